@@ -31,6 +31,8 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     bare: float | None = None
     ratio: float | None = None
     """Value to bare: the median of the rounds' ratios, so that a busy moment of the machine falls on both."""
+    spread: tuple[float, float] | None = None
+    """Lower and upper quartile of the rounds' ratios."""
     aim: str = ""
     met: bool | None = None
 

@@ -49,6 +49,7 @@ def as_table(report: Report) -> str:
     lines += [
         "",
         "bare: three hops over streams in plain redis-py on the same server, as many processes, one entry an event.",
+        "ratio: the median of the rounds, in brackets their quartiles.",
         "CPU: user and system time of the services, the server and one subscriber; the provider is shown apart.",
         "commands: a script counts as one command sent; what it calls on the server is shown as inside scripts.",
         f"{m.cores} cores, Python {m.python}, {m.server}; load average {m.load_before:.2f} before and"
@@ -69,10 +70,19 @@ def _row(figure: Figure) -> tuple[str, ...]:
         figure.name,
         _amount(figure.value, figure.unit),
         "" if figure.bare is None else _amount(figure.bare, figure.unit),
-        "" if figure.ratio is None else f"{figure.ratio:.2f}",
+        _ratio(figure),
         figure.aim,
         verdict,
     )
+
+
+def _ratio(figure: Figure) -> str:
+    if figure.ratio is None:
+        return ""
+    if figure.spread is None:
+        return f"{figure.ratio:.2f}"
+    low, high = figure.spread
+    return f"{figure.ratio:.3f} ({low:.3f} to {high:.3f})"
 
 
 def _amount(value: float, unit: str) -> str:

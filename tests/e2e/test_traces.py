@@ -33,7 +33,7 @@ SCRIPTS = [
     Script(name="stalls", turns=(Turn(says=Reply(text="One two three."), first=(Stall(after_events=4),)),)),
     Script(name="gone", turns=(Turn(says=Reply(text="never"), fault=Status(status=404)),)),
 ]
-KINDS: tuple[Kind, ...] = (*SEPARATE, "tools", "policy", "gateway")
+KINDS: tuple[Kind, ...] = (*SEPARATE, "tools", "policy", "recorder", "gateway")
 POLICY = '[policies.talk]\nuse = "tests.e2e.guards:Replace"\n[policies.talk.options]\nword = "swordfish"\nby = "*"\n'
 
 
@@ -61,46 +61,51 @@ async def test_a_run_is_one_trace_over_all_services_and_stays_one_if_one_of_them
         async with MockProvider(SCRIPTS) as provider:
             keyed = provider_table("keyed", "openai-chat", provider.url).replace('env = ""', 'env = "PLANTED_KEY"')
             keyless = provider_table("keyless", "openai-chat", provider.url).replace('env = ""', 'env = "NO_SUCH_KEY"')
-            toml = f'{keyed}{keyless}[gateway]\n[otel]\nendpoint = "{received.url}"\n{POLICY}'
-            async with fleet(tmp_path, server_url, keys, provider.url, KINDS, toml) as services:
-                traceparent = f"00-{TRACE}-{PUBLISHER}-01"
-                told = await send(
-                    *("forecast", CONTENT),
-                    provider="keyed",
-                    tools=[WEATHER],
-                    policies=["talk"],
-                    traceparent=traceparent,
-                    metadata={"tenant": "acme"},
-                )
-                await asyncio.to_thread(complete, services.workers[-1].url, f"00-{'b' * 32}-{PUBLISHER}-01")
-                unsampled = await send("forecast", traceparent=f"00-{'a' * 32}-{PUBLISHER}-00")
-                lost = await send("gone")
-                keyless_run = await send("forecast", provider="keyless")
-                await ended(server.client, keys, [told, unsampled, lost, keyless_run])
-                await eventually(lambda: check_trace(received.spans(TRACE)), timeout=60)
-                await eventually(lambda: "run gone" in {span.name for span in received.spans("b" * 32)}, timeout=60)
+            otel = f'[otel]\nendpoint = "{received.url}"\n'
+            bus, store = made(tmp_path / "bus"), made(tmp_path / "store")
+            async with fleet(store, server_url, keys, provider.url, ("blobs",), otel) as stores:
+                toml = f"{keyed}{keyless}[gateway]\n[records]\n{otel}{POLICY}"
+                toml += f'[blobs]\nservice_url = "{stores.workers[0].url}"\n'
+                async with fleet(bus, server_url, keys, provider.url, KINDS, toml) as services:
+                    traceparent = f"00-{TRACE}-{PUBLISHER}-01"
+                    told = await send(
+                        *("forecast", CONTENT),
+                        provider="keyed",
+                        tools=[WEATHER],
+                        policies=["talk"],
+                        traceparent=traceparent,
+                        record=True,
+                        metadata={"tenant": "acme"},
+                    )
+                    await asyncio.to_thread(complete, services.workers[-1].url, f"00-{'b' * 32}-{PUBLISHER}-01")
+                    unsampled = await send("forecast", traceparent=f"00-{'a' * 32}-{PUBLISHER}-00")
+                    lost = await send("gone")
+                    keyless_run = await send("forecast", provider="keyless")
+                    await ended(server.client, keys, [told, unsampled, lost, keyless_run])
+                    await eventually(lambda: check_trace(received.spans(TRACE)), timeout=60)
+                    await eventually(lambda: check_asked(received.spans("b" * 32)), timeout=60)
 
-                killed = await send("stalls", on_failure="restart")
-                await eventually(lambda: begun(server, keys, killed), timeout=60)
-                services.workers[0].kill()
-                await services.start("fetcher")
-                await ended(server.client, keys, [killed])
-                await eventually(lambda: check_lost(received, killed), timeout=60)
+                    killed = await send("stalls", on_failure="restart")
+                    await eventually(lambda: begun(server, keys, killed), timeout=60)
+                    services.workers[0].kill()
+                    await services.start("fetcher")
+                    await ended(server.client, keys, [killed])
+                    await eventually(lambda: check_lost(received, killed), timeout=60)
 
-                received.refuses = True
-                unharmed = await send("gone", provider="gemini")
-                await ended(server.client, keys, [unharmed])
-                received.refuses = False
+                    received.refuses = True
+                    unharmed = await send("gone", provider="gemini")
+                    await ended(server.client, keys, [unharmed])
+                    received.refuses = False
 
-                story = lines(services, told)
-                assert {"run_started", "attempt_started", "attempt_ended", "run_ended", "tool_called"} <= set(story)
-                assert story["attempt_ended"]["provider"] == "keyed"
-                not_found = lines(services, lost)["attempt_ended"]
-                assert (not_found["status"], not_found["class"]) == (404, "not_found")
-                assert "base_url in [providers.anthropic]" in str(not_found["hint"])
-                assert "NO_SUCH_KEY" in str(lines(services, keyless_run)["attempt_ended"]["hint"])
-                for planted in (CONTENT, SECRET):
-                    assert not [w.kind for w in services.workers if planted in w.log.read_text()]
+                    story = lines(services, told)
+                    assert {"run_started", "attempt_started", "attempt_ended", "run_ended", "tool_called"} <= set(story)
+                    assert story["attempt_ended"]["provider"] == "keyed"
+                    not_found = lines(services, lost)["attempt_ended"]
+                    assert (not_found["status"], not_found["class"]) == (404, "not_found")
+                    assert "base_url in [providers.anthropic]" in str(not_found["hint"])
+                    assert "NO_SUCH_KEY" in str(lines(services, keyless_run)["attempt_ended"]["hint"])
+                    for planted in (CONTENT, SECRET):
+                        assert not [w.kind for w in services.workers if planted in w.log.read_text()]
         assert not received.spans("a" * 32)
         assert {"gen_ai.client.operation.duration", "gen_ai.client.token.usage"} <= received.metrics()
         assert {headers.get("x-team") for headers in received.headers} == {"bus"}
@@ -118,11 +123,29 @@ def complete(gateway: str, traceparent: str) -> None:
     refused.value.close()
 
 
+def made(directory: Path) -> Path:
+    directory.mkdir()
+    return directory
+
+
+def check_asked(spans: list[Received]) -> bool:
+    """The gateway's span is beneath its client's, and the run beneath the gateway's."""
+    by_name = {span.name: span for span in spans}
+    assert {"gateway openai_chat", "run gone"} <= set(by_name)
+    asked = by_name["gateway openai_chat"]
+    assert (asked.service, asked.attributes["http.response.status_code"]) == ("tokenbus-gateway", 404)
+    assert by_name["run gone"].parent_id == asked.span_id
+    connected(spans, PUBLISHER)
+    return True
+
+
 def check_trace(spans: list[Received]) -> bool:
-    names = {"run forecast", "intake", "wait", "chat forecast", "POST", "execute_tool weather", "policies"}
+    names = {"run forecast", "intake", "wait", "chat forecast", "POST", "decode", "execute_tool weather", "policies"}
+    names |= {"record", "blob put"}
     assert {span.name for span in spans} == names
     connected(spans, PUBLISHER)
-    assert {span.service for span in spans} == {f"tokenbus-{name}" for name in ("fetcher", "parser", "tools", "policy")}
+    services = ("fetcher", "normalizer", "parser", "tools", "policy", "recorder", "blobs")
+    assert {span.service for span in spans} == {f"tokenbus-{name}" for name in services}
     by_name = {span.name: span for span in spans}
     root, tool, call = by_name["run forecast"], by_name["execute_tool weather"], by_name["POST"]
     chats = [span for span in spans if span.name == "chat forecast"]
@@ -137,6 +160,11 @@ def check_trace(spans: list[Received]) -> bool:
     assert chats[0].attributes["gen_ai.usage.output_tokens"] > 0
     assert "tokenbus.first_byte" in chats[0].events
     assert tool.attributes["gen_ai.tool.name"] == "weather"
+    decoded = {span.parent_id for span in spans if span.name == "decode"}
+    assert decoded == {chat.span_id for chat in chats}
+    assert by_name["blob put"].parent_id == by_name["record"].span_id
+    assert by_name["blob put"].attributes["http.response.status_code"] == 201
+    assert by_name["record"].parent_id == root.span_id
     assert all(span.begin_ns <= span.end_ns for span in spans)
     return True
 
@@ -148,7 +176,7 @@ async def begun(server: Server, keys: Keys, run: str) -> bool:
 
 def check_lost(received: Collector, run: str) -> bool:
     """What the killed fetcher had not sent is lost with it, its attempt is not."""
-    roots = [s for s in received.spans() if s.attributes["tokenbus.run.id"] == run and s.name == "run stalls"]
+    roots = [s for s in received.spans() if s.attributes.get("tokenbus.run.id") == run and s.name == "run stalls"]
     assert roots
     spans = received.spans(roots[0].trace_id)
     chats = [span.attributes for span in spans if span.name == "chat stalls"]

@@ -12,11 +12,13 @@ from prometheus_client import CollectorRegistry
 from tokenbus.blob_wire import DEPLOYMENT_ENV
 from tokenbus.bus.liveness import STUCK_S, Liveness, rest, slack
 from tokenbus_services.blobs.auth import secret_of
+from tokenbus_services.blobs.blob_spans import BlobSpans
 from tokenbus_services.blobs.http import AsgiApp, BlobRoutes, WithBlobs
 from tokenbus_services.blobs.store import BlobStore
 from tokenbus_services.blobs.store import create as create_store
 from tokenbus_services.runtime.app import make_app, make_broker
 from tokenbus_services.settings import Settings
+from tokenbus_services.telemetry import RunTracer, open_tracer
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -31,9 +33,10 @@ class BlobService:
 
     name = "blobs"
 
-    def __init__(self, store: BlobStore, *, ttl_s: float) -> None:
+    def __init__(self, store: BlobStore, *, ttl_s: float, tracer: RunTracer | None = None) -> None:
         self._store = store
         self._pause_s = ttl_s / SWEEPS_A_LIFE
+        self._tracer = tracer
         self.liveness = Liveness()
         self._sweeper: asyncio.Task[None] | None = None
 
@@ -49,6 +52,8 @@ class BlobService:
         if self._sweeper:
             self._sweeper.cancel()
             await asyncio.gather(self._sweeper, return_exceptions=True)
+        if self._tracer:
+            await self._tracer.close()
 
     async def _sweep(self) -> None:
         while True:
@@ -66,8 +71,9 @@ def create(settings: Settings) -> AsgiApp:
     """Create a blob store. Raises SettingsError."""
     store = create_store(settings.blobs, Path(settings.data_dir) / "blobs", lease_s=settings.retention.open_run_s)
     registry = CollectorRegistry()
-    app = make_app(
-        BlobService(store, ttl_s=settings.blobs.ttl_s), make_broker(settings, registry), registry, stuck_s=STUCK_S
-    )
-    routes = BlobRoutes(store, token=secret_of(settings.blobs.token_env, os.environ))
+    tracer = open_tracer(settings, "blobs", registry)
+    service = BlobService(store, ttl_s=settings.blobs.ttl_s, tracer=tracer)
+    app = make_app(service, make_broker(settings, registry), registry, stuck_s=STUCK_S)
+    spans = BlobSpans(tracer) if tracer else None
+    routes = BlobRoutes(store, token=secret_of(settings.blobs.token_env, os.environ), spans=spans)
     return WithBlobs(app, routes, deployment=os.environ.get(DEPLOYMENT_ENV, ""))

@@ -40,6 +40,7 @@ from tokenbus_services.blobs.auth import secret_of
 from tokenbus_services.net.response_heads import BoundedClient
 from tokenbus_services.redaction import LEARNED
 from tokenbus_services.settings import BlobSettings
+from tokenbus_services.telemetry import worked_for
 
 __all__ = ["BlobLoader", "HttpBlobs"]
 
@@ -83,6 +84,8 @@ class HttpBlobs:
 
     async def _authorize(self, request: httpx.Request) -> None:
         request.headers["Accept-Encoding"] = "identity"
+        if traceparent := worked_for():
+            request.headers["traceparent"] = traceparent
         if token := self._token if isinstance(self._token, str) else self._token.value:
             LEARNED.learn([token])
             request.headers["Authorization"] = f"Bearer {token}"

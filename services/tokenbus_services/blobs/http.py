@@ -38,6 +38,7 @@ from tokenbus.errors import (
 )
 from tokenbus.secret_env import Secret
 from tokenbus_services.blobs.auth import admitted
+from tokenbus_services.blobs.blob_spans import BlobSpans, now_ms
 from tokenbus_services.blobs.ranges import OutOfRange, Part, part_of
 from tokenbus_services.blobs.store import BlobStore
 
@@ -50,6 +51,7 @@ Headers = list[tuple[bytes, bytes]]
 
 MAX_LINK_S = 3600
 _IDLE_S = 30.0
+_BLOB_ID = re.compile(r"[A-Za-z0-9:_-]{1,100}")
 _METHODS = {"": {"GET", "HEAD", "PUT"}, "lease": {"POST"}, "check": {"POST"}, "link": {"GET"}}
 """Allowed methods by the path segment after the id."""
 
@@ -93,13 +95,44 @@ class WithBlobs:
 class BlobRoutes:
     """The ASGI app for ``/blobs`` and everything below it."""
 
-    def __init__(self, store: BlobStore, *, token: str | Secret = "", idle_s: float = _IDLE_S) -> None:
+    def __init__(
+        self, store: BlobStore, *, token: str | Secret = "", idle_s: float = _IDLE_S, spans: BlobSpans | None = None
+    ) -> None:
         self._store = store
         self._token = token
+        self._spans = spans
         self._idle_s = idle_s
         """Maximum silence within an upload."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        parent = dict[bytes, bytes](scope["headers"]).get(b"traceparent") if self._spans else None
+        if self._spans is None or parent is None:
+            await self._answer(scope, receive, send)
+            return
+        began_ms, status = now_ms(), 0
+
+        async def sent(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._answer(scope, receive, sent)
+        finally:
+            blob_id, _, what = scope["path"].removeprefix(PATH).removeprefix("/").partition("/")
+            method = scope["method"]
+            known = what if what in _METHODS else ""
+            self._spans.served(
+                parent.decode("latin-1"),
+                known or method.lower(),
+                began_ms=began_ms,
+                status=status,
+                blob_id=blob_id if _BLOB_ID.fullmatch(blob_id) else "",
+                method=method,
+            )
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         method: str = scope["method"]
         blob_id: str = scope["path"].removeprefix(PATH).removeprefix("/")
         what = next((name for name in _METHODS if name and blob_id.endswith(f"/{name}")), "")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
+from contextlib import nullcontext
 from functools import partial
 
 import msgspec
@@ -254,7 +255,11 @@ class AttemptRunner:
             model=turn.request.model,
         )
         try:
-            await self._make(turn, writer, tally)
+            for_attempt = (
+                self._spans.attempt(turn.request, writer.run, writer.attempt) if self._spans else nullcontext()
+            )
+            with for_attempt:
+                await self._make(turn, writer, tally)
             whole = True
         finally:
             # The parser may end the run, and with it this call, before the provider has closed the body.

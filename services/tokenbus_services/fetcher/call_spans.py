@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import httpx
 
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.requests import Generate, Message
-from tokenbus_services.telemetry import RunTracer, Span
+from tokenbus_services.telemetry import RunTracer, Span, traceparent_of, working_for
 from tokenbus_services.telemetry.gen_ai import request_attributes
 
 
@@ -40,6 +41,11 @@ class CallSpans:
 
     def __init__(self, tracer: RunTracer) -> None:
         self._tracer = tracer
+
+    def attempt(self, request: Generate, run: str, attempt: int) -> AbstractContextManager[None]:
+        """What is done meanwhile is done for this attempt: requests to the blob store are beneath its span."""
+        trace = self._tracer.trace(run, request.traceparent)
+        return working_for(traceparent_of(trace, trace.attempt(attempt))) if trace else nullcontext()
 
     def waited(self, request: Generate, run: str, *, turn: int, attempt: int, since_ms: int, until_ms: int) -> None:
         """Record how long an attempt waited for its worker, its delay, its policies and its limits."""

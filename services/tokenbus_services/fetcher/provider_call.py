@@ -282,7 +282,9 @@ async def _pass_on(
         offloader = ImageOffloader(endpoint.api.image_keys, images, silence.paused)
         asked = msgspec.structs.replace(asked, moved=offloader.secret)
     opened = Opened(
-        *(api, response.status_code, headers, request.stream, quirks, asked, endpoint.name), called_ms=called_ms
+        *(api, response.status_code, headers, request.stream, quirks, asked, endpoint.name),
+        called_ms=called_ms,
+        traceparent=request.traceparent or "",
     )
     await _write(writer, opened, silence)
     if tally:

@@ -25,12 +25,14 @@ from tokenbus_services.gateway.keys.door import KeyDoor
 from tokenbus_services.gateway.metrics import GatewayMetrics
 from tokenbus_services.gateway.models import ModelTable, ProviderModel
 from tokenbus_services.gateway.registry import console_of, routes_of
+from tokenbus_services.gateway.request_spans import RequestSpans
 from tokenbus_services.gateway.runs import GatewayRuns
 from tokenbus_services.gateway.service import GatewayService, Part
 from tokenbus_services.gateway.surfaces.contract import TranslationRules
 from tokenbus_services.runtime.app import make_app, make_broker
 from tokenbus_services.runtime.supervision import stuck_after_s
 from tokenbus_services.settings import GatewaySettings, Settings
+from tokenbus_services.telemetry import open_tracer
 
 PAGES = ("/health", "/ready", "/metrics", "/asyncapi", "/asyncapi.json")
 """Of every service; everything else is the gateway's."""
@@ -73,13 +75,15 @@ def create(settings: Settings) -> AsgiApp:
     bus = Client(settings.redis_url, prefix=settings.prefix, partitions=settings.partitions)
     models = model_table(settings, table)
     door, beside = make_door(settings, table, models, server, bus)
-    runs = GatewayRuns(table, bus=bus, server=server, keys=settings.keys)
-    gateway = Gateway(settings, runs=runs, door=door, models=models, metrics=GatewayMetrics(registry))
+    tracer = open_tracer(settings, "gateway", registry)
+    spans = RequestSpans(tracer, server.clock.now_ms) if tracer else None
+    runs = GatewayRuns(table, bus=bus, server=server, keys=settings.keys, spans=spans)
+    gateway = Gateway(settings, runs=runs, door=door, models=models, metrics=GatewayMetrics(registry), spans=spans)
     front = routes(gateway)
     if settings.console and settings.console.enabled:
         console, more = console_of(settings, gateway, door.directory if isinstance(door, KeyDoor) else None)
         front, beside = WithRequestId(WithConsole(front, console)), [*beside, *more]
-    service = GatewayService(settings, server=server, bus=bus, gateway=gateway, beside=beside)
+    service = GatewayService(settings, server=server, bus=bus, gateway=gateway, beside=beside, tracer=tracer)
     app = make_app(service, make_broker(settings, registry), registry, stuck_s=stuck_after_s(settings.redis_url))
     return WithPages(app, front)
 

@@ -14,6 +14,7 @@ from tokenbus.events.public import Cancelled, Completed, Incomplete, PublicEvent
 from tokenbus.events.usage import Usage
 from tokenbus_services.gateway.http_request import REQUEST_ID, AsgiApp
 from tokenbus_services.gateway.metrics import GatewayMetrics
+from tokenbus_services.gateway.request_spans import RequestSpan, RequestSpans
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -23,8 +24,9 @@ MAX_NAME = 200
 class RunUse:
     """What is known of a run when its answer has ended."""
 
-    def __init__(self, run: str, model: str) -> None:
+    def __init__(self, run: str, model: str, span: RequestSpan | None = None) -> None:
         self.run = run
+        self.span = span
         self.model = model
         self.end = ""
         """Type of the terminal event; empty if the answer ended before the run."""
@@ -40,7 +42,14 @@ class RunUse:
                 yield event
 
 
-def audited(surface: str, request: Request, answer: Any, *, metrics: GatewayMetrics | None = None) -> AsgiApp:
+def audited(
+    surface: str,
+    request: Request,
+    answer: Any,
+    *,
+    metrics: GatewayMetrics | None = None,
+    spans: RequestSpans | None = None,
+) -> AsgiApp:
     """The same ASGI app; when it has ended, the request is in the log, and counted for its key."""
     began = time.monotonic()
 
@@ -57,9 +66,13 @@ def audited(surface: str, request: Request, answer: Any, *, metrics: GatewayMetr
             await answer(scope, receive, sent)
         finally:
             log.info("gateway_request", status=status, ms=round((time.monotonic() - began) * 1000), **_facts(answer))
+            use: RunUse | None = getattr(answer, "use", None)
+            if spans and use and use.span:
+                spans.ended(
+                    use.span, surface=surface, method=request.method, status=status, run=use.run, end=use.end or None
+                )
             caller = getattr(request.state, "caller", None)
             if metrics and caller and caller.key:
-                use: RunUse | None = getattr(answer, "use", None)
                 metrics.of_key(caller.key, status, (use and use.usage) or Usage())
 
     def _facts(answer: Any) -> dict[str, Any]:

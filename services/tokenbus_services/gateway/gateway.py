@@ -21,6 +21,7 @@ from tokenbus_services.gateway.http_request import AfterRouting, headers_in, rea
 from tokenbus_services.gateway.metrics import GatewayMetrics
 from tokenbus_services.gateway.models import ModelTable
 from tokenbus_services.gateway.problem import Problem, Refusal, of_exception
+from tokenbus_services.gateway.request_spans import RequestSpans
 from tokenbus_services.gateway.runs import GatewayRuns, OpenRun
 from tokenbus_services.gateway.surfaces.contract import Answer, GatewayRequest, Surface, Translated
 from tokenbus_services.settings import Settings
@@ -36,7 +37,14 @@ class Gateway:
     """One gateway's parts, for its routes."""
 
     def __init__(
-        self, settings: Settings, *, runs: GatewayRuns, door: Door, models: ModelTable, metrics: GatewayMetrics
+        self,
+        settings: Settings,
+        *,
+        runs: GatewayRuns,
+        door: Door,
+        models: ModelTable,
+        metrics: GatewayMetrics,
+        spans: RequestSpans | None = None,
     ) -> None:
         assert settings.gateway
         self.settings = settings.gateway
@@ -44,6 +52,7 @@ class Gateway:
         self.door = door
         self.models = models
         self.metrics = metrics
+        self._spans = spans
         self._blobs = loader_of(settings.blobs)
         self.times = AnswerTimes(
             early_status_s=settings.gateway.early_status_s,
@@ -96,7 +105,7 @@ class Gateway:
             "on_end": lambda: self.runs.leave(self.door, opened),
             "times": self.times,
         }
-        use = RunUse(run=opened.id, model=opened.note.model)
+        use = RunUse(run=opened.id, model=opened.note.model, span=opened.span)
         events = use.watched(self.runs.follow(opened.id))
         how["use"] = use
         if not translated.stream:
@@ -136,7 +145,9 @@ class Gateway:
                 answer = response_to(of_exception(e), refusal)
             except ClientDisconnect:
                 answer = Response(status_code=499)
-            return AfterRouting.later(self.metrics.counted(name, audited(name, request, answer, metrics=self.metrics)))
+            return AfterRouting.later(
+                self.metrics.counted(name, audited(name, request, answer, metrics=self.metrics, spans=self._spans))
+            )
 
         return endpoint
 

@@ -26,6 +26,7 @@ from tokenbus.events.requests import Generate
 from tokenbus_services.gateway import idempotency
 from tokenbus_services.gateway.callers import Admitted, Caller, Door
 from tokenbus_services.gateway.problem import Problem, Refusal
+from tokenbus_services.gateway.request_spans import RequestSpan, RequestSpans
 from tokenbus_services.gateway.surfaces.contract import NOTE, GatewayNote, GatewayRequest, Surface, Translated
 from tokenbus_services.settings import GatewaySettings
 
@@ -49,6 +50,7 @@ class OpenRun(msgspec.Struct, frozen=True, kw_only=True):
     admission: Admitted
     joined: bool = False
     """It was not new, so it may be of another body, tenant or surface; see `note_for`."""
+    span: RequestSpan | None = None
     ticket: int | None = None
     """Number of this reader among those of an Idempotency-Key. Only the newest one cancels."""
 
@@ -73,8 +75,11 @@ class OpenRun(msgspec.Struct, frozen=True, kw_only=True):
 class GatewayRuns:
     """The bus, as the surfaces use it. Call `open` first and `close` last."""
 
-    def __init__(self, settings: GatewaySettings, *, bus: Client, server: Server, keys: Keys) -> None:
+    def __init__(
+        self, settings: GatewaySettings, *, bus: Client, server: Server, keys: Keys, spans: RequestSpans | None = None
+    ) -> None:
         self.bus = bus
+        self._spans = spans
         self._settings = settings
         self.server = server
         self.keys = keys
@@ -109,6 +114,10 @@ class GatewayRuns:
         traceparent = request.headers.get("traceparent", "")
         if generate.traceparent is None and is_traceparent(traceparent):
             generate = msgspec.structs.replace(generate, traceparent=traceparent)
+        span = None
+        if self._spans and generate.id:
+            span = self._spans.begin(generate.id, generate.traceparent)
+            generate = msgspec.structs.replace(generate, traceparent=span.traceparent)
         admission = await door.admit(caller, surface.name, generate)
         generate = admission.generate
         assert generate.id
@@ -118,7 +127,9 @@ class GatewayRuns:
         except BaseException:
             await door.leave(caller, generate.id)
             raise
-        return OpenRun(id=name, note=note, caller=caller, admission=admission, joined=run is not None, ticket=ticket)
+        return OpenRun(
+            id=name, note=note, caller=caller, admission=admission, joined=run is not None, span=span, ticket=ticket
+        )
 
     def follow(self, run: str, *, after: int = -1) -> AsyncGenerator[PublicEvent]:
         """See `Client.follow`."""

@@ -20,6 +20,7 @@ from tokenbus_services.gateway.gateway import Gateway
 from tokenbus_services.runtime.app import worker_name
 from tokenbus_services.runtime.deployment import Deployment
 from tokenbus_services.settings import Settings
+from tokenbus_services.telemetry import RunTracer
 
 HEARTBEAT_S = 1.0
 TTL_MS = 5_000
@@ -41,7 +42,14 @@ class GatewayService:
     name = "gateway"
 
     def __init__(
-        self, settings: Settings, *, server: Server, bus: Client, gateway: Gateway, beside: Sequence[Part] = ()
+        self,
+        settings: Settings,
+        *,
+        server: Server,
+        bus: Client,
+        gateway: Gateway,
+        beside: Sequence[Part] = (),
+        tracer: RunTracer | None = None,
     ) -> None:
         """``beside``: opened after the door, and closed before it."""
         self.liveness = Liveness()
@@ -50,6 +58,7 @@ class GatewayService:
         self._gateway = gateway
         self._deployment = Deployment(server, settings.keys, self.liveness)
         self._beside = beside
+        self._tracer = tracer
         self._members = settings.keys.gateway_members
         self._worker = worker_name()
         self._heartbeat: asyncio.Task[None] | None = None
@@ -83,6 +92,8 @@ class GatewayService:
         await self._gateway.aclose()
         await self._deployment.close()
         await self._server.aclose()
+        if self._tracer:
+            await self._tracer.close()
 
     async def _beat(self) -> None:
         """Say that this gateway lives, for `top` and `doctor`: it has no lease or queue that shows it."""

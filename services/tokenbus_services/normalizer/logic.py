@@ -12,6 +12,7 @@ from tokenbus.core.run.retry import WORKER_LOST
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import CONTROL_ATTEMPT, BusEvent, EventFrame, decode_raw, encode
 from tokenbus.events.normalized import Cut, Failed, Image, Opaque
+from tokenbus_services.normalizer.decode_spans import DecodeSpans
 from tokenbus_services.normalizer.image_offload import ImageKeeper, belongs_in_blob
 
 RUNS_AN_ENTRY = 1000
@@ -21,8 +22,11 @@ RUNS_AN_ENTRY = 1000
 class NormalizerLogic:
     """The normalizer's stage logic. Images are stored before the events that refer to them are emitted."""
 
-    def __init__(self, partition: int, keys: Keys, images: ImageKeeper | None = None) -> None:
+    def __init__(
+        self, partition: int, keys: Keys, images: ImageKeeper | None = None, spans: DecodeSpans | None = None
+    ) -> None:
         """``images``: None leaves all images in their events."""
+        self._spans = spans
         self._events = keys.topic(partition, "events")
         self._parser_lease = keys.lease(partition, "parser")
         self._readers: dict[str, AttemptReader] = {}
@@ -46,6 +50,8 @@ class NormalizerLogic:
                     (said, place) for place in places if belongs_in_blob(said[place], images=not reader.images.inline)
                 ]
         if reader.over:
+            if self._spans:
+                self._spans.decoded(run, raw.turn, reader)
             del self._readers[run]
 
     @property

@@ -12,6 +12,7 @@ from tokenbus_services.runtime.app import make_app, make_broker
 from tokenbus_services.runtime.faststream_source import attach
 from tokenbus_services.runtime.supervision import stuck_after_s
 from tokenbus_services.settings import Settings
+from tokenbus_services.telemetry import open_tracer
 
 
 def create(settings: Settings) -> AsgiFastStream:
@@ -22,7 +23,9 @@ def create(settings: Settings) -> AsgiFastStream:
         )
     registry = CollectorRegistry()
     broker = make_broker(settings, registry)
-    service = RecordService(settings, settings.records, RecordMetrics(registry))
+    service = RecordService(
+        settings, settings.records, RecordMetrics(registry), open_tracer(settings, "recorder", registry)
+    )
     attach(
         broker,
         stream=f"{settings.prefix}:{{n}}:records",

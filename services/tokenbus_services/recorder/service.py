@@ -24,10 +24,12 @@ from tokenbus_services.recorder import record as records
 from tokenbus_services.recorder.collect import gather
 from tokenbus_services.recorder.metrics import RecordMetrics
 from tokenbus_services.recorder.record import Record
+from tokenbus_services.recorder.record_spans import RecordSpans
 from tokenbus_services.runtime.app import worker_name
 from tokenbus_services.runtime.deployment import Deployment
 from tokenbus_services.runtime.in_flight import InFlight, Later
 from tokenbus_services.settings import RecordSettings, Settings
+from tokenbus_services.telemetry import RunTracer
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -53,7 +55,9 @@ class RecordService:
 
     name = "recorder"
 
-    def __init__(self, settings: Settings, keep: RecordSettings, metrics: RecordMetrics) -> None:
+    def __init__(
+        self, settings: Settings, keep: RecordSettings, metrics: RecordMetrics, tracer: RunTracer | None = None
+    ) -> None:
         assert settings.redis_url
         self._settings = settings
         self._keys = keys = settings.keys
@@ -61,6 +65,8 @@ class RecordService:
         self._most = keep.keep_entries
         self._metrics = metrics
         self._server = server = Server(settings.redis_url)
+        self._tracer = tracer
+        self._spans = RecordSpans(tracer, server.clock)
         self.liveness = Liveness()
         worker = worker_name()
         self._deployment = Deployment(server, keys, self.liveness, worker=worker)
@@ -110,6 +116,8 @@ class RecordService:
             await asyncio.gather(self._renewing, return_exceptions=True)
         await self._blobs.aclose()
         await self._server.aclose()
+        if self._tracer:
+            await self._tracer.close()
 
     async def _serve_more(self, keys: Keys) -> None:
         await self._queue.add(_records(keys))
@@ -137,12 +145,13 @@ class RecordService:
             await self._forget(run)  # the previous recorder may have died while doing this
             log.info("nothing_to_record", run=run)
             return
-        entry = await self._stored(kept, status)
-        await retry_until_available(
-            self._server,
-            lambda: put_record(self._server, self._keys, entry, keep_ms=self._keep_ms, most=self._most),
-            what="index of records",
-        )
+        with self._spans.recording(kept):
+            entry = await self._stored(kept, status)
+            await retry_until_available(
+                self._server,
+                lambda: put_record(self._server, self._keys, entry, keep_ms=self._keep_ms, most=self._most),
+                what="index of records",
+            )
         await self._forget(run)
         self._metrics.recorded(entry)
         log.info("recorded", run=run, status=status, blob_id=entry.blob_id, truncated=entry.truncated)

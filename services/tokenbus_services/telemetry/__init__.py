@@ -3,7 +3,24 @@
 from __future__ import annotations
 
 from tokenbus_services.telemetry.span import Span
-from tokenbus_services.telemetry.trace_context import RunTrace, run_trace, traceparent_of
+from tokenbus_services.telemetry.trace_context import (
+    RunTrace,
+    remote_trace,
+    run_trace,
+    traceparent_of,
+    worked_for,
+    working_for,
+)
 from tokenbus_services.telemetry.tracer import RunTracer, open_tracer
 
-__all__ = ["RunTrace", "RunTracer", "Span", "open_tracer", "run_trace", "traceparent_of"]
+__all__ = [
+    "RunTrace",
+    "RunTracer",
+    "Span",
+    "open_tracer",
+    "remote_trace",
+    "run_trace",
+    "traceparent_of",
+    "worked_for",
+    "working_for",
+]

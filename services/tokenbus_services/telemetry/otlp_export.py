@@ -33,7 +33,12 @@ DELAY_MS = 1000
 """How long spans are gathered. A worker that is killed loses what it gathered."""
 _SCOPE = InstrumentationScope("tokenbus", __version__)
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
-_KINDS = {"internal": SpanKind.INTERNAL, "client": SpanKind.CLIENT, "consumer": SpanKind.CONSUMER}
+_KINDS = {
+    "internal": SpanKind.INTERNAL,
+    "client": SpanKind.CLIENT,
+    "consumer": SpanKind.CONSUMER,
+    "server": SpanKind.SERVER,
+}
 _NS = 1_000_000
 _DURATIONS = [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92]
 _TOKENS = [1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216, 67108864]

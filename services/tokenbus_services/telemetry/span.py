@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 Value = str | int | float | bool | Sequence[str]
-Kind = Literal["internal", "client", "consumer"]
+Kind = Literal["internal", "client", "consumer", "server"]
 
 MAX_CONTENT_CHARS = 64 * 1024
 """Longest content of an attribute."""

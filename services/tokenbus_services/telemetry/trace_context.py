@@ -6,6 +6,9 @@ a service that is killed takes only its own open spans with it.
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from hashlib import blake2b
 
 import msgspec
@@ -14,6 +17,7 @@ from tokenbus.core.request.traceparent import TRACEPARENT
 
 SAMPLED = 1
 _LOW = 2**63
+_working_for: ContextVar[str] = ContextVar("trace context of the work in hand", default="")
 
 
 class RunTrace(msgspec.Struct, frozen=True):
@@ -46,14 +50,36 @@ class RunTrace(msgspec.Struct, frozen=True):
 
 def run_trace(run: str, traceparent: str | None, *, ratio: float) -> RunTrace:
     """The trace of a run. The publisher decides whether it is sampled; without one, ``ratio`` of the traces are."""
+    if remote := remote_trace(run, traceparent):
+        return remote
+    trace_id = int.from_bytes(blake2b(run.encode(), digest_size=16, person=b"trace").digest()) or 1
+    return RunTrace(run, trace_id, 0, trace_id % _LOW < ratio * _LOW)
+
+
+def remote_trace(what: str, traceparent: str | None) -> RunTrace | None:
+    """The trace that another service began and ``what`` belongs to; None if it names none."""
     if traceparent and (found := TRACEPARENT.fullmatch(traceparent)):
         trace_id, span_id, flags = (int(part, 16) for part in found.groups())
         if trace_id and span_id:
-            return RunTrace(run, trace_id, span_id, bool(flags & SAMPLED))
-    trace_id = int.from_bytes(blake2b(run.encode(), digest_size=16, person=b"trace").digest()) or 1
-    return RunTrace(run, trace_id, 0, trace_id % _LOW < ratio * _LOW)
+            return RunTrace(what, trace_id, span_id, bool(flags & SAMPLED))
+    return None
 
 
 def traceparent_of(trace: RunTrace, span_id: int) -> str:
     """The header value that makes this span the parent of another service's."""
     return f"00-{trace.trace_id:032x}-{span_id:016x}-{int(trace.sampled):02x}"
+
+
+@contextmanager
+def working_for(traceparent: str) -> Generator[None]:
+    """Until it ends, this task works for that span: requests to the blob store carry it."""
+    token = _working_for.set(traceparent)
+    try:
+        yield
+    finally:
+        _working_for.reset(token)
+
+
+def worked_for() -> str:
+    """The context of the span that this task works for; empty if there is none."""
+    return _working_for.get()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 from tokenbus.bus.server.clock import ServerClock
 from tokenbus.events.frames import ToolWork
-from tokenbus_services.telemetry import RunTracer, Span, traceparent_of
+from tokenbus_services.telemetry import RunTracer, Span, traceparent_of, working_for
 from tokenbus_services.telemetry.gen_ai import shown_json
 from tokenbus_services.tools.tool_call import ToolOutcome
 
@@ -26,6 +28,12 @@ class ToolSpans:
             return work.traceparent or None
         trace = self._tracer.context(work.run, work.traceparent)
         return traceparent_of(trace, trace.tool(work.turn, work.block))
+
+    def working(self, work: ToolWork) -> AbstractContextManager[None]:
+        """What is done meanwhile is done for this call: requests to the blob store are beneath its span."""
+        if self._tracer is None or (trace := self._tracer.trace(work.run, work.traceparent)) is None:
+            return nullcontext()
+        return working_for(traceparent_of(trace, trace.tool(work.turn, work.block)))
 
     def called(self, work: ToolWork, outcome: ToolOutcome, *, begin_ms: int, delivery: int) -> None:
         """Record that a call is over. ``delivery`` counts the workers that tried it."""

@@ -148,21 +148,20 @@ class ToolService:
                 outcome = ToolOutcome(problem, is_error=True)
             else:
                 begin = time.perf_counter()
-                outcome = await self._executor.execute(
-                    ToolCall(
-                        run=work.run,
-                        turn=work.turn,
-                        block=work.block,
-                        tool_id=work.tool_id,
-                        name=work.name,
-                        arguments=work.arguments,
-                        timeout_s=work.timeout_s,
-                        tenant=work.tenant,
-                        metadata=work.metadata or {},
-                        traceparent=self._spans.traceparent(work),
-                    ),
-                    partial(self._progress, work),
+                call = ToolCall(
+                    run=work.run,
+                    turn=work.turn,
+                    block=work.block,
+                    tool_id=work.tool_id,
+                    name=work.name,
+                    arguments=work.arguments,
+                    timeout_s=work.timeout_s,
+                    tenant=work.tenant,
+                    metadata=work.metadata or {},
+                    traceparent=self._spans.traceparent(work),
                 )
+                with self._spans.working(work):
+                    outcome = await self._executor.execute(call, partial(self._progress, work))
                 self._metrics.ran(time.perf_counter() - begin, is_error=outcome.is_error)
             await self._deliver_result(work, outcome)
             self._spans.called(work, outcome, begin_ms=begin_ms, delivery=item.deliveries)

@@ -39,6 +39,8 @@ class _Saved(msgspec.Struct, array_like=True):
     provider: str = ""
     request_id: str | None = None
     called_ms: int = 0
+    opened_ms: int = 0
+    traceparent: str = ""
 
 
 class AttemptReader:
@@ -49,6 +51,10 @@ class AttemptReader:
         self.over = False
         self.images = ImagesRequested()
         """How the request asked for images."""
+        self.opened_ms = 0
+        """Unix time of the flush with the answer's head; 0: no answer."""
+        self.traceparent = ""
+        """The publisher's trace context."""
         self._next = 0
         self._terminal = False
         self._api: ApiName | None = None
@@ -56,6 +62,11 @@ class AttemptReader:
         self._request_id: str | None = None
         self._called_ms = 0
         self._decoder: Decoder | None = None
+
+    @property
+    def frames(self) -> int:
+        """How many frames it has read."""
+        return self._next
 
     def read(self, frame: RawFrame) -> list[BusEvent]:
         """The events that this frame completes. A duplicate frame has none; a gap ends the attempt as cut."""
@@ -70,6 +81,8 @@ class AttemptReader:
             self._next = frame.n + 1
         for item in frame.items:
             self._item(item, events)
+            if isinstance(item, Opened):
+                self.opened_ms = frame.at_ms
         return events
 
     def _item(self, item: RawItem, events: list[BusEvent]) -> None:
@@ -81,7 +94,7 @@ class AttemptReader:
                 self._api, self._provider = item.api, item.provider
                 self.images = item.images
                 self._request_id = request_id_of(item.headers)
-                self._called_ms = item.called_ms
+                self._called_ms, self.traceparent = item.called_ms, item.traceparent
                 self._decoder = registry.get(item.api).decoder(
                     status=item.status, headers=item.headers, stream=item.stream, quirks=item.quirks
                 )
@@ -168,6 +181,7 @@ class AttemptReader:
         """Serialize the state for `load`."""
         decoder = msgspec.msgpack.encode(self._decoder) if self._decoder else b""
         about = (self._api, decoder, self.images, self._provider, self._request_id, self._called_ms)
+        about += (self.opened_ms, self.traceparent)
         saved = _Saved(self.attempt, self._next, self.over, self._terminal, *about)
         return msgspec.msgpack.encode(saved)
 
@@ -177,7 +191,7 @@ class AttemptReader:
         saved = msgspec.msgpack.decode(state, type=_Saved)
         self = cls(saved.attempt)
         self.images, self._provider, self._request_id = saved.images, saved.provider, saved.request_id
-        self._called_ms = saved.called_ms
+        self._called_ms, self.opened_ms, self.traceparent = saved.called_ms, saved.opened_ms, saved.traceparent
         self._next, self.over, self._terminal, self._api = saved.next_frame, saved.over, saved.terminal, saved.api
         if saved.api and saved.decoder:
             self._decoder = registry.get(saved.api).restore(saved.decoder)

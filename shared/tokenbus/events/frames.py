@@ -55,6 +55,8 @@ class Opened(_Item, frozen=True, tag="open"):
     """The provider's name in the settings."""
     called_ms: int = 0
     """Unix time when the provider was called."""
+    traceparent: str = ""
+    """The publisher's trace context; empty: it gave none."""
 
 
 class Data(_Item, frozen=True, tag="data"):

@@ -1,0 +1,61 @@
+"""The span of a request to the gateway, the parent of the run that it publishes."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+
+import msgspec
+
+from tokenbus_services.telemetry import RunTrace, RunTracer, Span, traceparent_of
+
+
+class RequestSpan(msgspec.Struct, frozen=True):
+    """One that has begun."""
+
+    trace: RunTrace
+    span_id: int
+    began_ms: int
+
+    @property
+    def traceparent(self) -> str:
+        """What makes it the run's parent."""
+        return traceparent_of(self.trace, self.span_id)
+
+
+class RequestSpans:
+    """Records the gateway's spans. ``now_ms``: the workers' clock."""
+
+    def __init__(self, tracer: RunTracer, now_ms: Callable[[], int]) -> None:
+        self._tracer = tracer
+        self._now_ms = now_ms
+
+    def begin(self, run: str, traceparent: str | None) -> RequestSpan:
+        """The span of a request that publishes or joins this run, beneath the client's span."""
+        trace = self._tracer.context(run, traceparent)
+        # Several requests may ask for one run, so the run's id alone is not enough.
+        return RequestSpan(trace, trace.span("gateway", secrets.token_hex(8)), self._now_ms())
+
+    def ended(self, span: RequestSpan, *, surface: str, method: str, status: int, run: str, end: str | None) -> None:
+        """Record it. ``end``: how the run ended, if the answer told that."""
+        if not span.trace.sampled:
+            return
+        self._tracer.record(
+            span.trace,
+            Span(
+                name=f"gateway {surface}",
+                span_id=span.span_id,
+                parent_id=span.trace.publisher_span,
+                begin_ms=span.began_ms,
+                end_ms=self._now_ms(),
+                kind="server",
+                attributes={
+                    "http.request.method": method,
+                    "http.response.status_code": status or None,
+                    "tokenbus.run.id": run,
+                    "tokenbus.surface": surface,
+                    "tokenbus.status": end,
+                },
+                error=str(status) if status >= 500 else None,
+            ),
+        )
