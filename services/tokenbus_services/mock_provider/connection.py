@@ -142,7 +142,10 @@ class Connection:
 
 
 def _received(request: h11.Request, body: bytes) -> HttpRequest:
-    target = urlsplit(request.target.decode("ascii"))
+    try:
+        target = urlsplit(request.target.decode("ascii"))
+    except ValueError as e:
+        raise BadRequest(HTTPStatus.BAD_REQUEST, str(e)) from None
     return HttpRequest(
         method=request.method.decode("ascii"),
         path=target.path,

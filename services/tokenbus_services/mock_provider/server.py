@@ -215,10 +215,10 @@ class MockProvider:
         self._log.changed()
 
     def _plan(self, exchange: Exchange) -> ResponsePlan:
-        if (uploading := self.files.plan(exchange.http_request)) is not None:
-            return uploading
         mock_api, route = _route(exchange.http_request.path)
         try:
+            if (uploading := self.files.plan(exchange.http_request)) is not None:
+                return uploading
             if route is None:
                 raise Rejected(404, f"no such endpoint: {exchange.http_request.path}")
             exchange.request = request = _interpret(mock_api, route, exchange.http_request)
@@ -268,5 +268,5 @@ def _body(http_request: HttpRequest) -> dict[str, Any]:
         return read_form(content_type, http_request.body)
     try:
         return msgspec.json.decode(http_request.body, type=dict[str, Any])
-    except msgspec.DecodeError as e:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
         raise Rejected(400, f"the body is not a JSON object: {e}") from None

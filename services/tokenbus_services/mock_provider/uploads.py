@@ -99,6 +99,8 @@ class FileStore:
             return self._store_form(mock_api, http_request)
         except Rejected as rejected:
             return plan_rejection(mock_api, rejected)
+        except (msgspec.DecodeError, ValueError, KeyError) as e:  # a length that is no number, a header that is missing
+            return plan_rejection(mock_api, Rejected(400, f"{type(e).__name__}: {e}"))
 
     def check(self, api: ApiName, headers: Mapping[str, str], body: Mapping[str, Any]) -> None:
         """Raise Rejected if a request refers to a missing file."""

@@ -253,3 +253,20 @@ async def test_a_fault_at_a_text_that_is_not_there_fails_the_test_that_wrote_it(
         async with server, httpx.AsyncClient(base_url=server.url, trust_env=False) as client:
             response = await client.post(CHAT, json=asking())
             assert response.status_code == 500
+
+
+async def test_what_is_wrong_with_a_request_is_answered_and_is_no_error_of_the_server() -> None:
+    upload = {"x-goog-upload-command": "start", "x-goog-upload-header-content-length": "many"}
+    async with serving(told()) as (server, client):
+        deep = b'{"a":' * 100_000
+        assert (await client.post(CHAT, content=deep)).status_code == 400
+        assert (await client.post(CHAT, content=b'{"model": "\xff"}')).status_code == 400
+        assert (await client.post("/upload/v1beta/files", content=b"{}", headers=upload)).status_code == 400
+        assert (await client.post("/upload/v1beta/files", content=b"{", headers=upload)).status_code == 400
+        reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(server.url).port)
+        writer.write(b"GET http://[ HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert b" 400 " in await reader.readline()
+        writer.close()
+        assert (await client.post(CHAT, json=asking())).status_code == 200
+        assert all(exchange.ended for exchange in server.requests)
+    # Leaving the block raises the first error of the server, if there was one.

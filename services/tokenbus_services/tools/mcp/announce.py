@@ -49,10 +49,12 @@ class McpLists:
                 due = clock() + (REFRESH_S if await self._write() else AGAIN_S)
 
     async def _write(self) -> bool:
-        try:
-            for name, tools in self._servers.definitions.items():
+        """Write each list by itself: one that cannot be written keeps no other back. Returns whether all were."""
+        failed = 0
+        for name, tools in self._servers.definitions.items():
+            try:
                 await self._lists.write(name, tools)
-        except Exception as e:  # any exception: requests that name a tool need the lists
-            _log.warning("mcp_lists_not_written", problem=str(e) or type(e).__name__)
-            return False
-        return True
+            except Exception as e:  # any exception: requests that name a tool need the lists
+                failed += 1
+                _log.warning("mcp_list_not_written", server=name, problem=str(e) or type(e).__name__)
+        return not failed
