@@ -106,7 +106,7 @@ class Gateway:
             "times": self.times,
         }
         use = RunUse(run=opened.id, model=opened.note.model, span=opened.span)
-        events = use.watched(self.runs.follow(opened.id))
+        events = use.watched(self.runs.follow(opened.id, new=not opened.joined))
         how["use"] = use
         if not translated.stream:
             return WholeRunAnswer(

@@ -115,7 +115,7 @@ class ResponseSocket:
         encoder = ResponseFrames(opened.note, opened.id)
         ended = False
         try:
-            async with aclosing(runs.follow(opened.id)) as events:
+            async with aclosing(runs.follow(opened.id, new=not opened.joined)) as events:
                 async for event in events:
                     ended = is_end(event)
                     for data in encoder.feed(event):

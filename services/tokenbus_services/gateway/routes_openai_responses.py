@@ -165,7 +165,7 @@ class ResponsesApi:
         so_far = ResponseSoFar(opened.note, opened.id)
         try:
             async with asyncio.timeout(self._gateway.times.early_status_s):
-                async with aclosing(self._gateway.runs.follow(opened.id)) as events:
+                async with aclosing(self._gateway.runs.follow(opened.id, new=not opened.joined)) as events:
                     first = await anext(events)
         except TimeoutError:
             published = Published(note=opened.note, tenant=opened.caller.tenant)

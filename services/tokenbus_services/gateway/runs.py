@@ -131,9 +131,9 @@ class GatewayRuns:
             id=name, note=note, caller=caller, admission=admission, joined=run is not None, span=span, ticket=ticket
         )
 
-    def follow(self, run: str, *, after: int = -1) -> AsyncGenerator[PublicEvent]:
+    def follow(self, run: str, *, after: int = -1, new: bool = False) -> AsyncGenerator[PublicEvent]:
         """See `Client.follow`."""
-        return self.bus.follow(run, after=after)
+        return self.bus.follow(run, after=after, new=new)
 
     async def owned(self, run: str, caller: Caller) -> GatewayNote | None:
         """The note of a run that the caller may see; None if it was published by another service.

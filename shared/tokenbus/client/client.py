@@ -185,14 +185,17 @@ class Client:
         `cancel` does. Raises the same errors as `publish` and `follow`.
         """
         run = await self.publish(request)
-        async with aclosing(self.follow(run, wait_s=wait_s)) as events:
+        async with aclosing(self.follow(run, wait_s=wait_s, new=True)) as events:
             async for event in events:
                 yield event
 
     def follow(
-        self, run: Run | str, *, after: int = -1, wait_s: float | None = PUBLISHED_WAIT_S
+        self, run: Run | str, *, after: int = -1, wait_s: float | None = PUBLISHED_WAIT_S, new: bool = False
     ) -> AsyncGenerator[PublicEvent]:
         """Yield a run's events after seq ``after``, first the stored ones, then live: none missing, none twice.
+
+        ``new``: the run was published just now, so the reader waits for its first event and does not look for stored
+        ones first: one read less, the same events.
 
         Ends after the terminal event, whatever its type; see `stream`. Reconnects after lost connections. Raises
 
@@ -204,7 +207,9 @@ class Client:
         """
         if type(after) is not int or after < -1:
             raise ValueError(f"after: {after!r} is no seq: a whole number from 0, or -1 for all events")
-        return follow(self._deployment, _run_id(run), after=after, wait_s=wait_s, reconnect_s=self._reconnect_s)
+        return follow(
+            self._deployment, _run_id(run), after=after, wait_s=wait_s, reconnect_s=self._reconnect_s, new=new
+        )
 
     async def result(self, run: Run | str, *, wait_s: float | None = PUBLISHED_WAIT_S) -> Response:
         """Wait for the run to end and return its events folded into a response.

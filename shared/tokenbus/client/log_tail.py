@@ -36,6 +36,10 @@ MOST_DEFECTS = 3
 """A tail ends after so many reads in a row that failed, if neither the server nor a single stream explains it."""
 ASKED_AT_ONCE = 100
 """Streams that are tried by themselves in one round trip."""
+IDLE_S = 5.0
+"""How long a tail without feeds keeps its connection: programs that follow one run after the other need no new one."""
+READERS_STEPS = 3
+"""Steps of the event loop until a reader's reader has sent on what came: the next read begins after that."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 
 log = logging.getLogger(__name__)
@@ -89,8 +93,11 @@ class Feed:
 class Tail:
     """One connection that waits for new entries on the streams of its feeds."""
 
-    def __init__(self, server: Server, liveness: Liveness) -> None:
+    def __init__(self, server: Server, liveness: Liveness, slot: str) -> None:
         self.feeds: set[Feed] = set()
+        self.slot = slot
+        self.closing: asyncio.TimerHandle | None = None
+        """Ends the tail, which has no feed."""
         self._server = server
         client: Any = server.client
         self._own: FastRedis | None = client.separate_client() if isinstance(client, FastRedis) else None
@@ -113,11 +120,21 @@ class Tail:
             raise self.ended
         self._filled.set()
         scope = self._scope
-        if scope and scope is not self._ending and feed not in self._reading:
-            self._ending = scope
-            ender = asyncio.create_task(self._end(scope), name="end of a read")
-            self._enders.add(ender)
-            ender.add_done_callback(self._enders.discard)
+        if scope and feed not in self._reading:
+            self._interrupt(scope)
+
+    def rest(self) -> None:
+        """End the waiting read, since no feed is left: the next feed's is then begun at once."""
+        if not self.ended and self._scope:
+            self._interrupt(self._scope)
+
+    def _interrupt(self, scope: asyncio.Timeout) -> None:
+        if scope is self._ending:
+            return
+        self._ending = scope
+        ender = asyncio.create_task(self._end(scope), name="end of a read")
+        self._enders.add(ender)
+        ender.add_done_callback(self._enders.discard)
 
     async def aclose(self) -> None:
         """Stop reading and release the connection."""
@@ -230,6 +247,9 @@ class Tail:
         for feed in self._reading:
             if feed.stream in streams:
                 feed.put(streams[feed.stream])
+        if streams:
+            for _ in range(READERS_STEPS):
+                await asyncio.sleep(0)
 
     def _fail(self, error: BaseException) -> None:
         for feed in self.feeds:
@@ -258,6 +278,7 @@ class Hub:
         self._server = server
         self._tails: dict[str, list[Tail]] = {}
         """Keyed by hash tag in a Cluster; otherwise all under one empty key."""
+        self._ending: set[asyncio.Task[None]] = set()
 
     def open_feed(self, stream: str, position: str) -> Feed:
         """Open a feed of the stream's entries after ``position``. Close it with `close_feed`."""
@@ -265,29 +286,48 @@ class Hub:
         tails = self._tails.setdefault(slot, [])
         tail = next((t for t in tails if len(t.feeds) < STREAMS and not t.ended), None)
         if tail is None:
-            tail = Tail(self._server, self.liveness)
+            tail = Tail(self._server, self.liveness, slot)
             tails.append(tail)
+        if tail.closing:
+            tail.closing.cancel()
+            tail.closing = None
         feed = Feed(tail, stream, position)
         tail.feeds.add(feed)
         return feed
 
-    async def close_feed(self, feed: Feed) -> None:
-        """Close a feed, and its tail if it was the last one."""
+    def close_feed(self, feed: Feed) -> None:
+        """Close a feed. A tail without feeds is closed after a while, if it is its slot's only one; else at once."""
         tail = feed.tail
         tail.feeds.discard(feed)
-        if tail.feeds:
+        if tail.feeds or tail.closing:
             return
-        for tails in self._tails.values():
-            if tail in tails:
-                tails.remove(tail)
-                break
-        else:
-            return  # the hub was closed, or another reader does this
-        await tail.aclose()  # after the loop: meanwhile the client may be closed, or another feed opened
+        tails = self._tails.get(tail.slot, [])
+        if tail.ended or len(tails) > 1:
+            self._close(tail)
+            return
+        tail.rest()
+        tail.closing = asyncio.get_running_loop().call_later(IDLE_S, self._close_idle, tail)
+
+    def _close_idle(self, tail: Tail) -> None:
+        tail.closing = None
+        if not tail.feeds:
+            self._close(tail)
+
+    def _close(self, tail: Tail) -> None:
+        tails = self._tails.get(tail.slot, [])
+        if tail not in tails:
+            return  # the hub was closed
+        tails.remove(tail)
+        task = asyncio.create_task(tail.aclose(), name="end of a tail")
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
 
     async def aclose(self) -> None:
         """End all feeds; their readers get RuntimeError."""
         tails = [tail for some in self._tails.values() for tail in some]
         self._tails.clear()
         for tail in tails:
+            if tail.closing:
+                tail.closing.cancel()
             await tail.aclose()
+        await asyncio.gather(*self._ending, return_exceptions=True)

@@ -33,13 +33,13 @@ _LAST = 2**64 - 1
 
 
 async def follow(
-    deployment: Deployment, run: str, *, after: int, wait_s: float | None, reconnect_s: float
+    deployment: Deployment, run: str, *, after: int, wait_s: float | None, reconnect_s: float, new: bool = False
 ) -> AsyncGenerator[PublicEvent]:
     """Yield the run's events after a cursor, up to the terminal one; see `LogReader`. Survives outages shorter than
     ``reconnect_s``.
     """
     outage = Outage(reconnect_s)
-    async with LogReader(deployment, run, after=after, wait_s=wait_s) as reader:
+    async with LogReader(deployment, run, after=after, wait_s=wait_s, new=new) as reader:
         while not reader.ended:
             try:
                 events = await reader.read()
@@ -54,14 +54,18 @@ async def follow(
 class LogReader:
     """One reader of one run. Use inside ``async with``; call `read` until `ended`."""
 
-    def __init__(self, deployment: Deployment, run: str, *, after: int, wait_s: float | None) -> None:
+    def __init__(
+        self, deployment: Deployment, run: str, *, after: int, wait_s: float | None, new: bool = False
+    ) -> None:
         """``after``: the last seq already known. ``wait_s``: how long the run may stay unknown to a server that
-        answers; None: forever.
+        answers; None: forever. ``new``: nothing is stored yet, most likely, so the reader does not look for it.
         """
         self._deployment = deployment
         self._run = run
         self._seq: int = after
-        self._position: str | None = None
+        self._position: str | None = "0-0" if new and after < 0 else None
+        self._reads_stored = self._position is None
+        """Whether stored entries are read before the reader waits for new ones."""
         self._feed: Feed | None = None
         self._gap: CursorTrimmed | None = None
         self._wait_s = wait_s
@@ -79,7 +83,7 @@ class LogReader:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._leave_feed()
+        self._leave_feed()
 
     async def read(self) -> list[PublicEvent]:
         """Return the next events, at most a few hundred; empty if none came for a while.
@@ -94,9 +98,10 @@ class LogReader:
         keys = self._keys = self._keys if self._known and self._keys else await self._deployment.keys_of(self._run)
         log = keys.log(self._run)
         if self._feed and self._feed.stream != log:  # guessed before the deployment existed, or the run is elsewhere
-            await self._leave_feed()
+            self._leave_feed()
         if self._feed is None:
-            entries = await self._stored(log)
+            entries = await self._stored(log) if self._reads_stored else []
+            self._reads_stored = True
             if self.ended:
                 return []
             if not entries and self._position is not None:
@@ -109,10 +114,10 @@ class LogReader:
         self._look_s = LOOK_S
         return self._in_order(log, entries)
 
-    async def _leave_feed(self) -> None:
+    def _leave_feed(self) -> None:
         feed, self._feed = self._feed, None
         if feed:
-            await self._deployment.hub.close_feed(feed)
+            self._deployment.hub.close_feed(feed)
 
     async def _stored(self, log: str) -> list[Entry]:
         server = self._deployment.server

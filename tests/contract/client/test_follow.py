@@ -219,8 +219,9 @@ async def test_an_id_that_no_run_can_have_is_refused(bus: Client):
 
 
 async def test_followers_share_a_connection_and_leave_neither_it_nor_a_task(
-    server_url: str, bus: Client, server: Server, keys: Keys
+    server_url: str, bus: Client, server: Server, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.setattr("tokenbus.client.log_tail.IDLE_S", 0.01)
     writers = [Writer(server, keys, f"r{i}") for i in range(20)]
     await ids(server)
     await writers[0].accept()  # by a second connection, for it is a pipeline
@@ -237,7 +238,7 @@ async def test_followers_share_a_connection_and_leave_neither_it_nor_a_task(
         for follower in followers:
             follower.cancel()
         await asyncio.gather(*followers, return_exceptions=True)
-        assert asyncio.all_tasks() == tasks
+        await eventually(lambda: asyncio.all_tasks() == tasks)
         await eventually(lambda: _count(server, 0))
     await eventually(lambda: _none_since(server, before))
 

@@ -39,7 +39,7 @@ async def feed_of(hub: Hub, stream: str, position: str) -> AsyncGenerator[Feed]:
     try:
         yield feed
     finally:
-        await hub.close_feed(feed)
+        hub.close_feed(feed)
 
 
 async def test_a_reader_that_joins_behind_one_that_waits_misses_nothing(server: Server, keys: Keys):
@@ -52,6 +52,7 @@ async def test_a_reader_that_joins_behind_one_that_waits_misses_nothing(server: 
             await write(server, stream, 3, 1)
             assert await waiting == [3]
             assert await read(behind, 2) == [2, 3]
+    await hub.aclose()
 
 
 async def test_a_slow_reader_beside_a_quick_one_is_held_little_for_and_misses_nothing(server: Server, keys: Keys):
@@ -62,6 +63,11 @@ async def test_a_slow_reader_beside_a_quick_one_is_held_little_for_and_misses_no
             assert await read(quick, ROOM) == list(range(1 + n * ROOM, 1 + (n + 1) * ROOM))
         assert len(slow.entries) < 2 * ROOM
         assert await read(slow, rounds * ROOM) == list(range(1, 1 + rounds * ROOM))
+    await hub.aclose()
+
+
+async def _rests(server: Server) -> bool:
+    return not await _waits(server)
 
 
 async def _waits(server: Server) -> bool:
@@ -96,15 +102,47 @@ async def test_readers_of_a_tail_that_was_cancelled_get_an_error(server: Server,
             await waiting
 
 
-async def test_a_reader_may_leave_while_its_client_is_closed(server: Server, keys: Keys):
+async def test_a_tail_is_kept_for_the_next_reader_and_closed_with_its_hub(server: Server, keys: Keys):
+    before = asyncio.all_tasks()
     hub = Hub(server)
     feed = hub.open_feed(keys.log("r"), "0-0")
     waiting = asyncio.create_task(read(feed, 1))
     await eventually(lambda: _waits(server))
-    leaving = asyncio.create_task(hub.close_feed(feed))
-    await asyncio.sleep(0)  # it has begun to end the tail, which takes a command
-    assert not leaving.done()
-    await hub.aclose()
-    await leaving
     waiting.cancel()
-    await asyncio.gather(waiting, return_exceptions=True)
+    hub.close_feed(feed)
+    await eventually(lambda: _rests(server))  # nothing is read for nobody
+    await write(server, keys.log("other"), 1, 2)
+    async with feed_of(hub, keys.log("other"), "0-0") as other:
+        assert other.tail is feed.tail
+        assert await read(other, 2) == [1, 2]
+    await hub.aclose()
+    assert asyncio.all_tasks() == before
+
+
+async def test_an_idle_tail_is_closed_after_a_while(server: Server, keys: Keys, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("tokenbus.client.log_tail.IDLE_S", 0.01)
+    before = asyncio.all_tasks()
+    hub = Hub(server)
+    async with feed_of(hub, keys.log("r"), "0-0"):
+        pass
+    await eventually(lambda: asyncio.all_tasks() == before)
+    await write(server, keys.log("r"), 1, 1)
+    async with feed_of(hub, keys.log("r"), "0-0") as feed:
+        assert await read(feed, 1) == [1]
+    await hub.aclose()
+
+
+async def test_a_reader_may_leave_while_its_client_is_closed(server: Server, keys: Keys):
+    before = asyncio.all_tasks()
+    hub = Hub(server)
+    feed = hub.open_feed(keys.log("r"), "0-0")
+    waiting = asyncio.create_task(read(feed, 1))
+    await eventually(lambda: _waits(server))
+    closing = asyncio.create_task(hub.aclose())
+    await asyncio.sleep(0)  # it has begun to end the tail, which takes a command
+    assert not closing.done()
+    hub.close_feed(feed)
+    await closing
+    with pytest.raises(RuntimeError, match="closed"):
+        await waiting
+    assert asyncio.all_tasks() == before
