@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tokenbus.events.public import (
     TERMINAL,
-    BlockStarted,
+    BlockComplete,
     Cancelled,
     Chunk,
     Completed,
@@ -43,6 +43,8 @@ class ChatEncoder(Encoder):
         self._role_sent = False
         self._calls: dict[int, int] = {}
         """Number of each call of the answer, by its block."""
+        self._whole_calls = False
+        """The client has a call that it can run."""
         self._text_of: int | None = None
         """The block whose text was sent last."""
         self._over = False
@@ -69,11 +71,12 @@ class ChatEncoder(Encoder):
                 return [*self._role(), *self._seam(event), self._text(text)]
             case Chunk(kind="thinking", text=text) if text and self._echo.reasoning:
                 return [*self._role(), self._delta({"reasoning_content": text})]
-            case BlockStarted(kind="tool_call") if not self._echo.bus_tools:
-                return self._call(event)
-            case Chunk(kind="tool_call", tool_call_part="input", text=text) if event.block in self._calls and text:
-                call = {"index": self._calls[event.block], "function": {"arguments": text}}
-                return [self._delta({"tool_calls": [call]})]
+            case Chunk(kind="tool_call", tool_call_part="input", text=text) if text and not self._echo.bus_tools:
+                return self._arguments(event, text)
+            case BlockComplete(kind="tool_call") if not self._echo.bus_tools and not event.cut:
+                self._whole_calls = True
+                # Clients parse the arguments as JSON.
+                return [] if event.block in self._calls else self._arguments(event, "{}")
             case Completed() | Incomplete() | RunFailedEvent() | Cancelled():
                 return self._end(event)
             case _:
@@ -90,7 +93,15 @@ class ChatEncoder(Encoder):
         before, self._text_of = self._text_of, event.turn
         return [self._text("\n\n")] if before is not None and before != event.turn else []
 
-    def _call(self, event: BlockStarted) -> list[bytes]:
+    def _arguments(self, event: Chunk | BlockComplete, text: str) -> list[bytes]:
+        begun: list[bytes] = []
+        if event.block not in self._calls:
+            begun = self._call(event)
+        call = {"index": self._calls[event.block], "function": {"arguments": text}}
+        return [*begun, self._delta({"tool_calls": [call]})]
+
+    def _call(self, event: Chunk | BlockComplete) -> list[bytes]:
+        # Not before its first argument: a call that is cut before it has any is none that a client could run.
         self._calls[event.block] = index = len(self._calls)
         function = {"name": event.tool_name or "", "arguments": ""}
         call = {"index": index, "id": event.tool_id or f"call_{event.block}", "type": "function", "function": function}
@@ -99,7 +110,7 @@ class ChatEncoder(Encoder):
     def _end(self, end: TerminalEvent) -> list[bytes]:
         if not isinstance(end, Completed):
             return [error_event(of_end(end))]
-        finish = finish_of(end.finish, calls=bool(self._calls))
+        finish = finish_of(end.finish, calls=self._whole_calls)
         out = [*self._role(), self._delta({}, finish)]
         if self._echo.usage:
             out.append(self._chunk(b'"choices":[],"usage":' + encode_line(usage_object(end.usage))))

@@ -180,8 +180,10 @@ def _text(body: Fields, model: ResolvedModel, options: frozenset[RequestOption],
                 schema=form.needed("schema", form.json("schema")),
                 strict=form.flag("strict"),
             )
-            form.take("description")
-            echoed["format"] = {"type": kind, **msgspec.structs.asdict(read["output_schema"])}
+            described = form.text("description")
+            settings = msgspec.structs.asdict(read["output_schema"])
+            strict = bool(settings["strict"])
+            echoed["format"] = {"type": kind, **settings, "description": described, "strict": strict}
         form.end()
     if model.api in _OPENAI:
         if verbosity := text.one_of("verbosity", ("low", "medium", "high")):
