@@ -148,7 +148,7 @@ def test_a_client_has_these_methods():
         "aclose": ["self"],
         "cancel": ["self", "run", "reason", "heard_through"],
         "describe": ["self", "runs"],
-        "follow": ["self", "run", "after", "wait_s"],
+        "follow": ["self", "run", "after", "wait_s", "new"],
         "messages": ["self", "run", "wait_s"],
         "publish": ["self", "request", "wait"],
         "resume": ["self", "run", "again"],
