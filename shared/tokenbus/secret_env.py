@@ -92,7 +92,7 @@ class Secret:
 
 
 def header_problem(value: str) -> str:
-    """A `check`: what is wrong with a value that is to be sent in a header."""
+    """A `check`: what is wrong with a value for a header."""
     return "" if value.isascii() and value.isprintable() else "contains characters that are not allowed in a header"
 
 

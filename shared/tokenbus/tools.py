@@ -35,7 +35,7 @@ class ToolContext(msgspec.Struct, frozen=True, kw_only=True):
     metadata: Mapping[str, object] = {}
     """The run's metadata, as its request has it."""
     traceparent: str | None = None
-    """W3C trace context, to continue the run's trace; None: nobody traces it."""
+    """W3C trace context, to continue the run's trace; None: it is not traced."""
 
     @property
     def remaining_s(self) -> float:

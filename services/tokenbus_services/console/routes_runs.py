@@ -34,7 +34,7 @@ from tokenbus_services.gateway.surfaces.json_text import encode_line
 SAFE_IMAGES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp", "image/avif"})
 """What a browser may show as it is; everything else is saved as a file."""
 MAX_ATTEMPTS = 100
-"""Newest attempts of a run that are told."""
+"""How many of a run's newest attempts are returned."""
 MAX_DECISIONS = 500
 _LAST = 24
 _MAX_SEQ = 2**64 - 1

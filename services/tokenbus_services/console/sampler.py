@@ -39,7 +39,7 @@ SAMPLING_S = 10.0
 """A sample is many commands, each of which may wait for a server that stands still."""
 SAMPLE_S = 1.0
 HEALTH_S = 1.5
-"""With samples each second, health is told with every second one."""
+"""At one sample per second, every second one includes health."""
 MAX_LANES = 100
 MAX_OPEN = 5_000
 """Newest open runs that are listed; the others are only counted."""
@@ -79,12 +79,12 @@ class Page:
         """The newest slot of the plots that it got."""
 
     def put(self, event: str, data: bytes) -> None:
-        """Replace what is to be sent."""
+        """Replace the message to send."""
         self.pending[event] = data
         self.news.set()
 
     def take(self) -> dict[str, bytes]:
-        """What is to be sent now."""
+        """The message to send now."""
         taken, self.pending = self.pending, {}
         self.news.clear()
         return taken
@@ -140,7 +140,7 @@ class Sampler:
         self._pages.discard(page)
 
     async def _run(self) -> None:
-        """Sample until nobody watches."""
+        """Sample until the last viewer leaves."""
         while self._pages:
             began = self._clock()
             try:

@@ -73,7 +73,7 @@ class Sessions:
         return self._directory is not None
 
     async def viewer(self, request: Request) -> Viewer:
-        """Who looks; `NOBODY` without a valid login or link. Raises ServerError if the keys cannot be read."""
+        """The viewer; `NOBODY` without a valid login or link. Raises ServerError if the keys cannot be read."""
         ticket = request.headers.get(TICKET_HEADER) or request.query_params.get("ticket")
         if ticket:
             return await self._by_ticket(ticket)

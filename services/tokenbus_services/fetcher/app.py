@@ -24,7 +24,7 @@ def fetcher(core: WorkerCore, *, prefers: Callable[[int], bool] | None = None) -
     )
     core.watch_deployment()
     admission = service.admission
-    running = Gauge("tokenbus_attempts_running", "Provider calls in hand.", registry=registry)
+    running = Gauge("tokenbus_attempts_running", "Provider calls in progress.", registry=registry)
     running.set_function(lambda: admission.running)
     waiting = Gauge("tokenbus_attempts_waiting", "Runs that wait for their turn to be called.", registry=registry)
     waiting.set_function(lambda: admission.waiting)

@@ -327,7 +327,7 @@ class AttemptRunner:
             where = getattr(e, "where", None)
             await writer.end(Ended(ErrorInfo(code=e.code, kind="invalid_request", message=str(e), where=where)))
             return None
-        if lost:  # a second failure is passed on, whatever it is
+        if lost:  # a second failure of any kind is passed on
             return endpoint, msgspec.structs.replace(built.call, files=()), body
         for note in () if again else built.notes:
             await writer.write(Noted(note))

@@ -33,7 +33,7 @@ class Linger:
         self._now_s = 0.0
 
     def seconds(self, now: float) -> float:
-        """How long the next flush gathers; ``now`` is in seconds of any clock that only goes on."""
+        """How long the next flush gathers; ``now`` is in seconds of any monotonic clock."""
         passed = now - self._looked_at
         if passed >= WINDOW_S:
             busy = self._busy_s()

@@ -1,4 +1,4 @@
-"""The body of a provider's answer: decoded in pieces and bounded, whatever the provider sends.
+"""The body of a provider's answer, decoded in pieces and bounded for any input.
 
 Requests ask for `Accept-Encoding: identity`, but some gateways compress anyway. So gzip and deflate are decoded here,
 in steps with bounded output: without a bound one read becomes 64 MB, and 64 GB with nested codings.

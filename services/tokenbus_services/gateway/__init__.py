@@ -1,1 +1,1 @@
-"""The gateway: HTTP in the protocols that clients already speak, in front of the bus. It holds no state of its own."""
+"""The gateway: HTTP in the protocols that clients already speak, in front of the bus. It is stateless."""

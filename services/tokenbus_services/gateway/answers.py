@@ -256,7 +256,7 @@ def _restarting(run: str) -> Problem:
     return Problem(
         status=503,
         code=RESTARTING,
-        message=f"the gateway is restarting; run {run} goes on",
+        message=f"the gateway is restarting; run {run} continues",
         kind="overloaded",
         retry_after_s=1.0,
         should_retry=True,

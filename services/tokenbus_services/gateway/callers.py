@@ -67,7 +67,7 @@ class Door(ABC):
         """Check limits and budgets; ``generate`` has its id. Raises Refusal (402, 403, 429)."""
 
     async def leave(self, caller: Caller, run: str) -> None:  # noqa: B027
-        """The answer to an admitted request has ended, whatever its end. Called once for each `admit`."""
+        """The answer to an admitted request has ended, in any way. Called once for each `admit`."""
 
 
 class OpenDoor(Door):

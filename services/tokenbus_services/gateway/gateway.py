@@ -166,7 +166,7 @@ async def _once(content: bytes) -> AsyncGenerator[bytes]:
 
 
 def _stay() -> None:
-    """The run goes on without its client."""
+    """The run continues without its client."""
 
 
 def _too_deep() -> Problem:

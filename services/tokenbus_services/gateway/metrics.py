@@ -38,7 +38,7 @@ class GatewayMetrics:
         )
         self._key_tokens = Counter(
             "tokenbus_gateway_key_tokens",
-            "Tokens of the runs that answers told to their end, by the id of the client's key.",
+            "Tokens of runs whose answer was delivered to its end, by the id of the client's key.",
             ["key", "kind"],
             registry=registry,
         )

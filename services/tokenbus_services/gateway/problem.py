@@ -36,7 +36,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     """The parameter at fault, as the client named it (`tools[0].function.name`)."""
     retry_after_s: float | None = None
     should_retry: bool = False
-    """Whether the client's own retry can help. The bus has already tried again whatever it could."""
+    """Whether the client's own retry can help. The bus has already retried everything it can."""
     run: str | None = None
     headers: Mapping[str, str] = {}
     """Further headers of the answer."""

@@ -121,7 +121,9 @@ class ResponseSocket:
                     for data in encoder.feed(event):
                         await self._send(data)
                     if ended and isinstance(event, UnknownEvent):
-                        raise Malformed(f"run {opened.id}", "it ended in a way that this gateway does not know")
+                        raise Malformed(
+                            f"run {opened.id}", "its terminal event is of a type that this gateway does not know"
+                        )
         except TokenbusError as e:
             for data in encoder.broken(of_exception(e)):
                 await self._send(data)

@@ -76,7 +76,7 @@ class ResponseStore:
             return bool(await self._server.client.exists(self._deleted(run)))
 
     async def remember(self, run: str, published: Published) -> None:
-        """Keep what is known of a run that nobody can look up yet."""
+        """Keep the known facts of a run that cannot be looked up yet."""
         with translated(self._server):
             await self._server.client.set(self._published(run), msgspec.json.encode(published), ex=_PUBLISHED_S)
 

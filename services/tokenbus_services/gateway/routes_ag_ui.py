@@ -98,4 +98,4 @@ class _Agent:
 
 
 def _stay() -> None:
-    """The run goes on without its client."""
+    """The run continues without its client."""

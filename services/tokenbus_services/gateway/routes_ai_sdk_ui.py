@@ -97,7 +97,7 @@ class _Chats:
         return Response(msgspec.json.encode({"stopped": run is not None}), media_type="application/json")
 
     async def _open_run(self, request: Request, caller: Caller) -> str | None:
-        """The chat's run while it goes on."""
+        """The chat's open run."""
         session = await self._sessions.get(caller.tenant, request.path_params["chat"])
         return None if session is None or await self._sessions.has_ended(session.run) else session.run
 
@@ -109,4 +109,4 @@ class _Chats:
 
 
 def _stay() -> None:
-    """The run goes on without its client."""
+    """The run continues without its client."""

@@ -23,7 +23,7 @@ from tokenbus_services.gateway.surfaces.durable_streams.protocol import MAX_PAGE
 NAME = "durable_streams"
 LONG_POLL_S = 20.0
 SSE_S = 60.0
-"""After this time the server ends an SSE answer, and the reader goes on from its offset."""
+"""After this time the server ends an SSE answer, and the reader resumes from its offset."""
 
 
 def routes(gateway: Gateway) -> list[BaseRoute]:

@@ -120,7 +120,7 @@ class _NativeRoutes:
         return await self._again(request, self._gateway.runs.bus.retry)
 
     async def resume(self, request: Request) -> Any:
-        """A new run that goes on from the text of this one."""
+        """A new run that continues the text of this one."""
         return await self._again(request, self._gateway.runs.bus.resume)
 
     async def _again(self, request: Request, publish: Any) -> Any:
@@ -218,7 +218,7 @@ class _TopicAnswer:
 
 
 def _after(request: Request) -> int:
-    """The seq after which the client wants to go on: `Last-Event-ID` of an EventSource that reconnects goes first."""
+    """The seq after which the client resumes. `Last-Event-ID` of a reconnecting EventSource takes precedence."""
     given = headers_in(request).get("last-event-id") or request.query_params.get("after", "-1")
     if not given.removeprefix("-").isascii() or not given.removeprefix("-").isdigit() or int(given) < -1:
         raise invalid("after", "must be the seq of an event")

@@ -261,4 +261,4 @@ def _answer(answer: Answer, run: str, headers: Mapping[str, str] | None = None) 
 
 
 def _nothing() -> None:
-    """The run goes on without this reader."""
+    """The run continues without this reader."""

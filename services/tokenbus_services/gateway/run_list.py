@@ -31,7 +31,7 @@ class RunPage(msgspec.Struct, frozen=True, kw_only=True):
 
     runs: list[RunInfo]
     next: str | None = None
-    """For ``after``, to go on; None at the end. A page that is not full may have it too."""
+    """Value of ``after`` for the next page; None at the end. A page that is not full may have it too."""
 
 
 class RunQuery(msgspec.Struct, frozen=True, kw_only=True):

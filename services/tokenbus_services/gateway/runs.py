@@ -192,7 +192,7 @@ class GatewayRuns:
         return any(name in msgspec.json.encode(event) for event in await self.stored(run))
 
     def client_gone(self, opened: OpenRun) -> None:
-        """Cancel a run whose client has gone: by a task of its own, since the request's task ends now."""
+        """Cancel a run whose client disconnected, in a separate task, because the request's task is ending."""
         self._later(opened.id, self._cancel_left(opened))
 
     def leave(self, door: Door, opened: OpenRun) -> None:
@@ -223,7 +223,7 @@ class GatewayRuns:
         return msgspec.structs.replace(translated.generate, id=run, metadata=metadata, deadline_s=deadline)
 
     async def _published(self, generate: Generate, *, may_exist: bool) -> str:
-        """Publish the request unless its run exists; go on with a retry of it if it ended in a way that may pass."""
+        """Publish the request unless its run exists. If it ended with an error that may pass, use a retry of it."""
         assert generate.id
         run = generate.id
         for _ in range(MAX_RETRIES_OF_A_KEY if may_exist else 0):

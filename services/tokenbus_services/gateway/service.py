@@ -37,7 +37,7 @@ class Part(Protocol):
 
 
 class GatewayService:
-    """Holds no state of its own: any number of gateways serve the same runs."""
+    """Stateless: any number of gateways can serve the same runs."""
 
     name = "gateway"
 

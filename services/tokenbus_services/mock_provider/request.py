@@ -82,7 +82,7 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     prefill: str = ""
-    """The text that the model is to continue: the beginning of its own message, or a conversation as one text."""
+    """The text that the model continues: the beginning of its own message, or a conversation as one text."""
     stop_strings: tuple[str, ...] = ()
 
     @property

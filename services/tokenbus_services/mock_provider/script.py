@@ -39,13 +39,13 @@ Source = Reply | Wire | Recording
 
 
 class Whole(_Choice, frozen=True, kw_only=True, tag="whole"):
-    """Each read holds so many whole events."""
+    """Whole events per read."""
 
     events: Positive = 1
 
 
 class Fixed(_Choice, frozen=True, kw_only=True, tag="fixed"):
-    """Each read holds so many bytes."""
+    """Bytes per read."""
 
     size: Positive
 
@@ -77,7 +77,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class _Placed(_Choice, frozen=True, kw_only=True):
-    """A place in the body: after so many events, so many bytes, or the event that holds a text; none: its beginning."""
+    """A position in the body: after some events or bytes, or after the event with a text; none: the beginning."""
 
     after_events: Natural | None = None
     after_bytes: Natural | None = None

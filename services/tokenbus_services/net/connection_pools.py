@@ -52,7 +52,7 @@ class Pools(httpx.AsyncBaseTransport):
     """As many transports as the current calls need, `AT_ONCE` calls each; the first with room gets the next call."""
 
     def __init__(self, make: Callable[[], httpx.AsyncBaseTransport]) -> None:
-        """``make`` creates a transport with its own pool. Raises whatever it raises."""
+        """``make`` creates a transport with its own pool. Its exceptions propagate."""
         self._make = make
         self._pools = [_Pool(make())]
 

@@ -1,4 +1,4 @@
-"""Reads untrusted bodies without starving the rest of the process, whatever their chunk size."""
+"""Reads untrusted bodies with any chunk size without starving the rest of the process."""
 
 from __future__ import annotations
 

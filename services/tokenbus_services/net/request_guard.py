@@ -86,7 +86,7 @@ class RequestGuard:
         return None
 
     def _known(self, host: str) -> bool:
-        """Whether the host is safe: an address, or a name that nobody else can point here."""
+        """Whether the host is safe: an address, or a name that no third party can point here."""
         try:
             name = urlsplit(f"//{host}").hostname or ""
         except ValueError:

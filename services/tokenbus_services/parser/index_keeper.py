@@ -1,4 +1,4 @@
-"""Keeps the index of runs complete: open runs that nobody listed, and listed runs that are open no more.
+"""Keeps the index of runs complete: adds open runs that are missing, and removes runs that are no longer open.
 
 Intake and the parser list runs as they accept and end them. This finds what they could not: runs accepted or ended by
 a version without an index, an index that was lost, hashes that expired.
@@ -49,7 +49,7 @@ class IndexKeeper:
                 for _ in range(MOST_PAGES):
                     if await self._unlist(partition, known) < PAGE // 2:
                         break
-            except ResponseError as e:  # a key of another type, say; runs go on without an index
+            except ResponseError as e:  # a key of a wrong type, say; runs continue without an index
                 log.warning("index_not_kept", partition=partition, problem=str(e))
 
     async def _list(self, partition: int, states: Sequence[RunState]) -> None:

@@ -85,7 +85,7 @@ JUDGING_STEP_MS = 100
 
 
 class RunObserver(Protocol):
-    """Is told what becomes of runs and attempts; changes nothing about them."""
+    """Observes the course of runs and attempts without changing it."""
 
     def attempt_over(self, state: RunState, report: AttemptReport) -> None:
         """An attempt is over."""
@@ -112,9 +112,9 @@ class ParserLogic:
         on_block: Callable[[RunState, BlockComplete], None] | None = None,
     ) -> None:
         """``topics``: which of visible, chunks and blocks are written. ``open_run_ms``, ``finished_run_ms``:
-        lifetimes of the keys. ``on_published``: called with each event that is written. ``observers`` are told what
-        becomes of runs and attempts; nothing that is only replayed. ``on_block``: called with each block that is
-        written, before the end of its attempt is told.
+        lifetimes of the keys. ``on_published``: called with each event that is written. ``observers`` follow runs and
+        attempts, except while they are only replayed. ``on_block``: called with each block that is written, before the
+        observers see the end of its attempt.
         """
         self._keys = keys
         self._turns = keys.topic(partition, "turns")

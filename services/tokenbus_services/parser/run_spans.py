@@ -1,4 +1,4 @@
-"""Spans of a run and its attempts, made by whoever owns its partition when they end.
+"""Spans of a run and its attempts, made by the owner of its partition when they end.
 
 Attributes follow OpenTelemetry's GenAI conventions. The run's own span has none of them, so that nothing counts twice.
 """

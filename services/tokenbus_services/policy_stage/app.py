@@ -31,7 +31,7 @@ def create(settings: Settings) -> AsgiFastStream:
         beside=lambda server, stage, liveness: _PolicyCompanion(service, server, stage, liveness),
         opening=service.start,
         room=service.room,
-        description="Events of runs that have policies, before anybody hears of them; rulings go to `events`.",
+        description="Events of runs with policies, before they are published; verdicts go to `events`.",
     )
     return stage_app(stage, core)
 

@@ -31,9 +31,9 @@ END_TEXTS: Mapping[End, str] = {
 
 
 WORKERS_PER_START = 3
-"""So many workers that were lost with a run in an executor of its own weigh as one failed start."""
+"""How many workers lost with a run in its own executor count as one failed start."""
 WORKERS_BESIDE = 2
-"""After so many workers that were lost with a run in a shared executor, it gets one of its own."""
+"""How many workers may be lost with a run in a shared executor before it gets its own."""
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -83,7 +83,7 @@ class RunStarts(msgspec.Struct):
     lost_alone: int = 0
     """Workers that were lost while the run was in an executor of its own."""
     unexplained: int = 0
-    """Executors of its own that ended, by nobody knows which of its policies."""
+    """Its own executors that ended because of an unknown one of its policies."""
 
 
 class StartDecision(msgspec.Struct, frozen=True):
@@ -105,7 +105,7 @@ def decide_start(
     """Decide on the run's policies. ``most``: failed starts after which a policy is not called again for the run.
 
     A policy whose ``on_error`` is ``pass`` is called up to where it failed, so that chunks it held go out. If it fails
-    earlier than that, it is not called at all. If nobody knows which policy it is, those with ``pass`` are left out
+    earlier than that, it is not called at all. If the policy at fault is unknown, those with ``pass`` are left out
     first; if that does not help, the first one with ``block`` ends the run.
     """
     failing: dict[str, Failing] = {}

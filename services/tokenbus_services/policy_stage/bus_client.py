@@ -41,7 +41,9 @@ class PolicyClient(Client):
             run, request = publishing.with_id(request, new_run_id)
             named = request.policies if isinstance(request, Generate) else request.get("policies")
             if named:
-                raise RequestInvalid("policies", "what a policy asks is judged by none: it would wait for itself")
+                raise RequestInvalid(
+                    "policies", "no policy may judge a run that a policy asked for: it would wait for itself"
+                )
             if isinstance(request, Generate):
                 request = msgspec.structs.replace(request, visible=False)
             else:

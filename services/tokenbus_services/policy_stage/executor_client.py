@@ -93,7 +93,7 @@ class ExecutorProcess(asyncio.Protocol):
             self._end_if_empty()
 
     def leave_unused(self) -> None:
-        """End it: nobody waits for it any more."""
+        """End it: no run needs it any more."""
         self.takes_place = False
         self.emptied = True
         self.half_close()

@@ -135,7 +135,7 @@ class ExecutorPool:
 
     async def _fork(self, *, separate: bool) -> ExecutorProcess:
         """Fork one. If the caller is cancelled, the fork is completed all the same: the fork server answers in order,
-        and an answer that nobody reads would be taken for that of the next fork.
+        and an unread answer would be taken for that of the next fork.
         """
         forking = asyncio.create_task(self._complete_fork(separate=separate), name="fork of an executor")
         self._forks.add(forking)

@@ -16,7 +16,7 @@ from tokenbus_services.policy_stage.messages import Setup
 
 END_S = 2.0
 FORK_S = 20.0
-"""A fork takes milliseconds, and longer on a machine without CPU. Whatever this ends, all executors end with it."""
+"""A fork takes milliseconds, and longer on a machine without CPU. Ending the fork server ends all executors."""
 
 
 class ForkServer:

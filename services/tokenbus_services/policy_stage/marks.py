@@ -2,7 +2,7 @@
 
 An executor writes to it before and after each step of a call, which costs no system call. So its worker knows which
 call was running when the executor stalled or died. Steps are numbered: a step that lasts has the same number at every
-look, whatever the clocks do.
+check, independent of clocks.
 """
 
 from __future__ import annotations

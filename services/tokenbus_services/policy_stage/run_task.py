@@ -91,7 +91,7 @@ class PolicyRunTask:
         self._fed: Callable[[list[bytes]], None] | None = None
         """Sends more drafts to its executor."""
         self._reassuring = False
-        """Whether the run is waiting for a slot and the parser must be told so."""
+        """Whether the run is waiting for a slot, which the parser must know."""
         self._steps: deque[PolicyVerdict] = deque()
         self._wake = asyncio.Event()
         self._outcome: asyncio.Future[Fault | bool | None]
@@ -179,7 +179,8 @@ class PolicyRunTask:
             if isinstance(outcome, Fault) and not await self._count(record, starts, outcome):
                 return
             if self._start:
-                # If executors end as fast as they start, by nobody's fault, the parser's policy timeout ends the run.
+                # If executors end as fast as they start, without a policy at fault, the parser's policy timeout ends
+                # the run.
                 await asyncio.sleep(min(_FIRST_PAUSE_S * 2 ** min(self._start, 10), _LONGEST_PAUSE_S))
 
     async def _count(self, record: RunRecord, starts: RunStarts, fault: Fault) -> bool:

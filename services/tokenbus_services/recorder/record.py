@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 MEDIA_TYPE = "application/json"
 _PATHS = ("/frames", "/tape")
-"""Always stored as blobs, whatever their size: nothing reads them in place."""
+"""Always stored as blobs, in any size, because nothing reads them in place."""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):

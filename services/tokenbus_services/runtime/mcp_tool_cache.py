@@ -1,7 +1,7 @@
 """The tool lists of MCP servers, stored on the server: written by tool executors, read by intake.
 
 One key per MCP server, so any number of executors may write it and reads need no search. It outlives an executor's
-restart. Without an executor, requests are told that the tool is not listed.
+restart. Without an executor, requests are refused because the tool is not listed.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class WorkerStuck(TokenbusError):
     exit_code = EXIT_STUCK
 
     def __init__(self, task: str, problem: str) -> None:
-        super().__init__(f"the worker cannot go on: task {task!r} {problem}")
+        super().__init__(f"the worker cannot continue: task {task!r} {problem}")
         self.task = task
         self.problem = problem
 

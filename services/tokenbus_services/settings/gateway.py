@@ -53,7 +53,7 @@ class GatewaySettings(Table, frozen=True, kw_only=True):
     send_timeout_s: Seconds = 30.0
     """A client that reads nothing for this long is dropped."""
     rejoin_s: Seconds = 10.0
-    """How long a run with an `Idempotency-Key` goes on after its client has gone, for a retry to join it."""
+    """How long a run with an `Idempotency-Key` continues after its client disconnected, so that a retry can join it."""
     require_keys: bool = False
     """Whether clients need a key. They do in any case if there are `keys` or an `admin` API; set it for keys that only
     commands make.

@@ -46,7 +46,7 @@ class KeyRules(Table, frozen=True, kw_only=True, omit_defaults=True):
     policies: tuple[Name, ...] = ()
     """Policies that judge all of its runs, after those of their routes and requests."""
     record: bool | None = None
-    """Whether its runs are recorded, whatever a request says. None: as the request says."""
+    """Whether its runs are recorded. Overrides the request. None: the request decides."""
     max_deadline_s: Seconds | None = None
     """Longest deadline of its runs; a longer one is shortened."""
     max_tokens: Count | None = None
@@ -94,7 +94,7 @@ class PriceSettings(Table, frozen=True, kw_only=True):
 
 
 class AdminSettings(Table, frozen=True, kw_only=True):
-    """HTTP API to make and revoke keys, on a port of its own. Without its token it does not start."""
+    """HTTP API to make and revoke keys, on its own port. Without its token it does not start."""
 
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65_535)] = 8091

@@ -10,8 +10,8 @@ from tokenbus_services.settings.types import HttpUrl, Table
 
 
 class OtelSettings(Table, frozen=True, kw_only=True):
-    """If the table is there, even empty, workers send traces and metrics by OTLP over HTTP. The standard variables
-    (`OTEL_…`) hold for whatever is left out. See docs/operate/telemetry.md.
+    """If the table exists, even empty, workers send traces and metrics by OTLP over HTTP. The standard variables
+    (`OTEL_…`) apply to keys that are left out. See docs/operate/telemetry.md.
     """
 
     endpoint: HttpUrl | None = None

@@ -46,7 +46,7 @@ _TOKENS = [1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304
 
 
 class OtlpExport:
-    """Gathers spans and sends them from a thread of its own. A collector that is away costs spans, never runs."""
+    """Gathers spans and sends them from its own thread. An unavailable collector costs spans, never runs."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class _Counted(SpanExporter):
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         try:
             result = self._sender.export(spans)
-        except Exception as e:  # whatever a proxy or a collector answers
+        except Exception as e:  # a proxy or a collector may answer anything
             log.debug("spans_not_sent", problem=f"{type(e).__name__}: {e}")
             result = SpanExportResult.FAILURE
         finally:

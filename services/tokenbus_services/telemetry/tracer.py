@@ -28,7 +28,7 @@ _FIXED_RATIOS = {"always_on": 1.0, "always_off": 0.0}
 
 
 class Exporter(Protocol):
-    """Takes spans and measurements, sends them from a thread of its own, and never blocks."""
+    """Takes spans and measurements, sends them from its own thread, and never blocks."""
 
     def add(self, trace: RunTrace, span: Span) -> bool:
         """Queue a span; False if the queue is full."""

@@ -1,6 +1,4 @@
-"""Runs tool calls. Whatever happens in a call, it returns an outcome that the model can read; only a cancel
-propagates.
-"""
+"""Runs tool calls. Every call returns an outcome that the model can read, even a failure; only a cancel propagates."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class Results:
         return await self._cut(text, _once(content), result.media_type)
 
     async def blob(self, content: bytes, media_type: str) -> ToolOutcome:
-        """Store non-text content in the blob store, whatever its size, and return a note. Images up to ``image_bytes``
+        """Store non-text content of any size in the blob store, and return a note. Images up to ``image_bytes``
         are also shown to the model.
         """
         content = self._redact.data(content)
@@ -102,7 +102,7 @@ class Results:
     async def stream(self, chunks: AsyncIterator[bytes], media_type: str, charset: str) -> ToolOutcome:
         """Build the outcome of a result that is still arriving, holding little more than the limit in memory.
 
-        Bytes that are not text in this charset go to the blob store whatever their size. Raises any exception of
+        Bytes that are not text in this charset go to the blob store, in any size. Raises any exception of
         ``chunks``.
         """
         chunks = self._redact.chunks(chunks)

@@ -119,7 +119,7 @@ class Keys:
             self._elsewhere[run] = partition
 
     def hold(self, runs: Iterable[str], stream: str) -> None:
-        """Runs on which this process works are in the partition of this stream, whatever number places new ones.
+        """Declare that these runs are in this stream's partition, even if new ones are placed otherwise.
 
         Call `release` as often.
         """

@@ -97,7 +97,7 @@ class ItemWork:
 
 
 _of_task: dict[asyncio.Task[Any], LongTask] = {}
-_of_work: ContextVar[ItemWork | None] = ContextVar("item in hand", default=None)
+_of_work: ContextVar[ItemWork | None] = ContextVar("claimed item", default=None)
 
 
 class Liveness:
@@ -198,7 +198,7 @@ def beater() -> Callable[[], None]:
 
 
 def _no_beat() -> None:
-    """Of a task that nobody watches."""
+    """For a task without a watcher."""
 
 
 @contextmanager

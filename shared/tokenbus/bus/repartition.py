@@ -118,7 +118,7 @@ async def _change(server: Server, keys: Keys, now: Layout, announced: int | None
         args += [name, value]
     with translated(server, keys.meta):
         if not await run_script(server, ScriptCall(_CHANGE, [keys.meta], args)):
-            raise RepartitionRefused("somebody else changed it at the same time: look again")
+            raise RepartitionRefused("it was changed by someone else at the same time: try again")
 
 
 async def _workers(server: Server, keys: Keys) -> dict[str, int | None]:

@@ -19,7 +19,7 @@ TopicEvent: TypeAlias = PublicEvent | Decided
 
 
 class _Envelope(msgspec.Struct):
-    """The fields that every event has, whatever its type."""
+    """The fields that events of all types have."""
 
     type: str
     run: str

@@ -34,7 +34,7 @@ async def retry_dead_letter(bus: Client, server: Server, keys: Keys, dead: Store
         await locate(server, keys, e.run)
         status = await read_status(server.client, keys.run(e.run))
         if status not in (None, "failed"):
-            raise CannotRetry(dead.id, f"run {e.run} is {status}: it went on without this entry")
+            raise CannotRetry(dead.id, f"run {e.run} is {status}: it continued without this entry")
         return await bus.retry(e.run)
     except (RequestError, RunError, WireError) as problem:
         raise CannotRetry(dead.id, str(problem)) from None
@@ -47,7 +47,7 @@ def _inbound(dead: StoredDeadLetter) -> Generate:
         raise CannotRetry(dead.id, f"only {len(e.bytes)} of its {e.size} bytes are kept; publish the request again")
     request = decode_request({DATA_FIELD.encode(): e.bytes}, limit=len(e.bytes))
     if not isinstance(request, Generate):
-        raise CannotRetry(dead.id, "it is a cancel, whose moment has passed")
+        raise CannotRetry(dead.id, "it is a cancel, which has no effect any more")
     again = derived_id(e.run or f"{e.stream} {e.entry}", "retry", 1)
     if e.run is None:
         return msgspec.structs.replace(request, id=again)

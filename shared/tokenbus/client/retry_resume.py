@@ -76,7 +76,7 @@ async def ended_run(deployment: Deployment, run: str) -> Ended:
 
 
 def retried_request(ended: Ended, *, again: int) -> Generate:
-    """Return the same request as a run of its own."""
+    """Return the same request as a new run."""
     return _linked(ended.request, ended.run, "retry", again, ended.request.messages)
 
 
@@ -84,10 +84,10 @@ def check_resumable(ended: Ended) -> None:
     """Check what is known before the run's text is read. Raises RunNotRepeatable if the run cannot be resumed."""
     if not ended.continues:
         request = ended.last_asked
-        problem = f"{request.model} at {request.provider} does not go on from a partial answer to it"
+        problem = f"{request.model} at {request.provider} cannot continue a partial answer to this request"
         raise RunNotRepeatable(ended.run, problem)
     if ended.request.mode == "prefill" and ended.history:
-        raise RunNotRepeatable(ended.run, "in mode prefill a run cannot be taken up after its tools ran")
+        raise RunNotRepeatable(ended.run, "in mode prefill a run cannot be resumed after its tools ran")
 
 
 def resumed_request(ended: Ended, response: Response, *, again: int) -> Generate:
@@ -102,7 +102,7 @@ def resumed_request(ended: Ended, response: Response, *, again: int) -> Generate
             said.append(TextPart(text=block.content or ""))
     message, _ = partial_message(said)
     if message is None:
-        raise RunNotRepeatable(run, "it said nothing that could be gone on from")
+        raise RunNotRepeatable(run, "it has no text to continue")
     if request.mode == "prefill":
         message = msgspec.structs.replace(message, participant=request.participant)
     return _linked(ended.last_asked, run, "resume", again, _joined([*request.messages, *ended.history], message))

@@ -66,7 +66,7 @@ def run_filter(
     """Check the arguments of `Client.runs`. Raises ValueError."""
     for name, value in (("tenant", tenant), ("provider", provider), ("prefix", prefix)):
         if value is not None and (not isinstance(value, str) or not value):  # pyright: ignore[reportUnnecessaryIsInstance] - users without a type checker
-            raise ValueError(f"{name}: {value!r} is no text, or empty")
+            raise ValueError(f"{name}: {value!r} is not a text, or empty")
     return RunFilter(
         states=_states(state),
         tenant=tenant,

@@ -73,7 +73,7 @@ class Sanitized(msgspec.Struct, frozen=True):
 
 
 def sanitize(value: object, *, threshold: int = THRESHOLD, paths: Sequence[str] = ()) -> Sanitized:
-    """Take out base64 of more than ``threshold`` characters, and the values at ``paths`` whatever their size.
+    """Take out base64 of more than ``threshold`` characters, and the values at ``paths`` in any size.
 
     A path is a JSON Pointer (RFC 6901) in which `*` matches any member or index. Paths apply to text, lists and
     objects; other values stay. ``value`` is not modified. Raises NotStorable if it is no JSON value, CircularValue or

@@ -148,7 +148,7 @@ class Thinking(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def wanted(self) -> bool:
-        """Whether the model shall think at all."""
+        """Whether the model thinks at all."""
         return self.enabled and self.effort != "none"
 
 
@@ -178,7 +178,7 @@ class PrefillOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     end_of_turn: Annotated[str, Meta(max_length=64)] | None = None
     """The token after each message, which also ends the model's turn; empty: none; None: the provider's default."""
     stop_on_end_of_turn: bool = True
-    """Whether the provider is told to stop on the token; if not, tokenbus still does."""
+    """Whether the provider gets the token as a stop string. tokenbus stops on it either way."""
     first_user_message: str | None = None
     """The user message before the text, for APIs that require one; None: a default sentence."""
     names_once: bool = False

@@ -35,7 +35,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     stop_string: str | None
     """The stop string that ended the last turn, where one did and it is known which."""
     usage: Usage | None
-    """Sum over the run's turns so far, and over its failed attempts once it has ended; None if nothing was told."""
+    """Sum over the turns so far, and over failed attempts once the run ended; None if the provider reported nothing."""
     model: str | None
     """The model of the last answer, as its provider names it; None while that is not known."""
     response_id: str | None
@@ -49,7 +49,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     events: int
     """How many of the run's events were folded in, void ones included."""
     heard_through: int | None = None
-    """Of a cancelled run: the last ``seq`` that the listener heard, as the canceller told it."""
+    """For a cancelled run: the last ``seq`` that the listener heard, from the cancel request."""
     provider_extra: list[dict[str, object]] = []
     """What the provider said beside its answer, and notes of the bus: of what was changed or left out on the way."""
     participant: str | None = None

@@ -109,7 +109,7 @@ class LLMStream(llm.LLMStream):
         try:
             async for text in turn.texts():
                 self._send(llm.ChoiceDelta(role="assistant", content=text))
-        except ServerError as e:  # LiveKit asks again, and the turn goes on where it was
+        except ServerError as e:  # LiveKit retries, and the turn continues where it was
             raise APIConnectionError(str(e), retryable=True) from e
         except RequestError as e:
             raise APIStatusError(str(e), status_code=_REFUSED, body=None, retryable=False) from e

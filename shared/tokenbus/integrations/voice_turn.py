@@ -57,7 +57,7 @@ class VoiceTurn:
         self._text_of: int | None = None
 
     async def texts(self) -> AsyncGenerator[str]:
-        """Yield the visible text as it comes. Another iteration goes on where the one before broke off.
+        """Yield the visible text as it arrives. Another iteration continues where the previous one broke off.
 
         Publishes the run if it is not published yet. Raises RunFailed, RunIncomplete, RunCancelled, and the errors of
         `Client.publish` and `Client.follow`.

@@ -49,7 +49,7 @@ def load(spec: PolicySpec, source: str = "policy") -> Callable[[], BoundPolicy]:
     if not (isinstance(found, type) and issubclass(found, StreamProcessor)):
         raise SettingsError(source, spec.policy, "is neither a class of StreamProcessor nor a function")
     if inspect.isabstract(found):
-        raise SettingsError(source, spec.policy, "is only the ground of policies")
+        raise SettingsError(source, spec.policy, "is only the base class of policies")
     policy = found
     options = policy.from_options(spec.options).options
     name = spec.name or policy.__name__

@@ -30,7 +30,7 @@ Action = Literal["block", "replace", "terminate", "error"]
 
 
 class NewText(msgspec.Struct, frozen=True):
-    """New text, sent in place of a chunk as a block of its own. Empty: nothing is sent."""
+    """New text, sent in place of a chunk as a separate block. Empty: nothing is sent."""
 
     text: str
 
@@ -116,7 +116,7 @@ class StreamContext(Generic[C]):
         return _DONE
 
     def terminate(self, reason: str = "") -> None:
-        """End the stream after what was sent. The policy is not called again, and the source is told to stop.
+        """End the stream after what was sent. The policy is not called again, and the source is stopped.
 
         The finish reason is ``content_filter``, unless one was sent. Unfinished `later` work is dropped.
         """

@@ -3,7 +3,7 @@
 Shared parts live in `request` (conversation, participants, images, multipart) and `response` (SSE framing, decoder
 lifecycle, error mapping). The services make the HTTP calls.
 
-A package that adds an API of its own imports the names below; see docs/guides/providers.md.
+A package that adds another API imports the names below; see docs/guides/providers.md.
 """
 
 from tokenbus.errors import Malformed, RequestInvalid

@@ -1,4 +1,4 @@
-"""Whether a provider and model can go on from a partial answer (`on_failure` continue, `Client.resume`)."""
+"""Whether a provider and model can continue a partial answer (`on_failure` continue, `Client.resume`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tokenbus.providers import registry
 
 
 def continues(request: Generate, api: ApiName, quirks: Quirks) -> bool:
-    """Whether provider and model can go on from a partial answer to this request.
+    """Whether provider and model can continue a partial answer to this request.
 
     A text that the model continues anyway (prefill mode) can be continued once more; in chat mode the API knows.
     ``quirks`` are those of the model.

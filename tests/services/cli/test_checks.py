@@ -86,7 +86,7 @@ OWNED = PartitionFacts(owner="w")
     [
         (stage(PartitionFacts(owner="w", lag_entries=2), OWNED), "ok", "2 entries"),
         (stage(OWNED, workers=3), "ok", "2 of them idle"),
-        (stage(OWNED, PartitionFacts()), "wrong", "nobody owns partition 1"),
+        (stage(OWNED, PartitionFacts()), "wrong", "no worker owns partition 1"),
         (stage(PartitionFacts(owner="w", lag_bytes=100), OWNED), "wrong", "partition 0 is more than 100 B"),
         (stage(PartitionFacts(owner="w", lag_bytes=50), OWNED), "note", "partition 0 falls further behind"),
         (stage(PartitionFacts(owner="w", lag_bytes=9), OWNED), "ok", "9 B behind"),

@@ -190,7 +190,7 @@ async def test_doctor_says_what_is_wrong_and_what_to_do(server: Server, keys: Ke
     assert ended.code == 1, ended.err
     findings = {finding["about"]: finding for finding in json.loads(ended.out)}
     assert [findings[name]["level"] for name in ("settings", "server", "deployment")] == ["ok"] * 3
-    assert findings["parser"]["says"].startswith("nobody owns partition 0, 1, 2, 3")
+    assert findings["parser"]["says"].startswith("no worker owns partition 0, 1, 2, 3")
     assert "todo" not in findings["parser"], "one hint a cause: no worker runs at all"
     assert findings["workers"]["todo"] == "start `tokenbus up`, or the workers"
     assert findings["blobs"]["level"] == "wrong"

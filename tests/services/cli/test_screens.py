@@ -53,7 +53,7 @@ def test_top_is_whole_on_a_terminal_of_60_columns() -> None:
     console = Console(width=60, file=io.StringIO(), record=True)
     console.print(Group(*screen_parts(Sample(now, rates), rows=8, narrow=True)))
     shown = console.export_text()
-    for word in ("normalizer", "parser", "policy", *groups, "open runs", "in hand", "pipelines 1", "gateways 1"):
+    for word in ("normalizer", "parser", "policy", *groups, "open runs", "active", "pipelines 1", "gateways 1"):
         assert word in shown
     assert "…" not in shown
     assert [line.split()[0] for line in shown.splitlines()[-9:] if line.strip()] == [str(n) for n in range(8)]

@@ -49,7 +49,7 @@ def test_in_mode_prefill_the_text_is_the_participants_own():
 
 def test_a_model_that_cannot_go_on_is_named_with_its_provider():
     ended = Ended("r", msgspec.structs.replace(REQUEST, provider="far-away"), [], 0, continues=False)
-    with pytest.raises(RunNotRepeatable, match="m at far-away does not go on"):
+    with pytest.raises(RunNotRepeatable, match="m at far-away cannot continue"):
         resumed_request(ended, Response.of([block(0, "Half", 0)]), again=1)
 
 

@@ -72,9 +72,9 @@ def test_the_end_settles_what_is_left():
     ("rule", "problem"),
     [
         (Rule(), "find or then is needed"),
-        (Rule(then="(a{1,9}){1,9}"), "a repeat inside of a repeat"),
+        (Rule(then="(a{1,9}){1,9}"), "a repeat inside a repeat"),
         (Rule(then="a+"), "longer than"),
-        (Rule(then="a?"), "where nothing is"),
+        (Rule(then="a?"), "the empty text"),
         (Rule(find="x", then="$"), "cannot be used here"),
         (Rule(then=r"(a)\1"), "cannot be used here"),
         (Rule(then="(?=a)b"), "cannot be used here"),

@@ -177,7 +177,7 @@ def test_a_shipped_policy_is_loaded_by_its_public_name_and_by_the_file_it_once_l
         ("no.such.module:Policy", {}, "cannot be imported"),
         ("tokenbus.policy:Missing", {}, "cannot be imported"),
         ("tokenbus.policy:NewText", {}, "neither a class of StreamProcessor nor a function"),
-        ("tokenbus.policy:ToolCallGate", {}, "only the ground of policies"),
+        ("tokenbus.policy:ToolCallGate", {}, "only the base class of policies"),
         ("tokenbus.policy:ToolRules", {"dney": []}, "unknown field `dney`"),
         ("tokenbus.policy:ToolRules", {"deny": "x"}, r"\$.deny"),
         ("tokenbus.policy:ReplaceText", {"rules": [{"find": "x", "then": "a+"}]}, r"rules\[0\]"),

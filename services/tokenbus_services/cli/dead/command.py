@@ -54,7 +54,9 @@ async def listing(*, most: int, as_json: bool) -> None:
 async def show(entry_id: str, *, as_json: bool, raw: bool) -> None:
     """Show one dead letter completely; with ``raw`` write only its bytes, unchanged. Raises DeadNotFound."""
     if raw and sys.stdout.isatty():
-        raise SettingsError("options", "--raw", "not onto a terminal, which may obey them; into a file or a pipe")
+        raise SettingsError(
+            "options", "--raw", "not to a terminal, which may execute control sequences; use a file or a pipe"
+        )
     async with _reached() as (server, keys):
         dead = await find_dead_letter(server, keys, entry_id)
     if raw:

@@ -114,7 +114,7 @@ async def _server(directory: Path, watcher: DemoWatcher) -> AsyncGenerator[str]:
         watcher.ready(SERVER, server.url)
         yield server.url
     finally:
-        await asyncio.wait({starting})  # a start continues in its thread, whatever happens here
+        await asyncio.wait({starting})  # a start continues in its thread, even if this call is cancelled
         await asyncio.to_thread(server.stop)
 
 

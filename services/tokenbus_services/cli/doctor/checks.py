@@ -43,7 +43,7 @@ def check_server(url: str, info: ServerInfo, *, persistent: bool | None) -> Iter
         yield Finding(
             level="wrong",
             about="eviction",
-            says=f"maxmemory-policy is {info.eviction}: under memory pressure the server drops what nobody has read",
+            says=f"maxmemory-policy is {info.eviction}: under memory pressure the server drops unread data",
             todo="set maxmemory-policy noeviction on the server",
         )
     if persistent is False:
@@ -146,7 +146,7 @@ def check_deployment(settings: Settings, meta: Mapping[str, str]) -> Iterator[Fi
         yield Finding(
             level="note",
             about="deployment",
-            says=f"the settings say {settings.partitions} partitions; the deployment had so many before, so all works",
+            says=f"the settings say {settings.partitions} partitions; an earlier number, so all works",
             todo=f"set partitions = {layout.placing}",
         )
 

@@ -38,7 +38,7 @@ def check_stage(stage: StageFacts, earlier: StageFacts, *, lag_limit: int, chain
     workers = len(stage.workers)
     start = f"start more with `tokenbus worker {service_of(stage.name, chained=chained)}`"
     if orphans:
-        says = f"nobody owns partition {_numbers(orphans)}; {workers} at work"
+        says = f"no worker owns partition {_numbers(orphans)}; {workers} at work"
         return Finding(level="wrong", about=stage.name, says=says, todo=start)
     if behind:
         says = f"partition {_numbers(behind)} is more than {size(lag_limit)} behind: what feeds it waits"
@@ -75,9 +75,9 @@ def service_of(group: str, *, chained: bool) -> str:
 
 
 def check_nobody(now: Snapshot) -> Iterator[Finding]:
-    """Report that no worker at all is alive, which explains whatever waits."""
+    """Report that no worker at all is alive, which explains everything that waits."""
     if not any(group.workers for group in (*now.stages, *now.queues)):
-        says = "no worker of any service is alive: whatever is published waits"
+        says = "no worker of any service is alive: published requests wait"
         yield Finding(level="wrong", about="workers", says=says, todo="start `tokenbus up`, or the workers")
 
 
@@ -103,7 +103,7 @@ def check_gateways(gateways: Sequence[str], *, meant: bool) -> Iterator[Finding]
 def check_queue(queue: QueueFacts, stuck: StuckFacts, *, chained: bool = False) -> Iterator[Finding]:
     """Check one group of work queues. ``chained``: as for a stage."""
     at_work = len(queue.workers) or "nobody"
-    state = f"{at_work} at work, {queue.waiting} waiting, {queue.held} in hand"
+    state = f"{at_work} at work, {queue.waiting} waiting, {queue.held} in progress"
     start = f"start one with `tokenbus worker {service_of(queue.name, chained=chained)}`"
     if stuck.abandoned:
         says = f"{stuck.abandoned} entries of lost workers are not taken over; {state}"

@@ -34,7 +34,7 @@ def lines(look: Sample) -> Iterator[str]:
             f"  works {per_second(look.rates.stage_bytes[stage.name], size)}"
         )
     for queue in look.now.queues:
-        yield f"{queue.name:<10}  workers {len(queue.workers)}  waiting {queue.waiting}  in hand {queue.held}"
+        yield f"{queue.name:<10}  workers {len(queue.workers)}  waiting {queue.waiting}  active {queue.held}"
 
 
 def totals(look: Sample) -> dict[str, str]:

@@ -81,7 +81,7 @@ def screen_parts(look: Sample, *, rows: int, narrow: bool) -> list[Text | Table]
 def _groups(look: Sample, narrow: bool) -> Table:
     waiting = "waiting" if narrow else "waiting or behind"
     who = [] if narrow else ["who"]
-    table = Table("group", "workers", waiting, "in hand", "works", *who, box=SIMPLE_HEAD, expand=True)
+    table = Table("group", "workers", waiting, "active", "works", *who, box=SIMPLE_HEAD, expand=True)
     for column in table.columns:
         column.no_wrap = True
     for column in table.columns[1:5]:

@@ -110,6 +110,6 @@ class Child:
             if self._unread_output is None:
                 try:
                     on_line(line.decode(errors="replace").rstrip())
-                except Exception as e:  # for example, our own stdout is gone: nobody is watching any more
+                except Exception as e:  # for example, our own stdout was closed, so output has no reader
                     self._unread_output = e
                     self._send(signal.SIGTERM)

@@ -35,7 +35,7 @@ class Base64Spool:
     """The raw content of one JSON string. The caller closes it."""
 
     def __init__(self) -> None:
-        self._file = SpooledTemporaryFile(max_size=IN_MEMORY_BYTES)  # noqa: SIM115 - closed by whoever made this
+        self._file = SpooledTemporaryFile(max_size=IN_MEMORY_BYTES)  # noqa: SIM115 - closed by this object's owner
         self.size = 0
         """Bytes written so far."""
 
@@ -68,7 +68,7 @@ class Base64Spool:
             whole = len(text) - len(text) % 4
             if whole:
                 if padded:
-                    raise binascii.Error("there is more behind the padding")
+                    raise binascii.Error("there is data after the padding")
                 padded = text[whole - 1 : whole] == b"="
                 yield b64decode(text[:whole], validate=True)
                 text = text[whole:]

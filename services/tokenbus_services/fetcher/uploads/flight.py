@@ -1,7 +1,8 @@
 """An upload in progress, and how its waiting turns know that it progresses.
 
-The turns that want a file share one upload, which runs in a task of its own. While it moves, all of them do; one that
-has not moved for longer than its step may take holds none of them up for ever: their work counts as stuck then.
+Turns that need the same file share one upload, which runs in its own task. While the upload progresses, so do they. If
+it makes no progress for longer than its step may take, their work counts as stuck, so a stalled upload delays none of
+them forever.
 """
 
 from __future__ import annotations

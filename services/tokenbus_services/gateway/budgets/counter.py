@@ -100,7 +100,7 @@ class SpendCounter:
         self._task = liveness.start(self.run(), name="count of spend")
 
     async def close(self) -> None:
-        """Stop. Another gateway, or this one when it is back, goes on."""
+        """Stop. Another gateway, or this one after its restart, continues."""
         if self._task:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

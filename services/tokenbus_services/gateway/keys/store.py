@@ -94,7 +94,7 @@ class KeyStore:
             entry = change(msgspec.json.decode(stored, type=KeyEntry))
             if await self._swap(key_id, stored, entry):
                 return entry
-        raise AssertionError("the entry was changed by others all the time")
+        raise AssertionError("others kept changing the entry at the same time")
 
     async def now_ms(self) -> int:
         """The server's time."""

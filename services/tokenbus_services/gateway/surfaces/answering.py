@@ -28,7 +28,7 @@ class Echo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of the providers that may answer in its place."""
     on_failure: OnFailure = "before_first_visible"
     bus_tools: bool = False
-    """The bus runs the calls; the client is not told of them."""
+    """The bus runs the calls; the client does not see them."""
 
     def api_of(self, end: RunEnd) -> ApiName:
         """The API of the provider that answered."""

@@ -77,7 +77,7 @@ class Translated(msgspec.Struct, frozen=True, kw_only=True):
     echo: dict[str, object] = {}
     on_disconnect: Disconnect = "cancel"
     background: bool = False
-    """Answer at once; the run goes on without its client."""
+    """Answer at once; the run continues without its client."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,8 +102,7 @@ class Encoder(ABC):
     @abstractmethod
     def broken(self, problem: Problem) -> list[bytes]:
         """End an answer that the gateway cannot continue (a restart, retention): always an error, never a silent end.
-
-        Only what clients of the protocol take as an error, whatever was sent before.
+        It has a form that the protocol's clients treat as an error after any output.
         """
 
 

@@ -155,7 +155,7 @@ class Fields:
             raise unsupported(self.path(name), f"{name!r} {why}")
 
     def refuse(self, why: str, *names: str) -> None:
-        """Raise Refusal if one of these fields is there, unless it is to be dropped."""
+        """Raise Refusal if one of these fields is present, unless the settings drop it."""
         for name in names:
             if name in self._left and not self._dropped(name):
                 raise unsupported(self.path(name), f"{name!r} {why}")

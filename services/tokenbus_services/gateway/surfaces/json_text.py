@@ -1,4 +1,4 @@
-"""JSON on one line, whatever a client takes for the end of a line. Pure."""
+"""JSON on one line, for every character that a client may treat as a line end. Pure."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ class McpServer:
             self._client = None
             if not connection.done():
                 await self._end(connection)
-        if connection.cancelled():  # by the package itself: nobody asked this worker to stop
+        if connection.cancelled():  # by the package itself, not because this worker was asked to stop
             raise ConnectionLost("the connection was cut off")
         connection.result()
 

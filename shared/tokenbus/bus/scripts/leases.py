@@ -78,8 +78,8 @@ return 1
 
 
 def release(lease: str, *, token: str) -> ScriptCall:
-    """Release the lease; 0 if it was no longer ours. Its field ``released`` then has the token: this worker was not
-    lost with what it had in hand.
+    """Release the lease; 0 if it was no longer ours. Its field ``released`` then has the token: this worker did not
+    die with unfinished work.
     """
     return ScriptCall(_RELEASE, [lease], [token])
 

@@ -19,7 +19,7 @@ Place = Literal["beside", "alone"]
 AT = "policies_at"
 LOST_BESIDE, LOST_ALONE = "workers_lost:beside", "workers_lost:alone"
 UNEXPLAINED = "unexplained_ends"
-"""Field of a run's hash: how often an executor of its own ended, and nobody knows by which of its policies."""
+"""Field of a run's hash: how often its own executor ended because of an unknown one of its policies."""
 
 _OF_OWNER = """
 if redis.call('HGET', KEYS[2], 'token') ~= ARGV[1] then return 'fenced' end
@@ -90,7 +90,7 @@ def note_place(run_key: str, policy_lease: str, *, token: str, place: Place) -> 
 
 
 def note_unexplained(run_key: str, policy_lease: str, *, token: str, ends: int) -> ScriptCall:
-    """Set how often an executor of the run ended, and nobody knows by which policy. Reply: the number, or the refusals
+    """Set how often an executor of the run ended because of an unknown policy. Reply: the number, or the refusals
     of `policy_starts`.
     """
     return _note(run_key, policy_lease, token, UNEXPLAINED, ends)

@@ -1,4 +1,4 @@
-"""The server's clock, shared by all workers whatever their hosts' clocks say.
+"""The server's clock, which all workers use instead of their hosts' clocks.
 
 Timestamps that one host writes and another reads (deadlines, retry times, a run's last event) use this clock. Between
 two queries it advances with the host's monotonic clock, so changes of a host's wall clock have no effect.

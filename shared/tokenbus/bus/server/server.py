@@ -3,7 +3,7 @@
 Nothing is retried implicitly: redis-py's own retries (10 by default) could send a lost XADD twice. A command returns
 its reply or raises; only the caller knows whether it can be repeated.
 
-Replies have the shape of protocol 2 whatever the server supports: a stream read is a list of ``[name, [(id, {field:
+Replies always have the shape of protocol 2: a stream read is a list of ``[name, [(id, {field:
 value}), …]]`` in bytes, ``[]`` if nothing arrived in time.
 """
 

@@ -27,7 +27,7 @@ def read_broken(data: bytes) -> object:
 def top_texts(data: bytes, *names: str) -> dict[str, str]:
     """Text fields with these names at the top level of a JSON object, unparsed; never raises.
 
-    They are found whatever is wrong elsewhere, if brackets and quotes before them are balanced.
+    They are found despite errors elsewhere, if brackets and quotes before them are balanced.
     """
     found: dict[str, str] = {}
     depth = 0

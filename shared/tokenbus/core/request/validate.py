@@ -74,7 +74,7 @@ def _problems(request: Generate) -> Iterator[tuple[str, str]]:
     elif request.prefill:
         yield "prefill", "its options are for mode prefill alone"
     if request.fallback and request.on_failure == "fail":
-        yield "fallback", "with on_failure 'fail' the first failure ends the run, so nobody else is ever asked"
+        yield "fallback", "with on_failure 'fail' the first failure ends the run, so no fallback is ever tried"
     tenant = (request.metadata or {}).get("tenant", "")
     if not isinstance(tenant, str) or len(tenant) > MAX_TENANT_CHARS:
         yield "metadata.tenant", f"must be a text of {MAX_TENANT_CHARS} characters at the most"

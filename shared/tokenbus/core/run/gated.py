@@ -278,7 +278,7 @@ class GatedRun:
             self._decide([Decision(names, "error", f"{problem}: it ends")])
             self._stop(RunFailedEvent, problem, finish="error", error=error)
             return
-        self._decide([Decision(names, "error", f"{problem}: it goes on without")])
+        self._decide([Decision(names, "error", f"{problem}: the run continues without it")])
         gate.bypassed, gate.unsent_drafts = True, []
         self.effects.append(ReleaseFromPolicies())
         gate.deferred_parts = []

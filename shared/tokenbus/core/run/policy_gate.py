@@ -63,7 +63,7 @@ class ReleasedOutput(
     """Maps the current policy worker's block numbers to the released numbers."""
     numbers_by_origin: dict[str, int] = {}
     """Maps a block's origin (draft, part, and how many blocks began there before it) to its released number. This
-    identifies the blocks of another policy worker, whatever numbers it uses.
+    identifies the blocks of another policy worker, which may use other numbers.
     """
     tool_verdicts: ToolVerdicts = msgspec.field(default_factory=ToolVerdicts)
     """Of the current turn."""

@@ -88,7 +88,7 @@ def write_result(
     blob_id: str | None = None,
     images: list[ImageRef] | None = None,
 ) -> None:
-    """Write a tool result as a complete block of its own."""
+    """Write a tool result as a separate, complete block."""
     about = {"block": number, "kind": "tool_result", "tool_id": tool_id, "tool_name": tool_name}
     out.event(turn, attempt, BlockStarted, **about)
     if content:

@@ -1,6 +1,5 @@
-"""Tool calls of one turn: handed out together; results are published in call order, whatever order they arrive in.
-
-A run's output is therefore the same however its tools race.
+"""Tool calls of one turn: handed out together; results are published in call order, not in order of arrival. So a
+run's output does not depend on which tool is faster.
 """
 
 from __future__ import annotations

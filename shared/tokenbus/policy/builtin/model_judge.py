@@ -55,7 +55,7 @@ class CallJudge(ToolCallGate):
 
     async def judge(self, call: ToolCallStreamBlock, context: StreamContext[Any]) -> Verdict:
         if context.client is None:
-            raise SettingsError(f"policy {context.policy}", "client", "it asks the bus, and was given no client")
+            raise SettingsError(f"policy {context.policy}", "client", "it needs a client of the bus")
         answer = (await _answer(context.client, self._question(call, context.run))).strip()
         word, _, reason = answer.partition(":")
         match word.strip().upper().rstrip("."):
@@ -66,7 +66,7 @@ class CallJudge(ToolCallGate):
                 notice = self.options.notice.replace("{tool}", call.name).replace("{reason}", reason)
                 return Block(reason or "the judge blocks it", notice)
             case _:
-                raise ValueError(f"the judge said neither ALLOW nor BLOCK, but {answer[:80]!r}")
+                raise ValueError(f"the judge answered neither ALLOW nor BLOCK, but {answer[:80]!r}")
 
     def _question(self, call: ToolCallStreamBlock, run: str) -> Generate:
         shown = msgspec.json.encode({"tool": call.name, "arguments": call.arguments}).decode()

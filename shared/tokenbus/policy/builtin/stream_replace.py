@@ -50,7 +50,7 @@ class _Compiled:
         least, most = parsed.getwidth()
         self.longest = len(rule.find) + most
         if not len(rule.find) + least:
-            raise ValueError(f"{where}: it matches where nothing is")
+            raise ValueError(f"{where}: it matches the empty text")
         if self.longest > LONGEST:
             raise ValueError(f"{where}: a match may be longer than {LONGEST} characters")
         self.needs = self.longest + rule.whole_word
@@ -152,7 +152,7 @@ def _check_items(items: Iterable[tuple[Any, Any]], *, repeated: bool) -> None:
             case "MAX_REPEAT" | "MIN_REPEAT" | "POSSESSIVE_REPEAT":
                 least, most, inner = argument
                 if repeated and least != most:
-                    raise ValueError("a repeat inside of a repeat")
+                    raise ValueError("a repeat inside a repeat")
                 _check_items(inner, repeated=repeated or least != most)
             case "SUBPATTERN":
                 _check_items(argument[-1], repeated=repeated)

@@ -182,7 +182,7 @@ def _choice(chunk: Any) -> Any:
     if not choices:
         return None
     if len(choices) > 1 or field(choices[0], "index"):
-        raise Malformed(CHUNK, "choices: policies judge one choice alone; ask with n = 1")
+        raise Malformed(CHUNK, "choices: policies judge only one choice; request n = 1")
     return choices[0]
 
 

@@ -1,4 +1,4 @@
-"""Turns the events that a policy sent into a well-formed run, whatever the policy dropped, changed or added.
+"""Turns the events that a policy sent into a well-formed run, even if the policy dropped, changed or added some.
 
 Blocks are renumbered without gaps, in the order in which they begin here. Each block begins before its chunks, its end
 contains exactly the content of its chunks, and blocks still open at the end of the run are closed. The finish reason

@@ -54,7 +54,7 @@ class Anthropic(ProviderBase):
         return free and not thinks and begins_with(request.model, quirks.models_continuing)
 
     def decoder(self, *, status: int, headers: Mapping[str, str], stream: bool, quirks: Quirks) -> Decoder:
-        """See `Provider.decoder`. A whole message identifies itself by its `type`, whatever was requested."""
+        """See `Provider.decoder`. A whole message is recognised by its `type`, even if a stream was requested."""
         return AnthropicDecoder.of(status, headers, inline=InlineThinking.of(quirks))
 
     def restore(self, state: bytes) -> Decoder:

@@ -5,8 +5,8 @@ providers.md ("Gemini streamGenerateContent") describes real streams. Design cho
 - The end of the body ends the response if a finish reason or a block reason came: the API has no other terminal event.
   A finish reason may come more than once; the last one counts.
 - Text and thinking alternate: one ends when the other, or anything else, begins.
-- A call's arguments arrive as an object. The raw argument string is its JSON without whitespace, whatever the layout of
-  the body, so that streamed and whole responses agree.
+- A call's arguments arrive as an object. The raw argument string is its JSON without whitespace, so that streamed and
+  whole responses agree.
 - A repeated call (same id and arguments as a complete one) is emitted once, and so are repeated images and other media.
 - A call without an id gets ``call_<ordinal>``. Only ids from the provider are sent back to it (`item_id`).
 - A signature belongs to the part it came with. On an empty text or alone, it belongs to the open text or thinking. If

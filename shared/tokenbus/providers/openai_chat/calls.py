@@ -116,7 +116,7 @@ class CallTable(msgspec.Struct):
             if at is None:
                 return None
             known = self.calls[at].tool_id
-            # A different id together with a name means another call, whatever the index says.
+            # A different id together with a name means another call, even with the same index.
             return None if name and tool_id and known and tool_id != known else at
         if tool_id:
             return next((at for at, call in enumerate(self.calls) if call.tool_id == tool_id), None)

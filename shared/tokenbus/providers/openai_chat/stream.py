@@ -86,8 +86,7 @@ class ChatDecoder(ResponseDecoder, kw_only=True):
     refused: EmittedText = msgspec.field(default_factory=EmittedText)
     """What was emitted: the answer, the reasoning from its fields, and the refusal."""
     thought_late: list[str] = msgspec.field(default_factory=list[str])
-    """Reasoning that began after the text had thinking of its own, held back until it is known whether they are
-    equal.
+    """Reasoning that began after the text contained thinking, held back until it is known whether they are equal.
     """
     streamed: bool = False
     """A delta has arrived."""

@@ -49,7 +49,7 @@ class OpenAIResponses(ProviderBase):
     options = frozenset({"json_object", "parallel_tool_calls", "user_id", "strict_tools"})
 
     def decoder(self, *, status: int, headers: Mapping[str, str], stream: bool, quirks: Quirks) -> Decoder:
-        """See `Provider.decoder`. A whole response identifies itself by its `object`, whatever was requested."""
+        """See `Provider.decoder`. A whole response is recognised by its `object`, even if a stream was requested."""
         sse = SseDecoder(limit=MAX_IMAGE_EVENT_BYTES)
         return ResponsesDecoder.of(status, headers, sse=sse, inline=InlineThinking.of(quirks))
 

@@ -57,7 +57,7 @@ class ItemTable(msgspec.Struct):
     def find(self, sort: str, index: int | None, ids: Sequence[str], call_id: str | None = None) -> int | None:
         """Find the item of this sort by id, or else by position; None if there is none.
 
-        A different ``call_id`` means a different call, whatever the item id.
+        A different ``call_id`` means a different call, even with the same item id.
         """
         there = None if index is None else self.by_index.get(index)
         if there is not None and self.items[there].sort != sort:

@@ -4,13 +4,13 @@ providers.md ("OpenAI Responses") describes real streams. Design choices:
 
 - Each part of a message that has text is a text block. Each part of a reasoning summary or text is a thinking block;
   reasoning without parts is an empty block, because it may hold encrypted content.
-- Text from deltas stands, whatever the end of the part or item says. If no delta came, the end of the part, item or
+- Text from deltas is final, even if the end of the part or item differs. If no delta came, the end of the part, item or
   response is emitted as one delta.
 - A call keeps the id and name from its announcement. A custom tool's input is free text: it becomes the raw argument
   string unchanged and is not JSON.
 - An item of any other type becomes an `Extra` with an ordinal, emitted when complete. This includes custom tool calls
   that the provider runs itself. Their intermediate events are dropped, because the complete item has their data.
-- A refusal gives finish `content_filter`, whatever the response's status.
+- A refusal gives finish `content_filter`, for any status of the response.
 - A cancelled response is an error: no client of ours cancels it this way.
 """
 

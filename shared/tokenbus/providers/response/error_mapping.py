@@ -75,7 +75,7 @@ _CLASS_OF_NAME: dict[str, ErrorClass] = {
     "deadline_exceeded": "timeout",
     "internal": "server",
     "aborted": "server",
-    "cancelled": "server",  # by the provider: if we hang up, nobody reads the response
+    "cancelled": "server",  # by the provider: if we hang up, we do not read the response
 }
 """Keys are lower case. APIs share this table: no name has two meanings."""
 

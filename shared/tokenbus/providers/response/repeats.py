@@ -1,7 +1,7 @@
 """Tracks which text was already emitted, so that a repetition yields only the new part.
 
 Providers repeat content: in deltas, at the end of a part, of an item and of the response. Only a fingerprint of the
-emitted text is kept, whatever its length. Whitespace is ignored, because final texts are often trimmed. Lengths are in
+emitted text is kept, for any length. Whitespace is ignored, because final texts are often trimmed. Lengths are in
 UTF-16 units, because some providers split a character in two (see `tokenbus.providers.response.surrogates`).
 """
 

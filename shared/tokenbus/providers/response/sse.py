@@ -6,7 +6,7 @@ comments and unknown fields are ignored; a blank line ends the event), plus what
 
 - the last event may lack its blank line and even its line end;
 - a field line ``error: {json}`` is an event named ``error``;
-- unframed JSON, on one or more lines, is an event of its own; of a JSON array, each element is one.
+- unframed JSON, on one or more lines, is an event; of a JSON array, each element is one.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class SseDecoder(msgspec.Struct):
         self.name = b""
 
     def _flush(self, events: list[SseEvent]) -> None:
-        """End whatever is open: bare JSON, or an event without its final blank line."""
+        """End an open event: bare JSON, or an event without its final blank line."""
         if not self.bare:
             self._dispatch(events)
             return

@@ -1,7 +1,7 @@
 """Rejoins surrogate pairs that a provider split: each half arrives as a lone escape in its own text.
 
 JSON allows that (`"\\ud83d"` here, `"\\ude00"` in the next event), text does not. A lone half is therefore decoded as a
-placeholder, a character of the last private-use plane that nobody uses. Two placeholders that meet in one block become
+placeholder, an unused character of the last private-use plane. Two placeholders that meet in one block become
 the intended character. A half that never meets its other half becomes U+FFFD.
 """
 

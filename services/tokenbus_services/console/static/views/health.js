@@ -97,10 +97,10 @@ function Queues({ rows }) {
     ["queue", (row) => html`<b>${row.queue}</b>`],
     ["partition", (row) => row.partition ?? "", "num"],
     ["waiting", (row) => count(row.waiting), "num"],
-    ["in hand", (row) => count(row.in_hand), "num"],
+    ["active", (row) => count(row.in_hand), "num"],
   ];
   const busy = rows?.filter((row) => row.waiting > 0 || row.in_hand > 0);
-  return html`<${Table} id="queues" title="Queues" note=${rows ? `with work, of ${count(rows.length)}` : ""} columns=${columns} rows=${busy} empty="Nothing waits, nothing is in hand." />`;
+  return html`<${Table} id="queues" title="Queues" note=${rows ? `with work, of ${count(rows.length)}` : ""} columns=${columns} rows=${busy} empty="Nothing waits, nothing is active." />`;
 }
 
 function Lanes({ rows }) {

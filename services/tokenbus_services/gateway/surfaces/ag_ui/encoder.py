@@ -268,7 +268,7 @@ class AgUiStream(Encoder):
                 self._emit("TOOL_CALL_RESULT", messageId=f"{self._run}:{sent.block}", role="tool", **call)
             del self._blocks[sent.block]
         self._snapshot(void)
-        for sent in self._blocks.values():  # the snapshot has emptied what goes on
+        for sent in self._blocks.values():  # the snapshot replaced the messages that are still open
             if sent.open and sent.text:
                 self._content(sent, sent.content)
 

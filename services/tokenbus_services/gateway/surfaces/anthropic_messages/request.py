@@ -99,7 +99,7 @@ def _tools(body: Fields, has: frozenset[RequestOption]) -> tuple[list[Tool], boo
         fields.only("defer_loading", False)
         fields.only("allowed_callers", ["direct"])
         fields.only("input_examples", [])
-        fields.take("eager_input_streaming")  # arguments are told as the provider tells them
+        fields.take("eager_input_streaming")  # arguments are passed on as the provider sends them
         tools.append(
             Tool(
                 name=fields.needed("name", fields.text("name")),

@@ -65,7 +65,7 @@ def _content(blocks: Iterable[BlockComplete], echo: Echo) -> Iterable[Json]:
 
 
 def _input(block: BlockComplete) -> Json:
-    """The arguments as an object. Broken ones cannot be told otherwise: the model sees them beside its error result."""
+    """The arguments as an object. Invalid JSON has no other form here; the model sees it beside its error result."""
     if block.input is not None:
         return block.input
     parsed, _ = parse_arguments(block.arguments or "")

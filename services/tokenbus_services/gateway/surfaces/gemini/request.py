@@ -78,7 +78,7 @@ def camel(name: str) -> str:
 
 
 def _thinking(config: Fields) -> tuple[Thinking | None, bool]:
-    """How much the model may think, and whether the client is told its thoughts."""
+    """How much the model may think, and whether the client gets its thoughts."""
     asked = config.fields("thinkingConfig")
     if asked is None:
         return None, False

@@ -131,7 +131,8 @@ def _check_allowed(request: Generate, rules: TranslationRules) -> None:
         runs_on_the_bus = request.max_tool_depth > 0
         if runs_on_the_bus and rules.tools is not None and tool.name not in rules.tools:
             raise invalid(
-                f"tools[{i}].name", "this key may not use this tool of the deployment; max_tool_depth 0 runs none"
+                f"tools[{i}].name",
+                "this key may not use this tool of the deployment; with max_tool_depth 0 no tool runs",
             )
     extras = [
         ("extra", request.extra),

@@ -143,7 +143,7 @@ def _output_format(body: Fields, model: ResolvedModel) -> Json:
         read["json_object"] = True
     elif kind == "json_schema":
         schema = form.needed("json_schema", form.fields("json_schema"))
-        schema.text("description")  # shown to nobody: providers differ in where they have it
+        schema.text("description")  # not visible, because providers put it in different places
         read["output_schema"] = OutputSchema(
             schema=schema.needed("schema", schema.json("schema")),
             name=schema.text("name") or "answer",

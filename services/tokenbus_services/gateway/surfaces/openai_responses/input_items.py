@@ -161,7 +161,7 @@ def _inline(data: str, at: str) -> Base64Source:
 def _reasoning(item: Fields) -> ThinkingPart:
     text = _texts(item, "summary") + _texts(item, "content")
     sealed = item.text("encrypted_content")
-    # Another server's encrypted reasoning is of no use here: the bus drops thinking that nobody signed, with a note.
+    # Another server's encrypted reasoning is of no use here: the bus drops unsigned thinking, with a note.
     carried = (opened(sealed) if sealed else None) or Carried()
     return ThinkingPart(text=text, signature=carried.signature, **carried.fields)
 

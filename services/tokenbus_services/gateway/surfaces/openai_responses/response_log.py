@@ -150,7 +150,7 @@ class ResponseLog:
         return [*events, *self._of(item, [done])]
 
     def _void(self, drop_from: int, error: ErrorInfo) -> list[Json]:
-        """Blocks from this number on are void. Told ones end a streamed response."""
+        """Blocks from this number on are void. If one was already sent, a streamed response ends."""
         void = [block for block, index in self._index.items() if block >= drop_from and index in self._items]
         if not void:
             return []
