@@ -59,6 +59,7 @@ def test_the_client_and_its_readme_compile_and_it_works_on_the_running_bus(tmp_p
             "TOKENBUS_TEST_SUBSCRIBER": as_user(local.url, "tokenbus-subscriber"),
             "TOKENBUS_TEST_PARTITIONS": json.dumps({run: Keys().partition_of(run) for run in RUNS}),
             "TOKENBUS_TEST_TEXT": TEXT,
+            "TOKENBUS_TEST_REPARTITION": json.dumps([sys.executable, "-m", "tokenbus_services.cli", "repartition"]),
         }
         done = node.run("--test", "dist/test/client.test.js", cwd=project, env=local.environment | told)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -2,10 +2,15 @@
 
 import type { Connection } from "./connection.js";
 import { DeploymentMismatch, Malformed, ServerUnavailable } from "./errors.js";
-import { DATA_FIELD, Keys, WIRE_VERSION } from "./keys.js";
+import { DATA_FIELD, Keys, WIRE_VERSIONS } from "./keys.js";
+
+/** How often a client asks, while it reads, whether the number of partitions was changed. */
+const REFRESH_MS = 1_000;
+const FIELDS = ["partitions", "wire_version", "numbers", "ever", "spread"];
 
 export class Deployment {
   #keys: Keys | undefined;
+  #askedAt = 0;
 
   constructor(readonly url: string, readonly prefix: string, readonly reconnectMs: number) {}
 
@@ -13,18 +18,32 @@ export class Deployment {
     return `${this.prefix}:requests`;
   }
 
-  /** The names of the keys. Throws DeploymentMismatch; ServerUnavailable, also while no deployment is there. */
+  /**
+   * The names of the keys, at most a second old: the number of partitions may change while a client reads.
+   *
+   * Throws DeploymentMismatch; ServerUnavailable, also while no deployment is there.
+   */
   async keys(connection: Connection): Promise<Keys> {
-    if (this.#keys) return this.#keys;
+    if (this.#keys && Date.now() - this.#askedAt < REFRESH_MS) return this.#keys;
     const meta = `${this.prefix}:meta`;
-    const [partitions, version] = await connection.use((redis) => redis.hmGet(meta, ["partitions", "wire_version"]));
-    if (!partitions || !version) throw new ServerUnavailable(`no deployment here yet: ${meta} is not written`);
-    if (version !== WIRE_VERSION) {
-      throw new DeploymentMismatch(`wire_version: this client speaks ${WIRE_VERSION}, the deployment ${version}`);
+    const [partitions, version, numbers, ever, spread] = await connection.use((redis) => redis.hmGet(meta, FIELDS));
+    this.#askedAt = Date.now();
+    if (!partitions || !version) {
+      if (this.#keys) return this.#keys; // the server lost it, and a worker is about to write it again
+      throw new ServerUnavailable(`no deployment here yet: ${meta} is not written`);
     }
-    this.#keys = new Keys(this.prefix, Number(partitions));
+    if (!WIRE_VERSIONS.includes(version)) {
+      throw new DeploymentMismatch(`wire_version: this client speaks ${WIRE_VERSIONS.join(" and ")}, the deployment ${version}`);
+    }
+    const placing = Number(partitions);
+    const most = Math.max(placing, Number(spread ?? 0));
+    this.#keys = new Keys(this.prefix, [placing, ...numbersIn(numbers)], most, Math.min(placing, ...numbersIn(ever)));
     return this.#keys;
   }
+}
+
+function numbersIn(text: string | null | undefined): number[] {
+  return text ? text.split(",").map(Number) : [];
 }
 
 /** What every event has, whatever its type. */

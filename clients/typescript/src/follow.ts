@@ -53,6 +53,8 @@ class LogReader {
   #position: string | undefined;
   #gap: CursorTrimmed | undefined;
   #known = false;
+  /** Where the run was found. It stays there, whatever becomes of the number of partitions. */
+  #partition: number | undefined;
   #waitedMs = 0;
 
   constructor(readonly deployment: Deployment, readonly run: string, public seq: number, readonly waitMs: number) {
@@ -80,8 +82,9 @@ class LogReader {
 
   async #read(): Promise<PublicEvent[]> {
     const keys = await this.deployment.keys(this.#connection);
-    const log = keys.log(this.run);
-    this.#position ??= await this.#locate(keys, log);
+    const partition = await this.#partitionIn(keys);
+    const [log, run] = [keys.log(this.run, partition), keys.run(this.run, partition)];
+    this.#position ??= await this.#locate(run, log);
     if (this.ended) return [];
     const key = { key: log, id: this.#position };
     const asked = Date.now();
@@ -90,11 +93,29 @@ class LogReader {
     const entries = found?.[0]?.messages ?? [];
     if (entries.length > 0) {
       this.#known = true;
+      this.#partition = partition;
       return this.#inOrder(log, entries);
     }
     this.#waitedMs += Date.now() - asked;
-    await this.#lookForRun(keys, log);
+    await this.#lookForRun(run, log);
     return [];
+  }
+
+  /** Where the run is; of one that is nowhere yet, where a new one would be. */
+  async #partitionIn(keys: Keys): Promise<number> {
+    if (this.#partition !== undefined) return this.#partition;
+    const places = keys.places(this.run);
+    if (places.length > 1) {
+      // A log may outlive its run's hash, so the hash counts first.
+      for (const name of [keys.run, keys.log]) {
+        const there = await this.#connection.use((redis) =>
+          Promise.all(places.map((partition) => redis.exists(name.call(keys, this.run, partition)))),
+        );
+        this.#partition = places.find((_, n) => there[n]);
+        if (this.#partition !== undefined) return this.#partition;
+      }
+    }
+    return keys.partitionOf(this.run);
   }
 
   #inOrder(log: string, entries: Entry[]): PublicEvent[] {
@@ -116,12 +137,12 @@ class LogReader {
   }
 
   /** The id after which to read: of the entry with the cursor's seq, or close before it. */
-  async #locate(keys: Keys, log: string): Promise<string> {
+  async #locate(run: string, log: string): Promise<string> {
     if (this.seq < 0) return "0-0";
     const last = await this.#connection.use((redis) => newest(redis, log));
     if (!last) {
       // It was seen once, so there is nothing to wait for.
-      if (!(await this.#connection.use((redis) => redis.exists(keys.run(this.run))))) throw new RunNotFound(this.run);
+      if (!(await this.#connection.use((redis) => redis.exists(run)))) throw new RunNotFound(this.run);
       throw new CursorAhead(log, String(this.seq), "none");
     }
     const [lastAttempt, lastSeq] = idParts(last.id);
@@ -141,9 +162,9 @@ class LogReader {
   }
 
   /** Nothing came: is there a run at all, and may anything still come of it? */
-  async #lookForRun(keys: Keys, log: string): Promise<void> {
+  async #lookForRun(run: string, log: string): Promise<void> {
     const [status, logs] = await this.#connection.use((redis) =>
-      Promise.all([redis.hGet(keys.run(this.run), "status"), redis.exists(log)]),
+      Promise.all([redis.hGet(run, "status"), redis.exists(log)]),
     );
     if ((status && OPEN.has(status)) || logs) this.#known = true;
     else if (this.#known || status || this.#waitedMs >= this.waitMs) throw new RunNotFound(this.run);

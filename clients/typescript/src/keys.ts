@@ -2,29 +2,45 @@
 
 import { crc32 } from "node:zlib";
 
-export const WIRE_VERSION = "1";
+/** Version 2 is a deployment whose number of partitions was changed. */
+export const WIRE_VERSIONS = ["1", "2"];
 export const DATA_FIELD = "__data__";
 export const TOPICS = ["visible", "chunks", "blocks", "runs", "decisions"] as const;
 export type Topic = (typeof TOPICS)[number];
 
+/** What the deployment has agreed on. A change of the number of partitions makes new ones. */
 export class Keys {
-  constructor(readonly prefix: string, readonly partitions: number) {}
+  /**
+   * `numbers`: by which runs may be placed that are kept, first that of new runs. `partitions`: how many may have
+   * entries, the largest number ever. `fewest`: the smallest number ever.
+   */
+  constructor(
+    readonly prefix: string,
+    readonly numbers: readonly [number, ...number[]],
+    readonly partitions: number = numbers[0],
+    readonly fewest: number = numbers[0],
+  ) {}
 
-  /** `crc32(run) mod P`. */
+  /** `crc32(run) mod P`: the partition of a new run. */
   partitionOf(run: string): number {
-    return crc32(run) % this.partitions;
+    return crc32(run) % this.numbers[0];
+  }
+
+  /** The partitions where the run may be, first that of a new one. */
+  places(run: string): number[] {
+    return [...new Set(this.numbers.map((number) => crc32(run) % number))];
   }
 
   topic(partition: number, topic: Topic): string {
     return `${this.prefix}:{${partition}}:${topic}`;
   }
 
-  run(run: string): string {
-    return `${this.prefix}:{${this.partitionOf(run)}}:run:${run}`;
+  run(run: string, partition: number): string {
+    return `${this.prefix}:{${partition}}:run:${run}`;
   }
 
-  log(run: string): string {
-    return `${this.prefix}:{${this.partitionOf(run)}}:log:${run}`;
+  log(run: string, partition: number): string {
+    return `${this.prefix}:{${partition}}:log:${run}`;
   }
 }
 

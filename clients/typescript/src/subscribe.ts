@@ -104,7 +104,7 @@ export class Subscription<T extends Topic> implements AsyncIterable<TopicEvents[
     }
     const last = await this.#connection.use((redis) => Promise.all(partitions.map((n) => newest(redis, this.#stream(n)))));
     const ends = last.map((entry) => entry?.id ?? EMPTY);
-    this.#positions = from === "now" ? ends : positionsIn(from, this.topic, partitions.length);
+    this.#positions = from === "now" ? ends : positionsIn(from, this.topic, this.#keys);
     for (const n of partitions) {
       const [position, end] = [this.#positions[n] ?? OLDEST, ends[n] ?? EMPTY];
       if (position !== OLDEST && isAfter(position, end)) throw new CursorAhead(this.#stream(n), position, end);
@@ -140,6 +140,11 @@ export class Subscription<T extends Topic> implements AsyncIterable<TopicEvents[
   }
 
   async #read(): Promise<Found[]> {
+    this.#keys = await this.deployment.keys(this.#connection);
+    while (this.#positions.length < this.#keys.partitions) {
+      this.#doubtful.add(this.#positions.length);
+      this.#positions.push(EMPTY); // a partition that was added had no entries before
+    }
     const partitionOf = new Map(this.#positions.map((_, n) => [this.#stream(n), n]));
     const streams = this.#positions.map((at, n) => ({ key: this.#stream(n), id: at === OLDEST ? EMPTY : at }));
     if (Date.now() - this.#readAt > LATE_MS) this.#doubtful = new Set(partitionOf.values());
@@ -178,12 +183,13 @@ export class Subscription<T extends Topic> implements AsyncIterable<TopicEvents[
   }
 }
 
-function positionsIn(cursor: string, topic: Topic, partitions: number): string[] {
+function positionsIn(cursor: string, topic: Topic, { partitions, fewest }: Keys): string[] {
   const [of, ...rest] = cursor.split(":");
   const positions = rest.join(":").split(",");
   const valid = positions.every((at) => at === OLDEST || /^\d{1,20}-\d{1,20}$/.test(at));
-  if (of !== topic || positions.length !== partitions || !valid) {
+  if (of !== topic || positions.length < fewest || positions.length > partitions || !valid) {
     throw new RangeError(`from: ${JSON.stringify(cursor.slice(0, 80))} is no cursor of ${topic} with ${partitions} partitions`);
   }
-  return positions;
+  // Partitions that were added after the cursor was made had no entries then.
+  return [...positions, ...Array<string>(partitions - positions.length).fill(EMPTY)];
 }

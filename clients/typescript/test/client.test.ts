@@ -1,7 +1,9 @@
 /** Against a running bus: tests/clients/test_typescript.py starts it, scripts its models and runs this file. */
 
 import assert from "node:assert/strict";
+import { execFile } from "node:child_process";
 import { after, before, test } from "node:test";
+import { promisify } from "node:util";
 import { crc32 } from "node:zlib";
 import { createClient } from "@redis/client";
 import {
@@ -46,7 +48,7 @@ const visible = (events: PublicEvent[]): string =>
   events.map((event) => (event.type === "chunk" && event.visible ? event.text : "")).join("");
 
 test("the partition of a run is the one of shared/tokenbus/bus/keys.py", () => {
-  const keys = new Keys("tokenbus", 8);
+  const keys = new Keys("tokenbus", [8]);
   assert.ok(Object.keys(partitionOf).length > 8);
   for (const [run, partition] of Object.entries(partitionOf)) assert.equal(keys.partitionOf(run), partition, run);
 });
@@ -231,4 +233,34 @@ test("a subscription that fell behind is told once, and goes on at the oldest en
   assert.ok(gaps.some((gap) => gap.key === `tokenbus:{${crc32(run) % 8}}:runs`));
   assert.equal(new Set(gaps.map((gap) => gap.key)).size, gaps.length);
   assert.ok(runs.length <= kept);
+});
+
+// The last test: those above know eight partitions.
+test("readers that are open follow a change of the number of partitions, and runs from before it are found", async () => {
+  const subscription = await bus.subscribe("runs");
+  const oldCursor = subscription.cursor;
+  const open = await bus.publish(ask("stalled"));
+  const following = bus.follow(open);
+  await following.next();
+  const ended = await bus.publish(ask("greeter"));
+  await bus.result(ended);
+
+  const [python = "", ...repartition] = JSON.parse(process.env["TOKENBUS_TEST_REPARTITION"] ?? "[]") as string[];
+  await promisify(execFile)(python, [...repartition, "11"]);
+
+  const fresh = new Client(url);
+  for (const client of [bus, fresh]) assert.equal((await client.result(ended)).text, text);
+  let added = 0;
+  while (crc32(`added-${added}`) % 11 < 8) added++;
+  const id = `added-${added}`;
+  assert.equal((await fresh.result(await bus.publish(ask("greeter", { id })))).text, text);
+  assert.equal((await redis.sendCommand(["EXISTS", `tokenbus:{${crc32(id) % 11}}:log:${id}`])), 1);
+  for await (const event of subscription) if (event.run === id && event.type === "completed") break;
+  assert.equal(subscription.cursor.split(",").length, 11);
+  for await (const event of await fresh.subscribe("runs", { from: oldCursor })) if (event.run === id) break;
+  await bus.cancel(open);
+  let last: PublicEvent | undefined;
+  for await (const event of following) last = event;
+  assert.equal(last?.type, "cancelled");
+  fresh.close();
 });

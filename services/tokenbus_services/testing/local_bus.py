@@ -168,7 +168,10 @@ class LocalBus:
             await stack.enter_async_context(self._provider)
             listener = stack.enter_context(listening("blobs", "127.0.0.1", 0))
             settings = self._settings(url_of(listener))
-            apps: dict[ServiceName, AsgiApp] = {name: services.create(name, settings) for name in services_of(settings)}
+            # Settings of its own for each: their `keys` belong to one deployment of one worker.
+            apps: dict[ServiceName, AsgiApp] = {
+                name: services.create(name, msgspec.structs.replace(settings)) for name in services_of(settings)
+            }
             await stack.enter_async_context(_served(apps["blobs"], listener))
             if "gateway" in apps:
                 door = stack.enter_context(listening("gateway", "127.0.0.1", 0))
