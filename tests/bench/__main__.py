@@ -13,6 +13,7 @@ from typing import Never
 from tests.bench.cancel import cancelled
 from tests.bench.chained import chained
 from tests.bench.console import watched
+from tests.bench.disconnect import left
 from tests.bench.figures import NAMES, SECTIONS, WARM, Figure, decoded, measured
 from tests.bench.gateway import measured_gateway
 from tests.bench.intake import taken_in
@@ -32,6 +33,7 @@ ALONE: dict[str, Callable[[], list[Figure]]] = {
     "policy": judged,
     "chained": chained,
     "gateway": measured_gateway,
+    "disconnect": left,
     "console": watched,
     "otel": traced,
 }
