@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from base64 import b64encode
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from hashlib import sha256
 from typing import Any
 
@@ -36,6 +36,7 @@ from tokenbus_services.fetcher.endpoints import Endpoint
 from tokenbus_services.fetcher.metrics import UploadMetrics
 from tokenbus_services.fetcher.provider_call import FilesLost, fetch
 from tokenbus_services.fetcher.request_media import TurnMedia
+from tokenbus_services.fetcher.uploads import upload as upload_module
 from tokenbus_services.fetcher.uploads.plan import Uploads
 from tokenbus_services.fetcher.uploads.registry import UploadedFiles
 from tokenbus_services.fetcher.uploads.upload import UploadFailed
@@ -378,6 +379,33 @@ async def test_an_upload_that_nobody_wants_any_more_is_broken_off(bench: Bench) 
         assert shelf.open_readers == 0
     await eventually(lambda: bench.provider.open_connections == 0)
     assert bench.uploads == 0
+
+
+async def test_an_upload_that_drips_is_given_up_and_the_media_go_inside(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError, asyncio.IncompleteReadError):
+            while True:
+                await reader.readexactly(1024)
+                await asyncio.sleep(0.01)
+        writer.close()
+
+    monkeypatch.setattr(upload_module, "MAX_REQUEST_S", 0.0)
+    monkeypatch.setattr(upload_module, "LEAST_BYTES_PER_S", 2**40)
+    large = PNG + bytes(16 * 2**20)
+    async with await asyncio.start_server(drip, "127.0.0.1", 0, limit=1024) as slow:
+        settings = ProviderSettings(
+            api="openai-responses",
+            base_url=f"http://127.0.0.1:{slow.sockets[0].getsockname()[1]}/v1",
+            api_key_env="",
+            connect_timeout_s=0.2,
+            first_event_timeout_s=0.2,
+            uploads=UploadSettings(min_bytes=1000),
+        )
+        bench.endpoints.append(Endpoint("p", settings, {}))
+        assert is_inside(large, await bench.sent(bench.endpoints[-1], asks(bench.image(large), tools=True)))
+    assert capsys.readouterr().out.count("upload_too_slow") == 1  # it is not tried again
 
 
 async def test_a_store_that_breaks_off_ends_the_attempt_as_it_does_for_a_call(bench: Bench) -> None:

@@ -28,7 +28,7 @@ from tokenbus_services.fetcher.endpoints import Endpoint
 from tokenbus_services.fetcher.metrics import UploadMetrics
 from tokenbus_services.fetcher.uploads.flight import Flight
 from tokenbus_services.fetcher.uploads.registry import SENT, UploadedFiles
-from tokenbus_services.fetcher.uploads.upload import UploadFailed, upload
+from tokenbus_services.fetcher.uploads.upload import TOO_SLOW, UploadFailed, upload
 from tokenbus_services.media.blob_cache import Found
 from tokenbus_services.media.body import Embedded, base64_size
 from tokenbus_services.media.errors import MediaFailed
@@ -203,7 +203,7 @@ class Uploads:
             return await make()
         except UploadFailed as e:
             wait_s = e.error.retry_after_s or SECOND_TRY_S
-            if not e.error.retryable or wait_s > LONGEST_WAIT_S:
+            if not e.error.retryable or e.error.code == TOO_SLOW or wait_s > LONGEST_WAIT_S:
                 raise
             await asyncio.sleep(wait_s)
         return await make()

@@ -14,16 +14,19 @@ from tokenbus.events.error_info import ErrorInfo
 from tokenbus.providers.file_api import FileAnswer, FileApi, FileCall, FileToUpload, ProviderFile
 from tokenbus.providers.response.error_mapping import http_failure, wire_failure
 from tokenbus_services.fetcher.auth import KeyMissing, KeyUnusable
-from tokenbus_services.fetcher.endpoints import AuthUnavailable, Endpoint
+from tokenbus_services.fetcher.endpoints import MAX_REQUEST_S, AuthUnavailable, Endpoint
 from tokenbus_services.fetcher.response_body import BodyRefused, beginning, described
 from tokenbus_services.media.body import Embedded, MediaBody
 from tokenbus_services.media.placeholders import Marks
 
 MAX_ANSWER_BYTES = 64 * 2**10
-
+LEAST_BYTES_PER_S = 256 * 2**10
+"""A slower upload is given up. Each piece may stall for long, so without a rate a large file could drip for days."""
 
 AUTH_UNAVAILABLE = "auth_unavailable"
 """Error code if a provider's `auth` raised."""
+TOO_SLOW = "upload_too_slow"
+"""Error code of an upload below `LEAST_BYTES_PER_S`; it is not tried again at once."""
 
 
 class UploadFailed(Exception):
@@ -65,6 +68,21 @@ async def upload(
 
 
 async def _answer(endpoint: Endpoint, call: FileCall, body: MediaBody) -> FileAnswer:
+    settings = endpoint.settings
+    allowed_s = settings.connect_timeout_s + settings.first_event_timeout_s + MAX_REQUEST_S
+    allowed_s += body.size / LEAST_BYTES_PER_S
+    limit = asyncio.timeout(allowed_s)
+    try:
+        async with limit:
+            return await _answered(endpoint, call, body)
+    except TimeoutError as e:
+        if not limit.expired():
+            raise
+        message = f"the upload of {body.size} bytes to {endpoint.name} took longer than {allowed_s:.0f} s"
+        raise UploadFailed(ErrorInfo(code=TOO_SLOW, kind="timeout", message=message, retryable=True)) from e
+
+
+async def _answered(endpoint: Endpoint, call: FileCall, body: MediaBody) -> FileAnswer:
     try:
         request = endpoint.file_request(call, body)
         response = await endpoint.send(request, authorised="://" in call.path)
