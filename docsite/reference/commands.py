@@ -14,7 +14,7 @@ WIDTH = 100
 COMPLETION = """\
 ## Completion
 
-Your shell completes commands, options and topics. Put the line for your shell into its start-up file:
+Your shell can complete commands, options and topics. Add the line for your shell to its start-up file:
 
 === "bash"
 
@@ -43,8 +43,8 @@ def page() -> str:
     lines = [
         "# Commands",
         "",
-        "Run the bus, send requests, watch runs and mend what failed, from a terminal.",
-        "Each command says the same with `--help`.",
+        "Run the bus, send requests, watch runs and repair what failed, from a terminal.",
+        "Each command shows the same with `--help`.",
         "",
         "```sh",
         "tokenbus demo",
@@ -66,8 +66,8 @@ def _exit_codes() -> list[tuple[int, str]]:
     return [
         (0, "success"),
         (exit_codes.OTHER, "any other error"),
-        (exit_codes.USAGE, "a setting, an option or the request is wrong"),
-        (exit_codes.SERVER, "the server"),
+        (exit_codes.USAGE, "a setting, an option or the request is invalid"),
+        (exit_codes.SERVER, "the server cannot be reached or returned an error"),
         (exit_codes.RUN_STATUS["incomplete"], "the run ended `incomplete`"),
         (exit_codes.RUN_STATUS["failed"], "the run ended `failed`"),
         (exit_codes.RUN_STATUS["cancelled"], "the run ended `cancelled`"),

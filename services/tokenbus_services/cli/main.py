@@ -42,15 +42,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def tokenbus(context: click.Context, verbose: bool) -> None:
     """A message bus for language-model output.
 
-    Settings come from the file that TOKENBUS_CONFIG names, else from the tokenbus.toml of the working directory, and
-    from the environment (TOKENBUS_REDIS_URL, …).
+    Settings come from the file in TOKENBUS_CONFIG (default: tokenbus.toml in the working directory) and from the
+    environment (TOKENBUS_REDIS_URL, …).
     """
     from tokenbus_services.settings.find_file import use_file_here
 
     if verbose:
         os.environ["TOKENBUS_LOG_LEVEL"] = "debug"  # for the services that this command starts, too
     if (file := use_file_here(os.environ)) and context.invoked_subcommand in ("up", "worker"):
-        click.echo(f"settings: {file}, of the working directory, for TOKENBUS_CONFIG is not set", err=True)
+        click.echo(f"settings: {file}, in the working directory, because TOKENBUS_CONFIG is not set", err=True)
 
 
 for _command in (

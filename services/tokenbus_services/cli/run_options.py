@@ -14,12 +14,12 @@ _OPTIONS = (
         "--state",
         "states",
         multiple=True,
-        help="open (queued, running), ended (completed, incomplete, failed, cancelled), or one; may be repeated.",
+        help="open (queued, running), ended (completed, incomplete, failed, cancelled), or a single state. Repeatable.",
     ),
     click.option("--tenant", help="Only runs of this tenant."),
     click.option("--provider", help="Only runs whose last provider was this one."),
     click.option("--older-than", metavar="AGE", help="Only runs older than this: 90s, 10m, 1h, 2d."),
-    click.option("--prefix", help="Only runs whose id begins so."),
+    click.option("--prefix", help="Only runs whose id begins with this."),
 )
 
 

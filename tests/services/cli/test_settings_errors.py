@@ -113,7 +113,7 @@ async def test_the_settings_file_of_the_working_directory_is_used_and_named(
     code, said = await ended_in(tmp_path, *command)
     assert code == USAGE
     found, error = said.splitlines()
-    assert found == f"settings: {file}, of the working directory, for TOKENBUS_CONFIG is not set"
+    assert found == f"settings: {file}, in the working directory, because TOKENBUS_CONFIG is not set"
     assert error.startswith(f"error: {file}: ")
     other = tmp_path / "other.toml"
     other.write_text("[limits]\nnonsense = 2\n")

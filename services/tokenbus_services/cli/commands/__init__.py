@@ -1,4 +1,4 @@
-"""The commands and their options, by what they are for. Each imports what it does when it is called.
+"""The commands and their options, grouped by task. Each command imports its code when it is called.
 
-What a command does belongs to the modules and folders beside this one.
+The code of a command is in the modules and folders next to this one.
 """

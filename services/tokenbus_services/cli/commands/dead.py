@@ -13,27 +13,29 @@ from tokenbus_services.cli.commands.options import agreed, json_lines
 
 @click.group()
 def dead() -> None:
-    """What could not be worked: entries of the dead stream, with reason, origin and bytes."""
+    """Handle dead letters: entries that could not be processed, with reason, origin and bytes."""
 
 
 def _entries(context: click.Context, parameter: click.Parameter, values: tuple[str, ...] | str) -> Any:
     for value in [values] if isinstance(values, str) else values:
         if not re.fullmatch(r"[0-9]+-[0-9]+", value, re.ASCII) or any(int(n) >= 2**64 for n in value.split("-")):
-            raise click.BadParameter(f"{value!r} is no id of an entry; `tokenbus dead list` shows them.")
+            raise click.BadParameter(f"{value!r} is not the id of an entry; `tokenbus dead list` shows the ids.")
     return values
 
 
 def _some_or_all(entries: tuple[str, ...], everything: bool) -> tuple[str, ...]:
     if bool(entries) == everything:
-        raise click.UsageError("Name entries, or all with --all.", click.get_current_context())
+        raise click.UsageError("Name entries, or use --all.", click.get_current_context())
     return entries
 
 
 @dead.command("list")
-@click.option("--most", type=click.IntRange(1), default=50, show_default=True, help="So many, the newest first.")
+@click.option(
+    "--most", type=click.IntRange(1), default=50, show_default=True, help="Maximum entries to show, newest first."
+)
 @json_lines
 def dead_list(most: int, as_json: bool) -> None:
-    """Show the newest entries."""
+    """List the newest entries."""
     from tokenbus_services.cli.dead.command import listing
 
     asyncio.run(listing(most=most, as_json=as_json))
@@ -41,10 +43,10 @@ def dead_list(most: int, as_json: bool) -> None:
 
 @dead.command("show")
 @click.argument("entry", callback=_entries)
-@click.option("--raw", is_flag=True, help="Its bytes alone, as they are; not onto a terminal.")
+@click.option("--raw", is_flag=True, help="Write only its bytes, unchanged; not to a terminal.")
 @json_lines
 def dead_show(entry: str, raw: bool, as_json: bool) -> None:
-    """Show ENTRY whole: reason, origin and bytes."""
+    """Show ENTRY in full: reason, origin and bytes."""
     from tokenbus_services.cli.dead.command import show
 
     asyncio.run(show(entry, as_json=as_json, raw=raw))
@@ -55,11 +57,11 @@ def dead_show(entry: str, raw: bool, as_json: bool) -> None:
 @click.option("--all", "everything", is_flag=True, help="All entries.")
 @json_lines
 def dead_retry(entries: tuple[str, ...], everything: bool, as_json: bool) -> int:
-    """Send the request behind each ENTRY again, as a new run, and take the entry away.
+    """Publish the request of each ENTRY again, as a new run, and delete the entry.
 
-    Sending it twice starts one run only. An entry from which no request can be made stays, and the reason is printed.
+    Repeating the command starts only one run. An entry without a usable request stays, and the reason is printed.
 
-    Exit code: 1 where an entry stays.
+    Exit code: 1 if an entry stays.
     """
     from tokenbus_services.cli.dead.command import retry
 
@@ -76,6 +78,6 @@ def dead_drop(entries: tuple[str, ...], everything: bool, yes: bool, as_json: bo
     from tokenbus_services.cli.dead.command import count, drop
 
     chosen = _some_or_all(entries, everything)
-    if everything and not yes and not agreed(f"Delete {asyncio.run(count())} dead entries for good?"):
+    if everything and not yes and not agreed(f"Delete {asyncio.run(count())} dead entries permanently?"):
         return
     asyncio.run(drop(chosen, as_json=as_json))

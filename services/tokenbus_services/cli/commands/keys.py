@@ -12,7 +12,7 @@ from tokenbus_services.cli.commands.options import json_lines
 
 @click.group()
 def keys() -> None:
-    """Keys of the gateway's clients. A key is shown once, when it is made; only its hash is kept."""
+    """Manage the keys of the gateway's clients. A key is shown once, when it is made; only its hash is stored."""
 
 
 def _roles(context: click.Context, option: click.Parameter, text: str | None) -> tuple[str, ...]:
@@ -20,20 +20,26 @@ def _roles(context: click.Context, option: click.Parameter, text: str | None) ->
     return tuple(role.strip() for role in (text or "").split(",") if role.strip())
 
 
-_lifetime = click.option("--days", type=click.FloatRange(min=0, min_open=True), help="Lifetime; else without end.")
+_lifetime = click.option(
+    "--days", type=click.FloatRange(min=0, min_open=True), help="Lifetime in days. Default: unlimited."
+)
 
 
 @keys.command("create")
 @click.argument("name")
-@click.option("--tenant", default="", help="Whose runs they are; else the key's id.")
+@click.option("--tenant", default="", help="Tenant of its runs. Default: the key's id.")
 @click.option("--model", "models", multiple=True, help="A model or alias that it may use (repeatable; * for any text).")
 @click.option("--surface", "surfaces", multiple=True, help="A protocol that it may use (repeatable).")
-@click.option("--policy", "policies", multiple=True, help="A policy that judges all of its runs (repeatable).")
-@click.option("--max-tokens", type=click.IntRange(1), help="Largest max_tokens of a request.")
+@click.option("--policy", "policies", multiple=True, help="A policy that judges all its runs (repeatable).")
+@click.option("--max-tokens", type=click.IntRange(1), help="Maximum max_tokens of a request.")
 @click.option("--rpm", "rpm_limit", type=click.IntRange(1), help="Requests per minute.")
 @click.option("--tpm", "tpm_limit", type=click.IntRange(1), help="Tokens per minute.")
-@click.option("--parallel", "max_parallel_requests", type=click.IntRange(1), help="Answers in progress at once.")
-@click.option("--budget", "max_budget", type=click.FloatRange(min=0, min_open=True), help="Spend per --per, or in all.")
+@click.option(
+    "--parallel", "max_parallel_requests", type=click.IntRange(1), help="Maximum answers in progress at once."
+)
+@click.option(
+    "--budget", "max_budget", type=click.FloatRange(min=0, min_open=True), help="Maximum spend per --per, or in total."
+)
 @click.option("--per", "budget_duration", type=click.Choice(["day", "week", "month"]), help="Period of the budget.")
 @click.option(
     "--console",
@@ -42,7 +48,9 @@ _lifetime = click.option("--days", type=click.FloatRange(min=0, min_open=True), 
     help="What it may do in the console: see_runs, see_content, act, admin.",
 )
 @click.option("--operator", is_flag=True, help="May see the runs of all tenants.")
-@click.option("--settings", "in_settings", is_flag=True, help="Print a table for the settings, and store nothing.")
+@click.option(
+    "--settings", "in_settings", is_flag=True, help="Print a table for the settings instead of storing the key."
+)
 @_lifetime
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def keys_create(name: str, in_settings: bool, days: float | None, as_json: bool, **rules: Any) -> None:
@@ -59,7 +67,7 @@ def keys_create(name: str, in_settings: bool, days: float | None, as_json: bool,
 @keys.command("list")
 @json_lines
 def keys_list(as_json: bool) -> None:
-    """List all keys: those of the settings, and those that commands and the admin API made."""
+    """List all keys: those in the settings and those made by commands or the admin API."""
     from tokenbus_services.cli.keys.command import listing
 
     asyncio.run(listing(as_json=as_json))
@@ -67,11 +75,11 @@ def keys_list(as_json: bool) -> None:
 
 @keys.command("rotate")
 @click.argument("key_id", metavar="KEY")
-@click.option("--grace-hours", type=click.FloatRange(min=0), default=24.0, help="How long earlier keys stay valid.")
+@click.option("--grace-hours", type=click.FloatRange(min=0), default=24.0, help="Hours that earlier keys stay valid.")
 @_lifetime
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def keys_rotate(key_id: str, grace_hours: float, days: float | None, as_json: bool) -> None:
-    """Make a further key with the id KEY, and print it. Limits, budget and spend go on."""
+    """Make another key with the id KEY, and print it. Limits, budget and spend are unchanged."""
     from tokenbus_services.cli.keys.command import rotate
 
     lifetime_s = None if days is None else days * 86_400
@@ -82,7 +90,7 @@ def keys_rotate(key_id: str, grace_hours: float, days: float | None, as_json: bo
 @click.argument("key_id", metavar="KEY")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def keys_revoke(key_id: str, as_json: bool) -> None:
-    """Refuse the key with the id KEY from now on. Its open runs go on."""
+    """Refuse the key with the id KEY from now on. Its open runs continue."""
     from tokenbus_services.cli.keys.command import revoke
 
     asyncio.run(revoke(key_id, as_json=as_json))
@@ -90,10 +98,10 @@ def keys_revoke(key_id: str, as_json: bool) -> None:
 
 @click.command()
 @click.argument("key_id", metavar="[KEY]", required=False)
-@click.option("--days", type=click.IntRange(1, 366), default=30, show_default=True, help="Days to add up.")
+@click.option("--days", type=click.IntRange(1, 366), default=30, show_default=True, help="Number of days to sum up.")
 @json_lines
 def spend(key_id: str | None, days: int, as_json: bool) -> None:
-    """Show what the key with the id KEY, or each key, spent. Exact in --json: by day, and by price."""
+    """Show the spend of the key with the id KEY, or of each key. --json has exact amounts by day and price."""
     from tokenbus_services.cli.spend.command import show
 
     asyncio.run(show(key_id=key_id, days=days, as_json=as_json))

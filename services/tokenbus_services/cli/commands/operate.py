@@ -12,11 +12,13 @@ from tokenbus_services.cli.commands.options import json_lines
 
 
 @click.command()
-@click.option("--every", "every_s", type=click.FloatRange(0.1), default=1.0, show_default=True, help="Seconds.")
-@click.option("--once", is_flag=True, help="Look once, at what happens meanwhile.")
+@click.option(
+    "--every", "every_s", type=click.FloatRange(0.1), default=1.0, show_default=True, help="Seconds between samples."
+)
+@click.option("--once", is_flag=True, help="Take one sample and exit.")
 @json_lines
 def top(every_s: float, once: bool, as_json: bool) -> None:
-    """Show the deployment at work, until Ctrl-C: workers, partitions, lag, rates, open runs."""
+    """Show workers, partitions, lag, rates and open runs, live until Ctrl-C."""
     from tokenbus_services.cli.top.command import top
 
     asyncio.run(top(every_s=every_s, once=once, as_json=as_json))
@@ -24,14 +26,16 @@ def top(every_s: float, once: bool, as_json: bool) -> None:
 
 @click.command()
 @click.argument("number", type=click.IntRange(1, MAX_PARTITIONS), required=False)
-@click.option("--wait", "wait_s", type=click.FloatRange(1), default=60, show_default=True, help="Seconds for workers.")
-@click.option("--abandon", is_flag=True, help="Take back a change that was announced and not finished.")
-@click.option("--forget", is_flag=True, help="Look for no more runs of earlier numbers; refused while some are kept.")
+@click.option(
+    "--wait", "wait_s", type=click.FloatRange(1), default=60, show_default=True, help="Seconds to wait for workers."
+)
+@click.option("--abandon", is_flag=True, help="Undo a change that was announced and not finished.")
+@click.option("--forget", is_flag=True, help="Stop looking for runs of earlier numbers; refused while some are kept.")
 @json_lines
 def repartition(number: int | None, wait_s: float, abandon: bool, forget: bool, as_json: bool) -> None:
-    """Change the number of partitions to NUMBER while the deployment works; without NUMBER, show it.
+    """Change the number of partitions to NUMBER while the deployment runs. Without NUMBER, show it.
 
-    New runs take the new number. Runs that began before go on where they are, and everybody finds both.
+    New runs use the new number. Earlier runs stay in their partition; workers and clients find both.
     """
     from tokenbus_services.cli import repartition
 
@@ -49,12 +53,12 @@ def repartition(number: int | None, wait_s: float, abandon: bool, forget: bool, 
 
 @click.command()
 @click.option("--partitions", type=click.IntRange(1, MAX_PARTITIONS), default=DEFAULT_PARTITIONS, show_default=True)
-@click.option("--nodes", type=click.IntRange(1, 1000), required=True, help="Masters of the Cluster.")
+@click.option("--nodes", type=click.IntRange(1, 1000), required=True, help="Number of masters of the Cluster.")
 @json_lines
 def slots(partitions: int, nodes: int, as_json: bool) -> None:
-    """Show how evenly partitions lie on the nodes of a Cluster, and which numbers lie evenly.
+    """Show how evenly partitions are spread over the nodes of a Cluster, and which numbers spread evenly.
 
-    Asks no server: each node is taken to have an equal range of slots, as `--cluster create` gives them.
+    Needs no server. Assumes that each node has an equal range of slots, as `--cluster create` assigns them.
     """
     from tokenbus_services.cli.slots import show
 
@@ -62,12 +66,12 @@ def slots(partitions: int, nodes: int, as_json: bool) -> None:
 
 
 @click.command()
-@click.option("--keep", is_flag=True, help="Go on until Ctrl-C: load them again where the server has forgotten them.")
-@click.option("--list", "listing", is_flag=True, help="Only show them, as name and SHA-1; no server is asked.")
+@click.option("--keep", is_flag=True, help="Run until Ctrl-C, and load scripts again if the server has lost them.")
+@click.option("--list", "listing", is_flag=True, help="Only list them by name and SHA-1. Needs no server.")
 def scripts(keep: bool, listing: bool) -> None:
     """Load the bus's scripts into the server.
 
-    Needed only where users of the server may run no others: deploy/acl.
+    Only needed if the server's users may not load scripts themselves: deploy/acl.
     """
     from tokenbus_services.cli.scripts import load_scripts, show
 
@@ -79,11 +83,16 @@ def scripts(keep: bool, listing: bool) -> None:
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="The findings as one JSON array.")
-@click.option("--providers", "ask_providers", is_flag=True, help="Ask each provider's address too; no key is sent.")
+@click.option(
+    "--providers",
+    "ask_providers",
+    is_flag=True,
+    help="Also check that each provider's address answers; no key is sent.",
+)
 def doctor(as_json: bool, ask_providers: bool) -> int:
-    """Look at settings, server, workers and queues, and say what is wrong and what to do.
+    """Check settings, server, workers and queues; report what is wrong and what to do.
 
-    Exit code: 0 all well, 1 something is wrong.
+    Exit code: 0 if all is well, 1 if something is wrong.
     """
     from tokenbus_services.cli.doctor.command import run
 
@@ -94,11 +103,11 @@ def doctor(as_json: bool, ask_providers: bool) -> int:
 @click.argument("file", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="The findings as one JSON array.")
 def check(file: Path | None, as_json: bool) -> int:
-    """Check the settings in FILE, else those that services would use here: values, names, ports, addresses, secrets.
+    """Check the settings in FILE (default: those that services would use here): values, names, ports, secrets.
 
-    Tools, policies, blob loaders and plug-ins are imported, but not called. Asks no server.
+    Tools, policies, blob loaders and plug-ins are imported, but not called. Needs no server.
 
-    Exit code: 0 all well, 1 something is wrong.
+    Exit code: 0 if all is well, 1 if something is wrong.
     """
     from tokenbus_services.cli.doctor.check_file import run
 

@@ -6,12 +6,12 @@ import sys
 
 import click
 
-json_events = click.option("--json", "as_json", is_flag=True, help="One JSON event a line, as on the bus.")
-json_lines = click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+json_events = click.option("--json", "as_json", is_flag=True, help="Print one JSON event per line, as on the bus.")
+json_lines = click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 
 
 def agreed(question: str) -> bool:
-    """What the person at the terminal says. Raises UsageError if nobody is there to ask."""
+    """The user's answer at the terminal. Raises UsageError if stdin is not a terminal."""
     if not sys.stdin.isatty():
-        raise click.UsageError("Needs --yes, for there is no terminal to ask at.")
+        raise click.UsageError("Needs --yes, because there is no terminal to ask at.")
     return click.confirm(question, err=True)

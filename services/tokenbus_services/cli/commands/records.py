@@ -14,7 +14,7 @@ from tokenbus_services.cli.commands.options import json_events, json_lines
 @click.pass_context
 @json_lines
 def records(context: click.Context, as_json: bool) -> None:
-    """List the recorded runs, the newest first: when, run, how it ended, provider and model, sizes."""
+    """List recorded runs, newest first: time, run, how it ended, provider, model, sizes."""
     if context.invoked_subcommand is None:
         from tokenbus_services.cli.records import listing
 
@@ -25,7 +25,7 @@ def records(context: click.Context, as_json: bool) -> None:
 @click.argument("run")
 @click.option("--json", "as_json", is_flag=True, help="The record as one JSON object.")
 def records_show(run: str, as_json: bool) -> None:
-    """Show what was recorded of RUN: its request, and what the provider sent in each attempt."""
+    """Show the record of RUN: its request, and the provider's answer in each attempt."""
     from tokenbus_services.cli.records import show
 
     show(run, as_json=as_json)
@@ -35,7 +35,7 @@ def records_show(run: str, as_json: bool) -> None:
 @click.argument("run")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 def records_export(run: str, file: Path) -> None:
-    """Write what was recorded of RUN into FILE, for `tokenbus replay --file` anywhere."""
+    """Write the record of RUN to FILE, for `tokenbus replay --file` on any machine."""
     from tokenbus_services.cli.records import export
 
     export(run, file)
@@ -43,12 +43,14 @@ def records_export(run: str, file: Path) -> None:
 
 @click.command()
 @click.argument("run", required=False)
-@click.option("--file", type=click.Path(dir_okay=False, path_type=Path), help="An exported record, in place of RUN.")
+@click.option(
+    "--file", type=click.Path(dir_okay=False, path_type=Path), help="An exported record to use instead of RUN."
+)
 @json_events
 def replay(run: str | None, file: Path | None, as_json: bool) -> int:
-    """Feed the recorded raw stream of RUN through decoder and parser again, here, and show what comes out.
+    """Feed the recorded raw stream of RUN to decoder and parser again, locally, and show the result.
 
-    Exit code: 0 where that is what was recorded, 1 where it differs; stderr tells how.
+    Exit code: 0 if the result equals the record, 1 if it differs; stderr shows the difference.
     """
     from tokenbus_services.cli.records import replay_file, replay_run
 

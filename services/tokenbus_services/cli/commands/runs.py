@@ -17,24 +17,24 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("file", required=False, type=click.File("rb"))
-@click.option("--provider", help="Name of a configured provider; under `tokenbus up --mock`, the mock provider.")
-@click.option("--model", help="Its model.")
+@click.option(
+    "--provider", help="Name of a configured provider. Default under `tokenbus up --mock`: the mock provider."
+)
+@click.option("--model", help="Model of the provider.")
 @click.option("--text", help="The user's message.")
 @click.option("--system", help="The system prompt.")
-@click.option(
-    "--tool", "tools", multiple=True, help="Name of a declared tool that the model may call; may be repeated."
-)
+@click.option("--tool", "tools", multiple=True, help="Name of a declared tool that the model may call. Repeatable.")
 @click.option("--max-tokens", type=click.IntRange(1))
-@click.option("--id", help="The run's id; sent again, it is the same run.")
-@click.option("--follow", is_flag=True, help="Show the run as it streams; its id goes to stderr.")
+@click.option("--id", help="The run's id. Sending the same id again does not start a second run.")
+@click.option("--follow", is_flag=True, help="Show the run as it streams; print its id to stderr.")
 @json_events
 def send(
     file: BinaryIO | None, tools: tuple[str, ...], follow: bool, as_json: bool, **options: str | int | None
 ) -> int:
     """Publish a request and print the id of its run.
 
-    FILE holds the request as JSON (- for stdin); without it, the options make one. Under `tokenbus up --mock` it needs
-    neither: then the demo's question is sent, and its run shown.
+    FILE contains the request as JSON (- for stdin); without it, the options define the request. Under
+    `tokenbus up --mock` neither is needed: the command sends the demo's question and shows its run.
     """
     from tokenbus_services.cli.send import send
 
@@ -43,21 +43,21 @@ def send(
 
 @click.command()
 @click.argument("topic", type=click.Choice(TOPICS), metavar="TOPIC")
-@click.option("--group", help="Share the events with other workers of this group.")
+@click.option("--group", help="Share the events with other processes of this group.")
 @click.option(
     "--from",
     "begin",
     type=click.Choice(["now", "start"]),
     default="now",
-    help="start: first everything that is kept (of a group: if it is new).",
+    help="start: begin with the oldest event kept (for a group: only if it is new).",
 )
-@click.option("--run", "runs", multiple=True, help="Only the events of this run; may be repeated.")
+@click.option("--run", "runs", multiple=True, help="Only the events of this run. Repeatable.")
 @click.option(
-    "--kind", "kinds", multiple=True, help="Only this type of event (failed), or kind of block (text); may be repeated."
+    "--kind", "kinds", multiple=True, help="Only this type of event (failed), or kind of block (text). Repeatable."
 )
 @json_events
 def tail(topic: SubscribedTopic, runs: tuple[str, ...], kinds: tuple[str, ...], **how: Any) -> None:
-    """Show the events of TOPIC (visible, chunks, blocks, runs or decisions), of all runs, from now on."""
+    """Show new events of all runs on TOPIC (visible, chunks, blocks, runs or decisions)."""
     from tokenbus_services.cli.tail import tail
 
     asyncio.run(tail(topic, runs=runs, kinds=kinds, **how))
@@ -65,14 +65,14 @@ def tail(topic: SubscribedTopic, runs: tuple[str, ...], kinds: tuple[str, ...], 
 
 @click.command()
 @run_options
-@click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="Show so many at the most.")
-@click.option("--oldest-first", is_flag=True, help="Else the newest first.")
+@click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="Maximum number of runs to show.")
+@click.option("--oldest-first", is_flag=True, help="Default: the newest first.")
 @json_lines
 def runs(limit: int, oldest_first: bool, as_json: bool, **choice: Any) -> None:
-    """List runs, open and ended: id, state, age, tenant, provider and model, how they ended.
+    """List open and ended runs: id, state, age, tenant, provider, model, and how they ended.
 
-    The age of an open run counts from its acceptance, that of an ended one from its end. Ended runs are listed for as
-    long as they are kept (retention.finished_run_s).
+    The age is the time since the acceptance of an open run, or since the end of an ended one. Ended runs are listed
+    for as long as they are kept (retention.finished_run_s).
     """
     from tokenbus_services.cli.run_choice import RunChoice
     from tokenbus_services.cli.runs import listing
@@ -82,10 +82,10 @@ def runs(limit: int, oldest_first: bool, as_json: bool, **choice: Any) -> None:
 
 @click.command()
 @click.argument("run")
-@click.option("--after", type=click.IntRange(-1), default=-1, help="Only the events after this seq.")
+@click.option("--after", type=click.IntRange(-1), default=-1, help="Show only the events after this seq.")
 @json_events
 def follow(run: str, after: int, as_json: bool) -> int:
-    """Show RUN to its end, stored and live.
+    """Show all events of RUN, stored and live, to its end.
 
     Exit code: 0 completed, 4 incomplete, 5 failed, 6 cancelled.
     """
@@ -96,12 +96,12 @@ def follow(run: str, after: int, as_json: bool) -> int:
 
 @click.command()
 @click.argument("run", required=False)
-@click.option("--reason", help="Told in the run's last event.")
+@click.option("--reason", help="Reason, repeated in the run's last event.")
 @run_options
-@click.option("--yes", is_flag=True, help="Of runs chosen by options: do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask before cancelling runs chosen by options.")
 @json_lines
 def cancel(run: str | None, reason: str | None, yes: bool, as_json: bool, **choice: Any) -> int:
-    """Stop RUN, at the provider too; or all open runs that the options choose, after asking.
+    """Cancel RUN, also at the provider; or all open runs that match the options, after asking.
 
     Exit code: 1 if RUN is unknown.
     """

@@ -15,14 +15,18 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("service", type=click.Choice(SERVICES), metavar="SERVICE")
-@click.option("--host", help="Address of its HTTP pages; else http.host of the settings.")
-@click.option("--port", type=click.IntRange(0, 65_535), help="Port, 0 for any free one; else the settings' one.")
-@click.option("--mock-url", metavar="URL", help="Add the providers mock-…, which ask the mock provider at URL.")
-@click.option("--console", is_flag=True, help="gateway: serve the console, also without a table [console].")
+@click.option("--host", help="Address of its HTTP pages. Default: http.host in the settings.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65_535),
+    help="Port of its HTTP pages; 0: any free one. Default: as in the settings.",
+)
+@click.option("--mock-url", metavar="URL", help="Add the providers mock-…, which call the mock provider at URL.")
+@click.option("--console", is_flag=True, help="gateway: serve the console, even without a table [console].")
 def worker(service: ServiceName, host: str | None, port: int | None, mock_url: str | None, console: bool) -> None:
     """Run SERVICE (fetcher, normalizer, parser, pipeline, tools, policy, blobs, recorder or gateway) until a signal.
 
-    SIGTERM and Ctrl-C stop it in order; a second one ends it at once. Prints "ready SERVICE URL" when it can work.
+    SIGTERM and Ctrl-C shut it down; a second one ends it at once. Prints "ready SERVICE URL" when it can work.
     """
     from tokenbus_services.cli.worker.command import run
 
@@ -35,11 +39,13 @@ def worker(service: ServiceName, host: str | None, port: int | None, mock_url: s
     "scales",
     multiple=True,
     metavar="SERVICE=N",
-    help="Workers of a service, 1 by default. May be repeated.",
+    help="Number of workers of a service; default 1. Repeatable.",
 )
 @click.option("--services", metavar="NAME,…", help="Only these services.")
 @click.option(
-    "--data", type=click.Path(file_okay=False, path_type=Path), help="Data directory; else data_dir, .tokenbus."
+    "--data",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Data directory. Default: data_dir in the settings, .tokenbus.",
 )
 @click.option(
     "--mock",
@@ -51,13 +57,13 @@ def worker(service: ServiceName, host: str | None, port: int | None, mock_url: s
 @click.option(
     "--chained",
     is_flag=True,
-    help="Run fetcher, normalizer and parser as one process, the pipeline; else as stages.chained says.",
+    help="Run fetcher, normalizer and parser as one process, the pipeline. Default: stages.chained in the settings.",
 )
 def up(scales: tuple[str, ...], services: str | None, data: Path | None, mock_provider: bool, chained: bool) -> None:
     """Run a server and all services as child processes until Ctrl-C.
 
-    The server is one of its own unless TOKENBUS_REDIS_URL names another. Commands, and clients that are given no URL,
-    find it from the same directory. Prints "ready" when all services are; a service that dies is started again.
+    Starts its own server unless TOKENBUS_REDIS_URL is set. Commands and clients without a URL find that server if they
+    run in the same directory. Prints "ready" when all services are ready, and restarts a service that exits.
     """
     from tokenbus_services.cli.up.command import run
 
@@ -67,12 +73,12 @@ def up(scales: tuple[str, ...], services: str | None, data: Path | None, mock_pr
 @click.command()
 @click.option(
     "--provider",
-    help="Use the real API (anthropic, openai-chat, openai-responses, gemini) with the key in the environment.",
+    help="Call the real API (anthropic, openai-chat, openai-responses, gemini) with the key from the environment.",
 )
-@click.option("--model", help="Its model; each API has a default.")
-@click.option("--keep", is_flag=True, help="Keep the directory with settings, logs and data, and say where it is.")
+@click.option("--model", help="Model of that provider; each API has a default.")
+@click.option("--keep", is_flag=True, help="Keep the directory with settings, logs and data, and print its path.")
 def demo(provider: str | None, model: str | None, keep: bool) -> int:
-    """Everything on this machine: one request with a tool, its text as it streams, then stop.
+    """Run everything on this machine, stream one request with a tool, then stop.
 
     Needs no key: a mock provider answers.
     """
