@@ -49,7 +49,7 @@ CODES: dict[str, Told] = {
     "key_missing": Told("auth", False, "The environment variable of the key is not set."),
     "key_unusable": Told("auth", False, "The key cannot be put into an HTTP header."),
     "limit_wait": Told("rate_limit", False, "The run waited too long for its turn under `[limits]`."),
-    "lost": Told("internal", True, "Nothing has worked on the run for too long."),
+    "lost": Told("internal", True, "Nothing has worked on the run for too long, or its keys expired."),
     "message_restarted": Told("protocol", True, "The provider began its message a second time."),
     "network": Told("network", True, "The connection to the provider failed."),
     "poison": Told("internal", False, "Workers died on it, one after the other."),
@@ -63,5 +63,6 @@ CODES: dict[str, Told] = {
     "too_many_events": Told("limit", False, "The run has more input events than `limits.run_events`."),
     "turn_too_large": Told("limit", False, "A turn says more than `limits.turn_bytes`."),
     "upload_refused": Told("protocol", False, "The provider's file store gave an upload address on another host."),
+    "upload_too_slow": Told("timeout", True, "An upload to the provider's file store dripped."),
     "worker_lost": Told("internal", True, "The fetcher of the run died in the middle of a call."),
 }
