@@ -29,6 +29,7 @@ from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import Ended, Noted, TurnWork, history_decoder, turn_decoder
 from tokenbus.events.requests import Generate, Message
 from tokenbus.providers.api import HttpCall
+from tokenbus_services.fetcher.attempt_writer import AttemptWriter
 from tokenbus_services.fetcher.call_spans import CallFacts, CallSpans
 from tokenbus_services.fetcher.endpoints import Endpoint, Providers
 from tokenbus_services.fetcher.image_offload.offload import ImageStore
@@ -37,7 +38,7 @@ from tokenbus_services.fetcher.limits.scopes import Scopes
 from tokenbus_services.fetcher.limits.token_estimate import TokenTally, estimate
 from tokenbus_services.fetcher.limits.wait_queue import FairQueue, WaitedTooLong
 from tokenbus_services.fetcher.provider_call import DEADLINE_PASSED, FilesLost, Rejected, fetch
-from tokenbus_services.fetcher.raw_writer import AttemptWriter, RawWriter
+from tokenbus_services.fetcher.raw_writer import RawWriter
 from tokenbus_services.fetcher.request_media import TurnMedia
 from tokenbus_services.fetcher.uploads.upload import UploadFailed
 from tokenbus_services.media.body import MediaBody

@@ -19,12 +19,12 @@ from tokenbus.providers.file_api import LOST_STATUSES, lost_files
 from tokenbus.providers.response.decoder import MAX_ERROR_BODY_BYTES
 from tokenbus.providers.response.error_mapping import REQUEST_ID_HEADERS
 from tokenbus.providers.response.last_event import LastEvent
+from tokenbus_services.fetcher.attempt_writer import AttemptWriter
 from tokenbus_services.fetcher.auth import KeyMissing, KeyUnusable
 from tokenbus_services.fetcher.call_spans import CallFacts
 from tokenbus_services.fetcher.endpoints import AuthUnavailable, Endpoint
 from tokenbus_services.fetcher.image_offload.offload import ImageOffloader, ImageStore
 from tokenbus_services.fetcher.limits.token_estimate import TokenTally
-from tokenbus_services.fetcher.raw_writer import AttemptWriter
 from tokenbus_services.fetcher.response_body import BodyRefused, beginning, described, read_body
 from tokenbus_services.fetcher.uploads.upload import AUTH_UNAVAILABLE
 from tokenbus_services.media.body import MediaBody

@@ -4,19 +4,16 @@ The cost unit is the wake-up across processes, not the event. So one flush carri
 one entry per partition. A flush is sent at once while the process is less than half busy; the busier it is, the longer
 a flush gathers, up to the linger (linger.py). Data that begins or ends a block never waits (`urgent`).
 
-No attempt can crowd out the others: a flush takes little of each, and an attempt that brings much more than a model
-writes (`heavy`) continues only while later stages have little of its partition waiting.
+What waits, and when an attempt has to wait, is the attempt's own matter (attempt_writer.py).
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import defaultdict
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
-from uuid import uuid4
 
 import msgspec
 from redis.exceptions import RedisError
@@ -30,22 +27,13 @@ from tokenbus.bus.server.retry import ISOLATED_TRIES, MAX_TRIES, retry_until_ava
 from tokenbus.bus.server.run_scripts import run_scripts
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.stage.chain import Chain, Flush
-from tokenbus.errors import AttemptRefused
 from tokenbus.events.error_info import ErrorInfo
-from tokenbus.events.frames import ANY_FRAME, Data, Ended, Lost, RawFrame, RawItem, encode
+from tokenbus.events.frames import ANY_FRAME, Ended, Lost, RawFrame, encode
+from tokenbus_services.fetcher.attempt_writer import FRAME_BYTES, AttemptWriter
 from tokenbus_services.fetcher.backpressure import LAG_POLL_S, Backpressure
 from tokenbus_services.fetcher.linger import Linger
 from tokenbus_services.runtime.task_failures import LoggedTasks
 
-BUFFER_BYTES = 256 * 1024
-"""Bytes of one attempt that may wait for a flush; beyond that its socket is not read."""
-FRAME_BYTES = 64 * 1024
-"""Bytes of one attempt per flush, and of all attempts of a partition: roughly the content of one entry."""
-HEAVY_BYTES = 512 * 1024
-LIGHT_BYTES_S = 256 * 1024
-"""An attempt is heavy while it is ``HEAVY_BYTES`` ahead of ``LIGHT_BYTES_S``. A model that writes a thousand chunks
-a second stays below.
-"""
 FULL_PATIENCE_S = 10.0
 """How long an attempt waits while the server is out of memory. Then it ends, because only ended runs free memory."""
 FULL_POLL_S = 0.2
@@ -53,155 +41,6 @@ TORN = (b"frame ", b"writer ")
 """Prefixes of refusals of an open attempt whose frames on the server are not this writer's: the server lost frames
 in a fail-over, or gave the attempt to a second worker. Neither can continue, so the attempt ends as lost.
 """
-
-
-class FramesRefused(Exception):
-    """An attempt's frames always fail the write command: its run ends, and the others continue."""
-
-
-class AttemptWriter:
-    """The frames of one attempt, in order. Created by `RawWriter.attempt`."""
-
-    def __init__(
-        self, writer: RawWriter, run: str, turn: int, attempt: int, refused: Callable[[str], object], *, held: bool
-    ) -> None:
-        self.run = run
-        self.partition = writer.keys.partition_of(run)
-        self.turn = turn
-        self.attempt = attempt
-        self.items: list[RawItem] = []
-        self.waiting = 0
-        self.frames = 0
-        self.name = uuid4().hex[:12]
-        self.final = False
-        self.held = held
-        """Whether the run is under policies, and so waits for the policy stage too."""
-        self.why_refused: str | None = None
-        self.broken: Exception | None = None
-        self.full_since: float | None = None
-        """When the server first refused its frames for lack of memory."""
-        self.flushed = asyncio.Event()
-        self.writer = writer
-        self._beyond = 0.0
-        """Bytes ahead of the rate of a light attempt."""
-        self._beyond_at = 0.0
-        self._refused = refused
-
-    @property
-    def must_wait(self) -> bool:
-        """Whether `room` has something to wait for, or an error to raise."""
-        lags, partition = self.writer.lags, self.partition
-        return (
-            self.waiting > BUFFER_BYTES
-            or self._beyond > HEAVY_BYTES
-            or self.why_refused is not None
-            or self.broken is not None
-            or lags.of(partition, "normalizer") is not None
-            or (self.held and lags.of(partition, "policy") is not None)
-        )
-
-    def write_item(self, item: RawItem, *, urgent: bool = False) -> None:
-        """Queue an item. If `must_wait` is true after that, call `room` before the next item."""
-        if isinstance(item, Data):
-            size = len(item.data)
-            self.waiting += size
-            now = time.monotonic()
-            self._beyond = max(0.0, self._beyond - (now - self._beyond_at) * LIGHT_BYTES_S) + size
-            self._beyond_at = now
-            pieces = range(0, size, FRAME_BYTES)
-            self.items += [item] if len(pieces) <= 1 else [Data(item.data[i : i + FRAME_BYTES]) for i in pieces]
-        else:
-            self.items.append(item)
-        self.writer.touch(self, urgent)
-
-    async def room(self) -> None:
-        """Wait while too much is queued or a later stage lags. Raises AttemptRefused."""
-        while self.waiting > BUFFER_BYTES:
-            await self._flushed()
-        if self._beyond > HEAVY_BYTES:
-            await self.writer.lags.short(self.partition, adds=FRAME_BYTES)
-        if event := self.writer.lags.of(self.partition, "normalizer"):
-            while not await wait_briefly(event):
-                await self._look()
-                self._check()
-        while self.held and (event := self.writer.lags.of(self.partition, "policy")):
-            if not await wait_briefly(event):
-                await self._look()
-                self._check()
-        self._check()
-
-    async def write(self, item: RawItem, *, urgent: bool = False) -> None:
-        """`write_item`, then `room`. Raises AttemptRefused."""
-        self.write_item(item, urgent=urgent)
-        if self.must_wait:
-            await self.room()
-
-    async def end(self, item: Ended | Lost) -> None:
-        """Queue the attempt's last item and wait until everything is written. Raises AttemptRefused."""
-        self.items.append(item)
-        self.final = True
-        self.writer.touch(self, True)
-        while self.items:
-            await self._flushed()
-        self._check()
-
-    def refuse(self, reason: str) -> None:
-        """Handle the server's refusal of this attempt."""
-        self.why_refused = reason
-        self.items.clear()
-        self.flushed.set()
-        self._refused(reason)
-
-    def break_off(self, error: Exception) -> None:
-        """Handle a permanent error: the server will never accept these frames, so the run cannot continue."""
-        self.broken = error
-        self.items.clear()
-        self.flushed.set()
-
-    async def _look(self) -> None:
-        """Poll the run's status: an attempt that is not writing never learns that it was refused."""
-        record = await self.writer.record_of(self.run, self.attempt)
-        if not record.is_open:
-            self.refuse("over")
-        elif record.bypassed:
-            self.held = False
-
-    def part(self, keys: Keys) -> tuple[RawPart, int, int]:
-        """Return the first queued items as one frame, with their count and their size in bytes. They stay queued
-        until written.
-        """
-        count = size = 0
-        for item in self.items:
-            more = len(item.data) if isinstance(item, Data) else 0
-            if count and size + more > FRAME_BYTES:
-                break
-            count, size = count + 1, size + more
-        items = _joined(self.items[:count])
-        final = self.final and count == len(self.items)
-        frame = encode(RawFrame(self.turn, self.attempt, self.frames, self.writer.now_ms(), items))
-        part = RawPart(self.run, keys.run(self.run), self.attempt, self.frames, final, frame, self.name)
-        return part, count, size
-
-    def written(self, count: int, size: int) -> None:
-        """Remove the first ``count`` items, of ``size`` bytes, which are on the server now."""
-        del self.items[:count]
-        self.waiting -= size
-        self.frames += 1
-        self.full_since = None
-        self.flushed.set()
-
-    async def _flushed(self) -> None:
-        """Wait briefly for a flush."""
-        self.flushed.clear()
-        self._check()
-        if not await wait_briefly(self.flushed):
-            self.writer.touch(self, False)  # make sure that the next flush includes it
-
-    def _check(self) -> None:
-        if self.why_refused is not None:
-            raise AttemptRefused(self.run, self.attempt, self.why_refused)
-        if self.broken is not None:
-            raise FramesRefused(f"the server does not take the attempt's frames: {self.broken}") from self.broken
 
 
 class _Flushed(msgspec.Struct, frozen=True, eq=False):
@@ -435,20 +274,3 @@ class RawWriter:
 
 def _any_held(group: list[_Flushed]) -> bool:
     return any(each.attempt.held for each in group)
-
-
-def _joined(items: list[RawItem]) -> list[RawItem]:
-    """Join neighbouring pieces of the body."""
-    joined: list[RawItem] = []
-    pieces: list[bytes] = []
-    for item in items:
-        if isinstance(item, Data):
-            pieces.append(item.data)
-            continue
-        if pieces:
-            joined.append(Data(b"".join(pieces)))
-            pieces = []
-        joined.append(item)
-    if pieces:
-        joined.append(Data(b"".join(pieces)))
-    return joined

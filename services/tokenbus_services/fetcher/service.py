@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
-from math import inf
 
 import msgspec
 
@@ -19,6 +18,7 @@ from tokenbus.events.requests import Tool
 from tokenbus_services.blobs.loader import loader_of
 from tokenbus_services.fetcher.attempt_runner import AttemptRunner, waits_as
 from tokenbus_services.fetcher.call_spans import CallSpans
+from tokenbus_services.fetcher.cancelled_calls import stop_calls
 from tokenbus_services.fetcher.endpoints import Providers
 from tokenbus_services.fetcher.image_offload.offload import ImageStore
 from tokenbus_services.fetcher.limits.limiter import Limiter
@@ -254,17 +254,7 @@ class FetcherService:
         self._attempts.on_claimed_away(item)
 
     def _on_control(self, message: Control) -> None:
-        if message.what == "cancel":
-            self._attempts.cancel(message.run)
-        elif message.what == "closed":
-            self._attempts.cancel(message.run, which=lambda item: _attempt(item, message.run) <= message.attempt)
-
-
-def _attempt(item: QueueItem, run: str) -> float:
-    try:
-        return turn_decoder.decode(item.fields[run.encode()]).attempt
-    except msgspec.MsgspecError:
-        return inf  # its work will report what is wrong with it
+        stop_calls(self._attempts, message)
 
 
 def _tenant(item: QueueItem) -> str:

@@ -14,7 +14,7 @@ from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
 from tokenbus.events.frames import CONTROL_ATTEMPT, Decision, EventFrame, PolicyVerdict, PolicyVerdicts, encode
-from tokenbus_services.policy_stage.blame import RunStarts, Starts
+from tokenbus_services.policy_stage.failed_starts import RunStarts, Starts
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

@@ -2,7 +2,7 @@
 
 An executor may end at any time, by this run's fault or another's. Then the run starts again in another one with all its
 drafts; repeated verdicts are ignored (`tokenbus.core.run.gated`). A policy that ends its executors too often is no
-longer called (`blame`). The count is in the run's hash, so that other workers continue it.
+longer called (`failed_starts`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,15 @@ import structlog
 from tokenbus.bus.scripts.policies import Place
 from tokenbus.events.frames import WHOLE_RUN, Decision, PolicyVerdict
 from tokenbus.policy.policy_runner import OnError
-from tokenbus_services.policy_stage.blame import END_TEXTS, Fault, RunStarts, StartDecision, Starts, decide_start
+from tokenbus_services.policy_stage.blame import Fault
 from tokenbus_services.policy_stage.executors import Executors
+from tokenbus_services.policy_stage.failed_starts import (
+    RunStarts,
+    StartCounts,
+    StartDecision,
+    count_failed_start,
+    decide_start,
+)
 from tokenbus_services.policy_stage.messages import Verdicts
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -29,7 +36,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
 """Before the second start again of a run, and the longest one, which each doubles towards."""
 
 
-class RunRecord(Protocol):
+class RunRecord(StartCounts, Protocol):
     """The run on the server, while this worker owns its partition."""
 
     async def starts(self) -> RunStarts | None:
@@ -40,14 +47,6 @@ class RunRecord(Protocol):
 
     async def note_place(self, place: Place) -> bool:
         """Write down where this worker judges it now; False: as None for `starts`."""
-        ...
-
-    async def note_unexplained(self, ends: int) -> bool:
-        """Set `RunStarts.unexplained`; False: as None for `starts`."""
-        ...
-
-    async def count(self, policy: str, starts: int, *, failed_at: int | None = None) -> Starts | None:
-        """Set a count and return it. None: as for `starts`."""
         ...
 
     async def append_verdicts(self, start: int, steps: list[PolicyVerdict]) -> bool:
@@ -176,28 +175,12 @@ class PolicyRunTask:
             outcome = await self._in_executor(record, decided)
             if outcome is None:
                 return
-            if isinstance(outcome, Fault) and not await self._count(record, starts, outcome):
+            if isinstance(outcome, Fault) and not await count_failed_start(self.run, starts, outcome, record):
                 return
             if self._start:
                 # If executors end as fast as they start, without a policy at fault, the parser's policy timeout ends
                 # the run.
                 await asyncio.sleep(min(_FIRST_PAUSE_S * 2 ** min(self._start, 10), _LONGEST_PAUSE_S))
-
-    async def _count(self, record: RunRecord, starts: RunStarts, fault: Fault) -> bool:
-        """Count a failed start; False if the run is over or another worker owns it."""
-        if fault.policy is None:
-            starts.unexplained = count = starts.unexplained + 1
-            counted = await record.note_unexplained(count)
-        else:
-            count = starts.policies.get(fault.policy, Starts()).count + 1
-            held = await record.count(fault.policy, count, failed_at=fault.place)
-            counted = held is not None
-            if held:
-                starts.policies[fault.policy] = held
-        if counted:
-            why = END_TEXTS[fault.end]
-            log.warning("policy_start_failed", run=self.run, policy=fault.policy, problem=why, starts=count)
-        return counted
 
     async def _in_executor(self, record: RunRecord, decided: StartDecision) -> Fault | bool | None:
         """Judge the run from its first draft on. Returns None at its end, or if another worker owns it; a fault, or

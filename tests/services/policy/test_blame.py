@@ -5,15 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tokenbus.policy.policy_runner import OnError
-from tokenbus_services.policy_stage.blame import (
+from tokenbus_services.policy_stage.blame import culprit, is_evidence
+from tokenbus_services.policy_stage.failed_starts import (
     WORKERS_BESIDE,
     WORKERS_PER_START,
     RunStarts,
     StartDecision,
     Starts,
-    culprit,
     decide_start,
-    is_evidence,
     reason,
 )
 from tokenbus_services.policy_stage.marks import Call, Marks

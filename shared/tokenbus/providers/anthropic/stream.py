@@ -23,7 +23,6 @@ from tokenbus.errors import Malformed, TooLarge
 from tokenbus.events.normalized import (
     BlockStart,
     BlockStop,
-    Cut,
     Done,
     Extra,
     Failed,
@@ -43,6 +42,7 @@ from tokenbus.events.usage import Usage
 from tokenbus.providers.anthropic import wire
 from tokenbus.providers.anthropic.stream_blocks import EmittedBlock, OpenBlock, fields_of, further_fields, remaining_of
 from tokenbus.providers.response.decoder import MAX_OPEN_BLOCKS, ResponseDecoder, finish_of
+from tokenbus.providers.response.end_of_stream import cut_before
 from tokenbus.providers.response.error_mapping import provider_failure
 from tokenbus.providers.response.json_decode import is_null, tag_of, text_of
 from tokenbus.providers.response.sse import SseEvent
@@ -112,7 +112,7 @@ class AnthropicDecoder(ResponseDecoder, kw_only=True, rename={"emitted": "told"}
 
     def _closed(self, out: list[Normalized]) -> Terminal:
         began = self.message_id is not None
-        return Cut("the stream ended before message_stop" if began else "the body held no message")
+        return cut_before("message_stop", began=began, content="message")
 
     # --- the message ----------------------------------------------------------------------------------------
 

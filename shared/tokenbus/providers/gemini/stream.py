@@ -26,7 +26,6 @@ from tokenbus.errors import Malformed
 from tokenbus.events.normalized import (
     BlockStart,
     BlockStop,
-    Cut,
     Done,
     Extra,
     Failed,
@@ -48,6 +47,7 @@ from tokenbus.events.usage import Usage
 from tokenbus.providers.gemini import wire
 from tokenbus.providers.gemini.partial_args import ArgsWriter
 from tokenbus.providers.response.decoder import ResponseDecoder, finish_of
+from tokenbus.providers.response.end_of_stream import cut_before
 from tokenbus.providers.response.error_mapping import provider_failure
 from tokenbus.providers.response.json_decode import is_null, read, text_of
 from tokenbus.providers.response.repeats import EmittedText
@@ -140,7 +140,7 @@ class GeminiDecoder(
 
     def _closed(self, out: list[Normalized]) -> Terminal:
         if not (self.finish or self.block_reason):  # open blocks stay open: they are incomplete
-            return Cut("the stream ended before finishReason" if self.started else "the body held no answer")
+            return cut_before("finishReason", began=self.started, content="answer")
         self._close_open_block(out)
         usage = usage_of(self.usage) if self.usage else None
         if self.finish:

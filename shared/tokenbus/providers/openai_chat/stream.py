@@ -49,6 +49,7 @@ from tokenbus.providers.openai_chat import reasoning, wire
 from tokenbus.providers.openai_chat.calls import Call, CallTable
 from tokenbus.providers.openai_chat.repeated_thinking import RepeatedThinking
 from tokenbus.providers.response.decoder import ResponseDecoder, finish_of
+from tokenbus.providers.response.end_of_stream import cut_before
 from tokenbus.providers.response.error_mapping import provider_failure
 from tokenbus.providers.response.json_decode import is_null, read, text_of
 from tokenbus.providers.response.repeats import EmittedText
@@ -131,7 +132,7 @@ class ChatDecoder(ResponseDecoder, kw_only=True):
         if self.finish is not None:
             return self._finish(out)
         self._release(out)
-        return Cut("the stream ended before finish_reason and [DONE]" if self.started else "the body held no answer")
+        return cut_before("finish_reason and [DONE]", began=self.started, content="answer")
 
     # --- content --------------------------------------------------------------------------------------------
 

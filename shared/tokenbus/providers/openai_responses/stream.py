@@ -36,6 +36,7 @@ from tokenbus.providers.openai_responses import wire
 from tokenbus.providers.openai_responses.items import ItemKind, arguments_of, raw_key, summary_key, text_key, tools_of
 from tokenbus.providers.openai_responses.output import OutputDecoder
 from tokenbus.providers.response.decoder import finish_of
+from tokenbus.providers.response.end_of_stream import cut_before
 from tokenbus.providers.response.error_mapping import provider_failure
 from tokenbus.providers.response.json_decode import is_null, read, text_of
 from tokenbus.providers.response.sse import SseEvent
@@ -78,7 +79,7 @@ class ResponsesDecoder(OutputDecoder, kw_only=True):
         return None
 
     def _closed(self, out: list[Normalized]) -> Terminal:
-        return Cut("the stream ended before response.completed" if self.started else "the body held no response")
+        return cut_before("response.completed", began=self.started, content="response")
 
     # --- the response -----------------------------------------------------------------------------------------
 

@@ -14,7 +14,6 @@ import msgspec
 from tokenbus.errors import Malformed, TooLarge
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.normalized import (
-    Cut,
     Done,
     Failed,
     FinishReason,
@@ -24,9 +23,10 @@ from tokenbus.events.normalized import (
     Terminal,
     ToolCallStart,
 )
+from tokenbus.providers.response.end_of_stream import cut_inside_event, is_cut_done, is_unfinished
 from tokenbus.providers.response.error_mapping import http_failure, provider_failure, wire_failure
 from tokenbus.providers.response.inline_thinking import InlineThinking
-from tokenbus.providers.response.json_decode import is_unfinished, read
+from tokenbus.providers.response.json_decode import read
 from tokenbus.providers.response.sse import (
     MAX_COMMENT_BYTES,
     MAX_EVENT_BYTES,
@@ -36,7 +36,6 @@ from tokenbus.providers.response.sse import (
 )
 from tokenbus.providers.response.surrogates import SurrogateJoiner, with_placeholders
 
-_DONE = b"[DONE]"
 _anything = msgspec.json.Decoder()
 
 MAX_ERROR_BODY_BYTES = 64 * 2**10
@@ -134,8 +133,8 @@ class ResponseDecoder(msgspec.Struct, metaclass=_AbstractStruct, kw_only=True):
         for event in events:
             if self.ended:
                 return
-            if at_end and event.data != _DONE and _DONE.startswith(event.data):
-                continue  # a truncated [DONE]
+            if at_end and is_cut_done(event.data):
+                continue
             before = len(out)
             try:
                 if not event.data.isascii():
@@ -149,9 +148,8 @@ class ResponseDecoder(msgspec.Struct, metaclass=_AbstractStruct, kw_only=True):
                     del out[before:]
                     raise long
             except (Malformed, TooLarge) as e:
-                terminal = Failed(wire_failure(e, event.data))
-                if at_end and is_unfinished(event.data):
-                    terminal = Cut("the body ended inside an event")
+                cut = cut_inside_event(event.data) if at_end else None
+                terminal = cut or Failed(wire_failure(e, event.data))
             except RecursionError:
                 terminal = Failed(wire_failure(Malformed("event", "nested too deeply"), event.data))
             if terminal is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -20,7 +19,6 @@ class _Tagged(msgspec.Struct):
     type: str
 
 
-_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+("?)', re.DOTALL)
 _any_tag = msgspec.json.Decoder(_Tagged)
 
 
@@ -39,12 +37,6 @@ def read(decoder: msgspec.json.Decoder[T], data: bytes, what: str) -> T:
         if b"\\u" in data and (whole := replace_lone_surrogates(data)) != data:
             return read(decoder, whole, what)
         raise Malformed(what, str(e)) from None
-
-
-def is_unfinished(data: bytes) -> bool:
-    """Whether JSON stops in the middle. At the end of a body this means a truncated body, not an invalid one."""
-    bones = _STRING.sub(lambda m: b"" if m[1] else b'"', data)
-    return b'"' in bones or sum(bones.count(b) for b in (b"{", b"[")) > sum(bones.count(b) for b in (b"}", b"]"))
 
 
 def tag_of(data: bytes) -> str:
