@@ -10,14 +10,14 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute
 
 from tokenbus_services.gateway import idempotency
-from tokenbus_services.gateway.answers import StreamedAnswer
 from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.gateway import Gateway
 from tokenbus_services.gateway.http_request import read_request
 from tokenbus_services.gateway.runs import not_found
+from tokenbus_services.gateway.session_routes import publish_named, rejoined, surface_routes
 from tokenbus_services.gateway.sessions import Session, Sessions
 from tokenbus_services.gateway.surfaces.ag_ui import AgUi
 from tokenbus_services.gateway.surfaces.contract import GatewayNote, GatewayRequest
@@ -31,11 +31,7 @@ def routes(gateway: Gateway) -> list[BaseRoute]:
         ("/agui/runs/{run:path}", agent.join, "GET"),
         ("/agui/runs/{run:path}", agent.cancel, "DELETE"),
     )
-    surface = agent.surface
-    return [
-        Route(path, gateway.guarded(surface.name, surface.refusal, handle), methods=[method])
-        for path, handle, method in served
-    ]
+    return surface_routes(gateway, agent.surface, served)
 
 
 class _Agent:
@@ -52,13 +48,9 @@ class _Agent:
         name = str(translated.echo["run"])
         headers = {idempotency.HEADER: name, **asked.headers}
         asked = msgspec.structs.replace(asked, headers=headers)
-        opened = await gateway.runs.publish(gateway.door, caller, surface, asked, translated)
-        try:
-            await self._sessions.put(caller.tenant, name, Session(opened.id, asked.body))
-        except BaseException:
-            gateway.runs.client_gone(opened)
-            gateway.runs.leave(gateway.door, opened)
-            raise
+        opened, _ = await publish_named(
+            gateway, surface, caller, asked, translated, sessions=self._sessions, name=name, body=asked.body
+        )
         return gateway.answer(opened, surface, asked, translated)
 
     async def join(self, request: Request) -> Any:
@@ -67,18 +59,8 @@ class _Agent:
         session, note = await self._session(request, caller)
         join_at = await self._sessions.last_seq(session.run)
         given = GatewayRequest(body=session.body, headers={})
-        return StreamedAnswer(
-            session.run,
-            gateway.runs.follow(session.run),
-            encoder=lambda first: surface.joining(given, note, session.run, join_at=join_at),
-            media_type=surface.media_type,
-            keep_alive=surface.keep_alive,
-            early=False,
-            refusal=surface.refusal,
-            headers=surface.stream_headers,
-            on_gone=_stay,
-            on_end=_stay,
-            times=gateway.times,
+        return rejoined(
+            gateway, surface, session.run, lambda first: surface.joining(given, note, session.run, join_at=join_at)
         )
 
     async def cancel(self, request: Request) -> Response:
@@ -95,7 +77,3 @@ class _Agent:
         if session is None or note is None:
             raise not_found(name)
         return session, note
-
-
-def _stay() -> None:
-    """The run continues without its client."""

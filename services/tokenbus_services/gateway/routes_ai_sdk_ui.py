@@ -12,15 +12,15 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute
 
 from tokenbus.errors import TokenbusError
-from tokenbus_services.gateway.answers import StreamedAnswer
 from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.gateway import Gateway
 from tokenbus_services.gateway.http_request import headers_in, read_request
 from tokenbus_services.gateway.problem import Refusal
-from tokenbus_services.gateway.sessions import Session, Sessions
+from tokenbus_services.gateway.session_routes import publish_named, rejoined, surface_routes
+from tokenbus_services.gateway.sessions import Sessions
 from tokenbus_services.gateway.surfaces.ai_sdk_ui import AiSdkUi
 from tokenbus_services.gateway.surfaces.contract import GatewayNote, GatewayRequest
 
@@ -36,11 +36,7 @@ def routes(gateway: Gateway) -> list[BaseRoute]:
         ("/api/chat/{chat:path}/stream", chats.resume, "GET"),
         ("/api/chat/{chat:path}/stop", chats.stop, "POST"),
     )
-    surface = chats.surface
-    return [
-        Route(path, gateway.guarded(surface.name, surface.refusal, handle), methods=[method])
-        for path, handle, method in served
-    ]
+    return surface_routes(gateway, chats.surface, served)
 
 
 class _Chats:
@@ -54,14 +50,10 @@ class _Chats:
         caller = await gateway.caller(request, surface)
         asked = await read_request(request, most_bytes=gateway.settings.body_bytes)
         translated = gateway.translated(caller, surface, asked)
-        opened = await gateway.runs.publish(gateway.door, caller, surface, asked, translated)
-        try:
-            chat = str(translated.echo["chat"])
-            earlier = await self._sessions.put(caller.tenant, chat, Session(opened.id))
-        except BaseException:
-            gateway.runs.client_gone(opened)
-            gateway.runs.leave(gateway.door, opened)
-            raise
+        chat = str(translated.echo["chat"])
+        opened, earlier = await publish_named(
+            gateway, surface, caller, asked, translated, sessions=self._sessions, name=chat
+        )
         if earlier and earlier.run != opened.id:
             with contextlib.suppress(TokenbusError):  # it ends by itself
                 await gateway.runs.cancel(earlier.run, SUPERSEDED)
@@ -75,19 +67,7 @@ class _Chats:
         if run is None or note is None:
             return Response(status_code=204)
         asked = GatewayRequest(body=b"", headers=headers_in(request), query=dict(request.query_params))
-        return StreamedAnswer(
-            run,
-            gateway.runs.follow(run),
-            encoder=lambda first: surface.encoder(asked, note, run),
-            media_type=surface.media_type,
-            keep_alive=surface.keep_alive,
-            early=False,
-            refusal=surface.refusal,
-            headers=surface.stream_headers,
-            on_gone=_stay,
-            on_end=_stay,
-            times=gateway.times,
-        )
+        return rejoined(gateway, surface, run, lambda first: surface.encoder(asked, note, run))
 
     async def stop(self, request: Request) -> Response:
         caller = await self._gateway.caller(request, self.surface)
@@ -106,7 +86,3 @@ class _Chats:
             return await self._gateway.runs.owned(run, caller)
         except Refusal:  # it was not accepted yet, or its retention has passed
             return None
-
-
-def _stay() -> None:
-    """The run continues without its client."""

@@ -26,13 +26,13 @@ from tokenbus import Response
 from tokenbus.bus.keys import PublicTopic
 from tokenbus.events.public import TERMINAL, PublicEvent
 from tokenbus_services.gateway import sse
-from tokenbus_services.gateway.answers import StreamedAnswer
 from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.gateway import Gateway, Handler
 from tokenbus_services.gateway.http_request import headers_in, read_request
 from tokenbus_services.gateway.problem import Problem, Refusal, invalid
 from tokenbus_services.gateway.run_list import RunQuery, page_of
 from tokenbus_services.gateway.runs import not_found
+from tokenbus_services.gateway.session_routes import rejoined
 from tokenbus_services.gateway.surfaces.contract import Answer
 from tokenbus_services.gateway.surfaces.fields import Fields, json_body
 from tokenbus_services.gateway.surfaces.native import Native
@@ -92,19 +92,7 @@ class _NativeRoutes:
         last = await self._gateway.runs.last_event(run)
         if isinstance(last, TERMINAL) and last.seq <= after:
             return HttpResponse(status_code=204)
-        return StreamedAnswer(
-            run,
-            self._gateway.runs.follow(run, after=after),
-            encoder=lambda first: NativeEncoder(),
-            media_type=self.surface.media_type,
-            keep_alive=self.surface.keep_alive,
-            early=False,
-            refusal=self.surface.refusal,
-            headers={},
-            on_gone=_nothing,
-            on_end=_nothing,
-            times=self._gateway.times,
-        )
+        return rejoined(self._gateway, self.surface, run, lambda first: NativeEncoder(), after=after)
 
     async def cancel(self, request: Request) -> Any:
         """Ask for the run's end."""
@@ -227,7 +215,3 @@ def _after(request: Request) -> int:
 
 def _sent(answer: Answer) -> HttpResponse:
     return HttpResponse(answer.body, answer.status, dict(answer.headers), media_type=answer.media_type)
-
-
-def _nothing() -> None:
-    """Reading a run changes nothing of it."""

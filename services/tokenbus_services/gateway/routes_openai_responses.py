@@ -17,7 +17,6 @@ from tokenbus.client.decode import is_end
 from tokenbus.errors import CursorTrimmed, RunNotFound
 from tokenbus.events.public import PublicEvent, RunFailedEvent, Started
 from tokenbus.events.requests import Message
-from tokenbus_services.gateway.answers import StreamedAnswer
 from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.gateway import Gateway
 from tokenbus_services.gateway.http_request import headers_in, read_request
@@ -25,6 +24,7 @@ from tokenbus_services.gateway.problem import Problem, Refusal, of_run
 from tokenbus_services.gateway.response_socket import ResponseSocket
 from tokenbus_services.gateway.response_store import Published, ResponseStore
 from tokenbus_services.gateway.runs import OpenRun
+from tokenbus_services.gateway.session_routes import rejoined
 from tokenbus_services.gateway.surfaces.contract import Answer, GatewayNote, GatewayRequest, Translated
 from tokenbus_services.gateway.surfaces.openai_responses.encoder import ResponseSoFar
 from tokenbus_services.gateway.surfaces.openai_responses.listing import items_of, listed
@@ -103,18 +103,11 @@ class ResponsesApi:
         if note and note.surface == self._surface.name and note.version != self._surface.version and after >= 0:
             why = "this response began under another version of the gateway: read it without 'starting_after'"
             raise Refusal(Problem(status=409, code="response_conflict", message=why, kind="invalid_request", run=run))
-        return StreamedAnswer(
+        return rejoined(
+            self._gateway,
+            self._surface,
             run,
-            self._gateway.runs.follow(run),
-            encoder=lambda first: self._surface.encoder(asked, note or foreign_note(run, first), run),
-            media_type=self._surface.media_type,
-            keep_alive=self._surface.keep_alive,
-            early=False,
-            refusal=self._surface.refusal,
-            headers={},
-            on_gone=_nothing,
-            on_end=_nothing,
-            times=self._gateway.times,
+            lambda first: self._surface.encoder(asked, note or foreign_note(run, first), run),
         )
 
     async def cancel(self, request: Request) -> Response:
@@ -258,7 +251,3 @@ def _run_in(request: Request) -> str:
 def _answer(answer: Answer, run: str, headers: Mapping[str, str] | None = None) -> Response:
     sent_headers = {"x-tokenbus-run": run, "x-content-type-options": "nosniff", **(headers or {}), **answer.headers}
     return Response(answer.body, answer.status, sent_headers, media_type=answer.media_type)
-
-
-def _nothing() -> None:
-    """The run continues without this reader."""

@@ -17,7 +17,7 @@ from tokenbus.bus.liveness import Liveness, beating, rest
 from tokenbus.bus.records import RecordEntry, drop_old_records, forget_recorded, newest_records, put_record
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.work_queue import QueueItem, WorkQueue
+from tokenbus.bus.work_queue import QueueItem
 from tokenbus.errors import BlobError, BlobNotFound
 from tokenbus_services.blobs.loader import loader_of
 from tokenbus_services.recorder import record as records
@@ -27,7 +27,8 @@ from tokenbus_services.recorder.record import Record
 from tokenbus_services.recorder.record_spans import RecordSpans
 from tokenbus_services.runtime.app import worker_name
 from tokenbus_services.runtime.deployment import Deployment
-from tokenbus_services.runtime.in_flight import InFlight, Later
+from tokenbus_services.runtime.in_flight import Later
+from tokenbus_services.runtime.queue_work import QueueWork
 from tokenbus_services.settings import RecordSettings, Settings
 from tokenbus_services.telemetry import RunTracer
 
@@ -72,22 +73,14 @@ class RecordService:
         self._deployment = Deployment(server, keys, self.liveness, worker=worker)
         self._deployment.on_grown(self._serve_more)
         self._blobs = loader_of(settings.blobs)
-        self._queue = WorkQueue(
+        self._recordings = QueueWork(
             server,
+            settings,
             group=GROUP,
-            streams=_records(keys),
+            topic="records",
             worker=worker,
-            on_claimed_away=self._lost,
-            members=keys.members(GROUP),
-            unreadable=self._poisoned,
-            keys=keys,
-            liveness=self.liveness,
-        )
-        self._in_flight = InFlight(
-            self._queue,
             most=AT_ONCE,
             work=self._work,
-            abandon=self._abandon,
             poisoned=self._poisoned,
             still_s=lambda item: STILL_S,
             liveness=self.liveness,
@@ -96,20 +89,16 @@ class RecordService:
 
     @property
     def ready(self) -> bool:
-        return self._queue.healthy
+        return self._recordings.healthy
 
     async def open(self) -> None:
         await self._server.check()
         await self._deployment.open()
-        await self._queue.open()
+        await self._recordings.open()
         self._renewing = self.liveness.start(self._renew_all(), name="leases of records")
 
     async def close(self) -> None:
-        failed = self.liveness.failed
-        await self._queue.stop_reading()
-        await self._in_flight.drain(0 if failed else self._settings.stages.drain_s)
-        await self._in_flight.stop()
-        await self._queue.close(begun=lambda item: not failed or item in self._in_flight)
+        await self._recordings.close()
         await self._deployment.close()
         if self._renewing:
             self._renewing.cancel()
@@ -120,16 +109,15 @@ class RecordService:
             await self._tracer.close()
 
     async def _serve_more(self, keys: Keys) -> None:
-        await self._queue.add(_records(keys))
+        await self._recordings.add_partitions(keys)
 
     async def read(self) -> QueueItem:
         """Return the next run to record, once there is room for it."""
-        await self._in_flight.room()
-        return await self._queue.read()
+        return await self._recordings.read()
 
     async def start(self, item: QueueItem) -> None:
         """Record the run."""
-        await self._in_flight.start(item)
+        await self._recordings.start(item)
 
     async def _work(self, item: QueueItem) -> None:
         if item.deliveries > MOST_DELIVERIES:
@@ -237,9 +225,6 @@ class RecordService:
 
     # --- what goes wrong ----------------------------------------------------------------------------------------
 
-    async def _abandon(self, item: QueueItem) -> None:
-        await self._queue.hand_back([item])
-
     async def _poisoned(self, item: QueueItem, error: Exception) -> None:
         """Dead-letter a run whose record cannot be made. The run itself is unaffected."""
         for name, data in item.fields.items():
@@ -252,10 +237,3 @@ class RecordService:
                 run=name.decode(errors="replace"),
             )
             await dead_letter(self._server, self._keys, entry, most=self._settings.retention.dead_entries)
-
-    def _lost(self, item: QueueItem) -> None:
-        self._in_flight.on_claimed_away(item)
-
-
-def _records(keys: Keys) -> list[str]:
-    return [keys.topic(p, "records") for p in range(keys.partitions)]

@@ -21,7 +21,7 @@ from tokenbus.bus.run_record import STATUS, call_field
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.work_queue import QueueItem, WorkQueue
+from tokenbus.bus.work_queue import QueueItem
 from tokenbus.events.frames import (
     CONTROL_ATTEMPT,
     Control,
@@ -34,8 +34,9 @@ from tokenbus.events.frames import (
 )
 from tokenbus_services.runtime.app import worker_name
 from tokenbus_services.runtime.deployment import Deployment
-from tokenbus_services.runtime.in_flight import InFlight, dead_letter_item
+from tokenbus_services.runtime.in_flight import dead_letter_item
 from tokenbus_services.runtime.mcp_tool_cache import McpToolCache
+from tokenbus_services.runtime.queue_work import QueueWork
 from tokenbus_services.settings import Settings
 from tokenbus_services.telemetry import RunTracer
 from tokenbus_services.tools.call_spans import ToolSpans
@@ -72,33 +73,25 @@ class ToolService:
         self._metrics = metrics
         self._tracer = tracer
         self._spans = ToolSpans(tracer, server.clock)
-        self._queue = WorkQueue(
+        self.calls = QueueWork(
             server,
+            settings,
             group=GROUP,
-            streams=_calls(keys),
+            topic="tools",
             worker=worker,
-            on_claimed_away=self._on_claimed_away,
-            members=keys.members(GROUP),
-            fair="tools",
-            unreadable=self._poisoned,
-            keys=keys,
-            liveness=liveness,
-        )
-        self.calls = InFlight(
-            self._queue,
             most=settings.limits.tool_calls_per_worker,
             work=self._work,
-            abandon=self._abandon,
             poisoned=self._poisoned,
             still_s=self._still_s,
             liveness=liveness,
+            fair="tools",
         )
         self._control = ControlListener(server, keys, self._on_control, liveness=liveness)
         self._lists = McpLists(executor.mcp, McpToolCache(server, keys), liveness) if executor.mcp else None
 
     @property
     def ready(self) -> bool:
-        return self._queue.healthy
+        return self.calls.healthy
 
     async def open(self) -> None:
         await self._server.check()
@@ -107,14 +100,10 @@ class ToolService:
         if self._lists:
             await self._lists.open()
         await self._control.open()
-        await self._queue.open()
+        await self.calls.open()
 
     async def close(self) -> None:
-        failed = self.liveness.failed
-        await self._queue.stop_reading()
-        await self.calls.drain(0 if failed else self._settings.stages.drain_s)
-        await self.calls.stop()
-        await self._queue.close(begun=lambda item: not failed or item in self.calls)
+        await self.calls.close()
         await self._control.close()
         await self._deployment.close()
         if self._lists:
@@ -126,12 +115,11 @@ class ToolService:
 
     async def _serve_more(self, keys: Keys) -> None:
         await self._control.add(keys)
-        await self._queue.add(_calls(keys))
+        await self.calls.add_partitions(keys)
 
     async def read(self) -> QueueItem:
         """Return the next call, once there is room for it."""
-        await self.calls.room()
-        return await self._queue.read()
+        return await self.calls.read()
 
     async def start(self, item: QueueItem) -> None:
         """Run the call."""
@@ -204,19 +192,9 @@ class ToolService:
             frame=encode(EventFrame(0, CONTROL_ATTEMPT, self._server.clock.now_ms(), [event])),
         )
 
-    async def _abandon(self, item: QueueItem) -> None:
-        await self._queue.hand_back([item])
-
     async def _poisoned(self, item: QueueItem, error: Exception) -> None:
         await dead_letter_item(self._server, self._settings, self.name, item, error)
-
-    def _on_claimed_away(self, item: QueueItem) -> None:
-        self.calls.on_claimed_away(item)
 
     def _on_control(self, message: Control) -> None:
         if message.what == "cancel":
             self.calls.cancel(message.run)
-
-
-def _calls(keys: Keys) -> list[str]:
-    return [keys.topic(p, "tools") for p in range(keys.partitions)]

@@ -1,0 +1,75 @@
+"""What routes share that let a client come back: a table of them, a run under the client's own name, and its rejoin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from starlette.routing import BaseRoute, Route
+
+from tokenbus.events.public import PublicEvent
+from tokenbus_services.gateway.answers import StreamedAnswer
+from tokenbus_services.gateway.callers import Caller
+from tokenbus_services.gateway.gateway import Gateway, Handler
+from tokenbus_services.gateway.runs import OpenRun
+from tokenbus_services.gateway.sessions import Session, Sessions
+from tokenbus_services.gateway.surfaces.contract import Encoder, GatewayRequest, Surface, Translated
+
+
+def surface_routes(gateway: Gateway, surface: Surface, served: Iterable[tuple[str, Handler, str]]) -> list[BaseRoute]:
+    """Routes of a surface. ``served``: path, handler and method of each."""
+    return [
+        Route(path, gateway.guarded(surface.name, surface.refusal, handle), methods=[method])
+        for path, handle, method in served
+    ]
+
+
+async def publish_named(
+    gateway: Gateway,
+    surface: Surface,
+    caller: Caller,
+    asked: GatewayRequest,
+    translated: Translated,
+    *,
+    sessions: Sessions,
+    name: str,
+    body: bytes = b"",
+) -> tuple[OpenRun, Session | None]:
+    """Publish a request, and store its run under the client's ``name``; also returns the session that had the name.
+
+    If it cannot be stored, the run counts as left by its client, because nobody could join it. Raises as
+    `GatewayRuns.publish` and `Sessions.put` do.
+    """
+    opened = await gateway.runs.publish(gateway.door, caller, surface, asked, translated)
+    try:
+        earlier = await sessions.put(caller.tenant, name, Session(opened.id, body))
+    except BaseException:
+        gateway.runs.client_gone(opened)
+        gateway.runs.leave(gateway.door, opened)
+        raise
+    return opened, earlier
+
+
+def rejoined(
+    gateway: Gateway, surface: Surface, run: str, encoder: Callable[[PublicEvent], Encoder], *, after: int = -1
+) -> StreamedAnswer:
+    """The stream of a run that was published before: the run continues without this client, and its head is sent at once.
+
+    ``encoder``: as for `StreamedAnswer`. ``after``: the events after this seq.
+    """
+    return StreamedAnswer(
+        run,
+        gateway.runs.follow(run, after=after),
+        encoder=encoder,
+        media_type=surface.media_type,
+        keep_alive=surface.keep_alive,
+        early=False,
+        refusal=surface.refusal,
+        headers=surface.stream_headers,
+        on_gone=_stay,
+        on_end=_stay,
+        times=gateway.times,
+    )
+
+
+def _stay() -> None:
+    """The run continues without its client."""
