@@ -45,6 +45,11 @@ REJECTED_SHARE = 4
 _DEAD_LETTER_REJECTED = script(
     "bury_rejected",
     """
+-- Add a refused request to the dead stream, and drop the oldest of its kind if they are too many.
+-- KEYS: 1 dead stream, 2 ids of refused requests (list).
+-- ARGV: 1 field, 2 most entries, 3 most refused requests, 4 entry.
+-- Reply: the entry's id.
+-- Atomic: list and stream always hold the same refused requests.
 local over = redis.call('LLEN', KEYS[2]) + 1 - ARGV[3]
 local id = redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[2], '*', ARGV[1], ARGV[4])
 redis.call('RPUSH', KEYS[2], id)

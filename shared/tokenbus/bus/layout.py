@@ -88,6 +88,12 @@ def _numbers(text: bytes | None) -> list[int]:
 _JOIN = script(
     "join",
     """
+-- Agree on the deployment's layout: write it if it is missing or older, then read it.
+-- KEYS: 1 meta (hash).
+-- ARGV: 1 partitions, 2 wire version, 3 worker or '', 4 epoch, 5 numbers of partitions, 6 every number there was, 7
+-- spread.
+-- Reply: the fields of the layout.
+-- Atomic: of two processes that start at once, one writes and both read the same.
 if redis.call('EXISTS', KEYS[1]) == 0 then
   redis.call('HSET', KEYS[1], 'partitions', ARGV[1], 'wire_version', ARGV[2])
 end
@@ -187,6 +193,11 @@ async def changed(keys: Keys, epoch: int) -> None:
 _FENCE = script(
     "fence",
     """
+-- Refuse runs of an earlier epoch in a partition.
+-- KEYS: 1 lease of the parser (hash).
+-- ARGV: 1 epoch.
+-- Reply: 1.
+-- Atomic: an epoch never goes back.
 local epoch = redis.call('HGET', KEYS[1], 'epoch')
 ROOMif not epoch or tonumber(epoch) < tonumber(ARGV[1]) then redis.call('HSET', KEYS[1], 'epoch', ARGV[1]) end
 return 1

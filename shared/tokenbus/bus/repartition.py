@@ -25,6 +25,11 @@ _COUNT = 1000
 _CHANGE = script(
     "change",
     """
+-- Change the layout, if it has not changed since it was read.
+-- KEYS: 1 meta (hash).
+-- ARGV: 1 epoch before, 2 announced number or '', 3 and further: fields.
+-- Reply: 1, or 0 if the epoch is another.
+-- Atomic: of two commands that run at once, one takes effect.
 if redis.call('HGET', KEYS[1], 'epoch') ~= (ARGV[1] ~= '0' and ARGV[1] or false) then return 0 end
 redis.call('HSET', KEYS[1], 'epoch', ARGV[1] + 1, unpack(ARGV, 3))
 if ARGV[2] ~= '' then redis.call('HSET', KEYS[1], 'announced', ARGV[2])
@@ -39,7 +44,14 @@ return 1
 )
 _ADDED = script(
     "added",
-    "if redis.call('HSETNX', KEYS[1], 'offset', '0-0') == 1 then redis.call('HSET', KEYS[1], 'watermark', '0-0') end\n",
+    """
+-- Let a group begin at the start of an added partition.
+-- KEYS: 1 lease (hash).
+-- ARGV: none.
+-- Reply: none.
+-- Atomic: an offset that a worker has committed stays.
+if redis.call('HSETNX', KEYS[1], 'offset', '0-0') == 1 then redis.call('HSET', KEYS[1], 'watermark', '0-0') end
+""",
 )
 
 

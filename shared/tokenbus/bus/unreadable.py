@@ -33,6 +33,11 @@ READ_BYTES = 512 * 1024
 _NAMES = script(
     "names",
     f"""
+-- Read the names of an entry's fields, cut to a length, and the sizes of their values.
+-- KEYS: 1 stream.
+-- ARGV: 1 entry id.
+-- Reply: name and size of each field.
+-- Atomic: not needed; a script, because the entry is too large or too broken to be sent.
 local entry, names = redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[1])[1], {{}}
 for i = 1, entry and #entry[2] or 0, 2 do
   names[#names + 1] = string.sub(entry[2][i], 1, {_NAME_BYTES})
@@ -44,6 +49,11 @@ return names
 _VALUE = script(
     "value",
     """
+-- Read one field of an entry.
+-- KEYS: 1 stream.
+-- ARGV: 1 entry id, 2 place of the value in the entry.
+-- Reply: the value, or ''.
+-- Atomic: not needed; as for `names`.
 local entry = redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[1])[1]
 return entry and entry[2][tonumber(ARGV[2])] or ''
 """,
@@ -51,6 +61,11 @@ return entry and entry[2][tonumber(ARGV[2])] or ''
 _ASKED = script(
     "asked",
     """
+-- Find type and id of a request in an entry that cannot be read.
+-- KEYS: 1 stream.
+-- ARGV: 1 entry id.
+-- Reply: type and id, or ''.
+-- Atomic: not needed; as for `names`.
 local entry, data, from = redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[1])[1], '', 1
 for i = 1, entry and #entry[2] or 0, 2 do
   if entry[2][i] == '__data__' then data = entry[2][i + 1] end
@@ -88,6 +103,11 @@ return {found.type or '', found.id or ''}
 _IDS = script(
     "ids",
     """
+-- Read the ids of entries without their content.
+-- KEYS: 1 stream.
+-- ARGV: 1 id before the first, 2 last id, 3 most ids.
+-- Reply: the ids.
+-- Atomic: not needed; as for `names`.
 local ids = redis.call('XRANGE', KEYS[1], '(' .. ARGV[1], ARGV[2], 'COUNT', ARGV[3])
 for i = 1, #ids do ids[i] = ids[i][1] end
 return ids

@@ -26,6 +26,11 @@ would starve its connections.
 _ADMIT = script(
     "admit",
     f"""
+-- Append requests to the inbound stream while it has room.
+-- KEYS: 1 inbound stream.
+-- ARGV: 1 and further: longest length of the stream, request and tenant of each.
+-- Reply: the id of each entry; false if the stream is full.
+-- Atomic: many clients at once do not fill the stream beyond its length.
 local out = {{}}
 for i = 1, #ARGV, 3 do
   local id = false

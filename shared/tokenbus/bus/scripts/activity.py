@@ -12,6 +12,11 @@ KEPT_MS = 3_700_000
 _COUNT = script(
     "count_activity",
     """
+-- Add to the counts of a time slot, and set its levels.
+-- KEYS: 1 time slot (hash).
+-- ARGV: 1 lifetime in ms, 2 number of counts, 3 and further: field and value of each count, then of each level.
+-- Reply: 1.
+-- Atomic: a reader never sees a part of one worker's counts, and the key never lacks its lifetime.
 for i = 3, 2 + 2 * ARGV[2], 2 do redis.call('HINCRBY', KEYS[1], ARGV[i], ARGV[i + 1]) end
 for i = 3 + 2 * ARGV[2], #ARGV, 2 do redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
 redis.call('PEXPIRE', KEYS[1], ARGV[1])

@@ -17,7 +17,20 @@ MOST_PARTS = 1000
 
 _CHAIN = script(
     "chain",
-    NOW
+    """
+-- Write raw frames as one entry, with what two chained stages commit on it.
+-- KEYS: 1 and 3 leases of the stages, 2 and 4 their inputs, 5 and further: the runs' hashes, the policy stage's
+-- lease if
+-- ARGV[20] is 1, the keys of the first commit, those of the second.
+-- ARGV: 1, 2 tokens; 3, 5 offsets; 4, 6 last applied entries; 7 lease time in ms; 8, 9 watermarks; 10, 12 entries;
+-- 11, 13 bytes; 14, 21 groups that show the offsets; 15 entries kept in a topic; 16 name of the flush; 17 number of
+-- runs;
+-- 18, 19 kinds of the commits' keys; 20 whether the policy stage's lag is wanted; 22 and further: six values a run,
+-- the number of the first commit's operations, the operations of both.
+-- Reply: see `chain`.
+-- Atomic: outputs exist only if the frames do, and neither if a lease, an offset or an attempt is another's.
+"""
+    + NOW
     + OPERATE
     + """
 local n = tonumber(ARGV[17])
@@ -54,7 +67,7 @@ end
 local base = 4 + n + ARGV[20]
 local alien_one, alien_two = misfits(base, ARGV[18]), misfits(base + #ARGV[18], ARGV[19])
 if next(alien_one) or next(alien_two) then return {'misfit'} end
--- What ends an attempt finds room on a full server. Only the first write can be refused.
+-- A full server accepts what ends an attempt. It can refuse the first write only.
 if ends then ROOM end
 local raw = redis.pcall('XADD', KEYS[2], '*', unpack(fields))
 if type(raw) == 'table' and raw.err then

@@ -52,8 +52,8 @@ OPERATE = (
     + f"local {', '.join(_NAMED)} = {', '.join(repr(operation.letter) for operation in _NAMED.values())}\n"
     + """
 local lag, added = {}, {}
--- Which of the keys base + 1 to base + #kinds have a type that they must not have. The second result: the error of the
--- first of them that is shared.
+-- Find the keys base + 1 to base + #kinds that have a wrong type. The second result is the error of the first of them
+-- that several runs share.
 local function misfits(base, kinds)
   local types, alien, first = {h = 'hash', H = 'hash', s = 'stream', S = 'stream'}, {}, nil
   for k = 1, #kinds do
@@ -75,7 +75,7 @@ local function operate(i, final, base, alien, most)
     local ours = not alien[tonumber(ARGV[i + 1])]
     local key = KEYS[base + ARGV[i + 1]]
     if op == PUBLISH then
-      -- An id that the log is past already is refused: then the topics have the event too, for they came together.
+      -- The log refuses an id that it has passed. Then the topics have the event too: both were written together.
       local done = ours and redis.pcall('XADD', key, ARGV[i + 2], '__data__', ARGV[i + 3])
       local last = i + 4 + ARGV[i + 4]
       if type(done) ~= 'table' then
@@ -142,7 +142,7 @@ local function move(lease, stream, offset, watermark, till, entries, size, mirro
   else
     redis.pcall('XGROUP', 'SETID', stream, group, offset)
   end
-  -- An input that is others' too has no watermark, and whoever reads it needs no right to trim.
+  -- An input that other readers share has no watermark; its reader needs no permission to trim.
   if watermark ~= '0-0' then redis.call('XTRIM', stream, 'MINID', '~', watermark) end
 end
 """
@@ -151,7 +151,16 @@ end
 
 _COMMIT = script(
     "commit",
-    NOW
+    """
+-- Commit one batch of a stage: its outputs, its offset and its watermark.
+-- KEYS: 1 lease (hash), 2 the stage's input (stream), 3 and further: the keys that the operations name.
+-- ARGV: 1 token, 2 lease time in ms, 3 offset before, 4 offset after, 5 watermark, 6 entries, 7 bytes, 8 group that
+-- shows
+-- the offset, 9 entries kept in a topic, 10 kinds of all keys, 11 and further: the operations.
+-- Reply: see `Commit`.
+-- Atomic: outputs and offset move together, and only for the owner of the lease: that makes each output exactly once.
+"""
+    + NOW
     + OPERATE
     + """
 local h = redis.call('HMGET', KEYS[1], 'token', 'offset')

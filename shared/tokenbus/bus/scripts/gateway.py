@@ -37,6 +37,11 @@ end
 _PUT_KEY = script(
     "put_key",
     """
+-- Store a key's entry, unless it has changed since it was read.
+-- KEYS: 1 keys (hash).
+-- ARGV: 1 key id, 2 entry before or '', 3 entry.
+-- Reply: 1 if it was stored, else 0.
+-- Atomic: of two writers that read the same entry, one stores.
 if (redis.call('HGET', KEYS[1], ARGV[1]) or '') ~= ARGV[2] then return 0 end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
 return 1
@@ -76,7 +81,15 @@ class DoorReply(msgspec.Struct, frozen=True, array_like=True):
 
 _ADMIT = script(
     "admit",
-    NOW
+    """
+-- Admit a request if no limit of its client is reached.
+-- KEYS: 1 rates (hash), 2 open answers (sorted set), 3 spend (hash).
+-- ARGV: 1 run, 2 requests a minute, 3 tokens a minute, 4 open answers, 5 budget, 6 its period, 7 lease of an answer
+-- in ms.
+-- Reply: see `DoorReply`.
+-- Atomic: requests that come at once, at several gateways, cannot share the last place.
+"""
+    + NOW
     + _BUCKETS
     + """
 local use, open, spend, run = KEYS[1], KEYS[2], KEYS[3], ARGV[1]
@@ -162,7 +175,14 @@ def admit(use: str, spend: str, run: str, limits: DoorLimits, *, lease_ms: int) 
 
 _RENEW_OPEN = script(
     "renew_open",
-    NOW
+    """
+-- Keep the places of open answers.
+-- KEYS: 1 open answers (sorted set).
+-- ARGV: 1 lease in ms, 2 and further: runs.
+-- Reply: none.
+-- Atomic: places and the key's lifetime are extended together.
+"""
+    + NOW
     + """
 for i = 2, #ARGV do redis.call('ZADD', KEYS[1], 'XX', string.format('%.0f', now + tonumber(ARGV[1])), ARGV[i]) end
 redis.call('PEXPIRE', KEYS[1], 2 * tonumber(ARGV[1]))
@@ -194,7 +214,16 @@ class RunUse(msgspec.Struct, frozen=True, kw_only=True):
 
 _COUNT_USE = script(
     "count_use",
-    NOW
+    """
+-- Add what a run used since the last count to its client's spend.
+-- KEYS: 1 what was counted of the run, 2 spend, 3 rates (hashes).
+-- ARGV: 1 seq of the event, 2 lifetime of the count in ms, 3 tokens a minute, 4 name of the price, 5 whether the
+-- run has
+-- ended, 6 and further: four counts, then four prices.
+-- Reply: 1, or 0 if this event was counted before.
+-- Atomic: an event counts once, however many gateways report it.
+"""
+    + NOW
     + _BUCKETS
     + """
 local counted, spend, use = KEYS[1], KEYS[2], KEYS[3]

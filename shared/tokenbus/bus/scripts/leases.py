@@ -6,7 +6,14 @@ from tokenbus.bus.scripts.script import NOW, ROOM, Arg, ScriptCall, script
 
 _ACQUIRE = script(
     "acquire",
-    NOW
+    """
+-- Acquire a partition's lease if it is free, expired or already the worker's.
+-- KEYS: 1 lease (hash), 2 the stage's input (stream).
+-- ARGV: 1 worker, 2 lease time in ms, 3 where a new group begins (an id or $), 4 group that shows the offset, or ''.
+-- Reply: token, offset, watermark; an empty token and the owner if another worker holds it.
+-- Atomic: between the check of the owner and the new token, no other worker can acquire it.
+"""
+    + NOW
     + """
 local h = redis.call('HMGET', KEYS[1], 'owner', 'until', 'token', 'offset', 'watermark')
 if h[1] and h[1] ~= ARGV[1] and tonumber(h[2] or '0') > now then return {'', h[1], ''} end
@@ -43,7 +50,14 @@ def acquire(lease: str, stream: str, *, owner: str, ttl_ms: int, start: str = "0
 
 _RENEW = script(
     "renew",
-    NOW
+    """
+-- Extend a lease, and repair its lag counters if all input is consumed.
+-- KEYS: 1 lease (hash), 2 the stage's input (stream).
+-- ARGV: 1 token, 2 lease time in ms.
+-- Reply: the committed offset; '' if another token holds the lease.
+-- Atomic: a worker that lost the lease cannot extend its successor's.
+"""
+    + NOW
     + """
 local h = redis.call('HMGET', KEYS[1], 'token', 'offset', 'arrived', 'done')
 if h[1] ~= ARGV[1] then return '' end
@@ -69,6 +83,11 @@ def renew(lease: str, stream: str, *, token: str, ttl_ms: int) -> ScriptCall:
 _RELEASE = script(
     "release",
     """
+-- Release a lease.
+-- KEYS: 1 lease (hash).
+-- ARGV: 1 token.
+-- Reply: 1, or 0 if another token holds it.
+-- Atomic: a worker that lost the lease cannot release its successor's.
 if redis.call('HGET', KEYS[1], 'token') ~= ARGV[1] then return 0 end
 redis.call('HDEL', KEYS[1], 'owner', 'until')
 redis.call('HSET', KEYS[1], 'released', ARGV[1])
@@ -86,7 +105,14 @@ def release(lease: str, *, token: str) -> ScriptCall:
 
 _PRESENT = script(
     "present",
-    NOW
+    """
+-- Write one worker's heartbeat among the members of a group.
+-- KEYS: 1 members (sorted set by the server's time).
+-- ARGV: 1 worker, 2 how long a heartbeat counts, in ms.
+-- Reply: the workers with a heartbeat that counts.
+-- Atomic: the reply has this worker and no expired one.
+"""
+    + NOW
     + """
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - ARGV[2])
 redis.call('ZADD', KEYS[1], now, ARGV[1])
@@ -101,8 +127,30 @@ def present(members: str, *, member: str, ttl_ms: int) -> ScriptCall:
     return ScriptCall(_PRESENT, [members], [member, ttl_ms])
 
 
-_NOTE = script("note", ROOM + "return redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])\n")
-_COUNT = script("count", ROOM + "return redis.call('HINCRBY', KEYS[1], ARGV[1], 1)\n")
+_NOTE = script(
+    "note",
+    """
+-- Set a field of a lease, also on a full server.
+-- KEYS: 1 lease (hash).
+-- ARGV: 1 field, 2 value.
+-- Reply: 1 if the field is new, else 0.
+-- Atomic: `ROOM` and the write must be one script to pass a full server's check.
+"""
+    + ROOM
+    + "return redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])\n",
+)
+_COUNT = script(
+    "count",
+    """
+-- Add 1 to a field of a lease, also on a full server.
+-- KEYS: 1 lease (hash).
+-- ARGV: 1 field.
+-- Reply: the new value.
+-- Atomic: as for `note`.
+"""
+    + ROOM
+    + "return redis.call('HINCRBY', KEYS[1], ARGV[1], 1)\n",
+)
 
 
 def note(lease: str, field: str, value: Arg) -> ScriptCall:

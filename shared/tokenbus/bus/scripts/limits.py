@@ -54,7 +54,16 @@ class Scope(msgspec.Struct, frozen=True):
 
 _RESERVE = script(
     "reserve",
-    _NOW_US
+    """
+-- Reserve a call's capacity in all of its scopes, or in none.
+-- KEYS: 1 and further: hash and running calls (sorted set) of each scope.
+-- ARGV: 1 call, 2 worker, 3 tokens, 4 lease in ms, 5 and further: requests a second, tokens a minute and calls at
+-- once of
+-- each scope.
+-- Reply: see `reserve`.
+-- Atomic: several fetchers cannot share the last of a limit, and nothing is reserved in one scope alone.
+"""
+    + _NOW_US
     + _WHOLE
     + """
 local member, worker, tokens, lease = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
@@ -86,7 +95,7 @@ for s = 1, #KEYS / 2 do
   end
   if per_minute > 0 then
     local over = k + (tokens + before_tokens) / per_minute * MINUTE - now - MINUTE
-    -- What is larger than the bucket goes when the bucket is full, and leaves it in debt.
+    -- A request larger than the bucket starts when the bucket is full, and leaves it in debt.
     if before == 0 then over = math.min(over, k - now) end
     wait = math.max(wait, over)
     k = k + tokens / per_minute * MINUTE
@@ -153,7 +162,14 @@ def reserve(scopes: Sequence[Scope], *, member: str, worker: str, tokens: int, l
 
 _KEEP = script(
     "keep",
-    _NOW_US
+    """
+-- Extend the slots of running calls.
+-- KEYS: 1 running calls of a scope (sorted set).
+-- ARGV: 1 lease in ms, 2 and further: calls.
+-- Reply: how many calls.
+-- Atomic: the key cannot expire between the two, and all slots count from one moment.
+"""
+    + _NOW_US
     + _WHOLE
     + """
 redis.call('PEXPIRE', KEYS[1], ARGV[1])
@@ -171,7 +187,15 @@ def renew(scope: Scope, members: Sequence[str], *, lease_ms: int) -> ScriptCall:
 
 _REFUND = script(
     "refund",
-    _NOW_US
+    """
+-- End a call: free its slots, and return what it did not use.
+-- KEYS: 1 and further: hash and running calls (sorted set) of each scope.
+-- ARGV: 1 call, 2 unused tokens, 3 and further: tokens a minute, and time up to which its tokens were taken, of
+-- each scope.
+-- Reply: 1.
+-- Atomic: a reservation that comes meanwhile does not lose the refund.
+"""
+    + _NOW_US
     + _WHOLE
     + """
 local left = tonumber(ARGV[2])
@@ -182,7 +206,7 @@ for s = 1, #KEYS / 2 do
   local k = tonumber(redis.call('HGET', hash, 'tokens') or '0')
   if per_minute > 0 and left ~= 0 then
     local part = left / per_minute * MINUTE
-    -- What time has given back already is not given back again.
+    -- Capacity that has refilled since is not returned a second time.
     if part > 0 then k = k - math.min(part, math.max(0, taken - now)) else k = math.max(now, k) - part end
     redis.call('HSET', hash, 'tokens', whole(k))
     redis.call('PEXPIRE', hash, math.max(redis.call('PTTL', hash), TICKET / 1000, math.ceil((k - now) / 1000)))
@@ -205,7 +229,14 @@ def refund(scopes: Sequence[Scope], *, member: str, left: int, taken: Sequence[i
 
 _PAUSE = script(
     "pause",
-    _NOW_US
+    """
+-- Block new calls of a scope for a time.
+-- KEYS: 1 scope (hash).
+-- ARGV: 1 time in ms.
+-- Reply: 1.
+-- Atomic: a shorter pause cannot replace a longer one.
+"""
+    + _NOW_US
     + _WHOLE
     + """
 local till = now + ARGV[1] * 1000

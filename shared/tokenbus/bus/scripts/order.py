@@ -78,7 +78,7 @@ end
 local function look(fields)
   local ok, work = pcall(cmsgpack.unpack, fields[2] or '')
   if not ok or type(work) ~= 'table' or type(work[5]) ~= 'string' then return '', 0, false end
-  -- Runs that policies judge are apart, as where they wait in a fetcher.
+  -- Runs under policies count apart, as they do where they wait in a fetcher.
   return string.sub(work[5], 1, {_TENANT_CHARS}) .. (work[6] == true and ' held' or ''), 0, false
 end
 """,
@@ -94,11 +94,11 @@ end
 
 _ORDER = f"""
 local stream, order, tenants, group, consumer = KEYS[1], KEYS[2], KEYS[3], ARGV[1], ARGV[2]
-redis.call('ZREM', order, '')  -- as `ROOM` does: on a full server nobody else takes what ends
+redis.call('ZREM', order, '')  -- as `ROOM` does: a full server must still hand out work that frees memory
 local first, next_tags = tonumber(redis.call('ZRANGE', order, 0, 0, 'WITHSCORES')[2] or '0'), {{}}
 local function whole(x) return string.format('%.0f', x) end
 local function queue_up(id, tenant, size)
-  -- False where the server has no room for it.
+  -- False if the server has no room for it.
   local tag = next_tags[tenant] or tonumber(redis.call('HGET', tenants, tenant) or '0')
   tag = math.max(first, tag)
   local added = redis.pcall('ZADD', order, 'NX', whole(tag), id)
@@ -113,7 +113,7 @@ local function keep_tags()
     return 0
   end
   for tenant, tag in pairs(next_tags) do redis.call('HSET', tenants, tenant, whole(tag)) end
-  if redis.call('HLEN', tenants) > 2 * waiting + {SPARE_TENANTS} then  -- those behind the smallest tag say nothing
+  if redis.call('HLEN', tenants) > 2 * waiting + {SPARE_TENANTS} then  -- a tag behind the smallest one has no effect
     local flat, gone = redis.call('HGETALL', tenants), {{}}
     for i = 1, #flat, 2 do if tonumber(flat[i + 1]) <= first then gone[#gone + 1] = flat[i] end end
     for i = 1, #gone, 1000 do redis.call('HDEL', tenants, unpack(gone, i, math.min(i + 999, #gone))) end
@@ -129,6 +129,13 @@ local function put_aside(ids, ...)
 end
 """
 
+_TAKE_CONTRACT = """
+-- Put unread entries in order, then take those whose turn it is.
+-- KEYS: 1 queue (stream), 2 waiting entries by tag (sorted set), 3 next tag of each tenant (hash).
+-- ARGV: 1 group, 2 consumer, 3 most entries to take.
+-- Reply: see `take`.
+-- Atomic: two workers never sort or take the same entry, and stream, order and tags agree.
+"""
 _TAKE = """
 local count, last = tonumber(ARGV[3]), nil
 for _, flat in ipairs(redis.pcall('XINFO', 'GROUPS', stream)) do
@@ -159,7 +166,7 @@ local function overtake(entry, ...)
 end
 for _, entry in ipairs(urgent) do overtake(entry, 'LASTID', last) end
 if room and more then
-  -- A later call comes by these again, and gives out once more what is not done by then: a second cancel is no harm.
+  -- A later call finds these again and hands out those that are not done by then. A second cancel does no harm.
   for _, entry in ipairs(redis.call('XREVRANGE', stream, '+', '(' .. last, 'COUNT', NEWEST_ENTRIES)) do
     local _, _, now = look(entry[2])
     if now then
@@ -174,7 +181,7 @@ while #taken < count do
   local ids = redis.call('ZRANGE', order, 0, count - #taken - 1)
   if #ids == 0 then break end
   redis.call('ZREM', order, unpack(ids))
-  -- What a worker took that knows no order is not idle.
+  -- An entry that is not idle was taken by a worker without fair order.
   local found = redis.call('XCLAIM', stream, group, consumer, HANDED_BACK_MS / 2, unpack(ids))
   for _, entry in ipairs(found) do
     if entry and entry[2] then taken[#taken + 1] = {entry[1], 1, entry[2]} end
@@ -183,6 +190,13 @@ end
 return {keep_tags(), room and more and 1 or 0, urgent, taken}
 """
 
+_RECLAIM_CONTRACT = """
+-- Claim entries whose worker does not keep them alive, and add entries that the order lacks.
+-- KEYS: 1 queue (stream), 2 waiting entries by tag (sorted set), 3 next tag of each tenant (hash).
+-- ARGV: 1 group, 2 consumer, 3 idle time in ms, 4 most entries to claim, 5 cursor of the repair.
+-- Reply: see `reclaim`.
+-- Atomic: as for `take`.
+"""
 _RECLAIM = """
 local idle, most, cursor, out, aside = ARGV[3], tonumber(ARGV[4]), ARGV[5], {}, 0
 local consumers = redis.pcall('XINFO', 'CONSUMERS', stream, group)
@@ -213,6 +227,13 @@ end
 return {cursor, keep_tags(), out}
 """
 
+_PUT_BACK_CONTRACT = """
+-- Return the consumer's own entries to the order, as if never delivered.
+-- KEYS: 1 queue (stream), 2 waiting entries by tag (sorted set), 3 next tag of each tenant (hash).
+-- ARGV: 1 group, 2 consumer, 3 whether they go first (1 or 0), 4 and further: entry ids.
+-- Reply: how many were the consumer's.
+-- Atomic: as for `take`; an entry that another worker owns stays with it.
+"""
 _PUT_BACK = """
 local ids, in_front = {}, ARGV[3] == '1'
 for i = 4, #ARGV do
@@ -221,7 +242,7 @@ for i = 4, #ARGV do
   local entry = ours and redis.call('XRANGE', stream, id, id)[1]
   if entry then
     local tenant, size = look(entry[2])
-    -- Without room now, `reclaim` does it.
+    -- If there is no room now, `reclaim` adds it later.
     if in_front then redis.pcall('ZADD', order, whole(first), id) else queue_up(id, tenant, size) end
     ids[#ids + 1] = id
   end
@@ -232,7 +253,7 @@ return #ids
 """
 
 
-def _of_each(name: str, text: str) -> dict[str, Script]:
+def _of_each(name: str, contract: str, text: str) -> dict[str, Script]:
     for word, value in (
         ("SORTED_ENTRIES", SORTED_ENTRIES),
         ("SORTED_BYTES", SORTED_BYTES),
@@ -241,12 +262,12 @@ def _of_each(name: str, text: str) -> dict[str, Script]:
         ("NOBODY", NOBODY),
     ):
         text = text.replace(word, str(value))
-    return {kind: script(f"{name} {kind}", look + _ORDER + text) for kind, look in _LOOK.items()}
+    return {kind: script(f"{name} {kind}", contract + look + _ORDER + text) for kind, look in _LOOK.items()}
 
 
-_TAKE_OF = _of_each("take", _TAKE)
-_RECLAIM_OF = _of_each("reclaim", _RECLAIM)
-_PUT_BACK_OF = _of_each("put_back", _PUT_BACK)
+_TAKE_OF = _of_each("take", _TAKE_CONTRACT, _TAKE)
+_RECLAIM_OF = _of_each("reclaim", _RECLAIM_CONTRACT, _RECLAIM)
+_PUT_BACK_OF = _of_each("put_back", _PUT_BACK_CONTRACT, _PUT_BACK)
 
 
 def take(stream: str, entries: Entries, *, group: str, consumer: str, count: int) -> ScriptCall:

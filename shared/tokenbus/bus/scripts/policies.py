@@ -28,7 +28,14 @@ if status ~= 'open' then return status or 'gone' end
 """
 _STARTS = script(
     "policy_starts",
-    _OF_OWNER
+    """
+-- Read a run's failed starts, and record that this worker judges the run.
+-- KEYS: 1 run (hash), 2 lease of the policy stage (hash).
+-- ARGV: 1 token, 2 and further: fields to read.
+-- Reply: their values; or why not: 'fenced', 'gone', or the run's status.
+-- Atomic: the worker before counts as lost once, however many workers look.
+"""
+    + _OF_OWNER
     + """
 local place, last = string.match(redis.call('HGET', KEYS[1], 'AT') or '', '^(%a+) (.+)$')
 if last ~= ARGV[1] then
@@ -42,11 +49,27 @@ return redis.call('HMGET', KEYS[1], unpack(ARGV, 2))
 )
 _NOTE = script(
     "note_of_policies",
-    _OF_OWNER + ROOM + "redis.call('HSET', KEYS[1], ARGV[2], ARGV[3])\nreturn tonumber(ARGV[3]) or 0\n",
+    """
+-- Set a field of a run, for the worker that judges it.
+-- KEYS: 1 run (hash), 2 lease of the policy stage (hash).
+-- ARGV: 1 token, 2 field, 3 value.
+-- Reply: the value if it is a number, else 0; or as `policy_starts`.
+-- Atomic: a worker that lost the partition writes nothing.
+"""
+    + _OF_OWNER
+    + ROOM
+    + "redis.call('HSET', KEYS[1], ARGV[2], ARGV[3])\nreturn tonumber(ARGV[3]) or 0\n",
 )
 _COUNT_START = script(
     "count_policy_start",
-    _OF_OWNER
+    """
+-- Set how many starts failed by a policy, and the last place of a failure.
+-- KEYS: 1 run (hash), 2 lease of the policy stage (hash).
+-- ARGV: 1 token, 2 field of the count, 3 count, 4 field of the place, 5 place.
+-- Reply: count and place; or as `policy_starts`.
+-- Atomic: as for `note_of_policies`; the place never goes back.
+"""
+    + _OF_OWNER
     + ROOM
     + """
 local at = tonumber(ARGV[5])

@@ -6,7 +6,14 @@ from tokenbus.bus.scripts.script import MAX_VALUES, NOW, ScriptCall, script
 
 _INDEX = script(
     "index_record",
-    NOW
+    """
+-- Add a record to the index, and drop those that are too old or too many.
+-- KEYS: 1 runs by time (sorted set), 2 entries by run (hash).
+-- ARGV: 1 lifetime in ms, 2 most records, 3 run or '', 4 its time in ms, 5 its entry.
+-- Reply: how many were dropped.
+-- Atomic: both keys always hold the same runs.
+"""
+    + NOW
     + """
 if ARGV[3] ~= '' then
   redis.call('ZADD', KEYS[1], ARGV[4], ARGV[3])

@@ -15,7 +15,8 @@ MOST_FORGOTTEN = 8
 """Each run that ends drops at most this many from the index of ended runs, so that a commit's cost is bounded."""
 
 INDEX_ENDED = """
--- The index only serves to find runs: what it refuses (a key of another type, no right to it) holds up nothing.
+-- The index only serves to find runs. If it cannot be written (wrong type, no permission), the commit succeeds
+-- anyway.
 local function index_ended(open_runs, ended_runs, run, keep)
   redis.pcall('ZREM', open_runs, run)
   if type(redis.pcall('ZADD', ended_runs, now, run)) ~= 'number' then return end
@@ -30,6 +31,11 @@ end
 _LIST_OPEN = script(
     "list_open",
     """
+-- List runs as open.
+-- KEYS: 1 open runs (sorted set), 2 and further: the runs' hashes.
+-- ARGV: 1 and further: run, time of acceptance in ms, provider, model and tenant of each.
+-- Reply: the runs that are listed now.
+-- Atomic: a run that ends is not listed again afterwards.
 local done = {}
 for k = 2, #KEYS do
   local a = (k - 2) * 5
@@ -70,7 +76,14 @@ def list_open(open_runs: str, runs: Sequence[OpenRun]) -> ScriptCall:
 
 _UNLIST_ENDED = script(
     "unlist_ended",
-    NOW
+    """
+-- Remove runs from the index of open runs that are unknown or have ended.
+-- KEYS: 1 open runs, 2 ended runs (sorted sets), 3 and further: the runs' hashes.
+-- ARGV: 1 how long ended runs are listed, in ms, 2 and further: the runs.
+-- Reply: how many were removed.
+-- Atomic: a run that is accepted meanwhile stays listed.
+"""
+    + NOW
     + INDEX_ENDED
     + """
 local ended = {completed = true, incomplete = true, failed = true, cancelled = true}

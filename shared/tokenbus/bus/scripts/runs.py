@@ -20,6 +20,15 @@ STALE = b"stale"
 _ACCEPT = script(
     "accept",
     """
+-- Create a run: its hash, its first event, its first turn.
+-- KEYS: 1 run (hash), 2 events, 3 turns (streams), 4 lease of the parser (hash), 5 log (stream), 6 open runs, 7
+-- ended runs
+-- (sorted sets).
+-- ARGV: 1 run, 2 lifetime in ms, 3 first event, 4 first turn or '', 5 time of acceptance in ms, 6 epoch, 7 and
+-- further:
+-- fields of the hash.
+-- Reply: 'new', the status of the run that is there, or 'stale'.
+-- Atomic: a request that is delivered twice creates one run, and a cancel that came first takes effect.
 local h = redis.call('HMGET', KEYS[1], 'status', 'cancel')
 if h[1] and h[1] ~= 'awaited' then return h[1] end
 local epoch = redis.call('HGET', KEYS[4], 'epoch')
@@ -46,7 +55,8 @@ end
 redis.call('HINCRBY', KEYS[4], 'arrived', size)
 redis.call('HSET', KEYS[1], 'status', status, 'attempt', 1, 'raw', 0, 'seq', 0, 'accepted', ARGV[5], unpack(ARGV, 7))
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
--- The index only serves to find runs: what it refuses (a key of another type, no right to it) holds up nothing.
+-- The index only serves to find runs. If it cannot be written (wrong type, no permission), the run is accepted
+-- anyway.
 redis.pcall('ZADD', KEYS[6], ARGV[5], ARGV[1])
 redis.pcall('ZREM', KEYS[7], ARGV[1])
 return 'new'
@@ -104,7 +114,15 @@ KEYS: run, events, raw, control, lease of the parser, lease of the normalizer; A
 
 _CANCEL = script(
     "cancel",
-    STOP
+    """
+-- Cancel a run.
+-- KEYS: 1 run (hash), 2 events, 3 raw, 4 control (streams), 5 lease of the parser, 6 lease of the normalizer
+-- (hashes).
+-- ARGV: 1 run, 2 how long a cancel waits for its run, in ms, 3 event, 4 control message, 5 epoch.
+-- Reply: 'cancelling', 'awaited', 'stale', or the status of a run that is not open.
+-- Atomic: from the same moment the attempt can write no more, and each worker is told.
+"""
+    + STOP
     + """
 local h = redis.call('HMGET', KEYS[1], 'status', 'attempt', 'closed', 'turn')
 local status = h[1]
@@ -155,6 +173,13 @@ def cancel(
 _APPEND = script(
     "append",
     """
+-- Append raw frames of several runs as one entry; each frame is checked.
+-- KEYS: 1 raw (stream), 2 lease of the normalizer (hash), 3 and further: the runs' hashes, then the policy stage's
+-- lease
+-- if its lag is wanted.
+-- ARGV: 1 and further: run, attempt, frame number, whether it is the last, frame and writer of each.
+-- Reply: a verdict for each frame, the normalizer's lag, and the policy stage's.
+-- Atomic: an attempt that was closed, or that another worker makes, writes nothing, and no frame is written twice.
 local out, fields, writes, records, size, ends = {}, {}, {}, {}, 0, false
 local n = (#ARGV) / 6
 local policy = KEYS[n + 3]
@@ -182,7 +207,7 @@ for k = 0, n - 1 do
     end
   end
 end
--- What ends an attempt finds room on a full server; all else waits, and says so. Only the first write can be refused.
+-- A full server accepts what ends an attempt; all else is answered `full`. It can refuse the first write only.
 if ends then redis.call('HDEL', KEYS[2], '') end
 if size > 0 then
   for i = 1, #fields, MAX_VALUES do
@@ -259,13 +284,40 @@ ROOM
 redis.call('XADD', KEYS[2], '*', ARGV[1], ARGV[4])
 redis.call('HINCRBY', KEYS[3], 'arrived', #ARGV[4])
 """.replace("ROOM", ROOM)
-_TOOL_RESULT = script("tool_result", _OF_OPEN_CALL + "redis.call('HDEL', KEYS[1], ARGV[2])\nreturn 1\n")
-_TOOL_PROGRESS = script("tool_progress", _OF_OPEN_CALL + "return 1\n")
+_TOOL_RESULT = script(
+    "tool_result",
+    """
+-- Append a tool's result, and close its call.
+-- KEYS: 1 run (hash), 2 events (stream), 3 lease of the parser (hash).
+-- ARGV: 1 run, 2 field of the call, 3 attempt, 4 event.
+-- Reply: 1, or 0 if the call is not open.
+-- Atomic: of two results, one is appended.
+"""
+    + _OF_OPEN_CALL
+    + "redis.call('HDEL', KEYS[1], ARGV[2])\nreturn 1\n",
+)
+_TOOL_PROGRESS = script(
+    "tool_progress",
+    """
+-- Append a tool's progress. The call stays open.
+-- KEYS: 1 run (hash), 2 events (stream), 3 lease of the parser (hash).
+-- ARGV: 1 run, 2 field of the call, 3 attempt, 4 event.
+-- Reply: 1, or 0 if the call is not open.
+-- Atomic: no progress follows the call's result.
+"""
+    + _OF_OPEN_CALL
+    + "return 1\n",
+)
 
 
 _ASK = script(
     "ask",
     """
+-- Record that a policy asks for a run that is about to be published.
+-- KEYS: 1 run (hash).
+-- ARGV: 1 lifetime in ms.
+-- Reply: 1, or 0 if the run is known already.
+-- Atomic: a run that another client published is never marked.
 if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
 redis.call('HSET', KEYS[1], 'asked', 1)
 redis.call('PEXPIRE', KEYS[1], ARGV[1])
@@ -296,6 +348,11 @@ def tool_progress(
 _APPEND_VERDICTS = script(
     "rule",
     """
+-- Append policy verdicts of a run.
+-- KEYS: 1 run (hash), 2 events (stream), 3 lease of the parser, 4 lease of the policy stage (hashes).
+-- ARGV: 1 run, 2 token, 3 event.
+-- Reply: 'ok', 'fenced', 'gone', or the status of a run that is not open.
+-- Atomic: a worker that lost the partition appends nothing.
 if redis.call('HGET', KEYS[4], 'token') ~= ARGV[2] then return 'fenced' end
 local status = redis.call('HGET', KEYS[1], 'status')
 if status ~= 'open' then return status or 'gone' end

@@ -7,7 +7,15 @@ from tokenbus.bus.scripts.script import NOW, ROOM, ScriptCall, script
 
 _EXPIRE = script(
     "expire",
-    STOP
+    """
+-- End a run whose deadline has passed.
+-- KEYS: 1 run (hash), 2 events, 3 raw, 4 control (streams), 5 lease of the parser, 6 lease of the normalizer
+-- (hashes).
+-- ARGV: 1 run, 2 event, 3 control message.
+-- Reply: 'expiring', 'gone', or the status of a run that is not open.
+-- Atomic: as for `cancel`.
+"""
+    + STOP
     + """
 local h = redis.call('HMGET', KEYS[1], 'status', 'attempt', 'closed', 'turn')
 if h[1] and h[1] ~= 'open' then return h[1] end
@@ -45,6 +53,11 @@ def expire(
 _APPEND_TIMEOUT = script(
     "append_timeout",
     """
+-- Append a timeout to the events of a run.
+-- KEYS: 1 run (hash), 2 events (stream), 3 lease of the parser (hash).
+-- ARGV: 1 run, 2 event.
+-- Reply: 1, or 0 if the run is not open.
+-- Atomic: the event and the count of its bytes are written together, and only while the run is open.
 local status = redis.call('HGET', KEYS[1], 'status')
 if ARGV[3] == '1' then
   if status == 'open' then return 0 end
@@ -72,7 +85,14 @@ def append_timeout(
 
 _READ_POLICY_STAGE = script(
     "judges",
-    NOW
+    """
+-- Read the state of a partition's policy stage.
+-- KEYS: 1 lease of the policy stage (hash).
+-- ARGV: none.
+-- Reply: whether a worker owns it, its unread bytes, its offset.
+-- Atomic: the lease is compared with the server's own clock.
+"""
+    + NOW
     + """
 local h = redis.call('HMGET', KEYS[1], 'owner', 'until', 'arrived', 'done', 'offset')
 local alive = h[1] and tonumber(h[2] or '0') > now and 1 or 0

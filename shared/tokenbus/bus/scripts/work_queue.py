@@ -11,6 +11,11 @@ from tokenbus.bus.scripts.script import Script, ScriptCall, script
 _HEARTBEAT = script(
     "heartbeat",
     """
+-- Keep the consumer's own entries alive: claiming them again resets their idle time.
+-- KEYS: 1 queue (stream).
+-- ARGV: 1 group, 2 consumer, 3 and further: entry ids.
+-- Reply: the ids that another consumer owns now.
+-- Atomic: between the check of the owner and the claim, no other worker can claim the entry.
 local lost = {}
 for i = 3, #ARGV do
   local p = redis.pcall('XPENDING', KEYS[1], ARGV[1], ARGV[i], ARGV[i], 1, ARGV[2])
@@ -33,6 +38,11 @@ def heartbeat(stream: str, *, group: str, consumer: str, ids: Sequence[str]) -> 
 _CLAIM = script(
     "claim",
     """
+-- Claim entries that have been idle for a time.
+-- KEYS: 1 queue (stream).
+-- ARGV: 1 group, 2 consumer, 3 idle time in ms, 4 cursor, 5 maximum entries.
+-- Reply: the next cursor, and id, deliveries and fields of each entry.
+-- Atomic: the number of deliveries is that of this very claim.
 local cursor, out = ARGV[4], {}
 for _ = 1, 100 do
   local r = redis.call('XAUTOCLAIM', KEYS[1], ARGV[1], ARGV[2], ARGV[3], cursor, 'COUNT', ARGV[5])
@@ -62,6 +72,11 @@ def claim(stream: str, *, group: str, consumer: str, idle_ms: int, start: str, c
 _MARK = script(
     "mark",
     """
+-- Record whether work on one of the consumer's entries has begun, as its number of deliveries.
+-- KEYS: 1 queue (stream).
+-- ARGV: 1 group, 2 consumer, 3 entry id, 4 deliveries to record (1 begun, 0 not).
+-- Reply: 1, or 0 if another consumer owns the entry.
+-- Atomic: as for `heartbeat`.
 if not redis.pcall('XPENDING', KEYS[1], ARGV[1], ARGV[3], ARGV[3], 1, ARGV[2])[1] then return 0 end
 redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, ARGV[3], 'RETRYCOUNT', ARGV[4], 'JUSTID')
 return 1
@@ -77,11 +92,16 @@ def mark(stream: str, *, group: str, consumer: str, entry: str, begun: bool) -> 
     return ScriptCall(_MARK, [stream], [group, consumer, entry, 1 if begun else 0])
 
 
-def _with_ours(name: str, deed: str) -> Script:
-    """Script that runs ``deed`` for each entry ``id`` that the consumer owns. Reply: how many were ours."""
+def _with_ours(name: str, what: str, deed: str) -> Script:
+    """Script that runs ``deed`` for each entry ``id`` that the consumer owns. ``what``: what that does."""
     return script(
         name,
         f"""
+-- {what}
+-- KEYS: 1 queue (stream).
+-- ARGV: 1 group, 2 consumer, 3 and further: entry ids.
+-- Reply: how many of the entries were the consumer's.
+-- Atomic: between the check of the owner and the write, no other worker can claim the entry.
 local done = 0
 for i = 3, #ARGV do
   local id = ARGV[i]
@@ -97,7 +117,7 @@ return done
 
 _REMOVE = "redis.call('XACK', KEYS[1], ARGV[1], id) redis.call('XDEL', KEYS[1], id)"
 
-_FINISH = _with_ours("finish", _REMOVE)
+_FINISH = _with_ours("finish", "Acknowledge and delete the consumer's own entries.", _REMOVE)
 
 
 def finish(stream: str, *, group: str, consumer: str, ids: Sequence[str]) -> ScriptCall:
@@ -116,6 +136,7 @@ NOBODY = "-"
 
 _HAND_BACK = _with_ours(
     "hand_back",
+    "Return the consumer's own entries for the next claim, as if never delivered.",
     f"redis.call('XCLAIM', KEYS[1], ARGV[1], '{NOBODY}', 0, id, 'IDLE', {HANDED_BACK_MS}, 'RETRYCOUNT', 0, 'JUSTID')",
 )
 
@@ -130,8 +151,9 @@ def hand_back(stream: str, *, group: str, consumer: str, ids: Sequence[str]) -> 
 
 _REQUEUE = _with_ours(
     "requeue",
+    "Move the consumer's own entries to the end, with new ids, as if never delivered.",
     f"""local entry = redis.call('XRANGE', KEYS[1], id, id)[1]
-    {_REMOVE}  -- first, for then there is room for it on a full server
+    {_REMOVE}  -- first, so that a full server has room for the new entry
     if entry then redis.call('XADD', KEYS[1], '*', unpack(entry[2])) end""",
 )
 
@@ -144,6 +166,11 @@ def requeue(stream: str, *, group: str, consumer: str, ids: Sequence[str]) -> Sc
 _RETIRE = script(
     "retire",
     """
+-- Remove a consumer that holds nothing.
+-- KEYS: 1 queue (stream).
+-- ARGV: 1 group, 2 consumer.
+-- Reply: 1, or 0 if it holds entries.
+-- Atomic: an entry that is delivered between the check and the removal would be lost.
 local p = redis.pcall('XPENDING', KEYS[1], ARGV[1], '-', '+', 1, ARGV[2])
 if p.err or p[1] then return 0 end
 redis.call('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], ARGV[2])

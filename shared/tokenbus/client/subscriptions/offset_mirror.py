@@ -11,6 +11,11 @@ from tokenbus.bus.scripts.script import ScriptCall, script
 _MIRROR_OFFSET = script(
     "show",
     """
+-- Show a group's offset to standard tools, with the number of entries read.
+-- KEYS: 1 lease (hash), 2 stream.
+-- ARGV: 1 group, 2 offset.
+-- Reply: 1, or 0 if the stream is missing or the server does not count entries.
+-- Atomic: length and number of added entries are of one moment.
 if redis.call('EXISTS', KEYS[2]) == 0 then return 0 end
 local added
 local info = redis.call('XINFO', 'STREAM', KEYS[2])

@@ -30,6 +30,11 @@ _NOTHING = "none"
 _ENDS = script(
     "ends",
     """
+-- Read the last id of each stream.
+-- KEYS: 1 and further: streams.
+-- ARGV: none.
+-- Reply: the ids; 0-0 for an empty stream.
+-- Atomic: all are of one moment.
 local ends = {}
 for i, key in ipairs(KEYS) do
   local last = redis.call('XREVRANGE', key, '+', '-', 'COUNT', 1)
@@ -43,6 +48,11 @@ return ends
 _LOST = script(
     "lost",
     """
+-- Find streams that were trimmed beyond a cursor.
+-- KEYS: 1 and further: streams.
+-- ARGV: 1 and further: the cursor in each.
+-- Reply: for each stream '', or the oldest id that is left ('none': the stream is empty).
+-- Atomic: nothing is trimmed between the checks of one stream.
 local function next_id(id)
   local ms, seq = string.match(id, '^(%d+)-(%d+)$')
   if seq == '18446744073709551615' then return string.format('%.0f-0', ms + 1) end

@@ -1,0 +1,31 @@
+"""Every script opens with its contract: what it does, KEYS, ARGV, reply, and why it is one atomic step."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tokenbus.bus.scripts.script import Script
+from tokenbus_services.cli.scripts import all_scripts
+
+SCRIPTS = [one for one in all_scripts() if not one.name.endswith(" of many")]
+
+
+def contract(one: Script) -> dict[str, str]:
+    """The parts of the comment that the script opens with, by their names."""
+    head = re.match(r"\s*((?:-- [^\n]*\n)+)", one.text)
+    assert head, f"{one.name} does not open with a comment"
+    parts = re.split(r"^-- (KEYS|ARGV|Reply|Atomic): ", head[1], flags=re.MULTILINE)
+    return {"what": parts[0], **dict(zip(parts[1::2], parts[2::2], strict=True))}
+
+
+@pytest.mark.parametrize("one", SCRIPTS, ids=lambda one: one.name)
+def test_a_script_opens_with_its_contract_and_uses_no_key_or_argument_beyond_it(one: Script) -> None:
+    told = contract(one)
+    assert told.keys() == {"what", "KEYS", "ARGV", "Reply", "Atomic"}
+    for name in ("KEYS", "ARGV"):
+        numbers = {int(n) for n in re.findall(r"\b\d+\b", told[name])}
+        used = {int(n) for n in re.findall(rf"{name}\[(\d+)\]", one.text)}
+        most = max(numbers, default=0)
+        assert all(n in numbers or ("and further" in told[name] and n > most) for n in used), (name, used)
