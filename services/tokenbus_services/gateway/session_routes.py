@@ -52,7 +52,7 @@ async def publish_named(
 def rejoined(
     gateway: Gateway, surface: Surface, run: str, encoder: Callable[[PublicEvent], Encoder], *, after: int = -1
 ) -> StreamedAnswer:
-    """The stream of a run that was published before: the run continues without this client, and its head is sent at once.
+    """The stream of an earlier run: its head is sent at once, and the run continues without its client.
 
     ``encoder``: as for `StreamedAnswer`. ``after``: the events after this seq.
     """

@@ -55,9 +55,9 @@ _APPEND_TIMEOUT = script(
     """
 -- Append a timeout to the events of a run.
 -- KEYS: 1 run (hash), 2 events (stream), 3 lease of the parser (hash).
--- ARGV: 1 run, 2 event.
--- Reply: 1, or 0 if the run is not open.
--- Atomic: the event and the count of its bytes are written together, and only while the run is open.
+-- ARGV: 1 run, 2 event, 3 whether the run is abandoned (1 or 0): its hash must then not be open.
+-- Reply: 1, or 0 if the hash forbids it.
+-- Atomic: the event and the count of its bytes are written together, and only while the hash allows it.
 local status = redis.call('HGET', KEYS[1], 'status')
 if ARGV[3] == '1' then
   if status == 'open' then return 0 end
