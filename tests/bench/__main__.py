@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Never
 
+from tests.bench.beside import beside
 from tests.bench.cancel import cancelled
 from tests.bench.chained import chained
 from tests.bench.console import watched
@@ -28,6 +29,7 @@ ALONE: dict[str, Callable[[], list[Figure]]] = {
     "decode": decoded,
     "cancel": cancelled,
     "intake": taken_in,
+    "beside": beside,
     "scaling": scaled,
     "memory": remembered,
     "policy": judged,

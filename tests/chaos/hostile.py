@@ -166,7 +166,7 @@ def scene(run: str, chance: random.Random) -> tuple[Story, dict[str, Any]]:
 
 
 @asynccontextmanager
-async def hostile_provider() -> AsyncGenerator[str]:
+async def hostile_provider(*, port: int = 0) -> AsyncGenerator[str]:
     """The provider while it runs; its url. A request's model says which way it is answered."""
     ways = {way.__name__: way for way in WAYS}
     serving: set[asyncio.Task[None]] = set()
@@ -195,7 +195,7 @@ async def hostile_provider() -> AsyncGenerator[str]:
         finally:
             writer.close()
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    server = await asyncio.start_server(answer, "127.0.0.1", port)
     try:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     finally:
