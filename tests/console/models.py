@@ -22,7 +22,7 @@ call = "tests.console.gates:wait"
 use = "tests.console.gates:hold"
 [[policy_routes]]
 policies = ["discretion"]
-models = ["acts"]
+models = ["acts", "minds"]
 [limits.providers.gemini.models."acts*"]
 concurrency = 1
 """
@@ -66,9 +66,11 @@ def script(bus: LocalBus) -> None:
     bus.model_says("hostile", Reply(thinking="\u2066\x9bhm", text=HOSTILE))
     weather = Reply(text="I look.", tool_calls=(ToolCall(name="weather", arguments={"city": "Zürich"}),))
     bus.model_says("calls", weather, Reply(text="It rains."))
+    bus.model_says("talks", Turn(says=Reply(text=f"{WORDS} " * 50), delivery=Delivery(pace=20)))
+    bus.model_says("minds", Reply(text=f"{HELD}at-once"))
     bus.model_says("acts", *ACTS)
     bus.model_says("acts-too", Turn(says=Reply(text="one"), fault=Stall()))
-    bus.model_says("paints", Turn(says=Reply(pictures=(Picture(data=PNG, previews=(PNG,)),)), fault=Stall()))
+    bus.model_says("paints", Turn(says=Reply(pictures=(Picture(data=PNG, previews=(PNG,)),))))
 
 
 def publish(bus: LocalBus, model: str, **fields: object) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from tests import fork_server
 from tests.clients.node import packages
 from tests.console.browser import ALLOWED_ERRORS, expect, page_of, see
+from tests.console.gates import open_gate
 from tests.console.models import SETTINGS, WEATHER, WORDS, ended, publish
 from tests.waiting import eventually
 from tokenbus.testing import LocalBus
@@ -214,15 +216,21 @@ console = ["see_runs"]
         text = page.locator(".k-text .model-text")
         await expect(text).to_have_text("at last")
 
-        async with page_of(chromium, allowed=allowed) as other:
-            await log_in(other, url, eve.text, f"#run={over}")
-            await expect(other.locator(".hidden-content")).to_contain_text("7 characters")
-            assert "at last" not in await other.content()
-
         link = await copied_link(page)
         async with page_of(chromium, allowed=allowed) as colleague:
             await colleague.goto(link)
             await expect(colleague.locator(".k-text .model-text")).to_have_text("at last")
+
+        await _nothing_of_what_runs_say(chromium, bus, f"{url}#run={over}", eve.text)
+
+        gateway.send_signal(signal.SIGSTOP)
+        await expect(page.get_by_test_id("connection")).to_have_text(re.compile(r"^\d+ s behind"))
+        gateway.send_signal(signal.SIGCONT)
+        await expect(page.get_by_test_id("connection")).to_have_text("live")
+        gateway.terminate()  # as a rolling restart does
+        assert await gateway.wait() == 0
+        gateway = await start()
+        await expect(page.get_by_test_id("connection")).to_have_text("live")
 
         run = await asyncio.to_thread(publish, bus, "waits")
         await page.goto(f"{url}#run={run}")
@@ -239,3 +247,20 @@ console = ["see_runs"]
         await expect(page.get_by_test_id("connection")).to_have_text("live")
     gateway.terminate()
     assert await gateway.wait() == 0
+
+
+async def _nothing_of_what_runs_say(chromium: Any, bus: LocalBus, url: str, key: str) -> None:
+    """This key may see runs, and neither what they say nor what policies made of it."""
+    open_gate("at-once")
+    judged = await asyncio.to_thread(ended, bus, "minds")
+    async with page_of(chromium, allowed=(*ALLOWED_ERRORS, "401")) as page:
+        await page.goto(url)
+        await page.get_by_label("Key of the gateway").fill(key)
+        await page.get_by_role("button", name="Log in").click()
+        await expect(page.locator(".hidden-content")).to_contain_text("7 characters")
+        assert "at last" not in await page.content()
+        await page.evaluate("(run) => { location.hash = `#run=${run}`; }", judged)
+        await expect(page.locator("h1")).to_have_text(judged)
+        await expect(page.locator(".end")).to_be_visible()
+        assert "too much" not in await page.content()
+        assert "held:" not in await page.content()

@@ -6,6 +6,9 @@ import { openStream } from "../lib/stream.js";
 import { RunHistory } from "./history.js";
 
 const DRAW_MS = 50;
+/** Of a frame, for events: the rest is for drawing them. */
+const PIECE_MS = 6;
+const OPENING_MS = 2000;
 const SILENT_MS = 700;
 const ASK_MS = 1000;
 
@@ -22,6 +25,8 @@ export class RunFeed {
     this.state = signal({ name: "connecting" });
     /** What the gateway says that the run does, while no event tells it: it waits for a limit, or for its policies. */
     this.doing = signal(null);
+    /** Whether the page has what there is: it shows itself whole, so nothing that comes later moves what is there. */
+    this.ready = signal(false);
     this.heardAt = 0;
     this.waiting = [];
     this.drawnAt = 0;
@@ -31,7 +36,7 @@ export class RunFeed {
 
   start(seesContent) {
     this.seesContent = seesContent;
-    this.load();
+    this.opening();
     this.stream = openStream({
       url: () => `${ROOT}${this.path}/events?after=${this.lastSeq()}`,
       silentMs: 60_000,
@@ -43,6 +48,18 @@ export class RunFeed {
     });
     this.asking = setInterval(() => this.ask(), ASK_MS);
     this.ask();
+  }
+
+  /** Show the page once all is there that was there when it was opened, or with what came in time. */
+  async opening() {
+    this.patience = setTimeout(() => { this.ready.value = true; }, OPENING_MS);
+    await this.load();
+    this.loaded = true;
+    this.showIfWhole();
+  }
+
+  showIfWhole() {
+    if (this.loaded && (this.problem.value || this.history.last >= this.caughtUp)) this.ready.value = true;
   }
 
   /** While an open run is silent, ask what it does. */
@@ -62,6 +79,7 @@ export class RunFeed {
     this.stopped = true;
     this.stream.close();
     clearInterval(this.asking);
+    clearTimeout(this.patience);
     cancelAnimationFrame(this.frame);
     clearTimeout(this.timer);
   }
@@ -84,14 +102,13 @@ export class RunFeed {
       if (!this.stopped && (this.history.last < 0 || error.status !== 0)) this.problem.value = error;
       return;
     }
-    this.loadTimes();
-    if (this.seesContent) this.loadDecisions();
+    await Promise.all([this.loadTimes(), this.seesContent ? this.loadDecisions() : null]);
   }
 
   async loadTimes() {
     try {
       const { times } = await get(`${this.path}/times`);
-      if (!this.stopped) this.setTimes(new Map(times));
+      if (!this.stopped) await this.setTimes(new Map(times));
     } catch {
       // Without times the timeline counts events.
     }
@@ -105,13 +122,20 @@ export class RunFeed {
     }
   }
 
-  /** Times of events that came before this page was open, as the topics keep them. */
-  setTimes(times) {
+  /** Times of events that came before this page was open, as the topics keep them. A long run is told again in pieces,
+   * between which the page draws. */
+  async setTimes(times) {
     if (times.size === 0) return;
     this.times = times;
-    this.draw();
     const again = new RunHistory();
-    for (const event of this.history.events) again.push(times.has(event.seq) ? { ...event, at: times.get(event.seq) } : event);
+    for (let next = 0; next < this.history.events.length;) {
+      for (const until = performance.now() + PIECE_MS; next < this.history.events.length && isBefore(until, next); next += 1) {
+        const event = this.history.events[next];
+        again.push(times.has(event.seq) ? { ...event, at: times.get(event.seq) } : event);
+      }
+      if (next < this.history.events.length) await new Promise((resolve) => setTimeout(resolve));
+      if (this.stopped || this.times !== times) return;
+    }
     this.history = again;
     this.version.value += 1;
   }
@@ -143,10 +167,19 @@ export class RunFeed {
 
   draw() {
     if (!this.waiting.length) return;
-    const arrived = this.waiting;
-    this.waiting = [];
-    for (const event of arrived) this.history.push(event);
+    let taken = 0;
+    for (const until = performance.now() + PIECE_MS; taken < this.waiting.length && isBefore(until, taken); taken += 1) {
+      this.history.push(this.waiting[taken]);
+    }
+    this.waiting.splice(0, taken);
     this.version.value += 1;
-    if (this.history.head.end) this.load();
+    this.showIfWhole();
+    if (this.waiting.length) this.frame = requestAnimationFrame(() => this.onFrame());
+    else if (this.history.head.end) this.load();
   }
+}
+
+/** Whether there is time left; asks the clock seldom. */
+function isBefore(until, count) {
+  return count % 64 !== 63 || performance.now() < until;
 }

@@ -8,6 +8,8 @@ export class RunHistory {
   constructor(every = EVERY) {
     this.every = every;
     this.events = [];
+    /** The same, by type. */
+    this.byType = new Map();
     this.head = initial();
     this.checkpoints = [copy(this.head)];
   }
@@ -22,6 +24,9 @@ export class RunHistory {
     if (event.seq < this.events.length) return false;
     if (event.seq > this.events.length) throw new Error(`seq ${event.seq} came after ${this.last}`);
     this.events.push(event);
+    const alike = this.byType.get(event.type);
+    if (alike) alike.push(event);
+    else this.byType.set(event.type, [event]);
     apply(this.head, event);
     if (this.events.length % this.every === 0) this.checkpoints.push(copy(this.head));
     return true;

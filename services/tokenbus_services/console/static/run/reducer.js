@@ -149,7 +149,14 @@ function openBlock(state, event) {
 }
 
 function hasOpenCall(state, turn) {
-  return state.blocks.some((block) => block?.kind === "tool_call" && block.turn === turn && block.status === "complete" && !block.result_seq);
+  return ofTurn(state, turn).some((block) => block.kind === "tool_call" && block.status === "complete" && !block.result_seq);
+}
+
+/** Blocks of the newest turn, at the cost of this turn alone, however long the run is. */
+function ofTurn(state, turn) {
+  let first = state.blocks.length;
+  while (first > 0 && (state.blocks[first - 1] === undefined || state.blocks[first - 1].turn >= turn)) first -= 1;
+  return state.blocks.slice(first).filter((block) => block?.turn === turn);
 }
 
 function finishCall(state, result) {
@@ -194,7 +201,7 @@ function changeAttempt(state, change) {
 
 function closeAttempt(state, event, change) {
   const open = state.attempts[state.attempts.length - 1];
-  const results = state.blocks.filter((block) => block?.kind === "tool_result" && block.turn === open.turn);
+  const results = ofTurn(state, open.turn).filter((block) => block.kind === "tool_result");
   const end = results.length ? results[results.length - 1].end_at : null;
   changeAttempt(state, { end_at: end ?? event.at ?? null, end_seq: event.seq, ...change });
 }

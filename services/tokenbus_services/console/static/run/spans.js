@@ -16,13 +16,15 @@ export function spansOf(state, decisions = [], now = null) {
   const bar = (kind, label, start, end, more = {}) => ({
     kind, label, from: place(start), to: place(end), ms: timed && start !== null ? (end ?? scale.to) - start : null, ...more,
   });
+  const byAttempt = new Map(state.attempts.map((attempt) => [attempt.attempt, []]));
+  for (const block of state.blocks) if (block) byAttempt.get(block.attempt)?.push(block);
   const rows = [];
   for (const attempt of state.attempts) {
     const start = attempt[`start${scale.at}`];
     const end = attempt[`end${scale.at}`];
     const name = `turn ${attempt.turn + 1}, attempt ${attempt.attempt}`;
     const bars = [];
-    const blocks = state.blocks.filter((block) => block?.attempt === attempt.attempt && block.turn === attempt.turn);
+    const blocks = byAttempt.get(attempt.attempt).filter((block) => block.turn === attempt.turn);
     const firstBlock = blocks.length ? blocks[0][`start${scale.at}`] : end;
     bars.push(bar("wait", "first byte", start, firstBlock));
     for (const block of blocks) {

@@ -45,16 +45,16 @@ class Block extends Component {
 function Facts({ block }) {
   const took = block.start_at !== null && block.end_at !== null ? ms(block.end_at - block.start_at) : null;
   const waited = block.result_at && block.end_at !== null ? ms(block.result_at - block.end_at) : null;
+  const slot = { open: html`<span class="slot live">streaming</span>`, cut: html`<span class="slot warn">cut off</span>` }[block.status];
+  // From the left, and what grows at the end, so that nothing moves while a text streams.
   return html`
     <span class="facts">
-      ${block.status === "open" && html`<span class="live">streaming</span>`}
-      ${block.status === "cut" && html`<span class="warn">cut off</span>`}
+      <span>#${block.block}</span>
+      ${slot ?? html`<span class="slot">${took ?? ""}</span>`}
       ${block.is_error && html`<span class="bad">error</span>`}
       ${block.input_error && html`<span class="bad">not JSON</span>`}
-      ${waited && html`<span>tool ${waited}</span>`}
-      ${took && html`<span>${took}</span>`}
-      ${block.text.length > 0 && html`<span>${count(block.text.length)} chars</span>`}
-      <span>#${block.block}</span>
+      ${block.text.length > 0 && html`<span>${`${count(block.text.length)} chars`}</span>`}
+      ${waited && html`<span>${`result after ${waited}`}</span>`}
     </span>`;
 }
 

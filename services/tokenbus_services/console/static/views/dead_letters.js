@@ -2,33 +2,42 @@
 
 import { get, post } from "../lib/api.js";
 import { bytes, clock, count } from "../lib/format.js";
-import { html, useEffect, useState } from "../lib/html.js";
+import { html, useEffect, useRef, useState } from "../lib/html.js";
 import { runHash } from "../lib/route.js";
 import { oneLine, visible } from "../lib/safe_text.js";
 import { announce, roles } from "../lib/store.js";
 import { Ask, Dialog } from "./dialog.js";
 
-export function DeadLetters({ counts }) {
-  const [entries, setEntries] = useState([]);
-  const [next, setNext] = useState(null);
+/** One page of them; with `problem` if it could not be had. */
+export async function loadDead(after = null) {
+  try {
+    return await get(after === null ? "/dead" : `/dead?after=${encodeURIComponent(after)}`);
+  } catch (error) {
+    return { entries: [], next: null, problem: error.message };
+  }
+}
+
+export function DeadLetters({ counts, first }) {
+  const [entries, setEntries] = useState(first.entries);
+  const [next, setNext] = useState(first.next ?? null);
   const [looked, setLooked] = useState(null);
   const [asked, setAsked] = useState(null);
-  const [problem, setProblem] = useState("");
+  const [problem, setProblem] = useState(first.problem ?? "");
   const admin = roles.value.has("admin");
 
   async function load(after = null) {
-    try {
-      const page = await get(after === null ? "/dead" : `/dead?after=${encodeURIComponent(after)}`);
-      setEntries((before) => (after === null ? page.entries : [...before, ...page.entries]));
-      setNext(page.next ?? null);
-      setProblem("");
-    } catch (error) {
-      setProblem(error.message);
-    }
+    const page = await loadDead(after);
+    setProblem(page.problem ?? "");
+    if (page.problem) return;
+    setEntries((before) => (after === null ? page.entries : [...before, ...page.entries]));
+    setNext(page.next ?? null);
   }
+  const total = (counts?.entries ?? 0) + (counts?.rejected ?? 0);
+  const shown = useRef(total);
   useEffect(() => {
-    load();
-  }, [counts?.entries]);
+    if (shown.current !== total) load();
+    shown.current = total;
+  }, [total]);
 
   async function act(entry, action) {
     try {

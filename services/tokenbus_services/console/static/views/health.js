@@ -6,7 +6,7 @@ import { html, useEffect, useState } from "../lib/html.js";
 import { shortcuts } from "../lib/keys.js";
 import { oneLine } from "../lib/safe_text.js";
 import { health, roles } from "../lib/store.js";
-import { DeadLetters } from "./dead_letters.js";
+import { DeadLetters, loadDead } from "./dead_letters.js";
 import { Plots } from "./plots.js";
 
 const MANY_ENTRIES = 1000;
@@ -16,7 +16,14 @@ const SPEND_MS = 10_000;
 
 export function Health() {
   useEffect(() => shortcuts({ Escape: () => { location.hash = ""; } }), []);
+  const [first, setFirst] = useState(null);
+  const admin = roles.value.has("admin");
+  useEffect(() => {
+    Promise.all([loadDead(), admin ? loadKeys() : null]).then(([dead, keys]) => setFirst({ dead, keys }));
+  }, []);
   const data = health.value;
+  // Shown once all is there, so that nothing which comes later moves what is there.
+  if (!data || !first) return html`<main id="main" class="health" tabindex="-1" aria-busy="true"><h1 class="sr">Health</h1></main>`;
   return html`
     <main id="main" class="health" tabindex="-1">
       <h1 class="sr">Health</h1>
@@ -24,8 +31,8 @@ export function Health() {
       <div class="cards">
         <div class="column">
           <${Providers} rows=${data?.providers} />
-          <${DeadLetters} counts=${data?.dead} />
-          ${roles.value.has("admin") && html`<${KeysAndSpend} />`}
+          <${DeadLetters} counts=${data.dead} first=${first.dead} />
+          ${admin && html`<${KeysAndSpend} first=${first.keys} />`}
         </div>
         <div class="column">
           <${Partitions} rows=${data?.partitions} />
@@ -117,21 +124,21 @@ function Workers({ rows }) {
   return html`<${Table} id="workers" title="Workers" columns=${columns} rows=${rows} empty="No worker is seen." />`;
 }
 
+async function loadKeys() {
+  const [keys, spend] = await Promise.allSettled([get("/keys"), get("/spend")]);
+  return { keys: keys.value?.keys ?? null, spend: spend.value?.spend ?? null };
+}
+
 /** Keys and what they spent, for admins. Fields are shown as they come: there is no secret among them. */
-function KeysAndSpend() {
-  const [keys, setKeys] = useState(null);
-  const [spend, setSpend] = useState(null);
+function KeysAndSpend({ first }) {
+  const [{ keys, spend }, setFound] = useState(first);
   useEffect(() => {
     let gone = false;
-    const load = async () => {
+    const timer = setInterval(async () => {
       if (document.hidden) return;
-      const [one, other] = await Promise.allSettled([get("/keys"), get("/spend")]);
-      if (gone) return;
-      if (one.status === "fulfilled") setKeys(one.value.keys ?? []);
-      if (other.status === "fulfilled") setSpend(other.value.spend ?? []);
-    };
-    load();
-    const timer = setInterval(load, SPEND_MS);
+      const found = await loadKeys();
+      if (!gone) setFound((before) => ({ keys: found.keys ?? before.keys, spend: found.spend ?? before.spend }));
+    }, SPEND_MS);
     return () => {
       gone = true;
       clearInterval(timer);

@@ -1,7 +1,7 @@
 // The run's events as they are on the bus. Only the lines in sight are in the page, however many there are.
 
 import { count } from "../lib/format.js";
-import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "../lib/html.js";
+import { html, useEffect, useLayoutEffect, useRef, useState } from "../lib/html.js";
 import { oneLine, visible } from "../lib/safe_text.js";
 
 const LINE = 22;
@@ -9,14 +9,15 @@ const AROUND = 10;
 const LINE_CHARACTERS = 400;
 const SHOWN_CHARACTERS = 60_000;
 
-export function RawEvents({ events, total, seq, onSeek }) {
+export function RawEvents({ history, total, seq, onSeek }) {
+  const { events } = history;
   const box = useRef(null);
   const [top, setTop] = useState(0);
   const [height, setHeight] = useState(264);
   const [type, setType] = useState("");
-  const types = useMemo(() => [...new Set(events.map((event) => event.type))].sort(), [total, events]);
-  const rows = useMemo(() => (type ? events.filter((event) => event.type === type) : events), [type, type ? total : 0, events]);
-  const length = type ? rows.length : total;
+  const types = [...history.byType.keys()].sort();
+  const rows = type ? history.byType.get(type) ?? [] : events;
+  const { length } = rows;
   const first = Math.max(0, Math.floor(top / LINE) - AROUND);
   const last = Math.min(length, Math.ceil((top + height) / LINE) + AROUND);
 

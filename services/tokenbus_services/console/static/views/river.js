@@ -1,7 +1,7 @@
 // The river: a line for each open run, and below it those that ended. Drawn once a second, whatever flows.
 
 import { age, cost, count, ENDED_STATES, OPEN_STATES, rate, shortId, short, stateName } from "../lib/format.js";
-import { html, useEffect, useRef, useState } from "../lib/html.js";
+import { Component, createRef, html, useCallback, useEffect, useRef, useState } from "../lib/html.js";
 import { shortcuts } from "../lib/keys.js";
 import { riverHash, runHash } from "../lib/route.js";
 import { oneLine } from "../lib/safe_text.js";
@@ -17,6 +17,7 @@ export function River() {
   const open = data ? [...data.rows].sort((one, other) => other.started_at - one.started_at) : [];
   const ended = data ? [...data.ended].sort((one, other) => other.ended_at - one.ended_at) : [];
   const ids = [...open, ...ended].map((row) => row.run);
+  const select = useCallback((event) => setSelected(event.currentTarget.dataset.run), []);
   const latest = useRef({ ids, selected });
   latest.current = { ids, selected };
 
@@ -48,24 +49,35 @@ export function River() {
     <main id="main" class="river" tabindex="-1">
       <h1 class="sr">Runs</h1>
       <${Filters} search=${search} data=${data} />
-      <section aria-labelledby="open-title">
-        <h2 id="open-title">Open <b>${data ? count(data.open) : "–"}</b>
-          ${data && data.open > open.length && html`<small>the newest ${open.length} are shown</small>`}</h2>
+      ${data && html`<section aria-labelledby="open-title">
+        <h2 id="open-title">Open <b>${count(data.open)}</b>
+          ${data.open > open.length && html`<small>the newest ${open.length} are shown</small>`}</h2>
         <${Heading} words="last words" last="turn" rate="tok/s" />
-        ${data && open.length === 0 && html`<p class="empty">No run is open${filtered() ? " that matches" : ""}.</p>`}
+        ${open.length === 0 && (ended.length > 0 || filtered() ? html`<p class="empty">No run is open${filtered() ? " that matches" : ""}.</p>` : html`<${FirstRun} />`)}
         <ol class="lines">
-          ${open.map((row) => html`<${Line} key=${row.run} row=${row} at=${data.at} selected=${row.run === selected} onSelect=${setSelected} />`)}
+          ${open.map((row, index) => html`<${Line} key=${row.run} index=${index} row=${row} at=${data.at} selected=${row.run === selected} onSelect=${select} />`)}
         </ol>
-      </section>
-      <section aria-labelledby="ended-title">
+      </section>`}
+      ${data && (ended.length > 0 || open.length > 0 || filtered()) && html`<section aria-labelledby="ended-title">
         <h2 id="ended-title">Ended</h2>
         <${Heading} words="finish" last="cost" rate="tokens" />
-        ${data && ended.length === 0 && html`<p class="empty">No run has ended lately${filtered() ? " that matches" : ""}.</p>`}
+        ${ended.length === 0 && html`<p class="empty">No run has ended lately${filtered() ? " that matches" : ""}.</p>`}
         <ol class="lines">
-          ${ended.map((row) => html`<${Line} key=${row.run} row=${row} at=${data.at} selected=${row.run === selected} onSelect=${setSelected} />`)}
+          ${ended.map((row, index) => html`<${Line} key=${row.run} index=${open.length + index} row=${row} at=${data.at} selected=${row.run === selected} onSelect=${select} />`)}
         </ol>
-      </section>
+      </section>`}
     </main>`;
+}
+
+/** What to do where nothing has ever run. */
+function FirstRun() {
+  return html`
+    <div class="first-run">
+      <p><b>No runs yet.</b> Publish one, and it appears here while it speaks:</p>
+      <pre tabindex="0" aria-label="A command that publishes a run">tokenbus send "Do I need an umbrella?"</pre>
+      <p class="mute">or by HTTP, in any of the APIs that the gateway speaks:</p>
+      <pre tabindex="0" aria-label="The same by HTTP">${`curl -N ${location.origin}/runs -H 'content-type: application/json' \\\n  -d '{"model": "PROVIDER/MODEL", "messages": [{"role": "user", "content": "Hello"}]}'`}</pre>
+    </div>`;
 }
 
 function filtered() {
@@ -81,24 +93,82 @@ function Heading({ words, last, rate: speed }) {
     </div>`;
 }
 
-function Line({ row, at, selected, onSelect }) {
-  const isOpen = row.ended_at === null || row.ended_at === undefined;
-  const bad = row.state === "failed" || row.state === "incomplete";
-  const hot = bad && at - row.ended_at < RED_MS;
-  return html`
-    <li>
-      <a id=${`line-${row.run}`} class=${`line ${hot ? "hot" : ""}`} href=${runHash(row.run)} data-run=${row.run}
-        aria-current=${selected ? "true" : undefined} onFocus=${() => onSelect(row.run)}>
-        <span class="state"><${State} name=${row.state} /></span>
-        <span class="age" title=${new Date(row.started_at).toLocaleString()}>${age(at - (isOpen ? row.started_at : row.ended_at))}</span>
-        <span class="model"><i>${oneLine(row.provider ?? "?")}</i><s>/</s>${oneLine(row.model ?? "?")}</span>
-        <span class="tenant">${row.tenant ? oneLine(row.tenant) : ""}</span>
-        <span class="rate" title=${isOpen ? "estimated from characters" : "tokens in and out"}>${isOpen ? rate(row.tokens_per_s) : tokens(row.usage)}</span>
-        <span class="words">${isOpen ? html`<${Words} text=${row.words} />` : html`<${Finish} row=${row} />`}</span>
-        <span class="last">${isOpen ? turns(row) : cost(row.cost)}</span>
-        <span class="id" title=${row.run}>${shortId(row.run)}</span>
-      </a>
-    </li>`;
+const IN_SIGHT_MARGIN = "300px";
+const TURNS = 20;
+const FIRST = 50;
+
+/** Tells lines when they come into sight, and when they leave it. */
+const sight = new IntersectionObserver((entries) => {
+  for (const entry of entries) entry.target.line?.see(entry.isIntersecting);
+}, { rootMargin: `${IN_SIGHT_MARGIN} 0px` });
+
+/** Lines out of sight are drawn in turn, a few with each sample, and one that was never in sight is a bare link: so a draw
+ * costs the same however long the list is, and however many runs come and go. */
+class Line extends Component {
+  box = createRef();
+  inSight = true;
+  stale = false;
+  isWhole = this.props.index < FIRST;
+
+  componentDidMount() {
+    this.box.current.line = this;
+    sight.observe(this.box.current);
+  }
+
+  componentWillUnmount() {
+    sight.unobserve(this.box.current);
+  }
+
+  see(inSight) {
+    this.inSight = inSight;
+    if (!inSight || (this.isWhole && !this.stale)) return;
+    this.isWhole = true;
+    this.forceUpdate();
+  }
+
+  shouldComponentUpdate(next) {
+    const isTurn = this.isWhole && next.index % TURNS === Math.floor(next.at / 1000) % TURNS;
+    const draws = this.inSight || isTurn || next.selected !== this.props.selected || next.row.state !== this.props.row.state;
+    this.stale ||= !draws;
+    return draws;
+  }
+
+  render({ row, at, selected, onSelect }) {
+    this.stale = false;
+    if (!this.isWhole) {
+      return html`<li ref=${this.box}><a id=${`line-${row.run}`} class="line" href=${runHash(row.run)} data-run=${row.run} onFocus=${onSelect}>${stateName(row.state)} ${row.run}</a></li>`;
+    }
+    const isOpen = row.ended_at === null || row.ended_at === undefined;
+    const bad = row.state === "failed" || row.state === "incomplete";
+    const hot = bad && at - row.ended_at < RED_MS;
+    return html`
+      <li ref=${this.box}>
+        <a id=${`line-${row.run}`} class=${`line ${hot ? "hot" : ""}`} href=${runHash(row.run)} data-run=${row.run}
+          aria-current=${selected ? "true" : undefined} onFocus=${onSelect}>
+          <span class="state"><${State} name=${row.state} /></span>
+          <span class="age" title=${started(row.started_at)}>${age(at - (isOpen ? row.started_at : row.ended_at))}</span>
+          <span class="model"><i>${oneLine(row.provider ?? "?")}</i><s>/</s>${oneLine(row.model ?? "?")}</span>
+          <span class="tenant">${row.tenant ? oneLine(row.tenant) : ""}</span>
+          <span class="rate" title=${isOpen ? "estimated from characters" : "tokens in and out"}>${isOpen ? rate(row.tokens_per_s) : tokens(row.usage)}</span>
+          <span class="words">${isOpen ? words(row.words) : finish(row)}</span>
+          <span class="last">${isOpen ? turns(row) : cost(row.cost)}</span>
+          <span class="id" title=${row.run}>${shortId(row.run)}</span>
+        </a>
+      </li>`;
+  }
+}
+
+const times = new Map();
+
+/** Formatting a time takes longer than all else of a line, and it never changes. */
+function started(at) {
+  let text = times.get(at);
+  if (text === undefined) {
+    if (times.size > 5000) times.clear();
+    text = new Date(at).toLocaleString();
+    times.set(at, text);
+  }
+  return text;
 }
 
 export function State({ name }) {
@@ -116,15 +186,16 @@ function tokens(usage) {
   return short((usage.input ?? 0) + (usage.output ?? 0));
 }
 
-function Words({ text }) {
+function words(text) {
   if (text === null || text === undefined) return html`<span class="mute">${roles.value.has("see_content") ? "" : "hidden"}</span>`;
-  return html`<bdi class="tail"><span>${oneLine(text)}</span></bdi>`;
+  const shown = oneLine(text);
+  return html`<bdi class="tail"><span key=${shown}>${shown}</span></bdi>`; // another element: the text does not move, it is new
 }
 
-function Finish({ row }) {
-  const words = row.words ? html`<bdi class="mute head">${oneLine(row.words)}</bdi>` : null;
-  if (row.error) return html`<code class="code">${oneLine(row.error)}</code>${words}`;
-  return html`<span class="finish">${row.finish ?? ""}</span>${words}`;
+function finish(row) {
+  const said = row.words ? html`<bdi class="mute head">${oneLine(row.words)}</bdi>` : null;
+  if (row.error) return html`<code class="code">${oneLine(row.error)}</code>${said}`;
+  return html`<span class="finish">${row.finish ?? ""}</span>${said}`;
 }
 
 function Filters({ search, data }) {

@@ -9,7 +9,7 @@ import { announce, byLink, now, replaceHash, roles, route } from "../lib/store.j
 import { RunFeed } from "../run/feed.js";
 import { Actions } from "./run_actions.js";
 import { Blocks } from "./blocks.js";
-import { Facts } from "./run_facts.js";
+import { Decisions, Facts } from "./run_facts.js";
 import { RawEvents } from "./raw_events.js";
 import { State } from "./river.js";
 import { Timeline } from "./timeline.js";
@@ -64,6 +64,7 @@ export function RunView({ run }) {
   if (problem && history.last < 0) {
     return html`<main id="main" class="blank" tabindex="-1"><div role="alert"><p>${problem.message}</p><p class="mute">${oneLine(run)}</p></div></main>`;
   }
+  if (!feed.ready.value) return html`<main id="main" class="blank" tabindex="-1" aria-busy="true"></main>`;
   return html`
     <main id="main" class="run" tabindex="-1">
       <header class="run-head">
@@ -72,7 +73,7 @@ export function RunView({ run }) {
           <${State} name=${live ? phaseOf(state, feed.doing.value) : state.phase} />
           <span><i class="mute">${oneLine(state.provider || row?.provider || "")}</i> / <b>${oneLine(state.model || row?.model || "")}</b></span>
           ${row?.tenant && html`<span class="chip">${oneLine(row.tenant)}</span>`}
-          ${row?.started_at && html`<span class="mute" title=${new Date(row.started_at).toLocaleString()}>${age((row.ended_at ?? now.value) - row.started_at)}${row.ended_at ? "" : " so far"}</span>`}
+          ${row?.started_at && html`<span class="mute" title=${new Date(row.started_at).toLocaleString()}>${`${age((row.ended_at ?? now.value) - row.started_at)}${row.ended_at ? "" : " so far"}`}</span>`}
           <${Feed} state=${feed.state.value} ended=${ended} />
           <span class="grow"></span>
           <${Actions} run=${run} info=${info} seq=${seq} events=${history.events} onActed=${() => feed.load()} />
@@ -87,11 +88,12 @@ export function RunView({ run }) {
         <//>
         <aside aria-label="About this run">
           <${Calm} live=${live && !ended} seq=${seq} feed=${feed}>
+            <${Facts} state=${state} info=${info} />
             <${Timeline} state=${state} decisions=${feed.decisions.value} now=${live ? now.value : null} onSeek=${seek} />
-            <${Facts} state=${state} info=${info} decisions=${feed.decisions.value} />
+            <${Decisions} decisions=${feed.decisions.value} />
           <//>
         </aside>
-        <${RawEvents} events=${history.events} total=${history.events.length} seq=${seq} onSeek=${seek} />
+        <${RawEvents} history=${history} total=${history.events.length} seq=${seq} onSeek=${seek} />
       </div>
     </main>`;
 }
@@ -133,7 +135,7 @@ function Slider({ seq, last, live, onSeek }) {
       <input type="range" min="0" max=${Math.max(0, last)} value=${Math.max(0, seq)} aria-label="Event" aria-valuetext=${`event ${seq} of ${last}`}
         onInput=${(event) => onSeek(Number(event.target.value))} />
       <button class="icon" aria-label="One event on" disabled=${seq >= last} onClick=${() => onSeek(seq + 1)}>›</button>
-      <output class="mono">${count(Math.max(0, seq))} / ${count(Math.max(0, last))}</output>
+      <output class="mono">${`${count(Math.max(0, seq))} / ${count(Math.max(0, last))}`}</output>
       <button class=${`live-button ${live ? "on" : ""}`} aria-pressed=${live ? "true" : "false"} onClick=${() => onSeek(null)}>${live ? "newest" : "to the newest"}</button>
     </div>`;
 }

@@ -56,9 +56,9 @@ export function Actions({ run, info, seq, onActed }) {
   return html`
     <span class="actions">
       <span class="said" aria-hidden="true">${said}</span>
-      ${offered.map((name) => html`
+      <span class="offered">${offered.map((name) => html`
         <button key=${name} class=${name === "cancel" ? "danger" : ""} disabled=${busy !== null} data-testid=${name}
-          onClick=${() => (name === "cancel" ? setAsked("cancel") : act(name))}>${names[name]}</button>`)}
+          onClick=${() => (name === "cancel" ? setAsked("cancel") : act(name))}>${names[name]}</button>`)}</span>
       <span class="group" role="group" aria-label="Copy the request">
         <button disabled=${!request} title=${why} onClick=${() => copy("JSON", asJson(request))}>JSON</button>
         <button disabled=${!request} title=${why} onClick=${() => copy("curl", asCurl(request, location.origin))}>curl</button>

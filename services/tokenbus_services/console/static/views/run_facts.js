@@ -7,10 +7,9 @@ import { oneLine, visible } from "../lib/safe_text.js";
 const TOKENS = [["input", "input"], ["output", "output"], ["reasoning", "reasoning"], ["cache_read", "cache read"], ["cache_write", "cache write"]];
 const REQUEST_CHARACTERS = 20_000;
 
-export function Facts({ state, info, decisions }) {
+export function Facts({ state, info }) {
   return html`
     <${Usage} state=${state} info=${info} />
-    <${Decisions} decisions=${decisions} />
     <${Notes} state=${state} />
     <${Request} info=${info} />`;
 }
@@ -19,21 +18,16 @@ function Usage({ state, info }) {
   const usage = state.usage ?? info?.row?.usage;
   const timing = state.end?.timing;
   const price = state.end ? info?.row?.cost : null;
-  const facts = [];
-  for (const [name, text] of TOKENS) if (usage?.[name]) facts.push([text, count(usage[name])]);
-  if (price !== null && price !== undefined) facts.push(["cost", cost(price)]);
-  if (timing?.first_byte_ms !== undefined) facts.push(["first byte", ms(timing.first_byte_ms)]);
-  if (timing?.first_visible_ms !== undefined) facts.push(["first text", ms(timing.first_visible_ms)]);
-  if (timing) facts.push(["all", ms(timing.total_ms)]);
+  const facts = TOKENS.map(([name, text]) => [text, count(usage?.[name])]);
+  facts.push(["cost", cost(price) || "–"], ["first byte", ms(timing?.first_byte_ms)], ["first text", ms(timing?.first_visible_ms)], ["all", ms(timing?.total_ms)]);
   return html`
     <section class="card" aria-labelledby="usage-title">
       <h2 id="usage-title">Usage</h2>
-      ${facts.length === 0 && html`<p class="mute">Not reported yet.</p>`}
-      <dl class="facts-list">${facts.map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
+      <dl class="facts-list">${facts.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
     </section>`;
 }
 
-function Decisions({ decisions }) {
+export function Decisions({ decisions }) {
   if (!decisions || decisions.length === 0) return null;
   return html`
     <section class="card" aria-labelledby="decisions-title">

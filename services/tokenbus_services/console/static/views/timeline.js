@@ -1,18 +1,22 @@
 // Turns, attempts, tools and policies as bars. SVG, for a style attribute would need a looser policy of the page.
 
 import { ms } from "../lib/format.js";
-import { html } from "../lib/html.js";
+import { html, useState } from "../lib/html.js";
 import { oneLine } from "../lib/safe_text.js";
 import { spansOf } from "../run/spans.js";
+import { Compare, repeatedTurns } from "./compare.js";
 
 const AT_MOST = 200;
 
 export function Timeline({ state, decisions, now, onSeek }) {
+  const [comparing, setComparing] = useState(false);
   const { timed, total_ms: total, rows } = spansOf(state, decisions ?? [], now);
   const shown = rows.slice(-AT_MOST);
   return html`
     <section class="card timeline" aria-labelledby="timeline-title">
-      <h2 id="timeline-title">Timeline <small class="mute">${timed ? ms(total) : "by events"}</small></h2>
+      <h2 id="timeline-title">Timeline <small class="mute">${timed ? ms(total) : "by events"}</small><span class="grow"></span>
+        ${repeatedTurns(state).length > 0 && html`<button class="small" onClick=${() => setComparing(true)}>Compare attempts</button>`}</h2>
+      ${comparing && html`<${Compare} state=${state} onClose=${() => setComparing(false)} />`}
       ${rows.length > shown.length && html`<p class="mute">${rows.length - shown.length} rows before</p>`}
       <ol>
         ${shown.map((row, index) => html`
