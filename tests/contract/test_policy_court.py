@@ -10,7 +10,7 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from tests.contract.bus.toys import working
-from tests.unit.core.held import HeldStory
+from tests.unit.core.gated import HeldStory
 from tests.unit.core.script import RUN, text
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys

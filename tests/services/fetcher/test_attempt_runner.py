@@ -9,7 +9,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from tests.services.fetcher.test_admission import Hall
+from tests.services.fetcher.limits.test_wait_queue import Hall
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server

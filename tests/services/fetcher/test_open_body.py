@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tests.e2e.fleet import BASE_PATHS
-from tests.services.fetcher.test_writer import frames, run, writing
+from tests.services.fetcher.test_raw_writer import frames, run, writing
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
 from tokenbus.core.attempt_decoder import AttemptReader

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.core.held import HeldStory
+from tests.unit.core.gated import HeldStory
 from tests.unit.core.script import Story, call, text
 from tests.unit.core.test_run_properties import TRY_AGAIN, policies, steps, tell
 from tokenbus.events import normalized as n

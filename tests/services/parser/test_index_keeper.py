@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from tests.contract.client.listed import Listed
-from tests.services.parser.test_clock import open_run
+from tests.services.parser.test_timeouts import open_run
 from tests.waiting import eventually
 from tokenbus import Client
 from tokenbus.bus.keys import Keys

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from tests.e2e import judge
-from tests.unit.core.held import JUDGED, HeldStory
+from tests.unit.core.gated import JUDGED, HeldStory
 from tests.unit.core.script import call, of_type, text
 from tokenbus.core.run.effects import Draft, EndRun, NextTurn, ReleaseFromPolicies, RunTools
 from tokenbus.core.run.policy_gate import MAX_WORKERS_WITHOUT_PROGRESS

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.services.fetcher.test_writer import frames, run, writing
-from tests.unit.core.test_pixels import PNG
+from tests.services.fetcher.test_raw_writer import frames, run, writing
+from tests.unit.core.test_image_header import PNG
 from tokenbus.blobs import BlobRef, blob_id_of
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from tests.services.fetcher.shelf import Shelf
-from tests.services.fetcher.test_media import JPEG, PNG, endpoint_of
+from tests.services.fetcher.test_request_media import JPEG, PNG, endpoint_of
 from tokenbus.errors import BlobUnavailable, RequestInvalid
 from tokenbus.events.quirks import ApiName
 from tokenbus.events.requests import (
