@@ -17,7 +17,7 @@ from tests.bench.console import watched
 from tests.bench.disconnect import left
 from tests.bench.figures import NAMES, SECTIONS, WARM, Figure, decoded, measured
 from tests.bench.gateway import measured_gateway
-from tests.bench.intake import taken_in
+from tests.bench.intake import intake_costs, taken_in
 from tests.bench.measure import Meter
 from tests.bench.otel import traced
 from tests.bench.policy import judged
@@ -29,6 +29,7 @@ ALONE: dict[str, Callable[[], list[Figure]]] = {
     "decode": decoded,
     "cancel": cancelled,
     "intake": taken_in,
+    "intake-cpu": intake_costs,
     "beside": beside,
     "scaling": scaled,
     "memory": remembered,

@@ -1,4 +1,6 @@
-"""Fairness at intake: a cancel behind 8,000 waiting requests, and a tenant's first run behind 15,000 of another's."""
+"""Fairness at intake: a cancel behind 8,000 waiting requests, and a tenant's first run behind 15,000 of another's; and
+what a request costs intake and the server, by itself and in a flood.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from uuid import uuid4
 import msgspec
 
 from tests.bench.figures import Figure
-from tests.bench.stack import running
+from tests.bench.procs import cpu_s
+from tests.bench.stack import Stack, running
+from tests.waiting import eventually
 from tokenbus.bus.keys import Keys, order_keys
 from tokenbus.bus.server.server import Server
 from tokenbus_services.mock_provider import Delivery, MockProvider, Reply, Script, Turn
@@ -22,6 +26,10 @@ BEFORE_CANCELS = 8_000
 BEFORE_FIRST = 15_000
 FIRSTS = 8
 """Tenants that come one after the other behind the flood."""
+FEW, FLOOD = 1_500, 15_000
+AT_ONCE = 10
+"""So many of the few are put at once: then none waits for long enough to be put in order."""
+TAKEN_S = 300.0
 MOST_CANCEL_MS = 200.0
 MOST_FIRST_MS = 1_000.0
 BETWEEN_S = 0.1
@@ -57,6 +65,51 @@ def taken_in() -> list[Figure]:
             met=first <= MOST_FIRST_MS,
         ),
     ]
+
+
+def intake_costs() -> list[Figure]:
+    """CPU of intake and of the server for a request: of a flood in which all wait, against a few at once.
+
+    The one run that the fetcher takes on never ends, so nothing but intake works.
+    """
+    port = free_port()
+    table = f'[providers.held]\napi = "anthropic"\nbase_url = "http://127.0.0.1:{port}"\napi_key_env = ""\n'
+    with running([], settings=table, services=("fetcher",), runs_at_once=1) as stack:
+        redis_port: int = stack.client.connection_pool.connection_kwargs["port"]
+        few, flood = asyncio.run(_costs(stack, f"redis://127.0.0.1:{redis_port}", port))
+    return [
+        Figure(
+            name=f"{what} CPU a request, {FLOOD:,} at once (bare: {AT_ONCE} at once)",
+            unit="µs",
+            value=flood[process],
+            bare=few[process],
+            ratio=flood[process] / few[process],
+        )
+        for what, process in (("intake's", "fetcher"), ("the server's", "server"))
+    ]
+
+
+async def _costs(stack: Stack, url: str, port: int) -> tuple[dict[str, float], dict[str, float]]:
+    async with Server(url) as server, MockProvider([_ENDLESS, _QUICK], port=port) as provider:
+        await _put(server, _generate(f"bench-{uuid4().hex}", "endless", "listener"))
+        await provider.requested()
+        await _taken(stack, server, AT_ONCE, AT_ONCE)  # warm
+        few = await _taken(stack, server, FEW, AT_ONCE)
+        flood = await _taken(stack, server, FLOOD, FLOOD)
+    return few, flood
+
+
+async def _taken(stack: Stack, server: Server, requests: int, at_once: int) -> dict[str, float]:
+    """Microseconds a request by process, until intake has taken all of them in."""
+
+    async def none_left() -> bool:
+        return not await server.client.xlen(KEYS.requests)
+
+    before = {name: cpu_s(stack.pids[name]) for name in ("fetcher", "server")}
+    for _ in range(0, requests, at_once):
+        await _flood(server, at_once)
+        await eventually(none_left, timeout=TAKEN_S)
+    return {name: (cpu_s(stack.pids[name]) - cpu) * 1e6 / requests for name, cpu in before.items()}
 
 
 async def _measure(url: str, port: int) -> tuple[list[float], list[float]]:
