@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import cast
 from unittest.mock import AsyncMock, Mock
 
@@ -120,6 +121,28 @@ async def test_of_a_runs_items_only_those_that_are_meant_are_stopped():
     assert len(inflight) == 1
     going_on.set()
     await eventually(lambda: ended == [old, new] and not len(inflight))
+
+
+async def test_work_that_does_not_end_when_it_is_stopped_is_left_to_another_worker(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "ABANDON_S", 0.01)
+    queue, begun, free = Mock(), asyncio.Event(), asyncio.Event()
+
+    async def stubborn(item: QueueItem) -> None:
+        begun.set()
+        while not free.is_set():
+            with suppress(asyncio.CancelledError):
+                await free.wait()
+
+    inflight = InFlight(
+        cast("WorkQueue", queue), most=1, work=stubborn, abandon=never, poisoned=never, still_s=no_bound
+    )
+    await inflight.start(ITEM)
+    await begun.wait()
+    await inflight.stop()
+    queue.release.assert_called_once_with([ITEM])
+    assert len(inflight) == 0
+    free.set()
+    await inflight.room()  # it was given back once
 
 
 async def test_work_that_nobody_stopped_and_that_was_cancelled_is_left_to_another_worker():

@@ -82,12 +82,13 @@ class AttemptWriter:
         self.broken: Exception | None = None
         self.full_since: float | None = None
         """When the server first refused its frames for lack of memory."""
-        self.flushed = asyncio.Event()
         self.writer = writer
         self._beyond = 0.0
         """Bytes ahead of the rate of a light attempt."""
         self._beyond_at = 0.0
         self._refused = refused
+        self._progress: asyncio.Event | None = None
+        """Exists only while the attempt waits: an event of its own is 0.8 KB, and most attempts never wait."""
 
     @property
     def must_wait(self) -> bool:
@@ -151,14 +152,14 @@ class AttemptWriter:
         """Handle the server's refusal of this attempt."""
         self.why_refused = reason
         self.items.clear()
-        self.flushed.set()
+        self._progressed()
         self._refused(reason)
 
     def break_off(self, error: Exception) -> None:
         """Handle a permanent error: the server will never accept these frames, so the run cannot continue."""
         self.broken = error
         self.items.clear()
-        self.flushed.set()
+        self._progressed()
 
     async def _look(self) -> None:
         """Poll the run's status: an attempt that is not writing never learns that it was refused."""
@@ -190,14 +191,21 @@ class AttemptWriter:
         self.waiting -= size
         self.frames += 1
         self.full_since = None
-        self.flushed.set()
+        self._progressed()
+
+    def _progressed(self) -> None:
+        if self._progress:
+            self._progress.set()
 
     async def _flushed(self) -> None:
         """Wait briefly for a flush."""
-        self.flushed.clear()
         self._check()
-        if not await wait_briefly(self.flushed):
-            self.writer.touch(self, False)  # make sure that the next flush includes it
+        self._progress = asyncio.Event()
+        try:
+            if not await wait_briefly(self._progress):
+                self.writer.touch(self, False)  # make sure that the next flush includes it
+        finally:
+            self._progress = None
 
     def _check(self) -> None:
         if self.why_refused is not None:

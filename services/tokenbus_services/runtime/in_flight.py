@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import structlog
 
@@ -26,7 +27,9 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 ABANDON_S = 5.0
 CHECK_S = 10.0
-"""How often to check work for progress."""
+"""How often to check all work for progress. One timer for all: thousands of items are in progress at once, and a task
+that waits beside each costs 3 KB.
+"""
 
 
 class NotStarted(Exception):
@@ -52,16 +55,20 @@ class WorkStuck(TokenbusError):
 class _Work:
     """One item in progress."""
 
-    def __init__(self, item: QueueItem) -> None:
+    def __init__(self, item: QueueItem, still_s: float) -> None:
         self.item = item
+        self.still_s = still_s
+        """Longest time without progress, beyond the slack of its current step."""
         self.progress: ItemWork | None = None
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done once the work and its completion are over."""
         self.lost = False
         """Whether another worker has claimed the item."""
         self._stopped = False
         self.task: asyncio.Task[None] | None = None
         """The work itself; may be cancelled at any moment."""
-        self.whole: asyncio.Task[None] | None = None
-        """The work and its completion."""
+        self.completion: asyncio.Task[None] | None = None
+        """What follows the work: begins when the work ends, or is found stuck."""
 
     @property
     def stopped(self) -> bool:
@@ -109,6 +116,7 @@ class InFlight:
         self._liveness = liveness or Liveness()
         self._left: set[asyncio.Task[None]] = set()
         """Stuck work that did not end when it was stopped."""
+        self._check: asyncio.TimerHandle | None = None
         self._room = asyncio.Semaphore(most)
         self._items: dict[tuple[str, str], _Work] = {}
         """By stream and entry: two partitions may use the same entry id."""
@@ -129,9 +137,10 @@ class InFlight:
     async def start(self, item: QueueItem) -> None:
         """Start work on an item."""
         await acquire(self._room)
-        work = self._items[_key(item)] = _Work(item)
+        work = self._items[_key(item)] = _Work(item, self._still_s(item))
         work.task = asyncio.create_task(self._begin(work), name=f"work {item.entry_id}")
-        work.whole = asyncio.create_task(self._supervise(work, work.task))
+        work.task.add_done_callback(partial(self._ended, work))
+        self._check_within(work.still_s)
 
     def on_claimed_away(self, item: QueueItem) -> None:
         """Stop: another worker has claimed the item."""
@@ -152,8 +161,8 @@ class InFlight:
 
     async def drain(self, seconds: float) -> None:
         """Let work in progress finish, for at most ``seconds``."""
-        if tasks := self._tasks():
-            await asyncio.wait(tasks, timeout=seconds)
+        if over := [work.over for work in self._items.values()]:
+            await asyncio.wait(over, timeout=seconds)
 
     async def stop(self) -> None:
         """Stop and abandon what is still in progress.
@@ -162,42 +171,87 @@ class InFlight:
         claim.
         """
         self._stopping = True
-        tasks = self._tasks()
-        for work in self._items.values():
+        works = list(self._items.values())
+        for work in works:
             work.stop()
-        if not tasks:
+        if not works:
             return
-        _, late = await asyncio.wait(tasks, timeout=ABANDON_S)
+        await asyncio.wait([work.over for work in works], timeout=ABANDON_S)
+        late = [work for work in works if not work.over.done()]
         if late:
             log.warning("items_left_behind", items=len(late))
-        for task in late:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _tasks(self) -> list[asyncio.Task[None]]:
-        return [w.whole for w in self._items.values() if w.whole]
+        for work in late:
+            if work.completion:
+                work.completion.cancel()
+            elif work.task:  # it does not end although it was asked to
+                self._leave(work.task)
+                self._queue.release([work.item])
+                self._remove(work)
+        await asyncio.gather(*(work.completion for work in late if work.completion), return_exceptions=True)
 
     async def _begin(self, work: _Work) -> None:
         work.progress = ItemWork(self._liveness)
         await self._work(work.item)
 
-    async def _ended(self, work: _Work, task: asyncio.Task[None]) -> Exception | None:
-        """Wait for the work to end. Returns its error, or None if it finished or was stopped on request."""
-        step_s = self._still_s(work.item)
-        while not (await asyncio.wait({task}, timeout=min(CHECK_S, step_s)))[0]:
-            if work.progress and work.progress.still_s > (most_s := step_s + work.progress.slack_s):
-                log.error("work_stuck", stream=work.item.stream, entry=work.item.entry_id, seconds=round(most_s))
-                work.stop()
-                if not (await asyncio.wait({task}, timeout=ABANDON_S))[0]:
-                    self._left.add(task)
-                    task.add_done_callback(self._left.discard)
-                return WorkStuck(most_s)
-        return None if task.cancelled() else _error_of(task)
+    def _ended(self, work: _Work, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else _error_of(task)
+        if work.completion is None and not work.over.done():
+            work.completion = asyncio.create_task(self._complete(work, task, error))
 
-    async def _supervise(self, work: _Work, task: asyncio.Task[None]) -> None:
+    def _check_within(self, seconds: float) -> None:
+        """Check the work in progress in `CHECK_S`, or sooner."""
+        loop = asyncio.get_running_loop()
+        when = loop.time() + min(CHECK_S, seconds)
+        if self._check and self._check.when() > when:
+            self._check.cancel()
+            self._check = None
+        self._check = self._check or loop.call_at(when, self._check_all)
+
+    def _check_all(self) -> None:
+        self._check = None
+        soonest = CHECK_S
+        for work in self._items.values():
+            soonest = min(soonest, work.still_s)
+            if work.completion is None and work.task and work.progress and work.progress.still_s > work.still_s:
+                most_s = work.still_s + work.progress.slack_s
+                if work.progress.still_s > most_s and not work.task.done():
+                    work.completion = asyncio.create_task(self._give_up(work, work.task, most_s))
+        if self._items:
+            self._check_within(soonest)
+
+    async def _give_up(self, work: _Work, task: asyncio.Task[None], most_s: float) -> None:
+        """Stop stuck work."""
+        log.error("work_stuck", stream=work.item.stream, entry=work.item.entry_id, seconds=round(most_s))
+        work.stop()
+        try:
+            ended, _ = await asyncio.wait({task}, timeout=ABANDON_S)
+        except asyncio.CancelledError:
+            self._queue.release([work.item])
+            self._remove(work)
+            raise
+        if not ended:
+            self._leave(task)
+        await self._complete(work, task, WorkStuck(most_s))
+
+    def _leave(self, task: asyncio.Task[None]) -> None:
+        """Keep a task that does not end although it was stopped."""
+        self._left.add(task)
+        task.add_done_callback(self._left.discard)
+
+    def _remove(self, work: _Work) -> None:
+        if self._items.get(_key(work.item)) is work:  # false if the item came back while its lost work was ending
+            del self._items[_key(work.item)]
+        self._room.release()
+        if not work.over.done():
+            work.over.set_result(None)
+        if self._check and not self._items:
+            self._check.cancel()
+            self._check = None
+
+    async def _complete(self, work: _Work, task: asyncio.Task[None], error: Exception | None) -> None:
+        """Finish, requeue or release the item, by how its work ended."""
         item = work.item
         try:
-            error = await self._ended(work, task)
             if work.lost:
                 return  # its new worker finishes it
             if self._stopping and task.cancelled():
@@ -226,9 +280,7 @@ class InFlight:
             log.error("item_left", stream=item.stream, entry=item.entry_id, exc_info=e)
             self._queue.release([item])
         finally:
-            if self._items.get(_key(item)) is work:  # false if the item came back here while its lost work was ending
-                del self._items[_key(item)]
-            self._room.release()
+            self._remove(work)
 
 
 def _error_of(task: asyncio.Task[None]) -> Exception | None:
