@@ -19,6 +19,7 @@ from tests.bench.figures import NAMES, SECTIONS, WARM, Figure, decoded, measured
 from tests.bench.gateway import measured_gateway
 from tests.bench.intake import intake_costs, taken_in
 from tests.bench.measure import Meter
+from tests.bench.open_runs import opened
 from tests.bench.otel import traced
 from tests.bench.policy import judged
 from tests.bench.report import Report, as_json, as_table, machine
@@ -33,6 +34,7 @@ ALONE: dict[str, Callable[[], list[Figure]]] = {
     "beside": beside,
     "scaling": scaled,
     "memory": remembered,
+    "open-runs": opened,
     "policy": judged,
     "chained": chained,
     "gateway": measured_gateway,

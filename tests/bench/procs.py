@@ -21,7 +21,7 @@ from typing import Self
 from tokenbus_services.process import parent_guard as guard
 
 ROOT = Path(__file__).parents[2]
-START_S = 60.0
+START_S = 180.0
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 

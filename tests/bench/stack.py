@@ -56,11 +56,13 @@ def running(
     settings: str = "",
     services: Sequence[str] = SERVICES,
     runs_at_once: int = RUNS_AT_ONCE,
+    providers: int = 1,
 ) -> Generator[Stack]:
     """Start everything, so many workers of each service; in the end stop everything.
 
     The provider has a script for each load, and those given by name. ``settings`` are further tables of
-    `tokenbus.toml`. ``runs_at_once``: how many runs one fetcher takes on.
+    `tokenbus.toml`. ``runs_at_once``: how many runs one fetcher takes on. ``providers``: processes of the mock
+    provider; the second is the provider `anthropic-2`.
     """
     with ExitStack() as stack:
         directory = Path(stack.enter_context(TemporaryDirectory(prefix="tokenbus-bench-")))
@@ -69,9 +71,9 @@ def running(
         processes = stack.enter_context(Processes(directory))
         desk = Desk(client, processes.check)
         answers = {load.name: _says(load) for load in loads} | dict(scripts or {})
-        provider_url = _start_provider(processes, directory, answers)
+        provider_urls = _start_providers(processes, directory, answers, providers)
         urls = _start_services(
-            processes, _settings(directory, server.url, provider_url, settings, runs_at_once), services, workers
+            processes, _settings(directory, server.url, provider_urls, settings, runs_at_once), services, workers
         )
         processes.start(subscriber.NAME, "tests.bench.subscriber", server.url)
         for name in CHAIN:
@@ -79,7 +81,7 @@ def running(
         for name in (subscriber.NAME, *CHAIN):
             desk.answer(name, bool, timeout_s=60)
         pids = {**processes.pids, "server": server.pid}
-        yield Stack(client, desk, Keys(), _version(client), pids, {**urls, "provider": provider_url})
+        yield Stack(client, desk, Keys(), _version(client), pids, {**urls, "provider": provider_urls[0]})
 
 
 def _says(load: Load) -> Script:
@@ -88,30 +90,41 @@ def _says(load: Load) -> Script:
     return Script(turns=(turn,))
 
 
-def _start_provider(processes: Processes, directory: Path, scripts: Mapping[str, Script]) -> str:
+def _start_providers(processes: Processes, directory: Path, scripts: Mapping[str, Script], providers: int) -> list[str]:
     folder = directory / "scripts"
     folder.mkdir()
     for name, script in scripts.items():
         (folder / f"{name}.json").write_bytes(msgspec.json.encode(script))
-    port = free_port()
-    processes.start("provider", "tokenbus_services.mock_provider", "--scripts", str(folder), "--port", str(port))
-    processes.until(lambda: listens(port), "the mock provider")
-    return f"http://127.0.0.1:{port}"
+    ports = [free_port() for _ in range(providers)]
+    for number, port in enumerate(ports, 1):
+        name = _numbered("provider", number, " ")
+        processes.start(name, "tokenbus_services.mock_provider", "--scripts", str(folder), "--port", str(port))
+    for port in ports:
+        processes.until(lambda port=port: listens(port), "the mock provider")
+    return [f"http://127.0.0.1:{port}" for port in ports]
 
 
-def _settings(directory: Path, redis_url: str, provider_url: str, further: str, runs_at_once: int) -> Path:
+def _numbered(name: str, number: int, between: str) -> str:
+    return name if number == 1 else f"{name}{between}{number}"
+
+
+def _settings(directory: Path, redis_url: str, provider_urls: Sequence[str], further: str, runs_at_once: int) -> Path:
     path = directory / "tokenbus.toml"
+    tables = "".join(
+        f"""
+[providers.{_numbered(PROVIDER, number, "-")}]
+api = "{PROVIDER}"
+base_url = "{url}"
+api_key_env = ""
+"""
+        for number, url in enumerate(provider_urls, 1)
+    )
     path.write_text(
         f"""
 redis_url = "{redis_url}"
 data_dir = "{directory}"
 log_level = "warning"
-
-[providers.{PROVIDER}]
-api = "{PROVIDER}"
-base_url = "{provider_url}"
-api_key_env = ""
-
+{tables}
 [limits]
 runs_per_fetcher = {runs_at_once}
 {further}
@@ -121,7 +134,7 @@ runs_per_fetcher = {runs_at_once}
 
 
 def _start_services(processes: Processes, config: Path, services: Sequence[str], workers: int) -> dict[str, str]:
-    names = [name if n == 1 else f"{name} {n}" for name in services for n in range(1, workers + 1)]
+    names = [_numbered(name, n, " ") for name in services for n in range(1, workers + 1)]
     ports = {name: free_port() for name in names}
     for name, port in ports.items():
         arguments = ("worker", service_of(name), "--port", str(port))
