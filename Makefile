@@ -4,7 +4,7 @@ INSTALLED := .venv/.installed
 RUNNABLE := .venv/.runnable
 CHECK_PYTHON := $(PYTHON) -c 'import sys; sys.exit("tokenbus needs Python 3.11 or newer: make PYTHON=python3.12 …" if sys.version_info < (3, 11) else 0)'
 
-.PHONY: setup demo up test test-voice test-clients test-docker model fuzz chaos soak crowd upgrade-test release check lint types schemas docs screenshots bench clean
+.PHONY: setup demo up test test-voice test-clients test-docker model fuzz chaos soak crowd upgrade-test release check lint types schemas docs screenshots bench simulate clean
 
 setup: $(INSTALLED)
 
@@ -118,6 +118,10 @@ screenshots: setup
 
 bench: setup
 	$(BIN)/python -m tests.bench
+
+# What larger deployments need, by a model that is fed with measured unit costs; SMALL=1 leaves the largest Cluster out.
+simulate: setup
+	$(BIN)/python -m tests.simulation $(if $(SMALL),--small)
 
 clean:
 	rm -rf .venv dist build .cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

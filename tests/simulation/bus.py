@@ -1,0 +1,336 @@
+"""The bus as processes of the engine: provider, fetchers, stages, server nodes, subscribers.
+
+A chunk is a pair: its run, and when the provider wrote it. On one server, a worker reads all of its partitions with one
+command and commits them with one; in a Cluster each partition has its own read and its own commit, as in
+`bus/server/stream_reader.py` and `bus/server/run_scripts.py`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from zlib import crc32
+
+from tests.simulation.costs import ProcessCost
+from tests.simulation.engine import Clock, Done, Host, Process
+
+Chunk = tuple[int, float]
+Entry = list[Chunk]
+READ_ENTRIES = 256
+SOCKET_CHUNKS = 400
+"""Chunks that one read of a socket finds at the most: 64 KB."""
+LINGER_S = 0.003
+BUSY_WINDOW_S = 0.1
+BUFFERED = 2_000
+"""Chunks of one run that may lie between a provider without a pace and its fetcher: sockets and `BUFFER_BYTES`."""
+TOPICS = 3
+"""A public event of the parser is written to the run's log and to `chunks` and `visible`."""
+
+
+def partition_of(run: int, partitions: int) -> int:
+    """As `Keys.partition_of`, of a run with this number as its id."""
+    return crc32(b"run-%d" % run) % partitions
+
+
+@dataclass(frozen=True, eq=False)
+class Script:
+    """A command with one or more scripts: what they cost, what they write, and who waits for the reply."""
+
+    items: int
+    chunks: int
+    write: Callable[[], None]
+    reply: Callable[[], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Read:
+    """A blocking read of one channel."""
+
+    channel: Channel
+
+
+class Stream:
+    """A partition's input of one stage, or a topic."""
+
+    def __init__(self) -> None:
+        self.entries: deque[Entry] = deque()
+        self.channel: Channel | None = None
+        """Which reads it."""
+
+
+class Channel:
+    """The streams that one reader reads together at one node."""
+
+    def __init__(self, reader: Reader, node: Node, streams: Sequence[tuple[int, Stream]]) -> None:
+        self.reader = reader
+        self.node = node
+        self.streams = streams
+        self.waiting = False
+        for _, stream in streams:
+            stream.channel = self
+
+    def take(self) -> list[tuple[int, list[Entry]]]:
+        """The next entries of each partition."""
+        found: list[tuple[int, list[Entry]]] = []
+        left = READ_ENTRIES
+        for partition, stream in self.streams:
+            if stream.entries and left > 0:
+                count = min(left, len(stream.entries))
+                found.append((partition, [stream.entries.popleft() for _ in range(count)]))
+                left -= count
+        return found
+
+
+class Node(Process):
+    """A server, or one node of a Cluster."""
+
+    def handle(self, messages: list[Any]) -> tuple[int, int, Done]:
+        items = chunks = 0
+        for message in messages:
+            if isinstance(message, Script):
+                items, chunks = items + message.items, chunks + message.chunks
+            else:
+                items += 1
+        return items, chunks, lambda: self._done(messages)
+
+    def _done(self, messages: list[Any]) -> None:
+        woken: dict[Channel, None] = {}
+        for message in messages:
+            if isinstance(message, Script):
+                message.write()
+                message.reply()
+            else:
+                message.channel.waiting = True
+                woken[message.channel] = None
+        for channel in [*woken, *self._appended]:
+            if channel.waiting and (found := channel.take()):
+                channel.waiting = False
+                channel.reader.send((channel, found))
+        self._appended.clear()
+
+    def __init__(self, clock: Clock, cost: ProcessCost, host: Host) -> None:
+        super().__init__(clock, cost, host)
+        self._appended: dict[Channel, None] = {}
+
+    def append(self, stream: Stream, entry: Entry) -> None:
+        """Write an entry; within a script."""
+        stream.entries.append(entry)
+        if stream.channel is not None:
+            self._appended[stream.channel] = None
+
+
+class Fetcher(Process):
+    """Reads sockets and flushes what came, one flush at a time."""
+
+    def __init__(self, clock: Clock, cost: ProcessCost, host: Host, placing: Placing) -> None:
+        super().__init__(clock, cost, host)
+        self._placing = placing
+        self._pending: defaultdict[int, Entry] = defaultdict(list)
+        self._flying = 0
+        self._flushed_at = 0.0
+        self._linger = False
+        self._looked_at = self._busy_then = self._busy = 0.0
+        self.on_read: Callable[[list[Chunk]], None] = lambda chunks: None
+
+    def handle(self, messages: list[Any]) -> tuple[int, int, Done]:
+        read: list[Chunk] = []
+        for message in messages:
+            if message == "written":
+                self._flying -= 1
+            elif message == "lingered":
+                self._linger = False
+            else:
+                read += message
+        for chunk in read:
+            self._pending[self._placing.partition(chunk[0])].append(chunk)
+        self.on_read(read)
+        each = Counter(run for run, _ in read)
+        items, chunks = sum(-(-count // SOCKET_CHUNKS) for count in each.values()), len(read)
+        if self._flying or not self._pending or self._lingers():
+            return items, chunks, lambda: None
+        flushed, self._pending = self._pending, defaultdict(list)
+        self._flushed_at = self.clock.now
+        return items + len(flushed), chunks, lambda: self._flush(flushed)
+
+    def _lingers(self) -> bool:
+        now = self.clock.now
+        if now - self._looked_at >= BUSY_WINDOW_S:
+            self._busy = (self.used.cpu_s - self._busy_then) / (now - self._looked_at)
+            self._looked_at, self._busy_then = now, self.used.cpu_s
+        until = self._flushed_at + LINGER_S * max(0.0, min(1.0, self._busy) - 0.5) / 0.5
+        if until <= now:
+            return False
+        if not self._linger:
+            self._linger = True
+            self.clock.at(until, lambda: self.arrive("lingered"))
+        return True
+
+    def _flush(self, flushed: dict[int, Entry]) -> None:
+        for node, parts in self._placing.by_command(flushed):
+            self._flying += 1
+            frames = sum(len({run for run, _ in entry}) for _, entry in parts)
+            chunks = sum(len(entry) for _, entry in parts)
+
+            def write(node: Node = node, parts: list[tuple[int, Entry]] = parts) -> None:
+                for partition, entry in parts:
+                    node.append(self._placing.raw[partition], entry)
+
+            node.send(Script(len(parts) + frames, chunks, write, lambda: self.send("written")))
+
+
+class Reader(Process):
+    """Reads channels: a stage's worker or a subscriber."""
+
+    def begin(self, channel: Channel) -> None:
+        """Read a channel from now on."""
+        channel.node.send(Read(channel))
+
+
+class Stage(Reader):
+    """A worker of an ordered stage: reads, commits, reads on."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        cost: ProcessCost,
+        host: Host,
+        outputs: Sequence[Stream],
+        *,
+        joins: bool,
+    ) -> None:
+        """``joins``: as the parser does, whose neighbouring chunks of a run become one public event."""
+        super().__init__(clock, cost, host)
+        self._outputs = outputs
+        self._joins = joins
+
+    def handle(self, messages: list[Any]) -> tuple[int, int, Done]:
+        items = chunks = 0
+        commits: list[tuple[Channel, list[tuple[int, Entry]], int, int]] = []
+        again: list[Channel] = []
+        for channel, found in messages:
+            if found is None:
+                again.append(channel)
+                continue
+            parts = [(partition, [chunk for entry in entries for chunk in entry]) for partition, entries in found]
+            frames = sum(len({run for run, _ in entry}) for _, entry in parts)
+            size = sum(len(entry) for _, entry in parts)
+            items, chunks = items + frames, chunks + size
+            commits.append((channel, parts, frames, size))
+        return items, chunks, lambda: self._done(commits, again)
+
+    def _done(self, commits: list[tuple[Channel, list[tuple[int, Entry]], int, int]], again: list[Channel]) -> None:
+        for channel, parts, frames, size in commits:
+
+            def write(channel: Channel = channel, parts: list[tuple[int, Entry]] = parts) -> None:
+                for partition, entry in parts:
+                    channel.node.append(self._outputs[partition], entry)
+
+            written = frames * TOPICS if self._joins else frames
+            reply = lambda channel=channel: self.send((channel, None))  # noqa: E731
+            channel.node.send(Script(len(parts) + written, size, write, reply))
+        for channel in again:
+            channel.node.send(Read(channel))
+
+
+class Subscriber(Reader):
+    """Reads a topic of all its partitions; notes how long each chunk took."""
+
+    def __init__(self, clock: Clock, cost: ProcessCost, host: Host) -> None:
+        super().__init__(clock, cost, host)
+        self.heard: list[tuple[float, float, int]] = []
+        """For each chunk: when the provider wrote it, how long it took, and its run."""
+
+    def handle(self, messages: list[Any]) -> tuple[int, int, Done]:
+        events = [entry for _, found in messages for _, entries in found for entry in entries]
+        items = sum(len({run for run, _ in entry}) for entry in events)
+        chunks = [chunk for entry in events for chunk in entry]
+        return items, len(chunks), lambda: self._done([channel for channel, _ in messages], chunks)
+
+    def _done(self, channels: list[Channel], chunks: list[Chunk]) -> None:
+        now = self.clock.now
+        self.heard += [(born, now - born, run) for run, born in chunks]
+        for channel in channels:
+            channel.node.send(Read(channel))
+
+
+class Provider(Process):
+    """The mock provider, where it runs on the same machine: it writes what is due, or as much as is read."""
+
+    def __init__(self, clock: Clock, cost: ProcessCost, host: Host, fetcher: Fetcher, left: dict[int, int]) -> None:
+        """``left``: chunks that each run without a pace has to say."""
+        super().__init__(clock, cost, host)
+        self._fetcher = fetcher
+        self._left = left
+        self._unread: defaultdict[int, int] = defaultdict(int)
+        self._idle = not left
+        if left:
+            fetcher.on_read = self._read
+            self.send("more")
+
+    def _read(self, chunks: list[Chunk]) -> None:
+        for run, _ in chunks:
+            self._unread[run] -= 1
+        if self._idle and self._left:
+            self._idle = False
+            self.send("more")
+
+    def handle(self, messages: list[Any]) -> tuple[int, int, Done]:
+        runs = [run for run in messages if run != "more"]
+        if "more" in messages:
+            runs += [run for run in self._left if self._unread[run] < BUFFERED]
+            for run in runs:
+                self._unread[run] += 1
+                self._left[run] -= 1
+            self._left = {run: left for run, left in self._left.items() if left}
+            self._idle = not runs
+        return 0, len(runs), lambda: self._done(runs)
+
+    def _done(self, runs: list[int]) -> None:
+        if runs:
+            now = self.clock.now
+            self._fetcher.send([(run, now) for run in runs])
+        if runs and self._left:
+            self.arrive("more")
+
+
+@dataclass(eq=False)
+class Placing:
+    """Which partition and node a run has."""
+
+    partitions: int
+    nodes: Sequence[Node]
+    node_of: Sequence[int]
+    """The node's index by partition."""
+    cluster: bool
+    raw: list[Stream] = field(default_factory=list)
+    events: list[Stream] = field(default_factory=list)
+    visible: list[Stream] = field(default_factory=list)
+    _partition: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for streams in (self.raw, self.events, self.visible):
+            streams += [Stream() for _ in range(self.partitions)]
+
+    def partition(self, run: int) -> int:
+        """The run's partition."""
+        if (found := self._partition.get(run)) is None:
+            found = self._partition[run] = partition_of(run, self.partitions)
+        return found
+
+    def node(self, partition: int) -> Node:
+        """The partition's node."""
+        return self.nodes[self.node_of[partition]]
+
+    def by_command(self, parts: dict[int, Entry]) -> Iterable[tuple[Node, list[tuple[int, Entry]]]]:
+        """What goes in one command: all partitions of one server, or a Cluster's each alone."""
+        if self.cluster:
+            return [(self.node(partition), [(partition, entry)]) for partition, entry in parts.items()]
+        return [(self.nodes[0], list(parts.items()))]
+
+    def channels(self, reader: Reader, owned: Sequence[int], streams: Sequence[Stream]) -> list[Channel]:
+        """What a reader of these partitions reads together."""
+        if self.cluster:
+            return [Channel(reader, self.node(p), [(p, streams[p])]) for p in owned]
+        return [Channel(reader, self.nodes[0], [(p, streams[p]) for p in owned])] if owned else []

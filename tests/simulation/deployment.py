@@ -1,0 +1,227 @@
+"""A deployment of the model: so many processes of each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import msgspec
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
+
+from tests.simulation.bus import Channel, Fetcher, Node, Placing, Provider, Read, Reader, Stage, Stream, Subscriber
+from tests.simulation.costs import Costs
+from tests.simulation.engine import Clock, Host, Machine, Process
+from tokenbus.bus.keys import Keys
+
+HOT = 20
+"""A hot run's pace, in paces of the others."""
+
+
+class Shape(msgspec.Struct, frozen=True):
+    """How many of what."""
+
+    fetchers: int = 1
+    normalizers: int = 1
+    parsers: int = 1
+    nodes: int = 1
+    partitions: int = 8
+    subscribers: int = 1
+    cluster: bool = False
+    local: bool = False
+    """Whether the mock provider is a process beside the others. If not, chunks come from elsewhere and cost nothing."""
+    cores: int | None = None
+    """Cores that all share. None: each process has a core of its own."""
+    slowed: float = 1.0
+    """How much longer everything takes than its CPU, because other programs use the cores too."""
+    network_us: float = 0.0
+    """Between two hosts, in one direction."""
+    subscriber: str = "subscriber"
+    """Whose costs a subscriber has: its own, or a gateway's."""
+
+
+class Runs(msgspec.Struct, frozen=True):
+    """What is sent."""
+
+    paces: list[float]
+    """Chunks a second of each run; 0: as fast as it goes."""
+    chunks: int
+    """Of a run without a pace."""
+    begins: list[float]
+    """When each run begins."""
+    ends: list[float]
+
+
+@dataclass
+class Outcome:
+    """What came of it."""
+
+    waits_s: list[float]
+    """Sorted; of chunks written after the warm-up."""
+    heard: list[tuple[float, float, int]]
+    chunks: int
+    seconds: float
+    cpu_us: dict[str, float]
+    """A chunk, by kind of process."""
+    busiest: dict[str, float]
+    """Share of a core of the busiest process of each kind."""
+
+    def wait_ms(self, share: float) -> float:
+        """The latency that this share of the chunks keeps."""
+        return self.waits_s[min(len(self.waits_s) - 1, int(share * len(self.waits_s)))] * 1e3 if self.waits_s else 0.0
+
+
+def node_of(partitions: int, nodes: int) -> list[int]:
+    """Each partition's node, if each node has an equal range of slots, as `tokenbus slots` reckons."""
+    keys = Keys()
+    slots = (key_slot(keys.topic(p, "raw").encode()) for p in range(partitions))
+    return [slot * nodes // REDIS_CLUSTER_HASH_SLOTS for slot in slots]
+
+
+class Deployment:
+    """Processes, wired up."""
+
+    def __init__(self, shape: Shape, costs: Costs, *, seed: int = 0) -> None:
+        self.shape = shape
+        self.clock = Clock()
+        self.random = Random(seed)
+        self._costs = costs
+        self._shared = Machine(shape.cores) if shape.cores else None
+        self.kinds: dict[str, list[Process]] = {}
+        nodes = [self._process(Node, "server") for _ in range(shape.nodes)]
+        places = node_of(shape.partitions, shape.nodes)
+        self.placing = placing = Placing(shape.partitions, nodes, places, shape.cluster)
+        self.fetchers = [self._process(Fetcher, "fetcher", placing) for _ in range(shape.fetchers)]
+        self.channels: dict[Process, list[Channel]] = {}
+        self._stage("normalizer", shape.normalizers, placing.raw, placing.events)
+        self._stage("parser", shape.parsers, placing.events, placing.visible)
+        self.subscribers = [self._process(Subscriber, shape.subscriber) for _ in range(shape.subscribers)]
+        for number, subscriber in enumerate(self.subscribers):
+            self._read(subscriber, range(number, shape.partitions, shape.subscribers), placing.visible)
+
+    def _process(self, kind: type, name: str, *more: object, **options: object) -> Any:
+        host = Host(self._shared or Machine(1), (self._costs.hop_us + self.shape.network_us) / 1e6, self.shape.slowed)
+        made = kind(self.clock, self._costs.processes[name], host, *more, **options)
+        self.kinds.setdefault(name, []).append(made)
+        return made
+
+    def _stage(self, name: str, workers: int, inputs: list[Stream], outputs: list[Stream]) -> None:
+        for number in range(workers):
+            worker = self._process(Stage, name, outputs, joins=name == "parser")
+            self._read(worker, range(number, self.shape.partitions, workers), inputs)
+
+    def _read(self, reader: Reader, owned: Sequence[int], streams: list[Stream]) -> None:
+        self.channels[reader] = self.placing.channels(reader, owned, streams)
+        for channel in self.channels[reader]:
+            reader.begin(channel)
+
+    # --- what comes in ----------------------------------------------------------------------------------------------
+
+    def feed(self, runs: Runs) -> None:
+        """Schedule the chunks of these runs."""
+        provider = None
+        if self.shape.local:
+            left = {run: runs.chunks for run, pace in enumerate(runs.paces) if not pace}
+            provider = self._process(Provider, "provider", self.fetchers[0], left)
+        for run, pace in enumerate(runs.paces):
+            if pace:
+                self._speak(run, provider, 1 / pace, runs.begins[run], runs.ends[run])
+
+    def _speak(self, run: int, provider: Provider | None, every_s: float, begin: float, end: float) -> None:
+        clock, fetcher = self.clock, self.fetchers[run % len(self.fetchers)]
+
+        def due() -> None:
+            if provider:
+                provider.arrive(run)
+            else:
+                fetcher.arrive([(run, clock.now)])
+            if clock.now + every_s < end:
+                clock.after(every_s, due)
+
+        clock.at(begin, due)
+
+    # --- what goes wrong --------------------------------------------------------------------------------------------
+
+    def kill(self, kind: str, at: float, *, take_over_s: float) -> None:
+        """End a stage's first worker; so much later the second has its partitions."""
+        reader, other = [each for each in self.kinds[kind] if isinstance(each, Reader)][:2]
+
+        def die() -> None:
+            reader.dead = True
+
+        def take_over() -> None:
+            for channel in self.channels[reader]:
+                if not self.shape.cluster and self.channels[other]:  # one read serves all partitions of a worker
+                    into = self.channels[other][0]
+                    into.streams = [*into.streams, *channel.streams]
+                    for _, stream in channel.streams:
+                        stream.channel = into
+                    if into.waiting:
+                        into.node.send(Read(into))
+                else:
+                    channel.reader, channel.waiting = other, False
+                    other.begin(channel)
+            self.channels[reader] = []
+
+        self.clock.at(at, die)
+        self.clock.at(at + take_over_s, take_over)
+
+    # --- what comes out ---------------------------------------------------------------------------------------------
+
+    def run(self, seconds: float, *, warm_s: float = 0.0) -> Outcome:
+        """Run the clock, and sum up what was written after the warm-up."""
+        self.clock.run(warm_s)
+        before = {process: process.used.cpu_s for each in self.kinds.values() for process in each}
+        self.clock.run(seconds)
+        heard = [h for subscriber in self.subscribers for h in subscriber.heard if h[0] >= warm_s]
+        last = max((born + wait for born, wait, _ in heard), default=seconds)
+        passed = min(seconds, last) - warm_s
+        spent = {name: [process.used.cpu_s - before[process] for process in each] for name, each in self.kinds.items()}
+        return Outcome(
+            waits_s=sorted(wait for _, wait, _ in heard),
+            heard=heard,
+            chunks=len(heard),
+            seconds=passed,
+            cpu_us={name: sum(each) * 1e6 / max(1, len(heard)) for name, each in spent.items()},
+            busiest={name: max(each) / passed for name, each in spent.items()},
+        )
+
+
+def even(runs: int, pace: float, chunks: int) -> Runs:
+    """Runs as `make bench` sends them: all of one pace, begun so that their chunks come evenly."""
+    stagger_s = (1 + 1 / runs) / pace if pace else 0.0
+    begins = [number * stagger_s for number in range(runs)]
+    # Half a pace early, so that rounding adds no chunk.
+    ends = [begin + (chunks - 0.5) / pace if pace else 0.0 for begin in begins]
+    return Runs([pace] * runs, chunks, begins, ends)
+
+
+def arriving(
+    seconds: float, chunks_per_s: float, *, seed: int, pace: float, chunks: float, burst: float, hot: float
+) -> Runs:
+    """Runs that arrive in Poisson bursts and end after a geometric number of chunks; those open at the start too.
+
+    ``burst``: mean runs that arrive at once. ``hot``: share of all chunks that comes from runs of twenty times the
+    pace.
+    """
+    random = Random(seed)
+    found = Runs([], 0, [], [])
+    for share, speed in ((1 - hot, pace), (hot, pace * HOT)):
+        if not share:
+            continue
+        open_runs = chunks_per_s * share / speed
+        length_s = chunks / speed
+        for _ in range(round(open_runs)):  # those that are open already; the geometric law has no memory
+            _add(found, random, -random.random() / speed, length_s, speed)
+        at = 0.0
+        while (at := at + random.expovariate(open_runs / length_s / burst)) < seconds:
+            for _ in range(1 + int(random.expovariate(1 / (burst - 1))) if burst > 1 else 1):
+                _add(found, random, at + random.random() / speed, length_s, speed)
+    return found
+
+
+def _add(runs: Runs, random: Random, begin: float, length_s: float, pace: float) -> None:
+    runs.paces.append(pace)
+    runs.begins.append(max(0.0, begin) if begin >= 0 else random.random() / pace)
+    runs.ends.append(runs.begins[-1] + random.expovariate(1 / length_s))

@@ -1,0 +1,306 @@
+"""What 10,000, 1 M and 50 M chunks/s need, from the unit costs: processes, nodes, p99, and what breaks first.
+
+10,000 and 1 M chunks/s, and one cell of 50 M, are simulated event by event. 50 M chunks/s as a whole are a fluid: an
+event a chunk would take an hour for each second, and cells share nothing, so the sum of independent cells is exact
+enough. For one Cluster of that size only its means are computed, against the bounds that it would meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import ceil, sqrt
+
+import msgspec
+
+from tests.simulation.costs import Costs
+from tests.simulation.deployment import Deployment, Outcome, Shape, arriving
+from tests.simulation.measurement import Measured
+from tokenbus.bus.keys import MAX_PARTITIONS
+from tokenbus_services.cli.slots import even_numbers
+
+SEED = 18
+PACE, CHUNKS, BURST, HOT_SHARE = 50.0, 500.0, 10.0, 0.05
+"""A run says 50 chunks/s, 500 in the mean; ten arrive at once; 5 % of all chunks are of runs twenty times as fast."""
+NETWORK_US = 100.0
+"""Between two hosts of one data centre, in one direction."""
+AIM, MOST = 0.6, 0.85
+"""Share of a core that a process is planned for, and that the busiest of a kind may have. A process that is half busy
+is no sign of anything: batches grow with load, so the same process carries several times as much.
+"""
+P99_MS = 100.0
+"""What a plan must keep."""
+WARM_S, SECONDS = 0.3, 0.8
+CELL_RATES = (20_000.0, 40_000.0, 60_000.0, 80_000.0, 100_000.0, 150_000.0, 200_000.0, 300_000.0)
+CELL_ROOM = 0.7
+"""Share of its node that a cell uses at the most."""
+JOINED = 10
+"""Chunks of a run in one batch of a process that works off what gathered."""
+TAKE_OVER_S = 3.25
+"""A dead worker's lease and a tick."""
+FETCHER_LOST_S = 4.0
+"""Until a fetcher without a heartbeat is dead to the others."""
+FAIL_OVER_S = 10.0
+"""Until a replica serves: `cluster-node-timeout` of 5 s, the election and the clients' new connections. Assumed."""
+POLLS = 2.5
+"""Commands a second that a fetcher sends for each partition of a Cluster, whatever comes: a read of `turns` every
+500 ms, one of `control` every 2 s (`bus/work_queue.py`, `bus/control.py`).
+"""
+MAX_CLIENTS = 10_000
+"""Connections of a server by default."""
+CONNECTIONS = 2
+"""Waiting reads of a fetcher for each partition of a Cluster, each on a connection of its own."""
+INTAKE_US = 400.0
+"""CPU of the node of `tokenbus:requests` for a request: its entry, the order, the acknowledgement. Not fitted: measured
+with 600 runs (see docs/operate/scale.md) as all that the server does for the start of a run, so an upper bound.
+"""
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """One size, and what the model says of it."""
+
+    name: str
+    rate: float
+    shape: Shape
+    p50_ms: float
+    p99_ms: float
+    busiest: dict[str, float]
+    cpu_us: float
+    """A chunk, of all processes but the gateways."""
+
+    @property
+    def first(self) -> str:
+        """What saturates first: the kind of process whose busiest one has least room."""
+        return max(self.busiest, key=lambda kind: self.busiest[kind])
+
+
+def simulate(shape: Shape, costs: Costs, rate: float, *, seconds: float = SECONDS) -> Outcome:
+    """This many chunks a second through it."""
+    deployment = Deployment(shape, costs, seed=SEED)
+    runs = arriving(seconds, rate, seed=SEED, pace=PACE, chunks=CHUNKS, burst=BURST, hot=HOT_SHARE)
+    deployment.feed(runs)
+    return deployment.run(seconds, warm_s=WARM_S)
+
+
+def sized(name: str, costs: Costs, rate: float, *, cluster: bool = False) -> Plan:
+    """The smallest shape, in steps, of which no process is beyond `MOST`."""
+    shape = Shape(nodes=_least(costs, "server", rate) if cluster else 1, cluster=cluster, network_us=NETWORK_US)
+    wanted = {
+        kind: _least(costs, process, rate)
+        for kind, process in (("fetchers", "fetcher"), ("normalizers", "normalizer"), ("parsers", "parser"))
+    }
+    shape = _with_partitions(msgspec.structs.replace(shape, **wanted, subscribers=_least(costs, "subscriber", rate)))
+    while True:
+        outcome = simulate(shape, costs, rate)
+        over = {kind: share for kind, share in outcome.busiest.items() if share > MOST}
+        if not cluster:
+            over.pop("server", None)  # there is one
+        if not over:
+            break
+        fields = {"server": "nodes", **{kind: f"{kind}s" for kind in over if kind != "server"}}
+        more = {fields[kind]: _more(getattr(shape, fields[kind]), share) for kind, share in over.items()}
+        shape = _with_partitions(msgspec.structs.replace(shape, **more))
+    return Plan(
+        name,
+        rate,
+        shape,
+        outcome.wait_ms(0.5),
+        outcome.wait_ms(0.99),
+        outcome.busiest,
+        sum(outcome.cpu_us.values()),
+    )
+
+
+def _least(costs: Costs, kind: str, rate: float) -> int:
+    cost = costs.processes[kind]
+    return max(1, ceil(rate * (cost.chunk_us + cost.item_us / 4) / 1e6 / AIM))
+
+
+def _more(count: int, share: float) -> int:
+    return max(count + 1, ceil(count * min(share, 1.5) / AIM))
+
+
+def _with_partitions(shape: Shape) -> Shape:
+    """Two partitions for each worker of the busiest stage; in a Cluster a number that lies evenly on the nodes."""
+    least = max(8, 2 * max(shape.normalizers, shape.parsers), 4 * shape.nodes if shape.cluster else 0)
+    if shape.cluster:
+        least = next((found.partitions for found in even_numbers(least, shape.nodes)), least)
+    return msgspec.structs.replace(shape, partitions=least)
+
+
+def cell(costs: Costs) -> Plan:
+    """The most that a deployment with one server carries, in steps, while that server has room."""
+    best: Plan | None = None
+    for rate in CELL_RATES:
+        found = sized("a cell", costs, rate)
+        if best and (found.busiest["server"] > CELL_ROOM or found.p99_ms > P99_MS):
+            break
+        best = found
+    assert best
+    return best
+
+
+class Bound(msgspec.Struct, frozen=True):
+    """Something that a single Cluster would meet."""
+
+    what: str
+    needs: float
+    most: float
+
+    @property
+    def share(self) -> float:
+        """How much of the bound is used."""
+        return self.needs / self.most
+
+
+def bounds(costs: Costs, plan: Plan, rate: float) -> list[Bound]:
+    """What a single Cluster of this rate needs of everything that does not grow with it, the scarcest first.
+
+    Workers and nodes grow with the rate from those of ``plan``, a simulated Cluster.
+    """
+    times = rate / plan.rate
+    shape = plan.shape
+    fetchers, nodes = shape.fetchers * times, shape.nodes * times
+    partitions = max(8.0, shape.partitions * times)
+    fetcher = costs.processes["fetcher"]
+    starts = rate / CHUNKS
+    found = [
+        Bound("partitions", partitions, MAX_PARTITIONS),
+        Bound("core of the node of `tokenbus:requests`", starts * INTAKE_US / 1e6, 1.0),
+        Bound("core of a fetcher, for its reads of all partitions", partitions * POLLS * (fetcher.wake_us) / 1e6, 1.0),
+        Bound("connections of a node", fetchers * partitions * CONNECTIONS / nodes, MAX_CLIENTS),
+        Bound("nodes of a Cluster", nodes, 1_000),
+    ]
+    return sorted(found, key=lambda bound: -bound.share)
+
+
+class Loss(msgspec.Struct, frozen=True):
+    """What the end of one process costs."""
+
+    what: str
+    runs: float
+    """How many wait, or begin their attempt again."""
+    waits_s: float
+    """Up to this long."""
+    then_s: float
+    """And until what gathered is worked off."""
+
+
+def losses(plan: Plan, costs: Costs) -> Iterator[Loss]:
+    """By fluid: what gathers while nobody works, and how fast it is worked off after that, in full batches."""
+    shape, open_runs = plan.shape, plan.rate / PACE
+    for kind, count in (("normalizer", shape.normalizers), ("parser", shape.parsers)):
+        left = max(1, count - 1)
+        then = _worked_off(plan.rate / count, plan.rate / left, costs, kind, TAKE_OVER_S)
+        yield Loss(f"a {kind} dies", open_runs / count, TAKE_OVER_S, then)
+    yield Loss("a fetcher dies", open_runs / shape.fetchers, FETCHER_LOST_S, 0.0)
+    rate = plan.rate / shape.nodes
+    then = _worked_off(rate, rate, costs, "server", FAIL_OVER_S)
+    yield Loss("a server node fails over", open_runs / shape.nodes, FAIL_OVER_S, then)
+
+
+def _worked_off(gathers: float, rate: float, costs: Costs, kind: str, seconds: float) -> float:
+    """Until the chunks that gathered are done. ``gathers``: chunks a second that wait; ``rate``: new ones of a process
+    that works them off beside these. A run's chunks of a batch are one item.
+    """
+    cost = costs.processes[kind]
+    fastest = 1e6 / (cost.chunk_us + cost.item_us / JOINED)
+    return gathers * seconds / max(fastest - rate, 0.05 * fastest)
+
+
+def killed(plan: Plan, costs: Costs, kind: str, *, at: float = 1.0, seconds: float = 9.0) -> Loss:
+    """The same event by event: the first worker of a stage dies, of two at least."""
+    shape = plan.shape
+    shape = msgspec.structs.replace(shape, normalizers=max(2, shape.normalizers), parsers=max(2, shape.parsers))
+    deployment = Deployment(shape, costs, seed=SEED)
+    runs = arriving(seconds, plan.rate, seed=SEED, pace=PACE, chunks=CHUNKS, burst=BURST, hot=HOT_SHARE)
+    deployment.feed(runs)
+    deployment.kill(kind, at, take_over_s=TAKE_OVER_S)
+    outcome = deployment.run(seconds)
+    late = [(born, wait, run) for born, wait, run in outcome.heard if wait > 1.0]
+    if not late:
+        return Loss(f"a {kind} dies", 0, 0, 0)
+    over = max(born + wait for born, wait, _ in outcome.heard if wait > 0.1) - at - TAKE_OVER_S
+    return Loss(f"a {kind} dies", len({run for _, _, run in late}), max(wait for _, wait, _ in late), over)
+
+
+class Cells(msgspec.Struct, frozen=True):
+    """Many cells of one kind."""
+
+    count: int
+    rate: float
+    """Of all."""
+    mean: float
+    hottest: float
+    """Chunks a second of the busiest cell, three standard deviations over the mean."""
+
+
+def cells(rate: float, most: float) -> Cells:
+    """As many that the hottest has no more than ``most``, if the cell follows from a hash of the conversation.
+
+    A run's chunks come from it alone, so a cell's rate varies as its number of open runs does; hot runs weigh twenty.
+    """
+    count = ceil(rate / most)
+    while True:
+        mean = rate / count
+        spread = sqrt((1 - HOT_SHARE) * mean * PACE + HOT_SHARE * mean * PACE * 20)
+        hottest = mean + 3 * spread
+        if hottest <= most:
+            return Cells(count, rate, mean, hottest)
+        count = ceil(count * max(1.01, hottest / most))
+
+
+def table(measured: Measured, *, full: bool = True) -> str:
+    """Everything, for people. ``full``: also the Cluster of 1 M chunks/s, which takes a minute."""
+    costs = measured.costs
+    small = sized("10,000 chunks/s, one server", costs, 10_000)
+    one = cell(costs)
+    lines = ["", "simulated event by event:", _HEAD, _row(small), _row(one)]
+    cluster = None
+    if full:
+        cluster = sized("1 M chunks/s, one Cluster", measured.separate, 1_000_000, cluster=True)
+        lines.append(_row(cluster))
+    lines += ["", "as cells (fluid), each as the simulated one:"]
+    for rate in (1_000_000, 50_000_000):
+        found = cells(rate, one.rate)
+        shape = one.shape
+        each = shape.fetchers + shape.normalizers + shape.parsers + shape.nodes
+        lines.append(
+            f"{rate / 1e6:g} M chunks/s: {found.count:,} cells, {found.mean:,.0f} chunks/s in the mean, the hottest"
+            f" {found.hottest:,.0f}; {found.count * each:,} processes without gateways; {rate / CHUNKS:,.0f} runs begin"
+            f" a second; p99 {one.p99_ms:.0f} ms; first to saturate: {one.first}"
+        )
+    if cluster:
+        for rate in (1_000_000, 50_000_000):
+            lines += ["", f"{rate / 1e6:g} M chunks/s as one Cluster (fluid), by share of the bound:"]
+            lines += [
+                f"  {bound.what:<52}{bound.needs:>12,.2f} of {bound.most:>7,.0f}  {bound.share:>8.2f}"
+                f"{'  breaks' if bound.share > 1 else ''}"
+                for bound in bounds(measured.separate, cluster, rate)
+            ]
+    lines += ["", "what the end of one process costs:"]
+    for plan in (small, one, *([cluster] if cluster else [])):
+        lines += [f"  {plan.name}: {_loss(loss)}" for loss in losses(plan, costs)]
+    for kind in ("normalizer", "parser"):
+        lines.append(f"  {small.name}, two of each stage, event by event: {_loss(killed(small, costs, kind))}")
+    return "\n".join(lines)
+
+
+_HEAD = (
+    f"{'':<30}{'fetchers':>9}{'norm.':>7}{'parsers':>8}{'nodes':>6}{'partit.':>8}{'p50':>9}{'p99':>9}"
+    f"{'CPU':>8}  busiest"
+)
+
+
+def _row(plan: Plan) -> str:
+    s = plan.shape
+    name = plan.name if "chunks/s" in plan.name else f"{plan.name}: {plan.rate:,.0f} chunks/s"
+    busy = ", ".join(f"{kind} {share:.0%}" for kind, share in sorted(plan.busiest.items(), key=lambda each: -each[1]))
+    return (
+        f"{name:<30}{s.fetchers:>9}{s.normalizers:>7}{s.parsers:>8}{s.nodes:>6}{s.partitions:>8}"
+        f"{plan.p50_ms:>6.1f} ms{plan.p99_ms:>6.1f} ms{plan.cpu_us:>5.0f} µs  {busy}"
+    )
+
+
+def _loss(loss: Loss) -> str:
+    then = f", worked off {loss.then_s:.1f} s after" if loss.then_s else ", then begin their attempt again"
+    return f"{loss.what}: {loss.runs:,.0f} runs wait up to {loss.waits_s:.1f} s{then}"
