@@ -16,44 +16,30 @@ from redis.exceptions import RedisError
 
 from tokenbus.bus import scripts
 from tokenbus.bus.dead_letters import DeadLetter, dead_letter
-from tokenbus.bus.keys import DATA_FIELD, TENANT_FIELD, Keys
+from tokenbus.bus.keys import DATA_FIELD, Keys
 from tokenbus.bus.layout import changed, locate
 from tokenbus.bus.liveness import beating
-from tokenbus.bus.run_record import ASKED, CONTINUES, DEADLINE, MODEL, PROVIDER, RECORD, REQUEST, TENANT
+from tokenbus.bus.run_record import ASKED
 from tokenbus.bus.scripts.runs import STALE
 from tokenbus.bus.server.retry import ISOLATED_TRIES, retry_until_available
 from tokenbus.bus.server.run_scripts import run_script, run_scripts
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.unreadable import type_and_id
 from tokenbus.bus.work_queue import QueueItem, WorkQueue
-from tokenbus.core.nearest_name import nearest
-from tokenbus.core.prefill.options import reading_of
-from tokenbus.core.request.fallback import all_choices
 from tokenbus.core.request.parse import decode_with_notes, rejected_run_id
-from tokenbus.core.request.run_id import id_of_entry
-from tokenbus.core.request.tenant import MAX_TENANT_CHARS, tenant_of
 from tokenbus.errors import PoisonRequest, RequestError, RequestInvalid, TokenbusError, WireError
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import (
-    CONTROL_ATTEMPT,
-    Accepted,
-    EventFrame,
-    FallbackPlan,
     PolicyPlan,
-    Rejected,
-    RunLimits,
-    TextReading,
-    TurnWork,
-    encode,
 )
 from tokenbus.events.requests import Cancel, Generate, Tool
-from tokenbus.providers.continuing import continues
 from tokenbus_services.intake.blob_offload import IntakeMedia
 from tokenbus_services.intake.cancels import Cancels
+from tokenbus_services.intake.declared_tools import DeclaredTools
 from tokenbus_services.intake.fallbacks import Callee, Fallbacks
 from tokenbus_services.intake.intake_spans import IntakeSpans
 from tokenbus_services.intake.policy_routes import PolicyRoutes
-from tokenbus_services.intake.record_sampling import is_recorded
+from tokenbus_services.intake.run_creation import RunCreation, run_of
 from tokenbus_services.json_schema.check import check_output, check_tools
 from tokenbus_services.runtime.mcp_tool_cache import McpToolCache
 from tokenbus_services.runtime.task_failures import LoggedTasks
@@ -98,31 +84,19 @@ class Intake:
         self._cancels = cancels
         self._providers = providers
         self._fallbacks = Fallbacks(settings.fallback_routes, providers)
-        self._tools = {tool.name: tool for tool in tools}
-        self._mcp_prefixes = settings.mcp_prefixes
-        self._listed = McpToolCache(server, settings.keys)
+        listed = McpToolCache(server, settings.keys)
+        self._tools = DeclaredTools(server, tools, mcp_prefixes=settings.mcp_prefixes, listed=listed)
         self._media = media
-        self._spans = spans
-        limits, retry = settings.limits, settings.retry
-        self._rules = RunLimits(
-            retry.max_attempts,
-            retry.max_losses,
-            round(retry.base_delay_s * 1000),
-            round(retry.max_delay_s * 1000),
-            limits.block_characters,
-            limits.run_input_events,
-            limits.turn_bytes,
-            limits.run_bytes,
-        )
+        self._creation = RunCreation(settings, server, spans)
 
     async def accept(self, items: Sequence[QueueItem]) -> None:
         """Accept these requests; returns when each is a run, a cancel, or reported as refused.
 
-        In a Cluster, requests whose node does not answer continue in the background, up to `MOST_ASIDE`, and delay no
+        In a Cluster, requests whose node does not answer continue in the background, up to `MAX_BACKGROUND`, and delay no
         others.
 
         Requests of lost workers are processed one at a time, in order: if one of them kills workers, it is the first to
-        be redelivered, and it is given up after `MOST_DELIVERIES`.
+        be redelivered, and it is given up after `MAX_DELIVERIES`.
         """
         if fresh := [item for item in items if item.deliveries == 1]:
             if self._server.topology == "cluster":
@@ -250,13 +224,13 @@ class Intake:
             raise RequestInvalid("provider", str(e)) from None
         if request.record and self._settings.records is None:
             raise RequestInvalid("record", "this deployment records nothing: its settings have no [records]")
-        request = await self._with_tools(self._with_true_names(request))
+        request = await self._tools.complete(self._with_true_names(request))
         check_tools(request.tools)
         check_output(request.output_schema)
         request, notes = self._fallbacks.resolve(request)
-        await self._locate(_run_of(request, item))
+        await self._locate(run_of(request, item))
         policing = await self._policy_plan(request)
-        return self._accept(await self._media.offload(request), item, policing, [*unknown, *notes])
+        return self._creation.accept(await self._media.offload(request), item, policing, [*unknown, *notes])
 
     async def _locate(self, run: str | None) -> None:
         """Note where the run is: it may exist by an earlier number of partitions, as this request's or a cancel's."""
@@ -288,117 +262,6 @@ class Intake:
         ]
         return msgspec.structs.replace(request, model=true(request.provider, request.model), fallback=fallback)
 
-    async def _with_tools(self, request: Generate) -> Generate:
-        """Complete tools that the request only names with the deployment's description and schema."""
-        known = [t if t.parameters else await self._tool(t, f"tools[{i}]") for i, t in enumerate(request.tools)]
-        return msgspec.structs.replace(request, tools=known)
-
-    async def _tool(self, tool: Tool, where: str) -> Tool:
-        """Return the tool as the deployment declares it, or else as the request defines it.
-
-        Raises RequestInvalid for a tool that its MCP server does not list, and for a bare name that is not declared.
-        """
-        if tool.name in self._tools:
-            return self._tools[tool.name]
-        problem, known = None, set(self._tools)
-        for server, prefix in self._mcp_prefixes.items():
-            if tool.name.startswith(prefix):
-                listed = await retry_until_available(
-                    self._server, partial(self._listed.read, server), what="tools of MCP servers"
-                )
-                known.update(listed or ())
-                if listed and tool.name in listed:
-                    return listed[tool.name]
-                if prefix:
-                    lists = f"lists no tool {tool.name[len(prefix) :]!r}" if listed else "has listed no tools yet"
-                    problem = f"the MCP server {server!r} {lists}"
-        if problem:
-            raise RequestInvalid(where, problem)
-        if tool.description is None:
-            meant = f"; did you mean {close!r}?" if (close := nearest(tool.name, known)) else ""
-            problem = f"no tool {tool.name!r} is declared here, and the request has its name alone{meant}"
-            raise RequestInvalid(where, problem)
-        return tool
-
-    def _accept(
-        self, request: Generate, item: QueueItem, policing: PolicyPlan | None, notes: list[str]
-    ) -> scripts.ScriptCall:
-        run = _run_of(request, item)
-        now = self._server.clock.now_ms()
-        deadline_ms = now + round(request.deadline_s * 1000) if request.deadline_s else 0
-        plans = [self._plan(asked) for asked in all_choices(request)]
-        accepted = Accepted(
-            provider=request.provider,
-            model=request.model,
-            on_failure=request.on_failure,
-            max_tool_depth=request.max_tool_depth,
-            rules=self._rules,
-            tools=[t.name for t in request.tools],
-            tool_timeout_s=request.tool_timeout_s,
-            metadata=request.metadata,
-            reading=plans[0].reading,
-            continues=plans[0].continues,
-            deadline_ms=deadline_ms,
-            stops=tuple(request.stop) if request.mode == "chat" else (),
-            record=is_recorded(run, request, self._settings.records),
-            policing=policing,
-            visible=request.visible,
-            fallback=tuple(plans[1:]),
-            notes=tuple(notes),
-            participant=request.participant,
-            traceparent=request.traceparent or "",
-        )
-        fields: list[scripts.Arg] = [REQUEST, msgspec.json.encode(request)]
-        fields += [PROVIDER, request.provider, MODEL, request.model]
-        if tenant := tenant_of(request.metadata):
-            fields += [TENANT, tenant]
-        # For `Client.resume`, which only knows the provider's name: one digit per provider that the run may call.
-        fields += [CONTINUES, "".join(str(int(self._continues(asked))) for asked in all_choices(request))]
-        if accepted.record and self._settings.records:
-            fields += [RECORD, self._settings.records.raw_bytes]
-        if deadline_ms:
-            fields += [DEADLINE, deadline_ms]
-        if self._spans:
-            self._spans.accepted(run, request, item.entry_id)
-        work = TurnWork(run, 0, 1, tenant=tenant, held=policing is not None)
-        return self._make(run, EventFrame(0, CONTROL_ATTEMPT, now, [accepted]), encode(work), fields)
-
-    def _plan(self, request: Generate) -> FallbackPlan:
-        """What depends on the provider and model, for one choice of the request."""
-        goes_on = request.on_failure == "continue" and self._continues(request)
-        return FallbackPlan(request.provider, request.model, self._reading(request), goes_on)
-
-    def _continues(self, request: Generate) -> bool:
-        """Whether provider and model can continue the partial text of a broken turn."""
-        vendor = self._settings.providers[request.provider]
-        return continues(request, vendor.api, vendor.quirks.of(request.model))
-
-    def _reading(self, request: Generate) -> TextReading | None:
-        """How to read the model's text; None in chat mode, where the provider's own structure gives the blocks."""
-        if request.mode == "chat":
-            return None
-        vendor = self._settings.providers[request.provider]
-        return reading_of(request, vendor.api, vendor.quirks)
-
-    def _make(self, run: str, frame: EventFrame, work: bytes, fields: list[scripts.Arg]) -> scripts.ScriptCall:
-        keys, partition = self._keys, self._keys.partition_of(run)
-        return scripts.accept(
-            keys.run(run),
-            keys.topic(partition, "events"),
-            keys.topic(partition, "turns"),
-            keys.lease(partition, "parser"),
-            keys.log(run),
-            open_runs=keys.open_runs(partition),
-            ended_runs=keys.ended_runs(partition),
-            run=run,
-            accepted_ms=frame.at_ms,
-            ttl_ms=round(self._settings.retention.open_run_s * 1000),
-            frame=encode(frame),
-            work=work,
-            fields=fields,
-            epoch=keys.epoch,
-        )
-
     def _reject(self, item: QueueItem, error: Exception) -> scripts.ScriptCall | None:
         run = rejected_run_id(item.fields)
         where: str | None = getattr(error, "where", None)
@@ -410,10 +273,7 @@ class Intake:
             info = ErrorInfo(code="poison", kind="internal", message=_reason(error), where=f"intake {item.entry_id}")
         if run is None:
             return None
-        now = self._server.clock.now_ms()
-        tenant = item.fields.get(TENANT_FIELD.encode())
-        fields: list[scripts.Arg] = [TENANT, tenant[:MAX_TENANT_CHARS]] if tenant else []
-        return self._make(run, EventFrame(0, CONTROL_ATTEMPT, now, [Rejected(info)]), b"", fields)
+        return self._creation.reject(run, item, info)
 
     async def dead_letter(self, item: QueueItem, error: Exception, *, run: str | None = None) -> None:
         """Write the request to the dead-letter stream, with the reason."""
@@ -429,11 +289,6 @@ class Intake:
         rejected = isinstance(error, WireError | RequestError) and not isinstance(error, PoisonRequest)
         most = self._settings.retention.dead_entries
         await dead_letter(self._server, self._keys, entry, most=most, rejected=rejected)
-
-
-def _run_of(request: Generate, item: QueueItem) -> str:
-    """The request's id. One without gets the entry's id, so that a second delivery is the same run."""
-    return request.id or id_of_entry(item.stream, item.entry_id)
 
 
 class UnreadableEntry(Exception):

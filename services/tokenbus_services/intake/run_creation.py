@@ -1,0 +1,147 @@
+"""The script call that creates a run: its hash, its first event, its first turn."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tokenbus.bus import scripts
+from tokenbus.bus.keys import TENANT_FIELD, Keys
+from tokenbus.bus.run_record import CONTINUES, DEADLINE, MODEL, PROVIDER, RECORD, REQUEST, TENANT
+from tokenbus.bus.server.server import Server
+from tokenbus.bus.work_queue import QueueItem
+from tokenbus.core.prefill.options import reading_of
+from tokenbus.core.request.fallback import all_choices
+from tokenbus.core.request.run_id import id_of_entry
+from tokenbus.core.request.tenant import MAX_TENANT_CHARS, tenant_of
+from tokenbus.events.error_info import ErrorInfo
+from tokenbus.events.frames import (
+    CONTROL_ATTEMPT,
+    Accepted,
+    EventFrame,
+    FallbackPlan,
+    PolicyPlan,
+    Rejected,
+    RunLimits,
+    TextReading,
+    TurnWork,
+    encode,
+)
+from tokenbus.events.requests import Generate
+from tokenbus.providers.continuing import continues
+from tokenbus_services.intake.intake_spans import IntakeSpans
+from tokenbus_services.intake.record_sampling import is_recorded
+from tokenbus_services.settings import Settings
+
+
+class RunCreation:
+    """Builds the calls; each creates one run, however often it is sent."""
+
+    def __init__(self, settings: Settings, server: Server, spans: IntakeSpans | None) -> None:
+        """``server``: for its clock."""
+        self._settings = settings
+        self._keys: Keys = settings.keys
+        self._server = server
+        self._spans = spans
+        limits, retry = settings.limits, settings.retry
+        self._rules = RunLimits(
+            max_attempts=retry.max_attempts,
+            max_losses=retry.max_losses,
+            base_delay_ms=round(retry.base_delay_s * 1000),
+            max_delay_ms=round(retry.max_delay_s * 1000),
+            block_chars=limits.block_characters,
+            run_events=limits.run_input_events,
+            turn_bytes=limits.turn_bytes,
+            run_bytes=limits.run_bytes,
+        )
+
+    def accept(
+        self, request: Generate, item: QueueItem, policing: PolicyPlan | None, notes: list[str]
+    ) -> scripts.ScriptCall:
+        """The call that accepts the request. ``notes``: for the run's first event."""
+        run = run_of(request, item)
+        now = self._server.clock.now_ms()
+        deadline_ms = now + round(request.deadline_s * 1000) if request.deadline_s else 0
+        plans = [self._plan(asked) for asked in all_choices(request)]
+        accepted = Accepted(
+            provider=request.provider,
+            model=request.model,
+            on_failure=request.on_failure,
+            max_tool_depth=request.max_tool_depth,
+            rules=self._rules,
+            tools=[t.name for t in request.tools],
+            tool_timeout_s=request.tool_timeout_s,
+            metadata=request.metadata,
+            reading=plans[0].reading,
+            continues=plans[0].continues,
+            deadline_ms=deadline_ms,
+            stops=tuple(request.stop) if request.mode == "chat" else (),
+            record=is_recorded(run, request, self._settings.records),
+            policing=policing,
+            visible=request.visible,
+            fallback=tuple(plans[1:]),
+            notes=tuple(notes),
+            participant=request.participant,
+            traceparent=request.traceparent or "",
+        )
+        fields: list[scripts.Arg] = [REQUEST, msgspec.json.encode(request)]
+        fields += [PROVIDER, request.provider, MODEL, request.model]
+        if tenant := tenant_of(request.metadata):
+            fields += [TENANT, tenant]
+        # For `Client.resume`, which only knows the provider's name: one digit per provider that the run may call.
+        fields += [CONTINUES, "".join(str(int(self._continues(asked))) for asked in all_choices(request))]
+        if accepted.record and self._settings.records:
+            fields += [RECORD, self._settings.records.raw_bytes]
+        if deadline_ms:
+            fields += [DEADLINE, deadline_ms]
+        if self._spans:
+            self._spans.accepted(run, request, item.entry_id)
+        work = TurnWork(run, 0, 1, tenant=tenant, held=policing is not None)
+        return self._call(run, EventFrame(0, CONTROL_ATTEMPT, now, [accepted]), encode(work), fields)
+
+    def _plan(self, request: Generate) -> FallbackPlan:
+        """What depends on the provider and model, for one choice of the request."""
+        goes_on = request.on_failure == "continue" and self._continues(request)
+        return FallbackPlan(request.provider, request.model, self._reading(request), goes_on)
+
+    def _continues(self, request: Generate) -> bool:
+        """Whether provider and model can continue the partial text of a broken turn."""
+        vendor = self._settings.providers[request.provider]
+        return continues(request, vendor.api, vendor.quirks.of(request.model))
+
+    def _reading(self, request: Generate) -> TextReading | None:
+        """How to read the model's text; None in chat mode, where the provider's own structure gives the blocks."""
+        if request.mode == "chat":
+            return None
+        vendor = self._settings.providers[request.provider]
+        return reading_of(request, vendor.api, vendor.quirks)
+
+    def _call(self, run: str, frame: EventFrame, work: bytes, fields: list[scripts.Arg]) -> scripts.ScriptCall:
+        keys, partition = self._keys, self._keys.partition_of(run)
+        return scripts.accept(
+            keys.run(run),
+            keys.topic(partition, "events"),
+            keys.topic(partition, "turns"),
+            keys.lease(partition, "parser"),
+            keys.log(run),
+            open_runs=keys.open_runs(partition),
+            ended_runs=keys.ended_runs(partition),
+            run=run,
+            accepted_ms=frame.at_ms,
+            ttl_ms=round(self._settings.retention.open_run_s * 1000),
+            frame=encode(frame),
+            work=work,
+            fields=fields,
+            epoch=keys.epoch,
+        )
+
+    def reject(self, run: str, item: QueueItem, error: ErrorInfo) -> scripts.ScriptCall:
+        """The call that creates the run of a refused request, which ends at once as `failed`."""
+        now = self._server.clock.now_ms()
+        tenant = item.fields.get(TENANT_FIELD.encode())
+        fields: list[scripts.Arg] = [TENANT, tenant[:MAX_TENANT_CHARS]] if tenant else []
+        return self._call(run, EventFrame(0, CONTROL_ATTEMPT, now, [Rejected(error)]), b"", fields)
+
+
+def run_of(request: Generate, item: QueueItem) -> str:
+    """The request's id. One without gets the entry's id, so that a second delivery is the same run."""
+    return request.id or id_of_entry(item.stream, item.entry_id)
