@@ -11,7 +11,7 @@ _HEADERS = frozenset(
     {
         *("accept", "authorization", "content-type", "idempotency-key", "last-event-id", "x-api-key", "x-goog-api-key"),
         *("anthropic-version", "anthropic-beta", "anthropic-dangerous-direct-browser-access", "x-goog-api-client"),
-        *("cache-control", "x-request-id", "user-agent"),
+        *("cache-control", "x-request-id", "user-agent", "if-none-match"),
     }
 )
 _PREFIXES = ("openai-", "x-stainless-", "x-tokenbus-")

@@ -49,8 +49,9 @@ class _Logs:
         page = await self._page(run, ask.offset)
         match ask.live:
             case "sse":
-                headers = {**protocol.SAFE_HEADERS, **sse.STREAM_HEADERS}
-                return StreamingResponse(self._stream(run, page, ask), 200, headers, media_type="text/event-stream")
+                # The protocol wants this type and no other, so it has no charset.
+                headers = {**protocol.SAFE_HEADERS, **sse.STREAM_HEADERS, "content-type": "text/event-stream"}
+                return StreamingResponse(self._stream(run, page, ask), 200, headers)
             case "long-poll":
                 return await self._long_poll(run, page, ask)
             case _:

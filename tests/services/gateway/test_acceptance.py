@@ -112,6 +112,10 @@ POINTS: dict[str, list[str]] = {
         "services/gateway/test_open_responses.py::test_any_log",
         "services/gateway/test_open_responses.py::test_each_kind_of_answer_to_a_request",
     ],
+    "of Durable Streams' conformance suite the tests of reading pass": [
+        "more_clients/test_durable_streams.py::test_the_conformance_suites_tests_of_reading_pass",
+        "clients/test_gateway.py::test_a_runs_log_is_a_durable_stream",
+    ],
     "checkers of providers have no complaint": [
         "more_clients/test_checkers.py::test_compatcanary_has_no_complaint",
         "more_clients/test_checkers.py::test_trustedrouter_provider_check_has_no_complaint",

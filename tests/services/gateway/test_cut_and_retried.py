@@ -103,7 +103,7 @@ def _chat(case: RecordedLog) -> str:
 def _durable(case: RecordedLog) -> str:
     page = protocol.Page(start=0, events=case.log, tail=len(case.log), closed=isinstance(case.log[-1], TERMINAL))
     stream = protocol.sse_of(page, 1).decode()
-    data, control = (event.split("\ndata: ")[1] for event in stream.removesuffix("\n\n").split("\n\n"))
+    data, control = (event.split("\ndata:")[1] for event in stream.removesuffix("\n\n").split("\n\n"))
     assert data == protocol.body_of(case.log).decode()
     assert msgspec.json.decode(control).get("streamClosed", False) == page.closed
     return _text_in(msgspec.json.decode(data))

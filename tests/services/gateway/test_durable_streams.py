@@ -65,13 +65,13 @@ def test_a_cursor_is_always_above_the_readers_own() -> None:
 
 def test_every_data_event_is_followed_by_a_control_event() -> None:
     assert protocol.sse_of(EMPTY, 4) == (
-        b'event: control\ndata: {"streamNextOffset":"0000000000000002","streamCursor":"4","upToDate":true}\n\n'
+        b'event: control\ndata:{"streamNextOffset":"0000000000000002","streamCursor":"4","upToDate":true}\n\n'
     )
     data, control, rest = protocol.sse_of(WHOLE, 4).split(b"\n\n")
     assert rest == b""
-    events = msgspec.json.decode(data.removeprefix(b"event: data\ndata: "), type=list[msgspec.Raw])
+    events = msgspec.json.decode(data.removeprefix(b"event: data\ndata:"), type=list[msgspec.Raw])
     assert [decode(event) for event in events] == LOG
-    assert msgspec.json.decode(control.removeprefix(b"event: control\ndata: ")) == {
+    assert msgspec.json.decode(control.removeprefix(b"event: control\ndata:")) == {
         "streamNextOffset": f"{len(LOG):016d}",
         "upToDate": True,
         "streamClosed": True,

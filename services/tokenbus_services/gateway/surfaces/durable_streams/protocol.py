@@ -121,7 +121,9 @@ def body_of(events: Sequence[PublicEvent]) -> bytes:
 
 
 def sse_of(page: Page, cursor: int) -> bytes:
-    """The events, if there are any, and the control event that follows them."""
+    """The events, if there are any, and the control event that follows them. There is no blank after `data:`: the
+    protocol's conformance suite reads only that form.
+    """
     control: dict[str, object] = {"streamNextOffset": _offset_text(page.next)}
     if not page.ended:
         control["streamCursor"] = str(cursor)
@@ -129,8 +131,8 @@ def sse_of(page: Page, cursor: int) -> bytes:
         control["upToDate"] = True
     if page.ended:
         control["streamClosed"] = True
-    data = b"event: data\ndata: " + body_of(page.events) + b"\n\n" if page.events else b""
-    return data + b"event: control\ndata: " + _encode(control) + b"\n\n"
+    data = b"event: data\ndata:" + body_of(page.events) + b"\n\n" if page.events else b""
+    return data + b"event: control\ndata:" + _encode(control) + b"\n\n"
 
 
 def refusal(problem: Problem) -> Answer:
