@@ -89,7 +89,8 @@ function ThemeMark({ name }) {
 /** How fresh the page is: live, behind, or without the gateway. */
 function Connection() {
   const { kind, text, more } = freshness();
-  return html`<span class=${`fresh ${kind}`} data-testid="connection"><i></i>${text}${more && html`<span class="wide">${more}</span>`}</span>`;
+  // Another text is another element: it appears, and moves nothing.
+  return html`<span key=${text} class=${`fresh ${kind}`} data-testid="connection"><i></i>${text}${more && html`<span class="wide">${more}</span>`}</span>`;
 }
 
 const BEHIND_MS = 3000;

@@ -6,6 +6,7 @@ import { plots, theme } from "../lib/store.js";
 import UPlot from "../vendor/uplot.js";
 
 const HEIGHT = 132;
+const WHOLE_STEPS = Array.from({ length: 10 }, (_, power) => [1, 2, 5].map((step) => step * 10 ** power)).flat();
 
 const PLOTS = [
   { id: "ends", title: "Runs a minute", unit: (value) => short(value), lines: [
@@ -78,7 +79,7 @@ function options(plot, box) {
     scales: { x: { range: (_plot, from, to) => [Math.min(from ?? last, (to ?? last) - 600), to ?? last] }, y: { range: (_plot, _from, to) => [0, Math.max(1, (to ?? 0) * 1.15)] } },
     axes: [
       { ...axis, space: 70, size: 26, values: (_plot, ticks) => ticks.map((at) => new Date(at * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", hourCycle: "h23" })) },
-      { ...axis, size: 52, space: 34, values: (_plot, ticks) => ticks.map(plot.unit) },
+      { ...axis, size: 52, space: 34, incrs: WHOLE_STEPS, values: (_plot, ticks) => ticks.map(plot.unit) },
     ],
     series: [{}, ...plot.lines.map((line) => ({ label: line.label, stroke: colour(line.colour), fill: `${colour(line.colour)}22`, width: 1.5, points: { show: false } }))],
   };

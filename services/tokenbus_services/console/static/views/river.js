@@ -27,6 +27,7 @@ export function River() {
       if (!all.length) return;
       const index = all.indexOf(from);
       const next = all[index < 0 ? 0 : Math.min(all.length - 1, Math.max(0, index + by))];
+      latest.current.selected = next; // Enter may come before the next draw
       setSelected(next);
       document.getElementById(`line-${next}`)?.focus();
     };
@@ -52,7 +53,7 @@ export function River() {
       ${data && html`<section aria-labelledby="open-title">
         <h2 id="open-title">Open <b>${count(data.open)}</b>
           ${data.open > open.length && html`<small>the newest ${open.length} are shown</small>`}</h2>
-        <${Heading} words="last words" last="turn" rate="tok/s" />
+        ${open.length > 0 && html`<${Heading} words="last words" last="turn" rate="tok/s" />`}
         ${open.length === 0 && (ended.length > 0 || filtered() ? html`<p class="empty">No run is open${filtered() ? " that matches" : ""}.</p>` : html`<${FirstRun} />`)}
         <ol class="lines">
           ${open.map((row, index) => html`<${Line} key=${row.run} index=${index} row=${row} at=${data.at} selected=${row.run === selected} onSelect=${select} />`)}
@@ -141,15 +142,18 @@ class Line extends Component {
     const isOpen = row.ended_at === null || row.ended_at === undefined;
     const bad = row.state === "failed" || row.state === "incomplete";
     const hot = bad && at - row.ended_at < RED_MS;
+    const past = age(at - (isOpen ? row.started_at : row.ended_at));
+    const speed = isOpen ? rate(row.tokens_per_s) : tokens(row.usage);
+    // Numbers stand to the right: one with more digits is another element, so that none moves.
     return html`
       <li ref=${this.box}>
         <a id=${`line-${row.run}`} class=${`line ${hot ? "hot" : ""}`} href=${runHash(row.run)} data-run=${row.run}
           aria-current=${selected ? "true" : undefined} onFocus=${onSelect}>
           <span class="state"><${State} name=${row.state} /></span>
-          <span class="age" title=${started(row.started_at)}>${age(at - (isOpen ? row.started_at : row.ended_at))}</span>
+          <span key=${`age ${past}`} class="age" title=${started(row.started_at)}>${past}</span>
           <span class="model"><i>${oneLine(row.provider ?? "?")}</i><s>/</s>${oneLine(row.model ?? "?")}</span>
           <span class="tenant">${row.tenant ? oneLine(row.tenant) : ""}</span>
-          <span class="rate" title=${isOpen ? "estimated from characters" : "tokens in and out"}>${isOpen ? rate(row.tokens_per_s) : tokens(row.usage)}</span>
+          <span key=${`rate ${speed}`} class="rate" title=${isOpen ? "estimated from characters" : "tokens in and out"}>${speed}</span>
           <span class="words">${isOpen ? words(row.words) : finish(row)}</span>
           <span class="last">${isOpen ? turns(row) : cost(row.cost)}</span>
           <span class="id" title=${row.run}>${shortId(row.run)}</span>
@@ -220,6 +224,11 @@ function Filters({ search, data }) {
     clearTimeout(timer.current);
     timer.current = setTimeout(() => put("q", value.trim()), TYPED_MS);
   };
+  const onDone = (event) => {
+    clearTimeout(timer.current); // later, it would take back a step to another page
+    put("q", event.target.value.trim());
+  };
+  useEffect(() => () => clearTimeout(timer.current), []);
   const choice = (name, text) => html`
     <label class="choice"><span class="sr">${text}</span>
       <select value=${filters[name] ?? ""} onChange=${(event) => put(name, event.target.value)} data-set=${filters[name] ? "yes" : undefined}>
@@ -232,12 +241,12 @@ function Filters({ search, data }) {
   return html`
     <div class="filters" role="search">
       <label class="search"><span class="sr">Search runs</span>
-        <input ref=${search} type="search" placeholder="Search by run, tenant, model, error" value=${typed} onInput=${onType} /><kbd aria-hidden="true">/</kbd></label>
+        <input ref=${search} type="search" placeholder="Search by run, tenant, model, error" value=${typed} onInput=${onType} onChange=${onDone} /><kbd aria-hidden="true">/</kbd></label>
       ${choice("tenant", "tenant")}${choice("provider", "provider")}${choice("error", "error")}
       <div class="states" role="group" aria-label="State">
         ${[...OPEN_STATES, ...ENDED_STATES].map((name) => html`
           <button key=${name} class=${`st st-${name}`} aria-pressed=${filters.state === name ? "true" : "false"}
-            onClick=${() => put("state", filters.state === name ? "" : name)}><i></i>${stateName(name)}<b>${count(data?.states?.[name] ?? 0)}</b></button>`)}
+            onClick=${() => put("state", filters.state === name ? "" : name)}><i></i>${stateName(name)}<b key=${data?.states?.[name]}>${count(data?.states?.[name] ?? 0)}</b></button>`)}
       </div>
       ${filtered() && html`<button class="quiet" onClick=${() => replaceHash("#")}>Clear</button>`}
     </div>`;

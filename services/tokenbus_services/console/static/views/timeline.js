@@ -22,7 +22,7 @@ export function Timeline({ state, decisions, now, onSeek }) {
         ${shown.map((row, index) => html`
           <li key=${index} class=${`row o-${row.outcome} t-${row.type}`}>
             <button class="name" onClick=${() => onSeek(row.seq)} title=${row.detail ? oneLine(row.detail) : undefined}>${oneLine(row.name)}</button>
-            <span class="took">${row.ms === null ? "" : ms(row.ms)}</span>
+            <span key=${row.ms === null ? "" : ms(row.ms)} class="took">${row.ms === null ? "" : ms(row.ms)}</span>
             <svg class="bars" viewBox="0 0 1000 12" preserveAspectRatio="none" aria-hidden="true">
               ${row.bars.map((bar) => html`<rect class=${`bar b-${bar.kind} s-${bar.status ?? ""}`} x=${bar.from * 1000} width=${Math.max(3, (bar.to - bar.from) * 1000)} y="1" height="10"><title>${bar.label}</title></rect>`)}
             </svg>
