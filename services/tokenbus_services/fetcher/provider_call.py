@@ -29,7 +29,7 @@ from tokenbus_services.fetcher.response_body import BodyRefused, beginning, desc
 from tokenbus_services.fetcher.uploads.upload import AUTH_UNAVAILABLE
 from tokenbus_services.media.body import MediaBody
 from tokenbus_services.media.errors import MediaFailed
-from tokenbus_services.net.response_heads import HeadRefused
+from tokenbus_services.net.head_bound import HeadRefused
 from tokenbus_services.redaction import RedactedStream
 from tokenbus_services.redaction.events import RedactedEvents
 from tokenbus_services.settings import LimitSettings

@@ -17,8 +17,7 @@ from typing import Literal
 import httpx
 import structlog
 
-from tokenbus_services.net.httpx_reset_fix import reset_as_made
-from tokenbus_services.net.response_heads import BoundedTransport
+from tokenbus_services.net.http_client import BoundedTransport
 
 Kind = Literal["loopback", "private", "link-local", "metadata", "reserved"]
 
@@ -136,12 +135,10 @@ class GuardedTransport(httpx.AsyncBaseTransport):
         transport = self._by_host.setdefault(host, BoundedTransport(limits=self._limits))
         for address in addresses[:-1]:
             try:
-                with reset_as_made(request):
-                    return await transport.handle_async_request(_to(address, request))
+                return await transport.handle_async_request(_to(address, request))
             except (httpx.ConnectError, httpx.ConnectTimeout):
                 continue  # nothing was sent yet
-        with reset_as_made(request):
-            return await transport.handle_async_request(_to(addresses[-1], request))
+        return await transport.handle_async_request(_to(addresses[-1], request))
 
     async def aclose(self) -> None:
         for transport in self._by_host.values():

@@ -1,4 +1,4 @@
-"""Handles connections that are reset while they are being established."""
+"""Handles connections that are reset while they are being established, for httpx's own transport: a SOCKS proxy's."""
 
 from __future__ import annotations
 

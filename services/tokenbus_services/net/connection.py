@@ -1,0 +1,256 @@
+"""One connection of the HTTP library over asyncio's own transports.
+
+httpcore's connections go through anyio, which pauses and resumes the transport around every read and enters three
+contexts for it: 60 µs of CPU for a wake-up that reads one event. This one waits for one future. What a peer can do
+raises the same errors as there: tests/services/net/test_connection.py compares both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Iterable
+from typing import Any, cast
+
+import httpcore
+
+from tokenbus_services.net.happy_eyeballs import open_socket
+from tokenbus_services.net.head_bound import HeadBound
+
+READ_AHEAD_BYTES = 64 * 1024
+"""Bytes that may wait for a read; beyond that the socket is not read."""
+_EXTRAS = {"ssl_object": "ssl_object", "socket": "socket", "client_addr": "sockname", "server_addr": "peername"}
+
+SocketOptions = Iterable[tuple[int, int, int] | tuple[int, int, bytes | bytearray] | tuple[int, int, None, int]]
+
+
+class Backend(httpcore.AsyncNetworkBackend):
+    """Opens connections with limited response heads, over TCP alone."""
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: SocketOptions | None = None,
+    ) -> Connection:
+        connection = Connection()
+        try:
+            async with asyncio.timeout(timeout):
+                sock = await open_socket(host, port, local_address)
+                try:
+                    for option in socket_options or ():
+                        sock.setsockopt(*cast(Any, option))
+                    await asyncio.get_running_loop().create_connection(lambda: connection, sock=sock)
+                except BaseException:
+                    sock.close()
+                    raise
+        except TimeoutError as e:
+            raise httpcore.ConnectTimeout(str(e)) from e
+        except OSError as e:
+            raise httpcore.ConnectError(str(e)) from e
+        if connection.is_closed:
+            raise httpcore.ConnectError("the connection was reset while connecting")
+        return connection
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+class Connection(httpcore.AsyncNetworkStream, asyncio.Protocol):
+    """A connection; response heads that exceed a limit raise HeadRefused. For one reader and one writer at a time."""
+
+    def __init__(self) -> None:
+        self.at_body = False
+        """Whether the last read ended with a response's head, so that the next one begins with its body."""
+        self._bound = HeadBound()
+        self._transport: asyncio.Transport | None = None
+        self._received: list[bytes] = []
+        self._size = 0
+        self._ended = False
+        """Nothing more will be received."""
+        self._lost = False
+        self._error: Exception | None = None
+        self._paused = False
+        self._reader: asyncio.Future[None] | None = None
+        self._full = False
+        """Whether the transport still holds what was written."""
+        self._writer: asyncio.Future[None] | None = None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing can be written any more."""
+        return self._lost or self._transport is None or self._transport.is_closing()
+
+    @property
+    def waiting_bytes(self) -> int:
+        """How much waits for a read."""
+        return self._size
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        """Return what has arrived, at most ``max_bytes``, up to the end of a head; empty at the end.
+
+        Raises httpcore's ReadTimeout, ReadError, HeadRefused.
+        """
+        self.at_body = False
+        if not self._size:
+            await self._wait(timeout)
+        data = self._take(max_bytes)
+        if data and self._bound.is_open:
+            head = self._bound.feed(data)
+            if head < len(data):
+                self.unread(data[head:])
+                data = data[:head]
+            self.at_body = not self._bound.is_open
+        return data
+
+    def unread(self, data: bytes) -> None:
+        """Put back data: the next read begins with it."""
+        if data:
+            self._received.insert(0, data)
+            self._size += len(data)
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        """Raises httpcore's WriteTimeout, WriteError."""
+        if not buffer:
+            return
+        self._bound.begin()
+        self.at_body = False
+        transport = self._transport
+        if transport is None or self.is_closed:
+            raise httpcore.WriteError(str(self._error or "the connection is closed")) from self._error
+        try:
+            transport.write(buffer)
+        except RuntimeError as e:  # uvloop, if the peer has reset the connection
+            raise httpcore.WriteError(str(e)) from e
+        if not self._full:
+            return
+        self._writer = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(timeout):
+                await self._writer
+        except TimeoutError as e:
+            raise httpcore.WriteTimeout(str(e)) from e
+        finally:
+            self._writer = None
+        if self._lost:
+            raise httpcore.WriteError(str(self._error or "the connection is closed")) from self._error
+
+    async def aclose(self) -> None:
+        if self._transport and not self._lost:
+            self._ended = True
+            self._transport.abort()  # a TLS connection would wait for its peer
+            await asyncio.sleep(0)
+
+    async def start_tls(
+        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+    ) -> Connection:
+        inner = Connection()
+        assert self._transport
+        try:
+            async with asyncio.timeout(timeout):
+                transport = await asyncio.get_running_loop().start_tls(
+                    self._transport, inner, ssl_context, server_hostname=server_hostname
+                )
+        except TimeoutError as e:
+            await self.aclose()
+            raise httpcore.ConnectTimeout(str(e)) from e
+        except OSError as e:  # ssl.SSLError is one
+            await self.aclose()
+            raise httpcore.ConnectError(str(e)) from e
+        except BaseException:
+            await self.aclose()
+            raise
+        if transport is None:
+            raise httpcore.ConnectError("the connection was closed in the TLS handshake")
+        inner.connection_made(transport)
+        return inner
+
+    def get_extra_info(self, info: str) -> Any:
+        if info == "is_readable":  # asked of an idle connection: it is of no use any more
+            return bool(self._size or self._ended or self._lost)
+        name = _EXTRAS.get(info)
+        return self._transport.get_extra_info(name) if self._transport and name else None
+
+    async def _wait(self, timeout: float | None) -> None:
+        if self._paused and self._transport and not self._lost:
+            self._paused = False
+            self._transport.resume_reading()
+        if self._ended:
+            if self._error:
+                raise httpcore.ReadError(str(self._error)) from self._error
+            return
+        self._reader = asyncio.get_running_loop().create_future()
+        try:
+            if timeout is None:
+                await self._reader
+            else:
+                async with asyncio.timeout(timeout):
+                    await self._reader
+        except TimeoutError as e:
+            raise httpcore.ReadTimeout(str(e)) from e
+        finally:
+            self._reader = None
+        if not self._size and self._error:
+            raise httpcore.ReadError(str(self._error)) from self._error
+
+    def _take(self, most: int) -> bytes:
+        received = self._received
+        if not received:
+            return b""
+        data = received[0] if len(received) == 1 else b"".join(received)
+        received.clear()
+        self._size = 0
+        if len(data) > most:
+            self.unread(data[most:])
+            data = data[:most]
+        return data
+
+    # What follows is called by asyncio.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(0)  # a large body is read only as fast as the peer takes it
+        if self._size > READ_AHEAD_BYTES:
+            self._pause()
+
+    def data_received(self, data: bytes) -> None:
+        self._received.append(data)
+        self._size += len(data)
+        if self._size > READ_AHEAD_BYTES and not self._paused and self._transport:
+            self._pause()
+        self._wake_reader()
+
+    def eof_received(self) -> bool:
+        self._ended = True
+        self._wake_reader()
+        # A peer may close its side early and still read the request. TLS knows no such thing.
+        return self._transport is not None and self._transport.get_extra_info("ssl_object") is None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._ended = self._lost = True
+        self._error = exc
+        self._full = False
+        self._wake_reader()
+        self._wake_writer()
+
+    def pause_writing(self) -> None:
+        self._full = True
+
+    def resume_writing(self) -> None:
+        self._full = False
+        self._wake_writer()
+
+    def _pause(self) -> None:
+        assert self._transport
+        self._paused = True
+        self._transport.pause_reading()
+
+    def _wake_reader(self) -> None:
+        if self._reader and not self._reader.done():
+            self._reader.set_result(None)
+
+    def _wake_writer(self) -> None:
+        if self._writer and not self._writer.done():
+            self._writer.set_result(None)
