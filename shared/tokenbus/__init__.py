@@ -5,16 +5,10 @@ The public API is what these modules list in `__all__`: `tokenbus` (client, requ
 `tokenbus.faststream` and `tokenbus.testing`. Any other module may move or change without notice.
 """
 
+import importlib
+from typing import TYPE_CHECKING
+
 from tokenbus.blobs import BlobLoader, BlobRef, BlobStreams, blob_id_of
-from tokenbus.client.blobs import Blobs
-from tokenbus.client.client import Client
-from tokenbus.client.coalesce import coalesced
-from tokenbus.client.response import Response, ResponseBuilder
-from tokenbus.client.run import Run
-from tokenbus.client.subscriptions.cursor import Cursor
-from tokenbus.client.subscriptions.group import SharedSubscription
-from tokenbus.client.subscriptions.ordered import OrderedSubscription
-from tokenbus.client.subscriptions.sentences import Sentence, SentenceSubscription
 from tokenbus.errors import TokenbusError
 from tokenbus.events.decisions import Decided
 from tokenbus.events.error_info import ErrorInfo
@@ -65,10 +59,37 @@ from tokenbus.events.run_info import RunInfo
 from tokenbus.events.run_result import RunResult
 from tokenbus.events.usage import Usage
 from tokenbus.prefill_names import unnamed_where
-from tokenbus.shaping.sentences import SentenceRules
 from tokenbus.storage import restore_from_storage, sanitize_for_storage
 
+if TYPE_CHECKING:
+    from tokenbus.client.blobs import Blobs
+    from tokenbus.client.client import Client
+    from tokenbus.client.coalesce import coalesced
+    from tokenbus.client.response import Response, ResponseBuilder
+    from tokenbus.client.run import Run
+    from tokenbus.client.subscriptions.cursor import Cursor
+    from tokenbus.client.subscriptions.group import SharedSubscription
+    from tokenbus.client.subscriptions.ordered import OrderedSubscription
+    from tokenbus.client.subscriptions.sentences import Sentence, SentenceSubscription
+    from tokenbus.shaping.sentences import SentenceRules
+
 __version__ = "0.1.0.dev0"
+
+_LATER = {
+    "Blobs": "tokenbus.client.blobs",
+    "Client": "tokenbus.client.client",
+    "Cursor": "tokenbus.client.subscriptions.cursor",
+    "OrderedSubscription": "tokenbus.client.subscriptions.ordered",
+    "Response": "tokenbus.client.response",
+    "ResponseBuilder": "tokenbus.client.response",
+    "Run": "tokenbus.client.run",
+    "Sentence": "tokenbus.client.subscriptions.sentences",
+    "SentenceRules": "tokenbus.shaping.sentences",
+    "SentenceSubscription": "tokenbus.client.subscriptions.sentences",
+    "SharedSubscription": "tokenbus.client.subscriptions.group",
+    "coalesced": "tokenbus.client.coalesce",
+}
+"""Names that are imported when they are first used: most workers have no client, and it is a third of the library."""
 
 __all__ = [
     "Base64Source",
@@ -137,3 +158,14 @@ __all__ = [
     "sanitize_for_storage",
     "unnamed_where",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(_LATER[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

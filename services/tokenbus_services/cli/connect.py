@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from tokenbus import Client
 from tokenbus.client.local_up import running_in
 from tokenbus.errors import SettingsError
 from tokenbus_services import settings as configuration
 from tokenbus_services.settings import Settings
+
+if TYPE_CHECKING:
+    from tokenbus import Client
 
 
 def with_server(settings: Settings) -> Settings:
@@ -37,6 +40,8 @@ def has_mock_provider() -> bool:
 
 def client() -> Client:
     """Create a client of the deployment in the settings. Raises SettingsError."""
+    from tokenbus import Client  # a worker imports this module, and has no client
+
     settings = with_server(configuration.load())
     return Client(
         settings.redis_url,

@@ -9,13 +9,6 @@ import msgspec
 
 from tokenbus.providers import registry
 from tokenbus.providers.api import ApiName
-from tokenbus_services.mock_provider.demo import (
-    DEMO_MODEL,
-    DEMO_PROMPT,
-    WEATHER_DESCRIPTION,
-    WEATHER_PARAMETERS,
-    WEATHER_TOOL,
-)
 from tokenbus_services.settings import (
     CONSOLE_ROLES,
     ConsoleSettings,
@@ -30,12 +23,7 @@ _APIS: tuple[ApiName, ...] = ("anthropic", "openai-chat", "openai-responses", "g
 API_PATHS = {api: urlsplit(registry.get(api).default_base_url).path for api in _APIS}
 """The APIs that it supports, with their paths below its address."""
 PROVIDER = "mock-anthropic"
-MODEL = DEMO_MODEL
-WEATHER = PythonTool(
-    call=f"tokenbus_services.mock_provider.demo:{WEATHER_TOOL}",
-    description=WEATHER_DESCRIPTION,
-    parameters=WEATHER_PARAMETERS,
-)
+# Every worker and `tokenbus up` import this module, and few need the provider: it is imported where it is needed.
 
 
 def command(port: int) -> list[str]:
@@ -50,6 +38,13 @@ def with_mock(settings: Settings, url: str) -> Settings:
     """Return the settings plus the demo's tool, a gateway with its console, and providers `mock-anthropic` and so on
     at this address. Names that already exist in the settings are kept.
     """
+    from tokenbus_services.mock_provider import demo
+
+    weather = PythonTool(
+        call=f"{demo.__name__}:{demo.WEATHER_TOOL}",
+        description=demo.WEATHER_DESCRIPTION,
+        parameters=demo.WEATHER_PARAMETERS,
+    )
     providers = {
         f"mock-{api}": ProviderSettings(api=api, base_url=f"{url}{path}", api_key_env="")
         for api, path in API_PATHS.items()
@@ -57,7 +52,7 @@ def with_mock(settings: Settings, url: str) -> Settings:
     return msgspec.structs.replace(
         with_console(settings),
         providers={**providers, **settings.providers},
-        tools={WEATHER_TOOL: WEATHER, **settings.tools},
+        tools={demo.WEATHER_TOOL: weather, **settings.tools},
     )
 
 
@@ -72,13 +67,22 @@ def with_console(settings: Settings) -> Settings:
     )
 
 
+def model() -> str:
+    """The model of the demo's conversation."""
+    from tokenbus_services.mock_provider import demo
+
+    return demo.DEMO_MODEL
+
+
 def demo_request() -> dict[str, object]:
     """The default request of `tokenbus send`."""
+    from tokenbus_services.mock_provider import demo
+
     return {
         "type": "generate",
         "provider": PROVIDER,
-        "model": MODEL,
-        "messages": [{"role": "user", "content": DEMO_PROMPT}],
-        "tools": [{"name": WEATHER_TOOL}],
+        "model": demo.DEMO_MODEL,
+        "messages": [{"role": "user", "content": demo.DEMO_PROMPT}],
+        "tools": [{"name": demo.WEATHER_TOOL}],
         "thinking": {"budget_tokens": 1024},
     }

@@ -36,7 +36,7 @@ async def send(
     else:
         given = {name: value for name, value in options.items() if value is not None}
         if not given.keys() & {"provider", "model"} and reaching.has_mock_provider():
-            given |= {"provider": mock.PROVIDER, "model": mock.MODEL}
+            given |= {"provider": mock.PROVIDER, "model": mock.model()}
         request = from_options(given, tools)
     async with reaching.client() as bus:
         run = await bus.publish(request)

@@ -6,7 +6,6 @@ import importlib
 from typing import Literal, get_args
 from urllib.parse import urlsplit
 
-from tokenbus_services.gateway.callers import has_keys
 from tokenbus_services.net.request_guard import AsgiApp, RequestGuard
 from tokenbus_services.settings import Settings
 
@@ -54,6 +53,8 @@ def create(service: ServiceName, settings: Settings) -> AsgiApp:
     names = (*settings.http.hosts, urlsplit(settings.blobs.address).hostname or "")
     if service != "gateway" or settings.gateway is None:
         return RequestGuard(app, hosts=names, private=("/blobs",))
+    from tokenbus_services.gateway.callers import has_keys
+
     # Without keys any page in a browser on this machine could read runs, so the guard stands before everything.
     return (
         app if has_keys(settings) else RequestGuard(app, hosts=names, private=("",), origins=settings.gateway.origins)

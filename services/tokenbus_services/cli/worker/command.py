@@ -27,8 +27,6 @@ from tokenbus_services.cli.mock import with_mock
 from tokenbus_services.cli.service_registry import ServiceName
 from tokenbus_services.cli.signals import stop_on_signal
 from tokenbus_services.cli.worker.lifespan import AsgiApp, Lifespan
-from tokenbus_services.gateway.callers import check_exposed as check_gateway_exposed
-from tokenbus_services.gateway.keys.admin_token import admin_token
 from tokenbus_services.net.http_server import HttpBounds, bounded
 from tokenbus_services.net.open_files import raise_open_files
 from tokenbus_services.process.garbage import collect_less_often
@@ -66,6 +64,8 @@ def run(
         settings = msgspec.structs.replace(settings, console=ConsoleSettings())
     secrets = secrets_of(settings, os.environ) | {token_of(settings.blobs, os.environ)}
     if service == "gateway" and settings.gateway and settings.gateway.admin:
+        from tokenbus_services.gateway.keys.admin_token import admin_token
+
         secrets |= {admin_token(settings.gateway.admin, os.environ).value}
     logs.configure(settings.log_level, service=service, secrets=secrets)
     for old, new in configuration.old_names_in():
@@ -78,6 +78,8 @@ def run(
         if service == "blobs":
             check_exposed(settings.blobs, os.environ, listener.getsockname()[0])
         if service == "gateway":
+            from tokenbus_services.gateway.callers import check_exposed as check_gateway_exposed
+
             check_gateway_exposed(settings, listener.getsockname()[0])
         app = services.create(service, settings)
         collect_less_often()
