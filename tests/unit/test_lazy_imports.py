@@ -37,3 +37,34 @@ def test_each_name_of_the_library_is_there_when_it_is_asked_for():
     assert tokenbus.Client.__name__ == "Client"
     with pytest.raises(AttributeError, match="no attribute 'Clients'"):
         tokenbus.Clients  # noqa: B018 # pyright: ignore
+
+
+def test_the_collector_is_off_while_a_worker_imports_and_on_when_it_runs():
+    code = """
+import gc
+from tokenbus_services.cli import entry
+from tokenbus_services.cli.worker import command
+from tokenbus_services.process.garbage import collect_less_often
+
+def run(*arguments, **options):
+    print(gc.isenabled())
+    collect_less_often()
+    print(gc.isenabled())
+
+command.run = run
+entry.main(["worker", "blobs"])
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["False", "True"]
+
+
+def test_the_collector_is_on_in_every_other_command():
+    code = """
+import gc
+from tokenbus_services.cli import entry
+from tokenbus_services.cli.main import tokenbus
+tokenbus.commands["top"].callback = lambda **options: print(gc.isenabled())
+entry.main(["top"])
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["True"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -47,6 +48,8 @@ def tokenbus(context: click.Context, verbose: bool) -> None:
     """
     from tokenbus_services.settings.find_file import use_file_here
 
+    if context.invoked_subcommand != "worker":  # which has more to import, and then calls `collect_less_often`
+        gc.enable()
     if verbose:
         os.environ["TOKENBUS_LOG_LEVEL"] = "debug"  # for the services that this command starts, too
     if (file := use_file_here(os.environ)) and context.invoked_subcommand in ("up", "worker"):

@@ -14,7 +14,9 @@ def collect_less_often() -> None:
     """Keep all that a service imported and built out of every later collection, and look at the rest less often.
 
     A worker under full load spends 5 % of its time in the collector otherwise. Call it once, before the service runs.
+    The collector is on after that; the command's entry has turned it off for the imports.
     """
+    gc.enable()
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG, MIDDLE, OLD)
