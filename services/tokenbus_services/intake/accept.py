@@ -92,8 +92,8 @@ class Intake:
     async def accept(self, items: Sequence[QueueItem]) -> None:
         """Accept these requests; returns when each is a run, a cancel, or reported as refused.
 
-        In a Cluster, requests whose node does not answer continue in the background, up to `MAX_BACKGROUND`, and delay no
-        others.
+        In a Cluster, requests whose node does not answer continue in the background, up to `MAX_BACKGROUND`, and delay
+        no others.
 
         Requests of lost workers are processed one at a time, in order: if one of them kills workers, it is the first to
         be redelivered, and it is given up after `MAX_DELIVERIES`.
