@@ -31,13 +31,14 @@ from tokenbus.events.requests import Generate, Message
 from tokenbus.providers.api import HttpCall
 from tokenbus_services.fetcher.attempt_writer import AttemptWriter
 from tokenbus_services.fetcher.call_spans import CallFacts, CallSpans
+from tokenbus_services.fetcher.call_timeouts import DEADLINE_PASSED
 from tokenbus_services.fetcher.endpoints import Endpoint, Providers
 from tokenbus_services.fetcher.image_offload.offload import ImageStore
 from tokenbus_services.fetcher.limits.limiter import Reservation, ReservationRequest
 from tokenbus_services.fetcher.limits.scopes import Scopes
 from tokenbus_services.fetcher.limits.token_estimate import TokenTally, estimate
 from tokenbus_services.fetcher.limits.wait_queue import FairQueue, WaitedTooLong
-from tokenbus_services.fetcher.provider_call import DEADLINE_PASSED, FilesLost, Rejected, fetch
+from tokenbus_services.fetcher.provider_call import FilesLost, Rejected, fetch
 from tokenbus_services.fetcher.raw_writer import RawWriter
 from tokenbus_services.fetcher.request_media import TurnMedia
 from tokenbus_services.fetcher.uploads.upload import UploadFailed

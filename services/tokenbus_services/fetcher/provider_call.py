@@ -22,6 +22,7 @@ from tokenbus.providers.response.last_event import LastEvent
 from tokenbus_services.fetcher.attempt_writer import AttemptWriter
 from tokenbus_services.fetcher.auth import KeyMissing, KeyUnusable
 from tokenbus_services.fetcher.call_spans import CallFacts
+from tokenbus_services.fetcher.call_timeouts import CallTimeouts
 from tokenbus_services.fetcher.endpoints import AuthUnavailable, Endpoint
 from tokenbus_services.fetcher.image_offload.offload import ImageOffloader, ImageStore
 from tokenbus_services.fetcher.limits.token_estimate import TokenTally
@@ -47,72 +48,6 @@ MAX_HEADER_CHARS = 1_024
 """Maximum characters per header. The HTTP library allows 100 KB of headers in total and treats more as a broken
 connection.
 """
-
-TIMER_SLACK = 0.05
-"""A silence timer is rescheduled only if it is off by this fraction of its length: most reads set no timer."""
-
-
-CLOSING_S = 1.0
-"""How long a provider may take to close its body after its last event. Few need any of it. If a provider leaves it
-open, the connection is dropped, because it would occupy a slot and a socket.
-"""
-
-DEADLINE_PASSED = ErrorInfo(code="deadline", kind="timeout", message="the run's deadline has passed")
-
-
-class CallTimeouts:
-    """The call's silence timeout: until the first event, then between reads, and never past the deadline."""
-
-    def __init__(self, limit: asyncio.Timeout, deadline: float | None) -> None:
-        self._clock = asyncio.get_running_loop().time
-        self._limit = limit
-        self._deadline = deadline
-        self._seconds = 0.0
-        self._set_at = 0.0
-        self._what = ("", "")
-        self._over = False
-        self._to_deadline = False
-        """Whether the timer runs to the deadline. Stored, because a timer may fire slightly early."""
-
-    def allow(self, seconds: float, code: str, message: str) -> None:
-        """From now on allow this many seconds of silence; then the call ends with this error."""
-        self._seconds, self._what = seconds, (code, message)
-        self._set()
-
-    def received(self) -> None:
-        """Restart the timer after a sign of life."""
-        if not self._over and self._clock() - self._set_at > self._seconds * TIMER_SLACK:
-            self._set()
-
-    @contextmanager
-    def paused(self) -> Generator[None]:
-        """Suspend the silence timeout while nothing is read; the deadline still applies."""
-        self._to_deadline = True
-        self._limit.reschedule(self._deadline)
-        yield
-        self._set()  # not in a finally: after an expired timer, rescheduling would fail
-
-    def allow_closing(self) -> None:
-        """The stream is complete; from now on an open body is not an error."""
-        if not self._over:
-            self._over = True
-            self._seconds = CLOSING_S
-            self._set()
-
-    def error(self) -> ErrorInfo | None:
-        """Return why the timer expired; None if the answer is complete anyway."""
-        if self._over:
-            return None
-        if self._to_deadline:
-            return DEADLINE_PASSED
-        code, message = self._what
-        return ErrorInfo(code=code, kind="timeout", message=message, retryable=True)
-
-    def _set(self) -> None:
-        self._set_at = self._clock()
-        until = self._set_at + self._seconds * (1 + TIMER_SLACK)
-        self._to_deadline = self._deadline is not None and self._deadline <= until
-        self._limit.reschedule(self._deadline if self._to_deadline else until)
 
 
 class Rejected(Exception):
@@ -198,25 +133,11 @@ async def _read(
     called_ms: int,
     facts: CallFacts | None,
 ) -> ErrorInfo | None:
-    settings = endpoint.settings
-    seconds = settings.first_event_timeout_s
+    seconds = endpoint.settings.first_event_timeout_s
     silence.allow(seconds, "first_event_timeout", f"no answer within {seconds:g} s")
-    try:
-        response = await _send(endpoint, call, body)
-    except MediaFailed as e:
-        return e.error
-    except KeyMissing as e:
-        return ErrorInfo(code="key_missing", kind="auth", message=str(e), where=e.variable)
-    except AuthUnavailable as e:
-        return ErrorInfo(code=AUTH_UNAVAILABLE, kind="auth", message=str(e), retryable=True)
-    except KeyUnusable as e:
-        return ErrorInfo(code="key_unusable", kind="auth", message=str(e), where=e.variable)
-    except httpx.ConnectTimeout:
-        seconds = settings.connect_timeout_s
-        message = f"no connection to {endpoint.name} within {seconds:g} s"
-        return ErrorInfo(code="connect_timeout", kind="timeout", message=message, retryable=True)
-    except httpx.TransportError as e:
-        return _network(endpoint, e)
+    response = await _answer_to(endpoint, call, body)
+    if isinstance(response, ErrorInfo):
+        return response
     if facts:
         facts.answered(response)
     try:
@@ -251,6 +172,26 @@ async def _read(
     return None
 
 
+async def _answer_to(endpoint: Endpoint, call: HttpCall, body: MediaBody | None) -> httpx.Response | ErrorInfo:
+    """Send the call; return the head of its answer, or why there is none."""
+    try:
+        return await _send(endpoint, call, body)
+    except MediaFailed as e:
+        return e.error
+    except KeyMissing as e:
+        return ErrorInfo(code="key_missing", kind="auth", message=str(e), where=e.variable)
+    except AuthUnavailable as e:
+        return ErrorInfo(code=AUTH_UNAVAILABLE, kind="auth", message=str(e), retryable=True)
+    except KeyUnusable as e:
+        return ErrorInfo(code="key_unusable", kind="auth", message=str(e), where=e.variable)
+    except httpx.ConnectTimeout:
+        seconds = endpoint.settings.connect_timeout_s
+        message = f"no connection to {endpoint.name} within {seconds:g} s"
+        return ErrorInfo(code="connect_timeout", kind="timeout", message=message, retryable=True)
+    except httpx.TransportError as e:
+        return _network(endpoint, e)
+
+
 async def _send(endpoint: Endpoint, call: HttpCall, body: MediaBody | None) -> httpx.Response:
     try:
         return await endpoint.send(endpoint.request(call, body))
@@ -272,20 +213,7 @@ async def _pass_on(
     called_ms: int,
 ) -> None:
     redact = endpoint.redact
-    # Redact before truncating: half a key would not be recognised.
-    headers = {n: redact(response.headers[n])[:MAX_HEADER_CHARS] for n in PASSED_HEADERS if n in response.headers}
-    quirks = endpoint.quirks_of(request)
-    api = endpoint.settings.api
-    asked = endpoint.api.images_asked(request)
-    offloader = None
-    if images and endpoint.api.image_keys and not asked.inline and response.status_code < 300:
-        offloader = ImageOffloader(endpoint.api.image_keys, images, silence.paused)
-        asked = msgspec.structs.replace(asked, moved=offloader.secret)
-    opened = Opened(
-        *(api, response.status_code, headers, request.stream, quirks, asked, endpoint.name),
-        called_ms=called_ms,
-        traceparent=request.traceparent or "",
-    )
+    opened, offloader = _opened(response, endpoint, request, images=images, silence=silence, called_ms=called_ms)
     await _write(writer, opened, silence)
     if tally:
         tally.open(opened)
@@ -328,6 +256,34 @@ async def _pass_on(
         await hand_on(clean.end(), urgent=True)
     if tally:
         tally.end()
+
+
+def _opened(
+    response: httpx.Response,
+    endpoint: Endpoint,
+    request: Generate,
+    *,
+    images: ImageStore | None,
+    silence: CallTimeouts,
+    called_ms: int,
+) -> tuple[Opened, ImageOffloader | None]:
+    """The first item of the answer, and what moves its images out of it, if they are moved."""
+    redact = endpoint.redact
+    # Redact before truncating: half a key would not be recognised.
+    headers = {n: redact(response.headers[n])[:MAX_HEADER_CHARS] for n in PASSED_HEADERS if n in response.headers}
+    quirks = endpoint.quirks_of(request)
+    api = endpoint.settings.api
+    asked = endpoint.api.images_asked(request)
+    offloader = None
+    if images and endpoint.api.image_keys and not asked.inline and response.status_code < 300:
+        offloader = ImageOffloader(endpoint.api.image_keys, images, silence.paused)
+        asked = msgspec.structs.replace(asked, moved=offloader.secret)
+    opened = Opened(
+        *(api, response.status_code, headers, request.stream, quirks, asked, endpoint.name),
+        called_ms=called_ms,
+        traceparent=request.traceparent or "",
+    )
+    return opened, offloader
 
 
 @contextmanager
