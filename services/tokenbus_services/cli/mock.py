@@ -36,7 +36,7 @@ def command(port: int) -> list[str]:
 
 def with_mock(settings: Settings, url: str) -> Settings:
     """Return the settings plus the demo's tool, a gateway with its console, and providers `mock-anthropic` and so on
-    at this address. Names that already exist in the settings are kept.
+    at this address. The gateway lists a model of each. Names that already exist in the settings are kept.
     """
     from tokenbus_services.mock_provider import demo
 
@@ -49,8 +49,10 @@ def with_mock(settings: Settings, url: str) -> Settings:
         f"mock-{api}": ProviderSettings(api=api, base_url=f"{url}{path}", api_key_env="")
         for api, path in API_PATHS.items()
     }
+    listed = GatewaySettings(models=tuple(f"{name}/{demo.DEMO_MODEL}" for name in providers))
     return msgspec.structs.replace(
         with_console(settings),
+        gateway=settings.gateway or listed,
         providers={**providers, **settings.providers},
         tools={demo.WEATHER_TOOL: weather, **settings.tools},
     )
