@@ -66,7 +66,7 @@ test-docker: setup
 
 # Random histories of the protocol against the real scripts, in any number: EXAMPLES=
 model: setup
-	MODEL_EXAMPLES=$(or $(EXAMPLES),2000) $(BIN)/python -m pytest tests/model -k whatever
+	MODEL_EXAMPLES=$(or $(EXAMPLES),2000) $(BIN)/python -m pytest tests/model -k random_histories
 
 # Coverage-guided, on the provider decoders. Where atheris does not install, it says so and ends.
 fuzz: setup

@@ -1,1 +1,1 @@
-"""The protocol as a state machine: whatever may happen, in any order, against the real scripts on a real server."""
+"""The protocol as a state machine: any events in any order, against the real scripts on a real server."""

@@ -68,7 +68,7 @@ def short_spans(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.timeout(0)
-def test_whatever_happens_in_whatever_order_the_guarantees_hold(wire: Wire):
+def test_random_histories_keep_the_guarantees(wire: Wire):
     explore(wire, EXAMPLES)
 
 

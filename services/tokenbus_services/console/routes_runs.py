@@ -92,7 +92,7 @@ class _RunRoutes:
         )
 
     async def state(self, request: Request, viewer: Viewer) -> Response:
-        """What the run does now: for a page that shows it and hears nothing of it."""
+        """What the run does now: for a page that shows it and gets no events from it."""
         run = await self._desk.run(request, viewer)
         server, keys = self._runs.server, self._runs.keys
         with translated(server, keys.run(run)):

@@ -37,7 +37,7 @@ class RequestSpans:
         return RequestSpan(trace, trace.span("gateway", secrets.token_hex(8)), self._now_ms())
 
     def ended(self, span: RequestSpan, *, surface: str, method: str, status: int, run: str, end: str | None) -> None:
-        """Record it. ``end``: how the run ended, if the answer told that."""
+        """Record it. ``end``: how the run ended, if the answer contained that."""
         if not span.trace.sampled:
             return
         self._tracer.record(

@@ -36,7 +36,7 @@ async def publish_named(
 ) -> tuple[OpenRun, Session | None]:
     """Publish a request, and store its run under the client's ``name``; also returns the session that had the name.
 
-    If it cannot be stored, the run counts as left by its client, because nobody could join it. Raises as
+    If it cannot be stored, the run counts as left by its client, because no client could join it. Raises as
     `GatewayRuns.publish` and `Sessions.put` do.
     """
     opened = await gateway.runs.publish(gateway.door, caller, surface, asked, translated)

@@ -240,7 +240,7 @@ class Intake:
             )
 
     async def _policy_plan(self, request: Generate) -> PolicyPlan | None:
-        """Return the run's policies; None, whatever its routes, if a policy published the request."""
+        """Return the run's policies; None, regardless of routes, if a policy published the request."""
         policing = self._routes.plan_for(request)
         if policing and request.id:
             key = self._keys.run(request.id)

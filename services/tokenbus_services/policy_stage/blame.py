@@ -31,7 +31,7 @@ class Fault(msgspec.Struct, frozen=True):
     """The end of an executor that counts against the run in it."""
 
     policy: str | None
-    """None: one of the run's policies, and nobody knows which."""
+    """None: one of the run's policies; which one is unknown."""
     place: int
     """The call's place (`marks.place_of`)."""
     end: End

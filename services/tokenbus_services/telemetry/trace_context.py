@@ -17,7 +17,7 @@ from tokenbus.core.request.traceparent import TRACEPARENT
 
 SAMPLED = 1
 _LOW = 2**63
-_working_for: ContextVar[str] = ContextVar("trace context of the work in hand", default="")
+_working_for: ContextVar[str] = ContextVar("trace context of the current work", default="")
 
 
 class RunTrace(msgspec.Struct, frozen=True):

@@ -148,7 +148,7 @@ class Liveness:
 
     @staticmethod
     def let_end(task: asyncio.Task[Any]) -> None:
-        """Say that a task of `start` is about to be ended in order, although the worker goes on."""
+        """Announce that a task of `start` will be stopped on purpose while the worker continues."""
         if long_task := _of_task.get(task):
             long_task.may_end = True
 

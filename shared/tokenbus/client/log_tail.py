@@ -33,7 +33,7 @@ GATHER_S = 0.002
 """Readers that arrive within this time interrupt the waiting read only once."""
 TRIES = 3
 MOST_DEFECTS = 3
-"""A tail ends after so many reads in a row that failed, if neither the server nor a single stream explains it."""
+"""A tail ends after this many failed reads in a row, if neither the server nor a single stream explains it."""
 ASKED_AT_ONCE = 100
 """Streams that are tried by themselves in one round trip."""
 IDLE_S = 5.0
@@ -212,7 +212,7 @@ class Tail:
         return bool(found)
 
     def _stopped(self, task: asyncio.Task[None]) -> None:
-        if self.ended is None:  # cancelled from outside: nobody would read for these feeds
+        if self.ended is None:  # cancelled from outside: no task would read for these feeds
             self.end(RuntimeError("the task that reads for all followers of this client was cancelled"))
 
     def end(self, error: BaseException) -> None:

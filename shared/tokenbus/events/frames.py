@@ -271,7 +271,7 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
 
 
 WHOLE_RUN = -1
-"""In place of a draft's number: the step is of the run as it stands, whatever of it is told already."""
+"""In place of a draft's number: the step belongs to the run as it is now, published or not."""
 
 
 class PolicyVerdict(msgspec.Struct, frozen=True, array_like=True):

@@ -293,7 +293,7 @@ class Commit:
         self._ops += (DELETE.letter, self._key(key, "H"), field)
 
     def void(self, state_key: str, stream: str, run: str) -> None:
-        """Save in a stage's state that all entries of the run which are in the stream now are to be ignored."""
+        """Save in a stage's state that all present entries of the run in the stream must be ignored."""
         self._ops += (VOID.letter, self._key(state_key, "H"), self._key(stream, "s"), run)
 
     def expire(self, key: str, ttl_ms: int) -> None:

@@ -240,7 +240,7 @@ class Chain:
         self._pauses[number] = now + pause, pause
 
     def _rest(self, one: _Pending) -> None:
-        """While a partition is busy, its own writes wake nobody."""
+        """While a partition is busy, its own writes wake no reader."""
         number, now = one.flush.partition, asyncio.get_running_loop().time()
         if now - self._flushed_at.get(number, 0.0) < BUSY_S and not any(part.final for part in one.flush.parts):
             self._first.rest(number, REST_S)

@@ -64,7 +64,7 @@ class VoidInput:
         self._until[run] = until
 
     def covers(self, run: str, entry_id: str) -> bool:
-        """Whether the run's frame in this entry is to be ignored."""
+        """Whether the run's frame in this entry must be ignored."""
         until = self._until.get(run)
         return until is not None and id_key(entry_id) <= id_key(until)
 

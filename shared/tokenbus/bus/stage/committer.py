@@ -117,7 +117,7 @@ class Committer:
             stop_if=self._is_closed,
         )
         if reply[0] != b"ok":
-            log.error("%s partition %d: runs that lost events go on: %s", self._group, part.number, reply)
+            log.error("%s partition %d: runs that lost events continue: %s", self._group, part.number, reply)
 
     async def note(self, part: Partition, field: str, value: str | int) -> None:
         """Set a field of the partition's lease hash. The next owner reads it."""

@@ -53,7 +53,7 @@ class IsolatedTries(msgspec.Struct, frozen=True):
 
     @property
     def exhausted(self) -> bool:
-        """Whether the entry is to be quarantined."""
+        """Whether the entry must be quarantined."""
         return self.tries > MOST_ALONE
 
 

@@ -88,7 +88,7 @@ class ReadyItems:
 
     def __init__(self) -> None:
         self.closing = False
-        """Whether no more items are to be taken from the server. Set by `close`."""
+        """Whether no more items may be taken from the server. Set by `close`."""
         self._ready: asyncio.Queue[QueueItem] = asyncio.Queue()
         self._wanted = 0
         """Callers waiting in `read`."""

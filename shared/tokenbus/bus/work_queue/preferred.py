@@ -11,7 +11,7 @@ ADOPTED_S = 5.0
 """How long a worker reads a stream that it does not prefer and that no other worker reads."""
 
 ReadStreams = Callable[[list[str], int | None], Awaitable[dict[str, float]]]
-"""Read new items of streams, waiting so many ms for some; returns by stream how many ms the oldest of them had waited.
+"""Read new items of streams, waiting up to this many ms for them; returns by stream how many ms the oldest had waited.
 """
 
 
