@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Mapping
 
+import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from tokenbus.bus.liveness import Liveness, rest, wait_briefly
@@ -30,6 +31,8 @@ from tokenbus_services.telemetry import RunTracer
 
 REASSURANCES = 3
 """How many times a waiting run is reported as waiting during the parser's shortest policy timeout."""
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 class PolicyService:
@@ -166,6 +169,8 @@ class PolicyService:
 
     def _decided(self, decision: Decision) -> None:
         self._decisions.labels(decision.policy, decision.action).inc()
+        if decision.action == "error":  # the class alone: an exception's text may quote the run
+            log.warning("policy_failed", policy=decision.policy, error=decision.reason.partition(":")[0][:80])
 
     def _wait(self, more: int) -> None:
         self._waiting += more

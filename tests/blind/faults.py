@@ -1,0 +1,67 @@
+"""The five faults. Each does its harm at once and returns."""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio.subprocess import DEVNULL
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from tests.e2e.conftest import Send
+from tests.e2e.fleet import Fleet
+from tokenbus.bus.keys import Keys
+
+HOT_RUNS = 24
+
+
+class World:
+    """What faults act on."""
+
+    def __init__(self, services: Fleet, keys: Keys, send: Send, disk: Path, marks: Path) -> None:
+        self.services = services
+        self.keys = keys
+        self.send = send
+        self.disk = disk
+        self.marks = marks
+        self.key_revoked = False
+        """The provider answers 401."""
+
+
+async def key_revoked(world: World) -> None:
+    """The provider refuses the key."""
+    world.key_revoked = True
+
+
+async def stage_stopped(world: World) -> None:
+    """All normalizers die."""
+    for worker in world.services.workers:
+        if worker.kind == "normalizer":
+            worker.kill()
+
+
+async def hot_partition(world: World) -> None:
+    """Many large answers in one partition."""
+    names = (f"hot-{n}" for n in range(1_000_000))
+    hot = [
+        name for name, _ in zip((n for n in names if world.keys.partition_of(n) == 0), range(HOT_RUNS), strict=False)
+    ]
+    for name in hot:
+        await world.send("large", name, id=name)
+
+
+async def disk_full(world: World) -> None:
+    """No byte is left under the server's append-only file."""
+    filling = await asyncio.create_subprocess_exec(
+        "dd", "if=/dev/zero", f"of={world.disk / 'filler'}", "bs=64k", stderr=DEVNULL
+    )
+    await filling.wait()
+
+
+async def policy_hangs(world: World) -> None:
+    """The policy awaits what never comes."""
+    (world.marks / "hang").touch()
+
+
+FAULTS: dict[str, Callable[[World], Awaitable[None]]] = {
+    fault.__name__: fault for fault in (key_revoked, stage_stopped, hot_partition, disk_full, policy_hangs)
+}
