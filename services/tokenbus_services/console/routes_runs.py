@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -36,6 +38,8 @@ SAFE_IMAGES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp", "
 MAX_ATTEMPTS = 100
 """How many of a run's newest attempts are returned."""
 MAX_DECISIONS = 500
+ACCEPTED_S = 10.0
+LOOK_S = 0.05
 _LAST = 24
 _MAX_SEQ = 2**64 - 1
 _PAGE = 500
@@ -207,7 +211,19 @@ class _RunRoutes:
         publish = self._runs.bus.retry if how == "retry" else self._runs.bus.resume
         made = await publish(run, again=again)
         self._desk.audit(how, viewer, run=run, new_run=made.id)
+        await self._until_accepted(made.id)
         return json({"run": made.id}, 202)
+
+    async def _until_accepted(self, run: str) -> None:
+        """Wait until intake has created the run, for the page opens it next; not for ever, if intake is away."""
+        server, keys = self._runs.server, self._runs.keys
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ACCEPTED_S):
+                while True:
+                    with translated(server):
+                        if (await read_summaries(server.client, keys, [run]))[0]:
+                            return
+                    await asyncio.sleep(LOOK_S)
 
 
 class EventEncoder(Encoder):

@@ -73,10 +73,10 @@ export function RunView({ run }) {
           <${State} name=${live ? phaseOf(state, feed.doing.value) : state.phase} />
           <span><i class="mute">${oneLine(state.provider || row?.provider || "")}</i> / <b>${oneLine(state.model || row?.model || "")}</b></span>
           ${row?.tenant && html`<span class="chip">${oneLine(row.tenant)}</span>`}
-          ${row?.started_at && html`<span class="mute" title=${new Date(row.started_at).toLocaleString()}>${`${age((row.ended_at ?? now.value) - row.started_at)}${row.ended_at ? "" : " so far"}`}</span>`}
+          ${row?.started_at && html`<span class="mute" title=${new Date(row.started_at).toLocaleString()}>${`${age((row.ended_at ?? now.value) - row.started_at)}${row.ended_at || ended ? "" : " so far"}`}</span>`}
           <${Feed} state=${feed.state.value} ended=${ended} />
           <span class="grow"></span>
-          <${Actions} run=${run} info=${info} seq=${seq} events=${history.events} onActed=${() => feed.load()} />
+          <${Actions} run=${run} info=${info} ended=${ended} seq=${seq} events=${history.events} onActed=${() => feed.load()} />
         </div>
         <${Slider} seq=${seq} last=${history.last} live=${live} onSeek=${seek} />
       </header>

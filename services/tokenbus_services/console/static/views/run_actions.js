@@ -9,7 +9,7 @@ import { Ask, copyText, Dialog } from "./dialog.js";
 
 const SAID_MS = 1800;
 
-export function Actions({ run, info, seq, onActed }) {
+export function Actions({ run, info, ended, seq, onActed }) {
   const [asked, setAsked] = useState(null);
   const [busy, setBusy] = useState(null);
   const [said, setSaid] = useState(null);
@@ -51,7 +51,7 @@ export function Actions({ run, info, seq, onActed }) {
   }
 
   const names = { cancel: "Cancel", retry: "Retry", resume: "Resume" };
-  const offered = Object.keys(names).filter((name) => possible.includes(name));
+  const offered = Object.keys(names).filter((name) => possible.includes(name) && !(ended && name === "cancel"));
   const why = request ? undefined : "The request is content: it needs the role see_content";
   return html`
     <span class="actions">
