@@ -119,9 +119,9 @@ screenshots: setup
 bench: setup
 	$(BIN)/python -m tests.bench
 
-# What larger deployments need, by a model that is fed with measured unit costs; SMALL=1 leaves the largest Cluster out.
+# What larger deployments need, by a model that is fed with measured unit costs.
 simulate: setup
-	$(BIN)/python -m tests.simulation $(if $(SMALL),--small)
+	$(BIN)/python -m tests.simulation
 
 clean:
 	rm -rf .venv dist build .cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

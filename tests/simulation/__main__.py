@@ -1,8 +1,6 @@
-"""`python -m tests.simulation [--small]`: the model beside what was measured, then larger deployments."""
+"""`python -m tests.simulation`: the model beside what was measured, then larger deployments."""
 
 from __future__ import annotations
-
-import argparse
 
 from tests.simulation.compare import report
 from tests.simulation.measurement import stored
@@ -11,12 +9,9 @@ from tests.simulation.scale import table
 
 def main() -> None:
     """Print both."""
-    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
-    parser.add_argument("--small", action="store_true", help="leave the Cluster of 1 M chunks/s out")
-    options = parser.parse_args()
     measured = stored()
     print(report(measured), flush=True)
-    print(table(measured, full=not options.small))
+    print(table(measured))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """What 10,000, 1 M and 50 M chunks/s need, from the unit costs: processes, nodes, p99, and what breaks first.
 
-10,000 and 1 M chunks/s, and one cell of 50 M, are simulated event by event. 50 M chunks/s as a whole are a fluid: an
-event a chunk would take an hour for each second, and cells share nothing, so the sum of independent cells is exact
-enough. For one Cluster of that size only its means are computed, against the bounds that it would meet.
+10,000 chunks/s, one cell and a Cluster of 20,000 chunks/s are simulated event by event. What is larger is a fluid: an
+event a chunk would take a minute or more for each second, cells share nothing, and of a Cluster only means are
+computed, against the bounds that it would meet if workers, nodes and partitions grew with the rate.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ AIM, MOST = 0.6, 0.85
 """Share of a core that a process is planned for, and that the busiest of a kind may have. A process that is half busy
 is no sign of anything: batches grow with load, so the same process carries several times as much.
 """
+STEPS = 6
+CLUSTER_RATE = 20_000.0
 P99_MS = 100.0
 """What a plan must keep."""
 WARM_S, SECONDS = 0.3, 0.8
@@ -50,8 +52,8 @@ MAX_CLIENTS = 10_000
 CONNECTIONS = 2
 """Waiting reads of a fetcher for each partition of a Cluster, each on a connection of its own."""
 INTAKE_US = 400.0
-"""CPU of the node of `tokenbus:requests` for a request: its entry, the order, the acknowledgement. Not fitted: measured
-with 600 runs (see docs/operate/scale.md) as all that the server does for the start of a run, so an upper bound.
+"""CPU of the node of `tokenbus:requests` for a request. Assumed: half of the 770 µs that a server used for each run
+that opened (600 of them, on a busy machine); the other half is on the run's own partition.
 """
 
 
@@ -82,15 +84,15 @@ def simulate(shape: Shape, costs: Costs, rate: float, *, seconds: float = SECOND
 
 
 def sized(name: str, costs: Costs, rate: float, *, cluster: bool = False) -> Plan:
-    """The smallest shape, in steps, of which no process is beyond `MOST`."""
+    """The smallest shape, in steps, of which no process is beyond `MOST`; after `STEPS`, the last one as it is."""
     shape = Shape(nodes=_least(costs, "server", rate) if cluster else 1, cluster=cluster, network_us=NETWORK_US)
     wanted = {
         kind: _least(costs, process, rate)
         for kind, process in (("fetchers", "fetcher"), ("normalizers", "normalizer"), ("parsers", "parser"))
     }
     shape = _with_partitions(msgspec.structs.replace(shape, **wanted, subscribers=_least(costs, "subscriber", rate)))
-    while True:
-        outcome = simulate(shape, costs, rate)
+    outcome = simulate(shape, costs, rate)
+    for _ in range(STEPS):
         over = {kind: share for kind, share in outcome.busiest.items() if share > MOST}
         if not cluster:
             over.pop("server", None)  # there is one
@@ -99,6 +101,7 @@ def sized(name: str, costs: Costs, rate: float, *, cluster: bool = False) -> Pla
         fields = {"server": "nodes", **{kind: f"{kind}s" for kind in over if kind != "server"}}
         more = {fields[kind]: _more(getattr(shape, fields[kind]), share) for kind, share in over.items()}
         shape = _with_partitions(msgspec.structs.replace(shape, **more))
+        outcome = simulate(shape, costs, rate)
     return Plan(
         name,
         rate,
@@ -249,16 +252,13 @@ def cells(rate: float, most: float) -> Cells:
         count = ceil(count * max(1.01, hottest / most))
 
 
-def table(measured: Measured, *, full: bool = True) -> str:
-    """Everything, for people. ``full``: also the Cluster of 1 M chunks/s, which takes a minute."""
+def table(measured: Measured) -> str:
+    """Everything, for people."""
     costs = measured.costs
     small = sized("10,000 chunks/s, one server", costs, 10_000)
     one = cell(costs)
-    lines = ["", "simulated event by event:", _HEAD, _row(small), _row(one)]
-    cluster = None
-    if full:
-        cluster = sized("1 M chunks/s, one Cluster", measured.separate, 1_000_000, cluster=True)
-        lines.append(_row(cluster))
+    cluster = sized(f"{CLUSTER_RATE:,.0f} chunks/s, Cluster", measured.separate, CLUSTER_RATE, cluster=True)
+    lines = ["", "simulated event by event:", _HEAD, *(_row(plan) for plan in (small, one, cluster))]
     lines += ["", "as cells (fluid), each as the simulated one:"]
     for rate in (1_000_000, 50_000_000):
         found = cells(rate, one.rate)
@@ -269,16 +269,15 @@ def table(measured: Measured, *, full: bool = True) -> str:
             f" {found.hottest:,.0f}; {found.count * each:,} processes without gateways; {rate / CHUNKS:,.0f} runs begin"
             f" a second; p99 {one.p99_ms:.0f} ms; first to saturate: {one.first}"
         )
-    if cluster:
-        for rate in (1_000_000, 50_000_000):
-            lines += ["", f"{rate / 1e6:g} M chunks/s as one Cluster (fluid), by share of the bound:"]
-            lines += [
-                f"  {bound.what:<52}{bound.needs:>12,.2f} of {bound.most:>7,.0f}  {bound.share:>8.2f}"
-                f"{'  breaks' if bound.share > 1 else ''}"
-                for bound in bounds(measured.separate, cluster, rate)
-            ]
+    for rate in (1_000_000, 50_000_000):
+        lines += ["", f"{rate / 1e6:g} M chunks/s as one Cluster (fluid), by share of the bound:"]
+        lines += [
+            f"  {bound.what:<52}{bound.needs:>12,.2f} of {bound.most:>7,.0f}  {bound.share:>8.2f}"
+            f"{'  breaks' if bound.share > 1 else ''}"
+            for bound in bounds(measured.separate, cluster, rate)
+        ]
     lines += ["", "what the end of one process costs:"]
-    for plan in (small, one, *([cluster] if cluster else [])):
+    for plan in (small, one, cluster):
         lines += [f"  {plan.name}: {_loss(loss)}" for loss in losses(plan, costs)]
     for kind in ("normalizer", "parser"):
         lines.append(f"  {small.name}, two of each stage, event by event: {_loss(killed(small, costs, kind))}")
