@@ -52,6 +52,7 @@ UNWATCHED = {
     "tokenbus_services/gateway/response_socket.py:ResponseSocket._read": REQUEST,
     "tokenbus_services/gateway/routes_native.py:_TopicAnswer._lines": REQUEST,
     "tokenbus_services/gateway/runs.py:GatewayRuns._later": STEP,
+    "tokenbus_services/net/happy_eyeballs.py:_first": CALLER,
     "tokenbus_services/policy_stage/executor.py:PolicyExecutor.handle": "without its mark the executor is killed",
     "tokenbus_services/policy_stage/executor.py:_RunInExecutor.__init__": "of one run, in an executor with a mark",
     "tokenbus_services/policy_stage/executor.py:_RunInExecutor._until_known": CALLER,
