@@ -1,6 +1,7 @@
 """What a small run waits longer for, beside hostile answers and large runs: alone and beside them in turn, in one run.
 
-The provider, the hostile provider, the bench and the services share the machine, so a part of it is the machine's.
+The providers, the bench and the services share the machine, so a part of it is the machine's. Large and hostile answers
+come from processes of their own: making 8 MB keeps the mock provider from answering anybody else for a second.
 """
 
 from __future__ import annotations
@@ -33,27 +34,33 @@ MOST_MORE_MS = 100.0
 END_S = 120.0
 _LARGE_TEXT = ("0123456789" * 200 + " ") * 4_000
 """8 MB."""
-_SCRIPTS = {
-    "small": Script(turns=(Turn(says=Reply(text="a word or two")),)),
-    "large": Script(turns=(Turn(says=Reply(text=_LARGE_TEXT)),)),
-}
+_SCRIPTS = {"small": Script(turns=(Turn(says=Reply(text="a word or two")),))}
+_LARGE = Script(turns=(Turn(says=Reply(text=_LARGE_TEXT)),))
 _TERMINAL = {"completed", "incomplete", "failed", "cancelled"}
 _PATIENCE = "connect_timeout_s = 2.0\nfirst_event_timeout_s = 4.0\nidle_timeout_s = 2.0"
 
 
 def beside() -> list[Figure]:
     """Measure small runs alone, beside large runs, and beside each way of the hostile provider."""
-    port = free_port()
+    port, large_port = free_port(), free_port()
+    large = f'[providers.large]\napi = "anthropic"\nbase_url = "http://127.0.0.1:{large_port}"\napi_key_env = ""\n'
     tables = "".join(
         f'[providers.{name}]\napi = "{api}"\nbase_url = "http://127.0.0.1:{port}"\napi_key_env = ""\n{_PATIENCE}\n'
         for api, name in hostile.NAMES.items()
     )
     with ExitStack() as stack:
-        directory = stack.enter_context(TemporaryDirectory(prefix="tokenbus-bench-"))
-        processes = stack.enter_context(Processes(Path(directory)))
+        directory = Path(stack.enter_context(TemporaryDirectory(prefix="tokenbus-bench-")))
+        processes = stack.enter_context(Processes(directory))
+        (directory / "scripts").mkdir()
+        (directory / "scripts" / "large.json").write_bytes(msgspec.json.encode(_LARGE))
+        arguments = ("--scripts", str(directory / "scripts"), "--port", str(large_port))
+        processes.start("large provider", "tokenbus_services.mock_provider", *arguments)
+        processes.until(lambda: listens(large_port), "the provider of large runs")
         processes.start("hostile provider", "tests.bench.hostile_server", str(port))
         processes.until(lambda: listens(port), "the hostile provider")
-        services = stack.enter_context(running([], scripts=_SCRIPTS, settings=f"[retry]\nmax_attempts = 1\n{tables}"))
+        services = stack.enter_context(
+            running([], scripts=_SCRIPTS, settings=f"[retry]\nmax_attempts = 1\n{large}{tables}")
+        )
         companies = {
             f"{LARGE} runs of {len(_LARGE_TEXT) / 1e6:.0f} MB": Company(services, LARGE, _large()),
             f"{HOSTILE} hostile answers": Company(services, HOSTILE, _hostile()),
@@ -156,7 +163,7 @@ def _until_ended(stack: Stack, run: str) -> None:
 
 def _large() -> Iterator[dict[str, object]]:
     while True:
-        yield {"provider": PROVIDER, "model": "large"}
+        yield {"provider": "large", "model": "large"}
 
 
 def _hostile() -> Iterator[dict[str, object]]:
