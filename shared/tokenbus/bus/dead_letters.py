@@ -153,7 +153,12 @@ async def find_dead_letter(server: Server, keys: Keys, entry_id: str) -> StoredD
 
 async def drop_dead_letter(server: Server, keys: Keys, entry_ids: Sequence[str]) -> int:
     """Delete entries; return how many existed. Raises redis-py's errors."""
-    return await server.client.xdel(keys.dead, *entry_ids)
+    pipe = server.client.pipeline(transaction=False)
+    pipe.xdel(keys.dead, *entry_ids)
+    for entry_id in entry_ids:  # a rejected request is counted by this list
+        pipe.lrem(keys.rejected, 1, entry_id)
+    dropped, *_ = await pipe.execute()
+    return dropped
 
 
 def _stored(keys: Keys, entry_id: bytes, fields: dict[bytes, bytes]) -> StoredDeadLetter:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from tests.services.fetcher.shelf import Shelf
-from tokenbus.bus.dead_letters import DeadLetter
+from tokenbus.bus.dead_letters import DeadLetter, all_dead_letters, drop_dead_letter
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.work_queue import QueueItem
@@ -151,3 +151,6 @@ async def test_however_many_requests_are_refused_they_push_no_poison_out(server:
     entries = await dead(server, keys)
     assert [entry.run for entry in entries] == ["poison", *(f"typo{n}" for n in range(91, 101))]
     assert await server.client.llen(keys.rejected) == 10
+    typos = [dead.id async for dead in all_dead_letters(server, keys) if dead.entry.run != "poison"]
+    assert await drop_dead_letter(server, keys, typos[:3]) == 3
+    assert await server.client.llen(keys.rejected) == 7, "what was dropped no longer counts as rejected"
