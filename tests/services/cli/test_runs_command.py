@@ -68,7 +68,7 @@ def test_ages_are_read_and_told_in_their_units() -> None:
     [
         (RunChoice(states=("fialed",)), "--state: unknown 'fialed': did you mean 'failed'?"),
         (RunChoice(older_than="soon"), "--older-than: 'soon' is no age"),
-        (RunChoice(tenant=""), "--tenant: '' is no text, or empty"),
+        (RunChoice(tenant=""), "--tenant: '' is not a text, or empty"),
     ],
 )
 def test_a_wrong_choice_is_named_by_its_option(choice: RunChoice, problem: str) -> None:
