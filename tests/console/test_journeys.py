@@ -21,6 +21,7 @@ WATCH_SHIFTS = """
 window.shifts = [];
 new PerformanceObserver((list) => {
   for (const entry of list.getEntries()) {
+    if (entry.value < 0.001) continue;  // a fraction of a pixel
     shifts.push([entry.value, ...entry.sources.map((one) => one.node?.className || one.node?.nodeName || "")]);
   }
 }).observe({ type: "layout-shift", buffered: true });

@@ -1,4 +1,4 @@
-"""Reads untrusted bodies with any chunk size without starving the rest of the process."""
+"""Reads untrusted bodies in pieces of any size without starving the rest of the process."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ CRUMB_BYTES = 4
 MAX_CRUMBS = 20_000
 """After this many reads, an average below `CRUMB_BYTES` is an error: each read costs as much as a whole event."""
 FAIR_READS = 16
-"""Yield to other tasks after this many reads: one packet can hold thousands of one-byte chunks."""
+"""Yield to other tasks after this many reads: those of a body that has arrived already never wait."""
 
 
 class TooManyCrumbs(Exception):
     """The body arrives in too many small reads."""
 
     def __init__(self, reads: int) -> None:
-        super().__init__(f"the response came in {reads} chunks averaging less than {CRUMB_BYTES} bytes")
+        super().__init__(f"the response came in {reads} pieces averaging less than {CRUMB_BYTES} bytes")
 
 
 async def fair_reads(reads: AsyncIterable[bytes]) -> AsyncGenerator[bytes]:

@@ -180,7 +180,7 @@ def test_a_json_schema_is_the_output_schema_and_verbosity_goes_to_the_provider()
     generate = generated(text={"format": form, "verbosity": "low"})
     assert generate.output_schema == OutputSchema(name="n", schema={"type": "object"}, strict=True)
     assert generate.extra == {"text": {"verbosity": "low"}}
-    assert repeated(text={"format": form})["text"]["format"] == form
+    assert repeated(text={"format": form})["text"]["format"] == form | {"description": None}
 
 
 def test_openais_own_parameters_go_to_openai() -> None:
