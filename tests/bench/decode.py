@@ -11,11 +11,11 @@ from tokenbus.events.quirks import Quirks
 from tokenbus.providers import registry
 from tokenbus.providers.api import ApiName
 from tokenbus_services.mock_provider import Reply
-from tokenbus_services.mock_provider.anthropic import mock_api as anthropic
-from tokenbus_services.mock_provider.gemini import mock_api as gemini
-from tokenbus_services.mock_provider.openai_chat import mock_api as openai_chat
-from tokenbus_services.mock_provider.openai_responses import mock_api as openai_responses
-from tokenbus_services.mock_provider.provider_api import Composer
+from tokenbus_services.mock_provider.apis.anthropic import mock_api as anthropic
+from tokenbus_services.mock_provider.apis.gemini import mock_api as gemini
+from tokenbus_services.mock_provider.apis.openai_chat import mock_api as openai_chat
+from tokenbus_services.mock_provider.apis.openai_responses import mock_api as openai_responses
+from tokenbus_services.mock_provider.apis.provider_api import Composer
 from tokenbus_services.mock_provider.request import ModelRequest
 
 CHUNKS = 5_000

@@ -16,9 +16,13 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from tokenbus_services.console import routes_admin, routes_runs, routes_session, routes_stream, routes_times
 from tokenbus_services.console.costs import Costs
 from tokenbus_services.console.http import Desk, WithSafeHeaders, refused
+from tokenbus_services.console.routes import admin as routes_admin
+from tokenbus_services.console.routes import runs as routes_runs
+from tokenbus_services.console.routes import session as routes_session
+from tokenbus_services.console.routes import stream as routes_stream
+from tokenbus_services.console.routes import times as routes_times
 from tokenbus_services.console.sampler import Sampler
 from tokenbus_services.console.session import PATH, Sessions
 from tokenbus_services.console.signing import Signer, StoredSecret

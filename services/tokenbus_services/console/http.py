@@ -14,7 +14,7 @@ from tokenbus.errors import TokenbusError
 from tokenbus_services.console.session import Sessions
 from tokenbus_services.console.static_files import SAFE_HEADERS
 from tokenbus_services.console.viewer import Viewer
-from tokenbus_services.gateway import sse
+from tokenbus_services.gateway.answers import sse
 from tokenbus_services.gateway.audit import audited
 from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.gateway import Gateway

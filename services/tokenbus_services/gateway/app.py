@@ -24,8 +24,8 @@ from tokenbus_services.gateway.keys.create import keyed_parts
 from tokenbus_services.gateway.keys.door import KeyDoor
 from tokenbus_services.gateway.metrics import GatewayMetrics
 from tokenbus_services.gateway.models import ModelTable, ProviderModel
-from tokenbus_services.gateway.registry import console_of, routes_of
 from tokenbus_services.gateway.request_spans import RequestSpans
+from tokenbus_services.gateway.routes.registry import console_of, routes_of
 from tokenbus_services.gateway.runs import GatewayRuns
 from tokenbus_services.gateway.service import GatewayService, Part
 from tokenbus_services.gateway.surfaces.contract import TranslationRules

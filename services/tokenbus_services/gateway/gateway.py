@@ -13,8 +13,8 @@ from starlette.routing import Route
 from tokenbus.blobs import DEFAULT_MEDIA_TYPE, BlobRef, BlobStreams
 from tokenbus.errors import TokenbusError
 from tokenbus_services.blobs.loader import loader_of
-from tokenbus_services.gateway import sse
-from tokenbus_services.gateway.answers import AnswerTimes, RunAnswer, StreamedAnswer, WholeRunAnswer
+from tokenbus_services.gateway.answers import sse
+from tokenbus_services.gateway.answers.answer import AnswerTimes, RunAnswer, StreamedAnswer, WholeRunAnswer
 from tokenbus_services.gateway.audit import RunUse, audited
 from tokenbus_services.gateway.callers import Caller, Door
 from tokenbus_services.gateway.http_request import AfterRouting, headers_in, read_request

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from tokenbus_services.mock_provider import chunking
-from tokenbus_services.mock_provider.provider_api import MockApi
+from tokenbus_services.mock_provider.apis.provider_api import MockApi
 from tokenbus_services.mock_provider.reply import Reply
 from tokenbus_services.mock_provider.request import ModelRequest, Rejected
 from tokenbus_services.mock_provider.script import (

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import msgspec
 
-from tokenbus_services.mock_provider import (
+from tokenbus_services.mock_provider.apis import (
     anthropic,
     gemini,
     openai_chat,
@@ -20,10 +20,10 @@ from tokenbus_services.mock_provider import (
     openai_images,
     openai_responses,
 )
+from tokenbus_services.mock_provider.apis.provider_api import MockApi
 from tokenbus_services.mock_provider.connection import BadRequest, Connection
 from tokenbus_services.mock_provider.multipart import MULTIPART, read_form
 from tokenbus_services.mock_provider.plan import ResponsePlan, plan_rejection, plan_response
-from tokenbus_services.mock_provider.provider_api import MockApi
 from tokenbus_services.mock_provider.request import ModelRequest, Rejected, interpret
 from tokenbus_services.mock_provider.request_log import AttemptCounter, Exchange, HttpRequest, RequestLog, State
 from tokenbus_services.mock_provider.script import Script, Turn

@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from tokenbus_services.policy_stage.marks import Call, Marks
+from tokenbus_services.policy_stage.executor.marks import Call, Marks
 
 End = Literal["blocked", "exited", "memory", "overran"]
 """How an executor ended: a call did not return; the process died; it used too much memory; a call ran past its

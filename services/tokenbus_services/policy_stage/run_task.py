@@ -18,7 +18,8 @@ from tokenbus.bus.scripts.policies import Place
 from tokenbus.events.frames import WHOLE_RUN, Decision, PolicyVerdict
 from tokenbus.policy.policy_runner import OnError
 from tokenbus_services.policy_stage.blame import Fault
-from tokenbus_services.policy_stage.executors import Executors
+from tokenbus_services.policy_stage.executor.interface import Executors
+from tokenbus_services.policy_stage.executor.messages import Verdicts
 from tokenbus_services.policy_stage.failed_starts import (
     RunStarts,
     StartCounts,
@@ -26,7 +27,6 @@ from tokenbus_services.policy_stage.failed_starts import (
     count_failed_start,
     decide_start,
 )
-from tokenbus_services.policy_stage.messages import Verdicts
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

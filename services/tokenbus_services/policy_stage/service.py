@@ -18,10 +18,10 @@ from tokenbus.policy.loading import PolicySpec
 from tokenbus.policy.policy_runner import OnError
 from tokenbus_services.policy_stage.blame import End
 from tokenbus_services.policy_stage.bus_client import PolicyClient
-from tokenbus_services.policy_stage.executor_pool import ExecutorPool
-from tokenbus_services.policy_stage.executors import Executors, InProcessExecutors
+from tokenbus_services.policy_stage.executor.interface import Executors, InProcessExecutors
+from tokenbus_services.policy_stage.executor.messages import Setup
+from tokenbus_services.policy_stage.executor.pool import ExecutorPool
 from tokenbus_services.policy_stage.logic import PolicyLogic
-from tokenbus_services.policy_stage.messages import Setup
 from tokenbus_services.policy_stage.policy_spans import PolicySpans
 from tokenbus_services.policy_stage.record import ServerRunRecord
 from tokenbus_services.policy_stage.run_task import PolicyRunTask, RunRecord

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from tokenbus_services.console.routes_session import LOGINS_PER_MINUTE, LoginFailures
+from tokenbus_services.console.routes.session import LOGINS_PER_MINUTE, LoginFailures
 from tokenbus_services.console.session import COOKIE, TICKET_HEADER, Sessions
 from tokenbus_services.console.signing import Signer
 from tokenbus_services.console.viewer import NOBODY, Viewer

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tokenbus.events.public import PublicEvent, Started
-from tokenbus_services.gateway.reader import RunReader
+from tokenbus_services.gateway.answers.reader import RunReader
 
 STARTED = Started(run="r", seq=0, turn=0, attempt=1, provider="p", model="m")
 

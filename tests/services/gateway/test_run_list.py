@@ -10,9 +10,9 @@ from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
 from tokenbus.client import run_list as listing
 from tokenbus.client.deployment import Deployment
-from tokenbus_services.gateway import run_list
 from tokenbus_services.gateway.callers import Caller
-from tokenbus_services.gateway.run_list import RunQuery, page_of
+from tokenbus_services.gateway.routes import run_list
+from tokenbus_services.gateway.routes.run_list import RunQuery, page_of
 
 ACME = Caller(rules=rules(), tenant="acme")
 NO_TENANT = Caller(rules=rules())

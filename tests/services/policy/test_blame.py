@@ -6,6 +6,8 @@ import pytest
 
 from tokenbus.policy.policy_runner import OnError
 from tokenbus_services.policy_stage.blame import culprit, is_evidence
+from tokenbus_services.policy_stage.executor.marks import Call, Marks
+from tokenbus_services.policy_stage.executor.messages import Failing
 from tokenbus_services.policy_stage.failed_starts import (
     WORKERS_BESIDE,
     WORKERS_PER_START,
@@ -15,8 +17,6 @@ from tokenbus_services.policy_stage.failed_starts import (
     decide_start,
     reason,
 )
-from tokenbus_services.policy_stage.marks import Call, Marks
-from tokenbus_services.policy_stage.messages import Failing
 
 MOST, LIMIT = 3, 1000
 ONE, OTHER = Call(1, 0, 7), Call(2, 1, 9)

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from tokenbus_services.policy_stage import messages
-from tokenbus_services.policy_stage.marking import Marking, current_call
-from tokenbus_services.policy_stage.marks import Call, MarksPage
+from tokenbus_services.policy_stage.executor import messages
+from tokenbus_services.policy_stage.executor.marking import Marking, current_call
+from tokenbus_services.policy_stage.executor.marks import Call, MarksPage
 
 CALL = Call(3, 1, 8)
 

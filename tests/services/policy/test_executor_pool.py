@@ -18,12 +18,12 @@ from tokenbus.bus.liveness import Liveness
 from tokenbus.events.frames import Drafts, encode
 from tokenbus.events.public import Chunk, PublicEvent, Started
 from tokenbus.policy.loading import PolicySpec
-from tokenbus_services.policy_stage import fork_server
 from tokenbus_services.policy_stage.blame import End, Fault
-from tokenbus_services.policy_stage.executor_client import ExecutorProcess
-from tokenbus_services.policy_stage.executor_pool import MAX_SEPARATE, ExecutorPool
-from tokenbus_services.policy_stage.executors import Executor
-from tokenbus_services.policy_stage.messages import Setup, Verdicts
+from tokenbus_services.policy_stage.executor import fork_server
+from tokenbus_services.policy_stage.executor.client import ExecutorProcess
+from tokenbus_services.policy_stage.executor.interface import Executor
+from tokenbus_services.policy_stage.executor.messages import Setup, Verdicts
+from tokenbus_services.policy_stage.executor.pool import MAX_SEPARATE, ExecutorPool
 
 SETUP = Setup(
     policies={

@@ -9,9 +9,9 @@ from tests.waiting import eventually
 from tokenbus.bus.scripts.policies import Place
 from tokenbus.events.frames import PolicyVerdict
 from tokenbus_services.policy_stage.blame import Fault
-from tokenbus_services.policy_stage.executors import RunInExecutor
+from tokenbus_services.policy_stage.executor.interface import RunInExecutor
+from tokenbus_services.policy_stage.executor.messages import Failing
 from tokenbus_services.policy_stage.failed_starts import WORKERS_BESIDE, RunStarts, Starts
-from tokenbus_services.policy_stage.messages import Failing
 from tokenbus_services.policy_stage.run_task import PolicyRunTask
 
 POLICIES, MOST = ("p",), 3

@@ -19,8 +19,9 @@ from tokenbus.events.quirks import ApiName, Quirks
 from tokenbus.events.requests import Generate, Message, Tool, ToolResultPart
 from tokenbus.providers import registry
 from tokenbus.providers.request.transcript import transcribe
-from tokenbus_services.mock_provider import ModelRequest, Reply, anthropic, gemini, openai_chat
-from tokenbus_services.mock_provider.provider_api import Composer
+from tokenbus_services.mock_provider import ModelRequest, Reply
+from tokenbus_services.mock_provider.apis import anthropic, gemini, openai_chat
+from tokenbus_services.mock_provider.apis.provider_api import Composer
 
 
 class Steps:

@@ -1,6 +1,6 @@
 """The surfaces by name, and where their routes are made.
 
-Each surface has a module `routes_<surface>.py` with ``routes(gateway: Gateway) -> list[BaseRoute]``. To add one, write
+Each surface has a module `<surface>.py` with ``routes(gateway: Gateway) -> list[BaseRoute]``. To add one, write
 that module and list it here, beside `settings.gateway.SurfaceName`.
 """
 
@@ -11,10 +11,10 @@ from typing import Protocol, cast
 
 from starlette.routing import BaseRoute
 
-from tokenbus_services.gateway import routes_models
 from tokenbus_services.gateway.gateway import Gateway
 from tokenbus_services.gateway.http_request import AsgiApp
 from tokenbus_services.gateway.keys.directory import KeyDirectory
+from tokenbus_services.gateway.routes import models as routes_models
 from tokenbus_services.gateway.service import Part
 from tokenbus_services.settings import Settings, SurfaceName
 
@@ -52,6 +52,6 @@ def routes_of(gateway: Gateway) -> list[BaseRoute]:
     found: list[BaseRoute] = []
     for name in SURFACES:
         if name in gateway.settings.surfaces:
-            module = importlib.import_module(f"tokenbus_services.gateway.routes_{name}")
+            module = importlib.import_module(f"tokenbus_services.gateway.routes.{name}")
             found += cast(_Routes, module).routes(gateway)
     return [*found, *routes_models.routes(gateway)]

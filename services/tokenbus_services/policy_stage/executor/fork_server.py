@@ -1,4 +1,4 @@
-"""The policy worker's side of the fork server (`executor_process`)."""
+"""The policy worker's side of the fork server (`executor.process`)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from contextlib import suppress
 import msgspec
 
 from tokenbus.errors import SettingsError
-from tokenbus_services.policy_stage.executor_process import COMMAND, FORK, KILL, LENGTH, PID
-from tokenbus_services.policy_stage.messages import Setup
+from tokenbus_services.policy_stage.executor.messages import Setup
+from tokenbus_services.policy_stage.executor.process import COMMAND, FORK, KILL, LENGTH, PID
 
 END_S = 2.0
 FORK_S = 20.0
@@ -35,7 +35,7 @@ class ForkServer:
         self._sock = ours
         with its:
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "tokenbus_services.policy_stage.executor_process", str(its.fileno())),
+                *(sys.executable, "-m", "tokenbus_services.policy_stage.executor.process", str(its.fileno())),
                 pass_fds=[its.fileno()],
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=sys.stderr,  # output printed by policies must not mix with the worker's stdout

@@ -23,11 +23,11 @@ from tokenbus.policy.policy_chain import PolicyStream
 from tokenbus.policy.policy_runner import BoundPolicy
 from tokenbus.policy.processor import Decision as LibraryDecision
 from tokenbus.policy.public.format import PublicEvents
-from tokenbus_services.policy_stage import messages
 from tokenbus_services.policy_stage.call_slots import FairSemaphore
-from tokenbus_services.policy_stage.marking import Marking, current_call
-from tokenbus_services.policy_stage.marks import Call, place_of
-from tokenbus_services.policy_stage.messages import ToExecutor
+from tokenbus_services.policy_stage.executor import messages
+from tokenbus_services.policy_stage.executor.marking import Marking, current_call
+from tokenbus_services.policy_stage.executor.marks import Call, place_of
+from tokenbus_services.policy_stage.executor.messages import ToExecutor
 from tokenbus_services.policy_stage.provenance import Provenance, TracedEvents
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)

@@ -27,11 +27,11 @@ from tokenbus.events.public import (
     ToolProgress,
     UnknownEvent,
 )
-from tokenbus_services.gateway import sse
+from tokenbus_services.gateway.answers import sse
+from tokenbus_services.gateway.answers.reader import Receive, RunReader
+from tokenbus_services.gateway.answers.sse import Send
 from tokenbus_services.gateway.audit import RunUse
 from tokenbus_services.gateway.problem import Problem, Refusal, of_end, of_exception
-from tokenbus_services.gateway.reader import Receive, RunReader
-from tokenbus_services.gateway.sse import Send
 from tokenbus_services.gateway.surfaces.contract import Answer, Encoder, WholeAnswer
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)

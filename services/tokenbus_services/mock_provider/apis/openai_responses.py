@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from tokenbus.providers.api import ApiName
-from tokenbus_services.mock_provider.openai_chat import error_object
-from tokenbus_services.mock_provider.provider_api import CREATED
+from tokenbus_services.mock_provider.apis.openai_chat import error_object
+from tokenbus_services.mock_provider.apis.provider_api import CREATED
 from tokenbus_services.mock_provider.reply import Finish, Picture, Reply
 from tokenbus_services.mock_provider.request import (
     HistoryItem,

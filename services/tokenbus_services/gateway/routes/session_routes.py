@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from starlette.routing import BaseRoute, Route
 
 from tokenbus.events.public import PublicEvent
-from tokenbus_services.gateway.answers import StreamedAnswer
+from tokenbus_services.gateway.answers.answer import StreamedAnswer
 from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.gateway import Gateway, Handler
 from tokenbus_services.gateway.runs import OpenRun

@@ -26,12 +26,12 @@ import msgspec
 
 from tokenbus.bus.keys import Keys
 from tokenbus.errors import SettingsError
-from tokenbus_services.policy_stage import messages
 from tokenbus_services.policy_stage.bus_client import PolicyClient
-from tokenbus_services.policy_stage.executor import Links, PolicyExecutor, load_policies
-from tokenbus_services.policy_stage.marking import Marking
-from tokenbus_services.policy_stage.marks import MarksPage
-from tokenbus_services.policy_stage.messages import Setup
+from tokenbus_services.policy_stage.executor import messages
+from tokenbus_services.policy_stage.executor.calls import Links, PolicyExecutor, load_policies
+from tokenbus_services.policy_stage.executor.marking import Marking
+from tokenbus_services.policy_stage.executor.marks import MarksPage
+from tokenbus_services.policy_stage.executor.messages import Setup
 from tokenbus_services.runtime import logs
 
 COMMAND = struct.Struct("<cQ")

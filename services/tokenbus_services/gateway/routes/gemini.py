@@ -12,7 +12,7 @@ from starlette.routing import BaseRoute, Route
 from tokenbus_services.gateway.gateway import Gateway
 from tokenbus_services.gateway.http_request import read_request
 from tokenbus_services.gateway.problem import unsupported
-from tokenbus_services.gateway.routing import HeaderRoute, answered, not_served
+from tokenbus_services.gateway.routes.routing import HeaderRoute, answered, not_served
 from tokenbus_services.gateway.surfaces.gemini import (
     KEY_IN_URL,
     METHODS,

@@ -16,8 +16,8 @@ from tokenbus_services.gateway import idempotency
 from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.gateway import Gateway
 from tokenbus_services.gateway.http_request import read_request
+from tokenbus_services.gateway.routes.session_routes import publish_named, rejoined, surface_routes
 from tokenbus_services.gateway.runs import not_found
-from tokenbus_services.gateway.session_routes import publish_named, rejoined, surface_routes
 from tokenbus_services.gateway.sessions import Session, Sessions
 from tokenbus_services.gateway.surfaces.ag_ui import AgUi
 from tokenbus_services.gateway.surfaces.contract import GatewayNote, GatewayRequest

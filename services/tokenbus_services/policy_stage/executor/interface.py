@@ -1,6 +1,6 @@
 """The executor interface of a policy worker, and its simplest implementation: in the worker's own process.
 
-Executor processes are in `executor_pool`.
+Executor processes are in `pool`.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from tokenbus.bus.liveness import Liveness
-from tokenbus_services.policy_stage import messages
 from tokenbus_services.policy_stage.blame import Fault
 from tokenbus_services.policy_stage.bus_client import PolicyClient
-from tokenbus_services.policy_stage.executor import PolicyExecutor, load_policies
-from tokenbus_services.policy_stage.messages import FromExecutor, Setup
+from tokenbus_services.policy_stage.executor import messages
+from tokenbus_services.policy_stage.executor.calls import PolicyExecutor, load_policies
+from tokenbus_services.policy_stage.executor.messages import FromExecutor, Setup
 
 
 class RunInExecutor(Protocol):

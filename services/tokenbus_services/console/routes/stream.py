@@ -17,7 +17,7 @@ from tokenbus_services.console.run_filter import view_of
 from tokenbus_services.console.sampler import Page, Sampler
 from tokenbus_services.console.session import PATH
 from tokenbus_services.console.viewer import Viewer
-from tokenbus_services.gateway import sse
+from tokenbus_services.gateway.answers import sse
 from tokenbus_services.gateway.problem import Problem, Refusal
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)

@@ -10,11 +10,11 @@ from typing import cast
 import msgspec
 import structlog
 
-from tokenbus_services.policy_stage import messages
 from tokenbus_services.policy_stage.blame import End
-from tokenbus_services.policy_stage.executors import RunInExecutor, deliver
-from tokenbus_services.policy_stage.fork_server import ForkServer
-from tokenbus_services.policy_stage.marks import MarksPage
+from tokenbus_services.policy_stage.executor import messages
+from tokenbus_services.policy_stage.executor.fork_server import ForkServer
+from tokenbus_services.policy_stage.executor.interface import RunInExecutor, deliver
+from tokenbus_services.policy_stage.executor.marks import MarksPage
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

@@ -18,11 +18,11 @@ import structlog
 
 from tokenbus.bus.liveness import Defects, Liveness, beat, rest
 from tokenbus_services.policy_stage.blame import End, Fault, culprit, is_evidence
-from tokenbus_services.policy_stage.executor_client import ExecutorProcess
-from tokenbus_services.policy_stage.executors import Executor
-from tokenbus_services.policy_stage.fork_server import ForkServer
-from tokenbus_services.policy_stage.marks import Call
-from tokenbus_services.policy_stage.messages import Overran, Setup
+from tokenbus_services.policy_stage.executor.client import ExecutorProcess
+from tokenbus_services.policy_stage.executor.fork_server import ForkServer
+from tokenbus_services.policy_stage.executor.interface import Executor
+from tokenbus_services.policy_stage.executor.marks import Call
+from tokenbus_services.policy_stage.executor.messages import Overran, Setup
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from tokenbus.providers.api import ApiName
-from tokenbus_services.mock_provider.provider_api import CREATED
+from tokenbus_services.mock_provider.apis.provider_api import CREATED
 from tokenbus_services.mock_provider.reply import Finish, Reply, ToolCall
 from tokenbus_services.mock_provider.request import HistoryItem, ModelRequest, ParsedBody, decode_as, join_texts
 

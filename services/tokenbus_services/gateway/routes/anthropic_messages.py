@@ -7,7 +7,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from tokenbus_services.gateway.gateway import Gateway
-from tokenbus_services.gateway.routing import HeaderRoute, answered, not_served
+from tokenbus_services.gateway.routes.routing import HeaderRoute, answered, not_served
 from tokenbus_services.gateway.surfaces.anthropic_messages import AnthropicMessages, model_answer, models_answer
 
 PREFIX = "/anthropic"

@@ -27,7 +27,7 @@ from tokenbus_services.console.run_view import attempts_of
 from tokenbus_services.console.session import PATH
 from tokenbus_services.console.turn_queue import TurnQueue
 from tokenbus_services.console.viewer import Viewer
-from tokenbus_services.gateway.answers import StreamedAnswer
+from tokenbus_services.gateway.answers.answer import StreamedAnswer
 from tokenbus_services.gateway.problem import Problem, invalid
 from tokenbus_services.gateway.runs import not_found
 from tokenbus_services.gateway.surfaces.contract import Encoder

@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 from tokenbus.providers.api import ApiName
-from tokenbus_services.mock_provider import openai_chat
-from tokenbus_services.mock_provider.openai_chat import FINISH_REASONS, Request, data_event, usage_object
-from tokenbus_services.mock_provider.provider_api import CREATED
+from tokenbus_services.mock_provider.apis import openai_chat
+from tokenbus_services.mock_provider.apis.openai_chat import FINISH_REASONS, Request, data_event, usage_object
+from tokenbus_services.mock_provider.apis.provider_api import CREATED
 from tokenbus_services.mock_provider.reply import Reply
 from tokenbus_services.mock_provider.request import HistoryItem, ModelRequest, ParsedBody, decode_as
 

@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, cast
 
-from tokenbus_services.policy_stage.marks import Call, MarksPage
+from tokenbus_services.policy_stage.executor.marks import Call, MarksPage
 
 _MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
 _MOST_GROWN = 1000

@@ -14,7 +14,7 @@ from starlette.routing import BaseRoute, Route
 
 from tokenbus.errors import CursorTrimmed
 from tokenbus.events.public import TERMINAL, PublicEvent
-from tokenbus_services.gateway import sse
+from tokenbus_services.gateway.answers import sse
 from tokenbus_services.gateway.gateway import Gateway
 from tokenbus_services.gateway.problem import Problem, Refusal, invalid
 from tokenbus_services.gateway.surfaces.durable_streams import protocol

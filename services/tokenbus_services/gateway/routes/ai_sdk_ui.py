@@ -19,7 +19,7 @@ from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.gateway import Gateway
 from tokenbus_services.gateway.http_request import headers_in, read_request
 from tokenbus_services.gateway.problem import Refusal
-from tokenbus_services.gateway.session_routes import publish_named, rejoined, surface_routes
+from tokenbus_services.gateway.routes.session_routes import publish_named, rejoined, surface_routes
 from tokenbus_services.gateway.sessions import Sessions
 from tokenbus_services.gateway.surfaces.ai_sdk_ui import AiSdkUi
 from tokenbus_services.gateway.surfaces.contract import GatewayNote, GatewayRequest

@@ -25,14 +25,14 @@ from starlette.routing import BaseRoute, Route
 from tokenbus import Response
 from tokenbus.bus.keys import PublicTopic
 from tokenbus.events.public import TERMINAL, PublicEvent
-from tokenbus_services.gateway import sse
+from tokenbus_services.gateway.answers import sse
 from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.gateway import Gateway, Handler
 from tokenbus_services.gateway.http_request import headers_in, read_request
 from tokenbus_services.gateway.problem import Problem, Refusal, invalid
-from tokenbus_services.gateway.run_list import RunQuery, page_of
+from tokenbus_services.gateway.routes.run_list import RunQuery, page_of
+from tokenbus_services.gateway.routes.session_routes import rejoined
 from tokenbus_services.gateway.runs import not_found
-from tokenbus_services.gateway.session_routes import rejoined
 from tokenbus_services.gateway.surfaces.contract import Answer
 from tokenbus_services.gateway.surfaces.fields import Fields, json_body
 from tokenbus_services.gateway.surfaces.native import Native
