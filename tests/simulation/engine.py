@@ -6,6 +6,7 @@ and sends what results when the turn ends. So batches grow with load by themselv
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -90,7 +91,7 @@ class Used:
     cpu_s: float = 0.0
 
 
-class Process:
+class Process(ABC):
     """One single-threaded process. Subclasses handle messages."""
 
     def __init__(self, clock: Clock, cost: ProcessCost, host: Host) -> None:
@@ -135,9 +136,9 @@ class Process:
         self.clock.after(seconds * SENT_AT, lambda: None if self.dead else done())
         self.clock.after(seconds, self._over)
 
+    @abstractmethod
     def handle(self, messages: list[Any]) -> tuple[int, int, Done]:
         """Take all messages; return the items and chunks that they cost, and what to do when the turn ends."""
-        raise NotImplementedError
 
     def _over(self) -> None:
         if self._inbox:

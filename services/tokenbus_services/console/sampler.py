@@ -36,7 +36,7 @@ from tokenbus_services.console.turn_queue import TurnQueue
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 SAMPLING_S = 10.0
-"""A sample is many commands, each of which may wait for a server that stands still."""
+"""A sample is many commands, and each may wait for a server that does not answer."""
 SAMPLE_S = 1.0
 HEALTH_S = 1.5
 """At one sample per second, every second one includes health."""
