@@ -10,7 +10,7 @@ from typing import Any
 from tokenbus.bus.scripts import commit
 from tokenbus.bus.scripts.script import script
 from tokenbus.bus.stage.partition import Partition
-from tokenbus.core.run.policy_gate import PolicyGate
+from tokenbus.core.run.gate.policy_gate import PolicyGate
 from tokenbus.events.frames import PolicyVerdict
 from tokenbus_services.runtime.in_flight import InFlight
 

@@ -30,7 +30,7 @@ from tokenbus.bus.scripts.script import ScriptCall
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
-from tokenbus.core.run.blocks import BlockTable
+from tokenbus.core.run.blocks.block_table import BlockTable
 from tokenbus.core.run.state import RunState
 from tokenbus.errors import ServerUnavailable
 from tokenbus.events.frames import Accepted, RunLimits
@@ -41,7 +41,7 @@ from tokenbus_services.gateway.keys.store import KeyStore
 from tokenbus_services.mock_provider import MockProvider, Reply, Script, ToolCall, Turn
 from tokenbus_services.parser.index_keeper import IndexKeeper
 from tokenbus_services.process.embedded_server import EmbeddedServer
-from tokenbus_services.settings.gateway_keys import KeyRules
+from tokenbus_services.settings.tables.gateway_keys import KeyRules
 
 USERS = Path(__file__).parents[2] / "deploy" / "acl" / "users.conf"
 SERVICES = ("fetcher", "normalizer", "parser", "pipeline", "policy", "tools", "recorder", "blobs", "gateway")

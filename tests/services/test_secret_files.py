@@ -21,7 +21,7 @@ from tokenbus_services.fetcher.auth import Key
 from tokenbus_services.gateway.keys.admin_token import admin_token
 from tokenbus_services.redaction import secrets_of
 from tokenbus_services.settings import BlobSettings, HttpTool, McpHttp, McpStdio, ProviderSettings, Settings
-from tokenbus_services.settings.gateway_keys import AdminSettings
+from tokenbus_services.settings.tables.gateway_keys import AdminSettings
 from tokenbus_services.tools.environment import check_passed, passed_environment
 from tokenbus_services.tools.http import Headers, signing_secret
 

@@ -35,7 +35,7 @@ UNWATCHED = {
     "tokenbus/client/coalesce.py:coalesced": READER,
     "tokenbus/client/log_tail.py:Hub._close": STEP,
     "tokenbus/client/log_tail.py:Tail._interrupt": STEP,
-    "tokenbus/client/publish_queue.py:PublishQueue.put": "it ends with the queue; each entry's caller waits for it",
+    "tokenbus/client/publishing/publish_queue.py:PublishQueue.put": "ends with the queue; every caller waits for it",
     "tokenbus/client/subscriptions/per_run_handlers.py:_Lanes.put": GROUP,
     "tokenbus/client/subscriptions/sentences.py:SentenceSubscription._advance": READER,
     "tokenbus/policy/apply.py:_under": READER,

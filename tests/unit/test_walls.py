@@ -56,7 +56,7 @@ PLANTED = {
         "tokenbus.errors is not allowed to import tokenbus.client",
     ),
     "the library that needs httpx": Planted(
-        "tokenbus.client.publish",
+        "tokenbus.client.publishing.publish",
         "import httpx",
         "The library needs msgspec and redis alone",
         "tokenbus.client is not allowed to import httpx",
@@ -80,10 +80,10 @@ PLANTED = {
         "tokenbus.core is not allowed to import socket",
     ),
     "a command that imports another": Planted(
-        "tokenbus_services.cli.tail",
+        "tokenbus_services.cli.runs.tail",
         "import tokenbus_services.cli.top.command",
         "Commands do not know each other",
-        "tokenbus_services.cli.tail is not allowed to import tokenbus_services.cli.top",
+        "tokenbus_services.cli.runs is not allowed to import tokenbus_services.cli.top",
     ),
     "a provider that knows another": Planted(
         "tokenbus.providers.gemini.stream",

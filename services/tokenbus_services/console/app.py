@@ -34,7 +34,7 @@ from tokenbus_services.gateway.problem import Problem, Refusal
 from tokenbus_services.gateway.service import Part
 from tokenbus_services.net.request_guard import RequestGuard
 from tokenbus_services.settings import Settings
-from tokenbus_services.settings.console import ConsoleSettings
+from tokenbus_services.settings.tables.console import ConsoleSettings
 
 
 def create(settings: Settings, gateway: Gateway, directory: KeyDirectory | None) -> tuple[AsgiApp, list[Part]]:

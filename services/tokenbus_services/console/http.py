@@ -21,7 +21,7 @@ from tokenbus_services.gateway.gateway import Gateway
 from tokenbus_services.gateway.http_request import read_request
 from tokenbus_services.gateway.problem import Problem, Refusal, invalid, of_exception
 from tokenbus_services.gateway.surfaces.contract import Answer, TranslationRules
-from tokenbus_services.settings.console import ConsoleRole
+from tokenbus_services.settings.tables.console import ConsoleRole
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

@@ -20,7 +20,7 @@ from tokenbus_services.console.viewer import NOBODY, Viewer, viewer_of, viewer_w
 from tokenbus_services.gateway.keys.directory import KeyDirectory
 from tokenbus_services.gateway.keys.key import KeyEntry, digest
 from tokenbus_services.gateway.problem import Problem, Refusal
-from tokenbus_services.settings.console import ConsoleSettings
+from tokenbus_services.settings.tables.console import ConsoleSettings
 
 COOKIE = "tokenbus_console"
 PATH = "/console"

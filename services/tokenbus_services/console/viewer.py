@@ -9,7 +9,7 @@ import msgspec
 from tokenbus_services.gateway.keys.key import KeyEntry
 from tokenbus_services.gateway.problem import Problem, Refusal
 from tokenbus_services.gateway.runs import not_found
-from tokenbus_services.settings.console import CONSOLE_ROLES, ConsoleRole, ConsoleSettings
+from tokenbus_services.settings.tables.console import CONSOLE_ROLES, ConsoleRole, ConsoleSettings
 
 
 class Viewer(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from tokenbus.bus.keys import Keys
 from tokenbus.bus.scripts import Arg, Commit
 from tokenbus.bus.stage.logic import RunPosition
 from tokenbus.core.attempt_decoder import AttemptReader
-from tokenbus.core.run.retry import WORKER_LOST
+from tokenbus.core.run.attempts.retry import WORKER_LOST
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import CONTROL_ATTEMPT, BusEvent, EventFrame, decode_raw, encode
 from tokenbus.events.normalized import Cut, Failed, Image, Opaque

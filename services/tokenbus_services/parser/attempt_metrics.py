@@ -9,7 +9,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from tokenbus.core.request.tenant import tenant_of
-from tokenbus.core.run.attempt_report import AttemptReport
+from tokenbus.core.run.attempts.attempt_report import AttemptReport
 from tokenbus.core.run.state import RunState
 from tokenbus.events.public import RunEnd, RunEvent
 from tokenbus_services.parser.known_names import OTHER, KnownModels, known_tenants

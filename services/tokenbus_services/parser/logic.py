@@ -31,8 +31,9 @@ from tokenbus.bus.run_record import (
 from tokenbus.bus.scripts import Arg, Commit
 from tokenbus.bus.stage.logic import RunPosition
 from tokenbus.core.request.tenant import tenant_of
-from tokenbus.core.run.attempt_report import AttemptReport
-from tokenbus.core.run.blocks import BlockTable
+from tokenbus.core.run.attempts.attempt_report import AttemptReport
+from tokenbus.core.run.blocks.block_table import BlockTable
+from tokenbus.core.run.blocks.open_blocks import OpenBlocks
 from tokenbus.core.run.checkpoint import Checkpoints, Snapshot
 from tokenbus.core.run.effects import (
     CloseAttempt,
@@ -45,7 +46,6 @@ from tokenbus.core.run.effects import (
     RunTools,
 )
 from tokenbus.core.run.gated import GatedRun, accept
-from tokenbus.core.run.open_blocks import OpenBlocks
 from tokenbus.core.run.state import RunState
 from tokenbus.core.run.state_machine import RunMachine
 from tokenbus.events.decisions import Decided

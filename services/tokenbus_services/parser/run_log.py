@@ -11,7 +11,7 @@ import structlog
 
 from tokenbus.core.request.bounds import MAX_NAME_CHARS
 from tokenbus.core.request.tenant import tenant_of
-from tokenbus.core.run.attempt_report import AttemptReport
+from tokenbus.core.run.attempts.attempt_report import AttemptReport
 from tokenbus.core.run.state import RunState
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.public import (

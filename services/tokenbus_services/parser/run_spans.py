@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from tokenbus.core.request.bounds import MAX_NAME_CHARS
 from tokenbus.core.request.tenant import tenant_of
-from tokenbus.core.run.attempt_report import AttemptReport
+from tokenbus.core.run.attempts.attempt_report import AttemptReport
 from tokenbus.core.run.state import RunState
 from tokenbus.events.public import BlockComplete, Incomplete, Restarted, Retrying, RunEnd, RunEvent, RunFailedEvent
 from tokenbus_services.pricing.token_counts import token_counts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tokenbus_services.settings.gateway_keys import PriceSettings
+from tokenbus_services.settings.tables.gateway_keys import PriceSettings
 
 _PER_MILLION_TO_NANO = 1000.0
 """A price per million tokens, in billionths of the currency per token."""

@@ -5,23 +5,23 @@ The settings never contain provider keys; they name the variable (`api_key_env`)
 
 from __future__ import annotations
 
-from tokenbus_services.settings.console import CONSOLE_ROLES, ConsoleRole, ConsoleSettings
-from tokenbus_services.settings.fallbacks import FallbackChoice, FallbackRoute
 from tokenbus_services.settings.file import Settings, load, old_names_in, read_file
-from tokenbus_services.settings.gateway import GatewaySettings
-from tokenbus_services.settings.gateway_keys import SurfaceName
-from tokenbus_services.settings.limits import LimitSettings, ProviderRates, RateSettings
-from tokenbus_services.settings.otel import OtelSettings
-from tokenbus_services.settings.policies import PolicyRoute, PolicySettings
-from tokenbus_services.settings.providers import (
+from tokenbus_services.settings.tables.console import CONSOLE_ROLES, ConsoleRole, ConsoleSettings
+from tokenbus_services.settings.tables.fallbacks import FallbackChoice, FallbackRoute
+from tokenbus_services.settings.tables.gateway import GatewaySettings
+from tokenbus_services.settings.tables.gateway_keys import SurfaceName
+from tokenbus_services.settings.tables.limits import LimitSettings, ProviderRates, RateSettings
+from tokenbus_services.settings.tables.otel import OtelSettings
+from tokenbus_services.settings.tables.policies import PolicyRoute, PolicySettings
+from tokenbus_services.settings.tables.providers import (
     DEFAULT_PROVIDERS,
     MediaSettings,
     ProviderSettings,
     QuirkSettings,
     UploadSettings,
 )
-from tokenbus_services.settings.retention import BlobSettings, RecordSettings, RetentionSettings
-from tokenbus_services.settings.tools import (
+from tokenbus_services.settings.tables.retention import BlobSettings, RecordSettings, RetentionSettings
+from tokenbus_services.settings.tables.tools import (
     DEFAULT_TOOL_TIMEOUT_S,
     HttpTool,
     McpHttp,
@@ -30,7 +30,7 @@ from tokenbus_services.settings.tools import (
     PythonTool,
     ToolSettings,
 )
-from tokenbus_services.settings.workers import HttpSettings, RetrySettings, StageSettings
+from tokenbus_services.settings.tables.workers import HttpSettings, RetrySettings, StageSettings
 
 __all__ = [
     "CONSOLE_ROLES",

@@ -16,19 +16,19 @@ from tokenbus.bus.keys import DEFAULT_PARTITIONS, DEFAULT_PREFIX, MAX_PARTITIONS
 from tokenbus.bus.server.url import url_in_env, with_password
 from tokenbus.errors import SettingsError
 from tokenbus.events.requests import Tool
-from tokenbus_services.settings.console import ConsoleSettings
 from tokenbus_services.settings.errors import explained, unknown_value
-from tokenbus_services.settings.fallbacks import FallbackRoute
-from tokenbus_services.settings.gateway import GatewaySettings
-from tokenbus_services.settings.limits import LimitSettings
-from tokenbus_services.settings.otel import OtelSettings
-from tokenbus_services.settings.policies import PolicyRoute, PolicySettings
-from tokenbus_services.settings.providers import DEFAULT_PROVIDERS, ProviderSettings
 from tokenbus_services.settings.renamed import old_names, with_new_names
-from tokenbus_services.settings.retention import BlobSettings, RecordSettings, RetentionSettings
-from tokenbus_services.settings.tools import McpSettings, ToolSettings
+from tokenbus_services.settings.tables.console import ConsoleSettings
+from tokenbus_services.settings.tables.fallbacks import FallbackRoute
+from tokenbus_services.settings.tables.gateway import GatewaySettings
+from tokenbus_services.settings.tables.limits import LimitSettings
+from tokenbus_services.settings.tables.otel import OtelSettings
+from tokenbus_services.settings.tables.policies import PolicyRoute, PolicySettings
+from tokenbus_services.settings.tables.providers import DEFAULT_PROVIDERS, ProviderSettings
+from tokenbus_services.settings.tables.retention import BlobSettings, RecordSettings, RetentionSettings
+from tokenbus_services.settings.tables.tools import McpSettings, ToolSettings
+from tokenbus_services.settings.tables.workers import HttpSettings, RetrySettings, StageSettings
 from tokenbus_services.settings.types import HttpUrl, Table
-from tokenbus_services.settings.workers import HttpSettings, RetrySettings, StageSettings
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 

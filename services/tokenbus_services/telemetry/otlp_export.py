@@ -22,7 +22,7 @@ from opentelemetry.trace import SpanContext, SpanKind, TraceFlags
 from opentelemetry.trace.status import Status, StatusCode
 
 from tokenbus import __version__
-from tokenbus.core.run.attempt_report import AttemptReport
+from tokenbus.core.run.attempts.attempt_report import AttemptReport
 from tokenbus_services.telemetry.span import Span, Value
 from tokenbus_services.telemetry.trace_context import RunTrace
 

@@ -12,7 +12,7 @@ from typing import Protocol
 import structlog
 from prometheus_client import CollectorRegistry, Counter
 
-from tokenbus.core.run.attempt_report import AttemptReport
+from tokenbus.core.run.attempts.attempt_report import AttemptReport
 from tokenbus.errors import SettingsError
 from tokenbus_services.settings import OtelSettings, Settings
 from tokenbus_services.telemetry.span import Span, Value

@@ -15,14 +15,14 @@ import msgspec
 from tokenbus.bus.keys import DEFAULT_PREFIX, SubscribedTopic
 from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.server.server import Server
-from tokenbus.client import publish as publishing
 from tokenbus.client.blobs import Blobs
 from tokenbus.client.deployment import Deployment, partitions_in, url_in
-from tokenbus.client.publish_queue import PublishQueue
+from tokenbus.client.publishing import publish as publishing
+from tokenbus.client.publishing.publish_queue import PublishQueue
+from tokenbus.client.publishing.run_id import new_run_id
 from tokenbus.client.response import Response, ResponseBuilder
 from tokenbus.client.retry_resume import check_resumable, ended_run, resumed_request, retried_request
 from tokenbus.client.run import PUBLISHED_WAIT_S, Run
-from tokenbus.client.run_id import new_run_id
 from tokenbus.client.run_list import StateFilter, describe_runs, list_runs, run_filter
 from tokenbus.client.run_log import follow
 from tokenbus.client.subscriptions.event_filter import Classes, K, Kinds, Runs

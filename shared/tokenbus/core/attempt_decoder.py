@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from tokenbus.core.image_placeholder import found
-from tokenbus.core.run.retry import WORKER_LOST
+from tokenbus.core.run.attempts.retry import WORKER_LOST
 from tokenbus.events.error_info import ErrorInfo, stream_cut
 from tokenbus.events.frames import (
     ANY_FRAME,

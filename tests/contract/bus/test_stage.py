@@ -18,7 +18,7 @@ from tokenbus.bus.leases import Lease
 from tokenbus.bus.scripts import Commit
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.stage import checkpoints, partition
-from tokenbus.bus.stage import recovery as rebuilding
+from tokenbus.bus.stage.loading import recovery as rebuilding
 
 
 async def lease_of(bench: Bench, number: int, group: str = GROUP) -> dict[str, str]:

@@ -18,7 +18,7 @@ from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.stage import checkpoints
-from tokenbus.bus.stage import recovery as rebuilding
+from tokenbus.bus.stage.loading import recovery as rebuilding
 
 MOST_COMMANDS = 60
 

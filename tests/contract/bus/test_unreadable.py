@@ -12,7 +12,8 @@ from tests.contract.bus.toys import GROUP, Bench, JoiningLogic, Outputs, Tally, 
 from tests.waiting import eventually
 from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.stage import checkpoints, partition_loader
+from tokenbus.bus.stage import checkpoints
+from tokenbus.bus.stage.loading import partition_loader
 from tokenbus.bus.stage.logic import RunPosition
 from tokenbus.events.error_info import ErrorInfo
 

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from tokenbus.errors import RequestInvalid, SettingsError
-from tokenbus_services.cli.send import from_file, from_options
+from tokenbus_services.cli.runs.send import from_file, from_options
 from tokenbus_services.cli.service_registry import SERVICES, STOP_ORDER, services_of
 from tokenbus_services.cli.up.command import parse_scales, parse_services, posts_for, withheld_from
 from tokenbus_services.settings import (

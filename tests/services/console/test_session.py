@@ -15,7 +15,7 @@ from tokenbus_services.gateway.keys.directory import entry_of
 from tokenbus_services.gateway.keys.key import KeyEntry, new_key
 from tokenbus_services.gateway.problem import Refusal
 from tokenbus_services.settings import ConsoleSettings
-from tokenbus_services.settings.gateway_keys import KeySettings
+from tokenbus_services.settings.tables.gateway_keys import KeySettings
 
 KEY, NEXT = new_key(), new_key()
 START_MS = 1_800_000_000_000

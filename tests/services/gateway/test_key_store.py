@@ -15,7 +15,7 @@ from tokenbus.errors import SettingsError
 from tokenbus_services.gateway.keys.directory import CACHE_S, KeyDirectory, check_keys, summary
 from tokenbus_services.gateway.keys.key import digest, id_of, new_key
 from tokenbus_services.gateway.keys.store import KeyNotFound, KeyStore
-from tokenbus_services.settings.gateway_keys import KeyRules, KeySettings
+from tokenbus_services.settings.tables.gateway_keys import KeyRules, KeySettings
 
 
 class Clock:
@@ -46,7 +46,7 @@ async def test_a_key_is_found_by_its_text_alone(store: KeyStore) -> None:
 
 async def test_nothing_that_is_kept_opens_the_door(store: KeyStore, server: Server, keys: Keys) -> None:
     made = await store.create(KeyRules(tenant="ada"))
-    secret = made.text.rpartition("-")[2]
+    secret = made.text.removeprefix(f"tb-{made.id}-")
     kept = await server.client.hget(keys.gateway_keys, made.id)
     assert kept is not None
     assert secret.encode() not in kept

@@ -19,7 +19,7 @@ from tokenbus_services.intake.blob_offload import IntakeMedia
 from tokenbus_services.intake.cancels import Cancels
 from tokenbus_services.media.blob_cache import RecentBlobs
 from tokenbus_services.settings import ProviderSettings, Settings
-from tokenbus_services.settings.retention import RetentionSettings
+from tokenbus_services.settings.tables.retention import RetentionSettings
 
 
 class Finished:

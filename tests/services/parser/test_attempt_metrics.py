@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from tokenbus.core.run.attempt_report import AttemptReport
-from tokenbus.core.run.blocks import BlockTable
+from tokenbus.core.run.attempts.attempt_report import AttemptReport
+from tokenbus.core.run.blocks.block_table import BlockTable
 from tokenbus.core.run.state import RunState
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import Accepted, RunLimits
@@ -17,7 +17,7 @@ from tokenbus.events.usage import Usage
 from tokenbus_services.parser.attempt_metrics import AttemptMetrics
 from tokenbus_services.parser.known_names import MAX_MODELS, KnownModels
 from tokenbus_services.settings import DEFAULT_PROVIDERS, GatewaySettings, LimitSettings, RateSettings, Settings
-from tokenbus_services.settings.gateway_keys import PriceSettings
+from tokenbus_services.settings.tables.gateway_keys import PriceSettings
 
 PRICES = {"openai-chat/gpt": PriceSettings(input=2.0, output=10.0, cache_read=0.5)}
 SETTINGS = Settings(providers=DEFAULT_PROVIDERS, gateway=GatewaySettings(prices=PRICES))

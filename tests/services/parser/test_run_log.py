@@ -12,7 +12,7 @@ from structlog.testing import LogCapture
 
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.scripts import Commit
-from tokenbus.core.run.retry import WORKER_LOST
+from tokenbus.core.run.attempts.retry import WORKER_LOST
 from tokenbus.events import normalized as n
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import CONTROL_ATTEMPT, Accepted, BusEvent, CancelRequested, EventFrame, RunLimits, encode

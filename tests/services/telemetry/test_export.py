@@ -14,8 +14,8 @@ pytest.importorskip("opentelemetry.sdk", reason="opentelemetry-sdk is not instal
 
 from tests.collector import Collector, collector
 from tests.waiting import eventually
-from tokenbus.core.run.attempt_report import AttemptReport
-from tokenbus.core.run.blocks import BlockTable
+from tokenbus.core.run.attempts.attempt_report import AttemptReport
+from tokenbus.core.run.blocks.block_table import BlockTable
 from tokenbus.core.run.state import RunState
 from tokenbus.errors import SettingsError
 from tokenbus.events.error_info import ErrorInfo

@@ -14,7 +14,7 @@ from tokenbus.bus.run_record import call_field
 from tokenbus.bus.server.server import Server
 from tokenbus.events.frames import ToolWork, encode
 from tokenbus_services.settings import Settings
-from tokenbus_services.settings.limits import LimitSettings
+from tokenbus_services.settings.tables.limits import LimitSettings
 from tokenbus_services.tools.executor import Executor, ToolCall, ToolOutcome
 from tokenbus_services.tools.metrics import CallMetrics
 from tokenbus_services.tools.service import GROUP, ToolService

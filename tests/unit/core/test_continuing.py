@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.core.script import Story, call, of_type, text
+from tokenbus.core.run.attempts.retry import WORKER_LOST
 from tokenbus.core.run.continuation import Seam
 from tokenbus.core.run.effects import NextTurn
-from tokenbus.core.run.retry import WORKER_LOST
 from tokenbus.events import normalized as n
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import BusEvent, RunLimits, TextReading

@@ -7,8 +7,8 @@ import pytest
 from tests.unit.core.script import Story, of_type, text
 from tokenbus.core.request.fallback import all_choices, left_from, request_for
 from tokenbus.core.request.parse import request_from
+from tokenbus.core.run.attempts.retry import WORKER_LOST
 from tokenbus.core.run.effects import NextTurn
-from tokenbus.core.run.retry import WORKER_LOST
 from tokenbus.errors import RequestInvalid
 from tokenbus.events import normalized as n
 from tokenbus.events.error_info import ErrorClass, ErrorInfo

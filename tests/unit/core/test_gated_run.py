@@ -11,7 +11,7 @@ from tests.e2e import judge
 from tests.unit.core.gated import JUDGED, HeldStory
 from tests.unit.core.script import call, of_type, text
 from tokenbus.core.run.effects import Draft, EndRun, NextTurn, ReleaseFromPolicies, RunTools
-from tokenbus.core.run.policy_gate import MAX_WORKERS_WITHOUT_PROGRESS
+from tokenbus.core.run.gate.policy_gate import MAX_WORKERS_WITHOUT_PROGRESS
 from tokenbus.events import normalized as n
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import (

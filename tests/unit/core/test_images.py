@@ -7,7 +7,7 @@ import pytest
 
 from tokenbus.core.attempt_decoder import AttemptReader
 from tokenbus.core.run.block_deltas import add
-from tokenbus.core.run.blocks import BlockTable
+from tokenbus.core.run.blocks.block_table import BlockTable
 from tokenbus.core.run.outbox import Outbox
 from tokenbus.core.run.state import RunState
 from tokenbus.errors import TooLarge

@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tokenbus.core.run.outbox import Outbox
-from tokenbus.core.run.public_blocks import (
+from tokenbus.core.run.blocks.public_blocks import (
     CALL_CUT,
     changed_fields,
     content_fields,
@@ -14,6 +13,7 @@ from tokenbus.core.run.public_blocks import (
     fitting_finish,
     write_result,
 )
+from tokenbus.core.run.outbox import Outbox
 from tokenbus.events.normalized import FinishReason
 from tokenbus.events.public import BlockComplete, BlockStarted, Chunk
 

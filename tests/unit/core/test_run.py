@@ -6,8 +6,8 @@ import pytest
 
 from tests.unit.core.script import Story, call, of_type, text
 from tokenbus.core.request.bounds import MAX_NAME_CHARS
+from tokenbus.core.run.attempts.retry import WORKER_LOST
 from tokenbus.core.run.effects import EndRun, NextTurn, RunTools
-from tokenbus.core.run.retry import WORKER_LOST
 from tokenbus.events import normalized as n
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import CancelRequested, DeadlinePassed, Noted, ResultImage, RunLimits, ToolReturned

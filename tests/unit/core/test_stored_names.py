@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from tokenbus.core.run.blocks import BlockTable
+from tokenbus.core.run.blocks.block_table import BlockTable
 from tokenbus.core.run.checkpoint import LONG, Checkpoints
-from tokenbus.core.run.policy_gate import PolicyGate
+from tokenbus.core.run.gate.policy_gate import PolicyGate
 from tokenbus.core.run.state import RunState
 from tokenbus.events.frames import Accepted, RunLimits
 from tokenbus.events.public import Chunk

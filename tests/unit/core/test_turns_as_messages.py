@@ -6,8 +6,8 @@ import pytest
 
 from tests.unit.core.script import Story, call, of_type, text
 from tokenbus.client.response import Response
+from tokenbus.core.run.blocks.opaque import MAX_INLINE_CHARS
 from tokenbus.core.run.effects import NextTurn
-from tokenbus.core.run.opaque import MAX_INLINE_CHARS
 from tokenbus.events import normalized as n
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import CancelRequested, ResultImage, RunLimits, ToolReturned

@@ -16,7 +16,7 @@ import pytest
 
 from tests.unit.providers.corpus import Recording, needs_corpus, recordings
 from tests.unit.providers.reading import answer, read
-from tokenbus.core.run.blocks import BlockTable
+from tokenbus.core.run.blocks.block_table import BlockTable
 from tokenbus.core.run.outbox import Outbox
 from tokenbus.events.normalized import (
     BlockStart,

@@ -9,7 +9,7 @@ import click
 
 from tokenbus.bus.keys import TOPICS
 from tokenbus_services.cli.commands.options import agreed, json_events, json_lines
-from tokenbus_services.cli.run_options import run_options
+from tokenbus_services.cli.runs.run_options import run_options
 
 if TYPE_CHECKING:
     from tokenbus.bus.keys import SubscribedTopic
@@ -36,7 +36,7 @@ def send(
     FILE contains the request as JSON (- for stdin); without it, the options define the request. Under
     `tokenbus up --mock` neither is needed: the command sends the demo's question and shows its run.
     """
-    from tokenbus_services.cli.send import send
+    from tokenbus_services.cli.runs.send import send
 
     return asyncio.run(send(file, options, tools=tools, follow=follow, as_json=as_json))
 
@@ -58,7 +58,7 @@ def send(
 @json_events
 def tail(topic: SubscribedTopic, runs: tuple[str, ...], kinds: tuple[str, ...], **how: Any) -> None:
     """Show new events of all runs on TOPIC (visible, chunks, blocks, runs or decisions)."""
-    from tokenbus_services.cli.tail import tail
+    from tokenbus_services.cli.runs.tail import tail
 
     asyncio.run(tail(topic, runs=runs, kinds=kinds, **how))
 
@@ -74,8 +74,8 @@ def runs(limit: int, oldest_first: bool, as_json: bool, **choice: Any) -> None:
     The age is the time since the acceptance of an open run, or since the end of an ended one. Ended runs are listed
     for as long as they are kept (retention.finished_run_s).
     """
-    from tokenbus_services.cli.run_choice import RunChoice
-    from tokenbus_services.cli.runs import listing
+    from tokenbus_services.cli.runs.list_runs import listing
+    from tokenbus_services.cli.runs.run_choice import RunChoice
 
     asyncio.run(listing(RunChoice(**choice), limit=limit, oldest_first=oldest_first, as_json=as_json))
 
@@ -89,7 +89,7 @@ def follow(run: str, after: int, as_json: bool) -> int:
 
     Exit code: 0 completed, 4 incomplete, 5 failed, 6 cancelled.
     """
-    from tokenbus_services.cli.follow import follow
+    from tokenbus_services.cli.runs.follow import follow
 
     return asyncio.run(follow(run, after=after, as_json=as_json))
 
@@ -105,8 +105,8 @@ def cancel(run: str | None, reason: str | None, yes: bool, as_json: bool, **choi
 
     Exit code: 1 if RUN is unknown.
     """
-    from tokenbus_services.cli.cancel import cancel, cancel_all, open_runs
-    from tokenbus_services.cli.run_choice import RunChoice
+    from tokenbus_services.cli.runs.cancel import cancel, cancel_all, open_runs
+    from tokenbus_services.cli.runs.run_choice import RunChoice
 
     chosen = RunChoice(**choice)
     if run is not None and not chosen.is_empty:

@@ -20,7 +20,7 @@ from tokenbus_services.gateway.keys.directory import KeySummary, entry_of, summa
 from tokenbus_services.gateway.keys.key import NewKey, new_key
 from tokenbus_services.gateway.keys.store import KeyStore
 from tokenbus_services.settings import Settings
-from tokenbus_services.settings.gateway_keys import KeyRules
+from tokenbus_services.settings.tables.gateway_keys import KeyRules
 
 
 def rules_from(options: dict[str, Any]) -> KeyRules:

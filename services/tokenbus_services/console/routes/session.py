@@ -17,7 +17,7 @@ from tokenbus_services.console.http import Desk, body_of, caller_of, json
 from tokenbus_services.console.session import COOKIE, PATH
 from tokenbus_services.console.viewer import NOBODY, Viewer, listed
 from tokenbus_services.gateway.problem import Problem, Refusal, invalid
-from tokenbus_services.settings.console import ConsoleSettings
+from tokenbus_services.settings.tables.console import ConsoleSettings
 
 LOGINS_PER_MINUTE = 10
 """Refused logins from one address; further ones are refused without a look at the key."""

@@ -42,7 +42,7 @@ from tokenbus.events.usage import Usage
 from tokenbus_services.gateway.surfaces.contract import NOTE
 from tokenbus_services.pricing.prices import PriceTable
 from tokenbus_services.pricing.token_counts import token_counts
-from tokenbus_services.settings.gateway_keys import KeyRules
+from tokenbus_services.settings.tables.gateway_keys import KeyRules
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

@@ -11,7 +11,7 @@ from tokenbus.events.requests import Generate
 from tokenbus_services.gateway.models import ModelTable, ProviderModel, ResolvedModel
 from tokenbus_services.gateway.problem import Problem, Refusal
 from tokenbus_services.gateway.surfaces.contract import TranslationRules
-from tokenbus_services.settings.gateway_keys import KeyRules
+from tokenbus_services.settings.tables.gateway_keys import KeyRules
 
 Aliases = Mapping[str, Sequence[ProviderModel]]
 

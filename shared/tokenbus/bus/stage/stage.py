@@ -24,13 +24,13 @@ from tokenbus.bus.server.server import Server, is_alien
 from tokenbus.bus.stage.background_tasks import BackgroundTasks
 from tokenbus.bus.stage.commit_journal import LOST_WRITES, CommitJournal
 from tokenbus.bus.stage.committer import AppliedBatch, Committer
+from tokenbus.bus.stage.loading.partition_loader import PartitionLoader
+from tokenbus.bus.stage.loading.rollback import repair_commit
 from tokenbus.bus.stage.logic import FinishesReplay, StageLogic
 from tokenbus.bus.stage.partition import Partition
-from tokenbus.bus.stage.partition_loader import PartitionLoader
 from tokenbus.bus.stage.prepared_commit import AppliedEntries, PreparedCommit
 from tokenbus.bus.stage.quarantine import CAREFUL_LOADS, TRIES_FIELD
 from tokenbus.bus.stage.read_buffer import Batch
-from tokenbus.bus.stage.rollback import repair_commit
 from tokenbus.bus.stage.stage_input import StageInput
 
 __all__ = ["Batch", "Stage", "StageLogic"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tokenbus.core.prefill.calls import call_id
-from tokenbus.core.run.blocks import MAX_EXTRAS
+from tokenbus.core.run.blocks.block_table import MAX_EXTRAS
 from tokenbus.core.run.outbox import Outbox
 from tokenbus.core.run.provider_extra import keep
 from tokenbus.core.run.state import RunState

@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import msgspec
 
-from tokenbus.core.run.attempt_report import AttemptReport
+from tokenbus.core.run.attempts.attempt_report import AttemptReport
+from tokenbus.core.run.blocks.public_blocks import fitting_finish
 from tokenbus.core.run.effects import Decide, Draft, Effect, EndRun, ReleaseFromPolicies
+from tokenbus.core.run.gate.policy_gate import PolicyGate
 from tokenbus.core.run.outbox import Outbox
 from tokenbus.core.run.output_limits import count_bytes
-from tokenbus.core.run.policy_gate import PolicyGate
 from tokenbus.core.run.provider_extra import without_places
-from tokenbus.core.run.public_blocks import fitting_finish
 from tokenbus.core.run.state import RunState
 from tokenbus.core.run.state_machine import RunMachine
 from tokenbus.core.run.termination import STATUS, deadline_passed, end, terminated, workers_gone

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tokenbus.core.run.opaque import OpaqueTracker
+from tokenbus.core.run.blocks.opaque import OpaqueTracker
 from tokenbus.core.run.state import RunState
 from tokenbus.events.normalized import Opaque
 

@@ -7,10 +7,10 @@ from typing import Literal
 import msgspec
 
 from tokenbus.core.prefill.turn import TurnText
-from tokenbus.core.run.blocks import BlockTable, ToolCall
+from tokenbus.core.run.blocks.block_table import BlockTable, ToolCall
+from tokenbus.core.run.blocks.opaque import OpaqueTracker
 from tokenbus.core.run.continuation import Seam
-from tokenbus.core.run.opaque import OpaqueTracker
-from tokenbus.core.run.policy_gate import PolicyGate
+from tokenbus.core.run.gate.policy_gate import PolicyGate
 from tokenbus.core.stop_scan import StopScan
 from tokenbus.events.frames import Accepted, FallbackPlan, ToolReturned
 from tokenbus.events.normalized import Start

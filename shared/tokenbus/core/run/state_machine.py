@@ -35,12 +35,9 @@ from __future__ import annotations
 import msgspec
 
 from tokenbus.core.prefill.turn import TurnText
-from tokenbus.core.run.attempt_report import AttemptReport, report_attempt
-from tokenbus.core.run.block_deltas import add, remember
-from tokenbus.core.run.blocks import BlockTable
-from tokenbus.core.run.effects import CloseAttempt, Effect, RunTools
-from tokenbus.core.run.fallback import fall_back, may_fall_back
-from tokenbus.core.run.next_attempt import (
+from tokenbus.core.run.attempts.attempt_report import AttemptReport, report_attempt
+from tokenbus.core.run.attempts.fallback import fall_back, may_fall_back
+from tokenbus.core.run.attempts.next_attempt import (
     can_continue,
     complete_other_blocks,
     continue_turn,
@@ -50,9 +47,13 @@ from tokenbus.core.run.next_attempt import (
     restart_turn,
     resume,
 )
+from tokenbus.core.run.attempts.retry import WORKER_LOST, decide
+from tokenbus.core.run.block_deltas import add, remember
+from tokenbus.core.run.blocks.block_table import BlockTable
+from tokenbus.core.run.effects import CloseAttempt, Effect, RunTools
+from tokenbus.core.run.gate.tool_verdicts import ToolVerdicts
 from tokenbus.core.run.outbox import Outbox
 from tokenbus.core.run.output_limits import count_bytes
-from tokenbus.core.run.retry import WORKER_LOST, decide
 from tokenbus.core.run.state import RunState
 from tokenbus.core.run.termination import (
     DEADLINE,
@@ -70,7 +71,6 @@ from tokenbus.core.run.tool_calls import (
     publish_results,
     results_message,
 )
-from tokenbus.core.run.tool_verdicts import ToolVerdicts
 from tokenbus.core.stop_scan import StopScan
 from tokenbus.errors import TooLarge
 from tokenbus.events import normalized as n

@@ -4,11 +4,11 @@ run's output does not depend on which tool is faster.
 
 from __future__ import annotations
 
-from tokenbus.core.run.blocks import ToolCall
+from tokenbus.core.run.blocks.block_table import ToolCall
+from tokenbus.core.run.blocks.public_blocks import write_result
+from tokenbus.core.run.gate.tool_verdicts import ToolVerdicts
 from tokenbus.core.run.outbox import Outbox
-from tokenbus.core.run.public_blocks import write_result
 from tokenbus.core.run.state import PendingCall, RunState
-from tokenbus.core.run.tool_verdicts import ToolVerdicts
 from tokenbus.events.frames import ResultImage, ToolReported, ToolReturned, ToolWork
 from tokenbus.events.public import ImageRef, ToolProgress
 from tokenbus.events.requests import Base64Source, BlobSource, ImagePart, Message, TextPart, ToolResultPart

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from tokenbus.core.run.public_blocks import CALL_CUT, call_heads, changed_fields, first_void, fitting_finish
+from tokenbus.core.run.blocks.public_blocks import CALL_CUT, call_heads, changed_fields, first_void, fitting_finish
 from tokenbus.core.run.termination import terminated
 from tokenbus.events.public import (
     TERMINAL,

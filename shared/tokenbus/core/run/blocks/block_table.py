@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from tokenbus.core.run.opaque import OpaqueTracker, check_size
+from tokenbus.core.run.blocks.opaque import OpaqueTracker, check_size
+from tokenbus.core.run.blocks.public_blocks import call_heads, content_fields
 from tokenbus.core.run.outbox import Outbox
-from tokenbus.core.run.public_blocks import call_heads, content_fields
 from tokenbus.errors import TooLarge
 from tokenbus.events.normalized import Opaque
 from tokenbus.events.public import BlockComplete, BlockKind, BlockStarted, ImagePreview, ImageRef

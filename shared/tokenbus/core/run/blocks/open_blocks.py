@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tokenbus.core.run.blocks import OpenBlock
+from tokenbus.core.run.blocks.block_table import OpenBlock
 from tokenbus.events.public import BlockComplete, BlockStarted, Chunk, decode
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from tokenbus_services.settings.gateway_keys import (
+from tokenbus_services.settings.tables.gateway_keys import (
     ALL_SURFACES,
     AdminSettings,
     KeySettings,

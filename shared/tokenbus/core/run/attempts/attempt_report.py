@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from tokenbus.core.run.retry import WORKER_LOST
+from tokenbus.core.run.attempts.retry import WORKER_LOST
 from tokenbus.core.run.state import RunState
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.usage import Usage

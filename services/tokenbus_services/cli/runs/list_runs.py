@@ -12,7 +12,7 @@ import msgspec
 from tokenbus import RunInfo
 from tokenbus_services.cli import connect as reaching
 from tokenbus_services.cli.render import terminal
-from tokenbus_services.cli.run_choice import RunChoice, age_text
+from tokenbus_services.cli.runs.run_choice import RunChoice, age_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tokenbus.core.prefill.turn import TurnText
-from tokenbus.core.run.blocks import BlockTable
+from tokenbus.core.run.blocks.block_table import BlockTable
 from tokenbus.core.run.continuation import partial_message, partial_text
 from tokenbus.core.run.effects import NextTurn
 from tokenbus.core.run.outbox import Outbox

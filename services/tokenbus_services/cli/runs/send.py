@@ -12,8 +12,8 @@ import msgspec
 from tokenbus.errors import RequestInvalid, SettingsError
 from tokenbus_services.cli import connect as reaching
 from tokenbus_services.cli import mock
-from tokenbus_services.cli.follow import show_run
 from tokenbus_services.cli.render.output import showing
+from tokenbus_services.cli.runs.follow import show_run
 
 Request = Mapping[str, object]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tokenbus.core.run.blocks import ToolCall
+from tokenbus.core.run.blocks.block_table import ToolCall
 
 BLOCKED = "the call was blocked by a policy"
 """What the model reads if the policy gave no reason."""

@@ -17,9 +17,9 @@ from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.stage.committer import Committer
+from tokenbus.bus.stage.loading.recovery import give_up_state, learn_from_logs, rebuild, run_position, run_positions
 from tokenbus.bus.stage.logic import StageLogic
 from tokenbus.bus.stage.partition import Partition
-from tokenbus.bus.stage.recovery import give_up_state, learn_from_logs, rebuild, run_position, run_positions
 
 log = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 
-from tokenbus.core.run.blocks import ToolCall
+from tokenbus.core.run.blocks.block_table import ToolCall
+from tokenbus.core.run.blocks.public_blocks import changed_fields, content_fields, first_void, write_result
+from tokenbus.core.run.gate.tool_verdicts import ToolVerdicts
 from tokenbus.core.run.outbox import Outbox
-from tokenbus.core.run.public_blocks import changed_fields, content_fields, first_void, write_result
-from tokenbus.core.run.tool_verdicts import ToolVerdicts
 from tokenbus.events.frames import PolicyVerdict
 from tokenbus.events.public import (
     BlockComplete,

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, get_args
 from msgspec import Meta
 
 from tokenbus.events.requests import Name
-from tokenbus_services.settings.console import ConsoleRole
+from tokenbus_services.settings.tables.console import ConsoleRole
 from tokenbus_services.settings.types import Count, Seconds, Table
 
 SurfaceName = Literal[

@@ -14,7 +14,7 @@ from tokenbus.events.run_info import ENDED_STATES
 from tokenbus_services.cli import connect as reaching
 from tokenbus_services.cli import exit_codes as ending
 from tokenbus_services.cli.render import terminal
-from tokenbus_services.cli.run_choice import RunChoice
+from tokenbus_services.cli.runs.run_choice import RunChoice
 
 LOOK_S = 0.1
 LOOKS = 20

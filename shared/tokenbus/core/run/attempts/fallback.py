@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from tokenbus.core.run.attempts.next_attempt import begin_attempt, discard_blocks, turn_work
+from tokenbus.core.run.attempts.retry import another_may_do_better
 from tokenbus.core.run.effects import NextTurn
-from tokenbus.core.run.next_attempt import begin_attempt, discard_blocks, turn_work
 from tokenbus.core.run.outbox import Outbox
-from tokenbus.core.run.retry import another_may_do_better
 from tokenbus.core.run.state import RunState
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.public import ProviderModel

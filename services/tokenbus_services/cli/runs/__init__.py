@@ -1,0 +1,1 @@
+"""Commands about runs: send, follow, list, cancel, tail."""

@@ -1,0 +1,1 @@
+"""The tables of `tokenbus.toml`, a module for each."""

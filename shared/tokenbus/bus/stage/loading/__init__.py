@@ -1,0 +1,1 @@
+"""Bring a partition into memory: load it, replay its unread input, roll back what was not committed."""
