@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator
 
 from docsite.reference.docstrings import cell, text_of
@@ -73,8 +74,15 @@ def _below(kind: type[errors.TokenbusError], depth: int) -> Iterator[str]:
         fields = ", ".join(f"`{field}`" for field in _fields(kind))
         retryable = "as its error says" if _decided_by_the_run(kind) else _yes(kind.retryable)
         yield f"| {name} | `{kind.code}` | {retryable} | {fields} | {cell(text_of(kind))} |"
-    for child in kind.__subclasses__():
+    for child in sorted(kind.__subclasses__(), key=_place):
         yield from _below(child, depth + 1)
+
+
+def _place(kind: type[errors.TokenbusError]) -> int:
+    """Where the tree in the docstring of `tokenbus.errors` has it; an error of another module comes last."""
+    tree = errors.__doc__ or ""
+    found = re.search(rf"── {kind.__name__}\b", tree)
+    return found.start() if found else len(tree)
 
 
 def _decided_by_the_run(kind: type[errors.TokenbusError]) -> bool:
@@ -85,7 +93,7 @@ def _fields(kind: type[errors.TokenbusError]) -> list[str]:
     """What an error of this kind has: annotated attributes, and what its constructor sets."""
     found: dict[str, None] = {}
     for base in reversed(kind.__mro__):
-        if base.__module__ != errors.__name__:
+        if not issubclass(base, errors.TokenbusError):
             continue
         found |= dict.fromkeys(name for name in inspect.get_annotations(base) if name not in _EVERYWHERE)
         init = base.__dict__.get("__init__")

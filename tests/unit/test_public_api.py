@@ -37,8 +37,8 @@ FACADE = {
         AttemptRefused BlobCorrupt BlobError BlobNotFound BlobQuotaExceeded BlobRefused BlobStoreFull
         BlobTooLarge BlobUnauthorized BlobUnavailable CannotRetry CircularValue CursorAhead CursorTrimmed
         DeadNotFound DeploymentMismatch Malformed NestedTooDeep NotStorable PoisonRequest PublishQueueFull
-        RecordNotFound RequestError RequestInvalid RequestTooLarge RunCancelled RunError RunFailed
-        RunIncomplete RunNotFound RunNotRepeatable RunOpen ServerError ServerFull ServerTooOld
+        RecordNotFound RepartitionRefused RequestError RequestInvalid RequestTooLarge RunCancelled RunError
+        RunFailed RunIncomplete RunNotFound RunNotRepeatable RunOpen ServerError ServerFull ServerTooOld
         ServerUnavailable SettingsError TokenbusError TooLarge ToolFailure WireError
     """,
     "tokenbus.tools": """
@@ -207,6 +207,7 @@ def test_a_response_has_these_fields():
 
 def test_every_error_is_in_the_tree_with_a_code_of_its_own():
     tree = [getattr(errors, name) for name in errors.__all__]
+    assert {error.__name__ for error in vars(errors).values() if inspect.isclass(error)} == set(errors.__all__)
     assert all(issubclass(error, tokenbus.TokenbusError) for error in tree)
     assert len({error.code for error in tree}) == len(tree)
     assert errors.__doc__
