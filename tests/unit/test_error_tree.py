@@ -18,7 +18,7 @@ SOURCE = "".join(
     path.read_text()
     for package in (tokenbus, tokenbus_services)
     for path in Path(str(package.__file__)).parent.rglob("*.py")
-    if path != Path(errors.__file__)
+    if path.parent != Path(str(errors.__file__)).parent
 )
 
 
