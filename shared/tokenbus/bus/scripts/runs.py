@@ -97,7 +97,7 @@ STOP = """
 local function stop(h, control_frame, why, status)
   redis.call('XADD', KEYS[4], 'MAXLEN', '~', 1000, '*', ARGV[1], control_frame)
   if h[3] ~= h[2] then
-    -- A RawFrame that ends the present attempt (see frames.py): turn, attempt, any frame, no time, its one item.
+    -- A RawFrame that ends the present attempt (see frames/raw.py): turn, attempt, any frame, no time, its one item.
     local turn, attempt = tonumber(h[4] or '0'), tonumber(h[2])
     local lost = cmsgpack.pack({turn, attempt, -1, 0, {{'lost', why}}})
     redis.call('XADD', KEYS[3], '*', ARGV[1], lost)

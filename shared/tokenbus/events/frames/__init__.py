@@ -1,0 +1,93 @@
+"""Internal wire format of `raw`, `events`, `turns`, `tools` and `control`.
+
+An entry's fields are run ids; each value is one msgpack frame of that run. One entry can carry many runs of a batch,
+and an undecodable frame affects only its own run. All structs are array-like; new fields go at the end with a default,
+so that older readers can still decode them.
+
+Import the names from here; one module for each direction.
+"""
+
+from tokenbus.events.frames.accepted import Accepted, FallbackPlan, PolicyPlan, RunLimits, TextReading
+from tokenbus.events.frames.codec import (
+    control_decoder,
+    decode_events,
+    decode_raw,
+    decode_taken,
+    drafts_decoder,
+    encode,
+    event_decoder,
+    history_decoder,
+    is_known,
+    raw_decoder,
+    tool_decoder,
+    turn_decoder,
+)
+from tokenbus.events.frames.raw import ANY_FRAME, Data, Ended, ImagesRequested, Lost, Noted, Opened, RawFrame, RawItem
+from tokenbus.events.frames.run_events import (
+    CONTROL_ATTEMPT,
+    WHOLE_RUN,
+    BusEvent,
+    CancelRequested,
+    ControlEvent,
+    DeadlinePassed,
+    Decision,
+    EventFrame,
+    PolicyAction,
+    PolicyVerdict,
+    PolicyVerdicts,
+    Rejected,
+    ResultImage,
+    TapedFrame,
+    ToolReported,
+    ToolReturned,
+)
+from tokenbus.events.frames.work import Control, Drafts, ToolWork, TurnWork
+
+__all__ = [
+    "ANY_FRAME",
+    "CONTROL_ATTEMPT",
+    "WHOLE_RUN",
+    "Accepted",
+    "BusEvent",
+    "CancelRequested",
+    "Control",
+    "ControlEvent",
+    "Data",
+    "DeadlinePassed",
+    "Decision",
+    "Drafts",
+    "Ended",
+    "EventFrame",
+    "FallbackPlan",
+    "ImagesRequested",
+    "Lost",
+    "Noted",
+    "Opened",
+    "PolicyAction",
+    "PolicyPlan",
+    "PolicyVerdict",
+    "PolicyVerdicts",
+    "RawFrame",
+    "RawItem",
+    "Rejected",
+    "ResultImage",
+    "RunLimits",
+    "TapedFrame",
+    "TextReading",
+    "ToolReported",
+    "ToolReturned",
+    "ToolWork",
+    "TurnWork",
+    "control_decoder",
+    "decode_events",
+    "decode_raw",
+    "decode_taken",
+    "drafts_decoder",
+    "encode",
+    "event_decoder",
+    "history_decoder",
+    "is_known",
+    "raw_decoder",
+    "tool_decoder",
+    "turn_decoder",
+]
