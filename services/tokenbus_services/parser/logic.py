@@ -41,6 +41,7 @@ from tokenbus.core.run.effects import (
     Draft,
     Effect,
     EndRun,
+    ForgetRun,
     NextTurn,
     ReleaseFromPolicies,
     RunTools,
@@ -376,6 +377,10 @@ class ParserLogic:
                 if s.accepted.record:
                     commit.expire(self._keys.tape(s.run), self._finished_run_ms)
                     commit.append(self._records, [s.run, status])
+
+            case ForgetRun():
+                for key in (run_key, log, self._keys.tape(s.run)):  # so that none stays forever
+                    commit.expire(key, self._finished_run_ms)
 
     def _draft(self, run: str, data: bytes, commit: Commit) -> None:
         commit.append(self._drafts, [run, data])

@@ -16,15 +16,24 @@ from redis.exceptions import RedisError, ResponseError
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.liveness import Defects, Liveness, rest
-from tokenbus.bus.run_record import STATUS
-from tokenbus.bus.scripts.timeouts import append_timeout, expire, read_policy_stage
+from tokenbus.bus.run_record import ENDED, STATUS, status_of
+from tokenbus.bus.scripts.timeouts import RunIs, append_timeout, expire, read_policy_stage
 from tokenbus.bus.server.run_scripts import run_script, run_scripts
 from tokenbus.bus.server.server import Server, is_final
 from tokenbus.bus.server.stream_reader import id_key
 from tokenbus.bus.stage.stage import Stage
 from tokenbus.bus.stage_lag import read_lag
 from tokenbus.core.run.state import PendingCall, RunState
-from tokenbus.events.frames import CONTROL_ATTEMPT, BusEvent, Control, DeadlinePassed, EventFrame, ToolReturned, encode
+from tokenbus.events.frames import (
+    CONTROL_ATTEMPT,
+    HAS_ENDED,
+    BusEvent,
+    Control,
+    DeadlinePassed,
+    EventFrame,
+    ToolReturned,
+    encode,
+)
 from tokenbus_services.parser.index_keeper import IndexKeeper
 from tokenbus_services.parser.logic import ParserLogic
 from tokenbus_services.parser.overdue import PolicyStageObserver, PolicyStageStatus, Timeouts
@@ -64,8 +73,8 @@ class TimeoutClock:
         self._index = IndexKeeper(server, self._keys, keep_ms=round(settings.retention.finished_run_s * 1000))
         self._policy_stage_observers: dict[int, PolicyStageObserver] = {}
         """By partition."""
-        self._abandoned: dict[int, dict[str, int]] = {}
-        """By partition: the runs that looked abandoned at the last look, with the number of their events then."""
+        self._unwritable: dict[int, dict[str, tuple[RunIs, int]]] = {}
+        """By partition: the runs whose hash let nobody write at the last look, with the number of their events then."""
         self._task: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
@@ -109,7 +118,7 @@ class TimeoutClock:
                 if look and self._timeouts.attempt_overdue(s, now_ms):
                     silent.append(s)
             if look:
-                calls += [self._abandonment(partition, s) for s in await self._without_hash(partition)]
+                calls += [self._abandonment(partition, *found) for found in await self._closed_elsewhere(partition)]
             if silent:
                 calls += [self._attempt_timeout(partition, s) for s in await self._without_worker(partition, silent)]
         if calls:
@@ -158,14 +167,15 @@ class TimeoutClock:
             begin = f"({page[-1][0].decode()}"
         return [s for s, taken in judged if s.run not in having and s.events_applied == taken]
 
-    async def _without_hash(self, partition: int) -> list[RunState]:
-        """Return the runs that the parser has although their hash lets nobody write: it has expired, or was deleted, or
-        says that the run is about to end while the event for that was lost. Nothing would ever go on with them.
+    async def _closed_elsewhere(self, partition: int) -> list[tuple[RunState, RunIs]]:
+        """Return the runs that the parser has although their hash lets nobody write, so that nothing would ever go on
+        with them. Either the hash has expired, was deleted, or says that the run is about to end while the event for
+        that was lost; or the run has ended, and the parser's state is older than that.
 
         It is so at two looks in a row, without an event between them and with nothing left to read.
         """
-        keys, before = self._keys.within(partition), self._abandoned.pop(partition, {})
-        now: dict[str, int] = {}
+        keys, before = self._keys.within(partition), self._unwritable.pop(partition, {})
+        now: dict[str, tuple[RunIs, int]] = {}
         states = {s.run: s for s in self._logics[partition].states()}
         runs = list(states)
         for at in range(0, len(runs), PAGE):
@@ -174,12 +184,14 @@ class TimeoutClock:
                 pipe.hget(keys.run(run), STATUS)
             for run, found in zip(runs[at : at + PAGE], await pipe.execute(raise_on_error=False), strict=True):
                 if found is None or found in ABANDONED:
-                    now[run] = states[run].events_applied
-        self._abandoned[partition] = now
-        found = [states[run] for run, taken in now.items() if before.get(run) == taken]
-        if found and await read_lag(self._server.client, self._keys.lease(partition, "parser")):
+                    now[run] = "abandoned", states[run].events_applied
+                elif isinstance(found, bytes) and status_of(found) in ENDED:
+                    now[run] = "ended", states[run].events_applied
+        self._unwritable[partition] = now
+        same = [(states[run], seen[0]) for run, seen in now.items() if before.get(run) == seen]
+        if same and await read_lag(self._server.client, self._keys.lease(partition, "parser")):
             return []
-        return found
+        return same
 
     # --- what it tells ----------------------------------------------------------------------------------------
 
@@ -220,15 +232,18 @@ class TimeoutClock:
         log.warning("run_lost", run=s.run, turn=s.turn, attempt=s.attempt)
         return self._append(partition, s, DeadlinePassed("silent", s.events_applied))
 
-    def _abandonment(self, partition: int, s: RunState) -> scripts.ScriptCall:
+    def _abandonment(self, partition: int, s: RunState, found: RunIs) -> scripts.ScriptCall:
+        if found == "ended":
+            log.warning("run_ended_before", run=s.run, turn=s.turn, attempt=s.attempt, phase=s.phase)
+            return self._append(partition, s, DeadlinePassed("silent", HAS_ENDED), only_if=found)
         log.warning("run_without_keys", run=s.run, turn=s.turn, attempt=s.attempt, phase=s.phase)
-        return self._append(partition, s, DeadlinePassed("silent", s.events_applied), abandoned=True)
+        return self._append(partition, s, DeadlinePassed("silent", s.events_applied), only_if=found)
 
     def _frame(self, event: BusEvent) -> bytes:
         return encode(EventFrame(0, CONTROL_ATTEMPT, self._server.clock.now_ms(), [event]))
 
     def _append(
-        self, partition: int, s: RunState, event: DeadlinePassed, *, abandoned: bool = False
+        self, partition: int, s: RunState, event: DeadlinePassed, *, only_if: RunIs = "open"
     ) -> scripts.ScriptCall:
         keys = self._keys.within(partition)
         return append_timeout(
@@ -237,5 +252,5 @@ class TimeoutClock:
             keys.lease(partition, "parser"),
             run=s.run,
             frame=self._frame(event),
-            abandoned=abandoned,
+            only_if=only_if,
         )

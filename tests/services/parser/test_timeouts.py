@@ -71,6 +71,56 @@ async def test_a_run_past_its_deadline_expires_where_the_partition_is_owned(serv
     assert await server.client.hget(keys.run(other), "status") == b"open"
 
 
+async def apply_and_commit(server: Server, keys: Keys, partition: int, logic: ParserLogic, run: str) -> None:
+    """What the parser does with the first entry that the clock wrote: the run is not open after it."""
+    [(entry_id, fields), *_] = await server.client.xrange(keys.topic(partition, "events"))
+    logic.apply(run, fields[run.encode()])
+    assert logic.states() == []
+    commit = Commit(keys.lease(partition, "parser"), keys.topic(partition, "events"))
+    logic.flush(commit)
+    await server.client.hset(keys.lease(partition, "parser"), mapping={"token": "1", "offset": "0-0"})
+    call = commit.call(
+        token="1",
+        ttl_ms=1000,
+        begin="0-0",
+        end=entry_id.decode(),
+        watermark="0-0",
+        entries=1,
+        size=1,
+        mirror="",
+        entries_read=True,
+        topic_entries=1000,
+    )
+    assert (await run_script(server, call))[0] == b"ok"
+
+
+async def test_a_run_that_its_hash_says_has_ended_is_forgotten_and_nothing_more_is_written(
+    server: Server, keys: Keys
+) -> None:
+    run, logic = await open_run(server, keys, 3, deadline_ms=0)
+    await server.client.delete(keys.run(run))
+    ended = {"status": "completed", "result": "its end", "seq": "7"}
+    await server.client.hset(keys.run(run), mapping=ended)
+    await server.client.xadd(keys.log(run), {"__data__": "its end"}, id="1-6")
+    stage = cast("Stage", SimpleNamespace(owned=[3]))
+    settings = Settings(
+        prefix=keys.prefix,
+        partitions=keys.partitions,
+        stages=StageSettings(tick_s=0.02),
+        limits=LimitSettings(silent_run_s=0.5),
+    )
+    clock = TimeoutClock(server, stage, settings, {3: logic})
+    await clock.open()
+    await eventually(lambda: server.client.xlen(keys.topic(3, "events")))
+    await clock.close()
+    await apply_and_commit(server, keys, 3, logic, run)
+    found = await server.client.hgetall(keys.run(run))
+    assert {name.decode(): value.decode() for name, value in found.items()} == ended
+    assert await server.client.xlen(keys.log(run)) == 1
+    for key in (keys.run(run), keys.log(run)):
+        assert 0 < await server.client.pttl(key) <= 60_000
+
+
 @pytest.mark.parametrize("status", [None, "cancelling"])
 async def test_a_run_whose_keys_are_gone_or_refuse_all_writes_ends_and_leaves_none_for_ever(
     server: Server, keys: Keys, status: str | None
@@ -92,27 +142,9 @@ async def test_a_run_whose_keys_are_gone_or_refuse_all_writes_ends_and_leaves_no
     async def entries() -> list[Any]:
         return await server.client.xrange(keys.topic(3, "events"))
 
-    [(_, fields), *_] = await eventually(entries)
+    await eventually(entries)
     await clock.close()
-    logic.apply(run, fields[run.encode()])
-    assert logic.states() == []
-    commit = Commit(keys.lease(3, "parser"), keys.topic(3, "events"))
-    logic.flush(commit)
-    await server.client.hset(keys.lease(3, "parser"), mapping={"token": "1", "offset": "0-0"})
-    end = (await entries())[-1][0].decode()
-    call = commit.call(
-        token="1",
-        ttl_ms=1000,
-        begin="0-0",
-        end=end,
-        watermark="0-0",
-        entries=1,
-        size=1,
-        mirror="",
-        entries_read=True,
-        topic_entries=1000,
-    )
-    await run_script(server, call)
+    await apply_and_commit(server, keys, 3, logic, run)
     assert await server.client.hget(keys.run(run), "status") == b"incomplete"
     for key in (keys.run(run), keys.log(run)):
         assert 0 < await server.client.pttl(key) <= 60_000

@@ -10,11 +10,12 @@ import pytest
 from tests.e2e import judge
 from tests.unit.core.gated import JUDGED, HeldStory
 from tests.unit.core.script import call, of_type, text
-from tokenbus.core.run.effects import Draft, EndRun, NextTurn, ReleaseFromPolicies, RunTools
+from tokenbus.core.run.effects import Draft, EndRun, ForgetRun, NextTurn, ReleaseFromPolicies, RunTools
 from tokenbus.core.run.gate.policy_gate import MAX_WORKERS_WITHOUT_PROGRESS
 from tokenbus.events import normalized as n
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import (
+    HAS_ENDED,
     WHOLE_RUN,
     CancelRequested,
     DeadlinePassed,
@@ -272,6 +273,17 @@ async def test_where_no_worker_answers_the_run_ends_when_it_must() -> None:
     assert isinstance(end, RunFailedEvent)
     assert end.error.code == "policy_silent"
     assert story.decisions == ["error"]
+
+
+async def test_a_run_that_has_ended_before_is_over_and_its_policies_learn_it() -> None:
+    story = HeldStory()
+    story.provider(n.Start("m"), *text(0, "Hello"))
+    before = len(story.heard)
+    story.control(DeadlinePassed("silent", HAS_ENDED), CancelRequested())
+    assert story.run.over
+    assert len(story.heard) == before
+    assert story.of(ForgetRun) == [ForgetRun()]
+    assert story.of(Draft)[-1] == Draft([], over=True)
 
 
 @pytest.mark.parametrize("judged", range(5))

@@ -7,10 +7,18 @@ import pytest
 from tests.unit.core.script import Story, call, of_type, text
 from tokenbus.core.request.bounds import MAX_NAME_CHARS
 from tokenbus.core.run.attempts.retry import WORKER_LOST
-from tokenbus.core.run.effects import EndRun, NextTurn, RunTools
+from tokenbus.core.run.effects import EndRun, ForgetRun, NextTurn, RunTools
 from tokenbus.events import normalized as n
 from tokenbus.events.error_info import ErrorInfo
-from tokenbus.events.frames import CancelRequested, DeadlinePassed, Noted, ResultImage, RunLimits, ToolReturned
+from tokenbus.events.frames import (
+    HAS_ENDED,
+    CancelRequested,
+    DeadlinePassed,
+    Noted,
+    ResultImage,
+    RunLimits,
+    ToolReturned,
+)
 from tokenbus.events.public import (
     BlockComplete,
     BlockStarted,
@@ -521,3 +529,11 @@ def test_content_before_calls_and_usage_of_each_turn_come_as_events_in_their_ord
     ]
     assert order == ["Started", *blocks[:6], "UsageReported", *blocks[6:], "UsageReported", "Completed"]
     assert [e.total.output for e in of_type(story.events, UsageReported)] == [1, 3]
+
+
+def test_a_run_that_has_ended_before_is_over_without_another_end() -> None:
+    story = Story()
+    story.provider(n.BlockStart(0, "text"), n.TextDelta(0, "text"))
+    assert story.control(DeadlinePassed("silent", HAS_ENDED), CancelRequested()) == []
+    assert story.run.over
+    assert story.effects[-1] == ForgetRun()

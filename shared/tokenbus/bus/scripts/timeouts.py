@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Literal, TypeAlias
+
 from tokenbus.bus.scripts.runs import STOP
 from tokenbus.bus.scripts.script import NOW, ROOM, ScriptCall, script
+
+RunIs: TypeAlias = Literal["open", "abandoned", "ended"]
+"""What a run's hash says: the run may be written to, its keys are gone or refuse all writes, or it has ended."""
 
 _EXPIRE = script(
     "expire",
@@ -55,11 +60,15 @@ _APPEND_TIMEOUT = script(
     """
 -- Append a timeout to the events of a run.
 -- KEYS: 1 run (hash), 2 events (stream), 3 lease of the parser (hash).
--- ARGV: 1 run, 2 event, 3 whether the run is abandoned (1 or 0): its hash must then not be open.
+-- ARGV: 1 run, 2 event, 3 what the hash must say: 'open' (or it is gone), 'abandoned' (anything but open), 'ended'.
 -- Reply: 1, or 0 if the hash forbids it.
 -- Atomic: the event and the count of its bytes are written together, and only while the hash allows it.
 local status = redis.call('HGET', KEYS[1], 'status')
-if ARGV[3] == '1' then
+if ARGV[3] == 'ended' then
+  if not (status == 'completed' or status == 'incomplete' or status == 'failed' or status == 'cancelled') then
+    return 0
+  end
+elseif ARGV[3] == 'abandoned' then
   if status == 'open' then return 0 end
 elseif status and status ~= 'open' then
   return 0
@@ -73,14 +82,12 @@ return 1
 
 
 def append_timeout(
-    run_key: str, events: str, parser_lease: str, *, run: str, frame: bytes, abandoned: bool = False
+    run_key: str, events: str, parser_lease: str, *, run: str, frame: bytes, only_if: RunIs = "open"
 ) -> ScriptCall:
-    """Append a timeout event to `events`: 1, or 0 if the run is no longer open. Fences nothing; the parser may find
-    that the timeout does not apply.
-
-    ``abandoned``: for a run that the parser has although its hash is gone or refuses all writes; 0 if it is open.
+    """Append a timeout event to `events`: 1, or 0 if the run's hash does not say what it must. Fences nothing; the
+    parser may find that the timeout does not apply.
     """
-    return ScriptCall(_APPEND_TIMEOUT, [run_key, events, parser_lease], [run, frame, int(abandoned)])
+    return ScriptCall(_APPEND_TIMEOUT, [run_key, events, parser_lease], [run, frame, only_if])
 
 
 _READ_POLICY_STAGE = script(

@@ -62,4 +62,8 @@ class EndRun(msgspec.Struct, frozen=True):
     status: EndStatus
 
 
-Effect = NextTurn | CloseAttempt | RunTools | Draft | Decide | ReleaseFromPolicies | EndRun
+class ForgetRun(msgspec.Struct, frozen=True):
+    """Drop the run without writing its end, which its log has already."""
+
+
+Effect = NextTurn | CloseAttempt | RunTools | Draft | Decide | ReleaseFromPolicies | EndRun | ForgetRun

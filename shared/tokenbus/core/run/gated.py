@@ -20,7 +20,7 @@ import msgspec
 
 from tokenbus.core.run.attempts.attempt_report import AttemptReport
 from tokenbus.core.run.blocks.public_blocks import fitting_finish
-from tokenbus.core.run.effects import Decide, Draft, Effect, EndRun, ReleaseFromPolicies
+from tokenbus.core.run.effects import Decide, Draft, Effect, EndRun, ForgetRun, ReleaseFromPolicies
 from tokenbus.core.run.gate.policy_gate import PolicyGate
 from tokenbus.core.run.outbox import Outbox
 from tokenbus.core.run.output_limits import count_bytes
@@ -31,6 +31,7 @@ from tokenbus.core.run.termination import STATUS, deadline_passed, end, terminat
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import (
     CONTROL_ATTEMPT,
+    HAS_ENDED,
     WHOLE_RUN,
     Accepted,
     BusEvent,
@@ -155,6 +156,8 @@ class GatedRun:
             case DeadlinePassed(what="deadline"):
                 error = deadline_passed()
                 self._stop(RunFailedEvent, error.message, finish="error", error=error)
+            case DeadlinePassed(taken=taken) if taken == HAS_ENDED:
+                self._forget()
             case DeadlinePassed():
                 if event.taken == self.state.events_applied:
                     error = workers_gone()
@@ -307,6 +310,14 @@ class GatedRun:
         (last,) = self._run.out.number(s.run, 0)
         assert isinstance(last, TERMINAL)
         self._end(last, why)
+
+    def _forget(self) -> None:
+        """The run's log has its end already."""
+        self.out.clear()
+        self._run.out.clear()
+        self._run.effects.clear()
+        self._over = True
+        self.effects = [ForgetRun()] if self._gate.unsent_drafts else [Draft([], over=True), ForgetRun()]
 
     def _end(self, last: TerminalEvent, why: str | None) -> None:
         gate = self._gate

@@ -50,7 +50,7 @@ from tokenbus.core.run.attempts.next_attempt import (
 from tokenbus.core.run.attempts.retry import WORKER_LOST, decide
 from tokenbus.core.run.block_deltas import add, remember
 from tokenbus.core.run.blocks.block_table import BlockTable
-from tokenbus.core.run.effects import CloseAttempt, Effect, RunTools
+from tokenbus.core.run.effects import CloseAttempt, Effect, ForgetRun, RunTools
 from tokenbus.core.run.gate.tool_verdicts import ToolVerdicts
 from tokenbus.core.run.outbox import Outbox
 from tokenbus.core.run.output_limits import count_bytes
@@ -77,6 +77,7 @@ from tokenbus.events import normalized as n
 from tokenbus.events.error_info import ErrorInfo, stream_cut
 from tokenbus.events.frames import (
     CONTROL_ATTEMPT,
+    HAS_ENDED,
     Accepted,
     BusEvent,
     CancelRequested,
@@ -391,6 +392,10 @@ class RunMachine:
             error = deadline_passed()
             stop(s, self.out, error.message, self._now_ms)
             self._end(RunFailedEvent, finish="error", error=error)
+        elif event.taken == HAS_ENDED:
+            self.out.clear()
+            self.effects = [ForgetRun()]
+            s.phase = "over"
         elif event.taken == s.events_applied:
             error = workers_gone()
             stop(s, self.out, error.message, self._now_ms)

@@ -25,6 +25,7 @@ from tokenbus.events.frames.codec import (
 from tokenbus.events.frames.raw import ANY_FRAME, Data, Ended, ImagesRequested, Lost, Noted, Opened, RawFrame, RawItem
 from tokenbus.events.frames.run_events import (
     CONTROL_ATTEMPT,
+    HAS_ENDED,
     WHOLE_RUN,
     BusEvent,
     CancelRequested,
@@ -46,6 +47,7 @@ from tokenbus.events.frames.work import Control, Drafts, ToolWork, TurnWork
 __all__ = [
     "ANY_FRAME",
     "CONTROL_ATTEMPT",
+    "HAS_ENDED",
     "WHOLE_RUN",
     "Accepted",
     "BusEvent",

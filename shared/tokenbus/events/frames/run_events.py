@@ -58,13 +58,17 @@ class ToolReported(msgspec.Struct, frozen=True, array_like=True, tag="tool_progr
     message: str | None = None
 
 
+HAS_ENDED = -1
+"""`DeadlinePassed.taken` of a `silent` run that has ended: nothing more is written of it. Older versions ignore it."""
+
+
 class DeadlinePassed(msgspec.Struct, frozen=True, array_like=True, tag="overdue"):
     """A timeout found by the parser: the deadline passed, the attempt went silent, or no policy worker answered."""
 
     what: Literal["deadline", "silent", "policy"]
     taken: int = 0
     """`silent`: the number of events when the timeout was found; it no longer holds if there are more. `policy`: the
-    same for heartbeats of the run's policies.
+    same for heartbeats of the run's policies. `HAS_ENDED`: the run's hash says that it ended.
     """
 
 
