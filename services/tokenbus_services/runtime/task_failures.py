@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from contextvars import copy_context
 
 import structlog
 
-from tokenbus.bus.liveness import beat
+from tokenbus.bus.liveness import SideWork, beat, liveness_of_caller
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -25,16 +26,17 @@ class LoggedTasks:
         """``most``: maximum concurrent tasks."""
         self._name = name
         self._most = most
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], SideWork] = {}
 
     async def run(self, works: Iterable[Callable[[], Awaitable[None]]], *, patience_s: float = STRAGGLING_S) -> None:
         """Start each work item and wait up to ``patience_s``; the rest continues in the background. Waits while too
-        many run.
+        many run. The caller counts as alive meanwhile only if one of them makes progress.
         """
         started: set[asyncio.Task[None]] = set()
         for work in works:
             while len(self._tasks) >= self._most:
-                beat()  # a full set is not the caller's defect
+                if not all(side.is_stuck for side in self._tasks.values()):
+                    beat()
                 await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED, timeout=CHECK_S)
             started.add(self._start(work))
         if started:
@@ -44,9 +46,11 @@ class LoggedTasks:
         async def do() -> None:
             await work()
 
-        task = asyncio.create_task(do(), name=self._name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        context = copy_context()
+        side = context.run(SideWork, liveness_of_caller())
+        task = asyncio.create_task(do(), name=self._name, context=context)
+        self._tasks[task] = side
+        task.add_done_callback(self._tasks.pop)
         task.add_done_callback(_log_defect)
         return task
 

@@ -96,6 +96,24 @@ class ItemWork:
         return self._liveness.elapsed_s - self._beaten_at
 
 
+class SideWork(ItemWork):
+    """Progress of one task that runs beside its caller. Its beats count for the caller's item too, if there is one."""
+
+    def __init__(self, liveness: Liveness) -> None:
+        self._item = _of_work.get()
+        super().__init__(liveness)
+
+    def beat(self) -> None:
+        super().beat()
+        if self._item:
+            self._item.beat()
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it made no progress for longer than a command and its slack may take."""
+        return self.still_s > STUCK_OF_MANY_NODES_S + self.slack_s
+
+
 _of_task: dict[asyncio.Task[Any], LongTask] = {}
 _of_work: ContextVar[ItemWork | None] = ContextVar("claimed item", default=None)
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
+import pytest
+
 from tests.waiting import eventually
+from tokenbus.bus.liveness import STUCK_OF_MANY_NODES_S, Liveness, wait_briefly
+from tokenbus_services.runtime import task_failures
 from tokenbus_services.runtime.task_failures import LoggedTasks
 
 
@@ -39,6 +43,32 @@ async def test_no_more_run_at_once_than_there_are_places() -> None:
     gate.set()
     await running
     assert begun == [0, 1, 2]
+    await tasks.close()
+
+
+@pytest.mark.parametrize("moves", [True, False])
+async def test_a_full_set_is_no_sign_of_life_unless_something_in_it_moves(
+    moves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task_failures, "CHECK_S", 0.01)
+    tasks, gate, begun, liveness = LoggedTasks("test", most=2), asyncio.Event(), list[int](), Liveness()
+
+    async def hang(n: int) -> None:
+        begun.append(n)
+        while not await wait_briefly(gate, timeout_s=0.005) if moves and n == 0 else not await gate.wait():
+            pass
+
+    caller = liveness.start(tasks.run(partial(hang, n) for n in range(3)), name="caller")
+    await eventually(lambda: begun == [0, 1])
+    [watched] = liveness.tasks
+    for _ in range(5):
+        liveness.elapsed_s += STUCK_OF_MANY_NODES_S
+        await asyncio.wait({caller}, timeout=0.05)
+    assert (watched.still_s == 0) is moves
+    assert (watched.still_s >= 3 * STUCK_OF_MANY_NODES_S) is not moves
+    liveness.close()
+    gate.set()
+    await caller
     await tasks.close()
 
 
