@@ -188,7 +188,9 @@ class TimeoutClock:
                 elif isinstance(found, bytes) and status_of(found) in ENDED:
                     now[run] = "ended", states[run].events_applied
         self._unwritable[partition] = now
-        same = [(states[run], seen[0]) for run, seen in now.items() if before.get(run) == seen]
+        same: list[tuple[RunState, RunIs]] = [
+            (states[run], seen[0]) for run, seen in now.items() if before.get(run) == seen
+        ]
         if same and await read_lag(self._server.client, self._keys.lease(partition, "parser")):
             return []
         return same
