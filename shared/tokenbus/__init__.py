@@ -64,7 +64,7 @@ from tokenbus.storage import restore_from_storage, sanitize_for_storage
 if TYPE_CHECKING:
     from tokenbus.client.blobs import Blobs
     from tokenbus.client.client import Client
-    from tokenbus.client.coalesce import coalesced
+    from tokenbus.client.display_pace import coalesced
     from tokenbus.client.response import Response, ResponseBuilder
     from tokenbus.client.run import Run
     from tokenbus.client.subscriptions.cursor import Cursor
@@ -87,7 +87,7 @@ _LATER = {
     "SentenceRules": "tokenbus.shaping.sentences",
     "SentenceSubscription": "tokenbus.client.subscriptions.sentences",
     "SharedSubscription": "tokenbus.client.subscriptions.group",
-    "coalesced": "tokenbus.client.coalesce",
+    "coalesced": "tokenbus.client.display_pace",
 }
 """Names that are imported when they are first used: most workers have no client, and it is a third of the library."""
 

@@ -32,7 +32,7 @@ UNWATCHED = {
     "tokenbus/bus/server/clock.py:ServerClock.now_ms": STEP,
     "tokenbus/bus/server/server.py:_Cluster.execute_command": STEP,
     "tokenbus/bus/server/stream_reader.py:StreamReader._read_separately": READER,
-    "tokenbus/client/coalesce.py:coalesced": READER,
+    "tokenbus/client/display_pace.py:coalesced": READER,
     "tokenbus/client/log_tail.py:Hub._close": STEP,
     "tokenbus/client/log_tail.py:Tail._interrupt": STEP,
     "tokenbus/client/publishing/publish_queue.py:PublishQueue.put": "ends with the queue; every caller waits for it",

@@ -22,7 +22,7 @@ from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.server.stream_reader import id_key
 from tokenbus.bus.work_queue import QueueItem, WorkQueue
-from tokenbus.core.request.fallback import request_for
+from tokenbus.core.request.fallback_request import request_for
 from tokenbus.core.request.tenant import tenant_of
 from tokenbus.errors import AttemptRefused, RequestError, SettingsError
 from tokenbus.events.error_info import ErrorInfo

@@ -17,7 +17,7 @@ from tokenbus.bus.run_record import ENDED, REQUEST, read_status
 from tokenbus.bus.server.server import Server, translated
 from tokenbus.client.decode import public_event
 from tokenbus.client.deployment import Deployment
-from tokenbus.client.publishing.run_id import new_run_id
+from tokenbus.client.publishing.new_run_id import new_run_id
 from tokenbus.core.request.tenant import tenant_of
 from tokenbus.core.request.traceparent import is_traceparent
 from tokenbus.errors import RunNotFound, RunNotRepeatable, ServerError

@@ -18,7 +18,7 @@ from tokenbus.client.client import watch_readers
 from tokenbus.errors import ServerFull, ServerUnavailable
 from tokenbus_services.gateway.gateway import Gateway
 from tokenbus_services.runtime.app import worker_name
-from tokenbus_services.runtime.deployment import Deployment
+from tokenbus_services.runtime.deployment_agreement import Deployment
 from tokenbus_services.settings import Settings
 from tokenbus_services.telemetry import RunTracer
 

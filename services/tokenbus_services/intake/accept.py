@@ -36,10 +36,10 @@ from tokenbus.events.requests import Cancel, Generate, Tool
 from tokenbus_services.intake.blob_offload import IntakeMedia
 from tokenbus_services.intake.cancels import Cancels
 from tokenbus_services.intake.declared_tools import DeclaredTools
-from tokenbus_services.intake.fallbacks import Callee, Fallbacks
 from tokenbus_services.intake.intake_spans import IntakeSpans
 from tokenbus_services.intake.policy_routes import PolicyRoutes
 from tokenbus_services.intake.run_creation import RunCreation, run_of
+from tokenbus_services.intake.usable_fallbacks import Callee, Fallbacks
 from tokenbus_services.json_schema.check import check_output, check_tools
 from tokenbus_services.runtime.mcp_tool_cache import McpToolCache
 from tokenbus_services.runtime.task_failures import LoggedTasks

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tokenbus.core.request.fallback import all_choices
+from tokenbus.core.request.fallback_request import all_choices
 from tokenbus.errors import RequestInvalid
 from tokenbus.events.frames import PolicyPlan
 from tokenbus.events.requests import Generate

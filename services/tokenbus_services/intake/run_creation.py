@@ -10,7 +10,7 @@ from tokenbus.bus.run_record import CONTINUES, DEADLINE, MODEL, PROVIDER, RECORD
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.work_queue import QueueItem
 from tokenbus.core.prefill.options import reading_of
-from tokenbus.core.request.fallback import all_choices
+from tokenbus.core.request.fallback_request import all_choices
 from tokenbus.core.request.run_id import id_of_entry
 from tokenbus.core.request.tenant import MAX_TENANT_CHARS, tenant_of
 from tokenbus.events.error_info import ErrorInfo

@@ -26,7 +26,7 @@ from tokenbus_services.recorder.metrics import RecordMetrics
 from tokenbus_services.recorder.record import Record
 from tokenbus_services.recorder.record_spans import RecordSpans
 from tokenbus_services.runtime.app import worker_name
-from tokenbus_services.runtime.deployment import Deployment
+from tokenbus_services.runtime.deployment_agreement import Deployment
 from tokenbus_services.runtime.in_flight import Later
 from tokenbus_services.runtime.queue_work import QueueWork
 from tokenbus_services.settings import RecordSettings, Settings

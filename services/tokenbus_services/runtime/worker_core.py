@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.server.server import Server, ServerInfo
 from tokenbus_services.runtime.app import make_broker, worker_name
-from tokenbus_services.runtime.deployment import Deployment
+from tokenbus_services.runtime.deployment_agreement import Deployment
 from tokenbus_services.runtime.deployment_gauges import DeploymentGauges
 from tokenbus_services.runtime.metrics import StageMetrics
 from tokenbus_services.runtime.partition_gauges import PartitionGauges

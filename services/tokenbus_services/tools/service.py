@@ -33,16 +33,16 @@ from tokenbus.events.frames import (
     tool_decoder,
 )
 from tokenbus_services.runtime.app import worker_name
-from tokenbus_services.runtime.deployment import Deployment
+from tokenbus_services.runtime.deployment_agreement import Deployment
 from tokenbus_services.runtime.in_flight import dead_letter_item
 from tokenbus_services.runtime.mcp_tool_cache import McpToolCache
 from tokenbus_services.runtime.queue_work import QueueWork
 from tokenbus_services.settings import Settings
 from tokenbus_services.telemetry import RunTracer
-from tokenbus_services.tools.call_spans import ToolSpans
 from tokenbus_services.tools.executor import Executor, ToolCall, ToolOutcome
 from tokenbus_services.tools.mcp.announce import McpLists
 from tokenbus_services.tools.metrics import CallMetrics
+from tokenbus_services.tools.tool_call_spans import ToolSpans
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

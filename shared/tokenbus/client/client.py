@@ -18,8 +18,8 @@ from tokenbus.bus.server.server import Server
 from tokenbus.client.blobs import Blobs
 from tokenbus.client.deployment import Deployment, partitions_in, url_in
 from tokenbus.client.publishing import publish as publishing
+from tokenbus.client.publishing.new_run_id import new_run_id
 from tokenbus.client.publishing.publish_queue import PublishQueue
-from tokenbus.client.publishing.run_id import new_run_id
 from tokenbus.client.response import Response, ResponseBuilder
 from tokenbus.client.retry_resume import check_resumable, ended_run, resumed_request, retried_request
 from tokenbus.client.run import PUBLISHED_WAIT_S, Run

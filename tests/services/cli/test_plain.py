@@ -9,7 +9,7 @@ from tests.services.cli.events import Told
 from tokenbus.events.public import ImageRef, PublicEvent
 from tokenbus_services.cli.render.event_text import one_line
 from tokenbus_services.cli.render.plain_text import PlainText
-from tokenbus_services.cli.up.progress import log_line
+from tokenbus_services.cli.up.start_output import log_line
 
 
 def written(events: Iterable[PublicEvent]) -> str:

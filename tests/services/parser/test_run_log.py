@@ -17,8 +17,8 @@ from tokenbus.events import normalized as n
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import CONTROL_ATTEMPT, Accepted, BusEvent, CancelRequested, EventFrame, RunLimits, encode
 from tokenbus.events.usage import Usage
+from tokenbus_services.parser.log_lines import RunLog
 from tokenbus_services.parser.logic import ParserLogic
-from tokenbus_services.parser.run_log import RunLog
 
 KEYS = Keys("t", 1)
 CONTENT = "the moon is made of cheese"

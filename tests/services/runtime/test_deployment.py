@@ -9,13 +9,13 @@ from tokenbus.bus import repartition
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.server.server import Server
-from tokenbus_services.runtime import deployment
-from tokenbus_services.runtime.deployment import Deployment
+from tokenbus_services.runtime import deployment_agreement
+from tokenbus_services.runtime.deployment_agreement import Deployment
 
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deployment, "AGREE_S", 0.02)
+    monkeypatch.setattr(deployment_agreement, "AGREE_S", 0.02)
 
 
 async def test_a_server_that_was_flushed_is_told_again(server: Server, keys: Keys):

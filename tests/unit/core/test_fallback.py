@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.core.script import Story, of_type, text
-from tokenbus.core.request.fallback import all_choices, left_from, request_for
+from tokenbus.core.request.fallback_request import all_choices, left_from, request_for
 from tokenbus.core.request.parse import request_from
 from tokenbus.core.run.attempts.retry import WORKER_LOST
 from tokenbus.core.run.effects import NextTurn

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from tokenbus import Client
 from tokenbus_services.cli import exit_codes as ending
+from tokenbus_services.cli.demo.demo_output import DemoWatcher, demo_watcher
 from tokenbus_services.cli.demo.plan import KEY_VARIABLES, DemoPlan, environment, plan_for, request_of, settings_text
-from tokenbus_services.cli.demo.progress import DemoWatcher, demo_watcher
 from tokenbus_services.cli.render.output import showing
 from tokenbus_services.cli.runs.follow import show_run
 from tokenbus_services.cli.service_registry import services_of

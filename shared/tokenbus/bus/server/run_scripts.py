@@ -9,7 +9,7 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from tokenbus.bus.scripts import ScriptCall, joined
-from tokenbus.bus.server.run_script import evaluate
+from tokenbus.bus.server.script_cache import evaluate
 from tokenbus.bus.server.server import Server, is_alien
 
 JOINED_BYTES = 2**20

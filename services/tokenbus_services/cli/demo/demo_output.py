@@ -9,7 +9,7 @@ from typing import Protocol
 
 from tokenbus.events.requests import Generate
 from tokenbus_services.cli.render import terminal
-from tokenbus_services.cli.up.progress import StartTable
+from tokenbus_services.cli.up.start_output import StartTable
 from tokenbus_services.cli.up.supervisor import Watcher
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from tokenbus_services.cli.render import terminal
-from tokenbus_services.cli.up import embedded_server as own_server
+from tokenbus_services.cli.up import server_supervisor as own_server
 from tokenbus_services.cli.up.supervisor import Watcher, WorkerSlot
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 from tokenbus.events.public import PublicEvent
-from tokenbus.shaping.coalesce import HOLD_S, MOST, Coalescer
+from tokenbus.shaping.coalescer import HOLD_S, MOST, Coalescer
 
 
 async def coalesced(

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import msgspec
 
-from tokenbus.core.request.fallback import request_for
+from tokenbus.core.request.fallback_request import request_for
 from tokenbus.errors import RequestInvalid, SettingsError, TokenbusError
 from tokenbus.events.requests import Base64Source, BlobSource, Fallback, FileSource, Generate, Message, Source
 from tokenbus.providers.api import Built
