@@ -1,4 +1,4 @@
-"""Turns output items into blocks, from their announcement through their parts to their end."""
+"""Follows output items from their announcement to their end: which item an event belongs to, calls, and images."""
 
 from __future__ import annotations
 
@@ -13,44 +13,32 @@ from tokenbus.events.normalized import (
     Normalized,
     Opaque,
     OpenKind,
-    RefusalDelta,
-    TextDelta,
-    ThinkingDelta,
     ToolCallDelta,
     ToolCallDone,
     ToolCallStart,
 )
 from tokenbus.providers.openai_responses import wire
+from tokenbus.providers.openai_responses.content import ContentDecoder
 from tokenbus.providers.openai_responses.item_table import ItemTable
 from tokenbus.providers.openai_responses.items import (
     Item,
     ItemKind,
-    Part,
     arguments_of,
     further_fields,
     ids_of,
-    is_raw,
     kind_of,
     sort_of,
-    texts_of,
 )
-from tokenbus.providers.response.decoder import ResponseDecoder
-from tokenbus.providers.response.json_decode import text_of
-from tokenbus.providers.response.repeats import not_emitted
-
-_RAW_REASONING = '{"type":"reasoning_text"}'
 
 
-class OutputDecoder(ResponseDecoder, kw_only=True):
+class OutputDecoder(ContentDecoder, kw_only=True):
     """Defines what happens to items. The subclass maps API events to these operations."""
 
     custom_tools: list[str] | None = None
     """Names of the request's custom tools; None if the response does not repeat them."""
     table: ItemTable = msgspec.field(default_factory=ItemTable)
-    next_ordinal: int = 0
     calls: int = 0
     """Number of completed tool calls."""
-    refused: bool = False
     image_model: str = ""
     """The model behind the image tool, if the response repeats it."""
 
@@ -169,146 +157,6 @@ class OutputDecoder(ResponseDecoder, kw_only=True):
             raise Malformed("event", f"the {wanted} at output_index {index} has ended")
         return self.table.items[at]
 
-    def _emit_text(self, item: Item, key: str, kind: OpenKind, text: str, out: list[Normalized]) -> None:
-        """Emit a piece of a part. If both summary and raw reasoning exist, the second is held back: often the texts are
-        equal.
-        """
-        if text and self._is_beside(item, key):
-            self._hold_for(item, len(text) + 64)
-            item.beside.setdefault(key, []).append(text)
-        elif text:
-            part = self._part(item, key, kind, out)
-            part.emitted.add(text)
-            out.append(TextDelta(part.ordinal, text) if kind == "text" else ThinkingDelta(part.ordinal, text))
-
-    def _refuse(self, item: Item, key: str, text: str, out: list[Normalized]) -> None:
-        if text:
-            self.refused = True
-            part = self._part(item, key, "text", out)
-            part.emitted.add(text)
-            out.append(RefusalDelta(part.ordinal, text))
-
-    def _end_part(
-        self, item: Item, key: str, kind: OpenKind, whole: str, out: list[Normalized], *, refusal: bool = False
-    ) -> None:
-        """Process the end of a part with its full text. Deltas already brought it; if they lack the end, the item's end
-        adds it.
-        """
-        self.refused = self.refused or refusal
-        if self._is_beside(item, key):
-            if key not in item.beside:
-                self._emit_text(item, key, kind, whole, out)
-            return
-        part = item.part_ended(key, whole)
-        if part is None and refusal:
-            self._refuse(item, key, whole, out)
-        elif part is None:
-            self._emit_text(item, key, kind, whole, out)
-        if part := part or item.open_part(key):
-            part.ended_as = key
-
-    def _is_beside(self, item: Item, key: str) -> bool:
-        return item.kind == "reasoning" and bool(item.parts) and is_raw(item.parts[0].key) != is_raw(key)
-
-    def _emit_alternate(self, item: Item, out: list[Normalized]) -> None:
-        """Emit the reasoning that was held back (summary or raw), unless it repeats what was emitted."""
-        whole = [(key, "".join(pieces)) for key, pieces in item.beside.items()]
-        emitted = [part.emitted for part in item.parts]
-        item.beside = {}
-        if not_emitted(emitted, [text for _, text in whole]) == [""] * len(whole):
-            return
-        for key, text in whole:
-            if not any(one.rest(text) == "" for one in emitted):
-                part = self._part(item, key, "thinking", out)
-                part.emitted.add(text)
-                out.append(ThinkingDelta(part.ordinal, text))
-
-    def _cite(self, item: Item, key: str, citation: msgspec.Raw, out: list[Normalized]) -> None:
-        """Emit a citation at once, and keep it to send back with its block."""
-        json = text_of(citation)
-        self._hold_for(item, len(json) + 64)
-        part = self._part(item, key, "text", out)
-        part.citations.append(json)
-        part.cited = True
-        self._extra("annotation", json, out, part.ordinal)
-
-    def _part(self, item: Item, key: str, kind: OpenKind, out: list[Normalized]) -> Part:
-        """Return the block of a part, opening it if needed. The first part of a reasoning item uses the item's own
-        block.
-        """
-        part = item.open_part(key)
-        if part is not None:
-            return part
-        if item.kind == "reasoning" and not item.parts and not item.ended:
-            part = Part(item.ordinal, key)
-        else:
-            part = Part(self._take_ordinal(), key)
-            out.append(BlockStart(part.ordinal, kind))
-        if is_raw(key):
-            out.append(Opaque(part.ordinal, "fields", _RAW_REASONING))
-        self._hold_for(item, 64)
-        item.open[key] = len(item.parts)
-        item.parts.append(part)
-        return part
-
-    def _close_parts(self, item: Item, out: list[Normalized]) -> None:
-        """End the blocks of a message or reasoning item, including an empty reasoning block."""
-        if item.kind == "reasoning" and not item.parts:
-            out.append(BlockStop(item.ordinal))
-        for at in item.open.values():
-            part = item.parts[at]
-            if part.citations:
-                out.append(Opaque(part.ordinal, "citations", f"[{','.join(part.citations)}]"))
-                part.citations = []
-            out.append(BlockStop(part.ordinal))
-        item.open = {}
-
-    def _end_content(self, item: Item, parsed: wire.Item, data: bytes, out: list[Normalized]) -> None:
-        self._emit_remaining(item, parsed, out)
-        self._emit_alternate(item, out)
-        if item.kind == "reasoning" and parsed.encrypted_content:
-            out.append(Opaque(item.ordinal, "encrypted", parsed.encrypted_content))
-        self._send_back(item, parsed, further_fields(parsed.type, data), out)
-        self._close_parts(item, out)
-
-    def _send_back(self, item: Item, parsed: wire.Item, more: str, out: list[Normalized]) -> None:
-        """Emit the data to send back with an item's open blocks, before they end."""
-        empty = item.kind == "reasoning" and not item.parts
-        for block in [item.ordinal] if empty else [item.parts[at].ordinal for at in item.open.values()]:
-            if parsed.id:
-                out.append(Opaque(block, "item_id", parsed.id))
-            if more:
-                out.append(Opaque(block, "fields", more))
-
-    def _emit_remaining(self, item: Item, parsed: wire.Item, out: list[Normalized]) -> None:
-        """Emit the parts of an item's final form that are still missing."""
-        texts = texts_of(parsed)
-        self.refused = self.refused or any(part.refusal for *_, part in texts)
-        if item.kind == "reasoning" and item.has_content:
-            texts = [text for text in texts if is_raw(text[0]) == is_raw(item.parts[0].key)]
-        rests = item.remaining_of([(key, text) for key, _, text, _ in texts])
-        for (key, kind, whole, part), rest in zip(texts, rests, strict=True):
-            if not rest:
-                continue
-            open_part = item.open_part(key) or (item.open_part(next(reversed(item.open))) if item.open else None)
-            at = open_part.key if open_part and rest != whole else key
-            if part.refusal:
-                self._refuse(item, at, rest, out)
-            else:
-                self._emit_text(item, at, kind, rest, out)
-            for citation in part.annotations or () if rest == whole else ():
-                self._cite(item, at, citation, out)
-
-    def _emit_late(self, item: Item, parsed: wire.Item, data: bytes, out: list[Normalized]) -> None:
-        """Process a repetition of an ended item. Missing content becomes a new block."""
-        if item.kind in ("message", "reasoning"):
-            self._emit_remaining(item, parsed, out)
-            if item.open:
-                self._send_back(item, parsed, further_fields(parsed.type, data), out)
-                self._close_parts(item, out)
-            self._hold(-item.held)
-            item.held = 0
-
     # --- tool calls and images --------------------------------------------------------------------------------
 
     def _begin_call(self, item: Item, parsed: wire.Item, out: list[Normalized]) -> None:
@@ -386,19 +234,6 @@ class OutputDecoder(ResponseDecoder, kw_only=True):
             size=parsed.size or "",
             quality=parsed.quality or "",
         )
-
-    # ----------------------------------------------------------------------------------------------------------
-
-    def _extra(self, name: str, json: str, out: list[Normalized], block: int | None = None) -> None:
-        out.append(Extra(f"openai-responses.{name}", json, block))
-
-    def _hold_for(self, item: Item, size: int) -> None:
-        self._hold(size)
-        item.held += size
-
-    def _take_ordinal(self) -> int:
-        self.next_ordinal += 1
-        return self.next_ordinal - 1
 
 
 def media_type(output_format: str | None) -> str:
