@@ -17,42 +17,30 @@ providers.md ("OpenAI Chat Completions") describes real streams. Design choices:
 
 from __future__ import annotations
 
-from zlib import crc32
-
 import msgspec
 
 from tokenbus.errors import Malformed
 from tokenbus.events.normalized import (
-    BlockStart,
-    BlockStop,
     Cut,
     Done,
     Extra,
     Failed,
     FinishReason,
-    Image,
     Normalized,
     Opaque,
-    OpenKind,
     RefusalDelta,
     Start,
     Terminal,
     TextDelta,
-    ThinkingDelta,
-    ToolCallDelta,
-    ToolCallDone,
-    ToolCallStart,
     UsageSeen,
 )
 from tokenbus.events.usage import Usage
 from tokenbus.providers.openai_chat import reasoning, wire
-from tokenbus.providers.openai_chat.calls import Call, CallTable
-from tokenbus.providers.openai_chat.repeated_thinking import RepeatedThinking
-from tokenbus.providers.response.decoder import ResponseDecoder, finish_of
+from tokenbus.providers.openai_chat.answer import AnswerDecoder
+from tokenbus.providers.response.decoder import finish_of
 from tokenbus.providers.response.end_of_stream import cut_before
 from tokenbus.providers.response.error_mapping import provider_failure
-from tokenbus.providers.response.json_decode import is_null, read, text_of
-from tokenbus.providers.response.repeats import EmittedText
+from tokenbus.providers.response.json_decode import read, text_of
 from tokenbus.providers.response.sse import SseEvent
 from tokenbus.providers.response.usage import count, latest
 
@@ -68,35 +56,15 @@ FINISH: dict[str, FinishReason] = {
 _BROKEN_OFF: tuple[FinishReason, ...] = ("length", "content_filter", "error")
 
 
-class ChatDecoder(ResponseDecoder, kw_only=True):
+class ChatDecoder(AnswerDecoder, kw_only=True):
     """One response of Chat Completions; see `tokenbus.providers.api.Decoder`."""
 
     reasoning_fields: tuple[str, ...]
     """Fields that may hold the vendor's reasoning."""
-    reasoning_field: str = ""
-    """The first of them that had text. Often several hold the same text, so only one is read."""
     started: bool = False
-    next_ordinal: int = 0
-    open_kind: OpenKind | None = None
-    open_ordinal: int = -1
-    """Ordinal of the open text or thinking block."""
-    last_thinking: int = -1
-    echo: RepeatedThinking
-    text: EmittedText = msgspec.field(default_factory=EmittedText)
-    thought: EmittedText = msgspec.field(default_factory=EmittedText)
-    refused: EmittedText = msgspec.field(default_factory=EmittedText)
-    """What was emitted: the answer, the reasoning from its fields, and the refusal."""
-    thought_late: list[str] = msgspec.field(default_factory=list[str])
-    """Reasoning that began after the text contained thinking, held back until it is known whether they are equal.
-    """
     streamed: bool = False
     """A delta has arrived."""
-    beside: set[int] = msgspec.field(default_factory=set[int])
-    """Fingerprints of emitted content other than text and calls."""
-    completed: int = 0
-    """Number of complete calls, counted from the first."""
     details: list[reasoning.Detail] = msgspec.field(default_factory=list[reasoning.Detail])
-    table: CallTable = msgspec.field(default_factory=CallTable)
     finish: str | None = None
     stop_string: str = ""
     usage: dict[str, object] | None = None
@@ -198,37 +166,6 @@ class ChatDecoder(ResponseDecoder, kw_only=True):
         read_parts = (read(wire.content_part, bytes(raw), "content part") for raw in parts)
         return [part.text or "" for part in read_parts if part.type == "text"]
 
-    def _emit_text(self, text: str, out: list[Normalized]) -> None:
-        if text and (text := self.echo.take(text, self.thought)):
-            self._emit_late_thinking(out)
-            self.text.add(text)
-            out.append(TextDelta(self._block("text", out), text))
-
-    def _release(self, out: list[Normalized]) -> None:
-        """Emit everything held back, because other content or the end follows."""
-        self._emit_late_thinking(out)
-        if text := self.echo.release():
-            self.text.add(text)
-            out.append(TextDelta(self._block("text", out), text))
-
-    def _emit_late_thinking(self, out: list[Normalized]) -> None:
-        """Emit held-back reasoning unless the text already had it."""
-        late, self.thought_late = "".join(self.thought_late), []
-        if late and not self.echo.says(late):
-            self.thought.add(late)
-            out.append(ThinkingDelta(self._block("thinking", out), late))
-
-    def _think(self, text: str, field: str, out: list[Normalized]) -> None:
-        """Emit reasoning from a field. Only the first field with content is used."""
-        if text and self.reasoning_field in ("", field):
-            self.reasoning_field = field
-            if self.echo.inner and not self.thought:
-                self._hold(len(text))
-                self.thought_late.append(text)
-            else:
-                self.thought.add(text)
-                out.append(ThinkingDelta(self._block("thinking", out), text))
-
     def _reasoning(self, delta: wire.Delta, out: list[Normalized]) -> None:
         for field in (self.reasoning_field,) if self.reasoning_field else self.reasoning_fields:
             if value := getattr(delta, field, None):
@@ -253,113 +190,7 @@ class ChatDecoder(ResponseDecoder, kw_only=True):
             else:
                 out.append(Extra("openai-chat.content_part", text_of(raw), self._open_or_none()))
 
-    def _call(self, delta: wire.CallDelta, out: list[Normalized], *, place: int | None = None) -> None:
-        """Process a piece of a call. With ``place``, it is the complete call at that position of the whole message."""
-        function = delta.function or wire.Function()
-        parsed = function.arguments
-        arguments = msgspec.json.encode(parsed).decode() if isinstance(parsed, dict) else parsed or ""
-        if not (delta.id or function.name or arguments):
-            return
-        name = function.name or ""
-        if place is None:
-            call = self.table.find(delta, name)
-        else:
-            call = self.table.find_whole(place, delta, name)
-            arguments = call.emitted.rest(arguments) or ""
-        if not is_null(delta.extra_content):
-            call.extra_content = text_of(delta.extra_content)
-            self._hold(len(call.extra_content))
-        if call.ordinal < 0 and call.name:
-            self._release(out)
-            self._close_open_block(out)
-            self._complete(out)
-            call.ordinal = self._take_ordinal()
-            tool_id = call.tool_id or f"call_{call.ordinal}"
-            out.append(ToolCallStart(call.ordinal, tool_id, call.name, derived=not call.tool_id))
-            if held := "".join(call.pieces):
-                out.append(ToolCallDelta(call.ordinal, held))
-                call.pieces = []
-        arguments = call.new_part(arguments)
-        if call.ordinal < 0:
-            self._hold(len(arguments) + 64)
-            call.pieces.append(arguments)
-        elif arguments and not call.done:
-            out.append(ToolCallDelta(call.ordinal, arguments))
-        elif arguments.strip():
-            raise Malformed("tool_calls", f"arguments of {call.tool_id or call.name} continue after their end")
-
-    def _complete(self, out: list[Normalized]) -> None:
-        """Complete calls whose arguments are closed, in order, because other content begins."""
-        while self.completed < len(self.table.calls) and (call := self.table.calls[self.completed]).end.closed:
-            if call.ordinal < 0:
-                break
-            self._end_call(call, out)
-
-    def _end_call(self, call: Call, out: list[Normalized]) -> None:
-        if call.extra_content:
-            out.append(Opaque(call.ordinal, "extra_content", call.extra_content))
-        out.append(ToolCallDone(call.ordinal))
-        call.done = True
-        self.completed += 1
-
-    def _further(self, delta: wire.Delta, out: list[Normalized], *, whole: bool = False) -> None:
-        """Emit content other than text and calls. For a ``whole`` message, only what was not emitted before."""
-        for name in ("annotations", "executed_tools", "audio"):
-            value: msgspec.Raw = getattr(delta, name)
-            if not is_null(value) and bytes(value) != b"[]" and (self._is_new(bytes(value)) or not whole):
-                out.append(Extra(f"openai-chat.{name}", text_of(value), self._open_or_none()))
-        if not is_null(delta.images):
-            for raw in read(wire.raw_items, bytes(delta.images), "images"):
-                self._image(raw, out)
-
-    def _image(self, raw: msgspec.Raw, out: list[Normalized]) -> None:
-        """Emit a complete image, given as a data URL. Repeated bytes are the same image."""
-        if not self._is_new(bytes(raw)):
-            return
-        item = read(wire.image_item, bytes(raw), "image")
-        head, inline, data = (item.image_url.url if item.image_url else "").partition(";base64,")
-        if not (inline and head.startswith("data:")):
-            out.append(Extra("openai-chat.image", text_of(raw)))
-            return
-        self._release(out)
-        self._close_open_block(out)
-        self._complete(out)
-        ordinal = self._take_ordinal()
-        image = Image(ordinal, head.removeprefix("data:"), data, final=True)
-        out += [BlockStart(ordinal, "image"), image, BlockStop(ordinal)]
-
-    def _is_new(self, data: bytes) -> bool:
-        mark = crc32(data)
-        if mark in self.beside:
-            return False
-        self._hold(16)
-        self.beside.add(mark)
-        return True
-
-    # --- blocks and the end ---------------------------------------------------------------------------------
-
-    def _block(self, kind: OpenKind, out: list[Normalized]) -> int:
-        """Return the open block of this kind. Closes a block of another kind."""
-        if self.open_kind != kind:
-            self._close_open_block(out)
-            self._complete(out)
-            self.open_kind, self.open_ordinal = kind, self._take_ordinal()
-            if kind == "thinking":
-                self.last_thinking = self.open_ordinal
-            out.append(BlockStart(self.open_ordinal, kind))
-        return self.open_ordinal
-
-    def _close_open_block(self, out: list[Normalized]) -> None:
-        if self.open_kind is not None:
-            out.append(BlockStop(self.open_ordinal))
-            self.open_kind, self.open_ordinal = None, -1
-
-    def _open_or_none(self) -> int | None:
-        return self.open_ordinal if self.open_kind else None
-
-    def _take_ordinal(self) -> int:
-        self.next_ordinal += 1
-        return self.next_ordinal - 1
+    # --- the end --------------------------------------------------------------------------------------------
 
     def _count(self, usage: dict[str, object], out: list[Normalized]) -> None:
         if (raw := latest(self.usage, usage)) != self.usage:
