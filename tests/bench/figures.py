@@ -32,7 +32,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ratio: float | None = None
     """Value to bare: the median of the rounds' ratios, so that a busy moment of the machine falls on both."""
     spread: tuple[float, float] | None = None
-    """Lower and upper quartile of the rounds' ratios."""
+    """Lower and upper quartile of the rounds' ratios, or what the section says."""
     aim: str = ""
     met: bool | None = None
 

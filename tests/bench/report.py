@@ -49,7 +49,7 @@ def as_table(report: Report) -> str:
     lines += [
         "",
         "bare: three hops over streams in plain redis-py on the same server, as many processes, one entry an event.",
-        "ratio: the median of the rounds, in brackets their quartiles.",
+        "ratio: the median of the rounds, in brackets their quartiles; in the section otel its interval of 95 %.",
         "CPU: user and system time of the services, the server and one subscriber; the provider is shown apart.",
         "commands: a script counts as one command sent; what it calls on the server is shown as inside scripts.",
         f"{m.cores} cores, Python {m.python}, {m.server}; load average {m.load_before:.2f} before and"

@@ -211,6 +211,22 @@ def known(attributes: Mapping[str, Value | None]) -> dict[str, Value]:
     return {name: value for name, value in attributes.items() if value is not None}
 
 
+class _ProcessResource(Resource):
+    """The resource of all spans of this process. The encoder hashes it for each span, and `Resource` hashes itself by
+    writing all its attributes as JSON.
+    """
+
+    def __init__(self, resource: Resource) -> None:
+        super().__init__(resource.attributes, resource.schema_url)
+        self._hash = super().__hash__()
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or super().__eq__(other)
+
+
 def _resource(service: str, env: Mapping[str, str]) -> Resource:
     ours: dict[str, str] = {
         "service.namespace": "tokenbus",
@@ -219,7 +235,7 @@ def _resource(service: str, env: Mapping[str, str]) -> Resource:
     }
     if not env.get("OTEL_SERVICE_NAME") and "service.name=" not in env.get("OTEL_RESOURCE_ATTRIBUTES", ""):
         ours["service.name"] = f"tokenbus-{service}"
-    return Resource.create(ours)
+    return _ProcessResource(Resource.create(ours))
 
 
 def _base_of(env: Mapping[str, str]) -> str:
