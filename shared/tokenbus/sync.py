@@ -24,7 +24,6 @@ from tokenbus.blobs import DEFAULT_MEDIA_TYPE, BlobRef
 from tokenbus.bus.keys import SubscribedTopic
 from tokenbus.client import client as asynchronous
 from tokenbus.client.blobs import Blobs as AsyncBlobs
-from tokenbus.client.client import HOLD_S
 from tokenbus.client.decode import TopicEvent
 from tokenbus.client.response import Response
 from tokenbus.client.run import PUBLISHED_WAIT_S
@@ -36,6 +35,7 @@ from tokenbus.client.subscriptions.factory import Begin, Delivery, Reading
 from tokenbus.client.subscriptions.group import SharedSubscription
 from tokenbus.client.subscriptions.ordered import OrderedSubscription
 from tokenbus.client.subscriptions.sentences import Sentence, SentenceSubscription
+from tokenbus.client.subscriptions.subscriber import HOLD_S
 from tokenbus.events.decisions import Decided
 from tokenbus.events.public import (
     BlockTopicEvent,

@@ -1,4 +1,4 @@
-"""The light client: publish requests, follow runs, subscribe to topics, cancel runs, fetch results."""
+"""The light client: publish requests, follow runs, cancel them, fetch their results; and the topics, by inheritance."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from collections.abc import AsyncGenerator, Collection, Iterable, Mapping
 from contextlib import aclosing
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Literal, Self, Unpack, overload
-from weakref import WeakSet
+from typing import Self
 
 import msgspec
 
-from tokenbus.bus.keys import DEFAULT_PREFIX, SubscribedTopic
+from tokenbus.bus.keys import DEFAULT_PREFIX
 from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.server.server import Server
 from tokenbus.client.blobs import Blobs
@@ -25,43 +24,17 @@ from tokenbus.client.retry_resume import check_resumable, ended_run, resumed_req
 from tokenbus.client.run import PUBLISHED_WAIT_S, Run
 from tokenbus.client.run_list import StateFilter, describe_runs, list_runs, run_filter
 from tokenbus.client.run_log import follow
-from tokenbus.client.subscriptions.event_filter import Classes, K, Kinds, Runs
-from tokenbus.client.subscriptions.factory import (
-    Ack,
-    Begin,
-    Delivery,
-    GroupBegin,
-    Reading,
-    SubscribeOptions,
-    Subscription,
-    subscription,
-)
-from tokenbus.client.subscriptions.gaps import OnTrimmed
-from tokenbus.client.subscriptions.group import SharedSubscription
-from tokenbus.client.subscriptions.ordered import PREFETCH, OrderedSubscription
-from tokenbus.client.subscriptions.sentences import SentenceSubscription
+from tokenbus.client.subscriptions.subscriber import TopicSubscriber
 from tokenbus.core.request.parse import MAX_REQUEST_BYTES
 from tokenbus.errors import Malformed, RequestInvalid
-from tokenbus.events.decisions import Decided
-from tokenbus.events.public import (
-    BlockTopicEvent,
-    ChunkTopicEvent,
-    PublicEvent,
-    RunTopicEvent,
-    UnknownEvent,
-)
+from tokenbus.events.public import PublicEvent
 from tokenbus.events.requests import Cancel, Generate, Message, RunId
 from tokenbus.events.run_info import RunInfo
-from tokenbus.shaping.sentences import SentenceRules
 
 MAX_WAITING = 100_000
 """Maximum requests on the inbound stream."""
 MAX_QUEUED = 1_000
 """Maximum requests in flight from one client if `publish` is called with ``wait=False``."""
-HOLD_S = 1.5
-"""How long an incomplete sentence is held back."""
-IN_HAND = 1_000_000
-"""Maximum unacknowledged chunks of one sentence subscription."""
 MORE_FOR_CANCELS = 1_000
 """Extra room on a full inbound stream, for cancels only."""
 
@@ -71,7 +44,7 @@ def watch_readers(client: Client, liveness: Liveness) -> None:
     client._deployment.hub.liveness = liveness  # pyright: ignore[reportPrivateUsage]
 
 
-class Client:
+class Client(TopicSubscriber):
     """A connection to a tokenbus deployment. Belongs to one event loop; use as ``async with Client() as bus``.
 
     Any number of tasks may use it at once. Up to a thousand `follow` calls share one connection while they wait for new
@@ -105,14 +78,13 @@ class Client:
         """
         env = os.environ
         server = Server(url_in(env) if url is None else url)
-        self._deployment = Deployment(server, prefix, partitions_in(env) if partitions is None else partitions)
-        self._reconnect_s = reconnect_s
+        deployment = Deployment(server, prefix, partitions_in(env) if partitions is None else partitions)
+        super().__init__(deployment, reconnect_s=reconnect_s)
         self._outbound = PublishQueue(server, most_queued=max_queued)
         self._max_waiting = max_waiting
         self._max_request_bytes = max_request_bytes
         self._blob_service = blobs, blob_token
         self._blobs: Blobs | None = None
-        self._subscriptions: WeakSet[Subscription] = WeakSet()
 
     async def __aenter__(self) -> Self:
         """Connect. Raises ServerUnavailable, ServerTooOld, and DeploymentMismatch if ``partitions`` differs from the
@@ -134,11 +106,9 @@ class Client:
     async def aclose(self) -> None:
         """End all subscriptions and close all connections. Runs continue. Iterators still in use raise RuntimeError."""
         try:
-            for subscription in list(self._subscriptions):
-                await subscription.aclose()
+            await self._close_subscriptions()
             await self._outbound.close()
         finally:  # also if this is cancelled
-            self._subscriptions.clear()
             await self._deployment.aclose()
 
     @property
@@ -312,130 +282,6 @@ class Client:
         Raises RequestInvalid for what is no id of a run; ServerUnavailable.
         """
         return await describe_runs(self._deployment, [_run_id(run) for run in runs])
-
-    # --- topics -----------------------------------------------------------------------------------------------
-
-    @overload
-    def subscribe(
-        self, topic: Literal["visible", "chunks"], *, group: None = None, from_: Begin = "now", **how: Unpack[Reading]
-    ) -> OrderedSubscription[ChunkTopicEvent]: ...
-    @overload
-    def subscribe(
-        self, topic: Literal["visible", "chunks"], *, group: str, from_: GroupBegin = "now", **how: Unpack[Reading]
-    ) -> SharedSubscription[ChunkTopicEvent]: ...
-    @overload
-    def subscribe(
-        self, topic: Literal["blocks"], *, group: None = None, from_: Begin = "now", **how: Unpack[Reading]
-    ) -> OrderedSubscription[BlockTopicEvent]: ...
-    @overload
-    def subscribe(
-        self, topic: Literal["blocks"], *, group: str, from_: GroupBegin = "now", **how: Unpack[Reading]
-    ) -> SharedSubscription[BlockTopicEvent]: ...
-    @overload
-    def subscribe(
-        self, topic: Literal["runs"], *, group: None = None, from_: Begin = "now", **how: Unpack[Reading]
-    ) -> OrderedSubscription[RunTopicEvent]: ...
-    @overload
-    def subscribe(
-        self, topic: Literal["runs"], *, group: str, from_: GroupBegin = "now", **how: Unpack[Reading]
-    ) -> SharedSubscription[RunTopicEvent]: ...
-    @overload
-    def subscribe(
-        self, topic: Literal["decisions"], *, group: None = None, from_: Begin = "now", **how: Unpack[Reading]
-    ) -> OrderedSubscription[Decided | UnknownEvent]: ...
-    @overload
-    def subscribe(
-        self, topic: Literal["decisions"], *, group: str, from_: GroupBegin = "now", **how: Unpack[Reading]
-    ) -> SharedSubscription[Decided | UnknownEvent]: ...
-    @overload
-    def subscribe(
-        self,
-        topic: SubscribedTopic,
-        *,
-        group: None = None,
-        kinds: Classes[K],
-        from_: Begin = "now",
-        **how: Unpack[Delivery],
-    ) -> OrderedSubscription[K]: ...
-    @overload
-    def subscribe(
-        self,
-        topic: SubscribedTopic,
-        *,
-        group: str,
-        kinds: Classes[K],
-        from_: GroupBegin = "now",
-        **how: Unpack[Delivery],
-    ) -> SharedSubscription[K]: ...
-    def subscribe(
-        self,
-        topic: SubscribedTopic,
-        *,
-        group: str | None = None,
-        kinds: Kinds[Any] = None,
-        runs: Runs | None = None,
-        from_: Begin = "now",
-        ack: Ack = "auto",
-        prefetch: int = PREFETCH,
-        on_trimmed: OnTrimmed | None = None,
-    ) -> Subscription:
-        """Subscribe to a topic's events of all runs. Enter it with ``async with`` and iterate, or call `each`.
-
-        Without a group, every subscription gets every event once. With a group, its workers share the events, each
-        delivered at least once. Events of one run arrive in order. Does no IO. Raises ValueError for invalid arguments.
-
-        - ``from_``: ``"now"`` for events after the first read; ``"start"`` for everything that is kept (for a group:
-          only when the group is new); or a `Cursor` of an `OrderedSubscription`.
-        - ``kinds``: event types (``block_complete``, ``failed``), block kinds (``text``, ``tool_call``) or both. An
-          event must have one of the named types and, if it belongs to a block, one of the named block kinds. Or event
-          classes (``BlockComplete``), which also narrow the type for a type checker. Filtered events are still read.
-          Events of types unknown to this version come as `UnknownEvent`, unless kinds are named.
-        - ``runs``: run ids, or a predicate on run ids.
-        - ``ack``: how a group's worker acknowledges events, see `SharedSubscription`; without a group, when the cursor
-          advances.
-        - ``prefetch``: maximum events held here, at least one per partition.
-        - ``on_trimmed``: called once with the `CursorTrimmed` of each partition in which unread events were trimmed;
-          reading then continues at the oldest entry that is kept. None: iterating raises it, and `each` logs it.
-        """
-        options = SubscribeOptions(
-            kinds=kinds, runs=runs, from_=from_, ack=ack, prefetch=prefetch, on_trimmed=on_trimmed
-        )
-        return self._subscribe(topic, group, options)
-
-    def sentences(
-        self,
-        *,
-        group: str | None = None,
-        runs: Runs | None = None,
-        from_: Begin = "now",
-        ack: Ack = "auto",
-        prefetch: int = PREFETCH,
-        rules: SentenceRules | None = None,
-        hold_s: float = HOLD_S,
-        on_trimmed: OnTrimmed | None = None,
-    ) -> SentenceSubscription:
-        """Subscribe to the topic `visible` as sentences, for speech. Enter, iterate and acknowledge like a `subscribe`.
-
-        ``rules``: language, shortest and longest sentence. ``hold_s``: seconds after which an incomplete sentence is
-        delivered. Raises ValueError for invalid arguments.
-        """
-        options = SubscribeOptions(
-            runs=runs,
-            from_=from_,
-            ack="explicit",
-            prefetch=prefetch,
-            on_trimmed=on_trimmed,
-            most_in_hand=IN_HAND,  # held text of many blocks at once is not yet acknowledged
-        )
-        chunks = self._subscribe("visible", group, options)
-        return SentenceSubscription(
-            self._deployment, chunks, rules=rules or SentenceRules(), hold_s=hold_s, ack=ack, prefetch=prefetch
-        )
-
-    def _subscribe(self, topic: SubscribedTopic, group: str | None, options: SubscribeOptions) -> Subscription:
-        made = subscription(self._deployment, topic, group, options, reconnect_s=self._reconnect_s)
-        self._subscriptions.add(made)
-        return made
 
 
 def _run_id(run: Run | str) -> str:
