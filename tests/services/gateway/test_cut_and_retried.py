@@ -10,6 +10,8 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from openai.types import ImageGenStreamEvent
+from pydantic import TypeAdapter
 
 from tests.services.gateway import (
     test_ag_ui,
@@ -20,20 +22,22 @@ from tests.services.gateway import (
     test_responses_stream,
 )
 from tests.services.gateway.logs import BUSY, ROWS, Log, visible_text
-from tests.services.gateway.test_sse_dialects import SURFACES
 from tests.unit.core.script import Story
 from tests.unit.providers.corpus import Recording, needs_corpus
 from tests.unit.providers.reading import read
 from tokenbus.client.response import Response
 from tokenbus.events import normalized as n
 from tokenbus.events.frames import BusEvent, CancelRequested
-from tokenbus.events.public import TERMINAL
+from tokenbus.events.public import TERMINAL, Completed
 from tokenbus.events.requests import OnFailure
 from tokenbus.providers.api import ApiName
+from tokenbus_services.gateway.routes.registry import SURFACES as ALL_SURFACES
 from tokenbus_services.gateway.surfaces.anthropic_messages.answer import Echo
+from tokenbus_services.gateway.surfaces.contract import GatewayNote
 from tokenbus_services.gateway.surfaces.durable_streams import protocol
 from tokenbus_services.gateway.surfaces.gemini.answer import GeminiEcho
 from tokenbus_services.gateway.surfaces.native.surface import NativeEncoder
+from tokenbus_services.gateway.surfaces.openai_images.images import ImageStream
 
 MOST_BYTES = 64 * 2**10
 POLICIES: tuple[OnFailure, ...] = ("before_first_visible", "continue", "fail")
@@ -55,11 +59,16 @@ def _short() -> list[Recording]:
     return [row for row in ROWS if row.bytes <= MOST_BYTES]
 
 
+def _drawn() -> list[Recording]:
+    return [row for row in _short() if any(isinstance(event, n.Image) for event in _told(row.file))]
+
+
 @st.composite
-def recorded_logs(draw: st.DrawFn) -> RecordedLog:
+def recorded_logs(draw: st.DrawFn, *, of_images: bool = False) -> RecordedLog:
     """A run of up to three attempts, each a recording or its beginning."""
-    first = draw(st.sampled_from(_short()))
-    same = [row for row in _short() if row.api == first.api]
+    among = _drawn() if of_images else _short()
+    first = draw(st.sampled_from(among))
+    same = [row for row in among if row.api == first.api]
     rows = [first, *draw(st.lists(st.sampled_from(same), max_size=2))]
     policy = draw(st.sampled_from(POLICIES))
     story = Story(on_failure=policy, continues=True, max_tool_depth=0)
@@ -100,6 +109,33 @@ def _chat(case: RecordedLog) -> str:
     return visible_text(case.log)
 
 
+def _images(case: RecordedLog) -> str:
+    told = ImageStream(GatewayNote(surface="openai_images", version=1, created=1, model="m"), "r")
+    frames = [piece.decode() for event in case.log for piece in told.feed(event)]
+    made: list[str] = []
+    previews = 0
+    for frame in frames:
+        name, data = frame.removesuffix("\n\n").split("\n")
+        body = msgspec.json.decode(data.removeprefix("data: "))
+        assert name == f"event: {body['type']}"
+        if body["type"] == "error":
+            assert frame == frames[-1]
+            assert body["error"]["code"]
+            continue
+        event = IMAGE_EVENT.validate_python(body, strict=True)
+        if event.type == "image_generation.partial_image":
+            assert not made
+            previews += 1
+        else:
+            made.append(event.b64_json)
+    response = Response.of(case.log)
+    images = [block.image.base64 for block in response.blocks if block.image and not block.image.draft]
+    ended = isinstance(case.log[-1], TERMINAL)
+    assert made == (images if isinstance(case.log[-1], Completed) else [])
+    assert bool(made) or not ended or '"error"' in frames[-1], "an answer without an image is an error"
+    return visible_text(case.log)  # which this protocol has no place for
+
+
 def _durable(case: RecordedLog) -> str:
     page = protocol.Page(start=0, events=case.log, tail=len(case.log), closed=isinstance(case.log[-1], TERMINAL))
     stream = protocol.sse_of(page, 1).decode()
@@ -131,6 +167,7 @@ def _text_in(events: list[dict[str, Any]]) -> str:
     return "".join(texts.values())
 
 
+IMAGE_EVENT: TypeAdapter[ImageGenStreamEvent] = TypeAdapter(ImageGenStreamEvent)
 VERIFIERS: dict[str, Callable[[RecordedLog], str]] = {
     "openai_chat": _chat,
     "openai_responses": _responses,
@@ -138,20 +175,21 @@ VERIFIERS: dict[str, Callable[[RecordedLog], str]] = {
     "gemini": _gemini,
     "ai_sdk_ui": lambda case: test_ai_sdk_ui.Screen(test_ai_sdk_ui.parts(case.log)).text,
     "ag_ui": lambda case: test_ag_ui.Agent(test_ag_ui.events(case.log)).texts(),
+    "openai_images": _images,
     "native": _native,
     "durable_streams": _durable,
 }
 
 
-def test_every_surface_with_an_event_stream_is_verified() -> None:
-    assert set(SURFACES) <= set(VERIFIERS)
+def test_every_surface_is_verified() -> None:
+    assert set(VERIFIERS) == set(ALL_SURFACES)
 
 
 @needs_corpus
 @pytest.mark.parametrize("surface", VERIFIERS)
 def test_recorded_streams_cut_and_retried_are_accepted_with_their_text(surface: str) -> None:
     @settings(max_examples=15)
-    @given(recorded_logs())
+    @given(recorded_logs(of_images=surface == "openai_images"))
     def accepted(case: RecordedLog) -> None:
         assert VERIFIERS[surface](case) == visible_text(case.log)
 
