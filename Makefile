@@ -4,7 +4,7 @@ INSTALLED := .venv/.installed
 RUNNABLE := .venv/.runnable
 CHECK_PYTHON := $(PYTHON) -c 'import sys; sys.exit("tokenbus needs Python 3.11 or newer: make PYTHON=python3.12 …" if sys.version_info < (3, 11) else 0)'
 
-.PHONY: setup demo up test test-voice test-clients test-docker model fuzz chaos soak crowd upgrade-test release check lint types schemas docs screenshots bench simulate clean
+.PHONY: setup demo up test test-voice test-clients test-docker model fuzz chaos soak idle crowd upgrade-test release check lint types schemas docs screenshots bench simulate clean
 
 setup: $(INSTALLED)
 
@@ -81,6 +81,10 @@ chaos: setup
 # An even, mixed load for half an hour at half of what the machine can do: does anything grow? SECONDS= SHARE= KEEP=
 soak: setup
 	$(BIN)/python -m tests.soak --seconds $(or $(SECONDS),1800) --share $(or $(SHARE),0.5) $(if $(KEEP),--keep $(KEEP))
+
+# Clients of every protocol of the gateway, all silent: keep-alives and nothing else, and nothing grows. SECONDS= CLIENTS=
+idle: setup
+	$(BIN)/python -m tests.soak.idle --seconds $(or $(SECONDS),3600) --clients $(or $(CLIENTS),2000)
 
 # The release before beside this one, each kind of worker replaced in turn and back, at length: ROUNDS= RUNS=
 upgrade-test: setup
