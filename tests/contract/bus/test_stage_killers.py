@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
+import pytest
 
-from tests.contract.bus.toys import GROUP, Bench, ToyLogic, working
+from tests.contract.bus.toys import GROUP, Bench, EndingLogic, Outputs, ToyLogic, working
 from tests.waiting import eventually
+from tokenbus.bus.stage import checkpoints
+from tokenbus.bus.stage.loading.careful_replay import CAREFUL_REPLAYS, MOST_DEATHS
 from tokenbus.bus.stage.quarantine import CAREFUL_LOADS, MOST_ALONE
 from tokenbus.bus.stage.stage import Stage
 
@@ -83,6 +86,65 @@ async def test_a_replay_passes_over_what_was_given_up(bench: Bench):
     ):  # its replay begins before the entry, for `beside` is open
         await eventually(bench.through)
     await bench.check()
+
+
+class DeadlyReplay(EndingLogic):
+    """Dies whenever it restores or replays a run named in `victims`. A worker that has processed them did not."""
+
+    victims: ClassVar[set[str]] = set()
+    deaths: ClassVar[list[str]] = []
+
+    def apply(self, run: str, frame: bytes) -> None:
+        self._die_of(run)
+        super().apply(run, frame)
+
+    def restore(self, run: str, state: bytes) -> None:
+        self._die_of(run)
+        super().restore(run, state)
+
+    def _die_of(self, run: str) -> None:
+        if run in self.victims:
+            self.deaths.append(run)
+            raise Death
+
+
+@pytest.mark.parametrize("saved", [False, True])
+async def test_a_run_whose_state_kills_each_worker_that_restores_it_ends_alone_after_four_of_them(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, saved: bool
+):
+    if saved:
+        monkeypatch.setattr(checkpoints, "CHECKPOINT_SPAN", 0)
+    monkeypatch.setattr(DeadlyReplay, "victims", set())
+    monkeypatch.setattr(DeadlyReplay, "deaths", [])
+    beside, victim, later = bench.runs(0, 3)
+    await bench.feed(0, {beside: b"+1"}, {victim: b"+1"}, {beside: b"+2"}, {victim: b"+1"}, {beside: b"+4"})
+    await bench.finish("first", logic=DeadlyReplay)
+    DeadlyReplay.victims.add(victim)
+    died = 0
+    while True:
+        stage = bench.stage(f"w{died}", logic=DeadlyReplay)
+        await stage.open()
+        await eventually(lambda died=died, stage=stage: len(DeadlyReplay.deaths) > died or 0 in stage.owned)
+        if 0 in stage.owned:
+            break
+        await _vanish(bench, stage)
+        await bench.bury()
+        died += 1
+        assert died <= CAREFUL_REPLAYS + MOST_DEATHS, "the tries are bounded"
+    assert DeadlyReplay.deaths == [victim] * (CAREFUL_REPLAYS + MOST_DEATHS)
+    await bench.feed(0, {beside: b"+8"}, {later: b"+1"}, {beside: b"end"}, {later: b"end"})
+    async with working(stage, opened=True):
+        await eventually(bench.through)
+    found = await Outputs.of(bench.server, bench.keys, 0)
+    said = {run: [msgspec.json.decode(data)["says"] for _, data in log] for run, log in found.logs.items()}
+    assert said == {beside: [1, 3, 7, 15, "end"], victim: [1, 2, "state_unreadable"], later: [1, "end"]}
+    lease = await bench.server.client.hgetall(bench.keys.lease(0, GROUP))
+    assert (lease[b"replays"], lease[b"replaying"]) == (b"0", b"")
+    DeadlyReplay.victims.clear()
+    async with working(bench.stage("after", logic=DeadlyReplay)) as after:
+        await stage.close()
+        await eventually(lambda: 0 in after.owned)
+    assert (await Outputs.of(bench.server, bench.keys, 0)).logs == found.logs
 
 
 async def test_a_worker_that_dies_as_it_gives_up_leaves_that_to_the_next(bench: Bench):

@@ -8,22 +8,12 @@ import msgspec
 import pytest
 from redis.exceptions import ResponseError
 
-from tests.contract.bus.toys import GROUP, Bench, JoiningLogic, Outputs, Tally, ToyLogic, working
+from tests.contract.bus.toys import GROUP, Bench, EndingLogic, JoiningLogic, Outputs, working
 from tests.waiting import eventually
 from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.stage import checkpoints
 from tokenbus.bus.stage.loading import partition_loader
-from tokenbus.bus.stage.logic import RunPosition
-from tokenbus.events.error_info import ErrorInfo
-
-
-class EndingLogic(ToyLogic):
-    """Can end a run of which it knows its number alone."""
-
-    def fail_unreadable(self, run: str, error: ErrorInfo, standing: RunPosition) -> None:
-        self.runs[run] = Tally(seq=standing.seq)
-        self.fail(run, error)
 
 
 @pytest.fixture(autouse=True)

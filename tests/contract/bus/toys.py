@@ -22,6 +22,7 @@ from tests.waiting import eventually
 from tokenbus.bus.keys import DATA_FIELD, Keys
 from tokenbus.bus.scripts import Commit
 from tokenbus.bus.server.server import Server
+from tokenbus.bus.stage.logic import RunPosition
 from tokenbus.bus.stage.stage import Stage
 from tokenbus.events.error_info import ErrorInfo
 
@@ -114,6 +115,14 @@ class JoiningLogic(ToyLogic):
             joined.setdefault(run, (tally, []))[1].append(what)
         self._said = [(run, tally, says) for run, (tally, says) in joined.items()]
         super().flush(commit)
+
+
+class EndingLogic(ToyLogic):
+    """Can end a run of which it knows its number alone."""
+
+    def fail_unreadable(self, run: str, error: ErrorInfo, standing: RunPosition) -> None:
+        self.runs[run] = Tally(seq=standing.seq)
+        self.fail(run, error)
 
 
 def saying(run: str, seq: int, what: Says) -> bytes:

@@ -295,11 +295,25 @@ def test_tries_are_bounded_and_lost_workers_are_counted_apart() -> None:
     for _ in range(3):
         story.provider(LOST)
         assert isinstance(story.events[-1], Retrying)
-        assert story.events[-1].delay_ms == 0
     story.provider(n.Failed(OVERLOADED))
     assert isinstance(story.events[-1], Retrying)
     story.provider(n.Failed(OVERLOADED))
     assert isinstance(story.events[-1], RunFailedEvent)
+
+
+def test_a_turn_that_kills_its_workers_is_retried_ever_later_and_then_no_more() -> None:
+    rules = RunLimits(max_losses=6, base_delay_ms=500, max_delay_ms=2000)
+    story = Story(rules=rules)
+    for least, most in ((0, 0), (0, 0), (250, 500), (500, 1000), (1000, 2000), (1000, 2000)):
+        story.provider(LOST)
+        event = story.events[-1]
+        assert isinstance(event, Retrying)
+        assert least <= event.delay_ms <= most
+    story.provider(LOST)
+    end = story.events[-1]
+    assert isinstance(end, Incomplete)
+    assert end.error
+    assert end.error.code == WORKER_LOST
 
 
 def test_retry_after_is_the_least_delay_and_too_long_a_one_ends_the_run() -> None:

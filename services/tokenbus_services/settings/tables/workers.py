@@ -14,8 +14,10 @@ class RetrySettings(Table, frozen=True, kw_only=True):
 
     max_attempts: Count = 4
     """Maximum tries of one turn that end in a provider error, including the first."""
-    max_losses: Count = 20
-    """Maximum tries of one turn whose worker was lost; bounds a request that kills its workers."""
+    max_losses: Count = 10
+    """Maximum tries of one turn whose worker was lost; bounds a request that kills its workers. From the third on they
+    are delayed like tries that end in a provider error.
+    """
     base_delay_s: Seconds = 0.5
     max_delay_s: Seconds = 30.0
 

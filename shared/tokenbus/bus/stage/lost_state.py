@@ -81,6 +81,7 @@ class LostState:
             elif logic.is_open(run):
                 logic.fail(run, error)
             if run in self._lost:
+                open_runs.drop_unread(run, commit)
                 quarantine.void(run, offset)
                 quarantine.write_void(run, commit)
             else:

@@ -7,6 +7,7 @@ state without outputs.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
@@ -20,6 +21,8 @@ from tokenbus.bus.stage.logic import FinishesReplay, RunPosition, StageLogic
 from tokenbus.bus.stage.lost_state import LostState
 from tokenbus.bus.stage.prepared_commit import AppliedEntries, Poison, PreparedCommit
 from tokenbus.bus.stage.quarantine import IsolatedTries, Quarantine
+
+log = logging.getLogger(__name__)
 
 
 class Partition:
@@ -181,6 +184,12 @@ class Partition:
     def lose(self, runs: Iterable[str], reason: str) -> None:
         """Instead of a replay: the state of these runs is given up."""
         self._lost_state.lose(runs, reason)
+
+    def give_up_input(self, run: str, until: str, reason: str) -> None:
+        """Instead of a replay: the run's state is given up, and its input up to this entry is ignored."""
+        log.error("%s: the state of run %s is given up: %s", self.lease_key, run, reason)
+        self._lost_state.lose([run], reason)
+        self._void.add(run, until)
 
     def skip(self, entry_id: str, fields: Mapping[bytes, object], reason: str) -> None:
         """Instead of a replay: give up the state of all runs of an entry that an earlier owner committed."""

@@ -17,6 +17,7 @@ from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.stage.committer import Committer
+from tokenbus.bus.stage.loading.careful_replay import CAREFUL_REPLAYS, STEPS_FIELD, CarefulReplay, NotedSteps
 from tokenbus.bus.stage.loading.recovery import give_up_state, learn_from_logs, rebuild, run_position, run_positions
 from tokenbus.bus.stage.logic import StageLogic
 from tokenbus.bus.stage.partition import Partition
@@ -58,12 +59,15 @@ class PartitionLoader:
         replays = await retry_until_available(self._server, lambda: run_script(self._server, begun), what=self._what)
         if replays > MAX_REPLAYS:
             log.error("%s partition %d: its state is given up", self._group, lease.partition)
+        careful = await self._careful(lease) if replays > CAREFUL_REPLAYS else None
         part, commit = await retry_until_available(
-            self._server, lambda: self._restored(lease, replays), what=self._what
+            self._server, lambda: self._restored(lease, replays, careful), what=self._what
         )
         if commit:
             await self._commits.recover_rollback(part, lease, commit)
         await self._commits.note(part, REPLAYS_FIELD, 0)
+        if careful:
+            await self._commits.note(part, STEPS_FIELD, "")
         return part
 
     async def position(self, part: Partition, *, stop_if: Callable[[], bool] = lambda: False) -> Lease:
@@ -82,17 +86,27 @@ class PartitionLoader:
             lease_key = self._keys.lease(partition, self._group)
             await run_script(self._server, scripts.note(lease_key, REPLAYS_FIELD, 0))
 
-    async def _rebuilt(self, lease: Lease) -> Partition:
+    async def _careful(self, lease: Lease) -> CarefulReplay:
+        """The next replay, after some that came to no end: knows what the last of them was at."""
+        lease_key = self._keys.lease(lease.partition, self._group)
+        found = await retry_until_available(
+            self._server, lambda: self._server.client.hget(lease_key, STEPS_FIELD), what=self._what
+        )
+        return CarefulReplay(self._server, lease_key, NotedSteps.parse(found))
+
+    async def _rebuilt(self, lease: Lease, careful: CarefulReplay | None = None) -> Partition:
         part = self._new(lease)
         await widen_if_stale(self._server, self._keys)
-        await rebuild(self._server, self._keys.within(part.number), part, lease)
+        await rebuild(self._server, self._keys.within(part.number), part, lease, careful)
         return part
 
     def _new(self, lease: Lease) -> Partition:
         logic = self._logic(lease.partition)
         return Partition(lease, logic, keys=self._keys, topic=self._topic, group=self._group)
 
-    async def _restored(self, lease: Lease, replays: int) -> tuple[Partition, Commit | None]:
+    async def _restored(
+        self, lease: Lease, replays: int, careful: CarefulReplay | None
+    ) -> tuple[Partition, Commit | None]:
         """The partition in its last owner's state, and the commit that ends runs whose state is unreadable, if any.
 
         After too many replays that came to no end, all of its open runs are such runs.
@@ -102,7 +116,7 @@ class PartitionLoader:
             part = self._new(lease)
             await give_up_state(self._server, keys, part, lease, f"{replays - 1} replays came to no end")
         else:
-            part = await self._rebuilt(lease)
+            part = await self._rebuilt(lease, careful)
         if not part.unread:
             return part, None
         found = await run_positions(self._server, keys, part.unread)

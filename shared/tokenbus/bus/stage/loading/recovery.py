@@ -15,6 +15,7 @@ from tokenbus.bus.run_record import ATTEMPT, ENDED, SEQ, STATUS, TURN, status_of
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server, is_final
 from tokenbus.bus.server.stream_reader import Entry, Unreadable
+from tokenbus.bus.stage.loading.careful_replay import REASON, CarefulReplay
 from tokenbus.bus.stage.logic import LearnsFromLog, RunPosition
 from tokenbus.bus.stage.partition import Partition
 from tokenbus.bus.stage.quarantine import TRIES_FIELD, IsolatedTries
@@ -27,8 +28,13 @@ PIECES_READ = 8
 """Pieces of a checkpoint per command: about 1 MB, so that no reply blocks the server for long."""
 
 
-async def rebuild(server: Server, keys: Keys, part: Partition, lease: Lease) -> None:
-    """Bring a new partition to its last owner's state. If it raises (redis-py's errors), start over with a new one."""
+async def rebuild(
+    server: Server, keys: Keys, part: Partition, lease: Lease, careful: CarefulReplay | None = None
+) -> None:
+    """Bring a new partition to its last owner's state. If it raises (redis-py's errors), start over with a new one.
+
+    ``careful``: notes each step, and knows those that must be left out.
+    """
     client = server.client
     part.loads = await run_script(server, scripts.count(part.lease_key, "loads"))
     part.isolated = IsolatedTries.parse(await client.hget(part.lease_key, TRIES_FIELD))
@@ -45,7 +51,15 @@ async def rebuild(server: Server, keys: Keys, part: Partition, lease: Lease) -> 
                     raise
                 break  # without its pieces the run is unreadable
             pieces[run] |= {number: piece for number, piece in zip(group, found, strict=True) if piece is not None}
-    part.restore(checkpoints, pieces)
+    if careful is None:
+        part.restore(checkpoints, pieces)
+    else:
+        for name, data in checkpoints.items():
+            run = name.decode(errors="replace")
+            if await careful.begin(f"checkpoint {run}"):
+                part.restore({name: data}, pieces)
+            else:
+                part.give_up_input(run, lease.offset, REASON)
     while part.offset != lease.offset:
         page, unreadable = await _page(server, part, lease.offset)
         if not page and not unreadable:
@@ -53,7 +67,10 @@ async def rebuild(server: Server, keys: Keys, part: Partition, lease: Lease) -> 
             if token is None or token.decode() == part.token:
                 log.error("%s: entries are gone that a replay needs", part.lease_key)
             break  # else another owner has trimmed the entries; this rebuild is obsolete
-        part.replay(page)
+        if careful is None:
+            part.replay(page)
+        else:
+            await _replay_carefully(part, page, careful, lease.offset)
         if unreadable:
             log.error("%s: entry %s: %s", part.lease_key, unreadable.entry[0].decode(), unreadable.reason)
             part.skip_unreadable(unreadable)
@@ -62,6 +79,20 @@ async def rebuild(server: Server, keys: Keys, part: Partition, lease: Lease) -> 
     for run, at in (await run_positions(server, keys, runs)).items():
         if at.seq:
             part.logic.recall(run, at.seq)
+
+
+async def _replay_carefully(part: Partition, page: list[Entry], careful: CarefulReplay, last: str) -> None:
+    """Replay frame by frame. A run whose frame is left out loses its state, and its other frames are not replayed."""
+    for entry_id, fields in page:
+        at, before = entry_id.decode(), part.offset
+        for name, frame in fields.items():
+            run = name.decode(errors="replace")
+            if await careful.begin(f"{at} {run}"):
+                part.offset = before
+                part.replay([(entry_id, {name: frame})])
+            else:
+                part.give_up_input(run, last, REASON)
+        part.offset = at
 
 
 async def give_up_state(server: Server, keys: Keys, part: Partition, lease: Lease, reason: str) -> None:

@@ -10,6 +10,10 @@ from tokenbus.events.requests import OnFailure
 
 WORKER_LOST = "worker_lost"
 """Error code of an attempt whose worker died, froze or shut down."""
+PROMPT_LOSSES = 2
+"""So many lost attempts of a turn are retried at once: workers are replaced one after the other. Later ones are delayed
+as after an error: if the turn itself kills its workers, others must be able to finish their runs in between.
+"""
 
 
 def decide(
@@ -32,16 +36,22 @@ def decide(
     if policy == "fail" or not error.retryable or (visible_emitted and policy != "restart"):
         return None
     if error.code == WORKER_LOST:
-        return 0 if losses <= rules.max_losses else None
+        if losses > rules.max_losses:
+            return None
+        return _backoff_ms(losses - PROMPT_LOSSES, rules, salt) if losses > PROMPT_LOSSES else 0
     if failures >= rules.max_attempts:
         return None
     asked_ms = round((error.retry_after_s or 0) * 1000)
     if asked_ms > rules.max_delay_ms:
         return None
-    ceiling = min(rules.base_delay_ms * 2 ** min(failures - 1, 20), rules.max_delay_ms)
+    return max(asked_ms, _backoff_ms(failures, rules, salt))
+
+
+def _backoff_ms(tries: int, rules: RunLimits, salt: str) -> int:
+    ceiling = min(rules.base_delay_ms * 2 ** min(tries - 1, 20), rules.max_delay_ms)
     # Half fixed, half random: "equal jitter" (AWS, Exponential Backoff And Jitter), from a hash so that replays agree.
-    spread = crc32(f"{salt}:{failures}".encode()) % (ceiling // 2 + 1)
-    return max(asked_ms, ceiling // 2 + spread)
+    spread = crc32(f"{salt}:{tries}".encode()) % (ceiling // 2 + 1)
+    return ceiling // 2 + spread
 
 
 def another_may_do_better(error: ErrorInfo) -> bool:
