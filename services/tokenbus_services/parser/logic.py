@@ -9,76 +9,30 @@ from typing import Protocol
 import msgspec
 
 from tokenbus.bus.keys import Keys, PublicTopic
-from tokenbus.bus.run_record import (
-    ATTEMPT,
-    BYPASSED,
-    CHOICE,
-    ERROR,
-    FINISH,
-    JUDGING,
-    MODEL,
-    PROVIDER,
-    RAW,
-    RESULT,
-    SEQ,
-    STATUS,
-    TENANT,
-    TURN,
-    call_field,
-    history_field,
-    so_far_field,
-)
+from tokenbus.bus.run_record import JUDGING, SEQ
 from tokenbus.bus.scripts import Arg, Commit
 from tokenbus.bus.stage.logic import RunPosition
-from tokenbus.core.request.tenant import tenant_of
 from tokenbus.core.run.attempts.attempt_report import AttemptReport
 from tokenbus.core.run.blocks.block_table import BlockTable
 from tokenbus.core.run.blocks.open_blocks import OpenBlocks
 from tokenbus.core.run.checkpoint import Checkpoints, Snapshot
-from tokenbus.core.run.effects import (
-    CloseAttempt,
-    Decide,
-    Draft,
-    Effect,
-    EndRun,
-    ForgetRun,
-    NextTurn,
-    ReleaseFromPolicies,
-    RunTools,
-)
 from tokenbus.core.run.gated import GatedRun, accept
 from tokenbus.core.run.state import RunState
 from tokenbus.core.run.state_machine import RunMachine
-from tokenbus.events.decisions import Decided
-from tokenbus.events.decisions import decoder as decided_decoder
-from tokenbus.events.decisions import encode as encode_decided
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import (
-    ANY_FRAME,
     CONTROL_ATTEMPT,
     Accepted,
-    Control,
-    Drafts,
     EventFrame,
-    Lost,
-    RawFrame,
     Rejected,
     RunLimits,
     TapedFrame,
     decode_events,
     encode,
 )
-from tokenbus.events.public import (
-    TERMINAL,
-    BlockComplete,
-    Chunk,
-    Incomplete,
-    PublicEvent,
-    RunEvent,
-    RunFailedEvent,
-    TerminalEvent,
-)
+from tokenbus.events.public import TERMINAL, BlockComplete, Chunk, PublicEvent, RunEvent
 from tokenbus.events.public import encode as encode_public
+from tokenbus_services.parser.effect_writer import EffectWriter
 from tokenbus_services.parser.public_topics import PublicTopics
 
 JUDGING_STEP_MS = 100
@@ -118,19 +72,8 @@ class ParserLogic:
         observers see the end of its attempt.
         """
         self._keys = keys
-        self._turns = keys.topic(partition, "turns")
-        self._tools = keys.topic(partition, "tools")
-        self._raw = keys.topic(partition, "raw")
-        self._control = keys.topic(partition, "control")
-        self._records = keys.topic(partition, "records")
-        self._normalizer_lease = keys.lease(partition, "normalizer")
-        self._drafts = keys.topic(partition, "drafts")
-        self._policy_lease = keys.lease(partition, "policy")
-        self._decisions = keys.topic(partition, "decisions")
-        self._open_runs = keys.open_runs(partition)
-        self._ended_runs = keys.ended_runs(partition)
+        self._effects = EffectWriter(partition, keys, open_run_ms=open_run_ms, finished_run_ms=finished_run_ms)
         self._open_run_ms = open_run_ms
-        self._finished_run_ms = finished_run_ms
         self._topics_of = PublicTopics(partition, keys, topics).of
         self._on_published = on_published
         self._observers = observers
@@ -143,7 +86,6 @@ class ParserLogic:
         """By run that `fail_unreadable` will end: the open blocks of its log."""
         self._tapes: dict[str, list[TapedFrame]] = {}
         """By recorded run: the frames that were applied."""
-
         self._judging: dict[str, int] = {}
         """By open run under policies: what was written of how long it waits for them."""
 
@@ -215,18 +157,7 @@ class ParserLogic:
         self._changed = {}
 
     def repeat(self, lost: Commit, runs: Collection[str], commit: Commit) -> None:
-        """Repeat drafts, decisions and records. Turns and tool calls are not given out again: the runs end."""
-        for entry in lost.appended(self._drafts):
-            for name, data in entry.items():
-                if name.decode() in runs:
-                    self._draft(name.decode(), data, commit)
-        for entry in lost.appended(self._records):
-            for name, data in entry.items():
-                if name.decode() in runs:
-                    commit.append(self._records, [name.decode(), data])
-        for data in lost.published_to_topic(self._decisions):
-            if decided_decoder.decode(data).run in runs:
-                commit.publish_to_topic(self._decisions, data)
+        self._effects.repeat(lost, runs, commit)
 
     def snapshot(self, run: str) -> bytes:
         return msgspec.msgpack.encode(self._runs[run].state)
@@ -298,7 +229,7 @@ class ParserLogic:
         if events and first:
             commit.expire(log, self._open_run_ms)
         for effect in machine.effects:
-            self._effect(machine, effect, last, end, commit)
+            self._effects.write(machine, effect, last, end, commit)
         machine.effects.clear()
         if self._observers:
             self._observe(s, machine.reports, events)
@@ -323,88 +254,6 @@ class ParserLogic:
                 observer.attempt_over(state, report)
             for event in lifecycle:
                 observer.lifecycle(state, event)
-
-    def _effect(
-        self, machine: RunMachine | GatedRun, effect: Effect, last: bytes, end: TerminalEvent | None, commit: Commit
-    ) -> None:
-        s = machine.state
-        run_key, log = self._keys.run(s.run), self._keys.log(s.run)
-        match effect:
-            case CloseAttempt(turn, attempt):
-                self._close_attempt(s.run, turn, attempt, "the turn ended in the text", commit)
-            case NextTurn(work, history, so_far):
-                self._close_attempt(s.run, work.turn, work.attempt - 1, "a newer attempt began", commit)
-                if history is not None:
-                    commit.put(run_key, history_field(work.turn), encode(history))
-                if so_far is not None:
-                    commit.drop(run_key, so_far_field(work.attempt - 1))  # may be large, and is part of the new one
-                    commit.put(run_key, so_far_field(work.attempt), encode([so_far]))
-                commit.put(run_key, TURN, work.turn, ATTEMPT, work.attempt, RAW, 0)
-                if work.choice:
-                    commit.put(run_key, CHOICE, work.choice, PROVIDER, s.target.provider, MODEL, s.target.model)
-                held = s.gate is not None and not s.gate.bypassed
-                work = msgspec.structs.replace(work, tenant=tenant_of(s.accepted.metadata), held=held)
-                commit.append(self._turns, [s.run, encode(work)])
-                commit.expire(run_key, self._open_run_ms)
-                commit.expire(log, self._open_run_ms)
-            case RunTools(work):
-                metadata = s.accepted.metadata
-                whose = {
-                    "tenant": tenant_of(metadata),
-                    "metadata": metadata or None,
-                    "traceparent": s.accepted.traceparent,
-                }
-                for call in work:
-                    commit.put(run_key, call_field(call.block), call.attempt)
-                    commit.append(self._tools, [s.run, encode(msgspec.structs.replace(call, **whose))])
-            case Draft(events, over):
-                policing = s.accepted.policing
-                traceparent = s.accepted.traceparent if events and events[0].seq == 0 else ""
-                drafts = Drafts(policing.names if policing else (), events, over, traceparent)
-                self._draft(s.run, encode(drafts), commit)
-            case Decide(number, turn, attempt, decision):
-                decided = Decided.of(s.run, number, turn, attempt, decision)
-                commit.publish_to_topic(self._decisions, encode_decided(decided))
-            case ReleaseFromPolicies():
-                commit.put(run_key, BYPASSED, 1)
-            case EndRun(status):
-                self._close_attempt(s.run, s.turn, s.attempt, f"the run is {status}", commit)
-                commit.put(run_key, STATUS, status, RESULT, last, *_summary(s, end))
-                places = (self._open_runs, self._ended_runs)
-                commit.end_run(run_key, *places, run=s.run, keep_ms=self._finished_run_ms)
-                commit.expire(run_key, self._finished_run_ms)
-                commit.expire(log, self._finished_run_ms)
-                if s.accepted.record:
-                    commit.expire(self._keys.tape(s.run), self._finished_run_ms)
-                    commit.append(self._records, [s.run, status])
-
-            case ForgetRun():
-                for key in (run_key, log, self._keys.tape(s.run)):  # so that none stays forever
-                    commit.expire(key, self._finished_run_ms)
-
-    def _draft(self, run: str, data: bytes, commit: Commit) -> None:
-        commit.append(self._drafts, [run, data])
-        commit.count(self._policy_lease, len(data))
-
-    def _close_attempt(self, run: str, turn: int, attempt: int, reason: str, commit: Commit) -> None:
-        lost = encode(RawFrame(turn, attempt, ANY_FRAME, 0, [Lost(reason)]))
-        closed = encode(Control(run, "closed", attempt))
-        places = (self._raw, self._normalizer_lease, self._control)
-        commit.close_attempt(self._keys.run(run), attempt, *places, run=run, lost=lost, control_frame=closed)
-
-
-def _summary(s: RunState, end: TerminalEvent | None) -> list[Arg]:
-    """Fields of the run's hash by which an ended run is listed. A run accepted by an older version has none before."""
-    fields: list[Arg] = []
-    if s.target.provider:  # else the run was refused, or its state was unreadable
-        fields += [PROVIDER, s.target.provider, MODEL, s.target.model]
-    if tenant := tenant_of(s.accepted.metadata):
-        fields += [TENANT, tenant]
-    if end:
-        fields += [FINISH, end.finish]
-        error = end.error if isinstance(end, Incomplete | RunFailedEvent) else None
-        fields += [ERROR, error.code] if error else []
-    return fields
 
 
 def _now_ms() -> int:

@@ -1,0 +1,163 @@
+"""Effects of the state machine, as writes of the commit: work for others, drafts, decisions, the end of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import msgspec
+
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.run_record import (
+    ATTEMPT,
+    BYPASSED,
+    CHOICE,
+    ERROR,
+    FINISH,
+    MODEL,
+    PROVIDER,
+    RAW,
+    RESULT,
+    STATUS,
+    TENANT,
+    TURN,
+    call_field,
+    history_field,
+    so_far_field,
+)
+from tokenbus.bus.scripts import Arg, Commit
+from tokenbus.core.request.tenant import tenant_of
+from tokenbus.core.run.effects import (
+    CloseAttempt,
+    Decide,
+    Draft,
+    Effect,
+    EndRun,
+    ForgetRun,
+    NextTurn,
+    ReleaseFromPolicies,
+    RunTools,
+)
+from tokenbus.core.run.gated import GatedRun
+from tokenbus.core.run.state import RunState
+from tokenbus.core.run.state_machine import RunMachine
+from tokenbus.events.decisions import Decided
+from tokenbus.events.decisions import decoder as decided_decoder
+from tokenbus.events.decisions import encode as encode_decided
+from tokenbus.events.frames import ANY_FRAME, Control, Drafts, Lost, RawFrame, encode
+from tokenbus.events.public import Incomplete, RunFailedEvent, TerminalEvent
+
+
+class EffectWriter:
+    """Writes effects of a partition's runs into commits. Has no state but keys and lifetimes."""
+
+    def __init__(self, partition: int, keys: Keys, *, open_run_ms: int, finished_run_ms: int) -> None:
+        self._keys = keys
+        self._turns = keys.topic(partition, "turns")
+        self._tools = keys.topic(partition, "tools")
+        self._raw = keys.topic(partition, "raw")
+        self._control = keys.topic(partition, "control")
+        self._records = keys.topic(partition, "records")
+        self._normalizer_lease = keys.lease(partition, "normalizer")
+        self._drafts = keys.topic(partition, "drafts")
+        self._policy_lease = keys.lease(partition, "policy")
+        self._decisions = keys.topic(partition, "decisions")
+        self._open_runs = keys.open_runs(partition)
+        self._ended_runs = keys.ended_runs(partition)
+        self._open_run_ms = open_run_ms
+        self._finished_run_ms = finished_run_ms
+
+    def write(
+        self, machine: RunMachine | GatedRun, effect: Effect, last: bytes, end: TerminalEvent | None, commit: Commit
+    ) -> None:
+        """Write one effect. ``last``: the run's latest event as published; ``end``: its terminal event, if it came."""
+        s = machine.state
+        run_key, log = self._keys.run(s.run), self._keys.log(s.run)
+        match effect:
+            case CloseAttempt(turn, attempt):
+                self._close_attempt(s.run, turn, attempt, "the turn ended in the text", commit)
+            case NextTurn(work, history, so_far):
+                self._close_attempt(s.run, work.turn, work.attempt - 1, "a newer attempt began", commit)
+                if history is not None:
+                    commit.put(run_key, history_field(work.turn), encode(history))
+                if so_far is not None:
+                    commit.drop(run_key, so_far_field(work.attempt - 1))  # may be large, and is part of the new one
+                    commit.put(run_key, so_far_field(work.attempt), encode([so_far]))
+                commit.put(run_key, TURN, work.turn, ATTEMPT, work.attempt, RAW, 0)
+                if work.choice:
+                    commit.put(run_key, CHOICE, work.choice, PROVIDER, s.target.provider, MODEL, s.target.model)
+                held = s.gate is not None and not s.gate.bypassed
+                work = msgspec.structs.replace(work, tenant=tenant_of(s.accepted.metadata), held=held)
+                commit.append(self._turns, [s.run, encode(work)])
+                commit.expire(run_key, self._open_run_ms)
+                commit.expire(log, self._open_run_ms)
+            case RunTools(work):
+                metadata = s.accepted.metadata
+                whose = {
+                    "tenant": tenant_of(metadata),
+                    "metadata": metadata or None,
+                    "traceparent": s.accepted.traceparent,
+                }
+                for call in work:
+                    commit.put(run_key, call_field(call.block), call.attempt)
+                    commit.append(self._tools, [s.run, encode(msgspec.structs.replace(call, **whose))])
+            case Draft(events, over):
+                policing = s.accepted.policing
+                traceparent = s.accepted.traceparent if events and events[0].seq == 0 else ""
+                drafts = Drafts(policing.names if policing else (), events, over, traceparent)
+                self._draft(s.run, encode(drafts), commit)
+            case Decide(number, turn, attempt, decision):
+                decided = Decided.of(s.run, number, turn, attempt, decision)
+                commit.publish_to_topic(self._decisions, encode_decided(decided))
+            case ReleaseFromPolicies():
+                commit.put(run_key, BYPASSED, 1)
+            case EndRun(status):
+                self._close_attempt(s.run, s.turn, s.attempt, f"the run is {status}", commit)
+                commit.put(run_key, STATUS, status, RESULT, last, *_summary(s, end))
+                places = (self._open_runs, self._ended_runs)
+                commit.end_run(run_key, *places, run=s.run, keep_ms=self._finished_run_ms)
+                commit.expire(run_key, self._finished_run_ms)
+                commit.expire(log, self._finished_run_ms)
+                if s.accepted.record:
+                    commit.expire(self._keys.tape(s.run), self._finished_run_ms)
+                    commit.append(self._records, [s.run, status])
+            case ForgetRun():
+                for key in (run_key, log, self._keys.tape(s.run)):  # so that none stays forever
+                    commit.expire(key, self._finished_run_ms)
+
+    def repeat(self, lost: Commit, runs: Collection[str], commit: Commit) -> None:
+        """Repeat drafts, decisions and records. Turns and tool calls are not given out again: the runs end."""
+        for entry in lost.appended(self._drafts):
+            for name, data in entry.items():
+                if name.decode() in runs:
+                    self._draft(name.decode(), data, commit)
+        for entry in lost.appended(self._records):
+            for name, data in entry.items():
+                if name.decode() in runs:
+                    commit.append(self._records, [name.decode(), data])
+        for data in lost.published_to_topic(self._decisions):
+            if decided_decoder.decode(data).run in runs:
+                commit.publish_to_topic(self._decisions, data)
+
+    def _draft(self, run: str, data: bytes, commit: Commit) -> None:
+        commit.append(self._drafts, [run, data])
+        commit.count(self._policy_lease, len(data))
+
+    def _close_attempt(self, run: str, turn: int, attempt: int, reason: str, commit: Commit) -> None:
+        lost = encode(RawFrame(turn, attempt, ANY_FRAME, 0, [Lost(reason)]))
+        closed = encode(Control(run, "closed", attempt))
+        places = (self._raw, self._normalizer_lease, self._control)
+        commit.close_attempt(self._keys.run(run), attempt, *places, run=run, lost=lost, control_frame=closed)
+
+
+def _summary(s: RunState, end: TerminalEvent | None) -> list[Arg]:
+    """Fields of the run's hash by which an ended run is listed. A run accepted by an older version has none before."""
+    fields: list[Arg] = []
+    if s.target.provider:  # else the run was refused, or its state was unreadable
+        fields += [PROVIDER, s.target.provider, MODEL, s.target.model]
+    if tenant := tenant_of(s.accepted.metadata):
+        fields += [TENANT, tenant]
+    if end:
+        fields += [FINISH, end.finish]
+        error = end.error if isinstance(end, Incomplete | RunFailedEvent) else None
+        fields += [ERROR, error.code] if error else []
+    return fields
