@@ -18,14 +18,11 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from tokenbus.bus.keys import InternalTopic, Keys
-from tokenbus.bus.leases import Lease, Leases
 from tokenbus.bus.liveness import Liveness, holding, slack
 from tokenbus.bus.server.server import Server, is_alien
 from tokenbus.bus.stage.background_tasks import BackgroundTasks
-from tokenbus.bus.stage.commit_journal import LOST_WRITES, CommitJournal
 from tokenbus.bus.stage.committer import AppliedBatch, Committer
-from tokenbus.bus.stage.loading.partition_loader import PartitionLoader
-from tokenbus.bus.stage.loading.rollback import repair_commit
+from tokenbus.bus.stage.loading.owned_partitions import OwnedPartitions
 from tokenbus.bus.stage.logic import FinishesReplay, StageLogic
 from tokenbus.bus.stage.partition import Partition
 from tokenbus.bus.stage.prepared_commit import AppliedEntries, PreparedCommit
@@ -37,8 +34,6 @@ __all__ = ["Batch", "Stage", "StageLogic"]
 
 log = logging.getLogger(__name__)
 
-BLOCKED_S = 1.0
-"""Retry interval for a partition with a shared key of the wrong type."""
 CATCH_UP_READS = 4
 SETTLING_S = 20.0
 """Maximum duration of `finish_replay`, plus a margin for the event loop."""
@@ -78,11 +73,6 @@ class Stage:
         self._topic: InternalTopic = topic
         self._lag_bytes = lag_bytes
         self._lease_s = lease_s
-        self._parts: dict[str, Partition] = {}
-        """Loaded partitions by stream."""
-        self._journals: dict[int, CommitJournal] = {}
-        """Journal by partition."""
-        self._loading: dict[int, asyncio.Task[None]] = {}
         self._is_cluster = server.topology == "cluster"
         """Partitions lie on different nodes (Cluster); a failing node must not block the others."""
         self._locks: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -97,8 +87,23 @@ class Stage:
             dead_entries=dead_entries,
             entries_read=entries_read,
         )
-        self._closed = False
-        self._blocked: set[int] = set()
+        self._partitions = OwnedPartitions(
+            server,
+            keys,
+            self._commits,
+            group=group,
+            topic=topic,
+            worker=worker,
+            logic=logic,
+            lease_s=lease_s,
+            tick_s=tick_s,
+            liveness=liveness,
+            lock_of=self.lock_of,
+            on_change=self._wake,
+        )
+        self._parts = self._partitions.parts
+        self._journals = self._partitions.journals
+        self._leases = self._partitions.leases
         self._input = StageInput(
             server,
             keys,
@@ -108,21 +113,7 @@ class Stage:
             max_records=max_records,
             downstream=downstream,
             lag_bytes=lag_bytes,
-            on_alien_key=self._block,
-        )
-        self._loader = PartitionLoader(server, keys, self._commits, group=group, topic=topic, logic=logic)
-        self._leases = Leases(
-            server,
-            keys,
-            group=group,
-            topic=topic,
-            worker=worker,
-            on_acquired=self._on_acquired,
-            on_revoked=self._on_revoked,
-            on_rollback=self._on_rollback,
-            ttl_s=lease_s,
-            tick_s=tick_s,
-            liveness=liveness,
+            on_alien_key=self._partitions.block,
         )
 
     @property
@@ -133,7 +124,7 @@ class Stage:
     @property
     def blocked(self) -> list[int]:
         """Partitions of this worker that wait because a shared key has the wrong type."""
-        return sorted(self._blocked | self._leases.blocked)
+        return self._partitions.blocked
 
     def token_of(self, partition: int) -> str | None:
         """Fencing token of this worker's writes to the partition; None if it does not own the partition."""
@@ -155,12 +146,8 @@ class Stage:
         Takes no longer than a lease lasts; another worker processes what could not be committed by then.
         """
         await self._leases.close()
-        self._closed = True
+        loading = self._partitions.stop()
         self._commits.close()
-        self._parts.clear()
-        loading = [*self._loading.values()]
-        for task in loading:
-            task.cancel()
         await asyncio.gather(self._background.close(), *loading, return_exceptions=True)
         await self._input.close()
 
@@ -171,25 +158,8 @@ class Stage:
         """
         return await self._input.read(block_ms=block_ms)
 
-    def _block(self, part: Partition, why: str) -> None:
-        """Pause a partition whose shared key has the wrong type. No entry is at fault, and the other partitions
-        continue.
-        """
-        self._say_blocked(part.number, why)
-        self._drop(part, shun_s=BLOCKED_S)
-
-    def _say_blocked(self, partition: int, why: str) -> None:
-        if partition not in self._blocked:
-            log.error(
-                "%s partition %d waits until its key is mended (delete or rename it): %s", self._group, partition, why
-            )
-        self._blocked.add(partition)
-
-    async def _await_mending(self, partition: int, error: Exception) -> None:
-        """`_block` a partition that cannot be loaded. Its state is not at fault, so the tries do not count."""
-        self._say_blocked(partition, str(error))
-        self._leases.forget(partition, shun_s=BLOCKED_S)
-        await self._loader.forgive(partition)
+    def _wake(self) -> None:
+        self._input.wake()
 
     async def process(self, batches: Sequence[Batch]) -> None:
         """Process and commit the batches of `read`; returns once they are committed or their leases are lost.
@@ -242,24 +212,9 @@ class Stage:
 
     def reload(self, part: Partition) -> None:
         """Rebuild the partition under its lease: its state is ahead of the log. No effect if it is not owned now."""
-        lease = self._leases.owned.get(part.number)
-        if self._parts.get(part.stream) is not part or lease is None or lease.token != part.token:
-            self._drop(part)
-            return
-        journal = self._journals[part.number]
-        self._remove(part.number)
-        load = self._load_again(part, journal)
-        self._loading[part.number] = self._liveness.start_passing(load, name=f"replay {self._group} {part.number}")
+        self._partitions.reload(part)
 
-    async def _load_again(self, part: Partition, journal: CommitJournal) -> None:
-        try:
-            lease = await self._loader.position(part)
-        except Exception:
-            log.exception("replay of %s of partition %d failed", self._group, part.number)
-            self._leases.forget(part.number, shun_s=2 * self._lease_s)
-            self._loading.pop(part.number, None)
-            return
-        await self._load(lease, journal)
+    # --- the batches of a round ---------------------------------------------------------------------------------
 
     async def _process(self, batches: Sequence[Batch]) -> None:
         async with holding(self.lock_of(batches[0].partition if batches else 0)):
@@ -275,7 +230,7 @@ class Stage:
                         worked.append(AppliedBatch(part, taken.begin, work))
             except BaseException:
                 for each in worked:
-                    self._drop(each.part)  # its state is ahead of the last commit
+                    self._partitions.drop(each.part)  # its state is ahead of the last commit
                 raise
             await self._submit(worked)
 
@@ -285,7 +240,7 @@ class Stage:
             replies = await self._commits.submit(worked)
         except BaseException:
             for each in worked:
-                self._drop(each.part)
+                self._partitions.drop(each.part)
             raise
         for each, reply in zip(worked, replies, strict=True):
             await self._committed(each.part, each.work, reply)
@@ -313,10 +268,10 @@ class Stage:
             return part.build_commit(taken)
         except Exception:
             log.exception("%s partition %d: the logic failed", self._group, part.number)
-            self._drop(part, shun_s=2 * self._lease_s)
+            self._partitions.drop(part, shun_s=2 * self._lease_s)
             return None
         except BaseException:  # cancelled in finish_replay: it has applied entries that are not committed
-            self._drop(part)
+            self._partitions.drop(part)
             raise
 
     async def _finish(self, part: Partition, logic: FinishesReplay, batch: Batch, taken: AppliedEntries) -> None:
@@ -333,9 +288,9 @@ class Stage:
             raise
         except Exception:
             log.exception("%s partition %d: the logic failed", self._group, part.number)
-            self._drop(part, shun_s=2 * self._lease_s)
+            self._partitions.drop(part, shun_s=2 * self._lease_s)
         except BaseException:
-            self._drop(part)
+            self._partitions.drop(part)
             raise
 
     async def _commit_alone(self, part: Partition, batch: Batch) -> Batch:
@@ -350,11 +305,11 @@ class Stage:
             self._journals[part.number].keep(part.offset, work, asyncio.get_running_loop().time())
             self._leases.committed(part.number, part.offset)
             part.loads = 0
-            self._blocked.discard(part.number)
+            self._partitions.blocked_keys.discard(part.number)
             part.paused = any(lag > self._lag_bytes for lag in reply[2:])
             return
         if reply[0] == b"refused" and is_alien(error := reply[1]):
-            self._block(part, str(error))
+            self._partitions.block(part, str(error))
             return
         # Another owner committed, the server rolled back, or the commit cannot succeed: this worker's state is invalid.
         log.warning("%s partition %d: dropped: %s", self._group, part.number, reply)
@@ -363,9 +318,9 @@ class Stage:
             if reply[0] == b"refused" and not given_up:
                 await self._quarantine(part)
             if reply[0] == b"moved" and self._journals[part.number].is_ahead_of(reply[1].decode()):
-                await self._recover_rollback(part)
+                await self._partitions.recover_rollback(part)
         finally:
-            self._drop(part, shun_s=2 * self._lease_s if reply[0] == b"refused" and given_up else 0)
+            self._partitions.drop(part, shun_s=2 * self._lease_s if reply[0] == b"refused" and given_up else 0)
 
     async def _quarantine(self, part: Partition) -> None:
         """The server refuses this commit. Process the entries one at a time next; if it was a single entry already,
@@ -375,76 +330,3 @@ class Stage:
             await self._commits.note(part, TRIES_FIELD, part.isolated.refused().stored())
         else:
             await self._commits.note(part, "loads", CAREFUL_LOADS)
-
-    # --- a fail-over that lost writes ---------------------------------------------------------------------------
-
-    async def _on_rollback(self, partition: int, offset: str) -> None:
-        async with holding(self.lock_of(partition)):
-            part = self._parts.get(self._keys.topic(partition, self._topic))
-            if part and self._journals[partition].is_ahead_of(offset):
-                try:
-                    await self._recover_rollback(part)
-                finally:
-                    self._drop(part)
-
-    async def _recover_rollback(self, part: Partition) -> None:
-        """End the runs whose readers saw more events than the server has now; publish those events with their old
-        numbers.
-        """
-        lease = await self._loader.position(part, stop_if=self._is_closed)
-        log.error("%s partition %d: a fail-over lost what came after %s", self._group, part.number, lease.offset)
-        if not (lost := self._journals[part.number].after(lease.offset)):
-            return
-        past = await self._loader.rebuilt(lease, stop_if=self._is_closed)
-        if commit := repair_commit(past, lost, LOST_WRITES):
-            await self._commits.recover_rollback(part, lease, commit)
-
-    def _is_closed(self) -> bool:
-        return self._closed
-
-    # --- acquired and revoked partitions ------------------------------------------------------------------------
-
-    def _on_acquired(self, lease: Lease) -> None:
-        task = self._liveness.start_passing(self._load(lease), name=f"replay {self._group} {lease.partition}")
-        self._loading[lease.partition] = task
-
-    async def _on_revoked(self, partition: int) -> None:
-        if task := self._loading.pop(partition, None):
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-        async with holding(self.lock_of(partition)):
-            self._remove(partition)
-
-    def _drop(self, part: Partition, *, shun_s: float = 0.0) -> None:
-        """Forget the partition so that it is reloaded, here or elsewhere. No effect if that has happened already."""
-        if self._parts.get(part.stream) is not part:
-            return
-        self._leases.forget(part.number, shun_s=shun_s)
-        self._remove(part.number)
-
-    def _remove(self, partition: int) -> None:
-        if self._parts.pop(self._keys.topic(partition, self._topic), None):
-            del self._journals[partition]
-            self._input.wake()
-
-    async def _load(self, lease: Lease, journal: CommitJournal | None = None) -> None:
-        """Rebuild the partition's state, then start reading it."""
-        try:
-            part = await self._loader.load(lease)
-        except Exception as e:
-            if self._closed:
-                return
-            if is_alien(e):
-                await self._await_mending(lease.partition, e)
-            else:
-                # Another worker may succeed once the lease has expired. Tries are bounded: see `PartitionLoader`.
-                log.exception("replay of partition %d of %s failed", lease.partition, self._group)
-                self._liveness.failed_work(f"replay {self._group}")
-                self._leases.forget(lease.partition, shun_s=2 * self._lease_s)
-            return
-        finally:
-            self._loading.pop(lease.partition, None)
-        self._parts[part.stream] = part
-        kept = journal is not None and journal.offset == part.offset
-        self._journals[part.number] = journal if journal and kept else CommitJournal(part.offset)
-        self._input.wake()

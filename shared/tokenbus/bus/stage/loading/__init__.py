@@ -1,1 +1,1 @@
-"""Bring a partition into memory: load it, replay its unread input, roll back what was not committed."""
+"""Bring a partition into memory, and keep it while it is owned: load, replay unread input, roll back, drop."""
