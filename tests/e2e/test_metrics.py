@@ -140,7 +140,7 @@ def check_sums(seen: Seen, *, runs: int, partitions: int) -> None:
     for stage in ("normalizer", "parser"):
         assert seen.sum("tokenbus_partitions", stage=stage) == partitions
         assert seen.sum("tokenbus_deployment_owned_partitions", stage=stage) == partitions
-    assert seen.sum("tokenbus_images_total", lies="blob") == 1
+    assert seen.sum("tokenbus_images_total", location="blob") == 1
     assert seen.sum("tokenbus_records_total", status="completed") == runs
     assert seen.sum("tokenbus_record_raw_bytes_total") > 0
     assert seen.sum("tokenbus_deployment_partitions") == partitions

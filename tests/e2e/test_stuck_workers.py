@@ -167,7 +167,7 @@ async def test_whichever_task_of_a_worker_ends_or_stands_still_its_runs_end_else
                 runs_s = time.monotonic() - began
                 for worker, (kind, task) in zip(workers, now, strict=True):
                     assert await worker.ended(timeout=ENDED_S) == EXIT_STUCK, (kind, task, worker.log[-4000:])
-                    [said] = [line for line in worker.log.splitlines() if '"worker_goes"' in line]
+                    [said] = [line for line in worker.log.splitlines() if '"worker_exiting"' in line]
                     assert f'"{task}"' in said, (kind, task, said)
                 print(f"{fault}: runs ended after {runs_s:.1f} s, workers after {time.monotonic() - began:.1f} s")
 
@@ -218,7 +218,7 @@ async def test_whichever_task_of_a_gateway_ends_or_stands_still_it_ends(
             gateway.tell(f"{fault} {task}")
         for gateway, (fault, task) in zip(gateways, GATEWAY_FAULTS, strict=True):
             assert await gateway.ended(timeout=ENDED_S) == EXIT_STUCK, (fault, task, gateway.log[-4000:])
-            [said] = [line for line in gateway.log.splitlines() if '"worker_goes"' in line]
+            [said] = [line for line in gateway.log.splitlines() if '"worker_exiting"' in line]
             assert f'"{task}"' in said, (fault, task, said)
 
 

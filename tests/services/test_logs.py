@@ -11,7 +11,7 @@ LOGS_A_STRANGERS_TEXT = r"""
 import logging, structlog
 from tokenbus_services.runtime import logs
 logs.configure("info", service="tools")
-structlog.get_logger().warning("tool_vanished", tool="weather\x1b]0;owned\x07")
+structlog.get_logger().warning("tool_call_timed_out", tool="weather\x1b]0;owned\x07")
 logging.getLogger("redis").warning("an error of %s", "redis\x1b[2J")
 try:
     raise ValueError("\x9b2J")

@@ -1,7 +1,10 @@
-"""Names that were riddles are retired: each has a standard word now, and none comes back as an identifier."""
+"""Names that were riddles are retired: each has a standard word now, and none comes back as an identifier, in the
+name of a log event, or in the name or label of a metric.
+"""
 
 from __future__ import annotations
 
+import ast
 import io
 import tokenize
 from collections.abc import Iterator
@@ -73,6 +76,30 @@ RETIRED = {
     "vanish": "expire",
 }
 """A retired identifier, and the word that stands in its place."""
+RETIRED_IN_EVENTS = {
+    "as": "a state",
+    "away": "unavailable",
+    "behind": "lag, not_stopped",
+    "broke": "failed",
+    "goes": "exiting",
+    "heard": "received, applied",
+    "judging": "policy",
+    "kept": "stored, written, renewed",
+    "known": "read",
+    "left": "not_finished, not_closed",
+    "lies": "location",
+    "lifted": "offloaded",
+    "nobody": "the fact",
+    "over": "skipped",
+    "said": "confirmed",
+    "told": "emitted",
+    "vanished": "timed_out",
+    "waits": "delayed, interrupted",
+    "whoever": "the role",
+}
+"""A word that operators cannot guess the meaning of in a log event or a metric, and what to say instead."""
+LOG_CALLS = {"debug", "info", "warning", "error", "exception", "critical"}
+METRICS = {"Counter", "Gauge", "Histogram"}
 
 
 def identifiers(source: str) -> Iterator[tuple[str, int]]:
@@ -98,3 +125,40 @@ def test_no_retired_word_is_an_identifier(room: str) -> None:
 def test_a_retired_word_would_be_found_as_a_name_and_not_in_prose() -> None:
     assert retired_in("class Court:\n    pass\n") == ["line 1: Court, use PolicyService"]
     assert retired_in('"""A Court of law."""  # put_out\n') == []
+
+
+def names_that_operators_see(source: str) -> Iterator[tuple[str, int]]:
+    """The names of log events, and the names and labels of metrics."""
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call) or not node.args:
+            continue
+        called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        texts = ast.walk(node) if called in METRICS else [node.args[0]] if called in LOG_CALLS else []
+        for text in texts:
+            if isinstance(text, ast.Constant) and isinstance(text.value, str) and " " not in text.value:
+                yield text.value, text.lineno
+
+
+def riddles_in(source: str) -> list[str]:
+    return [
+        f"line {line}: {name}: instead of {word!r} say {RETIRED_IN_EVENTS[word]}"
+        for name, line in names_that_operators_see(source)
+        for word in name.split("_")
+        if word in RETIRED_IN_EVENTS
+    ]
+
+
+def test_operators_read_plain_words_in_log_events_and_metrics() -> None:
+    sources = {path: path.read_text() for path in sorted((ROOT / "services").rglob("*.py"))}
+    seen = [name for source in sources.values() for name, _ in names_that_operators_see(source)]
+    assert {"run_started", "tokenbus_images", "location"} <= set(seen)
+    found = {str(path.relative_to(ROOT)): words for path, source in sources.items() if (words := riddles_in(source))}
+    assert found == {}
+
+
+def test_a_riddle_would_be_found_in_a_log_event_and_in_a_label() -> None:
+    assert riddles_in('log.warning("worker_goes")') == ["line 1: worker_goes: instead of 'goes' say exiting"]
+    assert riddles_in('Counter("images", "Where it lies.", ["lies"])') == [
+        "line 1: lies: instead of 'lies' say location"
+    ]
+    assert riddles_in('log.info("run_started")') == []

@@ -14,10 +14,10 @@ class UploadMetrics:
         self._made = Counter("tokenbus_uploads", "Blobs uploaded to a provider's file store.", registry=registry)
         self._bytes = Counter("tokenbus_upload_bytes", "Their bytes.", registry=registry)
         self.failed = Counter(
-            "tokenbus_uploads_failed", "Uploads that failed, and were sent inside the request.", registry=registry
+            "tokenbus_uploads_failed", "Uploads that failed; their media went inside the request.", registry=registry
         )
         self.lost = Counter(
-            "tokenbus_files_lost", "Files that their provider did not have any more when named.", registry=registry
+            "tokenbus_files_lost", "Files that the provider no longer had when a request named them.", registry=registry
         )
 
     def made(self, size: int) -> None:
@@ -33,7 +33,7 @@ class AdmissionMetrics:
         self.granted = Counter("tokenbus_calls_granted", "Provider calls that got leave.", registry=registry)
         self._refused = Counter(
             "tokenbus_calls_refused",
-            "How often a limit said: not now; the call asks again. By what is limited: model, provider or tenant.",
+            "How often a limit delayed a call, by what it limits: model, provider or tenant.",
             ["limit"],
             registry=registry,
         )

@@ -276,7 +276,7 @@ class GatewayRuns:
     def _left(self, task: asyncio.Task[None]) -> None:
         self._leaving.discard(task)
         if not task.cancelled() and (error := task.exception()):
-            log.warning("run_not_left", run=task.get_name(), error=f"{type(error).__name__}: {error}")
+            log.warning("run_cancel_failed", run=task.get_name(), error=f"{type(error).__name__}: {error}")
 
 
 class _Stored(msgspec.Struct):

@@ -104,5 +104,5 @@ class IntakeMedia:
                 except (BlobUnavailable, BlobUnauthorized, TimeoutError) as e:
                     if not left:
                         self._away_until = self._clock() + AWAY_S
-                        log.warning("blob_store_away", problem=str(e) or f"no answer within {TRY_S:g} s")
+                        log.warning("blob_store_unavailable", problem=str(e) or f"no answer within {TRY_S:g} s")
         raise BlobUnavailable("blobs", "the store was away a moment ago")

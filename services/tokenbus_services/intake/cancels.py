@@ -113,12 +113,12 @@ class Cancels:
                 except (RedisError, OSError) as e:
                     # One of them is at fault, for example a key of its run has the wrong type. Intake reports which
                     # one.
-                    log.warning("cancels_passed_over", cancels=len(items), error=str(e))
+                    log.warning("cancels_skipped", cancels=len(items), error=str(e))
                     await self._queue.discard(items)
                 else:
                     await self._queue.finish(items, again=lambda requests=requests: self._apply(requests))
             except Exception:  # any error: another fetcher gets them next
-                log.exception("cancels_left", cancels=len(items))
+                log.exception("cancels_not_finished", cancels=len(items))
                 self._queue.release(items)
 
     async def _apply(self, requests: Sequence[Cancel]) -> None:

@@ -41,13 +41,13 @@ def belongs_in_blob(event: BusEvent, *, images: bool) -> bool:
 
 
 class ImageKeeper:
-    """Stores images that their fetchers did not, and opaque data. ``aclose`` gives its connections up."""
+    """Stores images that their fetchers did not, and opaque data. Call `aclose` at the end."""
 
     def __init__(self, blobs: BlobLoader, registry: CollectorRegistry) -> None:
         self._blobs = blobs
         self._retry = StoreRetry(blobs.store)
         self._kept = Counter(
-            "tokenbus_images", "Generated images, including previews, by location.", ["lies"], registry=registry
+            "tokenbus_images", "Generated images, including previews, by location.", ["location"], registry=registry
         )
 
     async def aclose(self) -> None:
@@ -58,13 +58,13 @@ class ImageKeeper:
         """Return the events to emit in place of each: the same with its blob, or an inline image and a note with the
         reason.
 
-        Does not raise; takes at most `PATIENCE_S`.
+        Does not raise; takes at most `STORE_TIMEOUT_S`.
         """
         places = asyncio.Semaphore(AT_ONCE)
         until = asyncio.get_running_loop().time() + STORE_TIMEOUT_S
         return await asyncio.gather(
             *(
-                self._data(one, places, until) if isinstance(one, Opaque) else self._log_failure(one, places, until)
+                self._data(one, places, until) if isinstance(one, Opaque) else self._image(one, places, until)
                 for one in large
             )
         )
@@ -78,7 +78,7 @@ class ImageKeeper:
             return [data]
         return [msgspec.structs.replace(data, blob_id=ref.blob_id)]
 
-    async def _log_failure(self, image: Image, places: asyncio.Semaphore, until: float) -> list[Normalized]:
+    async def _image(self, image: Image, places: asyncio.Semaphore, until: float) -> list[Normalized]:
         if image.blob_id:  # already stored by its fetcher
             self._kept.labels("blob").inc()
             return [image]
@@ -93,7 +93,7 @@ class ImageKeeper:
         else:
             self._kept.labels("blob").inc()
             return [in_blob(image, content, ref.blob_id)]
-        self._kept.labels("inline" if image.final else "nowhere").inc()
+        self._kept.labels("inline" if image.final else "dropped").inc()
         log.warning("image_not_stored", final=image.final, problem=problem)
         note = Extra("tokenbus.image_not_stored", msgspec.json.encode(problem).decode(), image.block)
         return [image, note] if image.final else [note]

@@ -64,7 +64,7 @@ class AttemptMetrics:
         )
         self._cost = Counter(
             "tokenbus_provider_cost",
-            "What these tokens cost, by `gateway.prices`.",
+            "Cost of these tokens by `gateway.prices`, in its currency.",
             ["provider", "model"],
             registry=registry,
         )

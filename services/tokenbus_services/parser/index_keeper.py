@@ -50,7 +50,7 @@ class IndexKeeper:
                     if await self._unlist(partition, known) < PAGE // 2:
                         break
             except ResponseError as e:  # a key of a wrong type, say; runs continue without an index
-                log.warning("index_not_kept", partition=partition, problem=str(e))
+                log.warning("run_index_not_repaired", partition=partition, problem=str(e))
 
     async def _list(self, partition: int, states: Sequence[RunState]) -> None:
         listed = self._listed.get(partition, set()) & {s.run for s in states}

@@ -39,7 +39,7 @@ class RunMetrics:
         )
         self._tokens = Counter("tokenbus_tokens", "Tokens as providers counted them.", ["direction"], registry=registry)
         self._tools = Counter(
-            "tokenbus_tool_results", "Tool results that entered runs, by outcome.", ["outcome"], registry=registry
+            "tokenbus_tool_results", "Tool results that runs received, by outcome.", ["outcome"], registry=registry
         )
         self._first_text = Histogram(
             "tokenbus_first_text_seconds",

@@ -95,7 +95,7 @@ class TimeoutClock:
                 await self._tick()
                 defects.none()
             except Exception as e:  # any error: the next look may succeed
-                log.warning("clock_failed", problem=f"{type(e).__name__}: {e}")
+                log.warning("timeout_check_failed", problem=f"{type(e).__name__}: {e}")
                 defects.count(e)
 
     async def _tick(self) -> None:
@@ -135,7 +135,7 @@ class TimeoutClock:
                 try:
                     await run_script(self._server, call)
                 except ResponseError as e:
-                    log.warning("clock_not_heard", key=call.keys[0], problem=str(e))
+                    log.warning("timeout_not_applied", key=call.keys[0], problem=str(e))
 
     async def _read_policy_stages(self) -> dict[int, PolicyStageStatus]:
         """Read the state of the policy stage in partitions that have runs under policies."""
@@ -214,7 +214,7 @@ class TimeoutClock:
 
     def _tool_timeout(self, partition: int, s: RunState, pending: PendingCall) -> scripts.ScriptCall:
         keys, block = self._keys.within(partition), pending.call.block
-        log.info("tool_vanished", run=s.run, turn=s.turn, block=block, tool=pending.call.name)
+        log.info("tool_call_timed_out", run=s.run, turn=s.turn, block=block, tool=pending.call.name)
         return scripts.tool_result(
             keys.run(s.run),
             keys.topic(partition, "events"),
@@ -227,7 +227,7 @@ class TimeoutClock:
 
     def _policy_timeout(self, partition: int, s: RunState) -> scripts.ScriptCall:
         assert s.gate
-        log.warning("run_unjudged", run=s.run, turn=s.turn, attempt=s.attempt)
+        log.warning("run_policies_timed_out", run=s.run, turn=s.turn, attempt=s.attempt)
         return self._append(partition, s, DeadlinePassed("policy", s.gate.signs_of_life))
 
     def _attempt_timeout(self, partition: int, s: RunState) -> scripts.ScriptCall:

@@ -163,7 +163,7 @@ class PolicyRunTask:
                 judging.cancel()
         except Exception:
             # Not caused by a policy; the executor handles those errors. The parser's policy timeout ends the run.
-            log.exception("judging_failed", run=self.run)
+            log.exception("policy_run_failed", run=self.run)
 
     async def _judge(self, record: RunRecord, starts: RunStarts) -> None:
         """Start the run, again and again until all is judged."""

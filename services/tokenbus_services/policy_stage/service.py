@@ -48,7 +48,10 @@ class PolicyService:
         self._on_error: Mapping[str, OnError] = {name: p.on_error for name, p in settings.policies.items()}
         self._reassure_s = limits.policy_slack_s / REASSURANCES
         self._decisions = Counter(
-            "tokenbus_policy_decisions", "What policies decided, by what.", ["policy", "action"], registry=registry
+            "tokenbus_policy_decisions",
+            "Decisions of policies, by policy and action.",
+            ["policy", "action"],
+            registry=registry,
         )
         self._ends = Counter(
             "tokenbus_policy_executor_ends", "Executors that a policy ended, by how.", ["end"], registry=registry

@@ -162,7 +162,7 @@ class RecordService:
                 if not e.retryable:
                     raise
                 if pause == FIRST_PAUSE_S:
-                    log.warning("blob_store_away", run=kept.run, code=e.code, problem=str(e))
+                    log.warning("blob_store_unavailable", run=kept.run, code=e.code, problem=str(e))
                 if clock() > until:
                     raise Later from e
                 await rest(pause)

@@ -58,7 +58,7 @@ class Deployment:
         layout = await join_deployment(self._server, self._keys)
         await self._follow(layout)
         if layout.placing != configured:
-            log.warning("partitions_of_deployment", settings=configured, deployment=layout.placing)
+            log.warning("partitions_setting_outdated", settings=configured, deployment=layout.placing)
         self._task = self._liveness.start(self._agree(), name="deployment")
 
     async def close(self) -> None:
@@ -74,7 +74,7 @@ class Deployment:
             try:
                 await self._follow(await join_deployment(self._server, self._keys, worker=self._worker))
             except (ServerUnavailable, ServerFull, RedisError, OSError) as e:  # the tasks that use the server handle it
-                log.debug("deployment_not_said", problem=str(e))
+                log.debug("deployment_not_confirmed", problem=str(e))
 
     async def _follow(self, layout: Layout) -> None:
         keys = self._keys

@@ -45,7 +45,7 @@ class DeploymentGauges:
         )
         self._queues = Gauge(
             "tokenbus_deployment_queue_entries",
-            "Entries of a work queue, waiting or in work.",
+            "Entries of a work queue, waiting or in progress.",
             ["queue"],
             registry=registry,
         )

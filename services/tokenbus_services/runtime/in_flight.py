@@ -179,7 +179,7 @@ class InFlight:
         await asyncio.wait([work.over for work in works], timeout=ABANDON_S)
         late = [work for work in works if not work.over.done()]
         if late:
-            log.warning("items_left_behind", items=len(late))
+            log.warning("items_not_stopped", items=len(late))
         for work in late:
             if work.completion:
                 work.completion.cancel()
@@ -258,7 +258,7 @@ class InFlight:
                 await self._abandon(item)
                 return
             if task.cancelled() and not work.stopped:
-                log.error("work_cancelled_by_nobody", stream=item.stream, entry=item.entry_id)
+                log.error("work_task_cancelled", stream=item.stream, entry=item.entry_id)
                 self._queue.release([item])  # what it did is unknown, so it must not be finished
                 return
             if isinstance(error, NotStarted):
@@ -277,7 +277,7 @@ class InFlight:
             raise
         except Exception as e:
             # If kept alive here, no worker would handle it. Its delivery count tells the next worker that it was begun.
-            log.error("item_left", stream=item.stream, entry=item.entry_id, exc_info=e)
+            log.error("item_not_finished", stream=item.stream, entry=item.entry_id, exc_info=e)
             self._queue.release([item])
         finally:
             self._remove(work)

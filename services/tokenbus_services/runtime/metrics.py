@@ -20,7 +20,7 @@ class StageMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._entries = Counter(
-            "tokenbus_entries", "Stream entries worked in and committed.", ["stage"], registry=registry
+            "tokenbus_entries", "Stream entries that were processed and committed.", ["stage"], registry=registry
         )
         self._batch_s = Histogram(
             "tokenbus_batch_seconds",
@@ -55,7 +55,7 @@ class PassedOver:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._failures = Counter(
             "tokenbus_work_failures",
-            "Work of the worker's own tasks that failed, was logged and passed over.",
+            "Failures of the worker's own tasks that were logged and skipped.",
             ["work"],
             registry=registry,
         )

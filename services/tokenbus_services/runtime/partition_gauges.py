@@ -23,7 +23,7 @@ class PartitionGauges:
         self._stages: list[tuple[str, Callable[[], Sequence[int]]]] = []
         self._lag = Gauge(
             "tokenbus_lag_bytes",
-            "Bytes of a partition's input that the stage has not worked in yet.",
+            "Bytes of a partition's input that the stage has not processed yet.",
             ["stage", "partition"],
             registry=registry,
         )

@@ -139,7 +139,7 @@ class WorkerSupervisor:
         self.error = WorkerStuck(name, problem)
         self._liveness.failed = True
         self._liveness.close()
-        log.critical("worker_goes", task=name, problem=problem, waits_at=where or None, exc_info=error)
+        log.critical("worker_exiting", task=name, problem=problem, waits_at=where or None, exc_info=error)
         self._failed.set()
         last = threading.Timer(HAND_OVER_S, self._end_now)
         last.daemon = True
@@ -147,7 +147,7 @@ class WorkerSupervisor:
 
     def _end_now(self) -> None:
         if not self._closed.is_set():
-            log.critical("worker_ended_as_it_was", task=self.error and self.error.task)
+            log.critical("worker_exit_forced", task=self.error and self.error.task)
         os._exit(EXIT_STUCK)
 
     def _watch_loop(self) -> None:

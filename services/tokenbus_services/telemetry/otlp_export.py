@@ -132,7 +132,7 @@ class _Counted(SpanExporter):
         if ok is self._failing:
             self._failing = not ok
             if ok:
-                log.info("telemetry_sent_again")
+                log.info("telemetry_recovered")
             else:
                 log.warning("telemetry_not_sent", spans=len(spans))
         return result

@@ -97,7 +97,7 @@ class Executor:
         except ToolFailure as e:
             kind, outcome = e.kind, self._failed(e.problem)
         except Exception as e:
-            _log.error("tool_call_broke", run=call.run, tool=call.name, exc_info=e)
+            _log.error("tool_call_failed", run=call.run, tool=call.name, exc_info=e)
             kind, outcome = "internal", self._failed(f"the call failed: {type(e).__name__}")
         else:
             kind = "error" if outcome.is_error else "ok"

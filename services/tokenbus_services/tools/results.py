@@ -129,7 +129,7 @@ class Results:
         try:
             ref = await self._keep(whole, media_type)
         except BlobError as e:
-            _log.warning("tool_result_not_kept", code=e.code, problem=str(e))
+            _log.warning("tool_result_not_stored", code=e.code, problem=str(e))
             if text is None:
                 return ToolOutcome(f"[{media_type}, not text; it could not be stored: {e.code}]", is_error=True)
             return ToolOutcome(self._beginning(text, f"[truncated; the whole result could not be stored: {e.code}]"))

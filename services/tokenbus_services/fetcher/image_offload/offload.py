@@ -48,7 +48,7 @@ class ImageStore:
         try:
             await self._retry.put(lambda: _pieces(spool), media_type, until=until)
         except BlobError as e:
-            log.warning("image_not_lifted", problem=str(e))
+            log.warning("image_not_offloaded", problem=str(e))
             return False
         return True
 

@@ -150,7 +150,7 @@ class Limiter:
                 await run_scripts(self._server, calls)
                 defects.none()
             except Exception as e:  # keep renewing after any error: otherwise running calls would lose their slots
-                log.warning("limits_not_kept", error=str(e) or type(e).__name__)
+                log.warning("limit_leases_not_renewed", error=str(e) or type(e).__name__)
                 defects.count(e)
 
 

@@ -38,7 +38,7 @@ class UploadedFiles:
             # One command each: in a Cluster the keys may be on any node.
             values = await asyncio.gather(*(self._server.client.get(self._keys.file(name)) for name in asked))
         except (RedisError, OSError) as e:
-            log.warning("uploads_not_known", error=str(e))
+            log.warning("upload_registry_not_read", error=str(e))
             return None
         return {name: value.decode() for name, value in zip(asked, values, strict=True) if value is not None}
 
@@ -61,4 +61,4 @@ class UploadedFiles:
                 *(self._server.client.set(self._keys.file(name), value, px=ms, nx=only_new) for name in set(names))
             )
         except (RedisError, OSError) as e:
-            log.warning("uploads_not_kept", error=str(e))
+            log.warning("upload_registry_not_written", error=str(e))

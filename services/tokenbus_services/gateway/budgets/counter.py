@@ -116,9 +116,9 @@ class SpendCounter:
                     async for event in events:
                         await self._count_or_pass(event)
             except ServerError as e:
-                log.info("spend_waits", error=str(e))
+                log.info("spend_counting_interrupted", error=str(e))
             except Exception:  # a defect must not end the count in silence: budgets would hold nothing any more
-                log.exception("spend_waits")
+                log.exception("spend_counting_interrupted")
             await rest(RETRY_S)
 
     async def _count_or_pass(self, event: Started | Counted) -> None:

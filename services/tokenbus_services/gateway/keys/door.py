@@ -165,9 +165,9 @@ class KeyDoor(Door):
                     with translated(self._server):
                         await run_script(self._server, call)
                 except ServerError as e:
-                    log.info("places_not_renewed", error=str(e))
+                    log.info("open_answers_not_renewed", error=str(e))
                 except Exception:  # of one client: the places of the others are renewed all the same
-                    log.exception("places_not_renewed", key=key)
+                    log.exception("open_answers_not_renewed", key=key)
 
 
 def key_in(headers: Mapping[str, str]) -> str:

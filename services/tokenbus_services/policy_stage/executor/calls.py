@@ -215,7 +215,7 @@ class _RunInExecutor:
             send(messages.Finished(task))
         except Exception as e:
             # Not caused by a policy: its errors are handled in the stream. The parser's policy timeout ends the run.
-            log.exception("judging_failed", run=self.opened.run)
+            log.exception("policy_run_failed", run=self.opened.run)
             send(messages.Defect(task, f"{type(e).__name__}: {e}"))
         finally:
             self._executor.ended(self)

@@ -221,7 +221,7 @@ class ExecutorPool:
     def _leave_to(self, process: ExecutorProcess, call: Call) -> None:
         """Leave the executor to that call's run, and let it end with that run; all other runs start again elsewhere."""
         policy = self._names[call.policy]
-        log.warning("policy_blocks", policy=policy, pid=process.pid, runs=len(process.runs))
+        log.warning("policy_blocking", policy=policy, pid=process.pid, runs=len(process.runs))
         self._note(policy)
         process.separate = True
         others = {task: run for task, run in process.runs.items() if task != call.task}

@@ -53,7 +53,7 @@ def usable(server: str, prefix: str, tools: Iterable[types.Tool]) -> dict[str, L
             if len(found) >= MAX_TOOLS or size > room:
                 raise ValueError(f"over {MAX_TOOLS} tools or {MAX_LISTED_BYTES} bytes of definitions")
         except ValueError as e:
-            _log.warning("mcp_tool_left_out", server=server, tool=tool.name[:80], problem=str(e))
+            _log.warning("mcp_tool_skipped", server=server, tool=tool.name[:80], problem=str(e))
             continue
         room -= size
         found[name] = Listed(definition, tool.name, schema)

@@ -96,7 +96,7 @@ class McpServer:
             self.tried.set()
             if self._connected_at is not None and clock() - self._connected_at >= STEADY_S:
                 pause = FIRST_PAUSE_S
-            _log.warning("mcp_server_away", server=self.name, problem=self._problem, again_in_s=round(pause, 2))
+            _log.warning("mcp_server_unavailable", server=self.name, problem=self._problem, again_in_s=round(pause, 2))
             await rest(pause * random.uniform(0.8, 1.2))
             pause = min(pause * 2, LONGEST_PAUSE_S)
 
@@ -168,7 +168,7 @@ class McpServer:
                 beat()
             if connection.done():
                 return
-        _log.warning("mcp_connection_left", server=self.name, seconds=CLOSE_S + CUT_S)
+        _log.warning("mcp_connection_not_closed", server=self.name, seconds=CLOSE_S + CUT_S)
 
     def _has_ended(self, connection: asyncio.Task[None]) -> None:
         self._left.discard(connection)
@@ -248,7 +248,7 @@ class McpServer:
                     if isinstance(event, ToolsListChanged):
                         self._on_changed()
         except Exception as e:  # any exception: the periodic listing still works
-            _log.info("mcp_server_not_heard", server=self.name, problem=_describe(e))
+            _log.info("mcp_change_notices_failed", server=self.name, problem=_describe(e))
 
     async def _on_message(self, message: IncomingMessage) -> None:
         if isinstance(message, types.ToolListChangedNotification):

@@ -155,8 +155,8 @@ async def test_a_command_that_is_not_there_leaves_the_other_servers_alone(start:
 async def test_a_server_that_does_not_start_is_tried_again_later_each_time(start: Start) -> None:
     with structlog.testing.capture_logs() as logs:
         await start(gone=McpStdio(command="no-such-command-anywhere"))
-        await eventually(lambda: len([e for e in logs if e["event"] == "mcp_server_away"]) >= 3)
-    pauses = [entry["again_in_s"] for entry in logs if entry["event"] == "mcp_server_away"]
+        await eventually(lambda: len([e for e in logs if e["event"] == "mcp_server_unavailable"]) >= 3)
+    pauses = [entry["again_in_s"] for entry in logs if entry["event"] == "mcp_server_unavailable"]
     assert pauses[:3] == [0.25, 0.5, 1.0]
 
 
@@ -164,7 +164,7 @@ async def test_a_message_without_end_is_not_gathered(start: Start) -> None:
     endless = "import sys\nwhile True: sys.stdout.write('x' * 65536)"
     with structlog.testing.capture_logs() as logs:
         await start(message_bytes=100_000, loud=stdio(script=endless))
-    [away, *_] = [entry for entry in logs if entry["event"] == "mcp_server_away"]
+    [away, *_] = [entry for entry in logs if entry["event"] == "mcp_server_unavailable"]
     assert away["server"] == "loud"
 
 
