@@ -188,14 +188,15 @@ async def test_the_parser_makes_the_index_of_runs_whole(guarded: Guarded, script
     runs = [name for name in (f"r{n}" for n in range(100)) if KEYS.partition_of(name) == 0][:2]
     async with listed.server, Server(guarded.url(kind)) as parser:
         for run in runs:
-            await listed.accept(run, 1000)
+            await listed.accept(run, 1000, "tenant", "acme")
         await guarded.admin.hset(KEYS.run(runs[0]), "status", "failed")  # ended by an older parser
         accepted = Accepted(provider="p", model="m", on_failure="fail", max_tool_depth=0, rules=RunLimits(), tools=[])
         unlisted = RunState(runs[1], accepted, 1000, BlockTable(0, 1, 0, 0))
         await guarded.admin.zrem(KEYS.open_runs(0), runs[1])
-        await IndexKeeper(parser, KEYS, keep_ms=60_000).look({0: [unlisted]})
+        await IndexKeeper(parser, KEYS, keep_ms=60_000, open_ms=60_000).look({0: [unlisted]})
         assert await guarded.admin.zrange(KEYS.open_runs(0), 0, -1) == [runs[1]]
         assert await guarded.admin.zrange(KEYS.ended_runs(0), 0, -1) == [runs[0]]
+        assert await guarded.admin.zrange(KEYS.ended_runs(0, "acme"), 0, -1) == [runs[0]]
     assert await guarded.refusals() == []
 
 

@@ -96,7 +96,7 @@ class RunCreation:
         if self._spans:
             self._spans.accepted(run, request, item.entry_id)
         work = TurnWork(run, 0, 1, tenant=tenant, held=policing is not None)
-        return self._call(run, EventFrame(0, CONTROL_ATTEMPT, now, [accepted]), encode(work), fields)
+        return self._call(run, EventFrame(0, CONTROL_ATTEMPT, now, [accepted]), encode(work), fields, tenant)
 
     def _plan(self, request: Generate) -> FallbackPlan:
         """What depends on the provider and model, for one choice of the request."""
@@ -115,7 +115,9 @@ class RunCreation:
         vendor = self._settings.providers[request.provider]
         return reading_of(request, vendor.api, vendor.quirks)
 
-    def _call(self, run: str, frame: EventFrame, work: bytes, fields: list[scripts.Arg]) -> scripts.ScriptCall:
+    def _call(
+        self, run: str, frame: EventFrame, work: bytes, fields: list[scripts.Arg], tenant: str
+    ) -> scripts.ScriptCall:
         keys, partition = self._keys, self._keys.partition_of(run)
         return scripts.accept(
             keys.run(run),
@@ -125,6 +127,7 @@ class RunCreation:
             keys.log(run),
             open_runs=keys.open_runs(partition),
             ended_runs=keys.ended_runs(partition),
+            of_tenant=(keys.open_runs(partition, tenant), keys.ended_runs(partition, tenant)) if tenant else None,
             run=run,
             accepted_ms=frame.at_ms,
             ttl_ms=round(self._settings.retention.open_run_s * 1000),
@@ -137,9 +140,10 @@ class RunCreation:
     def reject(self, run: str, item: QueueItem, error: ErrorInfo) -> scripts.ScriptCall:
         """The call that creates the run of a refused request, which ends at once as `failed`."""
         now = self._server.clock.now_ms()
-        tenant = item.fields.get(TENANT_FIELD.encode())
-        fields: list[scripts.Arg] = [TENANT, tenant[:MAX_TENANT_CHARS]] if tenant else []
-        return self._call(run, EventFrame(0, CONTROL_ATTEMPT, now, [Rejected(error)]), b"", fields)
+        tenant = item.fields.get(TENANT_FIELD.encode(), b"").decode(errors="replace").strip()[:MAX_TENANT_CHARS]
+        fields: list[scripts.Arg] = [TENANT, tenant] if tenant else []
+        frame = EventFrame(0, CONTROL_ATTEMPT, now, [Rejected(error, tenant=tenant)])
+        return self._call(run, frame, b"", fields, tenant)
 
 
 def run_of(request: Generate, item: QueueItem) -> str:

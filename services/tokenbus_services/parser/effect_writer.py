@@ -61,8 +61,7 @@ class EffectWriter:
         self._drafts = keys.topic(partition, "drafts")
         self._policy_lease = keys.lease(partition, "policy")
         self._decisions = keys.topic(partition, "decisions")
-        self._open_runs = keys.open_runs(partition)
-        self._ended_runs = keys.ended_runs(partition)
+        self._partition = partition
         self._open_run_ms = open_run_ms
         self._finished_run_ms = finished_run_ms
 
@@ -113,8 +112,7 @@ class EffectWriter:
             case EndRun(status):
                 self._close_attempt(s.run, s.turn, s.attempt, f"the run is {status}", commit)
                 commit.put(run_key, STATUS, status, RESULT, last, *_summary(s, end))
-                places = (self._open_runs, self._ended_runs)
-                commit.end_run(run_key, *places, run=s.run, keep_ms=self._finished_run_ms)
+                self._list_ended(s, commit)
                 commit.expire(run_key, self._finished_run_ms)
                 commit.expire(log, self._finished_run_ms)
                 if s.accepted.record:
@@ -137,6 +135,17 @@ class EffectWriter:
         for data in lost.published_to_topic(self._decisions):
             if decided_decoder.decode(data).run in runs:
                 commit.publish_to_topic(self._decisions, data)
+
+    def _list_ended(self, s: RunState, commit: Commit) -> None:
+        keys, partition, tenant = self._keys, self._partition, tenant_of(s.accepted.metadata)
+        commit.end_run(
+            keys.run(s.run),
+            keys.open_runs(partition),
+            keys.ended_runs(partition),
+            of_tenant=(keys.open_runs(partition, tenant), keys.ended_runs(partition, tenant)) if tenant else None,
+            run=s.run,
+            keep_ms=self._finished_run_ms,
+        )
 
     def _draft(self, run: str, data: bytes, commit: Commit) -> None:
         commit.append(self._drafts, [run, data])

@@ -1,18 +1,21 @@
 """Keeps the index of runs complete: adds open runs that are missing, and removes runs that are no longer open.
 
 Intake and the parser list runs as they accept and end them. This finds what they could not: runs accepted or ended by
-a version without an index, an index that was lost, hashes that expired.
+a version without an index, or without one by tenant, an index that was lost, hashes that expired.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping, Sequence
 
 import structlog
 from redis.exceptions import ResponseError
 
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.scripts.run_index import OpenRun, list_open, unlist_ended
+from tokenbus.bus.run_index import IndexReader, Position
+from tokenbus.bus.run_record import TENANT
+from tokenbus.bus.scripts.run_index import OpenRun, list_ended, list_open, unlist_ended
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
 from tokenbus.core.request.tenant import tenant_of
@@ -22,6 +25,8 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 PAGE = 500
 """Runs looked at in one partition at once, of either kind."""
+_NEWEST = Position(2**63, "")
+"""Before all runs of the index."""
 MOST_PAGES = 20
 """Pages in a row, while most of a page is gone: after a time with parsers of a version without an index, say."""
 
@@ -29,19 +34,27 @@ MOST_PAGES = 20
 class IndexKeeper:
     """Looks at the index of the partitions that this worker owns, a page at a time."""
 
-    def __init__(self, server: Server, keys: Keys, *, keep_ms: int) -> None:
-        """``keep_ms``: how long ended runs are kept."""
+    def __init__(self, server: Server, keys: Keys, *, keep_ms: int, open_ms: int) -> None:
+        """``keep_ms``: how long ended runs are kept. ``open_ms``: the lifetime of an open run."""
         self._server = server
         self._keys = keys
         self._keep_ms = keep_ms
+        self._open_ms = open_ms
         self._listed: dict[int, set[str]] = {}
         """By partition: open runs that are known to be listed."""
+        self._list_again = 0.0
+        """When to list all open runs once more, so that a tenant's index outlives a run that is open for long."""
         self._at: dict[int, int] = {}
         """By partition: how much of the index this pass has looked at."""
+        self._ended: dict[int, Position | None] = {}
+        """By partition: up to where ended runs were looked at since it was acquired, the newest first; None: all."""
 
     async def look(self, runs: Mapping[int, Sequence[RunState]]) -> None:
         """Look at each of these partitions, given its open runs. Raises redis-py's errors if the server is away."""
         self._listed = {p: listed for p, listed in self._listed.items() if p in runs}
+        if time.monotonic() >= self._list_again:
+            self._listed, self._list_again = {}, time.monotonic() + self._open_ms / 2000
+        self._ended = {p: self._ended.get(p, _NEWEST) for p in runs}
         for partition, states in runs.items():
             try:
                 await self._list(partition, states)
@@ -49,6 +62,7 @@ class IndexKeeper:
                 for _ in range(MOST_PAGES):
                     if await self._unlist(partition, known) < PAGE // 2:
                         break
+                await self._list_ended(partition)
             except ResponseError as e:  # a key of a wrong type, say; runs continue without an index
                 log.warning("run_index_not_repaired", partition=partition, problem=str(e))
 
@@ -56,7 +70,8 @@ class IndexKeeper:
         listed = self._listed.get(partition, set()) & {s.run for s in states}
         missing = [self._open_run(partition, s) for s in states if s.run not in listed][:PAGE]
         if missing:
-            reply: list[bytes] = await run_script(self._server, list_open(self._keys.open_runs(partition), missing))
+            call = list_open(self._keys.open_runs(partition), missing, ttl_ms=self._open_ms)
+            reply: list[bytes] = await run_script(self._server, call)
             listed.update(run.decode() for run in reply)
         self._listed[partition] = listed
 
@@ -69,15 +84,45 @@ class IndexKeeper:
         if doubtful:
             names, places = [keys.run(run) for run in doubtful], (keys.open_runs(partition), keys.ended_runs(partition))
             gone = await run_script(self._server, unlist_ended(*places, names, doubtful, keep_ms=self._keep_ms))
+            self._ended[partition] = _NEWEST if gone else self._ended[partition]  # those have to be listed by tenant
         self._at[partition] = at + PAGE - gone if len(page) == PAGE else 0
         return gone
 
+    async def _list_ended(self, partition: int) -> None:
+        """Look at one page of the ended runs, and list those of tenants by tenant. Once for each acquisition."""
+        after = self._ended[partition]
+        if after is None:
+            return
+        keys = self._keys.within(partition)
+        reader = IndexReader(
+            keys.ended_runs(partition), newest_first=True, after=None if after is _NEWEST else after, until_ms=None
+        )
+        pipe = self._server.client.pipeline(transaction=False)
+        reader.ask(pipe, PAGE)
+        reader.take((await pipe.execute())[0])
+        places = reader.found
+        if places:
+            pipe = self._server.client.pipeline(transaction=False)
+            for place in places:
+                pipe.hget(keys.run(place.run), TENANT)
+            tenants: list[bytes | Exception | None] = await pipe.execute(raise_on_error=False)
+            runs = [
+                (keys.ended_runs(partition, tenant.decode(errors="replace")), place.run, place.at_ms)
+                for place, tenant in zip(places, tenants, strict=True)
+                if isinstance(tenant, bytes)
+            ]
+            if runs:
+                await run_script(self._server, list_ended(runs, keep_ms=self._keep_ms))
+        self._ended[partition] = None if reader.exhausted or not places else min(places)
+
     def _open_run(self, partition: int, s: RunState) -> OpenRun:
+        tenant = tenant_of(s.accepted.metadata)
         return OpenRun(
             key=self._keys.within(partition).run(s.run),
             run=s.run,
             accepted_ms=s.accepted_ms,
             provider=s.target.provider,
             model=s.target.model,
-            tenant=tenant_of(s.accepted.metadata),
+            tenant=tenant,
+            of_tenant=self._keys.open_runs(partition, tenant),
         )

@@ -196,6 +196,7 @@ class ParserLogic:
                     max_tool_depth=0,
                     rules=RunLimits(),
                     tools=[],
+                    metadata={"tenant": rejected.tenant} if rejected.tenant else None,
                 )
                 machine = RunMachine(RunState(run, nothing, frame.at_ms, BlockTable(0, 1, 0, 0)))
             case _:

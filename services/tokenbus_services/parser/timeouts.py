@@ -70,7 +70,10 @@ class TimeoutClock:
         self._tick_s = settings.stages.tick_s
         self._silence_check_s = settings.limits.silent_run_s / CHECKS_PER_TIMEOUT
         self._next_silence_check = 0.0
-        self._index = IndexKeeper(server, self._keys, keep_ms=round(settings.retention.finished_run_s * 1000))
+        kept = settings.retention
+        self._index = IndexKeeper(
+            server, self._keys, keep_ms=round(kept.finished_run_s * 1000), open_ms=round(kept.open_run_s * 1000)
+        )
         self._policy_stage_observers: dict[int, PolicyStageObserver] = {}
         """By partition."""
         self._unwritable: dict[int, dict[str, tuple[RunIs, int]]] = {}

@@ -239,13 +239,15 @@ class Keys:
         """Hash: the run's status, attempt, request and result."""
         return f"{self.prefix}:{{{self.partition_of(run)}}}:run:{run}"
 
-    def open_runs(self, partition: int) -> str:
-        """Sorted set: the partition's open runs by the time of acceptance in ms."""
-        return f"{self.prefix}:{{{partition}}}:index:open"
+    def open_runs(self, partition: int, tenant: str = "") -> str:
+        """Sorted set: the partition's open runs, or one tenant's, by the time of acceptance in ms."""
+        return f"{self.prefix}:{{{partition}}}:index:open" + (tenant and f":{tenant}")
 
-    def ended_runs(self, partition: int) -> str:
-        """Sorted set: the partition's ended runs by the time of their end in ms, for as long as their hashes live."""
-        return f"{self.prefix}:{{{partition}}}:index:ended"
+    def ended_runs(self, partition: int, tenant: str = "") -> str:
+        """Sorted set: the partition's ended runs, or one tenant's, by the time of their end in ms, for as long as their
+        hashes live.
+        """
+        return f"{self.prefix}:{{{partition}}}:index:ended" + (tenant and f":{tenant}")
 
     def log(self, run: str) -> str:
         """Stream: all public events of the run, ids ``<attempt>-<seq>``."""

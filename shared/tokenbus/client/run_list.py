@@ -52,7 +52,7 @@ class RunFilter(msgspec.Struct, frozen=True, kw_only=True):
         """Whether every member of the index that is read passes."""
         halves = (frozenset(OPEN_STATES), frozenset(ENDED_STATES))
         whole = all(self.states & half in (half, frozenset()) for half in halves)
-        return whole and self.tenant is None and self.provider is None and self.prefix is None
+        return whole and self.provider is None and self.prefix is None
 
 
 def run_filter(
@@ -172,7 +172,7 @@ class RunLister:
             until_ms = self._deployment.server.clock.now_ms() - round(self._wanted.older_than_s * 1000)
         halves = [(OPEN_STATES, keys.open_runs), (ENDED_STATES, keys.ended_runs)]
         names = [
-            key_of(partition)
+            key_of(partition, self._wanted.tenant or "")
             for states, key_of in halves
             if not self._wanted.states.isdisjoint(states)
             for partition in range(keys.partitions)

@@ -9,8 +9,12 @@ from tests.contract.bus.test_out_of_memory import full, small_server
 from tests.contract.client.listed import TTL_MS, Listed
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.scripts.run_index import MOST_FORGOTTEN
+from tokenbus.bus.scripts.run_index import LIFETIMES, MOST_FORGOTTEN
 from tokenbus.bus.server.server import Server
+from tokenbus.core.run.blocks.block_table import BlockTable
+from tokenbus.core.run.state import RunState
+from tokenbus.events.frames import Accepted, RunLimits
+from tokenbus_services.parser import index_keeper
 
 
 @pytest.fixture
@@ -102,6 +106,57 @@ async def test_a_run_ends_and_is_unlisted_on_a_full_server() -> None:
         async with full(server):
             await listed.commit_end("a")
         assert await places(listed, "a") == ["ended"]
+
+
+async def test_a_run_is_listed_by_its_tenant_too_and_its_index_goes_with_the_runs(listed: Listed) -> None:
+    partition = listed.keys.partition_of("a")
+    opened, ended = listed.keys.open_runs(partition, "acme"), listed.keys.ended_runs(partition, "acme")
+    await listed.client.zadd(opened, {"lost": 5_000})
+    await listed.accept("a", 5_000 + LIFETIMES * TTL_MS, "tenant", "acme")
+    assert await listed.client.zrange(opened, 0, -1) == [b"a"], "what nobody ended there is dropped some day"
+    assert 0 < await listed.client.pttl(opened) <= TTL_MS
+    at_ms = await listed.end("a", keep_ms=200)
+    assert await listed.client.zrange(ended, 0, -1, withscores=True) == [(b"a", at_ms)]
+    assert 0 < await listed.client.pttl(ended) <= 200
+    assert not await listed.client.exists(opened)
+
+
+async def test_a_run_without_a_tenant_is_in_no_tenants_index(listed: Listed) -> None:
+    await listed.accept("a", 1000)
+    await listed.end("a")
+    assert not [key async for key in listed.client.scan_iter(f"{listed.keys.prefix}:*:index:*:*")]
+
+
+async def test_the_parser_lists_by_tenant_what_an_older_version_did_not(
+    listed: Listed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_keeper, "PAGE", 4)
+    names = [name for name in (f"r{n}" for n in range(1000)) if listed.keys.partition_of(name) == 0][:11]
+    for run in names:
+        await listed.accept(run, 1000, "tenant", "acme")
+    for run in names[1:]:
+        await listed.end(run)
+    ended, opened = listed.keys.ended_runs(0, "acme"), listed.keys.open_runs(0, "acme")
+    times = await listed.client.zrange(ended, 0, -1, withscores=True)
+    await listed.client.delete(ended, opened)
+    accepted = Accepted(
+        provider="p",
+        model="m",
+        on_failure="fail",
+        max_tool_depth=0,
+        rules=RunLimits(),
+        tools=[],
+        metadata={"tenant": "acme"},
+    )
+    state = RunState(names[0], accepted, 1000, BlockTable(0, 1, 0, 0))
+    keeper = index_keeper.IndexKeeper(listed.server, listed.keys, keep_ms=TTL_MS, open_ms=TTL_MS)
+    for looks in range(1, 5):
+        await keeper.look({0: [state]})
+        assert await listed.client.zcard(ended) <= 4 * looks, "one page at each look"
+    assert await listed.client.zrange(ended, 0, -1, withscores=True) == times
+    assert await listed.client.zrange(opened, 0, -1) == [names[0].encode()]
+    assert await listed.client.pttl(ended) > 0
+    assert await listed.client.pttl(opened) > 0
 
 
 async def test_open_runs_cost_little_memory(listed: Listed) -> None:

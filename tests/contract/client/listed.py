@@ -18,10 +18,12 @@ class Listed:
         self.server = server
         self.keys = keys
         self.client = server.client
+        self._tenants: dict[str, str] = {}
 
     async def accept(self, run: str, at_ms: int, *fields: Arg) -> bytes:
         """What intake writes; the summary's fields come after the time."""
         keys, partition = self.keys, self.keys.partition_of(run)
+        self._tenants[run] = str(fields[fields.index("tenant") + 1]) if "tenant" in fields else ""
         call = scripts.accept(
             keys.run(run),
             keys.topic(partition, "events"),
@@ -30,6 +32,7 @@ class Listed:
             keys.log(run),
             open_runs=keys.open_runs(partition),
             ended_runs=keys.ended_runs(partition),
+            of_tenant=self._of_tenant(run),
             run=run,
             accepted_ms=at_ms,
             ttl_ms=TTL_MS,
@@ -53,7 +56,7 @@ class Listed:
         commit = Commit(lease, events)
         commit.put(keys.run(run), "status", status, *fields)
         places = (keys.open_runs(partition), keys.ended_runs(partition))
-        commit.end_run(keys.run(run), *places, run=run, keep_ms=keep_ms)
+        commit.end_run(keys.run(run), *places, of_tenant=self._of_tenant(run), run=run, keep_ms=keep_ms)
         commit.expire(keys.run(run), keep_ms)
         call = commit.call(
             token="1",
@@ -68,3 +71,7 @@ class Listed:
             topic_entries=1000,
         )
         assert (await run_script(self.server, call))[0] == b"ok"
+
+    def _of_tenant(self, run: str) -> tuple[str, str] | None:
+        partition, tenant = self.keys.partition_of(run), self._tenants.get(run, "")
+        return (self.keys.open_runs(partition, tenant), self.keys.ended_runs(partition, tenant)) if tenant else None

@@ -131,13 +131,11 @@ async def test_a_run_whose_records_are_gone_is_left_out(bus: Client, listed: Lis
     await listed.client.delete(listed.keys.run("here"))
 
 
-async def test_a_page_costs_two_round_trips_whatever_there_is(
-    bus: Client, listed: Listed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for n in range(400):
-        await listed.accept(f"r{n}", 1000 + n)
+@pytest.fixture
+def pipes(bus: Client, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many commands each pipeline of the client has."""
     client: Any = bus._deployment.server.client  # pyright: ignore[reportPrivateUsage]
-    pipes: list[int] = []
+    sent: list[int] = []
     pipeline = client.pipeline
 
     def counted(**how: Any) -> Any:
@@ -145,15 +143,33 @@ async def test_a_page_costs_two_round_trips_whatever_there_is(
         execute = pipe.execute
 
         async def executed(**more: Any) -> Any:
-            pipes.append(len(pipe.command_stack))
+            sent.append(len(pipe.command_stack))
             return await execute(**more)
 
         pipe.execute = executed
         return pipe
 
     monkeypatch.setattr(client, "pipeline", counted)
+    return sent
+
+
+async def test_a_page_costs_two_round_trips_whatever_there_is(bus: Client, listed: Listed, pipes: list[int]) -> None:
+    for n in range(400):
+        await listed.accept(f"r{n}", 1000 + n)
     assert len(await names(bus, state="open", limit=100)) == 100
-    assert pipes == [bus._deployment._keys.partitions, 100]  # pyright: ignore[reportPrivateUsage]
+    assert pipes == [listed.keys.partitions, 100]
+
+
+async def test_a_tenants_runs_cost_no_look_at_those_of_others(bus: Client, listed: Listed, pipes: list[int]) -> None:
+    for n in range(400):
+        await listed.accept(f"r{n}", 1000 + n, "tenant", "acme: {1}" if n % 100 == 50 else "other")
+    await listed.end("r50")
+    assert sorted(await names(bus, tenant="acme: {1}")) == ["r150", "r250", "r350", "r50"]
+    assert pipes == [2 * listed.keys.partitions, 4]
+    pipes.clear()
+    assert await names(bus, tenant="acme: {1}", state="ended") == ["r50"]
+    assert await names(bus, tenant="nobody") == []
+    assert sum(pipes) == 3 * listed.keys.partitions + 1
 
 
 async def test_the_synchronous_client_lists_runs_too(server_url: str, listed: Listed, bus: Client) -> None:

@@ -29,7 +29,8 @@ SET = Operation("h", counts_more=True)  # fields
 DELETE = Operation("u")  # field
 EXPIRE = Operation("e")  # milliseconds
 CLOSE_ATTEMPT = Operation("c", 7, keys=slice(1, 4))  # attempt; raw, lease, control; run, lost, control frame
-END_RUN = Operation("z", 4, keys=slice(0, 2))  # open runs, ended runs; run, milliseconds
+END_RUN = Operation("z", 6, keys=slice(0, 4))
+# open runs, ended runs, those of the run's tenant (or the same again); run, milliseconds
 ARRIVED = Operation("l")  # bytes
 VOID = Operation("v", 2, keys=slice(0, 1))  # input; run
 _NAMED = {
@@ -114,8 +115,12 @@ local function operate(i, final, base, alien, most)
       i = i + 9
     elseif op == END_RUN then
       if ours then redis.call('HSET', key, 'ended', now) end
-      index_ended(KEYS[base + ARGV[i + 2]], KEYS[base + ARGV[i + 3]], ARGV[i + 4], tonumber(ARGV[i + 5]))
-      i = i + 6
+      local run, keep = ARGV[i + 6], tonumber(ARGV[i + 7])
+      index_ended(KEYS[base + ARGV[i + 2]], KEYS[base + ARGV[i + 3]], run, keep)
+      if ARGV[i + 4] ~= ARGV[i + 2] then
+        index_ended(KEYS[base + ARGV[i + 4]], KEYS[base + ARGV[i + 5]], run, keep)
+      end
+      i = i + 8
     elseif op == VOID then
       local till = redis.call('XREVRANGE', KEYS[base + ARGV[i + 2]], '+', '-', 'COUNT', 1)[1]
       till = till and till[1] or '0-0'
@@ -318,11 +323,21 @@ class Commit:
         places = (self._key(raw, "s"), self._key(normalizer_lease, "h"), self._key(control, "s"))
         self._ops += (CLOSE_ATTEMPT.letter, self._key(run_key, "H"), attempt, *places, run, lost, control_frame)
 
-    def end_run(self, run_key: str, open_runs: str, ended_runs: str, *, run: str, keep_ms: int) -> None:
+    def end_run(
+        self,
+        run_key: str,
+        open_runs: str,
+        ended_runs: str,
+        *,
+        of_tenant: tuple[str, str] | None = None,
+        run: str,
+        keep_ms: int,
+    ) -> None:
         """Note the time of the run's end in its hash, and move it from the index of open runs to that of ended ones,
-        from which runs that ended more than ``keep_ms`` ago go.
+        from which runs that ended more than ``keep_ms`` ago go; likewise in ``of_tenant``, those of its tenant.
         """
-        places = (self._key(open_runs, "?"), self._key(ended_runs, "?"))
+        names = (open_runs, ended_runs, *(of_tenant or (open_runs, ended_runs)))
+        places = [self._key(name, "?") for name in names]
         self._ops += (END_RUN.letter, self._key(run_key, "H"), *places, run, keep_ms)
 
     def arrived(self, lease: str, size: int) -> None:

@@ -13,6 +13,8 @@ from tokenbus.bus.scripts.script import NOW, Arg, ScriptCall, script
 
 MOST_FORGOTTEN = 8
 """Each run that ends drops at most this many from the index of ended runs, so that a commit's cost is bounded."""
+LIFETIMES = 8
+"""After so many lifetimes of an open run, a tenant's index drops a run that nobody ended there."""
 
 INDEX_ENDED = """
 -- The index only serves to find runs. If it cannot be written (wrong type, no permission), the commit succeeds
@@ -28,19 +30,36 @@ end
 """.replace("MOST_FORGOTTEN", str(MOST_FORGOTTEN))
 """Lua: move a run to the index of ended runs. Needs ``now``."""
 
+LIST_OF_TENANT = """
+-- List an open run in its tenant's index, which lives as long as an open run's hash does. What was lost of it before
+-- goes after some such lifetimes.
+local function list_of_tenant(open_runs, run, accepted, ttl)
+  if type(redis.pcall('ZADD', open_runs, 'NX', accepted, run)) ~= 'number' then return end
+  local gone = redis.pcall('ZRANGEBYSCORE', open_runs, '-inf', accepted - LIFETIMES * ttl, 'LIMIT', 0, MOST_FORGOTTEN)
+  if #gone > 0 then redis.pcall('ZREM', open_runs, unpack(gone)) end
+  redis.pcall('PEXPIRE', open_runs, ttl)
+end
+""".replace("MOST_FORGOTTEN", str(MOST_FORGOTTEN)).replace("LIFETIMES", str(LIFETIMES))
+"""Lua: list a run that is accepted."""
+
 _LIST_OPEN = script(
     "list_open",
     """
 -- List runs as open.
--- KEYS: 1 open runs (sorted set), 2 and further: the runs' hashes.
--- ARGV: 1 and further: run, time of acceptance in ms, provider, model and tenant of each.
+-- KEYS: 1 open runs (sorted set), 2 and further: of each run its hash and its tenant's open runs (or 1 again).
+-- ARGV: 1 lifetime of an open run in ms, 2 and further: run, time of acceptance in ms, provider, model and tenant of
+-- each.
 -- Reply: the runs that are listed now.
 -- Atomic: a run that ends is not listed again afterwards.
+"""
+    + LIST_OF_TENANT
+    + """
 local done = {}
-for k = 2, #KEYS do
-  local a = (k - 2) * 5
+for k = 2, #KEYS, 2 do
+  local a = (k - 2) / 2 * 5 + 1
   local status = redis.pcall('HGET', KEYS[k], 'status')
   if status == 'open' or status == 'cancelling' or status == 'expiring' then
+    if KEYS[k + 1] ~= KEYS[1] then list_of_tenant(KEYS[k + 1], ARGV[a + 1], ARGV[a + 2], ARGV[1]) end
     if type(redis.pcall('ZADD', KEYS[1], 'NX', ARGV[a + 2], ARGV[a + 1])) == 'number' then
       for i, field in ipairs({'accepted', 'provider', 'model', 'tenant'}) do
         if ARGV[a + 1 + i] ~= '' then redis.pcall('HSETNX', KEYS[k], field, ARGV[a + 1 + i]) end
@@ -64,14 +83,50 @@ class OpenRun(msgspec.Struct, frozen=True):
     provider: str
     model: str
     tenant: str
+    of_tenant: str
+    """Open runs of the tenant; all open runs if it has none."""
 
 
-def list_open(open_runs: str, runs: Sequence[OpenRun]) -> ScriptCall:
-    """List runs as open, unless they are listed or have ended. Reply: those that are listed now."""
-    args: list[Arg] = []
+def list_open(open_runs: str, runs: Sequence[OpenRun], *, ttl_ms: int) -> ScriptCall:
+    """List runs as open, unless they are listed or have ended. ``ttl_ms``: the lifetime of an open run. Reply: those
+    that are listed now.
+    """
+    keys: list[str] = [open_runs]
+    args: list[Arg] = [ttl_ms]
     for run in runs:
+        keys += (run.key, run.of_tenant)
         args += (run.run, run.accepted_ms, run.provider, run.model, run.tenant)
-    return ScriptCall(_LIST_OPEN, [open_runs, *(run.key for run in runs)], args)
+    return ScriptCall(_LIST_OPEN, keys, args)
+
+
+_LIST_ENDED = script(
+    "list_ended",
+    """
+-- List ended runs in the indexes of their tenants.
+-- KEYS: of each run, the ended runs of its tenant (sorted set).
+-- ARGV: 1 how long ended runs are listed, in ms, 2 and further: run and time of its end in ms, of each.
+-- Reply: how many were added.
+-- Atomic: no index is left without its time to live.
+local added = 0
+for k = 1, #KEYS do
+  local new = redis.pcall('ZADD', KEYS[k], 'NX', ARGV[2 * k + 1], ARGV[2 * k])
+  if new == 1 then
+    added = added + 1
+    local left = redis.pcall('PTTL', KEYS[k])
+    if type(left) == 'number' and left < tonumber(ARGV[1]) then redis.pcall('PEXPIRE', KEYS[k], ARGV[1]) end
+  end
+end
+return added
+""",
+)
+
+
+def list_ended(runs: Sequence[tuple[str, str, int]], *, keep_ms: int) -> ScriptCall:
+    """List ended runs, each given as its tenant's index, its id and the time of its end. Reply: how many were new."""
+    args: list[Arg] = [keep_ms]
+    for _, run, ended_ms in runs:
+        args += (run, ended_ms)
+    return ScriptCall(_LIST_ENDED, [index for index, _, _ in runs], args)
 
 
 _UNLIST_ENDED = script(

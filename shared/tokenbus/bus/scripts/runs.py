@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from tokenbus.bus.run_record import call_field
+from tokenbus.bus.scripts.run_index import LIST_OF_TENANT
 from tokenbus.bus.scripts.script import MAX_VALUES, ROOM, Arg, ScriptCall, script
 
 RUNS_SHARE = 0.9
@@ -22,13 +23,15 @@ _ACCEPT = script(
     """
 -- Create a run: its hash, its first event, its first turn.
 -- KEYS: 1 run (hash), 2 events, 3 turns (streams), 4 lease of the parser (hash), 5 log (stream), 6 open runs, 7
--- ended runs
--- (sorted sets).
+-- ended runs, and of a run with a tenant 8 the tenant's open runs, 9 its ended runs (sorted sets).
 -- ARGV: 1 run, 2 lifetime in ms, 3 first event, 4 first turn or '', 5 time of acceptance in ms, 6 epoch, 7 and
 -- further:
 -- fields of the hash.
 -- Reply: 'new', the status of the run that is there, or 'stale'.
 -- Atomic: a request that is delivered twice creates one run, and a cancel that came first takes effect.
+"""
+    + LIST_OF_TENANT
+    + """
 local h = redis.call('HMGET', KEYS[1], 'status', 'cancel')
 if h[1] and h[1] ~= 'awaited' then return h[1] end
 local epoch = redis.call('HGET', KEYS[4], 'epoch')
@@ -59,6 +62,10 @@ redis.call('PEXPIRE', KEYS[1], ARGV[2])
 -- anyway.
 redis.pcall('ZADD', KEYS[6], ARGV[5], ARGV[1])
 redis.pcall('ZREM', KEYS[7], ARGV[1])
+if KEYS[8] then
+  list_of_tenant(KEYS[8], ARGV[1], ARGV[5], ARGV[2])
+  redis.pcall('ZREM', KEYS[9], ARGV[1])
+end
 return 'new'
 """.replace("SHARE", str(RUNS_SHARE)),
 )
@@ -73,6 +80,7 @@ def accept(
     *,
     open_runs: str,
     ended_runs: str,
+    of_tenant: tuple[str, str] | None = None,
     run: str,
     accepted_ms: int,
     ttl_ms: int,
@@ -82,14 +90,15 @@ def accept(
     epoch: int = 0,
 ) -> ScriptCall:
     """Create the run with its first event and, unless ``work`` is empty, its first turn, and list it among the open
-    runs: all or nothing. ``accepted_ms``: time of acceptance in ms.
+    runs: all or nothing. ``of_tenant``: the open and the ended runs of its tenant. ``accepted_ms``: time of acceptance
+    in ms.
 
     Reply: ``new``, or the status of the existing run with this id (nothing is written then). If a cancel came before
     its run (status ``awaited``), it takes effect at once and no turn is handed out. Deletes the log of an expired run
     with the same id, because its entry ids would conflict. Error beginning with ``OOM`` if more than `RUNS_SHARE` of
     the server's memory is in use. `STALE` if runs are placed by a later ``epoch`` (bus/layout.py): nothing is written.
     """
-    keys = [run_key, events, turns, parser_lease, log, open_runs, ended_runs]
+    keys = [run_key, events, turns, parser_lease, log, open_runs, ended_runs, *(of_tenant or ())]
     return ScriptCall(_ACCEPT, keys, [run, ttl_ms, frame, work, accepted_ms, epoch, *fields])
 
 

@@ -19,6 +19,7 @@ class Rejected(msgspec.Struct, frozen=True, array_like=True, tag="rejected"):
     error: ErrorInfo
     provider: str = ""
     model: str = ""
+    tenant: str = ""
 
 
 class CancelRequested(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
