@@ -76,10 +76,11 @@ def test_the_lock_names_no_registry() -> None:
     assert not [name for name, package in lock["packages"].items() if "resolved" in package]
 
 
-@pytest.fixture(scope="module", params=["ai5", "ai6", "ai"])
+@pytest.fixture(scope="module", params=["ai5", "ai6", "ai", "ai socket"])
 def chats(request: pytest.FixtureRequest, base: str, project: Path) -> dict[str, Any]:
-    """What the chats of one version of the AI SDK ended with."""
-    return told(project, "ui.mjs", request.param, base)
+    """What the chats of one version of the AI SDK ended with; the last ones over `WebSocketChatTransport`."""
+    name, *over = request.param.split()
+    return told(project, "ui.mjs", name, base, *over) | {"over": over}
 
 
 def test_a_chat_has_its_text_and_its_thinking_and_goes_on(chats: dict[str, Any]) -> None:
@@ -134,6 +135,11 @@ def test_a_stop_ends_the_run_and_is_no_error(chats: dict[str, Any]) -> None:
     assert chat["status"] == "ready"
     assert (chat["stop"], chat["again"]) == ({"stopped": True}, {"stopped": False})
     assert chat["messages"][-1]["parts"][-1]["state"] == "done"
+
+
+def test_stopping_a_chat_reaches_the_run_over_a_socket_alone(chats: dict[str, Any]) -> None:
+    chat = chats["aborted"]
+    assert (chat["status"], chat["stop"]["stopped"]) == ("ready", not chats["over"])
 
 
 def test_a_chat_resumes_after_its_page_was_closed(chats: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ import httpx
 import msgspec
 import pytest
 from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
-from websockets.exceptions import InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from tests.services.cli.process import running
@@ -432,3 +432,68 @@ async def test_two_gateways_share_the_limits_of_a_key_and_its_runs(bus: LocalBus
     assert 'tokenbus_gateway_key_answers_total{key="pair",status="200"}' in told
     assert 'tokenbus_gateway_key_answers_total{key="pair",status="429"}' in told
     assert 'tokenbus_gateway_key_tokens_total{key="pair",kind="output"}' in told
+
+
+def chat_frame(kind: str, request: str, chat: str = "c1", *, key: str = "", **more: Any) -> str:
+    headers = auth(key) if key else {}
+    return json.dumps({"type": kind, "requestId": request, "id": chat, "headers": headers, "body": {}, **more})
+
+
+def chat_send(request: str, model: str = "text", **more: Any) -> str:
+    said = [{"id": "u1", "role": "user", "parts": [{"type": "text", "text": "hello"}]}]
+    more = {"trigger": "submit-message", "messages": said, "body": {"model": f"anthropic/{model}"}, **more}
+    return chat_frame("send", request, **more)
+
+
+def answer_to(socket: ClientConnection, frame: str) -> list[dict[str, Any]]:
+    """The frames up to the end of a request's answer."""
+    socket.send(frame)
+    return until_end(socket)
+
+
+def until_end(socket: ClientConnection) -> list[dict[str, Any]]:
+    frames: list[dict[str, Any]] = []
+    while not frames or frames[-1]["type"] not in ("end", "error", "no-active"):
+        frames.append(json.loads(socket.recv(timeout=30)))
+    return frames
+
+
+def test_each_frame_of_a_chat_socket_may_bring_its_own_key(http: httpx.Client) -> None:
+    address = str(http.base_url).replace("http", "ws", 1).rstrip("/") + "/api/chat"
+    with pytest.raises(InvalidStatus) as refused, connect(address, additional_headers=auth("tb-00000000-wrong")):
+        pass
+    assert refused.value.response.status_code == 401
+    with connect(address) as socket:
+        (error,) = answer_to(socket, chat_send("r1"))
+        assert (error["type"], error["errorText"]) == ("error", "the API key is missing or not valid")
+        assert [frame["type"] for frame in answer_to(socket, chat_send("r2", key=TIGHT.text))] == ["error"]
+        start, *chunks, end = answer_to(socket, chat_send("r3", key=ADA.text))
+        assert (start["type"], end["type"]) == ("start", "end")
+        assert [chunk["sequence"] for chunk in chunks] == list(range(len(chunks)))
+        assert chunks[-1]["chunk"]["type"] == "finish"
+        socket.send(chat_frame("frobnicate", "r4"))
+        with pytest.raises(ConnectionClosed) as closed:
+            socket.recv(timeout=30)
+        assert closed.value.rcvd
+        assert closed.value.rcvd.code == 1008
+
+
+def test_a_chat_socket_resumes_after_a_number_and_its_abort_cancels_the_run(http: httpx.Client) -> None:
+    address = str(http.base_url).replace("http", "ws", 1).rstrip("/") + "/api/chat"
+    with connect(address, additional_headers=auth(ADA.text)) as first:
+        first.send(chat_send("r1", "slow", chat="c2"))
+        seen = [json.loads(first.recv(timeout=30))]
+        while seen[-1].get("chunk", {}).get("type") != "text-delta":
+            seen.append(json.loads(first.recv(timeout=30)))
+    with connect(address) as again:
+        assert [frame["type"] for frame in answer_to(again, chat_frame("resume", "r2", "c2", key=BOB.text))] == [
+            "no-active"
+        ]
+        again.send(chat_frame("resume", "r3", "c2", key=ADA.text, lastSequence=seen[-2]["sequence"]))
+        assert json.loads(again.recv(timeout=30)) == {"type": "start", "requestId": "r3"}
+        assert json.loads(again.recv(timeout=30)) == {**seen[-1], "requestId": "r3"}
+        again.send(json.dumps({"type": "abort", "requestId": "r3"}))
+        assert [frame.get("chunk", frame)["type"] for frame in until_end(again)][-2:] == ["abort", "end"]
+        assert [frame["type"] for frame in answer_to(again, chat_frame("resume", "r4", "c2", key=ADA.text))] == [
+            "no-active"
+        ]

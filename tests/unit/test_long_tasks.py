@@ -48,6 +48,8 @@ UNWATCHED = {
     "tokenbus_services/fetcher/uploads/flight.py:Flight.start": "each attempt that waits for it has a bound",
     "tokenbus_services/fetcher/uploads/plan.py:Uploads._uploaded": ITEM,
     "tokenbus_services/gateway/answers/reader.py:RunReader.__aenter__": REQUEST,
+    "tokenbus_services/gateway/routes/chat_socket.py:ChatSocket.serve": REQUEST,
+    "tokenbus_services/gateway/routes/chat_socket.py:ChatSocket._read": REQUEST,
     "tokenbus_services/gateway/routes/response_socket.py:ResponseSocket.serve": REQUEST,
     "tokenbus_services/gateway/routes/response_socket.py:ResponseSocket._read": REQUEST,
     "tokenbus_services/gateway/routes/native.py:_TopicAnswer._lines": REQUEST,

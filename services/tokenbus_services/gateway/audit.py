@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, MutableMapping
 from contextlib import aclosing
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import structlog
 from starlette.requests import Request
 
 from tokenbus.events.public import Cancelled, Completed, Incomplete, PublicEvent, RunFailedEvent
 from tokenbus.events.usage import Usage
+from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.http_request import REQUEST_ID, AsgiApp
 from tokenbus_services.gateway.metrics import GatewayMetrics
 from tokenbus_services.gateway.request_spans import RequestSpan, RequestSpans
@@ -65,32 +67,84 @@ def audited(
         try:
             await answer(scope, receive, sent)
         finally:
-            log.info("gateway_request", status=status, ms=round((time.monotonic() - began) * 1000), **_facts(answer))
             use: RunUse | None = getattr(answer, "use", None)
-            if spans and use and use.span:
-                spans.ended(
-                    use.span, surface=surface, method=request.method, status=status, run=use.run, end=use.end or None
-                )
-            caller = getattr(request.state, "caller", None)
-            if metrics and caller and caller.key:
-                metrics.of_key(caller.key, status, (use and use.usage) or Usage())
-
-    def _facts(answer: Any) -> dict[str, Any]:
-        caller = getattr(request.state, "caller", None)
-        use: RunUse | None = getattr(answer, "use", None)
-        usage = (use and use.usage) or Usage()
-        facts = {
-            "surface": surface,
-            "method": request.method,
-            "request": getattr(request.state, REQUEST_ID, None),
-            "key": caller and caller.key,
-            "tenant": (caller and caller.tenant) or None,
-            "run": use.run if use else getattr(answer, "run", None),
-            "model": use.model[:MAX_NAME] if use else None,
-            "end": (use and use.end) or None,
-            "input_tokens": usage.input,
-            "output_tokens": usage.output,
-        }
-        return {name: value for name, value in facts.items() if value is not None}
+            caller: Caller | None = getattr(request.state, "caller", None)
+            name: str | None = getattr(request.state, REQUEST_ID, None)
+            run: str | None = use.run if use else getattr(answer, "run", None)
+            _write(surface, request.method, status, began=began, caller=caller, run=run, use=use, request=name)
+            _count(surface, request.method, status, caller=caller, use=use, metrics=metrics, spans=spans)
 
     return app
+
+
+class FrameAudit:
+    """One request of a WebSocket: ``with``. When it has ended, it is in the log, and counted like one over HTTP."""
+
+    def __init__(self, surface: str, *, method: str, metrics: GatewayMetrics, spans: RequestSpans | None) -> None:
+        self.caller: Caller | None = None
+        self.use: RunUse | None = None
+        self.status = 200
+        """As it would be over HTTP."""
+        self._surface = surface
+        self._method = method
+        self._metrics = metrics
+        self._spans = spans
+        self._began = time.monotonic()
+
+    def __enter__(self) -> Self:
+        self._metrics.frame_begun(self._surface)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        use, caller, status = self.use, self.caller, self.status
+        self._metrics.frame_ended(self._surface, status)
+        _write(
+            self._surface, self._method, status, began=self._began, caller=caller, run=use.run if use else None, use=use
+        )
+        _count(self._surface, self._method, status, caller=caller, use=use, metrics=self._metrics, spans=self._spans)
+
+
+def _write(
+    surface: str,
+    method: str,
+    status: int,
+    *,
+    began: float,
+    caller: Caller | None,
+    run: str | None,
+    use: RunUse | None,
+    request: str | None = None,
+) -> None:
+    usage = (use and use.usage) or Usage()
+    facts = {
+        "surface": surface,
+        "method": method,
+        "request": request,
+        "key": caller and caller.key,
+        "tenant": (caller and caller.tenant) or None,
+        "run": run,
+        "model": use.model[:MAX_NAME] if use else None,
+        "end": (use and use.end) or None,
+        "input_tokens": usage.input,
+        "output_tokens": usage.output,
+    }
+    known = {name: value for name, value in facts.items() if value is not None}
+    log.info("gateway_request", status=status, ms=round((time.monotonic() - began) * 1000), **known)
+
+
+def _count(
+    surface: str,
+    method: str,
+    status: int,
+    *,
+    caller: Caller | None,
+    use: RunUse | None,
+    metrics: GatewayMetrics | None,
+    spans: RequestSpans | None,
+) -> None:
+    if spans and use and use.span:
+        spans.ended(use.span, surface=surface, method=method, status=status, run=use.run, end=use.end or None)
+    if metrics and caller and caller.key:
+        metrics.of_key(caller.key, status, (use and use.usage) or Usage())

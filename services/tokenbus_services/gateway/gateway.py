@@ -15,7 +15,7 @@ from tokenbus.errors import TokenbusError
 from tokenbus_services.blobs.loader import loader_of
 from tokenbus_services.gateway.answers import sse
 from tokenbus_services.gateway.answers.answer import AnswerTimes, RunAnswer, StreamedAnswer, WholeRunAnswer
-from tokenbus_services.gateway.audit import RunUse, audited
+from tokenbus_services.gateway.audit import FrameAudit, RunUse, audited
 from tokenbus_services.gateway.callers import Caller, Door
 from tokenbus_services.gateway.http_request import AfterRouting, headers_in, read_request
 from tokenbus_services.gateway.metrics import GatewayMetrics
@@ -121,6 +121,10 @@ class Gateway:
             keep_alive=surface.keep_alive,
             **how,
         )
+
+    def frame_audit(self, surface: str, *, method: str) -> FrameAudit:
+        """What counts one request of a WebSocket, and writes its line into the log."""
+        return FrameAudit(surface, method=method, metrics=self.metrics, spans=self._spans)
 
     async def blob(self, blob_id: str) -> tuple[BlobRef, AsyncGenerator[bytes]]:
         """A blob of the deployment's store: what it is, and its content. Raises BlobError."""

@@ -55,6 +55,15 @@ class GatewayMetrics:
         self._key_tokens.labels(key, "input").inc(usage.input or 0)
         self._key_tokens.labels(key, "output").inc(usage.output or 0)
 
+    def frame_begun(self, surface: str) -> None:
+        """Count a request of a WebSocket among the open answers."""
+        self._open.labels(surface).inc()
+
+    def frame_ended(self, surface: str, status: int) -> None:
+        """Count the answer to a request of a WebSocket, which has ended."""
+        self._open.labels(surface).dec()
+        self._answers.labels(surface, str(status)).inc()
+
     def counted(self, surface: str, answer: Any) -> Any:
         """The same ASGI app, counted."""
 

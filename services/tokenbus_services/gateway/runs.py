@@ -195,6 +195,10 @@ class GatewayRuns:
         """Cancel a run whose client disconnected, in a separate task, because the request's task is ending."""
         self._later(opened.id, self._cancel_left(opened))
 
+    def cancel_later(self, run: str, reason: str) -> None:
+        """Cancel in a separate task, which outlives the request that asks for it."""
+        self._later(run, self.cancel(run, reason))
+
     def leave(self, door: Door, opened: OpenRun) -> None:
         """Tell the door that an answer has ended."""
         self._later(opened.id, door.leave(opened.caller, opened.admission.generate.id or opened.id))

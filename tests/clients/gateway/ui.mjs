@@ -1,5 +1,5 @@
-// Chats as `useChat` holds them, without a page: node ui.mjs PACKAGE BASE; prints what each of them ended with.
-const [name, base] = process.argv.slice(2);
+// Chats as `useChat` holds them, without a page: node ui.mjs PACKAGE BASE [socket]; prints what each of them ended with.
+const [name, base, over] = process.argv.slice(2);
 const ai = await import(name);
 const version = { ai5: 5, ai6: 6, ai: 7 }[name];
 const api = `${base}/api/chat${version === 7 ? "?ui=7" : ""}`;
@@ -25,6 +25,7 @@ class Chat extends ai.AbstractChat {
 
 // ?ui=7 goes with the POST; the resume is at another path, so it needs the query too.
 const transport = (body = {}, headers = {}) =>
+  over === "socket" ? new ai.WebSocketChatTransport({ url: `${base}/api/chat`, body, headers }) :
   new ai.DefaultChatTransport({
     api,
     body,
@@ -113,11 +114,12 @@ const stories = {
   },
   async resumed() {
     const id = `chat ${crypto.randomUUID()}`;
-    const first = new Chat({ id, transport: transport({ model: "anthropic/slow" }) });
+    const way = transport({ model: "anthropic/slow" });
+    const first = new Chat({ id, transport: way });
     const sent = first.sendMessage({ text: "Hello" });
     await until(() => text(first));
     const messages = structuredClone(first.messages);
-    await first.stop(); // closes the socket alone: the run goes on
+    await (way.close ? way.close() : first.stop()); // closes the socket alone: the run goes on
     await sent;
     // Version 5 appends a replay to an answer that it has already.
     const chat = new Chat({ id, messages: version === 5 ? messages.slice(0, 1) : messages, transport: transport() });
@@ -125,6 +127,23 @@ const stories = {
     const late = new Chat({ id, messages: chat.messages, transport: transport() });
     await late.resumeStream();
     return { ...told(chat), late: told(late), fetched: (await fetch(`${base}/api/chat/${id}/stream`)).status };
+  },
+  async aborted() {
+    const id = crypto.randomUUID();
+    const chat = new Chat({ id, transport: transport({ model: "anthropic/stalled" }) });
+    const sent = chat.sendMessage({ text: "Hello" });
+    await until(() => text(chat));
+    await chat.stop();
+    await sent;
+    // Over a socket the run has been cancelled, so nothing is left to stop.
+    let stop = { stopped: true };
+    for (let n = 0; over === "socket" && stop.stopped && n < 100; n++) {
+      const seen = await fetch(`${base}/api/chat/${id}/stream`);
+      stop = { stopped: seen.status !== 204 };
+      await seen.body?.cancel();
+    }
+    if (over !== "socket") stop = await (await fetch(`${base}/api/chat/${id}/stop`, { method: "POST" })).json();
+    return { ...told(chat), stop };
   },
   async superseded() {
     const id = crypto.randomUUID();
@@ -139,4 +158,5 @@ const stories = {
 };
 
 const ended = Object.entries(stories).map(async ([story, run]) => [story, await run()]);
-console.log(JSON.stringify(Object.fromEntries(await Promise.all(ended))));
+const all = JSON.stringify(Object.fromEntries(await Promise.all(ended)));
+process.stdout.write(all, () => process.exit()); // WebSockets stay open until their transports are closed

@@ -7,22 +7,22 @@ those that wait.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress
 from typing import TypeAlias
 
 import msgspec
 import structlog
-from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from tokenbus.client.decode import is_end
 from tokenbus.errors import Malformed, TokenbusError
 from tokenbus.events.public import UnknownEvent
-from tokenbus_services.gateway import idempotency
+from tokenbus_services.gateway.audit import FrameAudit, RunUse
 from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.gateway import Gateway, response_to
 from tokenbus_services.gateway.problem import Problem, Refusal, invalid, of_exception, unsupported
+from tokenbus_services.gateway.routes import sockets
 from tokenbus_services.gateway.surfaces.contract import GatewayRequest, Surface, Translated
 from tokenbus_services.gateway.surfaces.fields import json_body
 from tokenbus_services.gateway.surfaces.openai_responses.encoder import ResponseFrames, error_object
@@ -32,7 +32,6 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 Translate: TypeAlias = Callable[[Caller, GatewayRequest], Awaitable[Translated]]
 MAX_WAITING = 16
 """Requests that may wait for their turn on one socket."""
-_SERVER_STOPS = 1012
 _encode = msgspec.json.Encoder().encode
 
 
@@ -44,21 +43,21 @@ class ResponseSocket:
         self._surface = surface
         self._translate = translate
         self._socket = websocket
-        self._headers = _headers_of(websocket)
+        self._headers = sockets.handshake_headers(websocket)
         self._waiting: asyncio.Queue[bytes] = asyncio.Queue(MAX_WAITING)
         self._client_left = False
 
     async def serve(self) -> None:
         """Serve the connection until it is closed."""
         try:
-            self._check_origin()
+            sockets.check_origin(self._headers, self._gateway.settings.origins)
             caller = await self._gateway.door.identify(self._headers)
             caller.may_use(self._surface.name)
         except Refusal as e:
-            await self._deny(response_to(e.problem, self._surface.refusal))
+            await sockets.deny(self._socket, response_to(e.problem, self._surface.refusal))
             return
         except TokenbusError as e:
-            await self._deny(response_to(of_exception(e), self._surface.refusal))
+            await sockets.deny(self._socket, response_to(of_exception(e), self._surface.refusal))
             return
         await self._socket.accept()
         answering = asyncio.create_task(self._answer_all(caller), name="answers of a socket")
@@ -80,7 +79,7 @@ class ResponseSocket:
             finally:
                 receiving.cancel()
             if message["type"] == "websocket.disconnect":
-                self._client_left = message.get("code") != _SERVER_STOPS
+                self._client_left = message.get("code") != sockets.SERVER_STOPS
                 return
             data = message.get("text") or message.get("bytes") or ""
             try:
@@ -93,29 +92,33 @@ class ResponseSocket:
         with suppress(WebSocketDisconnect, RuntimeError):  # the client has gone while a frame was sent
             while True:
                 frame = await self._waiting.get()
-                try:
-                    await self._answer(caller, frame)
-                except Refusal as e:
-                    await self._send_error(e.problem)
-                except TokenbusError as e:
-                    await self._send_error(of_exception(e))
-                except (WebSocketDisconnect, RuntimeError):
-                    raise
-                except Exception as e:
-                    log.exception("answer_failed")
-                    why = f"the gateway failed ({type(e).__name__})"
-                    await self._send_error(Problem(status=500, code="gateway_error", message=why, kind="internal"))
+                with self._gateway.frame_audit(self._surface.name, method="CREATE") as audit:
+                    audit.caller = caller
+                    try:
+                        await self._answer(caller, frame, audit)
+                    except Refusal as e:
+                        await self._send_error(e.problem, audit)
+                    except TokenbusError as e:
+                        await self._send_error(of_exception(e), audit)
+                    except (WebSocketDisconnect, RuntimeError):
+                        raise
+                    except Exception as e:
+                        log.exception("answer_failed")
+                        why = f"the gateway failed ({type(e).__name__})"
+                        problem = Problem(status=500, code="gateway_error", message=why, kind="internal")
+                        await self._send_error(problem, audit)
 
-    async def _answer(self, caller: Caller, frame: bytes) -> None:
+    async def _answer(self, caller: Caller, frame: bytes, audit: FrameAudit) -> None:
         """Answer one frame with its response. Raises Refusal, TokenbusError."""
         asked = GatewayRequest(body=self._body(frame), headers=self._headers)
         translated = await self._translate(caller, asked)
         runs, door = self._gateway.runs, self._gateway.door
         opened = await runs.publish(door, caller, self._surface, asked, translated)
+        audit.use = use = RunUse(run=opened.id, model=opened.note.model, span=opened.span)
         encoder = ResponseFrames(opened.note, opened.id)
         ended = False
         try:
-            async with aclosing(runs.follow(opened.id, new=not opened.joined)) as events:
+            async with aclosing(use.watched(runs.follow(opened.id, new=not opened.joined))) as events:
                 async for event in events:
                     ended = is_end(event)
                     for data in encoder.feed(event):
@@ -129,8 +132,8 @@ class ResponseSocket:
                 await self._send(data)
         except TimeoutError:  # the client reads nothing
             self._client_left = True
-            await self._socket.close(1008)
-            raise WebSocketDisconnect(1008) from None
+            await self._socket.close(sockets.MISUSED)
+            raise WebSocketDisconnect(sockets.MISUSED) from None
         except (WebSocketDisconnect, RuntimeError):
             self._client_left = True
             raise
@@ -156,28 +159,7 @@ class ResponseSocket:
         async with asyncio.timeout(self._gateway.settings.send_timeout_s):
             await self._socket.send_text(data.decode())
 
-    async def _send_error(self, problem: Problem) -> None:
+    async def _send_error(self, problem: Problem, audit: FrameAudit | None = None) -> None:
+        if audit:
+            audit.status = problem.status
         await self._send(_encode({"type": "error", "status": problem.status, "error": error_object(problem)}))
-
-    def _check_origin(self) -> None:
-        """Only pages that the operator listed may connect: browsers put no limit on WebSockets to other sites."""
-        origin = self._headers.get("origin")
-        if origin is not None and origin.lower() not in {each.lower() for each in self._gateway.settings.origins}:
-            why = "pages of this origin may not connect"
-            raise Refusal(Problem(status=403, code="origin_not_allowed", message=why, kind="auth"))
-
-    async def _deny(self, response: Response) -> None:
-        """Refuse the connection with an HTTP status, if the server can."""
-        if "websocket.http.response" in self._socket.scope.get("extensions", {}):
-            await self._socket.send_denial_response(response)
-        else:
-            await self._socket.close(1008)
-
-
-def _headers_of(websocket: WebSocket) -> Mapping[str, str]:
-    """The headers of the handshake. An `Idempotency-Key` would make all responses of the socket the same run."""
-    headers: dict[str, str] = {}
-    for name, value in websocket.headers.items():
-        headers.setdefault(name, value)
-    headers.pop(idempotency.HEADER, None)
-    return headers

@@ -57,7 +57,8 @@ class AiSdkUi(Surface):
     def refusal(self, problem: Problem) -> Answer:
         """See `Surface.refusal`. `useChat` shows the body's text to its user."""
         at_fault = problem.kind in ("invalid_request", "not_found") and problem.run is None
-        text = problem.message if at_fault else parts.SENTENCES[problem.kind]
+        not_allowed = problem.status in (401, 403)  # by this gateway: a provider's refusal has another status
+        text = problem.message if at_fault or not_allowed else parts.SENTENCES[problem.kind]
         return Answer(status=problem.status, body=text.encode(), media_type="text/plain; charset=utf-8")
 
 

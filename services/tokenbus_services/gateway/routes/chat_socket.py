@@ -1,0 +1,236 @@
+"""The WebSocket of `useChat`: requests of many chats over one connection, each answered by numbered parts.
+
+A request is answered and resumed as over HTTP, and the client's `abort` reaches the run: it is cancelled. A connection
+that closes leaves its runs alone, as a page that reloads comes back for them.
+
+Browsers cannot set headers of a handshake, so a client's key may be in the headers that each of its frames has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing, suppress
+
+import msgspec
+import structlog
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from tokenbus.client.decode import is_end
+from tokenbus.errors import Malformed, TokenbusError
+from tokenbus.events.public import PublicEvent, UnknownEvent
+from tokenbus_services.gateway.audit import FrameAudit, RunUse
+from tokenbus_services.gateway.callers import Caller
+from tokenbus_services.gateway.gateway import response_to
+from tokenbus_services.gateway.keys.door import key_in
+from tokenbus_services.gateway.problem import Problem, Refusal, of_exception
+from tokenbus_services.gateway.routes import sockets
+from tokenbus_services.gateway.routes.chats import STOPPED, Chats
+from tokenbus_services.gateway.surfaces.ai_sdk_ui import frames
+from tokenbus_services.gateway.surfaces.ai_sdk_ui.frames import Abort, ChunkFrames, Resume, Send
+from tokenbus_services.gateway.surfaces.contract import Encoder, GatewayRequest
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+MAX_OPEN = 16
+"""Requests of one connection that are answered at once."""
+FIRST_FRAME_S = 10.0
+"""A connection whose handshake had no key must send a request with one within this time."""
+_VERSION = "7"
+"""Of the `ai` package: earlier ones have no such transport."""
+_SLOW = 1013
+
+
+class ChatSocket:
+    """One client's connection."""
+
+    def __init__(self, chats: Chats, websocket: WebSocket) -> None:
+        self._chats = chats
+        self._gateway = chats.gateway
+        self._socket = websocket
+        self._headers = sockets.handshake_headers(websocket)
+        self._query = {"ui": _VERSION, **websocket.query_params}
+        self._sending = asyncio.Lock()
+        self._open: dict[str, asyncio.Task[None]] = {}
+        """Requests that are being answered, by the client's id."""
+        self._runs: dict[str, str] = {}
+        """Their runs."""
+        self._aborted: set[str] = set()
+        """Those that the client stopped."""
+        self._known = asyncio.Event()
+        """The client has shown a valid key."""
+
+    async def serve(self) -> None:
+        """Serve the connection until it is closed."""
+        refusal = self._chats.surface.refusal
+        try:
+            sockets.check_origin(self._headers, self._gateway.settings.origins)
+            await self._identify_handshake()
+        except Refusal as e:
+            await sockets.deny(self._socket, response_to(e.problem, refusal))
+            return
+        except TokenbusError as e:
+            await sockets.deny(self._socket, response_to(of_exception(e), refusal))
+            return
+        await self._socket.accept()
+        waiting = asyncio.create_task(self._close_if_unknown(), name="first frame of a chat socket")
+        try:
+            with suppress(WebSocketDisconnect, RuntimeError):  # the client has gone while a frame was sent
+                await self._read()
+        finally:
+            tasks = [waiting, *self._open.values()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _identify_handshake(self) -> None:
+        """Raises Refusal for a wrong key. Without one, each frame must bring its own."""
+        try:
+            await self._caller(self._headers)
+        except Refusal:
+            if key_in(self._headers):
+                raise
+
+    async def _caller(self, headers: Mapping[str, str]) -> Caller:
+        caller = await self._gateway.door.identify(headers)
+        caller.may_use(self._chats.surface.name)
+        self._known.set()
+        return caller
+
+    async def _close_if_unknown(self) -> None:
+        try:
+            async with asyncio.timeout(FIRST_FRAME_S):
+                await self._known.wait()
+        except TimeoutError:
+            await self._socket.close(sockets.MISUSED, "no request with a valid key came")
+
+    async def _read(self) -> None:
+        """Begin what the client's frames ask for, until it leaves or sends what is no frame."""
+        while (message := await self._socket.receive())["type"] != "websocket.disconnect":
+            given = message.get("text") or message.get("bytes") or ""
+            data = given.encode() if isinstance(given, str) else given
+            if len(data) > self._gateway.settings.body_bytes:
+                await self._socket.close(sockets.MISUSED, "the frame is too large")
+                return
+            try:
+                frame = frames.decode(data)
+            except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+                await self._socket.close(sockets.MISUSED, "invalid frame")
+                return
+            request = frame.request_id
+            if isinstance(frame, Abort):
+                self._abort(request)
+            elif request in self._open:
+                await self._socket.close(sockets.MISUSED, "a requestId was used twice")
+                return
+            elif len(self._open) >= MAX_OPEN:
+                await self._tell(frames.error(request, f"More than {MAX_OPEN} requests are open."))
+            else:
+                self._open[request] = asyncio.create_task(self._answer(frame), name="answer of a chat socket")
+
+    def _abort(self, request: str) -> None:
+        """Cancel the run of a request. What is still sent for it the client ignores."""
+        if request in self._open:
+            self._aborted.add(request)
+        if run := self._runs.get(request):
+            self._gateway.runs.cancel_later(run, STOPPED)
+
+    async def _answer(self, frame: Send | Resume) -> None:
+        request = frame.request_id
+        with self._gateway.frame_audit(self._chats.surface.name, method=frame.kind) as audit:
+            try:
+                headers = {**self._headers, **sockets.headers_of(frame.headers)}
+                audit.caller = caller = await self._caller(headers)
+                if isinstance(frame, Send):
+                    await self._send(frame, caller, frame.asked(headers, self._query), audit)
+                else:
+                    await self._resume(
+                        frame, caller, GatewayRequest(body=b"", headers=headers, query=self._query), audit
+                    )
+            except Refusal as e:
+                await self._refuse(request, e.problem, audit)
+            except TokenbusError as e:
+                await self._refuse(request, of_exception(e), audit)
+            except TimeoutError:  # the client reads nothing
+                await self._socket.close(_SLOW, "the client reads too slowly")
+            except (WebSocketDisconnect, RuntimeError):  # it has gone
+                pass
+            except Exception as e:
+                log.exception("answer_failed")
+                why = f"the gateway failed ({type(e).__name__})"
+                await self._refuse(
+                    request, Problem(status=500, code="gateway_error", message=why, kind="internal"), audit
+                )
+            finally:
+                self._open.pop(request, None)
+                self._runs.pop(request, None)
+                self._aborted.discard(request)
+
+    async def _send(self, frame: Send, caller: Caller, asked: GatewayRequest, audit: FrameAudit) -> None:
+        gateway, surface = self._gateway, self._chats.surface
+        opened, translated = await self._chats.begin(caller, asked)
+        run, ended = opened.id, False
+        audit.use = use = RunUse(run=run, model=opened.note.model, span=opened.span)
+        self._runs[frame.request_id] = run
+        if frame.request_id in self._aborted:  # while it was published
+            gateway.runs.cancel_later(run, STOPPED)
+        try:
+            events = use.watched(gateway.runs.follow(run, new=not opened.joined))
+            await self._stream(
+                frame.request_id, events, lambda first: surface.encoder(asked, opened.note_for(first), run)
+            )
+            ended = True
+        finally:
+            if not ended and translated.on_disconnect == "cancel":
+                gateway.runs.client_gone(opened)
+            gateway.runs.leave(gateway.door, opened)
+
+    async def _resume(self, frame: Resume, caller: Caller, asked: GatewayRequest, audit: FrameAudit) -> None:
+        surface = self._chats.surface
+        run = await self._chats.open_run(caller, frame.id)
+        note = await self._chats.note(caller, run) if run else None
+        if run is None or note is None:
+            audit.status = 204
+            await self._tell(frames.frame("no-active", frame.request_id))
+            return
+        self._runs[frame.request_id] = run
+        audit.use = use = RunUse(run=run, model=note.model)
+        events = use.watched(self._gateway.runs.follow(run))
+        after = -1 if frame.last_sequence is None else frame.last_sequence
+        await self._stream(frame.request_id, events, lambda first: surface.encoder(asked, note, run), after=after)
+
+    async def _stream(
+        self,
+        request: str,
+        events: AsyncGenerator[PublicEvent],
+        make_encoder: Callable[[PublicEvent], Encoder],
+        *,
+        after: int = -1,
+    ) -> None:
+        """Tell a run as numbered chunks. Its problems are parts of the stream too."""
+        encoder: Encoder | None = None
+        chunks = ChunkFrames(request, after)
+        await self._tell(frames.frame("start", request))
+        try:
+            async with aclosing(events):
+                async for event in events:
+                    encoder = encoder or make_encoder(event)
+                    for data in chunks.of(encoder.feed(event)):
+                        await self._tell(data)
+                    if is_end(event) and isinstance(event, UnknownEvent):
+                        raise Malformed(f"run {event.run}", "its terminal event is of a type that is not known here")
+        except TokenbusError as e:
+            if encoder is None:
+                raise
+            for data in chunks.of(encoder.broken(of_exception(e))):
+                await self._tell(data)
+        await self._tell(frames.frame("end", request))
+
+    async def _refuse(self, request: str, problem: Problem, audit: FrameAudit) -> None:
+        audit.status = problem.status
+        with suppress(WebSocketDisconnect, RuntimeError, TimeoutError):
+            await self._tell(frames.error(request, self._chats.surface.refusal(problem).body.decode()))
+
+    async def _tell(self, data: bytes) -> None:
+        async with asyncio.timeout(self._gateway.settings.send_timeout_s), self._sending:
+            await self._socket.send_text(data.decode())

@@ -1,0 +1,52 @@
+"""What WebSockets of every protocol share: the headers of the handshake, its checks, and a refusal in its place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+
+from starlette.responses import Response
+from starlette.websockets import WebSocket
+
+from tokenbus_services.gateway import idempotency
+from tokenbus_services.gateway.problem import Problem, Refusal
+
+SERVER_STOPS = 1012
+"""Close code with which the server ends a socket when it stops."""
+MISUSED = 1008
+"""Close code for a client that breaks the rules."""
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f]")
+
+
+def headers_of(values: Mapping[str, str]) -> dict[str, str]:
+    """Headers with names in lower case and no control characters. Of a repeated one the first counts."""
+    headers: dict[str, str] = {}
+    for name, value in values.items():
+        headers.setdefault(name.lower(), _UNPRINTABLE.sub("", value))
+    return headers
+
+
+def handshake_headers(websocket: WebSocket) -> dict[str, str]:
+    """The headers of the handshake. An `Idempotency-Key` would make all requests of the socket the same run."""
+    headers = headers_of(websocket.headers)
+    headers.pop(idempotency.HEADER, None)
+    return headers
+
+
+def check_origin(headers: Mapping[str, str], origins: Collection[str]) -> None:
+    """Only pages that the operator listed may connect: browsers put no limit on WebSockets to other sites.
+
+    Raises Refusal (403).
+    """
+    origin = headers.get("origin")
+    if origin is not None and origin.lower() not in {each.lower() for each in origins}:
+        why = "pages of this origin may not connect"
+        raise Refusal(Problem(status=403, code="origin_not_allowed", message=why, kind="auth"))
+
+
+async def deny(websocket: WebSocket, response: Response) -> None:
+    """Refuse the connection with an HTTP status, if the server can."""
+    if "websocket.http.response" in websocket.scope.get("extensions", {}):
+        await websocket.send_denial_response(response)
+    else:
+        await websocket.close(MISUSED)
