@@ -10,7 +10,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from tokenbus.blob_wire import DEPLOYMENT_ENV
-from tokenbus.bus.liveness import STUCK_S, Liveness, rest, slack
+from tokenbus.bus.liveness import STUCK_S, Liveness, rest, slack, stop_task
 from tokenbus_services.blobs.auth import secret_of
 from tokenbus_services.blobs.blob_spans import BlobSpans
 from tokenbus_services.blobs.http import AsgiApp, BlobRoutes, WithBlobs
@@ -49,9 +49,7 @@ class BlobService:
         self._sweeper = self.liveness.start(self._sweep(), name="blob sweep")
 
     async def close(self) -> None:
-        if self._sweeper:
-            self._sweeper.cancel()
-            await asyncio.gather(self._sweeper, return_exceptions=True)
+        await stop_task(self._sweeper)
         if self._tracer:
             await self._tracer.close()
 

@@ -19,7 +19,7 @@ from redis.exceptions import RedisError
 
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.layout import locate
-from tokenbus.bus.liveness import Liveness, rest, slack
+from tokenbus.bus.liveness import Liveness, rest, slack, stop_task
 from tokenbus.bus.run_index import read_summaries
 from tokenbus.bus.server.server import Server, translated
 from tokenbus.client.decode import public_event
@@ -125,9 +125,7 @@ class Sampler:
 
     async def close(self) -> None:
         """Stop."""
-        if self._task:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await stop_task(self._task)
 
     def join(self, page: Page) -> None:
         """Begin to serve a page."""

@@ -20,7 +20,7 @@ from redis.exceptions import RedisError
 
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.liveness import IDLE_S, Liveness, wait_briefly
+from tokenbus.bus.liveness import IDLE_S, Liveness, stop_task, wait_briefly
 from tokenbus.bus.run_record import AttemptRecord, read_attempt
 from tokenbus.bus.scripts import RawPart
 from tokenbus.bus.server.retry import ISOLATED_TRIES, MAX_TRIES, retry_until_available
@@ -86,9 +86,7 @@ class RawWriter:
 
     async def close(self) -> None:
         """Stop flushing."""
-        if self._task:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await stop_task(self._task)
         await self._flushes.close()
         await self.lags.close()
 

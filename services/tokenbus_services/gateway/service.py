@@ -11,7 +11,7 @@ from redis.exceptions import RedisError
 
 from tokenbus import Client
 from tokenbus.bus import scripts
-from tokenbus.bus.liveness import Liveness, rest
+from tokenbus.bus.liveness import Liveness, rest, stop_task
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
 from tokenbus.client.client import watch_readers
@@ -81,9 +81,7 @@ class GatewayService:
 
     async def close(self) -> None:
         self._open = False
-        if self._heartbeat:
-            self._heartbeat.cancel()
-            await asyncio.gather(self._heartbeat, return_exceptions=True)
+        await stop_task(self._heartbeat)
         for part in reversed(self._beside):
             await part.close()
         await self._gateway.runs.close()

@@ -23,7 +23,7 @@ from tokenbus.bus.activity import (
     slot_of,
 )
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.liveness import Defects, Liveness, rest
+from tokenbus.bus.liveness import Defects, Liveness, rest, stop_task
 from tokenbus.bus.scripts.activity import count_activity
 from tokenbus.bus.scripts.script import MAX_VALUES
 from tokenbus.bus.server.run_scripts import run_script
@@ -67,9 +67,7 @@ class ActivityCounter:
 
     async def close(self) -> None:
         """Stop; what the last seconds brought is not written."""
-        if self._task:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await stop_task(self._task)
 
     def attempt_over(self, state: RunState, report: AttemptReport) -> None:
         """Count one attempt."""

@@ -15,7 +15,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.liveness import Defects, Liveness, rest
+from tokenbus.bus.liveness import Defects, Liveness, rest, stop_task
 from tokenbus.bus.run_record import ENDED, STATUS, status_of
 from tokenbus.bus.scripts.timeouts import RunIs, append_timeout, expire, read_policy_stage
 from tokenbus.bus.server.run_scripts import run_script, run_scripts
@@ -86,9 +86,7 @@ class TimeoutClock:
 
     async def close(self) -> None:
         """Stop."""
-        if self._task:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await stop_task(self._task)
 
     async def _run(self) -> None:
         defects = Defects()

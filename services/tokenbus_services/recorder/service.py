@@ -13,7 +13,7 @@ import structlog
 from tokenbus.blobs import BlobStreams
 from tokenbus.bus.dead_letters import DeadLetter, dead_letter
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.liveness import Liveness, beating, rest
+from tokenbus.bus.liveness import Liveness, beating, rest, stop_task
 from tokenbus.bus.records import RecordEntry, drop_old_records, forget_recorded, newest_records, put_record
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.server import Server
@@ -100,9 +100,7 @@ class RecordService:
     async def close(self) -> None:
         await self._recordings.close()
         await self._deployment.close()
-        if self._renewing:
-            self._renewing.cancel()
-            await asyncio.gather(self._renewing, return_exceptions=True)
+        await stop_task(self._renewing)
         await self._blobs.aclose()
         await self._server.aclose()
         if self._tracer:

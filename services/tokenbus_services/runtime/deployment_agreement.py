@@ -16,7 +16,7 @@ from redis.exceptions import RedisError
 
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.layout import Layout, fence, join_deployment
-from tokenbus.bus.liveness import Liveness, rest
+from tokenbus.bus.liveness import Liveness, rest, stop_task
 from tokenbus.bus.server.server import Server
 from tokenbus.errors import ServerFull, ServerUnavailable
 
@@ -63,9 +63,7 @@ class Deployment:
 
     async def close(self) -> None:
         """Stop repeating it."""
-        if self._task:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await stop_task(self._task)
 
     async def _agree(self) -> None:
         """Ends with DeploymentMismatch, and the worker with it, if another deployment was set up meanwhile."""

@@ -21,7 +21,7 @@ from typing import Any
 
 import structlog
 
-from tokenbus.bus.liveness import STUCK_OF_MANY_NODES_S, STUCK_S, Liveness, LongTask
+from tokenbus.bus.liveness import STUCK_OF_MANY_NODES_S, STUCK_S, Liveness, LongTask, stop_task
 from tokenbus.bus.server.server import parse_url
 from tokenbus.errors import TokenbusError
 
@@ -84,9 +84,7 @@ class WorkerSupervisor:
     async def close(self) -> None:
         """Stop watching: from here on tasks end normally."""
         self._liveness.close()
-        if self._task:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await stop_task(self._task)
 
     def closed(self) -> None:
         """The service has closed; only the event loop still has to end."""

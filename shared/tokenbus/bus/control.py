@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.liveness import Defects, Liveness, beat
+from tokenbus.bus.liveness import Defects, Liveness, beat, stop_task
 from tokenbus.bus.server.retry import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.server.stream_reader import StreamReader
@@ -50,9 +50,7 @@ class ControlListener:
 
     async def close(self) -> None:
         """Stop listening."""
-        if self._task:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await stop_task(self._task)
         await self._reader.close()
 
     async def _run(self) -> None:

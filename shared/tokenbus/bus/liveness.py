@@ -289,6 +289,13 @@ async def wait_briefly(event: asyncio.Event, *, timeout_s: float = IDLE_S) -> bo
     return event.is_set()
 
 
+async def stop_task(task: asyncio.Task[Any] | None) -> None:
+    """Cancel a task and wait for its end, whatever it is. No effect if there is none."""
+    if task:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
 async def rest(seconds: float) -> None:
     """Sleep for any duration, with a beat at the beginning and every `IDLE_S`."""
     beat()  # as in `wait_briefly`

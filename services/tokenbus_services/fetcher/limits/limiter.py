@@ -13,7 +13,7 @@ import msgspec
 import structlog
 from redis.exceptions import RedisError
 
-from tokenbus.bus.liveness import Defects, Liveness, rest
+from tokenbus.bus.liveness import Defects, Liveness, rest, stop_task
 from tokenbus.bus.scripts import ScriptCall
 from tokenbus.bus.scripts import limits as scripts
 from tokenbus.bus.scripts.limits import Scope
@@ -82,9 +82,7 @@ class Limiter:
     async def close(self) -> None:
         """Send outstanding refunds and stop."""
         await asyncio.gather(*self._sending)
-        if self._heartbeat:
-            self._heartbeat.cancel()
-            await asyncio.gather(self._heartbeat, return_exceptions=True)
+        await stop_task(self._heartbeat)
 
     async def reserve(self, request: ReservationRequest) -> Reservation | Refusal:
         """Reserve in all of the call's scopes, or in none. Sends no command if there are no scopes."""

@@ -15,7 +15,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from tokenbus.bus.liveness import IDLE_S, Liveness, beat, slack, wait_briefly
+from tokenbus.bus.liveness import IDLE_S, Liveness, beat, slack, stop_task, wait_briefly
 from tokenbus.bus.scripts.limits import Scope
 from tokenbus_services.fetcher.limits.limiter import Limiter, Refusal, Reservation, ReservationRequest
 from tokenbus_services.fetcher.metrics import AdmissionMetrics
@@ -97,9 +97,7 @@ class FairQueue:
     async def close(self) -> None:
         """Stop; runs that wait or come later get NotStarted."""
         self._closing.set()
-        if self._task:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await stop_task(self._task)
         for lanes in self._lanes.values():
             for lane in lanes.values():
                 for waiting in lane:

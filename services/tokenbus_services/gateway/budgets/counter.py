@@ -20,7 +20,7 @@ import structlog
 
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.layout import locate
-from tokenbus.bus.liveness import Liveness, rest
+from tokenbus.bus.liveness import Liveness, rest, stop_task
 from tokenbus.bus.run_record import REQUEST
 from tokenbus.bus.scripts.gateway import RunUse, count_use
 from tokenbus.bus.server.run_scripts import run_script
@@ -101,9 +101,7 @@ class SpendCounter:
 
     async def close(self) -> None:
         """Stop. Another gateway, or this one after its restart, continues."""
-        if self._task:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await stop_task(self._task)
 
     async def run(self) -> None:
         """Count until cancelled, also if the server is away for any time, or one event cannot be counted."""

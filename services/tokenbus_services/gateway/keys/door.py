@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import structlog
 
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.liveness import Liveness, rest
+from tokenbus.bus.liveness import Liveness, rest, stop_task
 from tokenbus.bus.scripts.gateway import NANO, DoorLimits, DoorReply, admit, renew_open
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server, translated
@@ -64,9 +64,7 @@ class KeyDoor(Door):
 
     async def close(self) -> None:
         """Stop; open answers free their places by time."""
-        if self._renewing:
-            self._renewing.cancel()
-            await asyncio.gather(self._renewing, return_exceptions=True)
+        await stop_task(self._renewing)
 
     async def identify(self, headers: Mapping[str, str]) -> Caller:
         """See `Door.identify`. The answer for an unknown key and for a wrong one is the same."""

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import structlog
 
-from tokenbus.bus.liveness import Defects, Liveness, beat, rest
+from tokenbus.bus.liveness import Defects, Liveness, beat, rest, stop_task
 from tokenbus_services.policy_stage.blame import End, Fault, culprit, is_evidence
 from tokenbus_services.policy_stage.executor.client import ExecutorProcess
 from tokenbus_services.policy_stage.executor.fork_server import ForkServer
@@ -80,9 +80,7 @@ class ExecutorPool:
 
     async def stop(self) -> None:
         self._closed = True
-        if self._watching:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
+        await stop_task(self._watching)
         running = [*self._processes]
         for each in running:
             each.half_close()

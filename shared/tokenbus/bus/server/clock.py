@@ -19,6 +19,8 @@ from collections.abc import Awaitable, Callable
 
 from redis.exceptions import RedisError
 
+from tokenbus.bus.liveness import stop_task
+
 log = logging.getLogger(__name__)
 
 LOOK_S = 5.0
@@ -85,9 +87,7 @@ class ServerClock:
 
     async def close(self) -> None:
         """Stop the queries."""
-        if self._looking:
-            self._looking.cancel()
-            await asyncio.gather(self._looking, return_exceptions=True)
+        await stop_task(self._looking)
 
     async def _remeasure(self) -> None:
         try:

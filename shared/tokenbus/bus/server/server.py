@@ -35,7 +35,7 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as ConnectionLost
 from redis.exceptions import TimeoutError as NoReply
 
-from tokenbus.bus.liveness import beat
+from tokenbus.bus.liveness import beat, stop_task
 from tokenbus.bus.server.clock import ServerClock
 from tokenbus.bus.server.connection_fixes import prompt
 from tokenbus.bus.server.fast_client import FastRedis
@@ -245,9 +245,8 @@ class _Cluster(RedisCluster):
     _asking: asyncio.Task[None] | None = None
 
     async def aclose(self) -> None:
-        if self._asking and self._asking is not asyncio.current_task():
-            self._asking.cancel()
-            await asyncio.gather(self._asking, return_exceptions=True)
+        if self._asking is not asyncio.current_task():
+            await stop_task(self._asking)
         await super().aclose()
 
     async def execute_command(self, *args: Any, **kwargs: Any) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from tokenbus.bus.keys import InternalTopic, Keys
 from tokenbus.bus.leases import Lease, Leases
-from tokenbus.bus.liveness import Liveness, holding
+from tokenbus.bus.liveness import Liveness, holding, stop_task
 from tokenbus.bus.server.server import Server, is_alien
 from tokenbus.bus.stage.commit_journal import LOST_WRITES, CommitJournal
 from tokenbus.bus.stage.committer import Committer
@@ -95,9 +95,7 @@ class OwnedPartitions:
         self._loading[lease.partition] = task
 
     async def _on_revoked(self, partition: int) -> None:
-        if task := self._loading.pop(partition, None):
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await stop_task(self._loading.pop(partition, None))
         async with holding(self._lock_of(partition)):
             self._remove(partition)
 
