@@ -118,16 +118,15 @@ class HttpBlobs:
 
     async def lease(self, blob_id: str) -> None:
         """Extend the blob's life by the maximum duration of a run, from now. Raises BlobNotFound, BlobUnavailable."""
-        parse_blob_id(blob_id)
-        request = self._http.build_request("POST", f"{PATH}/{blob_id}/lease")
-        status, answer = await self._send(request, limit=MAX_ANSWER_BYTES)
-        if status != HTTPStatus.NO_CONTENT:
-            raise blob_error(status, answer, blob_id)
+        await self._post(blob_id, "lease")
 
     async def check(self, blob_id: str) -> None:
         """Have the service verify the content against its id. Raises BlobCorrupt, BlobNotFound, BlobUnavailable."""
+        await self._post(blob_id, "check")
+
+    async def _post(self, blob_id: str, action: str) -> None:
         parse_blob_id(blob_id)
-        request = self._http.build_request("POST", f"{PATH}/{blob_id}/check")
+        request = self._http.build_request("POST", f"{PATH}/{blob_id}/{action}")
         status, answer = await self._send(request, limit=MAX_ANSWER_BYTES)
         if status != HTTPStatus.NO_CONTENT:
             raise blob_error(status, answer, blob_id)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +16,8 @@ from tokenbus_services.settings import Settings
 
 if TYPE_CHECKING:
     from tokenbus import Client
+    from tokenbus.bus.keys import Keys
+    from tokenbus.bus.server.server import Server
 
 
 def with_server(settings: Settings) -> Settings:
@@ -49,3 +53,15 @@ def client() -> Client:
         max_waiting=settings.limits.inbound_entries,
         max_request_bytes=settings.limits.request_bytes,
     )
+
+
+@asynccontextmanager
+async def deployment() -> AsyncGenerator[tuple[Settings, Server, Keys]]:
+    """Connect to the deployment in the settings. Raises SettingsError, and the errors of `Deployment.keys`."""
+    from tokenbus.bus.server.server import Server  # as in `client`
+    from tokenbus.client.deployment import Deployment
+
+    settings = with_server(configuration.load())
+    assert settings.redis_url
+    async with Server(settings.redis_url) as server:
+        yield settings, server, await Deployment(server, settings.prefix, None).keys()

@@ -14,10 +14,8 @@ from tokenbus.blobs import BlobLoader
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.records import RecordEntry, find_record, newest_records
 from tokenbus.bus.server.server import Server, translated
-from tokenbus.client.deployment import Deployment
 from tokenbus.errors import Malformed, SettingsError
 from tokenbus.events.frames import Data, Ended, Lost, Opened, RawFrame
-from tokenbus_services import settings as configuration
 from tokenbus_services.blobs.loader import loader_of
 from tokenbus_services.cli import connect as reaching
 from tokenbus_services.cli import exit_codes as ending
@@ -100,14 +98,12 @@ def play(record: Record, *, as_json: bool) -> int:
 
 @asynccontextmanager
 async def _reached() -> AsyncGenerator[tuple[Server, Keys, BlobLoader]]:
-    settings = reaching.with_server(configuration.load())
-    assert settings.redis_url
-    blobs = loader_of(settings.blobs)
-    try:
-        async with Server(settings.redis_url) as server:
-            yield server, await Deployment(server, settings.prefix, None).keys(), blobs
-    finally:
-        await blobs.aclose()
+    async with reaching.deployment() as (settings, server, keys):
+        blobs = loader_of(settings.blobs)
+        try:
+            yield server, keys, blobs
+        finally:
+            await blobs.aclose()
 
 
 async def _fetched(run: str) -> Record:

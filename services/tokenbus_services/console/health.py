@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
-from redis.exceptions import ResponseError
 
 from tokenbus.bus.keys import InternalTopic, Keys, order_keys
+from tokenbus.bus.server.info_replies import checked, group_in
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.stage_lag import LAG_FIELDS, lag_of
 
@@ -119,23 +119,23 @@ class HealthReader:
         workers: list[WorkerHealth] = []
         partitions: list[PartitionHealth] = []
         for stage, _ in self._stages:
-            workers += _workers(stage, _checked(next(replies)), now)
+            workers += _workers(stage, checked(next(replies)), now)
             for p in partitions_now:
-                owner, until, arrived, done = _checked(next(replies))
+                owner, until, arrived, done = checked(next(replies))
                 owned = bool(owner) and int(until or 0) > now
                 partitions.append(
                     PartitionHealth(
                         partition=p,
                         stage=stage,
                         owner=owner.decode(errors="replace") if owned else None,
-                        lag_entries=_group(next(replies), stage).get("lag"),
+                        lag_entries=group_in(next(replies), stage).get("lag"),
                         lag_bytes=lag_of(arrived, done),
                     )
                 )
         queues = [_queue(name, p, replies) for name, p, _ in queued]
         for queue in (_INTAKE, *(name for name, _ in _QUEUES)):
-            workers += _workers(queue, _checked(next(replies)), now)
-        dead, rejected = _checked(next(replies)) or 0, _checked(next(replies)) or 0
+            workers += _workers(queue, checked(next(replies)), now)
+        dead, rejected = checked(next(replies)) or 0, checked(next(replies)) or 0
         counts = DeadCounts(entries=max(0, dead - rejected), rejected=rejected)
         return Health(partitions=partitions, queues=queues, dead=counts, workers=workers)
 
@@ -147,9 +147,9 @@ class HealthReader:
 
 
 def _queue(name: str, partition: int | None, replies: Iterator[Any]) -> QueueHealth:
-    length: int = _checked(next(replies)) or 0
-    pending: int = _group(next(replies), name).get("pending", 0)
-    pending -= min(pending, _checked(next(replies)) or 0)  # entries in the order set are with no worker
+    length: int = checked(next(replies)) or 0
+    pending: int = group_in(next(replies), name).get("pending", 0)
+    pending -= min(pending, checked(next(replies)) or 0)  # entries in the order set are with no worker
     return QueueHealth(queue=name, partition=partition, waiting=max(0, length - pending), processing=pending)
 
 
@@ -160,18 +160,3 @@ def _workers(stage: str, members: list[tuple[bytes, float]] | None, now: int) ->
         for name, age in sorted(found)
         if age < GONE_MS
     ]
-
-
-def _checked(reply: Any) -> Any:
-    """The reply; None for a missing key. Raises the reply if it is another error."""
-    if isinstance(reply, ResponseError) and "no such key" in str(reply):
-        return None
-    if isinstance(reply, Exception):
-        raise reply
-    return reply
-
-
-def _group(reply: Any, name: str) -> dict[str, Any]:
-    groups: list[dict[str, Any]] = _checked(reply) or []
-    nothing: dict[str, Any] = {}
-    return next((group for group in groups if group["name"] == name.encode()), nothing)

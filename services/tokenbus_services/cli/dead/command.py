@@ -19,10 +19,8 @@ from tokenbus.bus.dead_letters import (
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server, translated
 from tokenbus.bus.server.stream_reader import id_key
-from tokenbus.client.deployment import Deployment
 from tokenbus.client.retry_dead_letter import retry_dead_letter
 from tokenbus.errors import CannotRetry, SettingsError
-from tokenbus_services import settings as configuration
 from tokenbus_services.cli import connect as reaching
 from tokenbus_services.cli import exit_codes as ending
 from tokenbus_services.cli.dead.hexdump import readable
@@ -106,10 +104,7 @@ async def drop(entry_ids: Sequence[str], *, as_json: bool) -> None:
 @asynccontextmanager
 async def _reached() -> AsyncGenerator[tuple[Server, Keys]]:
     """Connect to the server and the deployment; translates redis-py's errors."""
-    settings = reaching.with_server(configuration.load())
-    assert settings.redis_url
-    async with Server(settings.redis_url) as server:
-        keys = await Deployment(server, settings.prefix, None).keys()
+    async with reaching.deployment() as (_, server, keys):
         with translated(server, keys.dead):
             yield server, keys
 

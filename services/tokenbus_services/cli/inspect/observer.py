@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
-from redis.exceptions import ResponseError
-
 from tokenbus.bus.keys import Keys, PublicTopic, order_keys
+from tokenbus.bus.server.info_replies import checked, group_in
 from tokenbus.bus.server.server import Server, translated
 from tokenbus.bus.stage_lag import LAG_FIELDS, lag_of
 from tokenbus_services.cli.inspect.snapshot import (
@@ -94,7 +93,7 @@ class Observer:
             queues=queues,
             nodes=nodes,
             chunks=self._chunks(replies) if self._topic else None,
-            dead=_checked(next(replies)),
+            dead=checked(next(replies)),
             gateways=_alive(next(replies), now),
         )
 
@@ -102,12 +101,12 @@ class Observer:
         workers = _alive(next(replies), now)
         partitions: list[PartitionFacts] = []
         for _ in range(self._keys.partitions):
-            owner, until, arrived, done, entries, open_ = _checked(next(replies))
+            owner, until, arrived, done, entries, open_ = checked(next(replies))
             partitions.append(
                 PartitionFacts(
                     owner=owner.decode(errors="replace") if owner and int(until or 0) > now else None,
                     lag_bytes=lag_of(arrived, done),
-                    lag_entries=_group(next(replies), name).get("lag"),
+                    lag_entries=group_in(next(replies), name).get("lag"),
                     entries=int(entries or 0),
                     done_bytes=int(done or 0),
                     open=int(open_ or 0),
@@ -120,9 +119,9 @@ class Observer:
         waiting = held = 0
         added: list[int | None] = []
         for _ in range(streams):
-            stream: dict[str, Any] = _checked(next(replies)) or {}
-            pending: int = _group(next(replies), name).get("pending", 0)
-            pending -= min(pending, _checked(next(replies)))  # entries in the order set are with no worker
+            stream: dict[str, Any] = checked(next(replies)) or {}
+            pending: int = group_in(next(replies), name).get("pending", 0)
+            pending -= min(pending, checked(next(replies)))  # entries in the order set are with no worker
             held += pending
             waiting += stream.get("length", 0) - pending  # finished entries are deleted
             if stream:
@@ -130,7 +129,7 @@ class Observer:
         return QueueFacts(name=name, workers=workers, waiting=max(0, waiting), held=held, added=_sum(added))
 
     def _chunks(self, replies: Replies) -> int | None:
-        streams: list[dict[str, Any] | None] = [_checked(next(replies)) for _ in range(self._keys.partitions)]
+        streams: list[dict[str, Any] | None] = [checked(next(replies)) for _ in range(self._keys.partitions)]
         return _sum([stream.get("entries-added") for stream in streams if stream])
 
     async def _nodes(self) -> list[NodeFacts]:
@@ -156,22 +155,6 @@ def _node(name: str, info: dict[str, Any], time: tuple[int, int]) -> NodeFacts:
     )
 
 
-def _checked(reply: Any) -> Any:
-    """Return the reply; None for a missing key. Raises the reply if it is an error."""
-    if isinstance(reply, ResponseError) and "no such key" in str(reply):
-        return None
-    if isinstance(reply, Exception):
-        raise reply
-    return reply
-
-
-def _group(reply: Any, name: str) -> dict[str, Any]:
-    """Return the server's data about this group of a stream; empty if there is none."""
-    groups: list[dict[str, Any]] = _checked(reply) or []
-    nothing: dict[str, Any] = {}
-    return next((group for group in groups if group["name"] == name.encode()), nothing)
-
-
 def _sum(counts: Sequence[int | None]) -> int | None:
     """Return the sum; None if one of the counts is unknown."""
     known = [count for count in counts if count is not None]
@@ -180,5 +163,5 @@ def _sum(counts: Sequence[int | None]) -> int | None:
 
 def _alive(reply: Any, now: int) -> list[str]:
     """Return members with a recent heartbeat."""
-    members: list[tuple[bytes, float]] = _checked(reply) or []
+    members: list[tuple[bytes, float]] = checked(reply) or []
     return sorted(name.decode(errors="replace") for name, seen in members if now - seen < ALIVE_MS)

@@ -9,10 +9,7 @@ from typing import Any
 
 import msgspec
 
-from tokenbus.bus.server.server import Server
-from tokenbus.client.deployment import Deployment
 from tokenbus.errors import SettingsError
-from tokenbus_services import settings as configuration
 from tokenbus_services.cli import connect as reaching
 from tokenbus_services.cli.render import terminal
 from tokenbus_services.gateway.callers import has_keys
@@ -110,8 +107,5 @@ def _print_json(value: dict[str, Any]) -> None:
 
 @asynccontextmanager
 async def _store() -> AsyncGenerator[tuple[KeyStore, Settings]]:
-    settings = reaching.with_server(configuration.load())
-    assert settings.redis_url
-    async with Server(settings.redis_url) as server:
-        keys = await Deployment(server, settings.prefix, None).keys()
+    async with reaching.deployment() as (settings, server, keys):
         yield KeyStore(server, keys), settings

@@ -7,9 +7,6 @@ from datetime import timedelta
 
 import msgspec
 
-from tokenbus.bus.server.server import Server
-from tokenbus.client.deployment import Deployment
-from tokenbus_services import settings as configuration
 from tokenbus_services.cli import connect as reaching
 from tokenbus_services.cli.render import terminal
 from tokenbus_services.gateway.budgets.spend import read_spend, today
@@ -18,10 +15,7 @@ from tokenbus_services.gateway.keys.store import KeyStore
 
 async def show(*, key_id: str | None, days: int, as_json: bool) -> None:
     """Show the spend of one key, or of all, in the last ``days`` days and in all."""
-    settings = reaching.with_server(configuration.load())
-    assert settings.redis_url
-    async with Server(settings.redis_url) as server:
-        keys = await Deployment(server, settings.prefix, None).keys()
+    async with reaching.deployment() as (settings, server, keys):
         store = KeyStore(server, keys)
         fixed = list(settings.gateway.keys) if settings.gateway else []
         ids = [key_id] if key_id else [*fixed, *(entry.id for entry in await store.all())]

@@ -9,9 +9,7 @@ import msgspec
 
 from tokenbus.bus.keys import Keys, PublicTopic
 from tokenbus.bus.server.server import Server, translated
-from tokenbus.client.deployment import Deployment
 from tokenbus.errors import ServerUnavailable
-from tokenbus_services import settings as configuration
 from tokenbus_services.cli import connect as reaching
 from tokenbus_services.cli.inspect.observer import Observer
 from tokenbus_services.cli.inspect.snapshot import POLICY, RECORDER, Snapshot, rates
@@ -25,10 +23,7 @@ async def top(*, every_s: float, once: bool, as_json: bool) -> None:
 
     On a terminal it keeps running if the server goes away. Raises ServerUnavailable, and other refusals of the server.
     """
-    settings = reaching.with_server(configuration.load())
-    assert settings.redis_url
-    async with Server(settings.redis_url) as server:
-        keys = await Deployment(server, settings.prefix, None).keys()
+    async with reaching.deployment() as (settings, server, keys):
         observer = Observer(
             server,
             keys,

@@ -10,14 +10,8 @@ from tokenbus.events.error_info import ErrorClass
 from tokenbus_services.gateway.problem import Problem
 from tokenbus_services.gateway.surfaces.contract import Answer
 from tokenbus_services.gateway.surfaces.json_text import encode_line
+from tokenbus_services.gateway.surfaces.openai_errors import type_of
 
-_TYPES: Mapping[ErrorClass, str] = {
-    "invalid_request": "invalid_request_error",
-    "content_filter": "invalid_request_error",
-    "not_found": "invalid_request_error",
-    "rate_limit": "rate_limit_error",
-    "limit": "rate_limit_error",
-}
 _CODES: Mapping[ErrorClass, str] = {
     "content_filter": "content_filter",
     "rate_limit": "rate_limit_exceeded",
@@ -41,7 +35,7 @@ def error_object(problem: Problem) -> dict[str, object]:
     """The object `error`."""
     of_run = problem.run is not None and not problem.code.startswith(_OWN_CODES)
     code = _CODES.get(problem.kind, problem.code) if of_run else problem.code
-    kind = _OWN_TYPES.get(problem.status) or _TYPES.get(problem.kind, "server_error")
+    kind = _OWN_TYPES.get(problem.status) or type_of(problem)
     return {"message": problem.message, "type": kind, "param": problem.param, "code": code}
 
 

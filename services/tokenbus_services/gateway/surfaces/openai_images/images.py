@@ -22,14 +22,8 @@ from tokenbus.events.public import (
 from tokenbus.events.usage import Usage
 from tokenbus_services.gateway.problem import Problem, of_end, of_run
 from tokenbus_services.gateway.surfaces.contract import Answer, Encoder, GatewayNote, WholeAnswer
+from tokenbus_services.gateway.surfaces.openai_errors import error_object, refusal
 
-_TYPES = {
-    "invalid_request": "invalid_request_error",
-    "content_filter": "invalid_request_error",
-    "not_found": "invalid_request_error",
-    "rate_limit": "rate_limit_error",
-    "limit": "rate_limit_error",
-}
 _encode = msgspec.json.Encoder().encode
 
 Json = dict[str, Any]
@@ -130,17 +124,6 @@ def problem_of(event: PublicEvent, images: list[ImageRef], run: str) -> Problem 
         case _:
             why = "the model answered without an image"
             return Problem(status=502, code="no_image", message=why, kind="protocol", run=run)
-
-
-def refusal(problem: Problem) -> Answer:
-    """A problem in OpenAI's error shape."""
-    return Answer(status=problem.status, body=_encode({"error": error_object(problem)}))
-
-
-def error_object(problem: Problem) -> Json:
-    """The object `error`."""
-    kind = _TYPES.get(problem.kind, "server_error")
-    return {"message": problem.message, "type": kind, "param": problem.param, "code": problem.code}
 
 
 def usage_object(usage: Usage) -> Json:

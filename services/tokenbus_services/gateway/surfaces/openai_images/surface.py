@@ -13,7 +13,8 @@ from tokenbus_services.gateway.surfaces.contract import (
     TranslationRules,
     WholeAnswer,
 )
-from tokenbus_services.gateway.surfaces.openai_images.images import ImageStream, WholeImages, refusal
+from tokenbus_services.gateway.surfaces.openai_errors import refusal
+from tokenbus_services.gateway.surfaces.openai_images.images import ImageStream, WholeImages
 from tokenbus_services.gateway.surfaces.openai_images.request import translate
 
 

@@ -9,6 +9,7 @@ import msgspec
 from tokenbus.events.public import TERMINAL, Incomplete, PublicEvent, RunFailedEvent
 from tokenbus_services.gateway.problem import Problem, of_run
 from tokenbus_services.gateway.surfaces.contract import Answer, Encoder, GatewayNote, WholeAnswer
+from tokenbus_services.gateway.surfaces.openai_errors import refusal
 from tokenbus_services.gateway.surfaces.openai_responses.response_log import ResponseLog
 
 DONE = b"data: [DONE]\n\n"
@@ -85,27 +86,3 @@ class ResponseSoFar:
     def answer(self) -> Answer:
         """The response as it is now."""
         return Answer(status=200, body=_encode(self._log.response))
-
-
-def refusal(problem: Problem) -> Answer:
-    """A problem in OpenAI's error shape."""
-    return Answer(status=problem.status, body=_encode({"error": error_object(problem)}))
-
-
-def error_object(problem: Problem) -> Json:
-    """The object `error`."""
-    return {
-        "message": problem.message,
-        "type": _TYPES.get(problem.kind, "server_error"),
-        "param": problem.param,
-        "code": problem.code,
-    }
-
-
-_TYPES = {
-    "invalid_request": "invalid_request_error",
-    "content_filter": "invalid_request_error",
-    "not_found": "invalid_request_error",
-    "rate_limit": "rate_limit_error",
-    "limit": "rate_limit_error",
-}

@@ -13,7 +13,8 @@ from tokenbus_services.gateway.surfaces.contract import (
     TranslationRules,
     WholeAnswer,
 )
-from tokenbus_services.gateway.surfaces.openai_responses.encoder import ResponseStream, WholeResponse, refusal
+from tokenbus_services.gateway.surfaces.openai_errors import refusal
+from tokenbus_services.gateway.surfaces.openai_responses.encoder import ResponseStream, WholeResponse
 from tokenbus_services.gateway.surfaces.openai_responses.request import translate
 
 
