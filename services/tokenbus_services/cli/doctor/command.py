@@ -1,47 +1,24 @@
-"""`tokenbus doctor`: gathers the facts about a deployment and shows the findings."""
+"""`tokenbus doctor`: examines a deployment and shows the findings."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import shutil
-import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-import msgspec
-from redis.exceptions import NoPermissionError, ResponseError
-
-from tokenbus.blob_wire import DEPLOYMENT_ENV, DEPLOYMENT_HEADER
-from tokenbus.bus.dead_letters import newest_dead_letters
-from tokenbus.bus.keys import TOPICS, InternalTopic, Keys
-from tokenbus.bus.layout import learn
-from tokenbus.bus.server.server import Server, ServerInfo, translated
+from tokenbus.blob_wire import DEPLOYMENT_ENV
+from tokenbus.bus.server.server import Server, translated
 from tokenbus.client.local_up import running_in
-from tokenbus.errors import ServerError, ServerUnavailable, SettingsError
-from tokenbus.providers import registry
+from tokenbus.errors import ServerError, SettingsError
 from tokenbus_services import settings as configuration
-from tokenbus_services.blobs.loader import loader_of
 from tokenbus_services.cli import connect as reaching
 from tokenbus_services.cli import exit_codes as ending
-from tokenbus_services.cli.doctor import checks, checks_outside, checks_work
+from tokenbus_services.cli.doctor import checks, checks_outside
 from tokenbus_services.cli.doctor.checks import Finding
 from tokenbus_services.cli.doctor.checks_settings import check_settings
-from tokenbus_services.cli.doctor.checks_work import OFTEN, StuckFacts
-from tokenbus_services.cli.http_probe import page
-from tokenbus_services.cli.inspect.observer import Observer
-from tokenbus_services.cli.inspect.snapshot import INTAKE, POLICY, QUEUES, RECORDER, Snapshot
-from tokenbus_services.cli.render import terminal
-from tokenbus_services.settings import BlobSettings, Settings
-
-STUCK_MS = 15_000
-"""A lost worker's entry is taken over after about five seconds."""
-MOST_PENDING = 1_000
-"""Maximum entries of one stream that are checked individually."""
-GROWTH_S = 1.0
-"""How long a lag is observed, if there is one."""
-REACH_S = 5.0
+from tokenbus_services.cli.doctor.examine_bus import examine_bus
+from tokenbus_services.cli.doctor.examine_outside import examine_addresses, examine_blobs, examine_disk
+from tokenbus_services.cli.doctor.show import show
 
 
 def run(*, as_json: bool, ask_providers: bool) -> int:
@@ -63,295 +40,15 @@ async def examine(*, ask_providers: bool = False) -> list[Finding]:
         assert settings.redis_url
         async with Server(settings.redis_url) as server:
             with translated(server):
-                found += [finding async for finding in _bus(server, settings)]
+                found += [finding async for finding in examine_bus(server, settings)]
     except (ServerError, SettingsError) as e:
         found.append(Finding(level="wrong", about="server", says=str(e), todo=checks.server_todo(e)))
     found += (finding for finding in check_settings(settings, os.environ) if finding.level != "ok")
     found += checks_outside.check_providers(settings, os.environ)
     if ask_providers:
-        found += await asyncio.gather(*(_reach(name, url) for name, url in _addresses(settings)))
+        found += await examine_addresses(settings)
     up = running_in(Path(settings.data_dir))
-    found.append(await _blobs(settings.blobs, os.environ.get(DEPLOYMENT_ENV, "") or (up.deployment if up else "")))
-    return [*found, *_disk(Path(settings.data_dir))]
-
-
-async def _blobs(settings: BlobSettings, deployment: str) -> Finding:
-    """Check the blob service, or as much of a custom store as is possible without using it. ``deployment``: the id with
-    which the service must answer; empty: any.
-    """
-    if settings.loader is None:
-        return await _blob_service(settings.address, deployment)
-    try:
-        await loader_of(settings).aclose()
-    except SettingsError as e:
-        return Finding(level="wrong", about="blobs", says=str(e), todo="mend blobs.loader, or what it names")
-    return Finding(level="ok", about="blobs", says=f"a store of your own, {settings.loader}")
-
-
-# --- the server and the bus on it --------------------------------------------------------------------------------
-
-
-async def _bus(server: Server, settings: Settings) -> AsyncIterator[Finding]:
-    """Run each part on its own: a missing permission for one does not hide the others."""
-    keys, stop = settings.keys, False
-    parts: tuple[tuple[str, Callable[[], AsyncIterator[Finding]]], ...] = (
-        ("server", lambda: _server(server)),
-        ("rights", lambda: _rights(server, keys)),
-        ("keys", lambda: _types(server, keys)),
-        ("deployment", lambda: _deployment(server, settings)),
-        ("work", lambda: _work(server, settings)),
-        ("dead", lambda: _dead(server, keys)),
-        ("mcp", lambda: _listings(server, settings)),
+    found.append(
+        await examine_blobs(settings.blobs, os.environ.get(DEPLOYMENT_ENV, "") or (up.deployment if up else ""))
     )
-    for about, part in parts:
-        if stop:
-            return
-        try:
-            async for finding in part():
-                # With other partitions its keys differ from these settings; keys of other types cannot be read.
-                stop = stop or (about in ("deployment", "keys") and finding.level == "wrong")
-                yield finding
-        except (NoPermissionError, ServerUnavailable) as e:
-            refusal = e if isinstance(e, NoPermissionError) else e.__cause__
-            if not isinstance(refusal, NoPermissionError):
-                raise
-            yield checks.not_allowed(about, str(refusal))
-
-
-async def _server(server: Server) -> AsyncIterator[Finding]:
-    info: ServerInfo = await server.check()
-    for finding in checks.check_server(server.url.safe, info, persistent=await _persistent(server)):
-        yield finding
-
-
-async def _persistent(server: Server) -> bool | None:
-    """Whether data survive a server restart; None if the server does not say, as many hosted ones do not."""
-    if server.topology == "cluster":
-        return None
-    info: dict[str, Any] = await server.client.info("persistence")
-    if info.get("aof_enabled"):
-        return True
-    try:
-        save: dict[bytes | str, bytes] = await server.client.config_get("save")
-    except ResponseError:  # a hosted server, or a user who may not read its configuration
-        return None
-    return any(save.values())
-
-
-async def _rights(server: Server, keys: Keys) -> AsyncIterator[Finding]:
-    """Ask the server whether it would accept the services' commands. Skipped before Redis 7 and in a Cluster."""
-    if server.topology == "cluster":
-        return
-    try:
-        user: str = (await server.client.execute_command("ACL", "WHOAMI")).decode()
-        refused = [await server.client.execute_command("ACL", "DRYRUN", user, *call) for call in _calls(keys)]
-    except NoPermissionError:
-        return  # this user may not ask; other checks show what it may not read
-    except ResponseError:
-        return  # before Redis 7
-    denied = [answer.decode() for answer in refused if answer != b"OK"]
-    for finding in checks.check_rights(user, denied):
-        yield finding
-
-
-def _calls(keys: Keys) -> Iterator[tuple[str | int, ...]]:
-    raw, turns, run = keys.topic(0, "raw"), keys.topic(0, "turns"), f"{keys.prefix}:{{0}}:run:any"
-    yield "EVALSHA", "0" * 40, 1, run
-    yield "XADD", keys.requests, "*", "field", "value"
-    yield "XREAD", "STREAMS", raw, "0"
-    yield "XREADGROUP", "GROUP", "fetcher", "doctor", "STREAMS", turns, ">"
-    yield "XGROUP", "CREATE", turns, "fetcher", "0"
-    yield "XRANGE", raw, "-", "+"
-    yield "HMGET", run, "status"
-    yield "HGETALL", keys.state(0, "parser")
-    yield "ZREM", keys.members("parser"), "doctor"
-    yield "XADD", keys.dead, "*", "field", "value"
-
-
-async def _types(server: Server, keys: Keys) -> AsyncIterator[Finding]:
-    meant = dict(_shared(keys))
-    pipe = server.client.pipeline(transaction=False)
-    for key in meant:
-        pipe.type(key)
-    types: list[bytes] = await pipe.execute()
-    found = {key: (kind.decode(), meant[key]) for key, kind in zip(meant, types, strict=True)}
-    wrong = {key: (kind, right) for key, (kind, right) in found.items() if kind not in ("none", right)}
-    for finding in checks.check_types(wrong):
-        yield finding
-
-
-def _shared(keys: Keys) -> Iterator[tuple[str, str]]:
-    """Yield the keys shared by many runs, with their required types."""
-    yield keys.meta, "hash"
-    yield keys.requests, "stream"
-    yield keys.dead, "stream"
-    yield keys.rejected, "list"
-    stages = ("normalizer", "parser", "policy")
-    for group in (*stages, *(name for name, _ in (*QUEUES, RECORDER)), INTAKE):
-        yield keys.members(group), "zset"
-    topics: tuple[InternalTopic, ...] = ("turns", "raw", "events", "drafts", "tools", "control", "records")
-    for partition in range(keys.partitions):
-        for topic in (*topics, *TOPICS):
-            yield keys.topic(partition, topic), "stream"
-        for group in stages:
-            yield keys.lease(partition, group), "hash"
-            yield keys.state(partition, group), "hash"
-
-
-async def _deployment(server: Server, settings: Settings) -> AsyncIterator[Finding]:
-    meta: dict[bytes, bytes] = await server.client.hgetall(settings.keys.meta)
-    agreed = {name.decode(): value.decode() for name, value in meta.items()}
-    for finding in checks.check_deployment(settings, agreed):
-        yield finding
-    await learn(server, settings.keys)
-
-
-async def _work(server: Server, settings: Settings) -> AsyncIterator[Finding]:
-    # Always include the policy stage: other services may have settings with policies.
-    observer = Observer(server, settings.keys, topic=None, recorded=bool(settings.records), judged=True)
-    here_ms = time.time_ns() // 1_000_000
-    now = earlier = await observer.snapshot()
-    for node in earlier.nodes:
-        for finding in checks.check_node(node, here_ms=here_ms):
-            yield finding
-    if any(stage.lag_bytes for stage in earlier.stages):
-        await asyncio.sleep(GROWTH_S)
-        now = await observer.snapshot()
-    for finding in await _judged(server, settings, now, earlier):
-        yield finding
-
-
-async def _judged(server: Server, settings: Settings, now: Snapshot, earlier: Snapshot) -> list[Finding]:
-    limit, found = settings.limits.lag_bytes, list[Finding]()
-    nobody = list(checks_work.check_nobody(now))
-    chained = settings.stages.chained or bool(now.pipelines)
-    for stage, before in zip(now.stages, earlier.stages, strict=True):
-        if stage.name != POLICY[0] or stage.workers:
-            found.append(checks_work.check_stage(stage, before, lag_limit=limit, chained=chained))
-        else:
-            found += checks_work.check_no_policy_worker(stage, meant=bool(settings.policies))
-    keys = settings.keys
-    streams = {name: [keys.topic(p, topic) for p in range(keys.partitions)] for name, topic in (*QUEUES, RECORDER)}
-    streams[INTAKE] = [keys.requests]
-    for queue in now.queues:
-        stuck = await _stuck(server, queue.name, streams[queue.name]) if queue.held else StuckFacts()
-        found += checks_work.check_queue(queue, stuck, chained=chained)
-        if queue.name == INTAKE:
-            found += checks_work.check_room(queue.waiting + queue.held, bound=settings.limits.inbound_entries)
-    found += checks_work.check_pipelines(now, chained=settings.stages.chained)
-    found += checks_work.check_gateways(now.gateways, meant=settings.gateway is not None)
-    # One cause, one hint: not one for each service.
-    return [*nobody, *(msgspec.structs.replace(each, todo=None) for each in found)] if nobody else found
-
-
-async def _stuck(server: Server, group: str, streams: Sequence[str]) -> StuckFacts:
-    abandoned = often = 0
-    example = ""
-    for stream in streams:
-        try:
-            pending: list[dict[str, Any]] = await server.client.xpending_range(stream, group, "-", "+", MOST_PENDING)
-        except NoPermissionError:
-            raise
-        except ResponseError:
-            continue  # no such stream or group yet
-        abandoned += sum(entry["time_since_delivered"] > STUCK_MS for entry in pending)
-        again = [entry["message_id"].decode() for entry in pending if entry["times_delivered"] > OFTEN]
-        often += len(again)
-        example = example or (f"{stream} {again[0]}" if again else "")
-    return StuckFacts(abandoned=abandoned, often=often, example=example)
-
-
-async def _dead(server: Server, keys: Keys) -> AsyncIterator[Finding]:
-    newest = [dead async for dead in newest_dead_letters(server, keys, most=1)]
-    for finding in checks_work.check_dead(await server.client.xlen(keys.dead), newest):
-        yield finding
-
-
-async def _listings(server: Server, settings: Settings) -> AsyncIterator[Finding]:
-    for name in sorted(settings.mcp):
-        left_s: int = await server.client.ttl(settings.keys.mcp(name))
-        yield checks_work.check_listing(name, left_s if left_s >= 0 else None)
-
-
-# --- around the bus ----------------------------------------------------------------------------------------------
-
-
-def _addresses(settings: Settings) -> Iterator[tuple[str, str]]:
-    for name, provider in sorted(settings.providers.items()):
-        yield name, provider.base_url or registry.get(provider.api).default_base_url
-
-
-async def _reach(name: str, url: str) -> Finding:
-    """Check that the address answers at all. Sends no key. Uses a proxy from the environment, as fetchers do."""
-    import httpx
-
-    problem = None
-    try:
-        async with httpx.AsyncClient(timeout=REACH_S) as client:
-            await client.get(url)
-    except (httpx.HTTPError, httpx.InvalidURL) as e:
-        problem = str(e) or type(e).__name__
-    return checks_outside.check_reach(name, url, problem=problem)
-
-
-async def _blob_service(url: str, deployment: str) -> Finding:
-    """Check that a blob service answers, and that it is this deployment's."""
-    try:
-        found = await page(f"{url.rstrip('/')}/health")
-    except (OSError, ValueError) as e:
-        return checks_outside.check_blobs(url, problem=str(e) or type(e).__name__)
-    try:
-        service = msgspec.json.decode(found.body, type=dict[str, Any]).get("service")
-    except msgspec.DecodeError:
-        service = None
-    problem = None
-    if service != "blobs":
-        problem = f"what answers there is {f'the {service} service' if service else 'no blob service'}"
-    elif deployment and found.headers.get(DEPLOYMENT_HEADER) != deployment:
-        problem = "what answers there is the blob service of another deployment"
-    elif found.status != 200:
-        return checks_outside.check_blobs(url, problem=f"HTTP {found.status}")
-    return checks_outside.check_blobs(url, problem=problem, stranger=problem is not None)
-
-
-def _disk(directory: Path) -> Iterator[Finding]:
-    if directory.is_dir():
-        free = shutil.disk_usage(directory).free
-        yield from checks_outside.check_disk(str(directory.resolve()), free_bytes=free)
-
-
-# --- shown ---------------------------------------------------------------------------------------------------------
-
-
-def show(findings: list[Finding], *, as_json: bool) -> None:
-    """Show the findings."""
-    if as_json:
-        print(msgspec.json.format(msgspec.json.encode(findings), indent=2).decode())
-    elif console := terminal.console():
-        console.print(_table(findings))
-    else:
-        for line in lines(findings):
-            print(terminal.safe(line))
-
-
-def lines(findings: list[Finding]) -> Iterator[str]:
-    """Yield a line per finding, and one for what to do."""
-    for finding in findings:
-        yield f"{finding.level:5} {finding.about}: {finding.says}"
-        if finding.todo:
-            yield f"      → {finding.todo}"
-
-
-def _table(findings: list[Finding]) -> Any:
-    from rich.table import Table
-    from rich.text import Text
-
-    signs = {"ok": ("✓", "green"), "note": ("•", "yellow"), "wrong": ("✗", "bold red")}
-    table = Table.grid(padding=(0, 2))
-    for finding in findings:
-        sign, style = signs[finding.level]
-        says = Text(terminal.safe(finding.says))
-        if finding.todo:
-            says.append(f"\n{finding.todo}", style="cyan")
-        table.add_row(Text(sign, style=style), Text(finding.about, style="bold"), says)
-    return table
+    return [*found, *examine_disk(Path(settings.data_dir))]
