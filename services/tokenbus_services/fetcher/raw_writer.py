@@ -114,7 +114,7 @@ class RawWriter:
         already.
         """
         frame = encode(RawFrame(turn, attempt, ANY_FRAME, self.now_ms(), [Lost(reason)]))
-        part = RawPart(run, self.keys.run(run), attempt, ANY_FRAME, True, frame)
+        part = RawPart(run=run, run_key=self.keys.run(run), attempt=attempt, n=ANY_FRAME, final=True, data=frame)
         await self._send([self._call(self.keys.partition_of(run), [part])])
 
     def touch(self, attempt: AttemptWriter, urgent: bool) -> None:
@@ -253,7 +253,14 @@ class RawWriter:
         problem = "the bus's server is out of memory"
         error = ErrorInfo(code="server_full", kind="overloaded", message=problem, retryable=True)
         frame = encode(RawFrame(attempt.turn, attempt.attempt, ANY_FRAME, self.now_ms(), [Ended(error)]))
-        part = RawPart(attempt.run, self.keys.run(attempt.run), attempt.attempt, ANY_FRAME, True, frame)
+        part = RawPart(
+            run=attempt.run,
+            run_key=self.keys.run(attempt.run),
+            attempt=attempt.attempt,
+            n=ANY_FRAME,
+            final=True,
+            data=frame,
+        )
         await self._send([self._call(attempt.partition, [part])])
         attempt.refuse(error.message)
 

@@ -126,7 +126,15 @@ class ParserLogic:
         blocks = BlockTable(turn, attempt, 0, 0)
         if open_blocks := self._open_blocks.pop(run, None):
             blocks.open = open_blocks.by_number
-        state = RunState(run, nothing, _now_ms(), blocks, turn, attempt, standing.seq)
+        state = RunState(
+            run=run,
+            accepted=nothing,
+            accepted_ms=_now_ms(),
+            blocks=blocks,
+            turn=turn,
+            attempt=attempt,
+            seq=standing.seq,
+        )
         self._changed[run] = machine = RunMachine(state)
         machine.fail(error)
 

@@ -72,7 +72,14 @@ async def ended_run(deployment: Deployment, run: str) -> Ended:
         history = [message for encoded in turns for message in history_decoder.decode(encoded)]
     choice = int(asked or 0)
     goes_on = (continues or b"")[choice : choice + 1] != b"0"
-    return Ended(run, _request.decode(request), history, turn, goes_on, choice)
+    return Ended(
+        run=run,
+        request=_request.decode(request),
+        history=history,
+        turn=turn,
+        continues=goes_on,
+        choice=choice,
+    )
 
 
 def retried_request(ended: Ended, *, again: int) -> Generate:

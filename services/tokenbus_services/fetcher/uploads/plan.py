@@ -51,7 +51,7 @@ _OF_THE_FILE: tuple[ErrorClass, ...] = ("invalid_request", "content_filter", "pr
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
-class Sendable(msgspec.Struct, frozen=True):
+class Sendable(msgspec.Struct, frozen=True, kw_only=True):
     """A blob of this turn that may become a file."""
 
     where: str
@@ -234,7 +234,7 @@ def _sendable(endpoint: Endpoint, api: FileApi, where: str, part: Media, found: 
         return None
     said = (endpoint.account, source.blob_id, kind, media_type)
     name = blake2b(msgspec.json.encode(said), digest_size=16).hexdigest()
-    return Sendable(where, kind, media_type, source.blob_id, found, name)
+    return Sendable(where=where, kind=kind, media_type=media_type, blob_id=source.blob_id, found=found, name=name)
 
 
 def _too_much(

@@ -273,5 +273,12 @@ class _RunInExecutor:
 
 def _decision(made: LibraryDecision) -> Decision:
     return Decision(
-        made.policy, made.action, made.reason, made.block, made.tool_id, made.tool_name, made.original, made.final
+        policy=made.policy,
+        action=made.action,
+        reason=made.reason,
+        block=made.block,
+        tool_id=made.tool_id,
+        tool_name=made.tool_name,
+        original=made.original,
+        final=made.final,
     )

@@ -108,7 +108,15 @@ class MarksPage:
         (waiting,) = _COUNT.unpack_from(self._page, _WAITING_AT)
         (beats,) = _COUNT.unpack_from(self._page, _BEATS_AT)
         grew = _call((task, policy, place))
-        return Marks(after[0], _call(after[1:]), grew, grew_bytes, bool(out), waiting, beats)
+        return Marks(
+            step=after[0],
+            call=_call(after[1:]),
+            grew=grew,
+            grew_bytes=grew_bytes,
+            out_of_memory=bool(out),
+            waiting_calls=waiting,
+            beats=beats,
+        )
 
 
 def _unnamed_file() -> int:

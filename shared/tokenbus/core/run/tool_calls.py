@@ -33,7 +33,16 @@ def dispatch_calls(s: RunState, verdicts: ToolVerdicts | None = None) -> list[To
             s.calls.append(PendingCall(call, _refused(s, ruled or call), changed=ruled))
     timeout_s = s.accepted.tool_timeout_s
     return [
-        ToolWork(s.run, s.turn, s.attempt, p.call.block, p.call.tool_id, p.runs.name, p.runs.arguments, timeout_s)
+        ToolWork(
+            run=s.run,
+            turn=s.turn,
+            attempt=s.attempt,
+            block=p.call.block,
+            tool_id=p.call.tool_id,
+            name=p.runs.name,
+            arguments=p.runs.arguments,
+            timeout_s=timeout_s,
+        )
         for p in s.calls
         if p.result is None
     ]
