@@ -71,7 +71,7 @@ def pytest_runtest_makereport(
 
 
 class _NamesFailures:
-    """Prints the name of a test that failed at once: a run that is cut off later has told it."""
+    """Prints the name of a failed test at once, so that it is known even if the run is cut off later."""
 
     def __init__(self, terminal: pytest.TerminalReporter) -> None:
         self._terminal = terminal

@@ -80,7 +80,7 @@ class ClusterGroup:
         self.url = "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in nodes)
 
     def master_of(self, key: str) -> EmbeddedServer:
-        """The process that has this key now, as another node tells."""
+        """The process that has this key now, according to another node."""
         for node in self.nodes:
             with closing(redis.Redis(port=node.port, decode_responses=True)) as client:
                 try:
@@ -104,7 +104,7 @@ def cluster(nodes: int = 3) -> Generator[str]:
 def cluster_group(
     masters: int = 3, *, replicas: int = 0, directory: Path | None = None, **more: str
 ) -> Generator[ClusterGroup]:
-    """A Cluster that is up, the slots in equal parts, each master followed by so many replicas; ``more`` options.
+    """A running Cluster: slots in equal parts, this many replicas for each master; ``more``: options.
 
     With a ``directory`` a node that was stopped may be started again: it knows who it was.
     """
@@ -133,7 +133,7 @@ def cluster_group(
 
 
 def _node(home: Path | None, options: dict[str, str]) -> tuple[EmbeddedServer, int]:
-    """One that runs, and its second port: another one where somebody took it meanwhile."""
+    """A running server and its second port, which is another one if a process took it meanwhile."""
     tries = 3
     while True:
         port = free_port()

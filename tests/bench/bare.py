@@ -29,7 +29,7 @@ _ENTRY = (
 
 
 async def source(client: Any) -> None:
-    """Sends what it is told to."""
+    """Sends the given load."""
     worker = Worker(client, "source")
     while True:
         load = await worker.job(Load)

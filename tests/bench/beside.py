@@ -29,7 +29,7 @@ PROBES = 40
 """Small runs one after the other, alone and beside each company."""
 ROUNDS = 3
 LARGE, HOSTILE = 2, 4
-"""So many are under way at any time."""
+"""Number of runs open at any time."""
 MOST_MORE_MS = 100.0
 END_S = 120.0
 _LARGE_TEXT = ("0123456789" * 200 + " ") * 4_000
@@ -70,7 +70,7 @@ def beside() -> list[Figure]:
 
 
 class Company:
-    """So many runs that are under way, until `end`."""
+    """Keeps this many runs open until `end`."""
 
     def __init__(self, stack: Stack, count: int, requests: Iterator[dict[str, object]]) -> None:
         self._stack = stack

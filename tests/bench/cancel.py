@@ -54,7 +54,7 @@ async def _measure(url: str, port: int) -> list[float]:
 
 
 async def _cancel_all(bus: Client, provider: MockProvider) -> list[float]:
-    """One round: its runs are told apart at the provider by what their user says."""
+    """One round. The provider distinguishes its runs by the user's text."""
     runs = [f"bench-{uuid4().hex}" for _ in range(RUNS)]
     for run in runs:
         message = {"role": "user", "content": run}

@@ -80,7 +80,7 @@ async def _measure(url: str, port: int) -> dict[str, list[float]]:
 
 
 async def _all_go(url: str, protocol: str, provider: MockProvider) -> list[float]:
-    """One round: its runs are told apart at the provider by what their user says."""
+    """One round. The provider distinguishes its runs by the user's text."""
     clients = {f"bench-{uuid4().hex}": await _connected(url, protocol) for _ in range(CLIENTS)}
     for text, client in clients.items():
         await client.ask(text)

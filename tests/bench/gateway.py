@@ -111,7 +111,7 @@ async def _published_ms(client: redis.asyncio.Redis, stack: Stack) -> float:
 
 
 def _with_subscriber(stack: Stack, url: str, load: Load) -> _Sample:
-    """The load by clients of the gateway, while a plain subscriber hears the same chunks."""
+    """The load from clients of the gateway, while a plain subscriber reads the same chunks."""
     streams = [stack.keys.topic(p, "visible") for p in range(stack.keys.partitions)]
     stack.desk.give(subscriber.NAME, Listen(streams, load.total, load.timeout_s))
     stack.desk.answer(subscriber.NAME, bool, timeout_s=30)

@@ -92,7 +92,7 @@ async def connected(url: str, stamps: int) -> Answer:
 async def answers(
     url: str, model: str, *, clients: int, stamps: int, stagger_s: float, timeout_s: float
 ) -> list[Answer]:
-    """So many clients at once, each with one answer of so many stamps. Raises TimeoutError, ConnectionError."""
+    """Run this many clients, each reading one answer of this many stamps. Raises TimeoutError, ConnectionError."""
     open_ = [await connected(url, stamps) for _ in range(clients)]
     try:
         async with asyncio.timeout(timeout_s):

@@ -28,7 +28,7 @@ FIRSTS = 8
 """Tenants that come one after the other behind the flood."""
 FEW, FLOOD = 1_500, 15_000
 AT_ONCE = 10
-"""So many of the few are put at once: then none waits for long enough to be put in order."""
+"""Requests published at once by the light load; so few that none waits long enough to be put in fair order."""
 TAKEN_S = 300.0
 MOST_CANCEL_MS = 200.0
 MOST_FIRST_MS = 1_000.0

@@ -18,7 +18,7 @@ CHAIN = ["source", "hop1", "hop2"]
 
 
 class Load(msgspec.Struct, frozen=True):
-    """What is sent: so many runs of so many chunks, each at ``pace`` chunks a second or, with 0, as fast as it goes."""
+    """The load: number of runs, chunks of each, and ``pace`` in chunks a second; 0 means as fast as possible."""
 
     runs: int
     chunks: int
@@ -46,7 +46,7 @@ class Load(msgspec.Struct, frozen=True):
 
 
 class Listen(msgspec.Struct, frozen=True):
-    """The subscriber's job: read these streams until so many stamps came."""
+    """The subscriber's job: read these streams until this many stamps arrived."""
 
     streams: list[str]
     stamps: int

@@ -24,10 +24,10 @@ MOST = 1.02
 MANY = Load(16, 50, 50)
 FULL = Load(48, 400)
 LOADS = {MANY: ("16 runs of 50 chunks/s", 10), FULL: ("saturated, runs of 400 chunks", 36)}
-"""What each load is called, and how many rounds it takes to tell 2 %."""
+"""The name of each load, and the rounds needed to resolve 2 %."""
 OFF, PLAIN, AGAIN, TRACED = "off", "not sampled", "not sampled again", "sampled"
 OFF_EVERY = 3
-"""One round in so many has a load without OpenTelemetry."""
+"""Every n-th round has a load without OpenTelemetry."""
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-{:02x}"
 
 

@@ -16,7 +16,7 @@ _SETTING = TextReading(stops=("\nAnn:", "\nBob:"), types={"g": {"n": ["array"]}}
 
 
 def reading(size: int) -> float:
-    """Pieces a second of a reply of about so many characters."""
+    """Pieces a second of a reply of about this many characters."""
     document = _reply(size)
     pieces = [document[i : i + PIECE] for i in range(0, len(document), PIECE)]
 

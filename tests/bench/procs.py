@@ -137,7 +137,7 @@ def answers(url: str) -> bool:
 
 
 def listens(port: int) -> bool:
-    """Whether somebody takes connections on this port of 127.0.0.1."""
+    """Whether a process accepts connections on this port of 127.0.0.1."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=2):
             return True

@@ -15,7 +15,7 @@ from tokenbus_services.mock_provider import STAMP, Reply, Script, Stall, Turn
 
 WORKERS = (1, 2, 4)
 LOADS = (Load(1, 4000), Load(10, 1000), Load(100, 200), Load(1000, 60))
-"""From one run to a thousand at once, each as fast as it goes, in chunks enough to tell."""
+"""From one run to a thousand at once, each as fast as possible, with enough chunks to measure."""
 
 HELD = Load(1000, 21)
 FINISHED = Load(500, 20)

@@ -58,7 +58,7 @@ def running(
     runs_at_once: int = RUNS_AT_ONCE,
     providers: int = 1,
 ) -> Generator[Stack]:
-    """Start everything, so many workers of each service; in the end stop everything.
+    """Start everything, with this many workers of each service; stop everything at the end.
 
     The provider has a script for each load, and those given by name. ``settings`` are further tables of
     `tokenbus.toml`. ``runs_at_once``: how many runs one fetcher takes on. ``providers``: processes of the mock

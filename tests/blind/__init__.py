@@ -1,1 +1,1 @@
-"""Faults that are planted blind: one of five, chosen at random and sealed, to be told from the signals alone."""
+"""Faults planted blind: one of five, chosen at random and sealed, to be diagnosed from the signals alone."""

@@ -16,7 +16,7 @@ from tokenbus_services.runtime.in_flight import InFlight
 
 
 def _without_fence() -> None:
-    """A commit is written whoever sends it, and however often."""
+    """A commit is written regardless of its sender and of earlier sends."""
     private: Any = commit
     text: str = private._COMMIT.text
     begin, end = text.index("if h[1] ~= ARGV[1]"), text.index("local alien, wrong")

@@ -143,7 +143,7 @@ class Chaos:
     # --- processes --------------------------------------------------------------------------------------------
 
     async def _replace(self) -> None:
-        """What a supervisor does: there are always so many workers of each kind."""
+        """Acts as a supervisor: keeps this many workers of each kind running."""
         for kind in self._workers.kinds:
             for _ in range(AT_LEAST - len(self._workers.well(kind))):
                 self._workers.start(kind)
@@ -301,7 +301,7 @@ class Chaos:
             self._later(stutter())
 
     async def _disturb_server(self) -> None:
-        """One such fault at a time: nobody survives two halves of a fail-over."""
+        """One such fault at a time: no deployment survives two overlapping fail-overs."""
 
         async def disturb() -> None:
             async with self._disturbing:

@@ -1,5 +1,5 @@
-"""The policies of the chaos: what they do to a run follows from the run alone, so that whoever judges it again comes to
-the same; and what must be heard of a run that has them.
+"""The policies of the chaos. Their verdicts depend on the run alone, so a second judgement gives the same; and the text
+that subscribers must receive of a run with them.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ CHAINS: dict[str, tuple[str, ...]] = {
 }
 """What a run's ``metadata.guard`` may be, and the policies that it has then."""
 MASKED, MASK = "wörd7", "wörd[7]"
-"""What is said, and what is heard in its place. It begins in the same way: so a text that is cut within the word is
-a beginning of what must be heard."""
+"""A word, and its replacement. Both begin alike, so a text that is cut within the word is a prefix of the expected
+one."""
 STOP = "enough!"
-"""A run with the policy `stop` ends before this word is heard."""
+"""A run with the policy `stop` ends before this word is published."""
 NOTICE, REASON, AGAIN = "[not that]", "not this one", " again"
 TIMEOUT_S = 7.0
 """Of each policy: longer than a worker is ever frozen."""
@@ -60,7 +60,7 @@ class Gate(ToolCallGate):
 
 
 class Hold(StreamProcessor):
-    """Holds each text until it is complete, and thinks about it for a moment. One that breaks off is never heard."""
+    """Holds each text until it is complete, and then a moment longer. A text that breaks off is never published."""
 
     def __init__(self, options: Any = None) -> None:
         super().__init__(options)
@@ -107,7 +107,7 @@ def settings() -> str:
 
 
 def heard(pieces: Sequence[Piece], guard: str) -> tuple[list[Piece], Guarded]:
-    """What of these pieces must be heard where a run has this guard; and all else that must become of it."""
+    """Which of these pieces must be published if a run has this guard, and how the run must end."""
     chain = CHAINS[guard]
     blocked: list[Piece] = []
     left: list[Piece] = []

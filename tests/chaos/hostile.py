@@ -1,4 +1,4 @@
-"""A provider that means harm: one way of it for each run, and a run of it shall end, and hurt no other."""
+"""A hostile provider: each run gets one kind of attack. The run must end and must not affect other runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAMES = {api: f"hostile-{api}" for api in APIS}
 _BOMB_BYTES = 256 * 2**20
 _PIECE = 64 * 2**10
 _LONG_S = 30.0
-"""A way that goes on for ever gives up after so long: then it was the client's fault."""
+"""Endless attacks stop after this many seconds; reaching it is the client's fault."""
 LONGEST_S = 12.0
 """What a run may take to see that nothing will come of it."""
 _OK = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n"
@@ -58,7 +58,7 @@ async def wrong_encoding(send: Send) -> None:
 
 
 async def unknown_encoding(send: Send) -> None:
-    """An encoding that nobody has."""
+    """A content encoding that no client supports."""
     await send(_OK + b"content-encoding: snail\r\n\r\n" + b"data: {}\n\n")
 
 

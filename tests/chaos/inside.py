@@ -37,7 +37,7 @@ _OF_A_RUN = "-run"
 
 def prepare(build: str, clock: str) -> None:
     """Take what this build of `tests.chaos.broken` takes away, if one is named; let the wall clock jump by this seed,
-    if there is one; obey the signals above, and tell what is left behind at the end."""
+    if there is one; obey the signals above, and report leftovers at the end."""
     if build:
         BUILDS[build]()
     if clock:

@@ -29,7 +29,7 @@ class Link:
         self._commands = b""
         """What has come of the commands that are being refused."""
         self._owed = 0
-        """Replies of the server that nobody is to see."""
+        """Replies of the server to drop."""
         self._replies = b""
         self._last: Way = "down"
         for gate in self._gates.values():

@@ -25,17 +25,17 @@ class Guarded(msgspec.Struct, frozen=True, kw_only=True):
     chain: tuple[str, ...]
     """Their names, in order."""
     blocked: tuple[Piece, ...]
-    """Calls of the model that nobody hears of, and that never run."""
+    """Calls of the model that are never published and never run."""
     changed: tuple[Piece, ...]
-    """What is heard in place of something else."""
+    """Published replacements of other text."""
     reason: str
     """What the model reads in place of the result of a call that was blocked."""
     unheard: tuple[str, ...]
-    """What no listener hears, wherever it is cut."""
+    """Text that no subscriber receives, wherever it is cut."""
     stopped: bool
     """A policy ends the run before its end."""
     may_fail: tuple[str, ...] = ()
-    """Policies whose errors are no surprise, and change nothing that is heard."""
+    """Policies whose errors are expected and change no published text."""
 
 
 class Story(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +48,7 @@ class Story(msgspec.Struct, frozen=True, kw_only=True):
     on_failure: str
     fate: Fate
     pieces: tuple[Piece, ...]
-    """What is heard."""
+    """The published text."""
     guarded: Guarded | None = None
 
 
@@ -67,7 +67,7 @@ class Line(msgspec.Struct, frozen=True):
     """``run/turn/block`` of the call."""
     what: str
     nonce: str
-    """In the result, so that each result that is used tells which execution it came from."""
+    """In the result, so that each result names the execution that it came from."""
 
 
 class KeyFact(msgspec.Struct, frozen=True):
@@ -137,5 +137,5 @@ class Record(msgspec.Struct, kw_only=True):
     """Still open when all workers had stopped."""
     server_connections: int = 0
     late: dict[str, float] = {}
-    """Runs that were open so many seconds after the last fault, beyond what they take where nothing disturbs them."""
+    """Runs still open this many seconds after the last fault, beyond their undisturbed duration."""
     faults: dict[str, int] = {}

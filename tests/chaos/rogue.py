@@ -1,5 +1,5 @@
 """A policy that does harm at random: blocks, exits, raises, allocates, returns late. Its ``on_error`` is pass, so
-whatever it does, what is heard of its runs is what is heard without it; and of all other runs what is always heard.
+whatever it does, the output of its runs, and of all other runs, is the same as without it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MEMORY_BYTES = 128 * 2**20
 LONGEST_S = 45.0
 """What all of its starts may take, with the wait for an executor of their own."""
 _HARMFUL = 0.02
-"""So many of its calls do harm."""
+"""How many of its calls do harm."""
 _chance = random.SystemRandom()  # each of the forked processes has its own
 
 

@@ -41,7 +41,7 @@ REST_S = 20.0
 """How long after the last run queues and counters may take to come to rest."""
 _POLL_S = 0.3
 _TWICE = 0.15
-"""So many requests are sent a second time, under the same id."""
+"""Share of requests that are sent a second time, under the same id."""
 _ENDED = {b"completed", b"incomplete", b"failed", b"cancelled"}
 
 T = TypeVar("T")
@@ -54,7 +54,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     """Of chaos; mending and judging come on top."""
     open_runs: int = 16
-    """So many runs are under way at any time."""
+    """Number of runs open at any time."""
     guarded: float = 0.35
     """The share of the runs that have policies."""
     hostile: float = 0.1
@@ -148,7 +148,7 @@ class Audience:
         """Runs that ended too long after that, or had not ended when they were given up."""
 
     async def keep_asking(self) -> None:
-        """Keep so many runs open, until there are enough."""
+        """Keep this many runs open until enough have been published."""
         while not self.enough.is_set():
             while len(self._open) < self._most:
                 await self._ask(self._stage.next())
@@ -241,7 +241,7 @@ async def _none_left(count: Callable[[], int]) -> int:
 
 
 def _complaints(logs: Iterable[Path]) -> list[str]:
-    """Lines of the workers' logs that nobody should have had to write."""
+    """Lines of the workers' logs that report a defect."""
     marks = (LEFT_BEHIND, "Traceback", "Task was destroyed")
     return [
         f"{log.name}: {line[:1500]}"

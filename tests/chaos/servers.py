@@ -35,7 +35,7 @@ _BALLAST_BYTES = 64 * 2**10
 
 
 class NoDisk(Exception):
-    """Nobody may mount a disk in memory here."""
+    """This process may not mount a disk in memory."""
 
 
 class Single:
@@ -100,7 +100,7 @@ class Single:
 
 
 class SmallDisk(Single):
-    """One server whose append-only file lies on a disk of its own, which fills.
+    """One server whose append-only file is on a disk of its own, which fills up.
 
     It syncs each second: with ``always`` a server ends by itself when it cannot write. So it is never killed, and loses
     nothing.
@@ -309,7 +309,7 @@ async def group(directory: Path) -> AsyncGenerator[Deployed]:
 
 @asynccontextmanager
 async def nodes(directory: Path) -> AsyncGenerator[Deployed]:
-    """A Cluster. A replica is promoted however long ago it heard of its master; until then all nodes refuse all."""
+    """A Cluster. A replica is promoted regardless of its last contact with its master; until then all nodes refuse."""
     servers = cluster_group(replicas=1, directory=directory / "nodes", cluster_replica_validity_factor="0")
     running = await asyncio.to_thread(servers.__enter__)
     try:

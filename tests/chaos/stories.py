@@ -41,7 +41,7 @@ LOOK: dict[str, Any] = {
     },
 }
 CONTINUING = "continuing"
-"""A provider of Chat Completions that goes on with a last message of the assistant: for prefill, and to continue."""
+"""A Chat Completions provider that continues a final assistant message: for prefill and for `continue`."""
 DEADLINE_S = 2.0
 _FAULT_S = 7.0
 """What a fault of the plan costs: the time until it is noticed, and the turn once more."""

@@ -1,4 +1,4 @@
-"""The fault proxy does to a connection exactly what it was told to."""
+"""The fault proxy does to a connection exactly what the test requested."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ CAUGHT: dict[str, tuple[Rates, float, set[str]]] = {
 """By build: what brings it out, how long to wait for runs, and the rules of which one at least is broken. A run without
 an end counts only where the wait was long enough for any."""
 ROUNDS = 4
-"""Chance decides whether a round meets what the build lacks: so many are played before it counts as not caught."""
+"""A round meets the planted defect only by chance: it counts as missed after this many rounds."""
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ class Worker:
 
     @property
     def well(self) -> bool:
-        """Whether it runs, and nobody wanted anything else."""
+        """Whether it runs and was not asked to stop."""
         return self.status is None and self.asked is None and not self.frozen and self.hurt_at is None
 
     def kill(self) -> None:
@@ -77,7 +77,7 @@ class Worker:
         self._signal(END if how == "ends" else FREEZE)
 
     async def stop(self) -> None:
-        """SIGTERM, and wait; kill -9 where that takes too long, which its `Exit` then tells."""
+        """Send SIGTERM and wait; kill -9 after the timeout, which its `Exit` then records."""
         self.thaw()
         self._end(signal.SIGTERM)
         try:
@@ -171,7 +171,7 @@ class Workers:
         await eventually(lambda: all(w.ready for w in started if w.status is None), timeout=60)
 
     def well(self, *kinds: Kind) -> list[Worker]:
-        """Those of these kinds, or of all, that run and shall go on."""
+        """The running workers of these kinds, or of all, that were not asked to stop."""
         return [w for w in self.all if w.well and (not kinds or w.kind in kinds)]
 
     async def stop(self) -> None:

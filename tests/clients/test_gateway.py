@@ -231,7 +231,7 @@ def test_a_runs_log_is_a_durable_stream(bus: LocalBus, project: Path) -> None:
 
 @pytest.fixture(scope="module")
 def responses(base: str, project: Path) -> dict[str, Any]:
-    """What the clients of the Responses API were told."""
+    """The events that clients of the Responses API received."""
     return told(project, "responses.mjs", base)
 
 

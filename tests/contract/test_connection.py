@@ -15,7 +15,7 @@ from tokenbus.bus.server.server import Server
 
 
 async def ends(server: Server, steps: int) -> bool:
-    """Whether a blocking read ends when it is cancelled after so many steps of the event loop."""
+    """Whether a blocking read ends if it is cancelled after this many steps of the event loop."""
     await server.client.exists("nothing")  # now there is a connection to the node
     task = asyncio.create_task(server.client.xread({"nothing": "0-0"}, block=4000))
     for _ in range(steps):

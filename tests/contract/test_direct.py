@@ -1,4 +1,4 @@
-"""The client with connections at hand: what must hold whatever became of the command before."""
+"""The client with pooled connections: the guarantees after any outcome of the previous command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A policy worker on its partition: it tells what its policies say, and the next one tells all of it again."""
+"""A policy worker on its partition writes its policies' verdicts; its successor writes all of them again."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Bench:
         return [event for frame in frames for event in frame.events if isinstance(event, PolicyVerdicts)]
 
     async def ruled(self) -> set[tuple[str, int]]:
-        """Who told of which draft."""
+        """Which worker wrote the verdict on which draft."""
         return {(ruled.numbered_by, step.draft) for ruled in await self.rulings() for step in ruled.steps}
 
     @asynccontextmanager

@@ -1,4 +1,4 @@
-"""The connection to one server: what it tells about it, the shape of replies, and errors by name."""
+"""The connection to one server: server info, the shape of replies, and named errors."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ output = 1000
 sha256 = "{KEY.sha256}"
 tenant = "acme"
 """
-"""A collector that is away: the panel of lost spans has something to show too."""
+"""An unavailable collector, so that the panel of lost spans has data."""
 ONLY_AFTER_A_DEFECT = {"sum by (work) (increase(tokenbus_work_failures_total[$__rate_interval]))"}
 """A healthy deployment has no series of these. That their metrics exist, tests/e2e/test_metrics.py sees."""
 

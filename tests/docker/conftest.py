@@ -30,7 +30,7 @@ def project(image: str) -> Generator[Stack]:
 
 @pytest.fixture
 def stack(project: Stack) -> Stack:
-    """The project with one ready container of each service, whatever the test before did to it."""
+    """The project with one ready container of each service, restored after the previous test."""
     project.up()
     eventually_sync(project.ready, timeout=60)
     return project

@@ -27,7 +27,7 @@ RUNS = 6
 
 
 async def send(bus: Server, count: int = RUNS) -> list[str]:
-    """Ask for the demo's conversation so many times, of both APIs. The runs' ids."""
+    """Publish the demo's request this many times for both APIs; return the runs' ids."""
     runs = [f"run-{uuid4().hex[:12]}" for _ in range(count)]
     for i, run in enumerate(runs):
         request = {

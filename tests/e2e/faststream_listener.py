@@ -1,4 +1,4 @@
-"""A plain FastStream subscriber, as somebody would write it who knows only the topics: prints the text that it hears.
+"""A plain FastStream subscriber that uses nothing but the topics: prints the text that it receives.
 
 Run by test_subscribers.py as a process of its own: url, prefix and number of partitions are its arguments.
 """

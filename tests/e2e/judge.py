@@ -76,7 +76,7 @@ def blocks(log: Log) -> list[tuple[str, str]]:
 
 
 def text(log: Log) -> str:
-    """What a listener heard, in order."""
+    """The events that a listener received, in order."""
     return "".join(e["text"] for e in log if e["type"] == "chunk" and e["visible"])
 
 

@@ -1,4 +1,4 @@
-"""A store of somebody's own: one file a blob, and no more than a `BlobLoader` must have."""
+"""A user's own store: one file per blob, with the minimum that a `BlobLoader` needs."""
 
 from __future__ import annotations
 

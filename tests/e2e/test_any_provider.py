@@ -1,4 +1,4 @@
-"""Whichever provider it is, through the running services: what a request asks for, and what subscribers are told."""
+"""Every provider through the running services: the request sent, and the events that subscribers receive."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ORPHANS: list[dict[str, Any]] = [
     {"role": "user", "content": "Well?"},
     {"role": "tool", "content": [{"type": "tool_result", "tool_id": "t9", "content": "sunny"}]},
 ]
-"""A call that nobody answered, and an answer that nobody asked for."""
+"""A call without a result, and a result without a call."""
 QUICK = "[retry]\nbase_delay_s = 0.01\n"
 CITY = {
     "type": "object",

@@ -44,7 +44,7 @@ HEARD = SAID.replace("word1", "W")
 
 
 class Probes:
-    """Runs under a good policy, so many open at any time, until `finish`."""
+    """Keeps this many runs under a good policy open until `finish`."""
 
     def __init__(self, server: Server, keys: Keys, send: Send) -> None:
         self._server, self._keys, self._send = server, keys, send

@@ -134,7 +134,7 @@ async def waits(server: Server, keys: Keys, run: str, *, again: bool) -> bool:
 
 
 async def taken(server: Server, keys: Keys) -> bool:
-    """Whether all that lies on the queues is in a fetcher's hands."""
+    """Whether a fetcher has claimed every entry of the queues."""
     for partition in range(keys.partitions):
         stream = keys.topic(partition, "turns")
         [group] = await server.client.xinfo_groups(stream)

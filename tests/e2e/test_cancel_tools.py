@@ -1,4 +1,4 @@
-"""A run ends while its tool runs elsewhere: whoever runs it is told, and its call has a result in the log."""
+"""A run ends while its tool runs elsewhere: the tool's worker is notified, and the log has a result of the call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`on_failure` continue through the running services: a fetcher dies in the middle of a text, and nobody hears it."""
+"""`on_failure` continue through the running services: a fetcher dies amid a text, and subscribers get one text."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ RUNS = {
     "prefill-claude": ("prefill", "claude"),
     "prefill-completing": ("prefill", "completing"),
 }
-"""By run: mode and provider. `anthropic` is as it comes, and its model none that goes on."""
+"""By run: mode and provider. `anthropic` has its defaults, and a model that cannot continue."""
 
 
 async def listen(bus: Client, run: str, heard: dict[str, str]) -> None:

@@ -166,7 +166,7 @@ def mark(base64: str) -> str:
 
 
 def _call(call: dict[str, Any]) -> dict[str, Any]:
-    """The manifest wrote arguments that came whole anew, with blanks of its own: those are compared as values."""
+    """The manifest re-serialised arguments that arrived whole, with other whitespace: these are compared as values."""
     arguments: Any = call["arguments"]
     if not call.get("arg_deltas"):
         arguments = json.loads(arguments or "{}")

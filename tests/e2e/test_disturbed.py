@@ -1,4 +1,4 @@
-"""Two workers of each stage, many runs, and whatever can happen to a process: the logs come out as if nothing had."""
+"""Two workers of each stage, many runs, and every fault of a process: the logs equal undisturbed ones."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def test_killed_and_frozen_workers_lose_double_and_reorder_nothing(
 
 
 async def _progress(server: Server, keys: Keys, runs: list[str], events: int) -> None:
-    """Wait until so many more public events are out, or all runs ended: a moment that no clock chose."""
+    """Wait until this many more public events are published or all runs ended: a moment independent of the clock."""
 
     async def written() -> int:
         return sum([await server.client.xlen(keys.log(run)) for run in runs])

@@ -1,4 +1,4 @@
-"""A fail-over under running services: what was lost with the old master is told, and nobody hears two stories.
+"""A fail-over under running services: losses are reported, and no subscriber gets two versions of a run.
 
 What another node of a Cluster has comes out whole.
 """
@@ -30,11 +30,11 @@ from tokenbus_services.mock_provider import Delivery, MockProvider, Reply, Scrip
 KEYS = Keys(prefix="failover", partitions=4)
 RUNS = 8
 WORDS = " ".join(f"word{n}" for n in range(800))
-"""Said in 13 s: it still goes on at the fail-over, also on a slow machine."""
+"""Takes 13 s, so it still streams at the fail-over, also on a slow machine."""
 
 
 class Listener:
-    """Hears all topics from the beginning, whatever server stands behind them, and forgets nothing."""
+    """Reads all topics from the beginning, across a change of the server, and keeps every event."""
 
     def __init__(self, server: Server, keys: Keys) -> None:
         self.heard: defaultdict[str, dict[int, set[bytes]]] = defaultdict(lambda: defaultdict(set))

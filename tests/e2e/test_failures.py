@@ -1,4 +1,4 @@
-"""What providers do wrong, through the running services: tried again where nobody heard, told where somebody did."""
+"""Failures of providers through the running services: retried before visible text, reported after it."""
 
 from __future__ import annotations
 

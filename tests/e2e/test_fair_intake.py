@@ -39,7 +39,7 @@ async def put(server: Server, keys: Keys, *entries: dict[str, bytes]) -> None:
 
 
 async def drop_waiting(server: Server, keys: Keys) -> None:
-    """Delete what nobody has taken in yet: the test is over."""
+    """Delete requests that intake has not read: the test is over."""
     await server.client.delete(keys.requests, *order_keys(keys.requests))
 
 

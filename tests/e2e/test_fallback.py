@@ -1,4 +1,4 @@
-"""Model fallback through the running services: the listener hears one answer, whoever gives it."""
+"""Model fallback through the running services: the subscriber gets one answer, from whichever model."""
 
 from __future__ import annotations
 

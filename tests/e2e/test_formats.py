@@ -1,4 +1,4 @@
-"""What a request may ask of its format, through the running services, whatever the provider can do by itself."""
+"""Output formats of requests through the running services, for every provider's capabilities."""
 
 from __future__ import annotations
 

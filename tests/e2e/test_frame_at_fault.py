@@ -47,7 +47,7 @@ async def test_a_raw_frame_that_no_connection_bears_ends_its_run_alone(
 async def test_an_entry_that_a_stage_cannot_read_ends_its_run_alone(
     server: Server, server_url: str, keys: Keys, tmp_path: Path, send: Send, stage: Kind, instead: bytes
 ) -> None:
-    """Whoever wrote it could: only the connections of the stage that reads it break."""
+    """Its writer's connection works: only connections of the stage that reads it break."""
     others: list[Kind] = [kind for kind in PIPELINE if kind != stage]
     direct, proxied = tmp_path / "direct", tmp_path / "proxied"
     direct.mkdir()

@@ -52,7 +52,7 @@ class Crowd:
         self.http = http
         self.gateways = gateways
         self.begun = 0
-        """Clients that have heard something."""
+        """Clients that have received at least one event."""
 
     def url(self) -> str:
         """Some gateway, perhaps one that is being killed."""

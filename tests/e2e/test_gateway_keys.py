@@ -1,4 +1,4 @@
-"""The gateway with keys: who may ask, for what, how much of it, and that nobody sees another tenant's runs."""
+"""The gateway with keys: rights, models, limits, and no access to another tenant's runs."""
 
 from __future__ import annotations
 

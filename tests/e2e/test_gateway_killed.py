@@ -1,4 +1,4 @@
-"""Gateways that die, stop, or lose their clients: nothing ends silently, and another one goes on to the byte."""
+"""Gateways that die, stop or lose clients: no stream ends silently, and another gateway continues it to the byte."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_gateways_come_and_go_and_no_client_is_left_with_a_silent_end(
         await eventually(lambda: goes_on.state == "stalled")
         _reset(kept)
 
-        # A reader whose gateway is killed goes on at another, to the byte; a chat of it gets an error.
+        # A reader whose gateway is killed continues at another, to the byte; its chat gets an error.
         run = (await first.post("/runs", json={"model": "anthropic/stalls", "messages": USER})).json()["run"]
         stalled = await provider.requested(3)
         stream = await chat.chat.completions.create(model="anthropic/stalls", messages=USER, stream=True)
@@ -87,7 +87,7 @@ async def test_gateways_come_and_go_and_no_client_is_left_with_a_silent_end(
         assert b"event: completed" in rest
         assert goes_on.state == "stalled", "its client left, and it goes on as asked"
 
-        # A gateway that stops tells its streams so; the run goes on.
+        # A gateway that stops ends its streams with an error; the run continues.
         async with openai.AsyncOpenAI(api_key="k", base_url=f"{other.url}/v1", max_retries=0) as again:
             raw = await again.chat.completions.with_raw_response.create(
                 model="anthropic/stalls", messages=USER, stream=True

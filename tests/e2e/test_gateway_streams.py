@@ -1,4 +1,4 @@
-"""Streams of every protocol: kept alive through a long silence in its own dialect, and never told of a void call."""
+"""Streams of every protocol: keep-alives in the protocol's form during a long silence, and no discarded call."""
 
 from __future__ import annotations
 

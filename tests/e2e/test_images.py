@@ -42,7 +42,7 @@ def images_api(url: str, more: str = "") -> str:
 
 
 def blob(content: bytes, **known: Any) -> dict[str, Any]:
-    """An image as an event tells of it."""
+    """An image as an event describes it."""
     where = {"media_type": "image/png", "blob_id": blob_id_of(content), "size_bytes": len(content)}
     return {**where, "width": 640, "height": 480, **known}
 

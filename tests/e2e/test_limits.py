@@ -1,4 +1,4 @@
-"""Limits through the running services: shared by all fetchers, fair to tenants, and left by whoever must leave."""
+"""Limits through the running services: shared by all fetchers, fair to tenants, and released by cancelled runs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def accepted(server: Server, keys: Keys, runs: Sequence[str]) -> None:
 
 
 async def wait_unbegun(server: Server, keys: Keys, count: int) -> bool:
-    """Whether so many items are in a fetcher's hands on which it has not begun."""
+    """Whether a fetcher has claimed this many items that it has not begun."""
     streams = [keys.topic(p, "turns") for p in range(keys.partitions)]
     pending = [e for s in streams for e in await server.client.xpending_range(s, "fetcher", "-", "+", count=1000)]
     return [entry["times_delivered"] for entry in pending].count(0) == count

@@ -104,7 +104,7 @@ async def test_the_pages_tell_of_runs_calls_and_queues_and_hold_all_that_dashboa
             check_sums(seen, runs=len(runs), partitions=keys.partitions)
             return seen
 
-        seen = await eventually(told)  # a worker counts what it wrote when it hears that it is written
+        seen = await eventually(told)  # a worker counts its writes after the server's reply
 
     assert {has["queue"] for name, has, _ in seen.samples if name == "tokenbus_deployment_queue_entries"} == {
         "requests",
@@ -125,7 +125,7 @@ async def test_the_pages_tell_of_runs_calls_and_queues_and_hold_all_that_dashboa
 
 
 def check_sums(seen: Seen, *, runs: int, partitions: int) -> None:
-    """Of so many runs with a tool, one that paints, and one that fails."""
+    """The metrics of this many runs with a tool, one that generates an image, and one that fails."""
     assert seen.sum("tokenbus_runs_started_total") == runs + 1
     assert seen.sum("tokenbus_runs_ended_total", status="completed") == runs + 1
     assert seen.sum("tokenbus_runs_ended_total", status="failed") == 1

@@ -1,4 +1,4 @@
-"""The policy stage in running services: what it holds back is not heard, what it blocks does not run."""
+"""The policy stage in running services: withheld output is not published, and blocked calls do not run."""
 
 from __future__ import annotations
 

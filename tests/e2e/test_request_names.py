@@ -1,4 +1,4 @@
-"""What a request names and nobody knows, through the running services: refused by its writer, borne by intake."""
+"""Unknown names in a request, through the running services: the client refuses them, intake accepts them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What providers tell twice, under other ids or positions, or in halves, through the running services: heard once."""
+"""Content that providers repeat under other ids or positions, or split, is published once by the running services."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ async def test_what_a_provider_tells_twice_is_heard_once(
 async def test_no_other_participants_voice_is_heard_however_many_there_are(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
-    """The provider is told of ten names, and would go on as the eleventh."""
+    """The provider gets ten names as stop strings, and would continue as the eleventh."""
     crowd = [{"role": "user", "participant": f"P{i}", "content": "Hello."} for i in range(14)]
     first, *deltas = (
         said.begun(),

@@ -1,4 +1,4 @@
-"""Workers join and leave while runs stream: shares even out, nobody is cut off, and who has no share does no harm."""
+"""Workers join and leave while runs stream: shares become even, no run is cut, and idle workers do no harm."""
 
 from __future__ import annotations
 

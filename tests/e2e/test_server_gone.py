@@ -74,6 +74,6 @@ async def test_workers_that_are_told_to_end_do_so_without_a_server(tmp_path: Pat
 
             await eventually(under_way, timeout=60)
             process.stop()
-            # Runs are in hand, and nobody will ever take what they came to.
+            # Runs are in progress, and no server will ever accept their output.
             async with asyncio.timeout(LONGEST_END_S):
                 assert await asyncio.gather(*(worker.stop() for worker in running.workers)) == [0] * len(WITH_TOOLS)

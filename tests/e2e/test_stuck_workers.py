@@ -46,7 +46,7 @@ PASSING = re.compile(r"replay |answer |members of |cancels$|\w+ \d+$")
 OWNERS: tuple[Kind, ...] = ("normalizer", "parser", "policy")
 """They work on partitions that they own."""
 ROUNDS = 3
-"""All of a test's faults come in so many: in each, workers of every kind are at fault, and others of each are well."""
+"""Number of rounds for a test's faults. In each round some workers of every kind fail and others work."""
 OPEN = 12
 """Runs that are under way at any time."""
 ENDED_S = 60.0
@@ -79,7 +79,7 @@ word = "never"
 
 
 class Load:
-    """So many runs open at any time, until `finish`."""
+    """Keeps this many runs open until `finish`."""
 
     def __init__(self, server: Server, keys: Keys, send: Send) -> None:
         self._server, self._keys, self._send = server, keys, send
@@ -205,7 +205,7 @@ async def test_whichever_task_of_a_gateway_ends_or_stands_still_it_ends(
         httpx.AsyncClient(headers={"authorization": f"Bearer {KEY.text}"}, timeout=ENDED_S) as http,
         faulty(tmp_path, "door", [*repeat("gateway", len(GATEWAY_FAULTS))]) as gateways,
     ):
-        for gateway in gateways:  # nobody takes its run in, so the answer stays open and its log is waited for
+        for gateway in gateways:  # no intake accepts its run, so the answer stays open and waits for the log
             url = gateway.log.partition("ready gateway ")[2].split()[0]
             answer = await answers.enter_async_context(http.stream("POST", f"{url}/v1/chat/completions", json=asked))
             assert answer.status_code == 200

@@ -94,7 +94,7 @@ async def test_a_file_that_expired_costs_one_call_more_and_nobody_hears_of_it(
         after = provider.requests[before:]
         statuses = [call.status for call in after]
         inside = [call for call in calls_of(after) if b64encode(IMAGE) in call.http_request.body]
-    # Named once in vain, sent inside, and uploaded anew for the turns after that.
+    # The file is missing once, so the bytes go inside the request; later turns upload the file again.
     assert sorted(status for status in statuses if status and status != 200) == [403, 404, 404]
     assert len(inside) == len(APIS)
     assert len(provider.files.files) == len(APIS)

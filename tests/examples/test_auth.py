@@ -69,7 +69,7 @@ def key() -> rsa.RSAPrivateKey:
 
 
 class Issuer:
-    """Stands for whoever issues tokens."""
+    """A stand-in for the issuer of tokens."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked: list[httpx.Request] = []

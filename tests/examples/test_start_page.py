@@ -62,7 +62,7 @@ def test_the_tutorial_works_as_it_is_written(tmp_path: Path) -> None:
         with running(command("python speak.py"), tmp_path, spoken):
 
             def all_is_spoken() -> bool:
-                run(command("python ask.py"), tmp_path)  # again, until it is heard: what came before the start is not
+                run(command("python ask.py"), tmp_path)  # repeat until it is received: events before the start are not
                 return all(line in spoken.read_text() for line in SPOKEN)
 
             eventually_sync(all_is_spoken, timeout=120)

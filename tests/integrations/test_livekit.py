@@ -54,7 +54,7 @@ class Silence(tts.ChunkedStream):
 
 
 class Speaker(io.AudioOutput):
-    """Plays nothing to the end, and knows which words were heard when it is interrupted."""
+    """An audio output that never finishes, and reports the words that were heard when it is interrupted."""
 
     def __init__(self) -> None:
         super().__init__(label="test", capabilities=io.AudioOutputCapabilities(pause=False), sample_rate=RATE)
@@ -125,7 +125,7 @@ async def test_an_interrupted_turn_is_cancelled_with_what_was_spoken_of_it(local
     assert heard
     assert [item.text_content for item in said if item.role == "assistant" and item.interrupted] == [HEARD]
 
-    # The next turn of the conversation is told of what was heard, and its run says of which run.
+    # The next turn gets the text that was heard, and its run's metadata name the run.
     speaker.playing = False
     reply = session.generate_reply(user_input="I shall be brief, too.")
     await eventually(lambda: len(local.exchanges) > begun + 1 and model._turns._recent[-1].ended)

@@ -148,7 +148,7 @@ async def test_an_interrupted_turn_is_cancelled_with_what_was_spoken_of_it(local
         assert heard
         await eventually(lambda: {"role": "assistant", "content": HEARD} in talk.context.messages)
 
-        # The next turn of the conversation is told of what was heard, and its run says of which run.
+        # The next turn gets the text that was heard, and its run's metadata name the run.
         await talk.ask("I shall be brief, too.")
         await eventually(lambda: talk.speaker.written.endswith("As you like."))
         started = await anext(aiter(bus.follow(model._turns._recent[-1].run)))

@@ -38,7 +38,7 @@ def running_bus() -> Iterator[LocalBus]:
 
 
 async def how_it_was_left(bus: Client, run: str) -> tuple[Cancelled, str]:
-    """The end of a cancelled run, and the text that its `heard_through` covers: all chunks that `HEARD` has whole."""
+    """The end of a cancelled run, and the text that its `heard_through` covers: all chunks wholly within `HEARD`."""
     events = [event async for event in bus.follow(run)]
     end = events[-1]
     assert isinstance(end, Cancelled), end

@@ -85,7 +85,7 @@ class StageWorker:
                 self.part.logic.recall(run, int(seq))
 
     def prepare(self, count: int) -> bool:
-        """Read so many entries and work them in; the commit waits in `pending`."""
+        """Read this many entries and apply them; the commit waits in `pending`."""
         assert self.part
         begin = self.part.offset
         entries: list[Entry] = self._wire.redis.xrange(self.part.stream, f"({begin}", count=count)
@@ -227,7 +227,7 @@ class Attempt:
         self._next += 1
 
     def lose(self) -> None:
-        """End the attempt as one that nobody works on."""
+        """End the attempt as lost."""
         self._append(ANY_FRAME, RawFrame(self.work.turn, self.work.attempt, ANY_FRAME, 0, [Lost("lost")]), final=True)
 
     def finish(self) -> None:

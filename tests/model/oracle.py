@@ -1,4 +1,4 @@
-"""What must lie on the server: each stage's logic fed with its input once, entry by entry, by nobody who can fail."""
+"""The expected content of the server: each stage's logic is fed its input once, entry by entry, without faults."""
 
 from __future__ import annotations
 
@@ -100,5 +100,5 @@ def _about(chunk: Told) -> Told:
 
 
 def log_of(redis: Any, keys: Keys, run: str) -> list[Told]:
-    """A run's log as it lies on the server."""
+    """A run's log as stored on the server."""
     return [msgspec.json.decode(fields[b"__data__"]) for _, fields in redis.xrange(keys.log(run))]

@@ -42,7 +42,7 @@ def frames_of(turn: int) -> list[list[RawItem]]:
 
 
 TEXTS = ("turn 0 says this", "turn 1 says this")
-"""What is heard of a run that nothing disturbed."""
+"""The published output of an undisturbed run."""
 
 
 def accepted() -> bytes:

@@ -1,4 +1,4 @@
-"""Agent libraries that speak OpenAI's protocols, unmodified: each reads a text, runs a tool, and is told of a cut."""
+"""Unmodified agent libraries for OpenAI's protocols: each reads a text, runs a tool, and gets an error after a cut."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An HTTP server that tells everything it was sent: what a provider or a tool may do to a key by mistake."""
+"""An HTTP server that echoes everything it receives, as a provider or a tool may do with a key by mistake."""
 
 from __future__ import annotations
 

@@ -246,7 +246,7 @@ async def _all_there(server: Server, keys: list[str]) -> bool:
 
 
 async def _listen(subscriber: Client) -> str:
-    """The last visible block of the first run, as a member of a group hears it."""
+    """The last visible block of the first run, as a member of a group receives it."""
     text: dict[int, str] = {}
     async with subscriber.subscribe("visible", group="speech") as chunks:
         async for chunk in chunks:

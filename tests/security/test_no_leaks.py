@@ -188,7 +188,7 @@ async def pages_of(urls: list[str]) -> AsyncIterator[bytes]:
 
 
 async def output_of(service: str, *, url: str, directory: Path) -> str:
-    """What a worker that cannot start tells."""
+    """The output of a worker that cannot start."""
     output = directory / f"output-{uuid4().hex}"
     env = {**os.environ, "TOKENBUS_REDIS_URL": url, "TOKENBUS_DATA": str(directory), "TOKENBUS_LOG_LEVEL": "debug"}
     process = fork_server.shared().start("worker", service, "--port", "0", env=env, stdout=output, stderr=output)

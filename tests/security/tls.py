@@ -19,7 +19,7 @@ from tokenbus_services.process.embedded_server import EmbeddedServer, find_binar
 
 
 class Certificates:
-    """Files of an authority, a server's certificate for 127.0.0.1 and a client's; and of an authority nobody knows."""
+    """Certificates: an authority, a server for 127.0.0.1 and a client of it; and an untrusted authority."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

@@ -76,7 +76,7 @@ async def test_of_poison_nothing_is_said_again():
 
 
 async def test_work_that_is_stopped_twice_still_closes_what_it_holds():
-    """A cancel is heard twice: on the control stream, and when the server refuses what the work writes."""
+    """A cancel arrives twice: on the control stream, and when the server refuses a write of the work."""
     began, closing, closed = asyncio.Event(), asyncio.Event(), asyncio.Event()
     let_close = asyncio.Event()
 

@@ -37,5 +37,5 @@ def test_on_a_terminal_no_control_character_of_a_stranger_gets_through() -> None
 def _read(terminal: int) -> str:
     try:
         return os.read(terminal, 2**16).decode()
-    except OSError:  # how Linux says that nobody writes any more
+    except OSError:  # Linux's sign that no writer is left
         return ""

@@ -1,4 +1,4 @@
-"""A connection that is gone as soon as it is made is a broken one, whoever made it."""
+"""A connection that closes right after it opened counts as broken, for every client."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ async def test_a_changed_password_of_the_server_is_used_by_the_next_connection(
             await server.client.execute_command("ACL", "SETUSER", user, "resetpass", ">new")
             write("new")
             await server.client.execute_command("CLIENT", "KILL", "USER", user)
-            await ours.aclose()  # what a lost connection comes to: the next command connects anew
+            await ours.aclose()  # like a lost connection: the next command reconnects
             await ours.client.ping()
     finally:
         await server.client.execute_command("ACL", "DELUSER", user)

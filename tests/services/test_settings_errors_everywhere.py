@@ -1,4 +1,4 @@
-"""In every table of the settings, whatever is wrong is named with its place: unknown keys, choices, kinds, patterns."""
+"""Every error in any settings table is reported with its place: unknown keys, choices, types, patterns."""
 
 from __future__ import annotations
 

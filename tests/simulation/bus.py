@@ -24,7 +24,7 @@ SOCKET_CHUNKS = 400
 LINGER_S = 0.003
 BUSY_WINDOW_S = 0.1
 BUFFERED = 2_000
-"""Chunks of one run that may lie between a provider without a pace and its fetcher: sockets and `BUFFER_BYTES`."""
+"""Chunks of one run that may wait between an unpaced provider and its fetcher: sockets and `BUFFER_BYTES`."""
 TOPICS = 3
 """A public event of the parser is written to the run's log and to `chunks` and `visible`."""
 

@@ -11,7 +11,7 @@ class ProcessCost(msgspec.Struct, frozen=True):
     """CPU of one kind of process."""
 
     wake_us: float
-    """A turn after sleep: the system's wake-up, the poll, and what a turn costs whatever it carries."""
+    """A loop turn after sleep: the system's wake-up, the poll, and the fixed cost of a turn."""
     cold_us: float
     """What comes to that after a sleep of `COLD_S` or more: caches that others used, a core that slept deeper. In
     proportion after a shorter one.

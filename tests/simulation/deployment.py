@@ -1,4 +1,4 @@
-"""A deployment of the model: so many processes of each kind."""
+"""A deployment of the model: the number of processes of each kind."""
 
 from __future__ import annotations
 

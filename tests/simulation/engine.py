@@ -18,7 +18,7 @@ from tests.simulation.costs import COLD_S, ProcessCost
 Done = Callable[[], None]
 """Called when a turn sends and writes what results."""
 SENT_AT = 0.7
-"""When a turn sends, as a share of its time. What follows nobody waits for: bookkeeping of what was sent, the poll."""
+"""When a turn sends, as a share of its time. The rest delays no output: bookkeeping and the poll."""
 
 
 class Clock:

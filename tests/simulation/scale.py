@@ -123,7 +123,7 @@ def _more(count: int, share: float) -> int:
 
 
 def _with_partitions(shape: Shape) -> Shape:
-    """Two partitions for each worker of the busiest stage; in a Cluster a number that lies evenly on the nodes."""
+    """Two partitions for each worker of the busiest stage; in a Cluster a number that spreads evenly over the nodes."""
     least = max(8, 2 * max(shape.normalizers, shape.parsers), 4 * shape.nodes if shape.cluster else 0)
     if shape.cluster:
         least = next((found.partitions for found in even_numbers(least, shape.nodes)), least)
@@ -189,7 +189,7 @@ class Loss(msgspec.Struct, frozen=True):
 
 
 def losses(plan: Plan, costs: Costs) -> Iterator[Loss]:
-    """By fluid: what gathers while nobody works, and how fast it is worked off after that, in full batches."""
+    """By fluid: the backlog while no worker runs, and the rate at which full batches reduce it afterwards."""
     shape, open_runs = plan.shape, plan.rate / PACE
     for kind, count in (("normalizer", shape.normalizers), ("parser", shape.parsers)):
         left = max(1, count - 1)

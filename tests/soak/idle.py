@@ -126,7 +126,7 @@ WEBSOCKET = "Responses, WebSocket"
 
 
 class Client(asyncio.Protocol):
-    """One connection. What it hears once it is `quiet` must be keep-alives."""
+    """One connection. Once it is `quiet` it must receive keep-alives only."""
 
     def __init__(self, url: str, protocol: Protocol) -> None:
         self.quiet = False
@@ -210,7 +210,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def hold(seconds: float, clients: int, say: Callable[[str], None]) -> Outcome:
-    """Hold so many clients for so long."""
+    """Hold this many clients for this many seconds."""
     port = free_port()
     free = 'api_key_env = ""\nfirst_event_timeout_s = 1000000\nidle_timeout_s = 1000000\n'
     settings = (

@@ -33,7 +33,7 @@ class Load:
         return self.outcomes.total()
 
     async def saturate(self, open_runs: int, seconds: float) -> float:
-        """Keep so many runs open for so long. How many ended a second, of the later half of the time."""
+        """Keep this many runs open for this long. Returns the runs ended a second in the later half of the time."""
         clock = asyncio.get_running_loop().time
         begin = clock()
         half: tuple[float, int] | None = None

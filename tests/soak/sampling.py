@@ -33,7 +33,7 @@ class Sampler:
         self._add("server: used_memory", "bytes", at_s, memory["used_memory"])
         self._add("server: script cache", "count", at_s, memory["number_of_cached_scripts"])
         self._add("server: connections", "sockets", at_s, clients["connected_clients"])
-        # One a slot of ten seconds for an hour, whatever flows: they grow in any shorter soak, and then no more.
+        # One key per slot of ten seconds for an hour at any load: they grow for the first hour only.
         slots = [key async for key in self._client.scan_iter(match="*:{activity}:*", count=1000)]
         self._add("server: keys", "count", at_s, await self._client.dbsize() - len(slots))
 

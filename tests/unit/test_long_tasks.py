@@ -1,6 +1,6 @@
-"""Every task that is started beside a worker's `Liveness` is here, with what ends the wait for it.
+"""Lists every task that is started outside a worker's `Liveness`, with what bounds it.
 
-A long-lived task that nobody watches may end or stand still while its worker claims and renews on. So a new task is
+An unwatched long-lived task may end or stall while its worker keeps claiming and renewing. So a new task is
 either started by `Liveness.start` (then `tests/e2e/test_stuck_workers.py` has its name), or entered here with a reason.
 """
 

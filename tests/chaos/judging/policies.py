@@ -1,4 +1,4 @@
-"""Policies: what they hold back is heard nowhere and never runs; each decision on heard text is published once."""
+"""Policies: withheld output is never published and never runs; each decision on published text appears once."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def judge(record: Record) -> Iterator[Violation]:
 
 
 def _published(record: Record) -> dict[str, dict[str, str]]:
-    """By run and place, all that was said there: each block of each topic, and whatever else events hold."""
+    """By run and place, all published content: each block of each topic, and all other fields of events."""
     published: defaultdict[str, defaultdict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     topics = {topic: chain(*parts) for topic, parts in record.topics.items() if topic != "decisions"}
     for place, entries in {**topics, "the log": chain(*record.logs.values())}.items():

@@ -23,7 +23,7 @@ Fault = Literal["dies before", "dies after", "freezes before", "freezes after", 
 
 _RENEW = renew("", "", token="", ttl_ms=0)
 _UNCOUNTED = {call.script.sha for call in (present("", member="", ttl_ms=0), _RENEW, joined([_RENEW, _RENEW]))}
-"""What comes when time has passed, whatever the worker does."""
+"""Faults that occur after a time, independent of the worker."""
 
 GIVE_UP_S = 240
 
@@ -98,7 +98,7 @@ class Doomed:
         await asyncio.to_thread(asyncio.run, self._run(make, until))
 
     def thaw(self) -> None:
-        """A frozen worker goes on where it stood; one that was frozen as it closed may have given up by now."""
+        """A frozen worker continues at the same step; one frozen while it closed may have given up."""
         assert self._loop
         assert self._stopped
         with suppress(RuntimeError):  # its loop is closed

@@ -1,4 +1,4 @@
-"""What lies on the server, whole: to see that a call wrote nothing."""
+"""The server's whole content, to check that a call wrote nothing."""
 
 from __future__ import annotations
 

@@ -369,7 +369,7 @@ MOST_COMMANDS = 10_000
 
 
 class Writing:
-    """A worker that writes all of it the short way if it can, and tells which frame it is at."""
+    """A worker that writes everything by the short path if possible, and reports its current frame."""
 
     def __init__(self, scene: Scene, server: Server, frames: dict[str, int]) -> None:
         self._made = Scene(server, scene.keys)
@@ -436,7 +436,7 @@ async def test_a_worker_that_is_stopped_at_any_command_is_followed(server: Serve
 
 
 async def _as_written(scene: Scene) -> None:
-    """What lies in `raw` was worked in once: it is a beginning of what was to be written, run by run."""
+    """Everything in `raw` was applied once: for each run it is a prefix of the frames to write."""
     client = scene.server.client
     for run in ("a", "b"):
         frames = int(await client.hget(scene.keys.run(run), "raw"))

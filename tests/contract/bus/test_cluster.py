@@ -1,4 +1,4 @@
-"""The runtime over a real Cluster of three nodes: partitions lie on different nodes, each read waits for itself."""
+"""The runtime over a real Cluster of three nodes: partitions are on different nodes, and reads wait independently."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ async def test_control_messages_of_all_partitions_are_heard(clustered: Server):
 async def test_a_frame_that_no_connection_survives_ends_its_run_alone(
     clustered: Server, monkeypatch: pytest.MonkeyPatch
 ):
-    """As in `test_unreadable_entry`. No proxy stands between, for clients go where the nodes tell them to."""
+    """As in `test_unreadable_entry`, without a proxy: Cluster clients connect to addresses that nodes report."""
     bench = ClusterBench(clustered, KEYS)
     bad, inside, beside = bench.runs(0, 3)
     [other] = bench.runs(1, 1)

@@ -259,7 +259,7 @@ async def test_a_stage_goes_on_when_a_replica_follows_a_node(caplog: pytest.LogC
 
 
 async def fed(bench: ClusterBench, partition: int, entry: Frames) -> bool:
-    """Whether the server took it, which tells of the outage."""
+    """Whether the server accepted it, which shows when the outage began."""
     try:
         await bench.feed(partition, entry)
     except (RedisError, OSError):

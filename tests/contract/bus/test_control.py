@@ -1,4 +1,4 @@
-"""What everybody must hear: each listener hears each message once, whatever becomes of its connection."""
+"""Control messages: each listener receives each message once, also after a lost connection."""
 
 from __future__ import annotations
 

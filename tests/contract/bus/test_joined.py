@@ -1,4 +1,4 @@
-"""Calls of one script in one command: each judged for itself, each reply in its place, whoever waits woken once."""
+"""Joined calls of one script: each is checked by itself, replies keep their order, blocked readers wake once."""
 
 from __future__ import annotations
 

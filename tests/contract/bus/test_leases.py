@@ -25,7 +25,7 @@ TICK_S = 0.03
 
 
 class Worker:
-    """One worker's leases, and what it was told of them."""
+    """One worker's leases, and the callbacks that it received."""
 
     def __init__(self, server: Server, keys: Keys, name: str, **options: Any) -> None:
         quick: dict[str, Any] = {"ttl_s": TTL_S, "tick_s": TICK_S}
@@ -63,7 +63,7 @@ async def running(worker: Worker) -> AsyncGenerator[Worker]:
 
 
 def shared_out(workers: list[Worker], partitions: int) -> bool:
-    """Each partition has one owner, and nobody has two more than another."""
+    """Each partition has one owner, and no worker has two more than another."""
     sizes = [len(w.held) for w in workers]
     owners = Counter(p for w in workers for p in w.held)
     return owners == Counter(range(partitions)) and max(sizes) - min(sizes) <= 1

@@ -1,4 +1,4 @@
-"""A fail-over that loses the last writes: the owner who remembers them ends the runs that others heard more of.
+"""A fail-over that loses the last writes: the owner that remembers them ends runs whose lost events were published.
 
 The server's state is put back to a past one, all keys in one step, as a replica that lagged behind would serve it.
 """
@@ -40,7 +40,7 @@ async def test_runs_that_others_heard_more_of_end_and_the_rest_goes_on(bench: Be
         await eventually(bench.through)
         before = {run: await says(bench, run) for run in (heard, ended, new)}
         await put_back(bench.server, bench.keys, past)
-        # The stage before lost its outputs too, and writes them again: nobody shall hear them twice.
+        # The stage before lost its outputs too, and writes them again: they must not be published twice.
         await bench.feed(0, {heard: b"+1"}, {ended: b"+1"}, {new: b"+7"}, {silent: b"+4"})
         await eventually(bench.through)
         await bench.feed(0, {heard: b"+5"}, {silent: b"end"})

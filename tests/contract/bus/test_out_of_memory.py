@@ -1,4 +1,4 @@
-"""A server out of memory (`noeviction`): what it refuses is refused whole, and all goes on once there is room."""
+"""A server out of memory (`noeviction`): refused writes are refused whole, and work continues once there is room."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server dies and comes back: nothing is lost, nothing comes twice, and everybody goes on by themselves."""
+"""The server dies and restarts: nothing is lost or duplicated, and all workers and clients recover by themselves."""
 
 from __future__ import annotations
 

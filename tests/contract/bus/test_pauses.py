@@ -1,4 +1,4 @@
-"""However long the server was away, everybody tries again within half a second: so all are back within one.
+"""However long an outage lasts, every process retries within half a second, so all recover within one.
 
 The pauses themselves are looked at, not how long they take.
 """
@@ -22,7 +22,7 @@ from tokenbus.bus.work_queue import WorkQueue
 from tokenbus.events.frames import Control, encode
 
 LONG = 30
-"""So many tries in vain that a pause that grows without a bound would have grown beyond it."""
+"""Enough failed tries that an unbounded pause would exceed the limit."""
 
 
 class Outage:

@@ -68,7 +68,7 @@ class Scene:
 
 
 def ignore(item: QueueItem) -> None:
-    """A lost item is nobody's business here."""
+    """Lost items are ignored here."""
 
 
 def name(item: QueueItem) -> str:
@@ -373,7 +373,7 @@ async def _are(scene: Scene, names: set[str]) -> bool:
 
 
 async def test_after_an_outage_nobody_counts_as_dead_before_it_could_speak(scene: Scene, other: Server):
-    """While the server was away no heartbeat arrived: what looks idle then is not."""
+    """No heartbeat arrived during the outage, so items that look idle are not."""
     gate = Gate(other)
     async with opened(scene.queue("slow", other)) as slow:
         await scene.put("x")

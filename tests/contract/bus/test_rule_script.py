@@ -1,4 +1,4 @@
-"""The gate of rulings: who owns the drafts may tell, of a run that is open, and nobody else."""
+"""The fence of verdicts: only the owner of the drafts may write them, and only for an open run."""
 
 from __future__ import annotations
 

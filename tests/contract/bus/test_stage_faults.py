@@ -1,7 +1,7 @@
 """Guarantees 1 to 3: a worker of an ordered stage is stopped at each of its commands in turn, and nothing shows.
 
 Each test works the same input once for every command that an undisturbed worker sends, and stops the worker there.
-What lies on the streams in the end is what an undisturbed stage writes: entry for entry, number for number.
+At the end the streams equal those of an undisturbed stage, entry by entry, number by number.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An entry on which workers die: given up after bounded tries, and its partition goes on."""
+"""An entry that crashes workers is given up after bounded tries, and its partition continues."""
 
 from __future__ import annotations
 

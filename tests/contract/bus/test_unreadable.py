@@ -1,4 +1,4 @@
-"""State that nobody can read ends its run, and never blocks its partition."""
+"""Unreadable state ends its run and never blocks its partition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An entry of a stage's input that breaks each connection on which it is read: its run ends, the partition goes on."""
+"""An input entry that breaks each connection that reads it: its run ends, and the partition continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A toy stage: small enough that its outputs can be told without it, and with all that a real one does.
+"""A toy stage: small enough that a test computes its outputs by itself, with everything that a real one does.
 
 A frame ``+5`` adds to the run's sum and says the sum; ``end`` says it for the last time and closes the run; any other
 frame is poison. Each saying goes to the run's log, to `runs` and to `events`. It is numbered when it is committed,
@@ -131,7 +131,7 @@ def saying(run: str, seq: int, what: Says) -> bytes:
 
 @dataclass
 class Outputs:
-    """What the stage wrote to one partition, and must write whatever happens."""
+    """The outputs of the stage in one partition: those written, and those expected in every case."""
 
     topic: list[bytes] = field(default_factory=list[bytes])
     events: list[tuple[str, bytes]] = field(default_factory=list[tuple[str, bytes]])
@@ -159,7 +159,7 @@ class Outputs:
 
     @classmethod
     async def of(cls, server: Server, keys: Keys, partition: int) -> Outputs:
-        """What lies on the server."""
+        """The content of the server."""
         self, client = cls(), server.client
         for _, fields in await client.xrange(keys.topic(partition, "runs")):
             self.topic.append(fields[DATA_FIELD.encode()])
@@ -181,7 +181,7 @@ class Bench:
         self.last: dict[int, str] = dict.fromkeys(range(keys.partitions), "0-0")
 
     def runs(self, partition: int, number: int, prefix: str = "r") -> list[str]:
-        """Names of so many runs of this partition."""
+        """Names of this many runs of the partition."""
         names = (f"{prefix}{i}" for i in count())
         of_partition = (name for name in names if self.keys.partition_of(name) == partition)
         return [name for name, _ in zip(of_partition, range(number), strict=False)]
@@ -283,7 +283,7 @@ async def work(stage: Stage) -> None:
 
 
 class Toiler:
-    """A stage as somebody who can be stopped in the middle of it."""
+    """A stage that a test can stop at any step."""
 
     def __init__(self, stage: Stage) -> None:
         self.open = stage.open

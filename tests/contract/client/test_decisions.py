@@ -17,7 +17,7 @@ from tokenbus.sync import Client as SyncClient
 
 
 async def decide(server: Server, keys: Keys, run: str, count: int) -> list[Decided]:
-    """So many decisions of a run, told as the parser tells them."""
+    """Publish this many decisions of a run as the parser does."""
     told = [
         Decided(run=run, n=n, turn=0, attempt=1, policy="guard", action="block", tool_name="shell", original="{}")
         for n in range(count)

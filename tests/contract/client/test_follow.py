@@ -1,4 +1,4 @@
-"""Following one run: stored events, then live ones, whatever happens to the connection."""
+"""Following one run: stored events, then live ones, also across lost connections."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ async def test_a_trimmed_cursor_is_an_error_and_iterating_on_begins_at_the_oldes
 
 
 async def test_a_cursor_whose_own_entry_alone_is_trimmed_counts_as_trimmed(bus: Client, server: Server, keys: Keys):
-    """Nothing after it is gone, but that cannot be known: better one error too many than a gap that nobody sees."""
+    """No later event is lost, but the client cannot know that: a false error is better than an unseen gap."""
     writer = Writer(server, keys, "r", topic_entries=5)
     async with bus.subscribe("visible", kinds=Chunk) as events:
         await writer.say("read")

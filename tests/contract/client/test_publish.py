@@ -34,7 +34,7 @@ REQUEST = Generate(provider="p", model="m", messages=[Message(role="user", conte
 
 
 async def inbound(server: Server, keys: Keys) -> list[Generate | Cancel]:
-    """What lies on the inbound stream, read as intake reads it."""
+    """The requests on the inbound stream, read as intake reads them."""
     return [decode_request(fields) for _, fields in await server.client.xrange(keys.requests)]
 
 

@@ -25,7 +25,7 @@ MAX_BYTES = 8 * 2**20
 
 
 class Shelf:
-    """A `BlobStore` with what lies beneath it."""
+    """A `BlobStore` and its storage."""
 
     def __init__(self, objects: LocalStore | MemoryStore | S3Store, root: Path | None) -> None:
         self.objects = objects

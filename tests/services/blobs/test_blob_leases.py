@@ -1,4 +1,4 @@
-"""What a run reads stays as long as a run may be open, whatever the blob's own lifetime."""
+"""Blobs that an open run reads are kept, beyond their own lifetime if necessary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tokenbus runs`, and `cancel` of runs that nobody knows and of many at once."""
+"""`tokenbus runs`, and `cancel` of unknown runs and of many at once."""
 
 from __future__ import annotations
 

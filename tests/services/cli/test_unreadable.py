@@ -1,4 +1,4 @@
-"""Bytes that nobody could read, as text."""
+"""Undecodable bytes shown as text."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ async def test_a_host_that_is_not_ours_is_named(config: str):
 
 
 async def test_a_server_that_is_down_is_exit_code_3(config: str):
-    with socket.socket() as silent:  # bound, and so nobody else's
+    with socket.socket() as silent:  # bound, so no other process can have it
         silent.bind(("127.0.0.1", 0))
         port = silent.getsockname()[1]
         ended = await run("worker", "fetcher", TOKENBUS_CONFIG=config, TOKENBUS_REDIS_URL=f"redis://127.0.0.1:{port}")
@@ -75,7 +75,7 @@ async def test_a_deployment_with_other_partitions_is_exit_code_3(server: Server,
 
 @asynccontextmanager
 async def listener(reply: bytes) -> AsyncGenerator[str]:
-    """A server that gives this reply to whatever comes; none where it is empty. Its url."""
+    """A server that answers everything with this reply, or with nothing if it is empty. Its url."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while commands := (await reader.read(65_536)).count(b"*"):

@@ -1,4 +1,4 @@
-"""Logins and links: what ends them, and that nobody makes their own."""
+"""Logins and links: when they end, and that they cannot be forged."""
 
 from __future__ import annotations
 

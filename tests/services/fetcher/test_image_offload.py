@@ -1,4 +1,4 @@
-"""Images leave an answer as it is read: whatever the cuts, what goes on is the answer with words in their places."""
+"""Images are moved out of an answer while it is read: however it is cut, the rest has placeholders instead."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def lifter_of(store: Store, api: ApiName = "openai-images", *, largest_bytes: in
 
 
 async def passed(lifter: ImageOffloader, answer: bytes, *cuts: int) -> bytes:
-    """What goes on of an answer that is read in these pieces."""
+    """The rest of an answer that is read in these pieces."""
     gone: list[bytes] = []
     places = [0, *sorted({cut for cut in cuts if cut < len(answer)}), len(answer)]
     for begin, end in itertools.pairwise(places):

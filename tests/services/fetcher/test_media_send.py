@@ -1,4 +1,4 @@
-"""A request with blobs on its way to the provider: however that ends, the attempt hears it, and no reader is left."""
+"""Sending a request with blobs to the provider: the attempt learns every outcome, and no reader stays open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What waits for a flush, and what never does. The linger is a minute here, so whatever arrives did not wait for it."""
+"""Which events wait for a flush. The linger is a minute here, so an event that arrives did not wait for it."""
 
 from __future__ import annotations
 

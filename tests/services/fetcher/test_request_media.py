@@ -1,4 +1,4 @@
-"""Media of a turn: a request with blobs is the request with base64, whatever the API; and every way it can fail."""
+"""Media of a turn: a request with blobs equals the request with base64 for every API; and every failure."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def endpoint_of(api: ApiName, **media: Any) -> Endpoint:
 
 
 async def sent(shelf: Shelf, endpoint: Endpoint, request: Generate, history: list[Message] | None = None) -> bytes:
-    """The body as it goes out. Its length is what was told beforehand."""
+    """The body as sent. Its length is the announced one."""
     built, body = await TurnMedia(RecentBlobs(shelf, 0)).build(endpoint, request, history or [])
     if body is None:
         return built.call.body

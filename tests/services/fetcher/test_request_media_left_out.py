@@ -1,4 +1,4 @@
-"""Images of tools and of the model, and opaque data in blobs: what cannot be sent is left out, and the run goes on."""
+"""Images of tools and of the model, and opaque data in blobs: unsendable ones are left out, and the run continues."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def visible_text(log: Log) -> str:
 
 
 def streamed(encoder: Encoder, log: Log) -> bytes:
-    """All that the encoder tells."""
+    """Everything that the encoder emits."""
     return b"".join(told for event in log for told in encoder.feed(event))
 
 

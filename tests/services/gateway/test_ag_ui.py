@@ -1,4 +1,4 @@
-"""AG-UI: what is asked of the bus, and what an agent's client is told. Pure parts only."""
+"""AG-UI: the request to the bus, and the events for an agent's client. Pure parts only."""
 
 from __future__ import annotations
 

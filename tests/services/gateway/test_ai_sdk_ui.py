@@ -1,4 +1,4 @@
-"""The AI SDK's UI message stream: what is asked of the bus, and what `useChat` is told. Pure parts only."""
+"""The AI SDK's UI message stream: the request to the bus, and the parts for `useChat`. Pure parts only."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def encoder(ui: int = 5, bus_tools: frozenset[str] = frozenset()) -> UiStream:
 
 
 def parts(log: Log, ui: int = 5, bus_tools: frozenset[str] = frozenset()) -> list[dict[str, Any]]:
-    """The parts that a client is told, without the end sign."""
+    """The parts that a client receives, without the end marker."""
     data = streamed(encoder(ui, bus_tools), log).decode()
     events = data.split("\n\n")
     assert events.pop() == ""

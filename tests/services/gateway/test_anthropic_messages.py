@@ -1,4 +1,4 @@
-"""The surface of Anthropic's Messages API: what is asked of the bus, and what its clients are told."""
+"""The surface of Anthropic's Messages API: the request to the bus, and the events for its clients."""
 
 from __future__ import annotations
 

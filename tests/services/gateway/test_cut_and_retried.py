@@ -1,4 +1,4 @@
-"""Recorded streams, cut and retried at random: what each encoder tells passes its protocol's verifier."""
+"""Recorded streams, cut and retried at random: each encoder's output passes its protocol's verifier."""
 
 from __future__ import annotations
 

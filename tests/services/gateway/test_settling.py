@@ -1,4 +1,4 @@
-"""What a client may be told of a run, and when: nothing that a retry voids, and nothing is lost."""
+"""Which events of a run a client may get, and when: none that a retry discards, and none is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spend is counted once, whoever dies while counting, and at the price of the model that answered."""
+"""Spend is counted once, also if a counter dies, and at the price of the model that answered."""
 
 from __future__ import annotations
 

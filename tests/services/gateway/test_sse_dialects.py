@@ -1,4 +1,4 @@
-"""No encoder of any surface ever tells bytes that break one of its clients.
+"""No encoder of any surface emits bytes that break one of its clients.
 
 There is no dialect of server-sent events that all clients read. Each rule here was seen to break a client: an `id:`
 those of Gemini, and with comments the Python client of OpenAI; an event without data both of OpenAI; CRLF that of
@@ -44,7 +44,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     named: bool = False
     """Whether an event's name is the type in its data."""
     ends_by_error: bool = True
-    """Whether a broken answer is told by an event whose data holds `error`."""
+    """Whether a failed answer is reported by an event whose data holds `error`."""
 
 
 DATA = r"data: (?P<data>\{[^\r\n]+\})\n"

@@ -1,4 +1,4 @@
-"""Requests that intake cannot take, whatever the reason: told, buried with their bytes, and in nobody's way."""
+"""Requests that intake cannot accept: reported, dead-lettered with their bytes, and blocking no other request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Media of requests that are taken in: large ones go to the blob store, and a store that is away stops no request."""
+"""Media of accepted requests: large ones go to the blob store, and an unavailable store stops no request."""
 
 from __future__ import annotations
 

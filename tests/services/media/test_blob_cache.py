@@ -86,7 +86,7 @@ async def test_what_the_store_has_no_more_is_gone_from_memory_too() -> None:
 
 
 class Plain:
-    """A loader of somebody's own, with no more than it must have."""
+    """A user's own loader with the minimum that it needs."""
 
     def __init__(self) -> None:
         self.loads = 0

@@ -41,7 +41,7 @@ def told(
     first: tuple[Fault | None, ...] = (),
     fault: Fault | None = None,
 ) -> Script:
-    """A script `told` of one turn; it says the twelve events where nothing else is given."""
+    """A script `told` of one turn, by default with the twelve events."""
     turn = Turn(says=says or Wire(stream=EVENTS), delivery=delivery or Delivery(), first=first, fault=fault)
     return Script(name="told", turns=(turn,))
 

@@ -51,7 +51,7 @@ def test_offsets_cut_where_they_say_and_those_past_the_end_are_without_effect() 
 
 
 def test_offsets_before_the_beginning_are_without_effect() -> None:
-    """The rest of a body, after a fault, is cut at the offsets that lie in it."""
+    """The rest of a body after a fault is cut at the offsets within it."""
     assert split_at(b"abcdefgh", (-7, -3, 0, 2)) == [b"ab", b"cdefgh"]
 
 

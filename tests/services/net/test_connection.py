@@ -268,7 +268,7 @@ async def test_a_body_that_nobody_reads_waits_in_the_system() -> None:
         connection = response.extensions["network_stream"]
         await eventually(lambda: connection.waiting_bytes > READ_AHEAD_BYTES)
         for _ in range(100):
-            await asyncio.sleep(0)  # whatever the loop would still read, it reads now
+            await asyncio.sleep(0)  # let the loop read everything that it would still read
         assert connection.waiting_bytes <= READ_AHEAD_BYTES + 2**18
         assert writers[0].transport.get_write_buffer_size() > size // 2  # pyright: ignore[reportAttributeAccessIssue]
         assert sum([len(piece) async for piece in response.aiter_raw()]) == size

@@ -1,4 +1,4 @@
-"""The lines that tell a run's story, and what they never hold."""
+"""The log lines of a run, and the content that they never hold."""
 
 from __future__ import annotations
 

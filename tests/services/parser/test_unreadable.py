@@ -1,4 +1,4 @@
-"""A run whose checkpoint another version wrote: its end is told, and its partition is worked on."""
+"""A run whose checkpoint another version wrote: its end is published, and its partition continues."""
 
 from __future__ import annotations
 

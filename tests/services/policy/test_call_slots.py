@@ -13,7 +13,7 @@ from tokenbus_services.policy_stage.call_slots import FairSemaphore
 
 
 class Calls:
-    """Calls that take a seat and keep it until they are told to go."""
+    """Calls that acquire a slot and keep it until the test releases them."""
 
     def __init__(self, seats: FairSemaphore) -> None:
         self.seats = seats

@@ -1,4 +1,4 @@
-"""What an executor's worker can read of it, whatever became of it."""
+"""The marks of an executor that its worker can read, also after it died."""
 
 from __future__ import annotations
 

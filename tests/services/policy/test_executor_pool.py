@@ -1,4 +1,4 @@
-"""Executors of their own: whatever becomes of whom asked for one, each is known by its own process id."""
+"""Separate executors: each is known by its own process id, also if its requester is cancelled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where each event comes from, whatever time what was put off takes."""
+"""The origin of each event, however long its deferral takes."""
 
 from __future__ import annotations
 

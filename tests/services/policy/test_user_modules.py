@@ -1,4 +1,4 @@
-"""Policies of the deployment's own lie beside its settings file."""
+"""A deployment's own policies may be beside its settings file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work of which some hangs: it goes on aside, bounded, and holds up no other."""
+"""Work of which some hangs: it continues in the background, bounded, and delays no other."""
 
 from __future__ import annotations
 

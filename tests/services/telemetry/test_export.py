@@ -1,4 +1,4 @@
-"""Spans as they arrive, settings that decide about them, and a collector that is away."""
+"""Spans as received, the settings that select them, and an unavailable collector."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An executor over the tools of a test, with a blob store in memory that can be told to fail."""
+"""An executor over the tools of a test, with a blob store in memory that fails on request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a call gives, whatever the model wrote and the tool does."""
+"""The outcome of a call for any arguments and any behaviour of the tool."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ async def test_headers_come_from_the_settings_and_the_environment(tool: MakeTool
 
 
 def documented_verify() -> Callable[..., dict[str, Any]]:
-    """The function that the guide shows to whoever writes an endpoint."""
+    """The function that the guide shows for writing an endpoint."""
     [code] = [
         block for block in page("guides/tools.md").split("```python\n") if "def verify(" in block.partition("```")[0]
     ]

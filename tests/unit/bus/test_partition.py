@@ -144,7 +144,7 @@ def test_any_cut_and_any_takeover_give_the_undisturbed_outputs_and_state(
 
 
 class Hoarder:
-    """A logic whose state is all that it was told."""
+    """A logic whose state is the list of its inputs."""
 
     def __init__(self) -> None:
         self.told: dict[str, bytes] = {}

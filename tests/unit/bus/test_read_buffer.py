@@ -74,7 +74,7 @@ def test_what_was_read_of_a_partition_that_stands_elsewhere_by_now_is_forgotten(
     in_hand.add(parts[1], entries(20, ROUND_BYTES // 4))
     work(in_hand, parts)
     parts[0].offset = "1-0"  # one entry of the batch was worked by itself
-    parts[1] = partition(1)  # dropped, and loaded anew
+    parts[1] = partition(1)  # dropped and loaded again
     assert work(in_hand, parts) == []
     assert not in_hand.has_any(lambda part: True)
 

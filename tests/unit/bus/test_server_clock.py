@@ -1,4 +1,4 @@
-"""The server's time as a worker tells it, whatever its own clock says."""
+"""The server's time as a worker estimates it, independent of its own clock."""
 
 from __future__ import annotations
 

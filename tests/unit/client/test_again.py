@@ -1,4 +1,4 @@
-"""The request that goes on from a run's last turn."""
+"""The request that continues a run after its last turn."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ JUDGED = PolicyPlan(("guard",), "block", 1_000)
 
 
 class HeldStory:
-    """What was drafted, what was heard, and what the run had done."""
+    """The drafts, the published events, and the effects of a run."""
 
     def __init__(self, policing: PolicyPlan = JUDGED, **changes: Any) -> None:
         self.run = GatedRun.accept(RUN, accepted(policing=policing, **changes), START_MS)
@@ -31,7 +31,7 @@ class HeldStory:
         self._collect()
 
     def provider(self, *events: BusEvent) -> list[PublicEvent]:
-        """Normalised events of the present attempt; what is heard at once."""
+        """Apply normalised events of the present attempt; return the events published at once."""
         s = self.run.state
         return self._step(s.turn, s.attempt, events)
 
@@ -40,7 +40,7 @@ class HeldStory:
         return self._step(0, CONTROL_ATTEMPT, events)
 
     def rule(self, *steps: PolicyVerdict, teller: str = "first") -> list[PublicEvent]:
-        """These rulings; what is heard of them."""
+        """Apply these verdicts; return the events that they release."""
         return self.control(PolicyVerdicts(teller, list(steps)))
 
     def pass_all(self, teller: str = "first") -> list[PublicEvent]:

@@ -1,4 +1,4 @@
-"""`on_failure` continue: the listener hears one text, whatever broke in the middle of it."""
+"""`on_failure` continue: the listener gets one text after any failure in the middle of it."""
 
 from __future__ import annotations
 
@@ -287,7 +287,7 @@ documents = st.lists(fragments, min_size=1, max_size=12).map("".join)
 
 
 def tell(said: str, breaks: list[int], reading: TextReading | None) -> Story:
-    """The story of a model that wants to say this, with so many characters of each attempt before it breaks."""
+    """The events of a model with this text, whose attempts break after these numbers of characters."""
     told = story(reading=reading, rules=RunLimits(max_losses=99))
     for size in breaks:
         if told.run.over or told.run.state.phase != "streaming":

@@ -1,4 +1,4 @@
-"""A run with policies: what is drafted, what is heard of it, and what waits until it is judged."""
+"""A run with policies: its drafts, its published events, and what waits for verdicts."""
 
 from __future__ import annotations
 
@@ -377,7 +377,7 @@ async def test_a_retry_voids_what_was_heard_under_the_numbers_that_were_heard() 
     story = HeldStory(on_failure="restart")
     story.provider(n.Start("m"), *text(0, "Hid"), n.BlockStart(1, "text"), n.TextDelta(1, "Hello"))
     story.ruled = len(story.drafts)
-    # As its policies number it, the text that is heard is block 0.
+    # In the numbering of its policies the published text is block 0.
     steps = held_back(story.drafts, block=0)
     story.rule(*(msgspec.structs.replace(s, events=[renumbered(e, -1) for e in s.events]) for s in steps))
     story.provider(n.Failed(ErrorInfo(code="overloaded", kind="overloaded", message="busy", retryable=True)))

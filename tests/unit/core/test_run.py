@@ -501,7 +501,7 @@ def test_a_deadline_that_the_fetcher_found_first_ends_the_run_in_the_same_way(po
 
 @pytest.mark.parametrize("policy", ["before_first_visible", "continue", "restart"])
 def test_an_attempt_that_breaks_after_the_deadline_ends_the_run_as_the_deadline_does(policy: str) -> None:
-    """Whichever is heard first: the clock, the fetcher, or what only followed from the run's being over."""
+    """In any order: the clock, the fetcher, or events that follow from the run's end."""
     story = Story(on_failure=policy, continues=True, deadline_ms=1)
     story.provider(n.BlockStart(0, "text"), n.TextDelta(0, "Hel"))
     lost = ErrorInfo(code="worker_lost", kind="internal", message="the fetcher was lost", retryable=True)

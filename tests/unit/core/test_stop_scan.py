@@ -1,4 +1,4 @@
-"""Stop strings in chat mode: found however the text is cut, nothing of one is heard, and the end says which it was."""
+"""Stop strings in chat mode: found however the text is cut, never published, and named in the run's end."""
 
 from __future__ import annotations
 

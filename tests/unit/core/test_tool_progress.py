@@ -1,4 +1,4 @@
-"""How far a tool's call is: told while the call is open, and never otherwise."""
+"""Progress of a tool call is published only while the call is open."""
 
 from __future__ import annotations
 

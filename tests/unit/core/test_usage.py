@@ -1,4 +1,4 @@
-"""What a run cost is told at its end, however it ended; and whose answer it was."""
+"""Every end of a run has its usage and the model that answered."""
 
 from __future__ import annotations
 

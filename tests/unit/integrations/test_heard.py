@@ -1,4 +1,4 @@
-"""How far a run was heard, by the text that was spoken."""
+"""Finding how far a listener heard a run, from the spoken text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command where only the light client is installed, the README of an index page, and what texts tell to install."""
+"""The command with only the light client installed, the README of an index page, and install instructions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ main(["demo"])
 """
 
 UNPUBLISHED = re.compile(r"(?:pip|pipx|uv|uvx|uv tool|uv pip) (?:install|run|add)? ?['\"]?tokenbus\b(?![-/.])")
-"""Tells somebody to install the name from an index, where anybody could register it."""
+"""Matches an instruction to install the name from an index, where anyone could register it."""
 
 TEXTS = ("*.md", "docs/**/*.*", "deploy/**/*.md", "clients/*/README.md", "shared/**/*.py", "services/**/*.py")
 

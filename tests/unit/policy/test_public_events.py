@@ -1,4 +1,4 @@
-"""Policies on a run's public events: what they are told, and that what they leave is a sound run."""
+"""Policies on a run's public events: the chunks that they get, and that their output is a well-formed run."""
 
 from __future__ import annotations
 

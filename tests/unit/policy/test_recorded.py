@@ -57,7 +57,7 @@ async def test_holding_everything_until_it_is_complete_gives_the_same_stream(row
     if not isinstance(events[-1], TERMINAL):
         assert out == []  # the recording leads to a further call of the provider
     elif any(isinstance(event, Retrying) for event in events):
-        assert Response.of(out).text == Response.of(events).text  # what is void by the time is never told
+        assert Response.of(out).text == Response.of(events).text  # blocks discarded by then are never passed on
     else:
         assert out == events
 

@@ -1,4 +1,4 @@
-"""Read a response with a decoder, however its bytes are cut, and tell what came out."""
+"""Read a response with a decoder, with its bytes cut in any way, and return the events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever the bytes: no exception, exactly one terminal event, events and state that travel, bounded memory."""
+"""For any bytes: no exception, exactly one terminal event, serialisable events and state, bounded memory."""
 
 from __future__ import annotations
 

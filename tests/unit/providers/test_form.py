@@ -79,7 +79,7 @@ def test_no_content_breaks_out_of_its_part(fields: dict[str, str], contents: lis
 def test_the_boundary_is_that_of_the_content_and_of_no_other() -> None:
     one, again, other = (form({"a": text}, [CAT])[0] for text in ("x", "x", "y"))
     assert one == again != other
-    # What stands on one side of a border is told apart from what stands on the other.
+    # Texts before and after a boundary are compared separately.
     assert form({"a": "bc"}, [])[0] != form({"ab": "c"}, [])[0]
 
 

@@ -1,4 +1,4 @@
-"""Arguments in pieces: what they amount to, whatever the object, and what cannot be written."""
+"""Arguments in pieces: their value for any object, and values that cannot be represented."""
 
 from __future__ import annotations
 

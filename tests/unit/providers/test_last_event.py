@@ -1,4 +1,4 @@
-"""A stream's last event is seen without decoding it: never too early, whatever the stream says."""
+"""A stream's last event is detected without decoding it, and never too early, for any content."""
 
 from __future__ import annotations
 

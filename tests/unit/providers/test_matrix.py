@@ -1,6 +1,6 @@
 """Provider and mode as one matrix: what each cell makes of the same request, letter by letter, in `golden/`.
 
-`python -m tests.unit.providers.test_matrix` writes the files anew; what changed is for a person to judge.
+`python -m tests.unit.providers.test_matrix` rewrites the files; a person reviews the difference.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ FILES = [
         content=[ToolResultPart(tool_id="t1", content=[ImagePart(source=FileSource(file_id="file-3"))])],
     ),
 ]
-"""Media that lie with the provider."""
+"""Media stored at the provider."""
 NAMED = [
     Message(role="user", participant="Alice", content="Hello"),
     Message(role="user", participant="Bob", content="Hi"),

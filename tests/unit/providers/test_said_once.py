@@ -1,4 +1,4 @@
-"""Each thing is heard once, whatever a provider says twice, and wherever: by an item's id, its place, its text."""
+"""Content that a provider repeats is emitted once: repeats are found by an item's id, its place, or its text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was told of a text, and halves of characters: for any text, cut anywhere."""
+"""Parts of a text that were already emitted, and halves of characters: for any text, cut anywhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All recorded streams, any part of them told again wherever their API has a place for it: the run stays the same.
+"""All recorded streams with any part repeated wherever their API has a place for it: the run stays the same.
 
 The places are made by machine, a few of each stream, the same ones each time.
 """
@@ -212,7 +212,7 @@ CLASHING = [{items_elsewhere, other_ids}, {no_positions, other_ids}, {no_positio
 
 
 def compact(said: Answer) -> Answer:
-    """Arguments that were told whole are as whoever told them laid them out."""
+    """Arguments that arrived whole keep their provider's layout."""
     return msgspec.structs.replace(said, calls=[(a, b, c.replace(" ", "")) for a, b, c in said.calls])
 
 
@@ -225,7 +225,7 @@ def test_a_stream_that_tells_its_parts_again_says_the_same(row: Recording) -> No
     if any(not isinstance(event, dict) or "error" in str(event.get("type", "")) for event in events):
         return
     if row.expected.get("delta_vs_done_mismatch") or sum(e.get("type") == "message_start" for e in events) > 1:
-        return  # its ends say other things than its deltas; or it begins anew, so that an index is no block's own
+        return  # its ends differ from its deltas; or it restarts, so that an index names no single block
     wanted = compact(said_by(row, events))
     for seed in range(TRIES):
         chance = random.Random(f"{row.file} {seed}")

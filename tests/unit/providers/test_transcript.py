@@ -1,4 +1,4 @@
-"""A conversation as one text: what the model reads, where it goes on, and which strings stop it."""
+"""A conversation as one text: the model's input, where it continues, and its stop strings."""
 
 from __future__ import annotations
 

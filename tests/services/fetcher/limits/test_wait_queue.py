@@ -21,11 +21,11 @@ OTHER = Scope("model", "limits:model:other")
 
 
 class Server:
-    """Stands for the limits on the server: refuses what it is told to, and writes down what it hears."""
+    """A stand-in for the limits on the server: refuses the given scopes and records each call."""
 
     def __init__(self) -> None:
         self.closed: dict[Scope, float] = {}
-        """Scopes that refuse, each with the wait that it tells."""
+        """Scopes that refuse, each with the wait that it reports."""
         self.settled: list[tuple[str, int | None]] = []
         self.asked: list[str] = []
         self.broken: str | None = None
@@ -64,7 +64,7 @@ class Hall:
         self.tasks: dict[str, asyncio.Task[None]] = {}
 
     def arrive(self, call: str, *scopes: Scope, tenant: str = "") -> asyncio.Task[None]:
-        """Somebody comes and waits."""
+        """A caller arrives and waits."""
         self.tasks[call] = asyncio.create_task(self._wait(ReservationRequest(call, tenant, scopes, 0)))
         return self.tasks[call]
 

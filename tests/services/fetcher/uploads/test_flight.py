@@ -1,4 +1,4 @@
-"""Turns that wait for one upload: their work goes on as long as it moves, and counts as stuck if it does not."""
+"""Turns that wait for one upload: they stay alive while it makes progress, and count as stuck if it does not."""
 
 from __future__ import annotations
 

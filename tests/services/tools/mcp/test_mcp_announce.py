@@ -24,7 +24,7 @@ async def test_a_list_that_cannot_be_written_keeps_no_other_back(server: Server,
     try:
         assert await lists.read("broken") is None
         assert await lists.read("well") == {"b": Tool(name="b")}
-        definitions["broken"] = [Tool(name="a")]  # tried again, without being told
+        definitions["broken"] = [Tool(name="a")]  # retried without a notification
         await eventually(lambda: lists.read("broken"))
     finally:
         await announcing.close()

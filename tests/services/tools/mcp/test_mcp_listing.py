@@ -1,4 +1,4 @@
-"""What a server lists is told to models only as far as it can be."""
+"""Models get a server's listed tools only if they are valid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with the settings of MCP servers is told before anything starts."""
+"""Errors in the settings of MCP servers are reported before anything starts."""
 
 from __future__ import annotations
 

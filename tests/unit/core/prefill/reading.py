@@ -76,7 +76,7 @@ def regions(events: Iterable[n.Normalized]) -> list[Region]:
 
 
 def same(found: list[Region], wanted: list[Region]) -> bool:
-    """Calls are compared by what they say: a malformed one is not to run, whatever its input was."""
+    """Calls are compared by content: a malformed one must not run, for any input."""
     if len(found) != len(wanted):
         return False
     for one, other in zip(found, wanted, strict=True):

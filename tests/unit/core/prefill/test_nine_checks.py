@@ -1,4 +1,4 @@
-"""The nine checks of the original proposal: a listener gets clean content, whatever the model's text looked like."""
+"""The nine checks of the original proposal: a listener gets clean content for any text of the model."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def spoken() -> list[PublicEvent]:
 
 
 def joined(events: list[PublicEvent]) -> list[dict[str, Any]]:
-    """Neighbouring chunks as one, without what tells when they left."""
+    """Neighbouring chunks joined, without their timing."""
     out: list[dict[str, Any]] = []
     for event in events:
         plain: dict[str, Any] = msgspec.to_builtins(event)

@@ -1,4 +1,4 @@
-"""A run whose model writes its blocks as text: when its turns end, what runs, and what the next turn goes on from."""
+"""A run in prefill mode: when its turns end, which calls run, and the text that the next turn continues."""
 
 from __future__ import annotations
 
