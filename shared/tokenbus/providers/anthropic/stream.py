@@ -17,34 +17,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
-from tokenbus.errors import Malformed, TooLarge
+from tokenbus.errors import Malformed
 from tokenbus.events.normalized import (
-    BlockStart,
-    BlockStop,
     Done,
-    Extra,
     Failed,
     FinishReason,
     Normalized,
-    Opaque,
     Start,
     Terminal,
-    TextDelta,
-    ThinkingDelta,
     ToolCallDelta,
-    ToolCallDone,
-    ToolCallStart,
     UsageSeen,
 )
 from tokenbus.events.usage import Usage
 from tokenbus.providers.anthropic import wire
-from tokenbus.providers.anthropic.stream_blocks import EmittedBlock, OpenBlock, fields_of, further_fields, remaining_of
-from tokenbus.providers.response.decoder import MAX_OPEN_BLOCKS, ResponseDecoder, finish_of
+from tokenbus.providers.anthropic.block_decoder import BlockDecoder
+from tokenbus.providers.anthropic.stream_blocks import remaining_of
+from tokenbus.providers.response.decoder import finish_of
 from tokenbus.providers.response.end_of_stream import cut_before
 from tokenbus.providers.response.error_mapping import provider_failure
-from tokenbus.providers.response.json_decode import is_null, tag_of, text_of
+from tokenbus.providers.response.json_decode import is_null, text_of
 from tokenbus.providers.response.sse import SseEvent
 from tokenbus.providers.response.usage import count, latest
 
@@ -59,21 +50,11 @@ FINISH: dict[str, FinishReason] = {
 }
 
 
-class AnthropicDecoder(ResponseDecoder, kw_only=True, rename={"emitted": "told"}):
+class AnthropicDecoder(BlockDecoder, kw_only=True):
     """Decodes one Messages API response; see `tokenbus.providers.api.Decoder`."""
 
     message_id: str | None = None
     """None before `message_start`."""
-    blocks: dict[int, OpenBlock] = msgspec.field(default_factory=dict[int, OpenBlock])
-    """Open blocks by the provider's index."""
-    last_index: int = -1
-    last_ordinal: int = -1
-    """The last closed block; its citations may arrive late."""
-    emitted: list[EmittedBlock] = msgspec.field(default_factory=list[EmittedBlock])
-    """Completed blocks, in order."""
-    next_ordinal: int = 0
-    calls: int = 0
-    """Number of completed tool calls."""
     stop_reason: str = ""
     stop_sequence: str = ""
     usage: dict[str, object] | None = None
@@ -198,186 +179,6 @@ class AnthropicDecoder(ResponseDecoder, kw_only=True, rename={"emitted": "told"}
         finish = finish_of(FINISH.get(self.stop_reason, "unknown"), self.calls)
         usage = usage_of(self.usage) if self.usage else None
         return Done(finish, self.stop_reason, usage, self.stop_sequence)
-
-    # --- blocks ---------------------------------------------------------------------------------------------
-
-    def _open(
-        self, index: int, data: bytes, out: list[Normalized], *, whole: bool = False, text: str | None = None
-    ) -> None:
-        """Start a block. ``text`` overrides the block's text if part of it was already emitted."""
-        parsed = wire.read_block(data)
-        if not whole and self._continues_block(index, parsed, out):
-            return
-        if index in self.blocks:
-            raise Malformed("content_block_start", f"index {index} is already open")
-        if len(self.blocks) >= MAX_OPEN_BLOCKS:
-            raise TooLarge("open blocks", len(self.blocks) + 1, MAX_OPEN_BLOCKS, unit="blocks")
-        if isinstance(parsed, wire.TextBlock):
-            self.blocks[index] = block = OpenBlock("text", whole=whole)
-            self._begin_with(block, parsed.text or "" if text is None else text, out)
-            for citation in parsed.citations or []:
-                self._cite(block, citation, out)
-            return
-        ordinal = self._take_ordinal()
-        match parsed:
-            case wire.ThinkingBlock():
-                self.blocks[index] = block = OpenBlock("thinking", ordinal, whole)
-                out.append(BlockStart(ordinal, "thinking"))
-                self._begin_with(block, parsed.thinking or "" if text is None else text, out)
-                if parsed.signature:
-                    out.append(Opaque(ordinal, "signature", parsed.signature))
-            case wire.RedactedBlock():
-                self.blocks[index] = OpenBlock("thinking", ordinal, whole)
-                out.append(BlockStart(ordinal, "thinking"))
-                out.append(Opaque(ordinal, "redacted", parsed.data))
-            case wire.ToolUseBlock():
-                if not parsed.name:
-                    raise Malformed("content_block_start", "tool_use has no name")
-                prefilled = "" if is_null(parsed.input) else text_of(parsed.input)
-                self.blocks[index] = OpenBlock("tool", ordinal, whole, parsed.id, prefilled=prefilled)
-                out.append(ToolCallStart(ordinal, parsed.id or f"call_{ordinal}", parsed.name, derived=not parsed.id))
-                if fields := further_fields(data):
-                    out.append(Opaque(ordinal, "fields", fields))
-            case wire.Unknown():
-                self.blocks[index] = block = OpenBlock("item", ordinal, whole, name=parsed.type, item=data.decode())
-                self._hold_for(block, len(data))
-
-    def _continues_block(self, index: int, parsed: wire.Block | wire.Unknown, out: list[Normalized]) -> bool:
-        """Whether this start belongs to a block from `message_start`. Earlier such blocks are complete and get
-        closed.
-        """
-        for before in [at for at, block in self.blocks.items() if block.whole and at < index]:
-            self._close_block(before, out)
-        block = self.blocks.get(index)
-        if block is None or not block.whole:
-            return False
-        block.whole = False
-        match parsed:
-            case wire.TextBlock() if block.kind == "text":
-                self._repeat_start(block, parsed.text or "", out)
-            case wire.ThinkingBlock() if block.kind == "thinking":
-                self._repeat_start(block, parsed.thinking or "", out)
-                if parsed.signature:
-                    out.append(Opaque(block.ordinal, "signature", parsed.signature))
-            case wire.RedactedBlock() if block.kind == "thinking":
-                pass
-            case wire.ToolUseBlock() if block.kind == "tool" and block.tool_id == parsed.id:
-                pass
-            case wire.Unknown() if block.kind == "item" and block.name == parsed.type:
-                pass
-            case _:
-                self._close_block(index, out)
-                return False
-        return True
-
-    def _begin_with(self, block: OpenBlock, text: str, out: list[Normalized]) -> None:
-        """Emit the text in a block's start."""
-        self._text(block, text, out)
-        block.begun = text
-        self._hold_for(block, len(text))
-
-    def _repeat_start(self, block: OpenBlock, text: str, out: list[Normalized]) -> None:
-        """Handle a second start of the same block, which may have more text."""
-        if new := block.emitted.rest(text):
-            self._text(block, new, out)
-            self._hold_for(block, len(new))
-            block.begun = text
-
-    def _delta(self, parsed: wire.BlockDelta, out: list[Normalized]) -> None:
-        delta = parsed.delta
-        block = self.blocks.get(parsed.index)
-        if block is None:
-            if isinstance(delta, wire.CitationsDelta) and parsed.index == self.last_index:
-                return self._extra("citation", text_of(delta.citation), out, self.last_ordinal)
-            raise Malformed("content_block_delta", f"index {parsed.index} is not open")
-        match delta:
-            case wire.TextDelta() if block.kind == "text":
-                self._text(block, block.new_part(delta.text), out)
-            case wire.ThinkingDelta() if block.kind == "thinking":
-                self._text(block, block.new_part(delta.thinking), out)
-            case wire.InputDelta() if block.kind == "tool":
-                if delta.partial_json:
-                    block.streamed = True
-                    block.emitted.add(delta.partial_json)
-                    out.append(ToolCallDelta(block.ordinal, delta.partial_json))
-            case wire.InputDelta() if block.kind == "item":
-                self._hold_for(block, len(delta.partial_json))
-                block.pieces.append(delta.partial_json)
-            case wire.SignatureDelta() if block.kind == "thinking":
-                out.append(Opaque(block.ordinal, "signature", delta.signature))
-            case wire.CitationsDelta() if block.kind == "text":
-                self._cite(block, delta.citation, out)
-            case _:
-                self._extra(str(delta.__struct_config__.tag), msgspec.json.encode(delta).decode(), out, block.shown)
-        return None
-
-    def _unknown_delta(self, parsed: wire.UnknownDelta, out: list[Normalized]) -> None:
-        """Handle a delta of unknown type. One named after its block's type (compaction) carries fields of the block."""
-        block = self.blocks.get(parsed.index)
-        fields = fields_of(bytes(parsed.delta))
-        name = tag_of(bytes(parsed.delta))
-        if block and block.kind == "item" and name == f"{block.name}_delta":
-            for field, value in fields.items():
-                if field != "type" and not is_null(value):
-                    self._hold_for(block, len(bytes(value)))
-                    block.fields[field] = text_of(value)
-        else:
-            self._extra(name, text_of(parsed.delta), out, block.shown if block else -1)
-
-    def _close_block(self, index: int, out: list[Normalized]) -> None:
-        block = self.blocks.pop(index, None)
-        if block is None:
-            return
-        self._text(block, block.again, out)
-        match block.kind:
-            case "tool":
-                if block.prefilled and not block.streamed:
-                    out.append(ToolCallDelta(block.ordinal, block.prefilled))
-                out.append(ToolCallDone(block.ordinal))
-                self.calls += 1
-            case "item":
-                out.append(Extra(f"anthropic.{block.name}", block.completed(), ordinal=block.ordinal))
-            case "text" | "thinking":
-                if block.pieces:
-                    out.append(Opaque(block.ordinal, "citations", f"[{','.join(block.pieces)}]"))
-                if block.ordinal >= 0:
-                    out.append(BlockStop(block.ordinal))
-        self._hold(96 - block.held)
-        self.emitted.append(EmittedBlock(block.kind, block.tool_id, block.emitted))
-        self.last_index, self.last_ordinal = index, block.shown
-
-    def _text(self, block: OpenBlock, text: str, out: list[Normalized]) -> None:
-        if text:
-            self._open_text(block, out)
-            block.emitted.add(text)
-            delta = TextDelta if block.kind == "text" else ThinkingDelta
-            out.append(delta(block.ordinal, text))
-
-    def _cite(self, block: OpenBlock, citation: msgspec.Raw, out: list[Normalized]) -> None:
-        """Emit a citation at once, and keep it to send back with its block."""
-        json = text_of(citation)
-        self._hold_for(block, len(json))
-        block.pieces.append(json)
-        self._open_text(block, out)
-        self._extra("citation", json, out, block.ordinal)
-
-    def _open_text(self, block: OpenBlock, out: list[Normalized]) -> None:
-        """Emit the start of a text block with its first content."""
-        if block.ordinal < 0:
-            block.ordinal = self._take_ordinal()
-            out.append(BlockStart(block.ordinal, "text"))
-
-    def _hold_for(self, block: OpenBlock, size: int) -> None:
-        size += 64  # approximate memory overhead of a small piece
-        block.held += size
-        self._hold(size)
-
-    def _take_ordinal(self) -> int:
-        self.next_ordinal += 1
-        return self.next_ordinal - 1
-
-    def _extra(self, name: str, json: str, out: list[Normalized], ordinal: int = -1) -> None:
-        out.append(Extra(f"anthropic.{name}", json, ordinal if ordinal >= 0 else None))
 
 
 def usage_of(raw: dict[str, object]) -> Usage:
