@@ -30,7 +30,7 @@ UNWATCHED = {
     "tokenbus/bus/liveness.py:Liveness.start_passing": LIVENESS,
     "tokenbus/bus/liveness.py:beating": CALLER,
     "tokenbus/bus/server/clock.py:ServerClock.now_ms": STEP,
-    "tokenbus/bus/server/server.py:_Cluster.execute_command": STEP,
+    "tokenbus/bus/server/cluster_client.py:ClusterClient.execute_command": STEP,
     "tokenbus/bus/server/stream_reader.py:StreamReader._read_separately": READER,
     "tokenbus/client/display_pace.py:coalesced": READER,
     "tokenbus/client/log_tail.py:Hub._close": STEP,

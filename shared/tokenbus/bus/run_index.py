@@ -13,7 +13,7 @@ import msgspec
 from tokenbus.bus import run_record as fields
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.run_record import ENDED, UNENDED, status_of
-from tokenbus.bus.server.server import is_alien
+from tokenbus.bus.server.error_replies import is_alien
 from tokenbus.events.run_info import ListedState, RunInfo
 
 COMMANDS = 1000

@@ -13,9 +13,10 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from tokenbus.bus.scripts.script import ScriptCall, script
+from tokenbus.bus.server.error_replies import is_final, may_pass
 from tokenbus.bus.server.retry import ISOLATED_TRIES, retry_until_available
 from tokenbus.bus.server.run_scripts import run_script
-from tokenbus.bus.server.server import Server, is_final, may_pass
+from tokenbus.bus.server.server import Server
 from tokenbus.bus.server.stream_reader import Entry, Unreadable
 
 BROKEN_DELIVERIES = 3

@@ -15,8 +15,9 @@ from tests.waiting import eventually
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.scripts import Commit
+from tokenbus.bus.server.error_replies import may_pass
 from tokenbus.bus.server.run_scripts import run_script
-from tokenbus.bus.server.server import Server, may_pass
+from tokenbus.bus.server.server import Server
 from tokenbus.bus.work_queue import WorkQueue
 from tokenbus_services.process.embedded_server import EmbeddedServer
 

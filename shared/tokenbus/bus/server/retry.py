@@ -16,7 +16,8 @@ from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as NoReply
 
 from tokenbus.bus.liveness import beat
-from tokenbus.bus.server.server import Server, is_final, may_pass
+from tokenbus.bus.server.error_replies import is_final, may_pass
+from tokenbus.bus.server.server import Server
 
 log = logging.getLogger(__name__)
 

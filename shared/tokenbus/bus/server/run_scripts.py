@@ -9,8 +9,9 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from tokenbus.bus.scripts import ScriptCall, joined
+from tokenbus.bus.server.error_replies import is_alien
 from tokenbus.bus.server.script_cache import evaluate
-from tokenbus.bus.server.server import Server, is_alien
+from tokenbus.bus.server.server import Server
 
 JOINED_BYTES = 2**20
 """Maximum bytes of arguments per command, so that no command blocks the server for long."""

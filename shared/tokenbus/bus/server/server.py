@@ -9,7 +9,6 @@ value}), …]]`` in bytes, ``[]`` if nothing arrived in time.
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections import defaultdict
 from collections.abc import Generator, Sequence
@@ -24,20 +23,16 @@ from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
+from redis.exceptions import ConnectionError as ConnectionLost
 from redis.exceptions import (
-    ClusterError,
-    DataError,
-    NoScriptError,
     RedisClusterException,
     RedisError,
-    ResponseError,
 )
-from redis.exceptions import ConnectionError as ConnectionLost
-from redis.exceptions import TimeoutError as NoReply
 
-from tokenbus.bus.liveness import beat, stop_task
 from tokenbus.bus.server.clock import ServerClock
+from tokenbus.bus.server.cluster_client import ClusterClient
 from tokenbus.bus.server.connection_fixes import prompt
+from tokenbus.bus.server.error_replies import code_of, is_final
 from tokenbus.bus.server.fast_client import FastRedis
 from tokenbus.bus.server.url import ServerUrl, Topology, parse_url, password_in
 from tokenbus.errors import ServerFull, ServerTooOld, ServerUnavailable, SettingsError
@@ -181,7 +176,7 @@ class Server:
         }
         if url.topology == "cluster":
             nodes = [ClusterNode(host, port) for host, port in url.nodes]
-            return _prompt_cluster(_Cluster(startup_nodes=nodes, **pool, **login))
+            return _prompt_cluster(ClusterClient(startup_nodes=nodes, **pool, **login))
         if url.topology == "sentinel":
             group: Any = Sentinel(url.nodes, sentinel_kwargs=pool)
             self._sentinel = group
@@ -231,55 +226,6 @@ def _prompt_cluster(client: Any) -> RedisCluster:
     return client
 
 
-class _Cluster(RedisCluster):
-    """redis-py's Cluster client with three changes.
-
-    - redis-py asks the server with COMMAND GETKEYS for the keys of every XREAD and XREADGROUP, one round trip each.
-      Here the node comes from the key after STREAMS.
-    - The errors that redis-py raises while the Cluster is degraded are not RedisError. Here they become
-      ConnectionError.
-    - After a node fails to answer, redis-py blocks all other commands while it reloads the slots, possibly from that
-      very node. Here the other commands continue.
-    """
-
-    _asking: asyncio.Task[None] | None = None
-
-    async def aclose(self) -> None:
-        if self._asking is not asyncio.current_task():
-            await stop_task(self._asking)
-        await super().aclose()
-
-    async def execute_command(self, *args: Any, **kwargs: Any) -> Any:
-        beat()
-        try:
-            if args[0] in ("XREAD", "XREADGROUP") and "target_nodes" not in kwargs:
-                await self.initialize()
-                kwargs["target_nodes"] = self.get_node_from_key(args[_streams_at(args)])
-            return await super().execute_command(*args, **kwargs)
-        except RedisClusterException as e:
-            raise ConnectionLost(str(e)) from e
-        except (ConnectionLost, NoReply) as e:
-            failed = getattr(e, "last_failed_node_name", None)
-            if failed and self.nodes_manager.default_node:
-                self._initialize = False
-                if not self._asking or self._asking.done():
-                    self._asking = asyncio.create_task(self._ask_for_slots(failed), name="slots of the Cluster")
-            raise
-
-    async def _ask_for_slots(self, failed: str) -> None:
-        """Reload the slots from another node, if there is one. If none answers, the next failing command tries
-        again.
-        """
-        with suppress(RedisError, RedisClusterException, OSError):
-            await self.nodes_manager.initialize(last_failed_node_name=failed)
-
-
-def _streams_at(command: Sequence[Any]) -> int:
-    """Index of the first key. A group or consumer may be named STREAMS too, so the search begins after them."""
-    start = 4 if command[0] == "XREADGROUP" else 1
-    return next(i for i in range(start, len(command)) if command[i] in (b"STREAMS", "STREAMS")) + 1
-
-
 def _hash_tag(key: str) -> str:
     """The part of a key that determines its Cluster slot (https://valkey.io/topics/cluster-spec/#hash-tags)."""
     match = re.search(r"\{([^}]*)\}", key)
@@ -288,21 +234,6 @@ def _hash_tag(key: str) -> str:
 
 def _version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"[0-9]+", text)[:3])
-
-
-_WRAPPED = re.compile(r"-([A-Z]+) ")
-"""Redis 6.2 wraps the error of a command inside a script in its own text: ``… -OOM command not allowed …``."""
-_NOT_NOW = frozenset({"BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "MISCONF", "NOREPLICAS", "READONLY", "UNBLOCKED"})
-_NOT_YOU = frozenset({"NOAUTH", "NOPERM", "WRONGPASS"})
-_YOUR_FAULT = frozenset(
-    {"WRONGTYPE", "NOGROUP", "BUSYGROUP", "CROSSSLOT", "EXECABORT", "NOPROTO", "BUSYKEY", "INVALIDOBJ"}
-)
-_FAULT = re.compile(
-    r"unknown (sub)?command|wrong number of arguments|syntax error|not an integer|not a valid float|no such key"
-    r"|ID specified in XADD|Invalid stream ID|out of range|script: |user_script|running script|compiling script",
-    re.IGNORECASE,
-)
-"""Final errors among those that begin with ERR, or that a script raised."""
 
 
 @contextmanager
@@ -314,39 +245,8 @@ def translated(server: Server, key: str = "") -> Generator[None]:
     try:
         yield
     except (RedisError, OSError) as e:
-        if _code(e) == "OOM":
+        if code_of(e) == "OOM":
             raise ServerFull(key or server.url.safe, f"the server is out of memory: {e}") from e
         if not is_final(e):
             raise ServerUnavailable(server.url.safe, str(e) or type(e).__name__) from e
         raise
-
-
-def may_pass(error: RedisError | OSError) -> bool:
-    """Whether the server reports a temporary state, so that the same command may succeed later."""
-    return isinstance(error, (ClusterError, NoScriptError)) or _code(error) in _NOT_NOW | _NOT_YOU | {"OOM"}
-
-
-def is_alien(error: object) -> bool:
-    """Whether the server reports a key of the wrong type, which means that another program wrote it."""
-    return isinstance(error, ResponseError) and _code(error) == "WRONGTYPE"
-
-
-def is_final(error: RedisError | OSError) -> bool:
-    """Whether the server or redis-py rejected this command itself.
-
-    Any other error may be temporary or not: a broken connection, an unknown reply, a proxy's own error.
-    """
-    if isinstance(error, DataError):
-        return True
-    if may_pass(error):  # a script may have raised it
-        return False
-    return _code(error) in _YOUR_FAULT or (isinstance(error, ResponseError) and bool(_FAULT.search(str(error))))
-
-
-def _code(error: Exception) -> str:
-    """The error code of the server's reply; redis-py strips the codes that it knows."""
-    if not isinstance(error, ResponseError):
-        return ""
-    if wrapped := _WRAPPED.search(str(error)):
-        return wrapped[1]
-    return getattr(error, "status_code", None) or str(error).partition(" ")[0]

@@ -14,8 +14,9 @@ import msgspec
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as NoReply
 
+from tokenbus.bus.server.error_replies import is_alien, is_final, may_pass
 from tokenbus.bus.server.retry import FIRST_PAUSE_S, LONGEST_PAUSE_S
-from tokenbus.bus.server.server import Server, is_alien, is_final, may_pass
+from tokenbus.bus.server.server import Server
 
 Fields: TypeAlias = dict[bytes, bytes]
 Entry: TypeAlias = tuple[bytes, Fields]

@@ -19,7 +19,8 @@ from redis.exceptions import RedisError
 
 from tokenbus.bus.keys import InternalTopic, Keys
 from tokenbus.bus.liveness import Liveness, holding, slack
-from tokenbus.bus.server.server import Server, is_alien
+from tokenbus.bus.server.error_replies import is_alien
+from tokenbus.bus.server.server import Server
 from tokenbus.bus.stage.background_tasks import BackgroundTasks
 from tokenbus.bus.stage.committer import AppliedBatch, Committer
 from tokenbus.bus.stage.loading.owned_partitions import OwnedPartitions

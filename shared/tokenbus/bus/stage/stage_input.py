@@ -12,7 +12,8 @@ from functools import partial
 from redis.exceptions import ResponseError
 
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server.server import Server, is_alien
+from tokenbus.bus.server.error_replies import is_alien
+from tokenbus.bus.server.server import Server
 from tokenbus.bus.server.stream_reader import StreamReader
 from tokenbus.bus.stage.background_tasks import BackgroundTasks
 from tokenbus.bus.stage.partition import Partition

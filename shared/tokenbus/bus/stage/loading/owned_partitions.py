@@ -9,7 +9,8 @@ from collections.abc import Callable
 from tokenbus.bus.keys import InternalTopic, Keys
 from tokenbus.bus.leases import Lease, Leases
 from tokenbus.bus.liveness import Liveness, holding, stop_task
-from tokenbus.bus.server.server import Server, is_alien
+from tokenbus.bus.server.error_replies import is_alien
+from tokenbus.bus.server.server import Server
 from tokenbus.bus.stage.commit_journal import LOST_WRITES, CommitJournal
 from tokenbus.bus.stage.committer import Committer
 from tokenbus.bus.stage.loading.partition_loader import PartitionLoader

@@ -12,8 +12,9 @@ from tokenbus.bus import scripts
 from tokenbus.bus.keys import DATA_FIELD, Keys
 from tokenbus.bus.leases import Lease
 from tokenbus.bus.run_record import ATTEMPT, ENDED, SEQ, STATUS, TURN, status_of
+from tokenbus.bus.server.error_replies import is_final
 from tokenbus.bus.server.run_scripts import run_script
-from tokenbus.bus.server.server import Server, is_final
+from tokenbus.bus.server.server import Server
 from tokenbus.bus.server.stream_reader import Entry, Unreadable
 from tokenbus.bus.stage.loading.careful_replay import REASON, CarefulReplay
 from tokenbus.bus.stage.logic import LearnsFromLog, RunPosition
