@@ -1,7 +1,9 @@
-"""A replay that notes each of its steps before it begins: the next owner knows then on which step its worker died.
+"""A replay that notes its steps before they begin: the next owner knows then at which step its worker died.
 
 A checkpoint or an entry that crashes its workers leaves no error behind. So after some replays that came to no end, the
-next ones are careful, and leave out a step on which workers died twice. Only the runs of that step lose their state.
+next ones are careful. At first they note each page of entries. Within a page at which a worker died, they note each
+frame, and they leave out a frame at which two workers died. Only the run of that frame loses its state. The same holds
+for checkpoints, all of which are one page.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from tokenbus.bus.server.server import Server
 CAREFUL_REPLAYS = 2
 """After more replays than this in a row that came to no end, the next ones are careful."""
 MOST_DEATHS = 2
-"""A step is left out after its workers died so often."""
+"""A step is left out after its workers died so often. One more died at its page."""
+CAREFUL_PAGE = 50
+"""Entries of a page: each note costs a command, so a careful replay takes hardly longer than any other."""
 STEPS_FIELD = "replaying"
 """The lease hash's field of `NotedSteps`."""
 REASON = f"{MOST_DEATHS} workers died as they restored it"
@@ -26,15 +30,18 @@ REASON = f"{MOST_DEATHS} workers died as they restored it"
 class NotedSteps(msgspec.Struct, frozen=True, array_like=True):
     """What a careful replay has written down."""
 
+    page: str = ""
+    """The last page that began."""
     step: str = ""
-    """The last step that began."""
+    """The last step of it that began, if its steps were noted."""
     tries: int = 0
-    """How often it began in replays that came to no end."""
-    left_out: list[str] = []
+    """How often that step began in replays that came to no end."""
+    left_out: dict[str, str] = {}
+    """Steps to leave out, and their pages."""
 
     @classmethod
     def parse(cls, stored: bytes | None) -> Self:
-        """From the lease hash; empty if it is from an unknown version."""
+        """From the lease hash; empty if there is nothing, or it is from an unknown version."""
         try:
             return msgspec.msgpack.decode(stored or b"", type=cls)
         except msgspec.DecodeError:
@@ -49,15 +56,27 @@ class CarefulReplay:
         self._server = server
         self._lease_key = lease_key
         self._found = found
-        self._left_out = set(found.left_out)
+        self._left_out = dict(found.left_out)
         if found.tries >= MOST_DEATHS:
-            self._left_out.add(found.step)
+            self._left_out[found.step] = found.page
+        self._page = ""
+
+    async def begin_page(self, page: str) -> bool:
+        """Note that the page begins. True: each of its steps must `begin` too. Raises redis-py's errors."""
+        self._page = page
+        if page == self._found.page or page in self._left_out.values():
+            return True
+        await self._note(NotedSteps(page, left_out=self._left_out))
+        return False
 
     async def begin(self, step: str) -> bool:
         """Note that the step begins. False: it must be left out. Raises redis-py's errors."""
         if step in self._left_out:
             return False
         tries = self._found.tries + 1 if step == self._found.step else 1
-        noted = msgspec.msgpack.encode(NotedSteps(step, tries, sorted(self._left_out)))
-        await run_script(self._server, scripts.note(self._lease_key, STEPS_FIELD, noted))
+        await self._note(NotedSteps(self._page, step, tries, self._left_out))
         return True
+
+    async def _note(self, noted: NotedSteps) -> None:
+        value = msgspec.msgpack.encode(noted)
+        await run_script(self._server, scripts.note(self._lease_key, STEPS_FIELD, value))

@@ -16,7 +16,7 @@ from tokenbus.bus.server.error_replies import is_final
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.server.stream_reader import Entry, Unreadable
-from tokenbus.bus.stage.loading.careful_replay import REASON, CarefulReplay
+from tokenbus.bus.stage.loading.careful_replay import CAREFUL_PAGE, REASON, CarefulReplay
 from tokenbus.bus.stage.logic import LearnsFromLog, RunPosition
 from tokenbus.bus.stage.partition import Partition
 from tokenbus.bus.stage.quarantine import TRIES_FIELD, IsolatedTries
@@ -52,7 +52,7 @@ async def rebuild(
                     raise
                 break  # without its pieces the run is unreadable
             pieces[run] |= {number: piece for number, piece in zip(group, found, strict=True) if piece is not None}
-    if careful is None:
+    if careful is None or not await careful.begin_page("checkpoints"):
         part.restore(checkpoints, pieces)
     else:
         for name, data in checkpoints.items():
@@ -62,13 +62,14 @@ async def rebuild(
             else:
                 part.give_up_input(run, lease.offset, REASON)
     while part.offset != lease.offset:
-        page, unreadable = await _page(server, part, lease.offset)
+        count = CAREFUL_PAGE if careful else REPLAY_PAGE
+        page, unreadable = await _page(server, part, lease.offset, count)
         if not page and not unreadable:
             token = await client.hget(part.lease_key, "token")
             if token is None or token.decode() == part.token:
                 log.error("%s: entries are gone that a replay needs", part.lease_key)
             break  # else another owner has trimmed the entries; this rebuild is obsolete
-        if careful is None:
+        if careful is None or not await careful.begin_page(f"after {part.offset}"):
             part.replay(page)
         else:
             await _replay_carefully(part, page, careful, lease.offset)
@@ -103,7 +104,7 @@ async def give_up_state(server: Server, keys: Keys, part: Partition, lease: Leas
     part.loads = await run_script(server, scripts.count(part.lease_key, "loads"))
     part.lose((name.decode(errors="replace") for name in await server.client.hkeys(part.state_key)), reason)
     while part.offset != lease.offset:
-        page, unreadable = await _page(server, part, lease.offset)
+        page, unreadable = await _page(server, part, lease.offset, REPLAY_PAGE)
         if not page and not unreadable:
             break
         for entry_id, fields in page:
@@ -114,14 +115,14 @@ async def give_up_state(server: Server, keys: Keys, part: Partition, lease: Leas
     part.finish_replay(lease.offset)
 
 
-async def _page(server: Server, part: Partition, last: str) -> tuple[list[Entry], Unreadable | None]:
+async def _page(server: Server, part: Partition, last: str, count: int) -> tuple[list[Entry], Unreadable | None]:
     """The next entries of a replay, and the unreadable entry that follows them, if any."""
     try:
-        return await server.client.xrange(part.stream, f"({part.offset}", last, count=REPLAY_PAGE), None
+        return await server.client.xrange(part.stream, f"({part.offset}", last, count=count), None
     except (RedisError, OSError) as e:
         if not await may_be_an_entry(server, e):
             raise
-    return await read_one_by_one(server, part.stream, after=part.offset, last=last, count=REPLAY_PAGE)
+    return await read_one_by_one(server, part.stream, after=part.offset, last=last, count=count)
 
 
 async def learn_from_logs(server: Server, keys: Keys, part: Partition, runs: Iterable[str]) -> None:
