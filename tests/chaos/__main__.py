@@ -31,6 +31,10 @@ ROUND_S = 60.0
 """Of chaos, before all is mended, stopped and judged, and the next deployment begins."""
 ROTATION: tuple[Kind, ...] = ("single", "cluster", "disk", "single", "sentinel")
 """The servers of the rounds, in turn."""
+FLEET_NAMES = ("separate", "chained", "both")
+"""Of `tests.chaos.workers.FLEETS`."""
+CLIENTS = 6
+"""Clients of gateways at any time, in rounds that have some."""
 _THROUGHOUT = ("clocks", "hostile")
 """Faults that are there all the time, or not at all."""
 HARMFUL = 1 / 3
@@ -47,6 +51,10 @@ def main() -> None:
     parser.add_argument("--broken", choices=[*BUILDS], help="a build that must be caught")
     parser.add_argument("--server", choices=[*KINDS], help="of every round; by default they take turns")
     parser.add_argument("--faults", help="only these, by name, with commas between them")
+    parser.add_argument("--fleet", choices=FLEET_NAMES, help="of every round; by default chance decides")
+    parser.add_argument("--round", type=float, default=ROUND_S, help="seconds of chaos in each round (60)")
+    parser.add_argument("--clients", type=float, default=0.5, help="share of the rounds with clients of gateways (0.5)")
+    parser.add_argument("--changes", type=float, default=1 / 3, help="share that changes its partitions (1/3)")
     parser.add_argument("--keep", type=Path, help="keep the rounds with violations here: record.json and logs")
     options = parser.parse_args()
     seed, _, only = (options.seed or str(random.randrange(10**6))).partition(".")
@@ -55,10 +63,17 @@ def main() -> None:
     began = time.monotonic()
     rounds: list[tuple[Record, list[Violation]]] = []
     try:
-        for number, seconds in _rounds(options.seconds, int(only) if only else None):
+        for number, seconds in _rounds(options.seconds, int(only) if only else None, options.round):
             server = options.server or ROTATION[number % len(ROTATION)]
             plan = msgspec.structs.replace(
-                plain, seed=f"{seed}.{number}", seconds=seconds, build=options.broken, server=server
+                plain,
+                seed=f"{seed}.{number}",
+                seconds=seconds,
+                build=options.broken,
+                server=server,
+                fleet=FLEET_NAMES.index(options.fleet) if options.fleet else None,
+                clients=CLIENTS if _has(options.clients, number, 0) else 0,
+                changes=_has(options.changes, number, 1),
             )
             try:
                 record, found = _round(plan, options.keep)
@@ -67,11 +82,18 @@ def main() -> None:
                 continue
             rounds.append((record, found))
             told = f"{server}, {len(record.stories)} runs, {report.beyond_one(record)} tools run again"
+            told += f", {len(record.visits)} clients of gateways" if record.visits else ""
+            told += f", {record.partitions} to {record.change.number} partitions" if record.change else ""
             print(f"round {plan.seed}: {told}, {len(found)} violations", flush=True)
     except KeyboardInterrupt:
         sys.exit(130)
     report.show(rounds, seed, time.monotonic() - began)
     sys.exit(any(found for _, found in rounds))
+
+
+def _has(share: float, number: int, shift: int) -> bool:
+    """Whether the round with this number is among this share of all; ``shift``: so that two things may meet or not."""
+    return int((number + shift + 1) * share) > int((number + shift) * share)
 
 
 def _plan(names: str) -> Plan:
@@ -84,14 +106,14 @@ def _plan(names: str) -> Plan:
     return plan if "hostile" in asked else msgspec.structs.replace(plan, hostile=0.0)
 
 
-def _rounds(seconds: float, only: int | None) -> Iterator[tuple[int, float]]:
+def _rounds(seconds: float, only: int | None, longest: float) -> Iterator[tuple[int, float]]:
     """The number of each round and its seconds of chaos, until the time is over; at least one."""
     until = time.monotonic() + seconds
     for number in itertools.count() if only is None else [only]:
         left = until - time.monotonic() - END_S
         if number and only is None and left < END_S:
             return
-        yield number, min(ROUND_S, max(left, 5.0))
+        yield number, min(longest, max(left, 5.0))
 
 
 def _round(plan: Plan, keep: Path | None) -> tuple[Record, list[Violation]]:

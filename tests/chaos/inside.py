@@ -28,7 +28,7 @@ END, FREEZE = signal.SIGUSR2, signal.SIGWINCH
 """On these one of its long-lived tasks ends, or stands still for ever."""
 _OLD_S = 1.0
 """A task that was there so long after the start is one that the worker lives by."""
-_NOT_THESE = ("lifespan", "supervisor", "Task-", "replay ", "work ")
+_NOT_THESE = ("lifespan", "supervisor", "Task-", "replay ", "work ", "tool ", "reader of ")
 """How names of tasks begin that are the harness's, uvicorn's, who watches the others, or end by themselves."""
 _passing: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
 _OF_A_RUN = "-run"

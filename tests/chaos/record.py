@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
+from zlib import crc32
 
 import msgspec
+
+_LOG = re.compile(r"\{(\d+)\}:log:(.+)")
 
 Fate = Literal["plain", "fails before text", "cut in text", "cancelled", "deadline", "hostile"]
 """What the plan does to a run, beside all that chance does."""
@@ -101,6 +107,29 @@ class Exit(msgspec.Struct, frozen=True):
     """One of its tasks was ended or frozen, so long before it was asked to stop: it has to go by itself."""
 
 
+class Visit(msgspec.Struct, frozen=True):
+    """What one client of a gateway came to."""
+
+    kind: str
+    """Its protocol."""
+    outcome: Literal["whole", "resumed", "an error", "silent end", "hangs"]
+    run: str = ""
+    seqs: list[int] = []
+    """Numbers of the events that it heard, if its protocol tells them."""
+    what: str = ""
+
+
+class Change(msgspec.Struct, frozen=True):
+    """A change of the number of partitions."""
+
+    number: int
+    """That was asked for."""
+    placing: int
+    """By which runs are placed in the end."""
+    fresh: list[str]
+    """Runs that were asked for when no worker could place by the old number any more."""
+
+
 class Violation(msgspec.Struct, frozen=True, order=True):
     """A guarantee that did not hold."""
 
@@ -139,3 +168,25 @@ class Record(msgspec.Struct, kw_only=True):
     late: dict[str, float] = {}
     """Runs still open this many seconds after the last fault, beyond their undisturbed duration."""
     faults: dict[str, int] = {}
+    change: Change | None = None
+    visits: list[Visit] = []
+    """Of clients of gateways."""
+
+    @property
+    def placed(self) -> dict[str, list[int]]:
+        """The partitions that hold a log of each run."""
+        return places_of(self.keys)
+
+    def homes(self) -> Callable[[str], int]:
+        """Tells the partition of each run."""
+        placed = self.placed
+        return lambda run: placed[run][0] if run in placed else crc32(run.encode()) % self.partitions
+
+
+def places_of(keys: Sequence[KeyFact]) -> dict[str, list[int]]:
+    """By run: the partitions that hold a log of it."""
+    placed: defaultdict[str, list[int]] = defaultdict(list)
+    for key in keys:
+        if found := _LOG.fullmatch(key.name):
+            placed[found[2]].append(int(found[1]))
+    return dict(placed)

@@ -78,6 +78,11 @@ def _sums(rounds: Sequence[tuple[Record, list[Violation]]], seed: str) -> Table:
     exits = [end for record in records for end in record.exits if end.status == STUCK]
     table.add_row("of them gone, for a task was hurt", str(sum(end.hurt_s is not None for end in exits)))
     table.add_row("of them gone, for a task could not go on", str(sum(end.hurt_s is None for end in exits)))
+    visits = Counter(f"{v.kind}: {v.outcome}" for record in records for v in record.visits)
+    for what, times in sorted(visits.items()):
+        table.add_row(f"client of a gateway, {what}", str(times))
+    changes = [record.change for record in records if record.change]
+    table.add_row("changes of the number of partitions", str(len(changes)))
     table.add_section()
     table.add_row("violations: lost, doubled, out of order, left over", str(sum(len(found) for _, found in rounds)))
     return table

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, suppress
@@ -15,14 +16,17 @@ import msgspec
 from redis.exceptions import RedisClusterException, RedisError
 
 from tests.chaos import guards, hostile, ledger, observer, rogue
+from tests.chaos.crowd import MODEL, SETTINGS, Crowd
 from tests.chaos.faults import Chaos, Rates
 from tests.chaos.inside import LEFT_BEHIND
 from tests.chaos.proxy import Proxy
-from tests.chaos.record import Record
+from tests.chaos.record import Entry, Record, places_of
+from tests.chaos.repartition import NUMBER, Repartition
 from tests.chaos.servers import KINDS, Deployed, Kind
 from tests.chaos.stories import CONTINUING, LOOK, Scene, Stage
 from tests.chaos.workers import BESIDE, FLEETS, Workers
 from tests.e2e.fleet import BASE_PATHS, SEPARATE, provider_table
+from tests.e2e.fleet import Kind as WorkerKind
 from tests.waiting import eventually
 from tokenbus_services.mock_provider import MockProvider
 
@@ -37,6 +41,8 @@ LATE_S = 10.0
 """So long after the last fault no run is open, beside what it takes where nothing disturbs it."""
 SILENT_S, TOOL_S, TOOL_SLACK_S, POLICY_SLACK_S = 6.0, 20.0, 3.0, 2.0
 """With a server that may lose writes: after so long without a word a run is lost, and so is a tool call or a draft."""
+FRESH = 4
+"""Runs that are asked for after a change of the number of partitions."""
 REST_S = 20.0
 """How long after the last run queues and counters may take to come to rest."""
 _POLL_S = 0.3
@@ -68,6 +74,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """One of `tests.chaos.broken`."""
     settle_s: float = SETTLE_S
     server: Kind = "single"
+    fleet: int | None = None
+    """Which of `FLEETS`; None: chance decides."""
+    clients: int = 0
+    """So many clients of gateways are there at any time."""
+    changes: bool = False
+    """The number of partitions changes meanwhile."""
 
 
 async def play(plan: Plan, directory: Path) -> Record:
@@ -85,8 +97,9 @@ async def play(plan: Plan, directory: Path) -> Record:
         env = {"TOKENBUS_CONFIG": str(config), ledger.PATH: str(written)}
         clocks = random.Random(f"{plan.seed}:clocks") if plan.clocks else None
         # What a broken build lacks is missing in the stages' own commits: pipelines would seldom make them.
-        fleet = SEPARATE if plan.build else random.Random(f"{plan.seed}:fleet").choice(FLEETS)
-        kinds = (*fleet, *BESIDE)
+        chosen = random.Random(f"{plan.seed}:fleet").choice(FLEETS) if plan.fleet is None else FLEETS[plan.fleet]
+        fleet = SEPARATE if plan.build else chosen
+        kinds: tuple[WorkerKind, ...] = (*fleet, *BESIDE, *(("gateway",) if plan.clients else ()))
         made = Workers(directory / "logs", env, plan.build, kinds=kinds, clocks=clocks)
         workers = await stack.enter_async_context(made)
         client = server.client
@@ -94,26 +107,44 @@ async def play(plan: Plan, directory: Path) -> Record:
         chaos = Chaos(random.Random(f"{plan.seed}:faults"), plan.rates, workers, server, to_provider)
         audience = Audience(client, prefix, stage, plan.open_runs, lossy=server.lossy)
         publishing = asyncio.create_task(audience.keep_asking())
+        crowd = Crowd(workers, random.Random(f"{plan.seed}:crowd"), clients=plan.clients)
+        visiting = asyncio.create_task(crowd.keep_coming())
+        repartition = Repartition(client, prefix, {**os.environ, **env}, random.Random(f"{plan.seed}:change"))
+        changing = asyncio.create_task(repartition.begin(plan.seconds / 3)) if plan.changes else None
         await chaos.run(plan.seconds)
-        audience.enough.set()
         audience.last_fault = asyncio.get_running_loop().time()
-        await publishing
+        fresh: list[str] = []
+        if changing:
+            await changing
+            audience.change_to(NUMBER)
+            if await repartition.finish():
+                fresh = await audience.ask_more(FRESH)
+        audience.enough.set()
+        crowd.close()
+        await asyncio.gather(publishing, visiting, audience.keep_looking(until=visiting))
         if not await audience.all_ended(plan.settle_s):
             for worker in workers.well():
                 worker.tell()
         with suppress(AssertionError):  # the judge tells what still moves
-            await eventually(lambda: observer.at_rest(client, prefix, PARTITIONS), timeout=min(REST_S, plan.settle_s))
+            await eventually(
+                lambda: observer.at_rest(client, prefix, audience.spread), timeout=min(REST_S, plan.settle_s)
+            )
         keys = await observer.keys_of(client, prefix)
         living = [worker.pid for worker in workers.well()]
         await workers.stop()
+        placed = places_of(keys)
+        logs = {
+            run: await observer.log_of(client, prefix, next(iter(placed.get(run, [])), _partition(run)), run)
+            for run in dict.fromkeys([*stage.scenes, *placed])
+        }
         return Record(
             seed=plan.seed,
             prefix=prefix,
             partitions=PARTITIONS,
             lossy=server.lossy,
             stories=[scene.story for scene in stage.scenes.values()],
-            logs={run: await observer.log_of(client, prefix, _partition(run), run) for run in stage.scenes},
-            topics=await observer.topics_of(client, prefix, PARTITIONS),
+            logs={run: log for run, log in logs.items() if run in stage.scenes or _is_of_crowd(log)},
+            topics=await observer.topics_of(client, prefix, audience.spread),
             executions=ledger.read(written),
             keys=keys,
             living=living,
@@ -124,6 +155,8 @@ async def play(plan: Plan, directory: Path) -> Record:
             server_connections=await _none_left(lambda: server.proxy.connections if server.proxy else 0),
             late=audience.late,
             faults=dict(chaos.tally),
+            change=await repartition.result(fresh) if changing else None,
+            visits=crowd.visits,
         )
 
 
@@ -138,6 +171,8 @@ class Audience:
         self._most = open_runs
         self._lossy = lossy
         self._open: set[str] = set()
+        self._asked_at: dict[str, float] = {}
+        self._numbers = [PARTITIONS]
         self._cancelling: list[asyncio.Task[None]] = []
         self._chance = random.Random(stage.seed)
         self.enough = asyncio.Event()
@@ -147,6 +182,22 @@ class Audience:
         self.late: dict[str, float] = {}
         """Runs that ended too long after that, or had not ended when they were given up."""
 
+    @property
+    def spread(self) -> int:
+        """Number of partitions that may have entries."""
+        return max(self._numbers)
+
+    def change_to(self, number: int) -> None:
+        """Runs may be placed by this number too."""
+        self._numbers.append(number)
+
+    async def ask_more(self, count: int) -> list[str]:
+        """Ask for so many more runs; return their names."""
+        scenes = [self._stage.next() for _ in range(count)]
+        for scene in scenes:
+            await self._ask(scene)
+        return [scene.story.run for scene in scenes]
+
     async def keep_asking(self) -> None:
         """Keep this many runs open until enough have been published."""
         while not self.enough.is_set():
@@ -155,6 +206,12 @@ class Audience:
             await asyncio.sleep(_POLL_S)
             await self._look()
         await asyncio.gather(*self._cancelling)
+
+    async def keep_looking(self, *, until: asyncio.Task[None]) -> None:
+        """Note runs that are late while something else is waited for."""
+        while not until.done():
+            await self._look()
+            await asyncio.sleep(_POLL_S)
 
     async def all_ended(self, seconds: float) -> bool:
         """Wait for the runs that are open: to their end, so long at the most, or until nothing is done for them."""
@@ -167,7 +224,7 @@ class Audience:
             await self._look()
             if not self._open:
                 return True
-            if not await observer.at_rest(self._client, self._prefix, PARTITIONS):
+            if not await observer.at_rest(self._client, self._prefix, self.spread):
                 rested_from = None
             elif rested_from is None:
                 rested_from = clock()
@@ -186,6 +243,7 @@ class Audience:
         for _ in range(2 if self._chance.random() < _TWICE else 1):
             await self._send(scene.request)
         self._open.add(scene.story.run)
+        self._asked_at[scene.story.run] = asyncio.get_running_loop().time()
         if scene.cancel_after_s is not None:
             self._cancelling.append(asyncio.create_task(self._cancel(scene.story.run, scene.cancel_after_s)))
 
@@ -200,24 +258,30 @@ class Audience:
     async def _look(self) -> None:
         runs = list(self._open)
 
-        async def ask() -> list[bytes]:
+        places = [(run, number) for run in runs for number in {_partition(run, n) for n in (PARTITIONS, NUMBER)}]
+
+        async def ask() -> list[bytes | None]:
             pipe = self._client.pipeline(transaction=False)
-            for run in runs:
-                pipe.hget(f"{self._prefix}:{{{_partition(run)}}}:run:{run}", "status")
+            for run, number in places:
+                pipe.hget(f"{self._prefix}:{{{number}}}:run:{run}", "status")
             return await pipe.execute()
 
-        for run, status in zip(runs, await _until_taken(ask), strict=True):
-            self._note_late(run)
+        found: dict[str, bytes | None] = dict.fromkeys(runs)
+        for (run, _), status in zip(places, await _until_taken(ask), strict=True):
+            found[run] = found[run] if found[run] in _ENDED else status or found[run]
+        for run, status in found.items():
             if status in _ENDED:
                 self._open.discard(run)
-            elif status is None and self._lossy:
+                continue
+            self._note_late(run)
+            if status is None and self._lossy:
                 await self._send(self._stage.scenes[run].request)
 
     def _note_late(self, run: str) -> None:
         """A server that may lose writes is waited for: what it lost is noticed by its time."""
         if self.last_fault is None or self._lossy:
             return
-        since_s = asyncio.get_running_loop().time() - self.last_fault
+        since_s = asyncio.get_running_loop().time() - max(self.last_fault, self._asked_at[run])
         if since_s > LATE_S + self._stage.scenes[run].longest_s:
             self.late[run] = round(since_s, 1)
 
@@ -230,8 +294,12 @@ async def _until_taken(command: Callable[[], Awaitable[T]]) -> T:
             await asyncio.sleep(0.1)
 
 
-def _partition(run: str) -> int:
-    return crc32(run.encode()) % PARTITIONS
+def _partition(run: str, number: int = PARTITIONS) -> int:
+    return crc32(run.encode()) % number
+
+
+def _is_of_crowd(log: list[Entry]) -> bool:
+    return bool(log) and log[0].event.get("model") == MODEL
 
 
 async def _none_left(count: Callable[[], int]) -> int:
@@ -271,6 +339,7 @@ call = "tests.chaos.ledger:look"
 timeout_s = {TOOL_S}
 
 {guards.settings()}
+{SETTINGS}
 [retry]
 max_attempts = 100
 max_losses = 100

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from tests.chaos import hostile, rogue
+from tests.chaos import crowd, hostile, rogue
 from tests.chaos.guards import CHAINS, STOP, heard
 from tests.chaos.record import Fate, Piece, Story
 from tests.e2e.fleet import BASE_PATHS
@@ -106,6 +106,8 @@ class Stage:
 
     def script_for(self, asked: ModelRequest) -> Script | None:
         """What the provider answers: a request's last word is its run."""
+        if asked.token.startswith(crowd.TOKEN):
+            return crowd.SCRIPT
         scene = self.scenes.get(asked.token)
         return scene.script if scene else None
 

@@ -15,7 +15,7 @@ import pytest
 
 from tests.chaos.judging import judge, tools
 from tests.chaos.judging.topics import HOLDS
-from tests.chaos.record import Entry, Exit, Guarded, KeyFact, Line, Piece, Record, Story
+from tests.chaos.record import Change, Entry, Exit, Guarded, KeyFact, Line, Piece, Record, Story, Visit
 
 ROOT = Path(__file__).parents[2]
 RUN = "r"
@@ -62,6 +62,7 @@ def well() -> Record:
             KeyFact(
                 "{0}:lease:parser", "hash", -1, 6, fields={"owner": "host-7-0a0b0c0d", "arrived": "5", "done": "5"}
             ),
+            KeyFact(f"{{{PARTITION}}}:log:r", "stream", 1000, len(log)),
         ],
         living=[7],
         exits=[Exit("parser", 7, 15, 0, True, "0-parser.log"), Exit("parser", 8, 9, -9, True, "1-parser.log")],
@@ -124,8 +125,30 @@ def ended(asked: int | None, status: int, ready: bool = True, hurt_s: float | No
     return lambda record: record.exits.append(Exit("tools", 9, asked, status, ready, "2-tools.log", hurt_s))
 
 
+def changed(placing: int = 5, fresh: tuple[str, ...] = (RUN,)) -> Callable[[Record], None]:
+    """After a change to five partitions, `RUN` began after it."""
+
+    def change(record: Record) -> None:
+        record.change = Change(5, placing, list(fresh))
+
+    return change
+
+
+def visited(kind: str, outcome: Any, **more: Any) -> Callable[[Record], None]:
+    return lambda record: record.visits.append(Visit(kind, outcome, **more))
+
+
 WRONG: dict[str, tuple[str, Callable[[Record], object]]] = {
     "no end": ("every run ends", without_end),
+    "in two partitions": ("places", key(f"{{{1 - PARTITION}}}:log:r", ttl_ms=1000)),
+    "in a partition of no number": ("places", key("{7}:log:other", ttl_ms=1000)),
+    "placed by the old number": ("places", changed()),
+    "a change that is not finished": ("places", changed(placing=2)),
+    "a change after which nothing is placed": ("places", changed(fresh=())),
+    "a silent end": ("crowd", visited("chat", "silent end")),
+    "a client that hangs": ("crowd", visited("messages", "hangs")),
+    "a client that cannot resume": ("crowd", visited("responses", "an error")),
+    "a client that missed an event": ("crowd", visited("native", "resumed", run=RUN, seqs=[0, 1, 3])),
     "a chunk lost": ("log", lambda r: both(r, 2)),
     "a chunk lost without a gap": ("log", lambda r: renumbered(r, 2)),
     "an event doubled": ("log", lambda r: twice(r, 2)),

@@ -176,5 +176,5 @@ class Workers:
 
     async def stop(self) -> None:
         """Stop all in order: what brings work in goes first."""
-        for kinds in (("fetcher", "tools"), ("pipeline",), ("normalizer",), ("policy",), ("parser",)):
+        for kinds in (("gateway",), ("fetcher", "tools"), ("pipeline",), ("normalizer",), ("policy",), ("parser",)):
             await asyncio.gather(*(w.stop() for w in self.all if w.status is None and w.kind in kinds))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from tests.chaos.judging import log, policies, remains, story, tools, topics
+from tests.chaos.judging import crowd, log, places, policies, remains, story, tools, topics
 from tests.chaos.record import Record, Violation
 
 
 def judge(record: Record) -> list[Violation]:
     """Every violation, sorted; none where all guarantees held."""
     found: list[Violation] = []
-    for rules in (log, story, tools, topics, policies, remains):
+    for rules in (log, story, tools, topics, policies, remains, places, crowd):
         found += rules.judge(record)
     return sorted(set(found))

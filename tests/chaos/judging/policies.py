@@ -6,7 +6,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import chain
 from typing import Any
-from zlib import crc32
 
 from tests.chaos.judging.story import RESULTS, TERMINATED
 from tests.chaos.record import Guarded, Line, Record, Violation
@@ -18,11 +17,12 @@ def judge(record: Record) -> Iterator[Violation]:
     """The runs with policies; and of all others, that no policy touched them."""
     guards = {story.run: story.guarded for story in record.stories}
     decided: defaultdict[str, list[Event]] = defaultdict(list)
+    home = record.homes()
     for partition, entries in enumerate(record.topics["decisions"]):
         for entry in entries:
             run: str = entry.event["run"]
             decided[run].append(entry.event)
-            if crc32(run.encode()) % record.partitions != partition:
+            if home(run) != partition:
                 yield Violation("decisions", run, f"in partition {partition}")
     for run in decided.keys() - {run for run, guarded in guards.items() if guarded}:
         yield Violation("decisions", run, f"of a run without policies: {decided[run][0]}")

@@ -17,7 +17,10 @@ STUCK = 7
 """That of a worker that could not go on."""
 GOES_S = 25.0
 """So long after one of its tasks was hurt it is gone: that is noticed, and what it holds handed back."""
-_TTL = re.compile(r"\{\d+\}:(run|log|index:open|index:ended):.+|\{\d+\}:index:ended|members:.+|mcp:.+|\{activity\}:\d+")
+_TTL = re.compile(
+    r"\{\d+\}:(run|log|index:open|index:ended):.+|\{\d+\}:index:ended|members:.+|mcp:.+|\{activity\}:\d+"
+    r"|\{gateway\}:(members|published:.+)"
+)
 _EMPTY = re.compile(r"requests|\{\d+\}:(turns|tools|state:.+|index:open)")
 _TRIMMED = re.compile(r"\{\d+\}:(raw|events|drafts)")
 _KEPT = re.compile(r"\{\d+\}:(visible|chunks|blocks|runs|decisions)")

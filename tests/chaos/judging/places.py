@@ -1,0 +1,27 @@
+"""Where runs are: each in one partition, by a number that the deployment had; new runs by the new number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from zlib import crc32
+
+from tests.chaos.record import Record, Violation
+
+
+def judge(record: Record) -> Iterator[Violation]:
+    """The places of all runs that left a log, and the end of a change."""
+    numbers = [record.partitions, *([record.change.number] if record.change else [])]
+    for run, partitions in record.placed.items():
+        if len(partitions) != 1:
+            yield Violation("places", run, f"is in partitions {partitions}")
+        if outside := set(partitions) - {crc32(run.encode()) % number for number in numbers}:
+            yield Violation("places", run, f"is in partition {outside}, and no number of {numbers} says so")
+    if not record.change:
+        return
+    if record.change.placing != record.change.number:
+        yield Violation("places", "", f"runs are placed by {record.change.placing}, not by {record.change.number}")
+    elif not record.change.fresh:
+        yield Violation("places", "", "no worker places runs by the new number")
+    for run in record.change.fresh:
+        if record.placed.get(run, []) != [crc32(run.encode()) % record.change.number]:
+            yield Violation("places", run, f"began after the change, and is in {record.placed.get(run)}")
