@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from prometheus_client import CollectorRegistry
 from redis.exceptions import ResponseError
 
 from tests.e2e import judge
@@ -23,6 +24,7 @@ from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
 from tokenbus_services.mock_provider import Delivery, MockProvider, Script, Turn
 from tokenbus_services.process.embedded_server import EmbeddedServer
+from tokenbus_services.runtime.deployment_gauges import DeploymentGauges
 
 RUNS = 6
 BALLAST = 256 * 2**20
@@ -168,8 +170,15 @@ async def test_a_full_disk_stops_all_and_then_all_go_on_with_nothing_lost(
                 return (await client.info("persistence"))[status] == "err"
 
             await eventually(refuses, timeout=60)
+            registry = CollectorRegistry()
+            gauges = DeploymentGauges(registry, scene.keys, judged=False)
+            await gauges.measure(scene.server)
+            about = {"server": scene.server.url.safe, "state": status}
+            assert registry.get_sample_value("tokenbus_server_disk_fault", about) == 1
             ballast.unlink()
             await eventually(lambda: _is_well(client, status), timeout=60)
+            await gauges.measure(scene.server)
+            assert registry.get_sample_value("tokenbus_server_disk_fault", about) == 0
             await scene.start("later")
             logs = await scene.logs()
             await scene.ready()

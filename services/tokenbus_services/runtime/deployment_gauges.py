@@ -11,6 +11,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Gauge
 
 from tokenbus.bus.keys import InternalTopic, Keys
+from tokenbus.bus.server.disk_faults import read_disk_states
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.stage_lag import LAG_FIELDS, lag_of
 
@@ -56,11 +57,21 @@ class DeploymentGauges:
             registry=registry,
         )
 
+        self._disk_fault = Gauge(
+            "tokenbus_server_disk_fault",
+            "1 if this state of the server's persistence is not `ok`: it cannot write to its disk.",
+            ["server", "state"],
+            registry=registry,
+        )
+
     async def measure(self, server: Server) -> None:
         """Set all gauges. Raises redis-py's errors; those with labels are then absent rather than stale."""
         keys = self._keys
-        for gauge in (self._owned, self._lag, self._queues, self._dead):
+        for gauge in (self._owned, self._lag, self._queues, self._dead, self._disk_fault):
             gauge.clear()
+        for name, states in (await read_disk_states(server)).items():
+            for state, word in states.items():
+                self._disk_fault.labels(name, state).set(word != "ok")
         pipe = server.client.pipeline(transaction=False)
         for stage in self._stages:
             for p in range(keys.partitions):

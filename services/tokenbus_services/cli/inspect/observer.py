@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 from tokenbus.bus.keys import Keys, PublicTopic, order_keys
+from tokenbus.bus.server.disk_faults import disk_states
 from tokenbus.bus.server.info_replies import checked, group_in
 from tokenbus.bus.server.server import Server, translated
 from tokenbus.bus.stage_lag import LAG_FIELDS, lag_of
@@ -143,7 +144,7 @@ class Observer:
 
 
 def _node(name: str, info: dict[str, Any], time: tuple[int, int]) -> NodeFacts:
-    states = ("aof_last_write_status", "aof_last_bgrewrite_status", "rdb_last_bgsave_status")
+    faults = (f"{state} {word}" for state, word in disk_states(info).items() if word != "ok")
     return NodeFacts(
         name=name,
         memory_bytes=info.get("used_memory", 0),
@@ -151,7 +152,7 @@ def _node(name: str, info: dict[str, Any], time: tuple[int, int]) -> NodeFacts:
         commands_per_s=info.get("instantaneous_ops_per_sec", 0),
         clients=info.get("connected_clients", 0),
         now_ms=time[0] * 1000 + time[1] // 1000,
-        disk_fault=next((f"{state} {info[state]}" for state in states if info.get(state, "ok") != "ok"), None),
+        disk_fault=next(faults, None),
     )
 
 
