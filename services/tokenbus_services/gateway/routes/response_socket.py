@@ -15,6 +15,7 @@ import msgspec
 import structlog
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from tokenbus.bus.liveness import stop_task
 from tokenbus.client.decode import is_end
 from tokenbus.errors import Malformed, TokenbusError
 from tokenbus.events.public import UnknownEvent
@@ -25,7 +26,8 @@ from tokenbus_services.gateway.problem import Problem, Refusal, invalid, of_exce
 from tokenbus_services.gateway.routes import sockets
 from tokenbus_services.gateway.surfaces.contract import GatewayRequest, Surface, Translated
 from tokenbus_services.gateway.surfaces.fields import json_body
-from tokenbus_services.gateway.surfaces.openai_responses.encoder import ResponseFrames, error_object
+from tokenbus_services.gateway.surfaces.openai_errors import error_object
+from tokenbus_services.gateway.surfaces.openai_responses.encoder import ResponseFrames
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -64,8 +66,7 @@ class ResponseSocket:
         try:
             await self._read(answering)
         finally:
-            answering.cancel()
-            await asyncio.gather(answering, return_exceptions=True)
+            await stop_task(answering)
 
     async def _read(self, answering: asyncio.Task[None]) -> None:
         """Put the client's frames into the queue until it leaves, or answering has ended."""
