@@ -210,7 +210,7 @@ def test_what_is_not_served_is_refused_in_the_form_of_the_api(
 
 def test_the_page_for_users_of_this_client_holds(bus: LocalBus) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
-    program = code.replace("http://127.0.0.1:8088", bus.gateway)
+    program = code.replace("http://127.0.0.1:8088", bus.gateway).replace("mock-", "")
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert run.stdout.rstrip().endswith("Yes, it is."), run.stderr
 
