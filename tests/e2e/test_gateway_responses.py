@@ -34,6 +34,7 @@ call = "tokenbus_services.mock_provider.demo:weather"
 TEXT = "one two three"
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "gateway-responses.md"
 READY_S = 60.0
+MODEL = "anthropic/text"
 
 
 @pytest.fixture(scope="module")
@@ -285,7 +286,7 @@ def test_the_programs_of_the_guide_run(bus: LocalBus, tmp_path: Path) -> None:
     programs = re.findall(r"```python\n(# \w+\.py\n.*?)```", GUIDE.read_text(), re.DOTALL)
     assert len(programs) == 2
     for program in programs:
-        code = program.replace("http://127.0.0.1:8088", bus.gateway).replace("mock-", "").replace("claude-sonnet-4-6", "text")
+        code = program.replace("http://127.0.0.1:8088", bus.gateway).replace("mock-anthropic/claude-sonnet-4-6", MODEL)
         script = tmp_path / "program.py"
         script.write_text(code)
         done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
