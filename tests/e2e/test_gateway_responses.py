@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import openai
 import pytest
+import redis
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 from websockets.typing import Origin
@@ -272,6 +274,19 @@ def test_a_previous_response_is_the_conversation_so_far(client: openai.OpenAI, b
     with pytest.raises(openai.BadRequestError) as caught:
         client.responses.create(model="anthropic/text", input="x", previous_response_id="resp_nobody")
     assert (caught.value.code, caught.value.param) == ("previous_response_not_found", "previous_response_id")
+
+
+def test_the_stream_of_a_background_response_that_waits_for_intake_begins_with_its_run(
+    client: openai.OpenAI, bus: LocalBus
+) -> None:
+    run = "waits-for-intake"
+    note = {"surface": "openai_responses", "version": 1, "created": 1, "model": "anthropic/text"}
+    noted = msgspec.json.encode({"note": note, "tenant": ""})
+    with redis.Redis.from_url(bus.url) as server:  # as a gateway notes it that waited in vain
+        server.set(f"tokenbus:{{gateway}}:published:{run}", noted, ex=60)
+    with client.responses.retrieve(f"resp_{run}", stream=True) as stream, bus.sync_client() as direct:
+        direct.publish(bus.request("text", id=run, metadata={"gateway": note}))
+        assert [event.type for event in stream][-1] == "response.completed"
 
 
 def test_a_run_of_another_service_is_a_response_too(client: openai.OpenAI, bus: LocalBus) -> None:

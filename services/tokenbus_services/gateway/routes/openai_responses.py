@@ -99,7 +99,7 @@ class ResponsesApi:
         after = starting_after(asked)
         if asked.query.get("stream") != "true":
             return _answer(await self._so_far(caller, run), run)
-        note = await self._note(caller, run)
+        note, _ = await self._note_or_published(caller, run)
         if note and note.surface == self._surface.name and note.version != self._surface.version and after >= 0:
             why = "this response began under another version of the gateway: read it without 'starting_after'"
             raise Refusal(Problem(status=409, code="response_conflict", message=why, kind="invalid_request", run=run))
@@ -170,15 +170,9 @@ class ResponsesApi:
 
     async def _so_far(self, caller: Caller, run: str) -> Answer:
         """The response as the log has it now."""
-        try:
-            note = await self._note(caller, run)
-        except Refusal:
-            if await self._store.is_deleted(run):
-                raise
-            published = await self._store.published(run)
-            if published is None or not caller.owns(published.tenant):
-                raise
-            return ResponseSoFar(published.note, run).answer()
+        note, is_known = await self._note_or_published(caller, run)
+        if note and not is_known:
+            return ResponseSoFar(note, run).answer()
         events = await self._store.events_so_far(run)
         if events and events[0].seq != 0:
             raise not_found(run)
@@ -188,6 +182,18 @@ class ResponsesApi:
         for event in events:
             so_far.feed(event)
         return so_far.answer()
+
+    async def _note_or_published(self, caller: Caller, run: str) -> tuple[GatewayNote | None, bool]:
+        """As `_note`, but also for a response that the bus has not taken in yet. The second value: whether it has."""
+        try:
+            return await self._note(caller, run), True
+        except Refusal:
+            if await self._store.is_deleted(run):
+                raise
+            published = await self._store.published(run)
+            if published is None or not caller.owns(published.tenant):
+                raise
+            return published.note, False
 
     async def _note(self, caller: Caller, run: str) -> GatewayNote | None:
         """The note of a response that the caller may see. Raises Refusal (404)."""
