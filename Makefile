@@ -88,11 +88,11 @@ idle: setup
 
 # The release before beside this one, each kind of worker replaced in turn and back, at length: ROUNDS= RUNS=
 upgrade-test: setup
-	UPGRADE_ROUNDS=$(or $(ROUNDS),20) UPGRADE_RUNS=$(or $(RUNS),20) $(BIN)/python -m pytest --timeout 3600 tests/e2e/test_upgrade.py
+	UPGRADE_ROUNDS=$(or $(ROUNDS),20) UPGRADE_RUNS=$(or $(RUNS),20) $(BIN)/python -m pytest --timeout 3600 tests/e2e/operating/test_upgrade.py
 
 # Live clients of every protocol while gateways are killed: CLIENTS=200
 crowd: setup
-	CLIENTS=$(or $(CLIENTS),200) $(BIN)/python -m pytest -s --timeout 600 tests/e2e/test_gateway_crowd.py
+	CLIENTS=$(or $(CLIENTS),200) $(BIN)/python -m pytest -s --timeout 600 tests/e2e/gateway/test_crowd.py
 
 # Checks whether a release can be made; with DO=1, makes it: VERSION=
 release: setup

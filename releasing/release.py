@@ -32,7 +32,7 @@ class Release:
         self.version = version
         self._init = root / "shared/tokenbus/__init__.py"
         self._changelog = root / "CHANGELOG.md"
-        self._upgrade_test = root / "tests/e2e/test_upgrade.py"
+        self._upgrade_test = root / "tests/e2e/operating/test_upgrade.py"
         self._package = root / "clients/typescript/package.json"
         self._package_lock = root / "clients/typescript/package-lock.json"
 

@@ -10,20 +10,20 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Never
 
-from tests.bench.beside import beside
-from tests.bench.cancel import cancelled
-from tests.bench.chained import chained
-from tests.bench.console import watched
-from tests.bench.disconnect import left
 from tests.bench.figures import NAMES, SECTIONS, WARM, Figure, decoded, measured
-from tests.bench.gateway import measured_gateway
-from tests.bench.intake import intake_costs, taken_in
 from tests.bench.measure import Meter
-from tests.bench.open_runs import opened
-from tests.bench.otel import traced
-from tests.bench.policy import judged
 from tests.bench.report import Report, as_json, as_table, machine
-from tests.bench.scaling import remembered, scaled
+from tests.bench.sections.beside import beside
+from tests.bench.sections.cancel import cancelled
+from tests.bench.sections.chained import chained
+from tests.bench.sections.console import watched
+from tests.bench.sections.disconnect import left
+from tests.bench.sections.gateway import measured_gateway
+from tests.bench.sections.intake import intake_costs, taken_in
+from tests.bench.sections.open_runs import opened
+from tests.bench.sections.otel import traced
+from tests.bench.sections.policy import judged
+from tests.bench.sections.scaling import remembered, scaled
 from tests.bench.stack import running
 
 ALONE: dict[str, Callable[[], list[Figure]]] = {

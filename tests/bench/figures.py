@@ -8,11 +8,11 @@ from statistics import median
 
 import msgspec
 
-from tests.bench.decode import DIALECTS, decoding
+from tests.bench.in_process.decode import DIALECTS, decoding
+from tests.bench.in_process.prefill import reading
+from tests.bench.in_process.redact import redacting
 from tests.bench.jobs import Load
 from tests.bench.measure import SERVICES_COUNTED, Meter, Sample
-from tests.bench.prefill import reading
-from tests.bench.redact import redacting
 
 ROUNDS = 3
 """The services and the bare chain in turn, so often; the medians are reported."""

@@ -21,18 +21,18 @@ import uvloop
 
 from tests.chaos import report
 from tests.chaos.broken import BUILDS
+from tests.chaos.deployment.servers import KINDS, Kind, NoDisk
 from tests.chaos.faults import ALL, Fault, Rates
 from tests.chaos.judging import judge
 from tests.chaos.record import Record, Violation
 from tests.chaos.round import Plan, play
-from tests.chaos.servers import KINDS, Kind, NoDisk
 
 ROUND_S = 60.0
 """Of chaos, before all is mended, stopped and judged, and the next deployment begins."""
 ROTATION: tuple[Kind, ...] = ("single", "cluster", "disk", "single", "sentinel")
 """The servers of the rounds, in turn."""
 FLEET_NAMES = ("separate", "chained", "both")
-"""Of `tests.chaos.workers.FLEETS`."""
+"""Of `tests.chaos.deployment.workers.FLEETS`."""
 CLIENTS = 6
 """Clients of gateways at any time, in rounds that have some."""
 _THROUGHOUT = ("clocks", "hostile")

@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 import msgspec
 
+from tests.chaos.deployment.workers import Worker, Workers
 from tests.chaos.record import Visit
-from tests.chaos.workers import Worker, Workers
 from tokenbus_services.mock_provider import Delivery, Reply, Script, Turn
 
 MODEL = "crowd"

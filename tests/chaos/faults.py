@@ -10,9 +10,9 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from tests.chaos.proxy import Proxy, Way
-from tests.chaos.servers import Deployed, Single
-from tests.chaos.workers import Worker, Workers
+from tests.chaos.deployment.proxy import Proxy, Way
+from tests.chaos.deployment.servers import Deployed, Single
+from tests.chaos.deployment.workers import Worker, Workers
 from tests.e2e.fleet import Kind
 
 AT_LEAST, AT_MOST = 2, 4

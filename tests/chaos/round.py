@@ -17,14 +17,14 @@ from redis.exceptions import RedisClusterException, RedisError
 
 from tests.chaos import guards, hostile, ledger, observer, rogue
 from tests.chaos.crowd import MODEL, SETTINGS, Crowd
+from tests.chaos.deployment.inside import LEFT_BEHIND
+from tests.chaos.deployment.proxy import Proxy
+from tests.chaos.deployment.servers import KINDS, Deployed, Kind
+from tests.chaos.deployment.workers import BESIDE, FLEETS, Workers
 from tests.chaos.faults import Chaos, Rates
-from tests.chaos.inside import LEFT_BEHIND
-from tests.chaos.proxy import Proxy
 from tests.chaos.record import Entry, Record, places_of
 from tests.chaos.repartition import NUMBER, Repartition
-from tests.chaos.servers import KINDS, Deployed, Kind
 from tests.chaos.stories import CONTINUING, LOOK, Scene, Stage
-from tests.chaos.workers import BESIDE, FLEETS, Workers
 from tests.e2e.fleet import BASE_PATHS, SEPARATE, provider_table
 from tests.e2e.fleet import Kind as WorkerKind
 from tests.waiting import eventually

@@ -9,8 +9,8 @@ from contextlib import suppress
 
 import pytest
 
-from tests.chaos import resp
-from tests.chaos.proxy import Link, Proxy
+from tests.chaos.deployment import resp
+from tests.chaos.deployment.proxy import Link, Proxy
 from tests.waiting import eventually
 
 CHANCE = random.Random(0)

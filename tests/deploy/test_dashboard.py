@@ -18,7 +18,7 @@ import pytest
 from tests.deploy.prometheus_server import OBSERVABILITY, Prometheus, needs_prometheus, prometheus
 from tests.e2e.conftest import WEATHER, sender
 from tests.e2e.fleet import WITH_TOOLS, Fleet, Kind, ended, fleet
-from tests.e2e.test_media import PNG, asks, upload
+from tests.e2e.media.test_media import PNG, asks, upload
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
@@ -46,12 +46,12 @@ concurrency = 1
 concurrency = 100
 [providers.openai-responses.uploads]
 [policies.stops]
-use = "tests.e2e.guards:StopAt"
+use = "tests.e2e.policies.guards:StopAt"
 [policies.stops.options]
 word = "fish"
 by = "."
 [policies.exits]
-use = "tests.e2e.bad_policies:Exits"
+use = "tests.e2e.policies.bad_policies:Exits"
 on_error = "pass"
 [gateway.prices."anthropic/"]
 input = 1000
@@ -62,7 +62,7 @@ tenant = "acme"
 """
 """An unavailable collector, so that the panel of lost spans has data."""
 ONLY_AFTER_A_DEFECT = {"sum by (work) (increase(tokenbus_work_failures_total[$__rate_interval]))"}
-"""A healthy deployment has no series of these. That their metrics exist, tests/e2e/test_metrics.py sees."""
+"""A healthy deployment has no series of these. That their metrics exist, tests/e2e/operating/test_metrics.py sees."""
 
 
 WINDOW = "10m"

@@ -47,7 +47,7 @@ USERS = Path(__file__).parents[2] / "deploy" / "acl" / "users.conf"
 SERVICES = ("fetcher", "normalizer", "parser", "pipeline", "policy", "tools", "recorder", "blobs", "gateway")
 NAMES = ("publisher", "subscriber", *SERVICES, "operator", "scripts")
 KEYS = Keys(partitions=2)
-RECORDED = '[records]\nsample = 1.0\n[blobs]\nloader = "tests.e2e.own_store:create"\n'
+RECORDED = '[records]\nsample = 1.0\n[blobs]\nloader = "tests.e2e.media.own_store:create"\n'
 ASKS = Script(
     name="asks",
     turns=(

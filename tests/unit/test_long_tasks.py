@@ -1,7 +1,8 @@
 """Lists every task that is started outside a worker's `Liveness`, with what bounds it.
 
 An unwatched long-lived task may end or stall while its worker keeps claiming and renewing. So a new task is
-either started by `Liveness.start` (then `tests/e2e/test_stuck_workers.py` has its name), or entered here with a reason.
+either started by `Liveness.start` (then `tests/e2e/faults/test_stuck_workers.py` has its name), or entered here with a
+reason.
 """
 
 from __future__ import annotations

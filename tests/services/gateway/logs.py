@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 from hypothesis import strategies as st
 
-from tests.unit.core.script import Story, call, text
-from tests.unit.core.test_run_properties import steps, tell
+from tests.unit.core.run.script import Story, call, text
+from tests.unit.core.run.test_run_properties import steps, tell
 from tests.unit.policy.streams import recorded_events
 from tests.unit.providers.corpus import APIS, recordings
 from tokenbus.client.response import Response

@@ -20,6 +20,7 @@ from tokenbus_services.parser.timeouts import TimeoutClock
 from tokenbus_services.settings import LimitSettings, Settings, StageSettings
 
 KEEP_MS = 60_000
+OPEN_MS = 60_000
 
 
 async def listed_runs(server: Server, keys: Keys, name: str = "open") -> set[str]:
@@ -55,7 +56,7 @@ async def test_a_run_accepted_before_the_index_is_listed_by_the_parsers_clock(
 async def test_a_run_that_ended_meanwhile_is_not_listed_as_open(server: Server, keys: Keys) -> None:
     run, logic = await open_run(server, keys, 0, deadline_ms=0)
     await server.client.hset(keys.run(run), "status", "completed")
-    await IndexKeeper(server, keys, keep_ms=KEEP_MS).look({0: logic.states()})
+    await IndexKeeper(server, keys, keep_ms=KEEP_MS, open_ms=OPEN_MS).look({0: logic.states()})
     assert await listed_runs(server, keys) == set()
 
 
@@ -71,7 +72,7 @@ async def test_what_is_listed_as_open_and_is_not_is_unlisted_page_by_page_and_no
         await server.client.delete(keys.run(run))
     for run in names[1::3]:  # a parser of the version before ended it
         await server.client.hset(keys.run(run), "status", "failed")
-    keeper = IndexKeeper(server, keys, keep_ms=KEEP_MS)
+    keeper = IndexKeeper(server, keys, keep_ms=KEEP_MS, open_ms=OPEN_MS)
     for _ in range(12):
         await keeper.look({0: []})
     assert await listed_runs(server, keys) == set(names[2::3])
@@ -83,12 +84,12 @@ async def test_an_index_that_is_mostly_stale_is_cleaned_in_one_look(
 ) -> None:
     monkeypatch.setattr(index_keeper, "PAGE", 3)
     await server.client.zadd(keys.open_runs(0), {f"gone{n}": n for n in range(20)})
-    await IndexKeeper(server, keys, keep_ms=KEEP_MS).look({0: []})
+    await IndexKeeper(server, keys, keep_ms=KEEP_MS, open_ms=OPEN_MS).look({0: []})
     assert await listed_runs(server, keys) == set()
 
 
 async def test_an_index_of_another_type_holds_up_nothing(server: Server, keys: Keys) -> None:
     _, logic = await open_run(server, keys, 0, deadline_ms=0)
     await server.client.set(keys.open_runs(0), "another program's")
-    await IndexKeeper(server, keys, keep_ms=KEEP_MS).look({0: logic.states()})
+    await IndexKeeper(server, keys, keep_ms=KEEP_MS, open_ms=OPEN_MS).look({0: logic.states()})
     assert await server.client.get(keys.open_runs(0)) == b"another program's"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tests.unit.core.gated import HeldStory
-from tests.unit.core.script import START_MS, Story, call, text
+from tests.unit.core.run.gated import HeldStory
+from tests.unit.core.run.script import START_MS, Story, call, text
 from tokenbus.events import normalized as n
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import ToolReturned

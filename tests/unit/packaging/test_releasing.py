@@ -16,7 +16,7 @@ from tests.fork_server import ROOT
 
 FILES = (
     "shared/tokenbus/__init__.py",
-    "tests/e2e/test_upgrade.py",
+    "tests/e2e/operating/test_upgrade.py",
     "clients/typescript/package.json",
     "clients/typescript/package-lock.json",
 )

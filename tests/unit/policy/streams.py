@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from tests.unit.core.script import Story
+from tests.unit.core.run.script import Story
 from tests.unit.providers.corpus import Recording
 from tests.unit.providers.reading import read
 from tokenbus.events.public import BlockComplete, PublicEvent

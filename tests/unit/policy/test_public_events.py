@@ -8,7 +8,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.core.script import Story
+from tests.unit.core.run.script import Story
 from tests.unit.policy.streams import (
     ELAPSED_MS,
     CallsApart,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.core.prefill.reading import read, reader, regions
-from tests.unit.core.script import Story, of_type
+from tests.unit.core.run.script import Story, of_type
 from tokenbus.core.prefill.options import reading_of
 from tokenbus.core.prefill.tag_scanner import MAX_TAG, Marks, Tag
 from tokenbus.core.run.effects import RunTools

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from tests.unit.core.script import Story, call, of_type, text
+from tests.unit.core.run.script import Story, call, of_type, text
 from tokenbus.core.prefill.calls import call_id
 from tokenbus.events import normalized as n
 from tokenbus.events.frames import BusEvent, TextReading, ToolReturned

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.unit.core.script import Story, of_type
+from tests.unit.core.run.script import Story, of_type
 from tokenbus.core.prefill.turn import MAX_IDLE, MAX_RESUMPTIONS
 from tokenbus.core.run.effects import CloseAttempt, EndRun, NextTurn, RunTools
 from tokenbus.events import normalized as n

@@ -1,0 +1,1 @@
+"""Sections without a process or a server: one function, timed."""

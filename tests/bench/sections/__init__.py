@@ -1,0 +1,1 @@
+"""Sections that run processes of their own, one module each."""

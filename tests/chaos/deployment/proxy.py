@@ -1,0 +1,196 @@
+"""A TCP proxy that breaks connections in every way that a network does."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import struct
+from types import TracebackType
+from typing import Literal, Self
+
+from tests.chaos.deployment import resp
+
+Way = Literal["up", "down"]
+"""`up`: what the client sends; `down`: what comes back."""
+_READ_BYTES = 64 * 2**10
+
+
+class Link:
+    """One connection through the proxy, and what is wrong with it."""
+
+    def __init__(self, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
+        self._ends: dict[Way, asyncio.StreamWriter] = {"up": server, "down": client}
+        self._gates: dict[Way, asyncio.Event] = {"up": asyncio.Event(), "down": asyncio.Event()}
+        self._doomed: dict[Way, float] = {}
+        self.silent = False
+        """Half open: what comes is taken and goes nowhere."""
+        self._refusal: tuple[bytes, bool] | None = None
+        self._commands = b""
+        """What has come of the commands that are being refused."""
+        self._owed = 0
+        """Replies of the server to drop."""
+        self._replies = b""
+        self._last: Way = "down"
+        for gate in self._gates.values():
+            gate.set()
+
+    def hold(self, way: Way) -> None:
+        """Nothing passes this way until `let`."""
+        self._gates[way].clear()
+
+    def let(self, way: Way) -> None:
+        """All passes again."""
+        self._gates[way].set()
+
+    def doom(self, way: Way, part: float) -> None:
+        """Of the next bytes this way only the first ``part`` (0 to 1) pass; then the connection is reset."""
+        self._doomed[way] = part
+
+    def refuse(self, error: str, *, done: bool) -> None:
+        """Answer the next command, or pipeline of commands, with this error, as a proxy between Redis and its clients
+        does. ``done``: the server gets it all the same, and its reply is lost; else the server never sees it."""
+        self._refusal = f"-{error}\r\n".encode(), done
+
+    def reset(self) -> None:
+        """Break both ends off, now."""
+        for way, writer in self._ends.items():
+            if not writer.transport.is_closing():
+                end: socket.socket = writer.get_extra_info("socket")
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                writer.transport.abort()
+            self._gates[way].set()
+
+    def close(self) -> None:
+        """Close both ends, once what is written is sent."""
+        for writer in self._ends.values():
+            writer.close()
+
+    async def pump(self, reader: asyncio.StreamReader, way: Way) -> None:
+        """Pass bytes on, to the end of the connection."""
+        writer = self._ends[way]
+        while data := await reader.read(_READ_BYTES):
+            await self._gates[way].wait()
+            if self.silent:
+                continue
+            if self._refusal and (answer := self._instead(data, way)) is not None:
+                for end, answered in answer:
+                    self._ends[end].write(answered)
+                    await self._ends[end].drain()
+                continue
+            self._last = way
+            if (part := self._doomed.get(way)) is not None:
+                writer.write(data[: int(part * len(data))])
+                await writer.drain()
+                self.reset()
+                return
+            writer.write(data)
+            await writer.drain()
+
+    def _instead(self, data: bytes, way: Way) -> list[tuple[Way, bytes]] | None:
+        """What to write in place of these bytes, and to whom; None: they are of no command that is to be refused.
+
+        A client sends its next command only when it has read the whole reply to the one before: so what comes up
+        after something came down is the beginning of a command.
+        """
+        assert self._refusal
+        error, done = self._refusal
+        if way == "down":
+            if not self._owed:
+                return None
+            self._replies += data
+            if (resp.count(self._replies) or 0) < self._owed:
+                return []
+            answer = error * self._owed
+            self._owed, self._replies, self._refusal = 0, b"", None
+            return [("down", answer)]
+        if self._owed or (not self._commands and self._last == "up"):
+            return None
+        self._commands += data
+        count = resp.count(self._commands)
+        if count is None:
+            return []
+        commands, self._commands = self._commands, b""
+        if done:
+            self._owed = count
+            return [("up", commands)]
+        self._refusal = None
+        return [("down", error * count)]
+
+
+class Proxy:
+    """Between clients that connect to `port` and a server on this machine. A context manager."""
+
+    def __init__(self, target: int) -> None:
+        self._target = target
+        self._listener: asyncio.Server | None = None
+        self._links: set[Link] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.refusing = False
+        """New connections are reset at once."""
+
+    @property
+    def port(self) -> int:
+        """Where clients connect. Only while the proxy runs."""
+        assert self._listener
+        port: int = self._listener.sockets[0].getsockname()[1]
+        return port
+
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        return len(self._links)
+
+    def some(self, chance: random.Random, share: float) -> list[Link]:
+        """About this share of the open connections, at least one where there is any."""
+        links = list(self._links)
+        return chance.sample(links, max(1, round(share * len(links)))) if links else []
+
+    def reset_all(self) -> None:
+        """Break all connections off."""
+        for link in list(self._links):
+            link.reset()
+
+    async def __aenter__(self) -> Self:
+        self._listener = await asyncio.start_server(self._accept, "127.0.0.1", 0, backlog=512)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._listener
+        self._listener.close()
+        self.reset_all()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, client_reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
+        if self.refusing:
+            client.transport.abort()
+            return
+        try:
+            server_reader, server = await asyncio.open_connection("127.0.0.1", self._target)
+        except OSError:
+            client.transport.abort()
+            return
+        link = Link(client, server)
+        self._links.add(link)
+        pumps = (
+            asyncio.create_task(link.pump(client_reader, "up")),
+            asyncio.create_task(link.pump(server_reader, "down")),
+        )
+        try:
+            # An end of either side is the end of both: neither HTTP/1.1 nor RESP goes on half closed.
+            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for pump in pumps:
+                pump.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
+            link.close()
+            self._links.discard(link)

@@ -1,0 +1,1 @@
+"""Servers that die, stand still, lose writes or are full."""

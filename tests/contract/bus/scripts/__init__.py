@@ -1,0 +1,1 @@
+"""Each Lua script against a real server, refusals included."""

@@ -1,0 +1,1 @@
+"""The ordered stage, on the toy of `tests.contract.bus.toys`."""

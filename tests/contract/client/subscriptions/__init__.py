@@ -1,0 +1,1 @@
+"""Subscriptions of every kind, and handlers over them."""

@@ -1,0 +1,1 @@
+"""Workers, servers and clocks that fail under running services."""

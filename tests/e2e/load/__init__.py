@@ -1,0 +1,1 @@
+"""More work than one worker or one limit has room for: fairness, back-pressure, scaling."""

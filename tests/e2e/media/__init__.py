@@ -1,0 +1,1 @@
+"""Media and images by reference."""

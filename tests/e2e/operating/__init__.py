@@ -1,0 +1,1 @@
+"""What an operator runs and reads: commands, metrics, traces, records, upgrades."""

@@ -1,0 +1,1 @@
+"""What providers do, right and wrong, and what is made of it."""

@@ -1,0 +1,252 @@
+"""A conversation over several runs and providers, through the running services: every body is one that its provider
+takes, and what a provider wants back comes back to it, and to no other."""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64encode
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.e2e.conftest import Send
+from tests.e2e.fleet import BASE_PATHS, WITH_TOOLS, ended, fleet, provider_table
+from tests.e2e.media.test_media import with_store
+from tests.e2e.soundness import SOUND
+from tests.unit.providers.test_sdk_types import sdk_accepts
+from tokenbus import Client, Message
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.server.server import Server
+from tokenbus_services.mock_provider import MockProvider, Picture, Reply, Script, ToolCall, Turn
+from tokenbus_services.mock_provider.request import ModelRequest
+from tokenbus_services.normalizer.image_offload import LARGE_CHARS
+
+MODELS = {
+    "anthropic": "claude-sonnet-4-5",
+    "openai-chat": "gpt-5",
+    "openai-responses": "gpt-5",
+    "gemini": "gemini-3-pro-image",
+}
+PNG = b"\x89PNG\r\n\x1a\n"
+PARAMETERS = {"type": "object", "properties": {}}
+TOOLS = [{"name": "draw", "parameters": PARAMETERS}, {"name": "broken", "parameters": PARAMETERS}]
+SAMPLE_TOOLS = """
+[tools.draw]
+kind = "python"
+call = "tests.services.tools.sample_tools:draw"
+
+[tools.broken]
+kind = "python"
+call = "tests.services.tools.sample_tools:fail"
+"""
+SIGNED = ("anthropic", "openai-responses", "gemini")
+"""The APIs that want something back with thinking."""
+
+
+def signature(api: str) -> str:
+    return b64encode(f"signed by {api}".encode()).decode()
+
+
+def painted(api: str) -> bytes:
+    return PNG + f"painted by {api}".encode()
+
+
+def answer(asked: ModelRequest) -> Turn:
+    """The model thinks, says something, shows an image where its API can, and calls two tools; then it sums up."""
+    said = Reply(thinking="Hm, let me think.", signature=signature(asked.api), text="Let me look.")
+    if asked.tool_results:
+        return Turn(says=msgspec.structs.replace(said, text=f"Done by {asked.api}."))
+    pictures = (Picture(data=painted(asked.api)),) if asked.api in ("gemini", "openai-responses") else ()
+    calls = (ToolCall(name="draw"), ToolCall(name="broken"))
+    return Turn(says=msgspec.structs.replace(said, pictures=pictures, tool_calls=calls))
+
+
+def question(order: str, step: int) -> Message:
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": b64encode(PNG).decode()}}
+    text = {"type": "text", "text": f"Step {step} of {order}"}
+    return msgspec.convert({"role": "user", "content": [text, image] if step == 0 else [text]}, Message)
+
+
+async def converse(bus: Client, apis: tuple[str, ...]) -> list[dict[str, Any]]:
+    """One run after the other, each at the next provider; what each run's end said beside its answer."""
+    order = " > ".join(apis)
+    messages: list[Message] = []
+    extras: list[dict[str, Any]] = []
+    for step, api in enumerate(apis):
+        messages.append(question(order, step))
+        request: dict[str, Any] = {"provider": api, "model": MODELS[api], "messages": messages, "tools": TOOLS}
+        if api in ("gemini", "openai-responses"):
+            request["images"] = {}
+        run = await bus.publish({**request, "thinking": {"effort": "low"}, "max_tokens": 4000})
+        result = await run.result()
+        assert result.text.endswith(f"Done by {api}.")
+        messages += await bus.messages(run)
+        extras += result.provider_extra
+    return extras
+
+
+@pytest.mark.timeout(900)  # 120 runs of two turns each
+async def test_a_conversation_goes_on_in_every_order_of_four_apis_and_back_to_the_first(
+    server: Server, server_url: str, keys: Keys, tmp_path: Path
+) -> None:
+    orders = [(*order, order[0]) for order in permutations(BASE_PATHS)]
+    assert len(orders) == 24
+    async with (
+        MockProvider(choose=answer, keep=1_000) as provider,
+        with_store(tmp_path, server_url, keys, provider.url, SAMPLE_TOOLS) as (services, _),
+        Client(server_url, prefix=keys.prefix) as bus,
+    ):
+        await services.start("tools")
+        extras = await asyncio.gather(*(converse(bus, order) for order in orders))
+        asked = [exchange.request for exchange in provider.requests]
+    assert len(asked) == 24 * 5 * 2, "no request was refused, and none was made twice"
+    for one in asked:
+        assert one
+        body: Any = msgspec.json.decode(msgspec.json.encode(one.body))
+        SOUND[one.api](body)
+        sdk_accepts(one.api, body)
+        text = msgspec.json.encode(one.body).decode()
+        assert not [api for api in SIGNED if api != one.api and signature(api) in text], "of another provider"
+        order, step = place_of(text)
+        before = order[: step + bool(one.tool_results)]
+        assert text.count(b64encode(PNG).decode()) >= 1 + len(before), "the user's image, and each that a tool drew"
+        for api in ("gemini", "openai-responses"):
+            assert (b64encode(painted(api)).decode() in text) == (api in before), "an image of a model goes along"
+        if step == 4 and one.api in SIGNED:
+            assert text.count(signature(one.api)) >= 2, "what the first run signed is back"
+    notes = [note["note"] for told in extras for note in told]
+    assert any("thinking of anthropic was left out" in note for note in notes)
+    assert any("the model's images are sent as user images" in note for note in notes)
+
+
+def place_of(text: str) -> tuple[tuple[str, ...], int]:
+    """Which conversation a body is of, and how far that is."""
+    step = max(n for n in range(5) if f"Step {n} of " in text)
+    order = text.partition(f"Step {step} of ")[2].partition('"')[0].split(" > ")
+    return tuple(order), step
+
+
+async def test_large_encrypted_thinking_goes_by_the_blob_store_and_comes_back(
+    server: Server, server_url: str, keys: Keys, tmp_path: Path
+) -> None:
+    large = "e" * (LARGE_CHARS + 1)
+    said = Reply(thinking="Hm.", text="Yes.", signature=large)
+    script = Script(name="gpt-5", turns=(Turn(says=said),), repeat_last=True)
+    async with (
+        MockProvider([script]) as provider,
+        with_store(tmp_path, server_url, keys, provider.url),
+        Client(server_url, prefix=keys.prefix) as bus,
+    ):
+        request = {"provider": "openai-responses", "model": "gpt-5", "messages": [question("large", 1)]}
+        first = await (await bus.publish(request)).result()
+        thinking, text = first.blocks
+        assert thinking.opaque_blobs
+        assert list(thinking.opaque_blobs) == ["encrypted"]
+        assert large not in msgspec.json.encode(first.blocks).decode()
+        assert text.opaque
+        stored: Any = msgspec.to_builtins(first.messages)  # as a transcript store would keep them
+        messages = [question("large", 1), *stored, question("large", 2)]
+        second = await (await bus.publish({**request, "messages": messages})).result()
+        assert second.provider_extra == []
+        [_, again] = [exchange.request for exchange in provider.requests]
+    assert again
+    reasoning = [item for item in again.body["input"] if item.get("type") == "reasoning"]
+    assert [item["encrypted_content"] for item in reasoning] == [large]
+
+
+async def test_a_gif_of_a_tool_and_what_a_vendor_does_not_take_end_no_run(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    gif = '\n[tools.gif]\nkind = "python"\ncall = "tests.services.tools.sample_tools:draw_gif"\n'
+    tool = {"name": "gif", "parameters": PARAMETERS}
+    calls = Reply(text="Look:", tool_calls=(ToolCall(name="gif"),))
+    script = Script(name="gif", turns=(Turn(says=calls), Turn(says=Reply(text="Nice."))))
+    async with MockProvider([script]) as provider:
+        tables = "".join(
+            provider_table(f"{api}-blind", api, provider.url, "media = { image_types = [] }") for api in BASE_PATHS
+        )
+        async with fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS, gif + tables):
+            left_out = ["gemini", *(f"{api}-blind" for api in BASE_PATHS)]
+            taken = [api for api in BASE_PATHS if api != "gemini"]
+            runs = {name: await send("gif", f"hello {name}", provider=name, tools=[tool]) for name in left_out + taken}
+            logs: Any = await ended(server.client, keys, list(runs.values()))
+            bodies = [exchange.http_request.body.decode() for exchange in provider.requests]
+    for name, run in runs.items():
+        end = logs[run][-1]
+        assert end["type"] == "completed", end
+        notes = [extra["note"] for extra in end.get("provider_extra", ())]
+        [second] = [body for body in bodies if f'hello {name}"' in body and "image/gif" in body and "Look:" in body]
+        if name in left_out:
+            assert ["the image was left out" in note for note in notes] == [True]
+            assert "an image is left out here" in second
+            assert GIF not in second
+        else:
+            assert notes == []
+            assert GIF in second
+
+
+GIF = b64encode(b"GIF89a").decode()
+
+
+async def test_repeated_tool_ids_names_and_odd_media_types_reach_each_provider_in_a_form_that_it_takes(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    kimi = "functions.weather:0"
+    image = {"type": "image", "source": {"type": "base64", "media_type": "IMAGE/JPG;q=1", "data": "AAAA"}}
+    call = {"type": "tool_call", "tool_id": kimi, "tool_name": "weather", "arguments": "{}"}
+    result = {"type": "tool_result", "tool_id": kimi, "content": "rain"}
+    turns = [{"role": "assistant", "content": [call]}, {"role": "tool", "content": [result]}]
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "Look"}, image], "participant": "Ann Lee"},
+        {"role": "user", "content": "Well?", "participant": "Bob"},
+        *turns,
+        *turns,
+        {"role": "user", "content": "So?"},
+    ]
+    script = Script(name="claude-sonnet-4-6", turns=(Turn(says=Reply(text="Yes.")),), repeat_last=True)
+    async with MockProvider([script]) as provider, fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS[:3]):
+        plain = [await send(script.name, provider=api, messages=messages) for api in BASE_PATHS]
+        named = [await send(script.name, provider=api, messages=messages, names_in_text=True) for api in BASE_PATHS]
+        logs: Any = await ended(server.client, keys, [*plain, *named])
+        asked = [exchange.request for exchange in provider.requests]
+    assert len(asked) == 2 * len(BASE_PATHS)
+    for one in asked:
+        assert one
+        body: Any = msgspec.json.decode(msgspec.json.encode(one.body))
+        if one.api == "gemini":  # its calls have no signature, for the model of this name needs none here
+            continue
+        SOUND[one.api](body)
+        sdk_accepts(one.api, body)
+        assert "image/jpeg" in str(body)
+    for run, api in zip(plain, BASE_PATHS, strict=True):
+        notes = " ".join(extra["note"] for extra in logs[run][-1]["provider_extra"])
+        assert "'IMAGE/JPG;q=1' is sent as 'image/jpeg'" in notes
+        assert ("is already used by an earlier call" in notes) == (api in ("anthropic", "openai-responses"))
+        dropped = "messages[0], messages[1]: this API has no field for participant names"
+        fitted = "messages[0]: the participant 'Ann Lee' is sent as 'Ann_Lee'"
+        assert (fitted if api == "openai-chat" else dropped) in notes
+    said = [msgspec.json.encode(one.body).decode() for one in asked if one]
+    assert sum('"Ann Lee: Look"' in body and '"Bob: Well?"' in body for body in said) == len(BASE_PATHS)
+    assert sum('"name":"Ann_Lee"' in body for body in said) == 1
+
+
+async def test_broken_base64_is_refused_with_its_place_large_or_small(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    broken = ["", "data:image/png;base64,AAAA", "A", "A" * 300_001, "data:image/png;base64," + "A" * 300_000]
+    async with MockProvider([]) as provider, fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS[:3]):
+        runs: list[str] = []
+        for data in broken:
+            source = {"type": "base64", "media_type": "image/png", "data": data}
+            content = [{"type": "text", "text": "Look"}, {"type": "image", "source": source}]
+            runs += [
+                await send("m", provider=api, messages=[{"role": "user", "content": content}]) for api in BASE_PATHS
+            ]
+        logs: Any = await ended(server.client, keys, runs)
+        assert len(provider.requests) == 0
+    for run in runs:
+        [end] = logs[run]
+        assert (end["type"], end["error"]["where"]) == ("failed", "messages[0].content[1].source.data")

@@ -1,0 +1,1 @@
+"""Those who read what the services write."""

@@ -1,0 +1,1 @@
+"""Tools of a run: cancelled, of an MCP server, with images."""

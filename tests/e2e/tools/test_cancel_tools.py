@@ -1,0 +1,115 @@
+"""A run ends while its tool runs elsewhere: the tool's worker is notified, and the log has a result of the call."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e import judge
+from tests.e2e.conftest import Send
+from tests.e2e.fleet import WITH_TOOLS, ended, fleet
+from tests.waiting import eventually
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.server.server import Server
+from tokenbus_services.mock_provider import MockProvider, Reply, Script, ToolCall, Turn
+
+SAMPLE = Path(__file__).parents[2] / "services/tools/mcp/sample_server.py"
+Elsewhere = Callable[[Path], AbstractAsyncContextManager[tuple[str, str]]]
+"""Runs a tool that never ends by itself, and writes `began` and `cancelled` into the file; gives the tool's name and
+its part of the settings."""
+
+
+def note(notes: Path, line: str) -> None:
+    with notes.open("a") as file:
+        file.write(line + "\n")
+
+
+@asynccontextmanager
+async def an_http_endpoint(notes: Path) -> AsyncIterator[tuple[str, str]]:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = next(int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if b"content-length:" in line)
+        await reader.readexactly(length)
+        note(notes, "began")
+        with suppress(ConnectionError):
+            await reader.read()  # until the other side closes
+        note(notes, "cancelled")
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as listener:
+        port = listener.sockets[0].getsockname()[1]
+        yield "far", f'[tools.far]\nkind = "http"\nurl = "http://127.0.0.1:{port}/"\nallow_private = true\n'
+
+
+@asynccontextmanager
+async def an_mcp_child(notes: Path) -> AsyncIterator[tuple[str, str]]:
+    command = f"command = {json.dumps(sys.executable)}\nargs = [{json.dumps(str(SAMPLE))}]\n"
+    yield "far__slow", f'[mcp.far]\nkind = "stdio"\n{command}env_pass = ["NOTES"]\n'
+
+
+@asynccontextmanager
+async def an_mcp_server_over_http(notes: Path) -> AsyncIterator[tuple[str, str]]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    server = await asyncio.create_subprocess_exec(
+        sys.executable, str(SAMPLE), str(port), stderr=asyncio.subprocess.DEVNULL
+    )
+    try:
+        await eventually(lambda: listens(port), timeout=60)
+        yield "far__slow", f'[mcp.far]\nkind = "http"\nurl = "http://127.0.0.1:{port}/mcp"\nallow_private = true\n'
+    finally:
+        server.kill()
+        await server.wait()
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.mark.parametrize(
+    ("elsewhere", "deadline_s"),
+    [(an_http_endpoint, None), (an_mcp_child, None), (an_mcp_server_over_http, None), (an_http_endpoint, 8.0)],
+    ids=["http", "mcp child", "mcp over http", "http, deadline"],
+)
+async def test_who_runs_a_tool_is_told_that_its_run_is_over_and_the_call_gets_a_result(
+    server: Server,
+    server_url: str,
+    keys: Keys,
+    send: Send,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    elsewhere: Elsewhere,
+    deadline_s: float | None,
+) -> None:
+    notes = tmp_path / "notes"
+    notes.touch()
+    monkeypatch.setenv("NOTES", str(notes))
+    async with elsewhere(notes) as (tool, toml):
+        turns = (Turn(says=Reply(tool_calls=(ToolCall(name=tool, arguments={}),))), Turn(says=Reply(text="never said")))
+        async with (
+            MockProvider([Script(name="calling", turns=turns)]) as provider,
+            fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS, toml),
+        ):
+            tools = [{"name": tool, "parameters": {"type": "object"}}]
+            run = await send("calling", tools=tools, **({"deadline_s": deadline_s} if deadline_s else {}))
+            await eventually(lambda: "began" in notes.read_text(), timeout=60)
+            if not deadline_s:
+                await server.client.xadd(keys.requests, {"__data__": f'{{"type":"cancel","run":"{run}"}}'})
+            log: Any = (await ended(server.client, keys, [run]))[run]
+            await eventually(lambda: "cancelled" in notes.read_text())
+            assert len(provider.requests) == 1
+    judge.check(log)
+    results = [e for e in log if e["type"] == "block_complete" and e["kind"] == "tool_result"]
+    why, end = ("the run's deadline has passed", "failed") if deadline_s else ("cancelled", "cancelled")
+    assert [(r["tool_name"], r["content"], r["is_error"]) for r in results] == [(tool, why, True)]
+    assert log[-1]["type"] == end

@@ -1,0 +1,158 @@
+"""Separate executors: each is known by its own process id, also if its requester is cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import cast
+
+import pytest
+
+from tests.services.policy_stage.executor.harmful import MEMORY_BYTES
+from tests.waiting import eventually
+from tokenbus.bus.liveness import Liveness
+from tokenbus.events.frames import Drafts, encode
+from tokenbus.events.public import Chunk, PublicEvent, Started
+from tokenbus.policy.loading import PolicySpec
+from tokenbus_services.policy_stage.blame import End, Fault
+from tokenbus_services.policy_stage.executor import fork_server
+from tokenbus_services.policy_stage.executor.client import ExecutorProcess
+from tokenbus_services.policy_stage.executor.interface import Executor
+from tokenbus_services.policy_stage.executor.messages import Setup, Verdicts
+from tokenbus_services.policy_stage.executor.pool import MAX_SEPARATE, ExecutorPool
+
+HARMFUL = "tests.services.policy_stage.executor.harmful"
+SETUP = Setup(
+    policies={
+        "passes": PolicySpec(policy="tokenbus.policy:StreamProcessor", timeout_s=5.0, name="passes"),
+        "hoards": PolicySpec(policy=f"{HARMFUL}:Hoards", timeout_s=5.0, name="hoards"),
+        "wants": PolicySpec(policy=f"{HARMFUL}:Wants", timeout_s=5.0, name="wants"),
+        "exits": PolicySpec(policy=f"{HARMFUL}:ExitsLater", timeout_s=5.0, name="exits"),
+    },
+    calls=4,
+    reassure_s=1.0,
+    memory_bytes=MEMORY_BYTES,
+    redis_url="redis://127.0.0.1:1",
+    prefix="t",
+    partitions=1,
+    run_ttl_ms=1000,
+    path=sys.path,
+    log_level="info",
+    secrets=[],
+)
+
+
+class Run:
+    """A run in an executor, and what became of it."""
+
+    def __init__(self) -> None:
+        self.losses: list[tuple[Fault | None, bool]] = []
+        self.seen = 0
+
+    def on_verdicts(self, message: Verdicts) -> None:
+        self.seen = message.seen
+
+    def on_waiting(self) -> None: ...
+
+    def on_finished(self) -> None: ...
+
+    def on_lost(self, fault: Fault | None, *, suspect: bool) -> None:
+        self.losses.append((fault, suspect))
+
+
+@asynccontextmanager
+async def started(ends: list[End]) -> AsyncGenerator[ExecutorPool]:
+    pool = ExecutorPool(SETUP, most=1, on_end=ends.append)
+    await pool.start(Liveness())
+    try:
+        yield pool
+    finally:
+        await pool.stop()
+
+
+def judge(executor: Executor, *policies: str) -> Run:
+    """A new run with its first drafts, in this executor."""
+    run = Run()
+    drafts: list[PublicEvent] = [
+        Started(run="r", seq=0, turn=0, attempt=0, provider="p", model="m"),
+        Chunk(run="r", seq=1, turn=1, attempt=1, block=0, kind="text", text="a", visible=True, depth=0),
+    ]
+    executor.feed(executor.open("r", policies, {}, run), [encode(Drafts(policies, drafts))])
+    return run
+
+
+async def separate(pool: ExecutorPool) -> ExecutorProcess:
+    return cast(ExecutorProcess, await pool.separate(lambda: None, each_s=1.0))
+
+
+async def test_who_stops_waiting_for_an_executor_leaves_no_other_with_a_wrong_process_id():
+    ends: list[End] = []
+    async with started(ends) as pool:
+        for steps in range(2 * MAX_SEPARATE):
+            waiting = asyncio.create_task(separate(pool))
+            for _ in range(1 + steps):
+                await asyncio.sleep(0)
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+        runs = [Run() for _ in range(MAX_SEPARATE)]
+        executors = [await separate(pool) for _ in runs]  # all places are free again
+        for executor, run in zip(executors, runs, strict=True):
+            executor.open("r", ("passes",), {}, run)
+        os.kill(executors[1].pid, signal.SIGKILL)
+        await eventually(executors[1].gone.done)
+        assert [bool(run.losses) for run in runs] == [False, True, False, False]
+        assert ends == ["exited"]
+        await eventually(lambda: pool.count == MAX_SEPARATE)  # the others, and the shared one; nobody's are gone
+
+
+async def test_a_fork_server_that_is_given_up_is_no_runs_fault(monkeypatch: pytest.MonkeyPatch):
+    ends: list[End] = []
+    async with started(ends) as pool:
+        run = Run()
+        alone = await separate(pool)
+        alone.open("r", ("passes",), {}, run)
+        monkeypatch.setattr(fork_server, "FORK_S", 0.0)
+        waiting = asyncio.create_task(separate(pool))
+        await eventually(lambda: bool(run.losses))
+        monkeypatch.undo()
+        await waiting
+        assert run.losses == [(None, False)]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is bounded on Linux alone")
+async def test_a_policy_that_is_refused_memory_which_another_run_took_is_isolated_and_nothing_counts():
+    async with started([]) as pool:
+        hoards = judge(await pool.shared(), "hoards")
+        await eventually(lambda: hoards.seen == 2)
+        wants = judge(await pool.shared(), "wants")
+        await eventually(lambda: bool(wants.losses))
+        assert wants.losses == [(None, True)]
+        assert hoards.losses == [(None, False)]
+        assert not pool.may_block(("wants",)), "its other runs stay where they are"
+        alone = judge(await separate(pool), "wants")
+        await eventually(lambda: alone.seen == 2)
+        assert not alone.losses
+
+
+async def test_an_end_outside_of_every_call_counts_against_the_only_policy_of_a_run_that_was_alone():
+    async with started([]) as pool:
+        run = judge(await separate(pool), "exits")
+        await eventually(lambda: bool(run.losses))
+        assert run.losses == [(Fault("exits", 0, "exited"), True)]
+        assert pool.may_block(("exits",))
+        chain = judge(await separate(pool), "passes", "exits")
+        await eventually(lambda: bool(chain.losses))
+        assert chain.losses == [(Fault(None, 0, "exited"), True)]
+
+
+async def test_an_executor_that_ended_before_its_first_run_came_is_lost_for_that_run():
+    async with started([]) as pool:
+        executor = await separate(pool)
+        os.kill(executor.pid, signal.SIGKILL)
+        await eventually(executor.gone.done)
+        run = judge(executor, "passes")
+        await eventually(lambda: run.losses == [(None, False)])

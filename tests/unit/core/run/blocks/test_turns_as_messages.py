@@ -1,0 +1,202 @@
+"""What public events hand on is what the run's own next turn sends back, to the letter."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.core.run.script import Story, call, of_type, text
+from tokenbus.client.response import Response
+from tokenbus.core.run.blocks.opaque import MAX_INLINE_CHARS
+from tokenbus.core.run.effects import NextTurn
+from tokenbus.events import normalized as n
+from tokenbus.events.error_info import ErrorInfo
+from tokenbus.events.frames import CancelRequested, ResultImage, RunLimits, ToolReturned
+from tokenbus.events.public import BlockComplete, BlockStarted, RunEnd, RunFailedEvent
+from tokenbus.events.requests import (
+    BlobSource,
+    ExtraPart,
+    ImagePart,
+    Message,
+    TextPart,
+    ThinkingPart,
+    ToolCallPart,
+    ToolResultPart,
+)
+
+START = n.Start("m", "r1", api="openai-responses", provider="main")
+ORIGIN = {"api": "openai-responses", "provider": "main"}
+BROKEN = n.Failed(ErrorInfo(code="overloaded", kind="overloaded", message="m", retryable=True))
+
+
+def history(story: Story) -> list[Message]:
+    """What the run itself appended to its conversation."""
+    turns = [effect.history for effect in story.effects if isinstance(effect, NextTurn)]
+    return [message for turn in turns for message in turn or []]
+
+
+def test_the_messages_of_a_run_are_those_that_its_own_next_turn_sends() -> None:
+    story = Story()
+    story.provider(
+        START,
+        n.BlockStart(0, "thinking"),
+        n.ThinkingDelta(0, "Hm."),
+        n.Opaque(0, "signature", "s"),
+        n.Opaque(0, "encrypted", "e"),
+        n.BlockStop(0),
+        n.Extra("openai-responses.web_search_call", '{"id":"ws_1"}', ordinal=1),
+        *text(2, "Let me ", "see."),
+        n.Opaque(2, "item_id", "msg_1"),
+        *call(3, "a", "f", '{"x":1}'),
+        *call(4, "b", "g"),
+        n.Extra("openai-responses.last", "{}", ordinal=5),
+        n.Done("tool_use"),
+    )
+    story.control(ToolReturned(3, "no luck", True))
+    image = ResultImage("image/png", blob_id="sha256:1", size_bytes=9)
+    story.control(ToolReturned(2, "a chart", False, images=[image, ResultImage("image/gif", blob_id="sha256:2")]))
+    sent = history(story)
+    story.provider(START, *text(0, "Done."), n.Done("stop"))
+    said = Response.of(story.events).messages
+    assert said[:-1] == sent
+    assert said == [
+        Message(
+            role="assistant",
+            content=[
+                ThinkingPart(text="Hm.", signature="s", opaque={"encrypted": "e", **ORIGIN}),
+                ExtraPart(name="openai-responses.web_search_call", json='{"id":"ws_1"}'),
+                TextPart(text="Let me see.", opaque={"item_id": "msg_1", **ORIGIN}),
+                ToolCallPart(tool_id="a", tool_name="f", arguments='{"x":1}'),
+                ToolCallPart(tool_id="b", tool_name="g", arguments=""),
+                ExtraPart(name="openai-responses.last", json="{}"),
+            ],
+        ),
+        Message(
+            role="tool",
+            content=[
+                ToolResultPart(
+                    tool_id="a",
+                    tool_name="f",
+                    content=[
+                        TextPart(text="a chart"),
+                        ImagePart(source=BlobSource(blob_id="sha256:1", media_type="image/png", size_bytes=9)),
+                    ],
+                ),
+                ToolResultPart(tool_id="b", tool_name="g", content="no luck", is_error=True),
+            ],
+        ),
+        Message(role="assistant", content=[TextPart(text="Done.")]),
+    ]
+
+
+def test_the_end_of_a_block_carries_what_must_go_back_and_whose_it_is() -> None:
+    story = Story()
+    told = story.provider(
+        START,
+        n.BlockStart(0, "thinking"),
+        n.Opaque(0, "signature", "s"),
+        n.Opaque(0, "redacted", "r", "sha256:5"),
+        n.Opaque(0, "item_id", "rs_1"),
+        n.BlockStop(0),
+        *text(1, "plain"),
+    )
+    thinking, plain = of_type(told, BlockComplete)
+    assert thinking.signature == "s"
+    assert thinking.opaque == {"item_id": "rs_1", **ORIGIN}
+    assert thinking.opaque_blobs == {"redacted": "sha256:5"}, "a large value lies in its blob, and not in the event"
+    assert (plain.opaque, plain.opaque_blobs) == (None, None), "what has nothing to go back says nothing"
+
+
+def test_what_comes_after_a_blocks_end_is_told_with_the_runs_end_and_goes_back_all_the_same() -> None:
+    story = Story()
+    story.provider(START, n.BlockStart(0, "thinking"), n.ThinkingDelta(0, "Hm."), n.BlockStop(0), *text(1, "Yes."))
+    story.provider(n.Opaque(0, "reasoning_details", "[1]"), n.Opaque(0, "encrypted", "e", "sha256:6"), n.Done("stop"))
+    [end] = of_type(story.events, RunEnd)
+    assert end.provider_extra == [
+        {"block": 0, "opaque": {"reasoning_details": "[1]", **ORIGIN}, "opaque_blobs": {"encrypted": "sha256:6"}}
+    ]
+    [message] = Response.of(story.events).messages
+    assert message.content[0] == ThinkingPart(
+        text="Hm.", opaque={"reasoning_details": "[1]", **ORIGIN}, opaque_blobs={"encrypted": "sha256:6"}
+    )
+
+
+def test_what_a_retry_made_void_is_in_no_message() -> None:
+    story = Story()
+    story.provider(START, n.BlockStart(0, "thinking"), n.BlockStop(0), n.Extra("x.item", "1", ordinal=1))
+    story.provider(n.Opaque(0, "reasoning_details", "[1]"), BROKEN)
+    story.provider(START, *text(0, "Yes."), n.Extra("x.item", "2", ordinal=1), n.Done("stop"))
+    [message] = Response.of(story.events).messages
+    assert message.content == [TextPart(text="Yes."), ExtraPart(name="x.item", json="2")]
+    [end] = of_type(story.events, RunEnd)
+    assert {"name": "x.item", "json": "1"} in end.provider_extra, "it is told all the same"
+
+
+def test_a_message_that_its_provider_began_anew_still_says_whose_its_data_are() -> None:
+    story = Story()
+    story.provider(START, n.BlockStart(0, "thinking"), n.Opaque(0, "encrypted", "old"), n.BlockStop(0))
+    anew = n.Start("m", "r2", void_before=1, api="openai-responses", provider="main")
+    story.provider(anew, n.BlockStart(1, "text"), n.TextDelta(1, "Yes."), n.Opaque(1, "item_id", "msg_2"))
+    story.provider(n.BlockStop(1), n.Done("stop"))
+    [message] = Response.of(story.events).messages
+    assert message.content == [TextPart(text="Yes.", opaque={"item_id": "msg_2", **ORIGIN})]
+
+
+def test_an_attempt_that_goes_on_keeps_what_stood_before_its_text_and_drops_what_followed() -> None:
+    story = Story(on_failure="continue", continues=True)
+    story.provider(START, n.Extra("x.before", "1", ordinal=0), n.BlockStart(1, "text"), n.TextDelta(1, "Once "))
+    story.provider(n.Extra("x.after", "2", ordinal=2), BROKEN)
+    story.provider(START, n.BlockStart(0, "text"), n.TextDelta(0, "upon"), n.BlockStop(0), n.Done("stop"))
+    [message] = Response.of(story.events).messages
+    assert message.content == [ExtraPart(name="x.before", json="1"), TextPart(text="Once upon")]
+
+
+def test_a_run_that_was_cancelled_gives_the_text_that_was_heard_and_no_cut_call_or_thought() -> None:
+    story = Story()
+    story.provider(START, *text(0, "So "), n.BlockStart(1, "thinking"), n.ThinkingDelta(1, "hm"))
+    story.provider(n.ToolCallStart(2, "a", "f"), n.BlockStart(3, "text"), n.TextDelta(3, "far"))
+    story.control(CancelRequested())
+    [message] = Response.of(story.events).messages
+    assert message.content == [TextPart(text="So "), TextPart(text="far")]
+
+
+def test_calls_that_never_ran_stand_open_for_whoever_runs_them() -> None:
+    story = Story(max_tool_depth=0)
+    story.provider(START, *call(0, "a", "f"), n.Done("tool_use"))
+    [message] = Response.of(story.events).messages
+    assert message.content == [ToolCallPart(tool_id="a", tool_name="f", arguments="")]
+
+
+def test_the_models_messages_stand_under_its_participants_name() -> None:
+    story = Story(participant="Claude")
+    story.provider(START, *text(0, "Hi."), n.Done("stop"))
+    [message] = Response.of(story.events).messages
+    assert message.participant == "Claude"
+
+
+def test_a_value_that_is_too_large_without_a_blob_store_is_left_out_with_a_note() -> None:
+    story = Story()
+    large = "x" * (MAX_INLINE_CHARS + 1)
+    story.provider(START, n.BlockStart(0, "thinking"), n.Opaque(0, "encrypted", large), n.BlockStop(0))
+    [end] = of_type(story.events, BlockComplete)
+    assert end.opaque == ORIGIN
+    assert end.provider_extra == [{"note": "'encrypted' is too large to be handed on without a blob store"}]
+    story.provider(*call(1, "a", "f"), n.Done("tool_use"))
+    story.control(ToolReturned(1, "", False))
+    [said, _] = history(story)
+    assert isinstance(part := said.content[0], ThinkingPart)
+    assert part.opaque == {"encrypted": large, **ORIGIN}, "the run's own next turn has it at hand"
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_opaque_data_of_a_block_are_bounded_as_its_content_is(ended: bool) -> None:
+    story = Story(rules=RunLimits(block_chars=10))
+    story.provider(START, n.BlockStart(0, "thinking"), n.Opaque(0, "a", "x" * 6))
+    told = story.provider(*([n.BlockStop(0)] if ended else []), n.Opaque(0, "b", "x" * 5))
+    [end] = of_type(told, RunFailedEvent)
+    assert end.error.code == "too_large"
+
+
+def test_a_block_begins_and_ends_once_whatever_goes_back_with_it() -> None:
+    story = Story()
+    story.provider(START, n.BlockStart(0, "text"), n.Opaque(0, "citations", "[]"), n.BlockStop(0), n.Done("stop"))
+    assert len(of_type(story.events, BlockStarted)) == len(of_type(story.events, BlockComplete)) == 1

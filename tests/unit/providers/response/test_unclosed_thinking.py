@@ -1,0 +1,138 @@
+"""Thinking whose close never comes, where a vendor's data says that it may have been the answer all along."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.providers.reading import joined
+from tests.unit.providers.response.test_inline_thinking import blocks
+from tokenbus.events.error_info import ErrorInfo
+from tokenbus.events.normalized import (
+    BlockStart,
+    BlockStop,
+    Cut,
+    Done,
+    Extra,
+    Failed,
+    Normalized,
+    Opaque,
+    Start,
+    TextDelta,
+    ThinkingDelta,
+    ToolCallDone,
+    ToolCallStart,
+)
+from tokenbus.events.quirks import Quirks, ThinkingTags
+from tokenbus.providers.response.inline_thinking import MAX_BESIDE, MAX_UNCLOSED_CHARS, InlineThinking
+
+
+def read(*events: Normalized, unclosed: Literal["hold", "release"] = "release") -> list[Normalized]:
+    """What becomes of an answer that begins inside of thinking; between any two events the state is kept."""
+    quirks = Quirks(inline_thinking=("think",), inline_thinking_opened=True, unclosed_thinking=unclosed)
+    splitter = InlineThinking.of(quirks)
+    assert splitter
+    out: list[Normalized] = []
+    for event in [Start("m"), *events]:
+        out += splitter.split([event])
+        splitter = msgspec.msgpack.decode(msgspec.msgpack.encode(splitter), type=InlineThinking)
+    return out
+
+
+def text(*pieces: str, block: int = 0) -> list[Normalized]:
+    return [BlockStart(block, "text"), *(TextDelta(block, piece) for piece in pieces), BlockStop(block)]
+
+
+def test_without_a_close_it_was_the_answer_where_the_turn_ends_soundly() -> None:
+    assert blocks(read(*text("It ", "rains."), Done("stop"))) == [("text", "It rains.")]
+    assert blocks(read(*text("It ", "rains."), Done("stop"), unclosed="hold")) == [("thinking", "It rains.")]
+
+
+def test_with_a_close_it_was_thinking_and_it_is_told_at_the_close() -> None:
+    assert blocks(read(*text("H", "m</think>It rains."), Done("stop"))) == [("thinking", "Hm"), ("text", "It rains.")]
+    early = read(BlockStart(0, "text"), TextDelta(0, "Hm"))
+    assert early == [Start("m")], "nothing is heard before it is known"
+
+
+@pytest.mark.parametrize(
+    "end", [Done("length"), Done("content_filter"), Cut("cut"), Failed(ErrorInfo(code="x", kind="server", message="x"))]
+)
+def test_what_was_cut_off_inside_of_thinking_is_thinking(end: Normalized) -> None:
+    assert blocks(read(*text("Hm, it"), end)) == [("thinking", "Hm, it")]
+    open_still = read(*text("Hm, it")[:-1], end)
+    assert [event.text for event in open_still if isinstance(event, ThinkingDelta)] == ["Hm, it"]
+
+
+def test_a_call_without_a_close_before_it_shows_that_it_was_text() -> None:
+    events = read(*text("Let me look."), ToolCallStart(1, "t", "f"), ToolCallDone(1), Done("tool_use"))
+    assert [type(event) for event in events[1:5]] == [BlockStart, TextDelta, BlockStop, ToolCallStart]
+    said = [*text("Look."), ToolCallStart(1, "t", "f"), ToolCallDone(1), *text("So.", block=2), Done("tool_use")]
+    assert blocks(read(*said)) == [("text", "Look."), ("text", "So.")]
+
+
+def test_it_may_go_on_in_the_next_text_and_is_one_block_there() -> None:
+    said = [*text("Hm, ", block=0), *text("so.</think>Yes.", block=1), Done("stop")]
+    assert blocks(read(*said)) == [("thinking", "Hm, so."), ("text", "Yes.")]
+
+
+def test_what_belongs_to_it_waits_with_it() -> None:
+    said = [*text("Hm"), Opaque(0, "item_id", "msg_1")]
+    for end, kind in ((Done("stop"), TextDelta), (Done("length"), ThinkingDelta)):
+        events = read(*said, end)
+        assert [type(event) for event in events[1:]] == [BlockStart, kind, Opaque, BlockStop, Done]
+        assert (
+            len(
+                {
+                    event.block
+                    for event in events[1:-1]
+                    if isinstance(event, TextDelta | ThinkingDelta | BlockStart | BlockStop | Opaque)
+                }
+            )
+            == 1
+        )
+
+
+def test_an_item_of_the_provider_keeps_its_place_and_too_many_of_them_settle_it() -> None:
+    [placed] = [e for e in read(*text("Hm"), Extra("x", "{}", 0, ordinal=1), Done("stop")) if isinstance(e, Extra)]
+    assert placed.ordinal == 2**32
+    many = read(BlockStart(0, "text"), TextDelta(0, "Hm"), *[Extra("x", "{}", 0)] * (MAX_BESIDE + 1))
+    assert [type(event) for event in many[1:4]] == [BlockStart, ThinkingDelta, Extra]
+
+
+def test_two_texts_that_are_open_together_lose_nothing() -> None:
+    a, b = text("A", block=0), text("<think>B", block=1)
+    assert sorted(blocks(read(a[0], b[0], *a[1:], *b[1:], Done("stop")))) == [("text", "B"), ("thinking", "A")]
+
+
+def test_too_much_of_it_is_thinking_so_that_no_more_is_kept() -> None:
+    pieces = ["x" * 1024] * (MAX_UNCLOSED_CHARS // 1024 + 2)
+    events = read(BlockStart(0, "text"), *(TextDelta(0, piece) for piece in pieces))
+    assert sum(len(event.text) for event in events if isinstance(event, ThinkingDelta)) == 1024 * len(pieces)
+
+
+@given(st.lists(st.sampled_from(["<think>", "</think>", "<thi", "nk>", "a", " ", "\n", "<"]), max_size=12), st.data())
+def test_however_it_is_cut_it_is_the_same(parts: list[str], data: st.DataObject) -> None:
+    whole = "".join(parts)
+    places = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=6)))
+    pieces = [whole[a:b] for a, b in zip([0, *places], [*places, len(whole)], strict=True)]
+    cut = read(*text(*(piece for piece in pieces if piece)), Done("stop"))
+    assert joined(cut) == joined(read(*text(*([whole] if whole else [])), Done("stop")))
+
+
+def test_the_tags_of_a_model_are_its_own_and_the_longest_beginning_of_its_name_counts() -> None:
+    tags = {
+        "qwen": ThinkingTags(inline_thinking=("think",), inline_thinking_opened=True),
+        "qwen3-instruct": ThinkingTags(inline_thinking=("thought",), unclosed_thinking="release"),
+    }
+    quirks = Quirks(inline_thinking=("reasoning",), models=tags)
+    assert quirks.of("qwen3").inline_thinking == ("think",)
+    assert quirks.of("qwen3").inline_thinking_opened
+    instruct = quirks.of("qwen3-instruct-2507")
+    assert (instruct.inline_thinking, instruct.unclosed_thinking) == (("thought",), "release")
+    assert not instruct.inline_thinking_opened
+    assert quirks.of("llama").inline_thinking == ("reasoning",)
+    assert quirks.of("llama").models == {}
