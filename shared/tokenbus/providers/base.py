@@ -30,6 +30,8 @@ class ProviderBase:
     media: MediaLimits = MediaLimits()
     end_of_turn: str = ""
     takes_path: bool = True
+    models_path: str = "/models"
+    models_headers: Mapping[str, str] = {}
     makes_images: bool = False
     """Whether models of this API can generate images."""
     options: frozenset[RequestOption] = frozenset()

@@ -89,14 +89,20 @@ def scripts(keep: bool, listing: bool) -> None:
     is_flag=True,
     help="Also check that each provider's address answers; no key is sent.",
 )
-def doctor(as_json: bool, ask_providers: bool) -> int:
+@click.option(
+    "--keys",
+    "try_keys",
+    is_flag=True,
+    help="Also ask each provider for its list of models, with its key; that costs nothing.",
+)
+def doctor(as_json: bool, ask_providers: bool, try_keys: bool) -> int:
     """Check settings, server, workers and queues; report what is wrong and what to do.
 
     Exit code: 0 if all is well, 1 if something is wrong.
     """
     from tokenbus_services.cli.doctor.command import run
 
-    return run(as_json=as_json, ask_providers=ask_providers)
+    return run(as_json=as_json, ask_providers=ask_providers, try_keys=try_keys)
 
 
 @click.command()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 import msgspec
 
 from tokenbus.bus.dead_letters import StoredDeadLetter
+from tokenbus.events import decisions
 from tokenbus_services.cli.doctor.checks import NEARLY, Finding
 from tokenbus_services.cli.inspect.snapshot import CHAINED, INTAKE, QueueFacts, Snapshot, StageFacts
 from tokenbus_services.cli.render.event_text import size
@@ -130,6 +132,25 @@ def check_room(waiting: int, *, bound: int) -> Iterator[Finding]:
             about="requests",
             says=f"{waiting} of at most {bound} requests wait to be taken in",
             todo="start more with `tokenbus worker fetcher`",
+        )
+
+
+def check_decisions(decided: Sequence[bytes], *, minutes: int) -> Iterator[Finding]:
+    """Report policies that fail. ``decided``: encoded decisions of the last ``minutes``."""
+    errors: dict[str, list[str]] = {}
+    for data in decided:
+        with suppress(msgspec.DecodeError):
+            decision = decisions.decoder.decode(data)
+            if decision.action == "error":
+                # The class alone: an exception's text may quote the run.
+                errors.setdefault(decision.policy, []).append((decision.reason or "").partition(":")[0][:80])
+    for policy, reasons in sorted(errors.items()):
+        why = ", ".join(sorted(set(filter(None, reasons)))[:3])
+        yield Finding(
+            level="wrong",
+            about=f"policy {policy}",
+            says=f"failed {len(reasons)} times in the last {minutes} minutes" + (f": {why}" if why else ""),
+            todo="look at `policy_failed` in the log of the policy workers; what the policy waits for may be away",
         )
 
 

@@ -18,17 +18,18 @@ from tokenbus_services.cli.doctor.checks import Finding
 from tokenbus_services.cli.doctor.checks_settings import check_settings
 from tokenbus_services.cli.doctor.examine_bus import examine_bus
 from tokenbus_services.cli.doctor.examine_outside import examine_addresses, examine_blobs, examine_disk
+from tokenbus_services.cli.doctor.provider_keys import try_provider_keys
 from tokenbus_services.cli.doctor.show import show
 
 
-def run(*, as_json: bool, ask_providers: bool) -> int:
+def run(*, as_json: bool, ask_providers: bool, try_keys: bool) -> int:
     """Run all checks and show the findings; return the exit code."""
-    findings = checks.one_hint_per_cause(asyncio.run(examine(ask_providers=ask_providers)))
+    findings = checks.one_hint_per_cause(asyncio.run(examine(ask_providers=ask_providers, try_keys=try_keys)))
     show(findings, as_json=as_json)
     return 0 if checks.all_well(findings) else ending.OTHER
 
 
-async def examine(*, ask_providers: bool = False) -> list[Finding]:
+async def examine(*, ask_providers: bool = False, try_keys: bool = False) -> list[Finding]:
     """Return all findings; a server that does not answer is one of them."""
     try:
         settings = configuration.load()
@@ -47,6 +48,8 @@ async def examine(*, ask_providers: bool = False) -> list[Finding]:
     found += checks_outside.check_providers(settings, os.environ)
     if ask_providers:
         found += await examine_addresses(settings)
+    if try_keys:
+        found += [finding async for finding in try_provider_keys(settings, os.environ)]
     up = running_in(Path(settings.data_dir))
     found.append(
         await examine_blobs(settings.blobs, os.environ.get(DEPLOYMENT_ENV, "") or (up.deployment if up else ""))

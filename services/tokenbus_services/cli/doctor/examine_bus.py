@@ -24,6 +24,10 @@ from tokenbus_services.settings import Settings
 
 STUCK_MS = 15_000
 """A lost worker's entry is taken over after about five seconds."""
+LATELY_MS = 600_000
+"""How old a policy's decision may be."""
+MOST_DECISIONS = 100
+"""Maximum decisions read of each partition, the newest."""
 MOST_PENDING = 1_000
 """Maximum entries of one stream that are checked individually."""
 GROWTH_S = 1.0
@@ -39,6 +43,7 @@ async def examine_bus(server: Server, settings: Settings) -> AsyncIterator[Findi
         ("keys", lambda: _types(server, keys)),
         ("deployment", lambda: _deployment(server, settings)),
         ("work", lambda: _work(server, settings)),
+        ("policies", lambda: _policies(server, keys)),
         ("dead", lambda: _dead(server, keys)),
         ("mcp", lambda: _listings(server, settings)),
     )
@@ -203,6 +208,21 @@ async def _stuck(server: Server, group: str, streams: Sequence[str]) -> StuckFac
 async def _dead(server: Server, keys: Keys) -> AsyncIterator[Finding]:
     newest = [dead async for dead in newest_dead_letters(server, keys, most=1)]
     for finding in checks_work.check_dead(await server.client.xlen(keys.dead), newest):
+        yield finding
+
+
+async def _policies(server: Server, keys: Keys) -> AsyncIterator[Finding]:
+    """What the policies decided lately: `doctor` sees a policy that fails at work, not only one that does not load."""
+    since = server.clock.now_ms() - LATELY_MS
+    pipe = server.client.pipeline(transaction=False)
+    for partition in range(keys.partitions):
+        pipe.xrevrange(keys.topic(partition, "decisions"), "+", since, count=MOST_DECISIONS)
+    replies: list[Any] = await pipe.execute(raise_on_error=False)
+    if refused := next((reply for reply in replies if isinstance(reply, NoPermissionError)), None):
+        raise refused
+    read: list[list[tuple[bytes, dict[bytes, bytes]]]] = [entries for entries in replies if isinstance(entries, list)]
+    decided = [fields[b"__data__"] for entries in read for _, fields in entries if b"__data__" in fields]
+    for finding in checks_work.check_decisions(decided, minutes=LATELY_MS // 60_000):
         yield finding
 
 

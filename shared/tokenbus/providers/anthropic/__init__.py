@@ -10,7 +10,7 @@ from tokenbus.events.model_names import begins_with
 from tokenbus.events.requests import Generate, Mode
 from tokenbus.providers.anthropic.files import files
 from tokenbus.providers.anthropic.prefill import build_prefill
-from tokenbus.providers.anthropic.request import build
+from tokenbus.providers.anthropic.request import API_VERSION, build
 from tokenbus.providers.anthropic.stream import AnthropicDecoder
 from tokenbus.providers.api import ApiName, Decoder, Format, Provider, Quirks
 from tokenbus.providers.base import ProviderBase
@@ -26,6 +26,8 @@ class Anthropic(ProviderBase):
     key_header: tuple[str, str] = ("x-api-key", "{}")
     default_base_url = "https://api.anthropic.com"
     default_key_env = "ANTHROPIC_API_KEY"
+    models_path = "/v1/models"
+    models_headers: Mapping[str, str] = {"anthropic-version": API_VERSION}
     # Start and stop of blocks and of the message, and the ping that often comes between a block's start and its first
     # chunk. A text that contains such a word is merely forwarded sooner.
     urgent: tuple[bytes, ...] = (b"content_block_st", b"message_st", b'"ping"', b'"error"')

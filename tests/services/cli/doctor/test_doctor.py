@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator
+import threading
+from collections.abc import AsyncGenerator, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,6 +17,8 @@ from tests.services.cli.process import run, settings_file
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.layout import join_deployment
 from tokenbus.bus.server.server import Server
+from tokenbus.events.decisions import Decided, encode
+from tokenbus.events.frames import PolicyAction
 
 
 async def deployment(server: Server, url: str, keys: Keys, directory: Path, more: str = "") -> str:
@@ -123,3 +127,55 @@ async def test_a_shared_key_of_the_wrong_type_is_named_with_what_mends_it(
     [wrong] = (await findings(config))["keys"]
     assert (wrong["level"], stream in wrong["says"], "is a string" in wrong["says"]) == ("wrong", True, True)
     assert f"DEL {stream}" in wrong["todo"]
+
+
+class _Models(BaseHTTPRequestHandler):
+    """A provider that lists its models for one key alone."""
+
+    def do_GET(self) -> None:
+        known = self.path == "/v1/models" and self.headers["anthropic-version"]
+        status = 404 if not known else 200 if self.headers["x-api-key"] == "good" else 401
+        self.send_response(status)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def lists_models() -> Iterator[str]:
+    """The address of such a provider."""
+    server = HTTPServer(("127.0.0.1", 0), _Models)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+async def test_a_key_that_its_provider_refuses_and_a_policy_that_fails_at_work_are_told(
+    server: Server, server_url: str, keys: Keys, tmp_path: Path, lists_models: str
+):
+    for name in ("good", "revoked"):
+        (tmp_path / name).write_text(f"{name}\n")
+    tables = "".join(
+        f'[providers.{name}]\napi = "anthropic"\nbase_url = "{lists_models}{path}"\napi_key_file = "{tmp_path / key}"\n'
+        for name, key, path in (("well", "good", ""), ("refused", "revoked", ""), ("elsewhere", "good", "/other"))
+    )
+    actions: list[PolicyAction] = ["error", "error", "block"]
+    for number, action in enumerate(actions):
+        reason = "ConnectionError: the text of the run"
+        decided = Decided(run=f"r{number}", n=0, turn=0, attempt=1, policy="moderation", action=action, reason=reason)
+        await server.client.xadd(keys.topic(0, "decisions"), {"__data__": encode(decided)})
+    found = await findings(await deployment(server, server_url, keys, tmp_path, tables), "--keys")
+    told = {name: found[f"provider {name}"][-1] for name in ("well", "refused", "elsewhere")}
+    assert [(f["level"], f["says"]) for f in told.values()] == [
+        ("ok", "accepts the key"),
+        ("wrong", "refuses the key: HTTP 401"),
+        ("note", "did not tell whether the key is valid: HTTP 404"),
+    ]
+    assert "revoked" not in {f["says"] for f in told.values()}
+    [policy] = found["policy moderation"]
+    assert policy["says"] == "failed 2 times in the last 10 minutes: ConnectionError"
