@@ -19,17 +19,17 @@ from tokenbus_services.gateway.service import Part
 from tokenbus_services.settings import Settings, SurfaceName
 
 SURFACES: tuple[SurfaceName, ...] = (
+    "openai_chat",
+    "openai_responses",
     "native",
     "anthropic_messages",
     "gemini",
-    "openai_chat",
-    "openai_responses",
     "openai_images",
     "ai_sdk_ui",
     "ag_ui",
     "durable_streams",
 )
-"""In the order in which their routes are tried."""
+"""In the order in which their routes are tried, one after the other: first those that most clients ask."""
 
 
 class _Routes(Protocol):
