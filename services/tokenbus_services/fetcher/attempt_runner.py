@@ -38,7 +38,7 @@ from tokenbus_services.fetcher.limits.limiter import Reservation, ReservationReq
 from tokenbus_services.fetcher.limits.scopes import Scopes
 from tokenbus_services.fetcher.limits.token_estimate import TokenTally, estimate
 from tokenbus_services.fetcher.limits.wait_queue import FairQueue, WaitedTooLong
-from tokenbus_services.fetcher.provider_call import FilesLost, Rejected, fetch
+from tokenbus_services.fetcher.provider_call import CallOptions, FilesLost, Rejected, fetch
 from tokenbus_services.fetcher.raw_writer import RawWriter
 from tokenbus_services.fetcher.request_media import TurnMedia
 from tokenbus_services.fetcher.uploads.upload import UploadFailed
@@ -285,12 +285,14 @@ class AttemptRunner:
                     body,
                     writer=writer,
                     deadline=turn.deadline,
-                    tally=tally,
-                    images=self._images,
-                    answer_bytes=self._answer_bytes,
-                    again=not rejected,
-                    called_ms=self._server.clock.now_ms(),
-                    facts=facts,
+                    options=CallOptions(
+                        tally=tally,
+                        images=self._images,
+                        answer_bytes=self._answer_bytes,
+                        again=not rejected,
+                        called_ms=self._server.clock.now_ms(),
+                        facts=facts,
+                    ),
                 )
             except Rejected:
                 rejected = True

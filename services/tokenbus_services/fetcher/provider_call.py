@@ -62,6 +62,26 @@ class FilesLost(Exception):
         self.file_ids = file_ids
 
 
+class CallOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What goes with a call besides its request."""
+
+    tally: TokenTally | None = None
+    """Receives the answer, to count tokens for the limits."""
+    images: ImageStore | None = None
+    """Where the answer's images are stored."""
+    answer_bytes: int = LimitSettings().answer_bytes
+    """Maximum size of the decoded answer."""
+    again: bool = False
+    """Whether the caller will repeat the call after Rejected."""
+    called_ms: int = 0
+    """Unix time of the call, for those who measure it."""
+    facts: CallFacts | None = None
+    """Notes about the call, for its span."""
+
+
+PLAIN = CallOptions()
+
+
 async def fetch(
     endpoint: Endpoint,
     request: Generate,
@@ -70,26 +90,15 @@ async def fetch(
     *,
     writer: AttemptWriter,
     deadline: float | None,
-    tally: TokenTally | None = None,
-    images: ImageStore | None = None,
-    answer_bytes: int = LimitSettings().answer_bytes,
-    again: bool = False,
-    called_ms: int = 0,
-    facts: CallFacts | None = None,
+    options: CallOptions = PLAIN,
 ) -> None:
     """Make the request's call and write its whole answer, including its end.
 
     - ``body``: replaces the call's own body; closed when it is sent.
     - ``deadline``: in the event loop's time.
-    - ``tally``: receives the answer, to count tokens for the limits.
-    - ``images``: where the answer's images are stored.
-    - ``answer_bytes``: maximum size of the decoded answer.
-    - ``again``: whether the caller will repeat the call after Rejected.
-    - ``called_ms``: Unix time of the call, for those who measure it.
-    - ``facts``: notes about the call, for its span.
 
-    Raises AttemptRefused if the attempt is over; FilesLost before anything is written; Rejected likewise, if ``again``.
-    However this ends, including by cancellation, the connection is closed or back in its pool.
+    Raises AttemptRefused if the attempt is over; FilesLost before anything is written; Rejected likewise, if the call
+    may be repeated. However this ends, including by cancellation, the connection is closed or back in its pool.
     """
     limit = asyncio.timeout(None)
     silence = CallTimeouts(limit, deadline)
@@ -97,25 +106,12 @@ async def fetch(
     try:
         with slack(settings.connect_timeout_s + settings.first_event_timeout_s + settings.idle_timeout_s):
             async with limit:
-                error = await _read(
-                    endpoint,
-                    request,
-                    call,
-                    body,
-                    writer=writer,
-                    silence=silence,
-                    tally=tally,
-                    images=images,
-                    answer_bytes=answer_bytes,
-                    again=again,
-                    called_ms=called_ms,
-                    facts=facts,
-                )
+                error = await _read(endpoint, request, call, body, writer=writer, silence=silence, options=options)
     except TimeoutError:
         error = silence.error()
-    if facts:
-        facts.ended(error)
-    await writer.end(Ended(error, called_ms))
+    if options.facts:
+        options.facts.ended(error)
+    await writer.end(Ended(error, options.called_ms))
 
 
 async def _read(
@@ -126,41 +122,26 @@ async def _read(
     *,
     writer: AttemptWriter,
     silence: CallTimeouts,
-    tally: TokenTally | None,
-    images: ImageStore | None,
-    answer_bytes: int,
-    again: bool,
-    called_ms: int,
-    facts: CallFacts | None,
+    options: CallOptions,
 ) -> ErrorInfo | None:
     seconds = endpoint.settings.first_event_timeout_s
     silence.allow(seconds, "first_event_timeout", f"no answer within {seconds:g} s")
     response = await _answer_to(endpoint, call, body)
     if isinstance(response, ErrorInfo):
         return response
-    if facts:
-        facts.answered(response)
+    if options.facts:
+        options.facts.answered(response)
     try:
         refused = None
-        if response.status_code == HTTPStatus.UNAUTHORIZED and again and endpoint.rejected():
+        if response.status_code == HTTPStatus.UNAUTHORIZED and options.again and endpoint.rejected():
             raise Rejected
         if call.files and response.status_code in LOST_STATUSES:
             refused = await beginning(response, MAX_ERROR_BODY_BYTES)
             if lost := lost_files(response.status_code, refused, call.files):
                 raise FilesLost(lost)
-        content = read_body(response, limit=answer_bytes) if refused is None else _once(refused)
+        content = read_body(response, limit=options.answer_bytes) if refused is None else _once(refused)
         async with aclosing(content):
-            await _pass_on(
-                response,
-                content,
-                endpoint,
-                request,
-                writer=writer,
-                silence=silence,
-                tally=tally,
-                images=images,
-                called_ms=called_ms,
-            )
+            await _pass_on(response, content, endpoint, request, writer=writer, silence=silence, options=options)
     except BodyRefused as e:
         return e.error
     except httpx.TransportError as e:
@@ -208,12 +189,10 @@ async def _pass_on(
     *,
     writer: AttemptWriter,
     silence: CallTimeouts,
-    tally: TokenTally | None,
-    images: ImageStore | None,
-    called_ms: int,
+    options: CallOptions,
 ) -> None:
-    redact = endpoint.redact
-    opened, offloader = _opened(response, endpoint, request, images=images, silence=silence, called_ms=called_ms)
+    redact, tally = endpoint.redact, options.tally
+    opened, offloader = _opened(response, endpoint, request, silence=silence, options=options)
     await _write(writer, opened, silence)
     if tally:
         tally.open(opened)
@@ -263,24 +242,27 @@ def _opened(
     endpoint: Endpoint,
     request: Generate,
     *,
-    images: ImageStore | None,
     silence: CallTimeouts,
-    called_ms: int,
+    options: CallOptions,
 ) -> tuple[Opened, ImageOffloader | None]:
     """The first item of the answer, and what moves its images out of it, if they are moved."""
     redact = endpoint.redact
     # Redact before truncating: half a key would not be recognised.
     headers = {n: redact(response.headers[n])[:MAX_HEADER_CHARS] for n in PASSED_HEADERS if n in response.headers}
-    quirks = endpoint.quirks_of(request)
-    api = endpoint.settings.api
     asked = endpoint.api.images_asked(request)
     offloader = None
-    if images and endpoint.api.image_keys and not asked.inline and response.status_code < 300:
-        offloader = ImageOffloader(endpoint.api.image_keys, images, silence.paused)
+    if options.images and endpoint.api.image_keys and not asked.inline and response.status_code < 300:
+        offloader = ImageOffloader(endpoint.api.image_keys, options.images, silence.paused)
         asked = msgspec.structs.replace(asked, moved=offloader.secret)
     opened = Opened(
-        *(api, response.status_code, headers, request.stream, quirks, asked, endpoint.name),
-        called_ms=called_ms,
+        api=endpoint.settings.api,
+        status=response.status_code,
+        headers=headers,
+        stream=request.stream,
+        quirks=endpoint.quirks_of(request),
+        images=asked,
+        provider=endpoint.name,
+        called_ms=options.called_ms,
         traceparent=request.traceparent or "",
     )
     return opened, offloader

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 
+from tokenbus.bus.liveness import stop_task
 from tokenbus.events.public import PublicEvent
 from tokenbus.shaping.coalescer import HOLD_S, MOST, Coalescer
 
@@ -39,7 +40,5 @@ async def coalesced(
             for event in gather.feed(done.result(), now()):
                 yield event
     finally:
-        if coming:
-            coming.cancel()
-            await asyncio.gather(coming, return_exceptions=True)
+        await stop_task(coming)
         await events.aclose()

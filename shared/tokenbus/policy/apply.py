@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaita
 from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from tokenbus.bus.liveness import stop_task
 from tokenbus.events.public import Event
 from tokenbus.policy.openai.format import OpenAIChunks
 from tokenbus.policy.policy_chain import PolicyStream
@@ -118,9 +119,7 @@ async def _under(
                 for chunk in out:
                     yield chunk
         finally:
-            if coming:
-                coming.cancel()
-                await asyncio.gather(coming, return_exceptions=True)
+            await stop_task(coming)
             await stream.close()
 
 

@@ -31,7 +31,7 @@ from tokenbus_services.blobs import retry as patience
 from tokenbus_services.fetcher.endpoints import Endpoint
 from tokenbus_services.fetcher.image_offload.base64_spool import Base64Spool
 from tokenbus_services.fetcher.image_offload.offload import SMALLEST_CHARS, ImageOffloader, ImageStore
-from tokenbus_services.fetcher.provider_call import fetch
+from tokenbus_services.fetcher.provider_call import CallOptions, fetch
 from tokenbus_services.media.blob_cache import RecentBlobs
 from tokenbus_services.mock_provider import MockProvider, Picture, Reply, Script, Turn
 from tokenbus_services.settings import ProviderSettings
@@ -211,7 +211,7 @@ async def test_a_full_disk_ends_the_attempt_to_be_tried_elsewhere(
         endpoint = Endpoint("p", ProviderSettings(api="openai-images", base_url=base_url, api_key_env=""), {})
         call = endpoint.build(request, []).call
         shelf = ImageStore(RecentBlobs(Store(), 0), largest_bytes=2**20)
-        await fetch(endpoint, request, call, writer=attempt, deadline=None, images=shelf)
+        await fetch(endpoint, request, call, writer=attempt, deadline=None, options=CallOptions(images=shelf))
         await endpoint.close()
     [*_, last] = await frames(server, keys, run)
     end = last.items[-1]

@@ -11,6 +11,7 @@ import structlog
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Route
 
+from tokenbus.bus.liveness import stop_task
 from tokenbus.errors import TokenbusError
 from tokenbus_services.console.http import Desk
 from tokenbus_services.console.run_filter import view_of
@@ -92,8 +93,7 @@ class _PageStream:
             log.info("console_page_dropped", key=self._viewer.name)
         finally:
             self._pages.end(self._page)
-            gone.cancel()
-            await asyncio.gather(gone, return_exceptions=True)
+            await stop_task(gone)
 
     async def _samples(self, send: sse.Send, gone: asyncio.Task[None]) -> None:
         clock = asyncio.get_running_loop().time

@@ -24,6 +24,7 @@ from starlette.routing import BaseRoute, Route
 
 from tokenbus import Response
 from tokenbus.bus.keys import PublicTopic
+from tokenbus.bus.liveness import stop_task
 from tokenbus.events.public import TERMINAL, PublicEvent
 from tokenbus_services.gateway.answers import sse
 from tokenbus_services.gateway.callers import Caller
@@ -199,9 +200,7 @@ class _TopicAnswer:
                 waiting = None
                 yield event_lines(event, numbered=False)
         finally:
-            if waiting:
-                waiting.cancel()
-                await asyncio.gather(waiting, return_exceptions=True)
+            await stop_task(waiting)
             await self._events.aclose()
 
 
