@@ -61,7 +61,10 @@ class TurnMedia:
             try:
                 built, body = await self._build(endpoint, turn, limits, lost=lost)
             except _Gone as e:
-                turn = turn.without(e.reasons)
+                left = turn.without(e.reasons)
+                if len(dict(_media(left))) >= len(dict(_media(turn))):
+                    raise RuntimeError(f"{len(e.reasons)} media cannot be sent, and cannot be left out") from e
+                turn = left
             else:
                 return msgspec.structs.replace(built, notes=(*turn.notes, *built.notes)), body
 

@@ -26,6 +26,7 @@ from tokenbus.events.requests import (
     ToolResultPart,
 )
 from tokenbus.providers.api import Built
+from tokenbus_services.fetcher import request_media
 from tokenbus_services.fetcher.request_media import TurnMedia
 from tokenbus_services.intake import opaque_blobs
 from tokenbus_services.media.blob_cache import RecentBlobs
@@ -176,3 +177,12 @@ async def test_a_store_that_is_away_for_a_moment_ends_the_attempt_to_be_tried_ag
     with pytest.raises(MediaFailed) as failed:
         await made("openai-responses", [HI, thought(blob_id), HI], shelf=shelf)
     assert failed.value.error.retryable
+
+
+async def test_media_that_are_gone_and_cannot_be_left_out_end_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def gone(*_: Any, **__: Any) -> Any:
+        raise request_media._Gone({"nowhere": "it is gone"})
+
+    monkeypatch.setattr(TurnMedia, "_build", gone)
+    with pytest.raises(RuntimeError, match="cannot be left out"):
+        await made("anthropic", [HI])

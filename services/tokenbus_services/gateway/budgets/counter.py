@@ -20,7 +20,7 @@ import structlog
 
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.layout import locate
-from tokenbus.bus.liveness import Liveness, rest, stop_task
+from tokenbus.bus.liveness import Defects, Liveness, rest, stop_task
 from tokenbus.bus.run_record import REQUEST
 from tokenbus.bus.scripts.gateway import RunUse, count_use
 from tokenbus.bus.server.run_scripts import run_script
@@ -104,7 +104,10 @@ class SpendCounter:
         await stop_task(self._task)
 
     async def run(self) -> None:
-        """Count until cancelled, also if the server is away for any time, or one event cannot be counted."""
+        """Count until cancelled, also if the server is away for any time, or one event cannot be counted. Raises what
+        always fails.
+        """
+        defects = Defects()
         while True:
             try:
                 kinds = (Started, UsageReported, Completed, Incomplete, RunFailedEvent, Cancelled)
@@ -113,10 +116,12 @@ class SpendCounter:
                 ) as events:
                     async for event in events:
                         await self._count_or_pass(event)
+                        defects.none()
             except ServerError as e:
                 log.info("spend_counting_interrupted", error=str(e))
-            except Exception:  # a defect must not end the count in silence: budgets would hold nothing any more
+            except Exception as e:  # a defect must not end the count in silence: budgets would hold nothing any more
                 log.exception("spend_counting_interrupted")
+                defects.count(e)
             await rest(RETRY_S)
 
     async def _count_or_pass(self, event: Started | Counted) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import structlog
 
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.liveness import Liveness, rest, stop_task
+from tokenbus.bus.liveness import Defects, Liveness, rest, stop_task
 from tokenbus.bus.scripts.gateway import NANO, DoorLimits, DoorReply, admit, renew_open
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server, translated
@@ -152,20 +152,27 @@ class KeyDoor(Door):
                 raise Refusal(Problem(status=403, code="model_not_priced", message=why, kind="auth", param="model"))
 
     async def _renew(self) -> None:
+        defects = Defects()
         while True:
             await rest(RENEW_S)
+            failed: Exception | None = None
             for key, runs in list(self._open.items()):
                 if not runs:
                     del self._open[key]
                     continue
-                call = renew_open(self._keys.gateway_use(key), list(runs), lease_ms=round(LEASE_S * 1000))
                 try:
+                    call = renew_open(self._keys.gateway_use(key), list(runs), lease_ms=round(LEASE_S * 1000))
                     with translated(self._server):
                         await run_script(self._server, call)
                 except ServerError as e:
                     log.info("open_answers_not_renewed", error=str(e))
-                except Exception:  # of one client: the places of the others are renewed all the same
+                except Exception as e:  # of one client: the places of the others are renewed all the same
                     log.exception("open_answers_not_renewed", key=key)
+                    failed = e
+            if failed:
+                defects.count(failed)
+            else:
+                defects.none()
 
 
 def key_in(headers: Mapping[str, str]) -> str:
