@@ -50,11 +50,11 @@ async def test_an_answer_looks_at_a_bounded_number_of_runs_and_says_where_to_go_
     monkeypatch.setattr(run_list, "MOST_READS", 2)
     monkeypatch.setattr(listing, "BATCH", 4)
     listed = Listed(server, keys)
-    await listed.accept("first", 1000, "tenant", "acme")
+    await listed.accept("a-first", 1000, "tenant", "acme")
     for n in range(20):
-        await listed.accept(f"r{n}", 1001 + n, "tenant", "other")
-    await listed.accept("last", 2000, "tenant", "acme")
-    found = await pages(server, keys, ACME)
-    assert [run for page in found for run in page] == ["last", "first"]
+        await listed.accept(f"r{n}", 1001 + n, "tenant", "acme")
+    await listed.accept("a-last", 2000, "tenant", "acme")
+    found = await pages(server, keys, ACME, prefix="a-")
+    assert [run for page in found for run in page] == ["a-last", "a-first"]
     assert len(found) >= 3
     assert [] in found
