@@ -34,8 +34,8 @@ _CHAIN = script(
     + OPERATE
     + """
 local n = tonumber(ARGV[17])
-local one = redis.call('HMGET', KEYS[1], 'token', 'offset', 'flush')
-local two = redis.call('HMGET', KEYS[3], 'token', 'offset')
+local one = redis.call('HMGET', KEYS[1], 'token', 'offset', 'flush', 'entries', 'done')
+local two = redis.call('HMGET', KEYS[3], 'token', 'offset', 'entries', 'done')
 if one[1] ~= ARGV[1] or two[1] ~= ARGV[2] then return {'fenced', one[1] or '0', two[1] or '0'} end
 if one[3] == ARGV[16] then return {'already', one[2], two[2]} end
 if one[2] ~= ARGV[3] or two[2] ~= ARGV[5] then return {'moved', one[2] or '0-0', two[2] or '0-0'} end
@@ -47,11 +47,14 @@ end
 local of_one, of_two = unread(KEYS[2], ARGV[3], ARGV[4]), unread(KEYS[4], ARGV[5], ARGV[6])
 if not of_one or not of_two then return {'gone'} end
 if #of_one > 0 or #of_two > 0 then return {'unread', of_one, of_two} end
+-- A key of a wrong type that was read is an error already, before any write.
+local known = {[KEYS[1]] = true, [KEYS[2]] = true, [KEYS[3]] = true, [KEYS[4]] = true}
 local fields, writes, records, size, ends, at = {}, {}, {}, 0, false, 22
 for k = 1, n do
   local run, attempt, frame, final, data, writer = unpack(ARGV, at, at + 5)
   at = at + 6
   local key = KEYS[4 + k]
+  known[key] = true
   local h = redis.call('HMGET', key, 'status', 'attempt', 'raw', 'closed', 'writer', 'record')
   if h[1] ~= 'open' or h[2] ~= attempt or h[4] == attempt or h[3] ~= frame
     or (tonumber(frame) > 0 and h[5] ~= writer) then return {'refused', run} end
@@ -65,7 +68,7 @@ for k = 1, n do
   end
 end
 local base = 4 + n + ARGV[20]
-local alien_one, alien_two = misfits(base, ARGV[18]), misfits(base + #ARGV[18], ARGV[19])
+local alien_one, alien_two = misfits(base, ARGV[18], known), misfits(base + #ARGV[18], ARGV[19], known)
 if next(alien_one) or next(alien_two) then return {'misfit'} end
 -- A full server accepts what ends an attempt. It can refuse the first write only.
 if ends then ROOM end
@@ -84,15 +87,17 @@ for _, r in ipairs(records) do
   if r[2] >= 0 then redis.call('HSET', r[1], r[3], r[4]) end
 end
 redis.call('HINCRBY', KEYS[1], 'arrived', size)
+lag = nil -- nobody asks for it here
 local middle = at + ARGV[at]
 operate(at + 1, middle, base, alien_one, ARGV[15])
 operate(middle + 1, #ARGV, base + #ARGV[18], alien_two, ARGV[15])
 local events = added[KEYS[4]] or ARGV[6]
 local till = now + ARGV[7]
-move(KEYS[1], KEYS[2], raw, ARGV[8] ~= '' and ARGV[8] or raw, till, ARGV[10], ARGV[11], ARGV[14])
-redis.call('HSET', KEYS[1], 'flush', ARGV[16])
+local read, done = (one[4] or 0) + ARGV[10], (one[5] or 0) + ARGV[11]
+move(KEYS[1], KEYS[2], raw, ARGV[8] ~= '' and ARGV[8] or raw, till, read, done, ARGV[14], 'flush', ARGV[16])
 if events ~= ARGV[5] then
-  move(KEYS[3], KEYS[4], events, ARGV[9] ~= '' and ARGV[9] or events, till, ARGV[12], ARGV[13], ARGV[21])
+  read, done = (two[3] or 0) + ARGV[12], (two[4] or 0) + ARGV[13]
+  move(KEYS[3], KEYS[4], events, ARGV[9] ~= '' and ARGV[9] or events, till, read, done, ARGV[21])
 end
 local reply = {'ok', raw, events}
 if ARGV[20] == '1' then

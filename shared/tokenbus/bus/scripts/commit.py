@@ -53,13 +53,13 @@ OPERATE = (
     + f"local {', '.join(_NAMED)} = {', '.join(repr(operation.letter) for operation in _NAMED.values())}\n"
     + """
 local lag, added = {}, {}
--- Find the keys base + 1 to base + #kinds that have a wrong type. The second result is the error of the first of them
--- that several runs share.
-local function misfits(base, kinds)
+-- Find the keys base + 1 to base + #kinds that have a wrong type, besides those in `known`, which the script has read
+-- already. The second result is the error of the first of them that several runs share.
+local function misfits(base, kinds, known)
   local types, alien, first = {h = 'hash', H = 'hash', s = 'stream', S = 'stream'}, {}, nil
   for k = 1, #kinds do
     local kind = string.sub(kinds, k, k)
-    local found = types[kind] and redis.pcall('TYPE', KEYS[base + k]).ok
+    local found = types[kind] and not known[KEYS[base + k]] and redis.pcall('TYPE', KEYS[base + k]).ok
     if found and found ~= 'none' and found ~= types[kind] then
       alien[k] = true
       if kind == 'h' or kind == 's' then
@@ -130,16 +130,15 @@ local function operate(i, final, base, alien, most)
       i = i + 4
     else -- ARRIVED
       local arrived = redis.call('HINCRBY', key, 'arrived', ARGV[i + 2])
-      lag[#lag + 1] = arrived - tonumber(redis.call('HGET', key, 'done') or '0')
+      if lag then lag[#lag + 1] = arrived - tonumber(redis.call('HGET', key, 'done') or '0') end
       i = i + 3
     end
   end
 end
--- Move a stage's offset. ``mirror``: the server's generation ('7' or '6') and the group that shows the offset.
-local function move(lease, stream, offset, watermark, till, entries, size, mirror)
-  redis.call('HSET', lease, 'offset', offset, 'watermark', watermark, 'until', till)
-  local read = redis.call('HINCRBY', lease, 'entries', entries)
-  redis.call('HINCRBY', lease, 'done', size)
+-- Move a stage's offset. ``read``, ``done``: entries and bytes, all that the stage has processed now. ``mirror``: the
+-- server's generation ('7' or '6') and the group that shows the offset. Further arguments: more fields of the lease.
+local function move(lease, stream, offset, watermark, till, read, done, mirror, ...)
+  redis.call('HSET', lease, 'offset', offset, 'watermark', watermark, 'until', till, 'entries', read, 'done', done, ...)
   local group = string.sub(mirror, 2)
   if group == '' then return end
   if string.sub(mirror, 1, 1) == '7' then
@@ -168,7 +167,7 @@ _COMMIT = script(
     + NOW
     + OPERATE
     + """
-local h = redis.call('HMGET', KEYS[1], 'token', 'offset')
+local h = redis.call('HMGET', KEYS[1], 'token', 'offset', 'entries', 'done')
 if h[1] ~= ARGV[1] then return {'fenced', h[1] or '0'} end
 if h[2] ~= ARGV[3] then
   if h[2] == ARGV[4] then return {'already', h[2]} end
@@ -178,11 +177,12 @@ local mirror = string.sub(ARGV[8], 2)
 if mirror ~= '' and ARGV[3] ~= ARGV[4] and not redis.call('XRANGE', KEYS[2], ARGV[4], ARGV[4])[1] then
   return {'gone', ARGV[4]}
 end
-local alien, wrong = misfits(0, ARGV[10])
+local alien, wrong = misfits(0, ARGV[10], {[KEYS[1]] = true})
 if wrong then return redis.error_reply(wrong) end
 ROOM
 operate(11, #ARGV, 0, alien, ARGV[9])
-move(KEYS[1], KEYS[2], ARGV[4], ARGV[5], now + ARGV[2], ARGV[6], ARGV[7], ARGV[8])
+local read, done = (h[3] or 0) + ARGV[6], (h[4] or 0) + ARGV[7]
+move(KEYS[1], KEYS[2], ARGV[4], ARGV[5], now + ARGV[2], read, done, ARGV[8])
 return {'ok', ARGV[4], unpack(lag)}
 """.replace("ROOM", ROOM),
 )
