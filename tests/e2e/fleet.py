@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
+import pytest
 
 from tests import fork_server
 from tests.fork_server import Forked
@@ -24,6 +25,13 @@ CHAINED: tuple[Kind, ...] = ("pipeline",)
 PIPELINE = CHAINED if os.environ.get("TESTS_CHAINED") else SEPARATE
 """The services between requests and public topics: one process with TESTS_CHAINED=1, else three."""
 WITH_TOOLS: tuple[Kind, ...] = (*PIPELINE, "tools")
+
+
+def only_separate(reason: str) -> pytest.MarkDecorator:
+    """Mark a test that makes no sense with one process for all services, and say why."""
+    return pytest.mark.skipif(PIPELINE == CHAINED, reason=reason)
+
+
 BASE_PATHS = {"anthropic": "", "openai-chat": "/v1", "openai-responses": "/v1", "gemini": "/v1beta"}
 """Of each provider API, beneath the mock provider's address."""
 LAUNCH = "from tokenbus_services.cli.entry import main; main()"
@@ -55,6 +63,10 @@ class Worker:
         self.ends_with: tuple[int, ...] = (0, -signal.SIGKILL)
         """Exit codes that are no failure of the test."""
         self._out = out
+
+    def runs(self, service: str) -> bool:
+        """Whether this process runs the service: a pipeline worker runs fetcher, normalizer and parser."""
+        return self.kind == service or (self.kind in CHAINED and service in SEPARATE)
 
     async def ready(self) -> None:
         """Wait until it says so."""
@@ -147,6 +159,10 @@ call = "tokenbus_services.mock_provider.demo:weather"
         worker = Worker(kind, process, out, log)
         self.workers.append(worker)
         return worker
+
+    def worker_of(self, service: Kind) -> Worker:
+        """The first process that was started and runs this service."""
+        return next(worker for worker in self.workers if worker.runs(service))
 
     async def doctor(self) -> str:
         """What `tokenbus doctor` finds."""

@@ -67,7 +67,7 @@ async def test_killed_and_frozen_workers_lose_double_and_reorder_nothing(
                 runs[await send("story", token, provider=api, tools=[WEATHER])] = token
             await _progress(server, keys, list(runs), chance.randrange(50, 800))
             worker = chance.choice([w for w in running.workers if w.process.returncode is None])
-            killed_fetchers += worker.kind == "fetcher"
+            killed_fetchers += worker.runs("fetcher")
             await _hurt(worker, running, server, keys, chance)
             hurt += 1
         logs = await ended(server.client, keys, list(runs))
@@ -121,12 +121,15 @@ async def _hurt(worker: Worker, running: Fleet, server: Server, keys: Keys, chan
 async def _replaced(worker: Worker, server: Server, keys: Keys) -> bool:
     """Whether the others took over all that the frozen worker had: its leases, or the items it held."""
     name = f"-{worker.process.pid}-".encode()
-    if worker.kind in ("normalizer", "parser"):
-        leases = [await server.client.hmget(keys.lease(p, worker.kind), ["owner"]) for p in range(keys.partitions)]
-        return not any(owner and name in owner for [owner] in leases)
-    topic = "turns" if worker.kind == "fetcher" else "tools"
+    for stage in ("normalizer", "parser"):
+        leases = [await server.client.hmget(keys.lease(p, stage), ["owner"]) for p in range(keys.partitions)]
+        if any(owner and name in owner for [owner] in leases):
+            return False
+    if not (worker.runs("fetcher") or worker.runs("tools")):
+        return True
+    topic, group = ("turns", "fetcher") if worker.runs("fetcher") else ("tools", "tools")
     for partition in range(keys.partitions):
-        for consumer in await server.client.xinfo_consumers(keys.topic(partition, topic), worker.kind):
+        for consumer in await server.client.xinfo_consumers(keys.topic(partition, topic), group):
             if name in consumer["name"] and consumer["pending"]:
                 return False
     for consumer in await server.client.xinfo_consumers(keys.requests, "intake"):

@@ -16,7 +16,7 @@ import pytest
 
 from tests.e2e.conftest import WEATHER, Send, sender
 from tests.e2e.faults.faulty_worker import FaultyWorker
-from tests.e2e.fleet import WITH_TOOLS, Fleet, Kind, ended, fleet
+from tests.e2e.fleet import SEPARATE, WITH_TOOLS, Fleet, Kind, ended, fleet
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
@@ -25,7 +25,7 @@ from tokenbus_services.mock_provider import TOKEN, TOOL_RESULT, Delivery, MockPr
 from tokenbus_services.runtime.supervision import EXIT_STUCK
 
 KINDS: tuple[Kind, ...] = (*WITH_TOOLS, "policy", "recorder")
-TASKS: dict[Kind, set[str]] = {
+_TASKS: dict[Kind, set[str]] = {
     "fetcher": {
         *(f"{task} {group}" for task in ("queue", "heartbeat", "sign-on") for group in ("intake", "fetcher")),
         *("raw writer", "admission", "limits", "control", "deployment", "subscriber intake", "subscriber fetcher"),
@@ -40,10 +40,12 @@ TASKS: dict[Kind, set[str]] = {
     },
     "blobs": {"blob sweep"},
 }
-"""Everything that each worker lives by."""
+_TASKS["pipeline"] = set().union(*(_TASKS[kind] for kind in SEPARATE))
+TASKS = {kind: _TASKS[kind] for kind in (*KINDS, "blobs")}
+"""Everything that each worker of this fleet lives by."""
 PASSING = re.compile(r"replay |answer |members of |cancels$|\w+ \d+$")
 """Tasks that come and go: of a partition that is loaded, or worked on aside."""
-OWNERS: tuple[Kind, ...] = ("normalizer", "parser", "policy")
+OWNERS: tuple[Kind, ...] = ("normalizer", "parser", "pipeline", "policy")
 """They work on partitions that they own."""
 ROUNDS = 3
 """Number of rounds for a test's faults. In each round some workers of every kind fail and others work."""

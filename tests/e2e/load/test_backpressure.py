@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e import judge
 from tests.e2e.conftest import Send
-from tests.e2e.fleet import PIPELINE, ended, fleet
+from tests.e2e.fleet import PIPELINE, ended, fleet, only_separate
 from tests.waiting import eventually
 from tokenbus import Client
 from tokenbus.bus.keys import Keys
@@ -36,6 +36,7 @@ async def lag(server: Server, key: str) -> int:
     return int(arrived or 0) - int(done or 0)
 
 
+@only_separate("a pipeline worker that stands still reads no socket either")
 async def test_a_parser_that_stands_still_stops_the_reading_of_sockets_and_nothing_is_lost(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
@@ -44,7 +45,7 @@ async def test_a_parser_that_stands_still_stops_the_reading_of_sockets_and_nothi
         MockProvider([LONG]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml) as services,
     ):
-        parser = next(worker for worker in services.workers if worker.kind == "parser")
+        parser = services.worker_of("parser")
         run = await send("long")
         exchange = await provider.requested()
         parser.freeze()

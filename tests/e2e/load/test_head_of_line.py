@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.e2e import judge
 from tests.e2e.conftest import Send, sender
-from tests.e2e.fleet import PIPELINE, ended, fleet
+from tests.e2e.fleet import PIPELINE, ended, fleet, only_separate
 from tests.servers import binary
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
@@ -104,6 +104,7 @@ async def test_a_run_that_says_too_much_ends_with_its_own_error_and_the_runs_bes
         assert most // 2 < len(judge.text(logs[run])) <= most
 
 
+@only_separate("killing a pipeline worker ends the provider's call too")
 async def test_a_large_run_whose_parser_is_killed_goes_on_from_its_checkpoint_and_leaves_none(tmp_path: Path) -> None:
     keys = Keys(prefix="line", partitions=1)
     with EmbeddedServer(binary=binary()) as process:
@@ -115,7 +116,7 @@ async def test_a_large_run_whose_parser_is_killed_goes_on_from_its_checkpoint_an
             run = await sender(server, keys)("large", provider="openai-chat")
             pieces = keys.pieces(0, "parser", run)
             await eventually(lambda: server.client.hlen(pieces))
-            [parser] = [worker for worker in running.workers if worker.kind == "parser"]
+            parser = running.worker_of("parser")
             parser.kill()
             await running.start("parser")
             logs = await ended(server.client, keys, [run])

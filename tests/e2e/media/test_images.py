@@ -8,11 +8,10 @@ from typing import Any
 
 import httpx
 import msgspec
-import pytest
 
 from tests.e2e import judge
 from tests.e2e.conftest import WEATHER, Send
-from tests.e2e.fleet import CHAINED, PIPELINE, ended, fleet, log_of
+from tests.e2e.fleet import PIPELINE, ended, fleet, log_of, only_separate
 from tests.e2e.media.test_media import MB, bus_bytes, most_memory, upload, with_store
 from tests.waiting import eventually
 from tokenbus.blobs import blob_id_of
@@ -109,7 +108,7 @@ async def test_images_come_in_order_with_the_text_as_blobs_and_go_back_with_the_
     assert [image.blob_id for image in result.images] == [blob_id_of(p.data) for p in (CAT, DOG)]
 
 
-@pytest.mark.skipif(PIPELINE == CHAINED, reason="kills a normalizer alone")
+@only_separate("killing a pipeline worker ends the provider's call too")
 async def test_a_killed_normalizer_costs_no_image_and_doubles_none(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
@@ -127,7 +126,7 @@ async def test_a_killed_normalizer_costs_no_image_and_doubles_none(
             return bool(told(await log_of(server.client, keys, run), "image_preview"))
 
         await eventually(begun)
-        [normalizer] = [worker for worker in bus.workers if worker.kind == "normalizer"]
+        normalizer = bus.worker_of("normalizer")
         normalizer.kill()
         await bus.start("normalizer")
         logs: Any = await ended(server.client, keys, [run])

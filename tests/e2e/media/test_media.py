@@ -81,7 +81,7 @@ async def test_20_mb_of_image_by_reference_leave_bus_and_fetcher_flat(
     ):
         await ended(server.client, keys, [await send("sees", provider="openai-responses", id="first")])
         source = await upload(blobs.url, image)
-        [fetcher] = [worker for worker in bus.workers if worker.kind == "fetcher"]
+        fetcher = bus.worker_of("fetcher")
         before, fetcher_before = await bus_bytes(server, keys), most_memory(fetcher)
         run = await send("sees", provider="openai-responses", messages=asks(source), id="large")
         logs: Any = await ended(server.client, keys, [run])

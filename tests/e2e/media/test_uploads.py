@@ -140,7 +140,7 @@ async def test_an_upload_of_20_mb_leaves_bus_and_fetcher_flat(
         first = await send("looks", messages=asks(await upload(blobs.url, IMAGE)), **asked)
         await ended(server.client, keys, [first])
         source = await upload(blobs.url, image)
-        [fetcher] = [worker for worker in bus.workers if worker.kind == "fetcher"]
+        fetcher = bus.worker_of("fetcher")
         before, fetcher_before = await bus_bytes(server, keys), most_memory(fetcher)
         run = await send("looks", messages=asks(source), **asked)
         check(await ended(server.client, keys, [run]))
