@@ -4,7 +4,7 @@ INSTALLED := .venv/.installed
 RUNNABLE := .venv/.runnable
 CHECK_PYTHON := $(PYTHON) -c 'import sys; sys.exit("tokenbus needs Python 3.11 or newer: make PYTHON=python3.12 …" if sys.version_info < (3, 11) else 0)'
 
-.PHONY: setup demo up test test-voice test-clients test-docker model fuzz chaos soak idle crowd upgrade-test release check lint types schemas docs screenshots bench simulate clean
+.PHONY: setup demo up test e2e test-voice test-clients test-docker model fuzz chaos soak idle crowd upgrade-test release check lint types schemas docs screenshots bench simulate clean
 
 setup: $(INSTALLED)
 
@@ -34,6 +34,10 @@ up: $(RUNNABLE)
 # Most tests wait for processes of their own, so several run at once, each with a server for itself: JOBS=
 test: setup
 	$(BIN)/python -m tests.run -n $(or $(JOBS),4) --durations=25
+
+# The end-to-end tests alone. CHAINED=1: through one process for fetcher, normalizer and parser
+e2e: setup
+	$(if $(CHAINED),TESTS_CHAINED=1) $(BIN)/python -m tests.run -n $(or $(JOBS),4) tests/e2e
 
 # Voice frameworks are large, so they have an environment of their own.
 VOICE := build/voice

@@ -41,12 +41,12 @@ _TASKS: dict[Kind, set[str]] = {
     "blobs": {"blob sweep"},
 }
 _TASKS["pipeline"] = set().union(*(_TASKS[kind] for kind in SEPARATE))
-TASKS = {kind: _TASKS[kind] for kind in (*KINDS, "blobs")}
+TASKS: dict[Kind, set[str]] = {kind: _TASKS[kind] for kind in (*KINDS, "blobs")}
 """Everything that each worker of this fleet lives by."""
 PASSING = re.compile(r"replay |answer |members of |cancels$|\w+ \d+$")
 """Tasks that come and go: of a partition that is loaded, or worked on aside."""
-OWNERS: tuple[Kind, ...] = ("normalizer", "parser", "pipeline", "policy")
-"""They work on partitions that they own."""
+OWNERS: tuple[Kind, ...] = ("normalizer", "parser", "policy")
+"""They work on partitions that they own. So do pipelines, but a round has more of them than there are partitions."""
 ROUNDS = 3
 """Number of rounds for a test's faults. In each round some workers of every kind fail and others work."""
 OPEN = 12

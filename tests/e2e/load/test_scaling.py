@@ -9,7 +9,7 @@ import httpx
 
 from tests.e2e import judge
 from tests.e2e.conftest import Send
-from tests.e2e.fleet import PIPELINE, Worker, ended, fleet, log_of
+from tests.e2e.fleet import CHAINED, PIPELINE, Worker, ended, fleet, log_of
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
@@ -18,6 +18,8 @@ from tokenbus_services.mock_provider import Delivery, MockProvider, Reply, Scrip
 STAGES = ("normalizer", "parser")
 WORDS = " ".join(f"word{n}" for n in range(300))
 RUNS = 8
+PATIENT = "[stages]\ndrain_s = 50\n"
+"""A pipeline worker that stops finishes its provider calls within this."""
 
 
 async def test_shares_even_out_and_no_call_is_made_twice_while_workers_join_and_leave(
@@ -32,13 +34,13 @@ async def test_shares_even_out_and_no_call_is_made_twice_while_workers_join_and_
 
     async def shared(stage: str, workers: list[Worker]) -> bool:
         """Whether each partition is one of these workers', and each worker of a stage has its share."""
-        pids = [worker.process.pid for worker in workers if worker.kind == stage]
+        pids = [worker.process.pid for worker in workers if worker.runs(stage)]
         of = [next((pid for pid in pids if f"-{pid}-" in owner), None) for owner in await owners(stage)]
         return None not in of and len(of) == min(len(pids), keys.partitions)
 
     async with (
         MockProvider([script]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, PIPELINE) as running,
+        fleet(tmp_path, server_url, keys, provider.url, PIPELINE, PATIENT) as running,
     ):
         first = list(running.workers)
         runs = [await send("story") for _ in range(RUNS)]
@@ -47,12 +49,13 @@ async def test_shares_even_out_and_no_call_is_made_twice_while_workers_join_and_
             return all([len(await log_of(server.client, keys, run)) > 10 for run in runs])
 
         await eventually(streaming, timeout=60)
-        joined = await running.start(*STAGES * keys.partitions, "fetcher")
+        joining = CHAINED if PIPELINE == CHAINED else STAGES
+        joined = await running.start(*joining * keys.partitions, "fetcher")
         for stage in STAGES:
             await eventually(lambda s=stage: shared(s, running.workers), timeout=60)
         await eventually(lambda: all_ready(running.workers))  # of each stage one more than there are partitions
         for worker in first:
-            if worker.kind in STAGES:
+            if any(worker.runs(stage) for stage in STAGES):
                 assert await worker.stop() == 0
         for stage in STAGES:
             await eventually(lambda s=stage: shared(s, joined), timeout=60)

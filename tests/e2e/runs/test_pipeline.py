@@ -12,9 +12,9 @@ import pytest
 from tests.e2e import judge
 from tests.e2e.conftest import WEATHER, Send
 from tests.e2e.fleet import BASE_PATHS, CHAINED, SEPARATE, ended, fleet, log_of, provider_table
-from tests.e2e.providers.test_corpus import CORPUS, PROVIDERS, recordings
 from tests.e2e.media.test_images import PICTURES, WITH_TEXT, images_api
 from tests.e2e.policies.test_policy_stage import TALK, policy
+from tests.e2e.providers.test_corpus import CORPUS, PROVIDERS, recordings
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
