@@ -90,10 +90,6 @@ class Provider(Protocol):
     """Prefill mode: the token that ends a message, unless the request or the vendor overrides it. Empty: none."""
     takes_path: bool
     """Whether a vendor may replace the API's path with its own `path` setting."""
-    models_path: str
-    """Relative to the base URL: the list of models, a GET that needs a valid key and costs nothing. Empty: none."""
-    models_headers: Mapping[str, str]
-    """What that GET needs besides the key."""
 
     def continues(self, request: Generate, quirks: Quirks) -> bool:
         """Whether, in chat mode, this provider and model can continue their own partial answer (`on_failure` continue).

@@ -31,7 +31,11 @@ class ProviderBase:
     end_of_turn: str = ""
     takes_path: bool = True
     models_path: str = "/models"
+    """Relative to the base URL: the list of models, a GET that needs a valid key and costs nothing. Empty: none. A
+    plug-in's provider need not have it.
+    """
     models_headers: Mapping[str, str] = {}
+    """What that GET needs besides the key."""
     makes_images: bool = False
     """Whether models of this API can generate images."""
     options: frozenset[RequestOption] = frozenset()

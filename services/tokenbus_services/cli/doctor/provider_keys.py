@@ -40,11 +40,12 @@ async def _try(
         return Finding(level="note", about=about, says=f"{provider.auth} was not tried: only fetchers call it")
     if not headers:
         return None
-    if not api.models_path:
+    path: str = getattr(api, "models_path", "")  # optional, so that a plug-in of an earlier release can be used
+    if not path:
         return Finding(level="note", about=about, says=f"its key was not tried: {provider.api} has no free call")
-    url = (provider.base_url or api.default_base_url).rstrip("/") + api.models_path
+    url = (provider.base_url or api.default_base_url).rstrip("/") + path
     try:
-        answer = await client.get(url, headers={**api.models_headers, **headers})
+        answer = await client.get(url, headers={**getattr(api, "models_headers", {}), **headers})
     except (httpx.HTTPError, httpx.InvalidURL) as e:
         return Finding(
             level="wrong",
