@@ -1,8 +1,8 @@
-"""`python -m tests.simulation.calibrate`: measures the small case with the real services, and fits the unit costs.
+"""`python -m tests.simulation.calibrate`: measures unit costs by micro-cases, then predicts other loads.
 
-CPU and wake-ups are each process's own, so a busy machine serves for the unit costs. Each load is measured several
-times, and the time with the least waiting for a core counts. If other programs used little of the machine, its loads
-become the small case too; otherwise the small case that is stored stays.
+The loads that are predicted are measured in the same rounds, and no cost is fitted to them. The whole takes about five
+minutes. It needs a quiet machine: it says how much of it other programs used. ``--docs`` writes the tables into
+docs/operate/scale.md.
 """
 
 from __future__ import annotations
@@ -12,34 +12,38 @@ import os
 import platform
 import re
 import time
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 
 import msgspec
 
+from tests.bench.gateway import GATEWAY, answered
 from tests.bench.jobs import Load
 from tests.bench.measure import Meter
-from tests.bench.procs import cpu_s
-from tests.bench.stack import running
+from tests.bench.stack import PROVIDER, SERVICES, Stack, running
 from tests.simulation.compare import report
-from tests.simulation.fit import fitted, summed
-from tests.simulation.measurement import STORED, Case, Measured, Small, SmallFigure, store, stored
+from tests.simulation.costs import Costs
+from tests.simulation.fit import fitted, pairs
+from tests.simulation.measurement import STORED, Case, Measured, store, stored
+from tests.simulation.pages import write
+from tests.simulation.scale import larger, table
 
 WARM = Load(8, 50, 50)
-LOADS = (
-    Load(1, 300, 100),
-    Load(2, 200, 50),
-    Load(16, 200, 50),
-    Load(20, 200, 50),
-    Load(64, 150, 50),
+MICRO = (
+    Load(1, 500, 100),
+    Load(1, 1200, 400),
+    Load(1, 2000, 1000),
+    Load(64, 300, 150),
     Load(64, 800),
-    Load(16, 1600),
+    Load(100, 1, 50),
 )
-SMALL = (LOADS[0], LOADS[2], LOADS[5]), (LOADS[1], LOADS[3])
-"""What the small case consists of: CPU of these, median latency of those."""
-QUIET = 0.1
-"""Share of the machine that other programs may use for its loads to count as the small case."""
-KINDS = ("provider", "fetcher", "normalizer", "parser", "server", "subscriber")
+"""A wake-up after a long sleep, a short one, hardly any; a run in a batch; a chunk; a run's start and end."""
+OTHERS = (Load(2, 300, 50), Load(4, 1000, 250), Load(16, 250, 50), Load(64, 100, 20))
+THROUGH_GATEWAY = (MICRO[0], MICRO[3], MICRO[4], OTHERS[2])
+"""Measured again with clients of a gateway; the last one is predicted."""
+KINDS = ("provider", "fetcher", "normalizer", "parser", "server", "subscriber", GATEWAY)
 ROUNDS = 3
 IDLE_S = 6.0
 
@@ -47,118 +51,143 @@ IDLE_S = 6.0
 class _Counters(msgspec.Struct, frozen=True):
     at: float
     cpu: dict[str, float]
-    wakes: dict[str, int]
-    waited: float
     busy: float
+    own: float
+    """CPU of the bench itself."""
+
+
+class _Reading(msgspec.Struct, frozen=True):
+    case: Case
+    foreign: float
 
 
 def main() -> None:
-    """Measure, fit, store, compare."""
+    """Measure, fit, predict, store, compare."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.calibrate", description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--refit", action="store_true", help="measure nothing; fit the costs to what is stored")
     parser.add_argument("--to", type=Path, default=STORED, help="where to store it")
+    parser.add_argument("--docs", action="store_true", help="write the tables into docs/operate/scale.md")
     options = parser.parse_args()
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # as in tests.bench
     if options.refit:
         before = stored(options.to)
-        costs, separate = fitted(before.cases, before.small)
-        measured = msgspec.structs.replace(before, costs=costs, separate=separate)
+        measured = _fit(before)
     else:
         measured = _measure_all(options.rounds)
     store(measured, options.to)
-    print(report(measured))
+    print(report(measured), flush=True)
+    if options.docs:
+        print("simulating larger deployments", flush=True)
+        found = larger(measured.costs)
+        print(table(found))
+        write(measured, found)
+
+
+def _fit(before: Measured) -> Measured:
+    """With costs that fit its micro-cases, and with what these predict."""
+    costs = fitted(before.micro, before.cores)
+    return msgspec.structs.replace(
+        before,
+        costs=costs,
+        given_again=pairs(before.micro, costs, before.cores),
+        predicted=pairs(before.others, costs, before.cores),
+    )
 
 
 def _measure_all(rounds: int) -> Measured:
     before = os.getloadavg()[0]
     cores = os.cpu_count() or 1
-    with running([WARM, *LOADS]) as stack:
-        pids = {kind: stack.pids[kind] for kind in KINDS}
+    readings: dict[Load, list[_Reading]] = {}
+    through: dict[Load, list[float]] = {}
+    settings = "[gateway]\nconnections = 4096\n"
+    with running([WARM, *MICRO, *OTHERS], services=(*SERVICES, GATEWAY), settings=settings) as stack:
         meter = Meter(stack)
         meter.services(WARM)
-        idle = _idle(pids)
-        found: dict[Load, list[Case]] = {}
+        idle = _idle(stack)
         for number in range(rounds):
-            for load in LOADS:
+            for load in (*MICRO, *OTHERS):
                 print(f"round {number + 1}: {load.name}, {load.runs} runs", flush=True)
-                found.setdefault(load, []).append(_measured(meter, pids, load, idle))
+                readings.setdefault(load, []).append(_measured(stack, meter, load, idle))
+                if load in THROUGH_GATEWAY:
+                    through.setdefault(load, []).append(_of_gateway(stack, load, idle[GATEWAY]))
         server = stack.server
-    best = {load: min(each, key=lambda case: case.waited) for load, each in found.items()}
-    cases = list(best.values())
-    small = stored().small if max(case.foreign for case in cases) > QUIET else _small(best, cores)
-    costs, separate = fitted(cases, small)
-    return Measured(
-        date=datetime.now(UTC).date().isoformat(),
-        machine=f"{cores} cores, {_processor()}, Python {platform.python_version()}, {server}",
-        load=(before, os.getloadavg()[0]),
-        cores=cores,
-        idle=idle,
-        cases=cases,
-        small=small,
-        costs=costs,
-        separate=separate,
+    cases = {load: _median([each.case for each in found], through.get(load)) for load, found in readings.items()}
+    micro, others = [cases[load] for load in MICRO], [cases[load] for load in OTHERS]
+    print("fitting", flush=True)
+    return _fit(
+        Measured(
+            date=datetime.now(UTC).date().isoformat(),
+            machine=f"{cores} cores, {_processor()}, Python {platform.python_version()}, {server}",
+            load=(before, os.getloadavg()[0]),
+            foreign=max(each.foreign for found in readings.values() for each in found),
+            cores=cores,
+            idle=idle,
+            micro=micro,
+            others=others,
+            costs=Costs({}, 0.0),
+            given_again=[],
+            predicted=[],
+        )
     )
 
 
-def _small(best: dict[Load, Case], cores: int) -> Small:
-    by_cpu, by_latency = SMALL
-    figures = [
-        SmallFigure(runs=load.runs, pace=load.pace, what="CPU a chunk", value=summed(best[load].cpu_us))
-        for load in by_cpu
-    ]
-    figures += [
-        SmallFigure(runs=load.runs, pace=load.pace, what="latency p50", value=best[load].p50_ms) for load in by_latency
-    ]
-    return Small(source=f"measured with the unit costs, {datetime.now(UTC).date()}", cores=cores, figures=figures)
+def _median(found: Sequence[Case], through: Sequence[float] | None) -> Case:
+    cpu_us = {kind: median(case.cpu_us[kind] for case in found) for kind in found[0].cpu_us}
+    if through:
+        cpu_us[GATEWAY] = median(through)
+    p50_ms, p99_ms = median(case.p50_ms for case in found), median(case.p99_ms for case in found)
+    return msgspec.structs.replace(found[0], p50_ms=p50_ms, p99_ms=p99_ms, cpu_us=cpu_us)
 
 
-def _idle(pids: dict[str, int]) -> dict[str, float]:
-    first = _counters(pids)
+def _idle(stack: Stack) -> dict[str, float]:
+    first = _counters(stack.pids)
     time.sleep(IDLE_S)
-    last = _counters(pids)
-    return {kind: (last.cpu[kind] - first.cpu[kind]) / (last.at - first.at) for kind in pids}
+    last = _counters(stack.pids)
+    return {kind: (last.cpu[kind] - first.cpu[kind]) / (last.at - first.at) for kind in KINDS}
 
 
-def _measured(meter: Meter, pids: dict[str, int], load: Load, idle: dict[str, float]) -> Case:
-    first = _counters(pids)
+def _measured(stack: Stack, meter: Meter, load: Load, idle: Mapping[str, float]) -> _Reading:
+    first = _counters(stack.pids)
     sample = meter.services(load)
-    last = _counters(pids)
+    last = _counters(stack.pids)
     seconds = last.at - first.at
-    spent = {kind: last.cpu[kind] - first.cpu[kind] for kind in pids}
-    everything = (last.busy - first.busy) / seconds / (os.cpu_count() or 1)
-    return Case(
+    spent = {kind: last.cpu[kind] - first.cpu[kind] for kind in KINDS}
+    cores = os.cpu_count() or 1
+    ours = sum(spent.values()) + last.own - first.own
+    case = Case(
         runs=load.runs,
         pace=load.pace,
         chunks=load.chunks,
-        per_second=sample.per_second(),
         p50_ms=sample.latency_ms(0.5),
         p99_ms=sample.latency_ms(0.99),
-        cpu_us={kind: max(0.0, s - idle[kind] * seconds) * 1e6 / sample.chunks for kind, s in spent.items()},
-        wakes={kind: (last.wakes[kind] - first.wakes[kind]) / sample.chunks for kind in pids},
-        waited=(last.waited - first.waited) / sum(spent.values()),
-        foreign=max(0.0, everything - sum(spent.values()) / seconds / (os.cpu_count() or 1)),
+        cpu_us={
+            kind: max(0.0, s - idle[kind] * seconds) * 1e6 / sample.chunks
+            for kind, s in spent.items()
+            if kind != GATEWAY
+        },
     )
+    return _Reading(case, max(0.0, (last.busy - first.busy - ours) / seconds / cores))
 
 
-def _counters(pids: dict[str, int]) -> _Counters:
-    return _Counters(
-        at=time.monotonic(),
-        cpu={kind: cpu_s(pid) for kind, pid in pids.items()},
-        wakes={kind: _wakes(pid) for kind, pid in pids.items()},
-        waited=sum(_waited_s(pid) for pid in pids.values()),
-        busy=_busy_s(),
+def _of_gateway(stack: Stack, load: Load, idle: float) -> float:
+    """CPU of the gateway a chunk, in microseconds, with a client for each run."""
+    first = _counters(stack.pids)
+    answered(f"{stack.urls[GATEWAY]}/v1", f"{PROVIDER}/{load.name}", load)
+    last = _counters(stack.pids)
+    spent = last.cpu[GATEWAY] - first.cpu[GATEWAY] - idle * (last.at - first.at)
+    return max(0.0, spent) * 1e6 / load.total
+
+
+def _counters(pids: Mapping[str, int]) -> _Counters:
+    return _Counters(time.monotonic(), {kind: _cpu_s(pids[kind]) for kind in KINDS}, _busy_s(), time.process_time())
+
+
+def _cpu_s(pid: int) -> float:
+    """CPU of all its threads so far, to the nanosecond (the kernel's sched-stats.rst)."""
+    return (
+        sum(int(Path(task, "schedstat").read_text().split()[0]) for task in Path(f"/proc/{pid}/task").iterdir()) / 1e9
     )
-
-
-def _wakes(pid: int) -> int:
-    """Voluntary switches so far: how often its main thread slept (proc(5))."""
-    found = re.search(r"^voluntary_ctxt_switches:\s+(\d+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
-    return int(found[1]) if found else 0
-
-
-def _waited_s(pid: int) -> float:
-    """Time that its main thread was ready and waited for a core."""
-    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
 
 
 def _busy_s() -> float:

@@ -33,8 +33,6 @@ class Shape(msgspec.Struct, frozen=True):
     """Whether the mock provider is a process beside the others. If not, chunks come from elsewhere and cost nothing."""
     cores: int | None = None
     """Cores that all share. None: each process has a core of its own."""
-    slowed: float = 1.0
-    """How much longer everything takes than its CPU, because other programs use the cores too."""
     network_us: float = 0.0
     """Between two hosts, in one direction."""
     subscriber: str = "subscriber"
@@ -89,6 +87,7 @@ class Deployment:
         self._costs = costs
         self._shared = Machine(shape.cores) if shape.cores else None
         self.kinds: dict[str, list[Process]] = {}
+        self._begins: list[float] = []
         nodes = [self._process(Node, "server") for _ in range(shape.nodes)]
         places = node_of(shape.partitions, shape.nodes)
         self.placing = placing = Placing(shape.partitions, nodes, places, shape.cluster)
@@ -101,10 +100,15 @@ class Deployment:
             self._read(subscriber, range(number, shape.partitions, shape.subscribers), placing.visible)
 
     def _process(self, kind: type, name: str, *more: object, **options: object) -> Any:
-        host = Host(self._shared or Machine(1), (self._costs.hop_us + self.shape.network_us) / 1e6, self.shape.slowed)
+        hop_s = (self._costs.hop_us + self.shape.network_us) / 1e6
+        host = Host(self._shared or Machine(1), hop_s, self._costs.cold_s, self._costs.sent_at, stretch=self._stretch)
         made = kind(self.clock, self._costs.processes[name], host, *more, **options)
         self.kinds.setdefault(name, []).append(made)
         return made
+
+    def _stretch(self) -> float:
+        jitter = self._costs.jitter
+        return self.random.lognormvariate(0.0, jitter) if jitter else 1.0
 
     def _stage(self, name: str, workers: int, inputs: list[Stream], outputs: list[Stream]) -> None:
         for number in range(workers):
@@ -120,6 +124,7 @@ class Deployment:
 
     def feed(self, runs: Runs) -> None:
         """Schedule the chunks of these runs."""
+        self._begins += runs.begins
         provider = None
         if self.shape.local:
             left = {run: runs.chunks for run, pace in enumerate(runs.paces) if not pace}
@@ -177,7 +182,14 @@ class Deployment:
         heard = [h for subscriber in self.subscribers for h in subscriber.heard if h[0] >= warm_s]
         last = max((born + wait for born, wait, _ in heard), default=seconds)
         passed = min(seconds, last) - warm_s
-        spent = {name: [process.used.cpu_s - before[process] for process in each] for name, each in self.kinds.items()}
+        begun = sum(warm_s <= begin <= seconds for begin in self._begins)
+        spent = {
+            name: [
+                process.used.cpu_s - before[process] + begun * self._costs.processes[name].run_us / 1e6 / len(each)
+                for process in each
+            ]
+            for name, each in self.kinds.items()
+        }
         return Outcome(
             waits_s=sorted(wait for _, wait, _ in heard),
             heard=heard,

@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any
 
-from tests.simulation.costs import COLD_S, ProcessCost
+from tests.simulation.costs import ProcessCost
 
 Done = Callable[[], None]
 """Called when a turn sends and writes what results."""
-SENT_AT = 0.7
-"""When a turn sends, as a share of its time. The rest delays no output: bookkeeping and the poll."""
 
 
 class Clock:
@@ -76,8 +74,11 @@ class Host:
     machine: Machine
     hop_s: float
     """From sending a message until its receiver is ready to run."""
-    slowed: float = 1.0
-    """How much longer a turn takes than its CPU, because other programs use the cores too."""
+    cold_s: float = 0.005
+    """See `Costs`, as of the next one."""
+    sent_at: float = 0.7
+    stretch: Callable[[], float] = lambda: 1.0
+    """How much longer than its CPU the next turn takes."""
 
 
 @dataclass
@@ -117,7 +118,7 @@ class Process(ABC):
         self._inbox.append(message)
         if self._asleep:
             self._asleep, self._slept = False, True
-            self._cold = min(1.0, (self.clock.now - self._slept_at) / COLD_S)
+            self._cold = min(1.0, (self.clock.now - self._slept_at) / self._host.cold_s)
             self._host.machine.want(self)
 
     def turn(self) -> None:
@@ -132,8 +133,8 @@ class Process(ABC):
         used.chunks += chunks
         used.cpu_s += seconds
         self._slept, self._cold = False, 0.0
-        seconds *= self._host.slowed
-        self.clock.after(seconds * SENT_AT, lambda: None if self.dead else done())
+        seconds *= self._host.stretch()
+        self.clock.after(seconds * self._host.sent_at, lambda: None if self.dead else done())
         self.clock.after(seconds, self._over)
 
     @abstractmethod

@@ -1,88 +1,124 @@
-"""Unit costs from measured CPU, in two steps.
+"""Unit costs from micro-cases, in two steps. Both look at micro-cases alone.
 
-1. By process: least squares over the counts of wake-ups, items and chunks of each measured load. Wake-ups are measured,
-   items and chunks are the model's own counts. Each load counts by the share of its CPU that is explained, so that a
-   saturated one weighs as much as a slow one. This works on a busy machine, because CPU and wake-ups are a process's
-   own. How long processes waited for cores there is measured, and slows the model down as much.
-2. To the small case of a quiet machine: four numbers for all processes together. A wake-up, what is added after a long
-   sleep, an item, and the hop between two processes. What a chunk costs stays, for that is what large batches cost.
+1. By process: least squares over the model's own counts of wake-ups, cold wake-ups, items, chunks and runs. Each
+   micro-case is dominated by another of them. Each counts by the share of its CPU that is explained, so that a
+   saturated one weighs as much as a slow one. How long a sleep makes a process cold is the one of a few values that
+   explains most.
+2. For all processes together, from the latency of one run alone at several paces: the hop between two processes, the
+   moment at which a turn sends, and how much turns vary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import log
 
 import msgspec
 
 from tests.simulation.costs import Costs, ProcessCost
 from tests.simulation.deployment import Deployment, Outcome, Shape, even
-from tests.simulation.measurement import Case, Small, SmallFigure
+from tests.simulation.measurement import Case, Pair
 
-ROUNDS = 4
+ROUNDS = 3
 """Fit, run the model with what came out, fit again: the counts depend on the costs."""
-SWEEPS = 2_000
-FIRST = ProcessCost(wake_us=200, cold_us=0, item_us=20, chunk_us=10)
-FIRST_FACTORS = (0.8, 1.6, 0.2, 150.0)
-FIRST_STEP, STEPS, FINER = 0.3, 10, 0.8
-PACED_CHUNKS, FULL_CHUNKS = 60, 500
-"""Of each run, enough for a mean; the measurement had more."""
+SWEEPS = 5_000
+COLD_S = (0.001, 0.002, 0.003, 0.005, 0.008)
+FIRST = ProcessCost(wake_us=200, cold_us=50, item_us=10, chunk_us=5)
+FIRST_HOP_US, FIRST_SENT_AT, FIRST_JITTER = 100.0, 0.7, 0.3
+FIRST_STEP, STEPS, FINER = 0.5, 7, 0.6
+LATEST_SENT = 0.95
+PACED_CHUNKS, FULL_CHUNKS = 1_500, 300
+"""Of all runs of a paced load, and of each run of a saturated one: enough for a p99, and for a mean."""
+LEAST_CHUNKS = 30
 FULL_S = 600.0
+GATEWAY = "gateway"
 
 
-def simulated(runs: int, pace: float, costs: Costs, *, cores: int, waited: float = 0.0) -> tuple[Deployment, Outcome]:
-    """A load on one machine. ``waited``: for cores that other programs use, as a share of CPU."""
-    deployment = Deployment(Shape(cores=None if waited else cores, local=True, slowed=1 + waited), costs)
-    load = even(runs, pace, PACED_CHUNKS if pace else FULL_CHUNKS)
+def simulated(case: Case, costs: Costs, cores: int, *, reader: str = "subscriber") -> tuple[Deployment, Outcome]:
+    """A load on one machine. ``reader``: which kind of process reads the public events."""
+    deployment = Deployment(Shape(cores=cores, local=True, subscriber=reader), costs)
+    count = min(case.chunks, max(LEAST_CHUNKS, PACED_CHUNKS // case.runs)) if case.pace else FULL_CHUNKS
+    load = even(case.runs, case.pace, count)
     deployment.feed(load)
-    return deployment, deployment.run(max(load.ends) + 2 if pace else FULL_S)
+    return deployment, deployment.run(max(load.ends) + 2 if case.pace else FULL_S)
+
+
+def cpu_of(case: Case, costs: Costs, deployment: Deployment, outcome: Outcome) -> dict[str, float]:
+    """Microseconds a chunk by process. A start and an end weigh less than in the model, whose runs are shorter."""
+    return {
+        kind: (sum(process.used.cpu_s for process in each) * 1e6 / outcome.chunks)
+        + costs.processes[kind].run_us / case.chunks
+        for kind, each in deployment.kinds.items()
+    }
 
 
 def summed(cpu_us: Mapping[str, float]) -> float:
-    """Of all processes on a chunk's way: the mock provider stands for the world outside."""
-    return sum(value for name, value in cpu_us.items() if name != "provider")
+    """Of all processes on a chunk's way: the mock provider stands for the world outside, a gateway is beside it."""
+    return sum(value for name, value in cpu_us.items() if name not in ("provider", GATEWAY))
 
 
-def fitted(cases: Sequence[Case], small: Small) -> tuple[Costs, Costs]:
-    """Both steps; and the same with the items of the first."""
-    first = by_process(cases)
-    both = matched(first, small)
-    return both, with_items(both, first)
+def fitted(micro: Sequence[Case], cores: int) -> Costs:
+    """Both steps."""
+    return timed(by_process(micro, cores), micro, cores)
 
 
-def with_items(costs: Costs, other: Costs) -> Costs:
-    """The costs with the items of others."""
-    made = {
-        kind: msgspec.structs.replace(each, item_us=other.processes[kind].item_us)
-        for kind, each in costs.processes.items()
-    }
-    return Costs(processes=made, hop_us=costs.hop_us)
+def pairs(cases: Iterable[Case], costs: Costs, cores: int) -> list[Pair]:
+    """What the model says of each load. Of a saturated one no latency: it says how long the queue was, not the bus."""
+    found: list[Pair] = []
+    for case in cases:
+        deployment, outcome = simulated(case, costs, cores)
+        cpu = summed(cpu_of(case, costs, deployment, outcome))
+        found.append(Pair(f"{case.name}: CPU a chunk", "µs", summed(case.cpu_us), cpu))
+        if case.pace and case.chunks > 1:
+            found.append(Pair(f"{case.name}: latency p50", "ms", case.p50_ms, outcome.wait_ms(0.5)))
+            found.append(Pair(f"{case.name}: latency p99", "ms", case.p99_ms, outcome.wait_ms(0.99)))
+        if GATEWAY in case.cpu_us:
+            deployment, outcome = simulated(case, costs, cores, reader=GATEWAY)
+            through = cpu_of(case, costs, deployment, outcome)[GATEWAY]
+            found.append(Pair(f"{case.name}: CPU a chunk, gateway", "µs", case.cpu_us[GATEWAY], through))
+    return found
 
 
 # --- by process ------------------------------------------------------------------------------------------------------
 
 
-def by_process(cases: Sequence[Case]) -> Costs:
-    """The costs that explain each process's CPU best."""
-    kinds = list(cases[0].cpu_us)
-    costs = Costs(processes=dict.fromkeys(kinds, FIRST), hop_us=FIRST_FACTORS[-1])
+def by_process(micro: Sequence[Case], cores: int, tried: Iterable[float] = COLD_S) -> Costs:
+    """The costs that explain each process's CPU best. ``tried``: seconds after which a process is cold."""
+    return min((_explained(micro, cores, cold_s) for cold_s in tried), key=lambda found: found[1])[0]
+
+
+def _explained(micro: Sequence[Case], cores: int, cold_s: float) -> tuple[Costs, float]:
+    """The costs, and the squares of what they leave unexplained."""
+    kinds = {kind for case in micro for kind in case.cpu_us}
+    costs = Costs(dict.fromkeys(kinds, FIRST), FIRST_HOP_US, cold_s, FIRST_SENT_AT)
+    rest = 0.0
     for _ in range(ROUNDS):
-        ran = [(case, *simulated(case.runs, case.pace, costs, cores=1, waited=case.waited)) for case in cases]
-        made = {kind: _cost([_row(kind, *each) for each in ran]) for kind in kinds}
-        costs = Costs(processes=made, hop_us=costs.hop_us)
-    return costs
+        ran = [(case, *simulated(case, costs, cores)) for case in micro]
+        made: dict[str, ProcessCost] = {}
+        rest = 0.0
+        for kind in kinds:
+            rows = [_row(kind, *each) for each in ran if kind in each[0].cpu_us]
+            cost = least_squares(rows, [1.0] * len(rows))
+            rest += sum((1 - sum(a * b for a, b in zip(row, cost, strict=True))) ** 2 for row in rows)
+            made[kind] = ProcessCost(*cost)
+        costs = msgspec.structs.replace(costs, processes=made)
+    return costs, rest
 
 
-def _row(kind: str, case: Case, deployment: Deployment, outcome: Outcome) -> tuple[list[float], float]:
-    """Wake-ups, items and chunks for a chunk that came; and the CPU for it."""
-    used = [process.used for process in deployment.kinds[kind]]
-    counts = [sum(each.items for each in used) / outcome.chunks, sum(each.chunks for each in used) / outcome.chunks]
-    return [case.wakes[kind], *counts], case.cpu_us[kind]
+def _row(kind: str, case: Case, deployment: Deployment, outcome: Outcome) -> list[float]:
+    """Counts of everything that costs, for a microsecond of CPU that was measured.
 
-
-def _cost(rows: Sequence[tuple[list[float], float]]) -> ProcessCost:
-    wake, item, chunk = least_squares([[count / cpu for count in counts] for counts, cpu in rows], [1.0] * len(rows))
-    return ProcessCost(wake_us=wake, cold_us=0.0, item_us=item, chunk_us=chunk)
+    A gateway reads what a subscriber reads, and was measured beside it.
+    """
+    used = [process.used for process in deployment.kinds["subscriber" if kind == GATEWAY else kind]]
+    counts = [
+        sum(each.wakes for each in used),
+        sum(each.cold for each in used),
+        sum(each.items for each in used),
+        sum(each.chunks for each in used),
+    ]
+    cpu_us = max(case.cpu_us[kind], 0.1)
+    return [*(count / outcome.chunks / cpu_us for count in counts), 1 / case.chunks / cpu_us]
 
 
 def least_squares(rows: Sequence[Sequence[float]], wanted: Sequence[float]) -> list[float]:
@@ -103,45 +139,33 @@ def least_squares(rows: Sequence[Sequence[float]], wanted: Sequence[float]) -> l
     return found
 
 
-# --- to the small case -----------------------------------------------------------------------------------------------
+# --- in time ---------------------------------------------------------------------------------------------------------
 
 
-def modelled(figure: SmallFigure, costs: Costs, cores: int) -> float:
-    """What the model says of a figure."""
-    _, outcome = simulated(figure.runs, figure.pace, costs, cores=cores)
-    return summed(outcome.cpu_us) if figure.what == "CPU a chunk" else outcome.wait_ms(0.5)
-
-
-def matched(costs: Costs, small: Small) -> Costs:
-    """The costs times the factors that match the small case best, found by ever smaller steps."""
-    factors = list(FIRST_FACTORS)
-    best, step = _off(_times(costs, factors), small), FIRST_STEP
+def timed(costs: Costs, micro: Sequence[Case], cores: int) -> Costs:
+    """The costs with the times that match the latency of one run alone best, found by ever smaller steps."""
+    alone = [case for case in micro if case.runs == 1]
+    times = [FIRST_HOP_US, FIRST_SENT_AT, FIRST_JITTER]
+    best, step = _late(_with_times(costs, times), alone, cores), FIRST_STEP
     for _ in range(STEPS):
-        for place in range(len(factors)):
+        for place in range(len(times)):
             for by in (1 + step, 1 / (1 + step)):
-                tried = [*factors]
+                tried = [*times]
                 tried[place] *= by
-                if (off := _off(_times(costs, tried), small)) < best:
-                    best, factors = off, tried
+                if tried[1] <= LATEST_SENT and (off := _late(_with_times(costs, tried), alone, cores)) < best:
+                    best, times = off, tried
         step *= FINER
-    return _times(costs, factors)
+    return _with_times(costs, times)
 
 
-def _times(costs: Costs, factors: Sequence[float]) -> Costs:
-    wake, cold, item, hop_us = factors
-    return Costs(
-        processes={
-            kind: ProcessCost(
-                wake_us=each.wake_us * wake,
-                cold_us=each.wake_us * wake * cold,
-                item_us=each.item_us * item,
-                chunk_us=each.chunk_us,
-            )
-            for kind, each in costs.processes.items()
-        },
-        hop_us=hop_us,
-    )
+def _with_times(costs: Costs, times: Sequence[float]) -> Costs:
+    hop_us, sent_at, jitter = times
+    return msgspec.structs.replace(costs, hop_us=hop_us, sent_at=sent_at, jitter=jitter)
 
 
-def _off(costs: Costs, small: Small) -> float:
-    return sum(log(modelled(figure, costs, small.cores) / figure.value) ** 2 for figure in small.figures)
+def _late(costs: Costs, alone: Iterable[Case], cores: int) -> float:
+    off = 0.0
+    for case in alone:
+        _, outcome = simulated(case, costs, cores)
+        off += log(outcome.wait_ms(0.5) / case.p50_ms) ** 2 + log(outcome.wait_ms(0.99) / case.p99_ms) ** 2
+    return off

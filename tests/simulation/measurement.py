@@ -1,9 +1,8 @@
-"""What was measured: the small case on a quiet machine, and by load what each process used."""
+"""What was measured: micro-cases that give the unit costs, and other loads that the model has to predict."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
@@ -18,44 +17,37 @@ def name_of(runs: int, pace: float) -> str:
     return f"{count}, {pace:g} chunks/s each" if pace else f"{count}, saturated"
 
 
-class SmallFigure(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure of the small case."""
+class Case(msgspec.Struct, frozen=True, kw_only=True):
+    """One load through the real services, by process: the median of all rounds."""
 
     runs: int
     pace: float
     """Chunks a second of each run; 0: as fast as it goes."""
-    what: Literal["CPU a chunk", "latency p50"]
-    value: float
-    """In microseconds, of all processes on a chunk's way; or in milliseconds."""
-
-
-class Small(msgspec.Struct, frozen=True, kw_only=True):
-    """The small case, on a machine that did nothing else."""
-
-    source: str
-    """When and how it was measured."""
-    cores: int
-    figures: list[SmallFigure]
-
-
-class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """One load through the real services, by process."""
-
-    runs: int
-    pace: float
     chunks: int
     """Of each run."""
-    per_second: float
     p50_ms: float
     p99_ms: float
     cpu_us: dict[str, float]
     """A chunk, by process, without what the process uses when it is idle."""
-    wakes: dict[str, float]
-    """A chunk, by process: how often it slept and was woken."""
-    waited: float
-    """Time in which these processes were ready and waited for a core, as a share of their CPU."""
-    foreign: float
-    """Share of the machine that other programs used meanwhile."""
+
+    @property
+    def name(self) -> str:
+        """As in the report."""
+        return name_of(self.runs, self.pace)
+
+
+class Pair(msgspec.Struct, frozen=True):
+    """One figure beside what the model says of it."""
+
+    name: str
+    unit: str
+    measured: float
+    model: float
+
+    @property
+    def off(self) -> float:
+        """How far the model is from the measurement."""
+        return self.model / self.measured - 1
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,16 +58,20 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """Cores, kind, Python, server: enough to know what it compares with."""
     load: tuple[float, float]
     """Load average of a minute, before and after."""
+    foreign: float
+    """Share of the machine that other programs used: in the round that was worst."""
     cores: int
     idle: dict[str, float]
     """Share of a core that each process uses when nothing is sent."""
-    cases: list[Case]
-    small: Small
+    micro: list[Case]
+    """Give the unit costs."""
+    others: list[Case]
+    """Are predicted: no cost was fitted to them."""
     costs: Costs
-    separate: Costs
-    """The same with items as the processes measured alone say, before they were matched to the small case. One server
-    takes the scripts of all partitions as one command; a Cluster takes a command for each, which costs more.
-    """
+    given_again: list[Pair]
+    """The micro-cases, by the costs that were fitted to them."""
+    predicted: list[Pair]
+    """The others."""
 
 
 def stored(path: Path = STORED) -> Measured:

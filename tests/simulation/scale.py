@@ -1,8 +1,9 @@
 """What 10,000, 1 M and 50 M chunks/s need, from the unit costs: processes, nodes, p99, and what breaks first.
 
-10,000 chunks/s, one cell and a Cluster of 20,000 chunks/s are simulated event by event. What is larger is a fluid: an
-event a chunk would take a minute or more for each second, cells share nothing, and of a Cluster only means are
-computed, against the bounds that it would meet if workers, nodes and partitions grew with the rate.
+10,000 chunks/s, one cell and a Cluster of 40,000 and 80,000 chunks/s are simulated event by event, with gateways that
+read the public events. What is larger is a fluid: cells share nothing, and of a Cluster only means are computed,
+against the bounds that it would meet if workers, nodes and partitions grew with the rate. The simulated Clusters show
+whether means stay what they are while it grows.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import msgspec
 
 from tests.simulation.costs import Costs
 from tests.simulation.deployment import Deployment, Outcome, Shape, arriving
-from tests.simulation.measurement import Measured
+from tests.simulation.fit import GATEWAY
 from tokenbus.bus.keys import MAX_PARTITIONS
 from tokenbus_services.cli.slots import even_numbers
 
@@ -28,7 +29,10 @@ AIM, MOST = 0.6, 0.85
 is no sign of anything: batches grow with load, so the same process carries several times as much.
 """
 STEPS = 6
-CLUSTER_RATE = 20_000.0
+CLUSTER_RATE, CLUSTER_NODES = 40_000.0, 3
+GROWN = (2,)
+"""How many times that the fluid is compared with events."""
+LARGE = (1_000_000.0, 50_000_000.0)
 P99_MS = 100.0
 """What a plan must keep."""
 WARM_S, SECONDS = 0.3, 0.8
@@ -67,7 +71,7 @@ class Plan(msgspec.Struct, frozen=True):
     p99_ms: float
     busiest: dict[str, float]
     cpu_us: float
-    """A chunk, of all processes but the gateways."""
+    """A chunk, of all processes."""
 
     @property
     def first(self) -> str:
@@ -85,12 +89,13 @@ def simulate(shape: Shape, costs: Costs, rate: float, *, seconds: float = SECOND
 
 def sized(name: str, costs: Costs, rate: float, *, cluster: bool = False) -> Plan:
     """The smallest shape, in steps, of which no process is beyond `MOST`; after `STEPS`, the last one as it is."""
-    shape = Shape(nodes=_least(costs, "server", rate) if cluster else 1, cluster=cluster, network_us=NETWORK_US)
+    nodes = max(CLUSTER_NODES, _least(costs, "server", rate)) if cluster else 1
+    shape = Shape(nodes=nodes, cluster=cluster, network_us=NETWORK_US, subscriber=GATEWAY)
     wanted = {
         kind: _least(costs, process, rate)
         for kind, process in (("fetchers", "fetcher"), ("normalizers", "normalizer"), ("parsers", "parser"))
     }
-    shape = _with_partitions(msgspec.structs.replace(shape, **wanted, subscribers=_least(costs, "subscriber", rate)))
+    shape = _with_partitions(msgspec.structs.replace(shape, **wanted, subscribers=_least(costs, GATEWAY, rate)))
     outcome = simulate(shape, costs, rate)
     for _ in range(STEPS):
         over = {kind: share for kind, share in outcome.busiest.items() if share > MOST}
@@ -98,19 +103,22 @@ def sized(name: str, costs: Costs, rate: float, *, cluster: bool = False) -> Pla
             over.pop("server", None)  # there is one
         if not over:
             break
-        fields = {"server": "nodes", **{kind: f"{kind}s" for kind in over if kind != "server"}}
+        fields = {
+            "server": "nodes",
+            GATEWAY: "subscribers",
+            "fetcher": "fetchers",
+            "normalizer": "normalizers",
+            "parser": "parsers",
+        }
         more = {fields[kind]: _more(getattr(shape, fields[kind]), share) for kind, share in over.items()}
         shape = _with_partitions(msgspec.structs.replace(shape, **more))
         outcome = simulate(shape, costs, rate)
-    return Plan(
-        name,
-        rate,
-        shape,
-        outcome.wait_ms(0.5),
-        outcome.wait_ms(0.99),
-        outcome.busiest,
-        sum(outcome.cpu_us.values()),
-    )
+    return _plan(name, rate, shape, outcome)
+
+
+def _plan(name: str, rate: float, shape: Shape, outcome: Outcome) -> Plan:
+    waits = outcome.wait_ms(0.5), outcome.wait_ms(0.99)
+    return Plan(name, rate, shape, *waits, outcome.busiest, sum(outcome.cpu_us.values()))
 
 
 def _least(costs: Costs, kind: str, rate: float) -> int:
@@ -252,40 +260,101 @@ def cells(rate: float, most: float) -> Cells:
         count = ceil(count * max(1.01, hottest / most))
 
 
-def table(measured: Measured) -> str:
-    """Everything, for people."""
-    costs = measured.costs
+class Grown(msgspec.Struct, frozen=True):
+    """A Cluster that carries more, simulated event by event: the fluid says that nothing but its size changes."""
+
+    times: int
+    plan: Plan
+
+
+def grown(plan: Plan, costs: Costs, times: int) -> Grown:
+    """The plan with so many times the rate, workers, nodes and partitions."""
+    s = plan.shape
+    shape = msgspec.structs.replace(
+        s,
+        fetchers=s.fetchers * times,
+        normalizers=s.normalizers * times,
+        parsers=s.parsers * times,
+        nodes=s.nodes * times,
+        subscribers=s.subscribers * times,
+    )
+    shape = _with_partitions(msgspec.structs.replace(shape, partitions=s.partitions * times))
+    outcome = simulate(shape, costs, plan.rate * times)
+    return Grown(times, _plan(f"{plan.rate * times:,.0f} chunks/s, Cluster", plan.rate * times, shape, outcome))
+
+
+class Larger(msgspec.Struct, frozen=True):
+    """What the model says of deployments that nobody measured."""
+
+    small: Plan
+    cell: Plan
+    cluster: Plan
+    grown: list[Grown]
+    cells: list[Cells]
+    bounds: dict[float, list[Bound]]
+    """Of one Cluster, by chunks a second."""
+    losses: dict[str, list[Loss]]
+    """By name of the plan."""
+    killed: list[Loss]
+    """Of the small one with two of each stage, event by event."""
+
+
+def larger(costs: Costs) -> Larger:
+    """Simulate all of them."""
     small = sized("10,000 chunks/s, one server", costs, 10_000)
     one = cell(costs)
-    cluster = sized(f"{CLUSTER_RATE:,.0f} chunks/s, Cluster", measured.separate, CLUSTER_RATE, cluster=True)
-    lines = ["", "simulated event by event:", _HEAD, *(_row(plan) for plan in (small, one, cluster))]
+    cluster = _cluster(costs)
+    return Larger(
+        small=small,
+        cell=one,
+        cluster=cluster,
+        grown=[grown(cluster, costs, times) for times in GROWN],
+        cells=[cells(rate, one.rate) for rate in LARGE],
+        bounds={rate: bounds(costs, cluster, rate) for rate in LARGE},
+        losses={plan.name: list(losses(plan, costs)) for plan in (small, one, cluster)},
+        killed=[killed(small, costs, kind) for kind in ("normalizer", "parser")],
+    )
+
+
+def table(found: Larger) -> str:
+    """Everything, for people."""
+    one = found.cell
+    plans = (found.small, one, found.cluster, *(each.plan for each in found.grown))
+    lines = ["", "simulated event by event:", _HEAD, *map(_row, plans)]
     lines += ["", "as cells (fluid), each as the simulated one:"]
-    for rate in (1_000_000, 50_000_000):
-        found = cells(rate, one.rate)
-        shape = one.shape
-        each = shape.fetchers + shape.normalizers + shape.parsers + shape.nodes
+    for many in found.cells:
+        s = one.shape
+        each = s.fetchers + s.normalizers + s.parsers + s.nodes + s.subscribers
         lines.append(
-            f"{rate / 1e6:g} M chunks/s: {found.count:,} cells, {found.mean:,.0f} chunks/s in the mean, the hottest"
-            f" {found.hottest:,.0f}; {found.count * each:,} processes without gateways; {rate / CHUNKS:,.0f} runs begin"
-            f" a second; p99 {one.p99_ms:.0f} ms; first to saturate: {one.first}"
+            f"{many.rate / 1e6:g} M chunks/s: {many.count:,} cells, {many.mean:,.0f} chunks/s in the mean, the hottest"
+            f" {many.hottest:,.0f}; {many.count * each:,} processes; {many.rate / CHUNKS:,.0f} runs begin a second;"
+            f" p99 {one.p99_ms:.0f} ms; first to saturate: {one.first}"
         )
-    for rate in (1_000_000, 50_000_000):
+    for rate, of_rate in found.bounds.items():
         lines += ["", f"{rate / 1e6:g} M chunks/s as one Cluster (fluid), by share of the bound:"]
         lines += [
             f"  {bound.what:<52}{bound.needs:>12,.2f} of {bound.most:>7,.0f}  {bound.share:>8.2f}"
             f"{'  breaks' if bound.share > 1 else ''}"
-            for bound in bounds(measured.separate, cluster, rate)
+            for bound in of_rate
         ]
     lines += ["", "what the end of one process costs:"]
-    for plan in (small, one, cluster):
-        lines += [f"  {plan.name}: {_loss(loss)}" for loss in losses(plan, costs)]
-    for kind in ("normalizer", "parser"):
-        lines.append(f"  {small.name}, two of each stage, event by event: {_loss(killed(small, costs, kind))}")
+    lines += [f"  {name}: {_loss(loss)}" for name, of_plan in found.losses.items() for loss in of_plan]
+    lines += [f"  {found.small.name}, two of each stage, event by event: {_loss(loss)}" for loss in found.killed]
     return "\n".join(lines)
 
 
+def of_cluster(costs: Costs, times: int) -> str:
+    """A Cluster, and one of so many times its size, event by event."""
+    plan = _cluster(costs)
+    return "\n".join([_HEAD, _row(plan), _row(grown(plan, costs, times).plan)])
+
+
+def _cluster(costs: Costs) -> Plan:
+    return sized(f"{CLUSTER_RATE:,.0f} chunks/s, Cluster", costs, CLUSTER_RATE, cluster=True)
+
+
 _HEAD = (
-    f"{'':<30}{'fetchers':>9}{'norm.':>7}{'parsers':>8}{'nodes':>6}{'partit.':>8}{'p50':>9}{'p99':>9}"
+    f"{'':<30}{'fetchers':>9}{'norm.':>7}{'parsers':>8}{'nodes':>6}{'gatew.':>7}{'partit.':>8}{'p50':>9}{'p99':>9}"
     f"{'CPU':>8}  busiest"
 )
 
@@ -295,7 +364,7 @@ def _row(plan: Plan) -> str:
     name = plan.name if "chunks/s" in plan.name else f"{plan.name}: {plan.rate:,.0f} chunks/s"
     busy = ", ".join(f"{kind} {share:.0%}" for kind, share in sorted(plan.busiest.items(), key=lambda each: -each[1]))
     return (
-        f"{name:<30}{s.fetchers:>9}{s.normalizers:>7}{s.parsers:>8}{s.nodes:>6}{s.partitions:>8}"
+        f"{name:<30}{s.fetchers:>9}{s.normalizers:>7}{s.parsers:>8}{s.nodes:>6}{s.subscribers:>7}{s.partitions:>8}"
         f"{plan.p50_ms:>6.1f} ms{plan.p99_ms:>6.1f} ms{plan.cpu_us:>5.0f} µs  {busy}"
     )
 

@@ -116,7 +116,7 @@ def _with_subscriber(stack: Stack, url: str, load: Load) -> _Sample:
     stack.desk.give(subscriber.NAME, Listen(streams, load.total, load.timeout_s))
     stack.desk.answer(subscriber.NAME, bool, timeout_s=30)
     before = cpu_s(stack.pids[GATEWAY]), cpu_s(stack.pids[subscriber.NAME])
-    heard = _answered(url, f"{PROVIDER}/{load.name}", load)
+    heard = answered(url, f"{PROVIDER}/{load.name}", load)
     beside = stack.desk.answer(subscriber.NAME, Heard, load.timeout_s)
     after = cpu_s(stack.pids[GATEWAY]), cpu_s(stack.pids[subscriber.NAME])
     stack.client.delete(*streams)
@@ -128,11 +128,12 @@ def _with_subscriber(stack: Stack, url: str, load: Load) -> _Sample:
 def _direct(pid: int, url: str, model: str, load: Load) -> _Sample:
     """The load by clients of another proxy."""
     before = cpu_s(pid)
-    heard = _answered(url, model, load)
+    heard = answered(url, model, load)
     return _sample(heard, load, lambda sent: sent, (cpu_s(pid) - before) * 1e6 / load.total, 0.0)
 
 
-def _answered(url: str, model: str, load: Load) -> list[http_clients.Answer]:
+def answered(url: str, model: str, load: Load) -> list[http_clients.Answer]:
+    """The load, asked of the gateway by a client for each run."""
     return uvloop.run(
         http_clients.answers(
             url,
