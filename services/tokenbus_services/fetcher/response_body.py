@@ -10,6 +10,7 @@ import asyncio
 import zlib
 from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing
+from typing import cast
 
 import httpx
 
@@ -91,7 +92,9 @@ async def _content(response: httpx.Response, limit: int) -> AsyncGenerator[bytes
     inflate = Inflate(coding) if coding else None
     size = steps = 0
     try:
-        async with aclosing(fair_reads(response.aiter_raw())) as reads:
+        # As `aiter_raw`, without a generator and its frame for each open answer.
+        stream = cast("httpx.AsyncByteStream", response.stream)
+        async with aclosing(fair_reads(stream)) as reads:
             async for read in reads:
                 for piece in inflate.feed(read) if inflate else (read,):
                     size += len(piece)

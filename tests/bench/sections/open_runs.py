@@ -23,8 +23,8 @@ from tests.bench.stack import PIPELINE, PROVIDER, SERVICES, Stack, running, serv
 
 RUNS = int(os.environ.get("OPEN_RUNS", "10000"))
 PACE = 0.5
-CHUNKS = 100
-"""A run lasts 200 s, which is time for a slow machine to open them all."""
+CHUNKS = 250
+"""A run lasts 500 s, which is time for a slow machine to open them all."""
 WINDOW_S = 20.0
 """Measured from the moment at which all runs stream."""
 MOST_UNCALLED = 300

@@ -33,6 +33,9 @@ CARRIED = -(2**62)
 MAX_EXTRAS = 100
 """Maximum provider extras kept per block and per run. Extras are informational, so the rest is dropped."""
 
+JOINED_CHARS = 1024
+"""Maximum characters of a piece that is joined from shorter ones; what a checkpoint stores whole is longer."""
+
 
 class OpenBlock(msgspec.Struct):
     """A block that is not complete yet."""
@@ -49,6 +52,16 @@ class OpenBlock(msgspec.Struct):
     extras: list[dict[str, object]] = []
     image: ImageRef | None = None
     previews: int = 0
+
+    def append(self, text: str) -> None:
+        """Append to the content. Joins short pieces of like length: a word alone takes ten times its characters, and a
+        run may be open for long. Longer pieces stay as they are, because checkpoints know them by identity.
+        """
+        pieces = self.pieces
+        pieces.append(text)
+        while len(pieces) > 1 and len(pieces[-2]) <= len(pieces[-1]) and 2 * len(pieces[-1]) <= JOINED_CHARS:
+            last = pieces.pop()
+            pieces[-1] += last
 
 
 class ToolCall(msgspec.Struct):
@@ -128,7 +141,7 @@ class BlockTable(msgspec.Struct):
         block.size += len(text)
         if block.size > self.limit:
             raise TooLarge(f"block {block.number}", block.size, self.limit, unit="characters")
-        block.pieces.append(text)
+        block.append(text)
         out.chunk(
             self.turn,
             self.attempt,
