@@ -128,6 +128,7 @@ def least_squares(rows: Sequence[Sequence[float]], wanted: Sequence[float]) -> l
     norms = [sum(row[i] ** 2 for row in rows) for i in range(size)]
     rest = list(wanted)
     for _ in range(SWEEPS):
+        before = list(found)
         for i in range(size):
             if not norms[i]:
                 continue
@@ -136,6 +137,8 @@ def least_squares(rows: Sequence[Sequence[float]], wanted: Sequence[float]) -> l
             if change:
                 found[i] += change
                 rest = [r - row[i] * change for row, r in zip(rows, rest, strict=True)]
+        if all(abs(now - then) <= 1e-7 * now for now, then in zip(found, before, strict=True)):
+            break
     return found
 
 

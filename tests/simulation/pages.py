@@ -98,7 +98,10 @@ def _of_larger(found: Larger) -> dict[str, str]:
 
 
 def _sizes(plans: Sequence[Plan]) -> list[str]:
-    head = ["", *(plan.name if "chunks/s" in plan.name else f"a cell of {plan.rate:,.0f} chunks/s" for plan in plans)]
+    head = [
+        "event by event",
+        *(plan.name if "chunks/s" in plan.name else f"a cell of {plan.rate:,.0f} chunks/s" for plan in plans),
+    ]
     rows = [
         [
             "fetchers, normalizers, parsers",
@@ -142,9 +145,10 @@ def _losses(found: Larger) -> list[str]:
         for at in range(len(found.losses[plans[0]]))
     ]
     events = [
-        [f"{loss.what}, one of two, event by event", _loss(loss), *([""] * (len(plans) - 1))] for loss in found.killed
+        [f"{loss.what}, one of two, event by event", _loss(loss), *(["not simulated"] * (len(plans) - 1))]
+        for loss in found.killed
     ]
-    return _table(["", *plans], [*rows, *events])
+    return _table(["what ends", *plans], [*rows, *events])
 
 
 def _loss(loss: Loss) -> str:
@@ -154,4 +158,4 @@ def _loss(loss: Loss) -> str:
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     lines = [list(head), ["---"] * len(head), *map(list, rows)]
-    return [f"| {' | '.join(cells)} |".replace("|  |", "| |") for cells in lines]
+    return [f"| {' | '.join(cells)} |" for cells in lines]

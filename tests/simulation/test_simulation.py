@@ -129,7 +129,7 @@ def measured_by_the_model(runs: int, pace: float, chunks: int) -> Case:
 
 
 def test_micro_cases_give_costs_that_predict_a_load_they_do_not_hold() -> None:
-    loads = [(1, 100, 100), (1, 400, 100), (1, 1_000, 100), (64, 150, 30), (64, 0, 300), (30, 50, 1)]
+    loads = [(1, 100, 100), (1, 400, 100), (1, 1_000, 100), (32, 300, 30), (16, 0, 300), (30, 50, 1)]
     costs = by_process([measured_by_the_model(*load) for load in loads], 2, [0.002])
     other = measured_by_the_model(16, 50, 40)
     deployment, outcome = simulated(other, costs, 2)

@@ -58,6 +58,19 @@ entry.main(["worker", "blobs"])
     assert ran.stdout.split() == ["False", "True"]
 
 
+@pytest.mark.parametrize("command", ["worker", "up"])
+def test_what_runs_for_long_loads_no_rich_which_structlog_would_use_for_tracebacks(command: str):
+    code = f"""
+import sys
+from tokenbus_services.cli import entry, main
+main.main = lambda arguments: print("structlog" in sys.modules, [m for m in sys.modules if m.split(".")[0] == "rich"])
+entry.main(["{command}", "blobs"])
+import rich
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["True", "[]"]
+
+
 def test_the_collector_is_on_in_every_other_command():
     code = """
 import gc

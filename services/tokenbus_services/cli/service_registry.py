@@ -31,15 +31,24 @@ STOP_ORDER: tuple[ServiceName, ...] = (
 
 
 def services_of(settings: Settings) -> list[ServiceName]:
-    """Return the services that a deployment with these settings needs."""
+    """Return the services that a deployment with these settings needs.
+
+    Chained, that is no tool executor without a tool: each process is a quarter of the deployment's memory and start.
+    """
     chained = settings.stages.chained
     idle: dict[ServiceName, bool] = {
         "recorder": settings.records is None,
         "policy": not settings.policies,
         "gateway": settings.gateway is None,
         "pipeline": not chained,
+        "tools": chained and not runs_tools(settings),
     }
-    return [service for service in SERVICES if not idle.get(service, chained and service in CHAINED)]
+    return [s for s in SERVICES if not idle.get(s, False) and not (chained and s in CHAINED)]
+
+
+def runs_tools(settings: Settings) -> bool:
+    """Whether these settings have tools that the deployment itself runs."""
+    return bool(settings.tools or settings.mcp)
 
 
 def app_module(service: ServiceName) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
@@ -15,6 +17,7 @@ from tokenbus_services.settings import (
     McpStdio,
     PolicySettings,
     ProviderSettings,
+    PythonTool,
     RecordSettings,
     Settings,
     StageSettings,
@@ -34,8 +37,15 @@ def test_up_runs_one_worker_of_each_service_and_those_for_records_policies_and_t
 
 def test_chained_one_pipeline_worker_stands_for_fetcher_normalizer_and_parser():
     chained = Settings(stages=StageSettings(chained=True))
-    assert services_of(chained) == ["pipeline", "tools", "blobs"]
-    assert services_of(replace(chained, records=RecordSettings())) == ["pipeline", "tools", "blobs", "recorder"]
+    assert services_of(chained) == ["pipeline", "blobs"]
+    assert services_of(replace(chained, records=RecordSettings())) == ["pipeline", "blobs", "recorder"]
+
+
+@pytest.mark.parametrize(
+    "tools", [{"tools": {"add": PythonTool(call="m:add")}}, {"mcp": {"files": McpStdio(command="files")}}]
+)
+def test_chained_a_tool_executor_runs_if_the_settings_have_tools(tools: dict[str, Any]):
+    assert "tools" in services_of(replace(Settings(stages=StageSettings(chained=True)), **tools))
 
 
 def test_further_workers_of_a_service_take_any_free_port():

@@ -102,14 +102,20 @@ def check_gateways(gateways: Sequence[str], *, meant: bool) -> Iterator[Finding]
         yield Finding(level="wrong", about="gateway", says=says, todo="start one with `tokenbus worker gateway`")
 
 
-def check_queue(queue: QueueFacts, stuck: StuckFacts, *, chained: bool = False) -> Iterator[Finding]:
-    """Check one group of work queues. ``chained``: as for a stage."""
+def check_queue(
+    queue: QueueFacts, stuck: StuckFacts, *, chained: bool = False, needed: bool = True
+) -> Iterator[Finding]:
+    """Check one group of work queues. ``chained``: as for a stage. ``needed``: whether these settings want a worker,
+    though nothing may wait.
+    """
     at_work = len(queue.workers) or "nobody"
     state = f"{at_work} at work, {queue.waiting} waiting, {queue.held} in progress"
     start = f"start one with `tokenbus worker {service_of(queue.name, chained=chained)}`"
     if stuck.abandoned:
         says = f"{stuck.abandoned} entries of lost workers are not taken over; {state}"
         yield Finding(level="wrong", about=queue.name, says=says, todo=start)
+    elif not queue.workers and not needed and not queue.waiting:
+        yield Finding(level="ok", about=queue.name, says=f"{state}, and the settings need none")
     elif not queue.workers:
         yield Finding(level="wrong", about=queue.name, says=state, todo=start)
     else:

@@ -20,6 +20,7 @@ from tokenbus_services.cli.doctor.checks import Finding
 from tokenbus_services.cli.doctor.checks_work import OFTEN, StuckFacts
 from tokenbus_services.cli.inspect.observer import Observer
 from tokenbus_services.cli.inspect.snapshot import INTAKE, POLICY, QUEUES, RECORDER, Snapshot
+from tokenbus_services.cli.service_registry import runs_tools
 from tokenbus_services.settings import Settings
 
 STUCK_MS = 15_000
@@ -179,7 +180,8 @@ async def _judged(server: Server, settings: Settings, now: Snapshot, earlier: Sn
     streams[INTAKE] = [keys.requests]
     for queue in now.queues:
         stuck = await _stuck(server, queue.name, streams[queue.name]) if queue.held else StuckFacts()
-        found += checks_work.check_queue(queue, stuck, chained=chained)
+        needed = queue.name != "tools" or not chained or runs_tools(settings)
+        found += checks_work.check_queue(queue, stuck, chained=chained, needed=needed)
         if queue.name == INTAKE:
             found += checks_work.check_room(queue.waiting + queue.held, bound=settings.limits.inbound_entries)
     found += checks_work.check_pipelines(now, chained=settings.stages.chained)

@@ -135,6 +135,12 @@ def test_a_queue_needs_workers_that_live_through_what_they_hold(
     assert [f.level for f in checks_work.check_queue(queue, StuckFacts(**stuck))] == levels
 
 
+@pytest.mark.parametrize(("waiting", "level"), [(0, "ok"), (1, "wrong")])
+def test_a_queue_without_workers_is_right_if_the_settings_need_none_and_nothing_waits(waiting: int, level: str):
+    queue = msgspec.structs.replace(QUEUE, workers=[], waiting=waiting)
+    assert [f.level for f in checks_work.check_queue(queue, StuckFacts(), needed=False)] == [level]
+
+
 def test_an_inbound_stream_near_its_bound_is_wrong():
     assert list(checks_work.check_room(79, bound=100)) == []
     assert [f.level for f in checks_work.check_room(80, bound=100)] == ["wrong"]

@@ -74,13 +74,14 @@ async def test_up_chained_runs_one_process_for_fetcher_normalizer_and_parser(tmp
         while not up.seen or up.seen[-1] != "ready":
             await up.says("ready")
         names = {line.split()[1] for line in up.seen if line.startswith("ready ")}
-        assert names == {"pipeline", "tools", "blobs", "recorder", "gateway"}
+        assert names == {"pipeline", "blobs", "recorder", "gateway"}
         findings = {f["about"]: f for f in json.loads((await run("doctor", "--json", **env)).out)}
         for about in ("pipeline", "gateway", "recorder"):
             assert findings[about]["says"].startswith("1 at work")
         once = (await run("top", "--once", "--every", "0.1", **env)).out
         assert "pipelines 1  gateways 1" in once
         assert "recorder" in once
+        assert findings["tools"]["level"] == "ok"  # there are none to run
         for about in ("intake", "fetcher", "normalizer", "parser"):
             assert findings[about]["level"] == "ok"
             assert findings[about]["says"].startswith("1 at work")
