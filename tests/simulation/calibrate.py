@@ -19,9 +19,9 @@ from statistics import median
 
 import msgspec
 
-from tests.bench.gateway import GATEWAY, answered
 from tests.bench.jobs import Load
 from tests.bench.measure import Meter
+from tests.bench.sections.gateway import GATEWAY, answered
 from tests.bench.stack import PROVIDER, SERVICES, Stack, running
 from tests.simulation.compare import report
 from tests.simulation.costs import Costs
