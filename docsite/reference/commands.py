@@ -14,7 +14,8 @@ WIDTH = 100
 COMPLETION = """\
 ## Completion
 
-Your shell can complete commands, options and topics. Add the line for your shell to its start-up file:
+Your shell can complete commands, options, topics, configured providers and the newest runs. Add the line for your
+shell to its start-up file:
 
 === "bash"
 
@@ -34,7 +35,7 @@ Your shell can complete commands, options and topics. Add the line for your shel
     _TOKENBUS_COMPLETE=fish_source tokenbus | source     # ~/.config/fish/completions/tokenbus.fish
     ```
 
-It does not complete the names of runs, providers or services.
+Runs are completed for `follow`, `cancel` and `tail --run` if the server answers within a second.
 """
 
 

@@ -34,6 +34,11 @@ def command(port: int) -> list[str]:
     ]
 
 
+def provider_names() -> list[str]:
+    """The names of the mock providers, one for each API."""
+    return [f"mock-{api}" for api in API_PATHS]
+
+
 def with_mock(settings: Settings, url: str) -> Settings:
     """Return the settings plus the demo's tool, a gateway with its console, and providers `mock-anthropic` and so on
     at this address. The gateway lists a model of each. Names that already exist in the settings are kept.
@@ -46,8 +51,8 @@ def with_mock(settings: Settings, url: str) -> Settings:
         parameters=demo.WEATHER_PARAMETERS,
     )
     providers = {
-        f"mock-{api}": ProviderSettings(api=api, base_url=f"{url}{path}", api_key_env="")
-        for api, path in API_PATHS.items()
+        name: ProviderSettings(api=api, base_url=f"{url}{path}", api_key_env="")
+        for name, (api, path) in zip(provider_names(), API_PATHS.items(), strict=True)
     }
     listed = GatewaySettings(models=tuple(f"{name}/{demo.DEMO_MODEL}" for name in providers))
     return msgspec.structs.replace(

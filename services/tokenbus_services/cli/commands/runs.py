@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import click
 
 from tokenbus.bus.keys import TOPICS
+from tokenbus_services.cli.commands.completion import provider_names, run_ids
 from tokenbus_services.cli.commands.options import agreed, json_events, json_lines
 from tokenbus_services.cli.runs.run_options import run_options
 
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("file", required=False, type=click.File("rb"))
 @click.option(
-    "--provider", help="Name of a configured provider. Default under `tokenbus up --mock`: the mock provider."
+    "--provider",
+    shell_complete=provider_names,
+    help="Name of a configured provider. Default under `tokenbus up --mock`: the mock provider.",
 )
 @click.option("--model", help="Model of the provider.")
 @click.option("--text", help="The user's message.")
@@ -51,7 +54,7 @@ def send(
     default="now",
     help="start: begin with the oldest event kept (for a group: only if it is new).",
 )
-@click.option("--run", "runs", multiple=True, help="Only the events of this run. Repeatable.")
+@click.option("--run", "runs", multiple=True, shell_complete=run_ids, help="Only the events of this run. Repeatable.")
 @click.option(
     "--kind", "kinds", multiple=True, help="Only this type of event (failed), or kind of block (text). Repeatable."
 )
@@ -81,7 +84,7 @@ def runs(limit: int, oldest_first: bool, as_json: bool, **choice: Any) -> None:
 
 
 @click.command()
-@click.argument("run")
+@click.argument("run", shell_complete=run_ids)
 @click.option("--after", type=click.IntRange(-1), default=-1, help="Show only the events after this seq.")
 @json_events
 def follow(run: str, after: int, as_json: bool) -> int:
@@ -95,7 +98,7 @@ def follow(run: str, after: int, as_json: bool) -> int:
 
 
 @click.command()
-@click.argument("run", required=False)
+@click.argument("run", required=False, shell_complete=run_ids)
 @click.option("--reason", help="Reason, repeated in the run's last event.")
 @run_options
 @click.option("--yes", is_flag=True, help="Do not ask before cancelling runs chosen by options.")

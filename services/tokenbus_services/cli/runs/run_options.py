@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 import click
 
+from tokenbus_services.cli.commands.completion import provider_names
+
 C = TypeVar("C", bound=Callable[..., Any])
 
 _OPTIONS = (
@@ -17,7 +19,7 @@ _OPTIONS = (
         help="open (queued, running), ended (completed, incomplete, failed, cancelled), or a single state. Repeatable.",
     ),
     click.option("--tenant", help="Only runs of this tenant."),
-    click.option("--provider", help="Only runs whose last provider was this one."),
+    click.option("--provider", shell_complete=provider_names, help="Only runs whose last provider was this one."),
     click.option("--older-than", metavar="AGE", help="Only runs older than this: 90s, 10m, 1h, 2d."),
     click.option("--prefix", help="Only runs whose id begins with this."),
 )

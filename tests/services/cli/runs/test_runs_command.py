@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 from pathlib import Path
 
 import pytest
+from click.shell_completion import ShellComplete
 from rich.console import Console
 
 from tests.contract.client.listed import Listed
@@ -17,6 +19,7 @@ from tokenbus.bus.keys import Keys
 from tokenbus.bus.layout import join_deployment
 from tokenbus.bus.server.server import Server
 from tokenbus.errors import SettingsError
+from tokenbus_services.cli.main import tokenbus
 from tokenbus_services.cli.runs.list_runs import table
 from tokenbus_services.cli.runs.run_choice import RunChoice, age_text, seconds
 
@@ -120,3 +123,29 @@ async def test_a_cancel_of_many_asks_first(deployment: tuple[Listed, str]) -> No
     asked = await run("cancel", "--tenant", "acme", "--yes", "--reason", "stop", TOKENBUS_CONFIG=config)
     assert (asked.code, asked.out) == (0, "r1\nr2\n")
     assert sorted(request["run"] for request in await requests(listed.server, listed.keys)) == ["r1", "r2"]
+
+
+def completed(monkeypatch: pytest.MonkeyPatch, settings: str, *words: str) -> set[str]:
+    """The values that a shell offers in place of the last word."""
+    monkeypatch.setenv("TOKENBUS_CONFIG", settings)
+    shell = ShellComplete(tokenbus, {}, "tokenbus", "_TOKENBUS_COMPLETE")
+    return {item.value for item in shell.get_completions(list(words[:-1]), words[-1])}
+
+
+def test_a_shell_completes_configured_providers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    settings = settings_file(tmp_path, '[providers.groq]\napi = "openai-chat"\nbase_url = "http://127.0.0.1:1"')
+    assert completed(monkeypatch, settings, "send", "--provider", "g") == {"gemini", "groq"}
+    assert completed(monkeypatch, settings, "runs", "--provider", "gr") == {"groq"}
+
+
+async def test_a_shell_completes_runs(
+    deployment: tuple[Listed, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    runs, settings = deployment
+    await runs.accept("apple", 1)
+    await runs.accept("plum", 2)
+    for command in (["follow"], ["cancel"], ["tail", "visible", "--run"]):
+        found = await asyncio.to_thread(completed, monkeypatch, settings, *command, "pl")
+        assert found == {"plum"}, command
+    wrong = settings_file(tmp_path, "nothing = 1")
+    assert await asyncio.to_thread(completed, monkeypatch, wrong, "follow", "pl") == set()
