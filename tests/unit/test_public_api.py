@@ -201,7 +201,7 @@ def test_a_response_has_these_fields():
         "provider_extra",
         "participant",
     )
-    assert set(public(tokenbus.Response)) == {"images", "messages", "or_raise", "tool_calls"}
+    assert set(public(tokenbus.Response)) == {"images", "messages", "or_raise", "parsed", "tool_calls"}
     assert set(public(tokenbus.ResponseBuilder)) == {"add", "response"}
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TypeVar, overload
+
+import msgspec
 
 from tokenbus.errors import RunCancelled, RunFailed, RunIncomplete
 from tokenbus.events.public import (
@@ -22,6 +25,8 @@ from tokenbus.events.public import (
 )
 from tokenbus.events.run_result import RunResult, Status
 from tokenbus.events.usage import Usage
+
+T = TypeVar("T")
 
 
 class Response(RunResult, frozen=True, kw_only=True):
@@ -49,6 +54,23 @@ class Response(RunResult, frozen=True, kw_only=True):
             case "failed":
                 assert self.error
                 raise RunFailed(self.run, self.error, self)
+
+    @overload
+    def parsed(self) -> object: ...
+    @overload
+    def parsed(self, as_type: type[T]) -> T: ...
+    def parsed(self, as_type: type[T] | type[object] = object) -> T | object:
+        """Return `last_text` as the JSON that ``output_schema`` or ``json_object`` asked for.
+
+        ``as_type``: a dataclass, a `msgspec.Struct`, a TypedDict or a built-in type, to which the JSON is converted and
+        against which it is checked. Without it any JSON is accepted.
+
+        Raises ValueError if the text is not JSON, for example because it was cut, or not of that type.
+        """
+        try:
+            return msgspec.json.decode(self.last_text, type=as_type)
+        except msgspec.DecodeError as e:
+            raise ValueError(f"the answer of run {self.run} is not the JSON that was expected: {e}") from None
 
 
 class ResponseBuilder:

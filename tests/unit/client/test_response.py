@@ -234,3 +234,22 @@ def test_an_event_of_another_run_and_no_event_at_all_are_refused():
     builder.add(piece(0, "a"))
     with pytest.raises(ValueError, match="run other"):
         builder.add(msgspec.structs.replace(piece(0, "b"), run="other", seq=1))
+
+
+class City(msgspec.Struct):
+    name: str
+    people: int
+
+
+def test_the_answer_to_a_schema_is_parsed_and_checked():
+    answer = fold(piece(0, '{"name": "Uri", '), piece(0, '"people": 37000}'), completed())
+    assert answer.parsed() == {"name": "Uri", "people": 37000}
+    assert answer.parsed(City) == City("Uri", 37000)
+    with pytest.raises(ValueError, match=r"not the JSON that was expected.*people"):
+        fold(piece(0, '{"name": "Uri"}'), completed()).parsed(City)
+
+
+@pytest.mark.parametrize("text", ["", "{", "It is Uri."])
+def test_an_answer_that_is_no_json_is_not_parsed(text: str):
+    with pytest.raises(ValueError, match="answer of run"):
+        fold(piece(0, text), completed()).parsed()
