@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import click
 
 from tokenbus.bus.keys import TOPICS
-from tokenbus_services.cli.commands.completion import provider_names, run_ids
 from tokenbus_services.cli.commands.options import agreed, json_events, json_lines
+from tokenbus_services.cli.runs.completion import provider_names, run_ids
 from tokenbus_services.cli.runs.run_options import run_options
 
 if TYPE_CHECKING:

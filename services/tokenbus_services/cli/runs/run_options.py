@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from tokenbus_services.cli.commands.completion import provider_names
+from tokenbus_services.cli.runs.completion import provider_names
 
 C = TypeVar("C", bound=Callable[..., Any])
 
