@@ -30,6 +30,7 @@ LONGEST_S = 100.0
 _PAUSE_S = 0.2
 _URL = re.compile(r"^ready gateway (\S+)", re.MULTILINE)
 _ID = re.compile(rb"^id: (\d+)", re.MULTILINE)
+_TERMINAL = re.compile(rb'"type":"(completed|incomplete|failed|cancelled)"')
 _FOREGROUND: dict[str, tuple[str, bytes, bytes, dict[str, Any]]] = {
     "chat": ("/v1/chat/completions", b"[DONE]", b'"error"', {"stream": True}),
     "messages": ("/v1/messages", b"message_stop", b"event: error", {"stream": True, "max_tokens": 900}),
@@ -104,7 +105,7 @@ class Crowd:
         body = {"model": f"anthropic/{MODEL}", "messages": [{"role": "user", "content": says}]}
         run: str = (await self._begin(http, "/runs", body))["run"]
         seqs: list[int] = []
-        tries = 0
+        last, tries = b"", 0
         while True:
             tries += 1
             after = {"last-event-id": str(seqs[-1])} if seqs else {}
@@ -117,7 +118,11 @@ class Crowd:
                         async for data in answer.aiter_raw():
                             *events, rest = (rest + data).split(b"\n\n")
                             seqs += [int(found[1]) for event in events if (found := _ID.search(event))]
-                        return Visit("native", "whole" if tries == 1 else "resumed", run=run, seqs=seqs)
+                            last = next((event for event in reversed(events) if b"data: " in event), last)
+                        if _TERMINAL.search(last):
+                            return Visit("native", "whole" if tries == 1 else "resumed", run=run, seqs=seqs)
+                        if b"gateway_error" not in last:
+                            return Visit("native", "silent end", run=run, what=repr(last[-200:]))
             except httpx.TransportError:
                 pass
             await asyncio.sleep(_PAUSE_S)
@@ -141,8 +146,12 @@ class Crowd:
                             for event in events:
                                 if b"sequence_number" in event:
                                     told = msgspec.json.decode(event.partition(b"data: ")[2])
-                                    numbers.append(told["sequence_number"])
                                     last = told["type"]
+                                    if last != "error":  # of this gateway, not of the run
+                                        numbers.append(told["sequence_number"])
+                        if last == "error":
+                            await asyncio.sleep(_PAUSE_S)
+                            continue
                         if last not in _ENDS or numbers != list(range(numbers[0], numbers[0] + len(numbers))):
                             return Visit("responses", "silent end", what=f"{last} after {numbers[-3:]}")
                         return Visit("responses", "whole" if tries == 1 else "resumed")
