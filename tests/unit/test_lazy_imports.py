@@ -61,8 +61,9 @@ entry.main(["worker", "blobs"])
 @pytest.mark.parametrize("command", ["worker", "up"])
 def test_what_runs_for_long_loads_no_rich_which_structlog_would_use_for_tracebacks(command: str):
     code = f"""
-import sys
-from tokenbus_services.cli import entry, main
+import sys, types
+from tokenbus_services.cli import entry
+main = sys.modules["tokenbus_services.cli.main"] = types.ModuleType("main")
 main.main = lambda arguments: print("structlog" in sys.modules, [m for m in sys.modules if m.split(".")[0] == "rich"])
 entry.main(["{command}", "blobs"])
 import rich
