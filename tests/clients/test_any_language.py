@@ -1,4 +1,7 @@
-"""Runs every command of docs/guides/any-language.md, and the README's line for redis-cli, against the running bus."""
+"""Runs every command of docs/guides/any-language.md against the running bus.
+
+So do the README and docs/reference/requests.md: their lines for redis-cli are among these.
+"""
 
 from __future__ import annotations
 
@@ -59,6 +62,10 @@ def ended(bus: LocalBus, run: str) -> None:
     """Wait for the run's end, however it ends."""
     with bus.sync_client() as client, suppress(RunError):
         client.result(run)
+
+
+def test_the_line_of_the_page_on_requests_is_one_of_these() -> None:
+    assert commands(page("reference/requests.md")) == section("Publish")[:1]
 
 
 def umbrella(bus: LocalBus, execute: Execute) -> None:

@@ -31,14 +31,16 @@ pytestmark = pytest.mark.xdist_group("gateway clients")  # one bus and one gatew
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def project(base: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The scripts, and the code of the guides as PAGE.N.mjs."""
     directory = tmp_path_factory.mktemp("clients")
     (directory / "node_modules").symlink_to(node.packages(SOURCES))
     for source in (*SOURCES.glob("*.mjs"), SOURCES / "package.json"):
         shutil.copy(source, directory)
     for page in ("use-chat", "ag-ui", "durable-streams"):
-        (code,) = re.findall(r"```js\n(.*?)```", (GUIDES / f"{page}.md").read_text(), re.DOTALL)
-        (directory / f"{page}.page.mjs").write_text(code)
+        text = (GUIDES / f"{page}.md").read_text()
+        for n, code in enumerate(re.findall(r"^```js\n(.*?)^```", text, re.DOTALL | re.MULTILINE), start=1):
+            (directory / f"{page}.{n}.mjs").write_text(_at(base, code))
     return directory
 
 
@@ -63,6 +65,12 @@ def bus() -> Iterator[LocalBus]:
 @pytest.fixture(scope="module")
 def base(bus: LocalBus) -> str:
     return bus.gateway
+
+
+def _at(base: str, code: str) -> str:
+    """The code of a page with this gateway and its models for those that the page names."""
+    code = code.replace("http://127.0.0.1:8088", base).replace("anthropic/claude-sonnet-4-6", "anthropic/slow")
+    return code.replace("mock-anthropic/claude-haiku-4-5", "anthropic/text")
 
 
 def told(project: Path, script: str, *args: str) -> dict[str, Any]:
@@ -263,20 +271,26 @@ def test_the_ai_sdks_openai_provider_reads_text_reasoning_calls_and_errors(respo
 def test_the_page_of_durable_streams_prints_the_text(bus: LocalBus, project: Path) -> None:
     with bus.sync_client() as client:
         published = client.publish(bus.request("paced"))
-        done = node.run("durable-streams.page.mjs", cwd=project, env={"GATEWAY": bus.gateway, "RUN": published.id})
+        done = node.run("durable-streams.1.mjs", cwd=project, env={"GATEWAY": bus.gateway, "RUN": published.id})
     assert (done.returncode, done.stdout) == (0, TEXT), done.stderr
 
 
-def test_use_chat_of_the_page_resumes_in_a_browsers_document(base: str, project: Path) -> None:
-    page = project / "use-chat.page.mjs"
-    code = page.read_text().replace("http://127.0.0.1:8088", base)
-    (project / "use-chat.here.mjs").write_text(code.replace("anthropic/claude-sonnet-4-6", "anthropic/slow"))
+def test_use_chat_of_the_page_resumes_in_a_browsers_document(project: Path) -> None:
     chats = told(project, "react.mjs")
     assert chats["sent"] == {"status": "ready", "text": TEXT}
     assert TEXT.startswith(chats["left"])
     assert chats["resumed"] == {"status": "ready", "text": TEXT}
     assert chats["stopped"]["status"] == "ready"
     assert chats["stopped"]["text"] != TEXT
+
+
+def test_a_chat_over_the_web_socket_transport_of_the_page_has_its_text(project: Path) -> None:
+    assert told(project, "socket.mjs") == {"status": "ready", "text": TEXT}
+
+
+def test_the_agent_of_the_page_prints_the_text(project: Path) -> None:
+    done = node.run("ag-ui.1.mjs", cwd=project)
+    assert (done.returncode, done.stdout) == (0, f"{TEXT}\n"), done.stderr
 
 
 def test_the_ai_sdks_openai_compatible_provider_reads_text_reasoning_calls_and_errors(base: str, project: Path) -> None:

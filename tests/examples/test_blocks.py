@@ -19,6 +19,7 @@ from typing import NamedTuple
 import click
 import msgspec
 import pytest
+import yaml
 
 from tests.services.cli.process import environment, running
 from tests.waiting import eventually
@@ -27,10 +28,36 @@ from tokenbus_services.cli.main import tokenbus as command
 from tokenbus_services.settings import Settings, load
 
 ROOT = Path(__file__).parents[2]
-RUN_BY_OTHERS = {"redis", "ts", "js"}
-"""Languages whose blocks tests/clients runs."""
-UNRUNNABLE = {"docs/guides/livekit.md": 2, "docs/guides/pipecat.md": 2}
-"""Blocks that cannot run here, by page. tests/integrations runs these."""
+RUN_BY_OTHERS = {
+    ("README.md", "redis"): (1, "test_any_language::test_the_line_of_the_readme_reads_every_partition"),
+    ("clients/typescript/README.md", "ts"): (
+        1,
+        "test_typescript::test_the_client_and_its_readme_compile_and_it_works_on_the_running_bus",
+    ),
+    ("docs/guides/ag-ui.md", "js"): (
+        2,
+        "test_gateway::test_the_agent_of_the_page_prints_the_text",
+        "test_gateway::test_an_agent_joins_a_run_that_it_had_left",
+    ),
+    ("docs/guides/any-language.md", "redis"): (
+        13,
+        "test_any_language::test_every_command_of_the_page_is_in_a_section_that_is_tried_here",
+    ),
+    ("docs/guides/durable-streams.md", "js"): (1, "test_gateway::test_the_page_of_durable_streams_prints_the_text"),
+    ("docs/guides/use-chat.md", "js"): (
+        2,
+        "test_gateway::test_use_chat_of_the_page_resumes_in_a_browsers_document",
+        "test_gateway::test_a_chat_over_the_web_socket_transport_of_the_page_has_its_text",
+    ),
+    ("docs/reference/requests.md", "js"): (1, "test_requests_page::test_the_code_for_node_publishes_a_request"),
+    ("docs/reference/requests.md", "redis"): (
+        1,
+        "test_any_language::test_the_line_of_the_page_on_requests_is_one_of_these",
+    ),
+}
+"""How many blocks of a page and a language tests/clients runs, and the tests that do it."""
+UNRUNNABLE = {"docs/guides/livekit.md": (2, "test_livekit.py"), "docs/guides/pipecat.md": (2, "test_pipecat.py")}
+"""Blocks that cannot run here, by page, and the file of tests/integrations that runs them."""
 UNTIL_STOPPED = "runs until stopped"
 _FENCE = re.compile(
     r"^(?:<!-- (?P<note>[^\n]*?) -->\n)?^```(?P<language>[a-z]*)[^\n]*\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
@@ -55,7 +82,7 @@ class CodeBlock(NamedTuple):
 
 def blocks() -> list[CodeBlock]:
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    pages += sorted((ROOT / "deploy").rglob("*.md"))
+    pages += [*sorted((ROOT / "deploy").rglob("*.md")), *sorted((ROOT / "clients").glob("*/README.md"))]
     found: list[CodeBlock] = []
     for path in pages:
         text = path.read_text()
@@ -79,9 +106,18 @@ def is_file_of_a_test(block: CodeBlock) -> bool:
 def test_only_blocks_with_a_reason_are_not_run() -> None:
     skipped = [block for block in blocks() if block.note.startswith("not run")]
     assert all(block.note.startswith("not run: ") for block in skipped)
-    assert Counter(block.page for block in skipped) == UNRUNNABLE
-    languages = {block.language for block in blocks()} - RUN_BY_OTHERS
-    assert languages <= {"", "python", "toml", "json", "sh", "bash", "console", "yaml"}
+    assert Counter(block.page for block in skipped) == {page: count for page, (count, _) in UNRUNNABLE.items()}
+    for page, (_, file) in UNRUNNABLE.items():
+        assert f'python_of("{Path(page).stem}")' in (ROOT / "tests" / "integrations" / file).read_text()
+
+
+def test_each_block_that_is_not_run_here_is_run_by_a_named_test() -> None:
+    here = {"", "python", "toml", "json", "yaml", "sh", "bash", "console"}
+    others = Counter((block.page, block.language) for block in blocks() if block.language not in here)
+    assert others == {block: count for block, (count, *_) in RUN_BY_OTHERS.items()}
+    for _, *tests in RUN_BY_OTHERS.values():
+        for file, _, name in (test.partition("::") for test in tests):
+            assert f"def {name}(" in (ROOT / "tests" / "clients" / f"{file}.py").read_text()
 
 
 # --- Python ---------------------------------------------------------------------------------------------------------
@@ -208,11 +244,20 @@ def test_json_of_a_page_is_json_and_decodes_if_it_is_a_request_or_an_event(block
         assert not isinstance(public.decode(data), UnknownEvent)
 
 
+@of("yaml")
+def test_yaml_of_a_page_names_services_of_the_compose_file(block: CodeBlock) -> None:
+    value = yaml.safe_load(block.code)
+    scraped = value.get("scrape_configs", [])
+    named = {*value.get("services", ()), *(n for job in scraped for dns in job["dns_sd_configs"] for n in dns["names"])}
+    assert named
+    assert named <= {*yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]}
+
+
 # --- commands -------------------------------------------------------------------------------------------------------
 
 
 def _targets() -> set[str]:
-    return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    return set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
 def _check_command(words: list[str]) -> None:

@@ -2,7 +2,7 @@
 import { EventSchemas } from "@ag-ui/core/schemas";
 import { HttpAgent, verifyEvents } from "@ag-ui/client";
 import { from, lastValueFrom, toArray } from "rxjs";
-import { JoiningAgent } from "./ag-ui.page.mjs";
+import { JoiningAgent } from "./ag-ui.2.mjs";
 
 const [base] = process.argv.slice(2);
 const url = `${base}/agui`;

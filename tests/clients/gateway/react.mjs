@@ -5,7 +5,7 @@ const { window } = new JSDOM("<!doctype html><body></body>", { url: "http://app.
 Object.assign(globalThis, { window, document: window.document, IS_REACT_ACT_ENVIRONMENT: false });
 const { createElement } = await import("react");
 const { createRoot } = await import("react-dom/client");
-const { useTokenbusChat } = await import("./use-chat.here.mjs");
+const { useTokenbusChat } = await import("./use-chat.1.mjs");
 
 const until = async (condition) => {
   for (let n = 0; !condition(); n++) {
