@@ -14,6 +14,7 @@ from tokenbus.bus.liveness import STUCK_S, Liveness, rest, slack, stop_task
 from tokenbus_services.blobs.auth import secret_of
 from tokenbus_services.blobs.blob_spans import BlobSpans
 from tokenbus_services.blobs.http import AsgiApp, BlobRoutes, WithBlobs
+from tokenbus_services.blobs.metrics import BlobMetrics
 from tokenbus_services.blobs.store import BlobStore
 from tokenbus_services.blobs.store import create as create_store
 from tokenbus_services.runtime.app import make_app, make_broker
@@ -73,5 +74,6 @@ def create(settings: Settings) -> AsgiApp:
     service = BlobService(store, ttl_s=settings.blobs.ttl_s, tracer=tracer)
     app = make_app(service, make_broker(settings, registry), registry, stuck_s=STUCK_S)
     spans = BlobSpans(tracer) if tracer else None
-    routes = BlobRoutes(store, token=secret_of(settings.blobs.token_env, os.environ), spans=spans)
+    token = secret_of(settings.blobs.token_env, os.environ)
+    routes = BlobRoutes(store, token=token, spans=spans, metrics=BlobMetrics(registry))
     return WithBlobs(app, routes, deployment=os.environ.get(DEPLOYMENT_ENV, ""))

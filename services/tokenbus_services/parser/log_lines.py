@@ -83,7 +83,6 @@ class RunLog:
                 error = event.error if isinstance(event, RunFailedEvent | Incomplete) else None
                 fields = {
                     "run": event.run,
-                    "status": str(event.__struct_config__.tag),
                     "finish": event.finish,
                     "turns": event.turn + 1,
                     "attempts": event.attempt,
@@ -91,6 +90,8 @@ class RunLog:
                     "ms": event.timing.total_ms,
                     **tokens(event.usage),
                     **(described(error) if error else {}),
+                    "status": str(event.__struct_config__.tag),  # the run's, not that of the provider's response
+                    "http_status": error and error.status,
                 }
                 log.info("run_ended", **without_blanks(fields))
             case _:
@@ -98,7 +99,7 @@ class RunLog:
 
 
 def hint(provider: str, error: ErrorInfo) -> str | None:
-    """What to look at, for errors of the deployment's own settings."""
+    """What to look at, for errors that settings cause or can mend."""
     table = f"[providers.{provider}]"
     match error.code, error.kind:
         case "key_missing", _:
@@ -111,6 +112,12 @@ def hint(provider: str, error: ErrorInfo) -> str | None:
             return f"the provider has no such model or path: look at the model's name, and base_url in {table}"
         case (("network" | "connect_timeout"), _):
             return f"the provider cannot be reached: look at base_url in {table}, DNS, proxies and firewalls"
+        case "stream_cut", _:
+            return f"the answer ended too early: look at the provider's state, and at base_url in {table} and proxies"
+        case (("first_event_timeout" | "idle_timeout") as code, _):
+            return f"the provider went silent: look at its state and at proxies, or raise {code}_s in {table}"
+        case _, "rate_limit":
+            return f"the provider limits this account: set [limits.providers.{provider}] or a fallback, or ask for more"
         case _:
             return None
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 from obstore.store import MemoryStore
+from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
 
 from tests.services.blobs.conftest import Serve, Shelf, s3_store
 from tokenbus.blobs import blob_id_of
@@ -17,6 +19,7 @@ from tokenbus.errors import BlobQuotaExceeded, BlobRefused, BlobTooLarge, BlobUn
 from tokenbus_services.blobs.auth import admitted, secret_of, token_of
 from tokenbus_services.blobs.client import HttpBlobs
 from tokenbus_services.blobs.http import BlobRoutes
+from tokenbus_services.blobs.metrics import BlobMetrics
 from tokenbus_services.blobs.store import BlobStore
 from tokenbus_services.settings import BlobSettings
 
@@ -121,13 +124,18 @@ async def test_a_blob_that_expired_can_be_put_again_by_the_first_who_counts(shel
     assert (await counting.head(ref.blob_id)).size == 5
 
 
-async def test_a_quota_is_told_over_http(serve: Serve) -> None:
-    served = await serve(BlobRoutes(_limited(100)))
+async def test_a_quota_is_told_over_http_in_the_log_and_as_a_metric(serve: Serve) -> None:
+    registry = CollectorRegistry()
+    served = await serve(BlobRoutes(_limited(100), metrics=BlobMetrics(registry)))
     async with HttpBlobs(served.url) as blobs:
         await blobs.store(b"a" * 70, "text/plain")
-        with pytest.raises(BlobQuotaExceeded) as refused:
+        with pytest.raises(BlobQuotaExceeded) as refused, capture_logs() as lines:
             await blobs.store(b"b" * 70, "text/plain")
     assert refused.value.retryable
+    told = [line for line in lines if line["event"] == "blob_store_failed"]
+    assert told
+    assert all("blobs.quota_bytes" in line["hint"] for line in told)
+    assert registry.get_sample_value("tokenbus_blob_failures_total", {"code": "blob_quota_exceeded"}) == len(told)
 
 
 async def test_s3_gives_out_urls_that_need_no_token(s3_endpoint: str, serve: Serve) -> None:

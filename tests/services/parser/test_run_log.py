@@ -113,6 +113,13 @@ def test_no_line_holds_text_of_the_run_or_of_a_providers_error(lines: LogCapture
         (ErrorInfo(code="http_404", kind="not_found", message="m", status=404), "base_url in [providers.openai]"),
         (ErrorInfo(code="invalid_api_key", kind="auth", message="m", status=401), "api_key_env"),
         (ErrorInfo(code="network", kind="network", message="m"), "base_url in [providers.openai]"),
+        (ErrorInfo(code="stream_cut", kind="network", message="m"), "base_url in [providers.openai]"),
+        (ErrorInfo(code="http_429", kind="rate_limit", message="m", status=429), "[limits.providers.openai]"),
+        (
+            ErrorInfo(code="first_event_timeout", kind="timeout", message="m"),
+            "first_event_timeout_s in [providers.openai]",
+        ),
+        (ErrorInfo(code="idle_timeout", kind="timeout", message="m"), "idle_timeout_s in [providers.openai]"),
     ],
 )
 def test_an_error_of_the_settings_comes_with_the_setting_to_look_at(
@@ -124,7 +131,8 @@ def test_an_error_of_the_settings_comes_with_the_setting_to_look_at(
     told = line(lines, "attempt_ended")
     assert named in told["hint"]
     assert told["log_level"] == "warning"
-    assert line(lines, "run_ended")["code"] == error.code
+    ended = line(lines, "run_ended")
+    assert (ended["code"], ended["status"], ended.get("http_status")) == (error.code, "failed", error.status)
 
 
 def test_an_attempt_that_a_cancel_ends_is_no_error(lines: LogCapture) -> None:
