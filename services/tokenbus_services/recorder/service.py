@@ -66,6 +66,7 @@ class RecordService:
         self._most = keep.keep_entries
         self._metrics = metrics
         self._server = server = Server(settings.redis_url)
+        server.on_dead_letter = metrics.dead_letters.count
         self._tracer = tracer
         self._spans = RecordSpans(tracer, server.clock)
         self.liveness = Liveness()

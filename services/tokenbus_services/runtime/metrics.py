@@ -63,3 +63,21 @@ class PassedOver:
     def count(self, work: str) -> None:
         """Count one failure of this work."""
         self._failures.labels(work=work).inc()
+
+
+class DeadLetterMetrics:
+    """Counts what this process adds to the dead stream. The stream's length cannot show that: it has a bound."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._written = Counter(
+            "tokenbus_dead_letters",
+            "Entries that this worker added to the dead stream: crashes and rejected requests.",
+            ["kind"],
+            registry=registry,
+        )
+        for kind in ("crashed", "rejected"):
+            self._written.labels(kind)  # shown as 0, so that the first one is an increase
+
+    def count(self, kind: str) -> None:
+        """Count an entry that was written."""
+        self._written.labels(kind).inc()

@@ -12,7 +12,7 @@ from tokenbus.bus.server.server import Server, ServerInfo
 from tokenbus_services.runtime.app import make_broker, worker_name
 from tokenbus_services.runtime.deployment_agreement import Deployment
 from tokenbus_services.runtime.deployment_gauges import DeploymentGauges
-from tokenbus_services.runtime.metrics import StageMetrics
+from tokenbus_services.runtime.metrics import DeadLetterMetrics, StageMetrics
 from tokenbus_services.runtime.partition_gauges import PartitionGauges
 from tokenbus_services.runtime.supervision import stuck_after_s
 from tokenbus_services.settings import Settings
@@ -28,6 +28,7 @@ class WorkerCore:
         self.registry = CollectorRegistry()
         self.broker: RedisBroker = make_broker(settings, self.registry)
         self.server = Server(settings.redis_url)
+        self.server.on_dead_letter = DeadLetterMetrics(self.registry).count
         self.liveness = Liveness()
         self.worker = worker_name()
         self.stuck_s = stuck_after_s(settings.redis_url)

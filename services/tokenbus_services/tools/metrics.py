@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Histogram
 
+from tokenbus_services.runtime.metrics import DeadLetterMetrics
+
 
 class CallMetrics:
     """Calls by outcome, and their durations."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        self.dead_letters = DeadLetterMetrics(registry)
         self._seconds = Histogram(
             "tokenbus_tool_call_seconds",
             "Duration of tool calls, by outcome.",

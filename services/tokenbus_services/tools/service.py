@@ -65,6 +65,7 @@ class ToolService:
         self._settings = settings
         self._keys = keys = settings.keys
         self._server = server = Server(settings.redis_url)
+        server.on_dead_letter = metrics.dead_letters.count
         self.liveness = liveness = Liveness()
         worker = worker_name()
         self._deployment = Deployment(server, keys, liveness, worker=worker)

@@ -100,6 +100,9 @@ async def dead_letter(
         if stop_if and stop_if():
             raise
         log.exception("dead entry is lost: %s of %s, run %s: %s", entry.entry, entry.stream, entry.run, entry.reason)
+        return
+    if server.on_dead_letter:
+        server.on_dead_letter("rejected" if rejected else "crashed")
 
 
 class StoredDeadLetter(msgspec.Struct, frozen=True):

@@ -144,6 +144,8 @@ def check_sums(seen: Seen, *, runs: int, partitions: int) -> None:
     assert seen.sum("tokenbus_records_total", status="completed") == runs
     assert seen.sum("tokenbus_record_raw_bytes_total") > 0
     assert seen.sum("tokenbus_deployment_partitions") == partitions
+    assert seen.sum("tokenbus_dead_letters_total", kind="rejected") == 1
+    assert seen.sum("tokenbus_dead_letters_total", kind="crashed") == 0
     assert seen.sum("tokenbus_deployment_dead_entries", kind="rejected") == 1
     assert seen.sum("tokenbus_deployment_dead_entries", kind="crashed") == 0
     assert seen.sum("tokenbus_deployment_open_runs") == seen.sum("tokenbus_lag_bytes", stage="parser") == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -145,12 +146,15 @@ async def test_of_an_entry_without_a_request_all_fields_are_kept(server: Server,
 
 async def test_however_many_requests_are_refused_they_push_no_poison_out(server: Server, keys: Keys, queue: Finished):
     intake = make_intake(server, keys, queue, retention=RetentionSettings(dead_entries=40))
+    counted = Counter[str]()
+    server.on_dead_letter = lambda kind: counted.update((kind,))
     await intake.accept([item(keys, 0, "poison", provider="broken")])
     for n in range(1, 101):
         await intake.accept([item(keys, n, f"typo{n}", provider="")])
     entries = await dead(server, keys)
     assert [entry.run for entry in entries] == ["poison", *(f"typo{n}" for n in range(91, 101))]
     assert await server.client.llen(keys.rejected) == 10
+    assert counted == {"crashed": 1, "rejected": 100}, "what was written, not what is kept"
     typos = [dead.id async for dead in all_dead_letters(server, keys) if dead.entry.run != "poison"]
     assert await drop_dead_letter(server, keys, typos[:3]) == 3
     assert await server.client.llen(keys.rejected) == 7, "what was dropped no longer counts as rejected"

@@ -75,7 +75,9 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Store:
 
 
 @asynccontextmanager
-async def recorder(server_url: str, keys: Keys, *, lease_s: float = 3600) -> AsyncGenerator[RecordService]:
+async def recorder(
+    server_url: str, keys: Keys, *, lease_s: float = 3600, registry: CollectorRegistry | None = None
+) -> AsyncGenerator[RecordService]:
     keep = RecordSettings()
     settings = Settings(
         redis_url=server_url,
@@ -84,7 +86,7 @@ async def recorder(server_url: str, keys: Keys, *, lease_s: float = 3600) -> Asy
         records=keep,
         retention=RetentionSettings(open_run_s=lease_s),
     )
-    service = RecordService(settings, keep, RecordMetrics(CollectorRegistry()))
+    service = RecordService(settings, keep, RecordMetrics(registry or CollectorRegistry()))
     await service.open()
     working = asyncio.create_task(_work(service))
     try:
@@ -207,13 +209,16 @@ async def test_a_record_that_cannot_be_made_is_told_and_its_run_stays(
     server: Server, server_url: str, keys: Keys, store: Store
 ) -> None:
     store.failures = [BlobTooLarge(2, 1)]
+    registry = CollectorRegistry()
     await ended_run(server, keys)
-    async with recorder(server_url, keys):
+    async with recorder(server_url, keys, registry=registry):
         await tell(server, keys)
         await done(server, keys)
     [dead] = [d async for d in newest_dead_letters(server, keys, most=5)]
     assert (dead.entry.stage, dead.entry.run) == ("recorder", RUN)
     assert "BlobTooLarge" in dead.entry.reason
+    assert registry.get_sample_value("tokenbus_dead_letters_total", {"kind": "crashed"}) == 1
+    assert registry.get_sample_value("tokenbus_dead_letters_total", {"kind": "rejected"}) == 0
     assert [e async for e in newest_records(server, keys)] == []
     assert await server.client.hget(keys.run(RUN), "status") == b"completed"
 

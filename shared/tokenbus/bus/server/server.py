@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -76,6 +76,8 @@ class Server:
         self._sentinel: Sentinel | None = None
         self.clock = ServerClock(self._time_us)
         """Clock shared by all workers; `join_deployment` (bus/layout.py) queries it first."""
+        self.on_dead_letter: Callable[[str], None] | None = None
+        """Called with ``crashed`` or ``rejected`` for each dead letter written, so that a worker can count them."""
         self.client: Any = self._connect()
         """redis-py's client of the server, of the Sentinel group's current master, or of the Cluster. Typed Any,
         because redis-py is only partly annotated and the two classes have no common type. Replies are checked where
