@@ -87,8 +87,8 @@ class PolicyRunner(Generic[C]):
         self.terminated: Decision | None = None
 
     @property
-    def next_work(self) -> asyncio.Future[object] | None:
-        return self._works[0].task if self._works and not self.terminated else None  # pyright: ignore[reportReturnType]
+    def next_work(self) -> asyncio.Future[Any] | None:
+        return self._works[0].task if self._works and not self.terminated else None
 
     def take_decisions(self) -> list[Decision]:
         taken, self._decisions = self._decisions, []

@@ -286,6 +286,8 @@ def test_what_is_held_back_is_bounded_and_its_limit_is_a_named_error(greed: str)
     terminal = events[-1]
     assert isinstance(terminal, Failed)
     assert (terminal.error.code, terminal.error.kind) == ("too_large", "limit")
+    content = terminal.error.message.startswith("buffered content:")
+    assert (" bytes or characters, the limit is " in terminal.error.message) == content
 
 
 def test_an_errors_endless_body_is_kept_in_part() -> None:

@@ -124,10 +124,10 @@ class ResponseDecoder(msgspec.Struct, metaclass=_AbstractStruct, kw_only=True):
         """Return the terminal event for a body that ended without one. May raise Malformed."""
 
     def _hold(self, size: int) -> None:
-        """Account for ``size`` more buffered bytes (negative: fewer). Raises TooLarge over the limit."""
+        """Account for ``size`` more buffered bytes or characters (negative: fewer). Raises TooLarge over the limit."""
         self.held += size
         if self.held > MAX_HELD_BYTES:
-            raise TooLarge("buffered content", self.held, MAX_HELD_BYTES)
+            raise TooLarge("buffered content", self.held, MAX_HELD_BYTES, unit="bytes or characters")
 
     def _process(self, events: list[SseEvent], out: list[Normalized], *, at_end: bool) -> None:
         for event in events:

@@ -338,6 +338,20 @@ def test_the_same_message_begun_twice_is_nothing() -> None:
     )
 
 
+def test_a_block_after_content_of_message_start_continues_it_or_is_the_next() -> None:
+    message = {"id": "m", "model": "c", "content": [{"type": "text", "text": "Hi"}]}
+    begin = {"type": "message_start", "message": message}
+    for at, expected in ((0, {0: "Hi there"}), (1, {0: "Hi", 1: " there"})):
+        later = (block(at, type="text", text=""), delta(at, "text_delta", text=" there"), end(at))
+        events = read("anthropic", sse(begin, *later, STOP))
+        texts = dict.fromkeys(expected, "")
+        for event in events:
+            if isinstance(event, TextDelta):
+                texts[event.block] += event.text
+        assert texts == expected
+        assert isinstance(events[-1], Done)
+
+
 def test_content_inside_of_message_start_counts() -> None:
     message = {
         "id": "m",

@@ -194,6 +194,7 @@ def test_opaque_data_of_a_block_are_bounded_as_its_content_is(ended: bool) -> No
     told = story.provider(*([n.BlockStop(0)] if ended else []), n.Opaque(0, "b", "x" * 5))
     [end] = of_type(told, RunFailedEvent)
     assert end.error.code == "too_large"
+    assert " characters, the limit is 10" in end.error.message
 
 
 def test_a_block_begins_and_ends_once_whatever_goes_back_with_it() -> None:
