@@ -57,7 +57,8 @@ async def _fact(client: Any, prefix: str, name: str) -> KeyFact | None:
     if kind == "stream":
         pending = {group["name"].decode(): group["pending"] for group in await client.xinfo_groups(name)}
     elif kind == "hash" and ":lease:" in name:
-        fields = {k.decode(): v.decode() for k, v in (await client.hgetall(name)).items()}
+        # A lease also holds the replay's notes, which are msgpack.
+        fields = {k.decode(): v.decode(errors="backslashreplace") for k, v in (await client.hgetall(name)).items()}
     return KeyFact(name.removeprefix(f"{prefix}:"), kind, ttl_ms, await sizes[kind](name), pending, fields)
 
 
