@@ -56,11 +56,11 @@ class GatewayService:
         self._server = server
         self._bus = bus
         self._gateway = gateway
-        self._deployment = Deployment(server, settings.keys, self.liveness)
+        self._worker = worker_name()
+        self._deployment = Deployment(server, settings.keys, self.liveness, worker=self._worker)
         self._beside = beside
         self._tracer = tracer
         self._members = settings.keys.gateway_members
-        self._worker = worker_name()
         self._heartbeat: asyncio.Task[None] | None = None
         self._open = False
 

@@ -66,7 +66,7 @@ class DeploymentGauges:
 
     async def measure(self, server: Server) -> None:
         """Set all gauges. Raises redis-py's errors; those with labels are then absent rather than stale."""
-        keys = self._keys
+        keys, partitions = self._keys, range(self._keys.partitions)  # the number may change meanwhile
         for gauge in (self._owned, self._lag, self._queues, self._dead, self._disk_fault):
             gauge.clear()
         for name, states in (await read_disk_states(server)).items():
@@ -74,10 +74,10 @@ class DeploymentGauges:
                 self._disk_fault.labels(name, state).set(word != "ok")
         pipe = server.client.pipeline(transaction=False)
         for stage in self._stages:
-            for p in range(keys.partitions):
+            for p in partitions:
                 pipe.hmget(keys.lease(p, stage), ["owner", "until", *LAG_FIELDS, "open"])
         for topic in _QUEUES:
-            for p in range(keys.partitions):
+            for p in partitions:
                 pipe.xlen(keys.topic(p, topic))
         pipe.xlen(keys.requests)
         pipe.xlen(keys.dead)
@@ -88,7 +88,7 @@ class DeploymentGauges:
         open_runs = 0
         for stage in self._stages:
             owned = lag = 0
-            for _ in range(keys.partitions):
+            for _ in partitions:
                 owner, until, arrived, done, open_here = next(found)
                 owned += bool(owner) and int(until or 0) > now_ms
                 lag += lag_of(arrived, done)
@@ -96,10 +96,10 @@ class DeploymentGauges:
             self._owned.labels(stage).set(owned)
             self._lag.labels(stage).set(lag)
         for topic in _QUEUES:
-            self._queues.labels(topic).set(sum(next(found) for _ in range(keys.partitions)))
+            self._queues.labels(topic).set(sum(next(found) for _ in partitions))
         self._queues.labels("requests").set(next(found))
         dead, rejected = next(found), next(found)
         self._dead.labels("crashed").set(max(0, dead - rejected))
         self._dead.labels("rejected").set(rejected)
         self._open.set(open_runs)
-        self._partitions.set(keys.partitions)
+        self._partitions.set(len(partitions))

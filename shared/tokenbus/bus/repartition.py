@@ -83,7 +83,10 @@ async def announce(server: Server, keys: Keys, now: Layout, number: int) -> None
 
 
 async def lagging(server: Server, keys: Keys, now: Layout) -> list[str]:
-    """Workers that have not said that they serve both; those of an older release never do. Raises ServerUnavailable."""
+    """Workers and gateways that have not said that they know both; those of an older release never do.
+
+    Raises ServerUnavailable.
+    """
     workers = await _workers(server, keys)
     return sorted(name for name, epoch in workers.items() if epoch is None or epoch < now.epoch)
 
@@ -134,13 +137,14 @@ async def _change(server: Server, keys: Keys, now: Layout, announced: int | None
 
 
 async def _workers(server: Server, keys: Keys) -> dict[str, int | None]:
-    """The live workers, and the epoch that each has said it works by."""
+    """The live workers and gateways, and the epoch that each has said it works by."""
     with translated(server, keys.meta):
         await server.clock.measure()
         since = server.clock.now_ms() - ALIVE_MS
         names: dict[str, int | None] = {}
-        for group in GROUPS:
-            found: list[bytes] = await server.client.zrange(keys.members(group), since, "+inf", byscore=True)
+        # Gateways too: they look runs up, for their clients and for the spend.
+        for members in (*map(keys.members, GROUPS), keys.gateway_members):
+            found: list[bytes] = await server.client.zrange(members, since, "+inf", byscore=True)
             names |= dict.fromkeys(name.decode() for name in found)
         said: dict[bytes, bytes] = await server.client.hgetall(keys.meta)
     for field, epoch in said.items():

@@ -55,6 +55,16 @@ class Deployment:
                 await self._ask()
         return self._keys
 
+    async def keys_of_now(self) -> Keys:
+        """Return the key names with the partitions that there are at this moment, for a reader that begins at the end
+        of each. Of one that is added later it reads all. Raises as `keys` does.
+        """
+        asked_at = self._asked_at
+        keys = await self.keys()
+        if self._asked_at == asked_at:
+            await self.refresh(older_than_s=0)
+        return keys
+
     async def _ask(self) -> None:
         if self._agreed:
             return  # another task asked while this one waited

@@ -8,6 +8,7 @@ from uuid import uuid4
 
 import pytest
 
+from tests.contract.client.changed_partitions import check_readers
 from tests.contract.client.listed import Listed
 from tests.contract.client.writer import Writer
 from tests.servers import cluster
@@ -104,3 +105,7 @@ async def test_the_runs_of_all_nodes_are_listed_in_order_and_described(bus: Clie
     assert [info.run async for info in bus.runs(state="open", oldest_first=True)] == opened
     assert {info.run async for info in bus.runs(state="completed")} == {"r00", "r04", "r08", "r12"}
     assert len(await bus.describe([f"r{n:02}" for n in range(20)])) == 16
+
+
+async def test_readers_follow_a_change_of_the_number_of_partitions(cluster_url: str, clustered: Server, keys: Keys):
+    await check_readers(clustered, cluster_url, keys)

@@ -223,7 +223,7 @@ class SharedSubscription(Generic[E]):
 
     async def _open(self) -> _Opened:
         server = self._deployment.server
-        keys = await self._deployment.keys()
+        keys = await self._deployment.keys_of_now()
         reader = TopicReader(server, keys, self._topic, most=self._prefetch)
         leases = Leases(
             server,

@@ -164,7 +164,8 @@ class OrderedSubscription(Generic[E]):
             self._pending.extend((partition, entry) for entry in entries)
 
     async def _open(self) -> TopicReader:
-        keys = await self._deployment.keys()
+        deployment = self._deployment
+        keys = await (deployment.keys() if self._begin_at == "start" else deployment.keys_of_now())
         positions = await self._begin(keys)
         self._keys, self._parts = keys, {}
         self._reader = TopicReader(self._deployment.server, keys, self._topic, most=self._prefetch)
