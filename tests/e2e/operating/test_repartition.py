@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+import httpx
 import msgspec
 import pytest
 
@@ -15,14 +17,19 @@ from tests.e2e import judge
 from tests.e2e.conftest import WEATHER, Send
 from tests.e2e.fleet import WITH_TOOLS, fleet
 from tests.waiting import eventually
-from tokenbus import Client
-from tokenbus.bus import repartition
+from tokenbus import Chunk, Client, Response
+from tokenbus.bus import repartition, scripts
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.layout import join_deployment, learn
+from tokenbus.bus.records import newest_records
+from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
 from tokenbus.client.decode import TopicEvent
 from tokenbus.errors import RepartitionRefused
-from tokenbus_services.mock_provider import Delivery, MockProvider, Reply, Script, ToolCall, Turn
+from tokenbus.testing import LocalBus
+from tokenbus_services.gateway.budgets.spend import Spent, read_spend
+from tokenbus_services.gateway.keys.key import new_key
+from tokenbus_services.mock_provider import Delivery, MockProvider, Reply, Script, Stall, ToolCall, Turn
 
 WORDS = " ".join(f"word{n}" for n in range(60))
 EACH = 6
@@ -38,6 +45,12 @@ async def change(server: Server, keys: Keys, number: int) -> None:
 
     await eventually(ready, timeout=60)
     await repartition.place(server, keys, now)
+
+
+async def fenced(server: Server, keys: Keys) -> bool:
+    """Whether no run is placed by an earlier number any more."""
+    epoch = str((await repartition.layout(server, keys)).epoch).encode()
+    return await server.client.hget(keys.lease(0, "parser"), "epoch") == epoch
 
 
 async def test_runs_before_during_and_after_a_change_end_as_if_nothing_had_been(
@@ -85,12 +98,9 @@ async def test_runs_before_during_and_after_a_change_end_as_if_nothing_had_been(
                     else:
                         parser.kill()
                     await running.start(parser.kind)  # this one starts with the old number in its settings
-            epoch = str((await repartition.layout(server, keys)).epoch).encode()
-
-            async def fenced() -> bool:
-                return await server.client.hget(keys.lease(0, "parser"), "epoch") == epoch
-
-            await eventually(fenced, timeout=60)  # from here on no run is placed by an earlier number
+            await eventually(
+                lambda: fenced(server, keys), timeout=60
+            )  # from here on no run is placed by an earlier number
             await publish()
             results = await asyncio.gather(*(bus.result(run) for run in runs))
             now = await repartition.layout(server, keys)
@@ -115,12 +125,15 @@ async def test_runs_before_during_and_after_a_change_end_as_if_nothing_had_been(
         assert await running.doctor()
 
 
-async def test_a_worker_that_does_not_say_that_it_serves_both_stops_the_change(server: Server, keys: Keys) -> None:
+async def test_a_worker_or_gateway_that_does_not_say_that_it_knows_both_stops_the_change(
+    server: Server, keys: Keys
+) -> None:
     await join_deployment(server, keys)
     await server.client.zadd(keys.members("parser"), {"old-release": server.clock.now_ms()})
     await repartition.announce(server, keys, await repartition.layout(server, keys), 8)
     now = await repartition.layout(server, keys)
-    assert await repartition.lagging(server, keys, now) == ["old-release"]
+    await run_script(server, scripts.present(keys.gateway_members, member="old-gateway", ttl_ms=60_000))
+    assert await repartition.lagging(server, keys, now) == ["old-gateway", "old-release"]
     with pytest.raises(RepartitionRefused, match="under way"):
         await repartition.announce(server, keys, now, 5)
     await repartition.give_up(server, keys, now)
@@ -128,3 +141,134 @@ async def test_a_worker_that_does_not_say_that_it_serves_both_stops_the_change(s
     assert (now.placing, now.announced) == (keys.partitions, None)
     await learn(server, keys)
     assert keys.partition_of("r") == crc32(b"r") % 4
+
+
+OPS, ADA = new_key(), new_key()
+EVERYTHING = f"""
+[records]
+sample = 1.0
+[policies.talk]
+use = "tests.e2e.policies.guards:Replace"
+[policies.talk.options]
+word = "swordfish"
+by = "*"
+[[policy_routes]]
+policies = ["talk"]
+[gateway]
+[gateway.prices."anthropic/"]
+input = 1
+output = 1
+[gateway.keys.ada]
+sha256 = "{ADA.sha256}"
+tenant = "ada"
+[gateway.keys.ops]
+sha256 = "{OPS.sha256}"
+operator = true
+"""
+
+
+class Clients:
+    """A client and an operator of the gateway, and the lines of the streams that they read."""
+
+    def __init__(self, http: httpx.AsyncClient) -> None:
+        self._http = http
+        self.ada, self.ops = ({"authorization": f"Bearer {key.text}"} for key in (ADA, OPS))
+        self._lines: dict[str, list[str]] = {}
+
+    async def read(self, path: str, headers: dict[str, str]) -> None:
+        lines = self._lines.setdefault(path, [])
+        async with self._http.stream("GET", path, headers=headers) as answer:
+            assert answer.status_code == 200
+            async for line in answer.aiter_lines():
+                lines.append(line)
+
+    def events(self, path: str) -> list[dict[str, Any]]:
+        """What came on a stream until now."""
+        lines = self._lines.get(path, [])
+        return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+
+    async def publish(self, model: str, run: str) -> str:
+        body = {"id": run, "model": f"anthropic/{model}", "messages": [{"role": "user", "content": run}]}
+        answer = await self._http.post("/runs", json=body, headers=self.ada)
+        assert answer.status_code == 202, answer.text
+        return answer.json()["run"]
+
+    async def text(self, run: str) -> str:
+        return (await self._http.get(f"/runs/{run}", headers=self.ada)).json()["text"]
+
+    async def listed(self, headers: dict[str, str], query: str = "") -> list[str]:
+        """The runs of the list, page by page."""
+        found, after = list[str](), ""
+        while True:
+            page = (await self._http.get(f"/runs?limit=3{query}{after}", headers=headers)).json()
+            found += [info["run"] for info in page["runs"]]
+            if not page.get("next"):
+                return sorted(found)
+            after = f"&after={page['next']}"
+
+
+async def check_spend_and_records(server: Server, keys: Keys, results: list[Response]) -> None:
+    """Each run is recorded, and counted once."""
+    used = [result.usage for result in results if result.usage]
+    given, said = sum(usage.input or 0 for usage in used), sum(usage.output or 0 for usage in used)
+
+    async def total() -> Spent:
+        return (await read_spend(server, keys, ["ada"]))[0].total
+
+    async def counted() -> bool:
+        return (await total()).runs >= len(results)
+
+    async def recorded() -> bool:
+        return {entry.run async for entry in newest_records(server, keys)} == {result.run for result in results}
+
+    await eventually(counted, timeout=60)
+    await eventually(recorded, timeout=60)
+    spent = await total()
+    assert (spent.runs, spent.input, spent.output) == (len(results), given, said)
+
+
+async def test_readers_of_the_gateway_policies_records_and_the_spend_go_on_over_a_change() -> None:
+    text = "The swordfish swims on. " * 8
+    heard = text.replace("swordfish", "*")
+    keys = Keys()
+    topic, following = "/topics/visible?from=start", "/runs/slow/events"
+    with LocalBus(EVERYTHING) as local:
+        local.model_says("slow", Turn(says=Reply(text=text), fault=Stall(after_text="swims")))
+        local.model_says("quick", Reply(text=text))
+        async with (
+            httpx.AsyncClient(base_url=local.gateway, timeout=120) as http,
+            Server(local.url) as server,
+            asyncio.TaskGroup() as readers,
+        ):
+            clients = Clients(http)
+            listening = readers.create_task(clients.read(topic, clients.ops))
+            runs = [await clients.publish("slow", "slow")]
+            readers.create_task(clients.read(following, clients.ada))
+            await eventually(lambda: local.exchanges and local.exchanges[0].state == "stalled", timeout=60)
+            await eventually(lambda: clients.events(following), timeout=60)
+            await change(server, keys, 13)
+            await eventually(lambda: fenced(server, keys), timeout=60)
+            moved = [f"later-{n}" for n in range(60) if crc32(f"later-{n}".encode()) % 13 >= 8][:6]
+            runs += [await clients.publish("quick", run) for run in moved]
+            local.resume(local.exchanges[0])
+            async with Client(local.url) as bus:
+                results = list(await asyncio.gather(*(bus.result(run) for run in runs)))
+                logs = {run: [event async for event in bus.follow(run)] for run in runs}
+            assert [(result.status, result.text) for result in results] == [("completed", heard)] * len(runs)
+            for run in moved:
+                assert await server.client.exists(Keys(partitions=13).run(run)), "placed by the new number"
+
+            await eventually(lambda: [e["seq"] for e in clients.events(following)] == [e.seq for e in logs["slow"]])
+            visible = {run: [e.seq for e in logs[run] if isinstance(e, Chunk) and e.visible] for run in runs}
+
+            def told() -> dict[str, list[int]]:
+                events = clients.events(topic)
+                return {run: [event["seq"] for event in events if event["run"] == run] for run in runs}
+
+            await eventually(lambda: sum(map(len, told().values())) >= sum(map(len, visible.values())), timeout=60)
+            assert told() == visible, "without a gap, none twice"
+            listening.cancel()
+            assert [await clients.text(run) for run in runs] == [heard] * len(runs)
+            assert await clients.listed(clients.ada) == sorted(runs)
+            assert await clients.listed(clients.ops, "&tenant=ada") == sorted(runs)
+            await check_spend_and_records(server, keys, results)

@@ -11,7 +11,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
-from tests.contract.client.changed_partitions import check_readers
 from tests.contract.client.writer import Writer
 from tests.waiting import eventually
 from tokenbus import Chunk, Client, SharedSubscription
@@ -361,7 +360,3 @@ async def test_entering_without_a_server_is_an_error():
 def test_a_group_name_that_is_unsafe_in_a_key_is_refused(bus: Client, name: str):
     with pytest.raises(ValueError, match="group"):
         bus.subscribe("visible", kinds=Chunk, group=name)
-
-
-async def test_readers_follow_a_change_of_the_number_of_partitions(server_url: str, server: Server, keys: Keys):
-    await check_readers(server, server_url, keys)
