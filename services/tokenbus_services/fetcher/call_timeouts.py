@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from tokenbus.events.error_info import ErrorInfo
@@ -31,6 +31,18 @@ class CallTimeouts:
         self._over = False
         self._to_deadline = False
         """Whether the timer runs to the deadline. Stored, because a timer may fire slightly early."""
+        self._report: asyncio.TimerHandle | None = None
+
+    def report_after(self, seconds: float, report: Callable[[], None]) -> None:
+        """Call ``report`` if nothing has arrived after this time, which is less than the timeout."""
+        if seconds < self._seconds:
+            self._report = asyncio.get_running_loop().call_later(seconds, report)
+
+    def stop_report(self) -> None:
+        """Something arrived, or the call is over."""
+        if self._report:
+            self._report.cancel()
+            self._report = None
 
     def allow(self, seconds: float, code: str, message: str) -> None:
         """From now on allow this many seconds of silence; then the call ends with this error."""

@@ -9,6 +9,7 @@ from http import HTTPStatus
 
 import httpx
 import msgspec
+import structlog
 
 from tokenbus.bus.liveness import beater, slack
 from tokenbus.events.error_info import ErrorInfo
@@ -35,6 +36,10 @@ from tokenbus_services.redaction import RedactedStream
 from tokenbus_services.redaction.events import RedactedEvents
 from tokenbus_services.settings import LimitSettings
 
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+SILENT_S = 30.0
+"""After this time without a byte of the answer's body, the log says so."""
 PASSED_HEADERS = (
     "content-type",
     "retry-after",
@@ -109,6 +114,8 @@ async def fetch(
                 error = await _read(endpoint, request, call, body, writer=writer, silence=silence, options=options)
     except TimeoutError:
         error = silence.error()
+    finally:
+        silence.stop_report()
     if options.facts:
         options.facts.ended(error)
     await writer.end(Ended(error, options.called_ms))
@@ -126,6 +133,7 @@ async def _read(
 ) -> ErrorInfo | None:
     seconds = endpoint.settings.first_event_timeout_s
     silence.allow(seconds, "first_event_timeout", f"no answer within {seconds:g} s")
+    silence.report_after(SILENT_S, lambda: _log_silence(endpoint, request, writer, seconds))
     response = await _answer_to(endpoint, call, body)
     if isinstance(response, ErrorInfo):
         return response
@@ -151,6 +159,22 @@ async def _read(
     finally:
         await response.aclose()
     return None
+
+
+def _log_silence(endpoint: Endpoint, request: Generate, writer: AttemptWriter, timeout_s: float) -> None:
+    # At info, since a model that thinks, or whose answer comes whole, may take this long in health.
+    log.info(
+        "attempt_silent",
+        run=writer.run,
+        turn=writer.turn,
+        attempt=writer.attempt,
+        provider=endpoint.name,
+        model=request.model,
+        silent_s=SILENT_S,
+        timeout_s=timeout_s,
+        hint=f"many of these: the provider answers nothing; look at its state, "
+        f"or lower first_event_timeout_s in [providers.{endpoint.name}] and set a fallback",
+    )
 
 
 async def _answer_to(endpoint: Endpoint, call: HttpCall, body: MediaBody | None) -> httpx.Response | ErrorInfo:
@@ -225,6 +249,7 @@ async def _pass_on(
             boundary = first or any(mark in data for mark in marks)
             if first:
                 first = False
+                silence.stop_report()
                 seconds = endpoint.settings.idle_timeout_s
                 silence.allow(seconds, "idle_timeout", f"the stream was silent for {seconds:g} s")
             else:

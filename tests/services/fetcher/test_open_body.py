@@ -7,9 +7,11 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.e2e.fleet import BASE_PATHS
 from tests.services.fetcher.test_raw_writer import frames, run, writing
+from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
 from tokenbus.core.attempt_decoder import AttemptReader
@@ -17,6 +19,7 @@ from tokenbus.events.frames import Ended
 from tokenbus.events.normalized import Done
 from tokenbus.events.quirks import ApiName
 from tokenbus.events.requests import Generate, Message
+from tokenbus_services.fetcher.call_timeouts import CallTimeouts
 from tokenbus_services.fetcher.endpoints import Endpoint
 from tokenbus_services.fetcher.provider_call import fetch
 from tokenbus_services.mock_provider import MockProvider, Reply, Script, Stall, Turn
@@ -99,3 +102,34 @@ async def test_a_body_that_is_closed_in_time_leaves_the_connection_for_the_next_
     ):
         await call
         assert provider.open_connections == 1
+
+
+async def test_a_provider_that_answers_200_and_nothing_more_is_in_the_log_long_before_its_timeout(
+    server: Server, keys: Keys, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tokenbus_services.fetcher.provider_call.SILENT_S", 0.01)
+    turn = Turn(says=Reply(text="never"), fault=Stall(after_bytes=0))
+    with capture_logs() as lines:
+        async with (
+            MockProvider([Script(name="m", turns=(turn,))]) as provider,
+            calling(server, keys, run, "openai-chat", provider),
+        ):
+            await eventually(lambda: any(line["event"] == "attempt_silent" for line in lines))
+    [line] = [line for line in lines if line["event"] == "attempt_silent"]
+    assert line.items() >= {"run": run, "attempt": 1, "provider": "p", "model": "m", "timeout_s": HOUR}.items()
+    assert "first_event_timeout_s in [providers.p]" in line["hint"]
+
+
+async def test_a_provider_that_answered_is_not_reported_as_silent() -> None:
+    reported: list[bool] = []
+    silence = CallTimeouts(asyncio.timeout(None), None)
+    silence.report_after(0, lambda: reported.append(True))  # no timeout yet: there is nothing to report before
+    await asyncio.sleep(0)
+    async with asyncio.timeout(None) as limit:
+        silence = CallTimeouts(limit, None)
+        silence.allow(HOUR, "first_event_timeout", "silent")
+        silence.report_after(0, lambda: reported.append(True))
+        silence.stop_report()
+        for _ in range(3):
+            await asyncio.sleep(0)
+    assert reported == []
