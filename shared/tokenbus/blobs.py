@@ -34,8 +34,9 @@ class BlobLoader(Protocol):
         ...
 
     async def load(self, blob_id: str) -> bytes:
-        """Return a blob's whole content, verified against its id. Extends the blob's life by the maximum duration of a
-        run. Raises BlobError.
+        """Return a blob's whole content, verified against its id.
+
+        Extends the blob's life by the maximum duration of a run. Raises BlobError.
         """
         ...
 
@@ -53,9 +54,7 @@ class BlobStreams(BlobLoader, Protocol):
         ...
 
     def chunks(self, blob_id: str) -> AsyncIterator[bytes]:
-        """Yield a blob's content in pieces. The last piece is yielded only after the checksum was verified. Raises
-        BlobError.
-        """
+        """Yield a blob's content in pieces, the last one only after the checksum was verified. Raises BlobError."""
         ...
 
     async def lease(self, blob_id: str) -> None:
@@ -73,7 +72,7 @@ class BlobRef(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def blob_id_of(content: bytes) -> str:
-    """The id of this content."""
+    """Return the blob id of this content: ``sha256:`` and 64 hexadecimal digits."""
     return blob_id_from_digest(sha256(content).hexdigest())
 
 

@@ -12,7 +12,9 @@ from tokenbus.events.requests import Generate, Message
 
 
 def unnamed_where(request: Generate, leaves_out: Callable[[Message], bool]) -> Generate:
-    """Set an empty name on every message for which ``leaves_out`` returns True; empty names are left out.
+    """Return the request with an empty name on every message for which ``leaves_out`` returns True.
+
+    In prefill mode such a message is written without a name.
 
     A participant whose messages all have an empty name adds no stop string.
     """

@@ -18,9 +18,9 @@ __all__ = ["MAX_DEPTH", "REF", "THRESHOLD", "restore_from_storage", "sanitize_fo
 async def sanitize_for_storage(
     value: object, blobs: BlobLoader, *, threshold: int = THRESHOLD, paths: Sequence[str] = ()
 ) -> Any:
-    """Copy a JSON value, moving base64 of more than ``threshold`` characters, and everything at ``paths``, to the blob
-    store.
+    """Copy a JSON value and move its large parts to the blob store.
 
+    Moved are base64 of more than ``threshold`` characters, and everything at ``paths``.
     Each moved part is replaced by ``{"__blobRef": blob id, "originalSize": characters, "mediaType": …}``.
     `restore_from_storage` restores the value exactly: data URLs, base64 with or without padding, URL-safe or wrapped,
     and the value's own members called `__blobRef`. A path is a JSON Pointer (RFC 6901) in which `*` matches any member

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, Generic, Literal, Self, TypeVar, Unpack, overload
 
 from tokenbus.blobs import DEFAULT_MEDIA_TYPE, BlobRef
-from tokenbus.bus.keys import SubscribedTopic
+from tokenbus.bus.keys import DEFAULT_PREFIX, SubscribedTopic
 from tokenbus.client import client as asynchronous
 from tokenbus.client.blobs import Blobs as AsyncBlobs
 from tokenbus.client.decode import TopicEvent
@@ -36,6 +36,7 @@ from tokenbus.client.subscriptions.group import SharedSubscription
 from tokenbus.client.subscriptions.ordered import OrderedSubscription
 from tokenbus.client.subscriptions.sentences import Sentence, SentenceSubscription
 from tokenbus.client.subscriptions.subscriber import HOLD_S
+from tokenbus.core.request.parse import MAX_REQUEST_BYTES
 from tokenbus.events.decisions import Decided
 from tokenbus.events.public import (
     BlockTopicEvent,
@@ -95,9 +96,31 @@ class _Loop:
 class Client:
     """A connection to a tokenbus deployment. Use as ``with Client() as bus``; arguments as in `tokenbus.Client`."""
 
-    def __init__(self, url: str | None = None, **how: Any) -> None:
-        """Does no IO. Raises SettingsError."""
-        self._bus = asynchronous.Client(url, **how)
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        prefix: str = DEFAULT_PREFIX,
+        partitions: int | None = None,
+        reconnect_s: float = 30.0,
+        max_waiting: int = asynchronous.MAX_WAITING,
+        max_queued: int = asynchronous.MAX_QUEUED,
+        max_request_bytes: int = MAX_REQUEST_BYTES,
+        blobs: str | None = None,
+        blob_token: str | None = None,
+    ) -> None:
+        """Configure the client; does not connect yet. Raises SettingsError for an invalid address or setting."""
+        self._bus = asynchronous.Client(
+            url,
+            prefix=prefix,
+            partitions=partitions,
+            reconnect_s=reconnect_s,
+            max_waiting=max_waiting,
+            max_queued=max_queued,
+            max_request_bytes=max_request_bytes,
+            blobs=blobs,
+            blob_token=blob_token,
+        )
         self._loop: _Loop | None = None
 
     def __enter__(self) -> Self:
@@ -124,43 +147,70 @@ class Client:
 
     @property
     def blobs(self) -> Blobs:
-        """See `tokenbus.Client.blobs`."""
+        """The deployment's blob store. Raises SettingsError like `tokenbus.Client.blobs`."""
         return Blobs(self)
 
     def publish(self, request: Generate | Mapping[str, object], *, wait: bool = True) -> Run:
-        """See `tokenbus.Client.publish`."""
+        """Publish a request and return its run once the server has stored it.
+
+        Raises RequestInvalid, RequestTooLarge, PublishQueueFull, ServerUnavailable and ServerFull, as
+        `tokenbus.Client.publish` does.
+        """
         return Run(self._call(self._bus.publish(request, wait=wait)), self)
 
     def stream(
         self, request: Generate | Mapping[str, object], *, wait_s: float | None = PUBLISHED_WAIT_S
     ) -> Generator[PublicEvent]:
-        """See `tokenbus.Client.stream`; publishes immediately."""
+        """Publish a request, at once, and yield all its events, the terminal event last.
+
+        Raises like `publish` and `follow`. See `tokenbus.Client.stream`.
+        """
         return self.publish(request).events(wait_s=wait_s)
 
     def follow(
         self, run: Run | str, *, after: int = -1, wait_s: float | None = PUBLISHED_WAIT_S
     ) -> Generator[PublicEvent]:
-        """See `tokenbus.Client.follow`."""
+        """Yield a run's events after seq ``after``, first the stored ones, then live: none missing, none twice.
+
+        ``wait_s``: seconds to wait for a run that is still unknown. Raises RunNotFound, CursorTrimmed, CursorAhead,
+        ValueError and ServerUnavailable, as `tokenbus.Client.follow` does.
+        """
         return self._each(lambda: self._bus.follow(_id(run), after=after, wait_s=wait_s))
 
     def result(self, run: Run | str, *, wait_s: float | None = PUBLISHED_WAIT_S) -> Response:
-        """See `tokenbus.Client.result`."""
+        """Wait for the run to end and return its events folded into a response.
+
+        Raises RunFailed, RunIncomplete, RunCancelled, Malformed, and the errors of `follow`. See
+        `tokenbus.Client.result`.
+        """
         return self._call(self._bus.result(_id(run), wait_s=wait_s))
 
     def messages(self, run: Run | str, *, wait_s: float | None = 10.0) -> list[Message]:
-        """See `tokenbus.Client.messages`."""
+        """Wait for the run to end, however it ends, and return its output as ``messages`` for the next request.
+
+        Raises Malformed and the errors of `follow`. See `tokenbus.Client.messages`.
+        """
         return self._call(self._bus.messages(_id(run), wait_s=wait_s))
 
     def cancel(self, run: Run | str, reason: str | None = None, *, heard_through: int | None = None) -> None:
-        """See `tokenbus.Client.cancel`."""
+        """Ask for the run to be stopped, also at the provider. Returns once the server has the request.
+
+        Raises RequestInvalid, ServerUnavailable and ServerFull, as `tokenbus.Client.cancel` does.
+        """
         self._call(self._bus.cancel(_id(run), reason, heard_through=heard_through))
 
     def retry(self, run: Run | str, *, again: int = 1) -> Run:
-        """See `tokenbus.Client.retry`."""
+        """Publish the request of an incomplete, failed or cancelled run again, as a new run.
+
+        Raises RunOpen, RunNotFound, RunNotRepeatable, and the errors of `publish`. See `tokenbus.Client.retry`.
+        """
         return Run(self._call(self._bus.retry(_id(run), again=again)), self)
 
     def resume(self, run: Run | str, *, again: int = 1) -> Run:
-        """See `tokenbus.Client.resume`."""
+        """Continue from the visible text of the last turn of an incomplete, failed or cancelled run, as a new run.
+
+        Raises the same errors as `retry`. See `tokenbus.Client.resume`.
+        """
         return Run(self._call(self._bus.resume(_id(run), again=again)), self)
 
     def runs(
@@ -174,7 +224,10 @@ class Client:
         limit: int | None = None,
         oldest_first: bool = False,
     ) -> Generator[RunInfo]:
-        """See `tokenbus.Client.runs`."""
+        """Yield the deployment's runs, open and ended, the newest first.
+
+        ``older_than``: seconds, or a timedelta. Raises ValueError and ServerUnavailable. See `tokenbus.Client.runs`.
+        """
         return self._each(
             lambda: self._bus.runs(
                 state=state,
@@ -188,7 +241,10 @@ class Client:
         )
 
     def describe(self, runs: Iterable[Run | str]) -> dict[str, RunInfo]:
-        """See `tokenbus.Client.describe`."""
+        """Return a `RunInfo` for each of these runs that is known, by run id.
+
+        Raises RequestInvalid and ServerUnavailable, as `tokenbus.Client.describe` does.
+        """
         return self._call(self._bus.describe([_id(run) for run in runs]))
 
     @overload
@@ -231,7 +287,10 @@ class Client:
         from_: Begin = "now",
         **how: Unpack[Delivery],
     ) -> Subscription[Any]:
-        """See `tokenbus.Client.subscribe`, which takes the same arguments."""
+        """Subscribe to a topic's events of all runs. Enter it with ``with`` and iterate.
+
+        Takes the arguments of `tokenbus.Client.subscribe`. Raises ValueError for invalid ones.
+        """
         subscribe: Any = self._bus.subscribe
         return Subscription(self, subscribe(topic, kinds=kinds, group=group, from_=from_, **how))
 
@@ -244,7 +303,10 @@ class Client:
         hold_s: float = HOLD_S,
         **how: Unpack[Delivery],
     ) -> Subscription[Sentence]:
-        """See `tokenbus.Client.sentences`, which takes the same arguments."""
+        """Subscribe to the visible text of all runs as sentences, for speech. Enter it with ``with`` and iterate.
+
+        Takes the arguments of `tokenbus.Client.sentences`. Raises ValueError for invalid ones.
+        """
         return Subscription(self, self._bus.sentences(group=group, from_=from_, rules=rules, hold_s=hold_s, **how))
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
@@ -313,19 +375,19 @@ class Run:
         return f"Run({self.id!r})"
 
     def events(self, *, after: int = -1, wait_s: float | None = PUBLISHED_WAIT_S) -> Generator[PublicEvent]:
-        """See `Client.follow`."""
+        """Yield the run's events after seq ``after``, then live. Raises the same errors as `Client.follow`."""
         return self._client.follow(self, after=after, wait_s=wait_s)
 
     def result(self, *, wait_s: float | None = PUBLISHED_WAIT_S) -> Response:
-        """See `Client.result`."""
+        """Wait for the run to end and return its response. Raises the same errors as `Client.result`."""
         return self._client.result(self, wait_s=wait_s)
 
     def messages(self, *, wait_s: float | None = PUBLISHED_WAIT_S) -> list[Message]:
-        """See `Client.messages`."""
+        """Wait for the run to end and return its output as messages. Raises the same errors as `Client.messages`."""
         return self._client.messages(self, wait_s=wait_s)
 
     def cancel(self, reason: str | None = None, *, heard_through: int | None = None) -> None:
-        """See `Client.cancel`."""
+        """Ask for the run to be stopped, also at the provider. Raises the same errors as `Client.cancel`."""
         self._client.cancel(self, reason, heard_through=heard_through)
 
 
@@ -340,7 +402,10 @@ class Subscription(Generic[E]):
 
     @property
     def cursor(self) -> Cursor:
-        """See `tokenbus.OrderedSubscription.cursor`."""
+        """The position from which another subscription can continue; see `tokenbus.OrderedSubscription.cursor`.
+
+        Raises RuntimeError if the subscription has not started.
+        """
         return self._events.cursor
 
     def __enter__(self) -> Self:
@@ -353,11 +418,11 @@ class Subscription(Generic[E]):
         self._call(self._events.__aexit__(kind, error, trace))
 
     def close(self) -> None:
-        """See `tokenbus.OrderedSubscription.aclose`."""
+        """End the subscription: iteration ends and the connection is released."""
         self._call(self._events.aclose())
 
     def ack(self, event: E) -> None:
-        """See `tokenbus.SharedSubscription.ack`."""
+        """Mark the event as done (``ack="explicit"``). Does nothing if it is not in flight."""
         self._call(_called(self._events.ack, event))
 
     def __iter__(self) -> Self:

@@ -160,6 +160,9 @@ export interface Decided {
 
 export type DecisionTopicEvent = Decided;
 
+/**
+ * A document, such as a PDF. ``title`` names it for the model.
+ */
 export interface DocumentPart {
   type: "document";
   source: Base64Source | UrlSource | BlobSource | FileSource;
@@ -338,6 +341,9 @@ export interface Incomplete {
   error?: ErrorInfo;
 }
 
+/**
+ * One message of a conversation. ``participant`` names its speaker; see docs/guides/prefill.md.
+ */
 export interface Message {
   role: "assistant" | "system" | "tool" | "user";
   content: string | (TextPart | ThinkingPart | ImagePart | DocumentPart | ToolCallPart | ToolResultPart | ExtraPart)[];

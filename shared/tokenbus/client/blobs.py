@@ -155,15 +155,15 @@ class Blobs:
         await self._post(blob_id, "lease")
 
     async def check(self, blob_id: str) -> None:
-        """Have the service compare the content with the id. Raises BlobCorrupt if they differ, and other BlobErrors."""
+        """Have the service compare the content with the id. Raises BlobCorrupt if they differ, or another BlobError."""
         await self._post(blob_id, "check")
 
     async def store(self, content: bytes | AsyncIterable[bytes], media_type: str) -> BlobRef:
-        """Same as `put`; makes this a `tokenbus.blobs.BlobLoader`."""
+        """Store content, as `put` does; part of `tokenbus.BlobLoader`. Raises the same errors as `put`."""
         return await self.put(content, media_type)
 
     async def load(self, blob_id: str) -> bytes:
-        """Same as `get`."""
+        """Return a blob's whole content, as `get` does; part of `tokenbus.BlobLoader`. Raises like `chunks`."""
         return await self.get(blob_id)
 
     async def aclose(self) -> None:

@@ -66,7 +66,7 @@ class Client(TopicSubscriber):
         blobs: str | None = None,
         blob_token: str | None = None,
     ) -> None:
-        """Configure the client; does not connect yet. Raises SettingsError.
+        """Configure the client; does not connect yet. Raises SettingsError for an invalid address or setting.
 
         - ``url``: ``redis://…``, ``redis+sentinel://…``, ``redis+cluster://…`` or ``unix://…``. None:
           `TOKENBUS_REDIS_URL`, or else the server of the `tokenbus up` running in this directory (data directory
@@ -125,8 +125,9 @@ class Client(TopicSubscriber):
     # --- runs -------------------------------------------------------------------------------------------------
 
     async def publish(self, request: Generate | Mapping[str, object], *, wait: bool = True) -> Run:
-        """Publish a request and return its run once the server has accepted it. Adds a UUIDv7 id if the request has
-        none.
+        """Publish a request and return its run once the server has stored it.
+
+        A request without an id gets a new one, a UUIDv7.
 
         Any number of tasks may publish at once; they share a few connections and queue for them. ``wait``: if False,
         raise PublishQueueFull when ``max_queued`` requests of this client are already in flight.
@@ -184,6 +185,8 @@ class Client(TopicSubscriber):
     async def result(self, run: Run | str, *, wait_s: float | None = PUBLISHED_WAIT_S) -> Response:
         """Wait for the run to end and return its events folded into a response.
 
+        ``wait_s``: seconds to wait for a run that is still unknown, not for its end; None: forever.
+
         Raises RunFailed, RunIncomplete and RunCancelled, each with the partial response as ``error.result``; Malformed
         if a newer version wrote a terminal event that this version does not know; and the errors of `follow`.
         """
@@ -209,8 +212,9 @@ class Client(TopicSubscriber):
         return response
 
     async def cancel(self, run: Run | str, reason: str | None = None, *, heard_through: int | None = None) -> None:
-        """Ask for the run to be stopped, also at the provider. ``heard_through``: seq of the last event that a listener
-        heard.
+        """Ask for the run to be stopped, also at the provider.
+
+        ``heard_through``: seq of the last event that a listener heard; the run's `Cancelled` event carries it.
 
         Returns once the server has the request. The run's `Cancelled` event follows, unless the run ends first. May be
         repeated. Raises RequestInvalid, ServerUnavailable, ServerFull.
@@ -268,7 +272,7 @@ class Client(TopicSubscriber):
         - ``prefix``: only runs whose ids begin with it.
 
         Without ``tenant``, ``provider``, ``prefix`` and single states, the cost depends on how many runs are yielded
-        alone; with them, on how many are looked at. Raises ValueError for invalid arguments; ServerUnavailable.
+        alone; with them, on how many are read. Raises ValueError for invalid arguments; ServerUnavailable.
         """
         if limit is not None and (type(limit) is not int or limit < 0):
             raise ValueError(f"limit: {limit!r} is no whole number from 0")
@@ -276,10 +280,10 @@ class Client(TopicSubscriber):
         return list_runs(self._deployment, wanted, newest_first=not oldest_first, limit=limit)
 
     async def describe(self, runs: Iterable[Run | str]) -> dict[str, RunInfo]:
-        """Return what `runs` would tell of these runs, by id, in one pipeline; without those that are unknown or have
-        expired. The cost is one small read a run.
+        """Return a `RunInfo` for each of these runs, by run id.
 
-        Raises RequestInvalid for what is no id of a run; ServerUnavailable.
+        Runs that are unknown or have expired are left out. All are read in one pipeline; the cost is one small read a
+        run. Raises RequestInvalid for a value that is not a run id; ServerUnavailable.
         """
         return await describe_runs(self._deployment, [_run_id(run) for run in runs])
 

@@ -13,9 +13,9 @@ from tokenbus.shaping.coalescer import HOLD_S, MOST, Coalescer
 async def coalesced(
     events: AsyncGenerator[PublicEvent], *, hold_s: float = HOLD_S, most: int = MOST
 ) -> AsyncGenerator[PublicEvent]:
-    """Yield the events of `follow` or `stream` with neighbouring chunks of a block joined; see `Coalescer` for the
-    bounds.
+    """Yield the events of `follow` or `stream` with neighbouring chunks of a block joined.
 
+    A chunk waits for at most ``hold_s`` seconds, and joined text is sent once it has ``most`` characters or more.
     Reads one event ahead of the source and closes the source on exit. If the source raises, earlier events are yielded
     first. Raises ValueError for bounds below 0.
     """

@@ -41,8 +41,9 @@ class Response(RunResult, frozen=True, kw_only=True):
         return builder.response
 
     def or_raise(self) -> Response:
-        """Return this unless the run ended badly. Raises RunFailed, RunIncomplete or RunCancelled, with this as
-        ``result``.
+        """Return this response if the run completed or is still open.
+
+        Otherwise raises RunFailed, RunIncomplete or RunCancelled, with this as ``result``.
         """
         match self.status:
             case "open" | "completed":

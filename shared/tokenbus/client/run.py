@@ -35,17 +35,30 @@ class Run:
         return f"Run({self.id!r})"
 
     def events(self, *, after: int = -1, wait_s: float | None = PUBLISHED_WAIT_S) -> AsyncGenerator[PublicEvent]:
-        """See `Client.follow`."""
+        """Yield the run's events after seq ``after``, first the stored ones, then live: none missing, none twice.
+
+        ``wait_s``: seconds to wait for a run that is still unknown. Raises the same errors as `Client.follow`.
+        """
         return self._client.follow(self, after=after, wait_s=wait_s)
 
     async def result(self, *, wait_s: float | None = PUBLISHED_WAIT_S) -> Response:
-        """See `Client.result`."""
+        """Wait for the run to end and return its events folded into a response.
+
+        Raises RunFailed, RunIncomplete, RunCancelled, Malformed, and the errors of `Client.follow`.
+        """
         return await self._client.result(self, wait_s=wait_s)
 
     async def messages(self, *, wait_s: float | None = PUBLISHED_WAIT_S) -> list[Message]:
-        """See `Client.messages`."""
+        """Wait for the run to end, however it ends, and return its output as ``messages`` for the next request.
+
+        Raises Malformed and the errors of `Client.follow`.
+        """
         return await self._client.messages(self, wait_s=wait_s)
 
     async def cancel(self, reason: str | None = None, *, heard_through: int | None = None) -> None:
-        """See `Client.cancel`."""
+        """Ask for the run to be stopped, also at the provider. Returns once the server has the request.
+
+        ``heard_through``: seq of the last event that a listener heard. Raises RequestInvalid, ServerUnavailable,
+        ServerFull.
+        """
         await self._client.cancel(self, reason, heard_through=heard_through)

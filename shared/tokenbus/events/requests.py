@@ -87,6 +87,8 @@ class ImagePart(_Part, frozen=True, kw_only=True, tag="image"):
 
 
 class DocumentPart(_Part, frozen=True, kw_only=True, tag="document"):
+    """A document, such as a PDF. ``title`` names it for the model."""
+
     source: Source
     title: str | None = None
     cache: bool = False
@@ -123,6 +125,8 @@ ContentPart = TextPart | ThinkingPart | ImagePart | DocumentPart | ToolCallPart 
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One message of a conversation. ``participant`` names its speaker; see docs/guides/prefill.md."""
+
     role: Literal["system", "user", "assistant", "tool"]
     content: str | list[ContentPart]
     participant: str | None = None

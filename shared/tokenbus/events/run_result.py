@@ -1,4 +1,4 @@
-"""What a run gave, as plain data: the errors of a run carry it, and `tokenbus.Response` is it for users."""
+"""A run's output as plain data. The errors of a run carry it; `tokenbus.Response` extends it for users."""
 
 from __future__ import annotations
 
@@ -17,56 +17,58 @@ Status: TypeAlias = Literal["open", "completed", "incomplete", "failed", "cancel
 
 
 class RunResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run gave, whole or up to where it is or ended. Blocks that a retry made void are not in it."""
+    """A run's output: complete, or up to where it is or ended. Excludes blocks that a retry discarded."""
 
     run: str
     status: Status
     text: str
-    """The visible text: the blocks of a turn one after another, and a blank line between two turns."""
+    """The visible text: the text blocks of each turn concatenated, and a blank line between two turns."""
     last_text: str
-    """The text of the last turn alone: what the model said in the end. Empty where that turn has none."""
+    """The text of the last turn alone; empty if that turn has none."""
     thinking: str
-    """The thinking, block after block."""
+    """The thinking of all blocks, concatenated."""
     blocks: list[BlockComplete]
-    """In order of their numbers; ``cut`` marks one that is only a beginning, as each block is that is still open."""
+    """In order of their numbers. ``cut`` marks an incomplete block; a block that is still open has it too."""
     finish: FinishReason | None
     """None while the run is open."""
     finish_raw: str | None
     stop_string: str | None
-    """The stop string that ended the last turn, where one did and it is known which."""
+    """The stop string that ended the last turn; None if none did, or if the provider does not report it."""
     usage: Usage | None
     """Sum over the turns so far, and over failed attempts once the run ended; None if the provider reported nothing."""
     model: str | None
-    """The model of the last answer, as its provider names it; None while that is not known."""
+    """The model of the last answer, as its provider names it; None if it is not known."""
     response_id: str | None
-    """The provider's id of the last answer: its support and its own lists go by it."""
+    """The provider's id of the last answer, for its support and its own logs."""
     timing: Timing | None
     """None while the run is open."""
     error: ErrorInfo | None
-    """Of a run that failed, and of an incomplete one where something is known."""
+    """Set if the run failed, and if it is incomplete and the cause is known."""
     reason: str | None
     """Why the run is incomplete or was cancelled."""
     events: int
-    """How many of the run's events were folded in, void ones included."""
+    """How many of the run's events were folded in, including those of discarded blocks."""
     heard_through: int | None = None
     """For a cancelled run: the last ``seq`` that the listener heard, from the cancel request."""
     provider_extra: list[dict[str, object]] = []
-    """What the provider said beside its answer, and notes of the bus: of what was changed or left out on the way."""
+    """Further data of the provider, and notes of the bus on what it changed or left out."""
     participant: str | None = None
-    """The name under which the model spoke, where the request gave one."""
+    """The name under which the model spoke, if the request gave one."""
 
     @property
     def tool_calls(self) -> list[BlockComplete]:
-        """The blocks that are tool calls; one with ``cut`` never ran."""
+        """The blocks that are tool calls. A call with ``cut`` never ran."""
         return [block for block in self.blocks if block.kind == "tool_call"]
 
     @property
     def images(self) -> list[ImageRef]:
-        """The images of the answer, in order; none of its drafts."""
+        """The images of the answer, in order, without drafts."""
         return [block.image for block in self.blocks if block.image and not block.image.draft]
 
     @property
     def messages(self) -> list[Message]:
-        """What the run said, and what its tools gave, as further ``messages`` of the next request: to the same provider
-        or to any other. Complete once the run has ended; what was cut off is not in it, but for text."""
+        """The run's output and its tools' results, as ``messages`` for the next request, to any provider.
+
+        Complete once the run has ended. Of blocks that were cut off, only text is included.
+        """
         return messages_of(self.blocks, self.provider_extra, self.participant)

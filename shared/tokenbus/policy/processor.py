@@ -154,18 +154,19 @@ class StreamContext(Generic[C]):
         )
 
     def text(self, chunk: C) -> str:
-        """See `ChunkAccess.text`."""
+        """Return the text of a chunk; empty if it has none."""
         return self._words.text(chunk)
 
     def with_text(self, chunk: C, text: str) -> C:
-        """See `ChunkAccess.with_text`. The chunk counts as dealt with, as if it were sent."""
+        """Return a copy of a chunk with another text. The chunk counts as handled, as if it were sent."""
         self._dealt_with.append(self._words.key(chunk))
         return self._words.with_text(chunk, text)
 
     @contextmanager
     def putting_off(self, decisions: list[Decision]) -> Generator[None]:
-        """For the runner: collect decisions made in this block in ``decisions``, to report them with the work's
-        result.
+        """For the runner: collect the decisions made in this ``with`` block in ``decisions``.
+
+        They are reported together with the result of the work.
         """
         token = _putting_off.set((self, decisions))
         try:
@@ -262,11 +263,10 @@ class StreamProcessor:
         await context.send(chunk)
 
     async def on_end(self, state: StreamState, context: StreamContext[Any]) -> None:
-        """Handle the end of the source, normal or not (then ``state.finish_reason`` is None). Not called after
-        `terminate`.
+        """Handle the end of the source, normal or not (then ``state.finish_reason`` is None).
 
-        Send held chunks here, or close what the policy opened. What it sends goes out before the finish reason or the
-        terminal event, which waits for it.
+        Not called after `terminate`. Send held chunks here, or close what the policy opened. What it sends goes out
+        before the finish reason or the terminal event, which waits for it.
         """
 
 

@@ -35,11 +35,11 @@ class Coalescer:
 
     @property
     def due(self) -> float | None:
-        """When to call `flush`, on the clock of `feed`; None if nothing is waiting."""
+        """When to call `flush`, in seconds on the clock of `feed`; None if nothing is waiting."""
         return self._due if self._parts else None
 
     def feed(self, event: PublicEvent, now: float) -> list[PublicEvent]:
-        """Add an event that arrived at ``now``. Return the events to emit."""
+        """Add an event that arrived at ``now``, in seconds of any clock. Return the events to emit."""
         if not isinstance(event, Chunk):
             return [*self.flush(), event]
         out: list[PublicEvent] = []
@@ -54,7 +54,7 @@ class Coalescer:
         return out
 
     def flush(self) -> list[PublicEvent]:
-        """Return the waiting text as one chunk."""
+        """Return the waiting text as one chunk, in a list; empty if nothing is waiting."""
         parts, self._parts = self._parts, []
         if len(parts) < 2:
             return list(parts)

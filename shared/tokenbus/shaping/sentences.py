@@ -40,9 +40,9 @@ class SentenceRules(msgspec.Struct, frozen=True, kw_only=True):
     language: str | None = None
     """A language tag (``de``, ``en-GB``). If None or unknown, the abbreviations of all languages apply."""
     least: int = 8
-    """Shorter sentences are joined with the next. A wide character counts twice."""
+    """Characters. A shorter sentence is joined with the next one. A wide character counts twice."""
     most: int = 300
-    """Longer sentences are split."""
+    """Characters. A longer sentence is split."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.least <= self.most or self.most < 1:
@@ -67,7 +67,7 @@ class Sentences:
 
     @property
     def held(self) -> str:
-        """Text that was fed but not yet returned; not much longer than ``most``."""
+        """Text that was fed but not yet returned; not much longer than ``most`` characters."""
         return self._held
 
     def feed(self, text: str) -> list[str]:
@@ -76,8 +76,9 @@ class Sentences:
         return self._taken(ended=False)
 
     def release(self) -> list[str]:
-        """Return the buffered text up to its last whitespace, if the caller cannot wait longer; empty if there is
-        none.
+        """Return the held text up to its last whitespace; empty if it has none.
+
+        For a caller that cannot wait longer for the end of the sentence.
         """
         words = _WORDS.match(self._held)
         return [self._cut(words.end())] if words else []

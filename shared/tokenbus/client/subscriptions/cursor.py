@@ -44,7 +44,7 @@ class Cursor(msgspec.Struct, frozen=True):
         return cls(topic, found)
 
     def check(self) -> None:
-        """Raises ValueError if no subscription can have made this cursor."""
+        """Check the positions. Raises ValueError if no subscription can have made this cursor."""
         if not _are_positions(self.positions):
             raise ValueError(f"from_: the cursor has positions that are no entry ids: {str(self)[:80]!r}")
 

@@ -48,8 +48,9 @@ class _Opened(NamedTuple):
 
 
 class SharedSubscription(Generic[E]):
-    """Delivers every wanted event of a topic at least once to the group; a run's events in order, to one worker at a
-    time.
+    """Delivers every wanted event of a topic to one worker of a group, at least once, in order within a run.
+
+    A run's events go to one worker at a time.
 
     - ``ack="auto"``: taking the next event acknowledges the one before it. The last event is acknowledged if ``async
       with`` exits normally, but not if it exits by an exception or `aclose` ends the iteration.
@@ -144,8 +145,7 @@ class SharedSubscription(Generic[E]):
             await self._opened.reader.close()
 
     def ack(self, event: E) -> None:
-        """Mark the event as done (``ack="explicit"``). Does nothing if it is not in flight, for example after a second
-        `ack`.
+        """Mark the event as done (``ack="explicit"``). Does nothing if it is not in flight.
 
         Sent to the server in batches, within a second or two. If another worker owns the partition by then, the event
         is delivered again there.
@@ -154,8 +154,7 @@ class SharedSubscription(Generic[E]):
         self._acked.set()
 
     async def each(self, handler: Callable[[E], Awaitable[None]], *, concurrency: int = 1) -> None:
-        """Call the handler with each event: up to ``concurrency`` runs in parallel, the events of one run one at a
-        time.
+        """Call the handler with each event, for up to ``concurrency`` runs in parallel, in order within a run.
 
         An event is done when its handler has returned. Returns when the subscription is closed, and closes it on exit
         in any case. Trimmed events are logged unless ``on_trimmed`` is set. If a handler or the iteration raises, the

@@ -77,9 +77,10 @@ class OrderedSubscription(Generic[E]):
 
     @property
     def cursor(self) -> Cursor:
-        """The position after the last delivered event; with `each`, before the first event whose handler has not
-        returned.
+        """The position after the last delivered event, from which another subscription can continue.
 
+        With `each`: the position before the first event whose handler has not returned. With ``ack="explicit"``: before
+        the first event that was not acknowledged.
         Raises RuntimeError if the subscription has not started.
         """
         if self._keys is None:
@@ -117,8 +118,7 @@ class OrderedSubscription(Generic[E]):
         self._tracker.done(event)
 
     async def each(self, handler: Callable[[E], Awaitable[None]], *, concurrency: int = 1) -> None:
-        """Call the handler with each event: up to ``concurrency`` runs in parallel, the events of one run one at a
-        time.
+        """Call the handler with each event, for up to ``concurrency`` runs in parallel, in order within a run.
 
         Returns when the subscription is closed. Trimmed events are logged unless ``on_trimmed`` is set. If a handler or
         the iteration raises, the other handlers are cancelled and the error propagates; `cursor` then stays before the

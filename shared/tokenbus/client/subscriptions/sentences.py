@@ -104,7 +104,10 @@ class SentenceSubscription:
 
     @property
     def cursor(self) -> Cursor:
-        """The position after the sentences that are done; only without a group. See `OrderedSubscription.cursor`."""
+        """The position after the sentences that are done; see `OrderedSubscription.cursor`.
+
+        Raises RuntimeError with a group, which keeps its own position, and before the subscription has started.
+        """
         if isinstance(self._chunks, SharedSubscription):
             raise RuntimeError("a group keeps its own cursor")
         return self._chunks.cursor
@@ -136,7 +139,7 @@ class SentenceSubscription:
             self._chunks.ack(chunk)
 
     async def each(self, handler: Callable[[Sentence], Awaitable[None]], *, concurrency: int = 1) -> None:
-        """Call the handler with each sentence: up to ``concurrency`` runs in parallel, those of one run one at a time.
+        """Call the handler with each sentence, for up to ``concurrency`` runs in parallel, in order within a run.
 
         A sentence is done when its handler has returned. Returns when the subscription is closed, and closes it on exit
         in any case. If a handler or the iteration raises, the other handlers are cancelled and the error propagates.

@@ -31,8 +31,9 @@ Verdict: TypeAlias = Block | Replace | None
 
 
 class ToolCallGate(StreamProcessor, ABC):
-    """Releases a tool call if `judge` allows it. A call that is cut off is never released, because it cannot be
-    judged.
+    """Releases a tool call if `judge` allows it.
+
+    A call that is cut off is never released, because it cannot be judged.
     """
 
     side_by_side: ClassVar[bool] = False
