@@ -229,6 +229,11 @@ class SentenceSubscription:
                         log, f"({voice.attempt}-{voice.seq}", count=LOOK_AHEAD
                     )
                     gone = not entries and not await self._deployment.server.client.exists(log)
+                if gone:
+                    numbers = keys.numbers
+                    await self._deployment.refresh(older_than_s=0)
+                    if keys.numbers != numbers:  # it was looked for by the earlier number of partitions
+                        return "open"
         except ServerUnavailable:
             return "open"
         return "complete" if gone else run_outcome(voice.block, [public_event(log, entry) for entry in entries])
