@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from typing import get_args
 
 from docsite.reference.errors import page
@@ -12,14 +13,19 @@ from tests.unit.docs.pages import ROOT
 from tokenbus import errors
 from tokenbus.events.error_info import ErrorClass
 
-TREES = [ast.parse(path.read_text()) for room in ("shared", "services") for path in sorted((ROOT / room).rglob("*.py"))]
+
+@cache
+def trees() -> list[ast.Module]:
+    """The parsed sources. Not at import: each process of the suite imports this module, one of them runs its tests."""
+    paths = [path for room in ("shared", "services") for path in sorted((ROOT / room).rglob("*.py"))]
+    return [ast.parse(path.read_text()) for path in paths]
 
 
 def constants() -> dict[str, str]:
     """Every name that a module gives a text."""
     return {
         target.id: statement.value.value
-        for tree in TREES
+        for tree in trees()
         for statement in tree.body
         if isinstance(statement, ast.Assign | ast.AnnAssign) and isinstance(statement.value, ast.Constant)
         for target in (statement.targets if isinstance(statement, ast.Assign) else [statement.target])
@@ -30,7 +36,7 @@ def constants() -> dict[str, str]:
 def made() -> Iterator[tuple[str, str, bool]]:
     """Code, class and retryable of each `ErrorInfo` that is made with a code that the source names."""
     names = constants()
-    for tree in TREES:
+    for tree in trees():
         for node in ast.walk(tree):
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "ErrorInfo"):
                 continue
