@@ -22,8 +22,8 @@ from tokenbus_services.gateway.gateway import Gateway
 from tokenbus_services.gateway.http_request import headers_in, read_request
 from tokenbus_services.gateway.problem import Problem, Refusal, of_run
 from tokenbus_services.gateway.response_store import Published, ResponseStore
-from tokenbus_services.gateway.routes.response_socket import ResponseSocket
 from tokenbus_services.gateway.routes.session_routes import rejoined
+from tokenbus_services.gateway.routes.sockets.response_socket import ResponseSocket
 from tokenbus_services.gateway.runs import OpenRun
 from tokenbus_services.gateway.surfaces.contract import Answer, GatewayNote, GatewayRequest, Translated
 from tokenbus_services.gateway.surfaces.openai_responses.encoder import ResponseSoFar

@@ -24,8 +24,8 @@ from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.gateway import response_to
 from tokenbus_services.gateway.keys.door import key_in
 from tokenbus_services.gateway.problem import Problem, Refusal, of_exception
-from tokenbus_services.gateway.routes import sockets
 from tokenbus_services.gateway.routes.chats import STOPPED, Chats
+from tokenbus_services.gateway.routes.sockets import handshake
 from tokenbus_services.gateway.surfaces.ai_sdk_ui import frames
 from tokenbus_services.gateway.surfaces.ai_sdk_ui.frames import Abort, ChunkFrames, Resume, Send
 from tokenbus_services.gateway.surfaces.contract import Encoder, GatewayRequest
@@ -48,7 +48,7 @@ class ChatSocket:
         self._chats = chats
         self._gateway = chats.gateway
         self._socket = websocket
-        self._headers = sockets.handshake_headers(websocket)
+        self._headers = handshake.handshake_headers(websocket)
         self._query = {"ui": _VERSION, **websocket.query_params}
         self._sending = asyncio.Lock()
         self._open: dict[str, asyncio.Task[None]] = {}
@@ -64,13 +64,13 @@ class ChatSocket:
         """Serve the connection until it is closed."""
         refusal = self._chats.surface.refusal
         try:
-            sockets.check_origin(self._headers, self._gateway.settings.origins)
+            handshake.check_origin(self._headers, self._gateway.settings.origins)
             await self._identify_handshake()
         except Refusal as e:
-            await sockets.deny(self._socket, response_to(e.problem, refusal))
+            await handshake.deny(self._socket, response_to(e.problem, refusal))
             return
         except TokenbusError as e:
-            await sockets.deny(self._socket, response_to(of_exception(e), refusal))
+            await handshake.deny(self._socket, response_to(of_exception(e), refusal))
             return
         await self._socket.accept()
         waiting = asyncio.create_task(self._close_if_unknown(), name="first frame of a chat socket")
@@ -102,7 +102,7 @@ class ChatSocket:
             async with asyncio.timeout(FIRST_FRAME_S):
                 await self._known.wait()
         except TimeoutError:
-            await self._socket.close(sockets.MISUSED, "no request with a valid key came")
+            await self._socket.close(handshake.MISUSED, "no request with a valid key came")
 
     async def _read(self) -> None:
         """Begin what the client's frames ask for, until it leaves or sends what is no frame."""
@@ -110,18 +110,18 @@ class ChatSocket:
             given = message.get("text") or message.get("bytes") or ""
             data = given.encode() if isinstance(given, str) else given
             if len(data) > self._gateway.settings.body_bytes:
-                await self._socket.close(sockets.MISUSED, "the frame is too large")
+                await self._socket.close(handshake.MISUSED, "the frame is too large")
                 return
             try:
                 frame = frames.decode(data)
             except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-                await self._socket.close(sockets.MISUSED, "invalid frame")
+                await self._socket.close(handshake.MISUSED, "invalid frame")
                 return
             request = frame.request_id
             if isinstance(frame, Abort):
                 self._abort(request)
             elif request in self._open:
-                await self._socket.close(sockets.MISUSED, "a requestId was used twice")
+                await self._socket.close(handshake.MISUSED, "a requestId was used twice")
                 return
             elif len(self._open) >= MAX_OPEN:
                 await self._tell(frames.error(request, f"More than {MAX_OPEN} requests are open."))
@@ -139,7 +139,7 @@ class ChatSocket:
         request = frame.request_id
         with self._gateway.frame_audit(self._chats.surface.name, method=frame.kind) as audit:
             try:
-                headers = {**self._headers, **sockets.headers_of(frame.headers)}
+                headers = {**self._headers, **handshake.headers_of(frame.headers)}
                 audit.caller = caller = await self._caller(headers)
                 if isinstance(frame, Send):
                     await self._send(frame, caller, frame.asked(headers, self._query), audit)

@@ -23,7 +23,7 @@ from tokenbus_services.gateway.audit import FrameAudit, RunUse
 from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.gateway import Gateway, response_to
 from tokenbus_services.gateway.problem import Problem, Refusal, invalid, of_exception, unsupported
-from tokenbus_services.gateway.routes import sockets
+from tokenbus_services.gateway.routes.sockets import handshake
 from tokenbus_services.gateway.surfaces.contract import GatewayRequest, Surface, Translated
 from tokenbus_services.gateway.surfaces.fields import json_body
 from tokenbus_services.gateway.surfaces.openai_errors import error_object
@@ -45,21 +45,21 @@ class ResponseSocket:
         self._surface = surface
         self._translate = translate
         self._socket = websocket
-        self._headers = sockets.handshake_headers(websocket)
+        self._headers = handshake.handshake_headers(websocket)
         self._waiting: asyncio.Queue[bytes] = asyncio.Queue(MAX_WAITING)
         self._client_left = False
 
     async def serve(self) -> None:
         """Serve the connection until it is closed."""
         try:
-            sockets.check_origin(self._headers, self._gateway.settings.origins)
+            handshake.check_origin(self._headers, self._gateway.settings.origins)
             caller = await self._gateway.door.identify(self._headers)
             caller.may_use(self._surface.name)
         except Refusal as e:
-            await sockets.deny(self._socket, response_to(e.problem, self._surface.refusal))
+            await handshake.deny(self._socket, response_to(e.problem, self._surface.refusal))
             return
         except TokenbusError as e:
-            await sockets.deny(self._socket, response_to(of_exception(e), self._surface.refusal))
+            await handshake.deny(self._socket, response_to(of_exception(e), self._surface.refusal))
             return
         await self._socket.accept()
         answering = asyncio.create_task(self._answer_all(caller), name="answers of a socket")
@@ -80,7 +80,7 @@ class ResponseSocket:
             finally:
                 receiving.cancel()
             if message["type"] == "websocket.disconnect":
-                self._client_left = message.get("code") != sockets.SERVER_STOPS
+                self._client_left = message.get("code") != handshake.SERVER_STOPS
                 return
             data = message.get("text") or message.get("bytes") or ""
             try:
@@ -133,8 +133,8 @@ class ResponseSocket:
                 await self._send(data)
         except TimeoutError:  # the client reads nothing
             self._client_left = True
-            await self._socket.close(sockets.MISUSED)
-            raise WebSocketDisconnect(sockets.MISUSED) from None
+            await self._socket.close(handshake.MISUSED)
+            raise WebSocketDisconnect(handshake.MISUSED) from None
         except (WebSocketDisconnect, RuntimeError):
             self._client_left = True
             raise

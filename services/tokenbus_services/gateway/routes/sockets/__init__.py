@@ -1,0 +1,1 @@
+"""Protocols over a WebSocket: the handshake that they share, chats of the AI SDK, and Responses."""
