@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e.conftest import WEATHER, Send
-from tests.e2e.fleet import WITH_TOOLS, Fleet, Kind, ended, fleet
+from tests.e2e.fleet import WITH_TOOLS, Kind, Worker, ended, fleet
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
@@ -59,16 +60,16 @@ class Seen:
         return sum(value for name, has, value in self.samples if name == metric and labels.items() <= has.items())
 
 
-async def scraped(services: Fleet) -> Seen:
+async def scraped(workers: list[Worker]) -> Seen:
     seen = Seen()
-    for worker in services.workers:
+    for worker in workers:
         seen.add(await asyncio.to_thread(lambda url=worker.url: urlopen(f"{url}/metrics").read().decode()))
     return seen
 
 
 @asynccontextmanager
-async def everything(directory: Path, redis_url: str, keys: Keys, provider_url: str) -> AsyncGenerator[Fleet]:
-    """All services, a store and a recorder among them."""
+async def everything(directory: Path, redis_url: str, keys: Keys, provider_url: str) -> AsyncGenerator[list[Worker]]:
+    """The workers of all services, a store and a recorder among them."""
     stores, others = directory / "stores", directory / "others"
     stores.mkdir()
     others.mkdir()
@@ -76,7 +77,7 @@ async def everything(directory: Path, redis_url: str, keys: Keys, provider_url: 
         toml = f'[gateway]\n[records]\n[blobs]\nservice_url = "{store.workers[0].url}"\n'
         kinds: tuple[Kind, ...] = (*WITH_TOOLS, "recorder", "policy", "gateway")
         async with fleet(others, redis_url, keys, provider_url, kinds, toml) as services:
-            yield services
+            yield [*store.workers, *services.workers]
 
 
 def asked() -> Iterator[str]:
@@ -84,7 +85,8 @@ def asked() -> Iterator[str]:
     dashboard: Any = json.loads((OBSERVABILITY / "grafana-dashboard.json").read_text())
     for panel in dashboard["panels"]:
         yield from (target["expr"] for target in panel.get("targets", ()))
-    yield from re.findall(r"^ +expr: (.+)$", (OBSERVABILITY / "alerts.yml").read_text(), re.MULTILINE)
+    for group in yaml.safe_load((OBSERVABILITY / "alerts.yml").read_text())["groups"]:
+        yield from (rule["expr"] for rule in group["rules"])
 
 
 async def test_the_pages_tell_of_runs_calls_and_queues_and_hold_all_that_dashboard_and_alerts_ask_for(
@@ -92,7 +94,7 @@ async def test_the_pages_tell_of_runs_calls_and_queues_and_hold_all_that_dashboa
 ):
     async with (
         MockProvider([FORECAST, PAINTED]) as provider,
-        everything(tmp_path, server_url, keys, provider.url) as services,
+        everything(tmp_path, server_url, keys, provider.url) as workers,
     ):
         runs = [await send("forecast", tools=[WEATHER], record=True) for _ in range(3)]
         painted = await send("painted", provider="gemini")
@@ -100,7 +102,7 @@ async def test_the_pages_tell_of_runs_calls_and_queues_and_hold_all_that_dashboa
         await ended(server.client, keys, [*runs, painted, bad])
 
         async def told() -> Seen:
-            seen = await scraped(services)
+            seen = await scraped(workers)
             check_sums(seen, runs=len(runs), partitions=keys.partitions)
             return seen
 
