@@ -79,9 +79,18 @@ def main() -> None:
     print(report(measured), flush=True)
     if options.docs:
         print("simulating larger deployments", flush=True)
+        _check(measured.costs)
         found = larger(measured.costs)
         print(table(found))
         write(measured, found)
+
+
+def _check(costs: Costs) -> None:
+    """Raises SystemExit if a process has no cost for its chunks: then no larger deployment can be computed."""
+    for kind in ("fetcher", "normalizer", "parser", "server"):
+        cost = costs.processes[kind]
+        if not cost.chunk_us and not cost.item_us:
+            raise SystemExit(f"the fit gave the {kind} no cost for a chunk; docs/operate/scale.md was not written")
 
 
 def _fit(before: Measured) -> Measured:
