@@ -7,6 +7,7 @@ from collections import Counter
 import msgspec
 import pytest
 
+from tests.simulation.compare import near
 from tests.simulation.costs import Costs, ProcessCost
 from tests.simulation.deployment import Deployment, Outcome, Shape, arriving, even
 from tests.simulation.fit import GATEWAY, by_process, cpu_of, least_squares, simulated, summed
@@ -161,6 +162,11 @@ def test_a_gateway_costs_what_a_gateway_costs() -> None:
 
 def test_the_page_shows_the_predictions_that_are_stored() -> None:
     assert section_of("predictions") == predictions(stored())
+
+
+@pytest.mark.parametrize("pair", [p for p in stored().predicted if "CPU" in p.name], ids=lambda pair: pair.name)
+def test_the_stored_predictions_of_cpu_time_are_within_a_fifth(pair: Pair) -> None:
+    assert near(pair), f"measured {pair.measured:.0f} µs, predicted {pair.model:.0f} µs"
 
 
 @pytest.mark.parametrize(

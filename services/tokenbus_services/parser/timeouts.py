@@ -78,7 +78,7 @@ class TimeoutClock:
         self._policy_stage_observers: dict[int, PolicyStageObserver] = {}
         """By partition."""
         self._unwritable: dict[int, dict[str, tuple[RunIs, int]]] = {}
-        """By partition: the runs whose hash let nobody write at the last look, with the number of their events then."""
+        """By partition: the runs whose hash refused all writes at the last look, and how many events they had then."""
         self._task: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
@@ -170,11 +170,11 @@ class TimeoutClock:
         return [s for s, taken in judged if s.run not in having and s.events_applied == taken]
 
     async def _closed_elsewhere(self, partition: int) -> list[tuple[RunState, RunIs]]:
-        """Return the runs that the parser has although their hash lets nobody write, so that nothing would ever go on
-        with them. Either the hash has expired, was deleted, or says that the run is about to end while the event for
-        that was lost; or the run has ended, and the parser's state is older than that.
+        """Return the runs that are open in the parser while their hash refuses all writes, so they can never end.
 
-        It is so at two looks in a row, without an event between them and with nothing left to read.
+        Either the hash is gone (expired or deleted), or it says that the run is about to end and the event for that was
+        lost, or the run has ended and the parser's state is older. A run is returned if two looks in a row find it so,
+        without an event between them and with no unread input.
         """
         keys, before = self._keys.within(partition), self._unwritable.pop(partition, {})
         now: dict[str, tuple[RunIs, int]] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import cast
+from typing import TypeAlias, cast
 from unittest.mock import AsyncMock, Mock
 
 import pytest
@@ -17,6 +17,9 @@ from tokenbus_services.runtime import in_flight as module
 from tokenbus_services.runtime.in_flight import InFlight, Later
 
 ITEM = QueueItem("turns", "1-0", {b"run-1": b""}, 1)
+
+Work: TypeAlias = Callable[[QueueItem], Awaitable[None]]
+Poisoned: TypeAlias = Callable[[QueueItem, Exception], Awaitable[None]]
 
 
 class _Queue:
@@ -39,6 +42,19 @@ async def never(*_: object) -> None:
 
 def no_bound(_: QueueItem) -> float:
     return 3600.0
+
+
+def watched(queue: object, work: Work, poisoned: Poisoned, liveness: Liveness) -> InFlight:
+    """One item at a time, which may go without progress for 60 s."""
+    return InFlight(
+        cast("WorkQueue", queue),
+        most=1,
+        work=work,
+        abandon=never,
+        poisoned=poisoned,
+        still_s=lambda item: 60.0,
+        liveness=liveness,
+    )
 
 
 async def test_what_an_item_came_to_is_said_again_where_its_finish_is_tried_again():
@@ -212,15 +228,7 @@ async def test_work_without_progress_for_longer_than_its_bound_is_stopped_and_is
         why.append(error)
 
     queue, liveness = _Queue(), Liveness()
-    inflight = InFlight(
-        cast("WorkQueue", queue),
-        most=1,
-        work=work,
-        abandon=never,
-        poisoned=poisoned,
-        still_s=lambda item: 60.0,
-        liveness=liveness,
-    )
+    inflight = watched(queue, work, poisoned, liveness)
     await inflight.start(ITEM)
     await asyncio.sleep(0.05)
     assert not why
@@ -245,15 +253,7 @@ async def test_a_step_with_a_bound_of_its_own_may_take_that_and_the_next_one_may
         why.append(error)
 
     queue, liveness = _Queue(), Liveness()
-    inflight = InFlight(
-        cast("WorkQueue", queue),
-        most=1,
-        work=work,
-        abandon=never,
-        poisoned=poisoned,
-        still_s=lambda item: 60.0,
-        liveness=liveness,
-    )
+    inflight = watched(queue, work, poisoned, liveness)
     await inflight.start(ITEM)
     await asyncio.sleep(0)
     liveness.elapsed_s += 150
@@ -282,15 +282,7 @@ async def test_work_that_gets_on_is_left_to_it(monkeypatch: pytest.MonkeyPatch):
         beat()
 
     queue = _Queue()
-    inflight = InFlight(
-        cast("WorkQueue", queue),
-        most=1,
-        work=work,
-        abandon=never,
-        poisoned=never,
-        still_s=lambda item: 60.0,
-        liveness=liveness,
-    )
+    inflight = watched(queue, work, never, liveness)
     await inflight.start(ITEM)
     await queue.finished.wait()
 

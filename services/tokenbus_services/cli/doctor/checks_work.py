@@ -76,8 +76,8 @@ def service_of(group: str, *, chained: bool) -> str:
     return "pipeline" if chained and service in CHAINED else service
 
 
-def check_nobody(now: Snapshot) -> Iterator[Finding]:
-    """Report that no worker at all is alive, which explains everything that waits."""
+def check_any_worker(now: Snapshot) -> Iterator[Finding]:
+    """Report if no worker of any service is alive: the one cause of everything that waits."""
     if not any(group.workers for group in (*now.stages, *now.queues)):
         says = "no worker of any service is alive: published requests wait"
         yield Finding(level="wrong", about="workers", says=says, todo="start `tokenbus up`, or the workers")
@@ -108,7 +108,7 @@ def check_queue(
     """Check one group of work queues. ``chained``: as for a stage. ``needed``: whether these settings want a worker,
     though nothing may wait.
     """
-    at_work = len(queue.workers) or "nobody"
+    at_work = len(queue.workers) or "none"
     state = f"{at_work} at work, {queue.waiting} waiting, {queue.held} in progress"
     start = f"start one with `tokenbus worker {service_of(queue.name, chained=chained)}`"
     if stuck.abandoned:

@@ -168,7 +168,7 @@ async def _work(server: Server, settings: Settings) -> AsyncIterator[Finding]:
 
 async def _judged(server: Server, settings: Settings, now: Snapshot, earlier: Snapshot) -> list[Finding]:
     limit, found = settings.limits.lag_bytes, list[Finding]()
-    nobody = list(checks_work.check_nobody(now))
+    no_worker = list(checks_work.check_any_worker(now))
     chained = settings.stages.chained or bool(now.pipelines)
     for stage, before in zip(now.stages, earlier.stages, strict=True):
         if stage.name != POLICY[0] or stage.workers:
@@ -187,7 +187,7 @@ async def _judged(server: Server, settings: Settings, now: Snapshot, earlier: Sn
     found += checks_work.check_pipelines(now, chained=settings.stages.chained)
     found += checks_work.check_gateways(now.gateways, meant=settings.gateway is not None)
     # One cause, one hint: not one for each service.
-    return [*nobody, *(msgspec.structs.replace(each, todo=None) for each in found)] if nobody else found
+    return [*no_worker, *(msgspec.structs.replace(each, todo=None) for each in found)] if no_worker else found
 
 
 async def _stuck(server: Server, group: str, streams: Sequence[str]) -> StuckFacts:

@@ -87,7 +87,7 @@ for _, r in ipairs(records) do
   if r[2] >= 0 then redis.call('HSET', r[1], r[3], r[4]) end
 end
 redis.call('HINCRBY', KEYS[1], 'arrived', size)
-lag = nil -- nobody asks for it here
+lag = nil -- this script's reply has no lags, so no operation reads them
 local middle = at + ARGV[at]
 operate(at + 1, middle, base, alien_one, ARGV[15])
 operate(middle + 1, #ARGV, base + #ARGV[18], alien_two, ARGV[15])
