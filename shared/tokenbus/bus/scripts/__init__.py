@@ -14,7 +14,8 @@ input. Their difference is the lag that drives backpressure.
 
 from tokenbus.bus.scripts.commit import Commit
 from tokenbus.bus.scripts.leases import acquire, count, note, present, release, renew
-from tokenbus.bus.scripts.runs import RawPart, accept, append_raw, append_verdicts, cancel, tool_progress, tool_result
+from tokenbus.bus.scripts.run_inputs import RawPart, append_raw, append_verdicts, tool_progress, tool_result
+from tokenbus.bus.scripts.runs import accept, cancel
 from tokenbus.bus.scripts.script import Arg, Script, ScriptCall, joined
 from tokenbus.bus.scripts.work_queue import claim, finish, hand_back, heartbeat, mark, requeue, retire
 

@@ -1,14 +1,11 @@
-"""Guarded writes to `turns`, `raw` and `events` from outside an ordered stage."""
+"""Creates and cancels runs: guarded writes to a run's hash and the streams that it begins in."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
-from tokenbus.bus.run_record import call_field
 from tokenbus.bus.scripts.run_index import LIST_OF_TENANT
-from tokenbus.bus.scripts.script import MAX_VALUES, ROOM, Arg, ScriptCall, script
+from tokenbus.bus.scripts.script import ROOM, Arg, ScriptCall, script
 
 RUNS_SHARE = 0.9
 """Accept a new run only while less than this share of the server's ``maxmemory`` is in use; the rest is for open
@@ -179,146 +176,6 @@ def cancel(
     )
 
 
-_APPEND = script(
-    "append",
-    """
--- Append raw frames of several runs as one entry; each frame is checked.
--- KEYS: 1 raw (stream), 2 lease of the normalizer (hash), 3 and further: the runs' hashes, then the policy stage's
--- lease
--- if its lag is wanted.
--- ARGV: 1 and further: run, attempt, frame number, whether it is the last, frame and writer of each.
--- Reply: a verdict for each frame, the normalizer's lag, and the policy stage's.
--- Atomic: an attempt that was closed, or that another worker makes, writes nothing, and no frame is written twice.
-local out, fields, writes, records, size, ends = {}, {}, {}, {}, 0, false
-local n = (#ARGV) / 6
-local policy = KEYS[n + 3]
-for k = 0, n - 1 do
-  local run, attempt, frame, final, data, writer = unpack(ARGV, k * 6 + 1, k * 6 + 6)
-  local key = KEYS[3 + k]
-  local h = redis.call('HMGET', key, 'status', 'attempt', 'raw', 'closed', 'writer', 'record')
-  if not h[1] then out[k + 1] = 'gone'
-  elseif h[1] ~= 'open' then out[k + 1] = h[1]
-  elseif h[2] ~= attempt then out[k + 1] = 'attempt ' .. h[2]
-  elseif frame ~= '-1' and tonumber(h[3]) == tonumber(frame) + 1 and h[5] == writer then out[k + 1] = 'already'
-  elseif h[4] == attempt then out[k + 1] = 'closed'
-  elseif frame ~= '-1' and h[3] ~= frame then out[k + 1] = 'frame ' .. h[3]
-  elseif tonumber(frame) > 0 and h[5] ~= writer then out[k + 1] = 'writer ' .. (h[5] or '')
-  else
-    out[k + 1] = 'ok'
-    ends = ends or final == '1'
-    fields[#fields + 1] = run
-    fields[#fields + 1] = data
-    size = size + #data
-    writes[#writes + 1] = {key, frame == '-1' and h[3] or h[3] + 1, final, attempt, frame == '0' and writer}
-    if h[6] then
-      local field = 'frame:' .. attempt .. ':' .. frame
-      records[#records + 1] = {key, tonumber(h[6]) - #data, field, data}
-    end
-  end
-end
--- A full server accepts what ends an attempt; all else is answered `full`. It can refuse the first write only.
-if ends then redis.call('HDEL', KEYS[2], '') end
-if size > 0 then
-  for i = 1, #fields, MAX_VALUES do
-    local added = redis.pcall('XADD', KEYS[1], '*', unpack(fields, i, math.min(i + MAX_VALUES - 1, #fields)))
-    if type(added) == 'table' and added.err then
-      if not string.find(added.err, 'OOM') then return added end
-      for k = 1, n do if out[k] == 'ok' then out[k] = 'full' end end
-      size = 0
-      break
-    end
-  end
-end
-if size > 0 then
-  for _, w in ipairs(writes) do
-    if w[3] == '1' then redis.call('HSET', w[1], 'raw', w[2], 'closed', w[4])
-    else redis.call('HSET', w[1], 'raw', w[2]) end
-    if w[5] then redis.call('HSET', w[1], 'writer', w[5]) end
-  end
-  for _, r in ipairs(records) do
-    redis.call('HSET', r[1], 'record', r[2])
-    if r[2] >= 0 then redis.call('HSET', r[1], r[3], r[4]) end
-  end
-  redis.call('HINCRBY', KEYS[2], 'arrived', size)
-end
-local c = redis.call('HMGET', KEYS[2], 'arrived', 'done')
-out[n + 1] = tonumber(c[1] or '0') - tonumber(c[2] or '0')
-if policy then
-  local p = redis.call('HMGET', policy, 'arrived', 'done')
-  out[n + 2] = tonumber(p[1] or '0') - tonumber(p[2] or '0')
-end
-return out
-""".replace("MAX_VALUES", str(MAX_VALUES)),
-)
-
-
-class RawPart(msgspec.Struct, frozen=True):
-    """One run's part of a raw append: frame ``n`` (or ANY_FRAME), and whether it is the attempt's last."""
-
-    run: str
-    run_key: str
-    attempt: int
-    n: int
-    final: bool
-    data: bytes
-    writer: str = ""
-    """Unique name of the writer of the attempt's frames. Ignored for ANY_FRAME."""
-
-
-def append_raw(
-    raw: str, normalizer_lease: str, parts: Sequence[RawPart], *, policy_lease: str | None = None
-) -> ScriptCall:
-    """Write frames of several runs of one partition as one entry; each run is checked on its own.
-
-    ``parts`` holds each run at most once. Reply, for each part: ``ok``, ``already`` (this frame is in; its reply was
-    lost), ``full`` (the server has memory only for frames that end attempts: retry), or why it is refused (``gone``, a
-    status, ``attempt N``, ``closed``, ``frame N``, ``writer W``). Then the normalizer's lag in bytes and, with
-    ``policy_lease``, the policy stage's. The writer of frame 0 must write all frames of the attempt. If a server loses
-    the fact that it handed out the attempt and gives it to a second worker, the frames of the two therefore never mix.
-
-    A run whose hash has the field ``record`` is recorded: its frames are also kept in the hash as
-    ``frame:<attempt>:<n>`` until the byte budget in that field is used up.
-    """
-    args: list[Arg] = []
-    for p in parts:
-        args += (p.run, p.attempt, p.n, 1 if p.final else 0, p.data, p.writer)
-    keys = [raw, normalizer_lease, *(p.run_key for p in parts)]
-    return ScriptCall(_APPEND, keys + ([policy_lease] if policy_lease else []), args)
-
-
-_OF_OPEN_CALL = """
-local h = redis.call('HMGET', KEYS[1], 'status', ARGV[2])
-if h[1] ~= 'open' or h[2] ~= ARGV[3] then return 0 end
-ROOM
-redis.call('XADD', KEYS[2], '*', ARGV[1], ARGV[4])
-redis.call('HINCRBY', KEYS[3], 'arrived', #ARGV[4])
-""".replace("ROOM", ROOM)
-_TOOL_RESULT = script(
-    "tool_result",
-    """
--- Append a tool's result, and close its call.
--- KEYS: 1 run (hash), 2 events (stream), 3 lease of the parser (hash).
--- ARGV: 1 run, 2 field of the call, 3 attempt, 4 event.
--- Reply: 1, or 0 if the call is not open.
--- Atomic: of two results, one is appended.
-"""
-    + _OF_OPEN_CALL
-    + "redis.call('HDEL', KEYS[1], ARGV[2])\nreturn 1\n",
-)
-_TOOL_PROGRESS = script(
-    "tool_progress",
-    """
--- Append a tool's progress. The call stays open.
--- KEYS: 1 run (hash), 2 events (stream), 3 lease of the parser (hash).
--- ARGV: 1 run, 2 field of the call, 3 attempt, 4 event.
--- Reply: 1, or 0 if the call is not open.
--- Atomic: no progress follows the call's result.
-"""
-    + _OF_OPEN_CALL
-    + "return 1\n",
-)
-
-
 _ASK = script(
     "ask",
     """
@@ -338,47 +195,3 @@ return 1
 def ask(run_key: str, *, ttl_ms: int) -> ScriptCall:
     """Record that a policy asks for this run, which is about to be published: 1, or 0 if the run is known already."""
     return ScriptCall(_ASK, [run_key], [ttl_ms])
-
-
-def tool_result(
-    run_key: str, events: str, parser_lease: str, *, run: str, block: int, attempt: int, frame: bytes
-) -> ScriptCall:
-    """Submit a tool's result: 1, or 0 if the call is not open (a second result, a cancel, a newer attempt)."""
-    return ScriptCall(_TOOL_RESULT, [run_key, events, parser_lease], [run, call_field(block), attempt, frame])
-
-
-def tool_progress(
-    run_key: str, events: str, parser_lease: str, *, run: str, block: int, attempt: int, frame: bytes
-) -> ScriptCall:
-    """Submit progress of a call, which stays open: 1, or 0 if it is not open. Sent again, it is published again."""
-    return ScriptCall(_TOOL_PROGRESS, [run_key, events, parser_lease], [run, call_field(block), attempt, frame])
-
-
-_APPEND_VERDICTS = script(
-    "rule",
-    """
--- Append policy verdicts of a run.
--- KEYS: 1 run (hash), 2 events (stream), 3 lease of the parser, 4 lease of the policy stage (hashes).
--- ARGV: 1 run, 2 token, 3 event.
--- Reply: 'ok', 'fenced', 'gone', or the status of a run that is not open.
--- Atomic: a worker that lost the partition appends nothing.
-if redis.call('HGET', KEYS[4], 'token') ~= ARGV[2] then return 'fenced' end
-local status = redis.call('HGET', KEYS[1], 'status')
-if status ~= 'open' then return status or 'gone' end
-ROOM
-redis.call('XADD', KEYS[2], '*', ARGV[1], ARGV[3])
-redis.call('HINCRBY', KEYS[3], 'arrived', #ARGV[3])
-return 'ok'
-""".replace("ROOM", ROOM),
-)
-
-
-def append_verdicts(
-    run_key: str, events: str, parser_lease: str, policy_lease: str, *, run: str, token: str, frame: bytes
-) -> ScriptCall:
-    """Submit policy verdicts of a run, as the owner of the policy lease with ``token``.
-
-    Reply: ``ok``; or ``fenced``, ``gone``, or the run's status if it is no longer open: these write nothing. A retry
-    after a lost reply may append it twice; the parser applies each part once.
-    """
-    return ScriptCall(_APPEND_VERDICTS, [run_key, events, parser_lease, policy_lease], [run, token, frame])
