@@ -16,7 +16,7 @@ $(INSTALLED): requirements.lock pyproject.toml
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@ $(RUNNABLE)
 
-# What runs the bus on this machine, and no more: a fifth of it.
+# Only what the bus needs to run on this machine: a fifth of that.
 $(RUNNABLE): requirements-demo.lock pyproject.toml
 	@$(CHECK_PYTHON)
 	$(PYTHON) -m venv .venv
@@ -31,7 +31,7 @@ demo: $(RUNNABLE)
 up: $(RUNNABLE)
 	$(BIN)/tokenbus up $(if $(MOCK),--mock)
 
-# Most tests wait for processes of their own, so several run at once, each with a server for itself: JOBS=
+# Most tests wait for their processes, so several run at once, each with its own server: JOBS=
 test: setup
 	$(BIN)/python -m tests.run -n $(or $(JOBS),4) --durations=25
 
@@ -72,25 +72,25 @@ test-docker: setup
 model: setup
 	MODEL_EXAMPLES=$(or $(EXAMPLES),2000) $(BIN)/python -m pytest tests/model -k random_histories
 
-# Coverage-guided, on the provider decoders. Where atheris does not install, it says so and ends.
+# Coverage-guided, on the provider decoders. If atheris cannot be installed, it says so and stops.
 fuzz: setup
 	@$(BIN)/pip install --quiet --disable-pip-version-check atheris 2>/dev/null || true
 	$(BIN)/python -m tests.fuzz $(or $(SECONDS),60)
 
-# Runs through real workers while everything breaks, and a judge of what came: SECONDS=600 SEED= BROKEN= KEEP= FAULTS=
+# Runs through real workers while everything breaks; a judge checks the output: SECONDS=600 SEED= BROKEN= KEEP= FAULTS=
 chaos: setup
 	$(BIN)/python -m tests.chaos --seconds $(or $(SECONDS),600) --seed "$(SEED)" \
 		$(if $(BROKEN),--broken $(BROKEN)) $(if $(KEEP),--keep $(KEEP)) $(if $(FAULTS),--faults "$(FAULTS)")
 
-# An even, mixed load for half an hour at half of what the machine can do: does anything grow? SECONDS= SHARE= KEEP=
+# A steady, mixed load for half an hour at half of the machine's capacity; fails if a resource grows: SECONDS= SHARE= KEEP=
 soak: setup
 	$(BIN)/python -m tests.soak --seconds $(or $(SECONDS),1800) --share $(or $(SHARE),0.5) $(if $(KEEP),--keep $(KEEP))
 
-# Clients of every protocol of the gateway, all silent: keep-alives and nothing else, and nothing grows. SECONDS= CLIENTS=
+# Silent clients of every protocol of the gateway: each gets only keep-alives, and no resource grows: SECONDS= CLIENTS=
 idle: setup
 	$(BIN)/python -m tests.soak.idle --seconds $(or $(SECONDS),3600) --clients $(or $(CLIENTS),2000)
 
-# The release before beside this one, each kind of worker replaced in turn and back, at length: ROUNDS= RUNS=
+# The previous release and this one together; replaces each kind of worker and back, many times: ROUNDS= RUNS=
 upgrade-test: setup
 	UPGRADE_ROUNDS=$(or $(ROUNDS),20) UPGRADE_RUNS=$(or $(RUNS),20) $(BIN)/python -m pytest --timeout 3600 tests/e2e/operating/test_upgrade.py
 
@@ -127,7 +127,7 @@ screenshots: setup
 bench: setup
 	$(BIN)/python -m tests.bench
 
-# What larger deployments need, by a model that is fed with measured unit costs.
+# Computes what larger deployments need, from a model with measured unit costs.
 simulate: setup
 	$(BIN)/python -m tests.simulation
 

@@ -4,8 +4,8 @@ pip install '.[examples]'    # in a checkout of tokenbus
 TOKENBUS_REDIS_URL=redis://localhost:6379 CHAT_PROVIDER=anthropic CHAT_MODEL=… uvicorn chat_window:app
 
 POST /chat {"text": …} begins an answer and gives {"run": …}. GET /chat/RUN streams it to an EventSource, which
-reconnects by itself and misses nothing. Closing the tab cancels the answer; GET /chat/RUN?keep=1 lets it go on.
-Add your login: whoever knows a run's id may read it here.
+reconnects automatically and misses nothing. Closing the tab cancels the answer; with GET /chat/RUN?keep=1 it continues.
+Add your login: anyone who knows a run's id may read it here.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from tokenbus import Chunk, Client, PublicEvent, Restarted, Retrying, TerminalEv
 
 MODEL = {"provider": os.environ["CHAT_PROVIDER"], "model": os.environ["CHAT_MODEL"]}
 GRACE_S = 5.0
-"""A browser that lost its connection is back within it; a closed tab is not."""
+"""Time for a browser to reconnect after it lost its connection. After that the tab counts as closed."""
 
 
 class Question(msgspec.Struct):

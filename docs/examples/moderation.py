@@ -1,4 +1,4 @@
-"""Watches all that is said and stops a run that says what it must not.
+"""Watches all visible text and cancels a run whose text contains a forbidden word.
 
 TOKENBUS_REDIS_URL=redis://localhost:6379 python moderation.py kumquat …
 """
@@ -10,9 +10,9 @@ from collections import defaultdict
 from tokenbus import Chunk, Client
 
 KEPT = 200
-"""Characters of a run that are looked at: a word may come in several chunks."""
+"""Characters of a run that are searched: a word may be split over several chunks."""
 RUNS = 10_000
-"""Runs that are remembered; the oldest is forgotten first."""
+"""Maximum runs to remember. Beyond it the oldest is dropped."""
 
 
 async def main(forbidden: list[str]) -> None:
@@ -27,7 +27,7 @@ async def main(forbidden: list[str]) -> None:
                 stopped.discard(oldest := next(iter(said)))
                 del said[oldest]
             found = next((word for word in forbidden if word in said[chunk.run]), None)
-            if found and chunk.run not in stopped:  # chunks that were on their way still come
+            if found and chunk.run not in stopped:  # chunks already published still arrive
                 stopped.add(chunk.run)
                 await bus.cancel(chunk.run, f"moderation: {found}", heard_through=chunk.seq)
                 print(f"stopped {chunk.run}: {found}", flush=True)

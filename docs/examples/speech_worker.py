@@ -1,4 +1,4 @@
-"""Speaks what models say, sentence by sentence. Start as many as you like: they share the runs among them.
+"""Speaks the text of models, sentence by sentence. Start as many as you like: they share the runs.
 
 TOKENBUS_REDIS_URL=redis://localhost:6379 python speech_worker.py
 """
@@ -16,7 +16,7 @@ async def speak(sentence: Sentence) -> None:
 async def main() -> None:
     async with Client() as bus, bus.sentences(group="speech", from_="start") as sentences:
         async for sentence in sentences:
-            await speak(sentence)  # spoken before the next is taken: only then is it done with
+            await speak(sentence)  # the next iteration acknowledges the sentence
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Adds up tokens by tenant, from the ends of runs, and prints the sums as JSON lines.
+"""Adds up tokens by tenant, from the terminal events of runs, and prints the sums as JSON lines.
 
 A run's end tells what all of its attempts cost, however it ended.
 

@@ -1,4 +1,4 @@
-"""Keeps every complete block in SQLite. An event may come again after a crash: it is stored once.
+"""Stores every complete block in SQLite. An event that is delivered again after a crash is stored once.
 
 TOKENBUS_REDIS_URL=redis://localhost:6379 python transcript_store.py transcripts.db
 """
@@ -24,7 +24,7 @@ async def main(path: str) -> None:
             row = (block.run, block.seq, block.kind, block.tool_name, block.content or block.arguments)
             with database:  # one transaction
                 database.execute("INSERT OR IGNORE INTO blocks VALUES (?, ?, ?, ?, ?)", row)
-            blocks.ack(block)  # only now: what is not stored comes again
+            blocks.ack(block)  # after it is stored: an unacknowledged block is delivered again
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Google Cloud, for Vertex AI: the key file that GOOGLE_APPLICATION_CREDENTIALS names, for a token of an hour."""
+"""Google Cloud, for Vertex AI: exchanges the key file (GOOGLE_APPLICATION_CREDENTIALS) for a token of an hour."""
 
 import asyncio
 import json

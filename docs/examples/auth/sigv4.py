@@ -32,7 +32,7 @@ class SigV4:
         return [self._env.get(name, "") for name in ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")]
 
     def rejected(self) -> bool:
-        return False  # the same keys sign the same
+        return False  # signing again with the same keys changes nothing
 
     async def headers(self, call: CallToSign) -> Mapping[str, str]:
         url, at = urlsplit(call.url), self._now().strftime("%Y%m%dT%H%M%SZ")

@@ -102,7 +102,7 @@ _said = msgspec.json.Decoder(_Said)
 
 
 class AcmeDecoder(ResponseDecoder, kw_only=True):
-    """Framing, errors by HTTP status, bounds and the one end are `ResponseDecoder`'s. All state is in fields."""
+    """`ResponseDecoder` does framing, errors by HTTP status, bounds and the single end. All state is in fields."""
 
     begun: bool = False
     blocks: int = 0
@@ -152,7 +152,7 @@ class AcmeDecoder(ResponseDecoder, kw_only=True):
 
 
 class Acme(ProviderBase):
-    """What tokenbus asks of a provider API; the rest is `ProviderBase`'s."""
+    """What tokenbus needs of a provider API. `ProviderBase` has the rest."""
 
     name = "acme"
     default_base_url = "https://api.acme.example/v1"
@@ -166,7 +166,7 @@ class Acme(ProviderBase):
         return AcmeDecoder.of(status, headers)
 
     def restore(self, state: bytes) -> Decoder:
-        """The decoder that another worker goes on with."""
+        """The decoder with which another worker continues."""
         return msgspec.msgpack.decode(state, type=AcmeDecoder)
 
 
