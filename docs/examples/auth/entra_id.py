@@ -1,4 +1,4 @@
-"""Microsoft Entra ID, for Azure: exchanges a client's secret (AZURE_CLIENT_SECRET) for a token that is valid for an hour."""
+"""Microsoft Entra ID, for Azure: exchanges a client secret (AZURE_CLIENT_SECRET) for a token of an hour."""
 
 import asyncio
 import os
