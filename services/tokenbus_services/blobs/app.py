@@ -10,7 +10,8 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from tokenbus.blob_wire import DEPLOYMENT_ENV
-from tokenbus.bus.liveness import STUCK_S, Liveness, rest, slack, stop_task
+from tokenbus.bus.liveness import STUCK_S, Defects, Liveness, rest, slack, stop_task
+from tokenbus.errors import BlobError
 from tokenbus_services.blobs.auth import secret_of
 from tokenbus_services.blobs.blob_spans import BlobSpans
 from tokenbus_services.blobs.http import AsgiApp, BlobRoutes, WithBlobs
@@ -25,6 +26,8 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 SWEEPS_A_LIFE = 10
 """How many times in a blob's lifetime the store is swept."""
+SWEEP_AGAIN_S = 60.0
+"""Pause after a sweep that failed."""
 SWEEPING_S = 3600.0
 """Maximum duration of one sweep: a store may hold millions of blobs, or be on a slow disk."""
 
@@ -55,15 +58,23 @@ class BlobService:
             await self._tracer.close()
 
     async def _sweep(self) -> None:
+        """Sweep until cancelled. Raises what always fails: without the sweep the disk fills up."""
+        defects = Defects()
         while True:
+            pause_s = self._pause_s
             try:
                 with slack(SWEEPING_S):
                     removed = await self._store.sweep()
                 if removed:
                     log.info("blobs_swept", removed=removed)
-            except Exception as e:  # any exception: without the sweep the disk fills up
+                defects.none()
+            except Exception as e:  # any exception: the next sweep may succeed
                 log.warning("blob_sweep_failed", error=f"{type(e).__name__}: {e}")
-            await rest(self._pause_s)
+                self.liveness.failed_work("blob sweep")
+                if not isinstance(e, BlobError):  # the store may be away for any time
+                    defects.count(e)
+                pause_s = min(pause_s, SWEEP_AGAIN_S)
+            await rest(pause_s)
 
 
 def create(settings: Settings) -> AsgiApp:

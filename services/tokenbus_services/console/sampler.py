@@ -151,8 +151,9 @@ class Sampler:
                         await self._tell_health()
             except (TokenbusError, RedisError, OSError) as e:
                 log.info("console_sample_failed", error=str(e))
-            except Exception:
+            except Exception:  # a defect of the console must not end the gateway, and the page shows that it is behind
                 log.exception("console_sample_failed")
+                self._liveness.failed_work("console sample")
             await rest(max(0.05, SAMPLE_S - (self._clock() - began)))
         self._open, self._ended, self._in_turn = {}, {}, []
 

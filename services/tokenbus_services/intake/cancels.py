@@ -117,8 +117,10 @@ class Cancels:
                     await self._queue.discard(items)
                 else:
                     await self._queue.finish(items, again=lambda requests=requests: self._apply(requests))
-            except Exception:  # any error: another fetcher gets them next
+            except Exception:  # any error: another fetcher gets them next, one by one (`Acceptance`), and a bounded
+                # number of times
                 log.exception("cancels_not_finished", cancels=len(items))
+                self._liveness.failed_work("cancels")
                 self._queue.release(items)
 
     async def _apply(self, requests: Sequence[Cancel]) -> None:

@@ -13,7 +13,7 @@ import structlog
 from tokenbus.blobs import BlobStreams
 from tokenbus.bus.dead_letters import DeadLetter, dead_letter
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.liveness import Liveness, beating, rest, stop_task
+from tokenbus.bus.liveness import Defects, Liveness, beating, rest, stop_task
 from tokenbus.bus.records import RecordEntry, drop_old_records, forget_recorded, newest_records, put_record
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.server import Server
@@ -47,6 +47,8 @@ this record.
 STILL_S = 900.0
 """A record without progress for this long is stuck; the store's own timeouts are much shorter."""
 RENEWALS_A_LEASE = 4
+RENEW_AGAIN_S = 60.0
+"""Pause after a round of renewals that failed."""
 LEASE_S = 40.0
 """Maximum time to lease one blob, given the timeouts of the store's client."""
 
@@ -198,15 +200,25 @@ class RecordService:
     # --- what is indexed stays --------------------------------------------------------------------------------
 
     async def _renew_all(self) -> None:
-        """Keep renewing the leases of all records' blobs, until the index drops the records."""
+        """Keep renewing the leases of all records' blobs, until the index drops the records.
+
+        Raises what always fails.
+        """
+        defects = Defects()
         while True:
+            pause_s = self._settings.retention.open_run_s / RENEWALS_A_LEASE
             try:
                 await drop_old_records(self._server, self._keys, keep_ms=self._keep_ms, most=self._most)
                 async for entry in newest_records(self._server, self._keys):
                     await self._renew(entry)
-            except Exception as e:  # any exception: the next round may succeed, long before a lease ends
+                defects.none()
+            except Exception as e:  # any exception: a later round may succeed, long before a lease ends
                 log.warning("renewal_failed", problem=f"{type(e).__name__}: {e}")
-            await rest(self._settings.retention.open_run_s / RENEWALS_A_LEASE)
+                self.liveness.failed_work("leases of records")
+                if not isinstance(e, BlobError):  # the store may be away for any time
+                    defects.count(e)
+                pause_s = min(pause_s, RENEW_AGAIN_S)
+            await rest(pause_s)
 
     async def _renew(self, entry: RecordEntry) -> None:
         """Renew the leases of a record's blobs. Raises BlobError if the store is away."""

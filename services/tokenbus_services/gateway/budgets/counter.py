@@ -94,9 +94,14 @@ class SpendCounter:
         self._keep_ms = keep_ms
         self._origins: OrderedDict[str, Origin | None] = OrderedDict()
         self._task: asyncio.Task[None] | None = None
+        self._defects = Defects()
+        self._skipped: set[str] = set()
+        """Runs with an event that could not be counted, since the last one that could."""
+        self._failed_work: Callable[[str], object] = lambda work: None
 
     async def open(self, liveness: Liveness) -> None:
         """Count in the background."""
+        self._failed_work = liveness.failed_work
         self._task = liveness.start(self.run(), name="count of spend")
 
     async def close(self) -> None:
@@ -107,7 +112,6 @@ class SpendCounter:
         """Count until cancelled, also if the server is away for any time, or one event cannot be counted. Raises what
         always fails.
         """
-        defects = Defects()
         while True:
             try:
                 kinds = (Started, UsageReported, Completed, Incomplete, RunFailedEvent, Cancelled)
@@ -116,22 +120,32 @@ class SpendCounter:
                 ) as events:
                     async for event in events:
                         await self._count_or_pass(event)
-                        defects.none()
             except ServerError as e:
                 log.info("spend_counting_interrupted", error=str(e))
             except Exception as e:  # a defect must not end the count in silence: budgets would hold nothing any more
                 log.exception("spend_counting_interrupted")
-                defects.count(e)
+                self._defects.count(e)
             await rest(RETRY_S)
 
     async def _count_or_pass(self, event: Started | Counted) -> None:
-        """Count one event. One that can never be counted would hold up those of all other clients."""
+        """Count one event. One that can never be counted would hold up those of all other clients, so it is skipped.
+
+        Raises its error if no event of many runs in a row could be counted: that is no fault of a single event.
+        """
         try:
             await self.count(event)
         except ServerError:
             raise
-        except Exception:
+        except Exception as e:
             log.exception("spend_not_counted", run=event.run)
+            self._failed_work("count of spend")
+            if event.run not in self._skipped:
+                self._skipped.add(event.run)
+                self._defects.count(e)
+        else:
+            if not isinstance(event, Started):  # which is only remembered
+                self._skipped.clear()
+                self._defects.none()
 
     async def count(self, event: Started | Counted) -> None:
         """Count one event. Raises ServerError; counting it again is safe."""

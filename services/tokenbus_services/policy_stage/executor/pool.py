@@ -37,6 +37,11 @@ SILENT_S = 10.0
 """An executor whose event loop has not turned for this long, without a call in progress, counts as dead."""
 CLOSE_S = 4.0
 FORK_PAUSE_S = 0.5
+FORK = "fork of an executor"
+
+
+class NoExecutor(Exception):
+    """No executor can be started on this host."""
 
 
 class ExecutorPool:
@@ -60,6 +65,7 @@ class ExecutorPool:
         """By policy that ended or blocked an executor."""
         self._tasks = 0
         self._watching: asyncio.Task[None] | None = None
+        self._failed_work: Callable[[str], object] = lambda work: None
         self._closed = False
 
     @property
@@ -72,6 +78,7 @@ class ExecutorPool:
 
     async def start(self, liveness: Liveness) -> None:
         """See `Executors.start`. Also raises OSError."""
+        self._failed_work = liveness.failed_work
         self._server = ForkServer(self._setup)
         await self._server.open()
         for _ in range(self._most):
@@ -118,8 +125,9 @@ class ExecutorPool:
             while True:
                 try:
                     return await self._fork(separate=True)
-                except OSError as e:
+                except OSError as e:  # the run's policy timeout ends it, and so this; `_watch` ends the worker
                     log.warning("policy_executor_not_started", problem=str(e))
+                    self._failed_work(FORK)
                     await asyncio.sleep(FORK_PAUSE_S)
         except BaseException:
             if acquiring.done():
@@ -187,7 +195,10 @@ class ExecutorPool:
                 defects.none()
             except Exception as e:
                 log.warning("policy_executors_failed", problem=f"{type(e).__name__}: {e}")
-                defects.count(e)
+                self._failed_work(FORK)
+                # An OSError here is this host's, not the bus's server's: another worker may be able to fork.
+                defects.count(NoExecutor(str(e)) if isinstance(e, OSError) else e)
+                await rest(FORK_PAUSE_S)
 
     def _look_at(self, process: ExecutorProcess, passed_s: float) -> None:
         marks = process.page.read()

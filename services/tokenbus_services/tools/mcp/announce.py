@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from tokenbus.bus.liveness import Liveness, wait_briefly
+from tokenbus.bus.liveness import Defects, Liveness, wait_briefly
 from tokenbus_services.runtime.mcp_tool_cache import REFRESH_S, McpToolCache
 
 if TYPE_CHECKING:
     from tokenbus_services.tools.mcp.registry import McpServers
 
 AGAIN_S = 0.5
-"""Retry delay after a failed write."""
+"""First retry delay after a failed write; it doubles up to `REFRESH_S`."""
 
 _log = structlog.stdlib.get_logger()
 
@@ -27,6 +27,7 @@ class McpLists:
         self._lists = lists
         self._liveness = liveness or Liveness()
         self._task: asyncio.Task[None] | None = None
+        self._defects = Defects()
 
     async def open(self) -> None:
         """Write the current lists and start refreshing them."""
@@ -42,19 +43,31 @@ class McpLists:
 
     async def _keep(self) -> None:
         clock = asyncio.get_running_loop().time
-        due = clock() + REFRESH_S
+        due, again_s = clock() + REFRESH_S, AGAIN_S
         while True:
             if await wait_briefly(self._servers.listed, timeout_s=due - clock()) or clock() >= due:
                 self._servers.listed.clear()
-                due = clock() + (REFRESH_S if await self._write() else AGAIN_S)
+                if await self._write():
+                    due, again_s = clock() + REFRESH_S, AGAIN_S
+                else:
+                    due, again_s = clock() + again_s, min(2 * again_s, REFRESH_S)
 
     async def _write(self) -> bool:
-        """Write each list by itself: one that cannot be written keeps no other back. Returns whether all were."""
-        failed = 0
-        for name, tools in self._servers.definitions.items():
+        """Write each list by itself: one that cannot be written keeps no other back. Returns whether all were.
+
+        Raises the error if none could be written, time after time, while the server was there.
+        """
+        failures: list[Exception] = []
+        definitions = self._servers.definitions
+        for name, tools in definitions.items():
             try:
                 await self._lists.write(name, tools)
             except Exception as e:  # any exception: requests that name a tool need the lists
-                failed += 1
+                failures.append(e)
                 _log.warning("mcp_list_not_written", server=name, problem=str(e) or type(e).__name__)
-        return not failed
+                self._liveness.failed_work("mcp list")
+        if failures and len(failures) == len(definitions):
+            self._defects.count(failures[0])
+        else:
+            self._defects.none()
+        return not failures
