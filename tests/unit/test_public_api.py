@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import typing
@@ -82,6 +83,13 @@ def test_these_names_are_public(module: str) -> None:
     facade = importlib.import_module(module)
     assert sorted(facade.__all__) == sorted(FACADE[module].split())
     assert all(hasattr(facade, name) for name in facade.__all__)
+
+
+@pytest.mark.parametrize("module", FACADE)
+def test_a_type_checker_sees_no_getattr_that_accepts_any_name(module: str) -> None:
+    """One that it saw would make a misspelt import an `object`, without an error."""
+    seen = ast.parse(inspect.getsource(importlib.import_module(module))).body
+    assert "__getattr__" not in {node.name for node in seen if isinstance(node, ast.FunctionDef)}
 
 
 def _callables(kind: type) -> Iterator[Callable[..., object]]:

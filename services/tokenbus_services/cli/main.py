@@ -23,9 +23,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         status = tokenbus.main(arguments, prog_name="tokenbus", standalone_mode=False)
         sys.stdout.flush()
+    except click.exceptions.NoArgsIsHelpError as e:
+        e.show()  # the help itself, to stderr: it is no error's one line
+        status = e.exit_code
     except click.ClickException as e:
         context = e.ctx if isinstance(e, click.UsageError) else None
-        ending.print_error(e.format_message() + (f" (see: {context.command_path} --help)" if context else ""))
+        problem = " ".join(e.format_message().split())  # click puts each choice on a line of its own
+        ending.print_error(problem + (f" (see: {context.command_path} --help)" if context else ""))
         status = e.exit_code
     except (KeyboardInterrupt, click.Abort):
         status = ending.INTERRUPTED

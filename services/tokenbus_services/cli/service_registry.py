@@ -30,8 +30,8 @@ STOP_ORDER: tuple[ServiceName, ...] = (
 """Services that bring in work stop first, so that their work still reaches the logs."""
 
 
-def services_of(settings: Settings) -> list[ServiceName]:
-    """Return the services that a deployment with these settings needs.
+def services_of(settings: Settings, *, mock: bool = False) -> list[ServiceName]:
+    """Return the services that a deployment with these settings needs. ``mock``: with the mock provider and its tool.
 
     Chained, that is no tool executor without a tool: each process is a quarter of the deployment's memory and start.
     """
@@ -41,7 +41,7 @@ def services_of(settings: Settings) -> list[ServiceName]:
         "policy": not settings.policies,
         "gateway": settings.gateway is None,
         "pipeline": not chained,
-        "tools": chained and not runs_tools(settings),
+        "tools": chained and not (mock or runs_tools(settings)),
     }
     return [s for s in SERVICES if not idle.get(s, False) and not (chained and s in CHAINED)]
 

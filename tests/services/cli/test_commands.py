@@ -9,6 +9,7 @@ import pytest
 
 from tests.services.cli.process import run_process as run
 from tokenbus import __version__
+from tokenbus_services.cli.main import main
 
 
 async def test_the_version_is_the_packages():
@@ -20,6 +21,21 @@ async def test_a_wrong_option_is_one_line_and_exit_code_2():
     assert ended.code == 2
     assert "nobody" in ended.error
     assert "tokenbus worker --help" in ended.error
+
+
+async def test_a_missing_argument_is_one_line_with_its_choices():
+    ended = await run("tail")
+    assert ended.code == 2
+    assert ended.err.count("\n") == 1
+    assert "visible, chunks, blocks, runs, decisions (see: tokenbus tail --help)" in ended.error
+
+
+@pytest.mark.parametrize("group", [(), ("dead",)])
+def test_a_group_without_a_command_is_its_help(group: tuple[str, ...], capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as ended:
+        main(group)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith(" ".join(("Usage: tokenbus", *group, "[OPTIONS] COMMAND")))
 
 
 async def test_without_a_server_to_talk_to_it_says_what_to_set(tmp_path: Path):

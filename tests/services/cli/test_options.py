@@ -48,6 +48,11 @@ def test_chained_a_tool_executor_runs_if_the_settings_have_tools(tools: dict[str
     assert "tools" in services_of(replace(Settings(stages=StageSettings(chained=True)), **tools))
 
 
+def test_chained_a_tool_executor_runs_with_the_mock_provider_which_has_a_tool():
+    chained = Settings(stages=StageSettings(chained=True))
+    assert services_of(chained, mock=True) == ["pipeline", "tools", "blobs"]
+
+
 def test_further_workers_of_a_service_take_any_free_port():
     posts = posts_for(parse_services("parser, fetcher"), parse_scales(["parser=3", "fetcher=1"]))
     assert [(post.name, post.arguments) for post in posts] == [

@@ -58,7 +58,7 @@ def worker(service: ServiceName, host: str | None, port: int | None, mock_url: s
     "--chained",
     is_flag=True,
     help="Run fetcher, normalizer and parser as one process, the pipeline, and a tool executor only if the settings "
-    "have tools. Default: stages.chained in the settings.",
+    "or --mock have tools. Default: stages.chained in the settings.",
 )
 def up(scales: tuple[str, ...], services: str | None, data: Path | None, mock_provider: bool, chained: bool) -> None:
     """Run a server and all services as child processes until Ctrl-C.

@@ -47,7 +47,8 @@ def run(
         settings = msgspec.structs.replace(settings, stages=msgspec.structs.replace(settings.stages, chained=True))
     if mock_provider:
         settings = mock.with_console(settings)
-    posts = with_console(posts_for(parse_services(services) or services_of(settings), parse_scales(scales)), settings)
+    needed = parse_services(services) or services_of(settings, mock=mock_provider)
+    posts = with_console(posts_for(needed, parse_scales(scales)), settings)
     if settings.http.blobs == 0 and runs_blobs(posts, settings):
         settings, posts = with_blobs_port(settings, posts, free_port())
     if mock_provider:
