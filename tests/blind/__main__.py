@@ -1,4 +1,4 @@
-"""`python -m tests.blind --out DIRECTORY`: plant a fault of five, chosen at random, and write down every signal.
+"""`python -m tests.blind --out DIRECTORY`: plant one fault, or none, chosen at random, and write down every signal.
 
 `signals.txt` is to be read first; which fault it was is in `sealed.txt`. Needs Prometheus and, for the full disk, the
 right to mount a tmpfs.
@@ -29,7 +29,7 @@ from tests.servers import binary
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus_services.mock_provider import MockProvider, Reply, Script, Status, Turn
+from tokenbus_services.mock_provider import MockProvider, Reply, Script, Turn
 from tokenbus_services.process.embedded_server import free_port
 
 KINDS: tuple[Kind, ...] = (*SEPARATE, "policy", "gateway")
@@ -40,7 +40,6 @@ DOCTOR_AT = (12.0, 60.0)
 METRICS_AT = (30.0, 70.0)
 PLAIN = Script(name="plain", turns=(Turn(says=Reply(text="A word and another. " * 10)),))
 LARGE = Script(name="large", turns=(Turn(says=Reply(text="Much to say. " * 100_000, chunk_size=2_000)),))
-REFUSED = Script(name="refused", turns=(Turn(says=Reply(text=""), fault=Status(status=401)),))
 
 
 @contextmanager
@@ -78,7 +77,7 @@ timeout_s = 5
 """
 
         def choose(request: object) -> Script | None:
-            return REFUSED if world and world.key_revoked else None
+            return world.answer if world else None
 
         async with (
             MockProvider([PLAIN, LARGE], choose=choose) as provider,

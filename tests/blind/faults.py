@@ -1,4 +1,4 @@
-"""The five faults. Each does its harm at once and returns."""
+"""The faults, and a control. Each does its harm at once and returns."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from tests.e2e.conftest import Send
 from tests.e2e.fleet import Fleet
 from tokenbus.bus.keys import Keys
+from tokenbus_services.mock_provider import CutOff, Reply, Script, Stall, Status, Turn
 
 HOT_RUNS = 24
 
@@ -23,13 +24,32 @@ class World:
         self.send = send
         self.disk = disk
         self.marks = marks
-        self.key_revoked = False
-        """The provider answers 401."""
+        self.answer: Script | None = None
+        """What the provider answers from now on, whatever it is asked."""
+
+
+def answering(fault: Status | Stall | CutOff) -> Script:
+    """An answer of some length, with this fault in it."""
+    return Script(turns=(Turn(says=Reply(text="A word and another. " * 10), fault=fault),))
+
+
+async def nothing(world: World) -> None:
+    """No fault: what is seen without one."""
 
 
 async def key_revoked(world: World) -> None:
     """The provider refuses the key."""
-    world.key_revoked = True
+    world.answer = answering(Status(status=401))
+
+
+async def provider_silent(world: World) -> None:
+    """The provider answers each request with 200 and then sends nothing."""
+    world.answer = answering(Stall())
+
+
+async def answers_cut(world: World) -> None:
+    """The provider ends each answer in its middle."""
+    world.answer = answering(CutOff(after_bytes=400))
 
 
 async def stage_stopped(world: World) -> None:
@@ -37,6 +57,13 @@ async def stage_stopped(world: World) -> None:
     for worker in world.services.workers:
         if worker.kind == "normalizer":
             worker.kill()
+
+
+async def stage_frozen(world: World) -> None:
+    """All parsers stop without an end."""
+    for worker in world.services.workers:
+        if worker.kind == "parser":
+            worker.freeze()
 
 
 async def hot_partition(world: World) -> None:
@@ -63,5 +90,16 @@ async def policy_hangs(world: World) -> None:
 
 
 FAULTS: dict[str, Callable[[World], Awaitable[None]]] = {
-    fault.__name__: fault for fault in (key_revoked, stage_stopped, hot_partition, disk_full, policy_hangs)
+    fault.__name__: fault
+    for fault in (
+        nothing,
+        key_revoked,
+        provider_silent,
+        answers_cut,
+        stage_stopped,
+        stage_frozen,
+        hot_partition,
+        disk_full,
+        policy_hangs,
+    )
 }
