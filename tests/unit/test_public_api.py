@@ -66,7 +66,15 @@ FACADE = {
 }
 """The modules that users import from, and all names of each."""
 
-BUILT_BY_TOKENBUS = {"OrderedSubscription", "SentenceSubscription", "SharedSubscription", "Run", "StreamContext"}
+BUILT_BY_TOKENBUS = {
+    "Blobs",
+    "OrderedSubscription",
+    "Run",
+    "SentenceSubscription",
+    "SharedSubscription",
+    "StreamContext",
+    "Subscription",
+}
 """Classes whose objects users are given. What their constructors take is no promise."""
 NOT_FOR_USERS = {"Decision", "CallOutcome", "ImagesRequested", "Topic"}
 """Types that only the bus's own services hand to each other, by methods that users have no reason to call."""

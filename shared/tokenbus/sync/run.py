@@ -1,0 +1,50 @@
+"""The handle of a published run, from a synchronous client."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Protocol
+
+from tokenbus.client.response import Response
+from tokenbus.client.run import PUBLISHED_WAIT_S
+from tokenbus.client.run import Run as AsyncRun
+from tokenbus.events.public import PublicEvent
+from tokenbus.events.requests import Message
+
+
+class RunClient(Protocol):
+    """What a run handle needs from its client; see `Client`."""
+
+    def follow(
+        self, run: Run | str, *, after: int = -1, wait_s: float | None = PUBLISHED_WAIT_S
+    ) -> Generator[PublicEvent]: ...
+    def result(self, run: Run | str, *, wait_s: float | None = PUBLISHED_WAIT_S) -> Response: ...
+    def messages(self, run: Run | str, *, wait_s: float | None = PUBLISHED_WAIT_S) -> list[Message]: ...
+    def cancel(self, run: Run | str, reason: str | None = None, *, heard_through: int | None = None) -> None: ...
+
+
+class Run:
+    """One published run; see `tokenbus.Run`."""
+
+    def __init__(self, run: AsyncRun, client: RunClient) -> None:
+        self.id = run.id
+        self._client = client
+
+    def __repr__(self) -> str:
+        return f"Run({self.id!r})"
+
+    def events(self, *, after: int = -1, wait_s: float | None = PUBLISHED_WAIT_S) -> Generator[PublicEvent]:
+        """Yield the run's events after seq ``after``, then live. Raises the same errors as `Client.follow`."""
+        return self._client.follow(self, after=after, wait_s=wait_s)
+
+    def result(self, *, wait_s: float | None = PUBLISHED_WAIT_S) -> Response:
+        """Wait for the run to end and return its response. Raises the same errors as `Client.result`."""
+        return self._client.result(self, wait_s=wait_s)
+
+    def messages(self, *, wait_s: float | None = PUBLISHED_WAIT_S) -> list[Message]:
+        """Wait for the run to end and return its output as messages. Raises the same errors as `Client.messages`."""
+        return self._client.messages(self, wait_s=wait_s)
+
+    def cancel(self, reason: str | None = None, *, heard_through: int | None = None) -> None:
+        """Ask for the run to be stopped, also at the provider. Raises the same errors as `Client.cancel`."""
+        self._client.cancel(self, reason, heard_through=heard_through)
