@@ -8,11 +8,11 @@ refused.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from itertools import chain
-from typing import Any, cast
+from collections.abc import Sequence
 
 import msgspec
+
+from tokenbus.policy.builtin.pattern_syntax import Pattern, reaching_end
 
 LONGEST = 8192
 """Maximum characters of a match."""
@@ -43,20 +43,19 @@ class _Compiled:
         behind = r"(?!\w)" if rule.whole_word else ""
         try:
             self.pattern = re.compile(f"{before}{re.escape(rule.find)}(?:{rule.then}){behind}", flags)
-            parsed = _parsed(rule.then, flags)
-            _check_items(parsed, repeated=False)
+            then = Pattern(rule.then, flags)
+            then.check()
         except (re.error, ValueError) as e:
             raise ValueError(f"{where}: {e}") from e
-        least, most = parsed.getwidth()
-        self.longest = len(rule.find) + most
-        if not len(rule.find) + least:
+        self.longest = len(rule.find) + then.longest
+        if not len(rule.find) + then.shortest:
             raise ValueError(f"{where}: it matches the empty text")
         if self.longest > LONGEST:
             raise ValueError(f"{where}: a match may be longer than {LONGEST} characters")
         self.needs = self.longest + rule.whole_word
         """Characters needed to decide whether it matches."""
         self.begins = re.compile(before + _beginnings(rule.find), flags)
-        reaching = _reaching_end(list(chain(_parsed(re.escape(rule.find), flags), parsed)))
+        reaching = reaching_end(Pattern(re.escape(rule.find), flags), then)
         self._reaches_end = None if reaching is None else re.compile(before + reaching, flags)
         self.replace = rule.replace
 
@@ -134,75 +133,3 @@ def _beginnings(literal: str) -> str:
     for char in reversed(literal):
         pattern = f"{re.escape(char)}(?:\\Z|{pattern})" if pattern else re.escape(char)
     return pattern
-
-
-def _parsed(pattern: str, flags: int) -> Any:
-    """Return the parsed pattern: a list of operators and arguments, with its width.
-
-    Available only as `re._parser` in the standard library; what is used here has not changed since Python 3.11.
-    """
-    return getattr(re, "_parser").parse(pattern, flags)  # noqa: B009
-
-
-def _check_items(items: Iterable[tuple[Any, Any]], *, repeated: bool) -> None:
-    for operator, argument in items:
-        match str(operator):
-            case "LITERAL" | "NOT_LITERAL" | "IN" | "ANY":
-                pass
-            case "MAX_REPEAT" | "MIN_REPEAT" | "POSSESSIVE_REPEAT":
-                least, most, inner = argument
-                if repeated and least != most:
-                    raise ValueError("a repeat inside a repeat")
-                _check_items(inner, repeated=repeated or least != most)
-            case "SUBPATTERN":
-                _check_items(argument[-1], repeated=repeated)
-            case "BRANCH":
-                for branch in cast("list[Any]", argument[1]):
-                    _check_items(branch, repeated=repeated)
-            case "ATOMIC_GROUP":
-                _check_items(argument, repeated=repeated)
-            case other:
-                raise ValueError(f"{other.lower()} cannot be used here: no anchors, references or look-around")
-
-
-_CATEGORIES = {"DIGIT": r"\d", "NOT_DIGIT": r"\D", "SPACE": r"\s", "NOT_SPACE": r"\S", "WORD": r"\w", "NOT_WORD": r"\W"}
-
-
-def _reaching_end(items: Sequence[tuple[Any, Any]]) -> str | None:
-    """A pattern for anything a match may have consumed when the text ends; None if the items are not a plain
-    sequence.
-    """
-    reaching = r"\Z"
-    for item in reversed(items):
-        least, most, inner = item[1] if str(item[0]) in ("MAX_REPEAT", "MIN_REPEAT") else (1, 1, [item])
-        if len(inner) != 1 or (char := _one_char(*inner[0])) is None:
-            return None
-        # The text ends within these characters, or after them.
-        reaching = f"(?:{char}{{0,{most}}}\\Z|{char}{{{least},{most}}}{reaching})"
-    return reaching
-
-
-def _one_char(operator: Any, argument: Any) -> str | None:
-    match str(operator):
-        case "LITERAL":
-            return re.escape(chr(argument))
-        case "NOT_LITERAL":
-            return f"[^{re.escape(chr(argument))}]"
-        case "ANY":
-            return "."
-        case "IN":
-            return "[" + "".join(_member(str(kind), value) for kind, value in argument) + "]"
-        case _:
-            return None
-
-
-def _member(kind: str, value: Any) -> str:
-    match kind:
-        case "NEGATE":
-            return "^"
-        case "LITERAL":
-            return re.escape(chr(value))
-        case "RANGE":
-            return f"{re.escape(chr(value[0]))}-{re.escape(chr(value[1]))}"
-        case _:
-            return _CATEGORIES[str(value).removeprefix("CATEGORY_")]
