@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -169,17 +170,23 @@ class Chain:
             self._caught_up.pop(flush.partition, None)
             return None
         one = _Pending(flush, AheadFlush(*parts, flush.parts), time.perf_counter())
-        try:
-            one.ahead.apply()
-        except NotAhead:
-            self._pause(flush.partition)
-        except Exception:
-            log.exception("partition %d: a chained flush failed", flush.partition)
-            self._pause(flush.partition)
-        else:
+        if self._has_applied(flush.partition, one.ahead.apply):
             return one
+        self._pause(flush.partition)
         self._give_up(one)
         return None
+
+    def _has_applied(self, number: int, apply: Callable[[], None]) -> bool:
+        """Apply entries to both stages; False if they cannot be applied ahead of the log, or if a logic raises."""
+        try:
+            apply()
+        except NotAhead:
+            pass
+        except Exception:
+            log.exception("partition %d: a chained flush failed", number)
+        else:
+            return True
+        return False
 
     async def _send(self, ahead: Sequence[_Pending]) -> list[list[Any]]:
         calls = [
@@ -207,13 +214,7 @@ class Chain:
             self._rest(one)
             return True
         if verdict == b"unread":
-            try:
-                one.ahead.take_in(reply)
-            except NotAhead:
-                pass
-            except Exception:
-                log.exception("partition %d: a chained flush failed", number)
-            else:
+            if self._has_applied(number, partial(one.ahead.take_in, reply)):
                 return False
         elif verdict in (b"fenced", b"moved"):
             for (stage, side), found in zip(self._sides(one), reply[1:], strict=True):

@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -220,7 +221,7 @@ class Stage:
     async def _process(self, batches: Sequence[Batch]) -> None:
         async with holding(self.lock_of(batches[0].partition if batches else 0)):
             worked: list[AppliedBatch] = []
-            try:
+            with self._uncommitted(worked):
                 for batch in batches:
                     part = self._parts.get(self._keys.topic(batch.partition, self._topic))
                     # The partition may have been dropped, and even reloaded, since the read.
@@ -229,28 +230,30 @@ class Stage:
                     taken = await self._commit_alone(part, batch) if part.loads > CAREFUL_LOADS else batch
                     if work := await self._work(part, taken):
                         worked.append(AppliedBatch(part, taken.begin, work))
-            except BaseException:
-                for each in worked:
-                    self._partitions.drop(each.part)  # its state is ahead of the last commit
-                raise
             await self._submit(worked)
 
     async def _submit(self, worked: list[AppliedBatch]) -> None:
         """Commit the applied batches."""
-        try:
+        with self._uncommitted(worked):
             replies = await self._commits.submit(worked)
+        for each, reply in zip(worked, replies, strict=True):
+            await self._committed(each.part, each.work, reply)
+
+    @contextmanager
+    def _uncommitted(self, worked: Sequence[AppliedBatch]) -> Generator[None]:
+        """If the block raises, drop the partitions of these batches: their state is ahead of the last commit."""
+        try:
+            yield
         except BaseException:
             for each in worked:
                 self._partitions.drop(each.part)
             raise
-        for each, reply in zip(worked, replies, strict=True):
-            await self._committed(each.part, each.work, reply)
 
     # --- one batch --------------------------------------------------------------------------------------------
 
     async def _work(self, part: Partition, batch: Batch) -> PreparedCommit | None:
         first = batch.entries[0]
-        try:
+        with self._applying(part):
             if part.isolated.exhausted and part.isolated.entry_id == first[0].decode():
                 return part.quarantine(
                     first, f"{part.loads - 1} tries came to no commit: its workers died, or the stage raised"
@@ -267,25 +270,27 @@ class Stage:
                 with slack(SETTLING_S):
                     await logic.finish_replay()
             return part.build_commit(taken)
-        except Exception:
-            log.exception("%s partition %d: the logic failed", self._group, part.number)
-            self._partitions.drop(part, shun_s=2 * self._lease_s)
-            return None
-        except BaseException:  # cancelled in finish_replay: it has applied entries that are not committed
-            self._partitions.drop(part)
-            raise
+        return None
 
     async def _finish(self, part: Partition, logic: FinishesReplay, batch: Batch, taken: AppliedEntries) -> None:
         """Run `finish_replay` and commit one batch in the background. The partition is not read meanwhile and may be
         revoked.
         """
-        try:
+        with self._applying(part, passes=(RedisError, OSError)):
             with slack(SETTLING_S):
                 await logic.finish_replay()
             async with holding(self.lock_of(part.number)):
                 if self._parts.get(part.stream) is part:
                     await self._submit([AppliedBatch(part, batch.begin, part.build_commit(taken))])
-        except (RedisError, OSError):
+
+    @contextmanager
+    def _applying(self, part: Partition, *, passes: tuple[type[Exception], ...] = ()) -> Generator[None]:
+        """If the logic raises, log it and drop the partition for a while. If the block is cancelled, in
+        `finish_replay`, drop it too: it has applied entries that are not committed. ``passes``: errors to let through.
+        """
+        try:
+            yield
+        except passes:
             raise
         except Exception:
             log.exception("%s partition %d: the logic failed", self._group, part.number)
