@@ -67,10 +67,11 @@ if TYPE_CHECKING:
     from tokenbus.client.display_pace import coalesced
     from tokenbus.client.response import Response, ResponseBuilder
     from tokenbus.client.run import Run
+    from tokenbus.client.subscriptions.block_sentences import Sentence
     from tokenbus.client.subscriptions.cursor import Cursor
     from tokenbus.client.subscriptions.group import SharedSubscription
     from tokenbus.client.subscriptions.ordered import OrderedSubscription
-    from tokenbus.client.subscriptions.sentences import Sentence, SentenceSubscription
+    from tokenbus.client.subscriptions.sentences import SentenceSubscription
     from tokenbus.shaping.sentences import SentenceRules
 
 __version__ = "0.1.0.dev0"
@@ -83,7 +84,7 @@ _LATER = {
     "Response": "tokenbus.client.response",
     "ResponseBuilder": "tokenbus.client.response",
     "Run": "tokenbus.client.run",
-    "Sentence": "tokenbus.client.subscriptions.sentences",
+    "Sentence": "tokenbus.client.subscriptions.block_sentences",
     "SentenceRules": "tokenbus.shaping.sentences",
     "SentenceSubscription": "tokenbus.client.subscriptions.sentences",
     "SharedSubscription": "tokenbus.client.subscriptions.group",

@@ -12,9 +12,9 @@ from tokenbus.client import client as asynchronous
 from tokenbus.client.response import Response
 from tokenbus.client.run import PUBLISHED_WAIT_S
 from tokenbus.client.run_list import StateFilter
+from tokenbus.client.subscriptions.block_sentences import Sentence
 from tokenbus.client.subscriptions.event_filter import Classes, K, Kinds
 from tokenbus.client.subscriptions.factory import Begin, Delivery, Reading
-from tokenbus.client.subscriptions.sentences import Sentence
 from tokenbus.client.subscriptions.subscriber import HOLD_S
 from tokenbus.core.request.parse import MAX_REQUEST_BYTES
 from tokenbus.events.decisions import Decided

@@ -7,10 +7,11 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from tokenbus.client.decode import TopicEvent
+from tokenbus.client.subscriptions.block_sentences import Sentence
 from tokenbus.client.subscriptions.cursor import Cursor
 from tokenbus.client.subscriptions.group import SharedSubscription
 from tokenbus.client.subscriptions.ordered import OrderedSubscription
-from tokenbus.client.subscriptions.sentences import Sentence, SentenceSubscription
+from tokenbus.client.subscriptions.sentences import SentenceSubscription
 from tokenbus.sync.loop_thread import LoopThread
 
 E = TypeVar("E", bound=TopicEvent | Sentence)

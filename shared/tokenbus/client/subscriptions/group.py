@@ -13,10 +13,9 @@ import re
 import secrets
 import socket
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress
-from types import TracebackType
-from typing import Generic, Literal, NamedTuple, Self, TypeVar, cast
+from typing import Literal, NamedTuple, TypeVar, cast
 
 from tokenbus.bus.keys import Keys, SubscribedTopic
 from tokenbus.bus.leases import Lease, Leases
@@ -26,7 +25,7 @@ from tokenbus.bus.server.stream_reader import Entry
 from tokenbus.client.decode import TopicEvent
 from tokenbus.client.deployment import Deployment, Outage
 from tokenbus.client.subscriptions.ack_tracker import AckTracker
-from tokenbus.client.subscriptions.async_iteration import until_left, until_stopped
+from tokenbus.client.subscriptions.async_iteration import EnteredOrIterated, until_stopped
 from tokenbus.client.subscriptions.cursor import OLDEST, just_before
 from tokenbus.client.subscriptions.event_filter import Selection
 from tokenbus.client.subscriptions.gaps import Gaps, OnTrimmed
@@ -47,7 +46,7 @@ class _Opened(NamedTuple):
     acknowledging: OffsetCommitter
 
 
-class SharedSubscription(Generic[E]):
+class SharedSubscription(EnteredOrIterated[E]):
     """Delivers every wanted event of a topic to one worker of a group, at least once, in order within a run.
 
     A run's events go to one worker at a time.
@@ -109,7 +108,6 @@ class SharedSubscription(Generic[E]):
         self._last: E | None = None
         """Acknowledged when the next event is taken."""
         self._acked = asyncio.Event()
-        self._entered = False
         self._closed = False
         self.gaps = Gaps(on_trimmed)
         """Counts trimmed unread entries, and entries skipped because they are not events."""
@@ -119,17 +117,8 @@ class SharedSubscription(Generic[E]):
         """The partitions that this worker owns now."""
         return sorted(self._parts)
 
-    async def __aenter__(self) -> Self:
-        self._entered = True
+    async def _start(self) -> None:
         await self._open()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            self._next()
-        await self.aclose()
 
     async def aclose(self) -> None:
         """Acknowledge what is done, release the partitions to the group's other workers, and end the iteration.
@@ -168,17 +157,14 @@ class SharedSubscription(Generic[E]):
         finally:
             await self.aclose()
 
-    def __aiter__(self) -> AsyncIterator[E]:
-        return self if self._entered else until_left(self.__anext__, self.aclose)
-
     async def __anext__(self) -> E:
-        self._next()
+        self._last_is_done()
         event = await self._take()
         if self._auto:
             self._last = event
         return event
 
-    def _next(self) -> None:
+    def _last_is_done(self) -> None:
         if self._last is not None:
             self.ack(self._last)
             self._last = None

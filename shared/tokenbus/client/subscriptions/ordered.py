@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from types import TracebackType
-from typing import Generic, Literal, Self, TypeVar, cast
+from typing import Literal, TypeVar, cast
 
 from tokenbus.bus.keys import Keys, SubscribedTopic
 from tokenbus.bus.server.stream_reader import Entry, id_key
 from tokenbus.client.decode import TopicEvent
 from tokenbus.client.deployment import Deployment, Outage
 from tokenbus.client.subscriptions.ack_tracker import AckTracker, OffsetTracker
-from tokenbus.client.subscriptions.async_iteration import until_left, until_stopped
+from tokenbus.client.subscriptions.async_iteration import EnteredOrIterated, until_stopped
 from tokenbus.client.subscriptions.cursor import NOTHING_YET, OLDEST, Cursor, just_before
 from tokenbus.client.subscriptions.event_filter import Selection
 from tokenbus.client.subscriptions.gaps import Gaps, OnTrimmed
@@ -27,7 +26,7 @@ PREFETCH = 1024
 """Maximum entries that a subscription holds: those read and not delivered, and those in handlers."""
 
 
-class OrderedSubscription(Generic[E]):
+class OrderedSubscription(EnteredOrIterated[E]):
     """Delivers every wanted event of a topic exactly once; events of one run in order, different runs in any order.
 
     Iterate with ``async for``, or call `each`. Inside ``async with`` an iteration may be left and resumed; without it,
@@ -70,7 +69,6 @@ class OrderedSubscription(Generic[E]):
         self._parts: dict[int, OffsetTracker] = {}
         self._pending: deque[tuple[int, Entry]] = deque()
         self._tracker = AckTracker(topic)
-        self._entered = False
         self._closed = False
         self.gaps = Gaps(on_trimmed)
         """Counts trimmed unread entries, and entries skipped because they are not events."""
@@ -87,15 +85,8 @@ class OrderedSubscription(Generic[E]):
             raise RuntimeError("the subscription has not begun: enter it, or take an event first")
         return Cursor(self._topic, tuple(self._parts[p].position for p in sorted(self._parts)))
 
-    async def __aenter__(self) -> Self:
-        self._entered = True
+    async def _start(self) -> None:
         await self._open()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     async def aclose(self) -> None:
         """End the subscription: iteration ends and the connection is released. `cursor` stays usable."""
@@ -103,9 +94,6 @@ class OrderedSubscription(Generic[E]):
         self._pending.clear()
         if self._reader:
             await self._reader.close()
-
-    def __aiter__(self) -> AsyncIterator[E]:
-        return self if self._entered else until_left(self.__anext__, self.aclose)
 
     async def __anext__(self) -> E:
         event = await self._take()

@@ -12,12 +12,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from types import TracebackType
-from typing import Literal, Self
-
-import msgspec
+from typing import Literal
 
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.layout import locate
@@ -25,7 +22,8 @@ from tokenbus.bus.server.server import translated
 from tokenbus.bus.server.stream_reader import Entry
 from tokenbus.client.decode import public_event
 from tokenbus.client.deployment import Deployment
-from tokenbus.client.subscriptions.async_iteration import until_left, until_stopped
+from tokenbus.client.subscriptions.async_iteration import EnteredOrIterated, until_stopped
+from tokenbus.client.subscriptions.block_sentences import LOOK_S, BlockSentences, Sentence
 from tokenbus.client.subscriptions.cursor import Cursor
 from tokenbus.client.subscriptions.group import SharedSubscription
 from tokenbus.client.subscriptions.ordered import OrderedSubscription
@@ -41,31 +39,13 @@ from tokenbus.events.public import (
     Retrying,
     UnknownEvent,
 )
-from tokenbus.shaping.sentences import SentenceRules, Sentences
+from tokenbus.shaping.sentences import SentenceRules
 
-LOOK_S = 0.05
-"""Look at the run's log after a text has not grown for this long; then after twice as long each time."""
-LONGEST_LOOK_S = 2.0
 LOOK_AHEAD = 64
 Fate = Literal["open", "complete", "void"]
 
 
-class Sentence(msgspec.Struct, frozen=True, kw_only=True):
-    """A sentence of a block's visible text."""
-
-    run: str
-    turn: int
-    attempt: int
-    block: int
-    text: str
-    """Includes trailing whitespace: a block's sentences concatenate to its visible text."""
-    first: int
-    """Seq of the chunk with its first character."""
-    last: int
-    """Seq of the chunk with its last character: use as ``heard_through`` for a cancel after it was spoken."""
-
-
-class SentenceSubscription:
+class SentenceSubscription(EnteredOrIterated[Sentence]):
     """Delivers the sentences of all visible text, in order within a block: each once, or with a group at least once.
 
     Delivery, acknowledgement and errors are those of the underlying subscription to `visible`, see
@@ -93,14 +73,13 @@ class SentenceSubscription:
         self._hold_s = hold_s
         self._auto = ack == "auto"
         self._prefetch = prefetch
-        self._runs: dict[tuple[str, int], _RunSentences] = {}
+        self._runs: dict[tuple[str, int], BlockSentences] = {}
         self._ready: deque[tuple[Sentence, list[Chunk]]] = deque()
         self._delivered: dict[int, tuple[Sentence, list[Chunk]]] = {}
         """Per sentence (by identity): the chunks that are done with it."""
         self._last: Sentence | None = None
         self._next: asyncio.Task[ChunkTopicEvent] | None = None
         self._look_at = 0.0
-        self._entered = False
 
     @property
     def cursor(self) -> Cursor:
@@ -112,17 +91,8 @@ class SentenceSubscription:
             raise RuntimeError("a group keeps its own cursor")
         return self._chunks.cursor
 
-    async def __aenter__(self) -> Self:
-        self._entered = True
+    async def _start(self) -> None:
         await self._chunks.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            self._last_is_done()
-        await self.aclose()
 
     async def aclose(self) -> None:
         """End the subscription. With a group, text that is held and was not delivered comes again."""
@@ -151,9 +121,6 @@ class SentenceSubscription:
                 await each(sentences, handler, self.ack, concurrency=concurrency, most=self._prefetch)
         finally:
             await self.aclose()
-
-    def __aiter__(self) -> AsyncIterator[Sentence]:
-        return self if self._entered else until_left(self.__anext__, self.aclose)
 
     async def __anext__(self) -> Sentence:
         self._last_is_done()
@@ -193,7 +160,7 @@ class SentenceSubscription:
         if voice is None:
             if not self._runs:
                 self._look_at = now + LOOK_S
-            voice = self._runs[key] = _RunSentences(self._rules, chunk)
+            voice = self._runs[key] = BlockSentences(self._rules, chunk)
         if chunk.seq <= voice.seq:
             self._chunks.ack(chunk)  # redelivered after it was done
             return
@@ -218,7 +185,7 @@ class SentenceSubscription:
                 self._chunks.ack(chunk)
             del self._runs[key]
 
-    async def _fate(self, keys: Keys, voice: _RunSentences) -> Fate:
+    async def _fate(self, keys: Keys, voice: BlockSentences) -> Fate:
         """What the run's log says about the block after the last chunk received."""
         try:
             async with self._deployment.hub.reads:
@@ -254,80 +221,3 @@ def run_outcome(block: int, events: list[PublicEvent]) -> Fate:
             case _:
                 pass
     return "open"
-
-
-class _RunSentences:
-    """The undelivered text of one block, and the chunks it came in."""
-
-    def __init__(self, rules: SentenceRules, chunk: Chunk) -> None:
-        self.run, self.block = chunk.run, chunk.block
-        self.attempt, self.seq = chunk.attempt, -1
-        self.since = 0.0
-        """When the oldest held text arrived."""
-        self.look_at = 0.0
-        self._text = Sentences(rules)
-        self._pause_s = LOOK_S
-        self._pieces: deque[tuple[int, Chunk]] = deque()
-        """Chunks not fully delivered, each with its end offset in the block."""
-        self._received = 0
-        self._delivered = 0
-
-    def add(self, chunk: Chunk, now: float) -> list[tuple[Sentence, list[Chunk]]]:
-        self.attempt, self.seq = chunk.attempt, chunk.seq
-        self._pause_s = LOOK_S
-        self.look_at = now + LOOK_S
-        if not self._text.held:
-            self.since = now
-        self._received += len(chunk.text)
-        self._pieces.append((self._received, chunk))
-        sentences = self._made(self._text.feed(chunk.text))
-        if sentences:
-            self.since = now
-        return sentences
-
-    def wait(self, now: float) -> None:
-        """Nothing new yet: check again later."""
-        self._pause_s = min(2 * self._pause_s, LONGEST_LOOK_S)
-        self.look_at = now + self._pause_s
-
-    def release(self, now: float) -> list[tuple[Sentence, list[Chunk]]]:
-        self.since = now
-        return self._made(self._text.release())
-
-    def end(self) -> list[tuple[Sentence, list[Chunk]]]:
-        return self._made(self._text.end())
-
-    def rest(self) -> list[Chunk]:
-        """The remaining chunks, which no sentence needs any more."""
-        return [chunk for _, chunk in self._pieces]
-
-    def _made(self, texts: list[str]) -> list[tuple[Sentence, list[Chunk]]]:
-        made: list[tuple[Sentence, list[Chunk]]] = []
-        for text in texts:
-            self._delivered += len(text)
-            first = last = self._pieces[0][1]
-            done: list[Chunk] = []
-            ended = 0
-            while self._pieces and self._pieces[0][0] <= self._delivered:
-                ended, last = self._pieces.popleft()
-                done.append(last)
-            if self._pieces and ended < self._delivered:
-                last = self._pieces[0][1]
-            if not text.strip():
-                # Blank: its chunks are done with the sentence before or after it.
-                if made:
-                    made[-1][1].extend(done)
-                else:
-                    self._pieces.extendleft((self._delivered, chunk) for chunk in reversed(done))
-                continue
-            sentence = Sentence(
-                run=self.run,
-                turn=first.turn,
-                attempt=last.attempt,
-                block=self.block,
-                text=text,
-                first=first.seq,
-                last=last.seq,
-            )
-            made.append((sentence, done))
-        return made
