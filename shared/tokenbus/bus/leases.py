@@ -22,6 +22,7 @@ from redis.exceptions import RedisError
 
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import InternalTopic, Keys, SubscribedTopic
+from tokenbus.bus.lease_requests import LeaseRequests, first_error
 from tokenbus.bus.liveness import Defects, Liveness, beat
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.run_scripts import run_each, run_script, run_scripts
@@ -99,12 +100,11 @@ class Leases:
         self.blocked: set[int] = set()
         """Partitions whose lease hash or stream has the wrong type."""
         self._renew_at: dict[int, float] = {}
-        self._renewals: dict[int, asyncio.Task[Exception | None]] = {}
-        """Pending request per partition."""
+        self._requests = LeaseRequests(
+            group, self._liveness, on_no_answer=self._no_answer, by_partition=server.topology == "cluster"
+        )
         self._counted: asyncio.Task[list[str]] | None = None
         """Pending request for the members."""
-        self._problem_partitions: set[int] = set()
-        """Partitions whose server failed to answer the last request."""
         self._healthy = False
         self._closing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -162,7 +162,7 @@ class Leases:
         """Wait for pending requests; a cancelled one might acquire leases unnoticed. The wait is bounded so that leases
         on the other nodes of a Cluster can still be released.
         """
-        asked: set[asyncio.Task[Any]] = set(self._renewals.values())
+        asked: set[asyncio.Task[Any]] = self._requests.pending
         if self._counted:
             asked.add(self._counted)
         if asked:
@@ -212,6 +212,13 @@ class Leases:
             self._avoid_until[partition] = max(until, self._avoid_until.get(partition, 0.0))
             self._renew_at[partition] = 0.0
 
+    def _no_answer(self, partitions: list[int], error: Exception, *, again: bool) -> None:
+        if self._healthy and not again:
+            log.warning(
+                "leases of %s: no answer about %s: %s", self._group, partitions, str(error) or type(error).__name__
+            )
+        self._back_off(partitions if self._server.topology == "cluster" else range(self._keys.partitions))
+
     async def _wait_for_tick(self) -> bool:
         """True: closing, no further tick. The jitter keeps workers that started together from asking at the same
         time.
@@ -228,8 +235,8 @@ class Leases:
         name = f"members of {self._group}"
         self._counted = self._counted or self._liveness.start_passing(self._count(), name=name)
         asked = [
-            self._ask(group, self._renew)
-            for group in self._groups(self._owned)
+            self._requests.ask(group, self._renew)
+            for group in self._requests.groups(self._owned)
             if any(self._renew_at[p] <= now for p in group)
         ]
         await asyncio.wait([self._counted, *asked], timeout=self._tick_s)
@@ -251,58 +258,18 @@ class Leases:
         """Release or acquire leases to reach the fair share; return the first error among the timely replies."""
         due = fair_share(self._worker, members, self._keys.partitions)
         if len(self._owned) > due:
-            asked = [self._ask(group, self._revoke_expired) for group in self._groups(sorted(self._owned)[due:])]
-            return await self._answers(asked, patience_s)
+            surplus = self._requests.groups(sorted(self._owned)[due:])
+            return await first_error([self._requests.ask(group, self._revoke_expired) for group in surplus], patience_s)
         now = asyncio.get_running_loop().time()
         self._avoid_until = {p: until for p, until in self._avoid_until.items() if until > now}
         free = [p for p in range(self._keys.partitions) if p not in self._owned and p not in self._avoid_until]
         random.shuffle(free)  # so that several new workers do not all ask for the same ones
         error = None
         while (wanted := due - len(self._owned)) > 0 and free and not error:
-            asked = [self._ask(group, self._acquire) for group in self._groups(free[:wanted])]
+            asked = [self._requests.ask(group, self._acquire) for group in self._requests.groups(free[:wanted])]
             free = free[wanted:]
-            error = await self._answers(asked, patience_s)
+            error = await first_error(asked, patience_s)
         return error
-
-    # --- requests about partitions -----------------------------------------------------------------------------
-
-    def _groups(self, partitions: Iterable[int]) -> list[list[int]]:
-        """The partitions without a pending request, grouped if they are known to be on one node."""
-        free = [p for p in partitions if p not in self._renewals]
-        return [[p] for p in free] if self._server.topology == "cluster" else [free] if free else []
-
-    def _ask(self, group: list[int], about: Callable[[list[int]], Awaitable[None]]) -> asyncio.Task[Exception | None]:
-        task = self._liveness.start_passing(self._answer(group, about), name=f"answer {self._group} {group}")
-        self._renewals |= dict.fromkeys(group, task)
-        return task
-
-    async def _answer(self, group: list[int], about: Callable[[list[int]], Awaitable[None]]) -> Exception | None:
-        try:
-            await about(group)
-            self._problem_partitions.difference_update(group)
-        except (RedisError, OSError) as e:
-            if self._healthy and not self._problem_partitions.issuperset(group):
-                log.warning("leases of %s: no answer about %s: %s", self._group, group, str(e) or type(e).__name__)
-            self._problem_partitions.update(group)
-            self._back_off(group if self._server.topology == "cluster" else range(self._keys.partitions))
-            return e
-        except Exception as e:
-            log.exception("leases of %s", self._group)
-            return e
-        finally:
-            for partition in group:
-                del self._renewals[partition]
-        return None
-
-    @staticmethod
-    async def _answers(asked: list[asyncio.Task[Exception | None]], patience_s: float) -> Exception | None:
-        """Wait up to ``patience_s`` for the answers; return the first error, or TimeoutError if some are still
-        pending.
-        """
-        if not asked:
-            return None
-        done, late = await asyncio.wait(asked, timeout=patience_s)
-        return next((error for task in done if (error := task.result())), TimeoutError() if late else None)
 
     async def _renew(self, partitions: list[int]) -> None:
         held = [self._owned[partition] for partition in partitions if partition in self._owned]
