@@ -329,7 +329,7 @@ class RunMachine:
         s = self.state
         self._report(error, called_ms=called_ms)
         if error.code == DEADLINE or 0 < s.accepted.deadline_ms <= self._now_ms:
-            self._overdue(DeadlinePassed("deadline"))
+            self._overdue(DeadlinePassed("deadline"), error.request_id)
             return
         if error.code == WORKER_LOST:
             s.losses += 1
@@ -386,10 +386,10 @@ class RunMachine:
 
     # --- the end of the run -----------------------------------------------------------------------------------
 
-    def _overdue(self, event: DeadlinePassed) -> None:
+    def _overdue(self, event: DeadlinePassed, request_id: str | None = None) -> None:
         s = self.state
         if event.what == "deadline":
-            error = deadline_passed()
+            error = msgspec.structs.replace(deadline_passed(), request_id=request_id)
             stop(s, self.out, error.message, self._now_ms)
             self._end(RunFailedEvent, finish="error", error=error)
         elif event.taken == HAS_ENDED:

@@ -95,6 +95,8 @@ def end(s: RunState, out: Outbox, event: type[TerminalEvent], at_ms: int, **fiel
     """Publish the run's terminal event. Usage of an unfinished attempt counts too."""
     count(s)
     fields = {**_answered_by(s.start or s.answered), **fields}
+    if isinstance(error := fields.get("error"), ErrorInfo):
+        fields["error"] = _with_request_id(s, error)
     if s.accepted.fallback:
         fields["provider"] = s.target.provider
     timing = Timing(
@@ -113,3 +115,10 @@ def _answered_by(start: Start | None) -> dict[str, object]:
         "model": start.model[:MAX_NAME_CHARS] or None,
         "response_id": start.provider_id[:MAX_NAME_CHARS] or None,
     }
+
+
+def _with_request_id(s: RunState, error: ErrorInfo) -> ErrorInfo:
+    """Name the call during which the run failed, also if the error is not the provider's: its support asks for it."""
+    if error.request_id or s.phase != "streaming" or s.start is None or not s.start.request_id:
+        return error
+    return msgspec.structs.replace(error, request_id=s.start.request_id)

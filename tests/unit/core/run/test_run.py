@@ -511,6 +511,24 @@ def test_an_attempt_that_breaks_after_the_deadline_ends_the_run_as_the_deadline_
     assert end.error.code == "deadline"
 
 
+def test_a_run_that_ends_during_a_call_names_the_providers_id_of_the_call_whatever_the_error_is() -> None:
+    passed = ErrorInfo(code="deadline", kind="timeout", message="", request_id="req-1")
+    silent, clock, done = Story(), Story(), Story()
+    silent.provider(n.Failed(passed))  # before the provider's first event
+    for story in (clock, done):
+        story.provider(n.Start("m-2026", "resp-1", request_id="req-1"), n.BlockStart(0, "text"), n.TextDelta(0, "Hel"))
+    clock.control(DeadlinePassed("deadline"))
+    done.provider(n.Done("error"))
+    ends = [story.events[-1] for story in (silent, clock, done)]
+    assert [end.error.request_id for end in ends if isinstance(end, RunFailedEvent)] == ["req-1"] * 3
+    tools = Story()
+    tools.provider(n.Start("m-2026", "resp-1", request_id="req-1"), *call(0, "a", "f"), n.Done("tool_use"))
+    tools.control(DeadlinePassed("deadline"))
+    end = tools.events[-1]
+    assert isinstance(end, RunFailedEvent)
+    assert end.error.request_id is None, "no call was running"
+
+
 def test_a_run_on_which_nobody_works_ends_incomplete_unless_something_came_meanwhile() -> None:
     story = Story()
     story.provider(n.BlockStart(0, "text"), n.TextDelta(0, "Hel"))
