@@ -12,7 +12,7 @@ import msgspec
 import structlog
 
 from tokenbus.bus.liveness import beater, slack
-from tokenbus.events.error_info import ErrorInfo
+from tokenbus.events.error_info import IN_ANSWER, ErrorInfo
 from tokenbus.events.frames import Data, Ended, Opened
 from tokenbus.events.requests import Generate
 from tokenbus.providers.api import HttpCall
@@ -153,7 +153,7 @@ async def _read(
     except BodyRefused as e:
         return e.error
     except httpx.TransportError as e:
-        return _network(endpoint, e)
+        return _network(endpoint, e, in_answer=True)
     except OSError as e:  # disk error while spooling an image: another fetcher may have space
         return ErrorInfo(code="disk", kind="internal", message=f"an image could not be held: {e}", retryable=True)
     finally:
@@ -323,12 +323,15 @@ async def _once(data: bytes) -> AsyncGenerator[bytes]:
         yield data
 
 
-def _network(endpoint: Endpoint, error: httpx.TransportError) -> ErrorInfo:
+def _network(endpoint: Endpoint, error: httpx.TransportError, *, in_answer: bool = False) -> ErrorInfo:
+    """Why no answer came, or why it ended. ``in_answer``: its head had come, so the provider can be reached."""
     if isinstance(error.__cause__, HeadRefused):
         return ErrorInfo(code="answer_head", kind="protocol", message=f"the head of the answer has {error.__cause__}")
+    failed = "broke in the middle of the answer" if in_answer else "failed"
     return ErrorInfo(
         code="network",
         kind="network",
-        message=endpoint.redact(f"the connection to {endpoint.name} failed: {described(error)}"),
+        message=endpoint.redact(f"the connection to {endpoint.name} {failed}: {described(error)}"),
         retryable=True,
+        where=IN_ANSWER if in_answer else None,
     )

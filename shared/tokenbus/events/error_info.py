@@ -23,6 +23,8 @@ ErrorClass = Literal[
     "unknown",
 ]
 
+IN_ANSWER = "answer"
+"""``where`` of a connection that broke after the head of an answer had come."""
 RETRYABLE: frozenset[ErrorClass] = frozenset({"rate_limit", "overloaded", "timeout", "network", "server"})
 """Classes for which the same call may succeed later without any change."""
 

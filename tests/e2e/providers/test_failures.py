@@ -88,6 +88,9 @@ async def test_a_failure_is_tried_again_unless_somebody_heard(
         assert judge.blocks(log) == [("thinking", THOUGHT), ("text", SAID)], run
         assert judge.text(log) == SAID, run
     assert logs[named("rate limit")][1]["error"]["retry_after_s"] == 0.2
+    where = {run: next(e for e in logs[run] if e["type"] == "retrying")["error"].get("where") for run in again}
+    assert where[named("hang up")] is None
+    assert where[named("cut in thinking")] == where[named("reset in thinking")] == "answer"
     for run, (_, kind, end) in zip(told, in_text.values(), strict=True):
         log = logs[run]
         judge.check(log)

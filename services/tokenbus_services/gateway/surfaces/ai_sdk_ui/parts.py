@@ -35,7 +35,7 @@ SENTENCES: Mapping[ErrorClass, str] = {
     "overloaded": "The model is overloaded. Try again in a moment.",
     "timeout": "The answer took too long.",
     "auth": "The model's provider refused the request.",
-    "network": "The model's provider could not be reached.",
+    "network": "The connection to the model's provider failed.",
     "protocol": "The model's provider gave an answer that could not be read.",
     "server": "The model's provider failed.",
     "unknown": "The answer failed.",
