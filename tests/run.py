@@ -24,7 +24,10 @@ def main(arguments: list[str]) -> int:
     # sources in each.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     pytest = [sys.executable, "-m", "pytest"]
-    code = subprocess.run([*pytest, *arguments], check=False).returncode
+    # A process that has no test left gets half of those that wait for another one. In the default way a test of a
+    # minute keeps what waits behind it, and at the end of the suite cores are idle.
+    stealing = ["--dist=worksteal"] if "-n" in arguments else []
+    code = subprocess.run([*pytest, *stealing, *arguments], check=False).returncode
     if code != 1 or not FAILED.exists():  # 1: all ran and some failed
         return code
     failed: list[str] = sorted(json.loads(FAILED.read_text()))

@@ -18,8 +18,9 @@ from redis.exceptions import RedisError
 from tokenbus.bus.scripts import joined, present, renew
 from tokenbus.bus.server.server import Server
 
-Fault = Literal["dies before", "dies after", "freezes before", "freezes after", "is not sent", "loses its reply"]
-"""What happens at the chosen command."""
+Fault = Literal["dies after", "freezes before", "freezes after", "is not sent", "loses its reply"]
+"""What happens at the chosen command. No worker dies before one: it leaves the same behind as a worker that died after
+the command before. One that froze is different: before a command, it has already decided what to send when it thaws."""
 
 _RENEW = renew("", "", token="", ttl_ms=0)
 _UNCOUNTED = {call.script.sha for call in (present("", member="", ttl_ms=0), _RENEW, joined([_RENEW, _RENEW]))}
@@ -166,7 +167,7 @@ class Doomed:
         await self._go_on()
         if not self._is_due(args):
             return await send()
-        if self.fault in ("dies before", "freezes before", "is not sent"):
+        if self.fault in ("freezes before", "is not sent"):
             await self._meet()
             return await send()
         reply = await send()

@@ -18,11 +18,12 @@ from tokenbus.errors import CursorTrimmed
 from tokenbus_services.mock_provider import MockProvider, Reply, Script, ToolCall, Turn
 
 LAG_BYTES = 64 * 1024
-WORDS = 100_000
-"""A stream of some 13 MB: far more than sockets, buffers and both lags may hold."""
+WORDS = 1_800_000
+"""A stream of some 13 MB: far more than sockets, buffers and both lags may hold. Its chunks are large: the
+time that a run takes grows with their number."""
 MOST_READ = 8 * 2**20
 TEXT = "word " * WORDS
-LONG = Script(name="long", turns=(Turn(says=Reply(text=TEXT, chunk_size=5)),))
+LONG = Script(name="long", turns=(Turn(says=Reply(text=TEXT, chunk_size=250)),))
 CALLS = tuple(ToolCall(name="noted", arguments={"n": n}) for n in range(300))
 BLOCKS = Script(name="blocks", turns=(Turn(says=Reply(tool_calls=CALLS)),))
 """600 entries of the topic a run: what begins and ends a block is never joined with others."""

@@ -18,19 +18,6 @@ from tests.services.cli.process import run_process as run
 from tokenbus_services.mock_provider import MockProvider, Reply, Status, Turn
 from tokenbus_services.mock_provider.demo import DEMO_PROMPT, demo_scripts
 
-KEY = {
-    "anthropic": "ANTHROPIC_API_KEY",
-    "openai-chat": "OPENAI_API_KEY",
-    "openai-responses": "OPENAI_API_KEY",
-    "gemini": "GEMINI_API_KEY",
-}
-BASE_URL = {
-    "anthropic": "ANTHROPIC_BASE_URL",
-    "openai-chat": "OPENAI_BASE_URL",
-    "openai-responses": "OPENAI_BASE_URL",
-    "gemini": "GOOGLE_GEMINI_BASE_URL",
-}
-
 
 @pytest.fixture
 def temporary(tmp_path: Path) -> dict[str, str]:
@@ -76,12 +63,35 @@ async def test_the_demo_tells_thinking_text_and_the_tools_turn_and_leaves_nothin
     assert nothing_left(temporary)
 
 
-async def test_on_a_terminal_the_blocks_are_in_panels(temporary: dict[str, str]):
+async def test_on_a_terminal_the_blocks_are_in_panels_and_a_real_provider_gets_its_key_and_the_chosen_model(
+    temporary: dict[str, str],
+):
+    """Of one provider; `test_plan` says of each which key, address and model its services get."""
+    [script] = demo_scripts()
+    choose: Callable[..., Turn] = lambda asked: script.turns[asked.turn]  # noqa: E731
+    async with MockProvider(choose=choose) as provider:
+        env = {"GEMINI_API_KEY": "sk-real", "GOOGLE_GEMINI_BASE_URL": provider.url, **temporary}
+        code, screen = await on_terminal("demo", "--provider", "gemini", "--model", "chosen", **env)
+        asked = [exchange.request for exchange in provider.requests]
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen)
+    assert code == 0, text
+    assert [a.model for a in asked if a] == ["chosen", "chosen"]
+    assert all("sk-real" in " ".join(a.headers.values()) for a in asked if a)
+    assert "sk-real" not in text
+    for title in ("user", "thinking", "text", "tool call weather", "tool result weather"):
+        assert f"╭─ {title} ─" in text
+    assert "starting" in text, "progress while services start"
+    assert "\x1b[?25h" in screen, "the cursor is there again"
+    assert nothing_left(temporary)
+
+
+async def on_terminal(*arguments: str, **env: str) -> tuple[int, str]:
+    """Run the command on a terminal; return its exit code and all that was written there."""
     ours, its = pty.openpty()
     os.set_blocking(ours, False)
     size = {"TERM": "xterm-256color", "COLUMNS": "100", "LINES": "40"}
     process = await asyncio.create_subprocess_exec(
-        *TOKENBUS, "demo", stdin=its, stdout=its, stderr=its, env=environment(**temporary, **size)
+        *TOKENBUS, *arguments, stdin=its, stdout=its, stderr=its, env=environment(**env, **size)
     )
     os.close(its)
     screen = bytearray()
@@ -96,36 +106,13 @@ async def test_on_a_terminal_the_blocks_are_in_panels(temporary: dict[str, str])
     loop.remove_reader(ours)
     read()
     os.close(ours)
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.decode())
-    assert code == 0, text
-    for title in ("user", "thinking", "text", "tool call weather", "tool result weather"):
-        assert f"╭─ {title} ─" in text
-    assert "starting" in text, "progress while services start"
-    assert "\x1b[?25h" in screen.decode(), "the cursor is there again"
-    assert nothing_left(temporary)
-
-
-@pytest.mark.parametrize("api", KEY)
-async def test_a_real_provider_is_asked_with_its_key_and_the_chosen_model(api: str, temporary: dict[str, str]):
-    [script] = demo_scripts()
-    choose: Callable[..., Turn] = lambda asked: script.turns[asked.turn]  # noqa: E731
-    async with MockProvider(choose=choose) as provider:
-        base_url = provider.url + ("/v1" if api.startswith("openai") else "")
-        env = {KEY[api]: "sk-real", BASE_URL[api]: base_url, **temporary}
-        ended = await run("demo", "--provider", api, "--model", "chosen", **env)
-        asked = [exchange.request for exchange in provider.requests]
-    assert ended.code == 0, ended.err
-    assert said()[-1].text in ended.out
-    assert [a.model for a in asked if a] == ["chosen", "chosen"]
-    assert all("sk-real" in " ".join(a.headers.values()) for a in asked if a)
-    assert "sk-real" not in ended.out
-    assert nothing_left(temporary)
+    return code, screen.decode()
 
 
 async def test_a_key_that_the_provider_refuses_is_the_error_and_what_is_kept_tells_of_it(temporary: dict[str, str]):
     refusing = Turn(says=Reply(text=""), fault=Status(status=401))
     async with MockProvider(choose=lambda asked: refusing) as provider:
-        env = {KEY["anthropic"]: "sk-wrong", BASE_URL["anthropic"]: provider.url, **temporary}
+        env = {"ANTHROPIC_API_KEY": "sk-wrong", "ANTHROPIC_BASE_URL": provider.url, **temporary}
         ended = await run("demo", "--provider", "anthropic", "--keep", **env)
     assert ended.code == 5
     assert "failed" in ended.error
@@ -145,7 +132,7 @@ async def test_ctrl_c_at_any_moment_leaves_nothing(moment: str, temporary: dict[
 
 
 async def test_without_its_key_a_real_provider_is_not_tried(temporary: dict[str, str]):
-    ended = await run("demo", "--provider", "anthropic", **{**temporary, KEY["anthropic"]: ""})
+    ended = await run("demo", "--provider", "anthropic", **{**temporary, "ANTHROPIC_API_KEY": ""})
     assert ended.code == 2
-    assert KEY["anthropic"] in ended.error
+    assert "ANTHROPIC_API_KEY" in ended.error
     assert nothing_left(temporary)

@@ -17,13 +17,14 @@ from tokenbus.bus.server.server import Server
 from tokenbus_services.mock_provider import MockProvider, Reply, Script, Turn
 
 LAG_BYTES = 64 * 1024
-WORDS = 120_000
-"""A stream of some 14 MB: far more than sockets, buffers and the lags may hold."""
+WORDS = 2_000_000
+"""A stream of some 14 MB: far more than sockets, buffers and the lags may hold. Its chunks are large: the
+time that a run takes grows with their number."""
 STILL_S = 2.0
 """A provider that sends nothing for so long is not read."""
 MOST_READ = 12 * 2**20
 TEXT = "word " * WORDS
-LONG = Script(name="long", turns=(Turn(says=Reply(text=TEXT, chunk_size=5)),))
+LONG = Script(name="long", turns=(Turn(says=Reply(text=TEXT, chunk_size=250)),))
 PAST_LAG = "word " * 20_000
 """Far more than the lag that is allowed, once it is drafts."""
 MIDDLE = Script(name="middle", turns=(Turn(says=Reply(text=PAST_LAG, chunk_size=5)),))

@@ -363,7 +363,7 @@ async def test_another_worker_follows_at_any_entry(scene: Scene) -> None:
     assert await scene.log("b") == ["2", "4", "6", "8"]
 
 
-FAULTS: list[Fault] = ["dies before", "dies after", "freezes before", "freezes after", "is not sent", "loses its reply"]
+FAULTS: list[Fault] = ["dies after", "freezes before", "freezes after", "is not sent", "loses its reply"]
 WRITTEN = [{"a": b"+1"}, {"a": b"+2", "b": b"+3"}, {"b": b"+4"}, {"a": b"+5", "b": b"+6"}, {"a": b"end", "b": b"end"}]
 MOST_COMMANDS = 10_000
 

@@ -115,9 +115,7 @@ class Scenario:
 
 
 @pytest.mark.parametrize("replay", [False, True], ids=["from the start", "in a replay"])
-@pytest.mark.parametrize(
-    "fault", ["dies before", "dies after", "freezes before", "freezes after", "is not sent", "loses its reply"]
-)
+@pytest.mark.parametrize("fault", ["dies after", "freezes before", "freezes after", "is not sent", "loses its reply"])
 async def test_a_worker_may_be_stopped_at_any_command(server: Server, keys: Keys, fault: Fault, replay: bool):
     await Scenario(server, keys, fault, replay=replay).stopped_anywhere()
 

@@ -103,9 +103,7 @@ def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "BLOCK_MS", 20)
 
 
-@pytest.mark.parametrize(
-    "fault", ["dies before", "dies after", "freezes before", "freezes after", "is not sent", "loses its reply"]
-)
+@pytest.mark.parametrize("fault", ["dies after", "freezes before", "freezes after", "is not sent", "loses its reply"])
 async def test_a_worker_may_be_stopped_at_any_command(server: Server, keys: Keys, fault: Fault):
     commands = await stopped_at(MOST_COMMANDS, server, keys, fault)
     assert commands > 10

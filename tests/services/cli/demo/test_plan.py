@@ -32,6 +32,8 @@ def test_a_real_provider_needs_its_key_under_its_usual_name(api: str):
 @pytest.mark.parametrize(
     ("api", "variable", "base_url"),
     [
+        ("anthropic", "ANTHROPIC_BASE_URL", "http://h:2"),
+        ("openai-chat", "OPENAI_BASE_URL", "http://h:2"),
         ("openai-responses", "OPENAI_BASE_URL", "http://h:2"),
         ("gemini", "GOOGLE_GEMINI_BASE_URL", "http://h:2/v1beta"),
     ],
@@ -40,6 +42,31 @@ def test_the_address_of_a_provider_is_taken_as_its_own_sdk_takes_it(api: str, va
     key = registry.get(next(known for known in MODELS if known == api)).default_key_env
     assert plan_for(api, None, {key: "k", variable: "http://h:2/"}).base_url == base_url
     assert plan_for(api, None, {key: "k"}).base_url is None
+
+
+@pytest.mark.parametrize(
+    ("api", "variable"),
+    [
+        ("anthropic", "ANTHROPIC_API_KEY"),
+        ("openai-chat", "OPENAI_API_KEY"),
+        ("openai-responses", "OPENAI_API_KEY"),
+        ("gemini", "GEMINI_API_KEY"),
+    ],
+)
+def test_services_read_a_real_providers_address_and_where_its_key_is_and_the_request_names_the_model(
+    api: str, variable: str, tmp_path: Path
+):
+    plan = plan_for(api, "chosen", {variable: "sk-secret"})
+    config = tmp_path / "tokenbus.toml"
+    text = settings_text(plan, redis_url="redis://h:1", base_url="http://h:2", directory=tmp_path, blobs_port=4321)
+    config.write_text(text, encoding="utf-8")
+    assert "sk-secret" not in text
+    request = request_of(plan)
+    provider = read_file(config).providers[request.provider]
+    known = registry.get(provider.api)
+    assert (provider.api, provider.base_url) == (api, "http://h:2")
+    assert (provider.api_key_env or known.default_key_env) == variable
+    assert request.model == "chosen"
 
 
 def test_an_api_that_is_not_built_is_refused_with_those_that_are():
