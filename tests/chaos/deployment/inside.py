@@ -28,8 +28,9 @@ END, FREEZE = signal.SIGUSR2, signal.SIGWINCH
 """On these one of its long-lived tasks ends, or stands still for ever."""
 _OLD_S = 1.0
 """A task that was there so long after the start is one that the worker lives by."""
-_NOT_THESE = ("lifespan", "supervisor", "Task-", "replay ", "work ", "tool ", "reader of ")
-"""How names of tasks begin that are the harness's, uvicorn's, who watches the others, or end by themselves."""
+_OF_AN_ANSWER = ("reader of ", "watcher of ", "answer of ", "answers of ", "first frame of ")
+_NOT_THESE = ("lifespan", "supervisor", "Task-", "replay ", "work ", "tool ", *_OF_AN_ANSWER)
+"""How names of tasks begin that are the harness's, uvicorn's, the supervisor of the others, or end with their work."""
 _passing: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
 _OF_A_RUN = "-run"
 """In the names of tasks of one run, which end with it."""
