@@ -38,6 +38,7 @@ from tokenbus_services.fetcher.limits.limiter import Reservation, ReservationReq
 from tokenbus_services.fetcher.limits.scopes import Scopes
 from tokenbus_services.fetcher.limits.token_estimate import TokenTally, estimate
 from tokenbus_services.fetcher.limits.wait_queue import FairQueue, WaitedTooLong
+from tokenbus_services.fetcher.look_ups import LookUps
 from tokenbus_services.fetcher.provider_call import CallOptions, FilesLost, Rejected, fetch
 from tokenbus_services.fetcher.raw_writer import RawWriter
 from tokenbus_services.fetcher.request_media import TurnMedia
@@ -121,9 +122,7 @@ class AttemptRunner:
         self._answer_bytes = answer_bytes
         self._stop = stop
         self._spans = spans
-        apart = keys.partitions if server.topology == "cluster" else 1
-        self._looking_up = [asyncio.Semaphore(max(1, LOOK_UPS // apart)) for _ in range(apart)]
-        """In a Cluster one per partition, because a partition's node may be away."""
+        self._looking_up = LookUps(keys, most=LOOK_UPS, apart=server.topology == "cluster")
 
     async def work(self, item: QueueItem) -> None:
         """Make the attempt and run it to its end."""
@@ -341,7 +340,7 @@ class AttemptRunner:
         """Read the turn from the run's hash; None if the attempt is over."""
         key = self._keys.run(run)
         more = [REQUEST, DEADLINE, so_far_field(work.attempt), *history_fields(work.turn)]
-        async with holding(self._looking_up[self._keys.partition_of(run) % len(self._looking_up)]):
+        async with holding(self._looking_up.of(run)):
             record = await retry_until_available(
                 self._server,
                 lambda: read_attempt(self._server.client, key, work.attempt, more),

@@ -41,7 +41,7 @@ class Backpressure:
         self._events: dict[tuple[int, Later], asyncio.Event] = {}
         """By partition and lagging stage: set when the stage has caught up."""
         self._look_at = 0.0
-        self._looks = LoggedTasks("lag", most=2 * keys.partitions)
+        self._looks = LoggedTasks("lag", most=lambda: 2 * keys.partitions)
         self._looked_at: set[tuple[int, Later]] = set()
         self._waiting: dict[int, tuple[float, int]] = {}
         """By partition: when the lag of both stages was read, and that lag plus what was written since."""

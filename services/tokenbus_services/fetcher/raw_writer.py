@@ -69,7 +69,7 @@ class RawWriter:
         self._task: asyncio.Task[None] | None = None
         self._apart = server.topology == "cluster"
         """Whether partitions are on different nodes; a node that is away must delay only its own partitions."""
-        self._flushes = LoggedTasks("raw flush", most=keys.partitions)
+        self._flushes = LoggedTasks("raw flush", most=lambda: keys.partitions)
         self.short_way: Chain | None = None
         """Writes what the stages of this process make of a flush together with it."""
         self._late: dict[int, dict[AttemptWriter, None]] = {}

@@ -155,7 +155,7 @@ class FetcherService:
             liveness=liveness,
         )
         self._control = ControlListener(server, keys, self._on_control, liveness=liveness)
-        self._turned_away = LoggedTasks("requeue", most=keys.partitions)
+        self._turned_away = LoggedTasks("requeue", most=lambda: keys.partitions)
         core.deployment.fence()
         core.deployment.on_grown(self._serve_more)
 

@@ -80,7 +80,7 @@ class Intake:
         self._routes = PolicyRoutes(settings)
         self._keys: Keys = settings.keys
         self._queue = queue
-        self._background_tasks = LoggedTasks("intake", most=MAX_BACKGROUND)
+        self._background_tasks = LoggedTasks("intake", most=lambda: MAX_BACKGROUND)
         self._cancels = cancels
         self._providers = providers
         self._fallbacks = Fallbacks(settings.fallback_routes, providers)

@@ -22,8 +22,8 @@ class LoggedTasks:
     end.
     """
 
-    def __init__(self, name: str, *, most: int) -> None:
-        """``most``: maximum concurrent tasks."""
+    def __init__(self, name: str, *, most: Callable[[], int]) -> None:
+        """``most``: maximum concurrent tasks; asked each time, because the number of partitions may change."""
         self._name = name
         self._most = most
         self._tasks: dict[asyncio.Task[None], SideWork] = {}
@@ -34,7 +34,7 @@ class LoggedTasks:
         """
         started: set[asyncio.Task[None]] = set()
         for work in works:
-            while len(self._tasks) >= self._most:
+            while len(self._tasks) >= self._most():
                 if not all(side.is_stuck for side in self._tasks.values()):
                     beat()
                 await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED, timeout=CHECK_S)

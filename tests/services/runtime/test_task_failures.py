@@ -14,7 +14,7 @@ from tokenbus_services.runtime.task_failures import LoggedTasks
 
 
 async def test_what_hangs_goes_on_aside_and_the_others_are_done() -> None:
-    tasks, gate, done = LoggedTasks("test", most=10), asyncio.Event(), list[str]()
+    tasks, gate, done = LoggedTasks("test", most=lambda: 10), asyncio.Event(), list[str]()
 
     async def hang() -> None:
         await gate.wait()
@@ -31,7 +31,7 @@ async def test_what_hangs_goes_on_aside_and_the_others_are_done() -> None:
 
 
 async def test_no_more_run_at_once_than_there_are_places() -> None:
-    tasks, gate, begun = LoggedTasks("test", most=2), asyncio.Event(), list[int]()
+    tasks, gate, begun = LoggedTasks("test", most=lambda: 2), asyncio.Event(), list[int]()
 
     async def hang(n: int) -> None:
         begun.append(n)
@@ -46,12 +46,29 @@ async def test_no_more_run_at_once_than_there_are_places() -> None:
     await tasks.close()
 
 
+async def test_the_places_follow_a_number_that_grows_while_some_wait_for_one() -> None:
+    places, gate, begun = [1], asyncio.Event(), list[int]()
+    tasks = LoggedTasks("test", most=lambda: places[0])
+
+    async def hang(n: int) -> None:
+        begun.append(n)
+        await gate.wait()
+
+    running = asyncio.create_task(tasks.run(partial(hang, n) for n in range(3)))
+    await eventually(lambda: begun == [0])
+    places[0] = 3
+    await eventually(lambda: begun == [0, 1, 2])
+    gate.set()
+    await running
+    await tasks.close()
+
+
 @pytest.mark.parametrize("moves", [True, False])
 async def test_a_full_set_is_no_sign_of_life_unless_something_in_it_moves(
     moves: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(task_failures, "CHECK_S", 0.01)
-    tasks, gate, begun, liveness = LoggedTasks("test", most=2), asyncio.Event(), list[int](), Liveness()
+    tasks, gate, begun, liveness = LoggedTasks("test", most=lambda: 2), asyncio.Event(), list[int](), Liveness()
 
     async def hang(n: int) -> None:
         begun.append(n)
@@ -73,7 +90,7 @@ async def test_a_full_set_is_no_sign_of_life_unless_something_in_it_moves(
 
 
 async def test_what_is_under_way_ends_with_the_worker() -> None:
-    tasks, cancelled = LoggedTasks("test", most=2), asyncio.Event()
+    tasks, cancelled = LoggedTasks("test", most=lambda: 2), asyncio.Event()
 
     async def hang() -> None:
         try:

@@ -99,13 +99,19 @@ class TopicReader:
     def __init__(self, server: Server, keys: Keys, topic: SubscribedTopic, *, most: int) -> None:
         """``most``: maximum entries per read over all partitions, but at least one from each."""
         self._server = server
-        self._count = max(1, min(COUNT, most // keys.partitions))
+        self._keys = keys
+        self._most = most
         self._stream: Callable[[int], str] = lambda partition: keys.topic(partition, topic)
         self._reader = StreamReader(server, count=self._count)
         self._positions: dict[str, str] = {}
         self._partitions: dict[str, int] = {}
         self._unverified: set[str] = set()
         self._read_at = time.monotonic()
+
+    @property
+    def _count(self) -> int:
+        """Maximum entries of each partition. It follows the number of partitions, which may change."""
+        return max(1, min(COUNT, self._most // self._keys.partitions))
 
     def oldest_after(self, gap: CursorTrimmed) -> Iterator[tuple[int, str]]:
         """Yield the partition with the gap and its oldest entry. Yields nothing if it is not read any more or the
@@ -139,17 +145,18 @@ class TopicReader:
         if time.monotonic() - self._read_at > LATE_S:
             self._unverified.update(self._positions)
         asked = dict(self._positions)
+        count = self._reader.count = self._count
         with translated(self._server):
             offsets = {stream: "0-0" if at == OLDEST else at for stream, at in asked.items()}
             found = await self._reader.read(offsets, block_ms=MAX_BLOCK_MS)
-        self._unverified.update(stream for stream, entries in found if len(entries) >= self._count)
+        self._unverified.update(stream for stream, entries in found if len(entries) >= count)
         await self._verify_positions({s: asked[s] for s, _ in found if s in asked and s in self._unverified})
         self._read_at = time.monotonic()
         # A partition may have been dropped, or dropped and re-acquired at another position, during the read.
         found = [(s, entries) for s, entries in found if s in asked and self._positions.get(s) == asked[s]]
         for stream, entries in found:
             self._positions[stream] = entries[-1][0].decode()
-            if len(entries) < self._count:
+            if len(entries) < count:
                 self._unverified.discard(stream)
         return [(self._partitions[stream], entries) for stream, entries in found]
 
