@@ -83,8 +83,9 @@ def create(settings: Settings) -> AsgiApp:
     registry = CollectorRegistry()
     tracer = open_tracer(settings, "blobs", registry)
     service = BlobService(store, ttl_s=settings.blobs.ttl_s, tracer=tracer)
-    app = make_app(service, make_broker(settings, registry), registry, stuck_s=STUCK_S)
+    metrics = BlobMetrics(registry)
+    app = make_app(service, make_broker(settings, registry), registry, stuck_s=STUCK_S, says=metrics.health)
     spans = BlobSpans(tracer) if tracer else None
     token = secret_of(settings.blobs.token_env, os.environ)
-    routes = BlobRoutes(store, token=token, spans=spans, metrics=BlobMetrics(registry))
+    routes = BlobRoutes(store, token=token, spans=spans, metrics=metrics)
     return WithBlobs(app, routes, deployment=os.environ.get(DEPLOYMENT_ENV, ""))

@@ -29,7 +29,6 @@ from tokenbus.blobs import DEFAULT_MEDIA_TYPE, BlobRef, parse_media_type
 from tokenbus.errors import (
     BlobError,
     BlobNotFound,
-    BlobQuotaExceeded,
     BlobRefused,
     BlobStoreFull,
     BlobTooLarge,
@@ -40,6 +39,7 @@ from tokenbus.errors import (
 from tokenbus.secret_env import Secret
 from tokenbus_services.blobs.auth import admitted
 from tokenbus_services.blobs.blob_spans import BlobSpans, now_ms
+from tokenbus_services.blobs.hints import FULL
 from tokenbus_services.blobs.metrics import BlobMetrics
 from tokenbus_services.blobs.ranges import OutOfRange, Part, part_of
 from tokenbus_services.blobs.store import BlobStore
@@ -61,12 +61,6 @@ _METHODS = {"": {"GET", "HEAD", "PUT"}, "lease": {"POST"}, "check": {"POST"}, "l
 _UNTRUSTED: Headers = [(b"x-content-type-options", b"nosniff"), (b"content-security-policy", b"sandbox")]
 
 _log = structlog.stdlib.get_logger()
-
-_FULL = {
-    BlobQuotaExceeded.code: "raise blobs.quota_bytes, or lower blobs.ttl_s so that blobs expire sooner",
-    BlobStoreFull.code: "make room where blobs are stored, or lower blobs.ttl_s so that blobs expire sooner",
-}
-"""What to do about a store without room."""
 
 
 class BlobLink(msgspec.Struct, frozen=True, kw_only=True):
@@ -176,7 +170,7 @@ class BlobRoutes:
             _log.info("blob_upload_cut")
         except BlobError as e:
             if isinstance(e, BlobUnavailable):
-                hint = {"hint": _FULL[e.code]} if e.code in _FULL else {}
+                hint = {"hint": FULL[e.code]} if e.code in FULL else {}
                 _log.warning("blob_store_failed", code=e.code, where=e.where, problem=e.problem, **hint)
                 if self._metrics:
                     self._metrics.failed(e)

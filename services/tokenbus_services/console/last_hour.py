@@ -6,7 +6,6 @@ The slots are in Redis, so any gateway shows the same hour, also one that has ju
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import msgspec
 
@@ -16,17 +15,14 @@ from tokenbus.bus.activity import (
     SLOT_MS,
     Activity,
     ProviderActivity,
-    activity_of,
     percentile_ms,
-    slot_of,
 )
+from tokenbus.bus.activity_slots import UNFINISHED, ActivitySlots
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
 from tokenbus_services.console.health import ProviderHealth
 
 STEP_S = SLOT_MS // 1000
-UNFINISHED = 1
-"""Newest slots that may still grow: what is counted later goes into a later one."""
 MINUTES_5 = 300 // STEP_S
 MAX_PROVIDERS = 100
 
@@ -53,38 +49,26 @@ class LastHour:
     """Reads each finished slot once."""
 
     def __init__(self, server: Server, keys: Keys) -> None:
-        self._server = server
-        self._keys = keys
-        self._slots: dict[int, Activity] = {}
+        self._hour = ActivitySlots(server, keys, kept=HOUR_SLOTS)
 
     async def read(self) -> None:
-        """Read the slots that are not known or may have grown. Raises redis-py's errors."""
-        now = slot_of(self._server.clock.now_ms())
-        hour = range(now - HOUR_SLOTS, now + 1)
-        wanted = [slot for slot in hour if slot >= now - UNFINISHED or slot not in self._slots]
-        pipe = self._server.client.pipeline(transaction=False)
-        for slot in wanted:
-            pipe.hgetall(self._keys.activity(slot))
-        replies: list[Any] = await pipe.execute()
-        for slot, fields in zip(wanted, replies, strict=True):
-            self._slots[slot] = activity_of(fields)
-        for slot in [slot for slot in self._slots if slot < now - HOUR_SLOTS]:
-            del self._slots[slot]
+        """Read what is new. Raises redis-py's errors."""
+        await self._hour.read()
 
     def plots(self, *, after: int = 0) -> Plots:
         """The finished slots later than ``after``, a slot's number."""
-        newest = max(self._slots, default=0) - UNFINISHED
-        return Plots(points=[_point(slot, self._slots[slot]) for slot in sorted(self._slots) if after < slot <= newest])
+        slots = self._hour.slots
+        return Plots(points=[_point(slot, slots[slot]) for slot in sorted(slots) if after < slot <= self.newest])
 
     @property
     def newest(self) -> int:
         """The newest finished slot."""
-        return max(self._slots, default=0) - UNFINISHED
+        return self._hour.newest - UNFINISHED
 
     def providers(self) -> list[ProviderHealth]:
         """The last five minutes by provider and model, those with most calls first."""
-        newest = max(self._slots, default=0)
-        recent = [self._slots[slot] for slot in range(newest - MINUTES_5, newest + 1) if slot in self._slots]
+        slots, newest = self._hour.slots, self._hour.newest
+        recent = [slots[slot] for slot in range(newest - MINUTES_5, newest + 1) if slot in slots]
         found: dict[tuple[str, str], ProviderActivity] = {}
         for activity in recent:
             for name, calls in activity.providers.items():

@@ -42,6 +42,7 @@ from tokenbus_services.fetcher.look_ups import LookUps
 from tokenbus_services.fetcher.provider_call import CallOptions, FilesLost, Rejected, fetch
 from tokenbus_services.fetcher.raw_writer import RawWriter
 from tokenbus_services.fetcher.request_media import TurnMedia
+from tokenbus_services.fetcher.silent_calls import SilentCalls
 from tokenbus_services.fetcher.uploads.upload import UploadFailed
 from tokenbus_services.media.body import MediaBody
 from tokenbus_services.media.errors import MediaFailed
@@ -105,10 +106,12 @@ class AttemptRunner:
         images: ImageStore,
         answer_bytes: int,
         stop: Callable[[QueueItem], None],
+        silent: SilentCalls | None = None,
         spans: CallSpans | None = None,
     ) -> None:
         """``images``: where images of answers are stored. ``answer_bytes``: maximum size of one answer. ``stop`` ends
-        the work on an item whose attempt the server no longer accepts.
+        the work on an item whose attempt the server no longer accepts. ``silent``: is told
+        of calls without an answer.
         """
         self._server = server
         self._keys = keys
@@ -121,6 +124,7 @@ class AttemptRunner:
         self._images = images
         self._answer_bytes = answer_bytes
         self._stop = stop
+        self._silent = silent
         self._spans = spans
         self._looking_up = LookUps(keys, most=LOOK_UPS, apart=server.topology == "cluster")
 
@@ -291,6 +295,7 @@ class AttemptRunner:
                         again=not rejected,
                         called_ms=self._server.clock.now_ms(),
                         facts=facts,
+                        silent=self._silent,
                     ),
                 )
             except Rejected:

@@ -32,17 +32,27 @@ class CallTimeouts:
         self._to_deadline = False
         """Whether the timer runs to the deadline. Stored, because a timer may fire slightly early."""
         self._report: asyncio.TimerHandle | None = None
+        self._reported: Callable[[], object] | None = None
 
-    def report_after(self, seconds: float, report: Callable[[], None]) -> None:
-        """Call ``report`` if nothing has arrived after this time, which is less than the timeout."""
+    def report_after(self, seconds: float, report: Callable[[], Callable[[], object]]) -> None:
+        """Call ``report`` if nothing has arrived after this time, which is less than the timeout; and what it returned
+        when something arrives, or the call is over.
+        """
+
+        def silent() -> None:
+            self._reported = report()
+
         if seconds < self._seconds:
-            self._report = asyncio.get_running_loop().call_later(seconds, report)
+            self._report = asyncio.get_running_loop().call_later(seconds, silent)
 
     def stop_report(self) -> None:
         """Something arrived, or the call is over."""
         if self._report:
             self._report.cancel()
             self._report = None
+        if self._reported:
+            self._reported()
+            self._reported = None
 
     def allow(self, seconds: float, code: str, message: str) -> None:
         """From now on allow this many seconds of silence; then the call ends with this error."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import aclosing, contextmanager
 from http import HTTPStatus
 
@@ -28,6 +28,7 @@ from tokenbus_services.fetcher.endpoints import AuthUnavailable, Endpoint
 from tokenbus_services.fetcher.image_offload.offload import ImageOffloader, ImageStore
 from tokenbus_services.fetcher.limits.token_estimate import TokenTally
 from tokenbus_services.fetcher.response_body import BodyRefused, beginning, described, read_body
+from tokenbus_services.fetcher.silent_calls import SilentCalls
 from tokenbus_services.fetcher.uploads.upload import AUTH_UNAVAILABLE
 from tokenbus_services.media.body import MediaBody
 from tokenbus_services.media.errors import MediaFailed
@@ -82,6 +83,8 @@ class CallOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Unix time of the call, for those who measure it."""
     facts: CallFacts | None = None
     """Notes about the call, for its span."""
+    silent: SilentCalls | None = None
+    """Is told of a call without a byte of an answer for `SILENT_S`."""
 
 
 PLAIN = CallOptions()
@@ -133,7 +136,7 @@ async def _read(
 ) -> ErrorInfo | None:
     seconds = endpoint.settings.first_event_timeout_s
     silence.allow(seconds, "first_event_timeout", f"no answer within {seconds:g} s")
-    silence.report_after(SILENT_S, lambda: _log_silence(endpoint, request, writer, seconds))
+    silence.report_after(SILENT_S, lambda: _report_silence(endpoint, request, writer, seconds, options))
     response = await _answer_to(endpoint, call, body)
     if isinstance(response, ErrorInfo):
         return response
@@ -161,7 +164,10 @@ async def _read(
     return None
 
 
-def _log_silence(endpoint: Endpoint, request: Generate, writer: AttemptWriter, timeout_s: float) -> None:
+def _report_silence(
+    endpoint: Endpoint, request: Generate, writer: AttemptWriter, timeout_s: float, options: CallOptions
+) -> Callable[[], object]:
+    """Say that the call is silent; return what is called when it is no longer."""
     # At info, since a model that thinks, or whose answer comes whole, may take this long in health.
     log.info(
         "attempt_silent",
@@ -175,6 +181,8 @@ def _log_silence(endpoint: Endpoint, request: Generate, writer: AttemptWriter, t
         hint=f"many of these: the provider answers nothing; look at its state, "
         f"or lower first_event_timeout_s in [providers.{endpoint.name}] and set a fallback",
     )
+    silent = options.silent
+    return silent.began(endpoint.name, request.model, options.called_ms) if silent else lambda: None
 
 
 async def _answer_to(endpoint: Endpoint, call: HttpCall, body: MediaBody | None) -> httpx.Response | ErrorInfo:
@@ -250,6 +258,8 @@ async def _pass_on(
             if first:
                 first = False
                 silence.stop_report()
+                if options.silent and response.status_code < 300:
+                    options.silent.answered(endpoint.name, request.model)
                 seconds = endpoint.settings.idle_timeout_s
                 silence.allow(seconds, "idle_timeout", f"the stream was silent for {seconds:g} s")
             else:

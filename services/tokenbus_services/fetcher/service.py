@@ -27,6 +27,7 @@ from tokenbus_services.fetcher.limits.wait_queue import FairQueue
 from tokenbus_services.fetcher.metrics import AdmissionMetrics, UploadMetrics
 from tokenbus_services.fetcher.raw_writer import RawWriter
 from tokenbus_services.fetcher.request_media import TurnMedia
+from tokenbus_services.fetcher.silent_calls import SilentCalls
 from tokenbus_services.fetcher.uploads.plan import Uploads
 from tokenbus_services.fetcher.uploads.registry import UploadedFiles
 from tokenbus_services.intake.accept import Intake
@@ -35,6 +36,7 @@ from tokenbus_services.intake.cancels import Cancels
 from tokenbus_services.intake.intake_spans import IntakeSpans
 from tokenbus_services.media.blob_cache import RecentBlobs
 from tokenbus_services.runtime.in_flight import InFlight, dead_letter_item
+from tokenbus_services.runtime.known_names import KnownModels
 from tokenbus_services.runtime.task_failures import LoggedTasks
 from tokenbus_services.runtime.worker_core import WorkerCore
 
@@ -130,6 +132,7 @@ class FetcherService:
             media=IntakeMedia(self._blobs, inline_characters=settings.blobs.inline_characters),
             spans=IntakeSpans(core.tracer, server.clock) if core.tracer else None,
         )
+        self._silent = SilentCalls(server, keys, core.registry, worker=worker, models=KnownModels(settings))
         turns = AttemptRunner(
             server,
             keys,
@@ -142,6 +145,7 @@ class FetcherService:
             images=ImageStore(self._blobs, largest_bytes=settings.blobs.max_bytes),
             answer_bytes=limits.answer_bytes,
             stop=self._stop,
+            silent=self._silent,
             spans=CallSpans(core.tracer) if core.tracer else None,
         )
         self._attempts = InFlight(
@@ -170,6 +174,7 @@ class FetcherService:
 
     async def open(self) -> None:
         await self._core.open()
+        await self._silent.open(self.liveness)
         await self._writer.open()
         await self._limiter.open()
         await self.admission.open()
@@ -193,6 +198,7 @@ class FetcherService:
         await self._requests.close(begun=lambda item: not failed)
         await self._queue.close(begun=lambda item: not failed or item in self._attempts)
         await self._control.close()
+        await self._silent.close()
         await self._writer.close()
         await self._providers.close()
         await self._blobs.aclose()

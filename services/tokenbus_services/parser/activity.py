@@ -1,4 +1,7 @@
-"""What this parser's runs did, for the console: counted in memory, and added to the deployment's every few seconds."""
+"""What this parser's runs did, for the console, `tokenbus doctor` and `top`.
+
+Counted in memory, and added to the deployment's counts every few seconds.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import structlog
-from redis.exceptions import RedisError
-
 from tokenbus.bus.activity import (
     ATTEMPTS,
     CHARACTERS,
@@ -17,13 +17,15 @@ from tokenbus.bus.activity import (
     ERRORS,
     FAILED,
     LIMITED,
+    Failure,
     bucket_field,
+    failure_of,
     open_field,
     provider_field,
     slot_of,
 )
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.liveness import Defects, Liveness, rest, stop_task
+from tokenbus.bus.liveness import Liveness, stop_task
 from tokenbus.bus.scripts.activity import count_activity
 from tokenbus.bus.scripts.script import MAX_VALUES
 from tokenbus.bus.server.run_scripts import run_script
@@ -31,12 +33,12 @@ from tokenbus.bus.server.server import Server
 from tokenbus.core.run.attempts.attempt_report import AttemptReport
 from tokenbus.core.run.state import RunState
 from tokenbus.events.public import RunEnd, RunEvent, RunFailedEvent
-from tokenbus_services.parser.known_names import KnownModels
+from tokenbus_services.runtime.activity_writes import write_regularly
+from tokenbus_services.runtime.known_names import KnownModels
 from tokenbus_services.settings import Settings
 
-log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
-
-WRITE_S = 5.0
+MAX_FAILURES = 16
+"""Maximum kinds of failures that are told apart between two writes. Names of models and codes come from outside."""
 
 
 class ActivityCounter:
@@ -59,11 +61,12 @@ class ActivityCounter:
         self._characters_told = 0
         self._owned = owned
         self._counts: Counter[str] = Counter()
+        self._failures: Counter[Failure] = Counter()
         self._task: asyncio.Task[None] | None = None
 
     async def open(self, liveness: Liveness) -> None:
         """Begin to write."""
-        self._task = liveness.start(self._write(), name="activity")
+        self._task = liveness.start(write_regularly(self.write), name="activity")
 
     async def close(self) -> None:
         """Stop; what the last seconds brought is not written."""
@@ -77,6 +80,9 @@ class ActivityCounter:
             self._counts[provider_field(provider, model, ERRORS)] += 1
             if report.error and report.error.kind == "rate_limit":
                 self._counts[provider_field(provider, model, LIMITED)] += 1
+            if report.error and (failure := failure_of(provider, report.model, report.error)):
+                known = failure in self._failures or len(self._failures) < MAX_FAILURES
+                self._failures[failure if known else failure.merged] += 1
         if report.called_ms and report.answered_ms:
             self._counts[bucket_field(provider, model, max(0, report.answered_ms - report.called_ms))] += 1
 
@@ -91,8 +97,10 @@ class ActivityCounter:
         characters = self._characters()
         counts, self._counts = self._counts, Counter()
         counts[CHARACTERS], self._characters_told = characters - self._characters_told, characters
+        failures, self._failures = self._failures, Counter()
         levels = await self._open_runs()
         fields = [(name, count) for name, count in counts.items() if count]
+        fields += [(failure.field, count) for failure, count in failures.items()]
         if not fields and not levels:
             return
         key = self._keys.activity(slot_of(self._server.clock.now_ms()))
@@ -110,15 +118,3 @@ class ActivityCounter:
             pipe.zcard(self._keys.open_runs(partition))
         counts: list[Any] = await pipe.execute()
         return {open_field(partition): count for partition, count in zip(owned, counts, strict=True) if count}
-
-    async def _write(self) -> None:
-        defects = Defects()
-        while True:
-            await rest(WRITE_S)
-            try:
-                await self.write()
-                defects.none()
-            except Exception as e:
-                log.debug("activity_not_written", error=str(e) or type(e).__name__)
-                if not isinstance(e, RedisError | OSError):
-                    defects.count(e)

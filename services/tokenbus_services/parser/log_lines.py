@@ -24,6 +24,7 @@ from tokenbus.events.public import (
     Started,
 )
 from tokenbus.events.usage import Usage
+from tokenbus_services.runtime.provider_hints import hint
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -96,30 +97,6 @@ class RunLog:
                 log.info("run_ended", **without_blanks(fields))
             case _:
                 pass
-
-
-def hint(provider: str, error: ErrorInfo) -> str | None:
-    """What to look at, for errors that settings cause or can mend."""
-    table = f"[providers.{provider}]"
-    match error.code, error.kind:
-        case "key_missing", _:
-            return f"set {error.where} where the fetcher runs, or api_key_env or api_key_file in {table}"
-        case "key_unusable", _:
-            return f"{error.where} does not hold a key that can be sent: look for spaces and line ends"
-        case _, "auth":
-            return f"the provider refuses the key or its account: look at api_key_env or api_key_file in {table}"
-        case _, "not_found":
-            return f"the provider has no such model or path: look at the model's name, and base_url in {table}"
-        case (("network" | "connect_timeout"), _):
-            return f"the provider cannot be reached: look at base_url in {table}, DNS, proxies and firewalls"
-        case "stream_cut", _:
-            return f"the answer ended too early: look at the provider's state, and at base_url in {table} and proxies"
-        case (("first_event_timeout" | "idle_timeout") as code, _):
-            return f"the provider went silent: look at its state and at proxies, or raise {code}_s in {table}"
-        case _, "rate_limit":
-            return f"the provider limits this account: set [limits.providers.{provider}] or a fallback, or ask for more"
-        case _:
-            return None
 
 
 def described(error: ErrorInfo) -> dict[str, object]:

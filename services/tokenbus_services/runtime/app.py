@@ -118,12 +118,13 @@ def make_app(
     *,
     stuck_s: float,
     measure: Callable[[], Awaitable[None]] | None = None,
+    says: Callable[[], dict[str, Any]] = dict,
 ) -> AsgiFastStream:
     """Create the app of one service. `/health`: the process is alive; `/ready`: it reaches its server and all its tasks
     run.
 
     ``stuck_s``: a task without progress for this long ends the worker. ``measure``: awaited whenever `/metrics` is
-    read. If the server is away, the page is still served.
+    read. If the server is away, the page is still served. ``says``: what else is on `/health`.
     """
     ProcessCollector(registry=registry)
     passed_over = PassedOver(registry)
@@ -132,7 +133,7 @@ def make_app(
 
     @get
     async def health(scope: Any) -> AsgiResponse:
-        return json_answer(200, {"service": service.name, "status": "alive", "version": __version__})
+        return json_answer(200, {"service": service.name, "status": "alive", "version": __version__, **says()})
 
     @get
     async def ready(scope: Any) -> AsgiResponse:

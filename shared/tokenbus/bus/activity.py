@@ -1,8 +1,8 @@
 """What a deployment did in the last hour, in slots of some seconds: the names of what is counted. Pure.
 
 Parsers count in memory and add to the slot's hash every few seconds, so the cost does not depend on how much happens.
-Every hash has a TTL. What is counted twice after a take-over, or not at all after a crash, is a few seconds' worth:
-this is for people who watch, not for bills.
+Fetchers add how many of their calls get no answer. Every hash has a TTL. What is counted twice after a take-over, or
+not at all after a crash, is a few seconds' worth: this is for people who watch, not for bills.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
 import msgspec
+
+from tokenbus.events.error_info import ErrorInfo
 
 SLOT_MS = 10_000
 HOUR_SLOTS = 360
@@ -36,6 +38,53 @@ def provider_field(provider: str, model: str, what: str) -> str:
 def bucket_field(provider: str, model: str, ms: int) -> str:
     """The field that counts this time to a first byte."""
     return provider_field(provider, model, f"{FIRST_BYTE}{bisect_left(BOUNDS_MS, ms)}")
+
+
+PROVIDER_FAULTS = frozenset(
+    {"auth", "rate_limit", "overloaded", "timeout", "network", "server", "protocol", "not_found"}
+)
+"""Classes of errors that are the provider's, its account's or the settings'. Those of a single request are left out."""
+MAX_NAME_CHARS = 80
+OTHER = "other"
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """A way in which a provider's calls failed."""
+
+    provider: str
+    model: str
+    """As requested, or `other`."""
+    kind: str
+    code: str
+    status: int | None = None
+    """HTTP status, if any."""
+
+    @property
+    def field(self) -> str:
+        """The field that counts it."""
+        return "\x1f".join(("x", self.provider, self.model, self.kind, self.code, str(self.status or "")))
+
+    @property
+    def merged(self) -> Failure:
+        """The same of any model, without the provider's own code."""
+        return Failure(provider=self.provider, model=OTHER, kind=self.kind, code=self.kind)
+
+
+def failure_of(provider: str, model: str, error: ErrorInfo) -> Failure | None:
+    """What is counted of an error; None for that of a single request, or of the run's own deadline."""
+    if error.kind not in PROVIDER_FAULTS or error.code == "deadline":
+        return None
+    return Failure(provider=provider, model=short(model), kind=error.kind, code=short(error.code), status=error.status)
+
+
+def short(name: str) -> str:
+    """A name from outside, as a part of a field: bounded, without what separates parts."""
+    return "".join(c if c.isprintable() else "?" for c in name[:MAX_NAME_CHARS])
+
+
+def silent_fields(provider: str, model: str, worker: str) -> tuple[str, str]:
+    """The fields with a fetcher's calls that have no byte of an answer yet: how many, and since when the oldest."""
+    return f"s\x1f{provider}\x1f{model}\x1f{worker}", f"since\x1f{provider}\x1f{model}\x1f{worker}"
 
 
 def open_field(partition: int) -> str:
@@ -68,6 +117,11 @@ class Activity(msgspec.Struct, kw_only=True):
     characters: int = 0
     open: int = 0
     providers: dict[tuple[str, str], ProviderActivity] = {}
+    failures: dict[Failure, int] = {}
+    silent: dict[tuple[str, str, str], int] = {}
+    """Calls without a byte of an answer, by provider, model and fetcher. Zero: all of that fetcher were answered."""
+    silent_since: dict[tuple[str, str, str], int] = {}
+    """Unix milliseconds."""
 
 
 def activity_of(fields: Mapping[bytes, bytes]) -> Activity:
@@ -86,6 +140,14 @@ def activity_of(fields: Mapping[bytes, bytes]) -> Activity:
                 found.open += number
             case ["p", provider, model, what]:
                 _count(found.providers.setdefault((provider, model), ProviderActivity()), what, number)
+            case ["x", provider, model, kind, code, status]:
+                code_status = int(status) if status.isdigit() else None
+                failure = Failure(provider=provider, model=model, kind=kind, code=code, status=code_status)
+                found.failures[failure] = number
+            case ["s", provider, model, worker]:
+                found.silent[provider, model, worker] = number
+            case ["since", provider, model, worker]:
+                found.silent_since[provider, model, worker] = number
             case _:
                 pass
     return found

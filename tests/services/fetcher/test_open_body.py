@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from tests.e2e.fleet import BASE_PATHS
@@ -21,9 +22,11 @@ from tokenbus.events.quirks import ApiName
 from tokenbus.events.requests import Generate, Message
 from tokenbus_services.fetcher.call_timeouts import CallTimeouts
 from tokenbus_services.fetcher.endpoints import Endpoint
-from tokenbus_services.fetcher.provider_call import fetch
+from tokenbus_services.fetcher.provider_call import PLAIN, CallOptions, fetch
+from tokenbus_services.fetcher.silent_calls import SilentCalls
 from tokenbus_services.mock_provider import MockProvider, Reply, Script, Stall, Turn
-from tokenbus_services.settings import ProviderSettings
+from tokenbus_services.runtime.known_names import KnownModels
+from tokenbus_services.settings import ProviderSettings, Settings
 
 __all__ = ["run"]
 
@@ -37,7 +40,7 @@ LAST: dict[ApiName, str] = {
 
 @asynccontextmanager
 async def calling(
-    server: Server, keys: Keys, run: str, api: ApiName, provider: MockProvider
+    server: Server, keys: Keys, run: str, api: ApiName, provider: MockProvider, options: CallOptions = PLAIN
 ) -> AsyncGenerator[asyncio.Task[None]]:
     """A call that no silence ends."""
     settings = ProviderSettings(
@@ -51,7 +54,7 @@ async def calling(
     request = Generate(provider="p", model="m", messages=[Message(role="user", content="Go")])
     call = endpoint.build(request, []).call
     async with writing(server, keys, run) as attempt:
-        task = asyncio.create_task(fetch(endpoint, request, call, writer=attempt, deadline=None))
+        task = asyncio.create_task(fetch(endpoint, request, call, writer=attempt, deadline=None, options=options))
         try:
             yield task
         finally:
@@ -109,27 +112,48 @@ async def test_a_provider_that_answers_200_and_nothing_more_is_in_the_log_long_b
 ) -> None:
     monkeypatch.setattr("tokenbus_services.fetcher.provider_call.SILENT_S", 0.01)
     turn = Turn(says=Reply(text="never"), fault=Stall(after_bytes=0))
+    models = KnownModels(Settings(providers={"p": ProviderSettings(api="openai-chat")}))
+    silent = SilentCalls(server, keys, registry := CollectorRegistry(), worker="w", models=models)
+    options = CallOptions(silent=silent, called_ms=1)
+
+    def now_silent() -> float | None:
+        return registry.get_sample_value("tokenbus_attempts_silent", {"provider": "p", "model": "other"})
+
     with capture_logs() as lines:
         async with (
             MockProvider([Script(name="m", turns=(turn,))]) as provider,
-            calling(server, keys, run, "openai-chat", provider),
+            calling(server, keys, run, "openai-chat", provider, options),
         ):
             await eventually(lambda: any(line["event"] == "attempt_silent" for line in lines))
+            assert now_silent() == 1
+    assert now_silent() == 0
+    silent.answered("p", "m")
+    assert registry.get_sample_value("tokenbus_attempts_silent", {"provider": "p", "model": "m"}) == 0
     [line] = [line for line in lines if line["event"] == "attempt_silent"]
     assert line.items() >= {"run": run, "attempt": 1, "provider": "p", "model": "m", "timeout_s": HOUR}.items()
     assert "first_event_timeout_s in [providers.p]" in line["hint"]
 
 
 async def test_a_provider_that_answered_is_not_reported_as_silent() -> None:
-    reported: list[bool] = []
+    reported: list[str] = []
+
+    def report() -> Callable[[], None]:
+        reported.append("silent")
+        return lambda: reported.append("answered")
+
     silence = CallTimeouts(asyncio.timeout(None), None)
-    silence.report_after(0, lambda: reported.append(True))  # no timeout yet: there is nothing to report before
+    silence.report_after(0, report)  # no timeout yet: there is nothing to report before
     await asyncio.sleep(0)
     async with asyncio.timeout(None) as limit:
         silence = CallTimeouts(limit, None)
         silence.allow(HOUR, "first_event_timeout", "silent")
-        silence.report_after(0, lambda: reported.append(True))
+        silence.report_after(0, report)
         silence.stop_report()
         for _ in range(3):
             await asyncio.sleep(0)
-    assert reported == []
+        assert reported == []
+        silence.report_after(0, report)
+        await eventually(lambda: reported == ["silent"])
+        for _ in range(2):
+            silence.stop_report()
+        assert reported == ["silent", "answered"]

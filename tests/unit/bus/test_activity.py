@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tokenbus.bus.activity import (
@@ -12,12 +14,16 @@ from tokenbus.bus.activity import (
     ERRORS,
     FAILED,
     LIMITED,
+    MAX_NAME_CHARS,
     activity_of,
     bucket_field,
+    failure_of,
     open_field,
     percentile_ms,
     provider_field,
+    silent_fields,
 )
+from tokenbus.events.error_info import ErrorInfo
 
 
 def test_a_slot_is_read_as_it_was_written() -> None:
@@ -57,3 +63,27 @@ def test_percentiles_are_between_the_bounds_of_their_buckets() -> None:
     counts[0], counts[10] = 98, 2
     assert percentile_ms(counts, 0.5) in range(1, 11)
     assert percentile_ms(counts, 0.99) in range(BOUNDS_MS[9], BOUNDS_MS[10] + 1)
+
+
+@pytest.mark.parametrize("status", [429, None])
+def test_a_failure_is_read_as_it_was_written_whatever_its_names_are(status: int | None) -> None:
+    error = ErrorInfo(code="x\x1fy" + "z" * 200, kind="rate_limit", message="secret", status=status)
+    failure = failure_of("p", "m\n\x1f" + "n" * 200, error)
+    assert failure
+    assert (failure.model[:3], len(failure.model), failure.code[:3]) == ("m??", MAX_NAME_CHARS, "x?y")
+    assert "secret" not in failure.field
+    assert activity_of({failure.field.encode(): b"3"}).failures == {failure: 3}
+    assert activity_of({failure.merged.field.encode(): b"1"}).failures == {failure.merged: 1}
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"), [("invalid_request", "bad"), ("content_filter", "no"), ("timeout", "deadline")]
+)
+def test_an_error_of_one_request_is_no_failure_of_the_provider(kind: Any, code: str) -> None:
+    assert failure_of("p", "m", ErrorInfo(code=code, kind=kind, message="")) is None
+
+
+def test_silent_calls_are_read_by_fetcher() -> None:
+    many, since = silent_fields("p", "m", "w")
+    found = activity_of({many.encode(): b"2", since.encode(): b"1700"})
+    assert (found.silent, found.silent_since) == ({("p", "m", "w"): 2}, {("p", "m", "w"): 1700})

@@ -51,7 +51,5 @@ async def examine(*, ask_providers: bool = False, try_keys: bool = False) -> lis
     if try_keys:
         found += [finding async for finding in try_provider_keys(settings, os.environ)]
     up = running_in(Path(settings.data_dir))
-    found.append(
-        await examine_blobs(settings.blobs, os.environ.get(DEPLOYMENT_ENV, "") or (up.deployment if up else ""))
-    )
+    found += await examine_blobs(settings.blobs, os.environ.get(DEPLOYMENT_ENV, "") or (up.deployment if up else ""))
     return [*found, *examine_disk(Path(settings.data_dir))]

@@ -10,15 +10,18 @@ from typing import Any
 import msgspec
 from redis.exceptions import NoPermissionError, ResponseError
 
+from tokenbus.bus.activity import SLOT_MS
+from tokenbus.bus.activity_slots import ActivitySlots
 from tokenbus.bus.dead_letters import newest_dead_letters
 from tokenbus.bus.keys import TOPICS, InternalTopic, Keys
 from tokenbus.bus.layout import learn
 from tokenbus.bus.server.server import Server, ServerInfo
 from tokenbus.errors import ServerUnavailable
-from tokenbus_services.cli.doctor import checks, checks_work
+from tokenbus_services.cli.doctor import checks, checks_providers, checks_work
 from tokenbus_services.cli.doctor.checks import Finding
 from tokenbus_services.cli.doctor.checks_work import OFTEN, StuckFacts
 from tokenbus_services.cli.inspect.observer import Observer
+from tokenbus_services.cli.inspect.provider_facts import failing_models, silent_models
 from tokenbus_services.cli.inspect.snapshot import INTAKE, POLICY, QUEUES, RECORDER, Snapshot
 from tokenbus_services.cli.service_registry import runs_tools
 from tokenbus_services.settings import Settings
@@ -26,7 +29,7 @@ from tokenbus_services.settings import Settings
 STUCK_MS = 15_000
 """A lost worker's entry is taken over after about five seconds."""
 LATELY_MS = 600_000
-"""How old a policy's decision may be."""
+"""How old a policy's decision or a provider's failure may be."""
 MOST_DECISIONS = 100
 """Maximum decisions read of each partition, the newest."""
 MOST_PENDING = 1_000
@@ -44,6 +47,7 @@ async def examine_bus(server: Server, settings: Settings) -> AsyncIterator[Findi
         ("keys", lambda: _types(server, keys)),
         ("deployment", lambda: _deployment(server, settings)),
         ("work", lambda: _work(server, settings)),
+        ("providers", lambda: _providers(server, keys)),
         ("policies", lambda: _policies(server, keys)),
         ("dead", lambda: _dead(server, keys)),
         ("mcp", lambda: _listings(server, settings)),
@@ -211,6 +215,18 @@ async def _dead(server: Server, keys: Keys) -> AsyncIterator[Finding]:
     newest = [dead async for dead in newest_dead_letters(server, keys, most=1)]
     for finding in checks_work.check_dead(await server.client.xlen(keys.dead), newest):
         yield finding
+
+
+async def _providers(server: Server, keys: Keys) -> AsyncIterator[Finding]:
+    """How the providers did lately, as the parsers and fetchers counted it."""
+    activity = ActivitySlots(server, keys, kept=LATELY_MS // SLOT_MS)
+    await server.clock.measure()
+    await activity.read()
+    now_ms = server.clock.now_ms()
+    for finding in checks_providers.check_failures(failing_models(activity.slots, now_ms)):
+        yield finding
+    for silent in silent_models(activity.slots, now_ms):
+        yield checks_providers.check_silent(silent)
 
 
 async def _policies(server: Server, keys: Keys) -> AsyncIterator[Finding]:

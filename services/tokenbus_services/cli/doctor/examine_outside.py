@@ -14,12 +14,15 @@ from tokenbus.blob_wire import DEPLOYMENT_HEADER
 from tokenbus.errors import SettingsError
 from tokenbus.providers import registry
 from tokenbus_services.blobs.loader import loader_of
-from tokenbus_services.cli.doctor import checks_outside
+from tokenbus_services.cli.doctor import checks_outside, checks_providers
 from tokenbus_services.cli.doctor.checks import Finding
 from tokenbus_services.cli.http_probe import page
+from tokenbus_services.cli.inspect.blob_facts import last_failure
 from tokenbus_services.settings import BlobSettings, Settings
 
 REACH_S = 5.0
+LATELY_S = 600.0
+"""How old a failure of the blob store may be."""
 
 
 async def examine_addresses(settings: Settings) -> list[Finding]:
@@ -27,25 +30,25 @@ async def examine_addresses(settings: Settings) -> list[Finding]:
     return await asyncio.gather(*(_reach(name, url) for name, url in _addresses(settings)))
 
 
-async def examine_blobs(settings: BlobSettings, deployment: str) -> Finding:
-    """Check the blob service, or as much of a custom store as is possible without using it. ``deployment``: the id with
-    which the service must answer; empty: any.
+async def examine_blobs(settings: BlobSettings, deployment: str) -> list[Finding]:
+    """Check the blob service and what it failed lately, or as much of a custom store as is possible without using it.
+    ``deployment``: the id with which the service must answer; empty: any.
     """
     if settings.loader is None:
         return await _blob_service(settings.address, deployment)
     try:
         await loader_of(settings).aclose()
     except SettingsError as e:
-        return Finding(level="wrong", about="blobs", says=str(e), todo="mend blobs.loader, or what it names")
-    return Finding(level="ok", about="blobs", says=f"a store of your own, {settings.loader}")
+        return [Finding(level="wrong", about="blobs", says=str(e), todo="mend blobs.loader, or what it names")]
+    return [Finding(level="ok", about="blobs", says=f"a store of your own, {settings.loader}")]
 
 
-async def _blob_service(url: str, deployment: str) -> Finding:
-    """Check that a blob service answers, and that it is this deployment's."""
+async def _blob_service(url: str, deployment: str) -> list[Finding]:
+    """Check that a blob service answers, that it is this deployment's, and what it failed lately."""
     try:
         found = await page(f"{url.rstrip('/')}/health")
     except (OSError, ValueError) as e:
-        return checks_outside.check_blobs(url, problem=str(e) or type(e).__name__)
+        return [checks_outside.check_blobs(url, problem=str(e) or type(e).__name__)]
     try:
         service = msgspec.json.decode(found.body, type=dict[str, Any]).get("service")
     except msgspec.DecodeError:
@@ -56,8 +59,12 @@ async def _blob_service(url: str, deployment: str) -> Finding:
     elif deployment and found.headers.get(DEPLOYMENT_HEADER) != deployment:
         problem = "what answers there is the blob service of another deployment"
     elif found.status != 200:
-        return checks_outside.check_blobs(url, problem=f"HTTP {found.status}")
-    return checks_outside.check_blobs(url, problem=problem, stranger=problem is not None)
+        return [checks_outside.check_blobs(url, problem=f"HTTP {found.status}")]
+    failed = last_failure(found, within_s=LATELY_S) if problem is None else None
+    return [
+        checks_outside.check_blobs(url, problem=problem, stranger=problem is not None),
+        *([checks_providers.check_blob_failure(failed)] if failed else ()),
+    ]
 
 
 def _addresses(settings: Settings) -> Iterator[tuple[str, str]]:

@@ -13,6 +13,7 @@ from tokenbus.errors import ServerUnavailable
 from tokenbus_services.cli import connect as reaching
 from tokenbus_services.cli.inspect.observer import Observer
 from tokenbus_services.cli.inspect.snapshot import POLICY, RECORDER, Snapshot, rates
+from tokenbus_services.cli.inspect.trouble import TroubleObserver
 from tokenbus_services.cli.render import terminal
 from tokenbus_services.cli.top.figures import Sample, lines
 from tokenbus_services.settings import Settings
@@ -31,7 +32,9 @@ async def top(*, every_s: float, once: bool, as_json: bool) -> None:
             recorded=bool(settings.records) or await _has_workers(server, keys, RECORDER[0]),
             judged=bool(settings.policies) or await _has_workers(server, keys, POLICY[0]),
         )
-        looks = _looks(observer, every_s)
+        blobs = settings.blobs
+        trouble = TroubleObserver(server, keys, blobs_url=None if blobs.loader else blobs.address)
+        looks = _looks(observer, trouble, every_s)
         if not (once or as_json) and (console := terminal.console()):
             from tokenbus_services.cli.top.screen import TopScreen
 
@@ -50,17 +53,19 @@ async def top(*, every_s: float, once: bool, as_json: bool) -> None:
                 return
 
 
-async def _looks(observer: Observer, every_s: float) -> AsyncGenerator[Sample | ServerUnavailable]:
+async def _looks(
+    observer: Observer, trouble: TroubleObserver, every_s: float
+) -> AsyncGenerator[Sample | ServerUnavailable]:
     """Yield a look from the second sample on, or ServerUnavailable while the server is away."""
     before: Snapshot | None = None
     while True:
         try:
-            now = await observer.snapshot()
+            now, failing = await observer.snapshot(), await trouble.look()
         except ServerUnavailable as e:
             yield e
         else:
             if before:
-                yield Sample(now, rates(before, now))
+                yield Sample(now, rates(before, now), failing)
             before = now
         await asyncio.sleep(every_s)
 

@@ -7,7 +7,12 @@ from collections.abc import Iterator
 import msgspec
 
 from tokenbus_services.cli.inspect.snapshot import Rates, Snapshot
+from tokenbus_services.cli.inspect.trouble import Trouble
 from tokenbus_services.cli.render.event_text import per_second, size
+from tokenbus_services.cli.render.provider_text import failure, time_span
+
+MAX_TROUBLES = 3
+"""Maximum models shown of each kind of failure; `doctor` shows all."""
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -15,6 +20,7 @@ class Sample(msgspec.Struct, frozen=True):
 
     now: Snapshot
     rates: Rates
+    trouble: Trouble = Trouble()
 
 
 def lines(look: Sample) -> Iterator[str]:
@@ -35,6 +41,21 @@ def lines(look: Sample) -> Iterator[str]:
         )
     for queue in look.now.queues:
         yield f"{queue.name:<10}  workers {len(queue.workers)}  waiting {queue.waiting}  active {queue.held}"
+    for where, what in troubles(look.trouble):
+        yield f"{where:<10}  {what}"
+
+
+def troubles(trouble: Trouble) -> Iterator[tuple[str, str]]:
+    """Yield what fails outside the bus: what it is, and how it fails; the worst first."""
+    for each in trouble.failing[:MAX_TROUBLES]:
+        yield (
+            f"{each.failure.provider}/{each.failure.model}",
+            f"{each.failed} of {each.attempts} calls: {failure(each.failure)}, {time_span(each.last_ms)} ago",
+        )
+    for each in trouble.silent[:MAX_TROUBLES]:
+        yield f"{each.provider}/{each.model}", f"{each.calls} calls silent, the oldest for {time_span(each.since_ms)}"
+    if blobs := trouble.blobs:
+        yield "blobs", f"{blobs.code}, {time_span(1000 * blobs.ago_s)} ago"
 
 
 def totals(look: Sample) -> dict[str, str]:

@@ -16,7 +16,7 @@ from tokenbus.errors import ServerUnavailable
 from tokenbus_services.cli.inspect.snapshot import QueueFacts, StageFacts
 from tokenbus_services.cli.render.event_text import per_second, size
 from tokenbus_services.cli.render.terminal import safe
-from tokenbus_services.cli.top.figures import Sample, describe_lag, totals
+from tokenbus_services.cli.top.figures import Sample, describe_lag, totals, troubles
 
 NARROW = 90
 """Terminal width in columns below which worker names are omitted."""
@@ -48,7 +48,7 @@ class TopScreen:
             self._last = found
         parts = [self._heading(found)]
         if look := self._last:
-            rows = max(3, self._console.height - AROUND - len(look.now.nodes))
+            rows = max(3, self._console.height - AROUND - len(look.now.nodes) - len(list(troubles(look.trouble))))
             parts += screen_parts(look, rows=rows, narrow=self._console.width < NARROW)
         self._live.update(Group(*parts), refresh=True)
 
@@ -75,7 +75,14 @@ def screen_parts(look: Sample, *, rows: int, narrow: bool) -> list[Text | Table]
             f"{node.commands_per_s} commands/s",
             f"{node.clients} clients",
         )
-    return [figures, nodes, _groups(look, narrow), *_partitions(look.now.stages, rows, narrow)]
+    return [figures, nodes, *_troubles(look), _groups(look, narrow), *_partitions(look.now.stages, rows, narrow)]
+
+
+def _troubles(look: Sample) -> list[Text | Table]:
+    table = Table.grid(padding=(0, 2))
+    for where, what in troubles(look.trouble):
+        table.add_row(Text(safe(where), style="bold red", overflow="fold"), Text(safe(what), overflow="fold"))
+    return [table] if table.row_count else []
 
 
 def _groups(look: Sample, narrow: bool) -> Table:

@@ -12,13 +12,21 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from tests.services.cli.process import run, settings_file
+from tests.services.parser.test_attempt_metrics import report, state
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.layout import join_deployment
+from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.server.server import Server
 from tokenbus.events.decisions import Decided, encode
+from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import PolicyAction
+from tokenbus_services.fetcher.silent_calls import SilentCalls
+from tokenbus_services.parser.activity import MAX_FAILURES, ActivityCounter
+from tokenbus_services.runtime.known_names import KnownModels
+from tokenbus_services.settings import DEFAULT_PROVIDERS, Settings
 
 
 async def deployment(server: Server, url: str, keys: Keys, directory: Path, more: str = "") -> str:
@@ -179,3 +187,42 @@ async def test_a_key_that_its_provider_refuses_and_a_policy_that_fails_at_work_a
     assert "revoked" not in {f["says"] for f in told.values()}
     [policy] = found["policy moderation"]
     assert policy["says"] == "failed 2 times in the last 10 minutes: ConnectionError"
+
+
+async def test_a_provider_that_fails_or_is_silent_is_named_by_doctor_and_top(
+    server: Server, server_url: str, keys: Keys, tmp_path: Path
+):
+    settings = Settings(prefix=keys.prefix, partitions=keys.partitions, providers=DEFAULT_PROVIDERS)
+    parser = ActivityCounter(server, keys, settings, characters=lambda: 0, owned=list)
+    limited = ErrorInfo(code="rate_limit_exceeded", kind="rate_limit", message="secret", status=429)
+    for number in range(MAX_FAILURES + 4):
+        model = f"model-{number}"
+        parser.attempt_over(state(), report(model=model, outcome="error", error=limited, answered_ms=0))
+    for _ in range(3):
+        parser.attempt_over(state(), report(model="model-0", outcome="error", error=limited, answered_ms=0))
+    await parser.write()
+    fetcher = SilentCalls(server, keys, CollectorRegistry(), worker="w", models=KnownModels(settings))
+    ends = [fetcher.began("gemini", "flash", server.clock.now_ms() - 45_000) for _ in range(3)]
+    await fetcher.open(liveness := Liveness())  # it says so again and again, however long the commands take
+    await fetcher.write()
+    config = await deployment(server, server_url, keys, tmp_path)
+    found = await findings(config)
+    [*told, more] = [f for f in found["provider openai-chat"] if " failed " in f["says"]]
+    first = next(f for f in told if f["says"].startswith("model-0:"))
+    assert "4 of 4 calls failed with rate_limit, rate_limit_exceeded, HTTP 429" in first["says"]
+    assert [f["level"] for f in told] == ["wrong"] * 5
+    assert more["says"] == f"12 calls of {MAX_FAILURES - 4} other models failed too", "bounded, however many are tried"
+    assert sum("limits.providers.openai-chat" in f.get("todo", "") for f in told) == 1, "one hint per cause"
+    [silent] = [f for f in found["provider gemini"] if "no byte" in f["says"]]
+    assert (silent["level"], "first_event_timeout_s in [providers.gemini]" in silent["todo"]) == ("wrong", True)
+    assert "secret" not in json.dumps(found)
+
+    shown = (await run("top", "--once", "--every", "0.1", TOKENBUS_CONFIG=config)).out
+    assert "gemini/flash  3 calls silent" in shown
+    assert "openai-chat/model-0  4 of 4 calls: rate_limit, rate_limit_exceeded, HTTP 429" in shown
+    for end in ends:
+        end()
+    await fetcher.write()
+    assert not any("no byte" in f["says"] for f in (await findings(config))["provider gemini"])
+    await fetcher.close()
+    liveness.close()

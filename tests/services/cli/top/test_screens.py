@@ -8,9 +8,13 @@ import pytest
 from redis.exceptions import AuthenticationError
 from rich.console import Console, Group
 
+from tokenbus.bus.activity import Failure
 from tokenbus.errors import ServerError, ServerTooOld, ServerUnavailable, SettingsError
 from tokenbus_services.cli.doctor.checks import server_todo
+from tokenbus_services.cli.inspect.blob_facts import BlobFailure
+from tokenbus_services.cli.inspect.provider_facts import FailingModel, SilentModel
 from tokenbus_services.cli.inspect.snapshot import PartitionFacts, QueueFacts, Rates, Snapshot, StageFacts
+from tokenbus_services.cli.inspect.trouble import Trouble
 from tokenbus_services.cli.top.command import Sample
 from tokenbus_services.cli.top.screen import screen_parts
 
@@ -35,6 +39,20 @@ def test_the_advice_about_a_server_is_by_what_is_wrong(error: ServerError | Sett
     assert advice in server_todo(error)
 
 
+LIMITED = Failure(
+    provider="openai-chat", model="a-long-name-of-a-model-2026-01", kind="rate_limit", code="tokens", status=429
+)
+TROUBLE = Trouble(
+    failing=[
+        FailingModel(
+            failure=LIMITED, failed=9, attempts=12, all_failed=9, since_ms=90_000, last_ms=7_000, is_over=False
+        )
+    ],
+    silent=[SilentModel(provider="gemini", model="flash", calls=4, since_ms=40_000, answered=0)],
+    blobs=BlobFailure(code="blob_quota_exceeded", ago_s=5),
+)
+
+
 def test_top_is_whole_on_a_terminal_of_60_columns() -> None:
     stages = [
         StageFacts(
@@ -51,9 +69,11 @@ def test_top_is_whole_on_a_terminal_of_60_columns() -> None:
     )
     now = Snapshot(at_ms=0, stages=stages, queues=queues, nodes=[], chunks=1, dead=0, gateways=["g"])
     console = Console(width=60, file=io.StringIO(), record=True)
-    console.print(Group(*screen_parts(Sample(now, rates), rows=8, narrow=True)))
+    console.print(Group(*screen_parts(Sample(now, rates, TROUBLE), rows=8, narrow=True)))
     shown = console.export_text()
     for word in ("normalizer", "parser", "policy", *groups, "open runs", "active", "pipelines 1", "gateways 1"):
         assert word in shown
+    for word in ("9 of 12 calls", "HTTP 429", "7 s ago", "4 calls silent", "40 s", "blob_quota_exceeded, 5 s ago"):
+        assert word in " ".join(shown.split())
     assert "…" not in shown
     assert [line.split()[0] for line in shown.splitlines()[-9:] if line.strip()] == [str(n) for n in range(8)]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from tokenbus.bus.activity import OTHER
 from tokenbus_services.settings import Settings
 
 MAX_MODELS = 100
 """Maximum models of one provider that become labels besides those in the settings."""
-OTHER = "other"
 
 
 class KnownModels:

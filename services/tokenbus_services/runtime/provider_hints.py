@@ -1,0 +1,31 @@
+"""What to look at when a provider's calls fail: said by the log and by `tokenbus doctor`."""
+
+from __future__ import annotations
+
+from tokenbus.events.error_info import ErrorInfo
+
+
+def hint(provider: str, error: ErrorInfo) -> str | None:
+    """What to look at, for errors that settings cause or can mend."""
+    table = f"[providers.{provider}]"
+    match error.code, error.kind:
+        case "key_missing", _:
+            return f"set {error.where or 'its key'} where the fetcher runs, or api_key_env or api_key_file in {table}"
+        case "key_unusable", _:
+            return f"{error.where or 'its key'} does not hold a key that can be sent: look for spaces and line ends"
+        case "limit_wait", _:
+            return "this deployment's own limits held the run back: raise those of the provider, model or tenant"
+        case _, "auth":
+            return f"the provider refuses the key or its account: look at api_key_env or api_key_file in {table}"
+        case _, "not_found":
+            return f"the provider has no such model or path: look at the model's name, and base_url in {table}"
+        case (("network" | "connect_timeout"), _):
+            return f"the provider cannot be reached: look at base_url in {table}, DNS, proxies and firewalls"
+        case "stream_cut", _:
+            return f"the answer ended too early: look at the provider's state, and at base_url in {table} and proxies"
+        case (("first_event_timeout" | "idle_timeout") as code, _):
+            return f"the provider went silent: look at its state and at proxies, or raise {code}_s in {table}"
+        case _, "rate_limit":
+            return f"the provider limits this account: set [limits.providers.{provider}] or a fallback, or ask for more"
+        case _:
+            return None
