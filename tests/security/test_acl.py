@@ -11,6 +11,7 @@ from uuid import uuid4
 
 import httpx
 import pytest
+from prometheus_client import CollectorRegistry
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -23,6 +24,7 @@ from tests.servers import binary
 from tests.services.cli.process import Command, running
 from tests.waiting import eventually
 from tokenbus import Chunk, Client
+from tokenbus.bus.activity_slots import ActivitySlots
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.records import newest_records
 from tokenbus.bus.scripts.gateway import DoorLimits, RunUse, admit, count_use, renew_open
@@ -34,13 +36,17 @@ from tokenbus.core.run.blocks.block_table import BlockTable
 from tokenbus.core.run.state import RunState
 from tokenbus.errors import ServerUnavailable
 from tokenbus.events.frames import Accepted, RunLimits
+from tokenbus_services.cli.inspect.provider_facts import silent_models
 from tokenbus_services.cli.scripts import all_scripts
+from tokenbus_services.fetcher.silent_calls import SilentCalls
 from tokenbus_services.fetcher.uploads.registry import UploadedFiles
 from tokenbus_services.gateway.budgets.spend import read_spend
 from tokenbus_services.gateway.keys.store import KeyStore
 from tokenbus_services.mock_provider import MockProvider, Reply, Script, ToolCall, Turn
 from tokenbus_services.parser.index_keeper import IndexKeeper
 from tokenbus_services.process.embedded_server import EmbeddedServer
+from tokenbus_services.runtime.known_names import KnownModels
+from tokenbus_services.settings import Settings
 from tokenbus_services.settings.tables.gateway_keys import KeyRules
 
 USERS = Path(__file__).parents[2] / "deploy" / "acl" / "users.conf"
@@ -456,6 +462,20 @@ async def test_the_fetcher_keeps_the_table_of_uploaded_files_and_others_cannot_t
         async with Redis.from_url(guarded.url(name)) as user:
             with refused():
                 await user.set(KEYS.file("a"), "file-2")
+
+
+@pytest.mark.parametrize("name", ["fetcher", "pipeline"])
+async def test_the_fetcher_says_which_calls_are_silent_and_the_operator_reads_it(
+    guarded: Guarded, scripts: Command, name: str
+) -> None:
+    async with Server(guarded.url(name)) as fetcher, Server(guarded.url("operator")) as operator:
+        calls = SilentCalls(fetcher, KEYS, CollectorRegistry(), worker="w", models=KnownModels(Settings()))
+        calls.began("p", "m", 1)
+        await calls.write()
+        activity = ActivitySlots(operator, KEYS, kept=6)
+        await activity.read()
+        assert [model.calls for model in silent_models(activity.slots, operator.clock.now_ms())] == [1]
+    assert await guarded.refusals() == []
 
 
 @pytest.mark.parametrize("name", ["publisher", "subscriber", "fetcher", "normalizer", "policy", "tools", "operator"])
