@@ -18,7 +18,7 @@ from tokenbus.bus.scripts.script import script
 from tokenbus.bus.stage import checkpoints
 from tokenbus_services.process.embedded_server import EmbeddedServer
 
-EXAMPLES = int(os.environ.get("MODEL_EXAMPLES", "60"))
+EXAMPLES = int(os.environ.get("MODEL_EXAMPLES", "30"))
 STEPS = 100
 BATCH = 25
 """Histories of one seed. Hypothesis begins a large number of them with many that are too small to find anything."""

@@ -17,8 +17,9 @@ from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
 from tokenbus_services.mock_provider import TOKEN, TOOL_RESULT, Delivery, MockProvider, Reply, Script, ToolCall, Turn
 
-RUNS = 50
-DISTURBANCES = 10
+RUNS = 25
+DISTURBANCES = 5
+"""`make chaos` disturbs as long as it is asked to."""
 WORDS = " ".join(f"word{i}" for i in range(30))
 TURNS = (
     Reply(

@@ -12,7 +12,7 @@ import pytest
 from tests.contract.bus.state import everything, put_back
 from tests.e2e import judge
 from tests.e2e.conftest import WEATHER, Send
-from tests.e2e.fleet import PIPELINE, WITH_TOOLS, Kind, ended, fleet, log_of
+from tests.e2e.fleet import PIPELINE, Kind, ended, fleet, log_of
 from tests.servers import cluster
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
@@ -94,7 +94,8 @@ async def test_a_blocked_tool_never_runs_and_the_one_beside_it_does(
         MockProvider([CALLS]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, (), toml) as services,
     ):
-        await services.start(*WITH_TOOLS, *POLICY, env={"PYTHONPATH": path_with(tmp_path), "MARKS": str(tmp_path)})
+        await services.start("tools", env={"PYTHONPATH": path_with(tmp_path), "MARKS": str(tmp_path)})
+        await services.start(*PIPELINE, *POLICY, env={"MARKS": str(tmp_path)})
         run = await send("calls", tools=[TOUCH_TOOL, WEATHER])
         log: Any = (await ended(server.client, keys, [run]))[run]
         asked = await provider.requested(2)
@@ -219,7 +220,7 @@ async def test_policies_hold_on_every_node_of_a_cluster_though_their_worker_dies
     (tmp_path / "touch_tool.py").write_text(TOUCH)
     toml = '[tools.touch]\nkind = "python"\ncall = "touch_tool:touch"\n' + policy("no_touch", "NoTool", word="touch")
     toml += policy("hide", "Replace", word="word1", by="W")
-    env = {"PYTHONPATH": path_with(tmp_path), "MARKS": str(tmp_path)}
+    env = {"MARKS": str(tmp_path)}
     runs = {f"run{n}": ("long", "hide") if n % 2 else ("calls", "no_touch") for n in range(8)}
     assert {keys.partition_of(run) for run in runs} == set(range(keys.partitions))
     with cluster() as url:
@@ -228,7 +229,8 @@ async def test_policies_hold_on_every_node_of_a_cluster_though_their_worker_dies
             fleet(tmp_path, url, keys, provider.url, (), toml) as services,
             Server(url) as server,
         ):
-            *_, first = await services.start(*WITH_TOOLS, *POLICY, env=env)
+            await services.start("tools", env={**env, "PYTHONPATH": path_with(tmp_path)})
+            *_, first = await services.start(*PIPELINE, *POLICY, env=env)
             for run, (model, name) in runs.items():
                 request = {
                     "type": "generate",

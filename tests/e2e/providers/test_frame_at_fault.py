@@ -42,12 +42,18 @@ async def test_a_raw_frame_that_no_connection_bears_ends_its_run_alone(
     assert "FramesRefused" in str(last["error"]), last
 
 
-@pytest.mark.parametrize("instead", [b"", UPSTREAM_FAILURE], ids=["connection broken", "error reply"])
-@pytest.mark.parametrize("stage", ["normalizer", "parser"])
+@pytest.mark.parametrize(
+    ("stage", "instead"),
+    [("normalizer", b""), ("parser", UPSTREAM_FAILURE)],
+    ids=["normalizer, connection broken", "parser, error reply"],
+)
 async def test_an_entry_that_a_stage_cannot_read_ends_its_run_alone(
     server: Server, server_url: str, keys: Keys, tmp_path: Path, send: Send, stage: Kind, instead: bytes
 ) -> None:
-    """Its writer's connection works: only connections of the stage that reads it break."""
+    """Its writer's connection works: only connections of the stage that reads it break.
+
+    Both stages read by the same code, and `test_unreadable_entry` meets both faults there.
+    """
     others: list[Kind] = [kind for kind in PIPELINE if kind != stage]
     direct, proxied = tmp_path / "direct", tmp_path / "proxied"
     direct.mkdir()

@@ -10,7 +10,7 @@ import pytest
 
 from tests.e2e import judge
 from tests.e2e.conftest import Send
-from tests.e2e.fleet import PIPELINE, WITH_TOOLS, ended, fleet
+from tests.e2e.fleet import PIPELINE, ended, fleet
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
@@ -83,12 +83,12 @@ async def test_a_cancel_during_a_tool_stops_the_tool_and_gives_its_call_a_result
     (tmp_path / "endless_tool.py").write_text(ENDLESS)
     begun, stopped = tmp_path / "begun", tmp_path / "stopped"
     toml = '[tools.endless]\nkind = "python"\ncall = "endless_tool:endless"\n'
-    env = {"PYTHONPATH": str(tmp_path), "MARKS": str(tmp_path)}
     async with (
         MockProvider([CALLING]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, (), toml) as services,
     ):
-        await services.start(*WITH_TOOLS, env=env)
+        await services.start("tools", env={"PYTHONPATH": str(tmp_path), "MARKS": str(tmp_path)})
+        await services.start(*PIPELINE)
         run = await send("calling", tools=[{"name": "endless", "parameters": {"type": "object"}}])
         await eventually(begun.exists)
         await cancel(server, keys, run, heard_through=2)

@@ -40,15 +40,32 @@ async def redis_url(up: Command) -> str:
     return (await up.says("server ")).split()[1]
 
 
-async def test_up_brings_all_up_and_stops_all(tmp_path: Path):
+NEWCOMER = """
+import asyncio
+from tokenbus import Client
+
+async def main():
+    async with Client() as bus:
+        request = {"provider": "mock-gemini", "model": "any", "messages": [{"role": "user", "content": "Hello!"}]}
+        print((await (await bus.publish(request)).result()).text)
+
+asyncio.run(main())
+"""
+
+
+async def test_with_the_mock_provider_up_brings_all_up_a_newcomer_sees_words_without_a_key_a_url_or_a_flag_and_all_stop(
+    tmp_path: Path,
+):
     config = settings_file(tmp_path)
     env = {"TOKENBUS_CONFIG": config, "TOKENBUS_DATA": str(tmp_path / "data")}
-    async with running(tmp_path / "err", "up", "--scale", "parser=2", **env) as up:
-        await redis_url(up)
-        while up.seen[-1] != "ready":
+    async with running(tmp_path / "err", "up", "--mock", "--scale", "parser=2", **env) as up:
+        while up.seen[-1:] != ["ready"]:
             await up.says("ready")
-        names = {line.split()[1] for line in up.seen if line.startswith("ready ")}
-        assert names == {"fetcher", "normalizer", "parser-1", "parser-2", "tools", "blobs"}
+        urls = {line.split()[1]: line.split()[2] for line in up.seen if line.startswith("ready ")}
+        services = {"fetcher", "normalizer", "parser-1", "parser-2", "tools", "blobs", "gateway"}
+        assert urls.keys() == services | {"mock-provider"}
+        assert urls["mock-provider"].startswith("http://127.0.0.1:")
+        assert any(re.fullmatch(r"console http://127\.0\.0\.1:\d+/console/", line) for line in up.seen)
 
         async def shared_out() -> bool:
             findings = {f["about"]: f for f in json.loads((await run("doctor", "--json", **env)).out)}
@@ -60,14 +77,34 @@ async def test_up_brings_all_up_and_stops_all(tmp_path: Path):
         assert second.code == 2
         assert f"process {up.process.pid} runs" in second.error
 
+        sent = await run("send", **env)
+        assert (sent.code, "umbrella" in sent.out, "[tool result weather]" in sent.out) == (0, True, True), sent.err
+        told = await run("send", "--text", "Anything?", "--follow", **env)
+        assert "You wrote: “Anything?”" in told.out
+
+        client = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", NEWCOMER, env=environment(**env), stdout=asyncio.subprocess.PIPE
+        )
+        assert "You wrote: “Hello!”" in (await client.communicate())[0].decode()
+
+        first = pid_of(tmp_path, "tokenbus_services.mock_provider")
+        os.kill(first, signal.SIGKILL)
+        await up.says("died mock-provider")
+        await up.says("ready mock-provider")
+        assert (await run("send", "--text", "Again?", "--follow", **env)).code == 0, "at the same address"
+
         assert await up.stop() == 0
         await up.says("stopping")
     assert all_gone(tmp_path)
     log = up.log.read_text()
-    stopped = [line.split(" ")[0] for line in log.splitlines() if '"stopped"' in line]
-    assert stopped[0] == "fetcher"
+    stopped = [name for line in log.splitlines() if '"stopped"' in line and (name := line.split(" ")[0]) in services]
     assert stopped[-1] == "blobs"
+    assert stopped.index("fetcher") < min(stopped.index(name) for name in ("normalizer", "parser-1", "parser-2"))
     assert "Traceback" not in log
+
+    after = await run("send", **env)
+    assert after.code == 2
+    assert "up --mock" in after.error
 
 
 async def test_up_chained_runs_one_process_for_fetcher_normalizer_and_parser(tmp_path: Path):
@@ -181,47 +218,3 @@ async def test_a_server_that_is_down_is_waited_for(tmp_path: Path):
         async with asyncio.timeout(60):
             assert await up.stop() == 0
     assert f"parser | error: server {url} is unavailable" in up.log.read_text()
-
-
-NEWCOMER = """
-import asyncio
-from tokenbus import Client
-
-async def main():
-    async with Client() as bus:
-        request = {"provider": "mock-gemini", "model": "any", "messages": [{"role": "user", "content": "Hello!"}]}
-        print((await (await bus.publish(request)).result()).text)
-
-asyncio.run(main())
-"""
-
-
-async def test_with_the_mock_provider_a_newcomer_sees_words_without_a_key_a_url_or_a_flag(tmp_path: Path):
-    env = {"TOKENBUS_CONFIG": settings_file(tmp_path), "TOKENBUS_DATA": str(tmp_path / "data")}
-    async with running(tmp_path / "err", "up", "--mock", **env) as up:
-        while up.seen[-1:] != ["ready"]:
-            await up.says("ready")
-        assert any(line.startswith("ready mock-provider http://127.0.0.1:") for line in up.seen)
-        assert any(re.fullmatch(r"console http://127\.0\.0\.1:\d+/console/", line) for line in up.seen)
-
-        sent = await run("send", **env)
-        assert (sent.code, "umbrella" in sent.out, "[tool result weather]" in sent.out) == (0, True, True), sent.err
-        told = await run("send", "--text", "Anything?", "--follow", **env)
-        assert "You wrote: “Anything?”" in told.out
-
-        client = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", NEWCOMER, env=environment(**env), stdout=asyncio.subprocess.PIPE
-        )
-        assert "You wrote: “Hello!”" in (await client.communicate())[0].decode()
-
-        first = pid_of(tmp_path, "tokenbus_services.mock_provider")
-        os.kill(first, signal.SIGKILL)
-        await up.says("died mock-provider")
-        await up.says("ready mock-provider")
-        assert (await run("send", "--text", "Again?", "--follow", **env)).code == 0, "at the same address"
-        assert await up.stop() == 0
-    assert all_gone(tmp_path)
-
-    after = await run("send", **env)
-    assert after.code == 2
-    assert "up --mock" in after.error

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.services.cli.process import run, running, settings_file
+from tests import fork_server
+from tests.services.cli.process import environment, run, running, settings_file
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.layout import join_deployment
@@ -31,13 +32,20 @@ def config(server_url: str, keys: Keys, tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("service", SERVICES)
 async def test_a_service_says_when_it_is_ready_and_stops_in_order(config: str, tmp_path: Path, service: str):
-    async with running(tmp_path / "err", "worker", service, TOKENBUS_CONFIG=config) as worker:
-        _, name, url = (await worker.says("ready ")).split()
-        assert name == service
+    out, err = tmp_path / "out", tmp_path / "err"
+    env = environment(TOKENBUS_CONFIG=config)
+    worker = fork_server.shared().start("worker", service, stdout=out, stderr=err, env=env)
+    try:
+        await eventually(lambda: out.exists() and out.read_text().endswith("\n"))
+        ready, name, url = out.read_text().split()
+        assert (ready, name) == ("ready", service)
         with await asyncio.to_thread(urllib.request.urlopen, f"{url}/ready") as page:
             assert page.status == 200
-        assert await worker.stop() == 0
-    log = worker.log.read_text()
+        worker.terminate()
+        assert await worker.wait() == 0
+    finally:
+        worker.kill()
+    log = err.read_text()
     assert "started" in log
     assert "stopped" in log
     assert "Traceback" not in log
