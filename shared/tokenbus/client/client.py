@@ -137,7 +137,8 @@ class Client(TopicSubscriber):
         ``error.request``: publishing that again is the same run, even if the first attempt arrived.
         """
         with publishing.carrying(request):
-            run, request = publishing.with_id(publishing.with_trace_context(request), new_run_id)
+            run, request = publishing.with_id(request, new_run_id)
+            request = publishing.with_trace_context(request)
         with publishing.carrying(request):
             async with self._outbound.turn(wait=wait):
                 data = publishing.encoded(request, limit=self._max_request_bytes)

@@ -194,8 +194,9 @@ class LogReader:
             await self._deployment.refresh()
             keys = self._keys = await self._deployment.keys_of(self._run)
         status = await read_status(client, keys.run(self._run))
-        if status in ("awaited", *UNENDED) or await client.exists(keys.log(self._run)):
+        if status in UNENDED or await client.exists(keys.log(self._run)):
             self._known = True
             return
-        if self._known or status is not None or (self._wait_s is not None and self._waited_s >= self._wait_s):
+        accepted = status not in (None, "awaited")  # an early cancel makes no run: its request may never come
+        if self._known or accepted or (self._wait_s is not None and self._waited_s >= self._wait_s):
             raise RunNotFound(self._run)

@@ -16,6 +16,7 @@ from tests.waiting import eventually
 from tokenbus import Chunk, Client, PublicEvent
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.layout import join_deployment
+from tokenbus.bus.run_record import STATUS
 from tokenbus.bus.server.server import Server
 from tokenbus.client.log_tail import READS, ROOM, Feed
 from tokenbus.errors import CursorAhead, CursorTrimmed, Malformed, RequestInvalid, RunNotFound, ServerUnavailable
@@ -179,6 +180,15 @@ async def test_a_run_that_nobody_knows_is_not_found_in_time(bus: Client):
         await all_of(bus.follow("nobody", wait_s=0.3))
     assert caught.value.run == "nobody"
     assert loop.time() - asked >= 0.3
+
+
+async def test_a_run_that_was_cancelled_before_its_request_came_is_waited_for_no_longer_than_an_unknown_one(
+    bus: Client, server: Server, keys: Keys
+):
+    await server.client.hset(keys.run("ghost"), STATUS, "awaited")
+    await server.client.pexpire(keys.run("ghost"), 60_000)
+    with pytest.raises(RunNotFound):
+        await all_of(bus.follow("ghost", wait_s=0.05))
 
 
 async def test_a_known_run_that_waits_for_a_worker_is_waited_for(bus: Client, server: Server, keys: Keys):

@@ -169,6 +169,8 @@ def all_well(findings: Iterable[Finding]) -> bool:
 
 def server_todo(error: ServerError | SettingsError) -> str:
     """Return what to do about a server that cannot be used."""
+    if isinstance(error, SettingsError) and error.where == "TOKENBUS_REDIS_URL":
+        return "run doctor in the directory of `tokenbus up`, or set TOKENBUS_REDIS_URL to your deployment's server"
     if isinstance(error, SettingsError):
         return "mend the url: redis://, rediss:// or unix://, +sentinel or +cluster behind the scheme if it is one"
     if isinstance(error, ServerTooOld):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import importlib.util
 import logging
 import os
@@ -100,11 +101,13 @@ def listening(service: ServiceName, host: str, port: int) -> Generator[socket.so
         listener = socket.create_server((host, port), family=family, backlog=512)
     except (OSError, OverflowError) as e:
         problem = getattr(e, "strerror", None) or str(e)
+        in_use = getattr(e, "errno", None) == errno.EADDRINUSE
+        cause = "another `tokenbus up` may be running on this machine: stop it, or " if in_use else ""
         raise SettingsError(
             "settings",
             f"http.{service}",
-            f"{host}:{port}: {problem}; set another port in the settings (0: any free one), or give "
-            f"`tokenbus worker {service}` a --port",
+            f"{host}:{port}: {problem}; {cause}set another port in the settings (0: any free one); "
+            f"`tokenbus worker {service}` has --port, too",
         ) from None
     with listener:
         yield listener

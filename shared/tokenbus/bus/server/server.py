@@ -21,6 +21,7 @@ import msgspec
 from redis.asyncio import Redis, RedisCluster, Sentinel
 from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import MasterNotFoundError
 from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
 from redis.exceptions import ConnectionError as ConnectionLost
@@ -250,5 +251,14 @@ def translated(server: Server, key: str = "") -> Generator[None]:
         if code_of(e) == "OOM":
             raise ServerFull(key or server.url.safe, f"the server is out of memory: {e}") from e
         if not is_final(e):
-            raise ServerUnavailable(server.url.safe, str(e) or type(e).__name__) from e
+            raise ServerUnavailable(server.url.safe, _problem(e)) from e
         raise
+
+
+def _problem(error: Exception) -> str:
+    text = str(error) or type(error).__name__
+    if not isinstance(error, MasterNotFoundError):
+        return text
+    # redis-py's text has each sentinel's client in full, a page long, before what was wrong with it.
+    problem, _, details = text.partition(" : ")
+    return ": ".join((problem, *dict.fromkeys(re.findall(r"> - (.+?)(?=, <|$)", details))))

@@ -85,7 +85,11 @@ def parse_url(url: str) -> ServerUrl:
     scheme, separator, _ = url.partition("://")
     known = _SCHEME.fullmatch(scheme)
     if not separator or not (known or scheme == "unix"):
-        _refuse("scheme", "must be redis, rediss, valkey or valkeys, +sentinel or +cluster behind it; or unix")
+        _refuse(
+            "scheme",
+            "must be redis, rediss, valkey or valkeys, +sentinel or +cluster behind it; or unix. "
+            "A server on this machine is redis://localhost:6379",
+        )
     try:
         parts = urlsplit(url)
     except ValueError:

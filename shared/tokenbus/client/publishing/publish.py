@@ -29,6 +29,8 @@ def with_id(
     if isinstance(request, Generate):
         run = request.id or new_id()
         return run, msgspec.structs.replace(request, id=run)
+    if not isinstance(cast("object", request), Mapping):  # from a program that no type checker read
+        raise RequestInvalid("$", f"Expected `Generate` or a mapping, got `{type(request).__name__}`")
     if request.get("type") == "cancel":
         raise RequestInvalid("type", "a cancel is sent with Client.cancel")
     given = request.get("id")

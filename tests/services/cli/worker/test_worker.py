@@ -57,6 +57,7 @@ async def test_a_port_that_is_taken_is_named_with_its_setting(config: str):
         ended = await run("worker", "parser", "--port", str(port), TOKENBUS_CONFIG=config)
     assert ended.code == 2
     assert f"http.parser: 127.0.0.1:{port}: Address already in use" in ended.error
+    assert "another `tokenbus up`" in ended.error
 
 
 async def test_a_host_that_is_not_ours_is_named(config: str):

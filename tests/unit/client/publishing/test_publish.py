@@ -29,6 +29,12 @@ def test_a_request_without_an_id_is_given_one(request_: Generate | dict[str, obj
     assert (run, sent) == ("new", msgspec.structs.replace(REQUEST, id="new"))
 
 
+def test_a_request_that_is_no_mapping_is_refused():
+    anything: Any = 3
+    with pytest.raises(RequestInvalid, match="a mapping, got `int`"):
+        with_id(anything, new_id)
+
+
 @pytest.mark.parametrize("request_", [msgspec.structs.replace(REQUEST, id="mine"), {**PLAIN, "id": "mine"}])
 def test_a_request_with_an_id_keeps_it(request_: Generate | dict[str, object]):
     run, with_its_id = with_id(request_, new_id)
