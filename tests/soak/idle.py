@@ -25,14 +25,14 @@ from websockets.asyncio.client import connect
 
 from tests.bench.procs import cpu_s, resident_kb
 from tests.bench.stack import SERVICES, running
-from tokenbus_services.gateway.surfaces.ag_ui import AgUi
-from tokenbus_services.gateway.surfaces.ai_sdk_ui import AiSdkUi
-from tokenbus_services.gateway.surfaces.anthropic_messages import AnthropicMessages
-from tokenbus_services.gateway.surfaces.gemini import Gemini
-from tokenbus_services.gateway.surfaces.native import Native
-from tokenbus_services.gateway.surfaces.openai_chat import OpenAIChat
-from tokenbus_services.gateway.surfaces.openai_images.surface import OpenAIImages
-from tokenbus_services.gateway.surfaces.openai_responses.surface import OpenAIResponses
+from tokenbus_services.gateway.surfaces.ag_ui import AgUiSurface
+from tokenbus_services.gateway.surfaces.ai_sdk_ui import AiSdkUiSurface
+from tokenbus_services.gateway.surfaces.anthropic_messages import AnthropicMessagesSurface
+from tokenbus_services.gateway.surfaces.gemini import GeminiSurface
+from tokenbus_services.gateway.surfaces.native import NativeSurface
+from tokenbus_services.gateway.surfaces.openai_chat import OpenAIChatSurface
+from tokenbus_services.gateway.surfaces.openai_images.surface import OpenAIImagesSurface
+from tokenbus_services.gateway.surfaces.openai_responses.surface import OpenAIResponsesSurface
 from tokenbus_services.mock_provider import MockProvider, Reply, Script, Stall, Turn
 from tokenbus_services.process.embedded_server import free_port
 
@@ -64,32 +64,32 @@ class Protocol(msgspec.Struct, frozen=True):
 
 PROTOCOLS: dict[str, Protocol] = {
     "Chat Completions": Protocol(
-        OpenAIChat.keep_alive,
+        OpenAIChatSurface.keep_alive,
         "/v1/chat/completions",
         lambda: {"model": "held/silent", "stream": True, "messages": _said()},
     ),
     "Responses": Protocol(
-        OpenAIResponses.keep_alive,
+        OpenAIResponsesSurface.keep_alive,
         "/v1/responses",
         lambda: {"model": "held/silent", "stream": True, "input": _said()},
     ),
     "Responses, background": Protocol(
-        OpenAIResponses.keep_alive,
+        OpenAIResponsesSurface.keep_alive,
         "/v1/responses",
         lambda: {"model": "held/silent", "stream": True, "background": True, "store": True, "input": _said()},
     ),
     "Messages": Protocol(
-        AnthropicMessages.keep_alive,
+        AnthropicMessagesSurface.keep_alive,
         "/v1/messages",
         lambda: {"model": "held/silent", "stream": True, "max_tokens": 99, "messages": _said()},
     ),
     "Gemini": Protocol(
-        Gemini.keep_alive,
+        GeminiSurface.keep_alive,
         "/v1beta/models/silent:streamGenerateContent?alt=sse",
         lambda: {"contents": [{"role": "user", "parts": [{"text": "Hello."}]}]},
     ),
     "AI SDK UI": Protocol(
-        AiSdkUi.keep_alive,
+        AiSdkUiSurface.keep_alive,
         "/api/chat",
         lambda: {
             "id": uuid4().hex,
@@ -99,7 +99,7 @@ PROTOCOLS: dict[str, Protocol] = {
         },
     ),
     "AG-UI": Protocol(
-        AgUi.keep_alive,
+        AgUiSurface.keep_alive,
         "/agui",
         lambda: {
             "threadId": uuid4().hex,
@@ -112,12 +112,12 @@ PROTOCOLS: dict[str, Protocol] = {
         },
     ),
     "the bus's own events": Protocol(
-        Native.keep_alive,
+        NativeSurface.keep_alive,
         "/runs",
         lambda: {"model": "held/silent", "messages": _said()},
     ),
     "Images": Protocol(
-        OpenAIImages.keep_alive,
+        OpenAIImagesSurface.keep_alive,
         "/v1/images/generations",
         lambda: {"model": "drawn/silent", "stream": True, "prompt": f"A hat {uuid4().hex}."},
     ),

@@ -71,7 +71,7 @@ UNWATCHED = {
     "tokenbus_services/runtime/supervision.py:WorkerSupervisor.wait_or_fail.receive_or_failed": WATCH,
     "tokenbus_services/runtime/task_failures.py:LoggedTasks._start": "of some commands, each of which has a bound",
     "tokenbus_services/telemetry/tracer.py:RunTracer.close": "waited for with a bound, at the end",
-    "tokenbus_services/tools/executor.py:Executor._within": ITEM,
+    "tokenbus_services/tools/executor.py:ToolExecutor._within": ITEM,
     "tokenbus_services/tools/mcp/registry.py:McpServers.open": CALLER,
     "tokenbus_services/tools/mcp/server.py:McpServer._connected": CALLER,
     "tokenbus_services/tools/mcp/server.py:McpServer._connection": "notices alone; lists are read again anyway",

@@ -76,7 +76,7 @@ BUILT_BY_TOKENBUS = {
     "Subscription",
 }
 """Classes whose objects users are given. What their constructors take is no promise."""
-NOT_FOR_USERS = {"Decision", "CallOutcome", "ImagesRequested", "Topic"}
+NOT_FOR_USERS = {"RecordedDecision", "CallOutcome", "ImagesRequested", "Topic"}
 """Types that only the bus's own services hand to each other, by methods that users have no reason to call."""
 BEHIND_THE_FACADE = {
     "StreamFormat",  # users hand one of these three to PolicyStream and call nothing of it
@@ -110,7 +110,7 @@ def _callables(kind: type) -> Iterator[Callable[..., object]]:
 
 
 def _classes(annotation: object) -> Iterator[type]:
-    if isinstance(annotation, type):
+    if isinstance(annotation, type) and not typing.is_typeddict(annotation):  # keyword arguments, which have no name
         yield annotation
     if (origin := typing.get_origin(annotation)) is not None:
         yield from _classes(origin)

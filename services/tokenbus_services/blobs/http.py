@@ -41,7 +41,7 @@ from tokenbus_services.blobs.auth import admitted
 from tokenbus_services.blobs.blob_spans import BlobSpans, now_ms
 from tokenbus_services.blobs.hints import FULL
 from tokenbus_services.blobs.metrics import BlobMetrics
-from tokenbus_services.blobs.ranges import OutOfRange, Part, part_of
+from tokenbus_services.blobs.ranges import ByteRange, OutOfRange, part_of
 from tokenbus_services.blobs.store import BlobStore
 
 Scope = MutableMapping[str, Any]
@@ -251,7 +251,7 @@ class BlobRoutes:
         await send({"type": "http.response.body"})
 
 
-def _part(scope: Scope, etag: bytes, size: int) -> Part | None:
+def _part(scope: Scope, etag: bytes, size: int) -> ByteRange | None:
     """The part that a GET requests. Raises OutOfRange. None for a HEAD, and if If-Range names other content (RFC 9110,
     13.1.5 and 14.2).
     """

@@ -8,7 +8,7 @@ from typing import NamedTuple
 _RANGE = re.compile(r"bytes=\s*([0-9]{0,18})-([0-9]{0,18})\s*")
 
 
-class Part(NamedTuple):
+class ByteRange(NamedTuple):
     """Bytes ``start`` to ``end``, exclusive."""
 
     start: int
@@ -19,7 +19,7 @@ class OutOfRange(Exception):
     """The range contains no byte of the blob."""
 
 
-def part_of(header: str, size: int) -> Part | None:
+def part_of(header: str, size: int) -> ByteRange | None:
     """Parse a Range header for a blob of ``size`` bytes; None for the whole blob and for unsupported headers.
 
     Raises OutOfRange.
@@ -31,10 +31,10 @@ def part_of(header: str, size: int) -> Part | None:
         last = int(match[2])
         if last == 0 or size == 0:
             raise OutOfRange
-        return Part(max(0, size - last), size)
+        return ByteRange(max(0, size - last), size)
     start = int(match[1])
     if match[2] and int(match[2]) < start:
         return None
     if start >= size:
         raise OutOfRange
-    return Part(start, min(size, int(match[2]) + 1) if match[2] else size)
+    return ByteRange(start, min(size, int(match[2]) + 1) if match[2] else size)

@@ -41,7 +41,7 @@ from tokenbus.errors import (
 from tokenbus_services.blobs import backend, leases
 from tokenbus_services.blobs.backend import listed, remove_staged, store_errors
 from tokenbus_services.blobs.quota import Quota
-from tokenbus_services.blobs.ranges import Part
+from tokenbus_services.blobs.ranges import ByteRange
 from tokenbus_services.settings import BlobSettings, RetentionSettings
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ class BlobStore:
         """Return the metadata of a blob. Raises BlobNotFound, BlobRefused for an invalid id, BlobUnavailable."""
         return (await self._find(blob_id))[1]
 
-    async def open(self, blob_id: str, part: Part | None = None) -> OpenBlob:
+    async def open(self, blob_id: str, part: ByteRange | None = None) -> OpenBlob:
         """Open a blob, or a part of it, for reading. Raises BlobNotFound, BlobRefused for an invalid id,
         BlobUnavailable.
         """

@@ -10,7 +10,7 @@ TIMEOUT_S = 2.0
 MOST_BYTES = 64 * 2**10
 
 
-class Page(NamedTuple):
+class ProbedPage(NamedTuple):
     """What a GET brought."""
 
     status: int
@@ -25,7 +25,7 @@ async def probe(url: str) -> int:
     return (await page(url)).status
 
 
-async def page(url: str) -> Page:
+async def page(url: str) -> ProbedPage:
     """Return the answer to a GET. Raises OSError, including TimeoutError, and ValueError if the answer is not HTTP."""
     parts = urlsplit(url)
     tls = parts.scheme == "https"
@@ -45,7 +45,7 @@ async def page(url: str) -> Page:
     if not version.startswith("HTTP/"):
         raise ValueError(f"{url}: no HTTP")
     pairs = (line.partition(":") for line in lines)
-    return Page(int(status), {name.lower(): value.strip() for name, _, value in pairs}, body)
+    return ProbedPage(int(status), {name.lower(): value.strip() for name, _, value in pairs}, body)
 
 
 async def _head(reader: asyncio.StreamReader) -> str:

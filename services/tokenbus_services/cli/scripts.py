@@ -11,7 +11,7 @@ from redis.exceptions import RedisError
 
 import tokenbus.bus
 import tokenbus.client
-from tokenbus.bus.scripts.script import Script, known_scripts
+from tokenbus.bus.scripts.script import LuaScript, known_scripts
 from tokenbus.bus.server.server import Server, translated
 from tokenbus_services import settings as configuration
 from tokenbus_services.cli.connect import with_server
@@ -21,7 +21,7 @@ PAUSE_S = 1.0
 """Pause between two checks of what the server knows."""
 
 
-def all_scripts() -> list[Script]:
+def all_scripts() -> list[LuaScript]:
     """Return every script that a process of this version runs, sorted by name."""
     for room in (tokenbus.bus, tokenbus.client):
         for module in pkgutil.walk_packages(room.__path__, f"{room.__name__}."):
@@ -63,7 +63,7 @@ async def load_scripts(*, keep: bool) -> None:
                 pass
 
 
-async def _load_missing(server: Server, scripts: list[Script]) -> int:
+async def _load_missing(server: Server, scripts: list[LuaScript]) -> int:
     known: list[bool] = await server.client.script_exists(*(one.sha for one in scripts))
     missing = [one for one, there in zip(scripts, known, strict=True) if not there]
     for one in missing:

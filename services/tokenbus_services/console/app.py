@@ -24,24 +24,24 @@ from tokenbus_services.console.routes import session as routes_session
 from tokenbus_services.console.routes import stream as routes_stream
 from tokenbus_services.console.routes import times as routes_times
 from tokenbus_services.console.sampler import Sampler
-from tokenbus_services.console.session import PATH, Sessions
+from tokenbus_services.console.session import PATH, ConsoleSessions
 from tokenbus_services.console.signing import Signer, StoredSecret
 from tokenbus_services.console.static_files import StaticFiles
 from tokenbus_services.gateway.gateway import Gateway
 from tokenbus_services.gateway.http_request import AsgiApp
 from tokenbus_services.gateway.keys.directory import KeyDirectory
 from tokenbus_services.gateway.problem import Problem, Refusal
-from tokenbus_services.gateway.service import Part
+from tokenbus_services.gateway.service import GatewayPart
 from tokenbus_services.net.request_guard import RequestGuard
 from tokenbus_services.settings import Settings
 from tokenbus_services.settings.tables.console import ConsoleSettings
 
 
-def create(settings: Settings, gateway: Gateway, directory: KeyDirectory | None) -> tuple[AsgiApp, list[Part]]:
+def create(settings: Settings, gateway: Gateway, directory: KeyDirectory | None) -> tuple[AsgiApp, list[GatewayPart]]:
     """The console's app, and what works beside it. ``directory``: None at a gateway without keys."""
     table = settings.console or ConsoleSettings()
     signer = Signer(StoredSecret(gateway.runs.server, gateway.runs.keys))
-    desk = Desk(gateway, Sessions(table, signer, directory))
+    desk = Desk(gateway, ConsoleSessions(table, signer, directory))
     costs = Costs(settings)
     sampler = Sampler(gateway.runs.server, gateway.runs.keys, costs, judged=bool(settings.policies))
     handlers: Any = {HTTPException: _no_route, Exception: _defect}

@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from tokenbus.errors import TokenbusError
-from tokenbus_services.console.session import Sessions
+from tokenbus_services.console.session import ConsoleSessions
 from tokenbus_services.console.static_files import SAFE_HEADERS
 from tokenbus_services.console.viewer import Viewer
 from tokenbus_services.gateway.answers import sse
@@ -34,7 +34,7 @@ ViewHandler: TypeAlias = Callable[[Request, Viewer], Awaitable[Any]]
 class Desk:
     """Wraps the handlers of routes."""
 
-    def __init__(self, gateway: Gateway, sessions: Sessions) -> None:
+    def __init__(self, gateway: Gateway, sessions: ConsoleSessions) -> None:
         self.gateway = gateway
         self.sessions = sessions
 

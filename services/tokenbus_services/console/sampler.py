@@ -67,7 +67,7 @@ class River(msgspec.Struct, frozen=True, kw_only=True):
     behind_ms: int
 
 
-class Page:
+class WatchingPage:
     """One page that watches: the newest sample that it has not had."""
 
     def __init__(self, view: PageView) -> None:
@@ -107,7 +107,7 @@ class Sampler:
         self._keys = keys
         self._costs = costs
         self._clock = clock
-        self._pages: set[Page] = set()
+        self._pages: set[WatchingPage] = set()
         self._open: dict[str, KnownRun] = {}
         self._open_count = 0
         self._ended: dict[str, KnownRun] = {}
@@ -127,13 +127,13 @@ class Sampler:
         """Stop."""
         await stop_task(self._task)
 
-    def join(self, page: Page) -> None:
+    def join(self, page: WatchingPage) -> None:
         """Begin to serve a page."""
         self._pages.add(page)
         if self._task is None or self._task.done():
             self._task = self._liveness.start_passing(self._run(), name="samples for the console")
 
-    def leave(self, page: Page) -> None:
+    def leave(self, page: WatchingPage) -> None:
         """End it."""
         self._pages.discard(page)
 
@@ -310,7 +310,7 @@ class Sampler:
                 page.put("health", whole)
                 self._tell_plots(page)
 
-    def _tell_plots(self, page: Page) -> None:
+    def _tell_plots(self, page: WatchingPage) -> None:
         plots = self._hour.plots(after=page.plotted)
         if plots.points and "plots" not in page.pending:
             page.plotted = self._hour.newest

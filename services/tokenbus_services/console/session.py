@@ -50,7 +50,7 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True):
     expires_ms: int
 
 
-class Sessions:
+class ConsoleSessions:
     """Tells who looks."""
 
     def __init__(

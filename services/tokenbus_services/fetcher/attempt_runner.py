@@ -39,7 +39,7 @@ from tokenbus_services.fetcher.limits.scopes import Scopes
 from tokenbus_services.fetcher.limits.token_estimate import TokenTally, estimate
 from tokenbus_services.fetcher.limits.wait_queue import FairQueue, WaitedTooLong
 from tokenbus_services.fetcher.look_ups import LookUps
-from tokenbus_services.fetcher.provider_call import CallOptions, FilesLost, Rejected, fetch
+from tokenbus_services.fetcher.provider_call import CallOptions, CredentialsRejected, FilesLost, fetch
 from tokenbus_services.fetcher.raw_writer import RawWriter
 from tokenbus_services.fetcher.request_media import TurnMedia
 from tokenbus_services.fetcher.silent_calls import SilentCalls
@@ -298,7 +298,7 @@ class AttemptRunner:
                         silent=self._silent,
                     ),
                 )
-            except Rejected:
+            except CredentialsRejected:
                 rejected = True
             except FilesLost as e:
                 lost = e.file_ids

@@ -56,7 +56,7 @@ connection.
 """
 
 
-class Rejected(Exception):
+class CredentialsRejected(Exception):
     """The provider rejected the credentials and newer ones are available; nothing was written."""
 
 
@@ -145,7 +145,7 @@ async def _read(
     try:
         refused = None
         if response.status_code == HTTPStatus.UNAUTHORIZED and options.again and endpoint.rejected():
-            raise Rejected
+            raise CredentialsRejected
         if call.files and response.status_code in LOST_STATUSES:
             refused = await beginning(response, MAX_ERROR_BODY_BYTES)
             if lost := lost_files(response.status_code, refused, call.files):

@@ -24,12 +24,12 @@ from tokenbus.providers.media import MediaLimits
 from tokenbus_services.fetcher.endpoints import Endpoint
 from tokenbus_services.fetcher.uploads.plan import Uploads
 from tokenbus_services.intake.opaque_blobs import with_opaque_blobs
-from tokenbus_services.intake.unasked_media import Turn, not_taken, unasked
+from tokenbus_services.intake.unasked_media import CallInput, not_taken, unasked
 from tokenbus_services.media.blob_cache import Found, RecentBlobs
 from tokenbus_services.media.body import Embedded, MediaBody
 from tokenbus_services.media.errors import MediaFailed
 from tokenbus_services.media.locate import Media, media_in, media_of, own_media, request_with, with_sources
-from tokenbus_services.media.placeholders import Marks
+from tokenbus_services.media.placeholders import PlaceholderMarks
 from tokenbus_services.media.provider_limits import check_body, check_media, check_size, limits_of
 
 LOOK_UPS = 8
@@ -55,7 +55,7 @@ class TurnMedia:
         """
         api = endpoint.settings.api
         limits = limits_of(api, endpoint.settings.media)
-        turn = await with_opaque_blobs(Turn(request, history), api, self._blobs)
+        turn = await with_opaque_blobs(CallInput(request, history), api, self._blobs)
         turn = turn.without(not_taken(limits, turn, dict(_media(turn))))
         while True:
             try:
@@ -69,7 +69,7 @@ class TurnMedia:
                 return msgspec.structs.replace(built, notes=(*turn.notes, *built.notes)), body
 
     async def _build(
-        self, endpoint: Endpoint, turn: Turn, limits: MediaLimits, *, lost: Collection[str]
+        self, endpoint: Endpoint, turn: CallInput, limits: MediaLimits, *, lost: Collection[str]
     ) -> tuple[Built, MediaBody | None]:
         """Like `build`. Raises _Gone for images that can be left out."""
         request, history = turn.request, turn.history
@@ -174,7 +174,7 @@ class _Gone(Exception):
         self.reasons = reasons
 
 
-def _media(turn: Turn) -> Iterator[tuple[str, Media]]:
+def _media(turn: CallInput) -> Iterator[tuple[str, Media]]:
     yield from media_of(turn.request)
     yield from media_in(turn.history, "history")
 
@@ -194,7 +194,7 @@ def _built(
     marked: Mapping[str, BlobSource],
 ) -> tuple[Built, list[bytes | _Place]]:
     """Build the call with these sources, and split its body where the ``marked`` blobs belong."""
-    marks, places = Marks(), list(marked)
+    marks, places = PlaceholderMarks(), list(marked)
     marking = {
         where: Base64Source(media_type=source.media_type, data=marks.base64(n))
         for n, (where, source) in enumerate(marked.items())

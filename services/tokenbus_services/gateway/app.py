@@ -23,11 +23,11 @@ from tokenbus_services.gateway.http_request import AfterRouting, AsgiApp, WithRe
 from tokenbus_services.gateway.keys.create import keyed_parts
 from tokenbus_services.gateway.keys.door import KeyDoor
 from tokenbus_services.gateway.metrics import GatewayMetrics
-from tokenbus_services.gateway.models import ModelTable, ProviderModel
+from tokenbus_services.gateway.models import ModelTable, RoutedModel
 from tokenbus_services.gateway.request_spans import RequestSpans
 from tokenbus_services.gateway.routes.registry import console_of, routes_of
 from tokenbus_services.gateway.runs import GatewayRuns
-from tokenbus_services.gateway.service import GatewayService, Part
+from tokenbus_services.gateway.service import GatewayPart, GatewayService
 from tokenbus_services.gateway.surfaces.contract import TranslationRules
 from tokenbus_services.runtime.app import make_app, make_broker
 from tokenbus_services.runtime.supervision import stuck_after_s
@@ -107,14 +107,14 @@ def model_table(settings: Settings, table: GatewaySettings) -> ModelTable:
     return ModelTable(providers, aliases_of(table), table.models)
 
 
-def aliases_of(table: GatewaySettings) -> dict[str, list[ProviderModel]]:
+def aliases_of(table: GatewaySettings) -> dict[str, list[RoutedModel]]:
     """The aliases of the settings."""
     return {name: [_provider_model(choice) for choice in choices] for name, choices in table.aliases.items()}
 
 
 def make_door(
     settings: Settings, table: GatewaySettings, models: ModelTable, server: Server, bus: Client
-) -> tuple[Door, list[Part]]:
+) -> tuple[Door, list[GatewayPart]]:
     """The door in front of all routes, and what works beside it. Raises SettingsError."""
     rules = rules_of(table, models)
     if not has_keys(settings):
@@ -132,9 +132,9 @@ def rules_of(table: GatewaySettings, models: ModelTable) -> TranslationRules:
     )
 
 
-def _provider_model(name: str) -> ProviderModel:
+def _provider_model(name: str) -> RoutedModel:
     provider, _, model = name.partition("/")
-    return ProviderModel(provider=provider, model=model)
+    return RoutedModel(provider=provider, model=model)
 
 
 async def _no_route(request: Request, error: Exception) -> Response:

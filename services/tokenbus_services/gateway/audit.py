@@ -23,7 +23,7 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 MAX_NAME = 200
 
 
-class RunUse:
+class AuditedRun:
     """What is known of a run when its answer has ended."""
 
     def __init__(self, run: str, model: str, span: RequestSpan | None = None) -> None:
@@ -67,7 +67,7 @@ def audited(
         try:
             await answer(scope, receive, sent)
         finally:
-            use: RunUse | None = getattr(answer, "use", None)
+            use: AuditedRun | None = getattr(answer, "use", None)
             caller: Caller | None = getattr(request.state, "caller", None)
             name: str | None = getattr(request.state, REQUEST_ID, None)
             run: str | None = use.run if use else getattr(answer, "run", None)
@@ -82,7 +82,7 @@ class FrameAudit:
 
     def __init__(self, surface: str, *, method: str, metrics: GatewayMetrics, spans: RequestSpans | None) -> None:
         self.caller: Caller | None = None
-        self.use: RunUse | None = None
+        self.use: AuditedRun | None = None
         self.status = 200
         """As it would be over HTTP."""
         self._surface = surface
@@ -114,7 +114,7 @@ def _write(
     began: float,
     caller: Caller | None,
     run: str | None,
-    use: RunUse | None,
+    use: AuditedRun | None,
     request: str | None = None,
 ) -> None:
     usage = (use and use.usage) or Usage()
@@ -140,7 +140,7 @@ def _count(
     status: int,
     *,
     caller: Caller | None,
-    use: RunUse | None,
+    use: AuditedRun | None,
     metrics: GatewayMetrics | None,
     spans: RequestSpans | None,
 ) -> None:

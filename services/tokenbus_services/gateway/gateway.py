@@ -15,14 +15,14 @@ from tokenbus.errors import TokenbusError
 from tokenbus_services.blobs.loader import loader_of
 from tokenbus_services.gateway.answers import sse
 from tokenbus_services.gateway.answers.answer import AnswerTimes, RunAnswer, StreamedAnswer, WholeRunAnswer
-from tokenbus_services.gateway.audit import FrameAudit, RunUse, audited
+from tokenbus_services.gateway.audit import AuditedRun, FrameAudit, audited
 from tokenbus_services.gateway.callers import Caller, Door
 from tokenbus_services.gateway.http_request import AfterRouting, headers_in, read_request
 from tokenbus_services.gateway.metrics import GatewayMetrics
 from tokenbus_services.gateway.models import ModelTable
 from tokenbus_services.gateway.problem import Problem, Refusal, of_exception
 from tokenbus_services.gateway.request_spans import RequestSpans
-from tokenbus_services.gateway.runs import GatewayRuns, OpenRun
+from tokenbus_services.gateway.runs import GatewayRun, GatewayRuns
 from tokenbus_services.gateway.surfaces.contract import Answer, GatewayRequest, Surface, Translated
 from tokenbus_services.settings import Settings
 
@@ -95,7 +95,7 @@ class Gateway:
         opened = await self.runs.publish(self.door, caller, surface, asked, translated)
         return self.answer(opened, surface, asked, translated)
 
-    def answer(self, opened: OpenRun, surface: Surface, asked: GatewayRequest, translated: Translated) -> RunAnswer:
+    def answer(self, opened: GatewayRun, surface: Surface, asked: GatewayRequest, translated: Translated) -> RunAnswer:
         """The answer to a published request."""
         cancels = translated.on_disconnect == "cancel" and not translated.background
         how: dict[str, Any] = {
@@ -105,7 +105,7 @@ class Gateway:
             "on_end": lambda: self.runs.leave(self.door, opened),
             "times": self.times,
         }
-        use = RunUse(run=opened.id, model=opened.note.model, span=opened.span)
+        use = AuditedRun(run=opened.id, model=opened.note.model, span=opened.span)
         events = use.watched(self.runs.follow(opened.id, new=not opened.joined))
         how["use"] = use
         if not translated.stream:

@@ -11,7 +11,7 @@ from tokenbus.providers.api import ApiName
 from tokenbus_services.gateway.problem import Problem, Refusal
 
 
-class ProviderModel(msgspec.Struct, frozen=True):
+class RoutedModel(msgspec.Struct, frozen=True):
     """A configured provider, and a model of it."""
 
     provider: str
@@ -27,7 +27,7 @@ class ResolvedModel(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     api: ApiName
     """API of the provider: decides which parameters it takes."""
-    fallback: tuple[ProviderModel, ...] = ()
+    fallback: tuple[RoutedModel, ...] = ()
     """Tried in turn while nothing visible was heard."""
 
     @property
@@ -46,7 +46,7 @@ class ModelTable:
     def __init__(
         self,
         providers: Mapping[str, ApiName],
-        aliases: Mapping[str, Sequence[ProviderModel]],
+        aliases: Mapping[str, Sequence[RoutedModel]],
         listed: Sequence[str] = (),
     ) -> None:
         self._providers = providers

@@ -41,7 +41,7 @@ JOINS_KEPT_S = 3600
 READ_COUNT = 1000
 
 
-class OpenRun(msgspec.Struct, frozen=True, kw_only=True):
+class GatewayRun(msgspec.Struct, frozen=True, kw_only=True):
     """A run that a request has published or joined."""
 
     id: str
@@ -95,7 +95,7 @@ class GatewayRuns:
 
     async def publish(
         self, door: Door, caller: Caller, surface: Surface, request: GatewayRequest, translated: Translated
-    ) -> OpenRun:
+    ) -> GatewayRun:
         """Publish a translated request, or join the run that it names. Raises Refusal, TokenbusError."""
         key = request.headers.get(idempotency.HEADER)
         run = idempotency.run_of(caller.tenant, key, surface.name) if key is not None else translated.run
@@ -127,7 +127,7 @@ class GatewayRuns:
         except BaseException:
             await door.leave(caller, generate.id)
             raise
-        return OpenRun(
+        return GatewayRun(
             id=name, note=note, caller=caller, admission=admission, joined=run is not None, span=span, ticket=ticket
         )
 
@@ -191,7 +191,7 @@ class GatewayRuns:
         name = msgspec.json.encode(blob_id)
         return any(name in msgspec.json.encode(event) for event in await self.stored(run))
 
-    def client_gone(self, opened: OpenRun) -> None:
+    def client_gone(self, opened: GatewayRun) -> None:
         """Cancel a run whose client disconnected, in a separate task, because the request's task is ending."""
         self._later(opened.id, self._cancel_left(opened))
 
@@ -199,7 +199,7 @@ class GatewayRuns:
         """Cancel in a separate task, which outlives the request that asks for it."""
         self._later(run, self.cancel(run, reason))
 
-    def leave(self, door: Door, opened: OpenRun) -> None:
+    def leave(self, door: Door, opened: GatewayRun) -> None:
         """Tell the door that an answer has ended."""
         self._later(opened.id, door.leave(opened.caller, opened.admission.generate.id or opened.id))
 
@@ -255,7 +255,7 @@ class GatewayRuns:
             await self.server.client.expire(key, JOINS_KEPT_S)
         return number
 
-    async def _cancel_left(self, opened: OpenRun) -> None:
+    async def _cancel_left(self, opened: GatewayRun) -> None:
         if opened.ticket is not None:
             try:
                 async with asyncio.timeout(self._settings.rejoin_s):

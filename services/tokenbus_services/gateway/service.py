@@ -18,7 +18,7 @@ from tokenbus.client.client import watch_readers
 from tokenbus.errors import ServerFull, ServerUnavailable
 from tokenbus_services.gateway.gateway import Gateway
 from tokenbus_services.runtime.app import worker_name
-from tokenbus_services.runtime.deployment_agreement import Deployment
+from tokenbus_services.runtime.deployment_agreement import DeploymentAgreement
 from tokenbus_services.settings import Settings
 from tokenbus_services.telemetry import RunTracer
 
@@ -26,7 +26,7 @@ HEARTBEAT_S = 1.0
 TTL_MS = 5_000
 
 
-class Part(Protocol):
+class GatewayPart(Protocol):
     """Something that works beside the requests."""
 
     async def open(self, liveness: Liveness) -> None:
@@ -48,7 +48,7 @@ class GatewayService:
         server: Server,
         bus: Client,
         gateway: Gateway,
-        beside: Sequence[Part] = (),
+        beside: Sequence[GatewayPart] = (),
         tracer: RunTracer | None = None,
     ) -> None:
         """``beside``: opened after the door, and closed before it."""
@@ -57,7 +57,7 @@ class GatewayService:
         self._bus = bus
         self._gateway = gateway
         self._worker = worker_name()
-        self._deployment = Deployment(server, settings.keys, self.liveness, worker=self._worker)
+        self._deployment = DeploymentAgreement(server, settings.keys, self.liveness, worker=self._worker)
         self._beside = beside
         self._tracer = tracer
         self._members = settings.keys.gateway_members

@@ -15,7 +15,7 @@ import msgspec
 from tokenbus.errors import BlobError
 from tokenbus.events.quirks import ApiName
 from tokenbus.events.requests import ContentPart, ImagePart, Message, TextPart, ThinkingPart, ToolCallPart
-from tokenbus_services.intake.unasked_media import Turn
+from tokenbus_services.intake.unasked_media import CallInput
 from tokenbus_services.media.blob_cache import RecentBlobs
 from tokenbus_services.media.errors import MediaFailed
 
@@ -34,7 +34,7 @@ def blobs_named(messages: list[Message]) -> Iterator[str]:
                 yield from part.opaque_blobs.values()
 
 
-async def with_opaque_blobs(turn: Turn, api: ApiName, blobs: RecentBlobs) -> Turn:
+async def with_opaque_blobs(turn: CallInput, api: ApiName, blobs: RecentBlobs) -> CallInput:
     """Return the turn with its opaque data loaded; data of other APIs are not loaded. Raises MediaFailed."""
     if not any(True for _ in blobs_named([*turn.request.messages, *turn.history])):
         return turn
@@ -43,7 +43,7 @@ async def with_opaque_blobs(turn: Turn, api: ApiName, blobs: RecentBlobs) -> Tur
         loading.all(turn.request.messages, "messages"), loading.all(turn.history, "history")
     )
     request = msgspec.structs.replace(turn.request, messages=messages)
-    return Turn(request, history, (*turn.notes, *loading.notes))
+    return CallInput(request, history, (*turn.notes, *loading.notes))
 
 
 class _Loading:

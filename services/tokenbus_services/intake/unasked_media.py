@@ -29,7 +29,7 @@ from tokenbus_services.media.provider_limits import base64_bytes, takes_type
 LEFT_OUT = "[an image is left out here: {}]"
 
 
-class Turn(msgspec.Struct, frozen=True):
+class CallInput(msgspec.Struct, frozen=True):
     """The input of a provider call."""
 
     request: Generate
@@ -37,7 +37,7 @@ class Turn(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
     """Notes on what was left out."""
 
-    def without(self, reasons: Mapping[str, str]) -> Turn:
+    def without(self, reasons: Mapping[str, str]) -> CallInput:
         """Return the turn without the images at these places. ``reasons``: the reason by place."""
         if not reasons:
             return self
@@ -45,10 +45,10 @@ class Turn(msgspec.Struct, frozen=True):
         history = [_without(m, f"history[{i}]", reasons) for i, m in enumerate(self.history)]
         notes = [f"{where}: the image was left out: {reason}" for where, reason in reasons.items()]
         request = msgspec.structs.replace(self.request, messages=messages)
-        return Turn(request, history, (*self.notes, *notes))
+        return CallInput(request, history, (*self.notes, *notes))
 
 
-def unasked(turn: Turn) -> dict[str, ImagePart]:
+def unasked(turn: CallInput) -> dict[str, ImagePart]:
     """Return such images by place, in order."""
     found: dict[str, ImagePart] = {}
     for root, messages in (("messages", turn.request.messages), ("history", turn.history)):
@@ -63,7 +63,7 @@ def unasked(turn: Turn) -> dict[str, ImagePart]:
     return found
 
 
-def not_taken(limits: MediaLimits, turn: Turn, media: Mapping[str, Media]) -> dict[str, str]:
+def not_taken(limits: MediaLimits, turn: CallInput, media: Mapping[str, Media]) -> dict[str, str]:
     """Return which of them the provider does not take, and why. ``media``: all media of the turn. If there are too
     many images, the oldest are left out.
     """

@@ -21,7 +21,7 @@ class Mark(msgspec.Struct, frozen=True):
     """Insert the raw bytes instead of base64."""
 
 
-class Marks:
+class PlaceholderMarks:
     """The placeholders of one request, identified by number. They are unguessable to the request's authors, both as
     base64 and decoded.
     """

@@ -34,7 +34,7 @@ class BadRequest(Exception):
         self.status = status
 
 
-class Connection:
+class AcceptedConnection:
     """Receives requests and sends responses. Methods raise OSError if the client has disconnected."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from tokenbus_services.mock_provider.request import Rejected
+from tokenbus_services.mock_provider.request import HttpError
 
 MULTIPART = "multipart/form-data"
 _BOUNDARY = re.compile(r'boundary=(?:"([^"]+)"|([^\s;"]+))', re.IGNORECASE)
@@ -19,17 +19,17 @@ def read_form(content_type: str, body: bytes) -> dict[str, Any]:
     with ``[]``. Raises Rejected."""
     found = _BOUNDARY.search(content_type)
     if found is None:
-        raise Rejected(400, "the form has no boundary")
+        raise HttpError(400, "the form has no boundary")
     first, *parts = (b"\r\n" + body).split(b"\r\n--" + (found[1] or found[2]).encode())
     if first or not parts or parts.pop().rstrip(b"\r\n") != b"--":
-        raise Rejected(400, "the form does not begin and end with its boundary")
+        raise HttpError(400, "the form does not begin and end with its boundary")
     fields: dict[str, Any] = {}
     for part in parts:
         name, value = _read(part)
         if name.endswith("[]"):
             fields.setdefault(name, []).append(value)
         elif name in fields:
-            raise Rejected(400, f"Duplicate parameter: {name!r}")
+            raise HttpError(400, f"Duplicate parameter: {name!r}")
         else:
             fields[name] = value
     return fields
@@ -44,7 +44,7 @@ def _read(part: bytes) -> tuple[str, Any]:
     disposition = headers.get("content-disposition", "")
     name, filename = _NAME.search(disposition), _FILENAME.search(disposition)
     if not (blank and name):
-        raise Rejected(400, "a part of the form has no name")
+        raise HttpError(400, "a part of the form has no name")
     if filename is None:
         return _plain(name[1]), content.decode("utf-8", "replace")
     media_type = headers.get("content-type", "application/octet-stream")

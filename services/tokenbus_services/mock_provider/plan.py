@@ -10,7 +10,7 @@ import msgspec
 from tokenbus_services.mock_provider import chunking
 from tokenbus_services.mock_provider.apis.provider_api import MockApi
 from tokenbus_services.mock_provider.reply import Reply
-from tokenbus_services.mock_provider.request import ModelRequest, Rejected
+from tokenbus_services.mock_provider.request import HttpError, ModelRequest
 from tokenbus_services.mock_provider.script import (
     CutOff,
     ErrorEvent,
@@ -44,7 +44,7 @@ class ResponsePlan(msgspec.Struct, frozen=True, kw_only=True):
     pace: float | None = None
 
 
-def plan_rejection(mock_api: MockApi, rejected: Rejected) -> ResponsePlan:
+def plan_rejection(mock_api: MockApi, rejected: HttpError) -> ResponsePlan:
     """An error caused by the request."""
     return _error(mock_api, Status(status=rejected.status), rejected.message)
 
@@ -92,7 +92,7 @@ def _delivered(turn: Turn, request: ModelRequest, mock_api: MockApi, fault: Faul
     match fault:
         case ErrorEvent():
             if not request.stream:
-                raise Rejected(501, "a non-streamed response has no error event; use a status")
+                raise HttpError(501, "a non-streamed response has no error event; use a status")
             event = mock_api.error_event(fault.status, "an error in mid-stream, as scripted")
             return ResponsePlan(status=200, headers=headers, reads=[*before, event])
         case CutOff():
@@ -120,11 +120,11 @@ def _body(says: Source, request: ModelRequest, mock_api: MockApi) -> bytes:
         case Recording(body=str(path)):
             return Path(path).read_bytes()
         case _:
-            raise Rejected(501, "this recording has no body for a request that does not stream")
+            raise HttpError(501, "this recording has no body for a request that does not stream")
 
 
 def _filled(reply: Reply, request: ModelRequest) -> Reply:
     if reply.pictures and request.api in ("anthropic", "openai-chat"):
-        raise Rejected(501, "this API does not generate images")
+        raise HttpError(501, "this API does not generate images")
     filled = reply.with_marks_filled(token=request.token, tool_results=request.tool_results)
     return filled.continue_text(request.prefill, request.stop_strings) if request.prefill else filled

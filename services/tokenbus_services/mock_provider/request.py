@@ -25,7 +25,7 @@ _RESULTS_END = "</function_results>"
 _RESULT = re.compile(r"<(?:result|error) [^>]*>(.*?)</(?:result|error)>", re.DOTALL)
 
 
-class Rejected(Exception):
+class HttpError(Exception):
     """The request is rejected with ``status`` and a message in the API's own error format."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -160,7 +160,7 @@ def decode_as(json: object, shape: type[T], *, strict: bool = True) -> T:
     try:
         return msgspec.convert(json, shape, strict=strict)
     except msgspec.ValidationError as e:
-        raise Rejected(400, str(e)) from None
+        raise HttpError(400, str(e)) from None
 
 
 def join_texts(texts: Iterable[str]) -> str:
@@ -178,14 +178,14 @@ def _check_results(history: Sequence[HistoryItem]) -> None:
     for item in history:
         if item.role == "tool":
             if item.call_id and item.call_id not in open_calls:
-                raise Rejected(400, f"a tool result answers {item.call_id!r}, which is no call of the turn before it")
+                raise HttpError(400, f"a tool result answers {item.call_id!r}, which is no call of the turn before it")
             open_calls.discard(item.call_id)
         elif open_calls and not before == item.role == "model":
             break
         open_calls.update(item.calls)
         before = item.role
     if open_calls:
-        raise Rejected(400, f"tool calls without a result right after them: {', '.join(sorted(open_calls))}")
+        raise HttpError(400, f"tool calls without a result right after them: {', '.join(sorted(open_calls))}")
 
 
 def _latest_results(history: Sequence[HistoryItem]) -> tuple[str, ...]:

@@ -21,10 +21,10 @@ from tokenbus_services.mock_provider.apis import (
     openai_responses,
 )
 from tokenbus_services.mock_provider.apis.provider_api import MockApi
-from tokenbus_services.mock_provider.connection import BadRequest, Connection
+from tokenbus_services.mock_provider.connection import AcceptedConnection, BadRequest
 from tokenbus_services.mock_provider.multipart import MULTIPART, read_form
 from tokenbus_services.mock_provider.plan import ResponsePlan, plan_rejection, plan_response
-from tokenbus_services.mock_provider.request import ModelRequest, Rejected, interpret
+from tokenbus_services.mock_provider.request import HttpError, ModelRequest, interpret
 from tokenbus_services.mock_provider.request_log import AttemptCounter, Exchange, HttpRequest, RequestLog, State
 from tokenbus_services.mock_provider.script import Script, Turn
 from tokenbus_services.mock_provider.uploads import FileStore
@@ -134,7 +134,7 @@ class MockProvider:
             raise self._error
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.create_task(self._serve(Connection(reader, writer)))
+        task = asyncio.create_task(self._serve(AcceptedConnection(reader, writer)))
         self._serving.add(task)
         task.add_done_callback(self._connection_closed)
 
@@ -144,7 +144,7 @@ class MockProvider:
             self._error = self._error or error
         self._log.changed()
 
-    async def _serve(self, connection: Connection) -> None:
+    async def _serve(self, connection: AcceptedConnection) -> None:
         """One connection, from its first request to its close."""
         try:
             with suppress(OSError):  # a client may leave as it likes
@@ -158,7 +158,7 @@ class MockProvider:
         finally:
             await connection.close()
 
-    async def _exchange(self, connection: Connection, http_request: HttpRequest) -> bool:
+    async def _exchange(self, connection: AcceptedConnection, http_request: HttpRequest) -> bool:
         """One request and its answer. False: the connection is of no further use."""
         exchange = Exchange(http_request=http_request, received_at=time.monotonic())
         self._log.add(exchange)
@@ -180,7 +180,7 @@ class MockProvider:
             self._set_state("disconnected", exchange)
         return outcome is True
 
-    async def _answer(self, connection: Connection, exchange: Exchange, planned: ResponsePlan) -> bool:
+    async def _answer(self, connection: AcceptedConnection, exchange: Exchange, planned: ResponsePlan) -> bool:
         """The answer to one request. True: another request may follow."""
 
         def sent(size: int) -> None:
@@ -220,16 +220,16 @@ class MockProvider:
             if (uploading := self.files.plan(exchange.http_request)) is not None:
                 return uploading
             if route is None:
-                raise Rejected(404, f"no such endpoint: {exchange.http_request.path}")
+                raise HttpError(404, f"no such endpoint: {exchange.http_request.path}")
             exchange.request = request = _interpret(mock_api, route, exchange.http_request)
             self.files.check(request.api, request.headers, request.body)
             exchange.attempt = self._attempts.next(request.key)
             return plan_response(self._turn(request), request, mock_api, exchange.attempt)
-        except Rejected as rejected:
+        except HttpError as rejected:
             return plan_rejection(mock_api, rejected)
         except Exception as e:
             self._error = self._error or e
-            return plan_rejection(mock_api, Rejected(500, f"{type(e).__name__}: {e}"))
+            return plan_rejection(mock_api, HttpError(500, f"{type(e).__name__}: {e}"))
 
     def _turn(self, request: ModelRequest) -> Turn:
         chosen = self._choose(request) if self._choose else None
@@ -237,12 +237,12 @@ class MockProvider:
             return chosen
         script = chosen or self._scripts.get(request.model)
         if script is None:
-            raise Rejected(404, f"model: no script {request.model!r}; there are: {', '.join(sorted(self._scripts))}")
+            raise HttpError(404, f"model: no script {request.model!r}; there are: {', '.join(sorted(self._scripts))}")
         if request.turn < len(script.turns):
             return script.turns[request.turn]
         if script.repeat_last:
             return script.turns[-1]
-        raise Rejected(400, f"script {script.name!r} has {len(script.turns)} turns, and this is turn {request.turn}")
+        raise HttpError(400, f"script {script.name!r} has {len(script.turns)} turns, and this is turn {request.turn}")
 
 
 def _route(path: str) -> tuple[MockApi, re.Match[str] | None]:
@@ -255,7 +255,7 @@ def _route(path: str) -> tuple[MockApi, re.Match[str] | None]:
 
 def _interpret(mock_api: MockApi, route: re.Match[str], http_request: HttpRequest) -> ModelRequest:
     if http_request.method != "POST":
-        raise Rejected(405, f"{http_request.path} takes POST, not {http_request.method}")
+        raise HttpError(405, f"{http_request.path} takes POST, not {http_request.method}")
     body = _body(http_request)
     parsed = mock_api.parse(route, http_request.query, http_request.headers, body)
     return interpret(mock_api.name, parsed, http_request.headers, body)
@@ -269,4 +269,4 @@ def _body(http_request: HttpRequest) -> dict[str, Any]:
     try:
         return msgspec.json.decode(http_request.body, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
-        raise Rejected(400, f"the body is not a JSON object: {e}") from None
+        raise HttpError(400, f"the body is not a JSON object: {e}") from None

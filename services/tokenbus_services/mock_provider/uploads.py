@@ -21,7 +21,7 @@ from tokenbus_services.mock_provider.apis import anthropic, gemini, openai_chat
 from tokenbus_services.mock_provider.apis.provider_api import CREATED, MockApi
 from tokenbus_services.mock_provider.multipart import read_form
 from tokenbus_services.mock_provider.plan import ResponsePlan, plan_rejection, plan_scripted_error
-from tokenbus_services.mock_provider.request import Rejected, decode_as
+from tokenbus_services.mock_provider.request import HttpError, decode_as
 from tokenbus_services.mock_provider.request_log import HttpRequest
 from tokenbus_services.mock_provider.script import Status
 
@@ -97,36 +97,36 @@ class FileStore:
             if mock_api is gemini.mock_api:
                 return self._handle_gemini(http_request)
             return self._store_form(mock_api, http_request)
-        except Rejected as rejected:
+        except HttpError as rejected:
             return plan_rejection(mock_api, rejected)
         except (msgspec.DecodeError, ValueError, KeyError) as e:  # a length that is no number, a header that is missing
-            return plan_rejection(mock_api, Rejected(400, f"{type(e).__name__}: {e}"))
+            return plan_rejection(mock_api, HttpError(400, f"{type(e).__name__}: {e}"))
 
     def check(self, api: ApiName, headers: Mapping[str, str], body: Mapping[str, Any]) -> None:
         """Raise Rejected if a request refers to a missing file."""
         for name in _file_ids(body):
             if api == "anthropic" and BETA not in headers.get("anthropic-beta", ""):
-                raise Rejected(400, "messages: a source of type file needs the beta header of the Files API")
+                raise HttpError(400, "messages: a source of type file needs the beta header of the Files API")
             file = self.files.get(name)
             if file is not None and _vendor(file.api) == _vendor(api):
                 continue
             match api:
                 case "anthropic":
-                    raise Rejected(404, f"File not found: {name}")
+                    raise HttpError(404, f"File not found: {name}")
                 case "gemini":
                     last = name.rpartition("/")[2]
-                    raise Rejected(403, f"You do not have permission to access the File {last} or it may not exist.")
+                    raise HttpError(403, f"You do not have permission to access the File {last} or it may not exist.")
                 case _:
-                    raise Rejected(404, f"There is no file with the id '{name}'.")
+                    raise HttpError(404, f"There is no file with the id '{name}'.")
 
     def _store_form(self, mock_api: MockApi, http_request: HttpRequest) -> ResponsePlan:
         if http_request.method != "POST":
-            raise Rejected(405, f"{http_request.path} takes POST, not {http_request.method}")
+            raise HttpError(405, f"{http_request.path} takes POST, not {http_request.method}")
         if mock_api is anthropic.mock_api and BETA not in http_request.headers.get("anthropic-beta", ""):
-            raise Rejected(400, "anthropic-beta: the header of the Files API is required")
+            raise HttpError(400, "anthropic-beta: the header of the Files API is required")
         file, fields = _parts(http_request)
         if mock_api is openai_chat.mock_api and fields.get("purpose") not in ("user_data", "vision", "assistants"):
-            raise Rejected(400, f"purpose: {fields.get('purpose')!r} is not a purpose of files that requests can use")
+            raise HttpError(400, f"purpose: {fields.get('purpose')!r} is not a purpose of files that requests can use")
         self._created += 1
         content: bytes = file["data"]
         anthropics = mock_api is anthropic.mock_api
@@ -146,7 +146,7 @@ class FileStore:
         if found := _GEMINI_FILE.fullmatch(http_request.path):
             uri = f"{_origin(http_request)}/v1beta/{found[1]}"
             if uri not in self.files:
-                raise Rejected(403, f"You do not have permission to access the File {found[1]} or it may not exist.")
+                raise HttpError(403, f"You do not have permission to access the File {found[1]} or it may not exist.")
             self._polls_until_active[uri] -= 1
             return _json(self._gemini_file(self.files[uri]))
         command = http_request.headers.get("x-goog-upload-command")
@@ -154,9 +154,9 @@ class FileStore:
             return self._start_resumable(http_request)
         upload = self._open_uploads.pop(http_request.query.get("upload_id", ""), None)
         if command != "upload, finalize" or upload is None:
-            raise Rejected(400, "an upload begins with `start` and ends with `upload, finalize`")
+            raise HttpError(400, "an upload begins with `start` and ends with `upload, finalize`")
         if len(http_request.body) != upload.size:
-            raise Rejected(400, f"received {len(http_request.body)} bytes instead of the declared {upload.size}")
+            raise HttpError(400, f"received {len(http_request.body)} bytes instead of the declared {upload.size}")
         self._created += 1
         uri = f"{_origin(http_request)}/v1beta/files/f{self._created:011d}"
         self.files[uri] = stored = StoredFile(
@@ -215,7 +215,7 @@ def _parts(http_request: HttpRequest) -> tuple[dict[str, Any], dict[str, str]]:
     fields = read_form(http_request.headers.get("content-type", ""), http_request.body)
     file = fields.pop("file", None)
     if not isinstance(file, dict):
-        raise Rejected(400, "file: field required")
+        raise HttpError(400, "file: field required")
     return cast("dict[str, Any]", file), fields
 
 

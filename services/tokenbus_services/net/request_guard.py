@@ -26,7 +26,7 @@ _READS = frozenset({"GET", "HEAD", "OPTIONS"})
 _log = structlog.stdlib.get_logger()
 
 
-class Refusal(msgspec.Struct, frozen=True):
+class GuardRefusal(msgspec.Struct, frozen=True):
     """The response body for a rejected request."""
 
     code: str
@@ -64,7 +64,7 @@ class RequestGuard:
         await send({"type": "http.response.start", "status": status, "headers": [*headers, (b"connection", b"close")]})
         await send({"type": "http.response.body", "body": body})
 
-    def _refusal(self, scope: Scope) -> tuple[HTTPStatus, Refusal] | None:
+    def _refusal(self, scope: Scope) -> tuple[HTTPStatus, GuardRefusal] | None:
         writes = scope["method"] not in _READS
         path: str = scope["path"]
         if not writes and not any(path == p or path.startswith(f"{p}/") for p in self._private):
@@ -74,15 +74,15 @@ class RequestGuard:
             given.setdefault(name.decode("latin-1"), []).append(value.decode("latin-1"))
         host = given.get("host", [])
         if len(host) != 1 or not self._known(host[0]):
-            return HTTPStatus.MISDIRECTED_REQUEST, Refusal(
+            return HTTPStatus.MISDIRECTED_REQUEST, GuardRefusal(
                 "host_refused", "Host is neither an address nor a known name of this service; http.hosts adds names"
             )
         if any(origin.lower() in self._origins for origin in given.get("origin", [])):
             return None
         if writes and any(site not in {"same-origin", "none"} for site in given.get("sec-fetch-site", [])):
-            return HTTPStatus.FORBIDDEN, Refusal("cross_site", "the request comes from a page of another site")
+            return HTTPStatus.FORBIDDEN, GuardRefusal("cross_site", "the request comes from a page of another site")
         if writes and any(not _same(origin, host[0]) for origin in given.get("origin", [])):
-            return HTTPStatus.FORBIDDEN, Refusal("cross_site", "Origin differs from the service's own")
+            return HTTPStatus.FORBIDDEN, GuardRefusal("cross_site", "Origin differs from the service's own")
         return None
 
     def _known(self, host: str) -> bool:

@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from tokenbus_services.policy_stage.executor.marks import Call, Marks
+from tokenbus_services.policy_stage.executor.marks import ExecutorMarks, MarkedCall
 
 End = Literal["blocked", "exited", "memory", "overran"]
 """How an executor ended: a call did not return; the process died; it used too much memory; a call ran past its
@@ -37,7 +37,7 @@ class Fault(msgspec.Struct, frozen=True):
     end: End
 
 
-def culprit(marks: Marks, end: End, *, memory_bytes: int, alone: bool) -> Call | None:
+def culprit(marks: ExecutorMarks, end: End, *, memory_bytes: int, alone: bool) -> MarkedCall | None:
     """Return the call that is probably at fault; None if that is unknown. ``alone``: the executor had one run ever.
 
     For memory, that is the call whose steps used most of it, not the one whose allocation failed.

@@ -13,7 +13,7 @@ from tokenbus.bus.scripts.policies import Place, count_policy_start, note_place,
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
-from tokenbus.events.frames import CONTROL_ATTEMPT, Decision, EventFrame, PolicyVerdict, PolicyVerdicts, encode
+from tokenbus.events.frames import CONTROL_ATTEMPT, EventFrame, PolicyVerdict, PolicyVerdicts, RecordedDecision, encode
 from tokenbus_services.policy_stage.failed_starts import RunStarts, Starts
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -32,7 +32,7 @@ class ServerRunRecord:
         policies: tuple[str, ...],
         *,
         token: str,
-        on_decision: Callable[[Decision], None],
+        on_decision: Callable[[RecordedDecision], None],
     ) -> None:
         """``on_decision``: called for each decision that was recorded."""
         self._server = server

@@ -15,7 +15,7 @@ from typing import Protocol
 import structlog
 
 from tokenbus.bus.scripts.policies import Place
-from tokenbus.events.frames import WHOLE_RUN, Decision, PolicyVerdict
+from tokenbus.events.frames import WHOLE_RUN, PolicyVerdict, RecordedDecision
 from tokenbus.policy.policy_runner import OnError
 from tokenbus_services.policy_stage.blame import Fault
 from tokenbus_services.policy_stage.executor.interface import Executors
@@ -216,7 +216,7 @@ class PolicyRunTask:
 
     def _end(self, policy: str, why: str) -> None:
         why = f"PolicyStopped: {why}"
-        decision = Decision(policy, "error", why)
+        decision = RecordedDecision(policy, "error", why)
         self._steps.append(PolicyVerdict(WHOLE_RUN, decisions=[decision], ends=f"{policy}: failed: {why}"))
         self._wake.set()
 

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from tokenbus.bus.liveness import Liveness, rest, wait_briefly
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.stage.stage import Stage
-from tokenbus.events.frames import Decision
+from tokenbus.events.frames import RecordedDecision
 from tokenbus.policy.loading import PolicySpec
 from tokenbus.policy.policy_runner import OnError
 from tokenbus_services.policy_stage.blame import End
@@ -170,7 +170,7 @@ class PolicyService:
             waiting=self._wait,
         )
 
-    def _decided(self, decision: Decision) -> None:
+    def _decided(self, decision: RecordedDecision) -> None:
         self._decisions.labels(decision.policy, decision.action).inc()
         if decision.action == "error":  # the class alone: an exception's text may quote the run
             log.warning("policy_failed", policy=decision.policy, error=decision.reason.partition(":")[0][:80])

@@ -26,7 +26,7 @@ from tokenbus_services.recorder.metrics import RecordMetrics
 from tokenbus_services.recorder.record import Record
 from tokenbus_services.recorder.record_spans import RecordSpans
 from tokenbus_services.runtime.app import worker_name
-from tokenbus_services.runtime.deployment_agreement import Deployment
+from tokenbus_services.runtime.deployment_agreement import DeploymentAgreement
 from tokenbus_services.runtime.in_flight import Later
 from tokenbus_services.runtime.queue_work import QueueWork
 from tokenbus_services.settings import RecordSettings, Settings
@@ -73,7 +73,7 @@ class RecordService:
         self._spans = RecordSpans(tracer, server.clock)
         self.liveness = Liveness()
         worker = worker_name()
-        self._deployment = Deployment(server, keys, self.liveness, worker=worker)
+        self._deployment = DeploymentAgreement(server, keys, self.liveness, worker=worker)
         self._deployment.on_grown(self._serve_more)
         self._blobs = loader_of(settings.blobs)
         self._recordings = QueueWork(

@@ -29,7 +29,7 @@ OnGrown = Callable[[Keys], Awaitable[None]]
 """Serves the partitions that were added too."""
 
 
-class Deployment:
+class DeploymentAgreement:
     """Call `open`, then `close`."""
 
     def __init__(self, server: Server, keys: Keys, liveness: Liveness, *, worker: str = "") -> None:

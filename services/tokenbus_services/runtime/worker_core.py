@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.server.server import Server, ServerInfo
 from tokenbus_services.runtime.app import make_broker, worker_name
-from tokenbus_services.runtime.deployment_agreement import Deployment
+from tokenbus_services.runtime.deployment_agreement import DeploymentAgreement
 from tokenbus_services.runtime.deployment_gauges import DeploymentGauges
 from tokenbus_services.runtime.metrics import DeadLetterMetrics, StageMetrics
 from tokenbus_services.runtime.partition_gauges import PartitionGauges
@@ -32,7 +32,7 @@ class WorkerCore:
         self.liveness = Liveness()
         self.worker = worker_name()
         self.stuck_s = stuck_after_s(settings.redis_url)
-        self.deployment = Deployment(self.server, settings.keys, self.liveness, worker=self.worker)
+        self.deployment = DeploymentAgreement(self.server, settings.keys, self.liveness, worker=self.worker)
         self._info: ServerInfo | None = None
         self._users = 0
         self._service = service

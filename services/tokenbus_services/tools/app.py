@@ -11,7 +11,7 @@ from tokenbus_services.runtime.supervision import stuck_after_s
 from tokenbus_services.settings import Settings
 from tokenbus_services.settings.user_modules import look_beside_settings
 from tokenbus_services.telemetry import open_tracer
-from tokenbus_services.tools.executor import Executor
+from tokenbus_services.tools.executor import ToolExecutor
 from tokenbus_services.tools.metrics import CallMetrics
 from tokenbus_services.tools.service import ToolService
 
@@ -25,7 +25,7 @@ def create(settings: Settings) -> AsgiFastStream:
     registry = CollectorRegistry()
     broker = make_broker(settings, registry)
     tracer = open_tracer(settings, "tools", registry)
-    service = ToolService(settings, Executor.from_settings(settings), CallMetrics(registry), tracer)
+    service = ToolService(settings, ToolExecutor.from_settings(settings), CallMetrics(registry), tracer)
     Gauge("tokenbus_tool_calls_running", "Tool calls running.", registry=registry).set_function(
         lambda: len(service.calls)
     )

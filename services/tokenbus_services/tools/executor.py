@@ -26,7 +26,7 @@ from tokenbus_services.tools.tool_call import Text, ToolCall, ToolOutcome
 if TYPE_CHECKING:
     from tokenbus_services.tools.mcp.registry import McpServers
 
-__all__ = ["Executor", "ToolCall", "ToolOutcome"]
+__all__ = ["ToolCall", "ToolExecutor", "ToolOutcome"]
 
 _GRACE_S = 1.0
 """How long a cancelled tool may take to clean up before it is abandoned."""
@@ -37,7 +37,7 @@ T = TypeVar("T")
 _log = structlog.stdlib.get_logger()
 
 
-class Executor:
+class ToolExecutor:
     """Runs any number of calls concurrently, over one set of tools."""
 
     def __init__(self, registry: ToolRegistry, limits: LimitSettings, blobs: BlobLoader | None) -> None:
@@ -51,7 +51,7 @@ class Executor:
         """Tasks that kept running after they were cancelled."""
 
     @classmethod
-    def from_settings(cls, settings: Settings, env: Mapping[str, str] = os.environ) -> Executor:
+    def from_settings(cls, settings: Settings, env: Mapping[str, str] = os.environ) -> ToolExecutor:
         """Create a deployment's executor. Raises SettingsError for an invalid tool."""
         limits, blobs = settings.limits, settings.blobs
         registry = ToolRegistry(

@@ -33,13 +33,13 @@ from tokenbus.events.frames import (
     tool_decoder,
 )
 from tokenbus_services.runtime.app import worker_name
-from tokenbus_services.runtime.deployment_agreement import Deployment
+from tokenbus_services.runtime.deployment_agreement import DeploymentAgreement
 from tokenbus_services.runtime.in_flight import dead_letter_item
 from tokenbus_services.runtime.mcp_tool_cache import McpToolCache
 from tokenbus_services.runtime.queue_work import QueueWork
 from tokenbus_services.settings import Settings
 from tokenbus_services.telemetry import RunTracer
-from tokenbus_services.tools.executor import Executor, ToolCall, ToolOutcome
+from tokenbus_services.tools.executor import ToolCall, ToolExecutor, ToolOutcome
 from tokenbus_services.tools.mcp.announce import McpLists
 from tokenbus_services.tools.metrics import CallMetrics
 from tokenbus_services.tools.tool_call_spans import ToolSpans
@@ -59,7 +59,7 @@ class ToolService:
     name = "tools"
 
     def __init__(
-        self, settings: Settings, executor: Executor, metrics: CallMetrics, tracer: RunTracer | None = None
+        self, settings: Settings, executor: ToolExecutor, metrics: CallMetrics, tracer: RunTracer | None = None
     ) -> None:
         assert settings.redis_url
         self._settings = settings
@@ -68,7 +68,7 @@ class ToolService:
         server.on_dead_letter = metrics.dead_letters.count
         self.liveness = liveness = Liveness()
         worker = worker_name()
-        self._deployment = Deployment(server, keys, liveness, worker=worker)
+        self._deployment = DeploymentAgreement(server, keys, liveness, worker=worker)
         self._deployment.on_grown(self._serve_more)
         self._executor = executor
         self._metrics = metrics

@@ -2,7 +2,7 @@
 
 A `Hub` has one `Tail` per thousand streams; in a Cluster one or more per slot, because one read cannot name keys of two
 slots. A tail has one connection, on which one XREAD waits for all its streams. To add a stream, the waiting read is
-ended with CLIENT UNBLOCK, or by dropping its connection if the server does not allow that. Each reader has a `Feed`.
+ended with CLIENT UNBLOCK, or by dropping its connection if the server does not allow that. A reader has a `StreamFeed`.
 Once a feed holds `ROOM` entries, its stream is left out of the reads: a slow reader costs that much memory and delays
 no other reader.
 """
@@ -45,7 +45,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 log = logging.getLogger(__name__)
 
 
-class Feed:
+class StreamFeed:
     """One reader's view of a stream: the entries after a position."""
 
     def __init__(self, tail: Tail, stream: str, position: str) -> None:
@@ -94,14 +94,14 @@ class Tail:
     """One connection that waits for new entries on the streams of its feeds."""
 
     def __init__(self, server: Server, liveness: Liveness, slot: str) -> None:
-        self.feeds: set[Feed] = set()
+        self.feeds: set[StreamFeed] = set()
         self.slot = slot
         self.closing: asyncio.TimerHandle | None = None
         """Ends the tail, which has no feed."""
         self._server = server
         client: Any = server.client
         self._own: FastRedis | None = client.separate_client() if isinstance(client, FastRedis) else None
-        self._reading: frozenset[Feed] = frozenset()
+        self._reading: frozenset[StreamFeed] = frozenset()
         self._scope: asyncio.Timeout | None = None
         """Scope of the read that is waiting."""
         self._ending: asyncio.Timeout | None = None
@@ -114,7 +114,7 @@ class Tail:
         self._task = liveness.start(self._run(), name="tail of logs")
         self._task.add_done_callback(self._stopped)
 
-    def include(self, feed: Feed) -> None:
+    def include(self, feed: StreamFeed) -> None:
         """Make sure the feed's stream is being read. Raises the error that ended the tail, if any."""
         if self.ended:
             raise self.ended
@@ -257,7 +257,7 @@ class Tail:
             feed.news.set()
 
 
-def _offsets(feeds: frozenset[Feed]) -> dict[str, str]:
+def _offsets(feeds: frozenset[StreamFeed]) -> dict[str, str]:
     """Where to read each stream: at the position of its slowest feed."""
     offsets: dict[str, str] = {}
     for feed in feeds:
@@ -280,7 +280,7 @@ class Hub:
         """Keyed by hash tag in a Cluster; otherwise all under one empty key."""
         self._ending: set[asyncio.Task[None]] = set()
 
-    def open_feed(self, stream: str, position: str) -> Feed:
+    def open_feed(self, stream: str, position: str) -> StreamFeed:
         """Open a feed of the stream's entries after ``position``. Close it with `close_feed`."""
         slot = stream.partition("{")[2].partition("}")[0] if self._server.topology == "cluster" else ""
         tails = self._tails.setdefault(slot, [])
@@ -291,11 +291,11 @@ class Hub:
         if tail.closing:
             tail.closing.cancel()
             tail.closing = None
-        feed = Feed(tail, stream, position)
+        feed = StreamFeed(tail, stream, position)
         tail.feeds.add(feed)
         return feed
 
-    def close_feed(self, feed: Feed) -> None:
+    def close_feed(self, feed: StreamFeed) -> None:
         """Close a feed. A tail without feeds is closed after a while, if it is its slot's only one; else at once."""
         tail = feed.tail
         tail.feeds.discard(feed)

@@ -22,7 +22,7 @@ How = Literal["retry", "resume"]
 _request = msgspec.json.Decoder(Generate)
 
 
-class Ended(msgspec.Struct, frozen=True):
+class EndedRun(msgspec.Struct, frozen=True):
     """What the server keeps of a run that ended badly."""
 
     run: str
@@ -41,7 +41,7 @@ class Ended(msgspec.Struct, frozen=True):
         return left_from(self.request, self.choice)
 
 
-async def ended_run(deployment: Deployment, run: str) -> Ended:
+async def ended_run(deployment: Deployment, run: str) -> EndedRun:
     """Read what the server keeps of an incomplete, failed or cancelled run.
 
     Raises RunNotFound, also if the records have expired; RunOpen; RunNotRepeatable if the run completed or was refused;
@@ -72,7 +72,7 @@ async def ended_run(deployment: Deployment, run: str) -> Ended:
         history = [message for encoded in turns for message in history_decoder.decode(encoded)]
     choice = int(asked or 0)
     goes_on = (continues or b"")[choice : choice + 1] != b"0"
-    return Ended(
+    return EndedRun(
         run=run,
         request=_request.decode(request),
         history=history,
@@ -82,12 +82,12 @@ async def ended_run(deployment: Deployment, run: str) -> Ended:
     )
 
 
-def retried_request(ended: Ended, *, again: int) -> Generate:
+def retried_request(ended: EndedRun, *, again: int) -> Generate:
     """Return the same request as a new run."""
     return _linked(ended.request, ended.run, "retry", again, ended.request.messages)
 
 
-def check_resumable(ended: Ended) -> None:
+def check_resumable(ended: EndedRun) -> None:
     """Check what is known before the run's text is read. Raises RunNotRepeatable if the run cannot be resumed."""
     if not ended.continues:
         request = ended.last_asked
@@ -97,7 +97,7 @@ def check_resumable(ended: Ended) -> None:
         raise RunNotRepeatable(ended.run, "in mode prefill a run cannot be resumed after its tools ran")
 
 
-def resumed_request(ended: Ended, response: Response, *, again: int) -> Generate:
+def resumed_request(ended: EndedRun, response: Response, *, again: int) -> Generate:
     """Build the request that continues the last turn's text. Raises RunNotRepeatable if that is not possible."""
     check_resumable(ended)
     request, run = ended.request, ended.run

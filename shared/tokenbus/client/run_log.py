@@ -20,7 +20,7 @@ from tokenbus.bus.server.server import translated
 from tokenbus.bus.server.stream_reader import Entry, id_key
 from tokenbus.client.decode import is_end, public_event
 from tokenbus.client.deployment import Deployment, Outage
-from tokenbus.client.log_tail import Feed
+from tokenbus.client.log_tail import StreamFeed
 from tokenbus.errors import CursorAhead, CursorTrimmed, RunNotFound, ServerUnavailable
 from tokenbus.events.public import PublicEvent
 
@@ -66,7 +66,7 @@ class LogReader:
         self._position: str | None = "0-0" if new and after < 0 else None
         self._reads_stored = self._position is None
         """Whether stored entries are read before the reader waits for new ones."""
-        self._feed: Feed | None = None
+        self._feed: StreamFeed | None = None
         self._gap: CursorTrimmed | None = None
         self._wait_s = wait_s
         self._waited_s = 0.0
@@ -130,7 +130,7 @@ class LogReader:
                 reply: list[tuple[bytes, list[Entry]]] = await server.client.xread({log: self._position}, count=COUNT)
         return reply[0][1] if reply else []
 
-    async def _new(self, keys: Keys, feed: Feed) -> list[Entry]:
+    async def _new(self, keys: Keys, feed: StreamFeed) -> list[Entry]:
         asked = time.monotonic()
         entries = await feed.take(self._timeout_s())
         if not entries:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tokenbus.events.frames import Decision, PolicyAction
+from tokenbus.events.frames import PolicyAction, RecordedDecision
 
 
 class Decided(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decision", tag_field="type"):
@@ -37,7 +37,7 @@ class Decided(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
         return self.n
 
     @classmethod
-    def of(cls, run: str, n: int, turn: int, attempt: int, decision: Decision) -> Decided:
+    def of(cls, run: str, n: int, turn: int, attempt: int, decision: RecordedDecision) -> Decided:
         """Build the published record of a decision."""
         return cls(
             run=run,

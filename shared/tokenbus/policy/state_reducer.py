@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tokenbus.policy.stream_format import Began, Change, Ended, Finished, Grew, Named, Voided
+from tokenbus.policy.stream_format import (
+    BlockBegan,
+    BlockEnded,
+    BlockGrew,
+    BlocksVoided,
+    CallNamed,
+    Change,
+    StreamFinished,
+)
 from tokenbus.policy.stream_state import (
     ContentStreamBlock,
     OtherStreamBlock,
@@ -31,33 +39,33 @@ class BlockAssembler:
     def _apply(self, change: Change) -> None:
         state = self.state
         match change:
-            case Began():
+            case BlockBegan():
                 state.current_block = self._blocks[change.number] = block = _block(change)
                 state.blocks.append(block)
-            case Grew():
+            case BlockGrew():
                 state.current_block = block = self._blocks[change.number]
                 block.grow(change.text)
-            case Named():
+            case CallNamed():
                 block = self._blocks[change.number]
                 assert isinstance(block, ToolCallStreamBlock)
                 block.id, block.name = change.id, change.name
-            case Ended():
+            case BlockEnded():
                 state.current_block = block = self._blocks[change.number]
                 if change.cut:
                     state.just_cut = block
                 else:
                     block.is_complete = True
                     state.just_completed = block
-            case Voided():
+            case BlocksVoided():
                 state.blocks[:] = [block for block in state.blocks if block.number < change.since]
                 self._blocks = {block.number: block for block in state.blocks}
                 if state.current_block not in state.blocks:
                     state.current_block = None
-            case Finished():
+            case StreamFinished():
                 state.finish_reason = change.reason
 
 
-def _block(began: Began) -> StreamBlock:
+def _block(began: BlockBegan) -> StreamBlock:
     match began.kind:
         case "text":
             return ContentStreamBlock(began.id or f"content_{began.number}", began.number)

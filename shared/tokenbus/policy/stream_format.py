@@ -16,7 +16,7 @@ from tokenbus.policy.processor import ChunkAccess, Decision, NewText, NewToolCal
 C = TypeVar("C")
 
 
-class Began(msgspec.Struct, frozen=True):
+class BlockBegan(msgspec.Struct, frozen=True):
     """A block begins."""
 
     number: int
@@ -26,14 +26,14 @@ class Began(msgspec.Struct, frozen=True):
     index: int = 0
 
 
-class Grew(msgspec.Struct, frozen=True):
+class BlockGrew(msgspec.Struct, frozen=True):
     """A block's content grows; never by nothing."""
 
     number: int
     text: str
 
 
-class Named(msgspec.Struct, frozen=True):
+class CallNamed(msgspec.Struct, frozen=True):
     """More of a call's id or name is known."""
 
     number: int
@@ -41,26 +41,26 @@ class Named(msgspec.Struct, frozen=True):
     name: str
 
 
-class Ended(msgspec.Struct, frozen=True):
+class BlockEnded(msgspec.Struct, frozen=True):
     """A block ends, complete or cut off."""
 
     number: int
     cut: bool = False
 
 
-class Voided(msgspec.Struct, frozen=True):
+class BlocksVoided(msgspec.Struct, frozen=True):
     """The blocks from this number on are discarded."""
 
     since: int
 
 
-class Finished(msgspec.Struct, frozen=True):
+class StreamFinished(msgspec.Struct, frozen=True):
     """The stream states why it ends."""
 
     reason: str
 
 
-Change = Began | Grew | Named | Ended | Voided | Finished
+Change = BlockBegan | BlockGrew | CallNamed | BlockEnded | BlocksVoided | StreamFinished
 
 
 class Piece(msgspec.Struct, Generic[C], frozen=True):

@@ -14,7 +14,7 @@ from tokenbus.client.run import PUBLISHED_WAIT_S
 from tokenbus.client.run_list import StateFilter
 from tokenbus.client.subscriptions.block_sentences import Sentence
 from tokenbus.client.subscriptions.event_filter import Classes, K, Kinds
-from tokenbus.client.subscriptions.factory import Begin, Delivery, Reading
+from tokenbus.client.subscriptions.factory import Begin, DeliveryOptions, Reading
 from tokenbus.client.subscriptions.subscriber import HOLD_S
 from tokenbus.core.request.parse import MAX_REQUEST_BYTES
 from tokenbus.events.decisions import Decided
@@ -207,7 +207,12 @@ class Client:
     ) -> Subscription[RunTopicEvent]: ...
     @overload
     def subscribe(
-        self, topic: Literal["decisions"], *, group: str | None = None, from_: Begin = "now", **how: Unpack[Reading]
+        self,
+        topic: Literal["decisions"],
+        *,
+        group: str | None = None,
+        from_: Begin = "now",
+        **how: Unpack[Reading],
     ) -> Subscription[Decided | UnknownEvent]: ...
     @overload
     def subscribe(
@@ -217,7 +222,7 @@ class Client:
         kinds: Classes[K],
         group: str | None = None,
         from_: Begin = "now",
-        **how: Unpack[Delivery],
+        **how: Unpack[DeliveryOptions],
     ) -> Subscription[K]: ...
     def subscribe(
         self,
@@ -226,7 +231,7 @@ class Client:
         kinds: Kinds[Any] = None,
         group: str | None = None,
         from_: Begin = "now",
-        **how: Unpack[Delivery],
+        **how: Unpack[DeliveryOptions],
     ) -> Subscription[Any]:
         """Subscribe to a topic's events of all runs. Enter it with ``with`` and iterate.
 
@@ -242,7 +247,7 @@ class Client:
         from_: Begin = "now",
         rules: SentenceRules | None = None,
         hold_s: float = HOLD_S,
-        **how: Unpack[Delivery],
+        **how: Unpack[DeliveryOptions],
     ) -> Subscription[Sentence]:
         """Subscribe to the visible text of all runs as sentences, for speech. Enter it with ``with`` and iterate.
 

@@ -18,7 +18,7 @@ from tokenbus.bus.keys import Keys
 from tokenbus.bus.layout import join_deployment
 from tokenbus.bus.run_record import STATUS
 from tokenbus.bus.server.server import Server
-from tokenbus.client.log_tail import READS, ROOM, Feed
+from tokenbus.client.log_tail import READS, ROOM, StreamFeed
 from tokenbus.errors import CursorAhead, CursorTrimmed, Malformed, RequestInvalid, RunNotFound, ServerUnavailable
 from tokenbus_services.process.embedded_server import EmbeddedServer
 
@@ -308,7 +308,7 @@ async def test_a_follower_that_stands_still_holds_up_no_other_and_a_bounded_part
             await slow.say(*["x"] * 100)
             await quick.say(str(i))
             await eventually(lambda: seen == quick.events)
-        assert sum(len(feed.entries) for feed in gc.get_objects() if isinstance(feed, Feed)) < 2 * ROOM
+        assert sum(len(feed.entries) for feed in gc.get_objects() if isinstance(feed, StreamFeed)) < 2 * ROOM
         await slow.complete()
         await quick.complete()
         got += [event async for event in events]

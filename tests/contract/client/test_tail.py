@@ -12,7 +12,7 @@ from redis.exceptions import ResponseError
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus.client.log_tail import ROOM, Feed, Hub
+from tokenbus.client.log_tail import ROOM, Hub, StreamFeed
 
 
 async def write(server: Server, stream: str, first: int, count: int) -> None:
@@ -23,7 +23,7 @@ async def write(server: Server, stream: str, first: int, count: int) -> None:
     await pipe.execute()
 
 
-async def read(feed: Feed, count: int) -> list[int]:
+async def read(feed: StreamFeed, count: int) -> list[int]:
     """The numbers of the next entries, as many as that."""
     seen: list[int] = []
     while len(seen) < count:
@@ -34,7 +34,7 @@ async def read(feed: Feed, count: int) -> list[int]:
 
 
 @asynccontextmanager
-async def feed_of(hub: Hub, stream: str, position: str) -> AsyncGenerator[Feed]:
+async def feed_of(hub: Hub, stream: str, position: str) -> AsyncGenerator[StreamFeed]:
     feed = hub.open_feed(stream, position)
     try:
         yield feed

@@ -7,7 +7,7 @@ import pytest
 
 from tests.services.blobs.conftest import Served, Shelf
 from tokenbus_services.blobs.client import HttpBlobs
-from tokenbus_services.blobs.ranges import OutOfRange, Part, part_of
+from tokenbus_services.blobs.ranges import ByteRange, OutOfRange, part_of
 
 CONTENT = bytes(range(256)) * 4000
 
@@ -15,13 +15,13 @@ CONTENT = bytes(range(256)) * 4000
 @pytest.mark.parametrize(
     ("header", "size", "part"),
     [
-        ("bytes=0-0", 10, Part(0, 1)),
-        ("bytes=2-4", 10, Part(2, 5)),
-        ("bytes=2-", 10, Part(2, 10)),
-        ("bytes=2-99", 10, Part(2, 10)),
-        ("bytes=-3", 10, Part(7, 10)),
-        ("bytes=-99", 10, Part(0, 10)),
-        ("bytes= 1-2 ", 10, Part(1, 3)),
+        ("bytes=0-0", 10, ByteRange(0, 1)),
+        ("bytes=2-4", 10, ByteRange(2, 5)),
+        ("bytes=2-", 10, ByteRange(2, 10)),
+        ("bytes=2-99", 10, ByteRange(2, 10)),
+        ("bytes=-3", 10, ByteRange(7, 10)),
+        ("bytes=-99", 10, ByteRange(0, 10)),
+        ("bytes= 1-2 ", 10, ByteRange(1, 3)),
         ("", 10, None),
         ("bytes=-", 10, None),
         ("bytes=4-2", 10, None),
@@ -31,7 +31,7 @@ CONTENT = bytes(range(256)) * 4000
         ("bytes=٣-٤", 10, None),
     ],
 )
-def test_a_range_is_read_and_what_is_none_is_the_whole(header: str, size: int, part: Part | None) -> None:
+def test_a_range_is_read_and_what_is_none_is_the_whole(header: str, size: int, part: ByteRange | None) -> None:
     assert part_of(header, size) == part
 
 

@@ -8,7 +8,7 @@ import pytest
 from starlette.requests import Request
 
 from tokenbus_services.console.routes.session import LOGINS_PER_MINUTE, LoginFailures
-from tokenbus_services.console.session import COOKIE, TICKET_HEADER, Sessions
+from tokenbus_services.console.session import COOKIE, TICKET_HEADER, ConsoleSessions
 from tokenbus_services.console.signing import Signer
 from tokenbus_services.console.viewer import NOBODY, Viewer
 from tokenbus_services.gateway.keys.directory import entry_of
@@ -63,8 +63,8 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def sessions(keys: Any, clock: Clock) -> Sessions:
-    return Sessions(ConsoleSettings(), Signer(Secret()), keys, now_ms=clock)
+def sessions(keys: Any, clock: Clock) -> ConsoleSessions:
+    return ConsoleSessions(ConsoleSettings(), Signer(Secret()), keys, now_ms=clock)
 
 
 def request(cookie: str = "", **headers: str) -> Request:
@@ -77,16 +77,16 @@ def ticket_of(text: str) -> Request:
     return request(**{TICKET_HEADER.replace("-", "_"): text})
 
 
-async def test_any_gateway_accepts_a_login_that_another_signed(sessions: Sessions, keys: Any) -> None:
+async def test_any_gateway_accepts_a_login_that_another_signed(sessions: ConsoleSessions, keys: Any) -> None:
     cookie, viewer = await sessions.login(KEY.text)
-    other = Sessions(ConsoleSettings(), Signer(Secret()), keys, now_ms=Clock())
+    other = ConsoleSessions(ConsoleSettings(), Signer(Secret()), keys, now_ms=Clock())
     assert await other.viewer(request(cookie)) == viewer
     assert (viewer.tenant, viewer.roles) == ("acme", {"see_runs", "see_content", "act"})
 
 
-async def test_a_changed_cookie_and_one_of_another_deployment_are_nobodys(sessions: Sessions, keys: Any) -> None:
+async def test_a_changed_cookie_and_one_of_another_deployment_are_nobodys(sessions: ConsoleSessions, keys: Any) -> None:
     cookie, _ = await sessions.login(KEY.text)
-    stranger = Sessions(ConsoleSettings(), Signer(Secret(b"y" * 32)), keys, now_ms=Clock())
+    stranger = ConsoleSessions(ConsoleSettings(), Signer(Secret(b"y" * 32)), keys, now_ms=Clock())
     foreign, _ = await stranger.login(KEY.text)
     ticket, _ = await sessions.ticket(Viewer(name="ada", roles=frozenset({"see_runs"})), "r")
     for wrong in (cookie[:-2] + "AA", "A" + cookie[1:], foreign, ticket, "", "é", "A" * 5000):
@@ -103,7 +103,7 @@ async def test_a_changed_cookie_and_one_of_another_deployment_are_nobodys(sessio
     ],
     ids=["blocked", "without roles", "another text"],
 )
-async def test_a_login_ends_with_its_key(sessions: Sessions, keys: Keys, rules: dict[str, Any]) -> None:
+async def test_a_login_ends_with_its_key(sessions: ConsoleSessions, keys: Keys, rules: dict[str, Any]) -> None:
     cookie, _ = await sessions.login(KEY.text)
     keys.change(**rules)
     assert not (await sessions.viewer(request(cookie))).roles
@@ -111,7 +111,7 @@ async def test_a_login_ends_with_its_key(sessions: Sessions, keys: Keys, rules: 
     assert await sessions.viewer(request(cookie)) == NOBODY
 
 
-async def test_a_login_ends_in_time(sessions: Sessions, clock: Clock) -> None:
+async def test_a_login_ends_in_time(sessions: ConsoleSessions, clock: Clock) -> None:
     cookie, _ = await sessions.login(KEY.text)
     clock.now_ms += 12 * 3_600_000 - 1
     assert (await sessions.viewer(request(cookie))).roles
@@ -119,7 +119,7 @@ async def test_a_login_ends_in_time(sessions: Sessions, clock: Clock) -> None:
     assert await sessions.viewer(request(cookie)) == NOBODY
 
 
-async def test_a_changed_role_holds_at_once(sessions: Sessions, keys: Keys) -> None:
+async def test_a_changed_role_holds_at_once(sessions: ConsoleSessions, keys: Keys) -> None:
     cookie, _ = await sessions.login(KEY.text)
     keys.change(console=("admin",), tenant="acme")
     viewer = await sessions.viewer(request(cookie))
@@ -127,7 +127,7 @@ async def test_a_changed_role_holds_at_once(sessions: Sessions, keys: Keys) -> N
 
 
 async def test_a_link_shows_what_its_maker_may_see_now_for_some_minutes(
-    sessions: Sessions, keys: Keys, clock: Clock
+    sessions: ConsoleSessions, keys: Keys, clock: Clock
 ) -> None:
     _, maker = await sessions.login(KEY.text)
     ticket, expires_ms = await sessions.ticket(maker, "run-1")
@@ -147,7 +147,7 @@ async def test_a_link_shows_what_its_maker_may_see_now_for_some_minutes(
         await sessions.viewer(ticket_of(ticket))
 
 
-async def test_the_pages_token_is_of_its_login(sessions: Sessions) -> None:
+async def test_the_pages_token_is_of_its_login(sessions: ConsoleSessions) -> None:
     cookie, _ = await sessions.login(KEY.text)
     token = await sessions.csrf(request(cookie))
     await sessions.check_csrf(request(cookie, x_console_csrf=token))
@@ -157,10 +157,10 @@ async def test_the_pages_token_is_of_its_login(sessions: Sessions) -> None:
 
 
 async def test_without_keys_everybody_has_the_roles_of_the_settings() -> None:
-    sessions = Sessions(ConsoleSettings(), Signer(Secret()), None)
+    sessions = ConsoleSessions(ConsoleSettings(), Signer(Secret()), None)
     assert not sessions.needs_login
     assert (await sessions.viewer(request())).roles == {"see_runs", "act"}
-    none = Sessions(ConsoleSettings(roles_without_keys=()), Signer(Secret()), None)
+    none = ConsoleSessions(ConsoleSettings(roles_without_keys=()), Signer(Secret()), None)
     assert await none.viewer(request()) == NOBODY
 
 

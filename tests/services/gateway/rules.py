@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from tokenbus.providers.api import ApiName
-from tokenbus_services.gateway.models import ModelTable, ProviderModel
+from tokenbus_services.gateway.models import ModelTable, RoutedModel
 from tokenbus_services.gateway.problem import Problem, Refusal
 from tokenbus_services.gateway.surfaces.contract import GatewayRequest, Surface, Translated, TranslationRules
 
@@ -18,7 +18,7 @@ APIS: dict[str, ApiName] = {
     "responses": "openai-responses",
     "gemini": "gemini",
 }
-ALIASES = {"fast": [ProviderModel("gemini", "flash"), ProviderModel("anthropic", "haiku")]}
+ALIASES = {"fast": [RoutedModel("gemini", "flash"), RoutedModel("anthropic", "haiku")]}
 
 
 def rules(**changes: Any) -> TranslationRules:

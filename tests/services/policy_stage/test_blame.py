@@ -6,7 +6,7 @@ import pytest
 
 from tokenbus.policy.policy_runner import OnError
 from tokenbus_services.policy_stage.blame import culprit, is_evidence
-from tokenbus_services.policy_stage.executor.marks import Call, Marks
+from tokenbus_services.policy_stage.executor.marks import ExecutorMarks, MarkedCall
 from tokenbus_services.policy_stage.executor.messages import Failing
 from tokenbus_services.policy_stage.failed_starts import (
     WORKERS_BESIDE,
@@ -19,11 +19,13 @@ from tokenbus_services.policy_stage.failed_starts import (
 )
 
 MOST, LIMIT = 3, 1000
-ONE, OTHER = Call(1, 0, 7), Call(2, 1, 9)
+ONE, OTHER = MarkedCall(1, 0, 7), MarkedCall(2, 1, 9)
 
 
-def marks(call: Call | None, *, grew: Call | None = None, grew_bytes: int = 0, out_of_memory: bool = False) -> Marks:
-    return Marks(1, call, grew, grew_bytes, out_of_memory, waiting_calls=0, beats=0)
+def marks(
+    call: MarkedCall | None, *, grew: MarkedCall | None = None, grew_bytes: int = 0, out_of_memory: bool = False
+) -> ExecutorMarks:
+    return ExecutorMarks(1, call, grew, grew_bytes, out_of_memory, waiting_calls=0, beats=0)
 
 
 def test_the_call_at_work_is_at_fault_for_a_death_or_a_standstill():

@@ -10,7 +10,7 @@ from tokenbus.bus.keys import Keys
 from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.server.server import Server
 from tokenbus_services.runtime import deployment_agreement
-from tokenbus_services.runtime.deployment_agreement import Deployment
+from tokenbus_services.runtime.deployment_agreement import DeploymentAgreement
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +19,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_server_that_was_flushed_is_told_again(server: Server, keys: Keys):
-    agreed = Deployment(server, keys, Liveness())
+    agreed = DeploymentAgreement(server, keys, Liveness())
     await agreed.open()
     before = await server.client.hgetall(keys.meta)
     await server.client.delete(keys.meta)
@@ -35,7 +35,7 @@ async def test_a_server_that_was_flushed_is_told_again(server: Server, keys: Key
 async def test_another_deployment_set_up_meanwhile_ends_the_worker(server: Server, keys: Keys):
     liveness, ended = Liveness(), list[str]()
     liveness.ended = lambda long_task: ended.append(long_task.name)
-    agreed = Deployment(server, keys, liveness)
+    agreed = DeploymentAgreement(server, keys, liveness)
     await agreed.open()
     await server.client.hset(keys.meta, "partitions", keys.partitions + 1)
     await eventually(lambda: ended == ["deployment"])
@@ -44,7 +44,7 @@ async def test_another_deployment_set_up_meanwhile_ends_the_worker(server: Serve
 
 
 async def test_a_server_that_lost_a_change_of_partitions_is_told_again(server: Server, keys: Keys):
-    agreed = Deployment(server, keys, Liveness())
+    agreed = DeploymentAgreement(server, keys, Liveness())
     await agreed.open()
     before = await server.client.hgetall(keys.meta)
     await repartition.announce(server, keys, await repartition.layout(server, keys), 7)

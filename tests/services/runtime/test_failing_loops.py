@@ -22,7 +22,7 @@ from tokenbus_services.blobs import app as blobs
 from tokenbus_services.blobs.app import BlobService
 from tokenbus_services.console import sampler
 from tokenbus_services.console.run_filter import PageView
-from tokenbus_services.console.sampler import Page, Sampler
+from tokenbus_services.console.sampler import Sampler, WatchingPage
 from tokenbus_services.gateway.budgets.counter import SpendCounter
 from tokenbus_services.intake.cancels import Cancels
 from tokenbus_services.policy_stage.executor import pool
@@ -214,7 +214,7 @@ async def test_a_console_whose_samples_fail_is_counted_and_stops_with_its_last_p
 ) -> None:
     monkeypatch.setattr(sampler, "SAMPLE_S", 0.0)
     samples = Sampler(cast("Any", SimpleNamespace()), Keys(), NOTHING, judged=False)
-    page = Page(PageView())
+    page = WatchingPage(PageView())
     tries = Failing(Defect())
 
     def sample() -> Any:

@@ -10,7 +10,7 @@ import pytest
 from tokenbus.blobs import BlobRef, blob_id_of
 from tokenbus.errors import BlobError, BlobNotFound
 from tokenbus_services.settings import LimitSettings, PythonTool, ToolSettings
-from tokenbus_services.tools.executor import Executor, ToolCall
+from tokenbus_services.tools.executor import ToolCall, ToolExecutor
 from tokenbus_services.tools.registry import ToolRegistry
 
 SAMPLES = "tests.services.tools.sample_tools"
@@ -49,13 +49,13 @@ def blobs() -> MemoryBlobs:
     return MemoryBlobs()
 
 
-MakeExecutor = Callable[..., Executor]
+MakeExecutor = Callable[..., ToolExecutor]
 
 
 @pytest.fixture
 async def make_executor(blobs: MemoryBlobs) -> AsyncIterator[MakeExecutor]:
     """Makes executors of tools; closes them after the test."""
-    made: list[Executor] = []
+    made: list[ToolExecutor] = []
 
     def make(
         tools: Mapping[str, ToolSettings],
@@ -63,9 +63,9 @@ async def make_executor(blobs: MemoryBlobs) -> AsyncIterator[MakeExecutor]:
         limit: int = 1000,
         calls_at_once: int = 8,
         env: Mapping[str, str] | None = None,
-    ) -> Executor:
+    ) -> ToolExecutor:
         registry = ToolRegistry(tools, env=env or {}, calls_at_once=calls_at_once)
-        executor = Executor(registry, LimitSettings(tool_result_bytes=limit), blobs)
+        executor = ToolExecutor(registry, LimitSettings(tool_result_bytes=limit), blobs)
         made.append(executor)
         return executor
 
@@ -78,7 +78,7 @@ async def make_executor(blobs: MemoryBlobs) -> AsyncIterator[MakeExecutor]:
 def run(make_executor: MakeExecutor) -> MakeExecutor:
     """An executor with one Python tool, of this name in the samples."""
 
-    def make(name: str, **settings: object) -> Executor:
+    def make(name: str, **settings: object) -> ToolExecutor:
         options = {key: settings.pop(key) for key in ("limit", "calls_at_once", "env") if key in settings}
         return make_executor({name: PythonTool(call=f"{SAMPLES}:{name}", **settings)}, **options)  # type: ignore[arg-type]
 

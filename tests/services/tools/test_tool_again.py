@@ -13,7 +13,7 @@ from tokenbus.bus.run_record import call_field
 from tokenbus.bus.server.server import Server
 from tokenbus.events.frames import ToolWork, encode
 from tokenbus_services.settings import Settings
-from tokenbus_services.tools.executor import Executor, ToolCall, ToolOutcome
+from tokenbus_services.tools.executor import ToolCall, ToolExecutor, ToolOutcome
 from tokenbus_services.tools.metrics import CallMetrics
 from tokenbus_services.tools.service import GROUP, ToolService
 
@@ -26,7 +26,7 @@ DONE, OPEN, OLD = 1, 2, 3
 async def test_a_call_that_was_delivered_before_is_run_only_if_it_is_still_open(
     server: Server, server_url: str, keys: Keys, run: Any, monkeypatch: pytest.MonkeyPatch
 ):
-    executor: Executor = run("greet")
+    executor: ToolExecutor = run("greet")
     ran: list[int] = []
 
     async def execute(call: ToolCall, progress: object) -> ToolOutcome:

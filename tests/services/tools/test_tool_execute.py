@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tokenbus_services.settings import LimitSettings, PythonTool, Settings
-from tokenbus_services.tools.executor import Executor, ToolOutcome
+from tokenbus_services.tools.executor import ToolExecutor, ToolOutcome
 from tokenbus_services.tools.registry import ToolRegistry
 
 from . import sample_tools
@@ -197,7 +197,7 @@ async def test_closing_closes_what_the_executor_was_given(run: MakeExecutor, blo
 
 
 async def test_an_executor_comes_from_settings() -> None:
-    executor = Executor.from_settings(Settings(tools={"t": PythonTool(call=f"{SAMPLES}:nothing")}), env={})
+    executor = ToolExecutor.from_settings(Settings(tools={"t": PythonTool(call=f"{SAMPLES}:nothing")}), env={})
     await executor.open()
     assert await executor.execute(call("t")) == ToolOutcome("")
     await executor.close()
@@ -229,7 +229,7 @@ def test_no_arguments_whatsoever_make_a_call_raise(name: str, arguments: str) ->
     async def execute() -> ToolOutcome:
         tools = {known: PythonTool(call=f"{SAMPLES}:{known}") for known in NAMES if known != "nobody"}
         registry = ToolRegistry(tools, env={}, calls_at_once=2)
-        executor = Executor(registry, LimitSettings(tool_result_bytes=100), MemoryBlobs())
+        executor = ToolExecutor(registry, LimitSettings(tool_result_bytes=100), MemoryBlobs())
         try:
             return await executor.execute(call(name, arguments))
         finally:

@@ -15,7 +15,7 @@ from tokenbus.bus.server.server import Server
 from tokenbus.events.frames import ToolWork, encode
 from tokenbus_services.settings import Settings
 from tokenbus_services.settings.tables.limits import LimitSettings
-from tokenbus_services.tools.executor import Executor, ToolCall, ToolOutcome
+from tokenbus_services.tools.executor import ToolCall, ToolExecutor, ToolOutcome
 from tokenbus_services.tools.metrics import CallMetrics
 from tokenbus_services.tools.service import GROUP, ToolService
 
@@ -26,7 +26,7 @@ FLOOD = 1_000
 async def test_a_tenants_first_call_runs_while_another_tenants_thousand_wait(
     server: Server, server_url: str, keys: Keys, run: Any, monkeypatch: pytest.MonkeyPatch
 ):
-    executor: Executor = run("greet")
+    executor: ToolExecutor = run("greet")
     ran: list[str] = []
 
     async def execute(call: ToolCall, progress: object) -> ToolOutcome:

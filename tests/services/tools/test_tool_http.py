@@ -19,7 +19,7 @@ from tests.unit.docs.pages import page
 from tokenbus.blobs import blob_id_of
 from tokenbus_services.net.fair_reads import MAX_CRUMBS
 from tokenbus_services.settings import HttpTool
-from tokenbus_services.tools.executor import Executor, ToolOutcome
+from tokenbus_services.tools.executor import ToolExecutor, ToolOutcome
 
 from .conftest import MakeExecutor, MemoryBlobs, call, until
 
@@ -84,17 +84,19 @@ async def endpoint() -> AsyncIterator[Endpoint]:
 
 
 @pytest.fixture
-def tool(endpoint: Endpoint, make_executor: MakeExecutor) -> Callable[..., Executor]:
+def tool(endpoint: Endpoint, make_executor: MakeExecutor) -> Callable[..., ToolExecutor]:
     """An executor with the endpoint as its tool `t`."""
 
-    def make(path: str = "/run", limit: int = 1000, env: dict[str, str] | None = None, **settings: object) -> Executor:
+    def make(
+        path: str = "/run", limit: int = 1000, env: dict[str, str] | None = None, **settings: object
+    ) -> ToolExecutor:
         declared = HttpTool(url=endpoint.url + path, allow_private=True, **settings)  # type: ignore[arg-type]
         return make_executor({"t": declared}, limit=limit, env=env)
 
     return make
 
 
-MakeTool = Callable[..., Executor]
+MakeTool = Callable[..., ToolExecutor]
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT"])

@@ -8,24 +8,24 @@ from collections.abc import Iterator
 
 import pytest
 
-from tokenbus.bus.scripts.script import Script
+from tokenbus.bus.scripts.script import LuaScript
 from tokenbus_services.cli.scripts import all_scripts
 
 
-def made_by_the_bus() -> Iterator[Script]:
+def made_by_the_bus() -> Iterator[LuaScript]:
     """The scripts that its modules hold; `all_scripts` also has those of tests in this process."""
     assert all_scripts()  # imports the modules
     for name, module in sorted(sys.modules.items()):
-        if name.startswith("tokenbus.") and name != Script.__module__:  # it has the list of all that were made
+        if name.startswith("tokenbus.") and name != LuaScript.__module__:  # it has the list of all that were made
             for value in vars(module).values():
                 several = value.values() if isinstance(value, dict) else [value]
-                yield from (one for one in several if isinstance(one, Script))
+                yield from (one for one in several if isinstance(one, LuaScript))
 
 
 SCRIPTS = list({one.sha: one for one in made_by_the_bus() if not one.name.endswith(" of many")}.values())
 
 
-def contract(one: Script) -> dict[str, str]:
+def contract(one: LuaScript) -> dict[str, str]:
     """The parts of the comment that the script opens with, by their names."""
     head = re.match(r"\s*((?:-- [^\n]*\n)+)", one.text)
     assert head, f"{one.name} does not open with a comment"
@@ -34,7 +34,7 @@ def contract(one: Script) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("one", SCRIPTS, ids=lambda one: one.name)
-def test_a_script_opens_with_its_contract_and_uses_no_key_or_argument_beyond_it(one: Script) -> None:
+def test_a_script_opens_with_its_contract_and_uses_no_key_or_argument_beyond_it(one: LuaScript) -> None:
     told = contract(one)
     assert told.keys() == {"what", "KEYS", "ARGV", "Reply", "Atomic"}
     for name in ("KEYS", "ARGV"):

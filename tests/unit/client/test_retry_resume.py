@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from tokenbus.client.response import Response
-from tokenbus.client.retry_resume import Ended, derived_id, resumed_request
+from tokenbus.client.retry_resume import EndedRun, derived_id, resumed_request
 from tokenbus.errors import RunNotRepeatable
 from tokenbus.events.public import BlockComplete
 from tokenbus.events.requests import Generate, Message, TextPart
@@ -26,7 +26,7 @@ def test_earlier_turns_stand_before_the_text_of_the_last():
     said = Response.of(
         [block(0, "Let me look.", 0), block(1, "hm", 1, kind="thinking"), block(2, "So it ", 1, cut=True)]
     )
-    request = resumed_request(Ended("r", REQUEST, HISTORY, 1), said, again=1)
+    request = resumed_request(EndedRun("r", REQUEST, HISTORY, 1), said, again=1)
     assert request.messages == [
         *REQUEST.messages,
         *HISTORY,
@@ -36,19 +36,19 @@ def test_earlier_turns_stand_before_the_text_of_the_last():
 
 def test_a_call_that_was_cut_off_is_left_for_the_model_to_make_again():
     said = Response.of([block(0, "Let me look.", 0), block(1, "", 0, kind="tool_call", cut=True)])
-    assert resumed_request(Ended("r", REQUEST, [], 0), said, again=1).messages[-1].role == "assistant"
+    assert resumed_request(EndedRun("r", REQUEST, [], 0), said, again=1).messages[-1].role == "assistant"
 
 
 def test_in_mode_prefill_the_text_is_the_participants_own():
     prefill = msgspec.structs.replace(REQUEST, mode="prefill", participant="Claude")
     said = Response.of([block(0, "Half", 0)])
-    assert resumed_request(Ended("r", prefill, [], 0), said, again=1).messages[-1].participant == "Claude"
+    assert resumed_request(EndedRun("r", prefill, [], 0), said, again=1).messages[-1].participant == "Claude"
     with pytest.raises(RunNotRepeatable, match="prefill"):
-        resumed_request(Ended("r", prefill, HISTORY, 1), said, again=1)
+        resumed_request(EndedRun("r", prefill, HISTORY, 1), said, again=1)
 
 
 def test_a_model_that_cannot_go_on_is_named_with_its_provider():
-    ended = Ended("r", msgspec.structs.replace(REQUEST, provider="far-away"), [], 0, continues=False)
+    ended = EndedRun("r", msgspec.structs.replace(REQUEST, provider="far-away"), [], 0, continues=False)
     with pytest.raises(RunNotRepeatable, match="m at far-away cannot continue"):
         resumed_request(ended, Response.of([block(0, "Half", 0)]), again=1)
 

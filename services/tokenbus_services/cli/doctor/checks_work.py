@@ -10,7 +10,7 @@ import msgspec
 from tokenbus.bus.dead_letters import StoredDeadLetter
 from tokenbus.events import decisions
 from tokenbus_services.cli.doctor.checks import NEARLY, Finding
-from tokenbus_services.cli.inspect.snapshot import CHAINED, INTAKE, QueueFacts, Snapshot, StageFacts
+from tokenbus_services.cli.inspect.snapshot import CHAINED, INTAKE, DeploymentSnapshot, QueueFacts, StageFacts
 from tokenbus_services.cli.render.event_text import size
 from tokenbus_services.runtime.mcp_tool_cache import REFRESH_S, TTL_S
 
@@ -76,14 +76,14 @@ def service_of(group: str, *, chained: bool) -> str:
     return "pipeline" if chained and service in CHAINED else service
 
 
-def check_any_worker(now: Snapshot) -> Iterator[Finding]:
+def check_any_worker(now: DeploymentSnapshot) -> Iterator[Finding]:
     """Report if no worker of any service is alive: the one cause of everything that waits."""
     if not any(group.workers for group in (*now.stages, *now.queues)):
         says = "no worker of any service is alive: published requests wait"
         yield Finding(level="wrong", about="workers", says=says, todo="start `tokenbus up`, or the workers")
 
 
-def check_pipelines(now: Snapshot, *, chained: bool) -> Iterator[Finding]:
+def check_pipelines(now: DeploymentSnapshot, *, chained: bool) -> Iterator[Finding]:
     """Say how many pipelines there are, and whether the settings, which ``chained`` says, want other workers."""
     count = len(now.pipelines)
     if count:

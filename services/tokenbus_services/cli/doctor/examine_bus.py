@@ -22,7 +22,7 @@ from tokenbus_services.cli.doctor.checks import Finding
 from tokenbus_services.cli.doctor.checks_work import OFTEN, StuckFacts
 from tokenbus_services.cli.inspect.observer import Observer
 from tokenbus_services.cli.inspect.provider_facts import failing_models, silent_models
-from tokenbus_services.cli.inspect.snapshot import INTAKE, POLICY, QUEUES, RECORDER, Snapshot
+from tokenbus_services.cli.inspect.snapshot import INTAKE, POLICY, QUEUES, RECORDER, DeploymentSnapshot
 from tokenbus_services.cli.service_registry import runs_tools
 from tokenbus_services.settings import Settings
 
@@ -170,7 +170,9 @@ async def _work(server: Server, settings: Settings) -> AsyncIterator[Finding]:
         yield finding
 
 
-async def _judged(server: Server, settings: Settings, now: Snapshot, earlier: Snapshot) -> list[Finding]:
+async def _judged(
+    server: Server, settings: Settings, now: DeploymentSnapshot, earlier: DeploymentSnapshot
+) -> list[Finding]:
     limit, found = settings.limits.lag_bytes, list[Finding]()
     no_worker = list(checks_work.check_any_worker(now))
     chained = settings.stages.chained or bool(now.pipelines)

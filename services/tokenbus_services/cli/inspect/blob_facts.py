@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tokenbus_services.cli.http_probe import Page, page
+from tokenbus_services.cli.http_probe import ProbedPage, page
 
 
 class BlobFailure(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,7 +23,7 @@ async def blob_failure(url: str, *, within_s: float) -> BlobFailure | None:
     return last_failure(await page(f"{url.rstrip('/')}/health"), within_s=within_s)
 
 
-def last_failure(health: Page, *, within_s: float) -> BlobFailure | None:
+def last_failure(health: ProbedPage, *, within_s: float) -> BlobFailure | None:
     """The failure on this page, if it is of the last ``within_s``; None also for a page of something else."""
     try:
         found = msgspec.json.decode(health.body, type=_Health).last_failure

@@ -16,10 +16,10 @@ from tokenbus_services.cli.inspect.snapshot import (
     QUEUES,
     RECORDER,
     STAGES,
+    DeploymentSnapshot,
     NodeFacts,
     PartitionFacts,
     QueueFacts,
-    Snapshot,
     StageFacts,
 )
 
@@ -51,7 +51,7 @@ class Observer:
         self._queue_topics = (*QUEUES, RECORDER) if recorded else QUEUES
         self._stages = (*STAGES, POLICY) if judged else STAGES
 
-    async def snapshot(self) -> Snapshot:
+    async def snapshot(self) -> DeploymentSnapshot:
         """Take one sample. Raises ServerUnavailable, and redis-py's error for a missing permission."""
         with translated(self._server):
             replies: list[Any] = await self._ask().execute(raise_on_error=False)
@@ -83,12 +83,12 @@ class Observer:
         for name, topic in self._queue_topics:
             yield name, [self._keys.topic(p, topic) for p in range(self._keys.partitions)]
 
-    def _snapshot(self, replies: Replies, nodes: list[NodeFacts]) -> Snapshot:
+    def _snapshot(self, replies: Replies, nodes: list[NodeFacts]) -> DeploymentSnapshot:
         """Consume the replies in the order of `_ask`."""
         now = max(node.now_ms for node in nodes)
         stages = [self._stage(name, replies, now) for name, _ in self._stages]
         queues = [self._queue(name, len(streams), replies, now) for name, streams in self._queues()]
-        return Snapshot(
+        return DeploymentSnapshot(
             at_ms=now,
             stages=stages,
             queues=queues,

@@ -93,7 +93,7 @@ class NodeFacts(_Facts, frozen=True, kw_only=True):
     """The server's report on its last write to disk, if that failed."""
 
 
-class Snapshot(_Facts, frozen=True, kw_only=True):
+class DeploymentSnapshot(_Facts, frozen=True, kw_only=True):
     """The whole deployment at one moment."""
 
     at_ms: int
@@ -132,7 +132,7 @@ class Rates(_Facts, frozen=True, kw_only=True):
     """By stage: bytes of frames processed."""
 
 
-def rates(before: Snapshot, now: Snapshot) -> Rates:
+def rates(before: DeploymentSnapshot, now: DeploymentSnapshot) -> Rates:
     """Compute the rates between two samples."""
     return Rates(
         requests=_rate(before, now, lambda s: _added(s, INTAKE)),
@@ -144,16 +144,18 @@ def rates(before: Snapshot, now: Snapshot) -> Rates:
     )
 
 
-def _rate(before: Snapshot, now: Snapshot, counter: Callable[[Snapshot], int | None]) -> float | None:
+def _rate(
+    before: DeploymentSnapshot, now: DeploymentSnapshot, counter: Callable[[DeploymentSnapshot], int | None]
+) -> float | None:
     begin, end, ms = counter(before), counter(now), now.at_ms - before.at_ms
     if begin is None or end is None or end < begin or ms <= 0:
         return None
     return (end - begin) * 1000 / ms
 
 
-def _added(snapshot: Snapshot, queue: str) -> int | None:
+def _added(snapshot: DeploymentSnapshot, queue: str) -> int | None:
     return next((q.added for q in snapshot.queues if q.name == queue), None)
 
 
-def _done(snapshot: Snapshot, stage: str) -> int:
+def _done(snapshot: DeploymentSnapshot, stage: str) -> int:
     return sum(p.done_bytes for s in snapshot.stages if s.name == stage for p in s.partitions)

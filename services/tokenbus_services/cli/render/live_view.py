@@ -44,7 +44,7 @@ _LIFE_STYLES = {
 
 
 @dataclass(slots=True)
-class Block:
+class ShownBlock:
     """A block as far as it has been received."""
 
     run: str
@@ -59,7 +59,7 @@ class Block:
         return "".join(self.pieces)
 
 
-Done = Block | PublicEvent
+Done = ShownBlock | PublicEvent
 """Something to print permanently: a finished block, or a lifecycle event."""
 
 
@@ -68,10 +68,10 @@ class LiveBlocks:
 
     def __init__(self, most_open: int = _MOST_OPEN) -> None:
         self._most_open = most_open
-        self._open: dict[tuple[str, int], Block] = {}
+        self._open: dict[tuple[str, int], ShownBlock] = {}
 
     @property
-    def open(self) -> tuple[Block, ...]:
+    def open(self) -> tuple[ShownBlock, ...]:
         """The blocks that still grow, most recently grown last."""
         return tuple(self._open.values())
 
@@ -80,7 +80,7 @@ class LiveBlocks:
         match event:
             case BlockStarted():
                 said = [event.prompt] if event.prompt else []
-                self._open[event.run, event.block] = Block(
+                self._open[event.run, event.block] = ShownBlock(
                     event.run, event.block, event.kind, wording.title(event), said
                 )
                 return self._overflow()
@@ -93,7 +93,7 @@ class LiveBlocks:
                 return []
             case BlockComplete():
                 self._open.pop((event.run, event.block), None)
-                block = Block(event.run, event.block, event.kind, wording.title(event), [wording.content(event)])
+                block = ShownBlock(event.run, event.block, event.kind, wording.title(event), [wording.content(event)])
                 return [block]
             case Retrying() | Restarted():
                 return [*self._take(event.run, since=event.drop_from, void=True), event]
@@ -106,14 +106,14 @@ class LiveBlocks:
 
     def _grow(self, chunk: Chunk) -> None:
         key = chunk.run, chunk.block
-        block = self._open.pop(key, None) or Block(*key, chunk.kind, chunk.kind.replace("_", " "))
+        block = self._open.pop(key, None) or ShownBlock(*key, chunk.kind, chunk.kind.replace("_", " "))
         if chunk.tool_name:
             block.title = f"{chunk.kind.replace('_', ' ')} {chunk.tool_name}"
         if chunk.tool_call_part in (None, "input"):
             block.pieces.append(chunk.text)
         self._open[key] = block
 
-    def _take(self, run: str, *, since: int = 0, void: bool = False) -> list[Block]:
+    def _take(self, run: str, *, since: int = 0, void: bool = False) -> list[ShownBlock]:
         taken = [self._open.pop(key) for key in list(self._open) if key[0] == run and key[1] >= since]
         for block in taken:
             block.void = void
@@ -135,7 +135,7 @@ class Screen:
         self._console = console
         self._many_runs = many_runs
         self._blocks = LiveBlocks()
-        self._open: tuple[Block, ...] = ()  # a snapshot for the drawing thread
+        self._open: tuple[ShownBlock, ...] = ()  # a snapshot for the drawing thread
         self._live = Live(console=console, get_renderable=self._growing, refresh_per_second=12, transient=True)
 
     def __enter__(self) -> Self:
@@ -157,7 +157,7 @@ class Screen:
         self._open = self._blocks.open
         for thing in done:
             self._console.print(
-                panel(thing, self._many_runs) if isinstance(thing, Block) else life(thing, self._many_runs)
+                panel(thing, self._many_runs) if isinstance(thing, ShownBlock) else life(thing, self._many_runs)
             )
 
     def _growing(self) -> RenderableType:
@@ -179,7 +179,7 @@ class _LastLines:
         yield from Text(end, style=self._style).wrap(console, options.max_width)[-self._most :]
 
 
-def panel(block: Block, with_run: bool, *, last_lines: int | None = None) -> Panel:
+def panel(block: ShownBlock, with_run: bool, *, last_lines: int | None = None) -> Panel:
     """Render a block in a panel; with ``last_lines``, only its last lines."""
     text = safe(block.text)
     style = "dim strike" if block.void else "dim italic" if block.kind == "thinking" else ""

@@ -12,7 +12,7 @@ from tokenbus.bus.server.server import Server, translated
 from tokenbus.errors import ServerUnavailable
 from tokenbus_services.cli import connect as reaching
 from tokenbus_services.cli.inspect.observer import Observer
-from tokenbus_services.cli.inspect.snapshot import POLICY, RECORDER, Snapshot, rates
+from tokenbus_services.cli.inspect.snapshot import POLICY, RECORDER, DeploymentSnapshot, rates
 from tokenbus_services.cli.inspect.trouble import TroubleObserver
 from tokenbus_services.cli.render import terminal
 from tokenbus_services.cli.top.figures import Sample, lines
@@ -57,7 +57,7 @@ async def _looks(
     observer: Observer, trouble: TroubleObserver, every_s: float
 ) -> AsyncGenerator[Sample | ServerUnavailable]:
     """Yield a look from the second sample on, or ServerUnavailable while the server is away."""
-    before: Snapshot | None = None
+    before: DeploymentSnapshot | None = None
     while True:
         try:
             now, failing = await observer.snapshot(), await trouble.look()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from tokenbus_services.cli.inspect.snapshot import Rates, Snapshot
+from tokenbus_services.cli.inspect.snapshot import DeploymentSnapshot, Rates
 from tokenbus_services.cli.inspect.trouble import Trouble
 from tokenbus_services.cli.render.event_text import per_second, size
 from tokenbus_services.cli.render.provider_text import failure, time_span
@@ -18,7 +18,7 @@ MAX_TROUBLES = 3
 class Sample(msgspec.Struct, frozen=True):
     """A sample, and the rates since the sample before."""
 
-    now: Snapshot
+    now: DeploymentSnapshot
     rates: Rates
     trouble: Trouble = Trouble()
 

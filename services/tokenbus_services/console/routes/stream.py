@@ -15,7 +15,7 @@ from tokenbus.bus.liveness import stop_task
 from tokenbus.errors import TokenbusError
 from tokenbus_services.console.http import Desk
 from tokenbus_services.console.run_filter import view_of
-from tokenbus_services.console.sampler import Page, Sampler
+from tokenbus_services.console.sampler import Sampler, WatchingPage
 from tokenbus_services.console.session import PATH
 from tokenbus_services.console.viewer import Viewer
 from tokenbus_services.gateway.answers import sse
@@ -47,13 +47,13 @@ class _Pages:
         if self._open >= MAX_PAGES:
             why = f"this gateway serves {MAX_PAGES} pages of the console already"
             raise Refusal(Problem(status=503, code="too_many_pages", message=why, kind="overloaded", retry_after_s=5))
-        return _PageStream(self, request, viewer, Page(view))
+        return _PageStream(self, request, viewer, WatchingPage(view))
 
-    def begin(self, page: Page) -> None:
+    def begin(self, page: WatchingPage) -> None:
         self._open += 1
         self._sampler.join(page)
 
-    def end(self, page: Page) -> None:
+    def end(self, page: WatchingPage) -> None:
         self._open -= 1
         self._sampler.leave(page)
 
@@ -74,7 +74,7 @@ class _Pages:
 class _PageStream:
     """ASGI app: sends samples until the page goes, its login ends, or the gateway stops."""
 
-    def __init__(self, pages: _Pages, request: Request, viewer: Viewer, page: Page) -> None:
+    def __init__(self, pages: _Pages, request: Request, viewer: Viewer, page: WatchingPage) -> None:
         self._pages = pages
         self._request = request
         self._viewer = viewer

@@ -22,7 +22,7 @@ _ESCAPE = re.compile(rb"\\(?:/|u00(2[fFbB]|3[dD]))")
 _LONGEST_ESCAPE = 6
 
 
-class Content(msgspec.Struct, frozen=True):
+class DecodedContent(msgspec.Struct, frozen=True):
     """The decoded content."""
 
     blob_id: str
@@ -75,7 +75,7 @@ class Base64Spool:
         if text:
             raise binascii.Error("it ends in the middle")
 
-    def content(self) -> Content:
+    def content(self) -> DecodedContent:
         """Digest the whole content; slow for a large one. Raises binascii.Error."""
         digest, size, head = sha256(), 0, b""
         for piece in self.decoded():
@@ -83,7 +83,7 @@ class Base64Spool:
             size += len(piece)
             if len(head) < _HEAD_BYTES:
                 head += piece
-        return Content(blob_id_from_digest(digest.hexdigest()), size, head[:_HEAD_BYTES])
+        return DecodedContent(blob_id_from_digest(digest.hexdigest()), size, head[:_HEAD_BYTES])
 
     def _unescaped(self) -> Generator[bytes]:
         """Yield the data with JSON escapes of base64 characters undone."""

@@ -21,7 +21,7 @@ from tokenbus.core.image_header import format_of, pixels
 from tokenbus.core.image_placeholder import name_of
 from tokenbus.errors import BlobError
 from tokenbus_services.blobs.retry import StoreRetry
-from tokenbus_services.fetcher.image_offload.base64_spool import Base64Spool, Content
+from tokenbus_services.fetcher.image_offload.base64_spool import Base64Spool, DecodedContent
 from tokenbus_services.media.blob_cache import RecentBlobs
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -132,7 +132,7 @@ class ImageOffloader:
                 self._stored.add(content.blob_id)
         return self._name(content)
 
-    def _name(self, content: Content) -> bytes:
+    def _name(self, content: DecodedContent) -> bytes:
         width, height = pixels(content.head) or (0, 0)
         return name_of(self.secret, content.blob_id, content.size, width, height)
 

@@ -56,7 +56,7 @@ class Reservation(msgspec.Struct, frozen=True, eq=False):
     """Per scope: the time until which its tokens are taken."""
 
 
-class Refusal(msgspec.Struct, frozen=True):
+class LimitRefusal(msgspec.Struct, frozen=True):
     """Refused by this scope; asking again is pointless for ``seconds``."""
 
     scope: Scope
@@ -84,7 +84,7 @@ class Limiter:
         await asyncio.gather(*self._sending)
         await stop_task(self._heartbeat)
 
-    async def reserve(self, request: ReservationRequest) -> Reservation | Refusal:
+    async def reserve(self, request: ReservationRequest) -> Reservation | LimitRefusal:
         """Reserve in all of the call's scopes, or in none. Sends no command if there are no scopes."""
         if not request.scopes:
             return Reservation(request, ())
@@ -94,7 +94,7 @@ class Limiter:
         )
         reply = await retry_until_available(self._server, lambda: run_script(self._server, call), what="limits")
         if reply[0] == b"wait":
-            return Refusal(request.scopes[int(reply[1]) - 1], int(reply[2]) / 1000)
+            return LimitRefusal(request.scopes[int(reply[1]) - 1], int(reply[2]) / 1000)
         for scope in request.scopes:
             if scope.concurrency:
                 self._running.setdefault(scope, set()).add(request.member)

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 
 from tokenbus.bus.liveness import IDLE_S, Liveness, beat, slack, stop_task, wait_briefly
 from tokenbus.bus.scripts.limits import Scope
-from tokenbus_services.fetcher.limits.limiter import Limiter, Refusal, Reservation, ReservationRequest
+from tokenbus_services.fetcher.limits.limiter import Limiter, LimitRefusal, Reservation, ReservationRequest
 from tokenbus_services.fetcher.metrics import AdmissionMetrics
 from tokenbus_services.runtime.in_flight import NotStarted
 
@@ -187,7 +187,7 @@ class FairQueue:
                     self._take_out(waiting)
                     waiting.granted.set_exception(e)
                 continue
-            if isinstance(verdict, Refusal):
+            if isinstance(verdict, LimitRefusal):
                 self._metrics.refused(verdict.scope.kind)
                 self._refused_until[verdict.scope] = asyncio.get_running_loop().time() + verdict.seconds
             elif waiting.granted.done():  # cancelled meanwhile

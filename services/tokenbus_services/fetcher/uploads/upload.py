@@ -17,7 +17,7 @@ from tokenbus_services.fetcher.auth import KeyMissing, KeyUnusable
 from tokenbus_services.fetcher.endpoints import MAX_REQUEST_S, AuthUnavailable, Endpoint
 from tokenbus_services.fetcher.response_body import BodyRefused, beginning, described
 from tokenbus_services.media.body import Embedded, MediaBody
-from tokenbus_services.media.placeholders import Marks
+from tokenbus_services.media.placeholders import PlaceholderMarks
 
 MAX_ANSWER_BYTES = 64 * 2**10
 LEAST_BYTES_PER_S = 256 * 2**10
@@ -49,7 +49,7 @@ async def upload(
 
     Raises UploadFailed, and MediaFailed if the blob breaks off.
     """
-    marks = Marks()
+    marks = PlaceholderMarks()
     mark = b64decode(marks.base64(0))
     steps = api.upload(file, mark, endpoint.base_path)
     try:

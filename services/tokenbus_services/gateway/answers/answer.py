@@ -30,7 +30,7 @@ from tokenbus.events.public import (
 from tokenbus_services.gateway.answers import sse
 from tokenbus_services.gateway.answers.reader import Receive, RunReader
 from tokenbus_services.gateway.answers.sse import Send
-from tokenbus_services.gateway.audit import RunUse
+from tokenbus_services.gateway.audit import AuditedRun
 from tokenbus_services.gateway.problem import Problem, Refusal, of_end, of_exception
 from tokenbus_services.gateway.surfaces.contract import Answer, Encoder, WholeAnswer
 
@@ -64,7 +64,7 @@ class RunAnswer(ABC):
         on_gone: Callable[[], None],
         on_end: Callable[[], None],
         times: AnswerTimes,
-        use: RunUse | None = None,
+        use: AuditedRun | None = None,
     ) -> None:
         """``refusal``: writes a problem before the first byte. ``on_gone``: called if the client goes before the run's
         end. ``on_end``: called in any case.

@@ -56,7 +56,7 @@ Counted: TypeAlias = UsageReported | Completed | Incomplete | RunFailedEvent | C
 RulesOf: TypeAlias = Callable[[str], Awaitable[KeyRules | None]]
 
 
-class Origin(msgspec.Struct, frozen=True):
+class RunOwner(msgspec.Struct, frozen=True):
     """Whose run it is, and whom it asks."""
 
     key: str
@@ -92,7 +92,7 @@ class SpendCounter:
         self._apis = apis
         self._rules_of = rules_of
         self._keep_ms = keep_ms
-        self._origins: OrderedDict[str, Origin | None] = OrderedDict()
+        self._origins: OrderedDict[str, RunOwner | None] = OrderedDict()
         self._task: asyncio.Task[None] | None = None
         self._defects = Defects()
         self._skipped: set[str] = set()
@@ -188,7 +188,7 @@ class SpendCounter:
         if ended:
             self._origins.pop(event.run, None)
 
-    async def _origin_of(self, run: str) -> Origin | None:
+    async def _origin_of(self, run: str) -> RunOwner | None:
         if run in self._origins:
             return self._origins[run]
         # Another gateway counted its beginning.
@@ -200,7 +200,7 @@ class SpendCounter:
         self._remember(run, origin)
         return origin
 
-    def _remember(self, run: str, origin: Origin | None) -> None:
+    def _remember(self, run: str, origin: RunOwner | None) -> None:
         self._origins[run] = origin
         while len(self._origins) > _MAX_STARTS:
             self._origins.popitem(last=False)
@@ -255,7 +255,7 @@ def _characters(request: Generate) -> int:
     return sum(map(len, texts))
 
 
-def _origin(event: Started) -> Origin | None:
+def _origin(event: Started) -> RunOwner | None:
     try:
         key = msgspec.convert((event.metadata or {}).get(NOTE), _Note).key
     except msgspec.ValidationError:
@@ -263,10 +263,10 @@ def _origin(event: Started) -> Origin | None:
     if not key:
         return None
     others = tuple((choice.provider, choice.model) for choice in event.fallback or ())
-    return Origin(key, event.provider, event.model, others)
+    return RunOwner(key, event.provider, event.model, others)
 
 
-def _names(origin: Origin, provider: str, answered: str | None) -> list[str]:
+def _names(origin: RunOwner, provider: str, answered: str | None) -> list[str]:
     """Names to look for a price: what answered, and what was asked of that provider."""
     asked = [origin.model] if provider == origin.provider else []
     asked += [model for name, model in origin.others if name == provider]

@@ -8,12 +8,12 @@ from fnmatch import fnmatchcase
 import msgspec
 
 from tokenbus.events.requests import Generate
-from tokenbus_services.gateway.models import ModelTable, ProviderModel, ResolvedModel
+from tokenbus_services.gateway.models import ModelTable, ResolvedModel, RoutedModel
 from tokenbus_services.gateway.problem import Problem, Refusal
 from tokenbus_services.gateway.surfaces.contract import TranslationRules
 from tokenbus_services.settings.tables.gateway_keys import KeyRules
 
-Aliases = Mapping[str, Sequence[ProviderModel]]
+Aliases = Mapping[str, Sequence[RoutedModel]]
 
 
 class AllowedModels(ModelTable):

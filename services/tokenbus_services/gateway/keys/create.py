@@ -12,7 +12,7 @@ from tokenbus_services.gateway.keys.allowed import Aliases
 from tokenbus_services.gateway.keys.directory import KeyDirectory, check_keys
 from tokenbus_services.gateway.keys.door import KeyDoor
 from tokenbus_services.gateway.keys.store import KeyStore
-from tokenbus_services.gateway.service import Part
+from tokenbus_services.gateway.service import GatewayPart
 from tokenbus_services.gateway.surfaces.contract import TranslationRules
 from tokenbus_services.pricing.prices import PriceTable
 from tokenbus_services.settings import Settings
@@ -28,7 +28,7 @@ def keyed_parts(
     rules: TranslationRules,
     aliases: Aliases,
     env: Mapping[str, str],
-) -> tuple[KeyDoor, list[Part]]:
+) -> tuple[KeyDoor, list[GatewayPart]]:
     """The door, and what works beside it. Raises SettingsError for keys and an admin API that cannot work."""
     table = settings.gateway
     assert table
@@ -49,7 +49,7 @@ def keyed_parts(
         rules_of=directory.rules_of,
         keep_ms=keep_ms,
     )
-    parts: list[Part] = [counter]
+    parts: list[GatewayPart] = [counter]
     if table.admin:
         parts.append(AdminServer(settings, table.admin, server, store, env))
     return door, parts

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from tokenbus.errors import SettingsError
-from tokenbus_services.gateway.keys.key import NO_ENTRY, KeyEntry, Secret, digest, id_of
+from tokenbus_services.gateway.keys.key import NO_ENTRY, KeyEntry, KeySecret, digest, id_of
 from tokenbus_services.gateway.keys.store import KeyStore
 from tokenbus_services.settings.tables.gateway_keys import KeyRules, KeySettings
 
@@ -84,7 +84,7 @@ def entry_of(name: str, settings: KeySettings) -> KeyEntry:
     expires_ms = None if expires is None else round(expires.timestamp() * 1000)
     rules = KeyRules(**{field: getattr(settings, field) for field in KeyRules.__struct_fields__})
     return KeyEntry(
-        id=name, name=name, rules=rules, secrets=tuple(Secret(sha256=one, expires_ms=expires_ms) for one in hashes)
+        id=name, name=name, rules=rules, secrets=tuple(KeySecret(sha256=one, expires_ms=expires_ms) for one in hashes)
     )
 
 

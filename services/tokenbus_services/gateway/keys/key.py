@@ -33,7 +33,7 @@ class NewKey(msgspec.Struct, frozen=True):
         return digest(self.text)
 
 
-class Secret(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class KeySecret(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One key text that opens an entry."""
 
     sha256: Sha256
@@ -49,7 +49,7 @@ class KeyEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     id: str
     rules: KeyRules = KeyRules()
-    secrets: tuple[Secret, ...] = ()
+    secrets: tuple[KeySecret, ...] = ()
     name: str = ""
     created_ms: int | None = None
     revoked_ms: int | None = None
@@ -62,7 +62,7 @@ class KeyEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return valid and self.revoked_ms is None
 
 
-NO_ENTRY = KeyEntry(id="", secrets=(Secret(sha256=_NOBODY),), revoked_ms=0)
+NO_ENTRY = KeyEntry(id="", secrets=(KeySecret(sha256=_NOBODY),), revoked_ms=0)
 """Compared with if no entry has the id, so that an unknown key takes the same steps as a wrong one."""
 
 

@@ -12,7 +12,7 @@ from tokenbus.bus.scripts.gateway import put_key
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server, translated
 from tokenbus.errors import TokenbusError
-from tokenbus_services.gateway.keys.key import KeyEntry, NewKey, Secret, new_key
+from tokenbus_services.gateway.keys.key import KeyEntry, KeySecret, NewKey, new_key
 from tokenbus_services.settings.tables.gateway_keys import KeyRules
 
 _TRIES = 20
@@ -57,7 +57,7 @@ class KeyStore:
         for _ in range(_TRIES):
             made = new_key()
             expires = None if lifetime_s is None else now + round(lifetime_s * 1000)
-            secrets = (Secret(sha256=made.sha256, expires_ms=expires),)
+            secrets = (KeySecret(sha256=made.sha256, expires_ms=expires),)
             entry = KeyEntry(id=made.id, name=name, rules=rules, secrets=secrets, created_ms=now)
             if await self._swap(made.id, b"", entry):
                 return made
@@ -72,7 +72,7 @@ class KeyStore:
         def rotated(entry: KeyEntry) -> KeyEntry:
             kept = [one for one in entry.secrets if one.is_valid(now)]
             old = [msgspec.structs.replace(one, expires_ms=min(last, one.expires_ms or last)) for one in kept]
-            secrets = (*old, Secret(sha256=made.sha256, expires_ms=expires))
+            secrets = (*old, KeySecret(sha256=made.sha256, expires_ms=expires))
             return msgspec.structs.replace(entry, secrets=secrets[-MAX_SECRETS:])
 
         await self.change(key_id, rotated)

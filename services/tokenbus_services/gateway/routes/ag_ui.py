@@ -19,7 +19,7 @@ from tokenbus_services.gateway.http_request import read_request
 from tokenbus_services.gateway.routes.session_routes import publish_named, rejoined, surface_routes
 from tokenbus_services.gateway.runs import not_found
 from tokenbus_services.gateway.sessions import Session, Sessions
-from tokenbus_services.gateway.surfaces.ag_ui import AgUi
+from tokenbus_services.gateway.surfaces.ag_ui import AgUiSurface
 from tokenbus_services.gateway.surfaces.contract import GatewayNote, GatewayRequest
 
 
@@ -36,7 +36,7 @@ def routes(gateway: Gateway) -> list[BaseRoute]:
 
 class _Agent:
     def __init__(self, gateway: Gateway) -> None:
-        self.surface = AgUi()
+        self.surface = AgUiSurface()
         self._gateway = gateway
         self._sessions = Sessions("agui", server=gateway.runs.server, keys=gateway.runs.keys)
 

@@ -8,7 +8,7 @@ from starlette.routing import BaseRoute, Route
 
 from tokenbus_services.gateway.gateway import Gateway
 from tokenbus_services.gateway.routes.routing import HeaderRoute, answered, not_served
-from tokenbus_services.gateway.surfaces.anthropic_messages import AnthropicMessages, model_answer, models_answer
+from tokenbus_services.gateway.surfaces.anthropic_messages import AnthropicMessagesSurface, model_answer, models_answer
 
 PREFIX = "/anthropic"
 HEADER = "anthropic-version"
@@ -17,7 +17,7 @@ HEADER = "anthropic-version"
 
 def routes(gateway: Gateway) -> list[BaseRoute]:
     """The routes of this surface."""
-    surface = AnthropicMessages()
+    surface = AnthropicMessagesSurface()
 
     async def models(request: Request) -> Response:
         caller = await gateway.caller(request, surface)

@@ -9,9 +9,9 @@ from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.gateway import Gateway
 from tokenbus_services.gateway.problem import Refusal
 from tokenbus_services.gateway.routes.session_routes import publish_named
-from tokenbus_services.gateway.runs import OpenRun
+from tokenbus_services.gateway.runs import GatewayRun
 from tokenbus_services.gateway.sessions import Sessions
-from tokenbus_services.gateway.surfaces.ai_sdk_ui import AiSdkUi
+from tokenbus_services.gateway.surfaces.ai_sdk_ui import AiSdkUiSurface
 from tokenbus_services.gateway.surfaces.contract import GatewayNote, GatewayRequest, Translated
 
 SUPERSEDED = "superseded"
@@ -22,11 +22,11 @@ class Chats:
     """The chats of one deployment, as every gateway sees them."""
 
     def __init__(self, gateway: Gateway) -> None:
-        self.surface = AiSdkUi()
+        self.surface = AiSdkUiSurface()
         self.gateway = gateway
         self._sessions = Sessions("chat", server=gateway.runs.server, keys=gateway.runs.keys)
 
-    async def begin(self, caller: Caller, asked: GatewayRequest) -> tuple[OpenRun, Translated]:
+    async def begin(self, caller: Caller, asked: GatewayRequest) -> tuple[GatewayRun, Translated]:
         """Publish the answer to a chat, in the place of one that is still open. Raises Refusal, TokenbusError."""
         gateway, surface = self.gateway, self.surface
         translated = gateway.translated(caller, surface, asked)

@@ -18,7 +18,7 @@ from tokenbus_services.gateway.answers import sse
 from tokenbus_services.gateway.gateway import Gateway
 from tokenbus_services.gateway.problem import Problem, Refusal, invalid
 from tokenbus_services.gateway.surfaces.durable_streams import protocol
-from tokenbus_services.gateway.surfaces.durable_streams.protocol import MAX_PAGE, Ask, Page
+from tokenbus_services.gateway.surfaces.durable_streams.protocol import MAX_PAGE, Ask, LogPage
 
 NAME = "durable_streams"
 LONG_POLL_S = 20.0
@@ -61,13 +61,13 @@ class _Logs:
                     return _response(b"", 304, headers)
                 return _response(protocol.body_of(page.events), 200, headers)
 
-    async def _long_poll(self, run: str, page: Page, ask: Ask) -> Response:
+    async def _long_poll(self, run: str, page: LogPage, ask: Ask) -> Response:
         if not page.events and not page.closed:
             page = await self._after(run, page, LONG_POLL_S)
         headers = protocol.headers_of(page, cursor=protocol.cursor_of(time.time(), ask.cursor))
         return _response(protocol.body_of(page.events) if page.events else b"", 200 if page.events else 204, headers)
 
-    async def _stream(self, run: str, page: Page, ask: Ask) -> AsyncGenerator[bytes]:
+    async def _stream(self, run: str, page: LogPage, ask: Ask) -> AsyncGenerator[bytes]:
         clock = asyncio.get_running_loop().time
         until = clock() + SSE_S
         cursor = protocol.cursor_of(time.time(), ask.cursor)
@@ -76,7 +76,7 @@ class _Logs:
             page = await self._after(run, page, min(left, self._gateway.times.keep_alive_s))
             yield protocol.sse_of(page, cursor) if page.events else b": keep-alive\n\n"
 
-    async def _page(self, run: str, offset: int | None) -> Page:
+    async def _page(self, run: str, offset: int | None) -> LogPage:
         """What the log has from an offset on, without waiting. Raises Refusal."""
         last = await self._gateway.runs.last_event(run)
         tail = last.seq + 1 if last else 0
@@ -84,7 +84,7 @@ class _Logs:
         if start > tail:
             raise invalid("offset", "is beyond the end of this stream")
         events = await self._events(run, start, min(tail, start + MAX_PAGE)) if start < tail else []
-        return Page(start=start, events=events, tail=tail, closed=isinstance(last, TERMINAL))
+        return LogPage(start=start, events=events, tail=tail, closed=isinstance(last, TERMINAL))
 
     async def _events(self, run: str, start: int, end: int) -> list[PublicEvent]:
         events: list[PublicEvent] = []
@@ -98,7 +98,7 @@ class _Logs:
             raise Refusal(Problem(status=410, code=e.code, message=str(e), kind="not_found", run=run)) from None
         return events
 
-    async def _after(self, run: str, page: Page, wait_s: float) -> Page:
+    async def _after(self, run: str, page: LogPage, wait_s: float) -> LogPage:
         """The next page; an empty one if nothing came in time."""
         try:
             async with asyncio.timeout(wait_s):

@@ -16,8 +16,8 @@ from tokenbus_services.gateway.routes.routing import HeaderRoute, answered, not_
 from tokenbus_services.gateway.surfaces.gemini import (
     KEY_IN_URL,
     METHODS,
-    Gemini,
     GeminiArray,
+    GeminiSurface,
     model_answer,
     models_answer,
 )
@@ -29,7 +29,7 @@ _STREAM = "streamGenerateContent"
 
 def routes(gateway: Gateway) -> list[BaseRoute]:
     """The routes of this surface."""
-    surface, array = Gemini(), GeminiArray()
+    surface, array = GeminiSurface(), GeminiArray()
 
     async def generate(request: Request) -> Any:
         _check_key(request)

@@ -36,7 +36,7 @@ from tokenbus_services.gateway.routes.session_routes import rejoined
 from tokenbus_services.gateway.runs import not_found
 from tokenbus_services.gateway.surfaces.contract import Answer
 from tokenbus_services.gateway.surfaces.fields import Fields, json_body
-from tokenbus_services.gateway.surfaces.native import Native
+from tokenbus_services.gateway.surfaces.native import NativeSurface
 from tokenbus_services.gateway.surfaces.native.surface import NativeEncoder, accepted, event_lines
 
 
@@ -63,7 +63,7 @@ def routes(gateway: Gateway) -> list[BaseRoute]:
 
 class _NativeRoutes:
     def __init__(self, gateway: Gateway) -> None:
-        self.surface = Native()
+        self.surface = NativeSurface()
         self._gateway = gateway
 
     async def runs(self, request: Request) -> Any:
@@ -191,7 +191,7 @@ class _TopicAnswer:
                 waiting = waiting or asyncio.ensure_future(anext(self._events))
                 done, _ = await asyncio.wait({waiting}, timeout=self._keep_alive_s)
                 if not done:
-                    yield Native.keep_alive
+                    yield NativeSurface.keep_alive
                     continue
                 try:
                     event = waiting.result()

@@ -5,12 +5,12 @@ from __future__ import annotations
 from starlette.routing import BaseRoute
 
 from tokenbus_services.gateway.gateway import Gateway
-from tokenbus_services.gateway.surfaces.openai_chat import OpenAIChat
+from tokenbus_services.gateway.surfaces.openai_chat import OpenAIChatSurface
 
 PATHS = ("/v1/chat/completions", "/chat/completions")
 
 
 def routes(gateway: Gateway) -> list[BaseRoute]:
     """The routes of this surface."""
-    surface = OpenAIChat()
+    surface = OpenAIChatSurface()
     return [gateway.post(path, surface) for path in PATHS]

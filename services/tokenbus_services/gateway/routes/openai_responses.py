@@ -24,12 +24,12 @@ from tokenbus_services.gateway.problem import Problem, Refusal, of_run
 from tokenbus_services.gateway.response_store import Published, ResponseStore
 from tokenbus_services.gateway.routes.session_routes import rejoined
 from tokenbus_services.gateway.routes.sockets.response_socket import ResponseSocket
-from tokenbus_services.gateway.runs import OpenRun
+from tokenbus_services.gateway.runs import GatewayRun
 from tokenbus_services.gateway.surfaces.contract import Answer, GatewayNote, GatewayRequest, Translated
 from tokenbus_services.gateway.surfaces.openai_responses.encoder import ResponseSoFar
 from tokenbus_services.gateway.surfaces.openai_responses.listing import items_of, listed
 from tokenbus_services.gateway.surfaces.openai_responses.response_object import PREFIX
-from tokenbus_services.gateway.surfaces.openai_responses.surface import OpenAIResponses, starting_after
+from tokenbus_services.gateway.surfaces.openai_responses.surface import OpenAIResponsesSurface, starting_after
 
 PATHS = ("/v1/responses", "/responses")
 CANCELLED = "cancelled by its client"
@@ -59,7 +59,7 @@ class ResponsesApi:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._surface = OpenAIResponses()
+        self._surface = OpenAIResponsesSurface()
         self._store = ResponseStore(gateway.runs.server, gateway.runs.keys)
 
     def guarded(self, handle: Any) -> Any:
@@ -153,7 +153,7 @@ class ResponsesApi:
 
     # ----------------------------------------------------------------------------------------------------------
 
-    async def _begun(self, opened: OpenRun) -> Answer:
+    async def _begun(self, opened: GatewayRun) -> Answer:
         """The response of a background request, once the bus has taken it in or after a short time."""
         so_far = ResponseSoFar(opened.note, opened.id)
         try:

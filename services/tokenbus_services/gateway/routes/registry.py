@@ -15,7 +15,7 @@ from tokenbus_services.gateway.gateway import Gateway
 from tokenbus_services.gateway.http_request import AsgiApp
 from tokenbus_services.gateway.keys.directory import KeyDirectory
 from tokenbus_services.gateway.routes import models as routes_models
-from tokenbus_services.gateway.service import Part
+from tokenbus_services.gateway.service import GatewayPart
 from tokenbus_services.settings import Settings, SurfaceName
 
 SURFACES: tuple[SurfaceName, ...] = (
@@ -39,10 +39,12 @@ class _Routes(Protocol):
 class _Console(Protocol):
     def create(
         self, settings: Settings, gateway: Gateway, directory: KeyDirectory | None
-    ) -> tuple[AsgiApp, list[Part]]: ...
+    ) -> tuple[AsgiApp, list[GatewayPart]]: ...
 
 
-def console_of(settings: Settings, gateway: Gateway, directory: KeyDirectory | None) -> tuple[AsgiApp, list[Part]]:
+def console_of(
+    settings: Settings, gateway: Gateway, directory: KeyDirectory | None
+) -> tuple[AsgiApp, list[GatewayPart]]:
     """The console's app, and what works beside it. The console knows the gateway, so it is named here alone."""
     return cast(_Console, importlib.import_module("tokenbus_services.console.app")).create(settings, gateway, directory)
 

@@ -10,7 +10,7 @@ from tokenbus.events.public import PublicEvent
 from tokenbus_services.gateway.answers.answer import StreamedAnswer
 from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.gateway import Gateway, Handler
-from tokenbus_services.gateway.runs import OpenRun
+from tokenbus_services.gateway.runs import GatewayRun
 from tokenbus_services.gateway.sessions import Session, Sessions
 from tokenbus_services.gateway.surfaces.contract import Encoder, GatewayRequest, Surface, Translated
 
@@ -33,7 +33,7 @@ async def publish_named(
     sessions: Sessions,
     name: str,
     body: bytes = b"",
-) -> tuple[OpenRun, Session | None]:
+) -> tuple[GatewayRun, Session | None]:
     """Publish a request, and store its run under the client's ``name``; also returns the session that had the name.
 
     If it cannot be stored, the run counts as left by its client, because no client could join it. Raises as

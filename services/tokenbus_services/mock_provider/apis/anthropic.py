@@ -13,9 +13,9 @@ from tokenbus.providers.api import ApiName
 from tokenbus_services.mock_provider.reply import Finish, Reply, ToolCall
 from tokenbus_services.mock_provider.request import (
     HistoryItem,
+    HttpError,
     ModelRequest,
     ParsedBody,
-    Rejected,
     decode_as,
     join_texts,
 )
@@ -60,7 +60,7 @@ class _Request(msgspec.Struct):
     stop_sequences: tuple[str, ...] = ()
 
 
-class Anthropic:
+class MockAnthropic:
     """The Messages API."""
 
     name: ApiName = "anthropic"
@@ -70,7 +70,7 @@ class Anthropic:
         self, route: re.Match[str], query: Mapping[str, str], headers: Mapping[str, str], body: Mapping[str, Any]
     ) -> ParsedBody:
         if "anthropic-version" not in headers:
-            raise Rejected(400, "anthropic-version: header is required")
+            raise HttpError(400, "anthropic-version: header is required")
         request = decode_as(body, _Request)
         return ParsedBody(
             model=request.model,
@@ -114,7 +114,7 @@ class Anthropic:
         )
 
 
-mock_api = Anthropic()
+mock_api = MockAnthropic()
 
 
 class _Composed(msgspec.Struct):

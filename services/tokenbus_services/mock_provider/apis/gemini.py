@@ -18,9 +18,9 @@ from tokenbus.providers.api import ApiName
 from tokenbus_services.mock_provider.reply import Finish, Reply, ToolCall
 from tokenbus_services.mock_provider.request import (
     HistoryItem,
+    HttpError,
     ModelRequest,
     ParsedBody,
-    Rejected,
     decode_as,
     join_texts,
 )
@@ -75,7 +75,7 @@ class _Request(msgspec.Struct, rename="camel"):
     generation_config: _Config = _Config()
 
 
-class Gemini:
+class MockGemini:
     """The generateContent and streamGenerateContent methods."""
 
     name: ApiName = "gemini"
@@ -87,7 +87,7 @@ class Gemini:
         stream = route["method"] == "streamGenerateContent"
         if stream and query.get("alt") != "sse":
             # The real API answers with a JSON array then; nothing here asks for one.
-            raise Rejected(400, "alt: the mock provider streams only with alt=sse only")
+            raise HttpError(400, "alt: the mock provider streams only with alt=sse only")
         request = decode_as(body, _Request)
         return ParsedBody(
             model=unquote(route["model"]),
@@ -124,7 +124,7 @@ class Gemini:
         return msgspec.json.format(_encode(_chunk(request, parts, _usage(reply), _FINISH_REASONS[reply.finish_reason])))
 
 
-mock_api = Gemini()
+mock_api = MockGemini()
 
 
 def _history_items(content: _Content) -> Iterator[HistoryItem]:

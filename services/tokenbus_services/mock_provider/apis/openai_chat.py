@@ -77,7 +77,7 @@ class _Request(Request, kw_only=True):
     messages: Annotated[list[_Message], Meta(min_length=1)]
 
 
-class OpenAIChat:
+class MockOpenAIChat:
     """The Chat Completions API."""
 
     name: ApiName = "openai-chat"
@@ -137,7 +137,7 @@ class OpenAIChat:
         return _encode({**_head(request, "chat.completion"), "choices": [choice], "usage": usage_object(reply)})
 
 
-mock_api = OpenAIChat()
+mock_api = MockOpenAIChat()
 
 
 def error_object(status: int, message: str) -> dict[str, object]:

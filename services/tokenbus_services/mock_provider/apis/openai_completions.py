@@ -25,7 +25,7 @@ class _Request(Request, kw_only=True):
     prompt: str
 
 
-class Completions:
+class MockCompletions:
     """The Completions API."""
 
     name: ApiName = "openai-chat"
@@ -62,7 +62,7 @@ class Completions:
         return _encode({**_answer(request, reply.text, reply), "usage": usage_object(reply)})
 
 
-mock_api = Completions()
+mock_api = MockCompletions()
 
 
 def _answer(request: ModelRequest, text: str, ended: Reply | None = None) -> dict[str, object]:

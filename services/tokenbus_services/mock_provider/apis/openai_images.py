@@ -17,7 +17,7 @@ from tokenbus.providers.api import ApiName
 from tokenbus_services.mock_provider.apis import openai_chat
 from tokenbus_services.mock_provider.apis.provider_api import CREATED
 from tokenbus_services.mock_provider.reply import Reply
-from tokenbus_services.mock_provider.request import HistoryItem, ModelRequest, ParsedBody, Rejected, decode_as
+from tokenbus_services.mock_provider.request import HistoryItem, HttpError, ModelRequest, ParsedBody, decode_as
 
 _encode = msgspec.json.Encoder().encode
 
@@ -34,7 +34,7 @@ class _Request(msgspec.Struct):
     background: str = "opaque"
 
 
-class OpenAIImages:
+class MockOpenAIImages:
     """The endpoints for generations and edits."""
 
     name: ApiName = "openai-images"
@@ -45,9 +45,9 @@ class OpenAIImages:
     ) -> ParsedBody:
         request = _read(body)
         if route[1] == "generations" and _edits(body):
-            raise Rejected(400, f"Unknown parameter: {_edits(body)!r}.")
+            raise HttpError(400, f"Unknown parameter: {_edits(body)!r}.")
         if route[1] == "edits" and not _edits(body):
-            raise Rejected(400, "Missing required parameter: 'image'.")
+            raise HttpError(400, "Missing required parameter: 'image'.")
         said = [(HistoryItem(role="user", text=request.prompt),)]
         return ParsedBody(model=request.model, stream=bool(request.stream), history_field="prompt", messages=said)
 
@@ -75,7 +75,7 @@ class OpenAIImages:
         return _encode({"created": CREATED, "data": data, **form, "usage": _usage(reply)})
 
 
-mock_api = OpenAIImages()
+mock_api = MockOpenAIImages()
 
 
 def _read(body: Mapping[str, Any]) -> _Request:
@@ -91,7 +91,7 @@ def _edits(body: Mapping[str, Any]) -> str:
 def _form(reply: Reply, request: ModelRequest) -> Json:
     """Request fields that every event repeats."""
     if not reply.pictures or reply.text or reply.tool_calls:
-        raise Rejected(501, "the Images API answers only with images")
+        raise HttpError(501, "the Images API answers only with images")
     body = _read(request.body)
     return {
         "created_at": CREATED,

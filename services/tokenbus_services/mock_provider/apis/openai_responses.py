@@ -18,9 +18,9 @@ from tokenbus_services.mock_provider.apis.provider_api import CREATED
 from tokenbus_services.mock_provider.reply import Finish, Picture, Reply
 from tokenbus_services.mock_provider.request import (
     HistoryItem,
+    HttpError,
     ModelRequest,
     ParsedBody,
-    Rejected,
     decode_as,
     join_texts,
 )
@@ -64,7 +64,7 @@ class _Request(msgspec.Struct):
     tools: list[_Tool] | None = None
 
 
-class OpenAIResponses:
+class MockOpenAIResponses:
     """The Responses API."""
 
     name: ApiName = "openai-responses"
@@ -74,7 +74,7 @@ class OpenAIResponses:
         self, route: re.Match[str], query: Mapping[str, str], headers: Mapping[str, str], body: Mapping[str, Any]
     ) -> ParsedBody:
         if body.get("previous_response_id"):
-            raise Rejected(400, "previous_response_id: the mock provider stores no responses; send the whole input")
+            raise HttpError(400, "previous_response_id: the mock provider stores no responses; send the whole input")
         request = decode_as(body, _Request)
         items = [_Item(role="user", content=request.input)] if isinstance(request.input, str) else request.input
         said = [_history_items(item) for item in items]
@@ -106,7 +106,7 @@ class OpenAIResponses:
         return _encode(_ended(reply, request))
 
 
-mock_api = OpenAIResponses()
+mock_api = MockOpenAIResponses()
 
 
 class _Composed(msgspec.Struct):
@@ -205,7 +205,7 @@ def _picture(picture: Picture, request: ModelRequest, item_id: str) -> _Composed
     tools = decode_as(request.body, _Request).tools or []
     tool = next((tool for tool in tools if tool.type == "image_generation"), None)
     if tool is None:
-        raise Rejected(501, "a picture needs the request's image_generation tool")
+        raise HttpError(501, "a picture needs the request's image_generation tool")
     head: Json = {"id": item_id, "type": "image_generation_call"}
     form: Json = {"size": tool.size, "quality": tool.quality, "background": "opaque"}
     form["output_format"] = picture.media_type.removeprefix("image/")

@@ -16,17 +16,17 @@ import msgspec
 import structlog
 
 from tokenbus.client.client import Client
-from tokenbus.events.frames import Decision, PolicyVerdict, drafts_decoder
+from tokenbus.events.frames import PolicyVerdict, RecordedDecision, drafts_decoder
 from tokenbus.events.public import TERMINAL, PublicEvent
 from tokenbus.policy.loading import PolicySpec, load
 from tokenbus.policy.policy_chain import PolicyStream
 from tokenbus.policy.policy_runner import BoundPolicy
-from tokenbus.policy.processor import Decision as LibraryDecision
+from tokenbus.policy.processor import Decision
 from tokenbus.policy.public.format import PublicEvents
 from tokenbus_services.policy_stage.call_slots import FairSemaphore
 from tokenbus_services.policy_stage.executor import messages
 from tokenbus_services.policy_stage.executor.marking import Marking, current_call
-from tokenbus_services.policy_stage.executor.marks import Call, place_of
+from tokenbus_services.policy_stage.executor.marks import MarkedCall, place_of
 from tokenbus_services.policy_stage.executor.messages import ToExecutor
 from tokenbus_services.policy_stage.provenance import Provenance, TracedEvents
 
@@ -145,7 +145,7 @@ class PolicyExecutor:
         if failing and place >= failing.since:
             raise PolicyStopped(failing.reason)
         async with self._slots.slot(opened.run, lambda: self.send(messages.WaitingForSlot(opened.task))):
-            call = Call(opened.task, self._policies[policy], place)
+            call = MarkedCall(opened.task, self._policies[policy], place)
             until = asyncio.get_running_loop().time() + self._timeouts[policy]
             underway = _RunningCall(opened.task, policy, place, until)
             self._running_calls.add(underway)
@@ -271,8 +271,8 @@ class _RunInExecutor:
         self._executor.send(messages.Verdicts(self.opened.task, self._seen, steps))
 
 
-def _decision(made: LibraryDecision) -> Decision:
-    return Decision(
+def _decision(made: Decision) -> RecordedDecision:
+    return RecordedDecision(
         policy=made.policy,
         action=made.action,
         reason=made.reason,

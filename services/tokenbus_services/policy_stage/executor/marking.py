@@ -14,13 +14,13 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, cast
 
-from tokenbus_services.policy_stage.executor.marks import Call, MarksPage
+from tokenbus_services.policy_stage.executor.marks import MarkedCall, MarksPage
 
 _MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
 _MOST_GROWN = 1000
 """Maximum calls whose memory growth is remembered."""
 
-current_call: ContextVar[Call | None] = ContextVar("call of a policy", default=None)
+current_call: ContextVar[MarkedCall | None] = ContextVar("call of a policy", default=None)
 """The current call, inside a call."""
 
 
@@ -38,11 +38,11 @@ class Marking:
         """Mark the steps of all tasks that this loop creates from now on."""
         loop.set_task_factory(self._make_task)
 
-    def begin(self, call: Call) -> None:
+    def begin(self, call: MarkedCall) -> None:
         """Mark a step of the call as running."""
         self.page.begin(call)
 
-    def end(self, call: Call) -> None:
+    def end(self, call: MarkedCall) -> None:
         """Mark the step as done, and attribute the growth of peak memory to this call."""
         self.page.end()
         peak = _peak_bytes()

@@ -21,7 +21,7 @@ _COUNT = struct.Struct("<I")
 _GREW_AT, _OUT_OF_MEMORY_AT, _WAITING_AT, _BEATS_AT = 64, 128, 192, 256
 
 
-class Call(NamedTuple):
+class MarkedCall(NamedTuple):
     """A policy call, or a deferred work item."""
 
     task: int
@@ -37,13 +37,13 @@ def place_of(draft: int, *, deferred: bool) -> int:
     return 2 * draft + deferred
 
 
-class Marks(NamedTuple):
+class ExecutorMarks(NamedTuple):
     """The content of a page."""
 
     step: int
-    call: Call | None
+    call: MarkedCall | None
     """The call whose step is running."""
-    grew: Call | None
+    grew: MarkedCall | None
     """The call during whose steps memory grew most."""
     grew_bytes: int
     out_of_memory: bool
@@ -68,7 +68,7 @@ class MarksPage:
         self._page.close()
         os.close(self.fd)
 
-    def begin(self, call: Call) -> None:
+    def begin(self, call: MarkedCall) -> None:
         """Mark the beginning of a step of this call."""
         self._step += 1
         _STEP.pack_into(self._page, 0, self._step, call.task, call.policy, call.place)
@@ -78,7 +78,7 @@ class MarksPage:
         self._step += 1
         _STEP.pack_into(self._page, 0, self._step, 0, 0, 0)
 
-    def grew(self, call: Call, grew_bytes: int) -> None:
+    def grew(self, call: MarkedCall, grew_bytes: int) -> None:
         """Record the call during whose steps memory grew most."""
         _GREW.pack_into(self._page, _GREW_AT, *call, grew_bytes)
 
@@ -95,7 +95,7 @@ class MarksPage:
         self._beats = (self._beats + 1) % 2**32
         _COUNT.pack_into(self._page, _BEATS_AT, self._beats)
 
-    def read(self) -> Marks:
+    def read(self) -> ExecutorMarks:
         """Read the page. If a step changes during the read, returns the old one or the new one."""
         before = after = _STEP.unpack_from(self._page, 0)
         for _ in range(8):
@@ -108,7 +108,7 @@ class MarksPage:
         (waiting,) = _COUNT.unpack_from(self._page, _WAITING_AT)
         (beats,) = _COUNT.unpack_from(self._page, _BEATS_AT)
         grew = _call((task, policy, place))
-        return Marks(
+        return ExecutorMarks(
             step=after[0],
             call=_call(after[1:]),
             grew=grew,
@@ -126,5 +126,5 @@ def _unnamed_file() -> int:
     return fd
 
 
-def _call(fields: Sequence[int]) -> Call | None:
-    return Call(*fields) if fields[0] else None
+def _call(fields: Sequence[int]) -> MarkedCall | None:
+    return MarkedCall(*fields) if fields[0] else None

@@ -21,7 +21,7 @@ from tokenbus_services.policy_stage.blame import End, Fault, culprit, is_evidenc
 from tokenbus_services.policy_stage.executor.client import ExecutorProcess
 from tokenbus_services.policy_stage.executor.fork_server import ForkServer
 from tokenbus_services.policy_stage.executor.interface import Executor
-from tokenbus_services.policy_stage.executor.marks import Call
+from tokenbus_services.policy_stage.executor.marks import MarkedCall
 from tokenbus_services.policy_stage.executor.messages import Overran, Setup
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -227,7 +227,7 @@ class ExecutorPool:
         process.killed_for = process.killed_for or end
         self._server.kill(process.pid)
 
-    def _leave_to(self, process: ExecutorProcess, call: Call) -> None:
+    def _leave_to(self, process: ExecutorProcess, call: MarkedCall) -> None:
         """Leave the executor to that call's run, and let it end with that run; all other runs start again elsewhere."""
         policy = self._names[call.policy]
         log.warning("policy_blocking", policy=policy, pid=process.pid, runs=len(process.runs))
@@ -264,7 +264,7 @@ class ExecutorPool:
         # One that was shared and is left to a run may still have threads and memory of the others.
         alone = process.takes_place and len(runs) == 1
         if (over := process.overran) and end == "overran":
-            call = Call(over.task, self._names.index(over.policy), over.place)
+            call = MarkedCall(over.task, self._names.index(over.policy), over.place)
         else:
             call = culprit(marks, end, memory_bytes=self._setup.memory_bytes, alone=alone)
         policy = self._names[call.policy] if call else process.only_policy if alone else None

@@ -16,14 +16,14 @@ from tokenbus.bus.scripts.commit import Commit
 from tokenbus.bus.scripts.leases import acquire, count, note, present, release, renew
 from tokenbus.bus.scripts.run_inputs import RawPart, append_raw, append_verdicts, tool_progress, tool_result
 from tokenbus.bus.scripts.runs import accept, cancel
-from tokenbus.bus.scripts.script import Arg, Script, ScriptCall, joined
+from tokenbus.bus.scripts.script import Arg, LuaScript, ScriptCall, joined
 from tokenbus.bus.scripts.work_queue import claim, finish, hand_back, heartbeat, mark, requeue, retire
 
 __all__ = [
     "Arg",
     "Commit",
+    "LuaScript",
     "RawPart",
-    "Script",
     "ScriptCall",
     "accept",
     "acquire",

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from tokenbus.bus.keys import TENANT_FIELD, order_keys
-from tokenbus.bus.scripts.script import Script, ScriptCall, script
+from tokenbus.bus.scripts.script import LuaScript, ScriptCall, script
 from tokenbus.bus.scripts.work_queue import HANDED_BACK_MS, NOBODY
 
 Entries = Literal["requests", "turns", "tools"]
@@ -253,7 +253,7 @@ return #ids
 """
 
 
-def _of_each(name: str, contract: str, text: str) -> dict[str, Script]:
+def _of_each(name: str, contract: str, text: str) -> dict[str, LuaScript]:
     for word, value in (
         ("SORTED_ENTRIES", SORTED_ENTRIES),
         ("SORTED_BYTES", SORTED_BYTES),

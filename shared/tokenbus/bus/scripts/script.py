@@ -28,7 +28,7 @@ MAX_VALUES = 4000
 """Maximum values per call of Lua's ``unpack``; Lua's stack ends at about 8000."""
 
 
-class Script(msgspec.Struct, frozen=True):
+class LuaScript(msgspec.Struct, frozen=True):
     """One Lua script: its text and the SHA-1 under which the server caches it."""
 
     name: str
@@ -36,18 +36,18 @@ class Script(msgspec.Struct, frozen=True):
     sha: str
 
 
-def script(name: str, text: str) -> Script:
+def script(name: str, text: str) -> LuaScript:
     """Create and register the script with this text."""
-    made = Script(name, text, sha1(text.encode(), usedforsecurity=False).hexdigest())
+    made = LuaScript(name, text, sha1(text.encode(), usedforsecurity=False).hexdigest())
     _made[made.sha] = made
     return made
 
 
-_made: dict[str, Script] = {}
+_made: dict[str, LuaScript] = {}
 """All scripts of the imported modules by SHA-1."""
 
 
-def known_scripts() -> list[Script]:
+def known_scripts() -> list[LuaScript]:
     """The scripts of all imported modules, and the `joined` version of each."""
     for one in [one for one in _made.values() if not one.name.endswith(_MANY)]:
         _of_many(one)
@@ -57,7 +57,7 @@ def known_scripts() -> list[Script]:
 class ScriptCall(msgspec.Struct, frozen=True):
     """One script with its keys and arguments."""
 
-    script: Script
+    script: LuaScript
     keys: Sequence[str]
     args: Sequence[Arg]
 
@@ -77,7 +77,7 @@ def joined(calls: Sequence[ScriptCall]) -> ScriptCall:
 
 
 @cache
-def _of_many(one: Script) -> Script:
+def _of_many(one: LuaScript) -> LuaScript:
     return script(f"{one.name}{_MANY}", _OF_MANY % one.text)
 
 

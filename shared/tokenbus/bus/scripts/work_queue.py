@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tokenbus.bus.scripts.script import Script, ScriptCall, script
+from tokenbus.bus.scripts.script import LuaScript, ScriptCall, script
 
 # If the group is missing (NOGROUP), nothing is pending. The checks use pcall, whose error has no first element.
 
@@ -92,7 +92,7 @@ def mark(stream: str, *, group: str, consumer: str, entry: str, begun: bool) -> 
     return ScriptCall(_MARK, [stream], [group, consumer, entry, 1 if begun else 0])
 
 
-def _with_ours(name: str, what: str, deed: str) -> Script:
+def _with_ours(name: str, what: str, deed: str) -> LuaScript:
     """Script that runs ``deed`` for each entry ``id`` that the consumer owns. ``what``: what that does."""
     return script(
         name,

@@ -22,7 +22,7 @@ Begin: TypeAlias = Cursor | GroupBegin
 Subscription: TypeAlias = OrderedSubscription[Any] | SharedSubscription[Any]
 
 
-class Delivery(TypedDict, total=False):
+class DeliveryOptions(TypedDict, total=False):
     """Options common to all subscriptions; see `tokenbus.Client.subscribe`."""
 
     runs: Runs | None
@@ -31,7 +31,7 @@ class Delivery(TypedDict, total=False):
     on_trimmed: OnTrimmed | None
 
 
-class Reading(Delivery, total=False):
+class Reading(DeliveryOptions, total=False):
     """Adds the filter on event kinds."""
 
     kinds: Kind | Collection[Kind] | None

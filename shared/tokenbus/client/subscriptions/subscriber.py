@@ -11,7 +11,7 @@ from tokenbus.client.subscriptions.event_filter import Classes, K, Kinds, Runs
 from tokenbus.client.subscriptions.factory import (
     Ack,
     Begin,
-    Delivery,
+    DeliveryOptions,
     GroupBegin,
     Reading,
     SubscribeOptions,
@@ -49,12 +49,22 @@ class TopicSubscriber:
 
     @overload
     def subscribe(
-        self, topic: Literal["visible", "chunks"], *, group: None = None, from_: Begin = "now", **how: Unpack[Reading]
+        self,
+        topic: Literal["visible", "chunks"],
+        *,
+        group: None = None,
+        from_: Begin = "now",
+        **how: Unpack[Reading],
     ) -> OrderedSubscription[ChunkTopicEvent]: ...
 
     @overload
     def subscribe(
-        self, topic: Literal["visible", "chunks"], *, group: str, from_: GroupBegin = "now", **how: Unpack[Reading]
+        self,
+        topic: Literal["visible", "chunks"],
+        *,
+        group: str,
+        from_: GroupBegin = "now",
+        **how: Unpack[Reading],
     ) -> SharedSubscription[ChunkTopicEvent]: ...
 
     @overload
@@ -95,7 +105,7 @@ class TopicSubscriber:
         group: None = None,
         kinds: Classes[K],
         from_: Begin = "now",
-        **how: Unpack[Delivery],
+        **how: Unpack[DeliveryOptions],
     ) -> OrderedSubscription[K]: ...
 
     @overload
@@ -106,7 +116,7 @@ class TopicSubscriber:
         group: str,
         kinds: Classes[K],
         from_: GroupBegin = "now",
-        **how: Unpack[Delivery],
+        **how: Unpack[DeliveryOptions],
     ) -> SharedSubscription[K]: ...
 
     def subscribe(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tokenbus.bus.keys import Keys, SubscribedTopic
-from tokenbus.bus.scripts.script import Script, ScriptCall, script
+from tokenbus.bus.scripts.script import LuaScript, ScriptCall, script
 from tokenbus.bus.server.run_scripts import run_scripts
 from tokenbus.bus.server.server import Server, translated
 from tokenbus.bus.server.stream_reader import MAX_BLOCK_MS, Entry, StreamReader
@@ -172,7 +172,7 @@ class TopicReader:
                 raise CursorTrimmed(stream, positions[stream], oldest)
 
 
-async def _ask(server: Server, script: Script, streams: dict[str, str]) -> dict[str, str]:
+async def _ask(server: Server, script: LuaScript, streams: dict[str, str]) -> dict[str, str]:
     """Run a script that answers per stream, in as few calls as the server's topology allows."""
     if not streams:
         return {}

@@ -27,7 +27,7 @@ from typing import Literal
 import msgspec
 
 from tokenbus.core.prefill.calls import OpenCall, call_id
-from tokenbus.core.prefill.tag_scanner import BLANKS, Marks, Tag, attribute, both, marks, plain
+from tokenbus.core.prefill.tag_scanner import BLANKS, Tag, TagMarks, attribute, both, marks, plain
 from tokenbus.core.stop_strings import Stops, stops
 from tokenbus.errors import TooLarge
 from tokenbus.events.frames import TextReading
@@ -263,7 +263,7 @@ class TextReader(msgspec.Struct):
 
     # --- tags -----------------------------------------------------------------------------------------------
 
-    def _marks(self) -> Marks:
+    def _marks(self) -> TagMarks:
         """The tags that are markup at the current place."""
         match self.place:
             case "top":

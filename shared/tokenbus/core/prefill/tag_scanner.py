@@ -57,7 +57,7 @@ class Tag:
         self.closes: str = found[4] or ""
 
 
-class Marks:
+class TagMarks:
     """The tags that are markup at one place of the grammar; anything else there is content."""
 
     def __init__(self, opens: Iterable[str], closes: Iterable[str]) -> None:
@@ -87,9 +87,9 @@ class Marks:
 
 
 @lru_cache(256)
-def marks(opens: tuple[str, ...], closes: tuple[str, ...]) -> Marks:
+def marks(opens: tuple[str, ...], closes: tuple[str, ...]) -> TagMarks:
     """The marks for these spellings (cached)."""
-    return Marks(opens, closes)
+    return TagMarks(opens, closes)
 
 
 def _any_of(names: Iterable[str]) -> str:

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from tokenbus.events.frames import Decision, ToolWork, TurnWork
+from tokenbus.events.frames import RecordedDecision, ToolWork, TurnWork
 from tokenbus.events.public import PublicEvent
 from tokenbus.events.requests import Message
 
@@ -49,7 +49,7 @@ class Decide(msgspec.Struct, frozen=True):
     number: int
     turn: int
     attempt: int
-    decision: Decision
+    decision: RecordedDecision
 
 
 class ReleaseFromPolicies(msgspec.Struct, frozen=True):

@@ -37,11 +37,11 @@ from tokenbus.events.frames import (
     BusEvent,
     CancelRequested,
     DeadlinePassed,
-    Decision,
     EventFrame,
     PolicyPlan,
     PolicyVerdict,
     PolicyVerdicts,
+    RecordedDecision,
     Rejected,
 )
 from tokenbus.events.public import (
@@ -236,7 +236,7 @@ class GatedRun:
                 return
         self._continue_if_judged()
 
-    def _decide(self, decisions: list[Decision]) -> None:
+    def _decide(self, decisions: list[RecordedDecision]) -> None:
         gate = self._gate
         for decision in decisions:
             if decision.action == "block" and decision.tool_id:
@@ -278,10 +278,10 @@ class GatedRun:
         names = ", ".join(self._plan.names)
         if self._plan.on_error == "block":
             error = ErrorInfo(code=UNJUDGED, kind="timeout", message=problem, retryable=True, where=names)
-            self._decide([Decision(names, "error", f"{problem}: it ends")])
+            self._decide([RecordedDecision(names, "error", f"{problem}: it ends")])
             self._stop(RunFailedEvent, problem, finish="error", error=error)
             return
-        self._decide([Decision(names, "error", f"{problem}: the run continues without it")])
+        self._decide([RecordedDecision(names, "error", f"{problem}: the run continues without it")])
         gate.bypassed, gate.unsent_drafts = True, []
         self.effects.append(ReleaseFromPolicies())
         gate.deferred_parts = []

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from tokenbus.core.prefill.turn import TurnText
-from tokenbus.core.run.blocks.block_table import BlockTable, ToolCall
+from tokenbus.core.run.blocks.block_table import BlockTable, CompleteCall
 from tokenbus.core.run.blocks.opaque import OpaqueTracker
 from tokenbus.core.run.continuation import Seam
 from tokenbus.core.run.gate.policy_gate import PolicyGate
@@ -21,14 +21,14 @@ from tokenbus.events.usage import Usage
 class PendingCall(msgspec.Struct, rename={"published": "told", "changed": "ruled"}):
     """A tool call that was handed out, and its result once it has arrived."""
 
-    call: ToolCall
+    call: CompleteCall
     result: ToolReturned | None = None
     published: bool = False
-    changed: ToolCall | None = None
+    changed: CompleteCall | None = None
     """The call as policies changed it, if they did."""
 
     @property
-    def runs(self) -> ToolCall:
+    def runs(self) -> CompleteCall:
         """The call as executed and published."""
         return self.changed or self.call
 

@@ -4,7 +4,7 @@ run's output does not depend on which tool is faster.
 
 from __future__ import annotations
 
-from tokenbus.core.run.blocks.block_table import ToolCall
+from tokenbus.core.run.blocks.block_table import CompleteCall
 from tokenbus.core.run.blocks.public_blocks import write_result
 from tokenbus.core.run.gate.tool_verdicts import ToolVerdicts
 from tokenbus.core.run.outbox import Outbox
@@ -101,7 +101,7 @@ def answer_open_calls(s: RunState, out: Outbox, why: str) -> None:
             _publish(s, out, pending.runs, pending.result or ToolReturned(pending.call.block, why, is_error=True))
 
 
-def _result_part(call: ToolCall, result: ToolReturned) -> ToolResultPart:
+def _result_part(call: CompleteCall, result: ToolReturned) -> ToolResultPart:
     """The result for the model, with the images that the model can see."""
     images = [ImagePart(source=source) for image in result.images if (source := _source(image))]
     text = [TextPart(text=result.content)] if result.content else []
@@ -118,7 +118,7 @@ def _source(image: ResultImage) -> Base64Source | BlobSource | None:
     return None
 
 
-def _refused(s: RunState, call: ToolCall) -> ToolReturned | None:
+def _refused(s: RunState, call: CompleteCall) -> ToolReturned | None:
     if call.problem:
         return ToolReturned(call.block, call.problem, is_error=True)
     if call.name in s.accepted.tools:
@@ -126,7 +126,7 @@ def _refused(s: RunState, call: ToolCall) -> ToolReturned | None:
     return ToolReturned(call.block, f"there is no tool {call.name!r} here", is_error=True)
 
 
-def _publish(s: RunState, out: Outbox, call: ToolCall, result: ToolReturned) -> None:
+def _publish(s: RunState, out: Outbox, call: CompleteCall, result: ToolReturned) -> None:
     block = s.blocks.next_number
     s.blocks.next_number += 1
     write_result(

@@ -76,7 +76,7 @@ class DeadlinePassed(msgspec.Struct, frozen=True, array_like=True, tag="overdue"
 PolicyAction = Literal["block", "replace", "terminate", "error"]
 
 
-class Decision(msgspec.Struct, frozen=True, array_like=True):
+class RecordedDecision(msgspec.Struct, frozen=True, array_like=True):
     """A policy's decision on a block or on the run."""
 
     policy: str
@@ -105,7 +105,7 @@ class PolicyVerdict(msgspec.Struct, frozen=True, array_like=True):
     """Names of the draft's further parts, still to come."""
     events: list[PublicEvent] = []
     """The released output. `seq` is not set, and `block` is numbered by the teller."""
-    decisions: list[Decision] = []
+    decisions: list[RecordedDecision] = []
     ends: str | None = None
     """A policy ends the run after this, for this reason."""
 

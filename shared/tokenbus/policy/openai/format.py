@@ -16,7 +16,7 @@ import msgspec
 from tokenbus.errors import Malformed
 from tokenbus.policy.openai.chunk_access import CHUNK, as_dict, calls_of, field, is_chunk, like, string
 from tokenbus.policy.openai.writer import OpenAIWriter
-from tokenbus.policy.stream_format import Began, Change, Ended, Finished, Grew, Named, Piece
+from tokenbus.policy.stream_format import BlockBegan, BlockEnded, BlockGrew, CallNamed, Change, Piece, StreamFinished
 
 
 class OpenAIChunks:
@@ -82,7 +82,7 @@ class OpenAIReader:
 
     def __init__(self) -> None:
         self._numbers = 0
-        self._current: Began | None = None
+        self._current: BlockBegan | None = None
         """The block being written."""
         self._over: set[int] = set()
         """Indices of complete calls."""
@@ -120,15 +120,15 @@ class OpenAIReader:
             if step := self._call(place, call):
                 steps.append(step)
         if reason := string(choice, "finish_reason", "choice"):
-            steps.append(_Step("finish", None, [*self._end(), Finished(reason)]))
+            steps.append(_Step("finish", None, [*self._end(), StreamFinished(reason)]))
         return steps
 
     def _text(self, content: str) -> _Step:
         changes: list[Change] = []
         if self._current is None or self._current.kind != "text":
-            changes += self._begin(Began(self._numbers, "text"))
+            changes += self._begin(BlockBegan(self._numbers, "text"))
         number = self._numbers - 1
-        return _Step("content", number, [*changes, Grew(number, content)])
+        return _Step("content", number, [*changes, BlockGrew(number, content)])
 
     def _call(self, place: int, call: Any) -> _Step | None:
         where = f"tool_calls[{place}]"
@@ -147,22 +147,22 @@ class OpenAIReader:
         elif index in self._over and not call_id:
             raise Malformed(CHUNK, f"{where}: more of call {index}, which another block had ended")
         else:
-            changes += self._begin(Began(self._numbers, "tool_call", call_id, name, index))
+            changes += self._begin(BlockBegan(self._numbers, "tool_call", call_id, name, index))
         number = self._numbers - 1
         if arguments:
-            changes.append(Grew(number, arguments))
+            changes.append(BlockGrew(number, arguments))
         return _Step(str(place), number, changes)
 
-    def _named(self, current: Began, call_id: str, name: str, where: str) -> list[Change]:
+    def _named(self, current: BlockBegan, call_id: str, name: str, where: str) -> list[Change]:
         if name and current.name and name != current.name:
             raise Malformed(CHUNK, f"{where}: a call of {current.name!r} that becomes one of {name!r}")
         known = msgspec.structs.replace(current, id=current.id or call_id, name=current.name or name)
         if known == current:
             return []
         self._current = known
-        return [Named(known.number, known.id, known.name)]
+        return [CallNamed(known.number, known.id, known.name)]
 
-    def _begin(self, block: Began) -> list[Change]:
+    def _begin(self, block: BlockBegan) -> list[Change]:
         ended = self._end()
         self._current = block
         self._numbers += 1
@@ -174,7 +174,7 @@ class OpenAIReader:
             return []
         if current.kind == "tool_call":
             self._over.add(current.index)
-        return [Ended(current.number)]
+        return [BlockEnded(current.number)]
 
 
 def _choice(chunk: Any) -> Any:

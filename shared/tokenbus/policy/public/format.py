@@ -22,7 +22,7 @@ from tokenbus.events.public import (
     Retrying,
 )
 from tokenbus.policy.public.writer import PublicWriter
-from tokenbus.policy.stream_format import Began, Change, Ended, Finished, Grew, Piece, Voided
+from tokenbus.policy.stream_format import BlockBegan, BlockEnded, BlockGrew, BlocksVoided, Change, Piece, StreamFinished
 
 OfBlock = BlockStarted | Chunk | ImagePreview | BlockComplete
 """Events that are part of a block."""
@@ -95,18 +95,18 @@ class PublicReader:
             case Chunk():
                 changes = self._seen(chunk)
                 if chunk.text and chunk.tool_call_part in (None, "input"):
-                    changes.append(Grew(chunk.block, chunk.text))
+                    changes.append(BlockGrew(chunk.block, chunk.text))
             case BlockComplete():
                 if chunk.block not in self._known and (content := chunk.content or chunk.arguments):
                     return [*self.read(_whole(chunk, content)), *self.read(chunk)]
                 changes = self._seen(chunk)
-                changes.append(Ended(chunk.block, cut=bool(chunk.cut)))
+                changes.append(BlockEnded(chunk.block, cut=bool(chunk.cut)))
             case Retrying() | Restarted():
                 self._known = {number for number in self._known if number < chunk.drop_from}
-                changes.append(Voided(chunk.drop_from))
+                changes.append(BlocksVoided(chunk.drop_from))
                 waits = True
             case _ if isinstance(chunk, TERMINAL):
-                changes.append(Finished(chunk.finish))
+                changes.append(StreamFinished(chunk.finish))
                 waits = True
             case _:
                 waits = True
@@ -118,9 +118,9 @@ class PublicReader:
             return []
         self._known.add(event.block)
         if isinstance(event, ImagePreview) or event.kind != "tool_call":
-            return [Began(event.block, event.kind)]
+            return [BlockBegan(event.block, event.kind)]
         self._calls += 1
-        return [Began(event.block, "tool_call", event.tool_id or "", event.tool_name or "", self._calls - 1)]
+        return [BlockBegan(event.block, "tool_call", event.tool_id or "", event.tool_name or "", self._calls - 1)]
 
 
 def _whole(end: BlockComplete, content: str) -> Chunk:

@@ -18,7 +18,7 @@ from tokenbus.events.normalized import (
     ToolCallStart,
 )
 from tokenbus.providers.anthropic import wire
-from tokenbus.providers.anthropic.stream_blocks import EmittedBlock, OpenBlock, fields_of, further_fields
+from tokenbus.providers.anthropic.stream_blocks import EmittedBlock, StreamedBlock, fields_of, further_fields
 from tokenbus.providers.response.decoder import MAX_OPEN_BLOCKS, ResponseDecoder
 from tokenbus.providers.response.json_decode import is_null, tag_of, text_of
 
@@ -26,7 +26,7 @@ from tokenbus.providers.response.json_decode import is_null, tag_of, text_of
 class BlockDecoder(ResponseDecoder, kw_only=True, rename={"emitted": "told"}):
     """Emits what blocks bring. The subclass decodes the message around them."""
 
-    blocks: dict[int, OpenBlock] = msgspec.field(default_factory=dict[int, OpenBlock])
+    blocks: dict[int, StreamedBlock] = msgspec.field(default_factory=dict[int, StreamedBlock])
     """Open blocks by the provider's index."""
     last_index: int = -1
     last_ordinal: int = -1
@@ -49,7 +49,7 @@ class BlockDecoder(ResponseDecoder, kw_only=True, rename={"emitted": "told"}):
         if len(self.blocks) >= MAX_OPEN_BLOCKS:
             raise TooLarge("open blocks", len(self.blocks) + 1, MAX_OPEN_BLOCKS, unit="blocks")
         if isinstance(parsed, wire.TextBlock):
-            self.blocks[index] = block = OpenBlock("text", whole=whole)
+            self.blocks[index] = block = StreamedBlock("text", whole=whole)
             self._begin_with(block, parsed.text or "" if text is None else text, out)
             for citation in parsed.citations or []:
                 self._cite(block, citation, out)
@@ -57,25 +57,25 @@ class BlockDecoder(ResponseDecoder, kw_only=True, rename={"emitted": "told"}):
         ordinal = self._take_ordinal()
         match parsed:
             case wire.ThinkingBlock():
-                self.blocks[index] = block = OpenBlock("thinking", ordinal, whole)
+                self.blocks[index] = block = StreamedBlock("thinking", ordinal, whole)
                 out.append(BlockStart(ordinal, "thinking"))
                 self._begin_with(block, parsed.thinking or "" if text is None else text, out)
                 if parsed.signature:
                     out.append(Opaque(ordinal, "signature", parsed.signature))
             case wire.RedactedBlock():
-                self.blocks[index] = OpenBlock("thinking", ordinal, whole)
+                self.blocks[index] = StreamedBlock("thinking", ordinal, whole)
                 out.append(BlockStart(ordinal, "thinking"))
                 out.append(Opaque(ordinal, "redacted", parsed.data))
             case wire.ToolUseBlock():
                 if not parsed.name:
                     raise Malformed("content_block_start", "tool_use has no name")
                 prefilled = "" if is_null(parsed.input) else text_of(parsed.input)
-                self.blocks[index] = OpenBlock("tool", ordinal, whole, parsed.id, prefilled=prefilled)
+                self.blocks[index] = StreamedBlock("tool", ordinal, whole, parsed.id, prefilled=prefilled)
                 out.append(ToolCallStart(ordinal, parsed.id or f"call_{ordinal}", parsed.name, derived=not parsed.id))
                 if fields := further_fields(data):
                     out.append(Opaque(ordinal, "fields", fields))
             case wire.Unknown():
-                self.blocks[index] = block = OpenBlock("item", ordinal, whole, name=parsed.type, item=data.decode())
+                self.blocks[index] = block = StreamedBlock("item", ordinal, whole, name=parsed.type, item=data.decode())
                 self._hold_for(block, len(data))
 
     def _continues_block(self, index: int, parsed: wire.Block | wire.Unknown, out: list[Normalized]) -> bool:
@@ -106,13 +106,13 @@ class BlockDecoder(ResponseDecoder, kw_only=True, rename={"emitted": "told"}):
                 return False
         return True
 
-    def _begin_with(self, block: OpenBlock, text: str, out: list[Normalized]) -> None:
+    def _begin_with(self, block: StreamedBlock, text: str, out: list[Normalized]) -> None:
         """Emit the text in a block's start."""
         self._text(block, text, out)
         block.begun = text
         self._hold_for(block, len(text))
 
-    def _repeat_start(self, block: OpenBlock, text: str, out: list[Normalized]) -> None:
+    def _repeat_start(self, block: StreamedBlock, text: str, out: list[Normalized]) -> None:
         """Handle a second start of the same block, which may have more text."""
         if new := block.emitted.rest(text):
             self._text(block, new, out)
@@ -182,14 +182,14 @@ class BlockDecoder(ResponseDecoder, kw_only=True, rename={"emitted": "told"}):
         self.emitted.append(EmittedBlock(block.kind, block.tool_id, block.emitted))
         self.last_index, self.last_ordinal = index, block.shown
 
-    def _text(self, block: OpenBlock, text: str, out: list[Normalized]) -> None:
+    def _text(self, block: StreamedBlock, text: str, out: list[Normalized]) -> None:
         if text:
             self._open_text(block, out)
             block.emitted.add(text)
             delta = TextDelta if block.kind == "text" else ThinkingDelta
             out.append(delta(block.ordinal, text))
 
-    def _cite(self, block: OpenBlock, citation: msgspec.Raw, out: list[Normalized]) -> None:
+    def _cite(self, block: StreamedBlock, citation: msgspec.Raw, out: list[Normalized]) -> None:
         """Emit a citation at once, and keep it to send back with its block."""
         json = text_of(citation)
         self._hold_for(block, len(json))
@@ -197,13 +197,13 @@ class BlockDecoder(ResponseDecoder, kw_only=True, rename={"emitted": "told"}):
         self._open_text(block, out)
         self._extra("citation", json, out, block.ordinal)
 
-    def _open_text(self, block: OpenBlock, out: list[Normalized]) -> None:
+    def _open_text(self, block: StreamedBlock, out: list[Normalized]) -> None:
         """Emit the start of a text block with its first content."""
         if block.ordinal < 0:
             block.ordinal = self._take_ordinal()
             out.append(BlockStart(block.ordinal, "text"))
 
-    def _hold_for(self, block: OpenBlock, size: int) -> None:
+    def _hold_for(self, block: StreamedBlock, size: int) -> None:
         size += 64  # approximate memory overhead of a small piece
         block.held += size
         self._hold(size)

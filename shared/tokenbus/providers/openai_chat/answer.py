@@ -22,7 +22,7 @@ from tokenbus.events.normalized import (
     ToolCallStart,
 )
 from tokenbus.providers.openai_chat import wire
-from tokenbus.providers.openai_chat.calls import Call, CallTable
+from tokenbus.providers.openai_chat.calls import CallTable, ReceivedCall
 from tokenbus.providers.openai_chat.repeated_thinking import RepeatedThinking
 from tokenbus.providers.response.decoder import ResponseDecoder
 from tokenbus.providers.response.json_decode import is_null, read, text_of
@@ -130,7 +130,7 @@ class AnswerDecoder(ResponseDecoder, kw_only=True):
                 break
             self._end_call(call, out)
 
-    def _end_call(self, call: Call, out: list[Normalized]) -> None:
+    def _end_call(self, call: ReceivedCall, out: list[Normalized]) -> None:
         if call.extra_content:
             out.append(Opaque(call.ordinal, "extra_content", call.extra_content))
         out.append(ToolCallDone(call.ordinal))

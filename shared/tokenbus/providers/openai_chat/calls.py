@@ -47,7 +47,7 @@ class ObjectEnd(msgspec.Struct):
                     self.closed = self.closed or (self.depth == 0 and found[0] == "}")
 
 
-class Call(msgspec.Struct, rename={"emitted": "told"}):
+class ReceivedCall(msgspec.Struct, rename={"emitted": "told"}):
     """A tool call being received. It starts, and gets its ordinal, once its name is known."""
 
     ordinal: int = -1
@@ -75,12 +75,12 @@ class Call(msgspec.Struct, rename={"emitted": "told"}):
 class CallTable(msgspec.Struct):
     """The calls of one response, in order of appearance."""
 
-    calls: list[Call] = []
+    calls: list[ReceivedCall] = []
     by_index: dict[int, int] = {}
     listed: bool = False
     """Calls came in `tool_calls`; a `function_call` is one of them."""
 
-    def find(self, delta: CallDelta, name: str) -> Call:
+    def find(self, delta: CallDelta, name: str) -> ReceivedCall:
         """Return the call of this piece, adding it if it is new. Raises TooLarge if there are too many."""
         tool_id = delta.id or ""
         at = self._position(delta.index, tool_id, name)
@@ -90,7 +90,7 @@ class CallTable(msgspec.Struct):
             self.by_index[delta.index] = at
         return self._known(at, tool_id, name)
 
-    def find_whole(self, place: int, delta: CallDelta, name: str) -> Call:
+    def find_whole(self, place: int, delta: CallDelta, name: str) -> ReceivedCall:
         """Return the call at this position of the final message, matched by id or else by position. Raises TooLarge."""
         tool_id = delta.id or ""
         at = next((at for at, call in enumerate(self.calls) if tool_id and call.tool_id == tool_id), None)
@@ -101,10 +101,10 @@ class CallTable(msgspec.Struct):
     def _add(self) -> int:
         if len(self.calls) >= MAX_OPEN_BLOCKS:
             raise TooLarge("open blocks", len(self.calls) + 1, MAX_OPEN_BLOCKS, unit="blocks")
-        self.calls.append(Call())
+        self.calls.append(ReceivedCall())
         return len(self.calls) - 1
 
-    def _known(self, at: int, tool_id: str, name: str) -> Call:
+    def _known(self, at: int, tool_id: str, name: str) -> ReceivedCall:
         call = self.calls[at]
         call.tool_id = call.tool_id or tool_id
         call.name = call.name or name

@@ -16,7 +16,7 @@ from tokenbus.events.normalized import (
     ThinkingDelta,
 )
 from tokenbus.providers.openai_responses import wire
-from tokenbus.providers.openai_responses.items import Item, Part, further_fields, is_raw, texts_of
+from tokenbus.providers.openai_responses.items import StreamedItem, StreamedPart, further_fields, is_raw, texts_of
 from tokenbus.providers.response.decoder import ResponseDecoder
 from tokenbus.providers.response.json_decode import text_of
 from tokenbus.providers.response.repeats import not_emitted
@@ -30,7 +30,7 @@ class ContentDecoder(ResponseDecoder, kw_only=True):
     next_ordinal: int = 0
     refused: bool = False
 
-    def _emit_text(self, item: Item, key: str, kind: OpenKind, text: str, out: list[Normalized]) -> None:
+    def _emit_text(self, item: StreamedItem, key: str, kind: OpenKind, text: str, out: list[Normalized]) -> None:
         """Emit a piece of a part. If both summary and raw reasoning exist, the second is held back: often the texts are
         equal.
         """
@@ -42,7 +42,7 @@ class ContentDecoder(ResponseDecoder, kw_only=True):
             part.emitted.add(text)
             out.append(TextDelta(part.ordinal, text) if kind == "text" else ThinkingDelta(part.ordinal, text))
 
-    def _refuse(self, item: Item, key: str, text: str, out: list[Normalized]) -> None:
+    def _refuse(self, item: StreamedItem, key: str, text: str, out: list[Normalized]) -> None:
         if text:
             self.refused = True
             part = self._part(item, key, "text", out)
@@ -50,7 +50,7 @@ class ContentDecoder(ResponseDecoder, kw_only=True):
             out.append(RefusalDelta(part.ordinal, text))
 
     def _end_part(
-        self, item: Item, key: str, kind: OpenKind, whole: str, out: list[Normalized], *, refusal: bool = False
+        self, item: StreamedItem, key: str, kind: OpenKind, whole: str, out: list[Normalized], *, refusal: bool = False
     ) -> None:
         """Process the end of a part with its full text. Deltas already brought it; if they lack the end, the item's end
         adds it.
@@ -68,10 +68,10 @@ class ContentDecoder(ResponseDecoder, kw_only=True):
         if part := part or item.open_part(key):
             part.ended_as = key
 
-    def _is_beside(self, item: Item, key: str) -> bool:
+    def _is_beside(self, item: StreamedItem, key: str) -> bool:
         return item.kind == "reasoning" and bool(item.parts) and is_raw(item.parts[0].key) != is_raw(key)
 
-    def _cite(self, item: Item, key: str, citation: msgspec.Raw, out: list[Normalized]) -> None:
+    def _cite(self, item: StreamedItem, key: str, citation: msgspec.Raw, out: list[Normalized]) -> None:
         """Emit a citation at once, and keep it to send back with its block."""
         json = text_of(citation)
         self._hold_for(item, len(json) + 64)
@@ -80,7 +80,7 @@ class ContentDecoder(ResponseDecoder, kw_only=True):
         part.cited = True
         self._extra("annotation", json, out, part.ordinal)
 
-    def _end_content(self, item: Item, parsed: wire.Item, data: bytes, out: list[Normalized]) -> None:
+    def _end_content(self, item: StreamedItem, parsed: wire.Item, data: bytes, out: list[Normalized]) -> None:
         self._emit_remaining(item, parsed, out)
         self._emit_alternate(item, out)
         if item.kind == "reasoning" and parsed.encrypted_content:
@@ -88,7 +88,7 @@ class ContentDecoder(ResponseDecoder, kw_only=True):
         self._send_back(item, parsed, further_fields(parsed.type, data), out)
         self._close_parts(item, out)
 
-    def _emit_remaining(self, item: Item, parsed: wire.Item, out: list[Normalized]) -> None:
+    def _emit_remaining(self, item: StreamedItem, parsed: wire.Item, out: list[Normalized]) -> None:
         """Emit the parts of an item's final form that are still missing."""
         texts = texts_of(parsed)
         self.refused = self.refused or any(part.refusal for *_, part in texts)
@@ -107,7 +107,7 @@ class ContentDecoder(ResponseDecoder, kw_only=True):
             for citation in part.annotations or () if rest == whole else ():
                 self._cite(item, at, citation, out)
 
-    def _emit_alternate(self, item: Item, out: list[Normalized]) -> None:
+    def _emit_alternate(self, item: StreamedItem, out: list[Normalized]) -> None:
         """Emit the reasoning that was held back (summary or raw), unless it repeats what was emitted."""
         whole = [(key, "".join(pieces)) for key, pieces in item.beside.items()]
         emitted = [part.emitted for part in item.parts]
@@ -120,7 +120,7 @@ class ContentDecoder(ResponseDecoder, kw_only=True):
                 part.emitted.add(text)
                 out.append(ThinkingDelta(part.ordinal, text))
 
-    def _send_back(self, item: Item, parsed: wire.Item, more: str, out: list[Normalized]) -> None:
+    def _send_back(self, item: StreamedItem, parsed: wire.Item, more: str, out: list[Normalized]) -> None:
         """Emit the data to send back with an item's open blocks, before they end."""
         empty = item.kind == "reasoning" and not item.parts
         for block in [item.ordinal] if empty else [item.parts[at].ordinal for at in item.open.values()]:
@@ -129,7 +129,7 @@ class ContentDecoder(ResponseDecoder, kw_only=True):
             if more:
                 out.append(Opaque(block, "fields", more))
 
-    def _emit_late(self, item: Item, parsed: wire.Item, data: bytes, out: list[Normalized]) -> None:
+    def _emit_late(self, item: StreamedItem, parsed: wire.Item, data: bytes, out: list[Normalized]) -> None:
         """Process a repetition of an ended item. Missing content becomes a new block."""
         if item.kind in ("message", "reasoning"):
             self._emit_remaining(item, parsed, out)
@@ -139,7 +139,7 @@ class ContentDecoder(ResponseDecoder, kw_only=True):
             self._hold(-item.held)
             item.held = 0
 
-    def _part(self, item: Item, key: str, kind: OpenKind, out: list[Normalized]) -> Part:
+    def _part(self, item: StreamedItem, key: str, kind: OpenKind, out: list[Normalized]) -> StreamedPart:
         """Return the block of a part, opening it if needed. The first part of a reasoning item uses the item's own
         block.
         """
@@ -147,9 +147,9 @@ class ContentDecoder(ResponseDecoder, kw_only=True):
         if part is not None:
             return part
         if item.kind == "reasoning" and not item.parts and not item.ended:
-            part = Part(item.ordinal, key)
+            part = StreamedPart(item.ordinal, key)
         else:
-            part = Part(self._take_ordinal(), key)
+            part = StreamedPart(self._take_ordinal(), key)
             out.append(BlockStart(part.ordinal, kind))
         if is_raw(key):
             out.append(Opaque(part.ordinal, "fields", _RAW_REASONING))
@@ -158,7 +158,7 @@ class ContentDecoder(ResponseDecoder, kw_only=True):
         item.parts.append(part)
         return part
 
-    def _close_parts(self, item: Item, out: list[Normalized]) -> None:
+    def _close_parts(self, item: StreamedItem, out: list[Normalized]) -> None:
         """End the blocks of a message or reasoning item, including an empty reasoning block."""
         if item.kind == "reasoning" and not item.parts:
             out.append(BlockStop(item.ordinal))
@@ -173,7 +173,7 @@ class ContentDecoder(ResponseDecoder, kw_only=True):
     def _extra(self, name: str, json: str, out: list[Normalized], block: int | None = None) -> None:
         out.append(Extra(f"openai-responses.{name}", json, block))
 
-    def _hold_for(self, item: Item, size: int) -> None:
+    def _hold_for(self, item: StreamedItem, size: int) -> None:
         self._hold(size)
         item.held += size
 

@@ -14,7 +14,7 @@ import msgspec
 
 from tokenbus.errors import TooLarge
 from tokenbus.providers.openai_responses import wire
-from tokenbus.providers.openai_responses.items import Item, ItemKind, ids_of, sort_of
+from tokenbus.providers.openai_responses.items import ItemKind, StreamedItem, ids_of, sort_of
 from tokenbus.providers.response.decoder import MAX_OPEN_BLOCKS
 
 _MAX_COMPARED = 16
@@ -24,7 +24,7 @@ _MAX_COMPARED = 16
 class ItemTable(msgspec.Struct):
     """The items of one response in order of appearance, including those that have ended."""
 
-    items: list[Item] = []
+    items: list[StreamedItem] = []
     by_id: dict[str, int] = {}
     """The latest item with an id, keyed with and without its sort."""
     by_index: dict[int, int] = {}
@@ -34,7 +34,7 @@ class ItemTable(msgspec.Struct):
     open: dict[int, None] = {}
     """Items that have not ended."""
 
-    def add(self, item: Item, index: int | None, ids: list[str]) -> int:
+    def add(self, item: StreamedItem, index: int | None, ids: list[str]) -> int:
         """Add an item. Raises TooLarge if too many are open."""
         if len(self.open) >= MAX_OPEN_BLOCKS:
             raise TooLarge("open blocks", len(self.open) + 1, MAX_OPEN_BLOCKS, unit="blocks")
@@ -101,7 +101,7 @@ class ItemTable(msgspec.Struct):
             found.append(at)
             if at is not None:
                 del left[at]
-        for match in (Item.is_repeat, _has_same_type):
+        for match in (StreamedItem.is_repeat, _has_same_type):
             for index, (kind, item) in enumerate(zip(kinds, parsed, strict=True)):
                 left = others.get(kind, {})
                 looked_at = islice(left, _MAX_COMPARED) if found[index] is None else ()
@@ -119,10 +119,10 @@ class ItemTable(msgspec.Struct):
         return alike[0] if again is None and (len(alike) == 1 or (alike and kind == "call")) else again
 
 
-def _matches_position(item: Item, parsed: wire.Item) -> bool:
+def _matches_position(item: StreamedItem, parsed: wire.Item) -> bool:
     """Whether the item at this position can be this one. Different ids may mean different items."""
     return not (item.ids and ids_of(parsed)) or item.agrees(parsed)
 
 
-def _has_same_type(item: Item, parsed: wire.Item) -> bool:
+def _has_same_type(item: StreamedItem, parsed: wire.Item) -> bool:
     return item.type == parsed.type

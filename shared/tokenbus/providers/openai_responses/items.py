@@ -35,7 +35,7 @@ _MAX_COMPARED = 32
 _encode = msgspec.json.encode
 
 
-class Part(msgspec.Struct, rename={"emitted": "told"}):
+class StreamedPart(msgspec.Struct, rename={"emitted": "told"}):
     """A part of a message or of a reasoning item: one block."""
 
     ordinal: int
@@ -49,7 +49,7 @@ class Part(msgspec.Struct, rename={"emitted": "told"}):
     """The key in the event that ended it; some vendors number differently there."""
 
 
-class Item(msgspec.Struct, rename={"emitted": "told"}):
+class StreamedItem(msgspec.Struct, rename={"emitted": "told"}):
     """The state of an item. For an ended item, only what identifies it."""
 
     type: str
@@ -64,7 +64,7 @@ class Item(msgspec.Struct, rename={"emitted": "told"}):
     """A repeated announcement after its end: of this item, or of another with the same id."""
     ordinal: int = -1
     """call, image, other: its ordinal. reasoning: its first block's. -1: none yet."""
-    parts: list[Part] = []
+    parts: list[StreamedPart] = []
     """message, reasoning: parts with content, in order of appearance."""
     open: dict[str, int] = {}
     """message, reasoning: open blocks by key; they stay open until the item ends."""
@@ -77,7 +77,7 @@ class Item(msgspec.Struct, rename={"emitted": "told"}):
     held: int = 0
     """Bytes buffered until the item's end."""
 
-    def open_part(self, key: str) -> Part | None:
+    def open_part(self, key: str) -> StreamedPart | None:
         """Return the open part with this key."""
         return self.parts[self.open[key]] if key in self.open else None
 
@@ -118,7 +118,7 @@ class Item(msgspec.Struct, rename={"emitted": "told"}):
         texts = [text for _, _, text, _ in texts_of(parsed)]
         return self.has_content and not_emitted([part.emitted for part in self.parts], texts) == [""] * len(texts)
 
-    def part_ended(self, key: str, whole: str) -> Part | None:
+    def part_ended(self, key: str, whole: str) -> StreamedPart | None:
         """Return the part that ends under this key: the one with the key, or else one with equal text."""
         latest = self.parts[-_MAX_COMPARED:]
         for part in latest:

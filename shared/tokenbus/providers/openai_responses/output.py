@@ -21,8 +21,8 @@ from tokenbus.providers.openai_responses import wire
 from tokenbus.providers.openai_responses.content import ContentDecoder
 from tokenbus.providers.openai_responses.item_table import ItemTable
 from tokenbus.providers.openai_responses.items import (
-    Item,
     ItemKind,
+    StreamedItem,
     arguments_of,
     further_fields,
     ids_of,
@@ -64,12 +64,12 @@ class OutputDecoder(ContentDecoder, kw_only=True):
         self._begin_item(index, parsed, kind, out)
 
     def _begin_item(self, index: int | None, parsed: wire.Item, kind: ItemKind, out: list[Normalized]) -> int:
-        at = self._open(index, Item(parsed.type, kind, call_id=parsed.call_id or ""), ids_of(parsed), out)
+        at = self._open(index, StreamedItem(parsed.type, kind, call_id=parsed.call_id or ""), ids_of(parsed), out)
         if kind == "call":
             self._begin_call(self.table.items[at], parsed, out)
         return at
 
-    def _open(self, index: int | None, item: Item, ids: list[str], out: list[Normalized]) -> int:
+    def _open(self, index: int | None, item: StreamedItem, ids: list[str], out: list[Normalized]) -> int:
         at = self.table.add(item, index, ids)
         if item.kind in ("reasoning", "image", "other"):
             item.ordinal = self._take_ordinal()
@@ -141,7 +141,7 @@ class OutputDecoder(ContentDecoder, kw_only=True):
 
     # --- messages and reasoning -------------------------------------------------------------------------------
 
-    def _content_item(self, parsed: wire.ItemEvent, kind: OpenKind, out: list[Normalized]) -> Item:
+    def _content_item(self, parsed: wire.ItemEvent, kind: OpenKind, out: list[Normalized]) -> StreamedItem:
         """Return the open item of a delta. If it was never announced, create it with the kind the delta implies."""
         wanted: ItemKind = "message" if kind == "text" else "reasoning"
         index = parsed.output_index
@@ -152,14 +152,14 @@ class OutputDecoder(ContentDecoder, kw_only=True):
             there = None if index is None else self.table.by_index.get(index)
             if there is not None and there in self.table.open:
                 raise Malformed("event", f"output_index {index} is a {self.table.items[there].type}, not a {wanted}")
-            at = self._open(index, Item(wanted, wanted), [parsed.item_id] if parsed.item_id else [], out)
+            at = self._open(index, StreamedItem(wanted, wanted), [parsed.item_id] if parsed.item_id else [], out)
         if self.table.items[at].ended:
             raise Malformed("event", f"the {wanted} at output_index {index} has ended")
         return self.table.items[at]
 
     # --- tool calls and images --------------------------------------------------------------------------------
 
-    def _begin_call(self, item: Item, parsed: wire.Item, out: list[Normalized]) -> None:
+    def _begin_call(self, item: StreamedItem, parsed: wire.Item, out: list[Normalized]) -> None:
         """Start the call, if its name is known."""
         if parsed.name:
             item.ordinal, item.name = self._take_ordinal(), parsed.name
@@ -168,7 +168,7 @@ class OutputDecoder(ContentDecoder, kw_only=True):
             out += [ToolCallDelta(item.ordinal, piece) for piece in item.pieces]
             item.pieces = []
 
-    def _call_of(self, parsed: wire.ItemEvent, out: list[Normalized]) -> Item | None:
+    def _call_of(self, parsed: wire.ItemEvent, out: list[Normalized]) -> StreamedItem | None:
         """Return the call of an arguments event; it may have ended. None: they belong to an item emitted when
         complete.
         """
@@ -186,7 +186,7 @@ class OutputDecoder(ContentDecoder, kw_only=True):
             at = self._begin_repeated(at, index, out)
         return self.table.items[at]
 
-    def _emit_arguments(self, item: Item, fragment: str, out: list[Normalized]) -> None:
+    def _emit_arguments(self, item: StreamedItem, fragment: str, out: list[Normalized]) -> None:
         """Emit a fragment of a call's arguments."""
         if fragment:
             item.emitted.add(fragment)
@@ -196,7 +196,7 @@ class OutputDecoder(ContentDecoder, kw_only=True):
                 self._hold_for(item, len(fragment) + 64)
                 item.pieces.append(fragment)
 
-    def _end_call(self, item: Item, parsed: wire.Item, data: bytes, out: list[Normalized]) -> None:
+    def _end_call(self, item: StreamedItem, parsed: wire.Item, data: bytes, out: list[Normalized]) -> None:
         if item.ordinal < 0:
             self._begin_call(item, parsed, out)
         if item.ordinal < 0:
@@ -210,7 +210,7 @@ class OutputDecoder(ContentDecoder, kw_only=True):
             out.append(ToolCallDone(item.ordinal))
             self.calls += 1
 
-    def _end_image(self, item: Item, parsed: wire.Item, data: bytes, out: list[Normalized]) -> None:
+    def _end_image(self, item: StreamedItem, parsed: wire.Item, data: bytes, out: list[Normalized]) -> None:
         """Emit the image, or everything known about it if it is missing."""
         if parsed.result:
             out.append(self._image(item, parsed, parsed.result, final=True))
@@ -220,10 +220,10 @@ class OutputDecoder(ContentDecoder, kw_only=True):
             out.append(Opaque(item.ordinal, "item_id", parsed.id))
         out.append(BlockStop(item.ordinal))
 
-    def _preview(self, item: Item, parsed: wire.PartialImage, out: list[Normalized]) -> None:
+    def _preview(self, item: StreamedItem, parsed: wire.PartialImage, out: list[Normalized]) -> None:
         out.append(self._image(item, parsed, parsed.partial_image_b64, final=False))
 
-    def _image(self, item: Item, parsed: wire.Item | wire.PartialImage, base64: str, *, final: bool) -> Image:
+    def _image(self, item: StreamedItem, parsed: wire.Item | wire.PartialImage, base64: str, *, final: bool) -> Image:
         return Image(
             item.ordinal,
             media_type(parsed.output_format),

@@ -8,12 +8,12 @@ from prometheus_client import CollectorRegistry
 
 from tokenbus.errors import BlobQuotaExceeded
 from tokenbus_services.blobs.metrics import BlobMetrics
-from tokenbus_services.cli.http_probe import Page
+from tokenbus_services.cli.http_probe import ProbedPage
 from tokenbus_services.cli.inspect.blob_facts import BlobFailure, last_failure
 
 
-def page(metrics: BlobMetrics) -> Page:
-    return Page(200, {}, msgspec.json.encode({"service": "blobs", **metrics.health()}))
+def page(metrics: BlobMetrics) -> ProbedPage:
+    return ProbedPage(200, {}, msgspec.json.encode({"service": "blobs", **metrics.health()}))
 
 
 def test_the_last_failure_is_read_with_its_age() -> None:
@@ -26,4 +26,4 @@ def test_the_last_failure_is_read_with_its_age() -> None:
 
 @pytest.mark.parametrize("body", [b"<html>", b"[]", b'{"last_failure": "x"}', b"\xff"])
 def test_a_page_of_something_else_is_no_failure(body: bytes) -> None:
-    assert last_failure(Page(200, {}, body), within_s=600) is None
+    assert last_failure(ProbedPage(200, {}, body), within_s=600) is None

@@ -14,7 +14,7 @@ from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
 from tokenbus_services.cli.inspect.observer import Observer
-from tokenbus_services.cli.inspect.snapshot import Snapshot
+from tokenbus_services.cli.inspect.snapshot import DeploymentSnapshot
 
 KEYS = Keys(prefix="seen", partitions=4)
 
@@ -43,7 +43,7 @@ async def any_server(request: pytest.FixtureRequest, server_url: str, tmp_path: 
             await server.client.delete(KEYS.lease(1, "parser"))
 
 
-async def look(server: Server) -> Snapshot:
+async def look(server: Server) -> DeploymentSnapshot:
     return await Observer(server, KEYS).snapshot()
 
 

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from tests.services.cli.events import Told
 from tokenbus.events.public import ImageRef, PublicEvent
-from tokenbus_services.cli.render.live_view import Block, LiveBlocks, Screen, panel
+from tokenbus_services.cli.render.live_view import LiveBlocks, Screen, ShownBlock, panel
 
 
 def on_screen(*events: PublicEvent, many_runs: bool = False, height: int = 24) -> str:
@@ -29,7 +29,7 @@ def test_a_block_grows_while_it_is_open_and_is_done_once_complete():
     [growing] = fold.open
     assert growing.text == "Hello"
     [done] = fold.feed(told.block(0, "text", content="Hello"))
-    assert isinstance(done, Block)
+    assert isinstance(done, ShownBlock)
     assert (done.kind, done.text) == ("text", "Hello")
     assert fold.open == ()
 
@@ -53,7 +53,7 @@ def test_an_image_shows_how_far_it_is_and_then_where_it_lies():
     assert fold.feed(told.preview(0, 1, ImageRef(media_type="image/png", size="8x8", size_bytes=2048))) == []
     assert [block.text for block in fold.open] == ["preview 1: image/png 8x8 2.0 KB"]
     [done] = fold.feed(told.block(0, "image", image=ImageRef(media_type="image/png", blob_id="sha256:1")))
-    assert isinstance(done, Block)
+    assert isinstance(done, ShownBlock)
     assert (done.kind, done.text) == ("image", "image/png sha256:1")
 
 
@@ -62,9 +62,9 @@ def test_blocks_of_a_lost_attempt_are_void():
     fold.feed(told.chunk(0, "kept"))
     fold.feed(told.chunk(1, "lost"))
     [void, event] = fold.feed(told.restarted(1))
-    assert isinstance(void, Block)
+    assert isinstance(void, ShownBlock)
     assert (void.text, void.void) == ("lost", True)
-    assert not isinstance(event, Block)
+    assert not isinstance(event, ShownBlock)
     assert [block.text for block in fold.open] == ["kept"]
 
 
@@ -73,7 +73,7 @@ def test_the_end_of_a_run_leaves_none_of_its_blocks_open():
     fold.feed(one.chunk(0, "a"))
     fold.feed(two.chunk(0, "b"))
     [cut, _] = fold.feed(one.failed())
-    assert isinstance(cut, Block)
+    assert isinstance(cut, ShownBlock)
     assert cut.text == "a"
     assert [block.run for block in fold.open] == ["two"]
 
@@ -85,7 +85,7 @@ def test_blocks_that_never_end_give_way_to_newer_ones():
     assert fold.feed(runs[1].chunk(0, "b")) == []
     assert fold.feed(runs[0].chunk(0, "c")) == []
     [gone] = fold.feed(runs[2].chunk(0, "d"))
-    assert isinstance(gone, Block)
+    assert isinstance(gone, ShownBlock)
     assert gone.run == "r1", "the one that grew longest ago"
 
 
@@ -133,7 +133,9 @@ def test_markup_in_text_is_text():
 def test_a_live_panel_shows_the_end_of_what_does_not_fit():
     console = Console(file=StringIO(), width=20, color_system=None)
     with console.capture() as capture:
-        console.print(panel(Block("r", 0, "text", "text", [f"line {i}\n" for i in range(50)]), False, last_lines=3))
+        console.print(
+            panel(ShownBlock("r", 0, "text", "text", [f"line {i}\n" for i in range(50)]), False, last_lines=3)
+        )
     shown = capture.get()
     assert "line 49" in shown
     assert "line 46" not in shown

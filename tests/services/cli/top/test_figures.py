@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import msgspec
 
-from tokenbus_services.cli.inspect.snapshot import NodeFacts, PartitionFacts, QueueFacts, Snapshot, StageFacts, rates
+from tokenbus_services.cli.inspect.snapshot import (
+    DeploymentSnapshot,
+    NodeFacts,
+    PartitionFacts,
+    QueueFacts,
+    StageFacts,
+    rates,
+)
 from tokenbus_services.cli.top.figures import Sample, lines
 
 NODE = NodeFacts(name="h:1", memory_bytes=3 * 2**20, memory_limit=0, commands_per_s=7, clients=2, now_ms=1_000)
 
 
-def snapshot(at_ms: int, *, added: int | None, chunks: int | None, done: int) -> Snapshot:
+def snapshot(at_ms: int, *, added: int | None, chunks: int | None, done: int) -> DeploymentSnapshot:
     partition = PartitionFacts(owner="w", lag_bytes=5, lag_entries=1, done_bytes=done, open=2)
     stages = [StageFacts(name=name, workers=["w"], partitions=[partition] * 2) for name in ("normalizer", "parser")]
     queues = [QueueFacts(name=name, workers=["w"], added=added) for name in ("intake", "fetcher", "tools")]
-    return Snapshot(at_ms=at_ms, stages=stages, queues=queues, nodes=[NODE], chunks=chunks, dead=0)
+    return DeploymentSnapshot(at_ms=at_ms, stages=stages, queues=queues, nodes=[NODE], chunks=chunks, dead=0)
 
 
 def test_rates_are_by_the_servers_clock():

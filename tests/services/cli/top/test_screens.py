@@ -13,7 +13,7 @@ from tokenbus.errors import ServerError, ServerTooOld, ServerUnavailable, Settin
 from tokenbus_services.cli.doctor.checks import server_todo
 from tokenbus_services.cli.inspect.blob_facts import BlobFailure
 from tokenbus_services.cli.inspect.provider_facts import FailingModel, SilentModel
-from tokenbus_services.cli.inspect.snapshot import PartitionFacts, QueueFacts, Rates, Snapshot, StageFacts
+from tokenbus_services.cli.inspect.snapshot import DeploymentSnapshot, PartitionFacts, QueueFacts, Rates, StageFacts
 from tokenbus_services.cli.inspect.trouble import Trouble
 from tokenbus_services.cli.top.command import Sample
 from tokenbus_services.cli.top.screen import screen_parts
@@ -68,7 +68,7 @@ def test_top_is_whole_on_a_terminal_of_60_columns() -> None:
     rates = Rates(
         requests=1.0, attempts=1.0, tool_calls=1.0, chunks=1.0, stage_bytes={stage.name: 1e6 for stage in stages}
     )
-    now = Snapshot(at_ms=0, stages=stages, queues=queues, nodes=[], chunks=1, dead=0, gateways=["g"])
+    now = DeploymentSnapshot(at_ms=0, stages=stages, queues=queues, nodes=[], chunks=1, dead=0, gateways=["g"])
     console = Console(width=60, file=io.StringIO(), record=True)
     console.print(Group(*screen_parts(Sample(now, rates, TROUBLE), rows=8, narrow=True)))
     shown = console.export_text()

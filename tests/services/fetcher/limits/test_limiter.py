@@ -9,7 +9,7 @@ from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.scripts.limits import Scope
 from tokenbus.bus.server.server import Server
-from tokenbus_services.fetcher.limits.limiter import Limiter, Refusal, Reservation, ReservationRequest
+from tokenbus_services.fetcher.limits.limiter import Limiter, LimitRefusal, Reservation, ReservationRequest
 
 
 @asynccontextmanager
@@ -39,7 +39,7 @@ async def test_a_fetcher_that_was_taken_for_dead_frees_its_own_place_and_not_its
         await eventually(one_is_left)
         other = await successor.reserve(ReservationRequest("other/1", "", scopes, 0))
         assert isinstance(other, Reservation)
-        assert isinstance(await successor.reserve(ReservationRequest("third/1", "", scopes, 0)), Refusal)
+        assert isinstance(await successor.reserve(ReservationRequest("third/1", "", scopes, 0)), LimitRefusal)
         successor.refund(after, used=0)
         successor.refund(other, used=0)
 

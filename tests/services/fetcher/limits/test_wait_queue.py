@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from tests.waiting import eventually
 from tokenbus.bus.scripts.limits import Scope
-from tokenbus_services.fetcher.limits.limiter import Limiter, Refusal, Reservation, ReservationRequest
+from tokenbus_services.fetcher.limits.limiter import Limiter, LimitRefusal, Reservation, ReservationRequest
 from tokenbus_services.fetcher.limits.wait_queue import FairQueue, WaitedTooLong
 from tokenbus_services.fetcher.metrics import AdmissionMetrics
 from tokenbus_services.runtime.in_flight import NotStarted
@@ -32,14 +32,14 @@ class Server:
         self.answers = asyncio.Event()
         self.answers.set()
 
-    async def reserve(self, ask: ReservationRequest) -> Reservation | Refusal:
+    async def reserve(self, ask: ReservationRequest) -> Reservation | LimitRefusal:
         self.asked.append(ask.call)
         await self.answers.wait()
         if ask.call == self.broken:
             raise RuntimeError("no permission")
         for scope in ask.scopes:
             if scope in self.closed:
-                return Refusal(scope, self.closed[scope])
+                return LimitRefusal(scope, self.closed[scope])
         return Reservation(ask, (0,) * len(ask.scopes))
 
     def refund(self, grant: Reservation, used: int | None) -> None:

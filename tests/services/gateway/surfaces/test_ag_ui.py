@@ -42,10 +42,10 @@ from tokenbus.events.requests import (
     UrlSource,
 )
 from tokenbus_services.gateway.problem import Problem
-from tokenbus_services.gateway.surfaces.ag_ui import AgUi
+from tokenbus_services.gateway.surfaces.ag_ui import AgUiSurface
 from tokenbus_services.gateway.surfaces.ag_ui.encoder import AgUiStream
 
-SURFACE = AgUi()
+SURFACE = AgUiSurface()
 GIVEN: list[dict[str, Any]] = [{"id": "u1", "role": "user", "content": "Hello"}]
 VALID: TypeAdapter[Any] = TypeAdapter(Event)
 """The models of the protocol's own Python package: fields, not order."""

@@ -43,11 +43,11 @@ from tokenbus.events.requests import (
     UrlSource,
 )
 from tokenbus_services.gateway.problem import Problem
-from tokenbus_services.gateway.surfaces.ai_sdk_ui import AiSdkUi
+from tokenbus_services.gateway.surfaces.ai_sdk_ui import AiSdkUiSurface
 from tokenbus_services.gateway.surfaces.ai_sdk_ui.encoder import UiStream
 from tokenbus_services.gateway.surfaces.contract import GatewayNote
 
-SURFACE = AiSdkUi()
+SURFACE = AiSdkUiSurface()
 USER = {"id": "u1", "role": "user", "parts": [{"type": "text", "text": "Hello"}]}
 CUT = n.Cut("connection reset")
 

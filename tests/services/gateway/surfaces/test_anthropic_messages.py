@@ -48,11 +48,11 @@ from tokenbus.events.requests import (
 )
 from tokenbus_services.gateway.problem import Problem
 from tokenbus_services.gateway.surfaces.answering import Echo
-from tokenbus_services.gateway.surfaces.anthropic_messages import AnthropicMessages, models_answer
+from tokenbus_services.gateway.surfaces.anthropic_messages import AnthropicMessagesSurface, models_answer
 from tokenbus_services.gateway.surfaces.anthropic_messages.stream import MessagesStream
-from tokenbus_services.gateway.surfaces.anthropic_messages.whole import WholeMessage
+from tokenbus_services.gateway.surfaces.anthropic_messages.whole import WholeMessageAnswer
 
-SURFACE = AnthropicMessages()
+SURFACE = AnthropicMessagesSurface()
 ECHO = Echo(api="anthropic")
 EPHEMERAL = {"type": "ephemeral"}
 LONG = {"type": "ephemeral", "ttl": "1h"}
@@ -329,7 +329,7 @@ def test_thinking_text_and_a_call_of_the_client_are_told_in_order() -> None:
         "output_tokens": 5,
         "output_tokens_details": {"thinking_tokens": 2},
     }
-    status, whole = answered(WholeMessage("r1", "m", ECHO), log)
+    status, whole = answered(WholeMessageAnswer("r1", "m", ECHO), log)
     assert status == 200
     assert whole["content"] == [
         {"type": "thinking", "thinking": "hm", "signature": "sig"},
@@ -361,7 +361,7 @@ def test_a_run_of_several_turns_is_one_message_without_the_calls_that_the_bus_ra
     message = told(log, Echo(api="anthropic", bus_tools=True))
     assert kinds(message) == ["text", "text"]
     assert (text_in(message), message["stop_reason"]) == ("Let me look. It rains.", "end_turn")
-    _, whole = answered(WholeMessage("r1", "m", Echo(api="anthropic", bus_tools=True)), log)
+    _, whole = answered(WholeMessageAnswer("r1", "m", Echo(api="anthropic", bus_tools=True)), log)
     assert [block["type"] for block in whole["content"]] == ["text", "text"]
 
 
@@ -385,7 +385,7 @@ def test_a_run_that_does_not_complete_ends_in_an_error(end: list[Any], kind: str
     message = told(log)
     assert (message["error"]["type"], message["error"]["code"]) == (kind, code)
     assert message["error"]["message"].startswith(code)
-    status, whole = answered(WholeMessage("r1", "m", ECHO), log)
+    status, whole = answered(WholeMessageAnswer("r1", "m", ECHO), log)
     assert (status >= 400, whole["error"]) == (True, message["error"])
 
 
@@ -411,7 +411,7 @@ def test_every_recorded_stream_is_told_whole(row: Recording) -> None:
         assert bool(message["error"]) == (not isinstance(log[-1], Completed))
     assert text_in(message) == visible_text(log)
     if isinstance(log[-1], Completed):
-        _, whole = answered(WholeMessage("r1", "m", Echo(api=row.api_name)), log)
+        _, whole = answered(WholeMessageAnswer("r1", "m", Echo(api=row.api_name)), log)
         assert text_in(whole) == visible_text(log)
         assert (whole["usage"], whole["stop_reason"]) == (message["usage"], message["stop_reason"])
         thought = "".join(block.get("thinking", "") for block in message["content"])
@@ -428,7 +428,7 @@ def test_any_log_gives_a_valid_message_with_the_visible_text(log: Log) -> None:
 @given(any_log(policies=["restart", "continue", "fail"]))
 def test_any_whole_answer_has_the_visible_text_or_is_an_error(log: Log) -> None:
     if isinstance(log[-1], TERMINAL):
-        status, whole = answered(WholeMessage("r1", "m", ECHO), log)
+        status, whole = answered(WholeMessageAnswer("r1", "m", ECHO), log)
         if isinstance(log[-1], Completed):
             assert text_in(whole) == visible_text(log)
         else:

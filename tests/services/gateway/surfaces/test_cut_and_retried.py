@@ -137,7 +137,7 @@ def _images(case: RecordedLog) -> str:
 
 
 def _durable(case: RecordedLog) -> str:
-    page = protocol.Page(start=0, events=case.log, tail=len(case.log), closed=isinstance(case.log[-1], TERMINAL))
+    page = protocol.LogPage(start=0, events=case.log, tail=len(case.log), closed=isinstance(case.log[-1], TERMINAL))
     stream = protocol.sse_of(page, 1).decode()
     data, control = (event.split("\ndata:")[1] for event in stream.removesuffix("\n\n").split("\n\n"))
     assert data == protocol.body_of(case.log).decode()

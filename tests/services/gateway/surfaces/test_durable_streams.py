@@ -9,12 +9,12 @@ from tests.services.gateway.logs import DONE, log_of, text
 from tokenbus.events.public import UnknownEvent, decode
 from tokenbus_services.gateway.problem import Refusal
 from tokenbus_services.gateway.surfaces.durable_streams import protocol
-from tokenbus_services.gateway.surfaces.durable_streams.protocol import Ask, Page
+from tokenbus_services.gateway.surfaces.durable_streams.protocol import Ask, LogPage
 
 LOG = log_of([*text(0, "Hi"), DONE])
-WHOLE = Page(start=0, events=LOG, tail=len(LOG), closed=True)
-FIRST = Page(start=0, events=LOG[:2], tail=len(LOG), closed=True)
-EMPTY = Page(start=2, events=[], tail=2, closed=False)
+WHOLE = LogPage(start=0, events=LOG, tail=len(LOG), closed=True)
+FIRST = LogPage(start=0, events=LOG[:2], tail=len(LOG), closed=True)
+EMPTY = LogPage(start=2, events=[], tail=2, closed=False)
 
 
 @pytest.mark.parametrize(

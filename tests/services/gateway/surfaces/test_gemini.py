@@ -48,13 +48,13 @@ from tokenbus.events.requests import (
 )
 from tokenbus_services.gateway.problem import Problem
 from tokenbus_services.gateway.surfaces.contract import GatewayRequest
-from tokenbus_services.gateway.surfaces.gemini import Gemini, GeminiArray, model_answer, models_answer
+from tokenbus_services.gateway.surfaces.gemini import GeminiArray, GeminiSurface, model_answer, models_answer
 from tokenbus_services.gateway.surfaces.gemini.answer import GeminiEcho
 from tokenbus_services.gateway.surfaces.gemini.schema import json_schema
 from tokenbus_services.gateway.surfaces.gemini.stream import ArrayStream, EventStream
 from tokenbus_services.gateway.surfaces.gemini.whole import WholeResponse
 
-SURFACE = Gemini()
+SURFACE = GeminiSurface()
 ECHO = GeminiEcho(api="gemini", thoughts=True)
 SIGNATURE = b64encode(b"signed").decode()
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}

@@ -17,16 +17,16 @@ from tokenbus.client.publishing.new_run_id import new_run_id
 from tokenbus.errors import TokenbusError
 from tokenbus_services.gateway.problem import Problem, Refusal, of_exception
 from tokenbus_services.gateway.routes.registry import SURFACES
-from tokenbus_services.gateway.surfaces.ag_ui import AgUi
-from tokenbus_services.gateway.surfaces.ai_sdk_ui import AiSdkUi
-from tokenbus_services.gateway.surfaces.anthropic_messages import AnthropicMessages
+from tokenbus_services.gateway.surfaces.ag_ui import AgUiSurface
+from tokenbus_services.gateway.surfaces.ai_sdk_ui import AiSdkUiSurface
+from tokenbus_services.gateway.surfaces.anthropic_messages import AnthropicMessagesSurface
 from tokenbus_services.gateway.surfaces.contract import Answer, GatewayRequest, Surface
 from tokenbus_services.gateway.surfaces.durable_streams import protocol
-from tokenbus_services.gateway.surfaces.gemini import Gemini
-from tokenbus_services.gateway.surfaces.native import Native
-from tokenbus_services.gateway.surfaces.openai_chat import OpenAIChat
-from tokenbus_services.gateway.surfaces.openai_images.surface import OpenAIImages
-from tokenbus_services.gateway.surfaces.openai_responses.surface import OpenAIResponses
+from tokenbus_services.gateway.surfaces.gemini import GeminiSurface
+from tokenbus_services.gateway.surfaces.native import NativeSurface
+from tokenbus_services.gateway.surfaces.openai_chat import OpenAIChatSurface
+from tokenbus_services.gateway.surfaces.openai_images.surface import OpenAIImagesSurface
+from tokenbus_services.gateway.surfaces.openai_responses.surface import OpenAIResponsesSurface
 
 Json = dict[str, Any]
 LIMIT = 2**20
@@ -231,14 +231,14 @@ NATIVE: Json = {
     "on_failure": "continue",
 }
 PLACES: dict[str, tuple[Surface, Json, dict[str, str]]] = {
-    "openai_chat": (OpenAIChat(), CHAT, {}),
-    "openai_responses": (OpenAIResponses(), RESPONSES, {}),
-    "openai_images": (OpenAIImages(), IMAGES, {}),
-    "anthropic_messages": (AnthropicMessages(), MESSAGES, {}),
-    "gemini": (Gemini(), GEMINI, {"model": "gemini/flash", "method": "streamGenerateContent"}),
-    "ai_sdk_ui": (AiSdkUi(), UI, {}),
-    "ag_ui": (AgUi(), AGUI, {}),
-    "native": (Native(), NATIVE, {}),
+    "openai_chat": (OpenAIChatSurface(), CHAT, {}),
+    "openai_responses": (OpenAIResponsesSurface(), RESPONSES, {}),
+    "openai_images": (OpenAIImagesSurface(), IMAGES, {}),
+    "anthropic_messages": (AnthropicMessagesSurface(), MESSAGES, {}),
+    "gemini": (GeminiSurface(), GEMINI, {"model": "gemini/flash", "method": "streamGenerateContent"}),
+    "ai_sdk_ui": (AiSdkUiSurface(), UI, {}),
+    "ag_ui": (AgUiSurface(), AGUI, {}),
+    "native": (NativeSurface(), NATIVE, {}),
 }
 HEADERS = (
     "x-tokenbus-tools",

@@ -22,9 +22,9 @@ from tokenbus_services.gateway.surfaces.openai_responses.encoder import (
     DONE as LAST,
 )
 from tokenbus_services.gateway.surfaces.openai_responses.encoder import ResponseSoFar, ResponseStream, WholeResponse
-from tokenbus_services.gateway.surfaces.openai_responses.surface import OpenAIResponses
+from tokenbus_services.gateway.surfaces.openai_responses.surface import OpenAIResponsesSurface
 
-SURFACE = OpenAIResponses()
+SURFACE = OpenAIResponsesSurface()
 TOOL = {"type": "function", "name": "f"}
 ALLOWED = rules(tools=frozenset({"weather"}))
 

@@ -11,9 +11,9 @@ from tests.services.gateway.rules import asked, refused, rules, translated
 from tokenbus.core.request.parse import request_from
 from tokenbus.errors import RequestInvalid
 from tokenbus.events.requests import Generate, TextPart, ToolCallPart, ToolChoice, ToolResultPart
-from tokenbus_services.gateway.surfaces.openai_chat import OpenAIChat
+from tokenbus_services.gateway.surfaces.openai_chat import OpenAIChatSurface
 
-SURFACE = OpenAIChat()
+SURFACE = OpenAIChatSurface()
 MESSAGES: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
 
 

@@ -10,9 +10,9 @@ from tests.services.gateway.rules import asked, refused, translated
 from tokenbus.events.requests import ImageOptions, Message
 from tokenbus_services.gateway.models import ModelTable
 from tokenbus_services.gateway.surfaces.contract import TranslationRules
-from tokenbus_services.gateway.surfaces.openai_images.surface import OpenAIImages
+from tokenbus_services.gateway.surfaces.openai_images.surface import OpenAIImagesSurface
 
-SURFACE = OpenAIImages()
+SURFACE = OpenAIImagesSurface()
 
 
 def allowed() -> TranslationRules:

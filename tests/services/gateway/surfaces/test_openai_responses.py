@@ -31,9 +31,9 @@ from tokenbus.events.requests import (
 from tokenbus_services.gateway.problem import Problem
 from tokenbus_services.gateway.surfaces.contract import GatewayNote, GatewayRequest, Translated
 from tokenbus_services.gateway.surfaces.openai_responses.response_object import MAX_ECHO_BYTES
-from tokenbus_services.gateway.surfaces.openai_responses.surface import OpenAIResponses
+from tokenbus_services.gateway.surfaces.openai_responses.surface import OpenAIResponsesSurface
 
-SURFACE = OpenAIResponses()
+SURFACE = OpenAIResponsesSurface()
 Json = dict[str, Any]
 
 

@@ -13,9 +13,9 @@ import pytest
 
 from tokenbus_services.policy_stage.executor import messages
 from tokenbus_services.policy_stage.executor.marking import Marking, current_call
-from tokenbus_services.policy_stage.executor.marks import Call, MarksPage
+from tokenbus_services.policy_stage.executor.marks import MarkedCall, MarksPage
 
-CALL = Call(3, 1, 8)
+CALL = MarkedCall(3, 1, 8)
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_what_takes_memory_is_known_by_its_call(page: MarksPage):
 
 
 def test_steps_of_tasks_that_a_call_started_are_the_calls_and_no_others(page: MarksPage):
-    seen: list[Call | None] = []
+    seen: list[MarkedCall | None] = []
 
     async def look() -> None:
         seen.append(page.read().call)

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from tests.services.tools.conftest import MemoryBlobs, call
 from tests.waiting import eventually
 from tokenbus_services.settings import LimitSettings, McpSettings, McpStdio
-from tokenbus_services.tools.executor import Executor, ToolOutcome
+from tokenbus_services.tools.executor import ToolExecutor, ToolOutcome
 from tokenbus_services.tools.registry import ToolRegistry
 
 SAMPLE = Path(__file__).with_name("sample_server.py")
@@ -58,16 +58,16 @@ Start = Callable[..., Any]
 @pytest.fixture
 async def start(blobs: MemoryBlobs, notes: Notes) -> AsyncIterator[Start]:
     """Opens an executor over servers, given by name; closes it after the test, and looks for processes left."""
-    opened: list[Executor] = []
+    opened: list[ToolExecutor] = []
 
-    async def make(*, limit: int = 1000, message_bytes: int = 2**20, **servers: McpSettings) -> Executor:
+    async def make(*, limit: int = 1000, message_bytes: int = 2**20, **servers: McpSettings) -> ToolExecutor:
         env = {**os.environ, "NOTES": str(notes.path), "SECRET": "very-secret"}
         passed = {
             name: replace(server, env_pass=(*server.env_pass, "NOTES")) if isinstance(server, McpStdio) else server
             for name, server in servers.items()
         }
         registry = ToolRegistry({}, passed, env=env, calls_at_once=8, message_bytes=message_bytes)
-        executor = Executor(registry, LimitSettings(tool_result_bytes=limit), blobs)
+        executor = ToolExecutor(registry, LimitSettings(tool_result_bytes=limit), blobs)
         opened.append(executor)
         await executor.open()
         return executor
@@ -93,6 +93,6 @@ def alive(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] != "Z"
 
 
-async def answer(executor: Executor, name: str, arguments: str = "{}", **changes: Any) -> ToolOutcome:
+async def answer(executor: ToolExecutor, name: str, arguments: str = "{}", **changes: Any) -> ToolOutcome:
     """What the model sees of a call."""
     return await asyncio.wait_for(executor.execute(call(name, arguments, **changes)), 60)

@@ -14,10 +14,10 @@ from tests.services.tools.mcp.conftest import Notes, Start, alive, answer, stdio
 from tests.waiting import eventually
 from tokenbus.events.frames import ToolReported
 from tokenbus_services.settings import McpStdio
-from tokenbus_services.tools.executor import Executor
+from tokenbus_services.tools.executor import ToolExecutor
 
 
-async def works_again(executor: Executor, name: str) -> None:
+async def works_again(executor: ToolExecutor, name: str) -> None:
     async def works() -> bool:
         return not (await answer(executor, name, '{"text": "again"}')).is_error
 

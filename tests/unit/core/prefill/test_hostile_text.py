@@ -10,7 +10,7 @@ import pytest
 from tests.unit.core.prefill.reading import read, reader, regions
 from tests.unit.core.run.script import Story, of_type
 from tokenbus.core.prefill.options import reading_of
-from tokenbus.core.prefill.tag_scanner import MAX_TAG, Marks, Tag
+from tokenbus.core.prefill.tag_scanner import MAX_TAG, Tag, TagMarks
 from tokenbus.core.run.effects import RunTools
 from tokenbus.events import normalized as n
 from tokenbus.events.frames import TextReading
@@ -33,19 +33,19 @@ class Steps:
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
     counted = Steps()
-    find, held_from = Marks.find, Marks.held_from
+    find, held_from = TagMarks.find, TagMarks.held_from
 
-    def counting_find(self: Marks, text: str, start: int) -> Tag | None:
+    def counting_find(self: TagMarks, text: str, start: int) -> Tag | None:
         found = find(self, text, start)
         counted.count += (found.end if found else len(text)) - start
         return found
 
-    def counting_held(self: Marks, text: str, start: int) -> int:
+    def counting_held(self: TagMarks, text: str, start: int) -> int:
         counted.count += min(MAX_TAG, len(text) - start)
         return held_from(self, text, start)
 
-    monkeypatch.setattr(Marks, "find", counting_find)
-    monkeypatch.setattr(Marks, "held_from", counting_held)
+    monkeypatch.setattr(TagMarks, "find", counting_find)
+    monkeypatch.setattr(TagMarks, "held_from", counting_held)
     return counted
 
 

@@ -19,7 +19,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from tokenbus.client.decode import is_end
 from tokenbus.errors import Malformed, TokenbusError
 from tokenbus.events.public import PublicEvent, UnknownEvent
-from tokenbus_services.gateway.audit import FrameAudit, RunUse
+from tokenbus_services.gateway.audit import AuditedRun, FrameAudit
 from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.gateway import response_to
 from tokenbus_services.gateway.keys.door import key_in
@@ -170,7 +170,7 @@ class ChatSocket:
         gateway, surface = self._gateway, self._chats.surface
         opened, translated = await self._chats.begin(caller, asked)
         run, ended = opened.id, False
-        audit.use = use = RunUse(run=run, model=opened.note.model, span=opened.span)
+        audit.use = use = AuditedRun(run=run, model=opened.note.model, span=opened.span)
         self._runs[frame.request_id] = run
         if frame.request_id in self._aborted:  # while it was published
             gateway.runs.cancel_later(run, STOPPED)
@@ -194,7 +194,7 @@ class ChatSocket:
             await self._tell(frames.frame("no-active", frame.request_id))
             return
         self._runs[frame.request_id] = run
-        audit.use = use = RunUse(run=run, model=note.model)
+        audit.use = use = AuditedRun(run=run, model=note.model)
         events = use.watched(self._gateway.runs.follow(run))
         after = -1 if frame.last_sequence is None else frame.last_sequence
         await self._stream(frame.request_id, events, lambda first: surface.encoder(asked, note, run), after=after)

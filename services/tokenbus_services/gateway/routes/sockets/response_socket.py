@@ -19,7 +19,7 @@ from tokenbus.bus.liveness import stop_task
 from tokenbus.client.decode import is_end
 from tokenbus.errors import Malformed, TokenbusError
 from tokenbus.events.public import UnknownEvent
-from tokenbus_services.gateway.audit import FrameAudit, RunUse
+from tokenbus_services.gateway.audit import AuditedRun, FrameAudit
 from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.gateway import Gateway, response_to
 from tokenbus_services.gateway.problem import Problem, Refusal, invalid, of_exception, unsupported
@@ -115,7 +115,7 @@ class ResponseSocket:
         translated = await self._translate(caller, asked)
         runs, door = self._gateway.runs, self._gateway.door
         opened = await runs.publish(door, caller, self._surface, asked, translated)
-        audit.use = use = RunUse(run=opened.id, model=opened.note.model, span=opened.span)
+        audit.use = use = AuditedRun(run=opened.id, model=opened.note.model, span=opened.span)
         encoder = ResponseFrames(opened.note, opened.id)
         ended = False
         try:

@@ -23,7 +23,7 @@ from tokenbus_services.gateway.surfaces.contract import (
 )
 
 
-class AgUi(Surface):
+class AgUiSurface(Surface):
     """Events of an AG-UI agent."""
 
     name: ClassVar[str] = "ag_ui"
@@ -73,7 +73,7 @@ def _conversation(request: GatewayRequest | None) -> list[Json]:
 
 
 class _WholeStream(WholeAnswer):
-    def __init__(self, surface: AgUi, note: GatewayNote, run: str) -> None:
+    def __init__(self, surface: AgUiSurface, note: GatewayNote, run: str) -> None:
         self._encoder = surface.encoder(None, note, run)
         self._out: list[bytes] = []
 
@@ -82,4 +82,4 @@ class _WholeStream(WholeAnswer):
         self._out += self._encoder.feed(event)
         if not isinstance(event, TerminalEvent):
             return None
-        return Answer(status=200, body=b"".join(self._out), media_type=AgUi.media_type)
+        return Answer(status=200, body=b"".join(self._out), media_type=AgUiSurface.media_type)

@@ -22,7 +22,7 @@ from tokenbus_services.gateway.surfaces.contract import (
 )
 
 
-class AiSdkUi(Surface):
+class AiSdkUiSurface(Surface):
     """The AI SDK's UI message stream."""
 
     name: ClassVar[str] = "ai_sdk_ui"
@@ -63,7 +63,7 @@ class AiSdkUi(Surface):
 
 
 class _WholeStream(WholeAnswer):
-    def __init__(self, surface: AiSdkUi, note: GatewayNote, run: str) -> None:
+    def __init__(self, surface: AiSdkUiSurface, note: GatewayNote, run: str) -> None:
         self._encoder = surface.encoder(None, note, run)
         self._out: list[bytes] = []
 
@@ -76,6 +76,6 @@ class _WholeStream(WholeAnswer):
         return Answer(
             status=200,
             body=b"".join(self._out),
-            headers=AiSdkUi.stream_headers,
-            media_type=AiSdkUi.media_type,
+            headers=AiSdkUiSurface.stream_headers,
+            media_type=AiSdkUiSurface.media_type,
         )

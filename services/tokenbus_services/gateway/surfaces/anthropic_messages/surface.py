@@ -11,7 +11,7 @@ from tokenbus_services.gateway.problem import Problem
 from tokenbus_services.gateway.surfaces.answering import read_echo
 from tokenbus_services.gateway.surfaces.anthropic_messages.request import translate
 from tokenbus_services.gateway.surfaces.anthropic_messages.stream import MessagesStream
-from tokenbus_services.gateway.surfaces.anthropic_messages.whole import WholeMessage, refusal
+from tokenbus_services.gateway.surfaces.anthropic_messages.whole import WholeMessageAnswer, refusal
 from tokenbus_services.gateway.surfaces.contract import (
     Answer,
     Encoder,
@@ -27,7 +27,7 @@ _NEVER = "1970-01-01T00:00:00Z"
 """`created_at` of models: the API's own value for an unknown date."""
 
 
-class AnthropicMessages(Surface):
+class AnthropicMessagesSurface(Surface):
     name: ClassVar[str] = "anthropic_messages"
     keep_alive: ClassVar[bytes] = b'event: ping\ndata: {"type": "ping"}\n\n'
 
@@ -38,7 +38,7 @@ class AnthropicMessages(Surface):
         return MessagesStream(run, note.model, read_echo(note.echo))
 
     def whole(self, note: GatewayNote, run: str) -> WholeAnswer:
-        return WholeMessage(run, note.model, read_echo(note.echo))
+        return WholeMessageAnswer(run, note.model, read_echo(note.echo))
 
     def refusal(self, problem: Problem) -> Answer:
         return refusal(problem)

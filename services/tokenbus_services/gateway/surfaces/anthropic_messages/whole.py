@@ -25,7 +25,7 @@ from tokenbus_services.gateway.surfaces.contract import Answer, WholeAnswer
 _encode = msgspec.json.Encoder().encode
 
 
-class WholeMessage(WholeAnswer):
+class WholeMessageAnswer(WholeAnswer):
     def __init__(self, run: str, model: str, echo: Echo) -> None:
         self._run = run
         self._model = model

@@ -38,7 +38,7 @@ class Ask(msgspec.Struct, frozen=True):
     cursor: int | None
 
 
-class Page(msgspec.Struct, frozen=True, kw_only=True):
+class LogPage(msgspec.Struct, frozen=True, kw_only=True):
     """A piece of the log."""
 
     start: int
@@ -96,7 +96,7 @@ def cursor_of(now_s: float, known: int | None) -> int:
     return current if known is None or known < current else known + 1
 
 
-def headers_of(page: Page, *, etag: str | None = None, cursor: int | None = None) -> dict[str, str]:
+def headers_of(page: LogPage, *, etag: str | None = None, cursor: int | None = None) -> dict[str, str]:
     """The headers of an answer. Logs belong to tenants, so no cache that several share may keep one."""
     headers = {**SAFE_HEADERS, "cache-control": "no-store", "stream-next-offset": _offset_text(page.next)}
     if page.up_to_date:
@@ -110,7 +110,7 @@ def headers_of(page: Page, *, etag: str | None = None, cursor: int | None = None
     return headers
 
 
-def etag_of(run: str, page: Page) -> str:
+def etag_of(run: str, page: LogPage) -> str:
     """Changes with what the answer would hold."""
     return f'"{run}:{page.start}:{page.next}{":c" if page.ended else ""}"'
 
@@ -120,7 +120,7 @@ def body_of(events: Sequence[PublicEvent]) -> bytes:
     return b"[" + b",".join(_json(event) for event in events) + b"]"
 
 
-def sse_of(page: Page, cursor: int) -> bytes:
+def sse_of(page: LogPage, cursor: int) -> bytes:
     """The events, if there are any, and the control event that follows them. There is no blank after `data:`: the
     protocol's conformance suite reads only that form.
     """

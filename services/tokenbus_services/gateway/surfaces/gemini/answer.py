@@ -31,7 +31,7 @@ class GeminiEcho(Echo, frozen=True, kw_only=True, omit_defaults=True):
     """Whether the client asked for the thoughts."""
 
 
-class Answer:
+class AnswerWriter:
     """Writes the parts of one answer."""
 
     def __init__(self, run: str, model: str, echo: GeminiEcho) -> None:

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from tokenbus.events.public import BlockComplete, Cancelled, Chunk, Completed, Incomplete, PublicEvent, RunFailedEvent
 from tokenbus_services.gateway.problem import Problem, of_end
 from tokenbus_services.gateway.surfaces.contract import Encoder
-from tokenbus_services.gateway.surfaces.gemini.answer import Answer, GeminiEcho, Json
+from tokenbus_services.gateway.surfaces.gemini.answer import AnswerWriter, GeminiEcho, Json
 from tokenbus_services.gateway.surfaces.gemini.errors import error_object
 from tokenbus_services.gateway.surfaces.json_text import encode_line
 from tokenbus_services.gateway.surfaces.settling import Settling
@@ -17,7 +17,7 @@ class GeminiStream(Encoder):
     """Thinking and calls are sent once no retry can void them; calls whole."""
 
     def __init__(self, run: str, model: str, echo: GeminiEcho) -> None:
-        self._answer = Answer(run, model, echo)
+        self._answer = AnswerWriter(run, model, echo)
         self._settling = Settling(hold_thinking=True, hold_calls=True, on_failure=echo.on_failure)
 
     def feed(self, event: PublicEvent) -> list[bytes]:

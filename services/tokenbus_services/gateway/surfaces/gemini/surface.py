@@ -24,7 +24,7 @@ from tokenbus_services.gateway.surfaces.gemini.stream import ArrayStream, EventS
 from tokenbus_services.gateway.surfaces.gemini.whole import WholeResponse, refusal
 
 
-class Gemini(Surface):
+class GeminiSurface(Surface):
     """`generateContent`, and `streamGenerateContent` with `alt=sse`."""
 
     name: ClassVar[str] = "gemini"
@@ -43,7 +43,7 @@ class Gemini(Surface):
         return refusal(problem)
 
 
-class GeminiArray(Gemini):
+class GeminiArray(GeminiSurface):
     """`streamGenerateContent` without `alt=sse`: one JSON array, in which blank space is no content either."""
 
     media_type: ClassVar[str] = "application/json; charset=utf-8"

@@ -8,13 +8,13 @@ from tokenbus.client.response import ResponseBuilder
 from tokenbus.events.public import TERMINAL, Completed, PublicEvent
 from tokenbus_services.gateway.problem import Problem, of_end
 from tokenbus_services.gateway.surfaces import contract
-from tokenbus_services.gateway.surfaces.gemini.answer import Answer, GeminiEcho
+from tokenbus_services.gateway.surfaces.gemini.answer import AnswerWriter, GeminiEcho
 from tokenbus_services.gateway.surfaces.gemini.errors import error_body
 
 
 class WholeResponse(contract.WholeAnswer):
     def __init__(self, run: str, model: str, echo: GeminiEcho) -> None:
-        self._answer = Answer(run, model, echo)
+        self._answer = AnswerWriter(run, model, echo)
         self._builder = ResponseBuilder()
 
     def feed(self, event: PublicEvent) -> contract.Answer | None:

@@ -1,5 +1,5 @@
 """The bus's own protocol over HTTP: requests and events as they are on the bus."""
 
-from tokenbus_services.gateway.surfaces.native.surface import Native
+from tokenbus_services.gateway.surfaces.native.surface import NativeSurface
 
-__all__ = ["Native"]
+__all__ = ["NativeSurface"]

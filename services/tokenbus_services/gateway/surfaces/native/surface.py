@@ -25,7 +25,7 @@ from tokenbus_services.gateway.surfaces.json_text import encode_line
 EVENT_STREAM = "text/event-stream"
 
 
-class Native(Surface):
+class NativeSurface(Surface):
     """`POST /runs`, and a run's events as server-sent events whose ids are their seqs."""
 
     name = "native"

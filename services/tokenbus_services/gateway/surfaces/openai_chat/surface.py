@@ -17,7 +17,7 @@ from tokenbus_services.gateway.surfaces.openai_chat.request import translate
 from tokenbus_services.gateway.surfaces.openai_chat.whole import WholeChat
 
 
-class OpenAIChat(Surface):
+class OpenAIChatSurface(Surface):
     """Chat Completions as the official clients of Python and JavaScript read it.
 
     No line of its streams has an `id:` or `event:`: the Python client takes what follows them for an empty chunk.

@@ -18,7 +18,7 @@ from tokenbus_services.gateway.surfaces.openai_images.images import ImageStream,
 from tokenbus_services.gateway.surfaces.openai_images.request import translate
 
 
-class OpenAIImages(Surface):
+class OpenAIImagesSurface(Surface):
     """`POST /v1/images/generations`."""
 
     name = "openai_images"

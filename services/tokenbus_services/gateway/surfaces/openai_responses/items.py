@@ -17,7 +17,7 @@ ItemStatus = Literal["completed", "incomplete"]
 FORMATS = ("png", "jpeg", "webp", "gif")
 
 
-class Item(ABC):
+class OutputItem(ABC):
     """One output item. `state` is the item as it is now."""
 
     prefix: str
@@ -62,7 +62,7 @@ class Item(ABC):
         return {"type": f"response.{kind}", "item_id": self.id, **fields}
 
 
-class Message(Item):
+class Message(OutputItem):
     """A text: a message of one part."""
 
     prefix = "msg"
@@ -101,7 +101,7 @@ class Message(Item):
         return {**self.state, "content": [_text_part(content)]}
 
 
-class Reasoning(Item):
+class Reasoning(OutputItem):
     """A thinking: a reasoning item, its text as the summary."""
 
     prefix = "rs"
@@ -132,7 +132,7 @@ class Reasoning(Item):
         return {**self.state, "summary": [_summary(content)]}
 
 
-class FunctionCall(Item):
+class FunctionCall(OutputItem):
     """A tool call."""
 
     prefix = "fc"
@@ -172,7 +172,7 @@ class FunctionCall(Item):
         return {**self.state, "arguments": content}
 
 
-class FunctionOutput(Item):
+class FunctionOutput(OutputItem):
     """The result of a call that the bus ran."""
 
     prefix = "fco"
@@ -194,7 +194,7 @@ class FunctionOutput(Item):
         return []
 
 
-class Image(Item):
+class Image(OutputItem):
     """An image that the model makes. Its bytes are in it if the events carry them, else the id of the blob."""
 
     prefix = "ig"
@@ -235,7 +235,7 @@ class Image(Item):
         return [self._event("image_generation_call.completed")]
 
 
-def item_of(run: str, start: BlockStarted | Chunk | BlockComplete) -> Item:
+def item_of(run: str, start: BlockStarted | Chunk | BlockComplete) -> OutputItem:
     """A new item for a block that begins."""
     match start.kind:
         case "text":

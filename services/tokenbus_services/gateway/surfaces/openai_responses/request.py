@@ -15,7 +15,7 @@ from tokenbus_services.gateway.surfaces.contract import GatewayRequest, Translat
 from tokenbus_services.gateway.surfaces.extension import extension
 from tokenbus_services.gateway.surfaces.fields import Fields, Json, json_body
 from tokenbus_services.gateway.surfaces.openai_responses.input_items import messages_of
-from tokenbus_services.gateway.surfaces.openai_responses.response_object import DEFAULTS, Settings, bounded
+from tokenbus_services.gateway.surfaces.openai_responses.response_object import DEFAULTS, ResponseSettings, bounded
 
 REFUSED = (
     "access_programs",
@@ -77,7 +77,7 @@ def translate(request: GatewayRequest, rules: TranslationRules) -> Translated:
     _only_some(body, model, extra, echo)
     body.end()
     echoed = {name: value for name, value in echo.items() if value is not None and value != DEFAULTS.get(name)}
-    settings = Settings(
+    settings = ResponseSettings(
         response=bounded(echoed),
         background=background,
         on_failure=asked.on_failure or "before_first_visible",

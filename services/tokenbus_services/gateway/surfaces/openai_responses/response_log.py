@@ -23,7 +23,7 @@ from tokenbus.events.public import (
 )
 from tokenbus_services.gateway.problem import Problem
 from tokenbus_services.gateway.surfaces.contract import GatewayNote
-from tokenbus_services.gateway.surfaces.openai_responses.items import Image, Item, item_of
+from tokenbus_services.gateway.surfaces.openai_responses.items import Image, OutputItem, item_of
 from tokenbus_services.gateway.surfaces.openai_responses.response_object import ResponseObject, settings_of
 from tokenbus_services.gateway.surfaces.settling import Settling
 
@@ -43,7 +43,7 @@ class ResponseLog:
         self._streamed = streamed
         self._settling = Settling(hold_thinking=True, hold_calls=True, on_failure=self._settings.on_failure)
         self._object = ResponseObject(note, run)
-        self._items: dict[int, Item] = {}
+        self._items: dict[int, OutputItem] = {}
         """By output index."""
         self._index: dict[int, int] = {}
         """Output index by block."""
@@ -115,7 +115,7 @@ class ResponseLog:
 
     # --- items --------------------------------------------------------------------------------------------------
 
-    def _item(self, event: BlockStarted | Chunk | BlockComplete) -> tuple[Item | None, list[Json]]:
+    def _item(self, event: BlockStarted | Chunk | BlockComplete) -> tuple[OutputItem | None, list[Json]]:
         """The block's item, and the events that begin it if it is new. None: the client does not see the block."""
         if event.block in self._index:
             return self._items.get(self._index[event.block]), []
@@ -136,13 +136,13 @@ class ResponseLog:
             return self._settings.show_tools
         return True
 
-    def _of(self, item: Item | None, events: list[Json]) -> list[Json]:
+    def _of(self, item: OutputItem | None, events: list[Json]) -> list[Json]:
         """Events of an item, with its output index."""
         if item is None:
             return []
         return [{**event, "output_index": self._index[item.block]} for event in events]
 
-    def _complete(self, item: Item | None, end: BlockComplete) -> list[Json]:
+    def _complete(self, item: OutputItem | None, end: BlockComplete) -> list[Json]:
         if item is None or not item.open:
             return []
         events = self._of(item, item.complete(end))
@@ -172,7 +172,7 @@ class ResponseLog:
         self.ended = True
         return [*events, self._state(kind)]
 
-    def _cut(self, item: Item) -> BlockComplete:
+    def _cut(self, item: OutputItem) -> BlockComplete:
         """An end for an item whose block has none."""
         return BlockComplete(run=self._run, seq=0, turn=0, attempt=0, block=item.block, kind="text", cut=True)
 

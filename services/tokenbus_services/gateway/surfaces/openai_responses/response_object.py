@@ -49,7 +49,7 @@ DEFAULTS: Mapping[str, object] = {
 """Settings that a response repeats, as they are if the request does not set them."""
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ResponseSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the note keeps of a request: what a response repeats, and how its run is shown."""
 
     response: dict[str, object] = {}
@@ -65,12 +65,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Events carry the bytes of images."""
 
 
-def settings_of(note: GatewayNote) -> Settings:
+def settings_of(note: GatewayNote) -> ResponseSettings:
     """The settings in a run's note; those of an unknown request if they cannot be read."""
     try:
-        return msgspec.convert(note.echo, Settings)
+        return msgspec.convert(note.echo, ResponseSettings)
     except msgspec.ValidationError:
-        return Settings()
+        return ResponseSettings()
 
 
 def bounded(response: Mapping[str, object]) -> dict[str, object]:

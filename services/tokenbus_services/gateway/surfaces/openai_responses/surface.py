@@ -18,7 +18,7 @@ from tokenbus_services.gateway.surfaces.openai_responses.encoder import Response
 from tokenbus_services.gateway.surfaces.openai_responses.request import translate
 
 
-class OpenAIResponses(Surface):
+class OpenAIResponsesSurface(Surface):
     """`POST /v1/responses` and its streams. `GET` with ``starting_after`` continues after that number."""
 
     name = "openai_responses"

@@ -64,7 +64,7 @@ class OpenBlock(msgspec.Struct):
             pieces[-1] += last
 
 
-class ToolCall(msgspec.Struct):
+class CompleteCall(msgspec.Struct):
     """A complete tool call."""
 
     block: int
@@ -90,8 +90,8 @@ class BlockTable(msgspec.Struct):
     """
     begun: dict[int, tuple[int, BlockKind]] = {}
     """Number and kind of every block, by the decoder's ordinal."""
-    calls: list[ToolCall] = []
-    cut_calls: list[ToolCall] = []
+    calls: list[CompleteCall] = []
+    cut_calls: list[CompleteCall] = []
     """Calls that were cut off; they never run."""
     origin: dict[str, str] = {}
     """Origin of the opaque data: ``api`` and ``provider``; empty if unknown."""
@@ -210,7 +210,7 @@ class BlockTable(msgspec.Struct):
         fields |= content_fields(block.kind, content, cut=cut, problem=problem)
         if block.kind == "tool_call":
             fields |= {"tool_id": block.tool_id, "tool_name": block.tool_name}
-            call = ToolCall(block.number, block.tool_id or "", block.tool_name or "", content, problem)
+            call = CompleteCall(block.number, block.tool_id or "", block.tool_name or "", content, problem)
             (self.cut_calls if cut else self.calls).append(call)
         elif block.kind == "image":
             fields["image"] = block.image

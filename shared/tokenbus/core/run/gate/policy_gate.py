@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from tokenbus.core.run.blocks.block_table import ToolCall
+from tokenbus.core.run.blocks.block_table import CompleteCall
 from tokenbus.core.run.blocks.public_blocks import changed_fields, content_fields, first_void, write_result
 from tokenbus.core.run.gate.tool_verdicts import ToolVerdicts
 from tokenbus.core.run.outbox import Outbox
@@ -67,7 +67,7 @@ class ReleasedOutput(
     """
     tool_verdicts: ToolVerdicts = msgspec.field(default_factory=ToolVerdicts)
     """Of the current turn."""
-    calls_without_result: list[ToolCall] = []
+    calls_without_result: list[CompleteCall] = []
     """Calls without a result."""
 
     def switch_worker(self, worker: str, block_starts: Mapping[int, int] | None = None) -> None:
@@ -132,7 +132,7 @@ class ReleasedOutput(
             if block.kind in ("tool_call", "tool_result"):
                 fields |= {"tool_id": block.tool_id, "tool_name": block.tool_name}
             if block.kind == "tool_call":
-                self.calls_without_result.append(ToolCall(number, block.tool_id or "", block.tool_name or "", ""))
+                self.calls_without_result.append(CompleteCall(number, block.tool_id or "", block.tool_name or "", ""))
             out.event(self.turn, self.attempt, BlockComplete, **fields)
         self.open = {}
         for call in self.calls_without_result if why else ():
@@ -180,7 +180,7 @@ class ReleasedOutput(
         content = "".join(block.pieces)
         fields = _fields(event) | {"block": number} | changed_fields(event, block.kind, content)
         if block.kind == "tool_call":
-            call = ToolCall(number, block.tool_id or "", block.tool_name or "", content)
+            call = CompleteCall(number, block.tool_id or "", block.tool_name or "", content)
             self.calls_without_result.append(call)
             if not event.cut:
                 self.tool_verdicts.released.append(call)

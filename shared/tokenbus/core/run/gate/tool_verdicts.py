@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tokenbus.core.run.blocks.block_table import ToolCall
+from tokenbus.core.run.blocks.block_table import CompleteCall
 
 BLOCKED = "the call was blocked by a policy"
 """What the model reads if the policy gave no reason."""
@@ -13,11 +13,11 @@ BLOCKED = "the call was blocked by a policy"
 class ToolVerdicts(msgspec.Struct, rename={"released": "heard"}):
     """The published calls of one turn, and the reasons for blocking others."""
 
-    released: list[ToolCall] = []
+    released: list[CompleteCall] = []
     reasons: dict[str, str] = {}
     """Reason by call id."""
 
-    def take(self, call: ToolCall) -> ToolCall | None:
+    def take(self, call: CompleteCall) -> CompleteCall | None:
         """Remove and return the published form of a model's call; None: it was held back.
 
         Calls with the same id match in order. Calls that a policy invented match no call of the model: they are
@@ -30,7 +30,7 @@ class ToolVerdicts(msgspec.Struct, rename={"released": "heard"}):
                 return msgspec.structs.replace(released, problem=call.problem if unchanged else "")
         return None
 
-    def reason(self, call: ToolCall) -> str:
+    def reason(self, call: CompleteCall) -> str:
         """Text for the model instead of a result."""
         reason = self.reasons.get(call.tool_id)
         return f"{BLOCKED}: {reason}" if reason else BLOCKED

@@ -19,9 +19,9 @@ from tokenbus.events.frames import (
     WHOLE_RUN,
     CancelRequested,
     DeadlinePassed,
-    Decision,
     PolicyVerdict,
     PolicyVerdicts,
+    RecordedDecision,
     ToolReported,
     ToolReturned,
 )
@@ -155,7 +155,7 @@ async def test_a_call_that_was_held_back_never_runs_and_only_the_model_hears_why
     story = HeldStory()
     story.provider(n.Start("m"), *call(0, "c1", "weather", "{}"), *call(1, "c2", "f", '{"x":1}'), n.Done("tool_use"))
     steps = held_back(story.drafts, block=0)
-    blocked = Decision("guard", "block", "no weather here", tool_id="c1", tool_name="weather", original="{}")
+    blocked = RecordedDecision("guard", "block", "no weather here", tool_id="c1", tool_name="weather", original="{}")
     steps[-1] = msgspec.structs.replace(steps[-1], decisions=[blocked])
     story.ruled = len(story.drafts)
     story.rule(*steps)
@@ -353,7 +353,9 @@ async def test_a_policy_that_is_called_no_more_ends_the_run_wherever_it_stands()
     story.pass_all()
     story.provider(n.TextDelta(0, " secret"))
     story.rule(
-        PolicyVerdict(WHOLE_RUN, decisions=[Decision("guard", "error", "it blocked")], ends="guard: failed: it blocked")
+        PolicyVerdict(
+            WHOLE_RUN, decisions=[RecordedDecision("guard", "error", "it blocked")], ends="guard: failed: it blocked"
+        )
     )
     assert said(story) == "Hello"
     end = end_of(story)
