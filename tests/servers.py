@@ -113,7 +113,9 @@ def cluster_group(
         clients: list[redis.Redis] = []
         nodes = masters * (1 + replicas)
         for i in range(nodes):
-            options = {"cluster-enabled": "yes", "cluster-node-timeout": "2000", "repl-diskless-sync-delay": "0"}
+            # If no replica can follow a node, none may count as failed: a loaded machine lets a node wait for seconds.
+            timeout_ms = "2000" if replicas else "60000"
+            options = {"cluster-enabled": "yes", "cluster-node-timeout": timeout_ms, "repl-diskless-sync-delay": "0"}
             options |= {name.replace("_", "-"): value for name, value in more.items()}
             server, cluster_port = _node(directory / f"node{i}" if directory else None, options)
             servers.append(stack.enter_context(server))

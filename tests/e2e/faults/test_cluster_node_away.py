@@ -46,7 +46,7 @@ def names(partitions: set[int], count: int, prefix: str) -> list[str]:
 
 
 async def test_a_node_that_stands_still_holds_up_its_partitions_alone(tmp_path: Path) -> None:
-    with cluster_group(cluster_require_full_coverage="no", cluster_node_timeout="60000") as group:
+    with cluster_group(cluster_require_full_coverage="no") as group:
         once = {group.master_of(f"{KEYS.prefix}:{name}").port for name in ONCE}
         [node] = [node for node in group.nodes if node.port not in once]
         there = {p for p in range(KEYS.partitions) if group.master_of(KEYS.topic(p, "raw")) is node}

@@ -78,7 +78,7 @@ def sentinels(directory: Path) -> Generator[Failing]:
 
 @contextmanager
 def node_of_a_cluster(directory: Path) -> Generator[Failing]:
-    with cluster_group(replicas=1, cluster_node_timeout="2000") as group:
+    with cluster_group(replicas=1) as group:
         node = group.master_of(KEYS.topic(0, "raw"))
         slots = {p for p in range(KEYS.partitions) if group.master_of(KEYS.topic(p, "raw")) is node}
         yield Failing(

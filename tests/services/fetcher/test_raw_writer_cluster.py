@@ -17,7 +17,7 @@ KEYS = Keys("apart", 6)
 
 async def test_a_node_that_stands_still_holds_up_the_attempts_of_its_partitions_alone() -> None:
     runs = {KEYS.partition_of(f"run{n}"): f"run{n}" for n in range(100)}
-    with cluster_group(cluster_require_full_coverage="no", cluster_node_timeout="60000") as group:
+    with cluster_group(cluster_require_full_coverage="no") as group:
         node = group.master_of(KEYS.topic(0, "raw"))
         there = {p for p in runs if group.master_of(KEYS.topic(p, "raw")) is node}
         elsewhere = set(runs) - there

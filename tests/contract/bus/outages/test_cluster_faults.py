@@ -238,7 +238,7 @@ async def test_commands_to_other_nodes_do_not_wait_until_the_slots_were_asked_fo
 
 
 async def test_a_stage_goes_on_when_a_replica_follows_a_node(caplog: pytest.LogCaptureFixture):
-    with cluster_group(replicas=1, cluster_node_timeout="2000") as group:
+    with cluster_group(replicas=1) as group:
         node = group.master_of(KEYS.topic(0, "raw"))
         async with Server(group.url) as server:
             bench = ClusterBench(server, KEYS)
@@ -268,7 +268,7 @@ async def fed(bench: ClusterBench, partition: int, entry: Frames) -> bool:
 
 
 async def test_runs_that_lost_events_with_a_node_end_and_all_others_go_on():
-    with cluster_group(replicas=1, cluster_node_timeout="2000") as group:
+    with cluster_group(replicas=1) as group:
         node = group.master_of(KEYS.topic(0, "raw"))
         async with Server(group.url) as server:
             bench = ClusterBench(server, KEYS)
