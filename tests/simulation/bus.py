@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Any
 from zlib import crc32
 
@@ -18,6 +19,14 @@ from tests.simulation.engine import Clock, Done, Host, Process
 
 Chunk = tuple[int, float]
 Entry = list[Chunk]
+MARK = -1.0
+"""In place of the time: an event of the provider that begins or ends a run. It goes through the stages as a chunk does,
+and no subscriber gets it.
+"""
+MARKS = 3
+"""Of them, before a run's chunks and after: message, block and ping begin; block and message end, and their usage."""
+TIMER_S = 0.001
+"""What is due within this, a provider writes in one turn: the resolution of its timers."""
 READ_ENTRIES = 256
 SOCKET_CHUNKS = 400
 """Chunks that one read of a socket finds at the most: 64 KB."""
@@ -36,12 +45,21 @@ def partition_of(run: int, partitions: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Script:
-    """A command with one or more scripts: what they cost, what they write, and who waits for the reply."""
+    """A command with one or more scripts: what they write, and who waits for the reply."""
 
-    items: int
-    chunks: int
-    write: Callable[[], None]
+    frames: int
+    """All that is written: frames of runs, public events, copies of these."""
+    writes: Sequence[tuple[Stream, Entry]]
+    """By partition."""
     reply: Callable[[], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """Work of a process for a run's start, and what follows it."""
+
+    seconds: float
+    then: Callable[[], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,39 +104,32 @@ class Channel:
 class Node(Process):
     """A server, or one node of a Cluster."""
 
-    def handle(self, messages: list[Any]) -> tuple[int, int, Done]:
-        items = chunks = 0
-        for message in messages:
-            if isinstance(message, Script):
-                items, chunks = items + message.items, chunks + message.chunks
-            else:
-                items += 1
-        return items, chunks, lambda: self._done(messages)
+    def handle(self, messages: list[Any]) -> tuple[int, int, float, Done]:
+        scripts = [message for message in messages if isinstance(message, Script)]
+        extra_s = sum(message.seconds for message in messages if isinstance(message, Step))
+        items, frames = sum(len(script.writes) for script in scripts), sum(script.frames for script in scripts)
+        return items, frames, extra_s, lambda: self._done(messages)
 
     def _done(self, messages: list[Any]) -> None:
-        woken: dict[Channel, None] = {}
         for message in messages:
             if isinstance(message, Script):
-                message.write()
+                written = [stream for stream, entry in message.writes if entry]
+                for stream, entry in message.writes:
+                    if entry:
+                        stream.entries.append(entry)
+                for stream in written:
+                    self._serve(stream.channel)
                 message.reply()
+            elif isinstance(message, Step):
+                message.then()
             else:
                 message.channel.waiting = True
-                woken[message.channel] = None
-        for channel in [*woken, *self._appended]:
-            if channel.waiting and (found := channel.take()):
-                channel.waiting = False
-                channel.reader.send((channel, found))
-        self._appended.clear()
+                self._serve(message.channel)
 
-    def __init__(self, clock: Clock, cost: ProcessCost, host: Host) -> None:
-        super().__init__(clock, cost, host)
-        self._appended: dict[Channel, None] = {}
-
-    def append(self, stream: Stream, entry: Entry) -> None:
-        """Write an entry; within a script."""
-        stream.entries.append(entry)
-        if stream.channel is not None:
-            self._appended[stream.channel] = None
+    def _serve(self, channel: Channel | None) -> None:
+        if channel and channel.waiting and (found := channel.take()):
+            channel.waiting = False
+            channel.reader.send((channel, found))
 
 
 class Fetcher(Process):
@@ -130,17 +141,20 @@ class Fetcher(Process):
         self._pending: defaultdict[int, Entry] = defaultdict(list)
         self._flying = 0
         self._flushed_at = 0.0
-        self._linger = False
+        self._linger = self._urgent = False
         self._looked_at = self._busy_then = self._busy = 0.0
         self.on_read: Callable[[list[Chunk]], None] = lambda chunks: None
 
-    def handle(self, messages: list[Any]) -> tuple[int, int, Done]:
+    def handle(self, messages: list[Any]) -> tuple[int, int, float, Done]:
         read: list[Chunk] = []
+        steps: list[Step] = []
         for message in messages:
             if message == "written":
                 self._flying -= 1
             elif message == "lingered":
                 self._linger = False
+            elif isinstance(message, Step):
+                steps.append(message)
             else:
                 read += message
         for chunk in read:
@@ -148,36 +162,35 @@ class Fetcher(Process):
         self.on_read(read)
         each = Counter(run for run, _ in read)
         items, chunks = sum(-(-count // SOCKET_CHUNKS) for count in each.values()), len(read)
-        if self._flying or not self._pending or self._lingers():
-            return items, chunks, lambda: None
-        flushed, self._pending = self._pending, defaultdict(list)
-        self._flushed_at = self.clock.now
-        return items + len(flushed), chunks, lambda: self._flush(flushed)
+        self._urgent |= any(born == MARK for _, born in read)
+        flushed: dict[int, Entry] = {}
+        if self._pending and not self._flying and not self._lingers():
+            flushed, self._pending = self._pending, defaultdict(list)
+            self._flushed_at, self._urgent = self.clock.now, False
+            items += sum(len({run for run, _ in entry}) for entry in flushed.values())
+        return items, chunks, sum(step.seconds for step in steps), lambda: self._done(flushed, steps)
 
     def _lingers(self) -> bool:
-        now = self.clock.now
+        now, busy_s = self.clock.now, self.used.cpu_s + self.used.ready_s
         if now - self._looked_at >= BUSY_WINDOW_S:
-            self._busy = (self.used.cpu_s - self._busy_then) / (now - self._looked_at)
-            self._looked_at, self._busy_then = now, self.used.cpu_s
+            self._busy = (busy_s - self._busy_then) / (now - self._looked_at)
+            self._looked_at, self._busy_then = now, busy_s
         until = self._flushed_at + LINGER_S * max(0.0, min(1.0, self._busy) - 0.5) / 0.5
-        if until <= now:
+        if self._urgent or until <= now:
             return False
         if not self._linger:
             self._linger = True
             self.clock.at(until, lambda: self.arrive("lingered"))
         return True
 
-    def _flush(self, flushed: dict[int, Entry]) -> None:
-        for node, parts in self._placing.by_command(flushed):
+    def _done(self, flushed: dict[int, Entry], steps: Sequence[Step]) -> None:
+        for step in steps:
+            step.then()
+        for node, parts in self._placing.by_command(flushed) if flushed else ():
             self._flying += 1
             frames = sum(len({run for run, _ in entry}) for _, entry in parts)
-            chunks = sum(len(entry) for _, entry in parts)
-
-            def write(node: Node = node, parts: list[tuple[int, Entry]] = parts) -> None:
-                for partition, entry in parts:
-                    node.append(self._placing.raw[partition], entry)
-
-            node.send(Script(len(parts) + frames, chunks, write, lambda: self.send("written")))
+            writes = [(self._placing.raw[partition], entry) for partition, entry in parts]
+            node.send(Script(frames, writes, lambda: self.send("written")))
 
 
 class Reader(Process):
@@ -205,31 +218,33 @@ class Stage(Reader):
         self._outputs = outputs
         self._joins = joins
 
-    def handle(self, messages: list[Any]) -> tuple[int, int, Done]:
+    def handle(self, messages: list[Any]) -> tuple[int, int, float, Done]:
         items = chunks = 0
-        commits: list[tuple[Channel, list[tuple[int, Entry]], int, int]] = []
+        extra_s = 0.0
+        commits: list[tuple[Channel, Script]] = []
         again: list[Channel] = []
-        for channel, found in messages:
+        for message in messages:
+            if isinstance(message, Step):
+                extra_s += message.seconds
+                continue
+            channel, found = message
             if found is None:
                 again.append(channel)
                 continue
             parts = [(partition, [chunk for entry in entries for chunk in entry]) for partition, entries in found]
             frames = sum(len({run for run, _ in entry}) for _, entry in parts)
-            size = sum(len(entry) for _, entry in parts)
-            items, chunks = items + frames, chunks + size
-            commits.append((channel, parts, frames, size))
-        return items, chunks, lambda: self._done(commits, again)
-
-    def _done(self, commits: list[tuple[Channel, list[tuple[int, Entry]], int, int]], again: list[Channel]) -> None:
-        for channel, parts, frames, size in commits:
-
-            def write(channel: Channel = channel, parts: list[tuple[int, Entry]] = parts) -> None:
-                for partition, entry in parts:
-                    channel.node.append(self._outputs[partition], entry)
-
-            written = frames * TOPICS if self._joins else frames
+            items, chunks = items + frames, chunks + sum(len(entry) for _, entry in parts)
+            writes = [(self._outputs[partition], self._written(entry)) for partition, entry in parts]
             reply = lambda channel=channel: self.send((channel, None))  # noqa: E731
-            channel.node.send(Script(len(parts) + written, size, write, reply))
+            commits.append((channel, Script(frames * TOPICS if self._joins else frames, writes, reply)))
+        return items, chunks, extra_s, lambda: self._done(commits, again)
+
+    def _written(self, entry: Entry) -> Entry:
+        return [chunk for chunk in entry if chunk[1] != MARK] if self._joins else entry
+
+    def _done(self, commits: list[tuple[Channel, Script]], again: list[Channel]) -> None:
+        for channel, script in commits:
+            channel.node.send(script)
         for channel in again:
             channel.node.send(Read(channel))
 
@@ -242,11 +257,12 @@ class Subscriber(Reader):
         self.heard: list[tuple[float, float, int]] = []
         """For each chunk: when the provider wrote it, how long it took, and its run."""
 
-    def handle(self, messages: list[Any]) -> tuple[int, int, Done]:
+    def handle(self, messages: list[Any]) -> tuple[int, int, float, Done]:
+        messages = [message for message in messages if not isinstance(message, Step)]
         events = [entry for _, found in messages for _, entries in found for entry in entries]
         items = sum(len({run for run, _ in entry}) for entry in events)
         chunks = [chunk for entry in events for chunk in entry]
-        return items, len(chunks), lambda: self._done([channel for channel, _ in messages], chunks)
+        return items, len(chunks), 0.0, lambda: self._done([channel for channel, _ in messages], chunks)
 
     def _done(self, channels: list[Channel], chunks: list[Chunk]) -> None:
         now = self.clock.now
@@ -258,41 +274,62 @@ class Subscriber(Reader):
 class Provider(Process):
     """The mock provider, where it runs on the same machine: it writes what is due, or as much as is read."""
 
-    def __init__(self, clock: Clock, cost: ProcessCost, host: Host, fetcher: Fetcher, left: dict[int, int]) -> None:
-        """``left``: chunks that each run without a pace has to say."""
+    def __init__(self, clock: Clock, cost: ProcessCost, host: Host, fetcher: Fetcher) -> None:
         super().__init__(clock, cost, host)
         self._fetcher = fetcher
-        self._left = left
+        self._left: dict[int, list[bool]] = {}
+        """By run without a pace: for each event that it still has to say, the last one first, whether it is a chunk."""
         self._unread: defaultdict[int, int] = defaultdict(int)
-        self._idle = not left
-        if left:
-            fetcher.on_read = self._read
-            self.send("more")
+        self._planned: dict[int, list[tuple[int, bool]]] = {}
+        """By tick of its timers."""
+        self._idle = True
+        fetcher.on_read = self._read
+
+    def plan(self, run: int, is_chunk: bool, at: float) -> None:
+        """Say this as soon as a timer tells that it is due."""
+        tick = ceil(at / TIMER_S)
+        if tick not in self._planned:
+            self.clock.at(tick * TIMER_S, lambda: self.arrive(self._planned.pop(tick)))
+        self._planned.setdefault(tick, []).append((run, is_chunk))
+
+    def pour(self, run: int, chunks: int) -> None:
+        """Say a run as fast as it is read."""
+        self._left[run] = [*[False] * MARKS, *[True] * chunks, *[False] * MARKS]
+        self._more()
 
     def _read(self, chunks: list[Chunk]) -> None:
         for run, _ in chunks:
             self._unread[run] -= 1
+        self._more()
+
+    def _more(self) -> None:
         if self._idle and self._left:
             self._idle = False
-            self.send("more")
+            self.arrive("more")
 
-    def handle(self, messages: list[Any]) -> tuple[int, int, Done]:
-        runs = [run for run in messages if run != "more"]
+    def handle(self, messages: list[Any]) -> tuple[int, int, float, Done]:
+        steps = [message for message in messages if isinstance(message, Step)]
+        said: list[tuple[int, bool]] = [each for message in messages if isinstance(message, list) for each in message]
         if "more" in messages:
-            runs += [run for run in self._left if self._unread[run] < BUFFERED]
+            runs = [run for run in self._left if self._unread[run] < BUFFERED]
+            said += [(run, self._left[run].pop()) for run in runs]
             for run in runs:
                 self._unread[run] += 1
-                self._left[run] -= 1
             self._left = {run: left for run, left in self._left.items() if left}
             self._idle = not runs
-        return 0, len(runs), lambda: self._done(runs)
+        return 0, len(said), sum(step.seconds for step in steps), lambda: self._done(said, steps)
 
-    def _done(self, runs: list[int]) -> None:
-        if runs:
+    def _done(self, said: list[tuple[int, bool]], steps: Sequence[Step]) -> None:
+        for step in steps:
+            step.then()
+        if said:
             now = self.clock.now
-            self._fetcher.send([(run, now) for run in runs])
-        if runs and self._left:
-            self.arrive("more")
+            self._fetcher.send([(run, now if is_chunk else MARK) for run, is_chunk in said])
+        if not self._idle:
+            if self._left:
+                self.arrive("more")
+            else:
+                self._idle = True
 
 
 @dataclass(eq=False)

@@ -39,9 +39,9 @@ MICRO = (
     Load(64, 800),
     Load(100, 1, 50),
 )
-"""A wake-up after a long sleep, a short one, hardly any; a run in a batch; a chunk; a run's start and end."""
+"""A turn after a long sleep, a short one, hardly any; a run in a batch; a chunk; a run's start and end."""
 OTHERS = (Load(2, 300, 50), Load(4, 1000, 250), Load(16, 250, 50), Load(64, 100, 20))
-THROUGH_GATEWAY = (MICRO[0], MICRO[3], MICRO[4], OTHERS[2])
+THROUGH_GATEWAY = (*MICRO[:5], OTHERS[2])
 """Measured again with clients of a gateway; the last one is predicted."""
 KINDS = ("provider", "fetcher", "normalizer", "parser", "server", "subscriber", GATEWAY)
 ROUNDS = 3

@@ -40,9 +40,9 @@ def report(measured: Measured) -> str:
             "",
             f"unit costs in µs; hop {costs.hop_us:.0f} µs, cold after {costs.cold_s * 1e3:g} ms, sent at"
             f" {costs.sent_at:.0%} of a turn, jitter {costs.jitter:.2f}",
-            f"{'':<14}{'wake':>8}{'cold':>8}{'item':>8}{'chunk':>8}{'run':>8}",
+            f"{'':<14}{'turn':>8}{'cold':>8}{'item':>8}{'chunk':>8}{'run':>8}",
             *(
-                f"{kind:<14}{cost.wake_us:>8.1f}{cost.cold_us:>8.1f}{cost.item_us:>8.1f}{cost.chunk_us:>8.2f}"
+                f"{kind:<14}{cost.turn_us:>8.1f}{cost.cold_us:>8.1f}{cost.item_us:>8.1f}{cost.chunk_us:>8.2f}"
                 f"{cost.run_us:>8.0f}"
                 for kind, cost in sorted(costs.processes.items())
             ),

@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from math import ceil
 from random import Random
 from typing import Any
 
 import msgspec
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
-from tests.simulation.bus import Channel, Fetcher, Node, Placing, Provider, Read, Reader, Stage, Stream, Subscriber
+from tests.simulation.bus import (
+    MARK,
+    MARKS,
+    Channel,
+    Fetcher,
+    Node,
+    Placing,
+    Provider,
+    Read,
+    Reader,
+    Stage,
+    Step,
+    Stream,
+    Subscriber,
+)
 from tests.simulation.costs import Costs
 from tests.simulation.engine import Clock, Host, Machine, Process
 from tokenbus.bus.keys import Keys
 
+START = ("server", "fetcher", "server", "fetcher", "server", "fetcher", "provider", "fetcher")
+"""Who works in turn until a provider begins to answer: intake, the claim, the call, the head of the answer."""
 HOT = 20
 """A hot run's pace, in paces of the others."""
 
@@ -49,6 +67,9 @@ class Runs(msgspec.Struct, frozen=True):
     begins: list[float]
     """When each run begins."""
     ends: list[float]
+    """And when it would have said all its chunks, if they came from then on."""
+    open: set[int] = set()
+    """Those that have begun before."""
 
 
 @dataclass
@@ -85,9 +106,8 @@ class Deployment:
         self.clock = Clock()
         self.random = Random(seed)
         self._costs = costs
-        self._shared = Machine(shape.cores) if shape.cores else None
+        self._shared = Machine(self.clock, shape.cores) if shape.cores else None
         self.kinds: dict[str, list[Process]] = {}
-        self._begins: list[float] = []
         nodes = [self._process(Node, "server") for _ in range(shape.nodes)]
         places = node_of(shape.partitions, shape.nodes)
         self.placing = placing = Placing(shape.partitions, nodes, places, shape.cluster)
@@ -101,14 +121,20 @@ class Deployment:
 
     def _process(self, kind: type, name: str, *more: object, **options: object) -> Any:
         hop_s = (self._costs.hop_us + self.shape.network_us) / 1e6
-        host = Host(self._shared or Machine(1), hop_s, self._costs.cold_s, self._costs.sent_at, stretch=self._stretch)
+        host = Host(
+            self._shared or Machine(self.clock, 1),
+            hop_s,
+            self._costs.cold_s,
+            self._costs.sent_at,
+            stretch=self._stretch,
+        )
         made = kind(self.clock, self._costs.processes[name], host, *more, **options)
         self.kinds.setdefault(name, []).append(made)
         return made
 
     def _stretch(self) -> float:
         jitter = self._costs.jitter
-        return self.random.lognormvariate(0.0, jitter) if jitter else 1.0
+        return self.random.lognormvariate(-jitter * jitter / 2, jitter) if jitter else 1.0
 
     def _stage(self, name: str, workers: int, inputs: list[Stream], outputs: list[Stream]) -> None:
         for number in range(workers):
@@ -123,28 +149,55 @@ class Deployment:
     # --- what comes in ----------------------------------------------------------------------------------------------
 
     def feed(self, runs: Runs) -> None:
-        """Schedule the chunks of these runs."""
-        self._begins += runs.begins
-        provider = None
-        if self.shape.local:
-            left = {run: runs.chunks for run, pace in enumerate(runs.paces) if not pace}
-            provider = self._process(Provider, "provider", self.fetchers[0], left)
-        for run, pace in enumerate(runs.paces):
-            if pace:
-                self._speak(run, provider, 1 / pace, runs.begins[run], runs.ends[run])
-
-    def _speak(self, run: int, provider: Provider | None, every_s: float, begin: float, end: float) -> None:
-        clock, fetcher = self.clock, self.fetchers[run % len(self.fetchers)]
-
-        def due() -> None:
-            if provider:
-                provider.arrive(run)
+        """Schedule these runs."""
+        provider = self._process(Provider, "provider", self.fetchers[0]) if self.shape.local else None
+        for run, begin in enumerate(runs.begins):
+            speak = partial(self._speak, run, runs, provider)
+            if run in runs.open:
+                self.clock.at(begin, partial(speak, begun=True))
             else:
-                fetcher.arrive([(run, clock.now)])
-            if clock.now + every_s < end:
-                clock.after(every_s, due)
+                self.clock.at(begin, partial(self._start, run, provider, speak))
 
-        clock.at(begin, due)
+    def _start(self, run: int, provider: Provider | None, then: Callable[[], None]) -> None:
+        """A run's way to its provider: each process of `START` in turn, and the stages beside them."""
+        partition = self.placing.partition(run)
+        parts: dict[str, Process] = {
+            "server": self.placing.node(partition),
+            "fetcher": self.fetchers[run % len(self.fetchers)],
+            **({"provider": provider} if provider else {}),
+        }
+        for kind in self.kinds:
+            if kind not in ("server", "fetcher", "provider"):
+                workers = self.kinds[kind]
+                worker = workers[partition % len(workers)]
+                worker.send(Step(worker.cost.run_us / 1e6, lambda: None))
+        way = [parts[kind] for kind in START if kind in parts]
+        share = {process: process.cost.run_us / 1e6 / way.count(process) for process in parts.values()}
+        for process in reversed(way):
+            then = partial(process.send, Step(share[process], then))
+        then()
+
+    def _speak(self, run: int, runs: Runs, provider: Provider | None, *, begun: bool = False) -> None:
+        pace, clock = runs.paces[run], self.clock
+        if not pace:
+            assert provider, "a run without a pace is read from a provider on this machine"
+            provider.pour(run, runs.chunks)
+            return
+        fetcher = self.fetchers[run % len(self.fetchers)]
+        start = clock.now
+        chunks = ceil((runs.ends[run] - runs.begins[run]) * pace)
+        before = 0 if begun else MARKS
+
+        def due(number: int) -> None:
+            is_chunk = before <= number < before + chunks
+            if provider:
+                provider.plan(run, is_chunk, clock.now)
+            else:
+                fetcher.arrive([(run, clock.now if is_chunk else MARK)])
+            if number + 1 < before + chunks + MARKS:
+                clock.at(start + (number + 1) / pace, partial(due, number + 1))
+
+        due(0)
 
     # --- what goes wrong --------------------------------------------------------------------------------------------
 
@@ -182,14 +235,7 @@ class Deployment:
         heard = [h for subscriber in self.subscribers for h in subscriber.heard if h[0] >= warm_s]
         last = max((born + wait for born, wait, _ in heard), default=seconds)
         passed = min(seconds, last) - warm_s
-        begun = sum(warm_s <= begin <= seconds for begin in self._begins)
-        spent = {
-            name: [
-                process.used.cpu_s - before[process] + begun * self._costs.processes[name].run_us / 1e6 / len(each)
-                for process in each
-            ]
-            for name, each in self.kinds.items()
-        }
+        spent = {name: [process.used.cpu_s - before[process] for process in each] for name, each in self.kinds.items()}
         return Outcome(
             waits_s=sorted(wait for _, wait, _ in heard),
             heard=heard,
@@ -225,7 +271,8 @@ def arriving(
         open_runs = chunks_per_s * share / speed
         length_s = chunks / speed
         for _ in range(round(open_runs)):  # those that are open already; the geometric law has no memory
-            _add(found, random, -random.random() / speed, length_s, speed)
+            found.open.add(len(found.paces))
+            _add(found, random, random.random() / speed, length_s, speed)
         at = 0.0
         while (at := at + random.expovariate(open_runs / length_s / burst)) < seconds:
             for _ in range(1 + int(random.expovariate(1 / (burst - 1))) if burst > 1 else 1):
@@ -235,5 +282,5 @@ def arriving(
 
 def _add(runs: Runs, random: Random, begin: float, length_s: float, pace: float) -> None:
     runs.paces.append(pace)
-    runs.begins.append(max(0.0, begin) if begin >= 0 else random.random() / pace)
-    runs.ends.append(runs.begins[-1] + random.expovariate(1 / length_s))
+    runs.begins.append(begin)
+    runs.ends.append(begin + random.expovariate(1 / length_s))

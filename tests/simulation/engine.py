@@ -1,7 +1,7 @@
 """Discrete events: a clock, machines with cores, and processes that work in turns of an event loop.
 
 A process sleeps until a message arrives, waits for a core, handles all messages that have arrived by then in one turn,
-and sends what results when the turn ends. So batches grow with load by themselves, as they do in the real workers.
+and sends what results near its end. So batches grow with load by themselves, as they do in the real workers.
 """
 
 from __future__ import annotations
@@ -9,14 +9,23 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from math import exp
 from typing import Any
 
 from tests.simulation.costs import ProcessCost
 
 Done = Callable[[], None]
 """Called when a turn sends and writes what results."""
+SLICE_S = 0.0014
+"""How long Linux lets a process run while others wait: the base slice of its scheduler on two cores."""
+TICK_S = 0.004
+"""How often it looks whether an idle core can take over waiting work."""
+MIGRATION_S = 0.0005
+"""What it takes a move to another core to cost: a process that ran so recently stays, and a core that is usually idle
+for less does not look for work.
+"""
 
 
 class Clock:
@@ -24,6 +33,8 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = 0.0
+        self.core: Core | None = None
+        """Of the process that sends at this moment."""
         self._due: list[tuple[float, int, Done]] = []
         self._scheduled = 0
 
@@ -44,27 +55,89 @@ class Clock:
         self.now = until
 
 
+@dataclass(eq=False)
+class Core:
+    """One core, its line of processes that wait for it, and how long it is usually idle."""
+
+    running: Process | None = None
+    waiting: deque[Process] = field(default_factory=deque)
+    idle_since: float = 0.0
+    usually_idle_s: float = 0.001
+
+
 class Machine:
-    """Cores that processes share. A turn is not preempted; a core takes processes in the order in which they woke."""
+    """Cores that processes share, as Linux does: each core has a line of its own.
 
-    def __init__(self, cores: int) -> None:
-        self._free = cores
-        self._ready: deque[Process] = deque()
+    A process that wakes takes an idle core, its last one if it can; if none is idle, it waits for the core of the one
+    that woke it, or for its last one, and preempts what runs there. It stays there, even if another core becomes
+    idle: that one looks for work only if it is usually idle for long enough, and with the next tick. A process
+    keeps its core while it has work and its slice lasts.
+    """
 
-    def want(self, process: Process) -> None:
-        """Run the process's next turn as soon as a core is free."""
-        self._ready.append(process)
-        self._next()
+    def __init__(self, clock: Clock, cores: int) -> None:
+        self._clock = clock
+        self._cores = [Core() for _ in range(cores)]
+        self._ticks = False
 
-    def leave(self) -> None:
-        """A turn is over."""
-        self._free += 1
-        self._next()
+    def wake(self, process: Process, waker: Core | None) -> None:
+        """Run the process as soon as it gets a core."""
+        last = process.core
+        if last is None or last.running:
+            idle = [core for core in self._cores if not core.running]
+            if idle:
+                last = idle[0]
+            elif waker in self._cores and not waker.waiting:
+                last = waker
+            elif last is None:
+                last = self._cores[0]
+        self.enqueue(process, last)
 
-    def _next(self) -> None:
-        while self._free and self._ready:
-            self._free -= 1
-            self._ready.popleft().turn()
+    def enqueue(self, process: Process, core: Core) -> None:
+        """Let the process wait for this core."""
+        process.core = core
+        core.waiting.append(process)
+        if core.running is None:
+            core.usually_idle_s += (min(self._clock.now - core.idle_since, 0.002) - core.usually_idle_s) / 8
+            self._next(core)
+        elif core.running.preempt():
+            core.waiting.remove(process)
+            core.waiting.appendleft(process)
+            self.leave(core)
+        elif len(self._cores) > 1 and not self._ticks:
+            self._ticks = True
+            self._clock.at((self._clock.now // TICK_S + 1) * TICK_S, self._tick)
+
+    def leave(self, core: Core) -> None:
+        """The core's process leaves it."""
+        core.running = None
+        core.idle_since = self._clock.now
+        if not core.waiting and core.usually_idle_s >= MIGRATION_S:
+            self._pull(core)
+        self._next(core)
+
+    def _next(self, core: Core) -> None:
+        if core.waiting:
+            core.running = core.waiting.popleft()
+            core.running.go_on()
+
+    def _pull(self, core: Core) -> None:
+        for other in self._cores:
+            for process in other.waiting:
+                if self._clock.now - process.ran_at >= MIGRATION_S:
+                    other.waiting.remove(process)
+                    process.core = core
+                    core.waiting.append(process)
+                    return
+
+    def _tick(self) -> None:
+        self._ticks = False
+        for core in self._cores:
+            if not core.running:
+                self._pull(core)
+                self._next(core)
+        if any(core.waiting for core in self._cores):
+            self._ticks = True
+            self._clock.after(TICK_S, self._tick)
 
 
 @dataclass(frozen=True)
@@ -74,9 +147,9 @@ class Host:
     machine: Machine
     hop_s: float
     """From sending a message until its receiver is ready to run."""
-    cold_s: float = 0.005
+    cold_s: float = 0.002
     """See `Costs`, as of the next one."""
-    sent_at: float = 0.7
+    sent_at: float = 0.8
     stretch: Callable[[], float] = lambda: 1.0
     """How much longer than its CPU the next turn takes."""
 
@@ -85,11 +158,13 @@ class Host:
 class Used:
     """What a process did so far."""
 
-    wakes: int = 0
+    turns: int = 0
     cold: float = 0.0
     items: int = 0
     chunks: int = 0
     cpu_s: float = 0.0
+    ready_s: float = 0.0
+    """Time in which it waited for a core."""
 
 
 class Process(ABC):
@@ -99,51 +174,113 @@ class Process(ABC):
         self.clock = clock
         self.used = Used()
         self.dead = False
-        self._cost = cost
+        self.cost = cost
         self._host = host
         self._inbox: list[Any] = []
         self._asleep = True
-        self._slept = True
-        self._cold = 1.0
-        self._slept_at = 0.0
+        self._slept_at = float("-inf")
+        self._cold = 0.0
+        self._piece = 0
+        self._piece_at = 0.0
+        """When its present piece of work began, and which one that is: one that was preempted does not end."""
+        self._ready_at = 0.0
+        self.core: Core | None = None
+        """Its core, or the one that it had last."""
+        self.ran_at = float("-inf")
+        self._slice_s = 0.0
+        """What is left of its slice."""
+        self._steps: deque[tuple[float, Done]] = deque()
+        """The rest of its turn: seconds, and what they come to."""
 
     def send(self, message: Any) -> None:
         """Deliver a message after the hop."""
-        self.clock.after(self._host.hop_s, lambda: self.arrive(message))
+        waker = self.clock.core
+        self.clock.after(self._host.hop_s, lambda: self.arrive(message, waker))
 
-    def arrive(self, message: Any) -> None:
-        """A message is there."""
+    def arrive(self, message: Any, waker: Core | None = None) -> None:
+        """A message is there. ``waker``: the core of the process that sent it."""
         if self.dead:
             return
         self._inbox.append(message)
         if self._asleep:
-            self._asleep, self._slept = False, True
-            self._cold = min(1.0, (self.clock.now - self._slept_at) / self._host.cold_s)
-            self._host.machine.want(self)
+            self._asleep = False
+            self._cold = 1.0 - exp((self._slept_at - self.clock.now) / self._host.cold_s)
+            self._ready_at = self.clock.now
+            self._host.machine.wake(self, waker)
 
-    def turn(self) -> None:
-        """Handle what has arrived."""
+    def go_on(self) -> None:
+        """It has a core, for a slice."""
+        self.used.ready_s += self.clock.now - self._ready_at
+        self._slice_s = SLICE_S
+        self._work()
+
+    def _work(self) -> None:
+        if not self._steps:
+            self._begin()
+        seconds, _ = self._steps[0]
+        self._piece += 1
+        piece = self._piece
+        self._piece_at = self.clock.now
+        self.clock.after(min(seconds, self._slice_s), lambda: self._worked() if piece == self._piece else None)
+
+    def preempt(self) -> bool:
+        """Wait again, first in line after the process that woke; False while it only begins a turn."""
+        core = self.core
+        if not core or not self._steps:
+            return False
+        self._piece += 1
+        ran = self.clock.now - self._piece_at
+        seconds, done = self._steps[0]
+        self._steps[0] = max(0.0, seconds - ran), done
+        self.ran_at = self._ready_at = self.clock.now
+        core.waiting.appendleft(self)
+        return True
+
+    def _begin(self) -> None:
+        """Begin a turn with all that has arrived."""
         messages, self._inbox = self._inbox, []
-        items, chunks, done = self.handle(messages)
-        used, cost = self.used, self._cost
-        seconds = cost.of(self._slept, self._cold, items, chunks)
-        used.wakes += self._slept
+        items, chunks, extra_s, done = self.handle(messages)
+        used = self.used
+        seconds = self.cost.of(self._cold, items, chunks) + extra_s
+        used.turns += 1
         used.cold += self._cold
         used.items += items
         used.chunks += chunks
         used.cpu_s += seconds
-        self._slept, self._cold = False, 0.0
+        self._cold = 0.0
         seconds *= self._host.stretch()
-        self.clock.after(seconds * self._host.sent_at, lambda: None if self.dead else done())
-        self.clock.after(seconds, self._over)
+        sends = seconds * self._host.sent_at
+        self._steps.append((sends, lambda: None if self.dead else done()))
+        self._steps.append((seconds - sends, lambda: None))
+
+    def _worked(self) -> None:
+        seconds, done = self._steps[0]
+        worked = min(seconds, self._slice_s)
+        self._slice_s -= worked
+        if worked < seconds:
+            self._steps[0] = seconds - worked, done
+        else:
+            self._steps.popleft()
+            self.clock.core = self.core
+            done()
+            self.clock.core = None
+        core = self.core
+        assert core
+        self.ran_at = self.clock.now
+        if not self._steps and not self._inbox:
+            self._asleep, self._slept_at = True, self.clock.now
+            self._host.machine.leave(core)
+        elif self._slice_s <= 0.0 and core.waiting:
+            self._ready_at = self.clock.now
+            core.waiting.append(self)
+            self._host.machine.leave(core)
+        else:
+            if self._slice_s <= 0.0:
+                self._slice_s = SLICE_S
+            self._work()
 
     @abstractmethod
-    def handle(self, messages: list[Any]) -> tuple[int, int, Done]:
-        """Take all messages; return the items and chunks that they cost, and what to do when the turn ends."""
-
-    def _over(self) -> None:
-        if self._inbox:
-            self._host.machine.want(self)
-        else:
-            self._asleep, self._slept_at = True, self.clock.now
-        self._host.machine.leave()
+    def handle(self, messages: list[Any]) -> tuple[int, int, float, Done]:
+        """Take all messages; return the items and chunks that they cost, seconds beside them, and what to do when the
+        turn sends.
+        """

@@ -49,9 +49,7 @@ def predictions(measured: Measured) -> str:
         f" **Beyond it:** {'; '.join(f'{pair.name} ({pair.off:+.0%})' for pair in far)}."
     )
     busy = (
-        " The machine was not quiet, so these figures say little about the model: measure again."
-        if _busy(measured)
-        else ""
+        " Other programs ran in at least one round. All figures are medians of the rounds." if _busy(measured) else ""
     )
     return "\n".join(
         [

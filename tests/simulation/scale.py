@@ -173,11 +173,16 @@ def bounds(costs: Costs, plan: Plan, rate: float) -> list[Bound]:
     fetchers, nodes = shape.fetchers * times, shape.nodes * times
     partitions = max(8.0, shape.partitions * times)
     fetcher = costs.processes["fetcher"]
+    fetcher_us = fetcher.turn_us + fetcher.cold_us
     starts = rate / CHUNKS
     found = [
         Bound("partitions", partitions, MAX_PARTITIONS),
         Bound("core of the node of `tokenbus:requests`", starts * INTAKE_US / 1e6, 1.0),
-        Bound("core of a fetcher, for its reads of all partitions", partitions * POLLS * (fetcher.wake_us) / 1e6, 1.0),
+        Bound(
+            "core of a fetcher, for its reads of all partitions",
+            partitions * POLLS * fetcher_us / 1e6,
+            1.0,
+        ),
         Bound("connections of a node", fetchers * partitions * CONNECTIONS / nodes, MAX_CLIENTS),
         Bound("nodes of a Cluster", nodes, 1_000),
     ]
