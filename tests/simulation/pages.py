@@ -81,7 +81,7 @@ def _row(pair: Pair) -> list[str]:
 
 def _of_larger(found: Larger) -> dict[str, str]:
     plans = [found.small, found.cell, found.cluster, *(each.plan for each in found.grown)]
-    bounds = [[f"{each.share:,.2g}" for each in found.bounds[rate]] for rate in found.bounds]
+    bounds = [[_share(each.share) for each in found.bounds[rate]] for rate in found.bounds]
     names = [bound.what for bound in next(iter(found.bounds.values()))]
     return {
         "sizes": "\n".join([*_sizes(plans), "", *_cells(found)]),
@@ -93,6 +93,10 @@ def _of_larger(found: Larger) -> dict[str, str]:
             )
         ),
     }
+
+
+def _share(share: float) -> str:
+    return f"{share:,.0f}" if share >= 10 else f"{share:.2g}"
 
 
 def _sizes(plans: Sequence[Plan]) -> list[str]:
