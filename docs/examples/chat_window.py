@@ -51,7 +51,7 @@ async def ask(request: Request) -> Response:
 async def answer(request: Request) -> Response:
     after = request.headers.get("last-event-id", request.query_params.get("after", "-1"))
     if not after.removeprefix("-").isdecimal():
-        return JSONResponse({"error": "Last-Event-ID is no number"}, status_code=400)
+        return JSONResponse({"error": "Last-Event-ID is not a number"}, status_code=400)
     keep = "keep" in request.query_params
     return EventSourceResponse(screen(request.app.state, request.path_params["run"], int(after), keep), ping=5)
 

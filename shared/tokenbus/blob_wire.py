@@ -23,7 +23,8 @@ DEFAULT_URL = "http://127.0.0.1:8085"
 TOKEN_ENV = "TOKENBUS_BLOB_TOKEN"
 URL_ENV = "TOKENBUS_BLOBS_URL"
 DEPLOYMENT_ENV = "TOKENBUS_DEPLOYMENT"
-"""Set by `tokenbus up` for its services: a random id, which tells its blob service from another's on the same port."""
+"""Set by `tokenbus up` for its services: a random id that distinguishes its blob service from another deployment's on
+the same port."""
 DEPLOYMENT_HEADER = "tokenbus-deployment"
 """Header of every answer of a blob service that has an id."""
 

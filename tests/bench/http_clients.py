@@ -32,7 +32,7 @@ class Answer(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is not a subclass
 
     def ask(self, request: bytes) -> int:
         """Send the request; return when, in nanoseconds of the monotonic clock."""

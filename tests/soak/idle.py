@@ -133,7 +133,7 @@ class Client(asyncio.Protocol):
         self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.kept_alive = 0
         self.other = b""
-        """What came in the silence and is no keep-alive."""
+        """What came in the silence and is not a keep-alive."""
         self.lost = False
         self._at = urlsplit(url)
         self._protocol = protocol

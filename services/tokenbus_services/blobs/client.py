@@ -246,7 +246,7 @@ class HttpBlobs:
 
 
 async def _beginning(response: httpx.Response) -> bytes:
-    """Read at most as much of an error body as the service ever sends; anything longer comes from something else."""
+    """Read at most the length of the service's own error bodies; a longer body is not from the service."""
     body = bytearray()
     async for chunk in response.aiter_raw():
         body += chunk

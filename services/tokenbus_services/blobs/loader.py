@@ -17,7 +17,7 @@ _METHODS = ("store", "load", "aclose")
 
 
 def loader_of(settings: BlobSettings, env: Mapping[str, str] = os.environ) -> BlobLoader:
-    """Create the loader; the caller must close it. Its module may be beside the settings file.
+    """Create the loader; the caller must close it. Its module may be in the directory of the settings file.
 
     Raises SettingsError if `blobs.loader` is invalid.
     """

@@ -16,8 +16,8 @@ _USAGE = 2
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command, and end the process with its exit code (see `exit_codes`)."""
-    # Imports leave no garbage, but the collector would look at all that they make, again and again: a tenth of a start.
-    # The command turns it on again once it has imported what it needs.
+    # Imports leave no garbage, but the collector would scan all new objects repeatedly, which takes a tenth of the
+    # start. The command turns it on again after its imports.
     gc.disable()
     try:
         if (sys.argv[1:] if arguments is None else arguments)[:1] in (["up"], ["worker"]):

@@ -76,7 +76,7 @@ async def give_up(*, as_json: bool) -> None:
 
 
 async def forget(*, as_json: bool) -> None:
-    """Look no run up by earlier numbers any more. Raises RepartitionRefused while runs of theirs are kept."""
+    """Stop looking runs up by earlier numbers. Raises RepartitionRefused while runs that they placed are kept."""
     async with _server() as server:
         keys = _keys()
         now = await change.layout(server, keys)

@@ -64,7 +64,7 @@ def create(service: ServiceName, settings: Settings) -> AsgiApp:
         return RequestGuard(app, hosts=names, private=("/blobs",))
     from tokenbus_services.gateway.callers import has_keys
 
-    # Without keys any page in a browser on this machine could read runs, so the guard stands before everything.
+    # Without keys any page in a browser on this machine could read runs, so the guard comes first.
     return (
         app if has_keys(settings) else RequestGuard(app, hosts=names, private=("",), origins=settings.gateway.origins)
     )

@@ -61,4 +61,4 @@ def show(partitions: int, nodes: int, *, as_json: bool) -> None:
     print(f"the busiest has {now.busiest:.2f} times the mean: {'even' if now.even else 'uneven'}")
     if not now.even:
         numbers = ", ".join(f"{found.partitions} ({found.busiest:.2f})" for found in better)
-        print(f"take {numbers}" if better else f"no number up to {MAX_PARTITIONS} lies evenly")
+        print(f"take {numbers}" if better else f"no number up to {MAX_PARTITIONS} is spread evenly")

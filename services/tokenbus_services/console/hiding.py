@@ -1,6 +1,6 @@
-"""Public events without their content, for viewers who may see runs and not what they say. Pure.
+"""Public events without their content, for viewers who may see runs but not their content. Pure.
 
-Only fields that are listed here pass. A field that a newer version adds is content until somebody says otherwise.
+Only fields that are listed here pass. A field that a newer version adds counts as content until it is listed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SHOWN: dict[str, frozenset[str]] = {
     "cancelled": _END | {"heard_through"},
     "unknown": frozenset(),
 }
-"""By type of event: fields that are no content. Names of tools, models and providers count as none; what a client, a
+"""By type of event: fields that are not content. Names of tools, models and providers count as none; what a client, a
 model, a tool or a provider wrote does, an error's message and the reason of a cancel included.
 """
 SHOWN_OF_IMAGE = frozenset({"media_type", "size_bytes", "width", "height", "draft"})

@@ -55,7 +55,7 @@ class Desk:
         return endpoint
 
     def view(self, role: ConsoleRole, handle: ViewHandler, *, links: bool = False) -> Handler:
-        """A route for viewers with a role. ``links``: also for those who came by a link to one run."""
+        """A route for viewers with a role. ``links``: also for viewers with a link to one run."""
 
         async def checked(request: Request) -> Any:
             return await handle(request, await self.viewer(request, role, links=links))

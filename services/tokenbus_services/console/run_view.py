@@ -67,13 +67,13 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_s: float | None = None
     """Estimated from characters."""
     words: str | None = None
-    """The end of what it said last; None for viewers who may not see content."""
+    """Its last words; None for viewers who may not see content."""
     cost: float | None = None
     usage: dict[str, Any] | None = None
 
 
 class AttemptView(msgspec.Struct, kw_only=True):
-    """One call of a provider, as the run's events tell it."""
+    """One call of a provider, as the run's events show it."""
 
     turn: int
     attempt: int
@@ -91,7 +91,7 @@ class AttemptView(msgspec.Struct, kw_only=True):
 
 
 def state_after(event: PublicEvent) -> State | None:
-    """The run's state after this event; None if it does not tell."""
+    """The run's state after this event; None if the event does not determine it."""
     match event:
         case Completed():
             return "completed"

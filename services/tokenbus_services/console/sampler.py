@@ -1,4 +1,4 @@
-"""The river: samples all runs once a second while somebody watches, at a cost that does not depend on their chunks.
+"""The river: samples all runs once a second while a page is open, at a cost that does not depend on their chunks.
 
 One sample reads the index of open and ended runs, the summaries of runs that it does not know yet and of those that
 are shown, and the newest few events of shown runs whose count of events has changed. Other runs are looked at in turn,
@@ -244,7 +244,7 @@ class Sampler:
         return [run for run in taken if run in self._open]
 
     async def _look(self, runs: Iterable[str]) -> None:
-        """Read the newest events of these open runs, and of the ended ones that are shown, where there are any."""
+        """Read the newest events of these open runs, and of the ended ones that are shown, if any."""
         open_runs = [self._open[run] for run in dict.fromkeys(runs) if run in self._open]
         ended = [known for known in _shown_ended(self._newest_ended()) if known.end is None]
         wanted = [known for known in (*open_runs, *ended) if known.needs_look]

@@ -25,7 +25,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 class SecretSource(Protocol):
-    """Where the deployment's secret comes from."""
+    """Source of the deployment's secret."""
 
     async def read(self) -> bytes:
         """The secret. Raises ServerError."""

@@ -1,7 +1,7 @@
 """Which turns wait in front of their provider: for a slot, a limit or the delay of a retry.
 
-A fetcher marks an entry of `turns` as not begun while the run waits there. So the queue itself tells a run that waits
-from one whose provider is called, and nobody writes anything for the console.
+A fetcher marks an entry of `turns` as not begun while the run waits there. So the queue itself distinguishes a waiting
+run from one whose provider is called, and no service writes extra data for the console.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tokenbus.events.frames import TurnWork, turn_decoder
 
 GROUP = "fetcher"
 MAX_ENTRIES = 2000
-"""Of a partition, with each look; entries behind them count as begun."""
+"""Entries of a partition to read at each look. Later entries count as begun."""
 EARLY_MS = 5000
 """Entries are looked for from this long before their run was accepted: in a Cluster, two clocks gave the times."""
 _MAX_REMEMBERED = 20_000

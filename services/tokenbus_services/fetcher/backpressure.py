@@ -62,8 +62,8 @@ class Backpressure:
         return self._events.get((partition, stage))
 
     async def look(self) -> None:
-        """Check whether lagging stages have caught up, at most once per `LAG_POLL_S`. If the server is away, a later
-        call asks again.
+        """Check whether lagging stages have caught up, at most once per `LAG_POLL_S`. If the server is unavailable, a
+        later call asks again.
         """
         now = asyncio.get_running_loop().time()
         if now < self._look_at:

@@ -26,7 +26,7 @@ class CallFacts:
         self.error: str | None = None
 
     def answered(self, response: httpx.Response) -> None:
-        """The answer's head came."""
+        """The answer's head arrived."""
         self.url, self.status, self.answered_ms = response.request.url, response.status_code, self._now_ms()
 
     def ended(self, error: ErrorInfo | None) -> None:

@@ -14,7 +14,7 @@ _SCHEDULED = Path("/proc/thread-self/schedstat")
 
 
 def busy_s() -> float:
-    """Seconds in which this thread ran, or was ready and waited for a core, which only Linux tells."""
+    """Seconds in which this thread ran, or was ready and waited for a core. Only Linux reports the latter."""
     try:
         ran, waited, _ = _SCHEDULED.read_text().split()
     except OSError:

@@ -69,7 +69,7 @@ class FilesLost(Exception):
 
 
 class CallOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What goes with a call besides its request."""
+    """Data for a call in addition to its request."""
 
     tally: TokenTally | None = None
     """Receives the answer, to count tokens for the limits."""

@@ -214,8 +214,8 @@ class RawWriter:
                 attempt.refuse(verdict.decode())
 
     async def _written(self, groups: list[list[_Flushed]]) -> list[tuple[list[_Flushed], list[Any] | Exception]]:
-        """Write each group, the short way if possible, and return its reply. If the server refuses them together, write
-        each attempt on its own, with its reply or its error.
+        """Write each group, on the short path if possible, and return its reply. If the server refuses them together,
+        write each attempt on its own, with its reply or its error.
         """
         written: list[tuple[list[_Flushed], list[Any] | Exception]] = []
         if self.short_way:

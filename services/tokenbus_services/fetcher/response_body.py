@@ -125,7 +125,9 @@ def coding_of(header: str) -> str | None:
         return None
     if len(codings) > 1 or codings[0] not in _CODINGS:
         encodings = ", ".join(codings)[:80]
-        message = f"the answer is encoded as {encodings!r}; not asked for, and not one of {', '.join(_CODINGS)} alone"
+        message = (
+            f"the answer is encoded as {encodings!r}; not requested, and only one of {', '.join(_CODINGS)} is decoded"
+        )
         raise BodyRefused(ErrorInfo(code="body_encoding", kind="protocol", message=message, where="content-encoding"))
     return codings[0]
 

@@ -40,7 +40,7 @@ CONSOLE = "/console"
 
 
 class WithPages:
-    """The routes of the gateway, beside an app with the pages of every service and the lifespan."""
+    """The routes of the gateway, in addition to an app with the pages of every service and the lifespan."""
 
     def __init__(self, pages: AsgiApp, routes: AsgiApp) -> None:
         self.app = pages
@@ -52,7 +52,7 @@ class WithPages:
 
 
 class WithConsole:
-    """The console for its own paths, beside the routes of all surfaces."""
+    """The console for its own paths, in addition to the routes of all surfaces."""
 
     def __init__(self, app: AsgiApp, console: AsgiApp) -> None:
         self.app = app

@@ -1,4 +1,4 @@
-"""Who asks: the interface between the routes and the keys, and the door of a gateway without keys."""
+"""The caller of a request: the interface between the routes and the keys, and the door of a gateway without keys."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tokenbus_services.settings import Settings
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
-    """A client, as its key tells."""
+    """A client, as identified by its key."""
 
     rules: TranslationRules
     tenant: str = ""

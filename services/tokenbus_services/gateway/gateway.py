@@ -71,7 +71,7 @@ class Gateway:
         return Route(path, self.guarded(surface.name, surface.refusal, handle), methods=["POST"])
 
     async def caller(self, request: Request, surface: Surface | None = None, *, name: str = "") -> Caller:
-        """Who asks. Raises Refusal (401; 403 if the key is not for this surface)."""
+        """Return the caller of the request. Raises Refusal (401; 403 if the key is not for this surface)."""
         caller = await self.door.identify(headers_in(request))
         request.state.caller = caller
         caller.may_use(surface.name if surface else name)

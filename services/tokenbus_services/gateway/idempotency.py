@@ -28,7 +28,7 @@ def hash_of(body: bytes) -> str:
 
 
 def mismatch(run: str) -> Refusal:
-    """Another body came under the same key."""
+    """The same key was used with another body."""
     why = "this Idempotency-Key was used with another request body"
     return Refusal(Problem(status=422, code="idempotency_mismatch", message=why, kind="invalid_request", run=run))
 

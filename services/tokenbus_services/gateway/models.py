@@ -40,7 +40,7 @@ class ModelTable:
     """Resolves model names of clients.
 
     ``providers``: the API of each configured provider. ``aliases``: for each alias its providers and models in order of
-    preference. ``listed``: the names that ``/v1/models`` lists beside the aliases.
+    preference. ``listed``: the names that ``/v1/models`` lists in addition to the aliases.
     """
 
     def __init__(

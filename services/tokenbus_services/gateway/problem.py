@@ -95,7 +95,7 @@ def of_run(error: ErrorInfo, run: str) -> Problem:
 
 
 def of_end(event: Incomplete | RunFailedEvent | Cancelled) -> Problem:
-    """The problem of a run that did not complete. Every surface tells it as an error."""
+    """The problem of a run that did not complete. Every surface reports it as an error."""
     match event:
         case RunFailedEvent():
             return of_run(event.error, event.run)

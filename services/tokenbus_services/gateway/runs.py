@@ -33,7 +33,7 @@ from tokenbus_services.settings import GatewaySettings
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 GONE = "client_disconnected"
-"""Reason of a cancel because the client has gone."""
+"""Reason of a cancel because the client has disconnected."""
 CANCEL_TRIES, CANCEL_PAUSE_S = 20, 0.5
 MAX_RETRIES_OF_A_KEY = 16
 """Runs in a row under one Idempotency-Key."""
@@ -204,7 +204,7 @@ class GatewayRuns:
         self._later(opened.id, door.leave(opened.caller, opened.admission.generate.id or opened.id))
 
     async def cancel(self, run: str, reason: str) -> None:
-        """Cancel, also if the server is away for some seconds. Raises ServerError after that."""
+        """Cancel, also if the server is unavailable for some seconds. Raises ServerError after that."""
         for n in range(CANCEL_TRIES):
             try:
                 await self.bus.cancel(run, reason)

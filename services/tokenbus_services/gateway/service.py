@@ -30,7 +30,7 @@ class GatewayPart(Protocol):
     """Something that works beside the requests."""
 
     async def open(self, liveness: Liveness) -> None:
-        """Start. Tasks that work for as long as the gateway are started by ``liveness``."""
+        """Start. Start tasks that run as long as the gateway through ``liveness``."""
         ...
 
     async def close(self) -> None: ...
@@ -94,9 +94,10 @@ class GatewayService:
             await self._tracer.close()
 
     async def _beat(self) -> None:
-        """Say that this gateway lives, for `top` and `doctor`: it has no lease or queue that shows it."""
+        """Publish a heartbeat for `top` and `doctor`, because a gateway has no lease or queue that shows it is
+        alive."""
         call = scripts.present(self._members, member=self._worker, ttl_ms=TTL_MS)
         while True:
-            with suppress(ServerUnavailable, ServerFull, RedisError, OSError):  # what needs the server says so
+            with suppress(ServerUnavailable, ServerFull, RedisError, OSError):  # requests report an outage
                 await run_script(self._server, call)
             await rest(HEARTBEAT_S)

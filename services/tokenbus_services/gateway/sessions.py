@@ -23,7 +23,7 @@ MAX_BODY_BYTES = 2**20
 
 
 class Session(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The run behind a client's name for it."""
+    """The run that a client knows by a name of its own."""
 
     run: str
     body: bytes = b""

@@ -3,8 +3,8 @@
 The arriving request still contains the data, bounded by the inbound stream's limit; the run's records, which live for
 hours, contain the reference. Blobs that the request names get a lease here, because the run may have to wait.
 
-If the store is away, the request is still accepted: its media stay inline, at most `limits.request_bytes`, and the
-store is not asked again for a while.
+If the store is unavailable, the request is still accepted: its media stay inline, at most `limits.request_bytes`, and
+the store is not asked again for a while.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ TRIES = 2
 TRY_S = 5.0
 """Longest time of one try."""
 AWAY_S = 5.0
-"""How long a store that failed is not asked again."""
+"""Pause before a store that failed is called again."""
 AT_ONCE = 8
 MOST_BLOBS = 1000
-"""Maximum distinct blobs per request: requests beside it wait while they are leased."""
+"""Maximum distinct blobs per request: requests read with it wait while they are leased."""
 
 T = TypeVar("T")
 
@@ -78,7 +78,7 @@ class IntakeMedia:
         try:
             content = b64decode(source.data, validate=True)
         except ValueError:  # binascii.Error, or ValueError for non-ASCII text
-            raise RequestInvalid(f"{where}.source.data", "it is no base64") from None
+            raise RequestInvalid(f"{where}.source.data", "it is not base64") from None
         try:
             blob_id = await self._asked(lambda: self._blobs.store(content, plain_media_type(source.media_type)))
         except BlobRefused as e:
@@ -105,4 +105,4 @@ class IntakeMedia:
                     if not left:
                         self._away_until = self._clock() + AWAY_S
                         log.warning("blob_store_unavailable", problem=str(e) or f"no answer within {TRY_S:g} s")
-        raise BlobUnavailable("blobs", "the store was away a moment ago")
+        raise BlobUnavailable("blobs", "the store was unavailable a moment ago")

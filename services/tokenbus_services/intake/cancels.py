@@ -45,7 +45,7 @@ class Cancels:
         self._queue = queue
         self._liveness = liveness or Liveness()
         self._read: defaultdict[int, list[tuple[QueueItem, Cancel]]] = defaultdict(list)
-        """Cancels not sent yet. In a Cluster by partition: a node that is away delays only its own."""
+        """Cancels not sent yet. In a Cluster by partition: a node that is unavailable delays only its own."""
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     def take(self, item: QueueItem) -> bool:

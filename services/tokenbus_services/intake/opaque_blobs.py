@@ -85,7 +85,7 @@ class _Loading:
                 async with aclosing(found.pieces()) as pieces:
                     return b"".join([piece async for piece in pieces]).decode()
         except UnicodeDecodeError:
-            self.notes.append(f"{where}: left out, for the blob is no text")
+            self.notes.append(f"{where}: left out, because the blob is not text")
         except BlobError as e:
             if e.retryable:
                 raise MediaFailed(e, where) from e

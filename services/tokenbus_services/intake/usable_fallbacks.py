@@ -93,7 +93,7 @@ class Fallbacks:
         for where, part in media.items():
             match part.source:
                 case FileSource() if asked.provider != request.provider:
-                    problem = f"it lies with {request.provider}, and {asked.provider} does not have it"
+                    problem = f"it is stored with {request.provider}, and {asked.provider} does not have it"
                     raise RequestInvalid(f"{where}.source", problem)
                 case Base64Source(media_type=media_type) | BlobSource(media_type=media_type):
                     stubs[where] = Base64Source(media_type=media_type, data=_STUB)

@@ -15,7 +15,7 @@ _ESCAPED = {"%22": '"', "%0D": "\r", "%0A": "\n"}
 
 
 def read_form(content_type: str, body: bytes) -> dict[str, Any]:
-    """The fields: a text as str, a file as its ``filename``, ``media_type`` and ``data``, and a list where a name ends
+    """The fields: a text as str, a file as its ``filename``, ``media_type`` and ``data``, and a list if a name ends
     with ``[]``. Raises Rejected."""
     found = _BOUNDARY.search(content_type)
     if found is None:

@@ -55,12 +55,12 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="reply"):
-    """One turn of the model: thinking, then text, then pictures, then tool calls, each left out where empty."""
+    """One turn of the model: thinking, then text, then pictures, then tool calls, each left out if empty."""
 
     text: str = ""
     thinking: str = ""
     signature: str = "c2lnbmVkIGJ5IHRoZSByZXBsYXkgcHJvdmlkZXI="
-    """Goes with thinking, where the API has signatures."""
+    """Sent with thinking, if the API has signatures."""
     pictures: tuple[Picture, ...] = ()
     """For the APIs whose models make images; the others refuse."""
     tool_calls: tuple[ToolCall, ...] = ()

@@ -168,7 +168,7 @@ class Connection(httpcore.AsyncNetworkStream, asyncio.Protocol):
         return inner
 
     def get_extra_info(self, info: str) -> Any:
-        if info == "is_readable":  # asked of an idle connection: it is of no use any more
+        if info == "is_readable":  # called for an idle connection that cannot be used any more
             return bool(self._size or self._ended or self._lost)
         name = _EXTRAS.get(info)
         return self._transport.get_extra_info(name) if self._transport and name else None

@@ -30,7 +30,7 @@ class _Pool:
 
 
 class _Answer(httpx.AsyncByteStream):
-    """A response body that tells its pool when it is closed."""
+    """A response body that notifies its pool when it is closed."""
 
     def __init__(self, stream: httpx.AsyncByteStream, pool: _Pool) -> None:
         self._stream = stream

@@ -13,7 +13,7 @@ from itertools import chain, zip_longest
 from typing import Any
 
 DELAY_S = 0.25
-"""How long an address is tried alone before the next one is tried beside it."""
+"""How long an address is tried alone before the next one is tried in parallel."""
 _Address = tuple[socket.AddressFamily, Any]
 
 

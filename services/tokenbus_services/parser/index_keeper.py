@@ -50,7 +50,8 @@ class IndexKeeper:
         """By partition: up to where ended runs were looked at since it was acquired, the newest first; None: all."""
 
     async def look(self, runs: Mapping[int, Sequence[RunState]]) -> None:
-        """Look at each of these partitions, given its open runs. Raises redis-py's errors if the server is away."""
+        """Look at each of these partitions, given its open runs. Raises redis-py's errors if the server is
+        unavailable."""
         self._listed = {p: listed for p, listed in self._listed.items() if p in runs}
         if time.monotonic() >= self._list_again:
             self._listed, self._list_again = {}, time.monotonic() + self._open_ms / 2000

@@ -1,4 +1,4 @@
-"""Log lines that tell a run's story: its start, the end of each attempt, each retry, its end.
+"""Log lines for the course of a run: its start, the end of each attempt, each retry, its end.
 
 No line has content: neither text nor what a provider wrote in its error, which may quote the request.
 """

@@ -24,7 +24,7 @@ class PolicyStageStatus(msgspec.Struct, frozen=True):
 
 
 MAX_LOSSES = 5
-"""How often a stage may be lost without reading anything before it counts as away."""
+"""How often a stage may be lost without reading anything before it counts as unavailable."""
 
 
 class PolicyStageObserver:
@@ -39,14 +39,15 @@ class PolicyStageObserver:
     def observe(self, *, alive: bool, lag_bytes: int, read: str, read_ms: int, now_ms: int) -> PolicyStageStatus:
         """Record an observation: whether a worker owns it, and the last entry read, with the time of that draft.
 
-        A stage that is lost repeatedly without reading anything counts as away: its workers do not restart the timeout.
+        A stage that is lost repeatedly without reading anything counts as unavailable: its workers do not restart the
+        timeout.
         """
         if read != self._read or lag_bytes == 0:
             self._read, self._losses = read, 0
         if self._was_alive and not alive:
             self._losses += 1
         self._was_alive = alive
-        # If it is away at the first look, it existed before; when it was lost is unknown, so assume now.
+        # If it is unavailable at the first look, it existed before; when it was lost is unknown, so assume now.
         if (alive and self._losses < MAX_LOSSES) or (self._alive_ms is None and read != "0-0"):
             self._alive_ms = now_ms
         return PolicyStageStatus(self._alive_ms or 0, alive, lag_bytes, read_ms)
@@ -97,8 +98,9 @@ class Timeouts(msgspec.Struct, frozen=True):
     def policies_overdue(self, s: RunState, now_ms: int, stage: PolicyStageStatus) -> bool:
         """Whether the run's policies would have decided by now if any worker were running them.
 
-        A slow stage is not an absent one: drafts that it has not read are waiting their turn. If the stage is away, a
-        run whose attempt is held back by other runs' drafts waits no longer than a run with drafts of its own.
+        A slow stage is not an absent one: drafts that it has not read are waiting their turn. If the stage is
+        unavailable, a run whose attempt is held back by other runs' drafts waits no longer than a run with drafts of
+        its own.
         """
         gate, policing = s.gate, s.accepted.policing
         if gate is None or policing is None or gate.bypassed:

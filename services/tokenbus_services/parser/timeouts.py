@@ -197,7 +197,7 @@ class TimeoutClock:
             return []
         return same
 
-    # --- what it tells ----------------------------------------------------------------------------------------
+    # --- expired ----------------------------------------------------------------------------------------
 
     def _deadline(self, partition: int, s: RunState) -> scripts.ScriptCall:
         keys = self._keys.within(partition)

@@ -37,7 +37,7 @@ def create(settings: Settings) -> AsgiFastStream:
 
 
 class _PolicyCompanion:
-    """Opens and closes the service beside its stage."""
+    """Opens and closes the service together with its stage."""
 
     def __init__(self, service: PolicyService, server: Server, stage: Stage, liveness: Liveness) -> None:
         self._service, self._server, self._stage, self._liveness = service, server, stage, liveness

@@ -1,7 +1,7 @@
 """Decides which run is at fault for an executor that ended. Pure. What follows from it: failed_starts.py.
 
 A start counts against a policy of a run only by evidence: its executor ended while the run was alone in it, or its call
-did not return. The end of a shared executor, or of a worker, is no evidence: such a run is isolated in an executor of
+did not return. The end of a shared executor, or of a worker, is not evidence: such a run is isolated in an executor of
 its own, where the next end counts.
 """
 
@@ -23,7 +23,7 @@ END_TEXTS: Mapping[End, str] = {
     "blocked": "a call blocked its process",
     "exited": "its process died",
     "memory": "its process took too much memory",
-    "overran": "a call went on past its timeout",
+    "overran": "a call continued past its timeout",
 }
 
 

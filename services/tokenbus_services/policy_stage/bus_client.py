@@ -42,7 +42,7 @@ class PolicyClient(Client):
             named = request.policies if isinstance(request, Generate) else request.get("policies")
             if named:
                 raise RequestInvalid(
-                    "policies", "no policy may judge a run that a policy asked for: it would wait for itself"
+                    "policies", "a run that a policy starts cannot have policies: it would wait for itself"
                 )
             if isinstance(request, Generate):
                 request = msgspec.structs.replace(request, visible=False)

@@ -19,7 +19,7 @@ from tokenbus.policy.stream_format import Writer
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """Where an event comes from."""
+    """The origin of an event."""
 
     draft: int
     part: str = ""

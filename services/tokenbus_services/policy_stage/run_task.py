@@ -40,7 +40,7 @@ class RunRecord(StartCounts, Protocol):
     """The run on the server, while this worker owns its partition."""
 
     async def starts(self) -> RunStarts | None:
-        """Return what is known of its starts, and write down that this worker judges it, beside others. None: the run
+        """Return its recorded starts, and write down that this worker judges it, together with others. None: the run
         is over or another worker owns it.
         """
         ...

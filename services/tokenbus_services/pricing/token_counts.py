@@ -33,7 +33,8 @@ class TokenCounts(msgspec.Struct, frozen=True, kw_only=True):
 def token_counts(usage: Usage | None, api: ApiName) -> TokenCounts:
     """The counts of ``usage`` as this API means them.
 
-    Anthropic reports cached input beside the rest, Gemini reasoning beside the answer; the others include both.
+    Anthropic reports cached input separately from the rest, and Gemini reasoning separately from the answer; the others
+    include both.
     """
     usage = usage or Usage()
     read, write, reasoning = usage.cache_read or 0, usage.cache_write or 0, usage.reasoning or 0

@@ -221,20 +221,20 @@ class RecordService:
             await rest(pause_s)
 
     async def _renew(self, entry: RecordEntry) -> None:
-        """Renew the leases of a record's blobs. Raises BlobError if the store is away."""
+        """Renew the leases of a record's blobs. Raises BlobError if the store is unavailable."""
         wanted = {entry.blob_id, *entry.parts}
         try:
             missing = wanted - await self._leased(wanted)
         except BlobError as e:
             if e.retryable:
                 raise
-            # Of this record alone: the older ones behind it are renewed all the same.
+            # Only this record fails: the older ones after it are still renewed.
             log.warning("record_not_renewed", run=entry.run, problem=str(e))
             return
         if missing:
             log.warning("record_incomplete", run=entry.run, missing=sorted(missing))
 
-    # --- what goes wrong ----------------------------------------------------------------------------------------
+    # --- failures ----------------------------------------------------------------------------------------
 
     async def _poisoned(self, item: QueueItem, error: Exception) -> None:
         """Dead-letter a run whose record cannot be made. The run itself is unaffected."""

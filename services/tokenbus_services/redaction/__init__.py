@@ -28,7 +28,7 @@ _LONGEST_IN_FILE = 4096
 _MOST_LEARNED = 16
 """How many rotated keys and tokens to remember: a response may contain one that was just replaced."""
 _TELLING_CHARS, _TELLING_PART = 12, 0.5
-"""A prefix of at least this length and fraction is redacted too, even if the rest never comes."""
+"""A prefix of at least this length and fraction is redacted too, even if the rest never arrives."""
 
 
 class Redaction:

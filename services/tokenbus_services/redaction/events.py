@@ -60,7 +60,7 @@ class _Tail(msgspec.Struct, eq=False):
     chars: int
     """Maximum number of secret characters in it."""
     telling: bool
-    """Long enough to be redacted even if the rest never comes."""
+    """Long enough to be redacted even if the rest never arrives."""
 
     @property
     def holds(self) -> bool:

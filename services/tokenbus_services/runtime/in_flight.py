@@ -27,8 +27,8 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 ABANDON_S = 5.0
 CHECK_S = 10.0
-"""How often to check all work for progress. One timer for all: thousands of items are in progress at once, and a task
-that waits beside each costs 3 KB.
+"""How often to check all work for progress. One timer for all: thousands of items are in progress at once, and a
+waiting task for each would cost 3 KB.
 """
 
 
@@ -183,7 +183,7 @@ class InFlight:
         for work in late:
             if work.completion:
                 work.completion.cancel()
-            elif work.task:  # it does not end although it was asked to
+            elif work.task:  # it does not end although it was cancelled
                 self._leave(work.task)
                 self._queue.release([work.item])
                 self._remove(work)

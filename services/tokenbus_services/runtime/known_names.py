@@ -44,6 +44,6 @@ class KnownModels:
 
 
 def known_tenants(settings: Settings) -> frozenset[str]:
-    """The tenants that the settings name. Empty: metrics tell no tenants apart."""
+    """The tenants that the settings name. Empty: metrics do not distinguish tenants."""
     keys = settings.gateway.keys if settings.gateway else {}
     return frozenset({*settings.limits.tenants, *(key.tenant or name for name, key in keys.items())})

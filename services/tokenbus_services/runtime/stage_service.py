@@ -22,7 +22,7 @@ STRETCH_S = 1.0
 
 
 class Companion(Protocol):
-    """Runs beside the stage in its worker: opened after it, closed before it."""
+    """Runs alongside the stage in its worker: opened after it, closed before it."""
 
     async def open(self) -> None: ...
 
@@ -56,7 +56,7 @@ class StageService:
     ) -> None:
         """Adds the stage to the broker and the metrics of its process.
 
-        - ``beside``: creates what runs beside the stage.
+        - ``beside``: creates the services that run alongside the stage.
         - ``opening``: starts what the logic needs, before the worker acquires a partition.
         - ``closing``: releases what the logic needs, after all work has ended.
         - ``room``: awaited before each read.

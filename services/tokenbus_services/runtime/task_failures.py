@@ -18,8 +18,8 @@ STRAGGLING_S = 0.05
 
 
 class LoggedTasks:
-    """Runs background work, some of which may hang, for example on a Cluster node that is away. Call `close` at the
-    end.
+    """Runs background work, some of which may hang, for example on a Cluster node that is unavailable. Call `close` at
+    the end.
     """
 
     def __init__(self, name: str, *, most: Callable[[], int]) -> None:

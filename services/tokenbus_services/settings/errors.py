@@ -38,7 +38,7 @@ PATTERN_WORDS: Final[Mapping[str, str]] = {
     r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$(?!\n)": "`module:name`",
     r"^[^/\s]+/\S+$(?!\n)": "`PROVIDER/MODEL`",
     r"^(\*|[a-z]+/(\*|[a-z0-9.+-]+))$(?!\n)": "a media type as `image/png`, `image/*` or `*`",
-    r"^[ -z|~]*\{\}[ -z|~]*$(?!\n)": "text with `{}` in the place of the key",
+    r"^[ -z|~]*\{\}[ -z|~]*$(?!\n)": "text with `{}` for the key",
     r"^[0-9a-f]{64}$(?!\n)": "a SHA-256 of 64 hex digits",
     r"^[!-~]([ -~]*[!-~])?$|^$": "ASCII text without blanks at its ends",
     r"^[A-Za-z][A-Za-z0-9_:.-]{0,63}$(?!\n)": "the name of a tag, without its brackets",

@@ -10,7 +10,7 @@ RENAMED: Final[Mapping[tuple[str, str], str]] = {
     ("limits", "run_events"): "run_input_events",
     ("blobs", "inline_bytes"): "inline_characters",
 }
-"""Table and old key, and the new key. All three count what the new name says; the old ones said something else."""
+"""Table and old key, and the new key. All three count what the new name says; the old names were wrong."""
 
 
 def old_names(raw: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def look_beside_settings(env: Mapping[str, str] = os.environ) -> None:
-    """Modules beside the settings file can be imported; without a file, those in the working directory."""
+    """Modules in the directory of the settings file can be imported; without a file, those in the working directory."""
     config = env.get("TOKENBUS_CONFIG")
     beside = str(Path(config).resolve().parent if config else Path.cwd())
     if beside not in sys.path:

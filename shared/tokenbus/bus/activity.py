@@ -154,7 +154,7 @@ def activity_of(fields: Mapping[bytes, bytes]) -> Activity:
 
 
 def percentile_ms(counts: Sequence[int], share: float) -> int | None:
-    """The bound below which this share of the times lies, interpolated in its bucket; None without any."""
+    """The upper bound of this share of the times, interpolated within its bucket; None without times."""
     total = sum(counts)
     if not total:
         return None

@@ -45,8 +45,8 @@ class Keys:
     """Key names of one deployment: its prefix, its number of partitions, and in which of them a run is.
 
     The number for new runs may change while the deployment runs (bus/layout.py, `apply`). A run stays in the partition
-    where it began. So one object is shared by all parts of a process, and `note` tells it of a run that is elsewhere
-    than the present number says.
+    where it began. So one object is shared by all parts of a process, and `note` records a run that is in another
+    partition than the present number gives.
     """
 
     __slots__ = ("_elsewhere", "_held", "epoch", "ever", "heard_at", "numbers", "partitions", "prefix")
@@ -67,7 +67,7 @@ class Keys:
         self.epoch = 0
         """Counts the changes of `numbers`."""
         self.heard_at = 0.0
-        """When the deployment was asked for `numbers`, by the monotonic clock."""
+        """Monotonic time at which `numbers` was last read from the server."""
         self._elsewhere: dict[str, int] = {}
         """Partitions of runs that an earlier number placed. No further ones are placed by it, so this is bounded."""
         self._held: dict[str, tuple[int, int]] = {}
@@ -94,7 +94,7 @@ class Keys:
         self.partitions = max(self.partitions, partitions)
 
     def partition_of(self, run: str) -> int:
-        """``crc32(run) mod P``: the partition of all events of the run, or where it is noted to be."""
+        """``crc32(run) mod P``: the partition of all events of the run, or the partition noted for it."""
         if self._held and (held := self._held.get(run)) is not None:
             return held[0]
         if self._elsewhere and (noted := self._elsewhere.get(run)) is not None:

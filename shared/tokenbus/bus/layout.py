@@ -1,13 +1,13 @@
-"""How many partitions a deployment has, and had: the hash ``<prefix>:meta``.
+"""The present and earlier numbers of partitions of a deployment: the hash ``<prefix>:meta``.
 
-Runs are placed by ``crc32(run) mod P``. Several numbers P share one set of partitions, ``0`` to the largest P less one,
-and a run stays where it began. So a change of P moves nothing: new runs are placed by the new number, and a run that is
-not found there is looked for by the earlier ones (`locate`).
+Runs are placed by ``crc32(run) mod P``. Several numbers P share one set of partitions, ``0`` to the largest P minus
+one, and a run stays where it began. So a change of P moves nothing: new runs are placed by the new number, and a run
+that is not found there is looked up by the earlier ones (`locate`).
 
-A change has two steps. *Announced*: all workers serve the partitions of both numbers, look runs up by both, and say so
-in ``meta``. *Placed*: intake places by the new number. Each change raises the epoch, and intake writes it into every
-partition before it places by it (`fence`). A worker that has not heard of it can then create no run by the old number
-(scripts/runs.py), so no request becomes two runs.
+A change has two steps. *Announced*: all workers serve the partitions of both numbers, look runs up by both, and confirm
+that in ``meta``. *Placed*: intake places by the new number. Each change raises the epoch, and intake writes it into
+every partition before it places by it (`fence`). A worker that has not read the new epoch can then create no run by the
+old number (scripts/runs.py), so no request becomes two runs.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ KNOWN_WIRE_VERSIONS = (WIRE_VERSION, CHANGED_WIRE_VERSION)
 FIELDS = ("partitions", "wire_version", "numbers", "ever", "spread", "epoch", "announced")
 CHANGED_LOOK_S = 0.05
 STALE_S = 2.0
-"""Workers ask for the layout more often than this."""
+"""Workers read the layout more often than this."""
 SEEN = "seen:"
-"""Prefix of the fields in which workers say which epoch they work by, while a change is announced."""
+"""Prefix of the fields in which workers confirm the epoch that they use, while a change is announced."""
 EPOCH = "epoch"
 """Field of a parser's lease: no run is created in this partition by an earlier epoch."""
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """What the deployment has agreed on."""
+    """The deployment's agreed numbers."""
 
     placing: int
     """Number of partitions by which new runs are placed."""
     numbers: tuple[int, ...]
-    """By which runs may be placed that are kept, the present one first."""
+    """Numbers by which stored runs may be placed, the present one first."""
     ever: tuple[int, ...]
-    """All numbers that the deployment ever had. A process with one of these in its settings follows along."""
+    """All numbers that the deployment ever had. A process with one of these in its settings uses the present one."""
     spread: int
     """Number of partitions that may have entries: the largest number ever."""
     epoch: int
@@ -137,8 +137,8 @@ async def read_layout(server: Server, keys: Keys) -> Layout | None:
 
 
 async def widen_if_stale(server: Server, keys: Keys) -> None:
-    """Look runs up by the deployment's numbers of now, if this process has not asked for a while: it may have stood
-    still during a change.
+    """Read the deployment's numbers again if this process has not read them for a while: it may have been stopped
+    during a change.
     """
     if time.monotonic() - keys.heard_at < STALE_S:
         return
@@ -158,10 +158,10 @@ async def learn(server: Server, keys: Keys) -> None:
 
 
 async def locate(server: Server, keys: Keys, *runs: str) -> bool:
-    """Find out where runs are and note it in ``keys``; does nothing if there is one place each.
+    """Find the partitions of runs and note them in ``keys``; does nothing if each has only one possible partition.
 
-    Returns whether all were found, or need not be looked for. A run that is nowhere counts as where a new one would be.
-    Raises redis-py's errors.
+    Returns whether all were found, or needed no look-up. A run that is not found counts as being where a new one would
+    be. Raises redis-py's errors.
     """
     unsure = {run: places for run in runs if len(places := keys.places(run)) > 1}
     if not unsure:

@@ -6,7 +6,7 @@ beyond its share and acquires free ones below it; it never acquires a lease that
 its leases both expire after ``ttl_ms``, so its partitions are acquired within that time and one tick.
 
 A Cluster node that does not answer blocks only the requests to that node; leases on other nodes are renewed and
-acquired meanwhile. The member set lies on one node. While that node is away, no partition changes hands.
+acquired meanwhile. The member set lies on one node. While that node is unavailable, no partition changes hands.
 """
 
 from __future__ import annotations
@@ -130,14 +130,15 @@ class Leases:
         self._task = self._liveness.start(self._run(), name=f"leases {self._group}")
 
     def check(self) -> None:
-        """Raise what ended the leases' task, if it ended by itself: nothing is renewed or acquired any more."""
+        """Raise the error that ended the leases' task, if it ended unexpectedly: no lease is renewed or acquired any
+        more."""
         if self._task and self._task.done() and not self._closing.is_set():
             self._task.result()
 
     async def close(self) -> None:
         """Release all leases and sign off, so that other workers need not wait for them to expire.
 
-        Takes no longer than a lease lasts; if the server is away, the leases expire.
+        Takes no longer than a lease lasts; if the server is unavailable, the leases expire.
         """
         self._closing.set()
         if self._task:
@@ -195,7 +196,7 @@ class Leases:
                 defects.none()
             except (RedisError, OSError) as e:
                 if self._healthy:
-                    log.warning("leases of %s: the server is away: %s", self._group, e)
+                    log.warning("leases of %s: the server is unavailable: %s", self._group, e)
                 self._healthy = False
                 self._back_off(range(self._keys.partitions))
             except Exception as e:
@@ -204,8 +205,8 @@ class Leases:
                 defects.count(e)
 
     def _back_off(self, partitions: Iterable[int]) -> None:
-        """The leases on this server may have expired while it was away; give each owner time to renew before acquiring
-        any.
+        """The leases on this server may have expired while it was unavailable; give each owner time to renew before
+        acquiring any.
         """
         until = asyncio.get_running_loop().time() + 3 * self._tick_s
         for partition in partitions:
@@ -231,7 +232,7 @@ class Leases:
 
     async def _tick(self) -> None:
         now = asyncio.get_running_loop().time()
-        # Watched: if it stood still, this worker would keep what it has, and never share it or take more.
+        # Supervised: if it stalled, this worker would keep its partitions, and never release or acquire any.
         name = f"members of {self._group}"
         self._counted = self._counted or self._liveness.start_passing(self._count(), name=name)
         asked = [
@@ -326,7 +327,7 @@ class Leases:
         if partition not in self.blocked:
             keys = f"{self._lease_key(partition)} or {self._stream(partition)}"
             log.error(
-                "%s partition %d waits: %s is of another type, delete or rename it: %s",
+                "%s partition %d waits: %s has the wrong type, delete or rename it: %s",
                 self._group,
                 partition,
                 keys,

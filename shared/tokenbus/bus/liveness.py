@@ -25,7 +25,7 @@ STUCK_S = 6.0
 MAX_DEFECTS = 10
 """After this many failures in a row a loop is considered broken."""
 STUCK_OF_MANY_NODES_S = 15.0
-"""`STUCK_S` for topologies where a command may have to ask several nodes for a key (Sentinel, Cluster)."""
+"""`STUCK_S` for topologies in which a command may have to ask several nodes for a key (Sentinel, Cluster)."""
 
 
 class LongTask:
@@ -97,7 +97,8 @@ class ItemWork:
 
 
 class SideWork(ItemWork):
-    """Progress of one task that runs beside its caller. Its beats count for the caller's item too, if there is one."""
+    """Progress of one task that runs concurrently with its caller. Its beats count for the caller's item too, if there
+    is one."""
 
     def __init__(self, liveness: Liveness) -> None:
         self._item = _of_work.get()

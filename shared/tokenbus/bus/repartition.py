@@ -1,7 +1,7 @@
-"""Changes the number of partitions of a deployment at work; what that means is in layout.py.
+"""Changes the number of partitions of a running deployment; layout.py explains how.
 
 `announce`, wait until `lagging` is empty, `place`. Each may be repeated, also by another process after this one died.
-`forget` ends the look-ups by earlier numbers once no run of theirs is kept.
+`forget` ends the look-ups by earlier numbers once no run that they placed is kept.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tokenbus.errors import RepartitionRefused
 GROUPS = ("intake", "fetcher", "normalizer", "parser", "policy", "tools", "recorder")
 """Groups of workers that serve partitions."""
 ALIVE_MS = 10_000
-"""A worker without a heartbeat for so long is gone, or will learn of the change before it works on."""
+"""A worker without a heartbeat for this long has ended, or reads the change before it continues."""
 _COUNT = 1000
 
 _CHANGE = script(
@@ -83,7 +83,7 @@ async def announce(server: Server, keys: Keys, now: Layout, number: int) -> None
 
 
 async def lagging(server: Server, keys: Keys, now: Layout) -> list[str]:
-    """Workers and gateways that have not said that they know both; those of an older release never do.
+    """Workers and gateways that have not confirmed both numbers; those of an older release never do.
 
     Raises ServerUnavailable.
     """
@@ -137,7 +137,7 @@ async def _change(server: Server, keys: Keys, now: Layout, announced: int | None
 
 
 async def _workers(server: Server, keys: Keys) -> dict[str, int | None]:
-    """The live workers and gateways, and the epoch that each has said it works by."""
+    """The live workers and gateways, and the epoch that each has confirmed."""
     with translated(server, keys.meta):
         await server.clock.measure()
         since = server.clock.now_ms() - ALIVE_MS

@@ -1,6 +1,7 @@
 """Reads of the index of runs: two sorted sets a partition, and the summary in each run's hash.
 
-Scripts write the index (`accept`, `Commit.end_run`). A reader may find a run there whose hash is gone: it is left out.
+Scripts write the index (`accept`, `Commit.end_run`). The index may list a run whose hash has expired; readers leave it
+out.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _FIELDS = (
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """What small fields of a run's hash tell: its line in a list, and what only the console shows."""
+    """The small fields of a run's hash: its line in a list, and the data that only the console shows."""
 
     info: RunInfo
     judging_ms: int | None
@@ -55,7 +56,7 @@ class IndexReader:
     """Reads one sorted set in pages, in the order of time."""
 
     def __init__(self, key: str, *, newest_first: bool, after: Position | None, until_ms: int | None) -> None:
-        """``after``: begin behind this place. ``until_ms``: only runs from this time or before it."""
+        """``after``: begin after this position. ``until_ms``: only runs from this time or earlier."""
         self._key = key
         self._newest_first = newest_first
         self._after = after
@@ -95,7 +96,7 @@ class IndexReader:
 
 
 async def read_runs(client: Any, keys: Keys, runs: Sequence[str]) -> list[RunInfo | None]:
-    """These runs as lists tell of them, see `read_summaries`. Raises redis-py's errors."""
+    """The summaries of these runs, see `read_summaries`. Raises redis-py's errors."""
     return [summary and summary.info for summary in await read_summaries(client, keys, runs)]
 
 
@@ -108,7 +109,7 @@ async def read_summaries(client: Any, keys: Keys, runs: Sequence[str]) -> list[S
     for at in range(0, len(runs), COMMANDS):
         some = runs[at : at + COMMANDS]
         pipe = client.pipeline(transaction=False)
-        asked = [(run, keys.places(run)) for run in some]  # other tasks may learn meanwhile where a run is
+        asked = [(run, keys.places(run)) for run in some]  # other tasks may note a run's partition meanwhile
         for run, partitions in asked:
             for partition in partitions:
                 pipe.hmget(keys.within(partition).run(run), _FIELDS)

@@ -133,7 +133,7 @@ class Blobs:
                     await self.check(blob_id)
             raise e
         if hasher.hexdigest() != digest:
-            raise BlobCorrupt(blob_id, f"the content that came is {blob_id_from_digest(hasher.hexdigest())}")
+            raise BlobCorrupt(blob_id, f"the received content is {blob_id_from_digest(hasher.hexdigest())}")
         if held:
             yield held
 

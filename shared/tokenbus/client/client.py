@@ -175,10 +175,10 @@ class Client(TopicSubscriber):
         - CursorTrimmed if events after ``after`` were trimmed;
         - CursorAhead if the run has no event with seq ``after``: the cursor belongs to another run;
         - ValueError if ``after`` is not a seq;
-        - ServerUnavailable if the server is away for longer than ``reconnect_s``.
+        - ServerUnavailable if the server is unavailable for longer than ``reconnect_s``.
         """
         if type(after) is not int or after < -1:
-            raise ValueError(f"after: {after!r} is no seq: a whole number from 0, or -1 for all events")
+            raise ValueError(f"after: {after!r} is not a seq: a whole number from 0, or -1 for all events")
         return follow(
             self._deployment, _run_id(run), after=after, wait_s=wait_s, reconnect_s=self._reconnect_s, new=new
         )
@@ -276,7 +276,7 @@ class Client(TopicSubscriber):
         alone; with them, on how many are read. Raises ValueError for invalid arguments; ServerUnavailable.
         """
         if limit is not None and (type(limit) is not int or limit < 0):
-            raise ValueError(f"limit: {limit!r} is no whole number from 0")
+            raise ValueError(f"limit: {limit!r} is not a whole number from 0")
         wanted = run_filter(state=state, tenant=tenant, provider=provider, older_than=older_than, prefix=prefix)
         return list_runs(self._deployment, wanted, newest_first=not oldest_first, limit=limit)
 

@@ -67,7 +67,7 @@ class Deployment:
 
     async def _ask(self) -> None:
         if self._agreed:
-            return  # another task asked while this one waited
+            return  # another task read it while this one waited
         if layout := await self._read():
             self._agree(layout)
 
@@ -86,7 +86,7 @@ class Deployment:
         await self.refresh()
 
     async def refresh(self, *, older_than_s: float = REFRESH_S) -> None:
-        """Follow a change of the deployment's partitions, if it was not asked about them for so long.
+        """Check for a change of the deployment's partitions, if the last check is older than this.
 
         Raises DeploymentMismatch, ServerUnavailable.
         """
@@ -113,7 +113,8 @@ class Deployment:
 
 
 class Outage:
-    """Retry policy of a reader during an outage: growing pauses, until the server has been away for ``bound_s``."""
+    """Retry policy of a reader during an outage: growing pauses, until the server has been unavailable for
+    ``bound_s``."""
 
     def __init__(self, bound_s: float) -> None:
         self._bound_s = bound_s
@@ -121,7 +122,7 @@ class Outage:
         self._pause_s = FIRST_PAUSE_S
 
     async def wait(self, error: ServerUnavailable) -> None:
-        """Pause before the next try. Raises ``error`` if the server has been away for too long."""
+        """Pause before the next try. Raises ``error`` if the server has been unavailable for too long."""
         now = asyncio.get_running_loop().time()
         self._since = now if self._since is None else self._since
         if now - self._since >= self._bound_s:

@@ -35,11 +35,12 @@ TRIES = 3
 MOST_DEFECTS = 3
 """A tail ends after this many failed reads in a row, if neither the server nor a single stream explains it."""
 ASKED_AT_ONCE = 100
-"""Streams that are tried by themselves in one round trip."""
+"""Maximum streams to try individually in one round trip."""
 IDLE_S = 5.0
 """How long a tail without feeds keeps its connection: programs that follow one run after the other need no new one."""
 READERS_STEPS = 3
-"""Steps of the event loop until a reader's reader has sent on what came: the next read begins after that."""
+"""Steps of the event loop that the consumer of a reader needs to forward its events. The next read begins after
+that."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 
 log = logging.getLogger(__name__)
@@ -163,7 +164,7 @@ class Tail:
         try:
             return self._id is not None and bool(await client.client_unblock(self._id))
         except (RedisError, OSError):
-            return False  # this user may not run it, or the server is away
+            return False  # this user may not run it, or the server is unavailable
 
     async def _run(self) -> None:
         pause_s, defects = FIRST_PAUSE_S, 0
@@ -190,8 +191,8 @@ class Tail:
                 log.warning("read of %d logs: %s: %s", len(self._reading), type(e).__name__, e)
 
     async def _found_unreadable(self) -> bool:
-        """Try each stream by itself after a read failed that was not the server's fault: a thousand readers must not
-        end because of one of them. Returns whether some cannot be read; their readers get the error, once and for all.
+        """Try each stream individually after a read failed that was not the server's fault: a thousand readers must not
+        end because of one of them. Returns whether some cannot be read; their readers get the error, and end.
 
         Raises ServerUnavailable.
         """

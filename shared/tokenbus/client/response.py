@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class Response(RunResult, frozen=True, kw_only=True):
-    """A run's output: complete, or up to where it is or ended. Excludes blocks that a retry discarded."""
+    """A run's output, complete or so far. Excludes blocks that a retry discarded."""
 
     @classmethod
     def of(cls, events: Iterable[PublicEvent]) -> Response:

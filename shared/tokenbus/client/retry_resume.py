@@ -31,9 +31,9 @@ class EndedRun(msgspec.Struct, frozen=True):
     """Messages that its earlier turns added to the conversation."""
     turn: int
     continues: bool = True
-    """Whether the provider asked last can continue a partial answer; True also if that is not known."""
+    """Whether the provider that was called last can continue a partial answer; True also if that is not known."""
     choice: int = 0
-    """Which provider and model were asked last: 0 for the request's own, n for its n-th fallback."""
+    """Which provider and model were called last: 0 for the request's own, n for its n-th fallback."""
 
     @property
     def last_asked(self) -> Generate:

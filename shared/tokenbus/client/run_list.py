@@ -93,7 +93,7 @@ def _seconds(age: float | timedelta | None) -> float | None:
     if seconds is None:
         return None
     if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 <= seconds < float("inf"):  # pyright: ignore[reportUnnecessaryIsInstance] - users without a type checker
-        raise ValueError(f"older_than: {age!r} is no number of seconds from 0, and no timedelta")
+        raise ValueError(f"older_than: {age!r} is neither a number of seconds from 0 nor a timedelta")
     return seconds
 
 
@@ -120,9 +120,9 @@ class RunLister:
         self._moved: set[str] = set()
         """Runs found open and read when they had just ended: oldest first, they come again."""
         self.position = after
-        """Where the list stands: everything up to here was looked at."""
+        """The list's position: all runs up to here were examined."""
         self.ended = False
-        """Whether there is no more."""
+        """Whether the list is complete."""
 
     async def next(self) -> list[tuple[Position, RunInfo]]:
         """Look at the next runs of the list, at most `BATCH`, and return those that pass with their places; perhaps
@@ -192,7 +192,7 @@ class RunLister:
         return max(LEAST_PAGE, wanted * 3 // (2 * sources) + 1)
 
     async def _fill(self, client: Any, sources: list[IndexReader]) -> None:
-        """Read a page of each set of which nothing is left."""
+        """Read the next page of each set whose last page is used up."""
         while empty := [source for source in sources if not source.found and not source.exhausted]:
             for at in range(0, len(empty), COMMANDS):
                 some = empty[at : at + COMMANDS]
@@ -203,7 +203,7 @@ class RunLister:
                     source.take(reply)
 
     def _merged(self, sources: list[IndexReader]) -> list[Position]:
-        """The next places of all sets in order, as far as what was read tells their order."""
+        """The next entries of all sets in order, as far as the pages read so far determine it."""
         sign = -1 if self._newest_first else 1
         most = BATCH if self._limit is None or not self._wanted.wants_all else max(1, min(BATCH, self._limit))
         heads = [(_Key(source.found[-1], sign), n) for n, source in enumerate(sources) if source.found]

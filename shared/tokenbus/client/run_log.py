@@ -73,9 +73,9 @@ class LogReader:
         self._look_s = LOOK_S
         self._known = False
         self._keys: Keys | None = None
-        """Names of the run's keys, where it was looked for last; they stay once it is known."""
+        """Names of the run's keys in the partition where it was last looked up. Fixed once the run is found."""
         self.ended = False
-        """Whether the terminal event was returned, or lies at or before the cursor."""
+        """Whether the terminal event was returned, or is at or before the cursor."""
 
     async def __aenter__(self) -> Self:
         return self

@@ -76,8 +76,8 @@ def sanitize(value: object, *, threshold: int = THRESHOLD, paths: Sequence[str] 
     """Take out base64 of more than ``threshold`` characters, and the values at ``paths`` in any size.
 
     A path is a JSON Pointer (RFC 6901) in which `*` matches any member or index. Paths apply to text, lists and
-    objects; other values stay. ``value`` is not modified. Raises NotStorable if it is no JSON value, CircularValue or
-    NestedTooDeep, and ValueError for an invalid path.
+    objects; other values stay. ``value`` is not modified. Raises NotStorable if it is not a JSON value, CircularValue
+    or NestedTooDeep, and ValueError for an invalid path.
     """
     walk = _Sanitizing(threshold)
     return Sanitized(walk.walk(value, [_path(p) for p in paths], (), ""), walk.parts)
@@ -117,7 +117,7 @@ class _Sanitizing:
             case None | bool() | int() | float():
                 return value
             case _:
-                raise NotStorable(pointer(at), f"{type(value).__name__} is no JSON value")
+                raise NotStorable(pointer(at), f"{type(value).__name__} is not a JSON value")
 
     def _container(self, value: list[Any] | dict[Any, Any], paths: Sequence[Path], at: Path, *, named: bool) -> Any:
         if id(value) in self._open:
@@ -176,7 +176,7 @@ class _Sanitizing:
 
 
 def _read_base64(text: str) -> tuple[bytes, Form] | None:
-    """The decoded content and its formatting; None if it is no base64 that can be reproduced exactly."""
+    """The decoded content and its formatting; None if it is not base64 that can be reproduced exactly."""
     head = found[0] if (found := _DATA_URL.match(text)) else ""
     body = text[len(head) :]
     line_end: Literal["", "\n", "\r\n"] = "\r\n" if "\r\n" in body else "\n" if "\n" in body else ""
@@ -245,7 +245,7 @@ def _put_back(ref: _Ref, contents: Mapping[str, bytes], at: Path) -> Any:
     except ValueError as e:
         raise Malformed(f"reference at {pointer(at)}", f"the blob is no {form.kind}: {e}") from None
     if len(text) != ref.size:
-        raise Malformed(f"reference at {pointer(at)}", f"{len(text)} characters came back, {ref.size} went")
+        raise Malformed(f"reference at {pointer(at)}", f"{len(text)} characters were restored, {ref.size} went")
     return value
 
 

@@ -1,4 +1,4 @@
-"""What a list of runs tells of each: who asked for it, who answers, how far it is and how it ended."""
+"""One run in a list of runs: its tenant, provider, progress and outcome."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""What a run said, as the messages that the next request of the same conversation takes. Pure.
+"""A run's output as messages for the next request of the same conversation. Pure.
 
-Of each turn the model's message, its parts in the order of their blocks, each with what its provider wants back; then
-the results of its calls. What was cut off is left out, but for text: the listener heard that much.
+Each turn gives the model's message, with its parts in the order of their blocks and the data that its provider wants
+back; then the results of its calls. Content that was cut off is left out, except text, because the listener received
+it.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ Extras = Sequence[Mapping[str, object]]
 
 
 def messages_of(blocks: Sequence[BlockComplete], extras: Extras, participant: str | None) -> list[Message]:
-    """The messages of a run with these blocks. ``extras``: its `provider_extra`, where items of the provider's own
-    stand, and what came after the ends of blocks."""
+    """The messages of a run with these blocks. ``extras``: its `provider_extra`, with the provider's own items and the
+    data that came after the ends of blocks."""
     late = {block: extra for extra in extras if isinstance(block := extra.get("block"), int)}
     messages: list[Message] = []
     placed = [turn for extra in extras if isinstance(turn := extra.get("turn"), int)]
@@ -58,7 +59,7 @@ def _said(
 
 
 def _items(extras: Extras, turn: int) -> list[tuple[int, ExtraPart]]:
-    """The provider's own items of a turn, each with the block that it stands after."""
+    """The provider's own items of a turn, each with the block that it follows."""
     return sorted(
         (
             (cast("int", extra["after"]), ExtraPart(name=str(extra["name"]), json=str(extra["json"])))

@@ -17,7 +17,7 @@ Status: TypeAlias = Literal["open", "completed", "incomplete", "failed", "cancel
 
 
 class RunResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A run's output: complete, or up to where it is or ended. Excludes blocks that a retry discarded."""
+    """A run's output, complete or so far. Excludes blocks that a retry discarded."""
 
     run: str
     status: Status

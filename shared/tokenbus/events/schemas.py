@@ -26,7 +26,7 @@ UNIONS: dict[SchemaName, dict[str, Any]] = {
         "DecisionTopicEvent": decisions.Decided,
     },
 }
-"""What each schema defines beside the single objects. The first is what a value must be to be valid."""
+"""What each schema defines in addition to the single objects. The first is what a value must be to be valid."""
 TITLES: dict[SchemaName, str] = {
     "requests": "Requests of tokenbus: what may be put on the inbound stream",
     "events": "Public events of tokenbus: what its topics and logs hold",

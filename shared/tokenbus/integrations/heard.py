@@ -1,7 +1,7 @@
 """Finds how far a listener heard a run, given the text that was spoken. Pure.
 
-A framework tells the spoken text only roughly as it was generated: words apart by one space, markup left out. So only
-letters and digits are compared.
+A framework reports the spoken text only approximately: words are separated by one space, and markup is left out. So
+only letters and digits are compared.
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ class TokenbusLLMService(LLMService[Any]):
 
 
 def _given(value: Any) -> Any:
-    """OpenAI's sentinel for "not given" is no value."""
+    """OpenAI's sentinel for "not given" is not a value."""
     return value if isinstance(value, list | dict | str) else None
 
 

@@ -1,4 +1,5 @@
-"""Turns of a voice agent: each is one run, however often its framework asks, and ends as far as it was heard."""
+"""Turns of a voice agent. Each is one run, even if the framework requests it again, and is cancelled with the position
+up to which it was spoken."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ class VoiceTurn:
         self.ended = False
         self.left = False
         self.spoken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """What was spoken of it, once its framework says so."""
+        """The spoken part, once the framework has reported it."""
         self._bus = bus
         self._request = request
         self._runs_calls = request.get("max_tool_depth") == 0
@@ -137,7 +138,7 @@ class VoiceTurns:
                 turn.spoken.set_result(text)
 
     def leave(self, turn: VoiceTurn) -> None:
-        """Cancel a turn that has not ended, once it is known what was heard of it."""
+        """Cancel a turn that has not ended, once its spoken part is known."""
         if turn.ended or turn.left:
             return
         turn.left = True

@@ -86,7 +86,7 @@ def _link(policy: Policy) -> BoundPolicy:
             return BoundPolicy(getattr(policy, "__name__", type(policy).__name__), FunctionPolicy(policy))
         case _:
             problem = "give a StreamProcessor, an async function of (chunk, state, context) or a Link"
-            raise TypeError(f"{policy!r} is no policy: {problem}")
+            raise TypeError(f"{policy!r} is not a policy: {problem}")
 
 
 async def _under(

@@ -135,7 +135,7 @@ class StreamContext(Generic[C]):
         self._later.append(Deferred(work, list(holding)))
 
     def decided(self, action: Action, block: StreamBlock, *, reason: str = "", final: str | None = None) -> None:
-        """Record what became of a block. A blocked block never goes out, even if the policy fails later."""
+        """Record the decision on a block. A blocked block never goes out, even if the policy fails later."""
         content = block.text
         call = block.kind == "tool_call"
         name = getattr(block, "name", None)

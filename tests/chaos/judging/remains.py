@@ -28,7 +28,7 @@ _LEASE = re.compile(r"\{\d+\}:lease:(normalizer|parser|policy)")
 _MOST_TRIMMED = 300
 """A trimmed stream's most entries at rest: a trim goes by whole nodes, of 100 entries by default."""
 _MOST_CONTROL = 1_200
-_LOSS_TOLD = ("a fail-over lost what came after", "runs that lost events continue")
+_LOSS_TOLD = ("a fail-over lost the entries after", "runs that lost events continue")
 """What an owner logs that remembers more than the server does, and one that lost its lease over it."""
 _PID = re.compile(r".*-(\d+)-[0-9a-f]{8}")
 """Host, process and chance: the name of a worker."""

@@ -57,7 +57,7 @@ def _of_run(name: _Names, log: list[dict[str, Any]], executions: dict[str, Line]
             yield f"the {block['kind']} of block {block['block']} does not say of which call it is"
     for tool_id, count in Counter(r["tool_id"] for r in results).items():
         if tool_id not in calls:
-            yield f"a result for {tool_id}, which is no call that counts"
+            yield f"a result for {tool_id}, which is not a call that counts"
         elif count > 1:
             yield f"{count} results for the call {tool_id}"
     of_call = {r["tool_id"]: r for r in results}

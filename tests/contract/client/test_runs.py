@@ -111,8 +111,8 @@ async def test_runs_are_filtered_by_state_tenant_provider_age_and_prefix(bus: Cl
         ({"state": "fialed"}, "state: unknown 'fialed': did you mean 'failed'?"),
         ({"state": []}, "state: no state is named"),
         ({"tenant": ""}, "tenant: '' is not a text, or empty"),
-        ({"older_than": -1}, "older_than: -1 is no number of seconds from 0, and no timedelta"),
-        ({"limit": "5"}, "limit: '5' is no whole number from 0"),
+        ({"older_than": -1}, "older_than: -1 is neither a number of seconds from 0 nor a timedelta"),
+        ({"limit": "5"}, "limit: '5' is not a whole number from 0"),
     ],
 )
 def test_a_wrong_filter_is_named(wrong: dict[str, Any], problem: str) -> None:

@@ -298,7 +298,7 @@ ABOUT_A_RUN = [
     (method, path) for method, path in ROUTES if re.search(r"\{\w*(run|response|id|chat|thread)\w*(:path)?\}", path)
 ]
 NOT_RUNS = ("/models/", "/models/{")
-"""Paths with a parameter that is no run."""
+"""Paths with a parameter that is not a run."""
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES, ids=lambda part: part)

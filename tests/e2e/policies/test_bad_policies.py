@@ -184,7 +184,7 @@ async def test_the_count_of_starts_survives_the_worker(
         logs: Any = await ended(server.client, keys, [run, innocent], timeout=60)
     assert logs[run][-1]["error"]["code"] == "policy_terminated"
     assert logs[innocent][-1]["type"] == "completed"
-    # The start that was under way when its worker was killed does not count: the kill is no evidence against it.
+    # The start that was under way when its worker was killed does not count: the kill is not evidence against it.
     assert len(starts(tmp_path, "Sleeps", run)) == STARTS + 1
 
 

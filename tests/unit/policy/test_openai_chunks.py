@@ -156,8 +156,8 @@ async def test_calls_without_an_index_are_told_apart_by_their_ids():
         ([calls(call(0, call_id="a", name="f")), calls(call(0, name="g"))], "becomes one of 'g'"),
         ([{"choices": [{"index": 0, "delta": {}}, {"index": 1, "delta": {"content": "x"}}]}], "one choice"),
         ([{"choices": [{"index": 1, "delta": {"content": "x"}}]}], "one choice"),
-        ([chunk({"tool_calls": [{"index": 0, "function": {"arguments": {"x": 1}}}]})], "arguments is no string"),
-        ([chunk({"content": [{"type": "text", "text": "x"}]})], "content is no string"),
+        ([chunk({"tool_calls": [{"index": 0, "function": {"arguments": {"x": 1}}}]})], "arguments is not a string"),
+        ([chunk({"content": [{"type": "text", "text": "x"}]})], "content is not a string"),
     ],
     ids=["late fragment", "another name", "two choices", "second choice", "parsed arguments", "content parts"],
 )

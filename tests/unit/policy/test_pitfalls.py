@@ -104,7 +104,7 @@ async def test_a_function_is_a_policy_and_so_is_a_class_and_nothing_else() -> No
     check_sound(out)
     assert Response.of(out).text == "HELLO YOUBye."
     wrong: Any = 7
-    with pytest.raises(TypeError, match="7 is no policy"):
+    with pytest.raises(TypeError, match="7 is not a policy"):
         await anext(apply_policies(iterate(ANSWER), wrong))
 
 

@@ -28,7 +28,7 @@ pytestmark = needs_corpus
 
 ROWS = recordings(*APIS)
 NOT_TO_JUDGE = ("interleaved-parallel-tool-call-deltas", "mistral-reasoning", "stream-text-with-content-objects")
-"""Fragments of a call that another has ended, and text that is no string: an error, see test_openai_chunks.py."""
+"""Fragments of a call that another has ended, and text that is not a string: an error, see test_openai_chunks.py."""
 CHAT = [
     row
     for row in recordings("openai_chat")

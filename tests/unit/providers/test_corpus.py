@@ -42,7 +42,7 @@ WE_DIFFER: dict[str, dict[str, str]] = {
         "terminated": "the error ends the attempt; [DONE] after it is nothing",
     },
     "vercel-ai__inline-handle-unparsable-stream-parts.sse": {
-        "error": "an event that is no JSON ends the attempt (providers.md, For all four, 9)",
+        "error": "an event that is not JSON ends the attempt (providers.md, For all four, 9)",
         "terminated": "the same",
     },
     "vercel-ai__openai-error.1.sse": {

@@ -33,7 +33,7 @@ BASE_URL_ENV: Final[dict[ApiName, str]] = {
 }
 """Named as in the vendors' own SDKs."""
 _VERSION: Final[dict[ApiName, str]] = {"gemini": "/v1beta"}
-"""Appended to such a URL: Google's has no version, but ours include it."""
+"""Appended to a URL from the environment: Google's has no version, but `base_url` includes it."""
 REPLAYED: Final[ApiName] = "anthropic"
 TOOL: Final = "weather"
 _API: Final[dict[str, ApiName]] = {api: api for api in MODELS}

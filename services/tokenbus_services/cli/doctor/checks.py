@@ -62,7 +62,7 @@ def check_types(found: Mapping[str, tuple[str, str]]) -> Iterator[Finding]:
             level="wrong",
             about="keys",
             says=f"{key} is a {kind}, and must be a {meant}: what needs it waits, its whole partition for one",
-            todo=f"stop what wrote there, then `RENAME {key} {key}:wrong`, or `DEL {key}`; it is made anew",
+            todo=f"stop what wrote there, then `RENAME {key} {key}:wrong`, or `DEL {key}`; it is created again",
         )
 
 
@@ -81,7 +81,7 @@ def check_node(node: NodeFacts, *, here_ms: int) -> Iterator[Finding]:
             level="wrong",
             about="disk",
             says=f"{node.name} could not write to its disk: {node.disk_fault}",
-            todo="make room on the server's disk, or mend its rights; its log says more",
+            todo="make room on the server's disk, or fix its permissions; its log says more",
         )
     skew = here_ms - node.now_ms
     if abs(skew) > SKEW_MS:
@@ -152,7 +152,7 @@ def check_deployment(settings: Settings, meta: Mapping[str, str]) -> Iterator[Fi
 
 
 def one_hint_per_cause(findings: Iterable[Finding]) -> list[Finding]:
-    """The findings, each hint with the first one that has it: what one step mends is one cause."""
+    """The findings. A hint is shown only with the first finding that has it, because one step fixes them all."""
     given: set[str] = set()
     shown: list[Finding] = []
     for finding in findings:
@@ -172,12 +172,12 @@ def server_todo(error: ServerError | SettingsError) -> str:
     if isinstance(error, SettingsError) and error.where == "TOKENBUS_REDIS_URL":
         return "run doctor in the directory of `tokenbus up`, or set TOKENBUS_REDIS_URL to your deployment's server"
     if isinstance(error, SettingsError):
-        return "mend the url: redis://, rediss:// or unix://, +sentinel or +cluster behind the scheme if it is one"
+        return "fix the url: redis://, rediss:// or unix://, with +sentinel or +cluster after the scheme for these"
     if isinstance(error, ServerTooOld):
         return f"run {error.minimum} or newer of the server"
     cause = error.__cause__
     if isinstance(cause, AuthenticationError) or str(cause).startswith(("NOAUTH", "WRONGPASS", "Authentication")):
-        return "mend user and password, in the url or in TOKENBUS_REDIS_PASSWORD; the server itself is there"
+        return "fix user and password, in the url or in TOKENBUS_REDIS_PASSWORD; the server itself answers"
     if isinstance(error, ServerUnavailable) and error.server.startswith(("rediss", "valkeys")):
-        return "start it, or mend its url; if this port speaks no TLS, the scheme is redis://"
-    return "start it, or mend its url; if this port speaks TLS, the scheme is rediss://"
+        return "start it, or fix its url; if this port speaks no TLS, the scheme is redis://"
+    return "start it, or fix its url; if this port speaks TLS, the scheme is rediss://"

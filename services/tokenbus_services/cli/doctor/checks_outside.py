@@ -44,7 +44,7 @@ def check_providers(settings: Settings, env: Mapping[str, str]) -> Iterator[Find
                 level="wrong" if meant else "note",
                 about=about,
                 says=f"{variable} holds no key here",
-                todo=f"set {variable} where fetchers run, to use what needs it",
+                todo=f"set {variable} where fetchers run, to use this provider",
             )
 
 
@@ -53,7 +53,7 @@ def check_reach(name: str, url: str, *, problem: str | None) -> Finding:
     about = f"provider {name}"
     if problem is None:
         return Finding(level="ok", about=about, says=f"answers at {url}")
-    todo = "mend base_url, or let this machine reach it: name service, firewall, proxy"
+    todo = "fix base_url, or check this machine's name service, firewall and proxy"
     return Finding(level="wrong", about=about, says=f"no answer from {url}: {problem}", todo=todo)
 
 

@@ -78,7 +78,7 @@ def _tools(settings: Settings, env: Env) -> Iterator[Finding]:
             return ToolRegistry(one, env=given, calls_at_once=1)
 
         says = f"calls {tool.url}" if isinstance(tool, HttpTool) else f"{tool.call} can be called"
-        yield from _tried(about, declare, ok=says, todo="mend the table, or what it names")
+        yield from _tried(about, declare, ok=says, todo="fix the table, or what it names")
     for name, server in settings.mcp.items():
         about = f"mcp {name}"
         yield from _missing(about, _variables(server), env)
@@ -93,7 +93,7 @@ def _tools(settings: Settings, env: Env) -> Iterator[Finding]:
             yield Finding(level="note", about=about, says=says, todo="install it where the tool executors run")
             continue
         says = f"would start {server.command}" if isinstance(server, McpStdio) else f"would ask {server.url}"
-        yield from _tried(about, connect, ok=says, todo="mend the table, or what it names")
+        yield from _tried(about, connect, ok=says, todo="fix the table, or what it names")
 
 
 def _variables(asked: ToolSettings | McpSettings) -> list[str]:
@@ -131,7 +131,7 @@ def _policies(settings: Settings) -> Iterator[Finding]:
             f"policy {name}",
             lambda spec=spec: load(spec),
             ok=f"{policy.use} can be used",
-            todo="mend the table, or what it names",
+            todo="fix the table, or what it names",
         )
 
 
@@ -140,12 +140,12 @@ def _blobs(settings: Settings, env: Env) -> Iterator[Finding]:
     if blobs.loader:
         loader = blobs.loader
         ok = f"{loader} can be called"
-        yield from _tried("blob loader", lambda: check_loader(loader, env), ok=ok, todo="mend blobs.loader")
+        yield from _tried("blob loader", lambda: check_loader(loader, env), ok=ok, todo="fix blobs.loader")
     if blobs.url is not None and (scheme := blobs.url.partition(":")[0]) not in _OBJECT_STORES:
         close = nearest(scheme, _OBJECT_STORES)
         says = f"blobs.url: no object store is reached by {scheme!r}" + (f"; did you mean {close!r}?" if close else "")
         yield _wrong("blob store", says, f"take one of {', '.join(_OBJECT_STORES)}")
-    yield from _problem("blob token", lambda: token_of(blobs, env), todo="mend the token, or its file")
+    yield from _problem("blob token", lambda: token_of(blobs, env), todo="fix the token, or its file")
     if not blobs.loader and (address := _literal(settings.http.host)):
         todo = f"set {blobs.token_env} for every service"
         for finding in _problem("blob token", lambda: check_exposed(blobs, env, address), todo=todo):
@@ -157,29 +157,27 @@ def _providers(settings: Settings, env: Env) -> Iterator[Finding]:
         about = f"provider {name}"
         with suppress(SettingsError):  # an API that cannot be loaded is reported with the provider's key
             url = provider.base_url or registry.get(provider.api).default_base_url
-            yield from _problem(about, lambda url=url: httpx.URL(url), todo="mend base_url")
+            yield from _problem(about, lambda url=url: httpx.URL(url), todo="fix base_url")
         if provider.auth:
-            yield from _problem(
-                about, lambda n=name, p=provider: auth_of(n, p, env), todo="mend auth, or what it names"
-            )
+            yield from _problem(about, lambda n=name, p=provider: auth_of(n, p, env), todo="fix auth, or what it names")
 
 
 def _server(settings: Settings) -> Iterator[Finding]:
     if url := settings.redis_url:
-        yield from _problem("redis_url", lambda: parse_url(url), todo="mend the address")
+        yield from _problem("redis_url", lambda: parse_url(url), todo="fix the address")
 
 
 def _gateway(settings: Settings, env: Env) -> Iterator[Finding]:
     table = settings.gateway
     if table is None:
         return
-    yield from _problem("gateway", lambda: model_table(settings, table), todo="mend gateway.aliases")
+    yield from _problem("gateway", lambda: model_table(settings, table), todo="fix gateway.aliases")
     if address := _literal(settings.http.host):
         yield from _problem(
             "gateway", lambda: check_gateway_exposed(settings, address), todo="set gateway.require_keys"
         )
     if admin := table.admin:
-        yield from _problem("gateway", lambda: admin_token(admin, env), todo="mend the token, or its file")
+        yield from _problem("gateway", lambda: admin_token(admin, env), todo="fix the token, or its file")
         if not env.get(admin.token_env) and not env.get(f"{admin.token_env}{FILE}"):
             says = f"{admin.token_env} is not set here, without which the admin API does not start"
             yield Finding(level="note", about="gateway", says=says, todo=f"set {admin.token_env} where gateways run")
@@ -213,7 +211,7 @@ def _names(settings: Settings) -> Iterator[Finding]:
             if name not in known and not name.startswith("mock-"):
                 close = nearest(name, known)
                 says = f"{where}: no {what} is called {name!r}" + (f"; did you mean {close!r}?" if close else "")
-                yield Finding(level="wrong", about="names", says=says, todo=f"mend the name, or add the {what}")
+                yield Finding(level="wrong", about="names", says=says, todo=f"fix the name, or add the {what}")
 
 
 def _ports(settings: Settings) -> Iterator[Finding]:

@@ -43,7 +43,7 @@ def check_stage(stage: StageFacts, earlier: StageFacts, *, lag_limit: int, chain
         says = f"no worker owns partition {_numbers(orphans)}; {workers} at work"
         return Finding(level="wrong", about=stage.name, says=says, todo=start)
     if behind:
-        says = f"partition {_numbers(behind)} is more than {size(lag_limit)} behind: what feeds it waits"
+        says = f"partition {_numbers(behind)} is more than {size(lag_limit)} behind: the stage before it waits"
         return Finding(level="wrong", about=stage.name, says=says, todo=start)
     growing = [
         n
@@ -156,7 +156,7 @@ def check_decisions(decided: Sequence[bytes], *, minutes: int) -> Iterator[Findi
             level="wrong",
             about=f"policy {policy}",
             says=f"failed {len(reasons)} times in the last {minutes} minutes" + (f": {why}" if why else ""),
-            todo="look at `policy_failed` in the log of the policy workers; what the policy waits for may be away",
+            todo="see `policy_failed` in the policy workers' log; a service that the policy calls may be unavailable",
         )
 
 
@@ -168,7 +168,7 @@ def check_dead(entries: int, newest: Sequence[StoredDeadLetter]) -> Iterator[Fin
             level="note",
             about="dead",
             says=f"{entries} entries could not be worked; the newest, {newest_one}",
-            todo="look with `tokenbus dead show`, mend the cause, then `tokenbus dead retry` or `drop`",
+            todo="look with `tokenbus dead show`, fix the cause, then `tokenbus dead retry` or `drop`",
         )
 
 

@@ -34,7 +34,7 @@ async def examine(*, ask_providers: bool = False, try_keys: bool = False) -> lis
     try:
         settings = configuration.load()
     except SettingsError as e:
-        return [Finding(level="wrong", about="settings", says=str(e), todo="mend it: nothing starts with these")]
+        return [Finding(level="wrong", about="settings", says=str(e), todo="fix it: nothing starts with these")]
     found = [Finding(level="ok", about="settings", says=os.environ.get("TOKENBUS_CONFIG") or "defaults")]
     try:
         settings = reaching.with_server(settings)

@@ -33,7 +33,7 @@ async def _try(
         api = registry.get(provider.api)
         headers = {} if provider.auth else Key(name, provider, api, env).headers()
     except (SettingsError, KeyMissing):
-        return None  # another check tells it
+        return None  # another check reports it
     except KeyUnusable as e:
         return Finding(level="wrong", about=about, says=str(e), todo="put the key there, alone, without line ends")
     if provider.auth:
@@ -51,7 +51,7 @@ async def _try(
             level="wrong",
             about=about,
             says=f"its key was not tried, for {url} gave no answer: {str(e) or type(e).__name__}",
-            todo="mend base_url, or let this machine reach it: name service, firewall, proxy",
+            todo="fix base_url, or check this machine's name service, firewall and proxy",
         )
     return key_finding(about, answer.status_code)
 
@@ -59,8 +59,8 @@ async def _try(
 def key_finding(about: str, status: int) -> Finding:
     """What the status of the list of models says of the key."""
     if status in (401, 403):
-        todo = "replace the key, or mend the rights of its account, where fetchers run"
+        todo = "replace the key, or fix the rights of its account, where fetchers run"
         return Finding(level="wrong", about=about, says=f"refuses the key: HTTP {status}", todo=todo)
     if status < 300:
         return Finding(level="ok", about=about, says="accepts the key")
-    return Finding(level="note", about=about, says=f"did not tell whether the key is valid: HTTP {status}")
+    return Finding(level="note", about=about, says=f"did not show whether the key is valid: HTTP {status}")

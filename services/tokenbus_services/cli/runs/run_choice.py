@@ -58,7 +58,7 @@ class RunChoice(msgspec.Struct, frozen=True, kw_only=True):
 def seconds(age: str) -> float:
     """The seconds of an age like ``90``, ``10m`` or ``1.5h``. Raises SettingsError."""
     if not (found := _AGE.fullmatch(age.strip())):
-        problem = f"{age!r} is no age: a number with s, m, h or d behind it (10m)"
+        problem = f"{age!r} is not an age: use a number followed by s, m, h or d (10m)"
         raise SettingsError("options", "--older-than", problem)
     return float(found[1]) * _UNITS_S[found[2]]
 

@@ -43,7 +43,7 @@ class TopScreen:
         self._live.stop()
 
     def show(self, found: Sample | ServerUnavailable) -> None:
-        """Show the sample. If the server is away, the last sample stays."""
+        """Show the sample. If the server is unavailable, the last sample stays."""
         if isinstance(found, Sample):
             self._last = found
         parts = [self._heading(found)]

@@ -21,7 +21,7 @@ _LAST_WORDS_S = 1.0
 
 
 class ChildGone(TokenbusError):
-    """A child ended by itself and is not restarted."""
+    """A child ended unexpectedly and is not restarted."""
 
     code = "child_gone"
 

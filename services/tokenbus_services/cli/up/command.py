@@ -175,5 +175,5 @@ def withheld_from(service: ServiceName | None, settings: Settings) -> frozenset[
 
 def _service(option: str, name: str) -> ServiceName:
     if name not in SERVICES:
-        raise SettingsError("options", option, f"{name!r} is no service; there are {', '.join(SERVICES)}")
+        raise SettingsError("options", option, f"{name!r} is not a service; the services are {', '.join(SERVICES)}")
     return name

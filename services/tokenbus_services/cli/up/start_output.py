@@ -29,7 +29,7 @@ class UpWatcher(Watcher, Protocol):
 
 @contextmanager
 def up_watcher(posts: Sequence[WorkerSlot], *, console: bool) -> Generator[UpWatcher]:
-    """Return the watcher that suits stdout. ``console``: tell where the gateway's console is."""
+    """Return the watcher that suits stdout. ``console``: print the address of the gateway's console."""
     gateways = [post.name for post in posts if post.service == "gateway"] if console else []
     screen = terminal.console()
     if screen is None:

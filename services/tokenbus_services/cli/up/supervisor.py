@@ -51,7 +51,7 @@ class Watcher(Protocol):
         ...
 
     def died(self, name: str, how: str, pause_s: float) -> None:
-        """A child ended by itself; it is restarted after ``pause_s``."""
+        """A child ended unexpectedly; it is restarted after ``pause_s``."""
         ...
 
     def stopping(self) -> None:

@@ -215,7 +215,7 @@ class _RunRoutes:
         return json({"run": made.id}, 202)
 
     async def _until_accepted(self, run: str) -> None:
-        """Wait until intake has created the run, for the page opens it next; not for ever, if intake is away."""
+        """Wait until intake has created the run, because the page opens it next. Gives up if intake is unavailable."""
         server, keys = self._runs.server, self._runs.keys
         with suppress(TimeoutError):
             async with asyncio.timeout(ACCEPTED_S):
@@ -249,7 +249,7 @@ class EventEncoder(Encoder):
 
 
 def _actions(status: bytes | None, asked: bytes | None, continues: bytes | None, choice: bytes | None) -> list[str]:
-    """What may be done now. A run may still refuse to be resumed, for what it said."""
+    """The actions that are possible now. A resume may still be refused because of the run's output."""
     now = status_of(status)
     if now in (*UNENDED, "awaited"):
         return ["cancel"]

@@ -130,5 +130,5 @@ class LoginFailures:
 
 
 def _is_https(request: Request) -> bool:
-    """Whether the browser came by https, here or at a proxy in front."""
+    """Whether the browser used https, here or at a proxy."""
     return request.url.scheme == "https" or request.headers.get("x-forwarded-proto", "").startswith("https")

@@ -58,7 +58,7 @@ class _Pages:
         self._sampler.leave(page)
 
     async def is_valid(self, request: Request, viewer: Viewer) -> bool:
-        """Whether the login still stands, with the same roles."""
+        """Whether the login is still valid, with the same roles."""
         try:
             return await self._desk.sessions.viewer(request) == viewer
         except Refusal:
@@ -72,7 +72,7 @@ class _Pages:
 
 
 class _PageStream:
-    """ASGI app: sends samples until the page goes, its login ends, or the gateway stops."""
+    """ASGI app: sends samples until the page closes, its login ends, or the gateway stops."""
 
     def __init__(self, pages: _Pages, request: Request, viewer: Viewer, page: WatchingPage) -> None:
         self._pages = pages

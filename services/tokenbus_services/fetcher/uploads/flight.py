@@ -37,7 +37,7 @@ class Flight:
         self.task = asyncio.create_task(work, name="upload")
 
     def moves(self, quiet_s: float) -> None:
-        """Record progress; the next may take so long."""
+        """Record progress. The next step may take this long."""
         self._quiet_until = max(self._quiet_until, asyncio.get_running_loop().time() + quiet_s)
 
     async def landed(self) -> ProviderFile:

@@ -1,8 +1,8 @@
 """Which blobs exist as files at which provider, shared by all fetchers of a deployment.
 
 Each row is its own key, named by a digest of everything the file depends on; it expires before the file does. A blob
-that was sent without becoming a file leaves an empty row. All of this can be rebuilt: if the server is away or lost
-rows, the worst cost is another upload.
+that was sent without becoming a file leaves an empty row. All of this can be rebuilt: if the server is unavailable or
+lost rows, the worst cost is another upload.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The answer to one request for a run: a stream in the surface's protocol, or a whole body.
 
-A status can be sent only before the first byte. So a stream's head waits for the run's first event that tells how it
-goes, and after a short time goes out as 200 anyway. Then silence is filled with the protocol's keep-alive bytes.
+A status can be sent only before the first byte. So a stream's head waits for the run's first event that decides the
+status, and after a short time goes out as 200 anyway. Then silence is filled with the protocol's keep-alive bytes.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ class RunAnswer(ABC):
         times: AnswerTimes,
         use: AuditedRun | None = None,
     ) -> None:
-        """``refusal``: writes a problem before the first byte. ``on_gone``: called if the client goes before the run's
-        end. ``on_end``: called in any case.
+        """``refusal``: writes a problem before the first byte. ``on_gone``: called if the client disconnects before the
+        run's end. ``on_end``: called in any case.
         """
         self.run = run
         self.use = use
-        """What the audit line tells of the run; None: its id alone."""
+        """The run's data for the audit line; None: only its id."""
         self._events = events
         self._refusal = refusal
         self._headers = {"x-tokenbus-run": run, **headers}
@@ -90,7 +90,7 @@ class RunAnswer(ABC):
                     await self._fail(send, e.problem)
                 except TokenbusError as e:
                     await self._fail(send, of_exception(e))
-                except OSError:  # servers of newer ASGI versions tell a disconnect so
+                except OSError:  # servers of newer ASGI versions report a disconnect in this way
                     reader.gone = True
         except asyncio.CancelledError:  # the server stops, and waits for nothing but this task
             if not (reader.ended or reader.gone):
@@ -107,7 +107,7 @@ class RunAnswer(ABC):
 
     @abstractmethod
     async def _answer(self, reader: RunReader, send: Send) -> None:
-        """Send the answer. Returns if the client has gone."""
+        """Send the answer. Returns if the client has disconnected."""
 
     @abstractmethod
     async def _fail(self, send: Send, problem: Problem) -> None:
@@ -160,7 +160,7 @@ class StreamedAnswer(RunAnswer):
                 await self._send(send, self._keep_alive)
 
     async def _first(self, reader: RunReader) -> list[PublicEvent]:
-        """Wait for an event that tells how the run goes."""
+        """Wait for an event that decides the status."""
         clock = asyncio.get_running_loop().time
         until = clock() + self._times.early_status_s
         events: list[PublicEvent] = []

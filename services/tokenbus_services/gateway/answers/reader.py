@@ -1,4 +1,4 @@
-"""Reads a run's events ahead of the writer of an answer, and notices when the client has gone."""
+"""Reads a run's events ahead of the writer of an answer, and notices when the client has disconnected."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RunReader:
     """One reader of a run, for one answer: ``async with``. Take all events that one wake-up brought with `take`."""
 
     def __init__(self, events: AsyncGenerator[PublicEvent], receive: Receive) -> None:
-        """``receive``: of the ASGI app; it tells nothing but the client's disconnect once the body has been read."""
+        """``receive``: of the ASGI app. Once the body has been read, it reports only the client's disconnect."""
         self.gone = False
         """The client has closed its connection."""
         self.ended = False
@@ -50,7 +50,7 @@ class RunReader:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def take(self, wait_s: float) -> list[PublicEvent]:
-        """Return the next events; empty if none came in time, the client has gone, or the run has ended.
+        """Return the next events; empty if none came in time, the client has disconnected, or the run has ended.
 
         Raises the error that ended reading, once all events before it were taken.
         """

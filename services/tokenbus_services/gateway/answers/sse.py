@@ -12,11 +12,11 @@ from tokenbus_services.gateway.surfaces.contract import Answer
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 STREAM_HEADERS: Mapping[str, str] = {"cache-control": "no-cache, no-transform", "x-accel-buffering": "no"}
-"""Proxies must neither keep, compress nor collect a stream."""
+"""Proxies must not cache, compress or buffer a stream."""
 
 
 def headers_of(problem: Problem) -> dict[str, str]:
-    """The headers that tell clients whether and when to try again."""
+    """The headers that say whether and when a client should retry."""
     headers = {"x-should-retry": "true" if problem.should_retry else "false"}
     if problem.retry_after_s is not None:
         headers["retry-after"] = str(math.ceil(problem.retry_after_s))

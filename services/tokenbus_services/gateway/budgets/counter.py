@@ -109,8 +109,8 @@ class SpendCounter:
         await stop_task(self._task)
 
     async def run(self) -> None:
-        """Count until cancelled, also if the server is away for any time, or one event cannot be counted. Raises what
-        always fails.
+        """Count until cancelled, also if the server is unavailable for any time, or one event cannot be counted. Raises
+        what always fails.
         """
         while True:
             try:
@@ -284,5 +284,5 @@ def _events(entries: list[Any]) -> list[Any]:
 
 
 def _trimmed(gap: object) -> None:
-    """The topic forgot events before they were counted: the group was away for long."""
+    """The topic was trimmed before these events were counted: no member of the group ran for a long time."""
     log.error("spend_lost", gap=str(gap))

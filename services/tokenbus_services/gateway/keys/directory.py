@@ -1,4 +1,4 @@
-"""Finds the client behind a key: in the settings, or in Redis by way of a short-lived cache."""
+"""Finds the client behind a key: in the settings, or in Redis through a short-lived cache."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class KeyDirectory:
     async def find(self, text: str) -> KeyEntry | None:
         """The client with this key; None if it is unknown, wrong, expired, revoked or no key at all.
 
-        Raises ServerError if the key may be in Redis and the server is away.
+        Raises ServerError if the key may be in Redis and the server is unavailable.
         """
         entry = self._by_digest.get(digest(text))
         if entry is None and (key_id := id_of(text)) is not None:

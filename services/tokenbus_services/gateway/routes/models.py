@@ -1,6 +1,7 @@
 """`/v1/models`: the names that requests may give, in the shape of OpenAI's list.
 
-Clients of Anthropic and Gemini ask the same path; the routes of their surfaces tell them by a header, and come first.
+Clients of Anthropic and Gemini ask the same path; the routes of their surfaces recognise them by a header, and come
+first.
 """
 
 from __future__ import annotations

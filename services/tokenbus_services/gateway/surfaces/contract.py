@@ -24,7 +24,7 @@ NOTE = "gateway"
 
 
 class GatewayNote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the gateway keeps with a run, in its metadata; `Started` hands it back to every encoder."""
+    """Data that the gateway stores in a run's metadata. `Started` returns it to every encoder."""
 
     surface: str
     version: int
@@ -57,7 +57,7 @@ class TranslationRules(msgspec.Struct, frozen=True, kw_only=True):
 
     models: ModelTable
     drop_unsupported: frozenset[str] = frozenset()
-    """Parameters that are dropped rather than refused where they have no effect here (`user`, `seed`, …)."""
+    """Parameters that are dropped instead of refused if they have no effect here (`user`, `seed`, …)."""
     allow_extra: frozenset[str] = frozenset()
     """Fields of the provider's body that a client may set through `extra`."""
     tools: frozenset[str] | None = frozenset()

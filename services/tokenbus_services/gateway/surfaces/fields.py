@@ -71,7 +71,7 @@ class Fields:
         self._left[name] = value
 
     def text(self, name: str) -> str | None:
-        """Return a string. Raises Refusal if the field has another type; likewise below."""
+        """Return a string. Raises Refusal if the field has another type, as do the functions below."""
         return self._typed(name, str, "a string")
 
     def flag(self, name: str) -> bool | None:

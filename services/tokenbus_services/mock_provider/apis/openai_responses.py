@@ -38,7 +38,7 @@ class _Part(msgspec.Struct):
 
 
 class _Item(msgspec.Struct):
-    """One item of the input: a message where it has a role, else as its ``type`` says."""
+    """One item of the input: a message if it has a role, else as its ``type`` says."""
 
     type: str = "message"
     role: str = ""

@@ -61,7 +61,7 @@ class _RunningCall(msgspec.Struct, eq=False):
     until: float
     """The time at which it should have ended or be cancelled."""
     late_s: float = 0.0
-    """How long it went on after that, as far as the event loop turned and could have ended it."""
+    """How long it continued after that, counting only time in which the event loop ran and could have ended it."""
 
 
 class PolicyExecutor:

@@ -29,7 +29,7 @@ class GatewaySettings(Table, frozen=True, kw_only=True):
     fails before any of its visible text was emitted.
     """
     models: tuple[ModelName, ...] = ()
-    """`PROVIDER/MODEL` names that `/v1/models` lists beside the aliases. Requests may name others."""
+    """`PROVIDER/MODEL` names that `/v1/models` lists in addition to the aliases. Requests may name others."""
     surfaces: tuple[SurfaceName, ...] = ALL_SURFACES
     """The client protocols that are served."""
     drop_unsupported: tuple[str, ...] = ()

@@ -42,7 +42,7 @@ class KeyRules(Table, frozen=True, kw_only=True, omit_defaults=True):
     tools: tuple[Name, ...] | None = None
     """Tools of this deployment that it may name, of those in `gateway.tools`. None: all of those."""
     allow_extra: tuple[str, ...] = ()
-    """Fields of the provider's request body that it may set, beside those of `gateway.allow_extra`."""
+    """Fields of the provider's request body that it may set, in addition to `gateway.allow_extra`."""
     policies: tuple[Name, ...] = ()
     """Policies that judge all of its runs, after those of their routes and requests."""
     record: bool | None = None

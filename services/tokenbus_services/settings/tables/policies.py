@@ -11,7 +11,8 @@ class PolicySettings(Table, frozen=True, kw_only=True):
     """A policy that can apply to runs. See docs/guides/policy-stage.md."""
 
     use: ImportPath
-    """`module:Class`, a `tokenbus.policy` StreamProcessor, or `module:function`; may lie beside the settings file."""
+    """`module:Class`, a `tokenbus.policy` StreamProcessor, or `module:function`. The module may be in the directory of
+    the settings file."""
     options: dict[str, object] = {}
     """Options declared by the class."""
     on_error: Literal["block", "pass"] = "block"

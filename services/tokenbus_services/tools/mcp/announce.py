@@ -53,9 +53,9 @@ class McpLists:
                     due, again_s = clock() + again_s, min(2 * again_s, REFRESH_S)
 
     async def _write(self) -> bool:
-        """Write each list by itself: one that cannot be written keeps no other back. Returns whether all were.
+        """Write each list separately, so that one failure does not block the others. Returns whether all were written.
 
-        Raises the error if none could be written, time after time, while the server was there.
+        Raises the error if none could be written several times in a row while the server answered.
         """
         failures: list[Exception] = []
         definitions = self._servers.definitions

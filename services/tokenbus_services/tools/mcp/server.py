@@ -64,7 +64,7 @@ class McpServer:
         """``listed`` is called after each listing."""
         self.name = name
         self.tools: dict[str, Listed] | None = None
-        """The tools as last listed, kept while the server is away; None before the first listing."""
+        """The tools as last listed, kept while the server is unavailable; None before the first listing."""
         self.tried = asyncio.Event()
         """Set once the first connection attempt has finished, successfully or not."""
         self._prefix = prefix

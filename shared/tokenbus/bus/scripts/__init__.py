@@ -4,7 +4,7 @@ Rules for all scripts:
 
 - Every check comes before the first write, and nothing after the first write can fail, because a script that fails
   midway keeps what it wrote (https://redis.io/docs/latest/develop/programmability/eval-intro/).
-- All keys of a call lie in one slot.
+- All keys of a call are in one slot.
 - Time is the server's (`TIME`), so that no worker's clock decides ownership.
 - A script may be sent again after a lost reply (a tool's progress is then published twice).
 

@@ -12,7 +12,7 @@ from tokenbus.bus.scripts.run_inputs import RawPart
 from tokenbus.bus.scripts.script import NOW, ROOM, Arg, ScriptCall, script
 
 MOST_UNREAD = 64
-"""More entries of others than this are not applied beside a chained flush."""
+"""Maximum entries of other runs to apply together with a chained flush."""
 MOST_PARTS = 1000
 """Maximum runs in one chained flush: Lua can unpack a few thousand values."""
 

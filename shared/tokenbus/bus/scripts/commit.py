@@ -204,8 +204,9 @@ class Commit:
         run: str,
         keep_ms: int,
     ) -> None:
-        """Note the time of the run's end in its hash, and move it from the index of open runs to that of ended ones,
-        from which runs that ended more than ``keep_ms`` ago go; likewise in ``of_tenant``, those of its tenant.
+        """Write the time of the run's end to its hash, and move the run from the index of open runs to that of ended
+        ones. Runs that ended more than ``keep_ms`` ago are removed from the latter. The same for ``of_tenant``, the
+        indexes of its tenant.
         """
         names = (open_runs, ended_runs, *(of_tenant or (open_runs, ended_runs)))
         places = [self._key(name, "?") for name in names]

@@ -30,7 +30,7 @@ NEWEST_ENTRIES = 64
 COST_BYTES = 64 * 1024
 """This many bytes cost as much as one entry."""
 URGENT_BYTES = 16 * 1024
-"""Maximum size of an urgent request. A cancel has only an id and a reason, so a larger request is no cancel."""
+"""Maximum size of an urgent request. A cancel has only an id and a reason, so a larger request is not a cancel."""
 URGENT = r'"type\\?"%s*:%s*\\?"cancel\\?"'
 """Lua pattern of a cancel, at the top level or nested. Decoding the request decides."""
 

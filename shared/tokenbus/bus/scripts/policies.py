@@ -14,7 +14,7 @@ from typing import Literal
 from tokenbus.bus.scripts.script import ROOM, Arg, ScriptCall, script
 
 Place = Literal["beside", "alone"]
-"""Where a run is judged: beside other runs, or alone in an executor."""
+"""Where a run is judged: together with other runs, or alone in an executor."""
 
 AT = "policies_at"
 LOST_BESIDE, LOST_ALONE = "workers_lost:beside", "workers_lost:alone"
@@ -96,7 +96,7 @@ def failed_at_field(policy: str) -> str:
 
 def policy_starts(run_key: str, policy_lease: str, *, token: str, policies: Sequence[str]) -> ScriptCall:
     """Read a run's counters for the owner of the policy lease with ``token``, and write down that it judges the run
-    from now on, beside others. If the worker before was lost with the run, this is counted.
+    from now on, together with others. If the worker before was lost with the run, this is counted.
 
     The same call may be sent again after a lost reply. Reply: `LOST_BESIDE`, `LOST_ALONE`, `UNEXPLAINED`, then two
     values per policy, `starts_field` and `failed_at_field`; or ``fenced``, ``gone``, or the run's status if it is no

@@ -14,7 +14,7 @@ from tokenbus.bus.scripts.script import NOW, Arg, ScriptCall, script
 MOST_FORGOTTEN = 8
 """Each run that ends drops at most this many from the index of ended runs, so that a commit's cost is bounded."""
 LIFETIMES = 8
-"""After so many lifetimes of an open run, a tenant's index drops a run that is still listed as open."""
+"""After this many lifetimes of an open run, a tenant's index drops a run that is still listed as open."""
 
 INDEX_ENDED = """
 -- The index only serves to find runs. If it cannot be written (wrong type, no permission), the commit succeeds

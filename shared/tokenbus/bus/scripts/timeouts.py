@@ -8,7 +8,7 @@ from tokenbus.bus.scripts.runs import STOP
 from tokenbus.bus.scripts.script import NOW, ROOM, ScriptCall, script
 
 RunIs: TypeAlias = Literal["open", "abandoned", "ended"]
-"""What a run's hash says: the run may be written to, its keys are gone or refuse all writes, or it has ended."""
+"""A run's state by its hash: the run may be written to, its keys are gone or refuse all writes, or it has ended."""
 
 _EXPIRE = script(
     "expire",

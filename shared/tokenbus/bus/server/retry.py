@@ -1,4 +1,5 @@
-"""Retries for a server that is away, restarting, failing over or full: repeat the command until the server answers.
+"""Retries for a server that is unavailable, restarting, failing over or full: repeat the command until the server
+answers.
 
 A command that itself causes the failure must not block its queue forever. It may be too large and break every
 connection, or something between here and the server may answer with an unknown error. Such a command fails while the

@@ -143,7 +143,7 @@ class Server:
         return True
 
     async def _time_us(self) -> int:
-        """The server's Unix time in µs; in a Cluster that of one node, until that node is gone for good."""
+        """The server's Unix time in µs; in a Cluster that of one node, until that node is removed."""
         node: dict[str, Any] = {}
         if self.topology == "cluster":
             try:

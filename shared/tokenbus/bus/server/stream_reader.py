@@ -91,8 +91,8 @@ class StreamReader:
     async def read(self, offsets: Mapping[str, str], *, block_ms: int = MAX_BLOCK_MS) -> Found:
         """Return entries after each stream's offset; waits up to ``block_ms`` for some, 0: does not wait.
 
-        Raises redis-py's errors; in a Cluster only if nothing can be read: streams on a node that is away are retried
-        with pauses.
+        Raises redis-py's errors; in a Cluster only if nothing can be read: streams on a node that is unavailable are
+        retried with pauses.
         """
         if self._woken:
             self._woken = False

@@ -23,7 +23,7 @@ _FLUSHES = count(1)
 
 
 class NotAhead(Exception):
-    """Something in the flush, or in what came in between, has to be written before it is applied."""
+    """A frame of the flush, or an entry that came in between, must be written before it is applied."""
 
 
 class Side:
@@ -107,7 +107,7 @@ class AheadFlush:
             raise NotAhead
         if of_first:
             self.first.apply_between(of_first)
-        if of_second:  # they come before what the first stage hands on now
+        if of_second:  # they precede the first stage's new outputs
             self.second.apply_between(of_second)
         self._hand_on()
 

@@ -37,8 +37,8 @@ class BackgroundTasks:
                     log.warning("%s partition %d: %s", self._group, partition, e)
                     self._liveness.failed_work(f"background {self._group}")
             except Exception:
-                # What it was to process is read again: the partition stands where it stood. An entry that always fails
-                # so is taken alone after some loads, and then given up.
+                # Its input is read again, because the partition's offset did not move. An entry that always fails in
+                # this way is processed alone after some loads, and then given up.
                 log.exception("%s partition %d", self._group, partition)
                 self._liveness.failed_work(f"background {self._group}")
             finally:

@@ -2,7 +2,7 @@
 
 Streams, offsets and outputs are what separate workers would have written, so that any worker can take over. But the
 state is ahead of the log until the script accepts (ahead.py). If it does not, nothing was written: the partition is
-rebuilt in both stages under its leases, and the frames go the long way, as an entry that the stages read.
+rebuilt in both stages under its leases, and the frames take the long path, as an entry that the stages read.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from tokenbus.bus.stage.stage import Stage
 log = logging.getLogger(__name__)
 
 TRIES = 3
-"""How often a flush takes in entries of others that came in between."""
+"""How often a flush applies entries of others that came in between."""
 BUSY_S = 0.03
 """A partition is busy while its flushes follow each other within this."""
 REST_S = 0.06
-"""How long a busy partition is not read after a flush, whose reply tells of entries of others."""
+"""How long a busy partition is not read after a flush. The flush's reply lists entries of others."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0
-"""How long a partition goes the long way after something that the short way does not do."""
+"""How long a partition takes the long path after something that the short path does not do."""
 
 
 class Flush(msgspec.Struct, frozen=True, eq=False):
@@ -88,18 +88,19 @@ class Chain:
         """Partitions of which both stages had applied all input after the last flush."""
         self._flushed_at: dict[int, float] = {}
         self._pauses: dict[int, tuple[float, float]] = {}
-        """Partition -> until when it goes the long way, and how long that is."""
+        """Partition -> until when it takes the long path, and how long that is."""
         self._closed = False
 
     def close(self) -> None:
-        """From now on everything goes the long way."""
+        """From now on everything takes the long path."""
         self._closed = True
 
     async def write(self, flushes: Sequence[Flush]) -> list[list[Any] | None]:
-        """Write the flushes that can go the short way; None for each other, of which nothing was written.
+        """Write the flushes that can take the short path. The result is None for each other one; nothing of it was
+        written.
 
-        A reply is that of `append_raw`. What is None must be written the long way before the next flush of the run. In
-        a Cluster all flushes must be of one partition.
+        A reply is that of `append_raw`. What is None must be written on the long path before the next flush of the run.
+        In a Cluster all flushes must be of one partition.
         """
         replies = await self._write(flushes)
         for flush, reply in zip(flushes, replies, strict=True):
@@ -157,7 +158,7 @@ class Chain:
                 return False
             if self._parts(number) != parts:
                 return False
-        # From here on a flush that goes the long way leaves input behind.
+        # From here on a flush that takes the long path leaves unread input.
         return self._caught_up.setdefault(number, parts) == parts
 
     def _parts(self, number: int) -> tuple[Partition, Partition] | None:

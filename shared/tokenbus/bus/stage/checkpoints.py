@@ -73,7 +73,7 @@ class VoidInput:
         commit.put(self._state_key, run, SavedState(self._until[run], None).encoded())
 
     def drop_before(self, watermark: str, commit: Commit) -> None:
-        """Forget the runs of which no replay from the watermark reads an ignored entry."""
+        """Forget the runs whose ignored entries are all at or before the watermark, so that no replay reads them."""
         for run in [run for run, until in self._until.items() if id_key(until) <= id_key(watermark)]:
             commit.drop(self._state_key, run)
             del self._until[run]

@@ -1,6 +1,6 @@
 """A poison entry is quarantined: its runs fail, so that the other runs of the partition continue. No IO.
 
-An entry whose processing crashes its workers leaves no error behind. So a partition that came to no commit in
+An entry whose processing crashes its workers leaves no error behind. So a partition that did not commit in
 `CAREFUL_LOADS` loads is processed one entry at a time. Each try is recorded in the lease hash before it begins
 (`IsolatedTries`). An entry with too many tries is skipped without decoding it.
 """

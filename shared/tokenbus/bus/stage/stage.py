@@ -166,8 +166,8 @@ class Stage:
     async def process(self, batches: Sequence[Batch]) -> None:
         """Process and commit the batches of `read`; returns once they are committed or their leases are lost.
 
-        The same commit is retried while the server is away and takes effect once, even if replies are lost. In a
-        Cluster, a partition whose node is away retries in the background and is not read until it has committed.
+        The same commit is retried while the server is unavailable and takes effect once, even if replies are lost. In a
+        Cluster, a partition whose node is unavailable retries in the background and is not read until it has committed.
         """
         if self._is_cluster:
             tasks = [self._background.start(batch.partition, partial(self._process, [batch])) for batch in batches]
@@ -256,7 +256,7 @@ class Stage:
         with self._applying(part):
             if part.isolated.exhausted and part.isolated.entry_id == first[0].decode():
                 return part.quarantine(
-                    first, f"{part.loads - 1} tries came to no commit: its workers died, or the stage raised"
+                    first, f"{part.loads - 1} tries did not commit: its workers died, or the stage raised"
                 )
             logic = part.finishes_replay
             if logic is None:

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 PAUSED_POLL_MS = 20
 REST_POLL_MS = 50
-"""How often a stage looks whether a partition that it does not read rests no more."""
+"""How often a stage checks whether a paused partition may be read again."""
 
 
 class StageInput:
@@ -83,7 +83,7 @@ class StageInput:
         if seconds <= 0.0:
             if self._resting.pop(stream, None):
                 self._reader.wake()
-        elif not self._is_cluster:  # a Cluster's reads wait each by itself
+        elif not self._is_cluster:  # in a Cluster each read waits separately
             self._resting[stream] = asyncio.get_running_loop().time() + seconds
 
     async def read(self, *, block_ms: int) -> list[Batch]:

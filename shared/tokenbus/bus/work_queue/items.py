@@ -37,7 +37,7 @@ class ClaimedItems:
     """The items that this worker holds: the server counts them as delivered to it, and it keeps them alive."""
 
     def __init__(self, keys: Keys | None) -> None:
-        """``keys``: of queues whose fields are named by runs: knows where the runs of held items are."""
+        """``keys``: for queues whose fields are named by runs; notes the partitions of held items' runs."""
         self._keys = keys
         self._items: dict[tuple[str, str], QueueItem] = {}
 

@@ -46,7 +46,7 @@ class PreferredStreams:
     async def _read_ours_first(
         self, ours: list[str], others: list[str], read: ReadStreams, closing: Callable[[], bool]
     ) -> dict[str, float]:
-        """Read `ours`; of `others` take what no worker took at once."""
+        """Read `ours`; from `others` take only items that no other worker takes at once."""
         clock = asyncio.get_running_loop().time
         waited: dict[str, float] = {}
         if ours:

@@ -193,4 +193,4 @@ class WorkQueue:
             await self._writes.retire(self._group.streams)
             await self._heartbeats.sign_off()
         except (RedisError, OSError) as e:
-            log.warning("queue %s: consumer left to be swept away: %s", self._group.name, e)
+            log.warning("queue %s: consumer not removed, a later sweep removes it: %s", self._group.name, e)

@@ -46,7 +46,7 @@ class Cursor(msgspec.Struct, frozen=True):
     def check(self) -> None:
         """Check the positions. Raises ValueError if no subscription can have made this cursor."""
         if not _are_positions(self.positions):
-            raise ValueError(f"from_: the cursor has positions that are no entry ids: {str(self)[:80]!r}")
+            raise ValueError(f"from_: the cursor has positions that are not entry ids: {str(self)[:80]!r}")
 
 
 def _are_positions(positions: tuple[str, ...]) -> bool:

@@ -123,7 +123,7 @@ class SharedSubscription(EnteredOrIterated[E]):
     async def aclose(self) -> None:
         """Acknowledge what is done, release the partitions to the group's other workers, and end the iteration.
 
-        If the server is away, nothing is acknowledged and those events are delivered again.
+        If the server is unavailable, nothing is acknowledged and those events are delivered again.
         """
         self._closed = True
         self._pending.clear()

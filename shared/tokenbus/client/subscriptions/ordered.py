@@ -39,8 +39,8 @@ class OrderedSubscription(EnteredOrIterated[E]):
       set. Iterating again continues at the oldest entry that is kept, and so does `cursor` (Redis 6.2 cannot detect
       this for a topic that was empty at the position);
     - CursorAhead if the starting cursor is past the newest entry;
-    - ServerUnavailable if the server is away for longer than the client's ``reconnect_s``; until then the subscription
-      waits, then continues where it was. Iterating again tries again.
+    - ServerUnavailable if the server is unavailable for longer than the client's ``reconnect_s``; until then the
+      subscription waits, then continues where it was. Iterating again tries again.
 
     Entries that are not events are logged, counted in ``malformed`` and skipped. Use from one task at a time.
     """

@@ -98,7 +98,7 @@ class SentenceSubscription(EnteredOrIterated[Sentence]):
         """End the subscription. With a group, text that is held and was not delivered comes again."""
         await self._chunks.aclose()
         if self._next:
-            await asyncio.gather(self._next, return_exceptions=True)  # ends by itself: its source is closed
+            await asyncio.gather(self._next, return_exceptions=True)  # it ends because its source is closed
         self._runs.clear()
         self._ready.clear()
 

@@ -53,7 +53,7 @@ class OpenCall(msgspec.Struct):
     ) -> OpenCall:
         """Start a call."""
         out.append(ToolCallStart(block, tool_id, name))
-        problem = "a parameter stands outside of a call" if stray else "the call has no name"
+        problem = "a parameter is outside of a call" if stray else "the call has no name"
         return cls(block, types, stray, "" if name else problem)
 
     def open_parameter(self, name: str | None, out: list[Normalized]) -> None:
@@ -63,7 +63,7 @@ class OpenCall(msgspec.Struct):
             self.problem = self.problem or "a parameter has no name"
             return
         if self.ignored:
-            self.problem = self.problem or f"the parameter {name!r} stands twice"
+            self.problem = self.problem or f"the parameter {name!r} appears twice"
             return
         self.key = name
         self.pieces, self.size = [], 0
@@ -99,7 +99,7 @@ class OpenCall(msgspec.Struct):
         self._write(self._head() + (f'"{_escaped(value)}"' if problem else said), out)
         self.names.append(self.key)
         if problem and "string" not in self.types[self.key]:
-            self.problem = self.problem or f"the parameter {self.key!r} is no JSON: {problem}"
+            self.problem = self.problem or f"the parameter {self.key!r} is not JSON: {problem}"
 
     def finish(self, out: list[Normalized], problem: str = "") -> None:
         """End the call. ``problem``: why it ended without its own closing tag."""

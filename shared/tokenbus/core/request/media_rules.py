@@ -15,7 +15,7 @@ def media_problems(request: Generate) -> Iterator[tuple[str, str]]:
     """Each place with invalid media, with the problem."""
     for where, source in _inside(request):
         if not _TYPE.fullmatch(source.media_type):
-            yield f"{where}.media_type", f"{source.media_type[:80]!r} is no media type, such as image/png"
+            yield f"{where}.media_type", f"{source.media_type[:80]!r} is not a media type such as image/png"
         if problem := _base64_problem(source.data):
             yield f"{where}.data", problem
 
@@ -28,7 +28,7 @@ def _base64_problem(data: str) -> str | None:
     try:
         binascii.a2b_base64(data, strict_mode=True)
     except ValueError:  # binascii's own error, or non-ASCII text
-        return "it is no base64"
+        return "it is not base64"
     return None
 
 

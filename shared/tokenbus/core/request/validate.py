@@ -108,7 +108,7 @@ def _prefill(request: Generate) -> Iterator[tuple[str, str]]:
         if tool.strict:
             yield f"tools[{i}].strict", "in prefill no API enforces a tool's schema"
         if any(char in tool.name for char in '<>"'):
-            yield f"tools[{i}].name", "in prefill the name stands in a tag, and cannot hold < > or a quotation mark"
+            yield f"tools[{i}].name", "in prefill the name is part of a tag and cannot contain < > or a quotation mark"
     if request.prefill:
         yield from _options(request.prefill, request.participant or "")
 
@@ -116,7 +116,7 @@ def _prefill(request: Generate) -> Iterator[tuple[str, str]]:
 def _options(options: PrefillOptions, participant: str) -> Iterator[tuple[str, str]]:
     token, delimiter = options.end_of_turn, options.delimiter
     if token and not token.strip():
-        yield "prefill.end_of_turn", "blank space alone is no token"
+        yield "prefill.end_of_turn", "it is blank"
     if not token and delimiter == "":
         yield "prefill.delimiter", "without it and without end_of_turn, messages run into each other"
     if participant in options.unnamed and token == "" and not (delimiter or "").strip():

@@ -50,7 +50,7 @@ class ToolWork(msgspec.Struct, frozen=True, array_like=True):
     tenant: str = ""
     """The run's tenant: tenants take turns."""
     metadata: dict[str, object] | None = None
-    """The run's metadata, for tools that act on somebody's behalf."""
+    """The run's metadata, for tools that act on behalf of a tenant or a user."""
     traceparent: str = ""
     """As in `Accepted`."""
 

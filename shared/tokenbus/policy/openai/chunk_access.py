@@ -34,7 +34,7 @@ def string(value: Any, name: str, where: str) -> str:
     if found is None:
         return ""
     if not isinstance(found, str):
-        raise Malformed(CHUNK, f"{where}: {name} is no string")
+        raise Malformed(CHUNK, f"{where}: {name} is not a string")
     return found
 
 

@@ -158,7 +158,7 @@ def _signature(opaque: dict[str, str] | None) -> Json:
 
 
 def _media(source: Source, otherwise: str) -> Json:
-    """Media inlined in the request or referred to by URL. ``otherwise``: the media type if the URL does not tell."""
+    """Media inlined in the request or referred to by URL. ``otherwise``: the media type if the URL does not show it."""
     assert not isinstance(source, BlobSource)  # conversation() rejects these
     if isinstance(source, Base64Source):
         return {"inlineData": {"mimeType": source.media_type, "data": source.data}}

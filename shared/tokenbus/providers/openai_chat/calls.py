@@ -78,7 +78,7 @@ class CallTable(msgspec.Struct):
     calls: list[ReceivedCall] = []
     by_index: dict[int, int] = {}
     listed: bool = False
-    """Calls came in `tool_calls`; a `function_call` is one of them."""
+    """Whether calls arrived in `tool_calls`. Then a `function_call` repeats one of them."""
 
     def find(self, delta: CallDelta, name: str) -> ReceivedCall:
         """Return the call of this piece, adding it if it is new. Raises TooLarge if there are too many."""

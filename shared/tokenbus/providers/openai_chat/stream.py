@@ -140,9 +140,7 @@ class ChatDecoder(AnswerDecoder, kw_only=True):
             self._further(delta, out, whole=whole)
 
     def _remaining_of(self, message: wire.Delta) -> wire.Delta:
-        """Remove the parts of a whole message that were already emitted. If its text differs, what was emitted
-        stands.
-        """
+        """Remove the parts of a whole message that were already emitted. If its text differs, emitted text stays."""
         content = message.content
         if self.text and content:
             parsed = content if isinstance(content, str) else "".join(self._texts(content))

@@ -134,8 +134,8 @@ class StreamedItem(msgspec.Struct, rename={"emitted": "told"}):
         """Return the part of each final text that was not emitted yet.
 
         ``whole`` has the texts with their keys at the item's end. Texts are first compared as one concatenation,
-        however divided. If that fails, parts are matched by equal text, else by key, else by order, and what was
-        emitted stands.
+        however divided. If that fails, parts are matched by equal text, else by key, else by order, and emitted text
+        stays.
         """
         cited = {part.key for part in self.parts if part.cited and not part.emitted}
         texts = ["" if key in cited else text for key, text in whole]

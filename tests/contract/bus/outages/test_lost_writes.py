@@ -68,7 +68,7 @@ async def test_the_loss_is_noticed_even_if_nothing_new_comes(bench: Bench, caplo
             await put_back(bench.server, bench.keys, past)
             await eventually(lambda: ended_by_loss(bench, run))
     assert await says(bench, run) == [("1-0", 1), ("1-1", 2), ("1-2", LOST_WRITES.code)]
-    assert "a fail-over lost what came after" in caplog.text
+    assert "a fail-over lost the entries after" in caplog.text
 
 
 async def test_a_run_that_comes_again_during_the_repair_is_not_opened_again(

@@ -1,4 +1,4 @@
-"""A key that a whole partition shares is of another type: that partition waits, and no other."""
+"""A key that a whole partition shares has the wrong type: that partition waits, and no other."""
 
 from __future__ import annotations
 

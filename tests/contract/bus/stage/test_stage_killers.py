@@ -70,7 +70,7 @@ async def test_an_entry_on_which_workers_die_is_given_up_and_nothing_beside_it_i
     assert deaths >= MOST_ALONE
     [entry] = await dead(bench)
     assert (entry["run"], entry["stage"]) == (victim, GROUP)
-    assert "came to no commit" in entry["reason"]
+    assert "did not commit" in entry["reason"]
     await bench.check()  # all that the others say, and of the victim its end as poison
 
 

@@ -51,7 +51,7 @@ BAD: dict[str, tuple[str, str, str]] = {
     ),
     "a private address": ('[tools.t]\nkind = "http"\nurl = "http://10.0.0.1/x"', "tool t", "allow_private"),
     "an MCP server's address": ('[mcp.m]\nkind = "http"\nurl = "nowhere"', "mcp m", "must start with http"),
-    "a class that is no policy": ('[policies.p]\nuse = "the_checked:Broken"', "policy p", "neither a class"),
+    "a class that is not a policy": ('[policies.p]\nuse = "the_checked:Broken"', "policy p", "neither a class"),
     "options of a policy": (
         '[policies.p]\nuse = "tokenbus.policy:ToolRules"\noptions = { dney = [] }',
         "policy p",

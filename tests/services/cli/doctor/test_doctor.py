@@ -182,7 +182,7 @@ async def test_a_key_that_its_provider_refuses_and_a_policy_that_fails_at_work_a
     assert [(f["level"], f["says"]) for f in told.values()] == [
         ("ok", "accepts the key"),
         ("wrong", "refuses the key: HTTP 401"),
-        ("note", "did not tell whether the key is valid: HTTP 404"),
+        ("note", "did not show whether the key is valid: HTTP 404"),
     ]
     assert "revoked" not in {f["says"] for f in told.values()}
     [policy] = found["policy moderation"]

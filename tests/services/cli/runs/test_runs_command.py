@@ -70,7 +70,7 @@ def test_ages_are_read_and_told_in_their_units() -> None:
     ("choice", "problem"),
     [
         (RunChoice(states=("fialed",)), "--state: unknown 'fialed': did you mean 'failed'?"),
-        (RunChoice(older_than="soon"), "--older-than: 'soon' is no age"),
+        (RunChoice(older_than="soon"), "--older-than: 'soon' is not an age"),
         (RunChoice(tenant=""), "--tenant: '' is not a text, or empty"),
     ],
 )

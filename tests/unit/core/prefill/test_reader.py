@@ -65,7 +65,7 @@ def test_a_value_is_opaque_until_its_own_close() -> None:
 @pytest.mark.parametrize(
     ("body", "problem"),
     [
-        ('<parameter name="n">five</parameter>', "no JSON"),
+        ('<parameter name="n">five</parameter>', "not JSON"),
         ("<parameter>5</parameter>", "no name"),
         ('<parameter name="q">1</parameter><parameter name="q">2</parameter>', "twice"),
     ],

@@ -56,7 +56,7 @@ def test_a_malformed_call_gets_an_error_result_and_never_runs() -> None:
     assert not of_type(told.effects, RunTools)  # pyright: ignore[reportArgumentType]
     call, result = of_type(told.events, BlockComplete)
     assert call.input is None
-    assert "no JSON" in call.input_error
+    assert "not JSON" in call.input_error
     assert result.is_error
     assert result.content == call.input_error
     assert isinstance(told.effects[-1], NextTurn)

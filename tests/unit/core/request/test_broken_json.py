@@ -1,4 +1,4 @@
-"""Requests that are no JSON, or not plain: the error names the place, and the run has its name."""
+"""Requests that are not JSON, or not plain: the error names the place, and the run has its name."""
 
 from __future__ import annotations
 

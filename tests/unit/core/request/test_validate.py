@@ -97,11 +97,11 @@ PNG = "iVBORw0KGgo="
 BROKEN = {
     "": "it is empty",
     f"data:image/png;base64,{PNG}": "it is a data URL",
-    "iVBORw0KGgo": "it is no base64",
-    "iVBO Rw0KGgo=": "it is no base64",
-    "iVBO\nRw0KGgo=": "it is no base64",
-    "_-BORw0KGgo=": "it is no base64",
-    "é" * 12: "it is no base64",
+    "iVBORw0KGgo": "it is not base64",
+    "iVBO Rw0KGgo=": "it is not base64",
+    "iVBO\nRw0KGgo=": "it is not base64",
+    "_-BORw0KGgo=": "it is not base64",
+    "é" * 12: "it is not base64",
 }
 
 

@@ -221,7 +221,7 @@ def test_a_stream_that_tells_its_parts_again_says_the_same(row: Recording) -> No
     try:
         events = events_of(row)
     except msgspec.DecodeError:
-        return  # a stream that breaks off inside of an event, or is no stream
+        return  # a stream that breaks off inside of an event, or is not a stream
     if any(not isinstance(event, dict) or "error" in str(event.get("type", "")) for event in events):
         return
     if row.expected.get("delta_vs_done_mismatch") or sum(e.get("type") == "message_start" for e in events) > 1:

@@ -75,7 +75,7 @@ class ChatSocket:
         await self._socket.accept()
         waiting = asyncio.create_task(self._close_if_unknown(), name="first frame of a chat socket")
         try:
-            with suppress(WebSocketDisconnect, RuntimeError):  # the client has gone while a frame was sent
+            with suppress(WebSocketDisconnect, RuntimeError):  # the client has disconnected while a frame was sent
                 await self._read()
         finally:
             tasks = [waiting, *self._open.values()]
@@ -105,7 +105,7 @@ class ChatSocket:
             await self._socket.close(handshake.MISUSED, "no request with a valid key came")
 
     async def _read(self) -> None:
-        """Begin what the client's frames ask for, until it leaves or sends what is no frame."""
+        """Begin what the client's frames ask for, until it leaves or sends what is not a frame."""
         while (message := await self._socket.receive())["type"] != "websocket.disconnect":
             given = message.get("text") or message.get("bytes") or ""
             data = given.encode() if isinstance(given, str) else given

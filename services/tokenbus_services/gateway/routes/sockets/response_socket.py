@@ -90,7 +90,7 @@ class ResponseSocket:
                 await self._send_error(Problem(status=429, code="too_many_requests", message=why, kind="rate_limit"))
 
     async def _answer_all(self, caller: Caller) -> None:
-        with suppress(WebSocketDisconnect, RuntimeError):  # the client has gone while a frame was sent
+        with suppress(WebSocketDisconnect, RuntimeError):  # the client has disconnected while a frame was sent
             while True:
                 frame = await self._waiting.get()
                 with self._gateway.frame_audit(self._surface.name, method="CREATE") as audit:

@@ -1,8 +1,8 @@
 """Encodes a run as AG-UI events. Pure.
 
 Everything is sent as it comes: what a retry voids is replaced by `MESSAGES_SNAPSHOT`, with the conversation that came
-with the request and all that still stands. A client that joins gets a snapshot of what is on the log already, then the
-beginnings of the open blocks, and the rest as it comes.
+with the request and all content that is still valid. A client that joins gets a snapshot of what is on the log already,
+then the beginnings of the open blocks, and the rest as it comes.
 """
 
 from __future__ import annotations

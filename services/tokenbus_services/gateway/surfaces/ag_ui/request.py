@@ -54,7 +54,7 @@ def translate(request: GatewayRequest, rules: TranslationRules) -> Translated:
         raise unsupported("tools", "tools of the deployment and of the client in one request are not supported")
     messages = _messages(body)
     if not messages:
-        raise invalid("messages", "nothing is said in them")
+        raise invalid("messages", "they have no content")
     depth = 10 if own.max_tool_depth is None else own.max_tool_depth
     generate = Generate(
         provider=model.provider,

@@ -1,4 +1,4 @@
-"""Tells a run as a UI message stream. Pure.
+"""Encodes a run as a UI message stream. Pure.
 
 What a retry voids cannot be taken back in versions 5 and 6, so:
 
@@ -188,7 +188,7 @@ class UiStream(Encoder):
             self._stop(thought, parts.provider_metadata(self._thoughts.pop(thought)))
 
     def _settle_turn(self) -> None:
-        """The turn is over: its thinking stands, and its calls run."""
+        """The turn is over: its thinking is final, and its calls run."""
         for block in list(self._thoughts):
             self._stop(block, parts.provider_metadata(self._thoughts.pop(block)))
         for block in list(self._calls):

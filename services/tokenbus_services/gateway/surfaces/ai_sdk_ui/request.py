@@ -140,4 +140,4 @@ def _continued(values: list[Any]) -> str | None:
 
 
 def _nothing_said() -> Any:
-    raise invalid("messages", "nothing is said in them")
+    raise invalid("messages", "they have no content")

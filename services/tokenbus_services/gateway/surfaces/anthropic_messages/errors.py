@@ -19,7 +19,7 @@ _TYPES = {
 
 
 def status_of(problem: Problem) -> int:
-    """The HTTP status: this API tells overload by 529."""
+    """The HTTP status: this API uses 529 for overload."""
     return 529 if problem.status == 503 and problem.kind == "overloaded" else problem.status
 
 

@@ -23,7 +23,7 @@ class ChatEcho(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def echo_of(note: GatewayNote) -> ChatEcho:
-    """Read the note; what cannot be read is as if it was not asked."""
+    """Read the note. A part that cannot be read counts as not requested."""
     try:
         return msgspec.convert(note.echo, ChatEcho)
     except msgspec.ValidationError:
@@ -42,7 +42,7 @@ def finish_of(finish: FinishReason, *, calls: bool) -> str:
 
 
 def usage_object(usage: Usage | None) -> dict[str, object]:
-    """Token counts. What the provider did not tell counts as 0: clients insist on numbers."""
+    """Token counts. A count that the provider did not report is 0, because clients require numbers."""
     counts = usage or Usage()
     read, written = counts.input or 0, counts.output or 0
     return {

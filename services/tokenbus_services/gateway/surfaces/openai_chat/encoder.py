@@ -28,7 +28,8 @@ DONE = b"data: [DONE]\n\n"
 
 
 class ChatEncoder(Encoder):
-    """Encodes one run. Thinking is sent at once, as it comes back unsigned and does no harm; calls once they stand."""
+    """Encodes one run. Thinking is sent at once, because it comes back unsigned and is harmless. Calls are sent once no
+    retry can void them."""
 
     def __init__(self, note: GatewayNote, run: str) -> None:
         self._echo = echo = echo_of(note)

@@ -74,7 +74,7 @@ class WholeResponse(WholeAnswer):
 
 
 class ResponseSoFar:
-    """The response at any time, as `GET /v1/responses/{id}` has it: a failed run is no HTTP error here."""
+    """The response at any time, as `GET /v1/responses/{id}` has it: a failed run is not an HTTP error here."""
 
     def __init__(self, note: GatewayNote, run: str) -> None:
         self._log = ResponseLog(note, run, streamed=False)

@@ -1,4 +1,4 @@
-"""Output items: what the API tells of one block, from its beginning to its end. Pure.
+"""Output items: how the API represents one block, from its beginning to its end. Pure.
 
 Each item yields the events of its block, without `output_index` and `sequence_number`, and is its own state in the
 response's output meanwhile. Ids follow from the run and the block's number.

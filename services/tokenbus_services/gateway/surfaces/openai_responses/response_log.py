@@ -61,7 +61,7 @@ class ResponseLog:
         return self._object.status
 
     def feed(self, event: PublicEvent) -> list[Json]:
-        """Return the events to tell, each with its `sequence_number`."""
+        """Return the events to send, each with its `sequence_number`."""
         events = self._begin()
         for each in self._settling.feed(event):
             if not self.ended:

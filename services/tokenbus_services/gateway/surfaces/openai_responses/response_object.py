@@ -102,7 +102,7 @@ class ResponseObject:
         self._spoke |= {k: v for k, v in (("provider", provider), ("model", model)) if v}
 
     def end(self, event: TerminalEvent) -> str:
-        """Apply the run's end; return the type of the event that tells it."""
+        """Apply the run's end; return the type of the event that reports it."""
         self.usage = event.usage or self.usage
         self._completed_at = self._note.created + event.timing.total_ms // 1000
         self.answered_by(event.provider, event.model)
@@ -159,7 +159,7 @@ class ResponseObject:
 
 
 def error_code(kind: ErrorClass) -> ErrorCode:
-    """The API's own code: its set is closed, so the bus's code stands in the message."""
+    """The API's own code: its set is closed, so the bus's code is in the message."""
     match kind:
         case "rate_limit" | "limit":
             return "rate_limit_exceeded"

@@ -1,9 +1,9 @@
-"""A replay that notes its steps before they begin: the next owner knows then at which step its worker died.
+"""A replay that notes each step before it begins, so that the next owner knows at which step the worker died.
 
-A checkpoint or an entry that crashes its workers leaves no error behind. So after some replays that came to no end, the
-next ones are careful. At first they note each page of entries. Within a page at which a worker died, they note each
-frame, and they leave out a frame at which two workers died. Only the run of that frame loses its state. The same holds
-for checkpoints, all of which are one page.
+A checkpoint or an entry that crashes its workers leaves no error behind. So after some unfinished replays the next ones
+are careful. At first they note each page of entries. Within a page at which a worker died, they note each frame, and
+they leave out a frame at which two workers died. Only the run of that frame loses its state. The same holds for
+checkpoints, all of which are one page.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
 
 CAREFUL_REPLAYS = 2
-"""After more replays than this in a row that came to no end, the next ones are careful."""
+"""After more unfinished replays in a row than this, the next ones are careful."""
 MOST_DEATHS = 2
-"""A step is left out after its workers died so often. One more died at its page."""
+"""A step is left out after this many workers died at it. One more died at its page."""
 CAREFUL_PAGE = 50
-"""Entries of a page: each note costs a command, so a careful replay takes hardly longer than any other."""
+"""Entries per page. Each note costs a command; with pages a careful replay takes hardly longer than any other."""
 STEPS_FIELD = "replaying"
 """The lease hash's field of `NotedSteps`."""
 REASON = f"{MOST_DEATHS} workers died as they restored it"
 
 
 class NotedSteps(msgspec.Struct, frozen=True, array_like=True):
-    """What a careful replay has written down."""
+    """The notes of a careful replay."""
 
     page: str = ""
     """The last page that began."""
     step: str = ""
     """The last step of it that began, if its steps were noted."""
     tries: int = 0
-    """How often that step began in replays that came to no end."""
+    """How often that step began in unfinished replays."""
     left_out: dict[str, str] = {}
     """Steps to leave out, and their pages."""
 
@@ -49,10 +49,10 @@ class NotedSteps(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CarefulReplay:
-    """Notes the steps of one owner's replay, which may start over while the server is away."""
+    """Notes the steps of one owner's replay, which may start over while the server is unavailable."""
 
     def __init__(self, server: Server, lease_key: str, found: NotedSteps) -> None:
-        """``found``: what the last replay wrote down, which came to no end."""
+        """``found``: the notes of the last replay, which did not finish."""
         self._server = server
         self._lease_key = lease_key
         self._found = found

@@ -146,7 +146,7 @@ class OwnedPartitions:
     def _say_blocked(self, partition: int, why: str) -> None:
         if partition not in self.blocked_keys:
             log.error(
-                "%s partition %d waits until its key is mended (delete or rename it): %s", self._group, partition, why
+                "%s partition %d waits until its key is fixed (delete or rename it): %s", self._group, partition, why
             )
         self.blocked_keys.add(partition)
 
@@ -193,7 +193,7 @@ class OwnedPartitions:
         numbers.
         """
         lease = await self._loader.position(part, stop_if=self._is_closed)
-        log.error("%s partition %d: a fail-over lost what came after %s", self._group, part.number, lease.offset)
+        log.error("%s partition %d: a fail-over lost the entries after %s", self._group, part.number, lease.offset)
         if not (lost := self.journals[part.number].after(lease.offset)):
             return
         past = await self._loader.rebuilt(lease, stop_if=self._is_closed)

@@ -25,11 +25,11 @@ from tokenbus.bus.stage.partition import Partition
 log = logging.getLogger(__name__)
 
 MAX_REPLAYS = 8
-"""After this many replays in a row that came to no end, by an error or a death, the partition continues without its
+"""After this many unfinished replays in a row, by an error or a death, the partition continues without its
 state: its open runs end as `state_unreadable`.
 """
 REPLAYS_FIELD = "replays"
-"""The lease hash's count of replays in a row that came to no end."""
+"""The lease hash's count of unfinished replays in a row."""
 
 
 class PartitionLoader:
@@ -54,7 +54,7 @@ class PartitionLoader:
         self._what = f"replay of {group}"
 
     async def load(self, lease: Lease) -> Partition:
-        """The partition in its last owner's state. Retries while the server is away."""
+        """The partition in its last owner's state. Retries while the server is unavailable."""
         begun = scripts.count(self._keys.lease(lease.partition, self._group), REPLAYS_FIELD)
         replays = await retry_until_available(self._server, lambda: run_script(self._server, begun), what=self._what)
         if replays > MAX_REPLAYS:
@@ -71,7 +71,8 @@ class PartitionLoader:
         return part
 
     async def position(self, part: Partition, *, stop_if: Callable[[], bool] = lambda: False) -> Lease:
-        """The server's current position of a partition that this worker owns. Retries while the server is away."""
+        """The server's current position of a partition that this worker owns. Retries while the server is
+        unavailable."""
         return await retry_until_available(
             self._server, lambda: run_position(self._server, part), what=self._what, stop_if=stop_if
         )
@@ -81,13 +82,14 @@ class PartitionLoader:
         return await retry_until_available(self._server, lambda: self._rebuilt(lease), what=self._what, stop_if=stop_if)
 
     async def forgive(self, partition: int) -> None:
-        """The last tries do not count: the partition's state was not at fault. Does nothing if the server is away."""
+        """Reset the count of replays, because the partition's state was not at fault. Does nothing if the server is
+        unavailable."""
         with suppress(RedisError, OSError):
             lease_key = self._keys.lease(partition, self._group)
             await run_script(self._server, scripts.note(lease_key, REPLAYS_FIELD, 0))
 
     async def _careful(self, lease: Lease) -> CarefulReplay:
-        """The next replay, after some that came to no end: knows what the last of them was at."""
+        """The replay after some unfinished ones; it knows the step at which the last of them stopped."""
         lease_key = self._keys.lease(lease.partition, self._group)
         found = await retry_until_available(
             self._server, lambda: self._server.client.hget(lease_key, STEPS_FIELD), what=self._what
@@ -109,12 +111,12 @@ class PartitionLoader:
     ) -> tuple[Partition, Commit | None]:
         """The partition in its last owner's state, and the commit that ends runs whose state is unreadable, if any.
 
-        After too many replays that came to no end, all of its open runs are such runs.
+        After too many unfinished replays, this holds for all of its open runs.
         """
         keys = self._keys.within(lease.partition)
         if replays > MAX_REPLAYS:
             part = self._new(lease)
-            await give_up_state(self._server, keys, part, lease, f"{replays - 1} replays came to no end")
+            await give_up_state(self._server, keys, part, lease, f"{replays - 1} replays did not finish")
         else:
             part = await self._rebuilt(lease, careful)
         if not part.unread:

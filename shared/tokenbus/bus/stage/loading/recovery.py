@@ -67,7 +67,7 @@ async def rebuild(
         if not page and not unreadable:
             token = await client.hget(part.lease_key, "token")
             if token is None or token.decode() == part.token:
-                log.error("%s: entries are gone that a replay needs", part.lease_key)
+                log.error("%s: entries that a replay needs are gone", part.lease_key)
             break  # else another owner has trimmed the entries; this rebuild is obsolete
         if careful is None or not await careful.begin_page(f"after {part.offset}"):
             part.replay(page)

@@ -34,7 +34,7 @@ class AttemptReport(msgspec.Struct, frozen=True, kw_only=True):
     answered_ms: int = 0
     """When the provider's answer began."""
     visible_ms: int = 0
-    """When the turn's first visible text came, if this attempt brought it."""
+    """Time of the turn's first visible text, if this attempt produced it."""
     ended_ms: int
     answered_model: str = ""
     """The model, as the provider names it."""

@@ -22,7 +22,7 @@ def check_size(kept: Mapping[str, str], new: Opaque, number: int, limit: int) ->
     """Raise TooLarge if a block would have more than ``limit`` characters of opaque data."""
     size = len(new.value) + sum(len(value) for name, value in kept.items() if name != new.name)
     if size > limit:
-        raise TooLarge(f"block {number}, what goes back with it", size, limit, unit="characters")
+        raise TooLarge(f"block {number}, opaque data", size, limit, unit="characters")
 
 
 class OpaqueTracker(msgspec.Struct):

@@ -237,13 +237,13 @@ class PolicyGate(
     run's turn will come do not count.
     """
     undecided: list[PublicEvent] = []
-    """Drafts without a verdict; kept only if they are to pass in case no verdict comes."""
+    """Drafts without a verdict. Kept only if they are released when no verdict comes."""
     undecided_starts: dict[int, int] = {}
     """Likewise: draft -> number of the block that it begins."""
     first_visible_ms: int | None = None
     """Milliseconds from the run's acceptance to the first visible text that was released."""
     bypassed: bool = False
-    """No verdict came in time: everything is released as it comes."""
+    """No verdict came in time: everything is released as it arrives."""
     released: ReleasedOutput = msgspec.field(default_factory=ReleasedOutput)
     decision_count: int = 0
     """Number of decisions published."""
