@@ -39,7 +39,7 @@ async def examine_blobs(settings: BlobSettings, deployment: str) -> list[Finding
     try:
         await loader_of(settings).aclose()
     except SettingsError as e:
-        return [Finding(level="wrong", about="blobs", says=str(e), todo="mend blobs.loader, or what it names")]
+        return [Finding(level="wrong", about="blobs", says=str(e), todo="fix blobs.loader, or what it names")]
     return [Finding(level="ok", about="blobs", says=f"a store of your own, {settings.loader}")]
 
 
