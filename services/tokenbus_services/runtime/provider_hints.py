@@ -6,7 +6,7 @@ from tokenbus.events.error_info import ErrorInfo
 
 
 def hint(provider: str, error: ErrorInfo) -> str | None:
-    """What to look at, for errors that settings cause or can mend."""
+    """A hint for errors that settings cause or can fix."""
     table = f"[providers.{provider}]"
     match error.code, error.kind:
         case "key_missing", _:

@@ -30,7 +30,7 @@ def refused(url: str, cause: Exception | None = None) -> ServerUnavailable:
     [
         (refused("redis://h:1", AuthenticationError("WRONGPASS x")), "TOKENBUS_REDIS_PASSWORD"),
         (ServerTooOld("redis://h:1", "5.0", "6.2"), "6.2 or newer"),
-        (SettingsError("redis_url", "scheme", "must be redis"), "mend the url"),
+        (SettingsError("redis_url", "scheme", "must be redis"), "fix the url"),
         (SettingsError("environment", "TOKENBUS_REDIS_URL", "not set"), "directory of `tokenbus up`"),
         (refused("rediss://h:1", TimeoutError()), "speaks no TLS"),
         (refused("redis://h:1", ConnectionError()), "speaks TLS"),
