@@ -13,6 +13,7 @@ from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import CONTROL_ATTEMPT, BusEvent, EventFrame, decode_raw, encode
 from tokenbus.events.normalized import Cut, Failed, Image, Opaque
 from tokenbus_services.normalizer.decode_spans import DecodeSpans
+from tokenbus_services.normalizer.divide import ENTRY_CHARS, divided
 from tokenbus_services.normalizer.image_offload import ImageKeeper, belongs_in_blob
 
 RUNS_AN_ENTRY = 1000
@@ -87,12 +88,17 @@ class NormalizerLogic:
     def flush(self, commit: Commit) -> None:
         size = 0
         self._large = []
-        # An entry has each run once; a second frame of a run (its next attempt began) goes into another entry.
+        # An entry has each run once; a second frame of a run (its next attempt began, or a part of a large frame) goes
+        # into another entry.
         while self._frames:
             fields: list[Arg] = []
             for run in list(self._frames)[:RUNS_AN_ENTRY]:
                 frames = self._frames[run]
-                data = encode(frames.pop(0))
+                frame = frames.pop(0)
+                data = encode(frame)
+                if len(data) > ENTRY_CHARS and len(parts := divided(frame)) > 1:
+                    data = encode(parts[0])
+                    frames[:0] = parts[1:]
                 size += len(data)
                 fields += (run, data)
                 if not frames:

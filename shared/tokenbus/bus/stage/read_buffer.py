@@ -14,7 +14,7 @@ import msgspec
 from tokenbus.bus.server.stream_reader import Entry
 from tokenbus.bus.stage.partition import Partition
 
-ROUND_BYTES = 256 * 1024
+ROUND_BYTES = 128 * 1024
 """Approximate input of one round over all partitions; each partition contributes at least one entry."""
 READ_BYTES = 512 * 1024
 """Target input of one read per stream."""

@@ -39,8 +39,11 @@ class _EventDraft(msgspec.Struct):
 class Outbox:
     """Drafts of one run since its last commit."""
 
-    def __init__(self, *, visible: bool = True) -> None:
-        """``visible``: whether chunks may be visible; False overrides each chunk's own flag."""
+    def __init__(self, *, visible: bool = True, only_json: bool = False) -> None:
+        """``visible``: whether chunks may be visible; False overrides each chunk's own flag. ``only_json``: the events
+        are only encoded as JSON, so values that are JSON already may be `msgspec.Raw`.
+        """
+        self.only_json = only_json
         self._visible = visible
         self._drafts: list[_ChunkDraft | _EventDraft] = []
 

@@ -115,7 +115,8 @@ class RunMachine:
 
     def __init__(self, state: RunState) -> None:
         self.state = state
-        self.out = Outbox(visible=state.accepted.visible)
+        # The drafts of a run under policies are msgpack.
+        self.out = Outbox(visible=state.accepted.visible, only_json=not state.accepted.policing)
         self.effects: list[Effect] = []
         self.reports: list[AttemptReport] = []
         """Of the attempts that ended since they were last collected."""

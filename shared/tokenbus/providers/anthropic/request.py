@@ -49,6 +49,7 @@ from tokenbus.providers.request.build import (
     with_extra,
 )
 from tokenbus.providers.request.conversation import Spoken, Takes, conversation, own_extra, raw_json
+from tokenbus.providers.request.json_object import check_object
 
 MIN_BUDGET = 1024
 EFFORTS: tuple[Effort, ...] = ("low", "medium", "high", "xhigh", "max")
@@ -230,7 +231,7 @@ def _thinking(part: ThinkingPart) -> dict[str, object] | None:
 def _tool_use(part: ToolCallPart, where: str) -> dict[str, object]:
     payload: dict[str, object] = {"type": "tool_use", "id": _fitted(part.tool_id), "name": part.tool_name}
     try:
-        _arguments.decode(part.arguments or "{}")
+        check_object(part.arguments or "{}")
         payload["input"] = msgspec.Raw(part.arguments or "{}")
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         # The API accepts only objects. The model sees what it wrote, next to the error result.

@@ -20,8 +20,8 @@ from tokenbus.events.requests import (
     ToolCallPart,
     ToolResultPart,
 )
-from tokenbus.providers.gemini.wire import arguments
 from tokenbus.providers.request.conversation import Spoken, own_extra
+from tokenbus.providers.request.json_object import check_object
 
 FOREIGN_SIGNATURE = "skip_thought_signature_validator"
 """Gemini 3 rejects a turn whose first call has no signature. This placeholder says that another model made the call:
@@ -119,7 +119,7 @@ class Contents:
     def _call(self, part: ToolCallPart) -> Json:
         called: Json = {"name": part.tool_name} | _own_id(part)
         try:
-            arguments.decode(part.arguments or "{}")
+            check_object(part.arguments or "{}")
             called["args"] = msgspec.Raw(part.arguments or "{}")
         except (msgspec.MsgspecError, UnicodeError, RecursionError):
             # The API accepts only objects. The model sees what it wrote, next to the error result.

@@ -7,6 +7,8 @@ Histories break these rules if a client trims them or stops a run inside a turn.
 
 from __future__ import annotations
 
+from collections import deque
+
 import msgspec
 
 from tokenbus.events.requests import ContentPart, ToolCallPart, ToolResultPart
@@ -31,14 +33,25 @@ class _Answers(msgspec.Struct):
 
     answers: list[_Answer]
     where: str
+    place: int
+    """Index among the messages."""
+    unanswered: dict[str, deque[_Answer]] = {}
+    """By given id, in order; ids may repeat."""
+
+    def __post_init__(self) -> None:
+        for answer in self.answers:
+            self.unanswered.setdefault(answer.given_id, deque()).append(answer)
 
     def take(self, result: ToolResultPart) -> bool:
         """Assign the result to its call. Return False if no call with this id is still unanswered."""
-        for answer in self.answers:
-            if answer.result is None and answer.given_id == result.tool_id:
-                answer.result = msgspec.structs.replace(result, tool_id=answer.call.tool_id)
-                return True
-        return False
+        waiting = self.unanswered.get(result.tool_id)
+        if waiting is None:
+            return False
+        answer = waiting.popleft()
+        answer.result = msgspec.structs.replace(result, tool_id=answer.call.tool_id)
+        if not waiting:
+            del self.unanswered[result.tool_id]
+        return True
 
     def spoken(self, notes: Notes) -> Spoken:
         parts: list[ContentPart] = []
@@ -67,13 +80,15 @@ class Calls:
         self._out: list[Spoken | _Answers] = []
         self._waiting: list[_Answers] = []
         self._ids: set[str] = set()
+        self._suffixes: dict[str, int] = {}
+        """By id in the history: the next suffix to try."""
 
     def add(self, message: Spoken, after: Spoken | None = None) -> None:
         """Add the next message. ``after``: a synthetic message to insert after it and its tool results."""
         rest: list[ContentPart] = []
         answers: list[_Answer] = []
         if not self._unique_ids:
-            self._ids = set()
+            self._ids, self._suffixes = set(), {}
         for part in message.parts:
             if isinstance(part, ToolResultPart):
                 self._place(part, message.where)
@@ -86,7 +101,7 @@ class Calls:
         if rest:
             self._out.append(msgspec.structs.replace(message, parts=rest))
         if answers:
-            self._waiting.append(_Answers(answers, message.where))
+            self._waiting.append(_Answers(answers, message.where, len(self._out)))
             self._out.append(self._waiting[-1])
         if after:
             self._out.append(after)
@@ -98,10 +113,11 @@ class Calls:
 
     def _named(self, call: ToolCallPart, where: str) -> ToolCallPart:
         """Rename the call if its id is already in use."""
-        tool_id, n = call.tool_id, 2
+        tool_id, n = call.tool_id, self._suffixes.get(call.tool_id, 2)
         while tool_id in self._ids:
             tool_id, n = f"{call.tool_id}_{n}", n + 1
         self._ids.add(tool_id)
+        self._suffixes[call.tool_id] = n
         if tool_id == call.tool_id:
             return call
         self._notes.add(where, f"the tool id {call.tool_id!r} is already used by an earlier call; sent as {tool_id!r}")
@@ -113,12 +129,11 @@ class Calls:
             if answers.take(result):
                 if self._moved(answers):
                     self._notes.add(where, f"the result of call {result.tool_id} was moved to its call")
-                if all(answer.result for answer in answers.answers):
+                if not answers.unanswered:
                     self._waiting.remove(answers)
                 return
         self._notes.add(where, f"the result of call {result.tool_id} has no call before it and was left out")
 
     def _moved(self, answers: _Answers) -> bool:
         """Whether another message stands between the calls and the current position."""
-        place = next(i for i, one in enumerate(self._out) if one is answers)
-        return any(not isinstance(one, Spoken) or one.where != answers.where for one in self._out[place + 1 :])
+        return any(not isinstance(one, Spoken) or one.where != answers.where for one in self._out[answers.place + 1 :])

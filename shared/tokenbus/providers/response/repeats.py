@@ -16,6 +16,8 @@ import msgspec
 from tokenbus.providers.response.surrogates import from_units, to_units
 
 _WORD = re.compile(r"\S+")
+_SLICE = 64 * 1024
+_ASCII_BLANKS = bytes(code for code in range(128) if chr(code).isspace())
 
 
 class EmittedText(msgspec.Struct):
@@ -33,10 +35,12 @@ class EmittedText(msgspec.Struct):
 
     def add(self, text: str) -> None:
         """Record more emitted text."""
-        solid = _solid(text)
-        self.units += len(solid) // 2
-        self.crc = crc32(solid, self.crc)
-        self.blank = len(text) - len(text.rstrip()) + (0 if solid else self.blank)
+        for at in range(0, len(text), _SLICE):  # of a whole answer; copies that fit a cache take half the time
+            part = text[at : at + _SLICE]
+            solid = _solid(part)
+            self.units += len(solid) // 2
+            self.crc = crc32(solid, self.crc)
+            self.blank = len(part) - len(part.rstrip()) + (0 if solid else self.blank)
 
     def rest(self, whole: str) -> str | None:
         """Return the part of ``whole`` not yet emitted; None if ``whole`` does not begin with the emitted text."""
@@ -72,6 +76,9 @@ def not_emitted(emitted: Sequence[EmittedText], whole: Sequence[str]) -> list[st
 
 
 def _solid(text: str) -> bytes:
+    """The units of the text without whitespace."""
+    if text.isascii():  # a tenth of the time, and most text is
+        return text.encode().translate(None, _ASCII_BLANKS).decode().encode("utf-16-le")
     return to_units("".join(text.split()))
 
 

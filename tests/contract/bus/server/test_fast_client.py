@@ -17,18 +17,28 @@ from tokenbus.bus.server.server import Server
 from tokenbus_services.process.embedded_server import EmbeddedServer
 
 
-@pytest.mark.parametrize("packed_by", ["hiredis", "redis-py"])
+@pytest.mark.parametrize("packed_by", ["hiredis", "redis-py", "pieces"])
 async def test_words_numbers_and_bytes_arrive_as_they_are(
     server: Server, keys: Keys, packed_by: str, monkeypatch: pytest.MonkeyPatch
 ):
     if packed_by == "redis-py":
         monkeypatch.setattr(direct, "_hiredis", None)
+    elif packed_by == "pieces":
+        monkeypatch.setattr(direct, "LARGE_BYTES", 1)  # each argument counts as large
     stream = keys.topic(0, "raw")
     await server.client.xgroup_create(stream, "g", mkstream=True)  # a command of two words
     await server.client.xadd(stream, {"é": b"\x00\xff", "n": 12, "f": 1.5})
     [(_, [(entry_id, fields)])] = await server.client.xreadgroup("g", "me", {stream: ">"})
     assert fields == {"é".encode(): b"\x00\xff", b"n": b"12", b"f": b"1.5"}
     assert await server.client.xack(stream, "g", entry_id) == 1
+
+
+async def test_large_arguments_between_small_ones_arrive_whole(server: Server, keys: Keys):
+    large = bytes(range(256)) * (3 * 2**20 // 256)
+    fields = {"a": b"1", "large": large, "b": "é", "also large": large[::-1], "empty": b""}
+    await server.client.hset(keys.meta, mapping=fields)
+    await server.client.pexpire(keys.meta, 60_000)
+    assert await server.client.hmget(keys.meta, list(fields)) == [b"1", large, "é".encode(), large[::-1], b""]
 
 
 async def test_commands_one_after_another_share_a_connection_and_those_side_by_side_do_not(server: Server):

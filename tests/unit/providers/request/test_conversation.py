@@ -204,3 +204,14 @@ def test_what_the_runs_own_turns_thought_in_plain_words_is_left_out_without_a_wo
 
 def test_thinking_without_a_word_and_without_a_signature_is_nothing() -> None:
     assert shape(spoken(said("assistant", ThinkingPart(), "Yes."))[0]) == shape(spoken(said("assistant", "Yes."))[0])
+
+
+def test_a_thousand_calls_of_one_id_get_an_id_and_a_result_each() -> None:
+    count = 3_000
+    calls = said("assistant", *(call("c") for _ in range(count)))
+    messages, notes = spoken(said("user", "go"), calls, said("tool", *(result("c", f"{n}") for n in range(count))))
+    assert [part.content for part in messages[2].parts if isinstance(part, ToolResultPart)] == [*map(str, range(count))]
+    ids = [part.tool_id for part in messages[1].parts if isinstance(part, ToolCallPart)]
+    assert ids == ["c", *(f"c_{n}" for n in range(2, count + 1))]
+    assert [part.tool_id for part in messages[2].parts if isinstance(part, ToolResultPart)] == ids
+    assert notes

@@ -207,7 +207,7 @@ class BlockTable(msgspec.Struct):
         block = self.open.pop(ordinal)
         content = "".join(block.pieces)
         fields: dict[str, Any] = {"block": block.number, "kind": block.kind}
-        fields |= content_fields(block.kind, content, cut=cut, problem=problem)
+        fields |= content_fields(block.kind, content, cut=cut, problem=problem, as_json=out.only_json)
         if block.kind == "tool_call":
             fields |= {"tool_id": block.tool_id, "tool_name": block.tool_name}
             call = CompleteCall(block.number, block.tool_id or "", block.tool_name or "", content, problem)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import msgspec
 import pytest
 
 from tokenbus.core.run.blocks.public_blocks import (
     CALL_CUT,
+    LONG_ARGUMENTS,
     changed_fields,
     content_fields,
     first_void,
@@ -15,7 +18,7 @@ from tokenbus.core.run.blocks.public_blocks import (
 )
 from tokenbus.core.run.outbox import Outbox
 from tokenbus.events.normalized import FinishReason
-from tokenbus.events.public import BlockComplete, BlockStarted, Chunk
+from tokenbus.events.public import BlockComplete, BlockStarted, Chunk, decode, encode
 
 END = BlockComplete(
     run="r", seq=0, turn=0, attempt=1, block=0, kind="text", content="said", signature="s", opaque={"o": "v"}
@@ -74,3 +77,42 @@ def test_a_result_is_a_block_from_its_beginning_to_its_end() -> None:
     assert isinstance(end, BlockComplete)
     assert {event.block for event in (begin, chunk, end)} == {7}
     assert (chunk.text, end.content, end.is_error) == ("3", "3", None)
+
+
+LONG = LONG_ARGUMENTS * "x"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "",
+        '{"a":1}',
+        json.dumps({"a": "LONG", "b": [1, 2.5, None, {"c": "é\n\t\U0001f600"}]}, indent="\t"),
+        '{"a":"LONG","b":"no exponent: 1e999, deadbeef0001"}',
+        '{"a":"LONG","b":1e300,"a":2}\r\n',
+        '{"a":"LONG","b":DIGITS}',
+        '{"a":"LONG","b":DIGITS.5}',
+        '{"a":"LONG","b":1E+400}',
+        '["LONG"]',
+        '{"a":"LONG"',
+        '{"a":"LONG","b":"\\ud800"}',
+        '{"a":"LONG","b":NESTED}',
+        '{"a":"LONG\ud800"}',
+    ],
+    ids=str.__len__,
+)
+def test_long_arguments_of_an_event_that_is_only_json_are_the_same_object(arguments: str) -> None:
+    arguments = arguments.replace("LONG", LONG).replace("DIGITS", "9" * 400).replace("NESTED", "[" * 3000 + "]" * 3000)
+    built = content_fields("tool_call", arguments)
+    checked = content_fields("tool_call", arguments, as_json=True)
+    assert (checked["input_error"] is None) == (built["input_error"] is None)
+    if "\ud800" not in arguments:
+        ends = [msgspec.structs.replace(CALL, **fields) for fields in (built, checked)]
+        assert b"\n" not in encode(ends[1])
+        assert decode(encode(ends[1])).input == decode(encode(ends[0])).input  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_long_arguments_are_not_built_for_json_and_are_for_drafts() -> None:
+    arguments = json.dumps({"a": LONG, "b": {"c": [1, 2]}})
+    assert isinstance(content_fields("tool_call", arguments, as_json=True)["input"], msgspec.Raw)
+    assert content_fields("tool_call", arguments)["input"] == json.loads(arguments)
