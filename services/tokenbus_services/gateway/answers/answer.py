@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Mapping, MutableMapping
+from collections.abc import AsyncGenerator, Callable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -41,6 +41,8 @@ _SAYS_LITTLE = (Started, Retrying, ToolProgress, UnknownEvent)
 _BAD_ENDS = (RunFailedEvent, Incomplete, Cancelled)
 _LAST_WORDS_S = 1.0
 RESTARTING = "gateway_restarting"
+SEND_BYTES = 256 * 1024
+"""Maximum size of one write. The end of a large run may be many megabytes, and other answers continue in between."""
 
 
 class AnswerTimes(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,7 +159,7 @@ class StreamedAnswer(RunAnswer):
             if events:
                 await self._send(send, self._encoded(events), last=reader.ended)
             elif not reader.ended and not reader.gone:
-                await self._send(send, self._keep_alive)
+                await self._send(send, [self._keep_alive])
 
     async def _first(self, reader: RunReader) -> list[PublicEvent]:
         """Wait for an event that decides the status."""
@@ -170,7 +172,7 @@ class StreamedAnswer(RunAnswer):
                 break
         return events
 
-    def _encoded(self, events: list[PublicEvent]) -> bytes:
+    def _encoded(self, events: list[PublicEvent]) -> list[bytes]:
         out: list[bytes] = []
         for event in events:
             if self._encoder is None:
@@ -178,16 +180,20 @@ class StreamedAnswer(RunAnswer):
             out += self._encoder.feed(event)
             if isinstance(event, UnknownEvent) and is_end(event):
                 out += self._encoder.broken(_unknown_end(self.run))
-        return b"".join(out)
+        return out
 
     async def _send_head(self, send: Send) -> None:
         self._head_sent = True
         await send(sse.head(200, {**sse.STREAM_HEADERS, "content-type": self._media_type, **self._headers}))
 
-    async def _send(self, send: Send, data: bytes, *, last: bool = False) -> None:
-        if data or last:
+    async def _send(self, send: Send, pieces: Sequence[bytes], *, last: bool = False) -> None:
+        bodies = _bodies(pieces) or ([b""] if last else [])
+        for n, data in enumerate(bodies, 1):
+            more = not last or n < len(bodies)
             async with asyncio.timeout(self._times.send_timeout_s):
-                await send({"type": "http.response.body", "body": data, "more_body": not last})
+                await send({"type": "http.response.body", "body": data, "more_body": more})
+            if n < len(bodies):
+                await asyncio.sleep(0)  # the other answers of this gateway
 
     async def _fail(self, send: Send, problem: Problem) -> None:
         if not self._head_sent:
@@ -195,7 +201,7 @@ class StreamedAnswer(RunAnswer):
             return
         # Without an encoder nothing was sent yet; the surface's own form of an error is known to its encoders alone.
         encoder = self._encoder or self._make_encoder(_nothing(self.run))
-        await self._send(send, b"".join(encoder.broken(problem)), last=True)
+        await self._send(send, encoder.broken(problem), last=True)
 
 
 class WholeRunAnswer(RunAnswer):
@@ -229,6 +235,24 @@ class WholeRunAnswer(RunAnswer):
     async def _fail(self, send: Send, problem: Problem) -> None:
         if not self._head_sent:
             await self._refuse(send, problem)
+
+
+def _bodies(pieces: Sequence[bytes]) -> list[bytes]:
+    """The same bytes in parts of at most `SEND_BYTES`; mostly a single one."""
+    if sum(map(len, pieces)) <= SEND_BYTES:
+        return [joined] if (joined := b"".join(pieces)) else []
+    bodies: list[bytes] = []
+    small: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        for at in range(0, len(piece), SEND_BYTES):
+            part = piece if len(piece) <= SEND_BYTES else piece[at : at + SEND_BYTES]
+            if small and size + len(part) > SEND_BYTES:
+                bodies.append(b"".join(small))
+                small, size = [], 0
+            small.append(part)
+            size += len(part)
+    return [*bodies, b"".join(small)]
 
 
 def _refused(events: list[PublicEvent]) -> Problem | None:

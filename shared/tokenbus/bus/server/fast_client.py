@@ -58,8 +58,9 @@ def _packed(connection: Any, args: tuple[Any, ...]) -> Any:
         return connection.pack_command(*args)
     name, *rest = args
     words = (*name.split(), *rest)  # `XGROUP CREATE` is two words
-    if any(type(word) is bytes and len(word) >= LARGE_BYTES for word in rest):
-        return _in_pieces(words)
+    for word in rest:
+        if type(word) is bytes and len(word) >= LARGE_BYTES:
+            return _in_pieces(words)
     return _hiredis.pack_command(words)
 
 
