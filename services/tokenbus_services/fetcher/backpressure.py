@@ -20,7 +20,7 @@ from tokenbus.bus.stage_lag import read_lag
 from tokenbus_services.runtime.task_failures import LoggedTasks
 
 LAG_POLL_S = 0.02
-SHORT_BYTES = 128 * 1024
+SHORT_BYTES = 256 * 1024
 """Maximum lag of normalizer and parser together in a partition while a heavy attempt writes there."""
 SHORT_POLL_S = 0.005
 SHORT_PATIENCE_S = 1.0
