@@ -46,10 +46,10 @@ async def load_scripts(*, keep: bool) -> None:
     async with Server(settings.redis_url) as server:
         with translated(server):
             loaded = await _load_missing(server, scripts)
+        stop = stop_on_signal() if keep else None  # before it says that it is ready: somebody may stop it at once
         print(f"{loaded} of {len(scripts)} scripts loaded, the others were there", flush=True)
-        if not keep:
+        if stop is None:
             return
-        stop = stop_on_signal()
         while not stop.is_set():
             try:
                 if loaded := await _load_missing(server, scripts):
