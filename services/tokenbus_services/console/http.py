@@ -14,7 +14,7 @@ from tokenbus.errors import TokenbusError
 from tokenbus_services.console.session import ConsoleSessions
 from tokenbus_services.console.static_files import SAFE_HEADERS
 from tokenbus_services.console.viewer import Viewer
-from tokenbus_services.gateway.answers import sse
+from tokenbus_services.gateway.answers import asgi
 from tokenbus_services.gateway.audit import audited
 from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.gateway import Gateway
@@ -137,7 +137,7 @@ def refusal(problem: Problem) -> Answer:
 def refused(problem: Problem) -> Response:
     """The answer to a refused request."""
     answer = refusal(problem)
-    headers = {k: v for k, v in sse.headers_of(problem).items() if k != "www-authenticate"}
+    headers = {k: v for k, v in asgi.headers_of(problem).items() if k != "www-authenticate"}
     return Response(answer.body, answer.status, headers, media_type=answer.media_type)
 
 

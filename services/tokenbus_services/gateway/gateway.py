@@ -13,7 +13,7 @@ from starlette.routing import Route
 from tokenbus.blobs import DEFAULT_MEDIA_TYPE, BlobRef, BlobStreams
 from tokenbus.errors import TokenbusError
 from tokenbus_services.blobs.loader import loader_of
-from tokenbus_services.gateway.answers import sse
+from tokenbus_services.gateway.answers import asgi
 from tokenbus_services.gateway.answers.answer import AnswerTimes, RunAnswer, StreamedAnswer, WholeRunAnswer
 from tokenbus_services.gateway.audit import AuditedRun, FrameAudit, audited
 from tokenbus_services.gateway.callers import Caller, Door
@@ -159,7 +159,7 @@ class Gateway:
 def response_to(problem: Problem, refusal: Refuse) -> Response:
     """A problem as an HTTP answer, in the shape of ``refusal``."""
     answer = refusal(problem)
-    headers = {**sse.headers_of(problem), "x-content-type-options": "nosniff", **answer.headers}
+    headers = {**asgi.headers_of(problem), "x-content-type-options": "nosniff", **answer.headers}
     if problem.run:
         headers["x-tokenbus-run"] = problem.run
     return Response(answer.body, answer.status, headers, media_type=answer.media_type)

@@ -15,7 +15,7 @@ from tokenbus.bus.server.url import URL_FILE_ENV, parse_url
 from tokenbus.errors import SettingsError
 from tokenbus.providers import registry
 from tokenbus.secret_env import FILE
-from tokenbus_services.redaction.heads import heads_of
+from tokenbus_services.redaction.secret_beginnings import heads_of
 from tokenbus_services.redaction.spellings import LONGEST_ESCAPE, Layers, marks, needles, open_escape
 from tokenbus_services.settings import HttpTool, McpHttp, McpStdio, Settings
 
@@ -60,7 +60,7 @@ class Redaction:
         self._leads, self._marks = marks(self._needles)
         self._longest = max(map(len, self._needles), default=0)
         self.heads = heads_of(self._needles)
-        """See `redaction.heads`."""
+        """See `redaction.secret_beginnings`."""
         self._across_lines = any("\n" in secret for secret in secrets)
 
     def __bool__(self) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 import msgspec
 
 from tokenbus_services.redaction import MARK, RedactedStream, Redaction
-from tokenbus_services.redaction.heads import HELD_CHARS, VALUE_ENDS
+from tokenbus_services.redaction.secret_beginnings import HELD_CHARS, VALUE_ENDS
 
 MAX_HELD_LINES = 48
 """About 16 events. A tail followed by this many lines is emitted, rather than delaying what follows."""

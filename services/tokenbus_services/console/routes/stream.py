@@ -18,7 +18,7 @@ from tokenbus_services.console.run_filter import view_of
 from tokenbus_services.console.sampler import Sampler, WatchingPage
 from tokenbus_services.console.session import PATH
 from tokenbus_services.console.viewer import Viewer
-from tokenbus_services.gateway.answers import sse
+from tokenbus_services.gateway.answers import asgi
 from tokenbus_services.gateway.problem import Problem, Refusal
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -80,11 +80,11 @@ class _PageStream:
         self._viewer = viewer
         self._page = page
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: sse.Send) -> None:
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: asgi.Send) -> None:
         gone = asyncio.create_task(_disconnected(receive), name="watcher of a page")
         self._pages.begin(self._page)
         try:
-            await send(sse.head(200, {**sse.STREAM_HEADERS, "content-type": "text/event-stream; charset=utf-8"}))
+            await send(asgi.head(200, {**asgi.STREAM_HEADERS, "content-type": "text/event-stream; charset=utf-8"}))
             await self._samples(send, gone)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except asyncio.CancelledError:
@@ -95,7 +95,7 @@ class _PageStream:
             self._pages.end(self._page)
             await stop_task(gone)
 
-    async def _samples(self, send: sse.Send, gone: asyncio.Task[None]) -> None:
+    async def _samples(self, send: asgi.Send, gone: asyncio.Task[None]) -> None:
         clock = asyncio.get_running_loop().time
         check_at = clock() + CHECK_S
         while not gone.done():

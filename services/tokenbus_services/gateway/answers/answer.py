@@ -27,9 +27,9 @@ from tokenbus.events.public import (
     ToolProgress,
     UnknownEvent,
 )
-from tokenbus_services.gateway.answers import sse
+from tokenbus_services.gateway.answers import asgi
+from tokenbus_services.gateway.answers.asgi import Send
 from tokenbus_services.gateway.answers.reader import Receive, RunReader
-from tokenbus_services.gateway.answers.sse import Send
 from tokenbus_services.gateway.audit import AuditedRun
 from tokenbus_services.gateway.problem import Problem, Refusal, of_end, of_exception
 from tokenbus_services.gateway.surfaces.contract import Answer, Encoder, WholeAnswer
@@ -117,7 +117,7 @@ class RunAnswer(ABC):
 
     async def _refuse(self, send: Send, problem: Problem) -> None:
         self._head_sent = True
-        await sse.send_answer(send, self._refusal(problem), {**self._headers, **sse.headers_of(problem)})
+        await asgi.send_answer(send, self._refusal(problem), {**self._headers, **asgi.headers_of(problem)})
 
 
 class StreamedAnswer(RunAnswer):
@@ -184,7 +184,7 @@ class StreamedAnswer(RunAnswer):
 
     async def _send_head(self, send: Send) -> None:
         self._head_sent = True
-        await send(sse.head(200, {**sse.STREAM_HEADERS, "content-type": self._media_type, **self._headers}))
+        await send(asgi.head(200, {**asgi.STREAM_HEADERS, "content-type": self._media_type, **self._headers}))
 
     async def _send(self, send: Send, pieces: Sequence[bytes], *, last: bool = False) -> None:
         bodies = _bodies(pieces) or ([b""] if last else [])
@@ -226,8 +226,8 @@ class WholeRunAnswer(RunAnswer):
                 whole = whole or self._make_whole(event)
                 if answer := whole.feed(event):
                     self._head_sent = True
-                    extra = sse.headers_of(of_end(event)) if isinstance(event, _BAD_ENDS) else {}
-                    await sse.send_answer(send, answer, {**self._headers, **extra})
+                    extra = asgi.headers_of(of_end(event)) if isinstance(event, _BAD_ENDS) else {}
+                    await asgi.send_answer(send, answer, {**self._headers, **extra})
                     return
         if not reader.gone:
             await self._fail(send, _unknown_end(self.run))

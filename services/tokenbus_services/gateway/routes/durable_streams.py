@@ -14,7 +14,7 @@ from starlette.routing import BaseRoute, Route
 
 from tokenbus.errors import CursorTrimmed
 from tokenbus.events.public import TERMINAL, PublicEvent
-from tokenbus_services.gateway.answers import sse
+from tokenbus_services.gateway.answers import asgi
 from tokenbus_services.gateway.gateway import Gateway
 from tokenbus_services.gateway.problem import Problem, Refusal, invalid
 from tokenbus_services.gateway.surfaces.durable_streams import protocol
@@ -50,7 +50,7 @@ class _Logs:
         match ask.live:
             case "sse":
                 # The protocol wants this type and no other, so it has no charset.
-                headers = {**protocol.SAFE_HEADERS, **sse.STREAM_HEADERS, "content-type": "text/event-stream"}
+                headers = {**protocol.SAFE_HEADERS, **asgi.STREAM_HEADERS, "content-type": "text/event-stream"}
                 return StreamingResponse(self._stream(run, page, ask), 200, headers)
             case "long-poll":
                 return await self._long_poll(run, page, ask)

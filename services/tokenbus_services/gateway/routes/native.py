@@ -26,7 +26,7 @@ from tokenbus import Response
 from tokenbus.bus.keys import PublicTopic
 from tokenbus.bus.liveness import stop_task
 from tokenbus.events.public import TERMINAL, PublicEvent
-from tokenbus_services.gateway.answers import sse
+from tokenbus_services.gateway.answers import asgi
 from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.gateway import Gateway, Handler
 from tokenbus_services.gateway.http_request import headers_in, read_request
@@ -178,9 +178,9 @@ class _TopicAnswer:
         self._events = events
         self._keep_alive_s = keep_alive_s
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: sse.Send) -> None:
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: asgi.Send) -> None:
         response = StreamingResponse(
-            self._lines(), headers=dict(sse.STREAM_HEADERS), media_type="text/event-stream; charset=utf-8"
+            self._lines(), headers=dict(asgi.STREAM_HEADERS), media_type="text/event-stream; charset=utf-8"
         )
         await response(scope, receive, send)
 
