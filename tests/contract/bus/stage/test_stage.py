@@ -119,7 +119,26 @@ async def test_a_replay_that_was_overtaken_misses_nothing(bench: Bench, caplog: 
     await bench.server.client.xtrim(bench.keys.topic(0, "raw"), maxlen=0, approximate=False)
     part = partition.Partition(before, ToyLogic(0, bench.keys), keys=bench.keys, topic="raw", group=GROUP)
     await rebuilding.rebuild(bench.server, bench.keys, part, before)
-    assert "entries are gone" not in caplog.text
+    assert "needs are gone" not in caplog.text
+
+
+async def test_a_replay_whose_entries_a_fail_over_lost_with_the_offset_is_no_error(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+):
+    [run] = bench.runs(0, 1)
+    await bench.feed(0, {run: b"+1"}, {run: b"+1"})
+    await bench.finish("first")
+    stands = await lease_of(bench, 0)
+    read = Lease(0, stands["token"], stands["offset"], "0-0")
+    part = partition.Partition(read, ToyLogic(0, bench.keys), keys=bench.keys, topic="raw", group=GROUP)
+    await bench.server.client.xtrim(bench.keys.topic(0, "raw"), maxlen=0, approximate=False)
+    await bench.server.client.hset(part.lease_key, "offset", "0-0")
+    await rebuilding.rebuild(bench.server, bench.keys, part, read)
+    assert "needs are gone" not in caplog.text
+    await bench.server.client.hset(part.lease_key, "offset", read.offset)
+    again = partition.Partition(read, ToyLogic(0, bench.keys), keys=bench.keys, topic="raw", group=GROUP)
+    await rebuilding.rebuild(bench.server, bench.keys, again, read)
+    assert "needs are gone" in caplog.text, "the same offset: the entries are missing, and nothing explains it"
 
 
 async def test_a_lease_lost_in_a_long_replay_ends_it(bench: Bench, server: Server, monkeypatch: pytest.MonkeyPatch):

@@ -65,10 +65,12 @@ async def rebuild(
         count = CAREFUL_PAGE if careful else REPLAY_PAGE
         page, unreadable = await _page(server, part, lease.offset, count)
         if not page and not unreadable:
-            token = await client.hget(part.lease_key, "token")
-            if token is None or token.decode() == part.token:
+            # This rebuild is obsolete if another owner has trimmed the entries, or if a fail-over has lost them together
+            # with the offset since the lease was read: the next renewal or commit finds that and loads again.
+            token, offset = await client.hmget(part.lease_key, ["token", "offset"])
+            if token is None or (token.decode() == part.token and offset == lease.offset.encode()):
                 log.error("%s: entries that a replay needs are gone", part.lease_key)
-            break  # else another owner has trimmed the entries; this rebuild is obsolete
+            break
         if careful is None or not await careful.begin_page(f"after {part.offset}"):
             part.replay(page)
         else:
