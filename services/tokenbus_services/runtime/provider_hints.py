@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tokenbus.events.error_info import ErrorInfo
+from tokenbus.events.error_info import IN_ANSWER, ErrorInfo
 
 
 def hint(provider: str, error: ErrorInfo) -> str | None:
@@ -19,7 +19,11 @@ def hint(provider: str, error: ErrorInfo) -> str | None:
             return f"the provider refuses the key or its account: look at api_key_env or api_key_file in {table}"
         case _, "not_found":
             return f"the provider has no such model or path: look at the model's name, and base_url in {table}"
-        case (("network" | "connect_timeout"), _):
+        case "network", _ if error.where == IN_ANSWER:
+            return "the connection breaks in the middle of answers: look at the provider's state and at proxies"
+        case "network", _:
+            return f"the connection fails or breaks: look at base_url in {table}, DNS, proxies and firewalls"
+        case "connect_timeout", _:
             return f"the provider cannot be reached: look at base_url in {table}, DNS, proxies and firewalls"
         case "stream_cut", _:
             return f"the answer ended too early: look at the provider's state, and at base_url in {table} and proxies"

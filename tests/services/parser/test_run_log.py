@@ -14,7 +14,7 @@ from tokenbus.bus.keys import Keys
 from tokenbus.bus.scripts import Commit
 from tokenbus.core.run.attempts.retry import WORKER_LOST
 from tokenbus.events import normalized as n
-from tokenbus.events.error_info import ErrorInfo
+from tokenbus.events.error_info import IN_ANSWER, ErrorInfo
 from tokenbus.events.frames import CONTROL_ATTEMPT, Accepted, BusEvent, CancelRequested, EventFrame, RunLimits, encode
 from tokenbus.events.usage import Usage
 from tokenbus_services.parser.log_lines import RunLog
@@ -113,6 +113,8 @@ def test_no_line_holds_text_of_the_run_or_of_a_providers_error(lines: LogCapture
         (ErrorInfo(code="http_404", kind="not_found", message="m", status=404), "base_url in [providers.openai]"),
         (ErrorInfo(code="invalid_api_key", kind="auth", message="m", status=401), "api_key_env"),
         (ErrorInfo(code="network", kind="network", message="m"), "base_url in [providers.openai]"),
+        (ErrorInfo(code="network", kind="network", message="m", where=IN_ANSWER), "in the middle of answers"),
+        (ErrorInfo(code="connect_timeout", kind="timeout", message="m"), "base_url in [providers.openai]"),
         (ErrorInfo(code="stream_cut", kind="network", message="m"), "base_url in [providers.openai]"),
         (ErrorInfo(code="http_429", kind="rate_limit", message="m", status=429), "[limits.providers.openai]"),
         (

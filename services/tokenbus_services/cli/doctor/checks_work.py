@@ -76,11 +76,19 @@ def service_of(group: str, *, chained: bool) -> str:
     return "pipeline" if chained and service in CHAINED else service
 
 
-def check_any_worker(now: DeploymentSnapshot) -> Iterator[Finding]:
-    """Report if no worker of any service is alive: the one cause of everything that waits."""
-    if not any(group.workers for group in (*now.stages, *now.queues)):
-        says = "no worker of any service is alive: published requests wait"
-        yield Finding(level="wrong", about="workers", says=says, todo="start `tokenbus up`, or the workers")
+def check_any_worker(now: DeploymentSnapshot, *, writes_fail: bool = False) -> Iterator[Finding]:
+    """Report if no worker of any service is alive: the one cause of everything that waits.
+
+    ``writes_fail``: the server refuses writes, so workers that run cannot renew their heartbeats.
+    """
+    if any(group.workers for group in (*now.stages, *now.queues)):
+        return
+    if writes_fail:
+        says = "none is seen: workers cannot renew their heartbeats while the server takes no writes"
+        todo = "first fix the server; workers that still run take their partitions again"
+    else:
+        says, todo = "no worker of any service is alive: published requests wait", "start `tokenbus up`, or the workers"
+    yield Finding(level="wrong", about="workers", says=says, todo=todo)
 
 
 def check_pipelines(now: DeploymentSnapshot, *, chained: bool) -> Iterator[Finding]:

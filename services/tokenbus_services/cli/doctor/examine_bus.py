@@ -160,21 +160,27 @@ async def _work(server: Server, settings: Settings) -> AsyncIterator[Finding]:
     observer = Observer(server, settings.keys, topic=None, recorded=bool(settings.records), judged=True)
     here_ms = time.time_ns() // 1_000_000
     now = earlier = await observer.snapshot()
-    for node in earlier.nodes:
-        for finding in checks.check_node(node, here_ms=here_ms):
-            yield finding
+    nodes = [finding for node in earlier.nodes for finding in checks.check_node(node, here_ms=here_ms)]
+    for finding in nodes:
+        yield finding
+    writes_fail = any(finding.level == "wrong" and finding.about == "disk" for finding in nodes)
     if any(stage.lag_bytes for stage in earlier.stages):
         await asyncio.sleep(GROWTH_S)
         now = await observer.snapshot()
-    for finding in await _judged(server, settings, now, earlier):
+    for finding in await _judged(server, settings, now, earlier, writes_fail=writes_fail):
         yield finding
 
 
 async def _judged(
-    server: Server, settings: Settings, now: DeploymentSnapshot, earlier: DeploymentSnapshot
+    server: Server,
+    settings: Settings,
+    now: DeploymentSnapshot,
+    earlier: DeploymentSnapshot,
+    *,
+    writes_fail: bool,
 ) -> list[Finding]:
     limit, found = settings.limits.lag_bytes, list[Finding]()
-    no_worker = list(checks_work.check_any_worker(now))
+    no_worker = list(checks_work.check_any_worker(now, writes_fail=writes_fail))
     chained = settings.stages.chained or bool(now.pipelines)
     for stage, before in zip(now.stages, earlier.stages, strict=True):
         if stage.name != POLICY[0] or stage.workers:

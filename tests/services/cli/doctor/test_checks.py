@@ -14,7 +14,7 @@ from tokenbus_services.cli.doctor import checks, checks_outside, checks_work
 from tokenbus_services.cli.doctor.checks import Finding
 from tokenbus_services.cli.doctor.checks_outside import LITTLE_ROOM
 from tokenbus_services.cli.doctor.checks_work import StuckFacts
-from tokenbus_services.cli.inspect.snapshot import NodeFacts, PartitionFacts, QueueFacts, StageFacts
+from tokenbus_services.cli.inspect.snapshot import DeploymentSnapshot, NodeFacts, PartitionFacts, QueueFacts, StageFacts
 from tokenbus_services.runtime.mcp_tool_cache import TTL_S
 from tokenbus_services.settings import ProviderSettings, Settings, load
 
@@ -98,6 +98,16 @@ def test_a_stage_needs_an_owner_for_each_partition_and_must_keep_up(now: StageFa
     assert finding.level == level
     assert says in finding.says
     assert (finding.todo is None) == (level == "ok")
+
+
+def test_without_any_worker_the_server_is_mended_first_if_it_takes_no_writes():
+    idle = DeploymentSnapshot(at_ms=0, stages=[stage(OWNED, workers=0)], queues=[], nodes=[], chunks=0, dead=0)
+    [down], [hidden] = (list(checks_work.check_any_worker(idle, writes_fail=fail)) for fail in (False, True))
+    assert "tokenbus up" in (down.todo or "")
+    assert "heartbeats" in hidden.says
+    assert "fix the server" in (hidden.todo or "")
+    at_work = msgspec.structs.replace(idle, stages=[stage(OWNED)])
+    assert not list(checks_work.check_any_worker(at_work, writes_fail=True))
 
 
 def test_a_lag_that_shrinks_is_well():

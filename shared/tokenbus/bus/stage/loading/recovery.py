@@ -65,8 +65,8 @@ async def rebuild(
         count = CAREFUL_PAGE if careful else REPLAY_PAGE
         page, unreadable = await _page(server, part, lease.offset, count)
         if not page and not unreadable:
-            # This rebuild is obsolete if another owner has trimmed the entries, or if a fail-over has lost them together
-            # with the offset since the lease was read: the next renewal or commit finds that and loads again.
+            # This rebuild is obsolete if another owner has trimmed the entries, or if a fail-over has lost them and the
+            # offset with them: the next renewal or commit finds that and loads again.
             token, offset = await client.hmget(part.lease_key, ["token", "offset"])
             if token is None or (token.decode() == part.token and offset == lease.offset.encode()):
                 log.error("%s: entries that a replay needs are gone", part.lease_key)
