@@ -187,6 +187,7 @@ class SentenceSubscription(EnteredOrIterated[Sentence]):
 
     async def _fate(self, keys: Keys, voice: BlockSentences) -> Fate:
         """What the run's log says about the block after the last chunk received."""
+        numbers = keys.numbers  # before the log is read: another run's look may learn a new number meanwhile
         try:
             async with self._deployment.hub.reads:
                 with translated(self._deployment.server):
@@ -197,7 +198,6 @@ class SentenceSubscription(EnteredOrIterated[Sentence]):
                     )
                     gone = not entries and not await self._deployment.server.client.exists(log)
                 if gone:
-                    numbers = keys.numbers
                     await self._deployment.refresh(older_than_s=0)
                     if keys.numbers != numbers:  # it was looked for by the earlier number of partitions
                         return "open"

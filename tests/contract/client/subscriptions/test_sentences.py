@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -128,3 +129,26 @@ def test_what_follows_in_the_log_says_what_becomes_of_a_block():
     assert run_outcome(0, [other, end, more]) == "complete"
     assert run_outcome(0, [Restarted(**again, drop_from=0), end]) == "void"
     assert run_outcome(0, [Restarted(**again, drop_from=1)]) == "open"
+
+
+async def test_a_run_has_not_ended_if_another_runs_look_learnt_the_new_number_of_partitions(
+    server: Server, keys: Keys, monkeypatch: pytest.MonkeyPatch
+):
+    """Several logs are looked at together: the new number may come after a log was missed by the old one."""
+    exists = server.client.exists
+
+    async def exists_then_learn(log: str) -> int:
+        found = await exists(log)
+        keys.apply([7], 7, 1, [4, 7])
+        return found
+
+    async def nothing_new(*, older_than_s: float) -> None:
+        assert older_than_s == 0
+
+    monkeypatch.setattr(server.client, "exists", exists_then_learn)
+    sentences: Any = object.__new__(SentenceSubscription)
+    reads = SimpleNamespace(reads=asyncio.Semaphore())
+    sentences._deployment = SimpleNamespace(hub=reads, server=server, refresh=nothing_new)
+    voice = SimpleNamespace(run="r", attempt=1, seq=2, block=0)
+    assert await sentences._fate(keys, voice) == "open"
+    assert await sentences._fate(keys, voice) == "complete", "by the new number it is not there either"
