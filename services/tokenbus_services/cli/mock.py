@@ -81,6 +81,13 @@ def model() -> str:
     return demo.DEMO_MODEL
 
 
+def tool_name() -> str:
+    """The tool that `up --mock` adds."""
+    from tokenbus_services.mock_provider import demo
+
+    return demo.WEATHER_TOOL
+
+
 def demo_request() -> dict[str, object]:
     """The default request of `tokenbus send`."""
     from tokenbus_services.mock_provider import demo

@@ -21,13 +21,22 @@ from tokenbus.providers import registry
 from tokenbus.secret_env import FILE
 from tokenbus_services.blobs.auth import check_exposed, token_of
 from tokenbus_services.blobs.loader import check_loader
+from tokenbus_services.cli import mock
 from tokenbus_services.cli.doctor.checks import Finding
 from tokenbus_services.cli.service_registry import ServiceName, services_of
 from tokenbus_services.fetcher.auth import auth_of
 from tokenbus_services.gateway.app import model_table
 from tokenbus_services.gateway.callers import check_exposed as check_gateway_exposed
 from tokenbus_services.gateway.keys.admin_token import admin_token
-from tokenbus_services.settings import HttpTool, McpHttp, McpSettings, McpStdio, Settings, ToolSettings
+from tokenbus_services.settings import (
+    HttpTool,
+    McpHttp,
+    McpSettings,
+    McpStdio,
+    ProviderSettings,
+    Settings,
+    ToolSettings,
+)
 from tokenbus_services.settings.user_modules import look_beside_settings
 from tokenbus_services.tools.registry import ToolRegistry
 
@@ -171,7 +180,11 @@ def _gateway(settings: Settings, env: Env) -> Iterator[Finding]:
     table = settings.gateway
     if table is None:
         return
-    yield from _problem("gateway", lambda: model_table(settings, table), todo="fix gateway.aliases")
+    yield from _problem("gateway", lambda: model_table(_with_mocks(settings), table), todo="fix gateway.aliases")
+    named = {choice.partition("/")[0] for choices in table.aliases.values() for choice in choices}
+    if mocks := sorted((named & {*mock.provider_names()}) - {*settings.providers}):
+        says = f"gateway.aliases name {', '.join(mocks)}, which only `up --mock` has"
+        yield Finding(level="note", about="gateway", says=says, todo="without --mock, name providers of your own there")
     if address := _literal(settings.http.host):
         yield from _problem(
             "gateway", lambda: check_gateway_exposed(settings, address), todo="set gateway.require_keys"
@@ -181,6 +194,12 @@ def _gateway(settings: Settings, env: Env) -> Iterator[Finding]:
         if not env.get(admin.token_env) and not env.get(f"{admin.token_env}{FILE}"):
             says = f"{admin.token_env} is not set here, without which the admin API does not start"
             yield Finding(level="note", about="gateway", says=says, todo=f"set {admin.token_env} where gateways run")
+
+
+def _with_mocks(settings: Settings) -> Settings:
+    """The settings with the names that `tokenbus up --mock` adds: the gateway's guide has them in its first example."""
+    mocks = {name: ProviderSettings(api="anthropic", api_key_env="") for name in mock.provider_names()}
+    return msgspec.structs.replace(settings, providers={**mocks, **settings.providers})
 
 
 def _problem(about: str, attempt: Callable[[], object], *, todo: str) -> Iterator[Finding]:
@@ -203,7 +222,9 @@ def _names(settings: Settings) -> Iterator[Finding]:
         models = tuple(model.partition("/")[0] for model in table.models)
         named.append(("gateway.models", "provider", models, providers))
         if not settings.mcp:  # else it may be a tool of a server
-            named.append(("gateway.tools", "tool", tuple(t for t in table.tools if t != "*"), tools))
+            named.append(
+                ("gateway.tools", "tool", tuple(t for t in table.tools if t != "*"), {*tools, mock.tool_name()})
+            )
         for key, rules_of_key in table.keys.items():
             named.append((f"gateway.keys.{key}.policies", "policy", rules_of_key.policies, policies))
     for where, what, names, known in named:

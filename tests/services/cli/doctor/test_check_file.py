@@ -113,6 +113,14 @@ def test_a_sound_file_has_notes_alone_of_what_is_set_elsewhere(tmp_path: Path) -
     assert todo == "set THE_SEARCH_AUTH where the tool executors run"
 
 
+def test_what_the_gateways_guides_take_from_the_mock_provider_is_a_note(tmp_path: Path) -> None:
+    text = '[gateway]\ntools = ["weather"]\n[gateway.aliases]\nfast = ["mock-anthropic/claude-haiku-4-5"]'
+    found = found_in(tmp_path, text)
+    assert not [finding for finding in found if finding.level == "wrong"]
+    said = [finding.says for finding in found if finding.about == "gateway"]
+    assert said == ["gateway.aliases name mock-anthropic, which only `up --mock` has"]
+
+
 async def test_the_command_says_what_is_wrong_and_ends_with_1(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(
         '[tools.t]\nkind = "python"\ncall = "no_such_module:f"\n[http]\nparser = 8081\n'

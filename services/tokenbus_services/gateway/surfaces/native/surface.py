@@ -109,7 +109,7 @@ def accepted(run: str) -> Answer:
 def _generate(body: Json, rules: TranslationRules) -> Generate:
     name = body.get("model")
     if not isinstance(name, str):
-        raise invalid("model", "must be a string")
+        raise invalid("model", "must be a string" if "model" in body else "this field is required")
     provider = body.get("provider")
     resolved = rules.models.resolve(name if provider is None else f"{provider}/{name}")
     given = {"type": "generate", **body, "provider": resolved.provider, "model": resolved.model}
