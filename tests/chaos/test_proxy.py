@@ -133,7 +133,7 @@ def test_values_of_the_protocol_are_counted_whatever_is_in_them(data: bytes, val
     assert resp.count(data) == values
 
 
-async def test_a_proxy_that_refuses_lets_nobody_in(proxy: Proxy):
+async def test_a_refusing_proxy_accepts_no_connection(proxy: Proxy):
     proxy.refusing = True
     reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
     with suppress(ConnectionResetError):

@@ -134,7 +134,7 @@ def test_a_cut_keeps_the_text_and_is_an_error(chats: dict[str, Any]) -> None:
     assert TEXT.startswith(chat["text"])
 
 
-def test_a_retry_that_nobody_heard_is_not_seen(chats: dict[str, Any]) -> None:
+def test_a_retry_before_any_visible_text_is_not_seen(chats: dict[str, Any]) -> None:
     assert (chats["retried"]["status"], chats["retried"]["text"]) == ("ready", TEXT)
 
 
@@ -190,7 +190,7 @@ def test_an_agent_runs_its_own_tools_between_two_runs(agents: dict[str, Any]) ->
     assert agent["text"] == "I look.So: Bonn"
 
 
-def test_an_agent_is_told_of_refusals_failures_and_cuts(agents: dict[str, Any]) -> None:
+def test_an_agent_gets_refusals_failures_and_cuts_as_errors(agents: dict[str, Any]) -> None:
     assert agents["refused"]["failed"]["status"] == 400
     assert "frobnicate" in agents["refused"]["failed"]["message"]
     assert agents["failed"]["failed"]["status"] == 400

@@ -91,7 +91,7 @@ async def test_what_a_second_worker_tells_again_is_heard_once(server: Server, se
     await bench.draft([], over=True)
 
 
-async def test_a_run_that_ended_is_judged_no_more(server: Server, server_url: str, keys: Keys) -> None:
+async def test_a_run_that_ended_is_no_longer_judged(server: Server, server_url: str, keys: Keys) -> None:
     bench, story = Bench(server, server_url, keys), HeldStory()
     await bench.accept()
     await server.client.hset(keys.run(RUN), "status", "cancelling")

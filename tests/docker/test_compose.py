@@ -107,7 +107,7 @@ async def test_four_parsers_share_the_partitions_and_go_back_to_one(stack: Stack
     await eventually(lambda: _shares(bus, {container[:12] for container in stack.containers("parser")}), timeout=30)
 
 
-async def test_a_parser_that_is_gone_for_good_leaves_its_runs_to_the_others(stack: Stack, bus: Server):
+async def test_the_runs_of_a_removed_parser_continue_in_the_others(stack: Stack, bus: Server):
     stack.up(parser=4)
     parsers = stack.containers("parser")
     await eventually(lambda: _shares(bus, {container[:12] for container in parsers}), timeout=30)
@@ -131,7 +131,7 @@ async def test_a_service_that_crashes_is_started_again_and_its_runs_complete_exa
     assert inspect(container)["RestartCount"] == before + 1
 
 
-async def test_calls_in_the_hands_of_an_executor_that_crashed_are_made_again(stack: Stack, bus: Server):
+async def test_running_calls_of_a_crashed_executor_are_repeated(stack: Stack, bus: Server):
     runs = await send(bus)
     [container] = stack.containers("tools")
 

@@ -141,7 +141,7 @@ async def test_a_forked_process_is_stopped_continued_and_killed(server: ForkServ
     assert not _lives(stays.pid)
 
 
-async def test_a_wait_for_a_process_that_goes_on_has_an_end(server: ForkServer, tmp_path: Path) -> None:
+async def test_a_wait_for_a_process_that_keeps_running_has_a_timeout(server: ForkServer, tmp_path: Path) -> None:
     stays = start(server, tmp_path, hook="stay")
     with pytest.raises(AssertionError, match="has_ended did not come true within"):
         await stays.wait(timeout=0.05)

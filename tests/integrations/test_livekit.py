@@ -142,7 +142,7 @@ async def test_an_interrupted_turn_is_cancelled_with_what_was_spoken_of_it(local
     await model.aclose()
 
 
-async def test_a_turn_that_livekit_asks_for_again_is_one_run_and_goes_on_where_it_was(
+async def test_a_turn_that_livekit_requests_again_is_one_run_and_continues(
     local: LocalBus, bus: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     follow, broken = bus.follow, [True]

@@ -56,14 +56,14 @@ def test_langchain_is_asked_for_a_tool(base: str) -> None:
     assert (call["name"], call["args"]) == ("get_weather", {"city": "Bonn"})
 
 
-def test_langchain_is_told_of_a_cut_and_of_a_failure(base: str) -> None:
+def test_langchain_gets_an_error_for_a_cut_and_for_a_failure(base: str) -> None:
     with pytest.raises(openai.APIError):
         list(langchain(base, "cut").stream("Hello."))
     with pytest.raises(openai.BadRequestError):
         langchain(base, "failing").invoke("Hello.")
 
 
-def test_langchain_is_told_the_parameter_that_is_refused(base: str) -> None:
+def test_langchains_error_names_the_refused_parameter(base: str) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         langchain(base, "text", n=2).invoke("Hello.")
     assert caught.value.param == "n"

@@ -107,9 +107,7 @@ async def test_no_way_of_writing_a_loopback_address_gets_there(make_executor: Ma
 @pytest.mark.parametrize(
     "url", ["http://127.0.0.1/", "http://[::ffff:7f00:1]/", "http://169.254.169.254/latest", "https://[fd12::1]/"]
 )
-def test_an_address_in_the_settings_that_may_not_be_reached_is_told_at_start(
-    make_executor: MakeExecutor, url: str
-) -> None:
+def test_a_forbidden_address_in_the_settings_is_an_error_at_start(make_executor: MakeExecutor, url: str) -> None:
     with pytest.raises(SettingsError, match=r"tools\.t.*is not allowed: .*allow_"):
         make_executor({"t": HttpTool(url=url)})
     with pytest.raises(SettingsError, match=r"mcp\.m.*is not allowed: .*allow_"):

@@ -57,7 +57,7 @@ def send(server: Server, keys: Keys) -> Send:
     return sender(server, keys)
 
 
-async def test_each_harm_ends_its_own_run_by_name_and_runs_beside_it_do_not_wait(
+async def test_each_hostile_answer_ends_its_own_run_by_name_and_other_runs_do_not_wait(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     assert ENDS.keys() == HARM.keys()

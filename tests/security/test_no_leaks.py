@@ -104,7 +104,7 @@ ASKED = [
 ]
 
 
-async def test_a_server_that_cannot_be_used_is_told_without_its_password(tmp_path: Path, unused_port: int) -> None:
+async def test_an_unusable_server_is_reported_without_its_password(tmp_path: Path, unused_port: int) -> None:
     password = f"pw-{uuid4().hex}"
     urls = (
         f"redis://ada:{password}@127.0.0.1:{unused_port}",
@@ -118,7 +118,7 @@ async def test_a_server_that_cannot_be_used_is_told_without_its_password(tmp_pat
         assert password not in told
 
 
-async def test_a_wrong_password_is_told_without_it(locked: tuple[str, Redis], tmp_path: Path) -> None:
+async def test_a_wrong_password_is_reported_without_the_password(locked: tuple[str, Redis], tmp_path: Path) -> None:
     url = re.sub(":[^:]*@", ":not-the-password@", locked[0])
     told = await output_of("fetcher", url=url, directory=tmp_path)
     assert "invalid" in told

@@ -231,7 +231,7 @@ APIS = ["chat", "calls", "anthropic", "gemini", "responses"]
     thinking=st.booleans(),
     data=st.data(),
 )
-def test_a_key_told_over_events_is_found_in_any_spelling_and_cut(
+def test_a_key_split_over_events_is_found_in_any_spelling_and_cut(
     key: str, spelling: str, api: str, line_end: bytes, beside: str | None, thinking: bool, data: st.DataObject
 ) -> None:
     text = f"It is {SPELLINGS[spelling](key)}, I think."

@@ -75,7 +75,7 @@ async def test_a_certificate_for_another_name_is_refused_unless_names_do_not_cou
             await checked(server)
 
 
-async def test_a_server_without_tls_is_told(certificates: Certificates, server_url: str) -> None:
+async def test_a_server_without_tls_is_reported(certificates: Certificates, server_url: str) -> None:
     url = server_url.replace("redis://", "rediss://", 1)
     async with Server(f"{url}?{certificates.query()}") as server:
         with pytest.raises(ServerUnavailable):

@@ -39,7 +39,7 @@ async def test_what_never_comes_true_fails_with_the_last_answer():
         eventually_sync(_wrong, timeout=0.01)
 
 
-async def test_any_other_error_goes_through_at_once():
+async def test_any_other_error_is_raised_at_once():
     with pytest.raises(ZeroDivisionError):
         await eventually(lambda: 1 / 0)
 

@@ -109,7 +109,7 @@ async def test_workers_that_start_at_the_same_moment_settle(server: Server, keys
     await asyncio.gather(*(worker.leases.close() for worker in workers))
 
 
-async def test_a_partition_is_given_up_only_after_its_work_in_hand(server: Server, keys: Keys):
+async def test_a_partition_is_released_only_after_its_running_work(server: Server, keys: Keys):
     async with running(Worker(server, keys, "a")) as a:
         may_go = asyncio.Event()
         asked: list[int] = []
@@ -254,9 +254,7 @@ async def test_members_that_died_are_counted_no_more(server: Server, keys: Keys)
         assert len(a.held) == 4
 
 
-async def test_a_look_at_the_members_that_stands_still_is_noticed(
-    server: Server, keys: Keys, monkeypatch: pytest.MonkeyPatch
-):
+async def test_a_stalled_membership_check_is_noticed(server: Server, keys: Keys, monkeypatch: pytest.MonkeyPatch):
     liveness = Liveness()
     async with running(Worker(server, keys, "a", liveness=liveness)) as worker:
 

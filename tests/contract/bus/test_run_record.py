@@ -63,7 +63,7 @@ async def test_further_fields_are_read_at_once_and_in_order(server: Server, keys
     assert record.more == [b"{}", None]
 
 
-async def test_a_run_that_nobody_knows_has_no_status(server: Server, keys: Keys) -> None:
+async def test_an_unknown_run_has_no_status(server: Server, keys: Keys) -> None:
     assert await read_status(server.client, keys.run(RUN)) is None
     assert await read_status(server.client, await hash_of(server, keys, status="expiring")) == "expiring"
 

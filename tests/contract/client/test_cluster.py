@@ -79,7 +79,7 @@ async def test_trimming_is_noticed(bus: Client, clustered: Server, keys: Keys):
         assert await anext(events) == writer.events[2]
 
 
-async def test_a_group_shares_the_partitions_and_goes_on_where_it_stood(bus: Client, clustered: Server, keys: Keys):
+async def test_a_group_shares_the_partitions_and_continues_at_its_offset(bus: Client, clustered: Server, keys: Keys):
     writers = [Writer(clustered, keys, f"r{i}") for i in range(12)]
     async with (
         bus.subscribe("visible", kinds=Chunk, group="tts", from_="start") as one,

@@ -173,7 +173,7 @@ async def test_a_slow_reader_misses_nothing(bus: Client, server: Server, keys: K
     assert seen == writer.events
 
 
-async def test_a_run_that_nobody_knows_is_not_found_in_time(bus: Client):
+async def test_an_unknown_run_is_not_found_in_time(bus: Client):
     loop = asyncio.get_running_loop()
     asked = loop.time()
     with pytest.raises(RunNotFound) as caught:

@@ -38,7 +38,7 @@ async def inbound(server: Server, keys: Keys) -> list[Generate | Cancel]:
     return [decode_request(fields) for _, fields in await server.client.xrange(keys.requests)]
 
 
-async def test_a_published_request_lies_on_the_inbound_stream_with_an_id(bus: Client, server: Server, keys: Keys):
+async def test_a_published_request_is_on_the_inbound_stream_with_an_id(bus: Client, server: Server, keys: Keys):
     run = await bus.publish(REQUEST)
     assert UUID(run.id).version == 7
     assert await inbound(server, keys) == [msgspec.structs.replace(REQUEST, id=run.id)]
@@ -52,7 +52,7 @@ async def test_a_mapping_is_published_as_well(bus: Client, server: Server, keys:
     assert await inbound(server, keys) == [msgspec.structs.replace(REQUEST, id="mine")]
 
 
-async def test_a_cancel_lies_on_the_inbound_stream_by_handle_or_id(bus: Client, server: Server, keys: Keys):
+async def test_a_cancel_by_handle_or_id_is_on_the_inbound_stream(bus: Client, server: Server, keys: Keys):
     await bus.cancel("r", "barge-in", heard_through=7)
     await Run("r", bus).cancel()
     assert await inbound(server, keys) == [Cancel(run="r", reason="barge-in", heard_through=7), Cancel(run="r")]
@@ -125,7 +125,7 @@ async def test_each_of_many_that_fail_together_has_its_own_request_in_its_error(
             assert [e.request for e in errors if isinstance(e, ServerUnavailable)] == requests
 
 
-async def test_a_cancel_goes_before_the_requests_that_wait_in_the_client(bus: Client, server: Server, keys: Keys):
+async def test_a_cancel_is_sent_before_requests_that_wait_in_the_client(bus: Client, server: Server, keys: Keys):
     await join_deployment(server, keys)
     publishing = [asyncio.create_task(bus.publish(REQUEST)) for _ in range(3_000)]
     await asyncio.sleep(0)
@@ -147,7 +147,7 @@ async def test_what_waits_when_the_client_closes_is_an_error_and_nothing_hangs(
     assert all(isinstance(result, Run | RuntimeError) for result in results)
 
 
-async def test_an_entry_tells_its_tenant_so_that_the_server_need_not_look_for_it(
+async def test_an_entry_has_its_tenant_in_a_field_so_that_the_server_need_not_parse_it(
     bus: Client, server: Server, keys: Keys
 ):
     await bus.publish(msgspec.structs.replace(REQUEST, metadata={"tenant": "acme"}))
@@ -164,7 +164,7 @@ async def test_a_server_without_memory_is_full():
                 await bus.publish(REQUEST)
 
 
-async def test_a_server_that_went_away_leaves_the_request_intact_for_another_try():
+async def test_an_outage_leaves_the_request_intact_for_another_try():
     with EmbeddedServer() as process:
         async with Client(process.url) as bus:
             await asyncio.to_thread(process.stop)

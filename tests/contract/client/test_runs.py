@@ -57,7 +57,7 @@ async def test_runs_of_one_moment_come_each_once_however_small_the_pages(
         assert len(found) == 30
 
 
-async def test_a_summary_tells_who_asked_who_answers_and_how_it_ended(bus: Client, listed: Listed) -> None:
+async def test_a_summary_has_tenant_provider_and_outcome(bus: Client, listed: Listed) -> None:
     await listed.accept("a", 1000, *ABOUT, "tenant", "acme", "deadline", 5000)
     await listed.client.hset(listed.keys.run("a"), mapping={"raw": 2, "seq": 7, "turn": 1, "attempt": 3})
     await listed.accept("b", 2000, *ABOUT)
@@ -153,7 +153,9 @@ def pipes(bus: Client, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sent
 
 
-async def test_a_page_costs_two_round_trips_whatever_there_is(bus: Client, listed: Listed, pipes: list[int]) -> None:
+async def test_a_page_costs_two_round_trips_for_any_number_of_runs(
+    bus: Client, listed: Listed, pipes: list[int]
+) -> None:
     for n in range(400):
         await listed.accept(f"r{n}", 1000 + n)
     assert len(await names(bus, state="open", limit=100)) == 100

@@ -94,7 +94,7 @@ async def test_sentences_and_cursors_come_as_they_do_in_the_asynchronous_client(
     assert await script(server_url, keys, work) == ("One is here. ", "Two is here. ", " is here. Three")
 
 
-async def test_errors_are_the_clients_own_and_a_client_that_is_not_open_says_so(server_url: str, keys: Keys):
+async def test_errors_are_the_clients_own_and_a_closed_client_raises(server_url: str, keys: Keys):
     def missing(bus: Client) -> None:
         with pytest.raises(RunNotFound):
             list(bus.follow("nobody", wait_s=0.01))

@@ -46,7 +46,7 @@ async def story(server: Server, keys: Keys) -> Writer:
     return writer
 
 
-async def test_a_follower_hears_of_every_seq(bus: Client, server: Server, keys: Keys) -> None:
+async def test_a_follower_gets_every_seq(bus: Client, server: Server, keys: Keys) -> None:
     writer = await story(server, keys)
     heard = [event async for event in bus.follow("r")]
     assert heard == writer.events
@@ -63,7 +63,7 @@ async def test_what_a_run_gave_is_folded_without_it(bus: Client, server: Server,
 
 
 @pytest.mark.parametrize("group", [None, "g"])
-async def test_a_subscriber_hears_of_it_unless_it_named_kinds(
+async def test_a_subscriber_gets_it_unless_it_named_kinds(
     bus: Client, server: Server, keys: Keys, group: str | None
 ) -> None:
     writer = await story(server, keys)
@@ -99,7 +99,7 @@ async def test_scripts_hear_of_it(server_url: str, bus: Client, server: Server, 
     assert await asyncio.to_thread(script) == writer.events
 
 
-async def test_a_live_follower_goes_on_after_it(bus: Client, server: Server, keys: Keys) -> None:
+async def test_a_live_follower_continues_after_it(bus: Client, server: Server, keys: Keys) -> None:
     writer = Writer(server, keys, "r")
     await writer.start()
     heard: list[PublicEvent] = []
@@ -131,7 +131,7 @@ async def test_an_end_of_a_new_kind_is_an_end_and_no_success(
 @pytest.mark.parametrize(
     "data", [b'{"type":"applause","run":"r","seq":1}', b'{"run":"r","seq":1,"turn":0,"attempt":1}', b"[1]", b"applause"]
 )
-async def test_bytes_that_are_no_event_are_told(bus: Client, server: Server, keys: Keys, data: bytes) -> None:
+async def test_bytes_that_are_not_an_event_are_reported(bus: Client, server: Server, keys: Keys, data: bytes) -> None:
     writer = Writer(server, keys, "r")
     await writer.start()
     await server.client.xadd(writer.log, {"__data__": data}, id="1-1")

@@ -45,7 +45,7 @@ def names(partitions: set[int], count: int, prefix: str) -> list[str]:
     return [run for runs in found.values() for run in runs]
 
 
-async def test_a_node_that_stands_still_holds_up_its_partitions_alone(tmp_path: Path) -> None:
+async def test_a_stalled_node_delays_only_its_partitions(tmp_path: Path) -> None:
     with cluster_group(cluster_require_full_coverage="no") as group:
         once = {group.master_of(f"{KEYS.prefix}:{name}").port for name in ONCE}
         [node] = [node for node in group.nodes if node.port not in once]

@@ -92,7 +92,7 @@ def check_whole(run: str, log: Any) -> None:
     ]
 
 
-async def test_at_the_brim_of_its_memory_all_that_is_open_ends_and_then_all_goes_on(tmp_path: Path) -> None:
+async def test_on_a_full_server_open_runs_end_and_afterwards_new_runs_work(tmp_path: Path) -> None:
     with EmbeddedServer(binary=binary()) as process:
         async with under_way(tmp_path, process) as scene:
             await scene.server.client.config_set("maxmemory", 1)
@@ -156,7 +156,7 @@ def fill(file: Path) -> None:
     [({"appendonly": "yes"}, "aof_last_write_status"), ({"save": "1 1"}, "rdb_last_bgsave_status")],
     ids=["aof", "rdb"],
 )
-async def test_a_full_disk_stops_all_and_then_all_go_on_with_nothing_lost(
+async def test_all_runs_continue_without_loss_after_a_full_disk(
     tmp_path: Path, small_disk: Path, options: dict[str, str], status: str
 ) -> None:
     with EmbeddedServer(small_disk, binary=binary(), options=options) as process:

@@ -86,7 +86,7 @@ def test_thinking_is_left_out_if_the_client_says_so(client: openai.OpenAI) -> No
     assert not any("reasoning_content" in (chunk.choices[0].delta.model_extra or {}) for chunk in got)
 
 
-def test_a_call_of_a_tool_of_the_client_is_told_once_and_whole(client: openai.OpenAI) -> None:
+def test_a_call_of_a_clients_tool_is_sent_once_and_whole(client: openai.OpenAI) -> None:
     with client.chat.completions.stream(model="anthropic/calls", messages=USER, tools=[TOOL]) as stream:
         for _ in stream:
             pass
@@ -98,7 +98,7 @@ def test_a_call_of_a_tool_of_the_client_is_told_once_and_whole(client: openai.Op
     ]
 
 
-def test_calls_of_tools_of_the_deployment_run_on_the_bus_and_are_not_told(client: openai.OpenAI) -> None:
+def test_calls_of_the_deployments_tools_run_on_the_bus_and_are_not_sent(client: openai.OpenAI) -> None:
     completion = client.chat.completions.create(
         model="anthropic/by-bus", messages=USER, extra_body={"tokenbus": {"tools": ["weather"]}}
     )

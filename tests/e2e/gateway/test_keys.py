@@ -170,7 +170,7 @@ def test_requests_per_minute_are_told_in_headers_and_refused_with_a_time(http: h
     assert refused.headers["x-ratelimit-remaining-requests"] == "0"
 
 
-def test_a_spent_budget_is_a_402_and_the_spend_is_told(http: httpx.Client, admin: httpx.Client) -> None:
+def test_a_spent_budget_is_a_402_and_the_spend_is_reported(http: httpx.Client, admin: httpx.Client) -> None:
     assert chat(http, POOR).status_code == 200
 
     def refused() -> httpx.Response | None:

@@ -82,7 +82,7 @@ def test_a_run_is_published_followed_and_read_whole(http: httpx.Client, bus: Loc
     assert started.metadata["gateway"]["surface"] == "native"
 
 
-def test_a_reader_goes_on_after_its_last_event_and_hears_when_it_had_all(http: httpx.Client) -> None:
+def test_a_reader_resumes_after_its_last_event_and_gets_204_after_the_end(http: httpx.Client) -> None:
     run = published(http)
     whole = http.get(f"/runs/{run}/events").text
     events = lines_of(whole)

@@ -115,7 +115,7 @@ def test_a_call_of_a_tool_of_the_client_and_its_result_in_the_next_request(clien
     assert client.responses.create(model="anthropic/text", input=asked, tools=[TOOL]).output_text == TEXT
 
 
-def test_calls_of_tools_of_the_deployment_are_told_only_on_request(client: openai.OpenAI) -> None:
+def test_calls_of_the_deployments_tools_are_sent_only_on_request(client: openai.OpenAI) -> None:
     told: Any = {"tools": ["weather"]}
     hidden = client.responses.create(model="anthropic/by-bus", input="x", extra_body={"tokenbus": told})
     assert {item.type for item in hidden.output} == {"message"}
@@ -167,7 +167,7 @@ def test_a_background_response_is_queued_and_looked_up(client: openai.OpenAI) ->
     assert ended(client, queued.id).output_text == TEXT
 
 
-def test_a_background_response_goes_on_without_its_client_until_it_is_cancelled(
+def test_a_background_response_continues_without_its_client_until_it_is_cancelled(
     client: openai.OpenAI, lenient: openai.OpenAI, bus: LocalBus
 ) -> None:
     stream = client.responses.create(model="anthropic/slow", input="x", background=True, stream=True)

@@ -67,7 +67,7 @@ def bus() -> Generator[LocalBus]:
 
 
 @pytest.mark.parametrize("name", ASKED)
-async def test_a_silent_stream_is_kept_alive_in_its_own_dialect_and_then_goes_on(bus: LocalBus, name: str) -> None:
+async def test_a_silent_stream_is_kept_alive_in_its_protocol_and_then_continues(bus: LocalBus, name: str) -> None:
     path, body, keep_alive, end = ASKED[name]
     begun, heard, resumed = len(bus.exchanges), b"", False
     async with (
@@ -121,7 +121,7 @@ CALLS: dict[str, tuple[str, Any, bytes]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-async def test_a_call_of_an_attempt_that_failed_is_never_told(bus: LocalBus, name: str) -> None:
+async def test_a_call_of_a_failed_attempt_is_never_sent(bus: LocalBus, name: str) -> None:
     path, body, mark = CALLS[name]
     begun = len(bus.exchanges)
     content = msgspec.json.encode(body).replace(b'"hello"', b'"hello, %b"' % name.encode())  # a conversation of its own

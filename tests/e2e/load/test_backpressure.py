@@ -38,7 +38,7 @@ async def lag(server: Server, key: str) -> int:
 
 
 @only_separate("a pipeline worker that stands still reads no socket either")
-async def test_a_parser_that_stands_still_stops_the_reading_of_sockets_and_nothing_is_lost(
+async def test_a_stalled_parser_stops_the_reading_of_sockets_and_nothing_is_lost(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     toml = f"[limits]\nlag_bytes = {LAG_BYTES}\n"
@@ -70,7 +70,7 @@ async def _over(server: Server, key: str) -> bool:
     return await lag(server, key) > LAG_BYTES
 
 
-async def test_a_subscriber_that_slept_too_long_hears_that_entries_were_trimmed(
+async def test_a_subscriber_that_slept_too_long_is_notified_of_trimmed_entries(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     toml = "[retention]\ntopic_entries = 1000\n"

@@ -80,7 +80,7 @@ async def test_large_runs_do_not_slow_the_small_ones_of_their_partition(tmp_path
     assert median(beside) < median(before) + MOST_MORE_S, (sorted(before), sorted(beside))
 
 
-async def test_a_run_that_says_too_much_ends_with_its_own_error_and_the_runs_beside_it_go_on(tmp_path: Path) -> None:
+async def test_a_run_with_too_much_output_ends_with_its_own_error_and_other_runs_continue(tmp_path: Path) -> None:
     keys, most = Keys(prefix="line", partitions=1), 3 * 2**20
     toml = f"[limits]\nturn_bytes = {most}\n"
     with EmbeddedServer(binary=binary()) as process:
@@ -105,7 +105,7 @@ async def test_a_run_that_says_too_much_ends_with_its_own_error_and_the_runs_bes
 
 
 @only_separate("killing a pipeline worker ends the provider's call too")
-async def test_a_large_run_whose_parser_is_killed_goes_on_from_its_checkpoint_and_leaves_none(tmp_path: Path) -> None:
+async def test_a_large_run_whose_parser_is_killed_continues_from_its_checkpoint_and_leaves_none(tmp_path: Path) -> None:
     keys = Keys(prefix="line", partitions=1)
     with EmbeddedServer(binary=binary()) as process:
         async with (

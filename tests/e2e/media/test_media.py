@@ -95,7 +95,7 @@ async def test_20_mb_of_image_by_reference_leave_bus_and_fetcher_flat(
     print(f"bus: {after - before} bytes more; fetcher: {(fetcher_after - fetcher_before) / MB:.1f} MB at its highest")
 
 
-async def test_large_base64_of_a_request_lies_in_the_store_and_not_in_the_runs_records(
+async def test_large_base64_of_a_request_is_in_the_store_and_not_in_the_runs_records(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     image = PNG + bytes(range(256)) * (MB // 256)
@@ -226,7 +226,7 @@ def spoil(directory: Path, blob_id: str) -> None:
 
 
 @pytest.mark.parametrize("size", [4_000, 3 * MB], ids=["small", "large"])
-async def test_a_corrupt_blob_is_told_before_a_provider_is_called_and_never_tried_again(
+async def test_a_corrupt_blob_is_reported_before_a_provider_is_called_and_never_retried(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, size: int
 ) -> None:
     async with (

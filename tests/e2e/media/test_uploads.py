@@ -73,7 +73,7 @@ async def test_the_same_blob_in_three_turns_and_a_second_run_is_uploaded_once_an
 
 
 @pytest.mark.timeout(120)
-async def test_a_file_that_expired_costs_one_call_more_and_nobody_hears_of_it(
+async def test_an_expired_file_costs_one_more_call_and_is_invisible_to_subscribers(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     async with (

@@ -109,7 +109,7 @@ async def on_terminal(*arguments: str, **env: str) -> tuple[int, str]:
     return code, screen.decode()
 
 
-async def test_a_key_that_the_provider_refuses_is_the_error_and_what_is_kept_tells_of_it(temporary: dict[str, str]):
+async def test_a_key_that_the_provider_refuses_is_the_error_in_event_and_record(temporary: dict[str, str]):
     refusing = Turn(says=Reply(text=""), fault=Status(status=401))
     async with MockProvider(choose=lambda asked: refusing) as provider:
         env = {"ANTHROPIC_API_KEY": "sk-wrong", "ANTHROPIC_BASE_URL": provider.url, **temporary}

@@ -52,7 +52,7 @@ async def over(server: Server, keys: Keys, run: str) -> bool:
 
 
 @pytest.mark.timeout(300)
-async def test_a_policy_stage_that_stands_still_stops_the_reading_of_sockets_and_nothing_is_lost(
+async def test_a_stalled_policy_stage_stops_the_reading_of_sockets_and_nothing_is_lost(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     clock = asyncio.get_running_loop().time

@@ -84,7 +84,7 @@ async def test_nothing_of_a_run_is_heard_before_its_judge_lets_it_out(
     assert (log[-1]["type"], log[-1]["finish"]) == ("completed", "stop")
 
 
-async def test_a_blocked_tool_never_runs_and_the_one_beside_it_does(
+async def test_a_blocked_tool_never_runs_and_a_parallel_call_does(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     (tmp_path / "touch_tool.py").write_text(TOUCH)
@@ -169,7 +169,7 @@ async def test_without_a_policy_worker_a_run_ends_when_its_patience_does(
     assert judge.text(logs[loose]) == "The password is swordfish, remember it well"
 
 
-async def test_a_policy_worker_killed_in_mid_run_is_followed_and_nothing_is_heard_twice(
+async def test_a_policy_worker_killed_in_mid_run_is_replaced_and_no_text_is_published_twice(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     async with (

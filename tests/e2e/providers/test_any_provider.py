@@ -35,7 +35,7 @@ CITY = {
 }
 
 
-async def test_a_history_that_was_mended_is_told_at_the_runs_end(
+async def test_a_repaired_history_is_noted_at_the_runs_end(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     async with MockProvider([HELLO]) as provider, fleet(tmp_path, server_url, keys, provider.url, PIPELINE, QUICK):

@@ -62,7 +62,7 @@ async def listen(bus: Client, run: str, heard: dict[str, str]) -> None:
             heard[run] = heard.get(run, "") + event.text
 
 
-async def test_a_fetcher_killed_in_the_middle_of_a_text_is_not_heard(
+async def test_a_subscriber_does_not_notice_a_fetcher_killed_in_the_middle_of_a_text(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     heard: dict[str, str] = {}

@@ -64,7 +64,7 @@ def named(name: str) -> str:
 
 
 @pytest.mark.parametrize("api", APIS)
-async def test_a_failure_is_tried_again_unless_somebody_heard(
+async def test_a_failure_is_retried_unless_visible_text_was_emitted(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, api: str
 ) -> None:
     status, said = ERROR_EVENT[api]

@@ -88,7 +88,7 @@ async def test_another_answers_where_the_first_fails_before_anything_visible(
     assert asked.count("speaks") == len(FAULTS)
 
 
-async def test_after_visible_text_nobody_else_is_asked(
+async def test_after_visible_text_no_fallback_is_tried(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     script = Script(name="heard", turns=(Turn(says=Reply(text=SAID), fault=ErrorEvent(after_text="another")),))

@@ -105,7 +105,7 @@ async def test_a_provider_of_a_package_is_used_as_any_other(
 
 
 @pytest.mark.parametrize("installed", [False, True], ids=["not there", "two of a name"])
-def test_a_provider_that_no_package_or_more_than_one_adds_is_told_at_the_start(
+def test_a_provider_of_no_package_or_of_two_is_an_error_at_start(
     tmp_path: Path, site: Path, *, installed: bool
 ) -> None:
     config = tmp_path / "tokenbus.toml"

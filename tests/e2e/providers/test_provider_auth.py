@@ -66,7 +66,7 @@ async def test_a_key_in_a_file_is_read_again_when_it_changes(
     assert str(first) in logs[missing][-1]["error"]["message"]
 
 
-async def test_a_token_that_was_refused_is_fetched_anew_once(
+async def test_a_refused_token_is_fetched_again_once(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     (tmp_path / "my_tokens.py").write_text(TOKENS)

@@ -46,7 +46,7 @@ REJECTED: dict[str, tuple[dict[str, Any], str, str]] = {
 }
 
 
-async def test_each_bad_request_is_told_by_name_and_the_good_ones_go_on(
+async def test_each_bad_request_is_reported_by_name_and_valid_ones_continue(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     async with MockProvider([HELLO, REFUSED]) as provider, fleet(tmp_path, server_url, keys, provider.url, PIPELINE):

@@ -25,7 +25,7 @@ SCRIPTS = [
 ]
 
 
-async def test_a_deadline_ends_a_run_in_whatever_phase(
+async def test_a_deadline_ends_a_run_in_any_phase(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     # No tool executor runs: the calls stay open until the deadline.
@@ -55,7 +55,7 @@ async def test_a_deadline_ends_a_run_in_whatever_phase(
     assert judge.text(logs["mid-stream"]) == "One two"
 
 
-async def test_calls_that_nobody_runs_get_an_error_and_the_run_goes_on(
+async def test_calls_without_an_executor_get_an_error_and_the_run_continues(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     quick = "\n[limits]\ntool_slack_s = 0.5\n"

@@ -67,7 +67,7 @@ async def test_poison_of_every_origin_is_buried_and_what_it_stopped_is_asked_aga
         assert (await ended(server.client, keys, [after]))[after][-1]["type"] == "completed"
 
 
-async def test_a_frame_whose_run_is_not_there_stops_nobody(
+async def test_a_frame_of_an_unknown_run_stops_no_other_run(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ):
     async with MockProvider([HELLO]) as provider, fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS):

@@ -26,7 +26,7 @@ CALLS = Script(
 )
 
 
-async def test_a_field_that_nobody_knows_is_refused_by_the_client_and_noted_by_intake(
+async def test_an_unknown_field_is_refused_by_the_client_and_noted_by_intake(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     async with MockProvider([SAYS]) as provider, fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS):

@@ -12,7 +12,7 @@ from tokenbus.testing import CutOff, LocalBus, Reply, Stall, Status, Turn
 USAGE = Usage(input=25, output=3)
 
 
-async def test_cancelled_cut_and_failed_runs_tell_what_they_cost_and_who_answered() -> None:
+async def test_cancelled_cut_and_failed_runs_report_usage_and_model() -> None:
     said = Reply(text="one two three", usage=USAGE)
     with LocalBus() as local:
         local.model_says("stalls", Turn(says=said, fault=Stall(after_text="two")))

@@ -72,7 +72,7 @@ def test_only_a_bearer_token_counts(header: bytes) -> None:
 
 
 @pytest.mark.parametrize("token", ["two words", "ümlaut", "line\nend"])
-def test_a_token_that_no_header_can_hold_is_told_without_it(token: str) -> None:
+def test_a_token_that_no_header_can_hold_is_an_error_without_the_token(token: str) -> None:
     with pytest.raises(SettingsError) as refused:
         token_of(BlobSettings(), {"TOKENBUS_BLOB_TOKEN": token})
     assert token not in str(refused.value)
@@ -124,7 +124,7 @@ async def test_a_blob_that_expired_can_be_put_again_by_the_first_who_counts(shel
     assert (await counting.head(ref.blob_id)).size == 5
 
 
-async def test_a_quota_is_told_over_http_in_the_log_and_as_a_metric(serve: Serve) -> None:
+async def test_a_quota_is_reported_over_http_in_the_log_and_as_a_metric(serve: Serve) -> None:
     registry = CollectorRegistry()
     served = await serve(BlobRoutes(_limited(100), metrics=BlobMetrics(registry)))
     async with HttpBlobs(served.url) as blobs:

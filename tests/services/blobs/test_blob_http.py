@@ -84,7 +84,7 @@ async def test_a_streamed_upload_comes_back_with_type_length_and_etag(http: http
     assert got.headers["x-content-type-options"] == "nosniff"
 
 
-async def test_head_tells_the_same_without_the_content(http: httpx.AsyncClient) -> None:
+async def test_head_returns_the_same_headers_without_the_content(http: httpx.AsyncClient) -> None:
     blob_id = (await http.put("/blobs", content=b"abc")).json()["blob_id"]
     answer = await http.head(f"/blobs/{blob_id}")
     assert (answer.status_code, answer.content) == (200, b"")
@@ -183,7 +183,9 @@ async def test_an_upload_of_unknown_length_over_the_limit_is_413(blobs: HttpBlob
     ids=["declared", "between chunks", "inside a chunk"],
 )
 @pytest.mark.parametrize("reset", [True, False])
-async def test_a_client_that_goes_away_leaves_nothing(service: Served, shelf: Shelf, sent: bytes, reset: bool) -> None:
+async def test_a_client_that_disconnects_leaves_no_task_or_connection(
+    service: Served, shelf: Shelf, sent: bytes, reset: bool
+) -> None:
     """``reset``: as a killed process with unread data does it, with RST in place of FIN."""
     connection = socket.create_connection(("127.0.0.1", service.port))
     connection.sendall(sent)

@@ -17,7 +17,7 @@ TTL_S, LEASE_S = 100, 1000
 """Of the shelf's store."""
 
 
-async def test_a_leased_blob_outlives_its_lifetime_and_goes_with_its_lease(shelf: Shelf) -> None:
+async def test_a_leased_blob_outlives_its_lifetime_and_is_removed_with_its_lease(shelf: Shelf) -> None:
     ref = await shelf.store.put(_once(CONTENT), "text/plain")
     await shelf.store.lease(ref.blob_id)
     shelf.now = TTL_S + 10
@@ -30,7 +30,7 @@ async def test_a_leased_blob_outlives_its_lifetime_and_goes_with_its_lease(shelf
     assert shelf.everything() == [], "the lease goes too"
 
 
-async def test_a_blob_without_a_lease_goes_when_its_lifetime_is_over(shelf: Shelf) -> None:
+async def test_a_blob_without_a_lease_is_removed_after_its_lifetime(shelf: Shelf) -> None:
     ref = await shelf.store.put(_once(CONTENT), "text/plain")
     kept = await shelf.store.put(_once(b"kept"), "text/plain")
     await shelf.store.lease(kept.blob_id)

@@ -38,7 +38,7 @@ def test_a_range_is_read_and_what_is_none_is_the_whole(header: str, size: int, p
 @pytest.mark.parametrize(
     ("header", "size"), [("bytes=10-", 10), ("bytes=99-100", 10), ("bytes=-0", 10), ("bytes=-1", 0)]
 )
-def test_a_range_beyond_the_end_is_told(header: str, size: int) -> None:
+def test_a_range_beyond_the_end_is_reported(header: str, size: int) -> None:
     with pytest.raises(OutOfRange):
         part_of(header, size)
 

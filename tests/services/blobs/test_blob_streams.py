@@ -70,7 +70,7 @@ async def test_the_last_piece_of_what_is_not_the_blob_never_comes(serve: Serve) 
     assert len(b"".join(got)) < len(CONTENT) - 1
 
 
-async def test_a_service_that_wants_a_token_or_is_down_says_so_to_each_question(
+async def test_each_call_to_a_service_that_needs_a_token_or_is_down_raises_its_error(
     serve: Serve, local_shelf: Shelf
 ) -> None:
     served = await serve(BlobRoutes(local_shelf.store, token="secret"))

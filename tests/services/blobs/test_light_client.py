@@ -120,7 +120,7 @@ async def test_the_token_goes_along_from_the_argument_the_environment_or_a_file(
 
 
 @pytest.mark.parametrize("url", ["ftp://host", "host:80", "http://", "http://host:no", "http://host?x=1"])
-def test_an_address_that_is_none_is_told(url: str) -> None:
+def test_an_invalid_address_is_reported(url: str) -> None:
     with pytest.raises(SettingsError):
         Blobs(url)
 

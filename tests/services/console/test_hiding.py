@@ -55,7 +55,7 @@ def test_no_field_of_any_event_leaves_with_its_text(kind: type[msgspec.Struct]) 
 
 
 @pytest.mark.parametrize("kind", EVENTS, ids=lambda kind: kind.__name__)
-def test_an_event_tells_how_much_it_hides(kind: type[msgspec.Struct]) -> None:
+def test_an_event_shows_how_many_characters_it_hides(kind: type[msgspec.Struct]) -> None:
     whole = msgspec.json.encode(event_of(kind)).decode()
     assert (hidden(event_of(kind))["hidden"] > 0) == (SECRET in whole)
 

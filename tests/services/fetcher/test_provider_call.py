@@ -17,7 +17,7 @@ MANY = 300
 """More than the connections that an HTTP client opens by itself."""
 
 
-async def test_a_timer_that_ran_to_the_deadline_tells_of_the_deadline_even_where_it_went_off_a_little_early() -> None:
+async def test_a_timer_that_ran_to_the_deadline_reports_the_deadline_even_if_it_fired_a_little_early() -> None:
     in_an_hour = asyncio.get_running_loop().time() + 3600
     limit = asyncio.timeout(None)
     async with limit:

@@ -207,7 +207,9 @@ async def test_a_run_that_ended_while_it_waited_for_the_normalizer_is_refused(
             await attempt.room()
 
 
-async def test_a_provider_is_not_silent_while_nobody_listens(server: Server, keys: Keys, run: str) -> None:
+async def test_time_without_a_reader_does_not_count_as_the_providers_silence(
+    server: Server, keys: Keys, run: str
+) -> None:
     idle_s, clock = 0.05, asyncio.get_running_loop().time
     await behind(server, keys, "normalizer", LAG_BYTES + 1)
     says = Reply(text="word " * 20_000, chunk_size=5)
@@ -235,7 +237,7 @@ async def test_a_provider_is_not_silent_while_nobody_listens(server: Server, key
             await endpoint.close()
 
 
-async def test_a_writer_that_a_defect_ended_says_so(
+async def test_a_writer_that_a_defect_ended_raises_its_error(
     server: Server, keys: Keys, run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def broken(*_: object) -> None:

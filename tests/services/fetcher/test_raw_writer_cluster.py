@@ -15,7 +15,7 @@ from tokenbus_services.fetcher.raw_writer import RawWriter
 KEYS = Keys("apart", 6)
 
 
-async def test_a_node_that_stands_still_holds_up_the_attempts_of_its_partitions_alone() -> None:
+async def test_a_stalled_node_delays_only_the_attempts_of_its_partitions() -> None:
     runs = {KEYS.partition_of(f"run{n}"): f"run{n}" for n in range(100)}
     with cluster_group(cluster_require_full_coverage="no") as group:
         node = group.master_of(KEYS.topic(0, "raw"))

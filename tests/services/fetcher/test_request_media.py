@@ -140,7 +140,7 @@ async def test_blobs_are_in_a_form_as_the_files_that_they_are() -> None:
     assert (by_blob["mask"]["data"], by_blob["partial_images"]) == (MASKING, "2")
 
 
-async def test_blobs_beside_an_image_that_is_named_by_url_are_base64_in_json() -> None:
+async def test_blobs_together_with_an_image_url_are_base64_in_json() -> None:
     shelf = Shelf()
     request = edit_of(Sources(shelf))
     [message] = request.messages
@@ -253,13 +253,13 @@ async def test_the_first_of_several_missing_blobs_is_named() -> None:
     assert error.where == "messages[1].content[1]"
 
 
-async def test_an_id_that_is_none_is_refused_before_any_store_hears_of_it() -> None:
+async def test_an_invalid_id_is_refused_before_any_store_is_called() -> None:
     error = await failed(Shelf(), hello(shows(BlobSource(blob_id="../../etc/passwd", media_type="image/png"))))
     assert (error.code, error.kind, error.where) == ("blob_refused", "invalid_request", "messages[1].content[1]")
 
 
 @pytest.mark.parametrize("stored", ["image/jpeg", "application/pdf", "text/html; charset=utf-8"])
-async def test_a_blob_of_another_type_than_said_is_refused(stored: str) -> None:
+async def test_a_blob_of_another_type_than_the_request_names_is_refused(stored: str) -> None:
     shelf = Shelf()
     source = BlobSource(blob_id=shelf.put(PNG, stored), media_type="image/png")
     assert await refused(shelf, hello(shows(source))) == "messages[1].content[1].source.media_type"
@@ -269,7 +269,7 @@ async def test_a_blob_of_another_type_than_said_is_refused(stored: str) -> None:
     ("stored", "said"),
     [("application/octet-stream", "image/png"), ("image/jpeg", "image/jpg"), ("image/PNG", "image/png")],
 )
-async def test_a_type_told_in_another_spelling_or_not_at_all_is_no_lie(stored: str, said: str) -> None:
+async def test_a_media_type_in_another_spelling_or_missing_is_accepted(stored: str, said: str) -> None:
     shelf = Shelf()
     source = BlobSource(blob_id=shelf.put(PNG, stored), media_type=said)
     assert b64encode(PNG) in await sent(shelf, endpoint_of("anthropic"), hello(shows(source)))

@@ -101,7 +101,7 @@ def test_what_a_server_flushed_is_given_at_once() -> None:
 
 
 @pytest.mark.parametrize("encoding", ["gzip, gzip", "gzip,deflate", "br", "zstd", "identity, br", "x" * 500])
-async def test_a_coding_that_nobody_asked_for_and_one_inside_of_another_are_refused_by_name(encoding: str) -> None:
+async def test_an_unrequested_or_nested_content_encoding_is_refused_by_name(encoding: str) -> None:
     error = await refusal(answer(gzip.compress(gzip.compress(b"x")), encoding=encoding))
     assert (error.code, error.kind, error.retryable) == ("body_encoding", "protocol", False)
     assert len(error.message) < 300
@@ -161,7 +161,7 @@ async def test_only_the_beginning_of_an_answer_is_read_where_no_more_is_asked_fo
     assert await beginning(answer(b"short"), 150) == b"short"
 
 
-async def test_chunks_of_a_byte_by_the_thousand_keep_nobody_else_waiting() -> None:
+async def test_thousands_of_one_byte_chunks_delay_no_other_call() -> None:
     others = 0
 
     async def other() -> None:
@@ -183,7 +183,7 @@ async def test_an_answer_all_of_crumbs_is_left_off() -> None:
     assert (await read(answer(*([b"data: {}\n\n"] * (MAX_CRUMBS + 2)))))[1] == 10
 
 
-def test_an_error_without_words_tells_its_cause() -> None:
+def test_an_error_without_a_message_names_its_cause() -> None:
     error = httpx.ReadError("")
     assert described(error) == "ReadError"
     error.__cause__ = ConnectionResetError("reset by peer")

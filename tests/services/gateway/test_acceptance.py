@@ -12,11 +12,11 @@ TESTS = Path(__file__).parents[2]
 POINTS: dict[str, list[str]] = {
     "each client reads a text, a thinking, and a tool run by the client and by the bus": [
         "e2e/gateway/test_chat.py::test_a_streamed_text_and_its_thinking_are_read",
-        "e2e/gateway/test_chat.py::test_a_call_of_a_tool_of_the_client_is_told_once_and_whole",
-        "e2e/gateway/test_chat.py::test_calls_of_tools_of_the_deployment_run_on_the_bus_and_are_not_told",
+        "e2e/gateway/test_chat.py::test_a_call_of_a_clients_tool_is_sent_once_and_whole",
+        "e2e/gateway/test_chat.py::test_calls_of_the_deployments_tools_run_on_the_bus_and_are_not_sent",
         "e2e/gateway/test_responses.py::test_a_streamed_text_and_its_thinking_are_read",
         "e2e/gateway/test_responses.py::test_a_call_of_a_tool_of_the_client_and_its_result_in_the_next_request",
-        "e2e/gateway/test_responses.py::test_calls_of_tools_of_the_deployment_are_told_only_on_request",
+        "e2e/gateway/test_responses.py::test_calls_of_the_deployments_tools_are_sent_only_on_request",
         "e2e/gateway/test_anthropic.py::test_text_and_thinking_are_read_under_each_base_url",
         "e2e/gateway/test_anthropic.py::test_a_tool_of_the_client_is_called_and_its_result_goes_back",
         "e2e/gateway/test_anthropic.py::test_a_tool_of_the_deployment_runs_on_the_bus_within_one_message",
@@ -51,18 +51,17 @@ POINTS: dict[str, list[str]] = {
         "e2e/gateway/test_responses.py::test_closing_the_socket_cancels",
         "e2e/gateway/test_anthropic.py::test_a_client_that_leaves_ends_the_call_of_the_provider",
         "e2e/gateway/test_gemini.py::test_a_client_that_leaves_ends_the_call_of_the_provider",
-        "e2e/gateway/test_responses.py::test_a_background_response_goes_on_without_its_client_until_it_is_cancelled",
+        "e2e/gateway/test_responses.py::test_a_background_response_continues_without_its_client_until_it_is_cancelled",
     ],
     "an attempt fails after a thinking and a tool call: no client sees the void call": [
-        "e2e/gateway/test_streams.py::test_a_call_of_an_attempt_that_failed_is_never_told",
-        "services/gateway/surfaces/test_openai_chat_stream.py"
-        "::test_a_client_hears_nothing_of_a_call_in_an_attempt_that_failed",
+        "e2e/gateway/test_streams.py::test_a_call_of_a_failed_attempt_is_never_sent",
+        "services/gateway/surfaces/test_openai_chat_stream.py::test_a_client_gets_no_call_of_a_failed_attempt",
         "services/gateway/surfaces/test_openai_responses_stream.py"
         "::test_the_call_of_an_attempt_that_failed_is_never_told",
         "services/gateway/surfaces/test_anthropic_messages.py"
-        "::test_a_client_hears_nothing_of_an_attempt_that_failed_after_thinking_and_a_call",
+        "::test_a_client_gets_nothing_of_an_attempt_that_failed_after_thinking_and_a_call",
         "services/gateway/surfaces/test_gemini.py"
-        "::test_a_client_hears_nothing_of_an_attempt_that_failed_after_thinking_and_a_call",
+        "::test_a_client_gets_nothing_of_an_attempt_that_failed_after_thinking_and_a_call",
         "services/gateway/surfaces/test_ai_sdk_ui.py::test_a_call_that_a_retry_voids_is_never_available",
     ],
     "a cut stream is an error for every client": [
@@ -71,14 +70,14 @@ POINTS: dict[str, list[str]] = {
         "e2e/gateway/test_anthropic.py::test_a_cut_is_an_error_for_every_reader",
         "e2e/gateway/test_gemini.py::test_a_cut_is_an_error_for_every_reader",
         "clients/test_gateway.py::test_a_cut_keeps_the_text_and_is_an_error",
-        "clients/test_gateway.py::test_an_agent_is_told_of_refusals_failures_and_cuts",
+        "clients/test_gateway.py::test_an_agent_gets_refusals_failures_and_cuts_as_errors",
         "clients/test_gateway.py::test_openais_client_for_node_is_told_of_every_bad_end",
-        "more_clients/test_agents.py::test_langchain_is_told_of_a_cut_and_of_a_failure",
+        "more_clients/test_agents.py::test_langchain_gets_an_error_for_a_cut_and_for_a_failure",
         "more_clients/test_agents.py::test_pydantic_ai_is_told_of_a_cut_and_of_a_failure",
         "more_clients/test_agents.py::test_openai_agents_is_told_of_a_cut_and_of_a_failure",
     ],
     "an hour of silence, in keep-alives of each surface": [
-        "e2e/gateway/test_streams.py::test_a_silent_stream_is_kept_alive_in_its_own_dialect_and_then_goes_on",
+        "e2e/gateway/test_streams.py::test_a_silent_stream_is_kept_alive_in_its_protocol_and_then_continues",
         "e2e/gateway/test_native.py::test_a_silent_stream_is_kept_alive_and_a_reader_that_leaves_cancels_nothing",
     ],
     "another tenant's run is a 404 on every path": [

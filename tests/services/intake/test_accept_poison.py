@@ -81,7 +81,7 @@ async def accepted(server: Server, keys: Keys, run: str) -> bool:
     return bool(await server.client.hexists(keys.run(run), "request"))
 
 
-async def test_an_error_of_any_kind_is_told_and_the_requests_beside_it_go_on(
+async def test_an_error_of_any_kind_is_reported_and_other_requests_continue(
     server: Server, keys: Keys, intake: Intake, queue: Finished
 ):
     await intake.accept([item(keys, 1, "a"), item(keys, 2, "b", provider="broken"), item(keys, 3, "c")])
@@ -94,7 +94,7 @@ async def test_an_error_of_any_kind_is_told_and_the_requests_beside_it_go_on(
     assert json.loads(entry.bytes)["provider"] == "broken"
 
 
-async def test_a_run_whose_key_is_something_else_holds_nobody_up(
+async def test_a_run_whose_key_has_the_wrong_type_blocks_no_other(
     server: Server, keys: Keys, intake: Intake, queue: Finished
 ):
     await server.client.set(keys.run("b"), "no hash", px=60_000)
@@ -106,7 +106,7 @@ async def test_a_run_whose_key_is_something_else_holds_nobody_up(
     assert "WRONGTYPE" in entry.reason
 
 
-async def test_a_bad_request_that_nobody_can_bury_holds_nothing_up(
+async def test_a_bad_request_that_cannot_be_dead_lettered_blocks_no_other(
     server: Server, keys: Keys, intake: Intake, queue: Finished, caplog: pytest.LogCaptureFixture
 ):
     await server.client.set(keys.dead, "no stream", px=60_000)

@@ -73,7 +73,7 @@ def test_no_blank_around_a_tenants_name_passes_its_policies_by(routes: PolicyRou
     assert names(routes, request(metadata={"tenant": " kids ", "channel": "public"})) == ("one", "three")
 
 
-def test_a_run_may_go_on_without_only_if_all_its_policies_may(routes: PolicyRoutes) -> None:
+def test_a_run_may_continue_without_policies_only_if_all_of_them_allow_it(routes: PolicyRoutes) -> None:
     both, second = routes.plan_for(request("gpt-5")), routes.plan_for(request(policies=["two"]))
     assert both
     assert second
@@ -86,7 +86,7 @@ def test_the_policies_of_whoever_may_speak_judge_the_run_from_its_beginning(rout
     assert names(routes, request("claude-sonnet-4-6", fallback=fallback, policies=["three"])) == ("two", "one", "three")
 
 
-def test_a_name_that_is_not_configured_is_told_by_its_place(routes: PolicyRoutes) -> None:
+def test_an_unconfigured_name_is_reported_with_its_place(routes: PolicyRoutes) -> None:
     with pytest.raises(RequestInvalid) as e:
         routes.plan_for(request(policies=["one", "nobody"]))
     assert e.value.where == "policies[1]"

@@ -60,7 +60,7 @@ def test_the_size_of_base64_is_known_before_it_is_made(content: bytes) -> None:
 
 @pytest.mark.parametrize("raw", [False, True])
 @pytest.mark.parametrize("told", [5, 7])
-async def test_a_blob_of_another_size_than_told_ends_the_body_with_an_error(told: int, raw: bool) -> None:
+async def test_a_blob_with_a_wrong_announced_size_ends_the_body_with_an_error(told: int, raw: bool) -> None:
     with pytest.raises(MediaFailed, match=r"messages\[3\].*received 6 bytes"):
         await whole(MediaBody([msgspec.structs.replace(embedded([b"abc", b"def"], size=told), raw=raw)]))
 
@@ -88,7 +88,7 @@ async def test_a_store_that_breaks_off_ends_the_body_with_its_error_and_a_reader
 
 
 @pytest.mark.parametrize("raw", [False, True])
-async def test_a_blob_of_20_mb_goes_out_in_a_small_part_of_its_size(raw: bool) -> None:
+async def test_a_blob_of_20_mb_is_sent_with_a_small_part_of_its_size_in_memory(raw: bool) -> None:
     size, piece = 20 * MB, bytes(64 * 1024)
 
     async def read() -> AsyncGenerator[bytes]:

@@ -248,7 +248,7 @@ ENDINGS: list[tuple[Finish, tuple[str, str, str, str]]] = [
 
 
 @pytest.mark.parametrize(("finish", "words"), ENDINGS)
-async def test_how_a_reply_ends_is_told_in_the_words_of_each_api(finish: Finish, words: tuple[str, ...]) -> None:
+async def test_the_finish_reason_uses_the_words_of_each_api(finish: Finish, words: tuple[str, ...]) -> None:
     async with serving(told(Reply(text="hello", finish=finish))) as (_, client):
         for path, word in zip(PATHS, words, strict=True):
             for stream in (True, False):

@@ -205,7 +205,7 @@ async def test_headers_that_http_forbids_fail_the_test_that_wrote_them() -> None
             assert server.requests[0].state == "cut"
 
 
-async def test_clients_that_leave_at_any_moment_disturb_nobody() -> None:
+async def test_clients_that_disconnect_at_any_moment_disturb_no_other() -> None:
     script = told(Reply(text="word " * 300), delivery=Delivery(cuts=Random(seed=5, largest=200)))
     async with serving(script) as (server, client):
 

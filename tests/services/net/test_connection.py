@@ -153,7 +153,7 @@ async def test_a_silent_peer_is_a_read_timeout(pieces: tuple[bytes, ...]) -> Non
     assert ours is httpx.ReadTimeout
 
 
-async def test_a_refused_connection_tells_no_address() -> None:
+async def test_a_refused_connection_reveals_no_address() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}/"
@@ -248,7 +248,7 @@ async def test_a_peer_that_takes_no_body_fails_the_writing(then: str) -> None:
         assert {*outcomes} <= {httpx.ReadError, httpx.RemoteProtocolError}
 
 
-async def test_a_body_that_nobody_reads_waits_in_the_system() -> None:
+async def test_an_unread_body_waits_in_the_socket_buffers() -> None:
     writers: list[asyncio.StreamWriter] = []
     size = 64 * 2**20
 
@@ -323,8 +323,8 @@ def test_all_of_it_holds_over_uvloop() -> None:
             runner.run(test_a_peer_that_takes_no_body_fails_the_writing(then))
         for then in ("close", "reset", "hold"):
             runner.run(test_a_body_over_tls_that_breaks_off_is_an_error(then))
-        runner.run(test_a_refused_connection_tells_no_address())
+        runner.run(test_a_refused_connection_reveals_no_address())
         runner.run(test_a_peer_that_takes_no_connection_is_a_connect_timeout())
         runner.run(test_a_connection_is_used_again_unless_its_peer_closed_it())
         runner.run(test_an_early_refusal_of_a_large_body_is_read())
-        runner.run(test_a_body_that_nobody_reads_waits_in_the_system())
+        runner.run(test_an_unread_body_waits_in_the_socket_buffers())

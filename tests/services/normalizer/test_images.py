@@ -85,14 +85,14 @@ def why(told: Normalized) -> str:
 # --- the keeper -------------------------------------------------------------------------------------------------
 
 
-async def test_a_stored_image_is_told_with_the_pixels_that_its_own_header_has() -> None:
+async def test_a_stored_image_is_announced_with_the_size_in_its_header() -> None:
     png = b"\x89PNG\r\n\x1a\n\x00\x00\x00\x0dIHDR" + (640).to_bytes(4) + (480).to_bytes(4)
     [[told]] = await kept(Store(), image(png))
     assert isinstance(told, Image)
     assert (told.width, told.height) == (640, 480)
 
 
-async def test_images_are_told_by_their_blobs() -> None:
+async def test_images_are_sent_as_blob_references() -> None:
     store = Store()
     assert await kept(store, image(b"c", final=False), image(b"cat")) == [[stored(b"c", final=False)], [stored(b"cat")]]
     assert sorted(store.held) == [b"c", b"cat"]

@@ -139,7 +139,7 @@ def test_discarded_outputs_are_not_written_but_the_state_is_kept(parser: Parser)
     assert not parser.logic.is_open(RUN)
 
 
-def test_a_run_restored_from_its_snapshot_goes_on_where_it_was(parser: Parser) -> None:
+def test_a_run_restored_from_its_snapshot_continues_where_it_was(parser: Parser) -> None:
     accept(parser)
     parser.feed(n.Start(model="m", provider_id="p"), n.BlockStart(0, "text"), n.TextDelta(0, "Hel"))
     other = Parser()

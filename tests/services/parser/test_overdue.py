@@ -117,7 +117,7 @@ def test_a_stage_that_was_just_lost_has_the_time_to_come_back() -> None:
     assert unjudged(told, 3_601_001, lost)
 
 
-def test_a_stage_that_comes_and_goes_and_reads_nothing_is_away() -> None:
+def test_a_stage_that_restarts_without_reading_counts_as_unavailable() -> None:
     told, seen = drafted(), PolicyStageObserver()
     for loss in range(MAX_LOSSES):
         assert not unjudged(

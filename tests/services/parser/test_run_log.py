@@ -147,7 +147,7 @@ def test_an_attempt_that_a_cancel_ends_is_no_error(lines: LogCapture) -> None:
     assert line(lines, "run_ended")["status"] == "cancelled"
 
 
-def test_an_attempt_whose_worker_was_lost_is_told_once(lines: LogCapture) -> None:
+def test_an_attempt_whose_worker_was_lost_is_reported_once(lines: LogCapture) -> None:
     parser = Parser()
     parser.accept()
     parser.feed(n.Cut("killed", ErrorInfo(code=WORKER_LOST, kind="internal", message="killed", retryable=True)))

@@ -101,7 +101,7 @@ def test_after_its_last_start_pass_calls_the_policy_as_far_as_it_came_and_then_n
     assert decided == StartDecision(failing={"a": Failing(0, reason(MOST))})
 
 
-def test_a_run_that_lost_one_worker_is_judged_beside_others_and_one_that_lost_several_is_isolated():
+def test_a_run_that_lost_one_worker_shares_an_executor_and_one_that_lost_several_is_isolated():
     assert not decide(RunStarts(lost_beside=1), a="block").isolated
     assert decide(RunStarts(lost_beside=WORKERS_BESIDE), a="block") == StartDecision(isolated=True)
 
@@ -121,7 +121,7 @@ def test_a_policy_that_takes_its_worker_with_it_each_time_ends_its_run():
 
 
 @pytest.mark.parametrize("more", [RunStarts(unexplained=MOST), RunStarts(lost_alone=MOST * WORKERS_PER_START)])
-def test_if_nobody_knows_which_policy_it_is_those_with_pass_are_left_out_first(more: RunStarts):
+def test_if_the_policy_at_fault_is_unknown_those_with_pass_are_left_out_first(more: RunStarts):
     decided = decide(more, a="block", b="pass", c="pass")
     assert (decided.ended_by, set(decided.failing), decided.isolated) == (None, {"b", "c"}, True)
     more.unexplained += 1

@@ -112,7 +112,7 @@ def test_a_raw_stream_that_was_cut_off_gives_what_it_has() -> None:
 
 
 @pytest.mark.parametrize("inline", [False, True])
-def test_an_image_is_told_as_it_was_by_its_blob_or_inline(inline: bool) -> None:
+def test_an_image_is_sent_unchanged_by_its_blob_or_inline(inline: bool) -> None:
     part = {"inlineData": {"mimeType": "image/png", "data": "aGk="}}
     answer = {"candidates": [{"content": {"role": "model", "parts": [part]}, "finishReason": "STOP"}]}
     opened = Opened("gemini", 200, {}, True, Quirks(), ImagesRequested(inline=inline))
@@ -132,7 +132,7 @@ def test_an_image_is_told_as_it_was_by_its_blob_or_inline(inline: bool) -> None:
         msgspec.structs.replace(record(control(ACCEPTED)), tape=packed([b"\x01"])),
     ],
 )
-def test_a_record_that_is_damaged_is_told(broken: Record) -> None:
+def test_a_damaged_record_is_reported(broken: Record) -> None:
     with pytest.raises(Malformed):
         replay(broken)
 

@@ -205,7 +205,7 @@ async def test_a_record_that_the_store_does_not_take_makes_room_for_others(
     assert stream["last-generated-id"] != first  # a new entry has its place
 
 
-async def test_a_record_that_cannot_be_made_is_told_and_its_run_stays(
+async def test_a_record_that_cannot_be_made_is_reported_and_its_run_stays(
     server: Server, server_url: str, keys: Keys, store: Store
 ) -> None:
     store.failures = [BlobTooLarge(2, 1)]

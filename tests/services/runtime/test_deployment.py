@@ -18,7 +18,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deployment_agreement, "AGREE_S", 0.02)
 
 
-async def test_a_server_that_was_flushed_is_told_again(server: Server, keys: Keys):
+async def test_a_flushed_server_gets_the_agreement_again(server: Server, keys: Keys):
     agreed = DeploymentAgreement(server, keys, Liveness())
     await agreed.open()
     before = await server.client.hgetall(keys.meta)
@@ -43,7 +43,7 @@ async def test_another_deployment_set_up_meanwhile_ends_the_worker(server: Serve
     await server.client.delete(keys.meta)
 
 
-async def test_a_server_that_lost_a_change_of_partitions_is_told_again(server: Server, keys: Keys):
+async def test_a_server_that_lost_a_change_of_partitions_gets_it_again(server: Server, keys: Keys):
     agreed = DeploymentAgreement(server, keys, Liveness())
     await agreed.open()
     before = await server.client.hgetall(keys.meta)

@@ -109,7 +109,7 @@ async def test_an_error_is_bounded_and_holds_no_secret(run: MakeExecutor) -> Non
     assert len(outcome.content) <= 4000
 
 
-async def test_a_tool_is_told_of_its_call_if_it_asks(run: MakeExecutor) -> None:
+async def test_a_tool_gets_its_call_context_if_it_has_the_parameter(run: MakeExecutor) -> None:
     outcome = await run("context_aware").execute(call("context_aware", '{"city": "Oslo"}'))
     assert json.loads(outcome.content) == ["r1", 2, "call_1", "r1/2/3", True, "Oslo"]
 

@@ -149,7 +149,7 @@ def documented_verify() -> Callable[..., dict[str, Any]]:
 
 
 @pytest.mark.parametrize("method", ["POST", "GET"])
-async def test_a_signed_call_tells_whose_run_it_is_and_whatever_is_changed_of_it_is_refused(
+async def test_a_signed_call_names_its_run_and_any_change_of_it_is_refused(
     tool: MakeTool, endpoint: Endpoint, method: Literal["POST", "GET"], tmp_path: Path
 ) -> None:
     file = tmp_path / "secret"

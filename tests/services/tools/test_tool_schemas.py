@@ -86,7 +86,7 @@ def test_what_is_no_schema_is_refused_with_its_place(schema: dict[str, object], 
         compile_schema(schema)
 
 
-def test_a_request_is_told_which_of_its_tools_is_at_fault() -> None:
+def test_the_error_of_a_request_names_the_tool_at_fault() -> None:
     with pytest.raises(RequestInvalid) as refused:
         check_tools([tool(WEATHER), tool({}), tool({"type": 7})])
     assert refused.value.where == "tools[2].parameters"

@@ -9,7 +9,7 @@ from tokenbus.bus.leases import fair_share
 
 
 @given(st.sets(st.text(), min_size=1, max_size=40), st.integers(1, 4096))
-def test_all_partitions_are_shared_out_and_nobody_is_due_two_more_than_another(workers: set[str], partitions: int):
+def test_all_partitions_are_shared_out_and_shares_differ_by_at_most_one(workers: set[str], partitions: int):
     shares = [fair_share(worker, list(workers), partitions) for worker in workers]
     assert sum(shares) == partitions
     assert max(shares) - min(shares) <= 1

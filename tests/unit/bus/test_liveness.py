@@ -12,7 +12,7 @@ from tests.waiting import eventually
 from tokenbus.bus.liveness import MAX_DEFECTS, Defects, Liveness, acquire, beat, rest, slack, wait_briefly
 
 
-async def test_a_task_that_ends_is_told_and_one_that_may_end_is_not():
+async def test_a_task_that_ends_is_reported_and_one_that_may_end_is_not():
     liveness, ended = Liveness(), list[str]()
     liveness.ended = lambda long_task: ended.append(long_task.name)
 
@@ -25,7 +25,7 @@ async def test_a_task_that_ends_is_told_and_one_that_may_end_is_not():
     assert liveness.tasks == []
 
 
-async def test_a_task_stands_still_from_its_last_beat_on():
+async def test_a_task_counts_as_stalled_since_its_last_beat():
     liveness, go = Liveness(), asyncio.Event()
 
     async def work() -> None:

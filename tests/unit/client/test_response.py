@@ -206,7 +206,7 @@ def test_an_open_run_shows_its_open_blocks_as_beginnings():
     assert result.or_raise() is result
 
 
-def test_a_block_that_the_next_attempt_goes_on_with_is_one():
+def test_a_block_that_the_next_attempt_continues_is_one_block():
     on = Retrying(**AT, error=ERROR, next_attempt=2, delay_ms=0, drop_from=1, continues=True)
     later: dict[str, Any] = {**AT, "attempt": 2}
     rest = Chunk(**later, block=0, kind="text", text=" there", visible=True, depth=0)

@@ -47,7 +47,7 @@ def test_in_mode_prefill_the_text_is_the_participants_own():
         resumed_request(EndedRun("r", prefill, HISTORY, 1), said, again=1)
 
 
-def test_a_model_that_cannot_go_on_is_named_with_its_provider():
+def test_a_model_that_cannot_continue_is_named_with_its_provider():
     ended = EndedRun("r", msgspec.structs.replace(REQUEST, provider="far-away"), [], 0, continues=False)
     with pytest.raises(RunNotRepeatable, match="m at far-away cannot continue"):
         resumed_request(ended, Response.of([block(0, "Half", 0)]), again=1)

@@ -58,7 +58,7 @@ def test_a_connection_that_breaks_after_the_terminal_event_changes_nothing() -> 
     assert [type(e) for e in events if isinstance(e, Done | Cut | Failed)] == [Done]
 
 
-def test_an_error_of_ours_before_any_answer_is_the_attempts_error() -> None:
+def test_an_internal_error_before_any_answer_is_the_attempts_error() -> None:
     assert read(frame(0, Ended(RESET))) == [Failed(RESET)]
 
 

@@ -106,7 +106,7 @@ def test_look_alikes_survive() -> None:
     assert stored(sanitized) == value
 
 
-def test_a_value_inside_itself_is_refused_and_one_that_stands_twice_is_not() -> None:
+def test_a_value_inside_itself_is_refused_and_one_that_occurs_twice_is_not() -> None:
     twice = [PLAIN]
     assert stored(sanitize({"a": twice, "b": twice})) == {"a": twice, "b": twice}
     circle: dict[str, Any] = {"a": [1]}

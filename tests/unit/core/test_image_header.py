@@ -94,7 +94,7 @@ def test_no_bytes_raise(content: bytes, at: int, instead: bytes) -> None:
     assert size is None or min(size) > 0
 
 
-def test_an_image_in_a_blob_is_told_with_its_size() -> None:
+def test_an_image_in_a_blob_is_sent_with_its_size() -> None:
     image = Image(0, "image/png", PIXEL, True, size="1024x1024")
     content = b64decode(PIXEL)
     told = in_blob(image, content, blob_id_of(content))

@@ -28,7 +28,7 @@ def frame_of(*events: object, attempt: int = 1) -> bytes:
     return msgspec.msgpack.encode([0, attempt, 5, [*events]])
 
 
-def test_an_event_of_an_unknown_kind_is_passed_over_and_those_beside_it_count():
+def test_an_event_of_an_unknown_kind_is_skipped_and_others_count():
     accepted = Accepted(
         provider="anthropic", model="m", on_failure="fail", max_tool_depth=0, rules=RunLimits(), tools=[]
     )

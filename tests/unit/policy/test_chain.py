@@ -231,7 +231,7 @@ async def test_an_error_of_the_source_is_raised_after_what_came_before():
     assert heard == TWO_CALLS[:1]
 
 
-async def test_a_run_whose_stream_a_policy_ends_is_cancelled_before_its_end_is_told():
+async def test_a_run_whose_stream_a_policy_ends_is_cancelled_before_its_end_is_published():
     class Bus:
         cancelled: tuple[str, str] | None = None
 

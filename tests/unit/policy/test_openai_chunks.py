@@ -125,7 +125,7 @@ async def test_a_block_that_a_drop_cut_off_is_never_complete():
     assert notes.ends == 1
 
 
-async def test_calls_that_share_an_index_are_told_apart_by_their_ids():
+async def test_calls_that_share_an_index_are_distinguished_by_their_ids():
     notes = Notes()
     out = await under(
         chunk_stream(notes),
@@ -139,7 +139,7 @@ async def test_calls_that_share_an_index_are_told_apart_by_their_ids():
     assert [tool["index"] for c in out for tool in c["choices"][0]["delta"].get("tool_calls") or []] == [0, 1]
 
 
-async def test_calls_without_an_index_are_told_apart_by_their_ids():
+async def test_calls_without_an_index_are_distinguished_by_their_ids():
     notes = await noted(
         calls(call(None, "{", call_id="a", name="f")),
         calls(call(None, "}")),

@@ -108,7 +108,7 @@ async def test_a_function_is_a_policy_and_so_is_a_class_and_nothing_else() -> No
         await anext(apply_policies(iterate(ANSWER), wrong))
 
 
-async def test_an_empty_content_beside_calls_does_not_go_out() -> None:
+async def test_an_empty_content_with_calls_is_not_sent() -> None:
     first = chunk({"content": "", "tool_calls": [call(0, "{}", call_id="a", name="f")]})
     out = await under(chunk_stream(StreamProcessor()), [first, chunk(finish="tool_calls")])
     assert out[0]["choices"][0]["delta"]["content"] is None

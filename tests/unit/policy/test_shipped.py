@@ -69,7 +69,7 @@ async def test_words_are_replaced_across_the_borders_of_chunks_and_events_say_th
     assert (decision.original, decision.final) == ("Hello you", "Hi")
 
 
-async def test_a_text_that_is_replaced_by_nothing_is_heard_nowhere():
+async def test_a_text_that_is_replaced_by_nothing_is_not_published():
     out = await under(public_stream(ReplaceText.from_options({"rules": [{"find": "Hello you"}]})), ANSWER)
     check_sound(out)
     assert b"Hello" not in b"".join(str(event).encode() for event in out)

@@ -183,7 +183,7 @@ def wanted_of(row: Recording) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.file)
-def test_a_recorded_stream_says_what_its_provider_said(row: Recording) -> None:
+def test_a_recorded_stream_replays_its_providers_content(row: Recording) -> None:
     found, wanted = found_in(read(row.api_name, row.data)), wanted_of(row)
     differ = WE_DIFFER.get(row.file.split("/")[1], {})
     assert {name for name in wanted if found[name] != wanted[name]} == set(differ)

@@ -87,7 +87,7 @@ def gemini_file(state: str = "ACTIVE", **more: Any) -> dict[str, Any]:
     return {"name": "files/abc-1", "uri": uri, "state": state, "expirationTime": "2026-11-24T05:00:00.5Z", **more}
 
 
-def test_gemini_is_told_of_the_file_first_and_then_sent_it_where_it_says() -> None:
+def test_gemini_gets_the_files_metadata_first_and_then_its_bytes_at_the_returned_url() -> None:
     (begin, whole), made = uploaded(
         "gemini", [({"x-goog-upload-url": UPLOAD_URL}, {}), {"file": gemini_file()}], base="/v1beta"
     )

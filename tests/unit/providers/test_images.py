@@ -244,7 +244,7 @@ def test_a_file_is_named_and_typed_by_what_is_in_it() -> None:
         assert file == {"filename": name, "media_type": media_type, "data": bytes(3)}
 
 
-def test_an_image_that_is_only_named_goes_as_a_reference_and_those_beside_it_too() -> None:
+def test_an_image_by_reference_makes_all_images_references() -> None:
     named = [UrlSource(url="https://example.com/y.png"), FileSource(file_id="file-1")]
     [message] = edit_of("AAAA")
     assert not isinstance(message.content, str)

@@ -18,7 +18,7 @@ def test_a_provider_is_found_by_the_api_that_it_speaks(api: ApiName) -> None:
     assert form.format("k").endswith("k")
 
 
-def test_an_api_that_nobody_adds_is_a_settings_error() -> None:
+def test_an_api_that_no_package_adds_is_a_settings_error() -> None:
     with pytest.raises(SettingsError, match="unknown API 'fax'; known: anthropic, "):
         registry.get("fax")
 

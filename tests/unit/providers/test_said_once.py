@@ -123,7 +123,7 @@ def test_what_deltas_left_out_the_item_says() -> None:
     assert responses(*half, completed(message("Hello", "!", id="m"))).text == "Hello!"
 
 
-def test_a_refusal_is_heard_once_and_stays_one() -> None:
+def test_a_refusal_is_emitted_once_and_stays_a_refusal() -> None:
     begun = [event("refusal.delta", 0, content_index=1, delta=piece) for piece in ("I ", "can't.")]
     whole = {"type": "message", "content": [{"type": "refusal", "refusal": "I can't."}]}
     ends = [event("refusal.done", 2, content_index=0, refusal="I can't."), item("done", 0, **whole)]
@@ -155,7 +155,7 @@ def test_the_models_words_and_a_summary_of_the_same_text_are_one_thinking(ids: d
             assert (said.thinking, said.kinds, said.open) == ("Hm so", ["thinking"], set())
 
 
-def test_a_summary_of_another_text_is_heard_beside_the_models_words() -> None:
+def test_a_summary_of_another_text_is_emitted_in_addition_to_the_models_words() -> None:
     raw = event("reasoning_text.delta", 0, content_index=0, delta="Long words.")
     summed = event("reasoning_summary_text.delta", 0, summary_index=0, delta="Short.")
     said = responses(raw, summed, item("done", 0, "reasoning", summary=texts("Short.")), completed())
@@ -269,7 +269,7 @@ def argued(*pieces: str, index: int = 0, tool_id: str = "c") -> list[dict[str, A
 
 @pytest.mark.parametrize("form", ["chat.completion", "chat.completion.chunk", ""])
 @pytest.mark.parametrize("streamed", [True, False])
-def test_a_whole_completion_after_its_deltas_is_heard_once(form: str, streamed: bool) -> None:
+def test_a_whole_completion_after_its_deltas_is_emitted_once(form: str, streamed: bool) -> None:
     pieces = [chunk(reasoning_content="H"), chunk(reasoning_content="m"), *(chunk(content=piece) for piece in HA)]
     pieces += argued(ARGUMENTS[:4], ARGUMENTS[4:])
     last = whole("tool_calls", form, content="ha ha", reasoning_content="Hm", tool_calls=[CALL])
@@ -314,7 +314,7 @@ def test_a_last_chunk_whose_delta_is_null_is_an_end(last: dict[str, Any]) -> Non
     assert (said.text, said.terminal) == ("haha", Done("stop", "stop"))
 
 
-def test_a_call_told_again_once_it_is_whole_is_one() -> None:
+def test_a_call_repeated_after_its_end_is_emitted_once() -> None:
     said = chat(*argued(ARGUMENTS[:4], ARGUMENTS[4:]), chunk("tool_calls", tool_calls=[CALL]))
     assert (said.calls, said.done_calls) == ([("c", "f", ARGUMENTS)], 1)
     old = {"name": "f", "arguments": ARGUMENTS}
@@ -382,7 +382,7 @@ def test_calls_of_chat_completions_complete_in_the_order_of_other_providers() ->
     assert isinstance(late.terminal, Failed)
 
 
-def test_an_image_told_again_is_one() -> None:
+def test_a_repeated_image_is_emitted_once() -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     said = chat(chunk(images=[image]), chunk(images=[image]), whole(content="Hi", images=[image]))
     assert said.kinds == ["image", "text"]
@@ -457,7 +457,7 @@ STREAMED = [
 
 @pytest.mark.parametrize("many", [0, 1, 2, 3, 4])
 @pytest.mark.parametrize("end", [[], [{**begun(*CONTENT)["message"], "type": "message", "stop_reason": "tool_use"}]])
-def test_content_in_message_start_and_then_the_blocks_is_heard_once(many: int, end: list[Any]) -> None:
+def test_content_in_message_start_and_then_the_blocks_is_emitted_once(many: int, end: list[Any]) -> None:
     said = messages(begun(*CONTENT[:many]), *STREAMED, *end, reason="tool_use")
     assert (said.thinking, said.text) == ("Hm", "ha ha")
     assert [(name, said.replace(" ", "")) for _, name, said in said.calls] == [("f", '{"a":1}')]
@@ -494,7 +494,7 @@ def gemini(*parts: Any) -> Answer:
     return said_by("gemini", *chunks, {"candidates": [{"finishReason": "STOP"}]})
 
 
-def test_a_call_and_an_image_that_gemini_tells_again_are_one() -> None:
+def test_a_call_and_an_image_that_gemini_repeats_are_emitted_once() -> None:
     call = {"functionCall": {"id": "c", "name": "f", "args": {"a": 1}}}
     assert gemini(call, call).calls == [("c", "f", '{"a":1}')]
     other = {"functionCall": {"id": "c", "name": "f", "args": {"a": 2}}}

@@ -80,7 +80,7 @@ def spread(events: list[PublicEvent]) -> list[object]:
 
 
 @given(EVENTS, st.lists(st.floats(0, 2), min_size=40, max_size=40), st.integers(0, 10))
-def test_content_and_order_stay_whatever_the_clock_says(events: list[PublicEvent], gaps: list[float], most: int):
+def test_content_and_order_do_not_depend_on_the_clock(events: list[PublicEvent], gaps: list[float], most: int):
     gather = Coalescer(hold_s=1, most=most)
     numbered = [msgspec.structs.replace(event, seq=seq) for seq, event in enumerate(events)]
     out: list[PublicEvent] = []

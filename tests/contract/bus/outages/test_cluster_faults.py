@@ -237,7 +237,7 @@ async def test_commands_to_other_nodes_do_not_wait_until_the_slots_were_asked_fo
                 assert await server.client.get(elsewhere) is None
 
 
-async def test_a_stage_goes_on_when_a_replica_follows_a_node(caplog: pytest.LogCaptureFixture):
+async def test_a_stage_continues_when_a_replica_replaces_a_node(caplog: pytest.LogCaptureFixture):
     with cluster_group(replicas=1) as group:
         node = group.master_of(KEYS.topic(0, "raw"))
         async with Server(group.url) as server:

@@ -14,7 +14,7 @@ from tokenbus.bus.server.server import Server
 from tokenbus.bus.stage.commit_journal import LOST_WRITES
 
 
-async def test_a_stage_goes_on_after_a_fail_over(tmp_path: Path):
+async def test_a_stage_continues_after_a_fail_over(tmp_path: Path):
     with sentinel_group(tmp_path) as group:
         async with Server(group.url) as server:
             bench = Bench(server, Keys("failover", 2))

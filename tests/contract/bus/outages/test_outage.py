@@ -36,7 +36,7 @@ async def kill(server: EmbeddedServer) -> None:
     await eventually(lambda: not server.running)
 
 
-async def test_a_stage_goes_on_where_it_stood_when_the_server_is_back(mortal: EmbeddedServer):
+async def test_a_stage_continues_at_its_offset_when_the_server_is_back(mortal: EmbeddedServer):
     async with Server(mortal.url) as server, Server(mortal.url) as other:
         bench = Bench(server, Keys("outage", 2))
         runs = [bench.runs(number, 2) for number in (0, 1)]
@@ -67,7 +67,7 @@ async def _outlast(condition: object) -> bool:
         return False
 
 
-async def test_a_queue_and_a_listener_go_on_when_the_server_is_back(mortal: EmbeddedServer):
+async def test_a_queue_and_a_listener_continue_when_the_server_is_back(mortal: EmbeddedServer):
     keys = Keys("outage", 2)
     heard: list[str] = []
     async with Server(mortal.url) as server, Server(mortal.url) as other:

@@ -50,7 +50,7 @@ async def scene(server: Server, keys: Keys) -> ClockScene:
     return scene
 
 
-async def test_a_deadline_closes_the_attempt_and_tells_everybody(scene: ClockScene):
+async def test_a_deadline_closes_the_attempt_and_notifies_all_workers(scene: ClockScene):
     assert await scene.expire() == b"expiring"
     name = scene.run.encode()
     assert await scene.entries("events") == [{name: b"accepted"}, {name: b"overdue"}]

@@ -143,7 +143,7 @@ async def test_a_commit_keeps_the_lease_like_a_renewal(scene: Scene):
     assert (await run_script(scene.server, scripts.acquire(scene.lease, scene.stream, owner="b", ttl_ms=1)))[0] == b""
 
 
-async def test_an_attempt_is_closed_once_and_its_fetcher_told(scene: Scene):
+async def test_an_attempt_is_closed_once_and_its_fetcher_notified(scene: Scene):
     first, second, third = await scene.feed(3)
     for begin, end in (("0-0", first), (first, second)):
         commit = Commit(scene.lease, scene.stream)
@@ -219,7 +219,7 @@ async def test_the_mirror_follows_on_a_server_without_entries_read(scene: Scene)
     assert group["last-delivered-id"] == first.encode()
 
 
-async def test_a_mirror_that_somebody_removed_stops_no_commit(scene: Scene):
+async def test_a_removed_mirror_stops_no_commit(scene: Scene):
     [end] = await scene.feed(1)
     await scene.server.client.xgroup_destroy(scene.stream, GROUP)
     assert (await scene.commit(end=end))[0] == b"ok"

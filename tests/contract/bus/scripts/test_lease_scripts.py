@@ -107,7 +107,7 @@ async def test_no_clock_gives_two_owners_the_same_token(scene: Scene):
     assert await scene.release(token) == 0
 
 
-async def test_a_token_is_kept_as_it_was_told(scene: Scene):
+async def test_a_token_is_stored_unchanged(scene: Scene):
     for at in (1_700_000_000_000, 1_763_712_345_678, 2**53 - 2):
         await scene.server.client.hset(scene.lease, "token", at + 10**12 if at < 2**52 else at)
         token = (await scene.acquire("a"))[0]

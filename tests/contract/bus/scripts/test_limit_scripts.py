@@ -151,7 +151,7 @@ async def test_small_requests_do_not_starve_a_large_one(scene: Scene) -> None:
     assert (await scene.reserve(scope, call="small", worker="w2", tokens=5))[0] == b"wait", "it fits, but it is later"
 
 
-async def test_a_worker_that_asks_no_more_loses_its_place_in_the_queue(scene: Scene) -> None:
+async def test_a_worker_that_stops_asking_loses_its_place_in_the_queue(scene: Scene) -> None:
     scope = scene.scope(concurrency=1)
     running = await scene.reserve(scope, call="a", worker="w1")
     await scene.reserve(scope, call="b", worker="gone")

@@ -233,7 +233,7 @@ async def test_the_hash_of_tenants_stays_small_however_many_there_were(inbound: 
     assert 1 < await inbound.client.hlen(order_keys(inbound.stream)[1]) <= 1_300
 
 
-async def test_a_group_that_is_gone_is_said_to_be(inbound: Inbound):
+async def test_a_group_that_is_gone_is_reported(inbound: Inbound):
     await inbound.client.flushdb()
     with pytest.raises(Exception, match="NOGROUP"):
         await inbound.ask(1)

@@ -110,7 +110,7 @@ async def test_a_worker_that_lost_the_partition_says_nothing_of_the_place(counte
     assert await counted.server.client.hget(counted.run_key, "policies_at") == f"beside {TOKEN}".encode()
 
 
-async def test_ends_that_nobody_can_explain_are_read_by_the_next_owner(counted: Counted):
+async def test_unexplained_executor_ends_are_read_by_the_next_owner(counted: Counted):
     note = note_unexplained(counted.run_key, counted.lease, token=TOKEN, ends=2)
     assert [await run_script(counted.server, note) for _ in range(2)] == [2, 2]
     assert (await counted.begin())[2] == b"2"

@@ -62,7 +62,7 @@ async def test_the_owner_of_the_drafts_tells(stand: Stand) -> None:
     assert await stand.server.client.hget(stand.keys.lease(stand.partition, "parser"), "arrived") == b"6"
 
 
-async def test_a_zombie_tells_nothing_after_the_takeover(stand: Stand) -> None:
+async def test_a_zombie_publishes_nothing_after_the_takeover(stand: Stand) -> None:
     old = await stand.own("w1")
     await stand.own("w2")
     await stand.run("open")

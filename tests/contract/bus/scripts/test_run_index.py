@@ -39,7 +39,7 @@ async def test_a_run_is_listed_as_open_and_then_as_ended(listed: Listed) -> None
     assert await listed.client.zscore(listed.keys.ended_runs(listed.keys.partition_of("a")), "a") == ended_ms
 
 
-async def test_a_request_that_comes_again_lists_nothing_anew(listed: Listed) -> None:
+async def test_a_repeated_request_adds_nothing_to_the_index(listed: Listed) -> None:
     await listed.accept("a", 1000)
     before = await everything(listed.server, listed.keys)
     assert await listed.accept("a", 2000) == b"open"
@@ -108,7 +108,7 @@ async def test_a_run_ends_and_is_unlisted_on_a_full_server() -> None:
         assert await places(listed, "a") == ["ended"]
 
 
-async def test_a_run_is_listed_by_its_tenant_too_and_its_index_goes_with_the_runs(listed: Listed) -> None:
+async def test_a_run_is_listed_by_its_tenant_too_and_the_index_expires_with_the_runs(listed: Listed) -> None:
     partition = listed.keys.partition_of("a")
     opened, ended = listed.keys.open_runs(partition, "acme"), listed.keys.ended_runs(partition, "acme")
     await listed.client.zadd(opened, {"lost": 5_000})

@@ -191,7 +191,7 @@ async def test_a_cancel_that_came_first_takes_effect_when_its_run_comes(scene: S
 # --- cancel -----------------------------------------------------------------------------------------------------
 
 
-async def test_a_cancel_ends_the_attempt_and_tells_parser_and_workers(accepted: Scene):
+async def test_a_cancel_ends_the_attempt_and_notifies_parser_and_workers(accepted: Scene):
     await accepted.set(turn=2, attempt=5)
     assert await accepted.cancel() == b"cancelling"
     assert (await accepted.entries("events"))[1] == {accepted.run.encode(): b"cancelled"}

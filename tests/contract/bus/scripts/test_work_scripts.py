@@ -86,7 +86,7 @@ async def test_a_heartbeat_sets_the_idle_time_back_and_counts_no_delivery(scene:
     assert idle_ms < 3_600_000
 
 
-async def test_a_zombies_heartbeat_takes_nothing_back_and_tells_what_it_lost(scene: Scene):
+async def test_a_zombies_heartbeat_reclaims_nothing_and_returns_what_it_lost(scene: Scene):
     await scene.put(3)
     taken, kept, finished = await scene.read("a", 3)
     await scene.client.xclaim(scene.stream, GROUP, "b", 0, [taken])
@@ -103,7 +103,7 @@ async def test_what_nobody_kept_alive_is_claimed_and_counted_as_delivered_again(
     assert {consumer for consumer, _, _ in (await scene.pending()).values()} == {"b"}
 
 
-async def test_a_claim_takes_no_more_than_asked_and_goes_on_where_it_stopped(scene: Scene):
+async def test_a_claim_returns_at_most_the_requested_count_and_continues_where_it_stopped(scene: Scene):
     ids = await scene.put(5)
     await scene.read("a", 5)
     cursor, first = await scene.claim("b", count=2)

@@ -26,7 +26,7 @@ async def ends(server: Server, steps: int) -> bool:
 
 
 @pytest.mark.parametrize("steps", range(1, 30))
-async def test_a_command_ends_at_whatever_moment_its_task_is_cancelled(server: Server, steps: int):
+async def test_a_command_ends_if_its_task_is_cancelled_at_any_moment(server: Server, steps: int):
     assert await ends(server, steps)
 
 

@@ -137,7 +137,7 @@ async def test_a_wrong_password_is_unavailable_and_not_shown(own_server: Embedde
     assert "wr0ng" not in str(refused.value)
 
 
-async def test_a_fault_of_the_call_goes_through_as_it_is(server: Server, keys: Keys):
+async def test_an_error_of_the_call_itself_is_raised_unchanged(server: Server, keys: Keys):
     await server.client.hset(keys.meta, "a", "b")
     with pytest.raises(ResponseError, match="WRONGTYPE"), translated(server):
         await server.client.lpush(keys.meta, "x")

@@ -76,7 +76,7 @@ async def test_a_single_server_addressed_as_a_cluster_is_unavailable_with_the_re
             await server.check()
 
 
-async def test_a_sentinel_group_goes_on_with_the_promoted_replica(tmp_path: Path):
+async def test_a_sentinel_group_continues_with_the_promoted_replica(tmp_path: Path):
     with sentinel_group(tmp_path) as group:
         async with Server(group.url) as server:
             assert (await server.check()).name in ("redis", "valkey")

@@ -11,7 +11,7 @@ from tests.waiting import eventually
 
 
 @pytest.mark.parametrize("what", ["input", "output", "lease"])
-async def test_a_shared_key_of_another_type_holds_up_its_partition_alone_until_it_is_mended(
+async def test_a_shared_key_of_the_wrong_type_blocks_only_its_partition_until_it_is_fixed(
     bench: Bench, what: str, caplog: pytest.LogCaptureFixture
 ):
     client, keys = bench.server.client, bench.keys

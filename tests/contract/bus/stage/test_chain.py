@@ -319,7 +319,7 @@ async def test_a_lost_reply_is_answered_already(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("group", [GROUP, NEXT])
-async def test_a_stage_that_is_fenced_loses_the_partition_and_the_attempt_goes_on(scene: Scene, group: str) -> None:
+async def test_a_fenced_stage_loses_the_partition_and_the_attempt_continues(scene: Scene, group: str) -> None:
     async with scene.worker() as both:
         await both.until_short(a=b"+1")
         before = scene.frames["a"]

@@ -100,7 +100,7 @@ async def test_input_is_kept_as_long_as_an_open_run_needs_it(bench: Bench):
     await bench.check()
 
 
-async def test_a_replay_without_its_entries_goes_on_and_says_so(bench: Bench, caplog: pytest.LogCaptureFixture):
+async def test_a_replay_without_its_entries_continues_and_logs_the_loss(bench: Bench, caplog: pytest.LogCaptureFixture):
     [run] = bench.runs(0, 1)
     await bench.feed(0, {run: b"+1"}, {run: b"+1"})
     await bench.finish("first")
@@ -235,7 +235,7 @@ async def _committed(bench: Bench, number: int) -> bool:
     return await bench.offset(number) == bench.last[number]
 
 
-async def test_a_commit_that_the_server_refuses_for_good_stops_its_partition_alone(
+async def test_a_commit_that_the_server_always_refuses_stops_only_its_partition(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ):
     [a], [b] = bench.runs(0, 1), bench.runs(1, 1)
@@ -370,7 +370,7 @@ async def test_a_stage_works_on_after_the_server_lost_all_data(bench: Bench):
     await bench.check()
 
 
-async def test_a_batch_whose_partition_went_and_came_back_is_not_worked_twice(bench: Bench):
+async def test_a_batch_whose_partition_was_lost_and_acquired_again_is_not_processed_twice(bench: Bench):
     [run] = bench.runs(0, 1)
     await bench.feed(0, {run: b"+1"}, {run: b"+2"})
     worker = bench.stage("a")
@@ -395,7 +395,7 @@ async def test_a_stage_that_is_closed_reads_nothing(bench: Bench):
     await bench.finish()
 
 
-async def test_a_cancelled_commit_drops_the_partition_which_is_then_worked_anew(bench: Bench, server: Server):
+async def test_a_cancelled_commit_drops_the_partition_which_is_then_loaded_again(bench: Bench, server: Server):
     [run] = bench.runs(0, 1)
     await bench.feed(0, {run: b"+1"}, {run: b"+2"})
     async with Server(server.url) as other:

@@ -58,7 +58,7 @@ async def dead(bench: Bench) -> list[dict[str, Any]]:
     return [msgspec.json.decode(fields[b"__data__"]) for _, fields in entries]
 
 
-async def test_an_entry_on_which_workers_die_is_given_up_and_nothing_beside_it_is_lost(bench: Bench):
+async def test_an_entry_on_which_workers_die_is_given_up_and_no_other_is_lost(bench: Bench):
     victim, beside, later = bench.runs(0, 3)
     await bench.feed(
         0, {beside: b"+1"}, {victim: b"+1"}, {beside: b"+2"}, {victim: b"kill"}, {beside: b"+3"}, {later: b"+7"}
@@ -158,7 +158,7 @@ async def test_a_worker_that_dies_as_it_gives_up_leaves_that_to_the_next(bench: 
     await bench.check()
 
 
-async def test_a_worker_that_dies_of_something_else_gives_nothing_up(bench: Bench):
+async def test_a_worker_that_dies_for_another_reason_gives_up_no_entry(bench: Bench):
     [run] = bench.runs(0, 1)
     await bench.feed(0, {run: b"+1"})
     for n in range(CAREFUL_LOADS + MOST_ALONE + 3):  # as many loads, and no entry in hand at any end

@@ -24,7 +24,7 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("state", [b"\xc1", b"\x92\xa31-1\xc4\x01\xc1", b"\x95\x01\x02\x03\x04\x05"])
-async def test_a_checkpoint_of_another_version_ends_its_run_and_the_others_go_on(bench: Bench, state: bytes):
+async def test_a_checkpoint_of_another_version_ends_its_run_and_the_others_continue(bench: Bench, state: bytes):
     lost, kept = bench.runs(0, 2)
     await bench.feed(0, {lost: b"+1"}, {kept: b"+1"})
     async with working(bench.stage("a", logic=EndingLogic)):
@@ -104,7 +104,7 @@ class BrokenLogic(EndingLogic):
         raise RuntimeError("a defect")
 
 
-async def test_a_partition_whose_replay_always_fails_ends_its_open_runs_and_goes_on(
+async def test_a_partition_whose_replay_always_fails_ends_its_open_runs_and_continues(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(partition_loader, "MAX_REPLAYS", 2)

@@ -216,7 +216,7 @@ async def test_a_dead_workers_items_go_to_another_and_say_so(scene: Scene, other
     await dead.close()
 
 
-async def test_a_zombie_that_wakes_is_told_what_it_lost_and_can_neither_finish_nor_hand_back(
+async def test_a_zombie_that_wakes_is_notified_of_lost_items_and_can_neither_finish_nor_return_them(
     scene: Scene, other: Server
 ):
     gate = Gate(other)
@@ -237,7 +237,7 @@ async def test_a_zombie_that_wakes_is_told_what_it_lost_and_can_neither_finish_n
             await b.finish([taken])
 
 
-async def test_a_zombie_that_only_holds_hears_of_its_loss(scene: Scene, other: Server):
+async def test_a_zombie_that_only_holds_items_is_notified_of_its_loss(scene: Scene, other: Server):
     gate = Gate(other)
     lost: list[QueueItem] = []
     async with opened(scene.queue("zombie", other, on_claimed_away=lost.append)) as zombie:
@@ -342,7 +342,7 @@ async def test_items_whose_delivery_was_lost_on_the_way_are_not_lost(scene: Scen
         await b.finish([item])
 
 
-async def test_groups_that_vanished_are_made_anew_and_what_came_meanwhile_is_found(scene: Scene):
+async def test_groups_that_vanished_are_created_again_and_entries_added_meanwhile_are_found(scene: Scene):
     async with opened(scene.queue("a")) as a:
         await scene.put("old")
         old = await a.read()
@@ -372,7 +372,7 @@ async def _are(scene: Scene, names: set[str]) -> bool:
     return await scene.consumers() - {"a"} == names
 
 
-async def test_after_an_outage_nobody_counts_as_dead_before_it_could_speak(scene: Scene, other: Server):
+async def test_after_an_outage_no_worker_counts_as_dead_before_it_could_send_a_heartbeat(scene: Scene, other: Server):
     """No heartbeat arrived during the outage, so items that look idle are not."""
     gate = Gate(other)
     async with opened(scene.queue("slow", other)) as slow:
@@ -393,7 +393,7 @@ async def test_after_an_outage_nobody_counts_as_dead_before_it_could_speak(scene
         await slow.finish([item])
 
 
-async def test_after_the_server_stood_still_nobody_counts_as_dead_before_it_could_speak(keys: Keys):
+async def test_after_the_server_stalled_no_worker_counts_as_dead_before_it_could_send_a_heartbeat(keys: Keys):
     """No connection broke, and no command failed: only all of them took long."""
     clock = asyncio.get_running_loop().time
     with EmbeddedServer(binary=binary()) as process:
@@ -428,9 +428,7 @@ async def _cut(scene: Scene, queue: WorkQueue) -> bool:
     return not queue.healthy
 
 
-async def test_before_a_finish_is_tried_again_what_it_finishes_is_told_again(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-):
+async def test_before_a_finish_is_retried_its_work_is_written_again(scene: Scene, monkeypatch: pytest.MonkeyPatch):
     """The server may have failed over, to one that has the item and forgot what it came to."""
     told: list[str] = []
     sends = item_writes.run_scripts
@@ -453,7 +451,7 @@ async def test_before_a_finish_is_tried_again_what_it_finishes_is_told_again(
         assert (told, await scene.left()) == (["1 left"], 0)
 
 
-async def test_a_defect_is_told_and_does_not_end_the_reading(
+async def test_a_defect_is_reported_and_does_not_end_the_reading(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     client, read = scene.client, scene.client.xreadgroup
@@ -506,7 +504,7 @@ async def test_a_worker_that_reads_what_waited_takes_the_rest_by_turn(scene: Sce
 
 
 @pytest.mark.parametrize("defect", [False, True], ids=["reported", "and the report fails"])
-async def test_an_item_that_breaks_each_connection_is_set_apart_and_those_beside_it_are_worked(
+async def test_an_item_that_breaks_each_connection_is_isolated_and_others_are_processed(
     scene: Scene, server_url: str, defect: bool
 ):
     done, apart = list[tuple[str, int]](), list[QueueItem]()

@@ -83,7 +83,7 @@ async def test_every_place_is_a_cursor_to_resume_from(bus: Client, server: Serve
         assert {(e.run, e.seq) for e in seen[:done]} | {(e.run, e.seq) for e in rest} == {(e.run, e.seq) for e in seen}
 
 
-async def test_a_cursor_hands_over_from_stored_to_live(bus: Client, server: Server, keys: Keys):
+async def test_a_cursor_continues_from_stored_to_live_events(bus: Client, server: Server, keys: Keys):
     writer = Writer(server, keys, "r")
     async with bus.subscribe("visible", kinds=Chunk) as events:
         cursor = events.cursor
@@ -146,7 +146,7 @@ async def test_a_cursor_taken_on_an_empty_topic_notices_trimming_too(bus: Client
             await anext(events)
 
 
-async def test_a_reader_that_falls_behind_what_is_kept_is_told(bus: Client, server: Server, keys: Keys):
+async def test_a_reader_that_falls_behind_the_retention_is_notified(bus: Client, server: Server, keys: Keys):
     writer = Writer(server, keys, "r", topic_entries=600)
     async with bus.subscribe("visible", kinds=Chunk) as events:
         await writer.say("first")
@@ -241,7 +241,7 @@ async def test_an_entry_that_is_no_event_is_logged_and_passed_over(
     assert "entry passed over (1 so far): visible" in caplog.text
 
 
-async def test_a_cursor_taken_after_a_gap_is_behind_it_no_more(bus: Client, server: Server, keys: Keys):
+async def test_a_cursor_taken_after_a_gap_is_past_the_gap(bus: Client, server: Server, keys: Keys):
     writer = Writer(server, keys, "r", topic_entries=5)
     async with bus.subscribe("visible", kinds=Chunk) as events:
         await writer.say("first")
@@ -298,7 +298,7 @@ async def test_a_cursor_of_another_number_of_partitions_is_refused(bus: Client):
             pass
 
 
-async def test_a_cursor_of_another_topic_or_beside_a_group_is_refused(bus: Client):
+async def test_a_cursor_of_another_topic_or_together_with_a_group_is_refused(bus: Client):
     cursor = Cursor("visible", ("0-0",) * 4)
     with pytest.raises(ValueError, match="another topic"):
         bus.subscribe("blocks", from_=cursor)

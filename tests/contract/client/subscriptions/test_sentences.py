@@ -70,9 +70,7 @@ async def test_a_worker_that_dies_gives_its_group_whole_sentences_again(bus: Cli
         assert [(await anext(again)).text for _ in range(3)] == ["One. ", "Two. ", "Three. "]
 
 
-async def test_a_cursor_stands_before_the_chunks_of_sentences_that_are_not_done(
-    bus: Client, server: Server, keys: Keys
-):
+async def test_a_cursor_is_before_the_chunks_of_unacknowledged_sentences(bus: Client, server: Server, keys: Keys):
     writer = Writer(server, keys, "r")
     await writer.start()
     await writer.say("One. ", "Two. ", "Three. ")

@@ -102,7 +102,7 @@ async def test_two_groups_have_everything_each(bus: Client, server: Server, keys
         await eventually(lambda: tts.seen == writer.events and transcript.seen == writer.events)
 
 
-async def test_a_group_goes_on_where_it_stood_when_nobody_was_there(bus: Client, server: Server, keys: Keys):
+async def test_a_group_without_workers_continues_later_at_its_offset(bus: Client, server: Server, keys: Keys):
     writer = Writer(server, keys, "r")
     async with bus.subscribe("visible", kinds=Chunk, group="tts") as events:
         await writer.say("a")
@@ -216,7 +216,7 @@ async def test_a_worker_that_comes_late_is_given_a_share_at_once(bus: Client, se
     assert len(one.seen) + len(two.seen) == 64  # a hand-over in order gives nothing out twice
 
 
-async def test_a_partition_is_handed_over_when_its_event_in_hand_is_done(bus: Client, server: Server, keys: Keys):
+async def test_a_partition_is_handed_over_after_its_current_event(bus: Client, server: Server, keys: Keys):
     run = next(r for r in (f"r{i}" for i in range(100)) if keys.partition_of(r) == 3)
     writer = Writer(server, keys, run)
     async with bus.subscribe("visible", kinds=Chunk, group="tts") as one:
@@ -268,7 +268,7 @@ async def test_a_group_that_fell_behind_what_is_kept_is_told_once_it_goes_on(bus
         assert (await anext(events)).text == "more"
 
 
-async def test_a_gap_is_acknowledged_so_that_the_next_worker_is_not_told_of_it_again(
+async def test_a_gap_is_acknowledged_so_that_the_next_worker_does_not_report_it_again(
     bus: Client, server: Server, keys: Keys
 ):
     writer = Writer(server, keys, "r", topic_entries=5)

@@ -84,7 +84,7 @@ async def test_the_list_has_the_newest_first_with_origin_and_reason(morgue: Morg
     assert "bytes" not in entry
 
 
-async def test_an_empty_dead_stream_lists_nothing_and_says_so(config: str):
+async def test_an_empty_dead_stream_prints_that_it_is_empty(config: str):
     assert await run("dead", "list", TOKENBUS_CONFIG=config) == (0, "", "no dead entries\n")
     assert await run("dead", "list", "--json", TOKENBUS_CONFIG=config) == (0, "", "")
 
@@ -102,7 +102,7 @@ async def test_an_entry_is_shown_whole_and_its_bytes_never_reach_the_terminal_as
     assert raw.out.encode() == data
 
 
-async def test_an_entry_that_somebody_else_wrote_is_shown_and_can_be_dropped(
+async def test_an_entry_of_another_program_is_shown_and_can_be_dropped(
     server: Server, keys: Keys, morgue: Morgue, config: str
 ):
     entry = (await server.client.xadd(keys.dead, {"other": "field"})).decode()

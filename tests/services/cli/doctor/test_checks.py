@@ -33,7 +33,7 @@ def test_eviction_is_wrong_and_no_persistence_a_note():
     assert levels == {"server": "ok", "eviction": "wrong", "persistence": "note"}
 
 
-def test_a_server_that_does_not_tell_of_persistence_is_not_blamed():
+def test_a_server_that_reports_no_persistence_is_not_a_finding():
     assert [f.about for f in checks.check_server("redis://h:1", INFO, persistent=None)] == ["server"]
 
 
@@ -181,7 +181,7 @@ def test_a_provider_that_gives_no_answer_is_named_with_its_address():
     assert (finding.level, finding.says) == ("wrong", "no answer from https://h: refused")
 
 
-def test_keys_are_told_by_variable_and_never_by_value():
+def test_keys_are_reported_by_variable_and_never_by_value():
     settings = load({})
     env = {"ANTHROPIC_API_KEY": "sk-secret"}
     findings = {f.about: f for f in checks_outside.check_providers(settings, env)}

@@ -125,7 +125,7 @@ async def test_providers_are_asked_only_on_request(server: Server, server_url: s
     assert "no answer from http://127.0.0.1:1" in asked[1]["says"]
 
 
-async def test_a_shared_key_of_the_wrong_type_is_named_with_what_mends_it(
+async def test_a_shared_key_of_the_wrong_type_is_named_with_its_fix(
     server: Server, server_url: str, keys: Keys, tmp_path: Path
 ):
     config = await deployment(server, server_url, keys, tmp_path)

@@ -46,7 +46,7 @@ def test_of_a_tool_call_only_its_input_is_content():
     ]
 
 
-def test_an_image_shows_how_far_it_is_and_then_where_it_lies():
+def test_an_image_shows_its_progress_and_then_its_location():
     told, fold = Told(), LiveBlocks()
     fold.feed(told.opens(0, "image", prompt="A cat."))
     assert [block.text for block in fold.open] == ["A cat."]
@@ -89,7 +89,7 @@ def test_blocks_that_never_end_give_way_to_newer_ones():
     assert gone.run == "r1", "the one that grew longest ago"
 
 
-def test_every_block_is_in_a_panel_and_the_end_tells_usage_and_time():
+def test_every_block_is_in_a_panel_and_the_end_shows_usage_and_time():
     told = Told()
     screen = on_screen(
         told.started(),

@@ -46,7 +46,7 @@ def test_visible_text_comes_as_it_is_and_all_else_on_marked_lines():
     )
 
 
-def test_an_image_is_told_by_what_is_known_of_it_and_never_by_its_bytes():
+def test_an_image_is_described_by_its_metadata_and_never_by_its_bytes():
     told = Told()
     preview = told.preview(0, 0, ImageRef(media_type="image/png", base64="AAAA"))
     image = ImageRef(
@@ -57,7 +57,7 @@ def test_an_image_is_told_by_what_is_known_of_it_and_never_by_its_bytes():
     assert one_line(preview) == "r1 0 image_preview 0 preview 0 image/png inline"
 
 
-def test_a_tools_progress_is_one_line_whatever_its_message():
+def test_a_tools_progress_is_one_line_for_any_message():
     told = Told()
     whole = told.progress(1, 1, total=4, message="one\nof four")
     assert one_line(whole) == 'r1 0 tool_progress 1 weather 1 of 4 "one\\nof four"'
@@ -81,7 +81,7 @@ def test_a_retry_says_why_and_when():
     assert line == "[retrying] attempt 2 in 500 ms, after overloaded_error: come back later (HTTP 529)"
 
 
-def test_every_event_fits_on_one_line_whatever_it_holds():
+def test_every_event_fits_on_one_line_with_any_content():
     told = Told()
     for event in (
         told.chunk(0, "a\nb\x1b[2J"),

@@ -74,7 +74,7 @@ async def test_follow_as_json_gives_each_event_as_it_is_on_the_bus(server: Serve
     assert ended.out.encode().splitlines() == [encode(event) for event in events[1:]]
 
 
-async def test_follow_shows_text_while_the_run_goes_on(server: Server, keys: Keys, config: str, tmp_path: Path):
+async def test_follow_shows_text_while_the_run_streams(server: Server, keys: Keys, config: str, tmp_path: Path):
     events = told("completed")
     await written(server, keys, events[:2])
     async with running(tmp_path / "err", "follow", "r1", TOKENBUS_CONFIG=config) as follow:
@@ -167,7 +167,7 @@ async def test_tail_without_json_is_a_line_an_event(server: Server, keys: Keys, 
         assert await next_line(tail, server, keys, event) == b'r1 0 chunk 0 text "a\\nb"\n'
 
 
-async def test_a_reader_of_the_output_that_goes_away_ends_a_command_without_a_word(
+async def test_a_closed_output_pipe_ends_a_command_without_an_error_message(
     server: Server, keys: Keys, config: str, tmp_path: Path
 ):
     event = Told().chunk(0, "x" * 4096)
@@ -199,7 +199,7 @@ async def test_doctor_says_what_is_wrong_and_what_to_do(server: Server, keys: Ke
     assert "sk-secret" not in ended.out + ended.err
 
 
-async def test_doctor_tells_of_a_deployment_with_other_partitions(server: Server, keys: Keys, config: str):
+async def test_doctor_reports_a_deployment_with_other_partitions(server: Server, keys: Keys, config: str):
     ended = await run("doctor", TOKENBUS_CONFIG=config, TOKENBUS_PARTITIONS="7")
     assert ended.code == 1, ended.err
     assert "wrong deployment: partitions is 7 here but 4 on the server" in ended.out

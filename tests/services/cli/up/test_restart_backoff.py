@@ -34,7 +34,7 @@ def test_only_a_child_that_never_worked_and_blames_its_settings_is_given_up():
     assert not will_not_recover(ending.SERVER, was_ready=False)
 
 
-def test_an_end_by_signal_is_told_by_its_name():
+def test_an_end_by_signal_is_reported_by_its_name():
     assert how_it_ended(137) == "was ended by SIGKILL"
     assert how_it_ended(3) == "ended with exit code 3"
     assert how_it_ended(255) == "ended with exit code 255"

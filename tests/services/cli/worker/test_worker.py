@@ -60,7 +60,7 @@ async def test_a_port_that_is_taken_is_named_with_its_setting(config: str):
     assert "another `tokenbus up`" in ended.error
 
 
-async def test_a_host_that_is_not_ours_is_named(config: str):
+async def test_a_foreign_host_is_named(config: str):
     ended = await run("worker", "parser", "--host", "no.such.host.invalid", TOKENBUS_CONFIG=config)
     assert ended.code == 2
     assert "no.such.host.invalid" in ended.error

@@ -184,7 +184,7 @@ async def test_who_leaves_in_the_moment_in_which_its_turn_comes_is_in_nobodys_wa
     assert hall.admission.running == 1
 
 
-async def test_a_grant_that_comes_too_late_goes_back(hall: Hall) -> None:
+async def test_a_grant_that_arrives_too_late_is_returned(hall: Hall) -> None:
     hall.server.answers.clear()
     task = hall.arrive("a", MODEL)
     await eventually(lambda: hall.server.asked == ["a"])
@@ -214,7 +214,7 @@ async def test_a_wait_has_an_end() -> None:
     await hall.admission.close()
 
 
-async def test_at_a_shutdown_all_who_wait_are_sent_away_and_nobody_enters(hall: Hall) -> None:
+async def test_at_a_shutdown_all_waiting_runs_are_released_and_none_is_admitted(hall: Hall) -> None:
     await hall.arrive("a")
     waiting = hall.arrive("b")
     sleeping = asyncio.create_task(hall.admission.sleep(3600))

@@ -248,7 +248,7 @@ async def test_what_fits_nowhere_else_ends_the_attempt_with_the_uploads_error(be
         await bench.sent(bench.endpoint("openai-chat", request_bytes=len(PNG)), asks(bench.image()))
 
 
-async def test_a_lost_file_is_sent_inside_and_uploaded_anew_the_next_time(bench: Bench) -> None:
+async def test_a_lost_file_is_sent_inline_and_uploaded_again_the_next_time(bench: Bench) -> None:
     endpoint, request = bench.endpoint(), asks(bench.image(), bench.document(), tools=True)
     await bench.sent(endpoint, request)
     lost = next(name for name, file in bench.provider.files.files.items() if file.media_type == "image/png")
@@ -261,7 +261,7 @@ async def test_a_lost_file_is_sent_inside_and_uploaded_anew_the_next_time(bench:
     assert lost.encode() not in body
 
 
-async def test_a_lost_file_that_fits_nowhere_else_is_uploaded_anew_at_once(bench: Bench) -> None:
+async def test_a_lost_file_too_large_to_inline_is_uploaded_again_at_once(bench: Bench) -> None:
     endpoint, request = bench.endpoint(request_bytes=len(PNG)), asks(bench.image())
     await bench.sent(endpoint, request)
     [lost] = bench.provider.files.files
@@ -359,7 +359,7 @@ async def two_turns(bench: Bench, shelf: Halting) -> AsyncIterator[list[asyncio.
         await asyncio.gather(*turns, return_exceptions=True)
 
 
-async def test_an_upload_goes_on_for_those_who_still_want_it(bench: Bench) -> None:
+async def test_an_upload_continues_for_the_requests_that_still_need_it(bench: Bench) -> None:
     shelf = Halting()
     async with two_turns(bench, shelf) as (one, other):
         one.cancel()
@@ -370,7 +370,7 @@ async def test_an_upload_goes_on_for_those_who_still_want_it(bench: Bench) -> No
     assert bench.uploads == 1
 
 
-async def test_an_upload_that_nobody_wants_any_more_is_broken_off(bench: Bench) -> None:
+async def test_an_upload_that_no_request_needs_any_more_is_cancelled(bench: Bench) -> None:
     shelf = Halting()
     async with two_turns(bench, shelf) as turns:
         for turn in turns:

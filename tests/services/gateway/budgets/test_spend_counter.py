@@ -129,7 +129,7 @@ async def test_each_turn_is_counted_at_the_price_of_its_provider_and_a_failed_at
     assert spend.by_price == {"other/": pytest.approx(100.001), "anthropic/claude": 3.0}
 
 
-async def test_a_client_that_leaves_before_the_end_pays_for_what_it_heard(scene: Scene) -> None:
+async def test_a_client_that_disconnects_early_pays_for_the_text_that_it_received(scene: Scene) -> None:
     run = await scene.started("r1")
     asked = Generate(provider="anthropic", model="claude-opus", messages=[Message(role="user", content="x" * 400)])
     await scene.server.client.hset(scene.keys.run("r1"), "request", msgspec.json.encode(asked))

@@ -44,7 +44,7 @@ async def test_a_caller_sees_its_own_tenants_runs_alone_however_it_asks(server: 
     assert await pages(server, keys, OPERATOR, oldest_first="true") == [["ours", "theirs", "nobodys"]]
 
 
-async def test_an_answer_looks_at_a_bounded_number_of_runs_and_says_where_to_go_on(
+async def test_an_answer_examines_a_bounded_number_of_runs_and_has_a_cursor_to_continue(
     server: Server, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_list, "MOST_READS", 2)

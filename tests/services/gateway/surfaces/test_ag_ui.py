@@ -156,7 +156,7 @@ RETRIED = log_of(
 )
 
 
-def test_a_text_is_told_in_its_step() -> None:
+def test_a_text_is_sent_in_its_step() -> None:
     told = events(log_of([*thinking(0, "Hm", signature="sig"), *text(1, "Hi"), DONE]))
     assert types(told) == [
         "RUN_STARTED",
@@ -192,7 +192,7 @@ def test_what_a_retry_voids_is_taken_back_by_a_snapshot() -> None:
     assert agent.ended == "success"
 
 
-def test_a_text_that_goes_on_after_a_cut_stays_one_message() -> None:
+def test_a_text_that_continues_after_a_cut_stays_one_message() -> None:
     log = log_of(
         [n.BlockStart(0, "text"), n.TextDelta(0, "One "), *call(1, "c1", "f", "{"), n.Failed(BUSY)],
         [*text(0, "two."), DONE],

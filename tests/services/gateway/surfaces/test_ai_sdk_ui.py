@@ -144,7 +144,7 @@ class Screen:
         return "".join(part["text"] for part in self.parts if part["type"] == "text")
 
 
-def test_a_text_is_told_with_its_step_and_its_usage() -> None:
+def test_a_text_is_sent_with_its_step_and_its_usage() -> None:
     told = parts(log_of([*text(0, "Hi", " you"), DONE]))
     assert types(told) == [
         "start",
@@ -196,7 +196,7 @@ def test_a_call_that_a_retry_voids_is_never_available() -> None:
     assert "tool-input-available" not in types(parts(log, ui=7))
 
 
-def test_a_call_of_the_client_is_told_whole_at_the_end_of_its_turn() -> None:
+def test_a_call_of_a_clients_tool_is_sent_whole_at_the_end_of_its_turn() -> None:
     log = log_of(
         [*text(0, "Look:"), *call(1, "c1", "f", '{"a":', "1}"), n.Done("tool_use", "tool_use", None)], max_tool_depth=0
     )
@@ -228,7 +228,7 @@ def test_a_call_that_the_bus_runs_and_its_result_are_in_one_step() -> None:
     assert kinds.count("start-step") == kinds.count("finish-step") == 2
 
 
-def test_arguments_that_are_no_json_are_told_as_an_error_of_the_input() -> None:
+def test_arguments_that_are_not_json_are_an_input_error() -> None:
     log = log_of([*call(0, "c1", "f", "{no"), n.Done("tool_use", "tool_use", None)], max_tool_depth=0)
     error = next(part for part in parts(log) if part["type"] == "tool-input-error")
     assert error["input"] == "{no"
@@ -251,7 +251,7 @@ def test_a_cancel_ends_the_open_text_and_then_aborts() -> None:
     assert types(parts(log))[-3:] == ["text-end", "finish-step", "abort"]
 
 
-def test_a_failure_tells_a_sentence_and_nothing_of_the_provider() -> None:
+def test_a_failure_has_a_sentence_without_the_providers_text() -> None:
     secret = msgspec.structs.replace(BUSY, raw='{"account":"acme"}', message="account acme is busy", retryable=False)
     told = parts(log_of([n.Failed(secret)]))
     assert types(told) == ["start", "error", "finish"]
@@ -297,7 +297,7 @@ def messages(*given: Any) -> list[Message]:
     return translated(SURFACE, asked(body(*given))).generate.messages
 
 
-def test_a_chat_goes_on_without_its_client_and_is_streamed() -> None:
+def test_a_chat_continues_without_its_client_and_is_streamed() -> None:
     asks = translated(SURFACE, asked(body()))
     assert (asks.stream, asks.on_disconnect, asks.model) == (True, "continue", "anthropic/m")
     assert asks.generate.messages == [Message(role="user", content=[TextPart(text="Hello")])]

@@ -365,7 +365,7 @@ def test_a_run_of_several_turns_is_one_message_without_the_calls_that_the_bus_ra
     assert [block["type"] for block in whole["content"]] == ["text", "text"]
 
 
-def test_a_client_hears_nothing_of_an_attempt_that_failed_after_thinking_and_a_call() -> None:
+def test_a_client_gets_nothing_of_an_attempt_that_failed_after_thinking_and_a_call() -> None:
     failing = [*thinking(0, "wrong"), *call(1, "t1", "f", "{}"), n.Failed(BUSY)]
     message = told(log_of(failing, [*thinking(0, "right"), *text(1, "Hi"), DONE]))
     assert [block.get("thinking") for block in message["content"]] == ["right", None]
@@ -396,14 +396,14 @@ def test_a_stop_string_and_the_bus_limit_of_tool_turns_have_their_reasons() -> N
     assert (kinds(message), message["stop_reason"]) == ([], "pause_turn")
 
 
-def test_an_answer_that_the_gateway_cannot_go_on_with_ends_in_an_error() -> None:
+def test_an_answer_that_the_gateway_cannot_continue_ends_in_an_error() -> None:
     problem = Problem(status=503, code="gateway_restarting", message="later", kind="overloaded", run="r1")
     (event,) = read(b"".join(MessagesStream("r1", "m", ECHO).broken(problem)))
     assert (event["error"]["type"], event["request_id"]) == ("overloaded_error", "req_r1")
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.file)
-def test_every_recorded_stream_is_told_whole(row: Recording) -> None:
+def test_every_recorded_stream_is_encoded_completely(row: Recording) -> None:
     log = recorded_events(row)
     message = told(log, Echo(api=row.api_name))
     if isinstance(log[-1], TERMINAL):

@@ -401,7 +401,7 @@ def test_an_image_comes_inline() -> None:
     assert joined["parts"][0] == {"inlineData": {"mimeType": "image/png", "data": "aGk="}}
 
 
-def test_a_client_hears_nothing_of_an_attempt_that_failed_after_thinking_and_a_call() -> None:
+def test_a_client_gets_nothing_of_an_attempt_that_failed_after_thinking_and_a_call() -> None:
     failing = [*_thought(0, "wrong"), *call(1, "t1", "f", "{}"), n.Failed(BUSY)]
     joined = told(log_of(failing, [*_thought(0, "right"), *text(1, "Hi"), DONE]))
     assert text_of(joined["parts"], thought=True) == "right"
@@ -424,7 +424,7 @@ def test_a_run_that_does_not_complete_ends_in_an_error(end: list[Any], status: s
     assert (answer, whole["error"]) == (error["code"], error)
 
 
-def test_an_answer_that_the_gateway_cannot_go_on_with_ends_in_an_error() -> None:
+def test_an_answer_that_the_gateway_cannot_continue_ends_in_an_error() -> None:
     problem = Problem(status=503, code="gateway_restarting", message="later", kind="overloaded", run="r1")
     (chunk,) = chunks_in(b"".join(EventStream("r1", "m", ECHO).broken(problem)))
     assert chunk["error"]["status"] == "UNAVAILABLE"
@@ -444,7 +444,7 @@ def test_blank_space_keeps_both_kinds_of_stream_alive() -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.file)
-def test_every_recorded_stream_is_told_whole(row: Recording) -> None:
+def test_every_recorded_stream_is_encoded_completely(row: Recording) -> None:
     log = recorded_events(row)
     echo = GeminiEcho(api=row.api_name, thoughts=True)
     joined = told(log, echo)

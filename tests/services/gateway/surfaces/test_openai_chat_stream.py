@@ -105,7 +105,7 @@ def test_any_log_gives_a_valid_answer_with_the_visible_text(log: Log) -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.file)
-def test_every_recorded_stream_is_told_whole(row: Recording) -> None:
+def test_every_recorded_stream_is_encoded_completely(row: Recording) -> None:
     log = recorded_events(row)
     answer = check(log, note("fail"))
     if answer.done:
@@ -120,7 +120,7 @@ def test_a_call_without_arguments_has_an_empty_object() -> None:
     assert answer.finish == "tool_calls"
 
 
-def test_a_client_hears_nothing_of_a_call_in_an_attempt_that_failed() -> None:
+def test_a_client_gets_no_call_of_a_failed_attempt() -> None:
     failing = [*thinking(0, "wrong"), *call(1, "t1", "f", "{}"), n.Failed(BUSY)]
     answer = check(log_of(failing, [*text(0, "Hi"), DONE]))
     assert (answer.text, answer.calls, answer.finish) == ("Hi", [], "stop")

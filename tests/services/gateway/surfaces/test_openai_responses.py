@@ -280,7 +280,7 @@ def test_metadata_of_the_client_is_kept_apart() -> None:
     assert generated(metadata={"tenant": "other"}).metadata == {"client": {"tenant": "other"}}
 
 
-def test_a_background_response_goes_on_without_its_client() -> None:
+def test_a_background_response_continues_without_its_client() -> None:
     request = of(background=True, store=True)
     assert (request.background, request.on_disconnect) == (True, "continue")
 

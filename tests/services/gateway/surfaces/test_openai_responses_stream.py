@@ -88,7 +88,7 @@ def verify(events: list[Json], *, ended: bool = True) -> None:
         assert events[-1]["response"]["output"] == [done[index] for index in sorted(done)]
 
 
-def test_a_text_is_told_in_the_order_that_helpers_want() -> None:
+def test_a_text_is_sent_in_the_order_that_helpers_expect() -> None:
     story = Story()
     story.provider(n.BlockStart(0, "text"), n.TextDelta(0, "Hi "))
     story.provider(n.TextDelta(0, "there"), n.BlockStop(0), n.Done("stop", usage=Usage(input=3, output=2)))
@@ -200,7 +200,7 @@ def test_a_rate_limit_has_the_apis_own_code() -> None:
     assert read_back(stream(story.events))[-1]["response"]["error"]["code"] == "rate_limit_exceeded"
 
 
-def test_a_run_that_failed_alone_is_told_with_its_beginning() -> None:
+def test_a_run_that_failed_alone_is_published_with_its_beginning() -> None:
     failed = RunFailedEvent(
         run=RUN, seq=0, turn=0, attempt=1, finish="error", timing=Timing(total_ms=1),
         error=ErrorInfo(code="key_missing", kind="auth", message="no key"),
@@ -257,7 +257,7 @@ def test_a_failed_run_is_an_http_error_unless_it_is_looked_up() -> None:
     assert msgspec.json.decode(so_far.answer().body)["status"] == "failed"
 
 
-def test_a_response_that_is_looked_up_has_what_was_said_so_far() -> None:
+def test_a_response_that_is_looked_up_has_the_output_so_far() -> None:
     story = Story()
     story.provider(n.BlockStart(0, "text"), n.TextDelta(0, "Hi "))
     so_far = ResponseSoFar(note(), RUN)

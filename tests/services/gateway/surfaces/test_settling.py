@@ -70,7 +70,7 @@ def numbers(events: Iterable[PublicEvent]) -> list[int]:
     return [event.seq for event in events]
 
 
-def test_a_call_that_a_retry_voids_is_never_told() -> None:
+def test_a_call_that_a_retry_voids_is_never_sent() -> None:
     story = Story(max_tool_depth=0)
     story.provider(*thinking(0, "hm"), *call(1, "a", "f", "{}"), n.Failed(TRY_AGAIN))
     story.provider(*text(0, "hello"), n.Done("stop"))
@@ -101,7 +101,7 @@ def test_the_start_of_a_text_is_not_told_before_its_first_visible_chunk() -> Non
 
 
 @pytest.mark.parametrize("end", [n.Done("tool_use"), n.Done("stop"), n.Done("length")])
-def test_calls_are_told_as_a_whole_at_the_end_of_their_run(end: BusEvent) -> None:
+def test_calls_are_sent_whole_at_the_end_of_their_run(end: BusEvent) -> None:
     story = Story(max_tool_depth=0)
     story.provider(*call(0, "a", "f", "{", "}"))
     story.provider(end)
@@ -167,7 +167,7 @@ def test_a_held_call_of_a_run_that_breaks_off_is_never_told_as_runnable(end: Bus
     assert "tool_call" not in told(settled(story.events, "fail"))
 
 
-def test_a_call_that_a_cancel_cut_is_not_told() -> None:
+def test_a_call_that_a_cancel_cut_is_not_sent() -> None:
     story = Story()
     story.provider(n.ToolCallStart(0, "a", "f"), n.ToolCallDelta(0, "{"))
     story.control(CancelRequested("enough"))
@@ -232,7 +232,7 @@ def test_thinking_that_is_not_held_is_told_at_once_and_calls_are_still_held() ->
     assert told(settled(story.events, hold_thinking=False)) == ["Started", "thinking", "Retrying"]
 
 
-def test_calls_that_are_not_held_are_told_at_once() -> None:
+def test_calls_that_are_not_held_are_sent_at_once() -> None:
     story = Story(max_tool_depth=0)
     story.provider(*call(0, "a", "f", "{}"), n.Failed(TRY_AGAIN))
     assert told(settled(story.events, hold_calls=False)) == ["Started", "tool_call", "Retrying"]
@@ -338,7 +338,7 @@ def test_by_default_the_blocks_come_in_the_order_of_the_log(
 
 
 @given(steps, policies, st.integers(0, 40))
-def test_a_log_cut_anywhere_tells_a_part_of_the_whole(
+def test_a_log_cut_anywhere_gives_a_prefix_of_the_whole(
     plan: list[list[BusEvent] | BusEvent], policy: OnFailure, at: int
 ) -> None:
     events = tell(plan, policy, reborn=False).events

@@ -67,7 +67,7 @@ async def test_what_is_not_base64_is_a_bad_result(blobs: MemoryBlobs) -> None:
         await outcome(blobs, types.ImageContent(data="%%%", mime_type="image/png"))
 
 
-async def test_an_error_without_a_text_is_still_told(blobs: MemoryBlobs) -> None:
+async def test_an_error_without_a_text_is_still_reported(blobs: MemoryBlobs) -> None:
     with pytest.raises(ToolFailure, match="without an error message") as raised:
         await outcome(blobs, is_error=True)
     assert raised.value.kind == "tool_error"

@@ -67,7 +67,7 @@ async def test_tools_of_a_server_that_comes_up_late_can_be_called(start: Start, 
     assert "far__echo" in {tool.name for tool in executor.mcp.definitions["far"]}
 
 
-async def test_a_cancelled_call_is_cancelled_at_the_server_and_others_go_on(
+async def test_a_cancelled_call_is_cancelled_at_the_server_and_others_continue(
     start: Start, serve: Serve, port: int, notes: Notes
 ) -> None:
     serve()

@@ -16,7 +16,9 @@ from tokenbus_services.settings import McpStdio
 OLDER = Path(__file__).with_name("older_server.py")
 
 
-async def test_an_older_server_is_listed_page_by_page_called_and_told_of_a_cancel(start: Start, notes: Notes) -> None:
+async def test_an_older_server_is_listed_page_by_page_called_and_notified_of_a_cancel(
+    start: Start, notes: Notes
+) -> None:
     executor = await start(old=McpStdio(command=sys.executable, args=(str(OLDER),), prefix="o_"))
     assert [tool.name for tool in executor.mcp.definitions["old"]] == ["o_wait"]
     running = asyncio.create_task(executor.execute(call("o_wait")))

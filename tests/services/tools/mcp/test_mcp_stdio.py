@@ -46,7 +46,7 @@ async def test_arguments_are_checked_against_the_listed_schema(start: Start) -> 
     assert "arguments.text" in outcome.content
 
 
-async def test_a_tool_that_nobody_lists_is_an_error(start: Start) -> None:
+async def test_a_tool_that_no_server_lists_is_an_error(start: Start) -> None:
     executor = await start(here=stdio())
     outcome = await answer(executor, "here__nothing")
     assert (outcome.is_error, "unknown tool" in outcome.content) == (True, True)
@@ -140,7 +140,7 @@ async def test_the_list_is_read_again_when_the_server_says_that_it_changed(start
     assert "here__late" in {tool.name for tool in executor.mcp.definitions["here"]}
 
 
-async def test_a_server_that_never_answers_holds_nobody_up_for_longer_than_its_timeout(start: Start) -> None:
+async def test_a_server_that_never_answers_delays_a_call_no_longer_than_its_timeout(start: Start) -> None:
     executor = await start(mute=stdio(script="import sys\nfor line in sys.stdin: pass", connect_timeout_s=0.5))
     assert executor.mcp.definitions == {}
     assert (await answer(executor, "mute__any")).is_error
@@ -168,7 +168,7 @@ async def test_a_message_without_end_is_not_gathered(start: Start) -> None:
     assert away["server"] == "loud"
 
 
-async def test_a_result_over_the_bound_is_an_error_and_the_server_is_started_anew(start: Start, notes: Notes) -> None:
+async def test_a_result_over_the_bound_is_an_error_and_the_server_is_restarted(start: Start, notes: Notes) -> None:
     executor = await start(message_bytes=50_000, limit=10**6, here=stdio())
     outcome = await answer(executor, "here__echo", '{"text": "' + "x" * 60_000 + '"}')
     assert outcome.is_error

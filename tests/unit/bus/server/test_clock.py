@@ -34,13 +34,13 @@ def ahead_s(clock: ServerClock) -> float:
     return clock.now_ms() / 1000 - time.time()
 
 
-async def test_it_tells_the_servers_time_and_not_the_hosts() -> None:
+async def test_it_returns_the_servers_time_and_not_the_hosts() -> None:
     clock = ServerClock(Asked())
     await clock.measure()
     assert ahead_s(clock) == pytest.approx(HOUR_S, abs=5)
 
 
-async def test_a_hosts_clock_that_is_set_anew_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hosts_clock_that_is_changed_has_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = ServerClock(Asked())
     await clock.measure()
     before = clock.now_ms()

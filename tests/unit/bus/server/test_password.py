@@ -47,7 +47,7 @@ def test_a_file_may_hold_it(tmp_path: Path) -> None:
     assert parse_url(url_in(env)).password == SECRET
 
 
-def test_a_file_that_gives_none_is_told(tmp_path: Path) -> None:
+def test_an_empty_missing_or_second_source_of_the_password_is_reported(tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.write_text("\n")
     for path, problem in ((empty, "the file is empty"), (tmp_path / "none", "No such file"), (tmp_path, "directory")):

@@ -132,7 +132,7 @@ def test_an_error_carries_the_request_with_its_id():
     assert caught.value.request == {"type": "generate", **PLAIN, "model": None, "id": run}
 
 
-def test_a_cancel_is_encoded_and_checked_alike():
+def test_a_cancel_is_encoded_and_checked_like_a_request():
     assert encoded(Cancel(run="a", heard_through=3), limit=100) == b'{"type":"cancel","run":"a","heard_through":3}'
     with pytest.raises(RequestInvalid) as caught:
         encoded(Cancel(run="a", heard_through=-2), limit=100)

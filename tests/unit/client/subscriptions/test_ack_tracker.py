@@ -40,7 +40,7 @@ def test_done_twice_and_done_without_being_given_are_nothing():
     assert (progress.position, progress.open) == ("0-0", 1)
 
 
-def test_an_event_that_comes_again_while_it_is_in_hand_is_not_given_twice_and_its_end_counts_for_the_newer_entry():
+def test_an_event_delivered_again_while_in_progress_is_not_handled_twice_and_its_end_counts_for_the_newer_entry():
     old, new = given("1-0"), given("1-0")
     hand = AckTracker("visible")
     assert hand.delivered(chunk(0), old, "1-0")

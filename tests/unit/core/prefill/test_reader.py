@@ -74,7 +74,7 @@ def test_a_malformed_call_says_what_is_wrong(body: str, problem: str) -> None:
     assert problem in problem_of(body)
 
 
-def test_calls_that_are_closed_stay_sound_beside_one_that_is_not() -> None:
+def test_closed_calls_stay_valid_if_another_is_not_closed() -> None:
     text = '<function_calls><invoke name="a"><invoke name="b"/>\nand<parameter name="q">1</parameter><invoke name="c">'
     found = regions(read(text))
     assert [(b.name, b.malformed) for b in found] == [("a", True), ("b", False), ("", True), ("c", True)]

@@ -93,7 +93,7 @@ def test_a_turn_is_not_resumed_for_ever() -> None:
     assert told.run.state.attempt == 1 + MAX_IDLE
 
 
-def test_a_provider_that_stopped_inside_a_value_goes_on_in_it() -> None:
+def test_a_provider_that_stopped_inside_a_value_continues_it() -> None:
     told = story()
     told.provider(
         *says('<function_calls><invoke name="f"><parameter name="q">Ask'), n.Done("stop", stop_string="\nBob:")

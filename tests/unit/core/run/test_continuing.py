@@ -71,7 +71,7 @@ def test_the_next_attempt_goes_on_in_the_block_that_is_open(end: BusEvent) -> No
 
 
 @given(st.text(alphabet=" \n\tab", max_size=6), st.text(alphabet=" \n\tab", min_size=1, max_size=6), st.data())
-def test_blank_space_at_the_seam_is_heard_once_however_it_is_cut(before: str, rest: str, data: st.DataObject) -> None:
+def test_whitespace_at_the_seam_is_emitted_once_for_any_cut(before: str, rest: str, data: st.DataObject) -> None:
     blank = before[len(before.rstrip()) :]
     whole = Seam(blank).join(rest)
     cut = data.draw(st.integers(1, len(rest)))
@@ -181,7 +181,7 @@ def test_where_provider_or_model_cannot_the_run_ends_as_by_default() -> None:
     assert told.events[-1].provider_extra
 
 
-def test_before_anything_was_heard_the_turn_begins_again() -> None:
+def test_before_any_visible_text_the_turn_begins_again() -> None:
     told = story()
     told.provider(n.BlockStart(0, "thinking"), n.ThinkingDelta(0, "hm"), BUSY)
     [retrying] = of_type(told.events, Retrying)
@@ -209,7 +209,7 @@ def test_the_usage_of_all_attempts_adds_up() -> None:
     assert end.usage == Usage(input=11, output=3)
 
 
-def test_blank_space_alone_is_nothing_to_go_on_from() -> None:
+def test_whitespace_alone_cannot_be_continued() -> None:
     told = story()
     told.provider(*begun("\n"), LOST)
     assert next_attempt(told).so_far is None
@@ -272,7 +272,7 @@ def test_who_can_go_on_is_data(api: ApiName, model: str, changes: dict[str, obje
         (Quirks(continues="message", inline_thinking=("think",), inline_thinking_opened=True), False),
     ],
 )
-def test_a_vendor_of_chat_completions_says_whether_it_goes_on(quirks: Quirks, can: bool) -> None:
+def test_a_vendors_quirk_decides_whether_it_continues_a_text(quirks: Quirks, can: bool) -> None:
     request = Generate(provider="p", model="m", messages=[Message(role="user", content="hi")])
     assert continues(request, "openai-chat", quirks) is can
 

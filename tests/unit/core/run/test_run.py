@@ -268,7 +268,7 @@ def test_restart_tells_which_blocks_are_void() -> None:
 
 
 @pytest.mark.parametrize(("policy", "end"), [("before_first_visible", Incomplete), ("restart", Restarted)])
-def test_a_message_that_begins_again_is_never_heard_twice_unasked(policy: str, end: type) -> None:
+def test_a_message_that_begins_again_is_not_emitted_twice_by_default(policy: str, end: type) -> None:
     story = Story(on_failure=policy)
     story.provider(n.Start("m"), n.BlockStart(0, "text"), n.TextDelta(0, "one"), n.Start("m", "again", 1))
     assert isinstance(story.events[-1], end)
@@ -301,7 +301,7 @@ def test_tries_are_bounded_and_lost_workers_are_counted_apart() -> None:
     assert isinstance(story.events[-1], RunFailedEvent)
 
 
-def test_a_turn_that_kills_its_workers_is_retried_ever_later_and_then_no_more() -> None:
+def test_a_turn_that_kills_its_workers_is_retried_with_growing_delays_and_then_ends() -> None:
     rules = RunLimits(max_losses=6, base_delay_ms=500, max_delay_ms=2000)
     story = Story(rules=rules)
     for least, most in ((0, 0), (0, 0), (250, 500), (500, 1000), (1000, 2000), (1000, 2000)):
@@ -380,7 +380,7 @@ def test_usage_adds_up_over_turns() -> None:
     assert end.usage == Usage(input=30, output=3, reasoning=1)
 
 
-def test_a_paused_turn_is_asked_to_go_on() -> None:
+def test_a_paused_turn_is_continued() -> None:
     story = Story()
     story.provider(
         n.Extra("server_tool_use", '{"id":1}', ordinal=0), *text(1, "Searching"), n.Done("pause", "pause_turn")
@@ -529,7 +529,7 @@ def test_a_run_that_ends_during_a_call_names_the_providers_id_of_the_call_whatev
     assert end.error.request_id is None, "no call was running"
 
 
-def test_a_run_on_which_nobody_works_ends_incomplete_unless_something_came_meanwhile() -> None:
+def test_a_run_without_a_worker_ends_incomplete_unless_an_event_arrived_meanwhile() -> None:
     story = Story()
     story.provider(n.BlockStart(0, "text"), n.TextDelta(0, "Hel"))
     judged = story.run.state.events_applied

@@ -59,7 +59,7 @@ def test_progress_of_no_call_that_runs_is_dropped() -> None:
     assert story.control(ToolReported(0, 1), ToolReported(2, 1), ToolReported(9, 1)) == []
 
 
-def test_after_a_cancel_no_progress_is_told() -> None:
+def test_after_a_cancel_no_progress_is_published() -> None:
     story = two_calls()
     story.control(CancelRequested())
     assert story.control(ToolReported(0, 1)) == []

@@ -25,7 +25,7 @@ def end_of(story: Story) -> RunEnd:
 @pytest.mark.parametrize(
     ("last", "kind"), [(n.Cut("gone"), Incomplete), (BROKEN, RunFailedEvent), (CancelRequested("enough"), Cancelled)]
 )
-def test_a_run_that_broke_off_tells_what_it_cost_and_who_answered(last: n.Normalized, kind: type[RunEnd]) -> None:
+def test_a_run_that_broke_off_reports_its_usage_and_its_model(last: n.Normalized, kind: type[RunEnd]) -> None:
     story = Story()
     story.provider(START, n.BlockStart(0, "text"), n.TextDelta(0, "Hel"), SEEN)
     story.control(last) if isinstance(last, CancelRequested) else story.provider(last)
@@ -57,7 +57,7 @@ def test_an_end_before_the_next_answer_names_the_last_there_was() -> None:
     assert end_of(retried).response_id == "id-1"
 
 
-def test_a_run_that_nobody_answered_tells_neither() -> None:
+def test_a_run_without_an_answer_has_neither() -> None:
     story = Story()
     story.provider(BROKEN)
     end = end_of(story)

@@ -212,7 +212,7 @@ def test_a_calls_raw_arguments_go_back_as_they_came_where_they_are_an_object() -
     assert b'"input":{"invalid_arguments":"[1]"}' in sent("[1]")
 
 
-def test_another_providers_ids_are_made_to_fit_for_call_and_result_alike() -> None:
+def test_another_providers_ids_are_adapted_in_call_and_result() -> None:
     odd = "functions.f:0"
     messages = body(
         Message(role="assistant", content=[ToolCallPart(tool_id=odd, tool_name="f", arguments="{}")]),

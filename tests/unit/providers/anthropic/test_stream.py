@@ -313,7 +313,7 @@ def test_counts_are_the_last_that_are_not_null_and_never_a_sum() -> None:
     assert said[2:] == [UsageSeen(usage), Done("unknown", "", usage)]
 
 
-def test_a_message_begun_anew_voids_what_came_before() -> None:
+def test_a_message_that_begins_again_voids_earlier_content() -> None:
     anew = {"type": "message_start", "message": {"id": "msg_2", "model": "claude"}}
     said = events_of(
         *text(0, "old"),
@@ -414,7 +414,7 @@ def test_a_broken_event_ends_the_attempt_and_names_its_place(stream: bytes, wher
     assert not terminal.error.retryable
 
 
-def test_an_event_without_a_type_is_said_to_lack_it() -> None:
+def test_an_event_without_a_type_is_an_error_that_says_so() -> None:
     terminal = read("anthropic", sse(START, {"no": "type"}))[-1]
     assert isinstance(terminal, Failed)
     assert "`type`" in terminal.error.message

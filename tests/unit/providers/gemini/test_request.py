@@ -307,7 +307,7 @@ def test_what_this_provider_cannot_take_is_refused_with_its_place() -> None:
     assert refused(Message(role="system", content="Alone.")) == "messages"
 
 
-def test_a_provider_is_told_as_many_stop_strings_as_it_takes() -> None:
+def test_a_provider_gets_as_many_stop_strings_as_it_accepts() -> None:
     assert body(stop=list("abcde"))["generationConfig"] == {"stopSequences": list("abcde")}
     assert body(stop=list("aabcdef"))["generationConfig"] == {"stopSequences": list("abcde")}
     assert body(stop=list("ab"), quirks={"max_stop_strings": 1})["generationConfig"] == {"stopSequences": ["a"]}

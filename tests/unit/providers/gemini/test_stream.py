@@ -235,7 +235,7 @@ def test_a_signature_on_no_text_is_that_of_the_open_text(alone: dict[str, Any]) 
 
 
 @pytest.mark.parametrize("alone", [{"text": "", "thoughtSignature": "s"}, {"thoughtSignature": "s"}])
-def test_a_signature_where_no_text_is_open_goes_back_at_its_place(alone: dict[str, Any]) -> None:
+def test_a_signature_without_an_open_text_is_sent_back_at_its_place(alone: dict[str, Any]) -> None:
     item = Extra("gemini.thoughtSignature", msgspec.json.encode(alone).decode(), ordinal=0)
     assert events_of(chunk(alone), chunk(text("a"), finish="STOP"))[:2] == [item, BlockStart(1, "text")]
     after_a_call = events_of(chunk(function("s0", name="f"), alone), STOP)
@@ -276,7 +276,7 @@ def test_what_the_provider_runs_itself_is_an_item_at_its_place() -> None:
     ]
 
 
-def test_half_a_surrogate_pair_is_no_text_wherever_it_stands() -> None:
+def test_half_a_surrogate_pair_becomes_a_replacement_character_in_any_field() -> None:
     half = rb"\ud83d"
     unnamed = b'{"x":"%s","%s":1}' % (half, half)
     body = b'{"candidates":[{"content":{"parts":[{"text":"%s"},%s]},"finishReason":"STOP"}]}' % (half, unnamed)

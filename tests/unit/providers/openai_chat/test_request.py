@@ -311,6 +311,6 @@ def test_what_this_provider_cannot_take_is_refused_with_its_place() -> None:
     assert refused(Message(role="user", content=[audio])) == "messages[0].content[0]"
 
 
-def test_a_provider_is_told_as_many_stop_strings_as_it_takes() -> None:
+def test_a_provider_gets_as_many_stop_strings_as_it_accepts() -> None:
     assert body(stop=list("abcde"))["stop"] == list("abcd")
     assert body(stop=list("abcde"), quirks={"max_stop_strings": 5})["stop"] == list("abcde")

@@ -126,7 +126,7 @@ def test_finish_reasons_map_to_one_set_and_keep_their_raw_value(reason: str, fin
     assert events_of(chunk(reason), DONE)[-1] == Done(finish, reason)  # pyright: ignore[reportArgumentType]
 
 
-def test_a_repeated_finish_reason_is_one_end_and_its_stop_string_is_told() -> None:
+def test_a_repeated_finish_reason_is_one_end_with_its_stop_string() -> None:
     last = chunk("stop", content="")
     last["choices"][0]["stop_reason"] = "END"
     said = events_of(chunk("stop", content="a"), last, DONE)
@@ -171,7 +171,7 @@ def test_a_call_that_was_cut_by_length_or_filter_is_never_done(reason: str) -> N
     assert said.terminal == Done(reason, reason)  # pyright: ignore[reportArgumentType]
 
 
-def test_a_stop_beside_a_call_is_tool_use() -> None:
+def test_a_stop_reason_with_a_call_is_tool_use() -> None:
     said = events_of(chunk(tool_calls=[call(0, "c", "f", "{}")]), chunk("stop"), DONE)
     assert said[-2:] == [ToolCallDone(0), Done("tool_use", "stop")]
 

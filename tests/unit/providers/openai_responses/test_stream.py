@@ -253,7 +253,7 @@ def test_a_call_has_its_name_from_its_announcement_and_its_arguments_from_deltas
         [done(0, "function_call", id="c", name="f", arguments='{"a":1}')],
     ],
 )
-def test_a_call_is_told_whole_wherever_its_parts_stand(events: list[Any]) -> None:
+def test_a_call_is_sent_whole_for_any_order_of_its_parts(events: list[Any]) -> None:
     said = answer(read("openai-responses", sse(CREATED, *events, COMPLETED)))
     assert said.calls == [("c", "f", '{"a":1}')]
     assert said.done_calls == 1

@@ -122,7 +122,7 @@ def test_the_field_of_the_user_is_the_vendors() -> None:
 
 
 @pytest.mark.parametrize("choice", ["auto", "any", ToolChoice(name="now"), "none"], ids=str)
-def test_anthropic_is_kept_from_parallel_calls_whatever_the_choice(choice: Any) -> None:
+def test_parallel_calls_are_disabled_for_anthropic_with_any_tool_choice(choice: Any) -> None:
     body, _ = built("anthropic", tools=[Tool(name="now")], tool_choice=choice, parallel_tool_calls=False)
     assert body["tool_choice"].get("disable_parallel_tool_use") is (None if choice == "none" else True)
     sdk_accepts("anthropic", body)

@@ -273,7 +273,7 @@ def test_the_option_puts_names_into_the_text_and_no_two_speakers_are_one(api: Ap
     assert notes == ()
 
 
-def test_in_the_text_another_model_and_ones_own_are_told_apart() -> None:
+def test_in_the_text_another_assistant_and_the_model_itself_have_different_names() -> None:
     messages = [by("Zed", "One", "assistant"), by(None, "Two", "assistant"), by(None, "Hm")]
     spoken_, _ = spoken(*messages, names_in_text=True, participant="Claude")
     assert shape(spoken_) == [("assistant", ["Zed: One"]), ("assistant", ["Claude: Two"]), ("user", ["Hm"])]

@@ -219,7 +219,7 @@ def test_what_stands_between_messages_is_the_requests_or_the_vendors_choice(
     assert reading_of(asked, "anthropic", Quirks(end_of_turn=quirk)).end_of_turn == token
 
 
-def test_a_provider_is_told_of_the_token_only_where_it_is_to_stop_on_it() -> None:
+def test_a_provider_gets_the_token_only_if_it_must_stop_on_it() -> None:
     asked = request(prefill=PrefillOptions(end_of_turn="<end>", stop_on_end_of_turn=False))
     assert body_of(asked)[1]["stop_sequences"] == ["\nAnn:", *CALLS_CLOSES]
     assert reading_of(asked, "anthropic", Quirks()).end_of_turn == "<end>", "tokenbus stops on it all the same"

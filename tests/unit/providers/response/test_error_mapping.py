@@ -126,7 +126,7 @@ def test_how_long_to_wait_is_told_in_seconds_or_as_a_date_against_the_answers_ow
         ([], None),
     ],
 )
-def test_how_long_to_wait_is_told_in_the_details_of_gemini(details: list[object], seconds: float | None) -> None:
+def test_geminis_error_details_hold_the_time_to_wait(details: list[object], seconds: float | None) -> None:
     assert http_failure(429, gemini("RESOURCE_EXHAUSTED", *details), {}).retry_after_s == seconds
     assert http_failure(429, gemini("RESOURCE_EXHAUSTED", *details), {"retry-after": "1"}).retry_after_s == 1
     assert http_failure(400, gemini("INVALID_ARGUMENT", *details), {}).retry_after_s is None
@@ -164,7 +164,7 @@ def test_broken_bytes_are_of_class_protocol_and_limits_of_class_limit() -> None:
 
 @pytest.mark.parametrize("framing", [b"%s", b"data: %s\n\n", b"error: %s\n"])
 @pytest.mark.parametrize("stream", [True, False])
-def test_an_answer_with_the_status_of_an_error_is_that_error_whatever_its_framing(framing: bytes, stream: bool) -> None:
+def test_an_answer_with_an_error_status_is_that_error_for_any_framing(framing: bytes, stream: bool) -> None:
     [failed] = read("anthropic", framing % anthropic("overloaded_error"), status=529, stream=stream)
     assert isinstance(failed, Failed)
     assert (failed.error.code, failed.error.status, failed.error.message) == ("overloaded_error", 529, "m")

@@ -42,7 +42,7 @@ def test_how_a_text_was_divided_does_not_matter(parts: list[str], cuts: list[int
     assert not_emitted([told(part) for part in parts], again) == [""] * len(again)
 
 
-def test_another_text_is_not_told() -> None:
+def test_another_text_is_not_sent() -> None:
     assert told("ha").rest("hu ha") is None
     assert told("ha").rest("h") is None
     assert told().rest("ha") == "ha"

@@ -84,7 +84,7 @@ def test_an_event_is_given_as_soon_as_its_blank_line_came() -> None:
         b'{"a":\n' * 10,
     ],
 )
-def test_an_event_over_the_limit_ends_the_reading_whatever_the_cutting(data: bytes) -> None:
+def test_an_event_over_the_limit_ends_the_reading_for_any_cut_of_the_bytes(data: bytes) -> None:
     before = b"data: 1\n\n"
     for pieces in ([before + data], cut(before + data, range(1, len(before + data)))):
         decoder = SseDecoder(limit=50)

@@ -217,7 +217,7 @@ def compact(said: Answer) -> Answer:
 
 
 @pytest.mark.parametrize("row", recordings(*APIS), ids=lambda row: row.file)
-def test_a_stream_that_tells_its_parts_again_says_the_same(row: Recording) -> None:
+def test_a_stream_that_repeats_its_parts_gives_the_same_events(row: Recording) -> None:
     try:
         events = events_of(row)
     except msgspec.DecodeError:

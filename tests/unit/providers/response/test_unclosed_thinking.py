@@ -74,7 +74,7 @@ def test_a_call_without_a_close_before_it_shows_that_it_was_text() -> None:
     assert blocks(read(*said)) == [("text", "Look."), ("text", "So.")]
 
 
-def test_it_may_go_on_in_the_next_text_and_is_one_block_there() -> None:
+def test_it_may_continue_in_the_next_text_and_is_one_block_there() -> None:
     said = [*text("Hm, ", block=0), *text("so.</think>Yes.", block=1), Done("stop")]
     assert blocks(read(*said)) == [("thinking", "Hm, so."), ("text", "Yes.")]
 

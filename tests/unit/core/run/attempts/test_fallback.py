@@ -134,7 +134,7 @@ def test_an_extra_goes_to_the_provider_it_was_written_for() -> None:
     ]
 
 
-def test_a_run_that_goes_on_with_one_asks_only_those_after_it() -> None:
+def test_a_run_that_continues_with_a_fallback_tries_only_those_after_it() -> None:
     assert left_from(REQUEST, 0) is REQUEST
     rest = left_from(REQUEST, 2)
     assert (rest.provider, rest.model, rest.fallback) == ("other", "c", (REQUEST.fallback or [])[2:])

@@ -141,7 +141,7 @@ def test_a_message_that_its_provider_began_anew_still_says_whose_its_data_are() 
     assert message.content == [TextPart(text="Yes.", opaque={"item_id": "msg_2", **ORIGIN})]
 
 
-def test_an_attempt_that_goes_on_keeps_what_stood_before_its_text_and_drops_what_followed() -> None:
+def test_a_continued_attempt_keeps_blocks_before_its_text_and_drops_those_after() -> None:
     story = Story(on_failure="continue", continues=True)
     story.provider(START, n.Extra("x.before", "1", ordinal=0), n.BlockStart(1, "text"), n.TextDelta(1, "Once "))
     story.provider(n.Extra("x.after", "2", ordinal=2), BROKEN)
@@ -150,7 +150,7 @@ def test_an_attempt_that_goes_on_keeps_what_stood_before_its_text_and_drops_what
     assert message.content == [ExtraPart(name="x.before", json="1"), TextPart(text="Once upon")]
 
 
-def test_a_run_that_was_cancelled_gives_the_text_that_was_heard_and_no_cut_call_or_thought() -> None:
+def test_a_cancelled_run_gives_the_published_text_and_no_cut_call_or_thought() -> None:
     story = Story()
     story.provider(START, *text(0, "So "), n.BlockStart(1, "thinking"), n.ThinkingDelta(1, "hm"))
     story.provider(n.ToolCallStart(2, "a", "f"), n.BlockStart(3, "text"), n.TextDelta(3, "far"))
@@ -159,7 +159,7 @@ def test_a_run_that_was_cancelled_gives_the_text_that_was_heard_and_no_cut_call_
     assert message.content == [TextPart(text="So "), TextPart(text="far")]
 
 
-def test_calls_that_never_ran_stand_open_for_whoever_runs_them() -> None:
+def test_calls_that_never_ran_stay_open_for_the_caller_to_run() -> None:
     story = Story(max_tool_depth=0)
     story.provider(START, *call(0, "a", "f"), n.Done("tool_use"))
     [message] = Response.of(story.events).messages

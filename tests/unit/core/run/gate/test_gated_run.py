@@ -96,7 +96,7 @@ async def test_what_passes_is_heard_as_it_was_said() -> None:
     assert story.of(Draft)[-1].over
 
 
-async def test_a_ruling_that_comes_twice_is_heard_once() -> None:
+async def test_a_verdict_that_arrives_twice_counts_once() -> None:
     story = HeldStory()
     story.provider(n.Start("m"), *text(0, "Hello"))
     again = [PolicyVerdict(d.seq, events=[d]) for d in story.drafts]
@@ -108,7 +108,7 @@ async def test_a_ruling_that_comes_twice_is_heard_once() -> None:
     assert said(story) == "Hello"
 
 
-async def test_a_second_worker_goes_on_in_the_block_where_the_first_one_died() -> None:
+async def test_a_second_worker_continues_in_the_block_where_the_first_one_died() -> None:
     story = HeldStory()
     story.provider(n.Start("m"), n.BlockStart(0, "text"), n.TextDelta(0, "Hel"))
     story.pass_all()
@@ -151,7 +151,7 @@ async def test_tools_run_once_their_whole_turn_is_judged() -> None:
     assert judge.blocks(heard(story)) == [("tool_call", "{}"), ("tool_result", "warm"), ("text", "It is warm")]
 
 
-async def test_a_call_that_was_held_back_never_runs_and_only_the_model_hears_why() -> None:
+async def test_a_withheld_call_never_runs_and_only_the_model_gets_the_reason() -> None:
     story = HeldStory()
     story.provider(n.Start("m"), *call(0, "c1", "weather", "{}"), *call(1, "c2", "f", '{"x":1}'), n.Done("tool_use"))
     steps = held_back(story.drafts, block=0)
@@ -174,7 +174,7 @@ async def test_a_call_that_was_held_back_never_runs_and_only_the_model_hears_why
     assert story.decisions == ["block"]
 
 
-async def test_a_tools_progress_is_heard_under_the_number_of_its_call() -> None:
+async def test_a_tools_progress_is_published_under_the_number_of_its_call() -> None:
     story = HeldStory()
     story.provider(n.Start("m"), *call(0, "c1", "weather", "{}"), *call(1, "c2", "f", "{}"), n.Done("tool_use"))
     story.ruled = len(story.drafts)
@@ -187,7 +187,7 @@ async def test_a_tools_progress_is_heard_under_the_number_of_its_call() -> None:
     assert (told.block, told.tool_id) == (shown.block, "c2")
 
 
-async def test_a_turn_whose_calls_were_all_held_back_goes_on_at_once() -> None:
+async def test_a_turn_whose_calls_were_all_withheld_continues_at_once() -> None:
     story = HeldStory()
     story.provider(n.Start("m"), *call(0, "c1", "weather", "{}"), n.Done("tool_use"))
     story.ruled = len(story.drafts)
@@ -213,7 +213,7 @@ async def test_a_changed_call_runs_as_it_was_changed() -> None:
     assert shown.input == {"city": "Oslo"}
 
 
-async def test_a_run_that_ends_in_calls_which_nobody_heard_of_just_ends() -> None:
+async def test_a_run_that_ends_in_unpublished_calls_just_ends() -> None:
     story = HeldStory(max_tool_depth=0)
     story.provider(n.Start("m"), *call(0, "c1", "weather", "{}"), n.Done("tool_use"))
     story.rule(*held_back(story.drafts, block=0))
@@ -235,7 +235,7 @@ async def test_a_policy_ends_the_run_and_what_is_open_is_cut() -> None:
     heard(story)
 
 
-async def test_after_a_cancel_nothing_is_heard_that_waited() -> None:
+async def test_after_a_cancel_no_waiting_output_is_published() -> None:
     story = HeldStory()
     story.provider(n.Start("m"), n.BlockStart(0, "text"), n.TextDelta(0, "Hello"))
     story.pass_all()
@@ -255,7 +255,7 @@ async def test_a_cancel_while_the_end_waits_to_be_judged_ends_the_run_cancelled(
     assert end_of(story).usage.output == 5
 
 
-async def test_a_cancel_during_a_tool_answers_the_calls_that_were_heard() -> None:
+async def test_a_cancel_during_a_tool_gives_results_to_the_published_calls() -> None:
     story = HeldStory()
     story.provider(n.Start("m"), *call(0, "c1", "f", "{}"), *call(1, "c2", "g", "{}"), n.Done("tool_use"))
     story.ruled = len(story.drafts)
@@ -347,7 +347,7 @@ async def test_patience_does_not_begin_anew_with_each_of_many_who_come_to_nothin
     assert story.run.state.gate.signs_of_life > alive + 1
 
 
-async def test_a_policy_that_is_called_no_more_ends_the_run_wherever_it_stands() -> None:
+async def test_a_policy_that_is_no_longer_called_ends_the_run_at_any_point() -> None:
     story = HeldStory()
     story.provider(n.Start("m"), n.BlockStart(0, "text"), n.TextDelta(0, "Hello"))
     story.pass_all()
@@ -375,7 +375,7 @@ async def test_a_run_that_is_held_back_before_its_first_draft_waits_no_longer_th
     assert isinstance(end_of(story), Completed if may_pass else RunFailedEvent)
 
 
-async def test_a_retry_voids_what_was_heard_under_the_numbers_that_were_heard() -> None:
+async def test_a_retry_voids_published_blocks_under_their_published_numbers() -> None:
     story = HeldStory(on_failure="restart")
     story.provider(n.Start("m"), *text(0, "Hid"), n.BlockStart(1, "text"), n.TextDelta(1, "Hello"))
     story.ruled = len(story.drafts)
@@ -441,7 +441,7 @@ async def test_a_broken_ruling_harms_no_listener() -> None:
     assert said(story) == ""
 
 
-async def test_a_call_that_was_held_back_gets_no_result_that_is_heard_if_its_turn_fails() -> None:
+async def test_a_withheld_call_gets_no_published_result_if_its_turn_fails() -> None:
     story = HeldStory(on_failure="fail")
     late = ErrorInfo(code="deadline", kind="timeout", message="the run's deadline has passed")
     story.provider(n.Start("m"), *call(0, "c1", "weather", "{}"), *call(1, "c2", "f", '{"x":1}'), n.Cut("cut", late))
