@@ -1,4 +1,4 @@
-"""Where a task waits: the path of coroutines from its first to the one that stands still."""
+"""Where a task waits: the path of coroutines from its first to the one that stalls."""
 
 from __future__ import annotations
 

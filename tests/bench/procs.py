@@ -54,7 +54,7 @@ class Process:
         self._guard = guarding
 
     def check(self) -> None:
-        """Raises RuntimeError, with the end of its log, where it is gone."""
+        """Raises RuntimeError, with the end of its log, if it is gone."""
         if self._guard.poll() is not None:
             raise RuntimeError(f"{self.name} ended:\n{self.log.read_text(errors='replace')[-3000:]}")
 

@@ -28,7 +28,7 @@ from tests.chaos.record import Record, Violation
 from tests.chaos.round import Plan, play
 
 ROUND_S = 60.0
-"""Of chaos, before all is mended, stopped and judged, and the next deployment begins."""
+"""Of chaos, before all is fixed, stopped and judged, and the next deployment begins."""
 ROTATION: tuple[Kind, ...] = ("single", "cluster", "disk", "single", "sentinel")
 """The servers of the rounds, in turn."""
 FLEET_NAMES = ("separate", "chained", "both")
@@ -97,7 +97,7 @@ def _has(share: float, number: int, shift: int) -> bool:
 
 
 def _plan(names: str) -> Plan:
-    """Of these faults alone. Ends the program where one is unknown."""
+    """Of these faults alone. Ends the program if one is unknown."""
     asked = {name.strip() for name in names.split(",")}
     if unknown := asked - {*ALL, *_THROUGHOUT}:
         sys.exit(f"no such fault: {', '.join(unknown)}; there are {', '.join((*ALL, *_THROUGHOUT))}")

@@ -1,6 +1,6 @@
 """Live clients of gateways while everything breaks: each hears a whole answer, or an error, and none a silent end.
 
-Those whose protocol can resume go on at another gateway, until they have heard all of the run's log.
+Those whose protocol can resume continue at another gateway, until they have heard all of the run's log.
 """
 
 from __future__ import annotations

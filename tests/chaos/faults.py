@@ -1,4 +1,4 @@
-"""Breaks things, one after the other and several at once, as chance has it; and mends them at the end."""
+"""Breaks things, one after the other and several at once, as chance has it; and fixes them at the end."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Chaos:
         }
 
     async def run(self, seconds: float) -> None:
-        """Break things for so long, then mend all."""
+        """Break things for so long, then fix all."""
         clock = asyncio.get_running_loop().time
         until = clock() + seconds
         while clock() < until:
@@ -211,7 +211,7 @@ class Chaos:
         silent = self._chance.random() < 0.3
         ways: list[Way] = [way for way in get_args(Way) if self._chance.random() < 0.7]
         for link in links:
-            link.silent |= silent  # for good: a connection that goes on behind a gap is no fault of any network
+            link.silent |= silent  # for good: a connection that continues behind a gap is no fault of any network
             for way in ways:
                 link.hold(way)
             self.tally[f"connection to the {name}: {'half open' if silent else 'delayed'}"] += 1
@@ -265,7 +265,7 @@ class Chaos:
     # --- inside a worker --------------------------------------------------------------------------------------
 
     async def _hurt_task(self) -> None:
-        """One of a worker's long-lived tasks ends, or stands still for ever: the worker has to notice, and go."""
+        """One of a worker's long-lived tasks ends, or stalls forever: the worker has to notice, and go."""
         if workers := [w for w in self._workers.well() if w.ready]:
             worker = self._chance.choice(workers)
             how = self._chance.choice(("ends", "freezes"))
@@ -288,7 +288,7 @@ class Chaos:
             self._later(limit())
 
     async def _stutter(self) -> None:
-        """The server stands still again and again for a moment, as one does whose disk is slow or dying."""
+        """The server stalls again and again for a moment, as one does whose disk is slow or dying."""
         if not isinstance(server := self._server, Single):
             return
         self.tally["the server stutters, as on a slow disk"] += 1

@@ -45,7 +45,7 @@ class Guarded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Story(msgspec.Struct, frozen=True, kw_only=True):
-    """One run as it was asked for, and what it must come to where nothing disturbs it."""
+    """One run as it was asked for, and what it must come to if nothing disturbs it."""
 
     run: str
     provider: str

@@ -34,11 +34,11 @@ PARTITIONS = 4
 SETTLE_S = 90.0
 """How long after the last fault a run may take to its end."""
 LOST_S = 4.0
-"""A run that is open while nothing is done anywhere for so long is lost: whatever could go on with it would be in a
+"""A run that is open while nothing is done anywhere for so long is lost: whatever could continue with it would be in a
 queue, in a stream, or in a call that holds its queue's entry. But what a policy judges is in no queue any more, so a
 run with policies may rest for as long as they may take."""
 LATE_S = 10.0
-"""So long after the last fault no run is open, beside what it takes where nothing disturbs it."""
+"""So long after the last fault no run is open, beside what it takes if nothing disturbs it."""
 SILENT_S, TOOL_S, TOOL_SLACK_S, POLICY_SLACK_S = 6.0, 20.0, 3.0, 2.0
 """With a server that may lose writes: after so long without a word a run is lost, and so is a tool call or a draft."""
 FRESH = 4
@@ -178,7 +178,7 @@ class Audience:
         self.enough = asyncio.Event()
         """Set: nothing more is asked for."""
         self.last_fault: float | None = None
-        """When all was mended, by the event loop's clock."""
+        """When all was fixed, by the event loop's clock."""
         self.late: dict[str, float] = {}
         """Runs that ended too long after that, or had not ended when they were given up."""
 

@@ -66,7 +66,7 @@ class Scene(msgspec.Struct, frozen=True):
     """None: the provider is a hostile one."""
     cancel_after_s: float | None
     longest_s: float
-    """What it takes where nothing disturbs it, at the most."""
+    """What it takes if nothing disturbs it, at the most."""
 
 
 class Stage:
@@ -119,8 +119,8 @@ def _scene(run: str, chance: random.Random, guard: str | None) -> Scene:
     stream = prefill or chance.random() < 0.85
     policy = chance.choices(list(_POLICIES), list(_POLICIES.values()))[0]
     if (fate, policy) == ("deadline", "continue"):
-        policy = "restart"  # what is left to say when it goes on need not have the place where the provider stalls
-    # A model that goes on from its text thinks anew, so that what it thinks would depend on what was disturbed.
+        policy = "restart"  # what is left to say when it continues need not have the place where the provider stalls
+    # A model that continues from its text thinks again, so that what it thinks would depend on what was disturbed.
     thinks = not prefill and (policy, provider) != ("continue", CONTINUING)
     whole_words = fate in ("cut in text", "deadline")
     at_last = f" {STOP} Or not." if guard and "stop" in CHAINS[guard] else ""
@@ -194,7 +194,7 @@ def _conversation(
     for turn in range(last + 1):
         thinking = f"I {_THOUGHT} on {run}: {_words(chance)}" if thinks else ""
         seen = f" It says {TOOL_RESULT} and" if turn else ""
-        # In prefill mode the text is a line of a conversation, and goes on behind the results of its calls.
+        # In prefill mode the text is a line of a conversation, and continues behind the results of its calls.
         text = f"{chr(10) if prefill and turn else ' ' if prefill else ''}Turn {turn} {_SAID} of {run}.{seen}"
         text += f" {_words(chance)}{at_last if turn == last else ''}"
         calls = [

@@ -58,7 +58,7 @@ def bus() -> Iterator[LocalBus]:
         local.model_says("retried", Turn(says=answer, first=(ErrorEvent(after_text="Hm"),)))
         local.model_says("stalled", Turn(says=answer, fault=Stall(after_text="evening")))
         local.model_says("paced", Turn(says=answer, delivery=Delivery(pace=20)))
-        local.model_says("slow", Turn(says=answer, delivery=Delivery(pace=6)))  # goes on while a client comes back
+        local.model_says("slow", Turn(says=answer, delivery=Delivery(pace=6)))  # continues while a client comes back
         yield local
 
 
@@ -216,7 +216,7 @@ def test_an_agent_joins_a_run_that_it_had_left(agents: dict[str, Any]) -> None:
 def test_a_runs_log_is_a_durable_stream(bus: LocalBus, project: Path) -> None:
     with bus.sync_client() as client:
         published = client.publish(bus.request("paced"))
-        read = told(project, "streams.mjs", bus.gateway, published.id)  # it begins while the run goes on
+        read = told(project, "streams.mjs", bus.gateway, published.id)  # it begins while the run continues
         seqs = list(range(published.result().events))
     for way in ("poll", "sse"):
         assert [event["seq"] for event in read[way]] == seqs

@@ -1,4 +1,4 @@
-"""The server that most tests share comes from a container, where one can be had."""
+"""The server that most tests share comes from a container, if one can be had."""
 
 from __future__ import annotations
 

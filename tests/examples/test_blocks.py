@@ -1,6 +1,6 @@
 """Every code block of the README and the pages does what it shows: it runs, loads, decodes, or names what exists.
 
-A comment right before a block changes that: ``<!-- runs until stopped -->`` for one that listens for ever, and
+A comment right before a block changes that: ``<!-- runs until stopped -->`` for one that listens forever, and
 ``<!-- not run: WHY -->`` for one that cannot run at all. The latter are counted here.
 """
 

@@ -82,7 +82,7 @@ class Protocol(RuleBasedStateMachine):
         self.taken = Counter[tuple[str, int]]()
         self.watermarks = dict.fromkeys(STAGES, "0-0")
         self._checked: list[object] = []
-        """What there was at the last look: where nothing came, nothing needs to be judged again."""
+        """What there was at the last look: if nothing came, nothing needs to be judged again."""
         self._raw_checked = self._events_checked = 0
         groups: dict[InternalTopic, str] = {"turns": "fetcher", "tools": "tools"}
         for topic, group in groups.items():

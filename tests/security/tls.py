@@ -65,7 +65,7 @@ _without_tls: set[Path] = set()
 
 
 def tls_binary(certificates: Certificates) -> Path:
-    """A server that was built with TLS; skips the test where there is none."""
+    """A server that was built with TLS; skips the test if there is none."""
     for candidate in (binary(), find_binary()):
         if candidate in _without_tls:
             continue

@@ -1,4 +1,4 @@
-"""Blob ids and media types: what may go on into a path or a header, and nothing else."""
+"""Blob ids and media types: only safe characters may reach a path or a header."""
 
 from __future__ import annotations
 

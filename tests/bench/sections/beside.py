@@ -79,7 +79,7 @@ class Company:
         self._open: set[str] = set()
 
     def keep(self) -> None:
-        """Begin runs in the place of those that have ended."""
+        """Begin runs in place of those that have ended."""
         self._open = {run for run in self._open if not self._has_ended(run)}
         while len(self._open) < self._count:
             self._open.add(_publish(self._stack, next(self._requests)))

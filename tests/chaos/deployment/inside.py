@@ -25,7 +25,7 @@ LEFT_BEHIND = "left behind:"
 TELL = signal.SIGUSR1
 """On this signal a worker writes into its log where each of its tasks waits."""
 END, FREEZE = signal.SIGUSR2, signal.SIGWINCH
-"""On these one of its long-lived tasks ends, or stands still for ever."""
+"""On these one of its long-lived tasks ends, or stalls forever."""
 _OLD_S = 1.0
 """A task that was there so long after the start is one that the worker lives by."""
 _OF_AN_ANSWER = ("reader of ", "watcher of ", "answer of ", "answers of ", "first frame of ")

@@ -142,7 +142,7 @@ class Proxy:
         return len(self._links)
 
     def some(self, chance: random.Random, share: float) -> list[Link]:
-        """About this share of the open connections, at least one where there is any."""
+        """About this share of the open connections, at least one if there is any."""
         links = list(self._links)
         return chance.sample(links, max(1, round(share * len(links)))) if links else []
 
@@ -186,7 +186,7 @@ class Proxy:
             asyncio.create_task(link.pump(server_reader, "down")),
         )
         try:
-            # An end of either side is the end of both: neither HTTP/1.1 nor RESP goes on half closed.
+            # An end of either side is the end of both: neither HTTP/1.1 nor RESP continues half closed.
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for pump in pumps:

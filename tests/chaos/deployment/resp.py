@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def after(data: bytes, at: int = 0) -> int | None:
-    """The place after the value that begins at ``at``; None where it is not complete. Commands are values too.
+    """The place after the value that begins at ``at``; None if it is not complete. Commands are values too.
 
     Raises ValueError for what begins no value.
     """
@@ -32,7 +32,7 @@ def after(data: bytes, at: int = 0) -> int | None:
 
 
 def count(data: bytes) -> int | None:
-    """How many whole values these bytes are; None where the last is not complete."""
+    """How many whole values these bytes are; None if the last is not complete."""
     at = number = 0
     while at < len(data):
         end = after(data, at)

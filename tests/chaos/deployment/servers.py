@@ -1,7 +1,7 @@
 """The server of a round: a single one that loses nothing; or a Sentinel group or a Cluster, whose fail-overs may lose
 last writes.
 
-Each has the url for the workers, a client for the harness, the proxy between server and workers where there is one, and
+Each has the url for the workers, a client for the harness, the proxy between server and workers if there is one, and
 its own way to be disturbed.
 """
 
@@ -182,7 +182,7 @@ class Group:
 class Nodes:
     """Three masters of a Cluster, each with a replica that follows asynchronously.
 
-    A proxy would be of no use: clients go where the nodes tell them to.
+    A proxy would be useless: clients go where the nodes tell them to.
     """
 
     lossy = True
@@ -260,13 +260,13 @@ async def single(directory: Path) -> AsyncGenerator[Deployed]:
 
 @asynccontextmanager
 async def small_disk(directory: Path) -> AsyncGenerator[Deployed]:
-    """One server on a disk in memory. Raises NoDisk where none can be had."""
+    """One server on a disk in memory. Raises NoDisk if none can be had."""
     disk = directory / "disk"
     disk.mkdir()
     if problem := await _run("mount", "-t", "tmpfs", "-o", f"size={_DISK}", "tmpfs", str(disk)):
         raise NoDisk(problem)
     try:
-        # The file is written anew as soon as it has doubled, so that it never fills the disk by itself for long.
+        # The file is written again as soon as it has doubled, so that it never fills the disk by itself for long.
         options = {"appendfsync": "everysec", "loglevel": "warning", "auto-aof-rewrite-min-size": "4mb"}
         server = EmbeddedServer(disk / "server", binary=binary(), appendonly=True, options=options)
         async with AsyncExitStack() as stack:
@@ -280,7 +280,7 @@ async def small_disk(directory: Path) -> AsyncGenerator[Deployed]:
 
 
 async def _run(*command: str) -> str | None:
-    """What a command complained of; None where it did what it should."""
+    """What a command complained of; None if it did what it should."""
     try:
         process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
     except OSError as e:

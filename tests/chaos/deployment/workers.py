@@ -24,7 +24,7 @@ FLEETS: tuple[tuple[Kind, ...], ...] = (SEPARATE, CHAINED, (*SEPARATE, *CHAINED)
 BESIDE: tuple[Kind, ...] = ("tools", "policy")
 """What each round has workers of besides."""
 STOP_S = 30.0
-"""Longest that an orderly stop may take; the server may be away for a part of it."""
+"""Longest that an orderly stop may take; the server may be unavailable for a part of it."""
 
 
 class Worker:

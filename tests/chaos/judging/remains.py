@@ -14,7 +14,7 @@ from tests.chaos.record import Exit, KeyFact, Record, Violation
 SERVER_AWAY = 3
 """Exit code of a worker that found no server at its start; a supervisor starts it again."""
 STUCK = 7
-"""That of a worker that could not go on."""
+"""That of a worker that could not continue."""
 GOES_S = 25.0
 """So long after one of its tasks was hurt it is gone: that is noticed, and what it holds handed back."""
 _TTL = re.compile(
@@ -111,7 +111,7 @@ def _exit(end: Exit) -> str | None:
             allowed = (0,) if end.ready else (0, SERVER_AWAY, -signal.SIGTERM)
             return None if end.status in allowed else f"asked to stop, it ended with {end.status}"
         case _:
-            # A worker that could not go on has to go; that its runs went on elsewhere, the other rules say.
+            # A worker that could not continue has to go; that its runs continued elsewhere, the other rules say.
             if end.status == STUCK or (end.status == SERVER_AWAY and not end.ready):
                 return None
             return f"it ended by itself, with {end.status}" + ("" if end.ready else ", before it was ready")

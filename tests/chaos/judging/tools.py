@@ -79,7 +79,7 @@ def _of_run(name: _Names, log: list[dict[str, Any]], executions: dict[str, Line]
 
 
 def _what(call: dict[str, Any]) -> str:
-    """What the call asks for; all of its arguments where they are none any more."""
+    """What the call asks for; all of its arguments if they are none any more."""
     try:
         return json.loads(call["arguments"])["what"]
     except ValueError:

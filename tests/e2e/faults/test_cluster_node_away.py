@@ -29,8 +29,8 @@ SCRIPTS = [
     Script(name="long", turns=(Turn(says=Reply(text=" ".join(["word"] * 2000)), delivery=Delivery(pace=50)),)),
 ]
 ONCE = ("requests", "members:parser", "members:normalizer")
-"""A deployment has each once: a node that is away with the first stops intake, with the others partitions keep their
-owners."""
+"""A deployment has each once: a node that is unavailable with the first stops intake, with the others partitions keep
+their owners."""
 
 
 def names(partitions: set[int], count: int, prefix: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""A worker works or goes: whichever of its long-lived tasks ends or stands still, it hands over and ends by itself."""
+"""A worker works or goes: whichever of its long-lived tasks ends or stalls, it hands over and ends by itself."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ async def test_gateways_come_and_go_and_no_client_is_left_with_a_silent_end(
         _reset(left)
         await eventually(lambda: exchange.state == "disconnected")
 
-        # One that asked for the run to go on.
+        # One that asked for the run to continue.
         kept = _raw_request(
             one.url,
             {"model": "anthropic/stalls", "messages": USER, "stream": True, "tokenbus": {"on_disconnect": "continue"}},

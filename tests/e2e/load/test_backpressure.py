@@ -1,4 +1,4 @@
-"""A later stage that stands still: sockets are not read, memory stays as it is, and nothing is dropped."""
+"""A later stage that stalls: sockets are not read, memory stays as it is, and nothing is dropped."""
 
 from __future__ import annotations
 

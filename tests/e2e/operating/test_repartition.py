@@ -1,4 +1,5 @@
-"""`tokenbus repartition` on a fleet at work: runs that were open go on, new ones take the new number, all are found."""
+"""`tokenbus repartition` on a fleet at work: runs that were open continue, new ones take the new number, all are
+found."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ GOES_ON = 'quirks = { models_continuing = [""] }'
 
 
 def vendors(url: str) -> str:
-    """Those that go on with a last message of their own, and one that does not say so."""
+    """Those that continue with a last message of their own, and one that does not say so."""
     return "".join(
         (
             provider_table("claude", "anthropic", url, GOES_ON),

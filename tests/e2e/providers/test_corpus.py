@@ -60,7 +60,7 @@ async def test_recorded_streams_come_out_as_they_were_said(
                     says=Recording(stream=str(CORPUS / row["file"])),
                     delivery=Delivery(cuts=Random(seed=i, largest=900)),
                 ),
-                # A turn that its provider paused is asked to go on.
+                # A turn that its provider paused is asked to continue.
                 Turn(says=Reply(text="")),
             ),
         )

@@ -128,7 +128,7 @@ async def test_the_turns_after_tools_stay_with_the_one_that_spoke(
 async def test_on_failure_continue_holds_for_the_one_that_wrote_the_text(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
-    """The first cannot go on from a text and says nothing; the second can, and breaks in the middle."""
+    """The first cannot continue from a text and says nothing; the second can, and breaks in the middle."""
     first = Script(name="first", turns=(Turn(says=BROKEN, fault=Status(status=401)),))
     second = Script(name="second", turns=(Turn(says=Reply(text=SAID), first=(CutOff(after_text="another"),)),))
     async with MockProvider([first, second]) as provider:

@@ -1,4 +1,4 @@
-"""What one attempt says breaks the connection that carries it, each time: its run ends, and the others go on."""
+"""What one attempt says breaks the connection that carries it, each time: its run ends, and the others continue."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Poison on every stream of the bus, through the running services: buried with its origin, its run failed, and the rest
-goes on; and what `tokenbus dead` then makes of it."""
+continues; and what `tokenbus dead` then makes of it."""
 
 from __future__ import annotations
 

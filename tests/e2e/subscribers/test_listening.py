@@ -32,8 +32,8 @@ REQUEST = {
 
 
 def vendors(url: str) -> str:
-    """One whose models go on from a partial answer, and one of another name that speaks an API which takes none. The
-    model of `anthropic` is none that goes on."""
+    """One whose models continue from a partial answer, and one of another name that speaks an API which takes none. The
+    model of `anthropic` is none that continues."""
     goes_on = provider_table("claude", "anthropic", url, GOES_ON)
     return goes_on + provider_table("far", "openai-responses", url)
 

@@ -1,4 +1,4 @@
-"""A blob store in memory that says what was asked of it, and can be away."""
+"""A blob store in memory that says what was asked of it, and can be unavailable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Places for look-ups: in a Cluster a partition's node that is away delays no other partition."""
+"""Places for look-ups: in a Cluster a partition's node that is unavailable delays no other partition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A recorder over a blob store that can be away, refuse, and forget."""
+"""A recorder over a blob store that can be unavailable, refuse, and forget."""
 
 from __future__ import annotations
 

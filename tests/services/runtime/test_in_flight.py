@@ -162,7 +162,7 @@ async def test_work_that_does_not_end_when_it_is_stopped_is_left_to_another_work
 
 
 async def test_work_that_nobody_stopped_and_that_was_cancelled_is_left_to_another_worker():
-    """A cancellation can leak out of a library: finished, the run would be open for ever; kept alive, too."""
+    """A cancellation can leak out of a library: finished, the run would be open forever; kept alive, too."""
     queue = AsyncMock()
     queue.release = release = Mock()
 

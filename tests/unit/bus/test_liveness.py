@@ -91,7 +91,7 @@ def test_a_loop_that_only_fails_ends_and_one_whose_server_is_away_does_not():
 async def test_a_wait_after_a_command_that_took_its_whole_time_begins_with_a_beat(
     waits: Callable[[], Awaitable[object]],
 ) -> None:
-    """A server that stands still costs a command 5 s; with the second of the wait that would be stuck."""
+    """A server that stalls costs a command 5 s; with the second of the wait that would be stuck."""
     liveness = Liveness()
 
     async def loop() -> None:

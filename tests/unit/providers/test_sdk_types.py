@@ -1,6 +1,6 @@
 """What we send is what the providers' own SDKs would: their request types take it, unknown fields refused.
 
-The SDKs are development dependencies; a test says that it was skipped where one is absent.
+The SDKs are development dependencies; a test says that it was skipped if one is absent.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Servers that die, stand still, lose writes or are full."""
+"""Servers that die, stall, lose writes or are full."""

@@ -1,4 +1,4 @@
-"""A node of a Cluster stands still, or its replica follows it: partitions of the others go on meanwhile."""
+"""A node of a Cluster stalls, or its replica follows it: partitions of the others continue meanwhile."""
 
 from __future__ import annotations
 

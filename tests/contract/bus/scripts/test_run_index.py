@@ -1,4 +1,4 @@
-"""What the scripts write of the index of runs: each run is listed once, wherever it stands, and nothing for ever."""
+"""What the scripts write of the index of runs: each run is listed once, wherever it stands, and nothing forever."""
 
 from __future__ import annotations
 

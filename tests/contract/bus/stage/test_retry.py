@@ -1,4 +1,4 @@
-"""What breaks because of itself is tried a bounded number of times, and set apart; the others go on."""
+"""What breaks because of itself is tried a bounded number of times, and set apart; the others continue."""
 
 from __future__ import annotations
 

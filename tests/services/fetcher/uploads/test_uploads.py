@@ -323,7 +323,7 @@ async def test_an_error_that_names_no_file_is_passed_on_and_one_that_does_leaves
 
 
 class Halting(Shelf):
-    """Gives the beginning of a blob; then it breaks off, or waits to go on."""
+    """Gives the beginning of a blob; then it breaks off, or waits to continue."""
 
     def __init__(self, failure: BlobUnavailable | None = None) -> None:
         super().__init__()

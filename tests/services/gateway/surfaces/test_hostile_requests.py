@@ -1,4 +1,4 @@
-"""Any JSON in the place of a request: each surface translates it, or refuses it with a 4xx in its own error shape."""
+"""Any JSON in place of a request: each surface translates it, or refuses it with a 4xx in its own error shape."""
 
 from __future__ import annotations
 
@@ -362,7 +362,7 @@ def spoiled(draw: st.DrawFn, body: Json) -> Json:
 
 
 def bodies(body: Json) -> st.SearchStrategy[bytes]:
-    """What may come in the place of a body."""
+    """What may come in place of a body."""
     spoilt = spoiled(body).map(msgspec.json.encode)
     return st.one_of(spoilt, spoilt, spoilt, values.map(msgspec.json.encode), st.binary(max_size=20))
 
