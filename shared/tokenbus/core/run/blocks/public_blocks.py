@@ -27,7 +27,8 @@ _SHAPE = bytes(
     ord("0") if chr(code).isdecimal() else ord("e") if code in b"eE" else code for code in range(128)
 ) + bytes(128)
 """Maps each digit to 0, and E to e."""
-_LONG_RUN, _LARGE_EXPONENT = b"0" * 300, b"e000"
+_LONG_RUN, _LARGE_EXPONENT = b"0" * 200, b"e000"
+"""A number with fewer digits and an exponent of two digits is below 1e308."""
 _OF_OTHER_CONTENT: dict[str, Any] = {"signature": None, "opaque": None, "opaque_blobs": None}
 """Fields of `block_complete` that describe the model's own content; cleared if policies changed it."""
 
@@ -64,7 +65,7 @@ def check_arguments(arguments: str) -> tuple[msgspec.Raw | dict[str, object] | N
 
 
 def _may_overflow(arguments: str) -> bool:
-    """Whether the text may contain a number beyond a double: an exponent of three digits, or 300 digits in a row."""
+    """Whether the text may contain a number beyond a double: an exponent of three digits, or 200 digits in a row."""
     shape = arguments.encode().translate(_SHAPE, b"+")
     return _LONG_RUN in shape or (b"e" in shape and _LARGE_EXPONENT in shape)
 

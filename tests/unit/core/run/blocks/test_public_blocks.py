@@ -93,6 +93,7 @@ LONG = LONG_ARGUMENTS * "x"
         '{"a":"LONG","b":DIGITS}',
         '{"a":"LONG","b":DIGITS.5}',
         '{"a":"LONG","b":1E+400}',
+        '{"a":"LONG","b":FEWERe99}',
         '["LONG"]',
         '{"a":"LONG"',
         '{"a":"LONG","b":"\\ud800"}',
@@ -102,7 +103,8 @@ LONG = LONG_ARGUMENTS * "x"
     ids=str.__len__,
 )
 def test_long_arguments_of_an_event_that_is_only_json_are_the_same_object(arguments: str) -> None:
-    arguments = arguments.replace("LONG", LONG).replace("DIGITS", "9" * 400).replace("NESTED", "[" * 3000 + "]" * 3000)
+    arguments = arguments.replace("LONG", LONG).replace("DIGITS", "9" * 400).replace("FEWER", "9" * 250)
+    arguments = arguments.replace("NESTED", "[" * 3000 + "]" * 3000)
     built = content_fields("tool_call", arguments)
     checked = content_fields("tool_call", arguments, as_json=True)
     assert (checked["input_error"] is None) == (built["input_error"] is None)
