@@ -325,7 +325,7 @@ def test_a_worker_that_found_no_server_at_its_start_may_end():
 
 
 @pytest.mark.parametrize(("asked", "status", "hurt_s"), [(None, 7, 3.0), (None, 7, None), (15, 0, 2.0)])
-def test_a_worker_that_could_not_go_on_may_go(asked: int | None, status: int, hurt_s: float | None):
+def test_a_worker_that_could_not_continue_may_exit(asked: int | None, status: int, hurt_s: float | None):
     record = well()
     ended(asked, status, hurt_s=hurt_s)(record)
     assert judge(record) == []

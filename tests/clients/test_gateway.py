@@ -91,7 +91,7 @@ def chats(request: pytest.FixtureRequest, base: str, project: Path) -> dict[str,
     return told(project, "ui.mjs", name, base, *over) | {"over": over}
 
 
-def test_a_chat_has_its_text_and_its_thinking_and_goes_on(chats: dict[str, Any]) -> None:
+def test_a_chat_has_its_text_and_its_thinking_and_continues(chats: dict[str, Any]) -> None:
     chat = chats["text"]
     assert (chat["status"], chat["text"]) == ("ready", TEXT)
     assert [message["role"] for message in chat["messages"]] == ["user", "assistant", "user", "assistant"]
@@ -107,7 +107,7 @@ def test_a_tool_of_the_bus_is_shown_and_does_not_run_in_the_browser(chats: dict[
     assert (tool["state"], tool["input"], tool["output"]) == ("output-available", {"city": "Bonn"}, "Rain in Bonn.")
 
 
-def test_a_tool_of_the_browser_runs_there_and_the_answer_goes_on_in_the_same_message(chats: dict[str, Any]) -> None:
+def test_a_tool_of_the_browser_runs_there_and_the_answer_continues_in_the_same_message(chats: dict[str, Any]) -> None:
     chat = chats["own_tool"]
     assert chat["status"] == "ready"
     assert [message["role"] for message in chat["messages"]] == ["user", "assistant"]
@@ -254,7 +254,7 @@ def test_openais_client_for_node_runs_a_tool_and_sends_the_output_back(responses
     assert responses["answer"] == "So: here"
 
 
-def test_openais_client_for_node_is_told_of_every_bad_end(responses: dict[str, Any]) -> None:
+def test_openais_client_for_node_gets_an_error_for_every_bad_end(responses: dict[str, Any]) -> None:
     assert (responses["queued"], responses["cancelled"]) == ("queued", "cancelled")
     assert responses["cut"] == "failed"
     assert responses["refused"] == {"status": 400, "param": "max_tool_calls", "code": "unsupported_parameter"}

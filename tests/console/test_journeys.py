@@ -128,7 +128,7 @@ async def test_the_attempts_of_a_retry_stand_side_by_side(page: Any, bus: LocalB
     await expect(attempts.nth(1)).to_contain_text("one two three")
 
 
-async def test_a_hidden_page_ends_its_streams_and_goes_on_when_it_is_seen(page: Any, bus: LocalBus) -> None:
+async def test_a_hidden_page_ends_its_streams_and_continues_when_it_is_visible(page: Any, bus: LocalBus) -> None:
     streams: list[Any] = []
     over: list[Any] = []
     page.on("request", lambda one: "/stream?" in one.url and streams.append(one))

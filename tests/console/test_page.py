@@ -173,7 +173,7 @@ async def test_a_phone_needs_no_scrolling_sideways(chromium: Any, bus: LocalBus)
             await page.goto("about:blank")
 
 
-async def test_a_page_goes_on_by_itself_after_the_gateway_was_killed_and_roles_and_links_hold(
+async def test_a_page_continues_automatically_after_the_gateway_was_killed_and_roles_and_links_hold(
     chromium: Any, bus: LocalBus, tmp_path: Path
 ) -> None:
     """A gateway of its own, in a process that can be killed, on the same bus; with keys."""

@@ -180,7 +180,7 @@ async def test_what_a_policy_replaces_is_never_spoken(local: LocalBus, bus: Clie
 
 
 @pytest.mark.parametrize("name", ["failing", "cut"])
-async def test_a_failure_is_told_to_the_pipeline_and_ends_the_turn(local: LocalBus, bus: Client, name: str) -> None:
+async def test_a_failure_is_reported_to_the_pipeline_and_ends_the_turn(local: LocalBus, bus: Client, name: str) -> None:
     async with talking(model_of(bus, name)) as talk:
         await talk.ask()
         await eventually(lambda: talk.speaker.answers and talk.errors)

@@ -99,7 +99,7 @@ async def test_pydantic_ai_runs_a_tool_and_sends_the_result_back(client: openai.
 
 
 @PYDANTIC
-async def test_pydantic_ai_is_told_of_a_cut_and_of_a_failure(client: openai.AsyncOpenAI, kind: Any) -> None:
+async def test_pydantic_ai_gets_an_error_for_a_cut_and_for_a_failure(client: openai.AsyncOpenAI, kind: Any) -> None:
     with pytest.raises(ModelAPIError):
         async with pydantic_agent(client, kind, "cut").run_stream("Hello.") as stream:
             assert [text async for text in stream.stream_text()]
@@ -136,7 +136,7 @@ async def test_openai_agents_runs_a_tool_and_sends_the_result_back(client: opena
 
 
 @AGENTS
-async def test_openai_agents_is_told_of_a_cut_and_of_a_failure(client: openai.AsyncOpenAI, kind: Any) -> None:
+async def test_openai_agents_gets_an_error_for_a_cut_and_for_a_failure(client: openai.AsyncOpenAI, kind: Any) -> None:
     streamed = Runner.run_streamed(openai_agent(client, kind, "cut"), "Hello.")
     with pytest.raises(Exception, match=r"network|failed"):
         async for _ in streamed.stream_events():

@@ -35,7 +35,7 @@ def test_openais_client_for_node_runs_a_tool_and_sends_the_result_back(told: dic
     assert told["answer"] == "So: rain in Bonn"
 
 
-def test_openais_client_for_node_is_told_of_a_cut_a_failure_and_a_refusal(told: dict[str, Any]) -> None:
+def test_openais_client_for_node_gets_an_error_for_a_cut_a_failure_and_a_refusal(told: dict[str, Any]) -> None:
     assert told["cut"]["name"] == "APIError"
     assert told["failing"]["status"] == 400
     assert (told["refused"]["status"], told["refused"]["param"]) == (400, "n")

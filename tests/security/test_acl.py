@@ -397,7 +397,7 @@ async def test_no_user_governs_the_server_or_reaches_foreign_keys(guarded: Guard
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_no_user_runs_a_script_that_is_not_ours(guarded: Guarded, name: str) -> None:
+async def test_no_user_runs_a_script_that_is_not_loaded_by_the_bus(guarded: Guarded, name: str) -> None:
     foreign = "while true do end"
     async with Redis.from_url(guarded.url(name)) as user:
         for command in (

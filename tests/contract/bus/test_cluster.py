@@ -157,7 +157,7 @@ async def test_the_limits_of_a_call_are_decided_in_one_step_whatever_it_is_limit
     assert (await ask("three", worker="a"))[:2] == [b"wait", 2], "the model's provider asked for a pause"
 
 
-async def test_control_messages_of_all_partitions_are_heard(clustered: Server):
+async def test_control_messages_of_all_partitions_are_received(clustered: Server):
     heard: list[str] = []
     listener = ControlListener(clustered, KEYS, lambda message: heard.append(message.run))
     await listener.open()

@@ -267,6 +267,6 @@ async def test_a_failed_run_streams_to_its_end_and_raises_as_a_result(bus: Clien
     assert caught.value.result.text == "Hello"
 
 
-async def test_the_result_of_a_run_that_nobody_knows_is_not_found(bus: Client):
+async def test_the_result_of_an_unknown_run_is_not_found(bus: Client):
     with pytest.raises(RunNotFound):
         await bus.result("nobody", wait_s=0.05)

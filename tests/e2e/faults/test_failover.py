@@ -90,7 +90,7 @@ def node_of_a_cluster(directory: Path) -> Generator[Failing]:
 
 
 @pytest.mark.parametrize("kind", [sentinels, node_of_a_cluster])
-async def test_what_a_fail_over_lost_ends_incomplete_under_the_numbers_that_were_heard(
+async def test_runs_that_a_fail_over_lost_end_incomplete_under_their_published_numbers(
     kind: Callable[[Path], AbstractContextManager[Failing]], tmp_path: Path
 ) -> None:
     keys = KEYS

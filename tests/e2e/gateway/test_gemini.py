@@ -101,7 +101,7 @@ def test_text_and_thinking_are_read_in_each_version(client: genai.Client) -> Non
         assert last.model_version == "gemini/text"
 
 
-def test_thoughts_are_not_told_to_a_client_that_did_not_ask(bare: genai.Client) -> None:
+def test_thoughts_are_not_sent_to_a_client_that_did_not_ask(bare: genai.Client) -> None:
     answer = bare.models.generate_content(model="anthropic/text", contents="hello")
     assert answer.text == "one two\u2028three"
     assert not any(part.thought for part in parts([answer]))

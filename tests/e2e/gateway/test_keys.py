@@ -160,7 +160,7 @@ def test_what_the_key_forces_reaches_the_provider_and_the_alias_falls_back(http:
     assert end.provider == "gemini"
 
 
-def test_requests_per_minute_are_told_in_headers_and_refused_with_a_time(http: httpx.Client) -> None:
+def test_requests_per_minute_are_reported_in_headers_and_refused_with_a_time(http: httpx.Client) -> None:
     answers = [chat(http, RATED) for _ in range(4)]
     refused = next(answer for answer in answers if answer.status_code == 429)
     assert code_of(refused) == "rate_limit_exceeded"

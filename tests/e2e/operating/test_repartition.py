@@ -228,7 +228,7 @@ async def check_spend_and_records(server: Server, keys: Keys, results: list[Resp
     assert (spent.runs, spent.input, spent.output) == (len(results), given, said)
 
 
-async def test_readers_of_the_gateway_policies_records_and_the_spend_go_on_over_a_change() -> None:
+async def test_readers_of_the_gateway_policies_records_and_the_spend_continue_during_a_change() -> None:
     text = "The swordfish swims on. " * 8
     heard = text.replace("swordfish", "*")
     keys = Keys()

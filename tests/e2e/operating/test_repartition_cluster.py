@@ -79,7 +79,7 @@ class Reader:
             assert [e["seq"] for e in self.events] == seqs
 
 
-async def test_open_answers_of_a_gateway_go_on_over_a_change_and_new_ones_begin_in_added_partitions(
+async def test_open_answers_of_a_gateway_continue_during_a_change_and_new_ones_begin_in_added_partitions(
     tmp_path: Path,
 ) -> None:
     keys = Keys("moved", BEFORE)

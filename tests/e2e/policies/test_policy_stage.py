@@ -66,7 +66,7 @@ async def decisions_of(server: Server, keys: Keys, run: str) -> list[dict[str, A
     return [each for each in told if each["run"] == run]
 
 
-async def test_nothing_of_a_run_is_heard_before_its_judge_lets_it_out(
+async def test_no_output_of_a_run_is_published_before_its_policy_releases_it(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     async with (

@@ -68,7 +68,7 @@ async def test_the_schema_of_the_answer_reaches_each_provider(
     assert bodies["gemini"]["generationConfig"]["responseJsonSchema"] == CITY
 
 
-async def test_thinking_that_a_vendor_leaves_in_the_text_is_never_heard(
+async def test_thinking_that_a_vendor_leaves_in_the_text_is_never_visible(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     said = Reply(text="<think>Is it?\nI think so.</think>\n\nYes, it <b>is</b>.", chunk_size=3)

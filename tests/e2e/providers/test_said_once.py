@@ -119,7 +119,7 @@ async def test_what_a_provider_tells_twice_is_heard_once(
         assert judge.blocks(logs[run]) == [("text", "a \N{GRINNING FACE} b")]
 
 
-async def test_no_other_participants_voice_is_heard_however_many_there_are(
+async def test_no_other_participants_text_is_emitted_for_any_number_of_participants(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     """The provider gets ten names as stop strings, and would continue as the eleventh."""

@@ -89,7 +89,7 @@ async def converse(bus: Client, apis: tuple[str, ...]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.timeout(900)  # 120 runs of two turns each
-async def test_a_conversation_goes_on_in_every_order_of_four_apis_and_back_to_the_first(
+async def test_a_conversation_continues_in_every_order_of_four_apis_and_back_to_the_first(
     server: Server, server_url: str, keys: Keys, tmp_path: Path
 ) -> None:
     orders = [(*order, order[0]) for order in permutations(BASE_PATHS)]

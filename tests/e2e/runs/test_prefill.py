@@ -142,7 +142,7 @@ async def test_a_provider_that_stopped_inside_thinking_is_resumed_and_one_that_s
     assert logs[run][-1]["type"] == "completed"
 
 
-async def test_the_end_of_turn_token_ends_the_turn_and_is_never_heard(
+async def test_the_end_of_turn_token_ends_the_turn_and_is_never_published(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     names = [("Alice", "Hello"), ("Bob", "Hi there")]

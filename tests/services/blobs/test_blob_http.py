@@ -115,7 +115,7 @@ async def test_an_unknown_blob_is_404(http: httpx.AsyncClient) -> None:
 
 
 @pytest.mark.parametrize(("method", "path"), [("DELETE", "/blobs/x"), ("GET", "/blobs"), ("POST", "/blobs/x")])
-async def test_other_methods_are_405_and_told_what_is_allowed(http: httpx.AsyncClient, method: str, path: str) -> None:
+async def test_other_methods_are_405_with_the_allowed_methods(http: httpx.AsyncClient, method: str, path: str) -> None:
     answer = await http.request(method, path)
     assert (answer.status_code, answer.json()["code"]) == (405, "method_not_allowed")
     assert "PUT" in answer.headers["allow"]

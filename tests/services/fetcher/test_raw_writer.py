@@ -142,7 +142,7 @@ async def test_an_attempt_whose_frames_the_server_lost_ends_as_lost(server: Serv
     assert await server.client.hget(keys.run(run), "closed") == b"1"
 
 
-async def test_of_two_writers_of_one_attempt_none_goes_on(server: Server, keys: Keys, run: str) -> None:
+async def test_of_two_writers_of_one_attempt_none_continues(server: Server, keys: Keys, run: str) -> None:
     async with writing(server, keys, run) as first, writing(server, keys, run) as second:
         await first.write(Data(b"a"), urgent=True)
         await eventually(lambda: not first.items)

@@ -23,9 +23,9 @@ POINTS: dict[str, list[str]] = {
         "e2e/gateway/test_gemini.py::test_text_and_thinking_are_read_in_each_version",
         "e2e/gateway/test_gemini.py::test_a_tool_of_the_client_is_called_and_its_result_goes_back",
         "e2e/gateway/test_gemini.py::test_a_tool_of_the_deployment_runs_on_the_bus_within_one_answer",
-        "clients/test_gateway.py::test_a_chat_has_its_text_and_its_thinking_and_goes_on",
+        "clients/test_gateway.py::test_a_chat_has_its_text_and_its_thinking_and_continues",
         "clients/test_gateway.py::test_a_tool_of_the_bus_is_shown_and_does_not_run_in_the_browser",
-        "clients/test_gateway.py::test_a_tool_of_the_browser_runs_there_and_the_answer_goes_on_in_the_same_message",
+        "clients/test_gateway.py::test_a_tool_of_the_browser_runs_there_and_the_answer_continues_in_the_same_message",
         "clients/test_gateway.py::test_an_agent_has_its_text_and_its_thinking",
         "clients/test_gateway.py::test_an_agent_is_shown_the_tools_that_the_bus_runs",
         "clients/test_gateway.py::test_an_agent_runs_its_own_tools_between_two_runs",
@@ -56,8 +56,7 @@ POINTS: dict[str, list[str]] = {
     "an attempt fails after a thinking and a tool call: no client sees the void call": [
         "e2e/gateway/test_streams.py::test_a_call_of_a_failed_attempt_is_never_sent",
         "services/gateway/surfaces/test_openai_chat_stream.py::test_a_client_gets_no_call_of_a_failed_attempt",
-        "services/gateway/surfaces/test_openai_responses_stream.py"
-        "::test_the_call_of_an_attempt_that_failed_is_never_told",
+        "services/gateway/surfaces/test_openai_responses_stream.py::test_the_call_of_a_failed_attempt_is_never_sent",
         "services/gateway/surfaces/test_anthropic_messages.py"
         "::test_a_client_gets_nothing_of_an_attempt_that_failed_after_thinking_and_a_call",
         "services/gateway/surfaces/test_gemini.py"
@@ -71,10 +70,10 @@ POINTS: dict[str, list[str]] = {
         "e2e/gateway/test_gemini.py::test_a_cut_is_an_error_for_every_reader",
         "clients/test_gateway.py::test_a_cut_keeps_the_text_and_is_an_error",
         "clients/test_gateway.py::test_an_agent_gets_refusals_failures_and_cuts_as_errors",
-        "clients/test_gateway.py::test_openais_client_for_node_is_told_of_every_bad_end",
+        "clients/test_gateway.py::test_openais_client_for_node_gets_an_error_for_every_bad_end",
         "more_clients/test_agents.py::test_langchain_gets_an_error_for_a_cut_and_for_a_failure",
-        "more_clients/test_agents.py::test_pydantic_ai_is_told_of_a_cut_and_of_a_failure",
-        "more_clients/test_agents.py::test_openai_agents_is_told_of_a_cut_and_of_a_failure",
+        "more_clients/test_agents.py::test_pydantic_ai_gets_an_error_for_a_cut_and_for_a_failure",
+        "more_clients/test_agents.py::test_openai_agents_gets_an_error_for_a_cut_and_for_a_failure",
     ],
     "an hour of silence, in keep-alives of each surface": [
         "e2e/gateway/test_streams.py::test_a_silent_stream_is_kept_alive_in_its_protocol_and_then_continues",

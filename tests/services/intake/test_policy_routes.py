@@ -81,7 +81,7 @@ def test_a_run_may_continue_without_policies_only_if_all_of_them_allow_it(routes
     assert (second.on_error, second.patience_ms) == ("pass", 8_000)
 
 
-def test_the_policies_of_whoever_may_speak_judge_the_run_from_its_beginning(routes: PolicyRoutes) -> None:
+def test_the_policies_of_every_possible_provider_judge_the_run_from_its_beginning(routes: PolicyRoutes) -> None:
     fallback = [Fallback(provider="openai-chat", model="gpt-5")]
     assert names(routes, request("claude-sonnet-4-6", fallback=fallback, policies=["three"])) == ("two", "one", "three")
 

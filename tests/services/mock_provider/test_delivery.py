@@ -130,7 +130,7 @@ async def test_a_connection_serves_one_request_after_another() -> None:
             assert server.open_connections == 1
 
 
-async def test_a_client_that_waits_for_100_continue_is_told_to_go_on() -> None:
+async def test_a_client_that_waits_for_100_continue_gets_it() -> None:
     async with serving(told()) as (server, _):
         reader, writer = await asyncio.open_connection(*_address(server.url))
         body = msgspec.json.encode(asking())

@@ -170,7 +170,7 @@ async def test_a_stalled_answer_stays_open_until_the_client_leaves() -> None:
     "cuts", [Whole(), Fixed(size=7), Random(seed=3, largest=20)], ids=lambda cuts: type(cuts).__name__
 )
 @pytest.mark.parametrize("place", [1, 18, 107, len(EVENTS)])
-async def test_a_stalled_answer_that_goes_on_is_whole_and_its_connection_serves_the_next(
+async def test_a_stalled_answer_that_continues_is_whole_and_its_connection_serves_the_next(
     cuts: Cuts, place: int
 ) -> None:
     script = told(delivery=Delivery(cuts=cuts), fault=Stall(after_bytes=place))

@@ -64,7 +64,7 @@ async def test_a_call_that_fails_leaves_its_place_to_another() -> None:
     assert len(made) == 1
 
 
-async def test_pools_that_nobody_has_used_for_a_while_are_closed_with_their_connections(
+async def test_unused_pools_are_closed_with_their_connections(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pools, "KEPT_S", -1.0)

@@ -91,7 +91,7 @@ def test_tokens_count_by_kind_and_cost_as_the_gateway_prices_them() -> None:
     assert counted.value("provider_cost_total", **GPT) == pytest.approx(0.6 * 2.0 + 0.4 * 0.5 + 0.1 * 10.0)
 
 
-def test_tenants_are_told_apart_if_the_settings_name_some() -> None:
+def test_tenants_are_distinguished_if_the_settings_name_some() -> None:
     limits = LimitSettings(tenants={"acme": RateSettings()})
     counted = Counted(Settings(providers=DEFAULT_PROVIDERS, limits=limits))
     for tenant in ("acme", "stranger", ""):

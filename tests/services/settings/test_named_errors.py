@@ -87,7 +87,7 @@ def test_a_default_provider_with_one_override_needs_no_api(tmp_path: Path) -> No
 OLD = "[limits]\nblock_bytes = 1\nrun_events = 2\n[blobs]\ninline_bytes = 3\n"
 
 
-def test_old_names_of_settings_work_and_are_told(tmp_path: Path) -> None:
+def test_old_names_of_settings_work_with_a_warning(tmp_path: Path) -> None:
     settings = loaded(tmp_path, OLD)
     assert (settings.limits.block_characters, settings.limits.run_input_events) == (1, 2)
     assert settings.blobs.inline_characters == 3

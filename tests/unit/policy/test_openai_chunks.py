@@ -96,7 +96,7 @@ async def test_a_finish_reason_stands_alone_so_that_what_came_with_it_can_be_cha
     assert [c["choices"][0]["delta"].get("content") for c in out] == ["all", None]
 
 
-async def test_the_stream_goes_on_after_the_finish_reason_for_usage():
+async def test_the_stream_continues_after_the_finish_reason_for_usage():
     usage = {"choices": [], "usage": {"total_tokens": 3}}
     notes = Notes()
     out = await under(chunk_stream(notes), [text("Hi"), chunk(finish="stop"), usage])

@@ -56,7 +56,7 @@ def test_anthropic_is_sent_a_form_with_the_headers_of_its_beta() -> None:
     assert made == ProviderFile(file_id="file_011", expires_at=datetime(2026, 11, 22, 5, tzinfo=UTC).timestamp())
 
 
-def test_openai_is_told_the_purpose_and_when_to_delete_the_file() -> None:
+def test_openai_gets_the_purpose_and_the_expiry_of_the_file() -> None:
     answer = {"id": "file-1", "object": "file", "expires_at": 1_800_000_000}
     [call], made = uploaded("openai-responses", [answer], base="/v1")
     assert call.path == "/v1/files"

@@ -73,12 +73,12 @@ BEGUN = [item("added", 0, "message", id="m", content=[]), *deltas(*HA, content_i
     ],
 )
 @pytest.mark.parametrize("output", [[], [message("ha ha", id="m")], [message("ha ha")], [message("ha", " ha", id="x")]])
-def test_text_that_deltas_said_is_heard_once_wherever_it_ends(end: list[Any], output: list[Any]) -> None:
+def test_text_of_deltas_is_emitted_once_wherever_it_ends(end: list[Any], output: list[Any]) -> None:
     said = responses(*BEGUN, *end, completed(*output))
     assert (said.text, said.kinds, said.open, said.terminal) == ("ha ha", ["text"], set(), Done("stop", "completed"))
 
 
-def test_text_that_is_the_same_twice_is_heard_twice() -> None:
+def test_text_that_occurs_twice_is_emitted_twice() -> None:
     two = [item("added", 0, "message", id="m"), *deltas("ha"), item("done", 0, "message", id="m", content=texts("ha"))]
     more = [item("added", 1, "message", id="n"), *deltas("ha", "ha", index=1)]
     said = responses(*two, *more, completed(message("ha", id="m"), message("haha", id="n")))
@@ -109,7 +109,7 @@ def test_items_with_one_id_are_as_many_as_their_texts() -> None:
 
 
 @pytest.mark.parametrize("streamed", [[], [item("added", 0, "message", id="m", content=[])]])
-def test_text_only_in_the_response_at_its_end_is_heard(streamed: list[Any]) -> None:
+def test_text_only_in_the_response_at_its_end_is_emitted(streamed: list[Any]) -> None:
     assert responses(*streamed, completed(message("Hello", id="m"))).text == "Hello"
     empty = item("done", 0, "message", id="m", content=[])
     assert responses(*streamed, empty, completed(message("Hello", id="m"))).text == "Hello"
@@ -337,7 +337,7 @@ def thinks(piece: str, **more: Any) -> dict[str, Any]:
         [whole(content="<think>Hm.</think>Hi", reasoning_content="Hm.")],
     ],
 )
-def test_thinking_in_its_field_and_between_tags_is_heard_once(events: list[Any], quirks: Quirks) -> None:
+def test_thinking_in_its_field_and_between_tags_is_emitted_once(events: list[Any], quirks: Quirks) -> None:
     said = answer(read("openai-chat", sse(*events, chunk("stop"), DONE), quirks=quirks))
     assert (said.thinking, said.text, said.open) == ("Hm.", "Hi", set())
 

@@ -267,7 +267,7 @@ async def fed(bench: ClusterBench, partition: int, entry: Frames) -> bool:
     return True
 
 
-async def test_runs_that_lost_events_with_a_node_end_and_all_others_go_on():
+async def test_runs_that_lost_events_with_a_node_end_and_all_others_continue():
     with cluster_group(replicas=1) as group:
         node = group.master_of(KEYS.topic(0, "raw"))
         async with Server(group.url) as server:

@@ -32,7 +32,7 @@ async def test_a_stage_continues_after_a_fail_over(tmp_path: Path):
             await bench.check()
 
 
-async def test_runs_that_lost_events_in_a_fail_over_end_and_others_go_on(tmp_path: Path):
+async def test_runs_that_lost_events_in_a_fail_over_end_and_others_continue(tmp_path: Path):
     with sentinel_group(tmp_path) as group:
         async with Server(group.url) as server:
             bench = Bench(server, Keys("failover", 2))

@@ -73,7 +73,7 @@ async def test_a_second_clock_and_a_cancel_after_it_change_nothing(scene: ClockS
 
 
 @pytest.mark.parametrize("status", ["cancelling", "completed", "failed"])
-async def test_a_run_that_is_not_open_is_not_told(scene: ClockScene, status: str):
+async def test_a_run_that_is_not_open_is_not_reported(scene: ClockScene, status: str):
     await scene.set(status=status)
     before = await everything(scene.server, scene.keys)
     assert await scene.expire() == status.encode()

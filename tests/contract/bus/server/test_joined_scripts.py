@@ -64,7 +64,7 @@ async def test_one_call_that_fails_is_an_error_and_those_after_it_have_run(serve
     assert [await server.client.xlen(keys.topic(p, "raw")) for p in (0, 2)] == [1, 1]
 
 
-async def test_a_command_carries_no_more_than_its_limit_but_for_one_call_that_is_larger(server: Server, keys: Keys):
+async def test_a_command_stays_within_its_limit_except_for_a_single_larger_call(server: Server, keys: Keys):
     await run_scripts(server, [put(keys, 0, b""), put(keys, 1, b"")])
     await run_script(server, put(keys, 0, b""))  # both scripts are known from now on
     half, large = b"x" * (JOINED_BYTES // 2), b"x" * (JOINED_BYTES + 1)

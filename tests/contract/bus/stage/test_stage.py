@@ -46,7 +46,7 @@ async def test_a_replayed_state_is_the_undisturbed_one(bench: Bench):
     await bench.check()
 
 
-async def test_numbers_go_on_without_a_gap_however_the_input_was_cut(bench: Bench):
+async def test_numbers_continue_without_a_gap_for_any_cut_of_the_input(bench: Bench):
     [run] = bench.runs(0, 1)
     await bench.feed(0, *({run: b"+1"} for _ in range(7)))
     await bench.finish("first", logic=JoiningLogic, max_records=2)
@@ -164,7 +164,7 @@ async def test_a_lease_lost_in_a_long_replay_ends_it(bench: Bench, server: Serve
 # --- poison -----------------------------------------------------------------------------------------------------
 
 
-async def test_poison_goes_to_the_dead_stream_its_run_ends_and_the_partition_goes_on(bench: Bench):
+async def test_poison_goes_to_the_dead_stream_its_run_ends_and_the_partition_continues(bench: Bench):
     bad, good = bench.runs(0, 2)
     await bench.feed(0, {bad: b"+1", good: b"+1"}, {bad: b"\xff?", good: b"+2"}, {good: b"end"})
     await bench.finish()

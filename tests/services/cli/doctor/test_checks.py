@@ -67,7 +67,7 @@ def test_a_node_is_judged_by_its_memory_its_disk_and_its_clock(changes: dict[str
     assert all(f.level == "wrong" and f.todo for f in found)
 
 
-def test_rights_that_are_missing_are_told_in_the_servers_words():
+def test_missing_rights_are_reported_in_the_servers_words():
     assert list(checks.check_rights("u", [])) == []
     [finding] = checks.check_rights("u", ["no 'xadd'", "no 'eval'"])
     assert finding.level == "note", "the user of these settings may be one who only looks"

@@ -163,7 +163,7 @@ def lists_models() -> Iterator[str]:
     thread.join()
 
 
-async def test_a_key_that_its_provider_refuses_and_a_policy_that_fails_at_work_are_told(
+async def test_a_key_that_its_provider_refuses_and_a_failing_policy_are_reported(
     server: Server, server_url: str, keys: Keys, tmp_path: Path, lists_models: str
 ):
     for name in ("good", "revoked"):

@@ -61,7 +61,7 @@ def test_a_wide_table_has_a_column_for_each_fact() -> None:
     assert lines[2].split()[-3:] == ["anthropic/claude-sonnet-4-5-20250929", "error", "rate_limited"]
 
 
-def test_ages_are_read_and_told_in_their_units() -> None:
+def test_ages_are_parsed_and_printed_in_their_units() -> None:
     assert [seconds(age) for age in ("90", "90s", "10m", "1.5h", "2d")] == [90, 90, 600, 5400, 172_800]
     assert [age_text(s * 1000) for s in (-5, 59, 60, 7199, 86_400)] == ["0s", "59s", "1m", "1h", "1d"]
 
@@ -94,7 +94,7 @@ async def test_runs_are_listed_by_choice(deployment: tuple[Listed, str]) -> None
     assert none == (0, "", "no such runs\n")
 
 
-async def test_the_cancel_of_a_run_that_nobody_knows_says_so(deployment: tuple[Listed, str]) -> None:
+async def test_the_cancel_of_an_unknown_run_reports_that(deployment: tuple[Listed, str]) -> None:
     listed, config = deployment
     await listed.accept("over", 1000)
     await listed.end("over")

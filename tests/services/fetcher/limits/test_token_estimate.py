@@ -58,7 +58,7 @@ def test_what_breaks_off_after_the_providers_last_word_changes_nothing() -> None
     assert (heard.final_count, heard.used) == (True, 17)
 
 
-def test_what_a_call_took_that_was_broken_off_nobody_knows() -> None:
+def test_the_tokens_of_a_call_that_broke_off_are_unknown() -> None:
     assert not tally(200, START, ended=False).final_count
     assert tally(200, START, ended=False).used is None
     assert tally(200, START).used is None

@@ -261,7 +261,7 @@ def test_a_client_that_joins_at_any_point_has_what_one_has_that_read_from_the_be
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.file)
-def test_recorded_streams_are_told_whole(row: Recording) -> None:
+def test_recorded_streams_are_encoded_completely(row: Recording) -> None:
     log = recorded_events(row)
     assert Agent(events(log)).texts() == visible_text(log)
 

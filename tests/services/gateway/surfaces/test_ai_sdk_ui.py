@@ -271,7 +271,7 @@ def test_any_log_is_told_without_an_error_of_the_client_and_its_text_is_the_visi
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.file)
-def test_recorded_streams_are_told_whole(row: Recording) -> None:
+def test_recorded_streams_are_encoded_completely(row: Recording) -> None:
     log = recorded_events(row)
     screen = Screen(parts(log))
     assert screen.text == visible_text(log)

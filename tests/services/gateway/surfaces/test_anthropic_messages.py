@@ -313,7 +313,7 @@ def test_an_operator_may_have_parameters_dropped() -> None:
 # --- answers ------------------------------------------------------------------------------------------------------
 
 
-def test_thinking_text_and_a_call_of_the_client_are_told_in_order() -> None:
+def test_thinking_text_and_a_call_of_the_client_are_sent_in_order() -> None:
     said = [*thinking(0, "h", "m", signature="sig"), *text(1, "Let ", "me"), *call(2, "t1", "f", '{"a":', "1}")]
     log = log_of([*said, n.Done("tool_use", "tool_use", DONE.usage)], max_tool_depth=0)
     message = told(log)

@@ -339,7 +339,7 @@ def _thought(block: int, *pieces: str) -> list[Any]:
     return [n.BlockStart(block, "thinking"), *told, n.Opaque(block, "thought_signature", SIGNATURE), n.BlockStop(block)]
 
 
-def test_thoughts_text_and_a_call_are_told_in_order() -> None:
+def test_thoughts_text_and_a_call_are_sent_in_order() -> None:
     called = [*call(2, "c1", "f", '{"a":', "1}"), n.Opaque(2, "item_id", "c1")]
     log = log_of(
         [_start(), *_thought(0, "h", "m"), *text(1, "Let ", "me"), *called, n.Done("tool_use", "STOP", DONE.usage)],
@@ -368,7 +368,7 @@ def test_thoughts_text_and_a_call_are_told_in_order() -> None:
     assert whole["usageMetadata"] == joined["usage"]
 
 
-def test_thoughts_are_told_only_if_the_client_asks_for_them() -> None:
+def test_thoughts_are_sent_only_if_the_client_asks_for_them() -> None:
     joined = told(log_of([_start(), *_thought(0, "hm"), *text(1, "Hi"), DONE]), GeminiEcho(api="gemini"))
     assert joined["parts"] == [{"text": "Hi"}, {"text": ""}]
 

@@ -178,7 +178,7 @@ def test_each_kind_of_answer_to_a_request(name: str) -> None:
         assert isinstance(check(log, of)[-1], end)
 
 
-def test_the_answer_of_a_gateway_that_cannot_go_on() -> None:
+def test_the_answer_of_a_gateway_that_cannot_continue() -> None:
     problem = Problem(status=503, code="gateway_restarting", message="later", kind="overloaded", run=RUN)
     for log in ([], log_of([*text(0, "Hal")[:-1]])):
         encoder = ResponseStream(note(), RUN)

@@ -135,7 +135,7 @@ def test_a_call_without_arguments_has_an_empty_object() -> None:
     assert events[-1]["response"]["output"][0]["arguments"] == "{}"
 
 
-def test_the_call_of_an_attempt_that_failed_is_never_told() -> None:
+def test_the_call_of_a_failed_attempt_is_never_sent() -> None:
     story = Story(max_tool_depth=0)
     story.provider(*thinking(0, "hm"), *call(1, "call_1", "w", "{}"), n.Failed(TRY_AGAIN))
     story.provider(*text(0, "hello"), n.Done("stop"))
@@ -144,7 +144,7 @@ def test_the_call_of_an_attempt_that_failed_is_never_told() -> None:
     assert [item["type"] for item in events[-1]["response"]["output"]] == ["message"]
 
 
-def test_tools_that_the_bus_runs_are_told_only_on_request() -> None:
+def test_tools_that_the_bus_runs_are_sent_only_on_request() -> None:
     story = Story()
     story.provider(*call(0, "a", "f", "{}"), n.Done("tool_use"))
     story.control(ToolReturned(0, "found", is_error=False))

@@ -160,7 +160,7 @@ def test_each_turn_settles_for_itself() -> None:
 
 
 @pytest.mark.parametrize("end", [n.Cut("cut"), n.Failed(TRY_AGAIN)])
-def test_a_held_call_of_a_run_that_breaks_off_is_never_told_as_runnable(end: BusEvent) -> None:
+def test_a_held_call_of_a_run_that_breaks_off_is_never_sent_as_runnable(end: BusEvent) -> None:
     story = Story(max_tool_depth=0, on_failure="fail")
     story.provider(*thinking(0, "hm"), *call(1, "a", "f", "{}"), end)
     assert told(settled(story.events, "fail"))[:2] == ["Started", "thinking"]
@@ -188,7 +188,7 @@ def test_under_continue_a_call_after_text_is_held_until_the_turn_ends() -> None:
     assert [each.tool_id for each in calls] == ["b"]
 
 
-def test_under_continue_the_text_before_and_the_thinking_before_it_are_told_at_once() -> None:
+def test_under_continue_earlier_text_and_the_thinking_before_it_are_sent_at_once() -> None:
     story = Story(on_failure="continue", continues=True)
     story.provider(*thinking(0, "hm"), n.BlockStart(1, "text"), n.TextDelta(1, "so "))
     steps = settled(story.events, "continue")
@@ -198,7 +198,7 @@ def test_under_continue_the_text_before_and_the_thinking_before_it_are_told_at_o
     assert flat(settled(story.events, "continue")) == story.events
 
 
-def test_under_restart_no_call_is_told_before_its_turn_ends_and_text_flows() -> None:
+def test_under_restart_no_call_is_sent_before_its_turn_ends_and_text_flows() -> None:
     story = Story(max_tool_depth=0, on_failure="restart")
     story.provider(*call(0, "a", "f", "{}"), *text(1, "hello"), n.Failed(TRY_AGAIN))
     story.provider(*call(0, "b", "f", "{}"), *text(1, "hello"), n.Done("tool_use"))
@@ -216,7 +216,7 @@ def test_an_unknown_on_failure_is_treated_as_continue() -> None:
     assert "tool_call" not in told(settled(story.events, None))
 
 
-def test_nothing_of_an_invisible_run_is_told_before_its_turn_ends() -> None:
+def test_no_event_of_an_invisible_run_is_sent_before_its_turn_ends() -> None:
     story = Story(visible=False)
     story.provider(*text(0, "first"), n.Failed(TRY_AGAIN))
     story.provider(*text(0, "second"), n.Done("stop"))
@@ -225,7 +225,7 @@ def test_nothing_of_an_invisible_run_is_told_before_its_turn_ends() -> None:
     assert chunks == ["second"]
 
 
-def test_thinking_that_is_not_held_is_told_at_once_and_calls_are_still_held() -> None:
+def test_thinking_that_is_not_held_is_sent_at_once_and_calls_are_still_held() -> None:
     story = Story(max_tool_depth=0)
     story.provider(*call(0, "a", "f", "{}"))
     story.provider(*thinking(1, "hm"), n.Failed(TRY_AGAIN))
@@ -287,7 +287,7 @@ def never_ran(events: Sequence[PublicEvent]) -> set[int]:
 
 
 @given(steps, policies, st.booleans())
-def test_no_void_event_is_told_and_nothing_else_is_lost(
+def test_no_void_event_is_sent_and_no_other_is_lost(
     plan: list[list[BusEvent] | BusEvent], policy: OnFailure, known: bool
 ) -> None:
     events = tell(plan, policy, reborn=False).events

@@ -86,7 +86,7 @@ def test_a_close_tag_inside_a_value_ends_nothing_but_the_value() -> None:
     assert '"q":"<function_calls><invoke name=' in inner.content
 
 
-def test_results_that_the_model_invented_are_never_told() -> None:
+def test_results_that_the_model_invented_are_never_emitted() -> None:
     text = '<function_results><result><function_calls><invoke name="f"/></function_calls></result></function_results>Hi'
     assert [(b.kind, b.content) for b in regions(read(text))] == [("text", "Hi")]
 

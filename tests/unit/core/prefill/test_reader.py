@@ -114,7 +114,7 @@ def test_thinking_that_the_prompt_opened_is_the_turns_first_block() -> None:
 
 
 @pytest.mark.parametrize("said", ["<thinking>So it is.", "Well<thinking>So it is.</thinkin", "<thinking>So it is.<b>"])
-def test_thinking_that_never_closes_is_never_told_as_text(said: str) -> None:
+def test_thinking_that_never_closes_is_never_emitted_as_text(said: str) -> None:
     *before, last = regions(read(said))
     assert (last.kind, last.content.startswith("So it is.")) == ("thinking", True)
     assert [block.content for block in before if block.kind == "text"] == (["Well"] if said.startswith("W") else [])

@@ -140,7 +140,7 @@ def test_a_retry_reads_the_turn_from_its_beginning() -> None:
     assert blocks(told)[1:] == [("thinking", "A thought."), ("text", "Hi")]
 
 
-def test_thinking_that_a_call_interrupted_goes_on_in_the_next_turn() -> None:
+def test_thinking_that_a_call_interrupted_continues_in_the_next_turn() -> None:
     told = story()
     told.provider(*says(f"<thinking>a{CALL}"))
     told.control(ToolReturned(1, "r", False))

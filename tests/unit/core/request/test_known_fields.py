@@ -115,7 +115,7 @@ def test_what_is_the_callers_own_may_have_any_name() -> None:
     assert notes_of(request) == []
 
 
-def test_notes_are_few_however_many_fields_nobody_knows() -> None:
+def test_notes_are_bounded_for_any_number_of_unknown_fields() -> None:
     many = {f"{'x' * 5000}{n}": n for n in range(1000)}
     notes = notes_of({**PLAIN, **many})
     assert len(notes) == MAX_NOTES

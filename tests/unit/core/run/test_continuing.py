@@ -54,7 +54,7 @@ def next_attempt(told: Story) -> NextTurn:
 
 
 @pytest.mark.parametrize("end", [LOST, BUSY, CUT], ids=["worker", "provider", "stream"])
-def test_the_next_attempt_goes_on_in_the_block_that_is_open(end: BusEvent) -> None:
+def test_the_next_attempt_continues_in_the_open_block(end: BusEvent) -> None:
     told = story()
     told.provider(n.Start("m"), *begun("Hello", " wor"), end)
     [retrying] = of_type(told.events, Retrying)
@@ -224,7 +224,7 @@ def test_a_message_that_begins_again_is_gone_on_from_in_a_new_attempt() -> None:
     assert heard(told.events) == "one", "what the old attempt still says is dropped"
 
 
-def test_prefill_goes_on_in_the_middle_of_a_tag_of_thinking_and_of_a_call() -> None:
+def test_prefill_continues_in_the_middle_of_a_tag_of_thinking_and_of_a_call() -> None:
     told = story(reading=TextReading())
     pieces = ["Well. <thin", "king>so", '</thinking><function_calls><invoke name="f"><parameter name="q">a', "b"]
     for piece in pieces[:-1]:

@@ -274,7 +274,7 @@ def test_a_message_that_begins_again_is_not_emitted_twice_by_default(policy: str
     assert isinstance(story.events[-1], end)
 
 
-def test_a_message_that_begins_again_before_anything_visible_goes_on() -> None:
+def test_a_message_that_begins_again_before_any_visible_text_continues() -> None:
     story = Story()
     story.provider(n.Start("m"), n.BlockStart(0, "thinking"), n.ThinkingDelta(0, "hm"), n.Start("m", "again", 1))
     assert isinstance(story.events[-1], Retrying)
@@ -435,7 +435,7 @@ def test_an_id_that_no_provider_gave_is_distinct_in_the_whole_run_and_the_same_e
     assert sent == ids, "the provider reads one id in the call and in its result"
 
 
-def test_images_of_a_result_go_to_the_model_and_are_told() -> None:
+def test_images_of_a_result_go_to_the_model_and_are_published() -> None:
     story = Story()
     story.provider(*call(0, "a", "f"), n.Done("tool_use"))
     here = ResultImage("image/png", "aGk=")

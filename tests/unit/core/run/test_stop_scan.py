@@ -81,7 +81,7 @@ def test_a_call_that_was_complete_before_the_stop_string_runs_and_one_that_was_n
     assert isinstance(close, CloseAttempt)
 
 
-def test_the_string_that_the_provider_stopped_on_is_told_as_well() -> None:
+def test_the_string_that_the_provider_stopped_on_is_reported_too() -> None:
     told = story()
     told.provider(*text(0, "One"), n.Done("stop", "stop_sequence", stop_string="END"))
     assert of_type(told.events, Completed)[0].stop_string == "END"
@@ -101,7 +101,7 @@ def test_opaque_data_of_a_text_that_is_held_back_stays_with_it() -> None:
     assert of_type(told.events, BlockComplete)[0].signature == "sig"
 
 
-def test_an_answer_that_is_continued_is_scanned_on_and_what_was_held_back_is_heard_once() -> None:
+def test_a_continued_answer_is_scanned_further_and_held_text_is_emitted_once() -> None:
     told = story(on_failure="continue", continues=True)
     told.provider(n.BlockStart(0, "text"), n.TextDelta(0, "The EN"), n.Cut("cut"))
     told.provider(n.BlockStart(0, "text"), n.TextDelta(0, "tries are END"))

@@ -17,7 +17,7 @@ def two_calls(**changes: object) -> Story:
     return story
 
 
-def test_progress_is_told_with_its_call_and_changes_nothing_else() -> None:
+def test_progress_is_sent_with_its_call_and_changes_nothing_else() -> None:
     story = two_calls()
     before = msgspec.to_builtins(story.run.state)
     assert story.control(ToolReported(1, 1, 4, "one of four"), ToolReported(0, 0.5)) == [

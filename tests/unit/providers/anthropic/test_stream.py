@@ -291,7 +291,7 @@ def test_stop_reasons_map_to_one_set_and_keep_their_raw_value(reason: str | None
     assert events_of(*stop(reason)) == [Done(finish, reason or "")]  # pyright: ignore[reportArgumentType]
 
 
-def test_the_stop_string_is_told() -> None:
+def test_the_stop_string_is_reported() -> None:
     assert events_of(*stop("stop_sequence", stop_sequence="END")) == [Done("stop", "stop_sequence", stop_string="END")]
 
 

@@ -67,7 +67,7 @@ def events_of(*events: Any) -> list[Normalized]:
 STOPPED = Done("stop", "completed")
 
 
-def test_text_is_told_apart_by_item_and_part() -> None:
+def test_text_is_distinguished_by_item_and_part() -> None:
     said = events_of(
         added(0, "message", id="m0"),
         event("content_part.added", 0, content_index=0),

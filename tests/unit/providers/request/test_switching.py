@@ -106,7 +106,7 @@ def test_the_parts_of_one_reasoning_stay_together() -> None:
     assert [part.text for part in parts_of(message) if isinstance(part, ThinkingPart)] == ["One", "Two"]
 
 
-def test_thinking_that_nothing_follows_is_left_out_but_where_the_model_goes_on() -> None:
+def test_final_thinking_is_left_out_unless_the_model_continues_it() -> None:
     thought = said("assistant", "So.", ThinkingPart(text="Hm", signature="s"))
     messages, notes = spoken(thought, said("user", "Well?"), takes=ANTHROPIC)
     assert shape(messages) == [("assistant", ["So."]), ("user", ["Well?"])]

@@ -179,7 +179,7 @@ def test_parameters_that_are_text_need_no_type_and_all_others_have_theirs() -> N
 GEMINI: dict[str, Any] = {"provider": "gemini", "model": "gemini-2.5-pro"}
 
 
-def test_gemini_gets_a_token_after_each_message_and_goes_on_with_a_turn_of_its_own() -> None:
+def test_gemini_gets_a_token_after_each_message_and_continues_a_turn_of_its_own() -> None:
     path, body = body_of(request(message("Hello", "Alice"), message("Hi there", "Bob"), **GEMINI), "gemini")
     assert path == "/models/gemini-2.5-pro:streamGenerateContent"
     assert body["contents"] == [

@@ -227,7 +227,7 @@ def test_other_blocks_keep_their_order_and_what_belongs_to_them() -> None:
     ]
 
 
-def test_thinking_goes_on_after_a_call_in_between() -> None:
+def test_thinking_continues_after_a_call_in_between() -> None:
     events = split(
         BlockStart(0, "text"),
         TextDelta(0, "<think>first"),

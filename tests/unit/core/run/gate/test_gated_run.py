@@ -419,7 +419,7 @@ async def test_a_replay_comes_to_the_same() -> None:
     assert one.effects == two.effects
 
 
-async def test_usage_is_told_in_its_place() -> None:
+async def test_usage_is_sent_in_its_place() -> None:
     story = HeldStory()
     story.provider(n.Start("m"), *text(0, "Hello"), n.Done("stop", usage=Usage(input=1, output=2)))
     story.pass_all()
