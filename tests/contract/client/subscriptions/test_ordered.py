@@ -281,7 +281,7 @@ def test_a_name_that_there_is_not_is_refused_with_the_nearest(bus: Client):
         wrong.subscribe("visible", ack="explict")
     with pytest.raises(ValueError, match="from_: unknown 'beginning'"):
         wrong.subscribe("visible", from_="beginning")
-    with pytest.raises(ValueError, match="no entry ids"):
+    with pytest.raises(ValueError, match="not entry ids"):
         wrong.subscribe("visible", from_=Cursor("visible", ("1-0", "x", "$", "0-0")))
 
 
