@@ -13,7 +13,7 @@ input. Their difference is the lag that drives backpressure.
 """
 
 from tokenbus.bus.scripts.commit import Commit
-from tokenbus.bus.scripts.leases import acquire, count, note, present, release, renew
+from tokenbus.bus.scripts.leases import acquire, count, note, present, release, renew, withdraw_replay
 from tokenbus.bus.scripts.run_inputs import RawPart, append_raw, append_verdicts, tool_progress, tool_result
 from tokenbus.bus.scripts.runs import accept, cancel
 from tokenbus.bus.scripts.script import Arg, LuaScript, ScriptCall, joined
@@ -45,4 +45,5 @@ __all__ = [
     "retire",
     "tool_progress",
     "tool_result",
+    "withdraw_replay",
 ]

@@ -161,3 +161,28 @@ def note(lease: str, field: str, value: Arg) -> ScriptCall:
 def count(lease: str, field: str) -> ScriptCall:
     """Increment a field of the lease hash. Reply: the new value."""
     return ScriptCall(_COUNT, [lease], [field])
+
+
+_WITHDRAW = script(
+    "withdraw_replay",
+    """
+-- Take back what an unfinished replay counted and noted.
+-- KEYS: 1 lease (hash).
+-- ARGV: 1 token, 2 field of the count, then, if the replay made notes: 3 their field, 4 the notes before it.
+-- Reply: 1, or 0 if another token holds the lease, or if nothing is counted.
+-- Atomic: a worker that lost the lease cannot change what its successor counts and notes.
+local h = redis.call('HMGET', KEYS[1], 'token', ARGV[2])
+local count = tonumber(h[2] or '0')
+if h[1] ~= ARGV[1] or count == 0 then return 0 end
+ROOMredis.call('HSET', KEYS[1], ARGV[2], count - 1)
+if ARGV[3] then redis.call('HSET', KEYS[1], ARGV[3], ARGV[4]) end
+return 1
+""".replace("ROOM", ROOM),
+)
+
+
+def withdraw_replay(lease: str, *, token: str, count: str, notes: tuple[str, bytes] | None) -> ScriptCall:
+    """Take back the count of a replay that its worker gave up because it stops or hands the partition over. ``notes``:
+    their field and what it had before the replay; None: the replay made none. Reply: 0 if nothing was taken back.
+    """
+    return ScriptCall(_WITHDRAW, [lease], [token, count, *(notes or ())])

@@ -166,3 +166,21 @@ async def test_members_are_those_that_gave_a_sign_of_life_lately(server: Server,
     await server.client.zincrby(keys.members("g"), -20_000, "a")
     assert await present("b", 10_000) == {b"b"}
     assert 0 < await server.client.pttl(keys.members("g")) <= 100_000
+
+
+async def test_only_the_owner_takes_back_what_its_replay_counted_and_noted(scene: Scene):
+    token = (await scene.acquire("a"))[0].decode()
+
+    async def withdraw(token: str, notes: tuple[str, bytes] | None = None) -> int:
+        call = scripts.withdraw_replay(scene.lease, token=token, count="replays", notes=notes)
+        return await run_script(scene.server, call)
+
+    assert await withdraw(token) == 0, "nothing is counted"
+    await scene.server.client.hset(scene.lease, mapping={"replays": 3, "replaying": "step 7"})
+    before = await everything(scene.server, scene.keys)
+    assert await withdraw("1:other") == 0
+    assert await everything(scene.server, scene.keys) == before
+    assert await withdraw(token) == 1
+    assert await scene.server.client.hmget(scene.lease, "replays", "replaying") == [b"2", b"step 7"]
+    assert await withdraw(token, ("replaying", b"step 1")) == 1
+    assert await scene.server.client.hmget(scene.lease, "replays", "replaying") == [b"1", b"step 1"]

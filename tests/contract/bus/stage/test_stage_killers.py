@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, ClassVar
 
 import msgspec
@@ -10,7 +11,9 @@ import pytest
 from tests.contract.bus.toys import GROUP, Bench, EndingLogic, Outputs, ToyLogic, working
 from tests.waiting import eventually
 from tokenbus.bus.stage import checkpoints
+from tokenbus.bus.stage.loading import partition_loader
 from tokenbus.bus.stage.loading.careful_replay import CAREFUL_REPLAYS, MOST_DEATHS
+from tokenbus.bus.stage.loading.partition_loader import MAX_REPLAYS
 from tokenbus.bus.stage.quarantine import CAREFUL_LOADS, MOST_ALONE
 from tokenbus.bus.stage.stage import Stage
 
@@ -169,4 +172,34 @@ async def test_a_worker_that_dies_for_another_reason_gives_up_no_entry(bench: Be
     async with working(bench.stage("last")):
         await eventually(bench.through)
     assert await dead(bench) == []
+    await bench.check()
+
+
+async def test_a_replay_that_a_stopping_worker_gives_up_does_not_count(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    [run] = bench.runs(0, 1)
+    await bench.feed(0, {run: b"+1"}, {run: b"+2"})
+    await bench.finish("first")
+    lease_key = bench.keys.lease(0, GROUP)
+    rebuild = partition_loader.rebuild
+    replayed = asyncio.Event()
+
+    async def endless(*args: Any) -> None:
+        await rebuild(*args)
+        if args[2].number == 0:
+            replayed.set()
+        await asyncio.Event().wait()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(partition_loader, "rebuild", endless)
+        for before in (0, CAREFUL_REPLAYS + 1):  # plain replays, then careful ones, which make notes
+            await bench.server.client.hset(lease_key, "replays", before)
+            for n in range(MAX_REPLAYS + 1):
+                replayed.clear()
+                async with working(bench.stage(f"stops{before}-{n}")):
+                    await replayed.wait()
+                lease = await bench.server.client.hgetall(lease_key)
+                assert int(lease[b"replays"]) == before
+                assert not lease.get(b"replaying")
+    await bench.feed(0, {run: b"end"})
+    await bench.finish("last")
     await bench.check()

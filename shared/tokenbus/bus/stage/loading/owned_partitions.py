@@ -96,7 +96,10 @@ class OwnedPartitions:
         self._loading[lease.partition] = task
 
     async def _on_revoked(self, partition: int) -> None:
-        await stop_task(self._loading.pop(partition, None))
+        if loading := self._loading.pop(partition, None):
+            await stop_task(loading)
+            if not self._liveness.failed:  # the replay may be what this worker failed at
+                await self._loader.withdraw(partition)
         async with holding(self._lock_of(partition)):
             self._remove(partition)
 

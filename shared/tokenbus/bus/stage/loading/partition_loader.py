@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
@@ -28,6 +29,8 @@ MAX_REPLAYS = 8
 """After this many unfinished replays in a row, by an error or a death, the partition continues without its
 state: its open runs end as `state_unreadable`.
 """
+WITHDRAW_S = 1.0
+"""The wait for the server as a replay is withdrawn, while the lease's other work waits."""
 REPLAYS_FIELD = "replays"
 """The lease hash's count of unfinished replays in a row."""
 
@@ -52,11 +55,23 @@ class PartitionLoader:
         self._topic: InternalTopic = topic
         self._logic = logic
         self._what = f"replay of {group}"
+        self._unfinished: dict[int, tuple[Lease, bytes | None]] = {}
+        """By partition: the replays in progress. A careful one has the notes that it found."""
 
     async def load(self, lease: Lease) -> Partition:
         """The partition in its last owner's state. Retries while the server is unavailable."""
         begun = scripts.count(self._keys.lease(lease.partition, self._group), REPLAYS_FIELD)
+        self._unfinished[lease.partition] = lease, None
         replays = await retry_until_available(self._server, lambda: run_script(self._server, begun), what=self._what)
+        try:
+            part = await self._load(lease, replays)
+        except Exception:
+            del self._unfinished[lease.partition]  # a failure counts
+            raise
+        del self._unfinished[lease.partition]
+        return part
+
+    async def _load(self, lease: Lease, replays: int) -> Partition:
         if replays > MAX_REPLAYS:
             log.error("%s partition %d: its state is given up", self._group, lease.partition)
         careful = await self._careful(lease) if replays > CAREFUL_REPLAYS else None
@@ -81,6 +96,24 @@ class PartitionLoader:
         """As `load`, without counting tries and without ending runs whose state is unreadable."""
         return await retry_until_available(self._server, lambda: self._rebuilt(lease), what=self._what, stop_if=stop_if)
 
+    async def withdraw(self, partition: int) -> None:
+        """The worker gives up a replay in progress because it stops or hands the partition over: the state was not at
+        fault, so the replay does not count. Await this before the lease is released. Does nothing if the server does
+        not answer in time.
+        """
+        if partition not in self._unfinished:
+            return
+        lease, notes = self._unfinished.pop(partition)
+        call = scripts.withdraw_replay(
+            self._keys.lease(partition, self._group),
+            token=lease.token,
+            count=REPLAYS_FIELD,
+            notes=None if notes is None else (STEPS_FIELD, notes),
+        )
+        with suppress(RedisError, OSError):
+            async with asyncio.timeout(WITHDRAW_S):
+                await run_script(self._server, call)
+
     async def forgive(self, partition: int) -> None:
         """Reset the count of replays, because the partition's state was not at fault. Does nothing if the server is
         unavailable."""
@@ -94,6 +127,7 @@ class PartitionLoader:
         found = await retry_until_available(
             self._server, lambda: self._server.client.hget(lease_key, STEPS_FIELD), what=self._what
         )
+        self._unfinished[lease.partition] = lease, found or b""
         return CarefulReplay(self._server, lease_key, NotedSteps.parse(found))
 
     async def _rebuilt(self, lease: Lease, careful: CarefulReplay | None = None) -> Partition:
