@@ -27,7 +27,7 @@ from tokenbus import Chunk, Client
 from tokenbus.bus.activity_slots import ActivitySlots
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.records import newest_records
-from tokenbus.bus.scripts.gateway import DoorLimits, RunUse, admit, count_use, renew_open
+from tokenbus.bus.scripts.gateway import AdmissionLimits, RunUse, admit, count_use, renew_open
 from tokenbus.bus.scripts.script import ScriptCall
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.run_scripts import run_script
@@ -172,7 +172,9 @@ async def test_the_operator_makes_keys_and_the_gateway_finds_and_counts_them(
         await store.rotate(made.id, grace_s=60)
         found = await KeyStore(gateway, KEYS).find(made.id)
         assert found is not None
-        limits = DoorLimits(requests_per_minute=5, tokens_per_minute=5, concurrency=1, budget_nano=1, period="month")
+        limits = AdmissionLimits(
+            requests_per_minute=5, tokens_per_minute=5, concurrency=1, budget_nano=1, period="month"
+        )
         use, spend = KEYS.gateway_use(made.id), KEYS.gateway_spend(made.id)
         assert (await run_script(gateway, admit(use, spend, "r1", limits, lease_ms=60_000)))[0] == b""
         await run_script(gateway, renew_open(use, ["r1"], lease_ms=60_000))

@@ -16,12 +16,12 @@ from starlette.responses import Response
 from tokenbus import Client
 from tokenbus.bus.server.server import Server
 from tokenbus.errors import SettingsError
-from tokenbus_services.gateway.callers import Door, OpenDoor, has_keys
+from tokenbus_services.gateway.callers import AccessControl, OpenAccess, has_keys
 from tokenbus_services.gateway.cors import WithCors
 from tokenbus_services.gateway.gateway import Gateway
 from tokenbus_services.gateway.http_request import AfterRouting, AsgiApp, WithRequestId
+from tokenbus_services.gateway.keys.access import KeyAccess
 from tokenbus_services.gateway.keys.create import keyed_parts
-from tokenbus_services.gateway.keys.door import KeyDoor
 from tokenbus_services.gateway.metrics import GatewayMetrics
 from tokenbus_services.gateway.models import ModelTable, RoutedModel
 from tokenbus_services.gateway.request_spans import RequestSpans
@@ -74,14 +74,14 @@ def create(settings: Settings) -> AsgiApp:
     server = Server(settings.redis_url)
     bus = Client(settings.redis_url, prefix=settings.prefix, partitions=settings.partitions)
     models = model_table(settings, table)
-    door, beside = make_door(settings, table, models, server, bus)
+    access, beside = make_access(settings, table, models, server, bus)
     tracer = open_tracer(settings, "gateway", registry)
     spans = RequestSpans(tracer, server.clock.now_ms) if tracer else None
     runs = GatewayRuns(table, bus=bus, server=server, keys=settings.keys, spans=spans)
-    gateway = Gateway(settings, runs=runs, door=door, models=models, metrics=GatewayMetrics(registry), spans=spans)
+    gateway = Gateway(settings, runs=runs, access=access, models=models, metrics=GatewayMetrics(registry), spans=spans)
     front = routes(gateway)
     if settings.console and settings.console.enabled:
-        console, more = console_of(settings, gateway, door.directory if isinstance(door, KeyDoor) else None)
+        console, more = console_of(settings, gateway, access.directory if isinstance(access, KeyAccess) else None)
         front, beside = WithRequestId(WithConsole(front, console)), [*beside, *more]
     service = GatewayService(settings, server=server, bus=bus, gateway=gateway, beside=beside, tracer=tracer)
     app = make_app(service, make_broker(settings, registry), registry, stuck_s=stuck_after_s(settings.redis_url))
@@ -112,13 +112,13 @@ def aliases_of(table: GatewaySettings) -> dict[str, list[RoutedModel]]:
     return {name: [_provider_model(choice) for choice in choices] for name, choices in table.aliases.items()}
 
 
-def make_door(
+def make_access(
     settings: Settings, table: GatewaySettings, models: ModelTable, server: Server, bus: Client
-) -> tuple[Door, list[GatewayPart]]:
-    """The door in front of all routes, and what works beside it. Raises SettingsError."""
+) -> tuple[AccessControl, list[GatewayPart]]:
+    """Access control in front of all routes, and what works beside it. Raises SettingsError."""
     rules = rules_of(table, models)
     if not has_keys(settings):
-        return OpenDoor(rules), []
+        return OpenAccess(rules), []
     return keyed_parts(settings, server, bus, rules=rules, aliases=aliases_of(table), env=os.environ)
 
 

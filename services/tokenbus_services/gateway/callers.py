@@ -1,4 +1,4 @@
-"""The caller of a request: the interface between the routes and the keys, and the door of a gateway without keys."""
+"""The caller of a request, access control between the routes and the keys, and that of a gateway without keys."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ class Admitted(msgspec.Struct, frozen=True, kw_only=True):
     """For the answer: the limits and what is left of them."""
 
 
-class Door(ABC):
+class AccessControl(ABC):
     """Tells who asks, and whether the request may be published now."""
 
-    async def open(self, liveness: Liveness) -> None:  # noqa: B027 (a door needs none of the three)
+    async def open(self, liveness: Liveness) -> None:  # noqa: B027 (an implementation may need none of the three)
         """Called before the first request. ``liveness``: starts what works for as long as the gateway."""
 
     async def close(self) -> None:  # noqa: B027
@@ -70,7 +70,7 @@ class Door(ABC):
         """The answer to an admitted request has ended, in any way. Called once for each `admit`."""
 
 
-class OpenDoor(Door):
+class OpenAccess(AccessControl):
     """Lets everybody in. Only for a gateway that listens on loopback."""
 
     def __init__(self, rules: TranslationRules) -> None:

@@ -1,4 +1,4 @@
-"""What the routes of every surface work with: runs, door, model names, and the answer to a posted request."""
+"""What the routes of every surface work with: runs, access control, model names, and the answer to a posted request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tokenbus_services.blobs.loader import loader_of
 from tokenbus_services.gateway.answers import asgi
 from tokenbus_services.gateway.answers.answer import AnswerTimes, RunAnswer, StreamedAnswer, WholeRunAnswer
 from tokenbus_services.gateway.audit import AuditedRun, FrameAudit, audited
-from tokenbus_services.gateway.callers import Caller, Door
+from tokenbus_services.gateway.callers import AccessControl, Caller
 from tokenbus_services.gateway.http_request import AfterRouting, headers_in, read_request
 from tokenbus_services.gateway.metrics import GatewayMetrics
 from tokenbus_services.gateway.models import ModelTable
@@ -41,7 +41,7 @@ class Gateway:
         settings: Settings,
         *,
         runs: GatewayRuns,
-        door: Door,
+        access: AccessControl,
         models: ModelTable,
         metrics: GatewayMetrics,
         spans: RequestSpans | None = None,
@@ -49,7 +49,7 @@ class Gateway:
         assert settings.gateway
         self.settings = settings.gateway
         self.runs = runs
-        self.door = door
+        self.access = access
         self.models = models
         self.metrics = metrics
         self._spans = spans
@@ -72,7 +72,7 @@ class Gateway:
 
     async def caller(self, request: Request, surface: Surface | None = None, *, name: str = "") -> Caller:
         """Return the caller of the request. Raises Refusal (401; 403 if the key is not for this surface)."""
-        caller = await self.door.identify(headers_in(request))
+        caller = await self.access.identify(headers_in(request))
         request.state.caller = caller
         caller.may_use(surface.name if surface else name)
         return caller
@@ -92,7 +92,7 @@ class Gateway:
         self, caller: Caller, surface: Surface, asked: GatewayRequest, translated: Translated
     ) -> RunAnswer:
         """Like `run`, for a translated request."""
-        opened = await self.runs.publish(self.door, caller, surface, asked, translated)
+        opened = await self.runs.publish(self.access, caller, surface, asked, translated)
         return self.answer(opened, surface, asked, translated)
 
     def answer(self, opened: GatewayRun, surface: Surface, asked: GatewayRequest, translated: Translated) -> RunAnswer:
@@ -102,7 +102,7 @@ class Gateway:
             "refusal": surface.refusal,
             "headers": opened.admission.headers,
             "on_gone": (lambda: self.runs.client_gone(opened)) if cancels else _stay,
-            "on_end": lambda: self.runs.leave(self.door, opened),
+            "on_end": lambda: self.runs.leave(self.access, opened),
             "times": self.times,
         }
         use = AuditedRun(run=opened.id, model=opened.note.model, span=opened.span)

@@ -24,7 +24,7 @@ from tokenbus.errors import RunNotFound, RunNotRepeatable, ServerError
 from tokenbus.events.public import PublicEvent, Started
 from tokenbus.events.requests import Generate
 from tokenbus_services.gateway import idempotency
-from tokenbus_services.gateway.callers import Admitted, Caller, Door
+from tokenbus_services.gateway.callers import AccessControl, Admitted, Caller
 from tokenbus_services.gateway.problem import Problem, Refusal
 from tokenbus_services.gateway.request_spans import RequestSpan, RequestSpans
 from tokenbus_services.gateway.surfaces.contract import NOTE, GatewayNote, GatewayRequest, Surface, Translated
@@ -94,7 +94,7 @@ class GatewayRuns:
         await asyncio.gather(*self._leaving, return_exceptions=True)
 
     async def publish(
-        self, door: Door, caller: Caller, surface: Surface, request: GatewayRequest, translated: Translated
+        self, access: AccessControl, caller: Caller, surface: Surface, request: GatewayRequest, translated: Translated
     ) -> GatewayRun:
         """Publish a translated request, or join the run that it names. Raises Refusal, TokenbusError."""
         key = request.headers.get(idempotency.HEADER)
@@ -118,14 +118,14 @@ class GatewayRuns:
         if self._spans and generate.id:
             span = self._spans.begin(generate.id, generate.traceparent)
             generate = msgspec.structs.replace(generate, traceparent=span.traceparent)
-        admission = await door.admit(caller, surface.name, generate)
+        admission = await access.admit(caller, surface.name, generate)
         generate = admission.generate
         assert generate.id
         try:
             ticket = await self._ticket(generate.id) if key is not None else None
             name = await self._published(generate, may_exist=run is not None)
         except BaseException:
-            await door.leave(caller, generate.id)
+            await access.leave(caller, generate.id)
             raise
         return GatewayRun(
             id=name, note=note, caller=caller, admission=admission, joined=run is not None, span=span, ticket=ticket
@@ -199,9 +199,9 @@ class GatewayRuns:
         """Cancel in a separate task, which outlives the request that asks for it."""
         self._later(run, self.cancel(run, reason))
 
-    def leave(self, door: Door, opened: GatewayRun) -> None:
-        """Tell the door that an answer has ended."""
-        self._later(opened.id, door.leave(opened.caller, opened.admission.generate.id or opened.id))
+    def leave(self, access: AccessControl, opened: GatewayRun) -> None:
+        """Tell access control that an answer has ended."""
+        self._later(opened.id, access.leave(opened.caller, opened.admission.generate.id or opened.id))
 
     async def cancel(self, run: str, reason: str) -> None:
         """Cancel, also if the server is unavailable for some seconds. Raises ServerError after that."""

@@ -51,7 +51,7 @@ class GatewayService:
         beside: Sequence[GatewayPart] = (),
         tracer: RunTracer | None = None,
     ) -> None:
-        """``beside``: opened after the door, and closed before it."""
+        """``beside``: opened after access control, and closed before it."""
         self.liveness = Liveness()
         self._server = server
         self._bus = bus
@@ -73,7 +73,7 @@ class GatewayService:
         await self._deployment.open()
         watch_readers(self._bus, self.liveness)
         await self._bus.__aenter__()
-        await self._gateway.door.open(self.liveness)
+        await self._gateway.access.open(self.liveness)
         for part in self._beside:
             await part.open(self.liveness)
         self._heartbeat = self.liveness.start(self._beat(), name="heartbeat")
@@ -85,7 +85,7 @@ class GatewayService:
         for part in reversed(self._beside):
             await part.close()
         await self._gateway.runs.close()
-        await self._gateway.door.close()
+        await self._gateway.access.close()
         await self._bus.aclose()
         await self._gateway.aclose()
         await self._deployment.close()

@@ -174,9 +174,9 @@ class LocalBus:
             }
             await stack.enter_async_context(_served(apps["blobs"], listener))
             if "gateway" in apps:
-                door = stack.enter_context(listening("gateway", "127.0.0.1", 0))
-                self._gateway = url_of(door)
-                await stack.enter_async_context(_served(apps["gateway"], door, websockets_of("gateway")))
+                listener = stack.enter_context(listening("gateway", "127.0.0.1", 0))
+                self._gateway = url_of(listener)
+                await stack.enter_async_context(_served(apps["gateway"], listener, websockets_of("gateway")))
             running: dict[ServiceName, Lifespan] = {}
             try:
                 for name, app in apps.items():

@@ -205,7 +205,7 @@ async def test_whichever_task_of_a_gateway_ends_or_stands_still_it_ends(
     async with (
         AsyncExitStack() as answers,
         httpx.AsyncClient(headers={"authorization": f"Bearer {KEY.text}"}, timeout=ENDED_S) as http,
-        faulty(tmp_path, "door", [*repeat("gateway", len(GATEWAY_FAULTS))]) as gateways,
+        faulty(tmp_path, "access", [*repeat("gateway", len(GATEWAY_FAULTS))]) as gateways,
     ):
         for gateway in gateways:  # no intake accepts its run, so the answer stays open and waits for the log
             url = gateway.log.partition("ready gateway ")[2].split()[0]

@@ -12,8 +12,8 @@ from tokenbus.bus.liveness import MAX_DEFECTS, Liveness, LongTask
 from tokenbus.bus.server.server import Server
 from tokenbus_services.gateway.budgets import counter
 from tokenbus_services.gateway.budgets.counter import SpendCounter
-from tokenbus_services.gateway.keys import door
-from tokenbus_services.gateway.keys.door import KeyDoor
+from tokenbus_services.gateway.keys import access
+from tokenbus_services.gateway.keys.access import KeyAccess
 from tokenbus_services.settings import Settings
 
 
@@ -41,14 +41,14 @@ async def test_a_count_of_spend_that_always_fails_ends(monkeypatch: pytest.Monke
 
 
 async def test_a_renewal_of_places_that_always_fails_ends(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "RENEW_S", 0.0)
+    monkeypatch.setattr(access, "RENEW_S", 0.0)
 
     def broken(*_: Any, **__: Any) -> Any:
         raise RuntimeError("a defect")
 
-    monkeypatch.setattr(door, "renew_open", broken)
+    monkeypatch.setattr(access, "renew_open", broken)
     nothing: Any = None
-    keyed = KeyDoor(Settings(), server, directory=nothing, rules=nothing, aliases=nothing, prices=nothing)
+    keyed = KeyAccess(Settings(), server, directory=nothing, rules=nothing, aliases=nothing, prices=nothing)
     keyed._open["ada"] = {"run": 1}
     liveness, ended = Liveness(), list[LongTask]()
     liveness.ended = ended.append

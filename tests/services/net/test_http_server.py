@@ -33,7 +33,7 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body"})
 
 
-class Door:
+class ServedApp:
     def __init__(self, server: uvicorn.Server) -> None:
         self.server = server
         self.port: int = server.servers[0].sockets[0].getsockname()[1]
@@ -42,7 +42,7 @@ class Door:
     def open(self) -> int:
         return len(self.server.server_state.connections)
 
-    async def knock(self, first: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def connect(self, first: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         # A small buffer, so that what is not read stays with the server.
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1024)
         writer.write(first)
@@ -50,14 +50,14 @@ class Door:
 
 
 @asynccontextmanager
-async def served(app: AsgiApp, bounds: HttpBounds) -> AsyncGenerator[Door]:
+async def served(app: AsgiApp, bounds: HttpBounds) -> AsyncGenerator[ServedApp]:
     options: dict[str, Any] = {"http": bounded(bounds), "lifespan": "off", "log_config": None, "ws": "none"}
     server = uvicorn.Server(uvicorn.Config(app, port=0, interface="asgi3", **options))  # type: ignore[arg-type]
     server.config.load()
     server.lifespan = server.config.lifespan_class(server.config)
     await server.startup()
     try:
-        yield Door(server)
+        yield ServedApp(server)
     finally:
         for one in server.servers:
             one.close()
@@ -81,36 +81,36 @@ async def served(app: AsgiApp, bounds: HttpBounds) -> AsyncGenerator[Door]:
     ],
 )
 async def test_a_client_that_is_slow_to_ask_is_closed(first: bytes, drip: bytes) -> None:
-    async with served(app, QUICK) as door:
-        reader, writer = await door.knock(first)
+    async with served(app, QUICK) as served_app:
+        reader, writer = await served_app.connect(first)
         gone = asyncio.create_task(_rest(reader))
         while drip and not gone.done():
             writer.write(drip)
             await asyncio.sleep(0.02)
         await gone
-        await until(lambda: door.open == 0)
+        await until(lambda: served_app.open == 0)
         writer.close()
 
 
 async def test_a_client_that_has_begun_to_ask_is_told_why() -> None:
-    async with served(app, QUICK) as door:
+    async with served(app, QUICK) as served_app:
         for first in (b"GET / HTTP/1.1\r\nHo", HEAD):
-            reader, writer = await door.knock(first)
+            reader, writer = await served_app.connect(first)
             assert (await _rest(reader)).startswith(b"HTTP/1.1 408 ")
             writer.close()
 
 
 async def test_a_client_that_does_not_read_its_answer_is_closed() -> None:
-    async with served(app, QUICK) as door:
-        _, writer = await door.knock(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
-        await until(lambda: door.open == 1)
-        await until(lambda: door.open == 0)
+    async with served(app, QUICK) as served_app:
+        _, writer = await served_app.connect(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+        await until(lambda: served_app.open == 1)
+        await until(lambda: served_app.open == 0)
         writer.close()
 
 
 async def test_a_client_that_reads_its_answer_slowly_gets_all_of_it() -> None:
-    async with served(app, QUICK) as door:
-        reader, writer = await door.knock(b"GET /large HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    async with served(app, QUICK) as served_app:
+        reader, writer = await served_app.connect(b"GET /large HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         size = 0
         while part := await reader.read(2**20):
             size += len(part)
@@ -120,8 +120,8 @@ async def test_a_client_that_reads_its_answer_slowly_gets_all_of_it() -> None:
 
 
 async def test_a_body_that_keeps_coming_may_take_any_time() -> None:
-    async with served(app, QUICK) as door:
-        reader, writer = await door.knock(HEAD)
+    async with served(app, QUICK) as served_app:
+        reader, writer = await served_app.connect(HEAD)
         for _ in range(50):
             writer.write(b"x" * 2000)
             await asyncio.sleep(0.02)
@@ -131,12 +131,12 @@ async def test_a_body_that_keeps_coming_may_take_any_time() -> None:
 
 async def test_who_waits_longest_makes_room_and_who_is_at_work_does_not() -> None:
     bounds = HttpBounds(connections=4, head_s=60)
-    async with served(app, bounds) as door:
-        working, worker = await door.knock(HEAD)
-        await until(lambda: door.open == 1)
-        waiting = [await door.knock(b"GET / HT") for _ in range(3)]
-        await until(lambda: door.open == 4)
-        reader, writer = await door.knock(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    async with served(app, bounds) as served_app:
+        working, worker = await served_app.connect(HEAD)
+        await until(lambda: served_app.open == 1)
+        waiting = [await served_app.connect(b"GET / HT") for _ in range(3)]
+        await until(lambda: served_app.open == 4)
+        reader, writer = await served_app.connect(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
         assert await _rest(waiting[0][0]) == b""
         worker.write(b"x" * 100_000)
@@ -146,10 +146,10 @@ async def test_who_waits_longest_makes_room_and_who_is_at_work_does_not() -> Non
 
 
 async def test_where_all_are_at_work_the_newest_is_refused() -> None:
-    async with served(app, HttpBounds(connections=2)) as door:
-        working = [await door.knock(HEAD) for _ in range(2)]
-        await until(lambda: len(door.server.server_state.tasks) == 2)
-        reader, writer = await door.knock(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    async with served(app, HttpBounds(connections=2)) as served_app:
+        working = [await served_app.connect(HEAD) for _ in range(2)]
+        await until(lambda: len(served_app.server.server_state.tasks) == 2)
+        reader, writer = await served_app.connect(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         assert await _rest(reader) == b""
         for _, one in (*working, (None, writer)):
             one.close()

@@ -1,1 +1,1 @@
-"""What keys may spend: prices, the count of what was spent, and the limits at the door."""
+"""What keys may spend: prices, the count of what was spent, and the limits on admission."""

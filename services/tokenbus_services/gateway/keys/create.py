@@ -1,4 +1,4 @@
-"""The parts of a gateway with keys: its door, the counter of spend, and the admin API."""
+"""The parts of a gateway with keys: its access control, the counter of spend, and the admin API."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from tokenbus import Client
 from tokenbus.bus.server.server import Server
 from tokenbus_services.gateway.budgets.counter import SpendCounter
+from tokenbus_services.gateway.keys.access import KeyAccess
 from tokenbus_services.gateway.keys.admin import AdminServer
 from tokenbus_services.gateway.keys.allowed import Aliases
 from tokenbus_services.gateway.keys.directory import KeyDirectory, check_keys
-from tokenbus_services.gateway.keys.door import KeyDoor
 from tokenbus_services.gateway.keys.store import KeyStore
 from tokenbus_services.gateway.service import GatewayPart
 from tokenbus_services.gateway.surfaces.contract import TranslationRules
@@ -28,15 +28,15 @@ def keyed_parts(
     rules: TranslationRules,
     aliases: Aliases,
     env: Mapping[str, str],
-) -> tuple[KeyDoor, list[GatewayPart]]:
-    """The door, and what works beside it. Raises SettingsError for keys and an admin API that cannot work."""
+) -> tuple[KeyAccess, list[GatewayPart]]:
+    """Access control, and what works beside it. Raises SettingsError for keys and an admin API that cannot work."""
     table = settings.gateway
     assert table
     check_keys(table.keys)
     store = KeyStore(server, settings.keys)
     directory = KeyDirectory(table.keys, store)
     prices = PriceTable(table.prices)
-    door = KeyDoor(settings, server, directory=directory, rules=rules, aliases=aliases, prices=prices)
+    access = KeyAccess(settings, server, directory=directory, rules=rules, aliases=aliases, prices=prices)
     # Events come again until the group has acknowledged them, at the latest when a gateway is back; a run may be open
     # for as long as its keys are kept.
     keep_ms = _COUNTED_KEPT_MS + round(1000 * (settings.retention.open_run_s + settings.retention.finished_run_s))
@@ -52,4 +52,4 @@ def keyed_parts(
     parts: list[GatewayPart] = [counter]
     if table.admin:
         parts.append(AdminServer(settings, table.admin, server, store, env))
-    return door, parts
+    return access, parts

@@ -25,11 +25,11 @@ def routes(gateway: Gateway) -> list[BaseRoute]:
     """The list, and one model; clients send the slash of a name percent-encoded."""
 
     async def every(request: Request) -> Any:
-        models = (await gateway.door.identify(headers_in(request))).rules.models
+        models = (await gateway.access.identify(headers_in(request))).rules.models
         return JSONResponse({"object": "list", "data": [_openai(name, models) for name in models.names()]})
 
     async def one(request: Request) -> Any:
-        models = (await gateway.door.identify(headers_in(request))).rules.models
+        models = (await gateway.access.identify(headers_in(request))).rules.models
         name: str = request.path_params["id"]
         models.resolve(name)
         return JSONResponse(_openai(name, models))

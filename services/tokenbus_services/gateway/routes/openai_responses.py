@@ -72,13 +72,13 @@ class ResponsesApi:
         asked = await read_request(request, most_bytes=self._gateway.settings.body_bytes)
         translated = await self.translated(caller, asked)
         runs = self._gateway.runs
-        opened = await runs.publish(self._gateway.door, caller, self._surface, asked, translated)
+        opened = await runs.publish(self._gateway.access, caller, self._surface, asked, translated)
         if not translated.background or translated.stream:
             return self._gateway.answer(opened, self._surface, asked, translated)
         try:
             return _answer(await self._begun(opened), opened.id, opened.admission.headers)
         finally:
-            runs.leave(self._gateway.door, opened)
+            runs.leave(self._gateway.access, opened)
 
     async def translated(self, caller: Caller, asked: GatewayRequest) -> Translated:
         """Translate a request; the conversation of `previous_response_id` goes before its input. Raises Refusal."""

@@ -3,8 +3,8 @@
 All of its keys lie in one slot. A client has three: rates (``use``), open answers (``use:open``) and spend.
 
 ``use`` holds two buckets, each a level and the time of that level: ``requests`` and ``tokens``. Both refill steadily to
-one minute's worth. A request takes one of ``requests`` at the door. Tokens are taken when a run reports them, so the
-level may fall below 0; the door refuses until it is above.
+one minute's worth. A request takes one of ``requests`` on admission. Tokens are taken when a run reports them, so the
+level may fall below 0; requests are refused until it is above.
 
 ``spend`` holds, for each day since 1970 (UTC) and for ``total``, the fields ``<day>:cost``, ``:input``, ``:output`` and
 ``:runs``, and the total cost by price (``price:<name>:cost``). Costs are whole billionths of the currency.
@@ -54,7 +54,7 @@ def put_key(keys: str, key_id: str, before: bytes, entry: bytes) -> ScriptCall:
     return ScriptCall(_PUT_KEY, [keys], [key_id, before, entry])
 
 
-class DoorLimits(msgspec.Struct, frozen=True, kw_only=True):
+class AdmissionLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of one client. 0: none of this kind."""
 
     requests_per_minute: int = 0
@@ -65,8 +65,8 @@ class DoorLimits(msgspec.Struct, frozen=True, kw_only=True):
     """``day``, ``week`` or ``month``; empty: the budget is for all time."""
 
 
-class DoorReply(msgspec.Struct, frozen=True, array_like=True):
-    """What the door says. Levels of -1: not limited."""
+class AdmissionReply(msgspec.Struct, frozen=True, array_like=True):
+    """The decision about a request. Levels of -1: not limited."""
 
     refused: str
     """``""``, ``budget``, ``requests``, ``tokens`` or ``concurrency``."""
@@ -86,7 +86,7 @@ _ADMIT = script(
 -- KEYS: 1 rates (hash), 2 open answers (sorted set), 3 spend (hash).
 -- ARGV: 1 run, 2 requests a minute, 3 tokens a minute, 4 open answers, 5 budget, 6 its period, 7 lease of an answer
 -- in ms.
--- Reply: see `DoorReply`.
+-- Reply: see `AdmissionReply`.
 -- Atomic: requests that come at once, at several gateways, cannot share the last place.
 """
     + NOW
@@ -156,8 +156,8 @@ return {refused, retry, math.floor(requests), full(requests, rpm), math.floor(ma
 )
 
 
-def admit(use: str, spend: str, run: str, limits: DoorLimits, *, lease_ms: int) -> ScriptCall:
-    """Admit a request if no limit of its client is reached, and take its share of them. Reply: see `DoorReply`.
+def admit(use: str, spend: str, run: str, limits: AdmissionLimits, *, lease_ms: int) -> ScriptCall:
+    """Admit a request if no limit of its client is reached, and take its share of them. Reply: see `AdmissionReply`.
 
     The run counts as an open answer for ``lease_ms``, or until it is renewed or left.
     """

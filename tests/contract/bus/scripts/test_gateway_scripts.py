@@ -1,4 +1,4 @@
-"""The gateway's scripts: the door takes of all limits or of none, and what a run used is counted once."""
+"""The gateway's scripts: admission counts against all limits or none, and what a run used is counted once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.scripts.gateway import NANO, DoorLimits, DoorReply, RunUse, admit, count_use, put_key, renew_open
+from tokenbus.bus.scripts.gateway import (
+    NANO,
+    AdmissionLimits,
+    AdmissionReply,
+    RunUse,
+    admit,
+    count_use,
+    put_key,
+    renew_open,
+)
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
 
@@ -26,9 +35,11 @@ class Scene:
         self.use = keys.gateway_use("ada")
         self.spend = keys.gateway_spend("ada")
 
-    async def admit(self, run: str = "r1", *, lease_ms: int = LEASE_MS, **limits: Any) -> DoorReply:
-        reply = await run_script(self.server, admit(self.use, self.spend, run, DoorLimits(**limits), lease_ms=lease_ms))
-        return DoorReply(reply[0].decode(), *(int(one) for one in reply[1:]))
+    async def admit(self, run: str = "r1", *, lease_ms: int = LEASE_MS, **limits: Any) -> AdmissionReply:
+        reply = await run_script(
+            self.server, admit(self.use, self.spend, run, AdmissionLimits(**limits), lease_ms=lease_ms)
+        )
+        return AdmissionReply(reply[0].decode(), *(int(one) for one in reply[1:]))
 
     async def count(self, seq: int, *, run: str = "r1", tpm: int = 0, **used: Any) -> int:
         counts = {"fresh": 0, "cache_read": 0, "cache_write": 0, "output": 0, **used}
@@ -92,7 +103,7 @@ async def test_a_renewed_place_lives_longer_and_a_left_one_does_not_come_back(sc
     assert await scene.server.client.zscore(f"{scene.use}:open", "gone") is None
 
 
-async def test_reported_tokens_shut_the_door_until_they_are_made_up_for(scene: Scene) -> None:
+async def test_reported_tokens_refuse_requests_until_they_are_made_up_for(scene: Scene) -> None:
     assert (await scene.admit(tokens_per_minute=1000)).tokens_left == 1000
     await scene.count(3, tpm=1000, fresh=1500, output=1000)
     reply = await scene.admit(tokens_per_minute=1000)
@@ -126,7 +137,7 @@ async def test_a_sum_that_shrinks_gives_nothing_back(scene: Scene) -> None:
     assert await scene.total() == 12 * 1000
 
 
-async def test_a_spent_budget_shuts_the_door(scene: Scene) -> None:
+async def test_a_spent_budget_refuses_requests(scene: Scene) -> None:
     budget = NANO // 1000
     assert (await scene.admit(budget_nano=budget)).refused == ""
     await scene.count(1, output=1000, prices=(0, 0, 0, 1000.0))
@@ -162,7 +173,7 @@ async def test_an_entry_changes_only_if_it_is_still_what_was_read(scene: Scene) 
     assert await scene.server.client.hget(key, "a") == b"3"
 
 
-async def test_the_door_of_a_client_without_limits_costs_no_keys_of_rates(scene: Scene) -> None:
+async def test_admission_without_limits_costs_no_keys_of_rates(scene: Scene) -> None:
     began = time.time() * 1000 - 60_000
     await scene.admit()
     assert not await scene.server.client.exists(scene.use, f"{scene.use}:open")

@@ -44,7 +44,7 @@ async def test_a_key_is_found_by_its_text_alone(store: KeyStore) -> None:
     assert id_of(made.text) == made.id
 
 
-async def test_nothing_that_is_kept_opens_the_door(store: KeyStore, server: Server, keys: Keys) -> None:
+async def test_what_is_stored_of_a_key_does_not_admit_anyone(store: KeyStore, server: Server, keys: Keys) -> None:
     made = await store.create(KeyRules(tenant="ada"))
     secret = made.text.removeprefix(f"tb-{made.id}-")
     kept = await server.client.hget(keys.gateway_keys, made.id)

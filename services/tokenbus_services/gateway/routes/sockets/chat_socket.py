@@ -22,7 +22,7 @@ from tokenbus.events.public import PublicEvent, UnknownEvent
 from tokenbus_services.gateway.audit import AuditedRun, FrameAudit
 from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.gateway import response_to
-from tokenbus_services.gateway.keys.door import key_in
+from tokenbus_services.gateway.keys.access import key_in
 from tokenbus_services.gateway.problem import Problem, Refusal, of_exception
 from tokenbus_services.gateway.routes.chats import STOPPED, Chats
 from tokenbus_services.gateway.routes.sockets import handshake
@@ -92,7 +92,7 @@ class ChatSocket:
                 raise
 
     async def _caller(self, headers: Mapping[str, str]) -> Caller:
-        caller = await self._gateway.door.identify(headers)
+        caller = await self._gateway.access.identify(headers)
         caller.may_use(self._chats.surface.name)
         self._known.set()
         return caller
@@ -183,7 +183,7 @@ class ChatSocket:
         finally:
             if not ended and translated.on_disconnect == "cancel":
                 gateway.runs.client_gone(opened)
-            gateway.runs.leave(gateway.door, opened)
+            gateway.runs.leave(gateway.access, opened)
 
     async def _resume(self, frame: Resume, caller: Caller, asked: GatewayRequest, audit: FrameAudit) -> None:
         surface = self._chats.surface

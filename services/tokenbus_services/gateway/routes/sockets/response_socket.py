@@ -53,7 +53,7 @@ class ResponseSocket:
         """Serve the connection until it is closed."""
         try:
             handshake.check_origin(self._headers, self._gateway.settings.origins)
-            caller = await self._gateway.door.identify(self._headers)
+            caller = await self._gateway.access.identify(self._headers)
             caller.may_use(self._surface.name)
         except Refusal as e:
             await handshake.deny(self._socket, response_to(e.problem, self._surface.refusal))
@@ -113,8 +113,8 @@ class ResponseSocket:
         """Answer one frame with its response. Raises Refusal, TokenbusError."""
         asked = GatewayRequest(body=self._body(frame), headers=self._headers)
         translated = await self._translate(caller, asked)
-        runs, door = self._gateway.runs, self._gateway.door
-        opened = await runs.publish(door, caller, self._surface, asked, translated)
+        runs, access = self._gateway.runs, self._gateway.access
+        opened = await runs.publish(access, caller, self._surface, asked, translated)
         audit.use = use = AuditedRun(run=opened.id, model=opened.note.model, span=opened.span)
         encoder = ResponseFrames(opened.note, opened.id)
         ended = False
@@ -141,7 +141,7 @@ class ResponseSocket:
         finally:
             if self._client_left and not ended and translated.on_disconnect == "cancel":
                 runs.client_gone(opened)
-            runs.leave(door, opened)
+            runs.leave(access, opened)
 
     def _body(self, frame: bytes) -> bytes:
         """The body of the request that a frame holds. Raises Refusal."""

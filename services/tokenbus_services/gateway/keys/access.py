@@ -1,4 +1,4 @@
-"""The door of a gateway with keys: who asks, what the key allows, and whether its limits leave room."""
+"""Access control of a gateway with keys: who asks, what the key allows, and whether its limits leave room."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import structlog
 
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.liveness import Defects, Liveness, rest, stop_task
-from tokenbus.bus.scripts.gateway import NANO, DoorLimits, DoorReply, admit, renew_open
+from tokenbus.bus.scripts.gateway import NANO, AdmissionLimits, AdmissionReply, admit, renew_open
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server, translated
 from tokenbus.errors import ServerError
 from tokenbus.events.requests import Generate
-from tokenbus_services.gateway.callers import Admitted, Caller, Door
+from tokenbus_services.gateway.callers import AccessControl, Admitted, Caller
 from tokenbus_services.gateway.keys.allowed import Aliases, check_allowed, check_tools, rules_for, with_forced
 from tokenbus_services.gateway.keys.directory import KeyDirectory
 from tokenbus_services.gateway.keys.key import KeyEntry
@@ -33,7 +33,7 @@ BEARER = "bearer "
 KEY_HEADERS = ("x-api-key", "x-goog-api-key")
 
 
-class KeyDoor(Door):
+class KeyAccess(AccessControl):
     """Lets in who has a valid key."""
 
     def __init__(
@@ -67,7 +67,7 @@ class KeyDoor(Door):
         await stop_task(self._renewing)
 
     async def identify(self, headers: Mapping[str, str]) -> Caller:
-        """See `Door.identify`. The answer for an unknown key and for a wrong one is the same."""
+        """See `AccessControl.identify`. The answer for an unknown key and for a wrong one is the same."""
         given = key_in(headers)
         entry = await self.directory.find(given) if given else None
         if entry is None:
@@ -76,7 +76,7 @@ class KeyDoor(Door):
         return self._caller(entry)
 
     async def admit(self, caller: Caller, surface: str, generate: Generate) -> Admitted:
-        """See `Door.admit`."""
+        """See `AccessControl.admit`."""
         assert caller.key is not None
         assert generate.id is not None
         rules = await self.directory.valid_rules(caller.key)
@@ -99,7 +99,7 @@ class KeyDoor(Door):
         return Admitted(generate=forced, headers=headers)
 
     async def leave(self, caller: Caller, run: str) -> None:
-        """See `Door.leave`."""
+        """See `AccessControl.leave`."""
         assert caller.key is not None
         runs = self._open.get(caller.key, {})
         if run not in runs:
@@ -122,8 +122,8 @@ class KeyDoor(Door):
             surfaces=None if rules.surfaces is None else frozenset(rules.surfaces),
         )
 
-    async def _admitted(self, key: str, run: str, rules: KeyRules) -> DoorReply:
-        limits = DoorLimits(
+    async def _admitted(self, key: str, run: str, rules: KeyRules) -> AdmissionReply:
+        limits = AdmissionLimits(
             requests_per_minute=rules.rpm_limit or 0,
             tokens_per_minute=rules.tpm_limit or 0,
             concurrency=rules.max_parallel_requests or 0,
@@ -136,7 +136,7 @@ class KeyDoor(Door):
         with translated(self._server):
             reply = await run_script(self._server, call)
         refused, *numbers = reply
-        return DoorReply(refused.decode(), *(int(number) for number in numbers))
+        return AdmissionReply(refused.decode(), *(int(number) for number in numbers))
 
     def _is_ours(self, tool: str) -> bool:
         prefixes = self._settings.mcp_prefixes.values()
@@ -183,7 +183,7 @@ def key_in(headers: Mapping[str, str]) -> str:
     return next((headers[name].strip() for name in KEY_HEADERS if headers.get(name)), "")
 
 
-def headers_of(reply: DoorReply, rules: KeyRules) -> dict[str, str]:
+def headers_of(reply: AdmissionReply, rules: KeyRules) -> dict[str, str]:
     """The limits, and what is left of them, as OpenAI's clients read it."""
     headers: dict[str, str] = {}
     levels = (
@@ -209,7 +209,7 @@ def _check_blocked(rules: KeyRules) -> None:
         raise Refusal(Problem(status=403, code="key_blocked", message="this key is blocked", kind="auth"))
 
 
-def _limited(reply: DoorReply, rules: KeyRules, headers: Mapping[str, str]) -> Refusal:
+def _limited(reply: AdmissionReply, rules: KeyRules, headers: Mapping[str, str]) -> Refusal:
     wait_s = max(0.001, reply.retry_ms / 1000)
     if reply.refused == "budget":
         period = f"per {rules.budget_duration}" if rules.budget_duration else "in all"
