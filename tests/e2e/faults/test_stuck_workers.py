@@ -28,7 +28,8 @@ KINDS: tuple[Kind, ...] = (*WITH_TOOLS, "policy", "recorder")
 _TASKS: dict[Kind, set[str]] = {
     "fetcher": {
         *(f"{task} {group}" for task in ("queue", "heartbeat", "sign-on") for group in ("intake", "fetcher")),
-        *("raw writer", "admission", "limits", "control", "deployment", "subscriber intake", "subscriber fetcher"),
+        *("raw writer", "admission", "limits", "control", "silent calls", "deployment"),
+        *("subscriber intake", "subscriber fetcher"),
     },
     "normalizer": {"leases normalizer", "deployment", "subscriber normalizer"},
     "parser": {"leases parser", "activity", "clock", "deployment", "subscriber parser"},

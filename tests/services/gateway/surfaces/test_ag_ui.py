@@ -29,7 +29,7 @@ from tests.services.gateway.rules import asked, refused, rules, translated
 from tests.unit.providers.corpus import Recording
 from tokenbus.events import normalized as n
 from tokenbus.events.frames import CancelRequested, ToolReturned
-from tokenbus.events.public import TERMINAL
+from tokenbus.events.public import TERMINAL, Retrying
 from tokenbus.events.requests import (
     DocumentPart,
     ImagePart,
@@ -202,6 +202,15 @@ def test_a_text_that_continues_after_a_cut_stays_one_message() -> None:
     agent = Agent(events(log))
     assert agent.texts() == visible_text(log)
     assert agent.calls() == {}
+
+
+def test_a_client_that_joins_after_a_retry_loses_the_void_thinking_it_had() -> None:
+    log = log_of([*thinking(0, "Let me ", "think."), n.Failed(BUSY)])
+    retrying = next(event.seq for event in log if isinstance(event, Retrying))
+    had = Agent(events(log[:4])).messages
+    assert had[-1]["content"]
+    joined = Agent(events(log, retrying), had)
+    assert not joined.texts("reasoning")
 
 
 def test_calls_of_the_client_are_named_as_pending() -> None:

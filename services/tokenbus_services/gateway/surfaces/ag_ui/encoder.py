@@ -58,6 +58,8 @@ class AgUiStream(Encoder):
         self._seq = -1
         self._out: list[bytes] = []
         self._blocks: dict[int, SentBlock] = {}
+        self._void_thinking: list[SentBlock] = []
+        """A client that joins may have them from an earlier stream."""
         self._turn: int | None = None
         self._began = False
         self._ended = False
@@ -106,7 +108,8 @@ class AgUiStream(Encoder):
         self._start()
         if self._turn is not None:
             self._emit("STEP_STARTED", stepName=_step(self._turn))
-        self._snapshot([])
+        valid = {sent.id for sent in self._blocks.values()}
+        self._snapshot([sent for sent in self._void_thinking if sent.id not in valid])
         for sent in self._blocks.values():
             if sent.open:
                 self._open(sent)
@@ -267,6 +270,7 @@ class AgUiStream(Encoder):
                 call = {"toolCallId": sent.id, "content": "void"}
                 self._emit("TOOL_CALL_RESULT", messageId=f"{self._run}:{sent.block}", role="tool", **call)
             del self._blocks[sent.block]
+        self._void_thinking += [sent for sent in void if sent.kind == "thinking"]
         self._snapshot(void)
         for sent in self._blocks.values():  # the snapshot replaced the messages that are still open
             if sent.open and sent.text:
