@@ -13,7 +13,7 @@ import structlog
 from redis.exceptions import ResponseError
 
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.run_index import IndexReader, Position
+from tokenbus.bus.run_index import IndexReader
 from tokenbus.bus.run_record import TENANT
 from tokenbus.bus.scripts.run_index import OpenRun, list_ended, list_open, unlist_ended
 from tokenbus.bus.server.run_scripts import run_script
@@ -25,8 +25,6 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 PAGE = 500
 """Runs looked at in one partition at once, of either kind."""
-_NEWEST = Position(2**63, "")
-"""Before all runs of the index."""
 MOST_PAGES = 20
 """Pages in a row, while most of a page is gone: after a time with parsers of a version without an index, say."""
 
@@ -46,8 +44,9 @@ class IndexKeeper:
         """When to list all open runs once more, so that a tenant's index outlives a run that is open for long."""
         self._at: dict[int, int] = {}
         """By partition: how much of the index this pass has looked at."""
-        self._ended: dict[int, Position | None] = {}
-        """By partition: up to where ended runs were looked at since it was acquired, the newest first; None: all."""
+        self._ended: dict[int, IndexReader] = {}
+        """By partition: reads ended runs since it was acquired, the newest first. The reader is kept between looks, as
+        it alone knows how many runs of its last millisecond it has read."""
 
     async def look(self, runs: Mapping[int, Sequence[RunState]]) -> None:
         """Look at each of these partitions, given its open runs. Raises redis-py's errors if the server is
@@ -55,7 +54,7 @@ class IndexKeeper:
         self._listed = {p: listed for p, listed in self._listed.items() if p in runs}
         if time.monotonic() >= self._list_again:
             self._listed, self._list_again = {}, time.monotonic() + self._open_ms / 2000
-        self._ended = {p: self._ended.get(p, _NEWEST) for p in runs}
+        self._ended = {p: self._ended.get(p) or self._ended_reader(p) for p in runs}
         for partition, states in runs.items():
             try:
                 await self._list(partition, states)
@@ -85,19 +84,18 @@ class IndexKeeper:
         if doubtful:
             names, places = [keys.run(run) for run in doubtful], (keys.open_runs(partition), keys.ended_runs(partition))
             gone = await run_script(self._server, unlist_ended(*places, names, doubtful, keep_ms=self._keep_ms))
-            self._ended[partition] = _NEWEST if gone else self._ended[partition]  # those have to be listed by tenant
+            if gone:  # those have to be listed by tenant
+                self._ended[partition] = self._ended_reader(partition)
         self._at[partition] = at + PAGE - gone if len(page) == PAGE else 0
         return gone
 
     async def _list_ended(self, partition: int) -> None:
         """Look at one page of the ended runs, and list those of tenants by tenant. Once for each acquisition."""
-        after = self._ended[partition]
-        if after is None:
+        reader = self._ended[partition]
+        if reader.exhausted:
             return
+        del self._ended[partition]  # begin again if this page fails
         keys = self._keys.within(partition)
-        reader = IndexReader(
-            keys.ended_runs(partition), newest_first=True, after=None if after is _NEWEST else after, until_ms=None
-        )
         pipe = self._server.client.pipeline(transaction=False)
         reader.ask(pipe, PAGE)
         reader.take((await pipe.execute())[0])
@@ -114,7 +112,11 @@ class IndexKeeper:
             ]
             if runs:
                 await run_script(self._server, list_ended(runs, keep_ms=self._keep_ms))
-        self._ended[partition] = None if reader.exhausted or not places else min(places)
+        self._ended[partition] = reader
+
+    def _ended_reader(self, partition: int) -> IndexReader:
+        key = self._keys.within(partition).ended_runs(partition)
+        return IndexReader(key, newest_first=True, after=None, until_ms=None)
 
     def _open_run(self, partition: int, s: RunState) -> OpenRun:
         tenant = tenant_of(s.accepted.metadata)

@@ -105,7 +105,7 @@ _LIST_ENDED = script(
 -- List ended runs in the indexes of their tenants.
 -- KEYS: of each run, the ended runs of its tenant (sorted set).
 -- ARGV: 1 how long ended runs are listed, in ms, 2 and further: run and time of its end in ms, of each.
--- Reply: how many were added.
+-- Reply: how many were added, or the server's error. A key of another type is passed over.
 -- Atomic: no index is left without its time to live.
 local added = 0
 for k = 1, #KEYS do
@@ -114,6 +114,8 @@ for k = 1, #KEYS do
     added = added + 1
     local left = redis.pcall('PTTL', KEYS[k])
     if type(left) == 'number' and left < tonumber(ARGV[1]) then redis.pcall('PEXPIRE', KEYS[k], ARGV[1]) end
+  elseif type(new) == 'table' and not new.err:find('WRONGTYPE', 1, true) then
+    return new
   end
 end
 return added

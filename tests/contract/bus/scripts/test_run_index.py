@@ -127,8 +127,9 @@ async def test_a_run_without_a_tenant_is_in_no_tenants_index(listed: Listed) -> 
     assert not [key async for key in listed.client.scan_iter(f"{listed.keys.prefix}:*:index:*:*")]
 
 
+@pytest.mark.parametrize("most_at_once", [1, 6, 10])
 async def test_the_parser_lists_by_tenant_what_an_older_version_did_not(
-    listed: Listed, monkeypatch: pytest.MonkeyPatch
+    listed: Listed, monkeypatch: pytest.MonkeyPatch, most_at_once: int
 ) -> None:
     monkeypatch.setattr(index_keeper, "PAGE", 4)
     names = [name for name in (f"r{n}" for n in range(1000)) if listed.keys.partition_of(name) == 0][:11]
@@ -137,6 +138,10 @@ async def test_the_parser_lists_by_tenant_what_an_older_version_did_not(
     for run in names[1:]:
         await listed.end(run)
     ended, opened = listed.keys.ended_runs(0, "acme"), listed.keys.open_runs(0, "acme")
+    for n, run in enumerate(names[1:]):  # more of them than a page holds may have ended in one millisecond
+        at_ms = 5_000 + n // most_at_once
+        await listed.client.zadd(listed.keys.ended_runs(0), {run: at_ms})
+        await listed.client.zadd(ended, {run: at_ms})
     times = await listed.client.zrange(ended, 0, -1, withscores=True)
     await listed.client.delete(ended, opened)
     accepted = Accepted(
@@ -157,6 +162,21 @@ async def test_the_parser_lists_by_tenant_what_an_older_version_did_not(
     assert await listed.client.zrange(opened, 0, -1) == [names[0].encode()]
     assert await listed.client.pttl(ended) > 0
     assert await listed.client.pttl(opened) > 0
+
+
+async def test_ended_runs_that_a_full_server_could_not_list_by_tenant_are_listed_later() -> None:
+    async with small_server() as server:
+        listed = Listed(server, Keys("full", 1))
+        await listed.accept("a", 1000, "tenant", "acme")
+        at_ms = await listed.end("a")
+        of_tenant = listed.keys.ended_runs(0, "acme")
+        await listed.client.delete(of_tenant)
+        keeper = index_keeper.IndexKeeper(server, listed.keys, keep_ms=TTL_MS, open_ms=TTL_MS)
+        async with full(server):
+            await keeper.look({0: []})
+        assert not await listed.client.exists(of_tenant)
+        await keeper.look({0: []})
+        assert await listed.client.zrange(of_tenant, 0, -1, withscores=True) == [(b"a", at_ms)]
 
 
 async def test_open_runs_cost_little_memory(listed: Listed) -> None:
