@@ -1,2 +1,4 @@
-"""The chaos harness: hundreds of runs through real workers while everything around them breaks, and an independent
-judge of what came out. `make chaos`; docs/explain/chaos.md says what is broken and what is judged."""
+"""The chaos harness: hundreds of runs pass through real workers while faults hit everything around them, and an
+independent judge checks the output. Start it with `make chaos`; docs/explain/chaos.md lists the faults and what is
+judged.
+"""

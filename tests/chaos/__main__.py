@@ -28,34 +28,46 @@ from tests.chaos.record import Record, Violation
 from tests.chaos.round import Plan, play
 
 ROUND_S = 60.0
-"""Of chaos, before all is fixed, stopped and judged, and the next deployment begins."""
+"""Seconds of chaos in a round. Then all faults are repaired, the round is stopped and judged, and the next deployment
+starts.
+"""
 ROTATION: tuple[Kind, ...] = ("single", "cluster", "disk", "single", "sentinel")
-"""The servers of the rounds, in turn."""
+"""The servers of the rounds, in rotation."""
 FLEET_NAMES = ("separate", "chained", "both")
-"""Of `tests.chaos.deployment.workers.FLEETS`."""
+"""Names in `tests.chaos.deployment.workers.FLEETS`."""
 CLIENTS = 6
-"""Clients of gateways at any time, in rounds that have some."""
+"""Concurrent clients of the gateways, in rounds that have clients."""
 _THROUGHOUT = ("clocks", "hostile")
-"""Faults that are there all the time, or not at all."""
+"""Faults that last for the whole round, or do not occur."""
 HARMFUL = 1 / 3
-"""The share of the runs with a policy that harms its process at random."""
+"""Share of the runs whose policy harms its process at random."""
 END_S = 12.0
-"""What the end of a round takes, about."""
+"""Approximate duration of the end of a round."""
 
 
 def main() -> None:
-    """Play rounds for so long, and print what came of them."""
-    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description="Break everything, and judge what came.")
-    parser.add_argument("--seconds", type=float, default=600.0, help="all in all, about (600)")
-    parser.add_argument("--seed", default="", help="what an earlier chaos printed; SEED.ROUND: that round alone")
-    parser.add_argument("--broken", choices=[*BUILDS], help="a build that must be caught")
-    parser.add_argument("--server", choices=[*KINDS], help="of every round; by default they take turns")
-    parser.add_argument("--faults", help="only these, by name, with commas between them")
-    parser.add_argument("--fleet", choices=FLEET_NAMES, help="of every round; by default chance decides")
+    """Play rounds until the time is over, and print the results."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.chaos", description="Inject faults into everything, and judge the output."
+    )
+    parser.add_argument("--seconds", type=float, default=600.0, help="total time, approximately (600)")
+    parser.add_argument(
+        "--seed", default="", help="the seed that an earlier chaos printed; SEED.ROUND plays that round alone"
+    )
+    parser.add_argument("--broken", choices=[*BUILDS], help="a broken build that the judge must catch")
+    parser.add_argument("--server", choices=[*KINDS], help="server of every round (default: in rotation)")
+    parser.add_argument("--faults", help="comma-separated names of the faults to inject (default: all)")
+    parser.add_argument("--fleet", choices=FLEET_NAMES, help="fleet of every round (default: random)")
     parser.add_argument("--round", type=float, default=ROUND_S, help="seconds of chaos in each round (60)")
-    parser.add_argument("--clients", type=float, default=0.5, help="share of the rounds with clients of gateways (0.5)")
-    parser.add_argument("--changes", type=float, default=1 / 3, help="share that changes its partitions (1/3)")
-    parser.add_argument("--keep", type=Path, help="keep the rounds with violations here: record.json and logs")
+    parser.add_argument(
+        "--clients", type=float, default=0.5, help="share of the rounds with clients of the gateways (0.5)"
+    )
+    parser.add_argument(
+        "--changes", type=float, default=1 / 3, help="share of the rounds that change the number of partitions (1/3)"
+    )
+    parser.add_argument(
+        "--keep", type=Path, help="directory for record.json and the logs of each round with violations"
+    )
     options = parser.parse_args()
     seed, _, only = (options.seed or str(random.randrange(10**6))).partition(".")
     print(f"seed {seed}", flush=True)
@@ -78,13 +90,13 @@ def main() -> None:
             try:
                 record, found = _round(plan, options.keep)
             except NoDisk as e:
-                print(f"round {plan.seed}: skipped, for no disk can be mounted here: {e}", flush=True)
+                print(f"round {plan.seed}: skipped, because no disk can be mounted here: {e}", flush=True)
                 continue
             rounds.append((record, found))
-            told = f"{server}, {len(record.stories)} runs, {report.beyond_one(record)} tools run again"
-            told += f", {len(record.visits)} clients of gateways" if record.visits else ""
-            told += f", {record.partitions} to {record.change.number} partitions" if record.change else ""
-            print(f"round {plan.seed}: {told}, {len(found)} violations", flush=True)
+            summary = f"{server}, {len(record.stories)} runs, {report.repeated_executions(record)} repeated executions"
+            summary += f", {len(record.visits)} clients of gateways" if record.visits else ""
+            summary += f", {record.partitions} to {record.change.number} partitions" if record.change else ""
+            print(f"round {plan.seed}: {summary}, {len(found)} violations", flush=True)
     except KeyboardInterrupt:
         sys.exit(130)
     report.show(rounds, seed, time.monotonic() - began)
@@ -92,22 +104,24 @@ def main() -> None:
 
 
 def _has(share: float, number: int, shift: int) -> bool:
-    """Whether the round with this number is among this share of all; ``shift``: so that two things may meet or not."""
+    """Whether the round with this number belongs to this share of all rounds. ``shift``: so that two shares may overlap
+    or not.
+    """
     return int((number + shift + 1) * share) > int((number + shift) * share)
 
 
 def _plan(names: str) -> Plan:
-    """Of these faults alone. Ends the program if one is unknown."""
+    """Plan a round with these faults alone. Ends the program if one is unknown."""
     asked = {name.strip() for name in names.split(",")}
     if unknown := asked - {*ALL, *_THROUGHOUT}:
-        sys.exit(f"no such fault: {', '.join(unknown)}; there are {', '.join((*ALL, *_THROUGHOUT))}")
+        sys.exit(f"no such fault: {', '.join(unknown)}; the known faults are {', '.join((*ALL, *_THROUGHOUT))}")
     weights: dict[Fault, int] = {fault: weight for fault, weight in ALL.items() if fault in asked}
     plan = Plan(seed="", seconds=0, harmful=HARMFUL, rates=Rates(weights=weights), clocks="clocks" in asked)
     return plan if "hostile" in asked else msgspec.structs.replace(plan, hostile=0.0)
 
 
 def _rounds(seconds: float, only: int | None, longest: float) -> Iterator[tuple[int, float]]:
-    """The number of each round and its seconds of chaos, until the time is over; at least one."""
+    """Yield the number of each round and its seconds of chaos, until the time is over; at least one round."""
     until = time.monotonic() + seconds
     for number in itertools.count() if only is None else [only]:
         left = until - time.monotonic() - END_S

@@ -1,6 +1,6 @@
-"""Builds that are broken on purpose: each takes one guarantee away, and the judge must see it.
+"""Builds that are broken on purpose: each removes one guarantee, and the judge must detect it.
 
-They live here and nowhere else: a worker changes its own copy of the product before it starts.
+They exist only here: a worker changes its own copy of the product before it starts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tokenbus_services.runtime.in_flight import InFlight
 
 
 def _without_fence() -> None:
-    """A commit is written regardless of its sender and of earlier sends."""
+    """A commit is written regardless of its sender and of earlier commits."""
     private: Any = commit
     text: str = private._COMMIT.text
     begin, end = text.index("if h[1] ~= ARGV[1]"), text.index("local alien, wrong")
@@ -36,12 +36,12 @@ def _acknowledging_early() -> None:
 
 
 def _with_the_watermark_too_far() -> None:
-    """The low watermark follows the offset, though open runs began before it."""
+    """The low watermark follows the offset, although open runs began before it."""
     Partition.watermark = property(lambda self: self.offset)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _counting_every_ruling() -> None:
-    """What a policy worker says of a draft counts though another has said it before."""
+    """A policy worker's verdict on a draft counts although another worker has already judged it."""
     first = PolicyGate.mark_applied
 
     def fresh(self: PolicyGate, step: PolicyVerdict) -> bool:
@@ -56,4 +56,4 @@ BUILDS = {
     "watermark": _with_the_watermark_too_far,
     "rulings": _counting_every_ruling,
 }
-"""By the name that `make chaos BROKEN=…` takes."""
+"""Keyed by the name that `make chaos BROKEN=…` takes."""

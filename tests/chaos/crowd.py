@@ -1,6 +1,6 @@
-"""Live clients of gateways while everything breaks: each hears a whole answer, or an error, and none a silent end.
+"""Live clients of gateways during faults: each receives a whole answer or an error, and none a silent end.
 
-Those whose protocol can resume continue at another gateway, until they have heard all of the run's log.
+Clients whose protocol can resume continue at another gateway until they have received the whole log of the run.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from tests.chaos.record import Visit
 from tokenbus_services.mock_provider import Delivery, Reply, Script, Turn
 
 MODEL = "crowd"
-"""Of all runs of this crowd."""
+"""Seconds for all runs of this crowd."""
 TOKEN = "crowd-"
 SCRIPT = Script(
     name=MODEL, turns=(Turn(says=Reply(text=" ".join(f"word{n}" for n in range(40))), delivery=Delivery(pace=40)),)
 )
 SETTINGS = "[gateway]\nkeep_alive_s = 0.5\n"
 LONGEST_S = 100.0
-"""A client that has neither an end nor an error after so long hangs."""
+"""A client that has received neither an end nor an error after this time hangs."""
 _PAUSE_S = 0.2
 _URL = re.compile(r"^ready gateway (\S+)", re.MULTILINE)
 _ID = re.compile(rb"^id: (\d+)", re.MULTILINE)
@@ -35,12 +35,14 @@ _FOREGROUND: dict[str, tuple[str, bytes, bytes, dict[str, Any]]] = {
     "chat": ("/v1/chat/completions", b"[DONE]", b'"error"', {"stream": True}),
     "messages": ("/v1/messages", b"message_stop", b"event: error", {"stream": True, "max_tokens": 900}),
 }
-"""By protocol: path, what stands in the last event of a whole answer, in that of an error, and more of the request."""
+"""By protocol: the path, what the last event of a whole answer contains, what the last event of an error contains, and
+further fields of the request.
+"""
 _ENDS = ("response.completed", "response.incomplete", "response.failed", "response.cancelled")
 
 
 class Crowd:
-    """So many clients at any time, until `close`."""
+    """Keeps this many clients active until `close`."""
 
     def __init__(self, workers: Workers, chance: random.Random, *, clients: int) -> None:
         self._workers = workers
@@ -55,13 +57,13 @@ class Crowd:
         }
 
     async def keep_coming(self) -> None:
-        """Let clients come, one after the other in each place."""
+        """Start clients, one after the other in each slot."""
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         async with httpx.AsyncClient(timeout=httpx.Timeout(LONGEST_S), limits=limits) as http:
             await asyncio.gather(*(self._one_after_the_other(http) for _ in range(self._clients)))
 
     def close(self) -> None:
-        """No more clients come; those that are there hear the rest."""
+        """Start no further clients; the active ones receive the rest of their answers."""
         self._enough.set()
 
     async def _one_after_the_other(self, http: httpx.AsyncClient) -> None:
@@ -77,7 +79,7 @@ class Crowd:
                 self.visits.append(Visit(kind, "hangs"))
 
     async def _url(self) -> str:
-        """A gateway that runs, or ran a moment ago."""
+        """The URL of a gateway that is running, or was a moment ago."""
         while True:
             ready = [url for worker in self._workers.well("gateway") if (url := _url_of(worker))]
             if ready:
@@ -87,19 +89,19 @@ class Crowd:
     async def _foreground(self, http: httpx.AsyncClient, kind: str, says: str) -> Visit:
         path, whole, error, more = _FOREGROUND[kind]
         body = {"model": f"anthropic/{MODEL}", "messages": [{"role": "user", "content": says}], **more}
-        heard = b""
+        received = b""
         try:
             async with http.stream("POST", await self._url() + path, json=body) as answer:
                 if answer.status_code != 200:
                     return Visit(kind, "an error", what=f"status {answer.status_code}")
                 async for data in answer.aiter_raw():
-                    heard += data
+                    received += data
         except httpx.TransportError:
             return Visit(kind, "an error", what="cut")
-        last = heard.rstrip().rpartition(b"\n\n")[2]
+        last = received.rstrip().rpartition(b"\n\n")[2]
         if whole in last:
             return Visit(kind, "whole")
-        return Visit(kind, "an error" if error in heard else "silent end", what=repr(last[-200:]))
+        return Visit(kind, "an error" if error in received else "silent end", what=repr(last[-200:]))
 
     async def _native(self, http: httpx.AsyncClient, says: str) -> Visit:
         body = {"model": f"anthropic/{MODEL}", "messages": [{"role": "user", "content": says}]}
@@ -145,10 +147,10 @@ class Crowd:
                             *events, rest = (rest + data).split(b"\n\n")
                             for event in events:
                                 if b"sequence_number" in event:
-                                    told = msgspec.json.decode(event.partition(b"data: ")[2])
-                                    last = told["type"]
-                                    if last != "error":  # of this gateway, not of the run
-                                        numbers.append(told["sequence_number"])
+                                    decoded = msgspec.json.decode(event.partition(b"data: ")[2])
+                                    last = decoded["type"]
+                                    if last != "error":  # the error is this gateway's, not the run's
+                                        numbers.append(decoded["sequence_number"])
                         if last == "error":
                             await asyncio.sleep(_PAUSE_S)
                             continue
@@ -160,7 +162,7 @@ class Crowd:
             await asyncio.sleep(_PAUSE_S)
 
     async def _begin(self, http: httpx.AsyncClient, path: str, body: dict[str, Any]) -> Any:
-        """Begin a run in the background, at another gateway if one is gone or refuses it."""
+        """Begin a background run, at another gateway if the first is gone or refuses it."""
         while True:
             try:
                 answer = await http.post(await self._url() + path, json=body)

@@ -1,4 +1,4 @@
-"""Breaks things, one after the other and several at once, as chance has it; and fixes them at the end."""
+"""Injects faults at random, one after the other and several at once, and repairs all at the end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.chaos.deployment.workers import Worker, Workers
 from tests.e2e.fleet import Kind
 
 AT_LEAST, AT_MOST = 2, 4
-"""Workers of a kind."""
+"""Number of workers of each kind."""
 
 
 Fault = Literal[
@@ -61,22 +61,22 @@ _ERRORS = (
     "OOM command not allowed when used memory > 'maxmemory'.",
     "NOSCRIPT No matching script. Please use EVAL.",
 )
-"""What proxies and servers in trouble say."""
+"""Error replies of proxies and of servers in trouble."""
 
 
 class Rates(msgspec.Struct, frozen=True):
-    """How hard it is."""
+    """How frequent and how long faults are."""
 
     pause_s: float = 0.55
-    """Between two faults, on average."""
+    """Mean time between two faults."""
     freeze_s: tuple[float, float] = (1.0, 5.0)
-    """How long a worker is stopped: shorter and longer than its lease."""
+    """How long a worker is stopped: both shorter and longer than its lease."""
     weights: Mapping[Fault, int] = msgspec.field(default_factory=lambda: ALL)
-    """How often each comes; what is left out never does."""
+    """Relative frequency of each fault; a fault that is not listed never occurs."""
 
 
 class Chaos:
-    """What happens to one round."""
+    """The faults of one round."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class Chaos:
         }
 
     async def run(self, seconds: float) -> None:
-        """Break things for so long, then fix all."""
+        """Inject faults for this time, then repair all."""
         clock = asyncio.get_running_loop().time
         until = clock() + seconds
         while clock() < until:
@@ -124,7 +124,7 @@ class Chaos:
         await self.heal()
 
     async def heal(self) -> None:
-        """Let everything work again, with enough workers."""
+        """Repair everything, and restore the number of workers."""
         self._over.set()
         await asyncio.gather(*self._healing)
         await self._replace()
@@ -133,7 +133,7 @@ class Chaos:
         self._healing.append(asyncio.create_task(healing))
 
     async def _pause(self, low: float, high: float) -> None:
-        """A while, or until the round's faults are over."""
+        """Wait for a random time, or until the round's faults are over."""
         try:
             async with asyncio.timeout(self._chance.uniform(low, high)):
                 await self._over.wait()
@@ -143,7 +143,7 @@ class Chaos:
     # --- processes --------------------------------------------------------------------------------------------
 
     async def _replace(self) -> None:
-        """Acts as a supervisor: keeps this many workers of each kind running."""
+        """Act as a supervisor: keep this many workers of each kind running."""
         for kind in self._workers.kinds:
             for _ in range(AT_LEAST - len(self._workers.well(kind))):
                 self._workers.start(kind)
@@ -198,11 +198,11 @@ class Chaos:
                 case "reset":
                     link.reset()
                 case "cut in a request":
-                    link.doom("up", self._chance.random())
+                    link.cut("up", self._chance.random())
                 case "cut in a reply":
-                    link.doom("down", self._chance.random())
+                    link.cut("down", self._chance.random())
                 case _:
-                    link.doom("down", 0.0)
+                    link.cut("down", 0.0)
             self.tally[f"connection to the {name}: {how}"] += 1
 
     async def _hold_connections(self) -> None:
@@ -211,7 +211,8 @@ class Chaos:
         silent = self._chance.random() < 0.3
         ways: list[Way] = [way for way in get_args(Way) if self._chance.random() < 0.7]
         for link in links:
-            link.silent |= silent  # for good: a connection that continues behind a gap is no fault of any network
+            link.silent |= silent  # never released: a connection that continues after a gap is not a fault of any
+            # network
             for way in ways:
                 link.hold(way)
             self.tally[f"connection to the {name}: {'half open' if silent else 'delayed'}"] += 1
@@ -222,7 +223,7 @@ class Chaos:
                 if link.silent:
                     link.reset()
                 for way in ways:
-                    link.let(way)
+                    link.release(way)
 
         self._later(let())
 
@@ -239,7 +240,7 @@ class Chaos:
         self._later(accept())
 
     async def _reset_storm(self) -> None:
-        """Resets at any moment, one right after the other, while clients are connecting again."""
+        """Reset connections in quick succession while clients are reconnecting."""
         name, proxy = self._side()
         self.tally[f"{name}: seconds of resets"] += 1
 
@@ -258,24 +259,24 @@ class Chaos:
             return
         for link in self._server.proxy.some(self._chance, self._chance.choice((0.0, 0.1, 0.5))):
             error = self._chance.choice(_ERRORS)
-            # Only what stands for a broken connection may have been done; the others say that it was not.
+            # Only errors that stand for a broken connection may have been executed; the others say that they were not.
             link.refuse(error, done=error.endswith("upstream failure") and self._chance.random() < 0.5)
             self.tally[f"error reply: {error.partition(' ')[0]}"] += 1
 
     # --- inside a worker --------------------------------------------------------------------------------------
 
     async def _hurt_task(self) -> None:
-        """One of a worker's long-lived tasks ends, or stalls forever: the worker has to notice, and go."""
+        """End or freeze one of a worker's long-lived tasks: the worker has to notice it and exit."""
         if workers := [w for w in self._workers.well() if w.ready]:
             worker = self._chance.choice(workers)
             how = self._chance.choice(("ends", "freezes"))
-            worker.hurt(how)
+            worker.fault_task(how)
             self.tally[f"a task of a {worker.kind} {how}"] += 1
 
     # --- the server -------------------------------------------------------------------------------------------
 
     async def _limit_memory(self) -> None:
-        """The server takes no more for a while: what it has is all it may have."""
+        """The server accepts no more data for a while: its current size is its limit."""
         if not isinstance(server := self._server, Single):
             return
         self.tally["the server at its memory limit"] += 1
@@ -288,7 +289,7 @@ class Chaos:
             self._later(limit())
 
     async def _stutter(self) -> None:
-        """The server stalls again and again for a moment, as one does whose disk is slow or dying."""
+        """The server stalls for a moment again and again, as with a slow or failing disk."""
         if not isinstance(server := self._server, Single):
             return
         self.tally["the server stutters, as on a slow disk"] += 1
@@ -301,7 +302,7 @@ class Chaos:
             self._later(stutter())
 
     async def _disturb_server(self) -> None:
-        """One such fault at a time: no deployment survives two overlapping fail-overs."""
+        """Inject one such fault at a time: no deployment survives two overlapping fail-overs."""
 
         async def disturb() -> None:
             async with self._disturbing:

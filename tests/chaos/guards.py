@@ -1,5 +1,5 @@
-"""The policies of the chaos. Their verdicts depend on the run alone, so a second judgement gives the same; and the text
-that subscribers must receive of a run with them.
+"""The policies of the chaos, and the text that subscribers must receive of a run with them. The verdicts depend on the
+run alone, so a second evaluation gives the same verdicts.
 """
 
 from __future__ import annotations
@@ -27,21 +27,22 @@ CHAINS: dict[str, tuple[str, ...]] = {
     "rogue": ("rogue",),
     "rogue in a chain": ("mask", "rogue", "gate"),
 }
-"""What a run's ``metadata.guard`` may be, and the policies that it has then."""
+"""The values of a run's ``metadata.guard``, and the policies of each."""
 MASKED, MASK = "wörd7", "wörd[7]"
-"""A word, and its replacement. Both begin alike, so a text that is cut within the word is a prefix of the expected
-one."""
+"""A word, and its replacement. Both have the same first letters, so a text that is cut within the word is a prefix of
+the expected text.
+"""
 STOP = "enough!"
-"""A run with the policy `stop` ends before this word is published."""
+"""The policy `stop` ends a run before this word is published."""
 NOTICE, REASON, AGAIN = "[not that]", "not this one", " again"
 TIMEOUT_S = 7.0
-"""Of each policy: longer than a worker is ever frozen."""
+"""Timeout of each policy: longer than any worker is frozen."""
 LONGEST_S = TIMEOUT_S * max(map(len, CHAINS.values()))
-"""How long the policies of a run may take."""
+"""Total time that the policies of a run may take."""
 
 
 class Gate(ToolCallGate):
-    """Judges calls side by side, each after a while, as one does who asks elsewhere."""
+    """Judges calls concurrently, each after a delay, like a policy that queries another service."""
 
     side_by_side = True
 
@@ -60,7 +61,7 @@ class Gate(ToolCallGate):
 
 
 class Hold(StreamProcessor):
-    """Holds each text until it is complete, and then a moment longer. A text that breaks off is never published."""
+    """Holds each text until it is complete, and then a moment longer. A text that is cut off is never published."""
 
     def __init__(self, options: Any = None) -> None:
         super().__init__(options)
@@ -91,7 +92,7 @@ class Stop(StreamProcessor):
 
 
 def settings() -> str:
-    """Their tables, and the routes to them."""
+    """The tables of the policies, and the routes to them."""
     rule = f'{{ find = "{MASKED}", replace = "{MASK}" }}'
     uses = {name: f'use = "{__name__}:{name.title()}"' for name in ("gate", "hold", "stop")}
     uses["mask"] = (
@@ -106,12 +107,12 @@ def settings() -> str:
     return "\n".join(tables)
 
 
-def heard(pieces: Sequence[Piece], guard: str) -> tuple[list[Piece], Guarded]:
+def published_pieces(pieces: Sequence[Piece], guard: str) -> tuple[list[Piece], Guarded]:
     """Which of these pieces must be published if a run has this guard, and how the run must end."""
     chain = CHAINS[guard]
     blocked: list[Piece] = []
     left: list[Piece] = []
-    unheard = [word for word, policy in ((MASKED, "mask"), (STOP, "stop")) if policy in chain]
+    withheld_text = [word for word, policy in ((MASKED, "mask"), (STOP, "stop")) if policy in chain]
     for piece in pieces:
         if piece.kind != "tool_call":
             text = piece.whole.replace(MASKED, MASK) if "mask" in chain else piece.whole
@@ -120,7 +121,7 @@ def heard(pieces: Sequence[Piece], guard: str) -> tuple[list[Piece], Guarded]:
         what: str = json.loads(piece.whole)["what"]
         verdict = _verdict(what) if "gate" in chain else "let"
         if verdict != "let":
-            unheard.append(json.dumps(what))
+            withheld_text.append(json.dumps(what))
         match verdict:
             case "let":
                 left.append(piece)
@@ -135,7 +136,7 @@ def heard(pieces: Sequence[Piece], guard: str) -> tuple[list[Piece], Guarded]:
         blocked=tuple(blocked),
         changed=tuple(piece for piece in left if piece.whole not in said and piece.whole != NOTICE),
         reason=REASON,
-        unheard=tuple(unheard),
+        withheld_text=tuple(withheld_text),
         stopped="stop" in chain,
         may_fail=tuple(policy for policy in chain if policy == "rogue"),
     )
@@ -143,7 +144,7 @@ def heard(pieces: Sequence[Piece], guard: str) -> tuple[list[Piece], Guarded]:
 
 
 def _verdict(what: str) -> str:
-    """What becomes of the call ``<run>/<turn>/<n>``."""
+    """The verdict on the call ``<run>/<turn>/<n>``."""
     _, turn, n = what.split("/")
     return ("let", "block", "tell", "change")[(int(turn) + int(n)) % 4]
 

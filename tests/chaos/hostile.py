@@ -23,7 +23,7 @@ _PIECE = 64 * 2**10
 _LONG_S = 30.0
 """Endless attacks stop after this many seconds; reaching it is the client's fault."""
 LONGEST_S = 12.0
-"""What a run may take to see that nothing will come of it."""
+"""Seconds until a run must have found that no usable answer will come."""
 _OK = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n"
 
 Send = Callable[[bytes], Any]
@@ -43,17 +43,17 @@ async def gzip_bomb(send: Send) -> None:
 
 
 async def gzip_bomb_in_a_bomb(send: Send) -> None:
-    """Packed twice."""
+    """A compressed body inside a compressed body."""
     await send(_OK + b"content-encoding: gzip, gzip\r\n\r\n" + _bomb(2))
 
 
 async def bomb_as_an_error(send: Send) -> None:
-    """The body of an error is read too."""
+    """An error response whose body is a bomb: clients read it too."""
     await send(b"HTTP/1.1 500 Oh\r\nconnection: close\r\ncontent-encoding: gzip\r\n\r\n" + _bomb(1))
 
 
 async def wrong_encoding(send: Send) -> None:
-    """Not what it says it is."""
+    """A body that is not in the announced encoding."""
     await send(_OK + b"content-encoding: gzip\r\n\r\n" + b"event: ping\ndata: {}\n\n" * 10)
 
 
@@ -63,14 +63,14 @@ async def unknown_encoding(send: Send) -> None:
 
 
 async def no_utf8(send: Send) -> None:
-    """Bytes that are no text."""
+    """Bytes that are not UTF-8."""
     await send(_OK + b'\r\nevent: message_start\ndata: {"type":"message_start","message":{"id":"\xff\xfe\xc0"}}\n\n')
 
 
 async def endless_comments(send: Send) -> None:
-    """A stream in which nothing is ever said."""
+    """A stream of comments without an event."""
     await send(_OK + b"\r\n")
-    while True:  # in large pieces: with small ones it would last as long as this process is slow
+    while True:  # in large pieces: small ones would take too long in this process
         await send(b": " + b"x" * _PIECE + b"\n\n")
         await asyncio.sleep(0.01)
 
@@ -92,7 +92,7 @@ async def endless_head(send: Send) -> None:
 
 
 async def huge_id(send: Send) -> None:
-    """An id of megabytes, and a call of that name."""
+    """A message id of several megabytes, and a call with such a name."""
     huge = "i" * (3 * 2**20)
     start = {"type": "message_start", "message": {"id": huge, "type": "message", "role": "assistant", "content": []}}
     chunk = {"id": huge, "choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0, "id": huge}]}}]}
@@ -100,32 +100,32 @@ async def huge_id(send: Send) -> None:
 
 
 async def deep_json(send: Send) -> None:
-    """JSON that is nothing but depth."""
+    """JSON of extreme nesting depth."""
     await send(_OK + b"\r\nevent: message_start\ndata: " + b"[" * 200_000 + b"]" * 200_000 + b"\n\n")
 
 
 async def absurd_wait(send: Send) -> None:
-    """Come back in 10^308 seconds."""
+    """A retry-after of 10^308 seconds."""
     await send(b"HTTP/1.1 429 Slow\r\nretry-after: 1e308\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{}")
 
 
 async def no_number(send: Send) -> None:
-    """Come back in NaN."""
+    """A retry-after of NaN."""
     await send(b"HTTP/1.1 529 Full\r\nretry-after: NaN\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{}")
 
 
 async def no_http(send: Send) -> None:
-    """Another protocol."""
+    """A response in another protocol."""
     await send(b"-ERR what is this\r\n")
 
 
 async def page(send: Send) -> None:
-    """A proxy's page."""
+    """The HTML page of a proxy."""
     await send(b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\nconnection: close\r\n\r\n<html>welcome</html>")
 
 
 async def silence(send: Send) -> None:
-    """A head, and nothing more."""
+    """A response head, and no body."""
     await send(_OK + b"\r\n")
     await asyncio.sleep(_LONG_S)
 
@@ -151,7 +151,7 @@ WAYS: tuple[Callable[[Send], Any], ...] = (
 
 
 def scene(run: str, chance: random.Random) -> tuple[Story, dict[str, Any]]:
-    """A run with it: its story, and its request."""
+    """A run with this attack: its story, and its request."""
     provider, way = NAMES[chance.choice(APIS)], chance.choice(WAYS).__name__
     story = Story(run=run, provider=provider, mode="chat", stream=True, on_failure="fail", fate="hostile", pieces=())
     request: dict[str, Any] = {
@@ -167,7 +167,7 @@ def scene(run: str, chance: random.Random) -> tuple[Story, dict[str, Any]]:
 
 @asynccontextmanager
 async def hostile_provider(*, port: int = 0) -> AsyncGenerator[str]:
-    """The provider while it runs; its url. A request's model says which way it is answered."""
+    """The provider while it runs; its url. The model of a request selects the attack."""
     ways = {way.__name__: way for way in WAYS}
     serving: set[asyncio.Task[None]] = set()
 
@@ -191,7 +191,7 @@ async def hostile_provider(*, port: int = 0) -> AsyncGenerator[str]:
                 async with asyncio.timeout(_LONG_S):
                     await ways[asked["model"]](send)
         except asyncio.CancelledError:
-            return  # the round is over; asyncio's streams take a cancelled callback for a failed one
+            return  # the round is over; asyncio's streams treat a cancelled callback as a failed one
         finally:
             writer.close()
 

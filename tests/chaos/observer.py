@@ -1,4 +1,6 @@
-"""Reads a round off the server with plain commands: what any program could read, and nothing of the product."""
+"""Reads the result of a round from the server with plain commands: only what any program could read, and no product
+code.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +16,17 @@ STAGES = ("normalizer", "parser", "policy")
 
 
 async def log_of(client: Redis, prefix: str, partition: int, run: str) -> list[Entry]:
-    """A run's log."""
+    """The log of a run."""
     return await _entries(client, f"{prefix}:{{{partition}}}:log:{run}")
 
 
 async def topics_of(client: Redis, prefix: str, partitions: int) -> dict[str, list[list[Entry]]]:
-    """All topics that are there to be read."""
+    """All topics."""
     return {topic: [await _entries(client, f"{prefix}:{{{n}}}:{topic}") for n in range(partitions)] for topic in TOPICS}
 
 
 async def at_rest(client: Any, prefix: str, partitions: int) -> bool:
-    """Whether nothing is to be done any more: the queues are empty, and all that arrived is consumed."""
+    """Whether no work is left: the queues are empty, and all entries are consumed."""
     pipe = client.pipeline(transaction=False)
     pipe.xlen(f"{prefix}:requests")
     for n in range(partitions):
@@ -39,14 +41,14 @@ async def at_rest(client: Any, prefix: str, partitions: int) -> bool:
 
 
 async def keys_of(client: Redis, prefix: str) -> list[KeyFact]:
-    """Every key, with what bounds it."""
+    """Every key, and what bounds it."""
     names = sorted({raw.decode() async for raw in client.scan_iter(match=f"{prefix}:*", count=1000)})
     facts = [await _fact(client, prefix, name) for name in names]
     return [fact for fact in facts if fact]
 
 
 async def _fact(client: Any, prefix: str, name: str) -> KeyFact | None:
-    """None: it expired by now."""
+    """None if the key has expired."""
     kind = (await client.type(name)).decode()
     ttl_ms = await client.pttl(name)
     if ttl_ms == -2:
@@ -57,7 +59,7 @@ async def _fact(client: Any, prefix: str, name: str) -> KeyFact | None:
     if kind == "stream":
         pending = {group["name"].decode(): group["pending"] for group in await client.xinfo_groups(name)}
     elif kind == "hash" and ":lease:" in name:
-        # A lease also holds the replay's notes, which are msgpack.
+        # A lease also contains the notes of replay, which are msgpack.
         fields = {k.decode(): v.decode(errors="backslashreplace") for k, v in (await client.hgetall(name)).items()}
     return KeyFact(name.removeprefix(f"{prefix}:"), kind, ttl_ms, await sizes[kind](name), pending, fields)
 

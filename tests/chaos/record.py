@@ -1,4 +1,4 @@
-"""What a round leaves for the judge: plain data, that can be kept and judged again."""
+"""What a round leaves for the judge: plain data that can be stored and judged again."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ import msgspec
 _LOG = re.compile(r"\{(\d+)\}:log:(.+)")
 
 Fate = Literal["plain", "fails before text", "cut in text", "cancelled", "deadline", "hostile"]
-"""What the plan does to a run, beside all that chance does."""
+"""The planned fault of a run, besides all random ones."""
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """One block that a run must give."""
+    """One block that a run must produce."""
 
     turn: int
     kind: str
     whole: str
-    """The content, or a call's arguments. `{tool_result}` in it: the results of the turn before, joined by a blank."""
+    """The content, or the arguments of a call. `{tool_result}` in it stands for the results of the previous turn,
+    joined by a blank.
+    """
 
 
 class Guarded(msgspec.Struct, frozen=True, kw_only=True):
-    """What policies must make of a run."""
+    """The expected effect of policies on a run."""
 
     chain: tuple[str, ...]
     """Their names, in order."""
@@ -35,17 +37,17 @@ class Guarded(msgspec.Struct, frozen=True, kw_only=True):
     changed: tuple[Piece, ...]
     """Published replacements of other text."""
     reason: str
-    """What the model reads in place of the result of a call that was blocked."""
-    unheard: tuple[str, ...]
-    """Text that no subscriber receives, wherever it is cut."""
+    """What the model reads in place of the result of a blocked call."""
+    withheld_text: tuple[str, ...]
+    """Text that no subscriber receives, in one chunk or across several."""
     stopped: bool
-    """A policy ends the run before its end."""
+    """A policy ends the run early."""
     may_fail: tuple[str, ...] = ()
     """Policies whose errors are expected and change no published text."""
 
 
 class Story(msgspec.Struct, frozen=True, kw_only=True):
-    """One run as it was asked for, and what it must come to if nothing disturbs it."""
+    """One run as requested, and its expected output if nothing disturbs it."""
 
     run: str
     provider: str
@@ -66,30 +68,30 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class Line(msgspec.Struct, frozen=True):
-    """One execution of a tool that came to its end."""
+    """One execution of a tool that finished."""
 
     run: str
     key: str
     """``run/turn/block`` of the call."""
     what: str
     nonce: str
-    """In the result, so that each result names the execution that it came from."""
+    """Part of the result, so that each result names its execution."""
 
 
 class KeyFact(msgspec.Struct, frozen=True):
-    """One key as the server has it at rest."""
+    """One key of the server at rest."""
 
     name: str
     """Without the deployment's prefix."""
     type: str
     ttl_ms: int
-    """-1: none."""
+    """-1: no TTL."""
     length: int
     """Entries, fields or members."""
     pending: dict[str, int] = {}
-    """A stream's groups, with what each has taken and not finished."""
+    """The groups of a stream, each with its number of pending entries."""
     fields: dict[str, str] = {}
-    """Of a lease."""
+    """The fields of a lease."""
 
 
 class Exit(msgspec.Struct, frozen=True):
@@ -98,24 +100,24 @@ class Exit(msgspec.Struct, frozen=True):
     kind: str
     pid: int
     asked: int | None
-    """The signal by which it was to end; None: it ended by itself."""
+    """The signal that was sent to end it; None: it ended by itself."""
     status: int
     ready: bool
-    """It had said that it is ready."""
+    """It had reported that it is ready."""
     log: str
-    hurt_s: float | None = None
-    """One of its tasks was ended or frozen, so long before it was asked to stop: it has to go by itself."""
+    task_fault_s: float | None = None
+    """Seconds between the fault of one of its tasks and the request to stop: it has to exit by itself."""
 
 
 class Visit(msgspec.Struct, frozen=True):
-    """What one client of a gateway came to."""
+    """The outcome of one client of a gateway."""
 
     kind: str
     """Its protocol."""
     outcome: Literal["whole", "resumed", "an error", "silent end", "hangs"]
     run: str = ""
     seqs: list[int] = []
-    """Numbers of the events that it heard, if its protocol tells them."""
+    """Numbers of the events that it received, if its protocol has numbers."""
     what: str = ""
 
 
@@ -123,11 +125,11 @@ class Change(msgspec.Struct, frozen=True):
     """A change of the number of partitions."""
 
     number: int
-    """That was asked for."""
+    """The requested number."""
     placing: int
-    """By which runs are placed in the end."""
+    """The number by which runs are placed in the end."""
     fresh: list[str]
-    """Runs that were asked for when no worker could place by the old number any more."""
+    """Runs that were requested when no worker could place by the old number any more."""
 
 
 class Violation(msgspec.Struct, frozen=True, order=True):
@@ -135,18 +137,18 @@ class Violation(msgspec.Struct, frozen=True, order=True):
 
     rule: str
     run: str
-    """Empty where no one run is concerned."""
+    """Empty if the violation concerns no single run."""
     what: str
 
 
 class Record(msgspec.Struct, kw_only=True):
-    """A whole round, at rest: every run ended, or was given up waiting for."""
+    """A whole round at rest: every run ended, or the wait for it timed out."""
 
     seed: str
     prefix: str
     partitions: int
     lossy: bool = False
-    """The server may have lost the last writes: an asynchronous fail-over."""
+    """The server may have lost the last writes in an asynchronous fail-over."""
     stories: list[Story]
     logs: dict[str, list[Entry]]
     """By run."""
@@ -154,23 +156,23 @@ class Record(msgspec.Struct, kw_only=True):
     """By name, `decisions` among them: the entries of each partition."""
     executions: list[Line]
     keys: list[KeyFact]
-    """At rest, the workers still there."""
+    """At rest, before the workers stopped."""
     living: list[int]
     """Pids of the workers at that time."""
     keys_after: list[KeyFact] = []
-    """When all workers had stopped."""
+    """After all workers had stopped."""
     exits: list[Exit] = []
     complaints: list[str] = []
-    """What workers logged as an error, and what they left behind at their end."""
+    """Errors in the logs of workers, and what workers left behind at their end."""
     provider_connections: int = 0
-    """Still open when all workers had stopped."""
+    """Still open after all workers had stopped."""
     server_connections: int = 0
     late: dict[str, float] = {}
     """Runs still open this many seconds after the last fault, beyond their undisturbed duration."""
     faults: dict[str, int] = {}
     change: Change | None = None
     visits: list[Visit] = []
-    """Of clients of gateways."""
+    """The visits of the clients of gateways."""
 
     @property
     def placed(self) -> dict[str, list[int]]:
@@ -178,7 +180,7 @@ class Record(msgspec.Struct, kw_only=True):
         return places_of(self.keys)
 
     def homes(self) -> Callable[[str], int]:
-        """Tells the partition of each run."""
+        """A function that returns the partition of each run."""
         placed = self.placed
         return lambda run: placed[run][0] if run in placed else crc32(run.encode()) % self.partitions
 

@@ -1,4 +1,4 @@
-"""A change of the number of partitions while everything breaks; the command itself may be killed halfway."""
+"""A change of the number of partitions during the faults; the command itself may be killed halfway."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tests.chaos.record import Change
 from tests.waiting import eventually
 
 NUMBER = 7
-"""Neither divides the number that a round begins with, nor is divided by it."""
+"""Neither divides the initial number of a round, nor is divided by it."""
 _TRIES = 40
 _FENCED_S = 60.0
 
 
 class Repartition:
-    """One change. Call `begin` while there is chaos, and `finish` after it."""
+    """One change. Call `begin` during the chaos, and `finish` after it."""
 
     def __init__(self, client: Any, prefix: str, env: Mapping[str, str], chance: random.Random) -> None:
         self._client = client
@@ -31,7 +31,7 @@ class Repartition:
         self.done = False
 
     async def begin(self, after_s: float) -> None:
-        """Try until the command says that it is done. The first try may be killed."""
+        """Retry until the command reports success. The first try may be killed."""
         await asyncio.sleep(after_s)
         killed_after_s = self._chance.choice((None, self._chance.uniform(0.3, 3.0)))
         for _ in range(_TRIES):
@@ -39,21 +39,22 @@ class Repartition:
                 self.done = True
                 return
             killed_after_s = None
-            if await self._placing() == NUMBER:  # it was killed, or lost its last reply, after it had placed
+            if await self._placing() == NUMBER:  # the command was killed, or lost its last reply, after it had changed
+                # the placement
                 self.done = True
                 return
             await self._command("--abandon")
             await asyncio.sleep(0.5)
 
     async def finish(self) -> bool:
-        """Wait until no worker can place by the old number; whether that came to be."""
+        """Wait until no worker can place by the old number; return whether this happened."""
         with suppress(AssertionError):
             await eventually(self._is_fenced, timeout=_FENCED_S)
             return True
         return False
 
     async def result(self, fresh: list[str]) -> Change:
-        """What the judge must know. ``fresh``: runs that were asked for after the change."""
+        """The facts for the judge. ``fresh``: runs that were requested after the change."""
         return Change(NUMBER, await self._placing(), fresh)
 
     async def _is_fenced(self) -> bool:

@@ -1,4 +1,4 @@
-"""What a chaos came to, as tables for people."""
+"""The result of a chaos, as tables for people."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from rich.table import Table
 from tests.chaos.judging.remains import STUCK
 from tests.chaos.record import Record, Violation
 
-MOST_TOLD = 40
+MOST_SHOWN = 40
 
 
 def tables(rounds: Sequence[tuple[Record, list[Violation]]], seed: str, seconds: float) -> Group:
-    """Faults by kind, runs by outcome, what was lost, and every violation with its run and its seed."""
+    """Faults by kind, runs by outcome, losses, and every violation with its run and its seed."""
     return Group(_faults(rounds, seconds), _outcomes(rounds), _sums(rounds, seed), _violations(rounds))
 
 
-def beyond_one(record: Record) -> int:
+def repeated_executions(record: Record) -> int:
     """Executions of tool calls beyond the first of each."""
     return len(record.executions) - len({line.key for line in record.executions})
 
 
 def show(rounds: Sequence[tuple[Record, list[Violation]]], seed: str, seconds: float) -> None:
-    """Print them."""
+    """Print the tables."""
     Console(width=None if os.isatty(1) else 120).print(tables(rounds, seed, seconds))
 
 
@@ -45,7 +45,7 @@ def _faults(rounds: Sequence[tuple[Record, list[Violation]]], seconds: float) ->
 
 
 def _outcomes(rounds: Sequence[tuple[Record, list[Violation]]]) -> Table:
-    table = Table(title="runs by what was asked of them, and how they ended", title_justify="left")
+    table = Table(title="runs by planned fault, and how they ended", title_justify="left")
     ends = ("completed", "incomplete", "failed", "cancelled", "no end")
     for column in ("plan", "on_failure", *ends):
         table.add_column(column, justify="right" if column in ends else "left")
@@ -71,13 +71,13 @@ def _sums(rounds: Sequence[tuple[Record, list[Violation]]], seed: str) -> Table:
     table.add_row("decisions of policies", str(sum(len(p) for record in records for p in record.topics["decisions"])))
     table.add_row("events in logs", str(sum(map(len, logs))))
     again = sum(entry.event["type"] in ("retrying", "restarted") for log in logs for entry in log)
-    table.add_row("attempts begun again", str(again))
+    table.add_row("repeated attempts", str(again))
     table.add_row("tool executions", str(sum(len(record.executions) for record in records)))
-    table.add_row("of them beyond one a call", str(sum(map(beyond_one, records))))
+    table.add_row("of them beyond one per call", str(sum(map(repeated_executions, records))))
     table.add_row("workers", str(sum(len(record.exits) for record in records)))
     exits = [end for record in records for end in record.exits if end.status == STUCK]
-    table.add_row("of them gone, for a task was hurt", str(sum(end.hurt_s is not None for end in exits)))
-    table.add_row("of them gone, for a task could not go on", str(sum(end.hurt_s is None for end in exits)))
+    table.add_row("of them exited after a fault in a task", str(sum(end.task_fault_s is not None for end in exits)))
+    table.add_row("of them exited as a task could not continue", str(sum(end.task_fault_s is None for end in exits)))
     visits = Counter(f"{v.kind}: {v.outcome}" for record in records for v in record.visits)
     for what, times in sorted(visits.items()):
         table.add_row(f"client of a gateway, {what}", str(times))
@@ -95,8 +95,8 @@ def _violations(rounds: Sequence[tuple[Record, list[Violation]]]) -> Table | str
     for column in ("seed", "rule", "run", "what"):
         table.add_column(column, overflow="fold")
     for record, found in rounds:
-        for violation in found[:MOST_TOLD]:
+        for violation in found[:MOST_SHOWN]:
             table.add_row(record.seed, violation.rule, violation.run, violation.what[:600])
-        if len(found) > MOST_TOLD:
-            table.add_row(record.seed, "…", "", f"{len(found) - MOST_TOLD} more")
+        if len(found) > MOST_SHOWN:
+            table.add_row(record.seed, "…", "", f"{len(found) - MOST_SHOWN} more")
     return table

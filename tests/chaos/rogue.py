@@ -1,5 +1,5 @@
-"""A policy that does harm at random: blocks, exits, raises, allocates, returns late. Its ``on_error`` is pass, so
-whatever it does, the output of its runs, and of all other runs, is the same as without it.
+"""A policy that does harm at random: it blocks, exits, raises, allocates or returns late. Its ``on_error`` is pass, so
+the output of its runs, and of all other runs, is the same as without it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from tokenbus.policy.stream_state import StreamState
 TIMEOUT_S = 1.5
 MEMORY_BYTES = 128 * 2**20
 LONGEST_S = 45.0
-"""What all of its starts may take, with the wait for an executor of their own."""
+"""Time for all of its starts, with the wait for an executor for each."""
 _HARMFUL = 0.02
-"""How many of its calls do harm."""
-_chance = random.SystemRandom()  # each of the forked processes has its own
+"""Share of its calls that do harm."""
+_chance = random.SystemRandom()  # each forked process has its own
 
 
 class Rogue(StreamProcessor):
-    """Lets everything through, if it comes to that."""
+    """Passes everything through, if it returns."""
 
     async def on_chunk(self, chunk: Any, state: StreamState, context: StreamContext[Any]) -> None:
         if _chance.random() < _HARMFUL:

@@ -1,4 +1,5 @@
-"""One round: a deployment from its birth to its orderly end, with runs and chaos in between. It ends in a `Record`."""
+"""One round: a deployment from its start to its orderly end, with runs and chaos in between. Its result is a
+`Record`."""
 
 from __future__ import annotations
 
@@ -32,39 +33,40 @@ from tokenbus_services.mock_provider import MockProvider
 
 PARTITIONS = 4
 SETTLE_S = 90.0
-"""How long after the last fault a run may take to its end."""
+"""Seconds that a run may take to end after the last fault."""
 LOST_S = 4.0
-"""A run that is open while nothing is done anywhere for so long is lost: whatever could continue with it would be in a
-queue, in a stream, or in a call that holds its queue's entry. But what a policy judges is in no queue any more, so a
-run with policies may rest for as long as they may take."""
+"""A run is lost if it is open while no work happens anywhere for this long: every run that could continue is in a
+queue, in a stream, or in a call that holds its queue's entry. But a run that policies are judging is in no queue, so a
+run with policies may rest for as long as the policies may take.
+"""
 LATE_S = 10.0
-"""So long after the last fault no run is open, beside what it takes if nothing disturbs it."""
+"""No run is open this long after the last fault, plus its undisturbed duration."""
 SILENT_S, TOOL_S, TOOL_SLACK_S, POLICY_SLACK_S = 6.0, 20.0, 3.0, 2.0
-"""With a server that may lose writes: after so long without a word a run is lost, and so is a tool call or a draft."""
+"""If the server may lose writes: after this long without an event, a run, a tool call or a draft is lost."""
 FRESH = 4
-"""Runs that are asked for after a change of the number of partitions."""
+"""Number of runs that are requested after a change of the number of partitions."""
 REST_S = 20.0
-"""How long after the last run queues and counters may take to come to rest."""
+"""Seconds until queues and counters are at rest after the last run."""
 _POLL_S = 0.3
 _TWICE = 0.15
-"""Share of requests that are sent a second time, under the same id."""
+"""Share of requests that are sent a second time, with the same id."""
 _ENDED = {b"completed", b"incomplete", b"failed", b"cancelled"}
 
 T = TypeVar("T")
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a round is to be."""
+    """The parameters of a round."""
 
     seed: str
     seconds: float
-    """Of chaos; mending and judging come on top."""
+    """Seconds of chaos; repair and judging come on top."""
     open_runs: int = 16
     """Number of runs open at any time."""
     guarded: float = 0.35
     """The share of the runs that have policies."""
     hostile: float = 0.1
-    """The share of the runs whose provider means harm."""
+    """The share of the runs whose provider is hostile."""
     harmful: float = 0.0
     """The share of the runs with a policy that sleeps, exits, raises, allocates or returns late."""
     clocks: bool = True
@@ -75,15 +77,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     settle_s: float = SETTLE_S
     server: Kind = "single"
     fleet: int | None = None
-    """Which of `FLEETS`; None: chance decides."""
+    """One of `FLEETS`; None: random."""
     clients: int = 0
-    """So many clients of gateways are there at any time."""
+    """Number of concurrent clients of gateways."""
     changes: bool = False
-    """The number of partitions changes meanwhile."""
+    """The number of partitions changes during the round."""
 
 
 async def play(plan: Plan, directory: Path) -> Record:
-    """Play the round. ``directory`` is there, and keeps the workers' logs."""
+    """Play the round. ``directory`` exists, and receives the workers' logs."""
     prefix = "chaos"
     stage = Stage(plan.seed, prefix, plan.guarded, plan.hostile, plan.harmful)
     written = directory / "ledger.jsonl"
@@ -96,7 +98,7 @@ async def play(plan: Plan, directory: Path) -> Record:
         config.write_text(_settings(prefix, directory, server, to_provider.port, harmful))
         env = {"TOKENBUS_CONFIG": str(config), ledger.PATH: str(written)}
         clocks = random.Random(f"{plan.seed}:clocks") if plan.clocks else None
-        # What a broken build lacks is missing in the stages' own commits: pipelines would seldom make them.
+        # The code that a broken build changes is in the stages' own commits: pipelines would seldom run it.
         chosen = random.Random(f"{plan.seed}:fleet").choice(FLEETS) if plan.fleet is None else FLEETS[plan.fleet]
         fleet = SEPARATE if plan.build else chosen
         kinds: tuple[WorkerKind, ...] = (*fleet, *BESIDE, *(("gateway",) if plan.clients else ()))
@@ -125,7 +127,7 @@ async def play(plan: Plan, directory: Path) -> Record:
         if not await audience.all_ended(plan.settle_s):
             for worker in workers.well():
                 worker.tell()
-        with suppress(AssertionError):  # the judge tells what still moves
+        with suppress(AssertionError):  # the judge reports what still changes
             await eventually(
                 lambda: observer.at_rest(client, prefix, audience.spread), timeout=min(REST_S, plan.settle_s)
             )
@@ -150,7 +152,7 @@ async def play(plan: Plan, directory: Path) -> Record:
             living=living,
             keys_after=await observer.keys_of(client, prefix),
             exits=[worker.exit() for worker in workers.all],
-            complaints=_complaints(worker.log for worker in workers.all if worker.hurt_at is None),
+            complaints=_complaints(worker.log for worker in workers.all if worker.task_fault_at is None),
             provider_connections=await _none_left(lambda: provider.open_connections),
             server_connections=await _none_left(lambda: server.proxy.connections if server.proxy else 0),
             late=audience.late,
@@ -161,10 +163,12 @@ async def play(plan: Plan, directory: Path) -> Record:
 
 
 class Audience:
-    """Asks for runs, cancels some, and knows when all have ended. Every command is sent until the server takes it."""
+    """Requests runs, cancels some, and detects when all have ended. Every command is retried until the server accepts
+    it.
+    """
 
     def __init__(self, client: Any, prefix: str, stage: Stage, open_runs: int, *, lossy: bool) -> None:
-        """``lossy``: a request that the server does not know any more is sent again."""
+        """``lossy``: a request that the server has lost is sent again."""
         self._client = client
         self._prefix = prefix
         self._stage = stage
@@ -176,11 +180,11 @@ class Audience:
         self._cancelling: list[asyncio.Task[None]] = []
         self._chance = random.Random(stage.seed)
         self.enough = asyncio.Event()
-        """Set: nothing more is asked for."""
+        """Set: no further runs are requested."""
         self.last_fault: float | None = None
-        """When all was fixed, by the event loop's clock."""
+        """When all faults were repaired, by the event loop's clock."""
         self.late: dict[str, float] = {}
-        """Runs that ended too long after that, or had not ended when they were given up."""
+        """Runs that ended too late, or had not ended when the wait timed out."""
 
     @property
     def spread(self) -> int:
@@ -192,7 +196,7 @@ class Audience:
         self._numbers.append(number)
 
     async def ask_more(self, count: int) -> list[str]:
-        """Ask for so many more runs; return their names."""
+        """Request this many more runs; return their names."""
         scenes = [self._stage.next() for _ in range(count)]
         for scene in scenes:
             await self._ask(scene)
@@ -208,13 +212,13 @@ class Audience:
         await asyncio.gather(*self._cancelling)
 
     async def keep_looking(self, *, until: asyncio.Task[None]) -> None:
-        """Note runs that are late while something else is waited for."""
+        """Note late runs while another condition is awaited."""
         while not until.done():
             await self._look()
             await asyncio.sleep(_POLL_S)
 
     async def all_ended(self, seconds: float) -> bool:
-        """Wait for the runs that are open: to their end, so long at the most, or until nothing is done for them."""
+        """Wait until the open runs end, until the time is over, or until no work is done for them."""
         clock = asyncio.get_running_loop().time
         until = clock() + seconds
         if self._lossy:
@@ -229,12 +233,12 @@ class Audience:
             elif rested_from is None:
                 rested_from = clock()
             elif clock() - rested_from > self._lost_s():
-                return False  # nobody has them in hand: the judge tells which runs these are
+                return False  # no worker processes them: the judge reports these runs
             await asyncio.sleep(_POLL_S)
         return False
 
     def _lost_s(self) -> float:
-        if self._lossy:  # the longest that the bus takes to see it
+        if self._lossy:  # the longest time in which the bus detects the loss
             return LOST_S + max(TOOL_S + TOOL_SLACK_S, guards.LONGEST_S + POLICY_SLACK_S)
         judged = any(self._stage.scenes[run].story.guarded for run in self._open)
         return LOST_S + (guards.LONGEST_S if judged else 0.0)
@@ -253,7 +257,7 @@ class Audience:
 
     async def _send(self, request: dict[str, Any]) -> None:
         data = json.dumps(request)
-        await _until_taken(lambda: self._client.xadd(f"{self._prefix}:requests", {"__data__": data}))
+        await _until_accepted(lambda: self._client.xadd(f"{self._prefix}:requests", {"__data__": data}))
 
     async def _look(self) -> None:
         runs = list(self._open)
@@ -267,7 +271,7 @@ class Audience:
             return await pipe.execute()
 
         found: dict[str, bytes | None] = dict.fromkeys(runs)
-        for (run, _), status in zip(places, await _until_taken(ask), strict=True):
+        for (run, _), status in zip(places, await _until_accepted(ask), strict=True):
             found[run] = found[run] if found[run] in _ENDED else status or found[run]
         for run, status in found.items():
             if status in _ENDED:
@@ -278,7 +282,7 @@ class Audience:
                 await self._send(self._stage.scenes[run].request)
 
     def _note_late(self, run: str) -> None:
-        """A server that may lose writes is waited for: what it lost is noticed by its time."""
+        """If the server may lose writes, count a run as late only after the time in which the loss is noticed."""
         if self.last_fault is None or self._lossy:
             return
         since_s = asyncio.get_running_loop().time() - max(self.last_fault, self._asked_at[run])
@@ -286,7 +290,7 @@ class Audience:
             self.late[run] = round(since_s, 1)
 
 
-async def _until_taken(command: Callable[[], Awaitable[T]]) -> T:
+async def _until_accepted(command: Callable[[], Awaitable[T]]) -> T:
     while True:
         try:
             return await command()

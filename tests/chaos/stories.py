@@ -1,6 +1,6 @@
-"""The runs of the chaos: what each asks for, what the provider answers, and what must come of it.
+"""The runs of the chaos: what each requests, what the provider answers, and the expected output.
 
-Everything of a run follows from the seed and its number.
+Everything about a run follows from the seed and its number.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from tests.chaos import crowd, hostile, rogue
-from tests.chaos.guards import CHAINS, STOP, heard
+from tests.chaos.guards import CHAINS, STOP, published_pieces
 from tests.chaos.record import Fate, Piece, Story
 from tests.e2e.fleet import BASE_PATHS
 from tokenbus_services.mock_provider import (
@@ -44,17 +44,17 @@ CONTINUING = "continuing"
 """A Chat Completions provider that continues a final assistant message: for prefill and for `continue`."""
 DEADLINE_S = 2.0
 _FAULT_S = 7.0
-"""What a fault of the plan costs: the time until it is noticed, and the turn once more."""
+"""Cost of a planned fault: the time until it is noticed, and the repeated turn."""
 _MOST_WAIT_S = 1.2
 _WRITTEN_S = 5.0
-"""What calls take that a model writes into its text: they are no calls of the reply."""
+"""Seconds for the calls that a model writes into its text; they are not calls in the reply."""
 _CHAT = (*BASE_PATHS, CONTINUING)
 _PREFILL = ("anthropic", CONTINUING)
 _FATES: dict[Fate, int] = {"plain": 55, "fails before text": 17, "cut in text": 8, "cancelled": 12, "deadline": 8}
 _POLICIES = {"restart": 45, "before_first_visible": 30, "continue": 17, "fail": 8}
 _ERROR_STATUS = {"openai-chat": 500, "openai-responses": 500, "gemini": 503}
 _THOUGHT, _SAID = "ponder", "midway"
-"""Words that mark a place in the thinking and in the text."""
+"""Words that mark a position in the thinking and in the text."""
 
 
 class Scene(msgspec.Struct, frozen=True):
@@ -63,14 +63,14 @@ class Scene(msgspec.Struct, frozen=True):
     story: Story
     request: dict[str, Any]
     script: Script | None
-    """None: the provider is a hostile one."""
+    """None: the provider is hostile."""
     cancel_after_s: float | None
     longest_s: float
-    """What it takes if nothing disturbs it, at the most."""
+    """Maximum duration if nothing disturbs it."""
 
 
 class Stage:
-    """All scenes so far, and the provider's way to find them."""
+    """All scenes so far; the provider finds its scripts here."""
 
     def __init__(
         self, seed: str, prefix: str, guarded: float = 0.0, hostile: float = 0.0, harmful: float = 0.0
@@ -91,7 +91,7 @@ class Stage:
         number = len(self.scenes)
         guards = random.Random(
             f"{self.seed}:{number}:guard"
-        )  # of its own: the run is the same with policies and without
+        )  # a random source of its own: the run is the same with policies and without
         guard = guards.choice([*CHAINS]) if guards.random() < self._guarded else None
         if guards.random() < self._harmful:
             guard = guards.choice([name for name, chain in CHAINS.items() if "rogue" in chain])
@@ -105,7 +105,7 @@ class Stage:
         return scene
 
     def script_for(self, asked: ModelRequest) -> Script | None:
-        """What the provider answers: a request's last word is its run."""
+        """The provider's answer: the last word of a request is its run."""
         if asked.token.startswith(crowd.TOKEN):
             return crowd.SCRIPT
         scene = self.scenes.get(asked.token)
@@ -119,24 +119,24 @@ def _scene(run: str, chance: random.Random, guard: str | None) -> Scene:
     stream = prefill or chance.random() < 0.85
     policy = chance.choices(list(_POLICIES), list(_POLICIES.values()))[0]
     if (fate, policy) == ("deadline", "continue"):
-        policy = "restart"  # what is left to say when it continues need not have the place where the provider stalls
-    # A model that continues from its text thinks again, so that what it thinks would depend on what was disturbed.
+        policy = "restart"  # the rest of a continued answer need not contain the place where the provider stalls
+    # A model that continues from its text thinks again, so its thinking would depend on the faults.
     thinks = not prefill and (policy, provider) != ("continue", CONTINUING)
     whole_words = fate in ("cut in text", "deadline")
     at_last = f" {STOP} Or not." if guard and "stop" in CHAINS[guard] else ""
     replies, pieces = _conversation(
         run, chance, prefill=prefill, thinks=thinks, whole_words=whole_words, at_last=at_last
     )
-    pieces, guarded = heard(pieces, guard) if guard else (pieces, None)
-    hurt = chance.randrange(len(replies))
+    pieces, guarded = published_pieces(pieces, guard) if guard else (pieces, None)
+    faulty = chance.randrange(len(replies))
     turns = tuple(
         Turn(
             says=reply,
             delivery=_delivery(chance),
             first=(_fault(fate, chance, provider, in_thinking=stream and thinks),)
-            if n == hurt and fate != "deadline"
+            if n == faulty and fate != "deadline"
             else (),
-            fault=Stall(after_text=_SAID) if n == hurt and fate == "deadline" else None,
+            fault=Stall(after_text=_SAID) if n == faulty and fate == "deadline" else None,
         )
         for n, reply in enumerate(replies)
     )
@@ -184,9 +184,9 @@ def _longest_s(turn: Turn) -> float:
 def _conversation(
     run: str, chance: random.Random, *, prefill: bool, thinks: bool, whole_words: bool, at_last: str
 ) -> tuple[list[Reply], list[Piece]]:
-    """One to three turns, all but the last with calls, and the blocks that they are; ``at_last`` is said at the end.
+    """One to three turns, all but the last with calls, and their blocks. ``at_last``: the text at the end.
 
-    ``whole_words``: no word may be cut over two events, for a fault's place is told by a word.
+    ``whole_words``: no word is split over two events, because a word marks the place of a fault.
     """
     replies: list[Reply] = []
     pieces: list[Piece] = []
@@ -194,7 +194,7 @@ def _conversation(
     for turn in range(last + 1):
         thinking = f"I {_THOUGHT} on {run}: {_words(chance)}" if thinks else ""
         seen = f" It says {TOOL_RESULT} and" if turn else ""
-        # In prefill mode the text is a line of a conversation, and continues behind the results of its calls.
+        # In prefill mode the text is a line of a conversation, and continues after the results of its calls.
         text = f"{chr(10) if prefill and turn else ' ' if prefill else ''}Turn {turn} {_SAID} of {run}.{seen}"
         text += f" {_words(chance)}{at_last if turn == last else ''}"
         calls = [
@@ -204,7 +204,7 @@ def _conversation(
         pieces += [Piece(turn, "thinking", thinking)] if thinking else []
         if prefill and calls:
             text += "\n"
-        # The blank behind the model's name is the line's, and not the text's.
+        # The blank after the model's name belongs to the line, not to the text.
         pieces += [Piece(turn, "text", text.removeprefix(" "))]
         pieces += [Piece(turn, "tool_call", msgspec.json.encode(call).decode()) for call in calls]
         if prefill:
@@ -241,7 +241,7 @@ def _delivery(chance: random.Random) -> Delivery:
 
 
 def _fault(fate: Fate, chance: random.Random, provider: str, *, in_thinking: bool) -> Fault | None:
-    """What goes wrong with the first try."""
+    """The fault of the first attempt."""
     if fate == "cut in text":
         return CutOff(after_text=_SAID, reset=chance.random() < 0.5)
     if fate != "fails before text":

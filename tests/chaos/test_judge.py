@@ -1,4 +1,4 @@
-"""The judge itself: silent about a round in which all is well, and never silent about one thing that is not."""
+"""The judge itself: it reports nothing for a correct round, and each single defect."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PARTITION = crc32(RUN.encode()) % 2
 
 
 def well() -> Record:
-    """One run with one call, and nothing wrong with it."""
+    """One correct run with one call."""
     call = '{"what":"here"}'
     story = Story(
         run=RUN,
@@ -85,7 +85,7 @@ def log(record: Record) -> list[Entry]:
 
 
 def event(record: Record, n: int, **changes: Any) -> None:
-    """Change an event, in the log and in the topics alike."""
+    """Change an event in the log and in the topics."""
     log(record)[n].event.update(changes)
 
 
@@ -94,14 +94,14 @@ def without_end(record: Record) -> None:
 
 
 def both(record: Record, n: int) -> None:
-    """Lose a chunk wherever it stands."""
+    """Remove a chunk from the log and from the topics."""
     gone = log(record).pop(n)
     for topic in ("visible", "chunks"):
         record.topics[topic][PARTITION].remove(gone)
 
 
 def renumbered(record: Record, n: int) -> None:
-    """The same, and the rest closes ranks."""
+    """Remove it, and renumber the rest."""
     both(record, n)
     for seq, entry in enumerate(log(record)):
         entry.event["seq"] = seq
@@ -121,12 +121,14 @@ def key(name: str, **fields: Any) -> Callable[[Record], None]:
     )
 
 
-def ended(asked: int | None, status: int, ready: bool = True, hurt_s: float | None = None) -> Callable[[Record], None]:
-    return lambda record: record.exits.append(Exit("tools", 9, asked, status, ready, "2-tools.log", hurt_s))
+def ended(
+    asked: int | None, status: int, ready: bool = True, task_fault_s: float | None = None
+) -> Callable[[Record], None]:
+    return lambda record: record.exits.append(Exit("tools", 9, asked, status, ready, "2-tools.log", task_fault_s))
 
 
 def changed(placing: int = 5, fresh: tuple[str, ...] = (RUN,)) -> Callable[[Record], None]:
-    """After a change to five partitions, `RUN` began after it."""
+    """The record of a change to five partitions; `RUN` began after it."""
 
     def change(record: Record) -> None:
         record.change = Change(5, placing, list(fresh))
@@ -141,11 +143,11 @@ def visited(kind: str, outcome: Any, **more: Any) -> Callable[[Record], None]:
 WRONG: dict[str, tuple[str, Callable[[Record], object]]] = {
     "no end": ("every run ends", without_end),
     "in two partitions": ("places", key(f"{{{1 - PARTITION}}}:log:r", ttl_ms=1000)),
-    "in a partition of no number": ("places", key("{7}:log:other", ttl_ms=1000)),
+    "in a partition that no number gives": ("places", key("{7}:log:other", ttl_ms=1000)),
     "placed by the old number": ("places", changed()),
     "a change that is not finished": ("places", changed(placing=2)),
     "a change after which nothing is placed": ("places", changed(fresh=())),
-    "a silent end": ("crowd", visited("chat", "silent end")),
+    "a client with a silent end": ("crowd", visited("chat", "silent end")),
     "a client that hangs": ("crowd", visited("messages", "hangs")),
     "a client that cannot resume": ("crowd", visited("responses", "an error")),
     "a client that missed an event": ("crowd", visited("native", "resumed", run=RUN, seqs=[0, 1, 3])),
@@ -153,21 +155,21 @@ WRONG: dict[str, tuple[str, Callable[[Record], object]]] = {
     "a chunk lost without a gap": ("log", lambda r: renumbered(r, 2)),
     "an event doubled": ("log", lambda r: twice(r, 2)),
     "out of order": ("log", lambda r: swapped(log(r))),
-    "something after the end": ("log", lambda r: twice(r, len(log(r)) - 1)),
-    "an id of its own": ("log", lambda r: log(r).__setitem__(0, Entry("9-9", log(r)[0].event))),
-    "a block said otherwise": ("content", lambda r: r.stories.__setitem__(0, said(r, "Ah."))),
+    "an event after the end": ("log", lambda r: twice(r, len(log(r)) - 1)),
+    "an entry id that is not its seq": ("log", lambda r: log(r).__setitem__(0, Entry("9-9", log(r)[0].event))),
+    "a block with other content": ("content", lambda r: r.stories.__setitem__(0, said(r, "Ah."))),
     "an outcome that the policy does not allow": (
         "outcome",
         lambda r: event(r, len(log(r)) - 1, type="incomplete", error={"retryable": True}),
     ),
-    "cancelled by nobody": ("outcome", lambda r: event(r, len(log(r)) - 1, type="cancelled")),
+    "cancelled without a request": ("outcome", lambda r: event(r, len(log(r)) - 1, type="cancelled")),
     "a topic lacks an event": ("topics", lambda r: r.topics["visible"][PARTITION].pop()),
     "a topic has an event twice": ("topics", lambda r: r.topics["blocks"][PARTITION].append(log(r)[1])),
     "a topic out of order": ("topics", lambda r: swapped(r.topics["chunks"][PARTITION])),
-    "a topic of the wrong partition": ("topics", lambda r: r.topics["runs"].reverse()),
+    "a topic in the wrong partition": ("topics", lambda r: r.topics["runs"].reverse()),
     "a result that no execution gave": ("tools", lambda r: r.executions.clear()),
-    "a call that nobody made": ("tools", lambda r: r.executions.append(Line(RUN, f"{RUN}/0/7", "x", "n2"))),
-    "a call of a run that nobody asked for": ("tools", lambda r: r.executions.append(Line("x", "x/0/1", "x", "n2"))),
+    "an execution without a call": ("tools", lambda r: r.executions.append(Line(RUN, f"{RUN}/0/7", "x", "n2"))),
+    "an execution for an unknown run": ("tools", lambda r: r.executions.append(Line("x", "x/0/1", "x", "n2"))),
     "other arguments": ("tools", lambda r: r.executions.__setitem__(0, Line(RUN, f"{RUN}/0/1", "there", "n1"))),
     "another call's result": ("tools", lambda r: r.executions.__setitem__(0, Line(RUN, f"{RUN}/0/7", "here", "n1"))),
     "a key without TTL": ("keys", key("{0}:log:r")),
@@ -175,27 +177,27 @@ WRONG: dict[str, tuple[str, Callable[[Record], object]]] = {
     "work left": ("keys", key("{0}:turns")),
     "an input that is not trimmed": ("keys", key("{0}:raw", length=5000)),
     "an entry pending": ("pending", key("{0}:turns", length=0, pending={"fetcher": 1})),
-    "a lease of the dead": ("leases", lambda r: r.living.clear()),
-    "bytes that nobody consumed": ("leases", lambda r: r.keys[2].fields.update(done="4")),
+    "a lease of a dead worker": ("leases", lambda r: r.living.clear()),
+    "bytes that were not consumed": ("leases", lambda r: r.keys[2].fields.update(done="4")),
     "a lease that outlives its worker": ("leases", lambda r: r.keys_after.append(r.keys[2])),
     "a worker that ended by itself": ("workers", ended(None, 1)),
     "a worker that lost its server": ("workers", ended(None, 3)),
-    "a worker that goes on though a task of it was hurt": ("workers", ended(15, 0, hurt_s=60.0)),
-    "a worker that a hurt task ended by chance": ("workers", ended(None, 1, hurt_s=0.5)),
-    "a run that is open long after the last fault": ("late", lambda r: r.late.update({RUN: 30.0})),
+    "a worker that continues after a fault in a task": ("workers", ended(15, 0, task_fault_s=60.0)),
+    "a worker that exits with another code after a fault in a task": ("workers", ended(None, 1, task_fault_s=0.5)),
+    "a run still open long after the last fault": ("late", lambda r: r.late.update({RUN: 30.0})),
     "a hostile provider's run completed": (
         "outcome",
         lambda r: r.stories.__setitem__(0, msgspec.structs.replace(r.stories[0], fate="hostile")),
     ),
-    "a worker that would not stop": ("workers", ended(15, -9)),
-    "a complaint": ("workers", lambda r: r.complaints.append("left behind: tasks")),
+    "a worker that did not stop": ("workers", ended(15, -9)),
+    "an error in a log": ("workers", lambda r: r.complaints.append("left behind: tasks")),
     "a socket to the provider": ("sockets", lambda r: setattr(r, "provider_connections", 1)),
     "a socket to the server": ("sockets", lambda r: setattr(r, "server_connections", 1)),
 }
 
 
 def guarded() -> Record:
-    """One run under policies: a text was changed, of two calls one was blocked."""
+    """A correct run under policies: one text was changed, and one of two calls was blocked."""
     record = well()
     [story] = record.stories
     blocked = '{"what":"there"}'
@@ -216,21 +218,21 @@ def guarded() -> Record:
         {"policy": "mask", "action": "replace", "block": 0, "original": "Hm.", "final": "H[m]."},
         {"policy": "gate", "action": "block", "block": 2, "original": blocked},
     ]
-    told = [Entry(f"{n}-0", {"run": RUN, "n": n, "turn": 0, **d}) for n, d in enumerate(decisions)]
+    entries = [Entry(f"{n}-0", {"run": RUN, "n": n, "turn": 0, **d}) for n, d in enumerate(decisions)]
     pieces = (Piece(0, "text", "H[m]."), story.pieces[1], story.pieces[2])
     due = Guarded(
         chain=("mask", "gate"),
         blocked=(Piece(0, "tool_call", blocked),),
         changed=pieces[:1],
         reason="not that",
-        unheard=("Hm.", '"there"'),
+        withheld_text=("Hm.", '"there"'),
         stopped=False,
     )
     return msgspec.structs.replace(
         record,
         stories=[msgspec.structs.replace(story, pieces=pieces, guarded=due)],
         logs={RUN: log},
-        topics={**topics, "decisions": [told if n == PARTITION else [] for n in range(2)]},
+        topics={**topics, "decisions": [entries if n == PARTITION else [] for n in range(2)]},
     )
 
 
@@ -239,7 +241,7 @@ def decisions(record: Record) -> list[Entry]:
 
 
 def due(record: Record, **changes: Any) -> None:
-    """Change what its policies must make of the run."""
+    """Change the expected effect of its policies on the run."""
     [story] = record.stories
     assert story.guarded
     record.stories[0] = msgspec.structs.replace(story, guarded=msgspec.structs.replace(story.guarded, **changes))
@@ -250,29 +252,29 @@ def of_none(record: Record) -> None:
 
 
 WRONG_UNDER_POLICIES: dict[str, tuple[str, Callable[[Record], object]]] = {
-    "a word that nobody may hear": ("policies", lambda r: event(r, 2, text="Hm.")),
-    "that word in two chunks": ("policies", lambda r: (event(r, 2, text="H"), event(r, 3, text="m."))),
+    "a withheld word": ("policies", lambda r: event(r, 2, text="Hm.")),
+    "a withheld word in two chunks": ("policies", lambda r: (event(r, 2, text="H"), event(r, 3, text="m."))),
     "a blocked call that ran": ("policies", lambda r: r.executions.append(Line(RUN, f"{RUN}/0/2", "there", "n2"))),
-    "a call that the model never heard is blocked": ("content", lambda r: due(r, reason="never said")),
+    "a blocked call whose reason the model never read": ("content", lambda r: due(r, reason="never said")),
     "a decision twice": ("decisions", lambda r: decisions(r).append(decisions(r)[0])),
-    "a decision of a call twice, numbered": (
+    "a numbered decision on a call twice": (
         "decisions",
         lambda r: decisions(r).append(Entry("2-0", {**decisions(r)[1].event, "n": 2})),
     ),
-    "a decision of a text lost": ("decisions", lambda r: decisions(r).__setitem__(0, told_instead(r))),
-    "a decision of a call lost": ("decisions", lambda r: decisions(r).pop()),
+    "a lost decision on a text": ("decisions", lambda r: decisions(r).__setitem__(0, with_another_final(r))),
+    "a lost decision on a call": ("decisions", lambda r: decisions(r).pop()),
     "decisions that begin in the middle": ("decisions", lambda r: decisions(r).pop(0)),
-    "a decision of the wrong partition": ("decisions", lambda r: r.topics["decisions"].reverse()),
+    "a decision in the wrong partition": ("decisions", lambda r: r.topics["decisions"].reverse()),
     "decisions on a run without policies": ("decisions", of_none),
     "a policy that failed": ("decisions", lambda r: decisions(r)[1].event.update(action="error")),
-    "a call blocked that is let through": ("decisions", lambda r: decisions(r)[1].event.update(original="{}")),
-    "an end that no policy may give": ("outcome", lambda r: ended_by(r, "incomplete", "policy_terminated")),
-    "no end where a policy gives one": ("outcome", lambda r: due(r, stopped=True)),
+    "a blocked call that policies allow": ("decisions", lambda r: decisions(r)[1].event.update(original="{}")),
+    "an end that no policy sets": ("outcome", lambda r: ended_by(r, "incomplete", "policy_terminated")),
+    "no end although a policy sets one": ("outcome", lambda r: due(r, stopped=True)),
     "nobody judged": ("outcome", lambda r: ended_by(r, "failed", "policy_silent")),
 }
 
 
-def told_instead(record: Record) -> Entry:
+def with_another_final(record: Record) -> Entry:
     return Entry("0-0", {**decisions(record)[0].event, "final": "Hm?"})
 
 
@@ -285,19 +287,19 @@ def said(record: Record, text: str) -> Story:
     return msgspec.structs.replace(story, pieces=(Piece(0, "text", text), *story.pieces[1:]))
 
 
-def test_a_round_in_which_all_is_well_has_no_violation():
+def test_a_correct_round_has_no_violation():
     assert judge(well()) == []
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_whatever_is_wrong_is_told(wrong: str):
+def test_the_judge_reports_each_defect(wrong: str):
     rule, break_it = WRONG[wrong]
     record = well()
     break_it(record)
     assert rule in {violation.rule for violation in judge(record)}
 
 
-def test_a_result_may_be_cut_by_the_end_of_its_run_alone():
+def test_only_the_end_of_its_run_may_cut_a_result():
     record = guarded()
     event(record, 12, content="", cut=True)
     [problem] = tools.judge(record)
@@ -306,31 +308,31 @@ def test_a_result_may_be_cut_by_the_end_of_its_run_alone():
     assert list(tools.judge(record)) == []
 
 
-def test_a_run_that_is_as_its_policies_make_it_has_no_violation():
+def test_a_correct_run_under_policies_has_no_violation():
     assert judge(guarded()) == []
 
 
 @pytest.mark.parametrize("wrong", WRONG_UNDER_POLICIES)
-def test_whatever_is_wrong_under_policies_is_told(wrong: str):
+def test_the_judge_reports_each_defect_under_policies(wrong: str):
     rule, break_it = WRONG_UNDER_POLICIES[wrong]
     record = guarded()
     break_it(record)
     assert rule in {violation.rule for violation in judge(record)}
 
 
-def test_a_worker_that_found_no_server_at_its_start_may_end():
+def test_a_worker_that_found_no_server_at_its_start_may_exit():
     record = well()
     ended(None, 3, ready=False)(record)
     assert judge(record) == []
 
 
-@pytest.mark.parametrize(("asked", "status", "hurt_s"), [(None, 7, 3.0), (None, 7, None), (15, 0, 2.0)])
-def test_a_worker_that_could_not_continue_may_exit(asked: int | None, status: int, hurt_s: float | None):
+@pytest.mark.parametrize(("asked", "status", "task_fault_s"), [(None, 7, 3.0), (None, 7, None), (15, 0, 2.0)])
+def test_a_worker_that_could_not_continue_may_exit(asked: int | None, status: int, task_fault_s: float | None):
     record = well()
-    ended(asked, status, hurt_s=hurt_s)(record)
+    ended(asked, status, task_fault_s=task_fault_s)(record)
     assert judge(record) == []
 
 
-def test_the_judge_knows_nothing_of_the_code_that_it_judges():
+def test_the_judge_imports_none_of_the_code_that_it_judges():
     look = "import sys, tests.chaos.judging; sys.exit(any(name.startswith('tokenbus') for name in sys.modules))"
     assert subprocess.run([sys.executable, "-c", look], cwd=ROOT, check=False).returncode == 0

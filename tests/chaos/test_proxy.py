@@ -1,4 +1,4 @@
-"""The fault proxy does to a connection exactly what the test requested."""
+"""The fault proxy applies exactly the fault that the test requested."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHANCE = random.Random(0)
 
 @pytest.fixture
 async def proxy() -> AsyncGenerator[Proxy]:
-    """In front of a server that sends back what it gets, and closes after a full stop."""
+    """A proxy before a server that echoes its input, and closes after a full stop."""
 
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         data = b""
@@ -40,7 +40,7 @@ class Caller:
         self.link = link
 
     async def gets(self) -> bytes:
-        """All that comes, to the end of the connection, however it ends."""
+        """All bytes until the connection ends in any way."""
         got = b""
         with suppress(ConnectionResetError):
             while data := await self.reader.read(1000):
@@ -57,22 +57,22 @@ async def call(proxy: Proxy) -> Caller:
     return Caller(reader, writer, link)
 
 
-async def test_a_doomed_reply_is_cut_in_the_middle_of_its_bytes(proxy: Proxy):
+async def test_a_reply_can_be_cut_in_the_middle_of_its_bytes(proxy: Proxy):
     caller = await call(proxy)
-    caller.link.doom("down", 0.5)
+    caller.link.cut("down", 0.5)
     caller.writer.write(b"12345678")
     assert await caller.gets() in (b"1234", b"")  # a reset may overtake what was sent before it
 
 
-async def test_a_lost_reply_is_one_whose_request_arrived(proxy: Proxy):
+async def test_the_request_of_a_lost_reply_has_arrived(proxy: Proxy):
     caller = await call(proxy)
-    caller.link.doom("down", 0.0)
+    caller.link.cut("down", 0.0)
     caller.writer.write(b"lost")
     assert await caller.gets() == b""
     await eventually(lambda: proxy.connections == 0)
 
 
-async def test_what_is_held_comes_whole_when_it_is_let(proxy: Proxy):
+async def test_held_bytes_arrive_whole_after_the_release(proxy: Proxy):
     caller = await call(proxy)
     caller.link.hold("up")
     caller.writer.write(b"later")
@@ -82,7 +82,7 @@ async def test_what_is_held_comes_whole_when_it_is_let(proxy: Proxy):
     assert await reader.readexactly(12)
     writer.close()
     assert not held.done()
-    caller.link.let("up")
+    caller.link.release("up")
     assert await held == b"later"
     caller.writer.close()
 
@@ -95,7 +95,7 @@ async def test_a_connection_that_is_reset_ends_on_both_sides(proxy: Proxy):
 
 
 COMMAND = b"*2\r\n$4\r\nECHO\r\n$3\r\na\r\n\r\n"
-"""Of which the reply, from this server, is the command itself."""
+"""A call whose reply, from this server, is the command itself."""
 
 
 @pytest.mark.parametrize("done", [False, True])
@@ -129,7 +129,7 @@ async def test_a_refused_command_gets_an_error_for_each_reply_and_the_next_goes_
         (b"", 0),
     ],
 )
-def test_values_of_the_protocol_are_counted_whatever_is_in_them(data: bytes, values: int | None):
+def test_protocol_values_are_counted_with_any_content(data: bytes, values: int | None):
     assert resp.count(data) == values
 
 

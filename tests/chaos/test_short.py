@@ -1,7 +1,7 @@
-"""The chaos in short: no violation; and a build that is broken on purpose is caught, another one with each seed.
+"""A short chaos: no violation; and the judge catches a build that is broken on purpose, another one with each seed.
 
-All four take as long as a fifth of all end-to-end tests. `make chaos BROKEN=` plays a given one. That the judge reports
-each violation is tested in `test_judge`, and that the scripts need their checks in `tests/model`.
+All four builds take a fifth of the time of all end-to-end tests. `make chaos BROKEN=` plays a given one. `test_judge`
+tests that the judge reports each violation, and `tests/model` that the scripts need their checks.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ CAUGHT: dict[str, tuple[Rates, float, set[str]]] = {
     "watermark": (KILLS, SETTLE_S, {"every run ends", "log", "content"}),
     "rulings": (KILLS, SETTLE_S, {"content", "log"}),
 }
-"""By build: what brings it out, how long to wait for runs, and the rules of which one at least is broken. A run without
-an end counts only where the wait was long enough for any."""
+"""By build: the plan that exposes it, how long to wait for runs, and the rules of which at least one is broken. A run
+without an end counts only if the wait was long enough for any run.
+"""
 ROUNDS = 4
-"""A round meets the planted defect only by chance: it counts as missed after this many rounds."""
+"""A round meets the planted defect only by chance: after this many rounds it counts as missed."""
 
 
 @pytest.fixture
@@ -38,14 +39,14 @@ def seed() -> str:
 
 
 @pytest.mark.timeout(180)
-async def test_nothing_is_lost_doubled_or_out_of_order_whatever_breaks(tmp_path: Path, seed: str):
+async def test_nothing_is_lost_doubled_or_out_of_order_under_faults(tmp_path: Path, seed: str):
     record = await play(Plan(seed=seed, seconds=10), tmp_path)
     assert judge(record) == []
     assert record.faults
 
 
 @pytest.mark.timeout(400)
-async def test_a_build_that_is_broken_on_purpose_is_caught(tmp_path: Path, seed: str):
+async def test_the_judge_catches_a_build_that_is_broken_on_purpose(tmp_path: Path, seed: str):
     build = random.Random(seed).choice([*CAUGHT])
     print(f"build {build}")
     rates, settle_s, rules = CAUGHT[build]

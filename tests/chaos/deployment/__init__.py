@@ -1,1 +1,1 @@
-"""What a round runs and breaks: servers, the proxy before them, workers and what runs inside of these."""
+"""What a round runs and breaks: servers, the proxy before them, the workers, and the changes inside these."""

@@ -1,6 +1,6 @@
-"""What chaos changes inside a worker, in its process and before it starts: see `prepare`.
+"""What chaos changes inside a worker process before the worker starts: see `prepare`.
 
-The worker is what `tokenbus worker KIND` runs, from the command line's own entry on.
+The worker is what `tokenbus worker KIND` runs, from the entry point of the command line on.
 """
 
 from __future__ import annotations
@@ -21,24 +21,27 @@ from tokenbus.bus.liveness import Liveness
 from tokenbus_services.cli.worker import command as worker
 
 LEFT_BEHIND = "left behind:"
-"""How a worker's last line begins that ended with tasks or sockets still open."""
+"""Prefix of a worker's last line if it ended with open tasks or sockets."""
 TELL = signal.SIGUSR1
-"""On this signal a worker writes into its log where each of its tasks waits."""
+"""On this signal a worker logs where each of its tasks waits."""
 END, FREEZE = signal.SIGUSR2, signal.SIGWINCH
-"""On these one of its long-lived tasks ends, or stalls forever."""
+"""On these signals one of its long-lived tasks ends, or stalls forever."""
 _OLD_S = 1.0
-"""A task that was there so long after the start is one that the worker lives by."""
+"""A task that exists this long after the start counts as long-lived."""
 _OF_AN_ANSWER = ("reader of ", "watcher of ", "answer of ", "answers of ", "first frame of ")
 _NOT_THESE = ("lifespan", "supervisor", "Task-", "replay ", "work ", "tool ", *_OF_AN_ANSWER)
-"""How names of tasks begin that are the harness's, uvicorn's, the supervisor of the others, or end with their work."""
+"""Name prefixes of tasks that do not count: those of the harness, of uvicorn, of the tasks' supervisor, and those that
+end with their work.
+"""
 _passing: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
 _OF_A_RUN = "-run"
-"""In the names of tasks of one run, which end with it."""
+"""Part of the names of a run's tasks, which end with the run."""
 
 
 def prepare(build: str, clock: str) -> None:
-    """Take what this build of `tests.chaos.broken` takes away, if one is named; let the wall clock jump by this seed,
-    if there is one; obey the signals above, and report leftovers at the end."""
+    """Apply this broken build of `tests.chaos.broken`, if one is named; make the wall clock jump by this seed, if there
+    is one; handle the signals above; and report leftovers at the end.
+    """
     if build:
         BUILDS[build]()
     if clock:
@@ -49,7 +52,7 @@ def prepare(build: str, clock: str) -> None:
 
 
 def _watched(serve: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
-    """The service, and a look at what it leaves behind when it has stopped."""
+    """Run the service, and check what it leaves behind when it has stopped."""
 
     async def watched(*args: Any, **how: Any) -> None:
         sockets = _sockets()
@@ -57,10 +60,10 @@ def _watched(serve: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[N
         loop.add_signal_handler(TELL, _tell_tasks)
         old: list[asyncio.Task[Any]] = []
         loop.call_later(_OLD_S, lambda: old.extend(_long_lived()))
-        loop.add_signal_handler(END, _hurt, old, _end)
-        loop.add_signal_handler(FREEZE, _hurt, old, _freeze)
+        loop.add_signal_handler(END, _inject, old, _end)
+        loop.add_signal_handler(FREEZE, _inject, old, _freeze)
         await serve(*args, **how)
-        await asyncio.sleep(0)  # transports that were closed in the last step are gone after it
+        await asyncio.sleep(0)  # transports that were closed in the last step go away one step later
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         if tasks or (more := _sockets() - sockets) > 0:
             names = sorted(task.get_name() for task in tasks)
@@ -80,7 +83,7 @@ def _long_lived() -> list[asyncio.Task[Any]]:
 
 
 def _note_passing() -> None:
-    """Remember the tasks that the worker itself says end by themselves."""
+    """Record the tasks that the worker itself declares to end by themselves."""
     start: Any = Liveness.start_passing
 
     def noted(self: Liveness, work: Any, *, name: str) -> Any:
@@ -91,17 +94,17 @@ def _note_passing() -> None:
     cast(Any, Liveness).start_passing = noted
 
 
-def _hurt(old: list[asyncio.Task[Any]], how: Callable[[asyncio.Task[Any]], None]) -> None:
-    # A task that is about to run waits for nothing yet, or no longer.
-    if all(task.done() for task in old):  # a worker that was slow to start had none yet, or only what it began with
+def _inject(old: list[asyncio.Task[Any]], how: Callable[[asyncio.Task[Any]], None]) -> None:
+    # A task that is about to run does not wait for anything.
+    if all(task.done() for task in old):  # a worker that started slowly had no task yet, or only its first ones
         old = _long_lived()
     waits = [(task, getattr(task, "_fut_waiter", None)) for task in old if not task.done()]
     waiting = [task for task, waits_for in waits if waits_for is not None and not waits_for.done()]
     if not waiting:
-        asyncio.get_running_loop().call_later(0.01, _hurt, old, how)
+        asyncio.get_running_loop().call_later(0.01, _inject, old, how)
         return
     task = random.choice(waiting)
-    print("hurt:", how.__name__, task.get_name(), flush=True)
+    print("task fault:", how.__name__, task.get_name(), flush=True)
     how(task)
 
 
@@ -110,7 +113,7 @@ def _end(task: asyncio.Task[Any]) -> None:
 
 
 def _freeze(task: asyncio.Task[Any]) -> None:
-    """Nothing wakes it any more: what it waits for forgets it."""
+    """Nothing wakes the task again: what it waits for forgets it."""
     waits_for = cast(Any, getattr(task, "_fut_waiter", None))
     callbacks: list[Any] = list(getattr(waits_for, "_callbacks", None) or ())
     for woken, _ in callbacks:
@@ -119,7 +122,9 @@ def _freeze(task: asyncio.Task[Any]) -> None:
 
 
 def _let_the_clock_jump(seed: str) -> None:
-    """The wall clock of this process, and it alone, is now right, now seconds or minutes off, either way."""
+    """The wall clock of this process alone is sometimes right, and sometimes seconds or minutes off in either
+    direction.
+    """
     chance = random.Random(seed)
     really, really_ns, since = time.time, time.time_ns, time.monotonic
     state = [0.0, since() + chance.uniform(0.0, 4.0)]

@@ -1,4 +1,4 @@
-"""A TCP proxy that breaks connections in every way that a network does."""
+"""A TCP proxy that breaks connections in the ways in which networks do."""
 
 from __future__ import annotations
 
@@ -12,48 +12,49 @@ from typing import Literal, Self
 from tests.chaos.deployment import resp
 
 Way = Literal["up", "down"]
-"""`up`: what the client sends; `down`: what comes back."""
+"""`up`: what the client sends; `down`: what the server sends."""
 _READ_BYTES = 64 * 2**10
 
 
 class Link:
-    """One connection through the proxy, and what is wrong with it."""
+    """One connection through the proxy, and its current fault."""
 
     def __init__(self, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
         self._ends: dict[Way, asyncio.StreamWriter] = {"up": server, "down": client}
         self._gates: dict[Way, asyncio.Event] = {"up": asyncio.Event(), "down": asyncio.Event()}
-        self._doomed: dict[Way, float] = {}
+        self._cuts: dict[Way, float] = {}
         self.silent = False
-        """Half open: what comes is taken and goes nowhere."""
+        """Half open: bytes are read and discarded."""
         self._refusal: tuple[bytes, bool] | None = None
         self._commands = b""
-        """What has come of the commands that are being refused."""
+        """Bytes received so far of the commands that are being refused."""
         self._owed = 0
-        """Replies of the server to drop."""
+        """Number of the server's replies to drop."""
         self._replies = b""
         self._last: Way = "down"
         for gate in self._gates.values():
             gate.set()
 
     def hold(self, way: Way) -> None:
-        """Nothing passes this way until `let`."""
+        """Let nothing pass in this direction until `release`."""
         self._gates[way].clear()
 
-    def let(self, way: Way) -> None:
-        """All passes again."""
+    def release(self, way: Way) -> None:
+        """Let everything pass again."""
         self._gates[way].set()
 
-    def doom(self, way: Way, part: float) -> None:
-        """Of the next bytes this way only the first ``part`` (0 to 1) pass; then the connection is reset."""
-        self._doomed[way] = part
+    def cut(self, way: Way, part: float) -> None:
+        """Of the next bytes in this direction let only the first ``part`` (0 to 1) pass; then reset the connection."""
+        self._cuts[way] = part
 
     def refuse(self, error: str, *, done: bool) -> None:
         """Answer the next command, or pipeline of commands, with this error, as a proxy between Redis and its clients
-        does. ``done``: the server gets it all the same, and its reply is lost; else the server never sees it."""
+        does. ``done``: the server executes it, and its reply is lost; otherwise the server never receives it.
+        """
         self._refusal = f"-{error}\r\n".encode(), done
 
     def reset(self) -> None:
-        """Break both ends off, now."""
+        """Reset both sides now."""
         for way, writer in self._ends.items():
             if not writer.transport.is_closing():
                 end: socket.socket = writer.get_extra_info("socket")
@@ -62,12 +63,12 @@ class Link:
             self._gates[way].set()
 
     def close(self) -> None:
-        """Close both ends, once what is written is sent."""
+        """Close both sides after what is written has been sent."""
         for writer in self._ends.values():
             writer.close()
 
     async def pump(self, reader: asyncio.StreamReader, way: Way) -> None:
-        """Pass bytes on, to the end of the connection."""
+        """Pass bytes on until the connection ends."""
         writer = self._ends[way]
         while data := await reader.read(_READ_BYTES):
             await self._gates[way].wait()
@@ -79,7 +80,7 @@ class Link:
                     await self._ends[end].drain()
                 continue
             self._last = way
-            if (part := self._doomed.get(way)) is not None:
+            if (part := self._cuts.get(way)) is not None:
                 writer.write(data[: int(part * len(data))])
                 await writer.drain()
                 self.reset()
@@ -88,10 +89,11 @@ class Link:
             await writer.drain()
 
     def _instead(self, data: bytes, way: Way) -> list[tuple[Way, bytes]] | None:
-        """What to write in place of these bytes, and to whom; None: they are of no command that is to be refused.
+        """What to write in place of these bytes, and to which side; None if they belong to no command that is to be
+        refused.
 
-        A client sends its next command only when it has read the whole reply to the one before: so what comes up
-        after something came down is the beginning of a command.
+        A client sends its next command only after it has read the whole reply to the last one. So bytes from the client
+        after bytes from the server are the beginning of a command.
         """
         assert self._refusal
         error, done = self._refusal
@@ -119,7 +121,7 @@ class Link:
 
 
 class Proxy:
-    """Between clients that connect to `port` and a server on this machine. A context manager."""
+    """A proxy between clients that connect to `port` and a server on this machine. A context manager."""
 
     def __init__(self, target: int) -> None:
         self._target = target
@@ -131,23 +133,23 @@ class Proxy:
 
     @property
     def port(self) -> int:
-        """Where clients connect. Only while the proxy runs."""
+        """The port for clients. Valid only while the proxy runs."""
         assert self._listener
         port: int = self._listener.sockets[0].getsockname()[1]
         return port
 
     @property
     def connections(self) -> int:
-        """How many are open."""
+        """The number of open connections."""
         return len(self._links)
 
     def some(self, chance: random.Random, share: float) -> list[Link]:
-        """About this share of the open connections, at least one if there is any."""
+        """About this share of the open connections; at least one if any is open."""
         links = list(self._links)
         return chance.sample(links, max(1, round(share * len(links)))) if links else []
 
     def reset_all(self) -> None:
-        """Break all connections off."""
+        """Reset all connections."""
         for link in list(self._links):
             link.reset()
 
@@ -186,7 +188,7 @@ class Proxy:
             asyncio.create_task(link.pump(server_reader, "down")),
         )
         try:
-            # An end of either side is the end of both: neither HTTP/1.1 nor RESP continues half closed.
+            # The end of either side ends both: neither HTTP/1.1 nor RESP continues half closed.
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for pump in pumps:

@@ -1,12 +1,12 @@
-"""Where commands and replies of Redis' protocol (RESP 2) end in a stream of bytes."""
+"""Finds the ends of commands and replies of the Redis protocol (RESP 2) in a stream of bytes."""
 
 from __future__ import annotations
 
 
 def after(data: bytes, at: int = 0) -> int | None:
-    """The place after the value that begins at ``at``; None if it is not complete. Commands are values too.
+    """The position after the value that begins at ``at``; None if the value is not complete. Commands are values too.
 
-    Raises ValueError for what begins no value.
+    Raises ValueError if no value begins there.
     """
     end = data.find(b"\r\n", at)
     if end < 0:
@@ -28,11 +28,11 @@ def after(data: bytes, at: int = 0) -> int | None:
                 at = inner
             return at
         case _:
-            raise ValueError(f"no value of RESP begins with {data[at : at + 20]!r}")
+            raise ValueError(f"no RESP value begins with {data[at : at + 20]!r}")
 
 
 def count(data: bytes) -> int | None:
-    """How many whole values these bytes are; None if the last is not complete."""
+    """The number of whole values in these bytes; None if the last is not complete."""
     at = number = 0
     while at < len(data):
         end = after(data, at)

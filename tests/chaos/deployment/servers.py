@@ -1,8 +1,8 @@
-"""The server of a round: a single one that loses nothing; or a Sentinel group or a Cluster, whose fail-overs may lose
-last writes.
+"""The server of a round: a single server that loses nothing, or a Sentinel group or a Cluster, whose fail-overs may
+lose the last writes.
 
 Each has the url for the workers, a client for the harness, the proxy between server and workers if there is one, and
-its own way to be disturbed.
+its own faults.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tokenbus_services.process.embedded_server import EmbeddedServer
 
 Kind = Literal["single", "disk", "sentinel", "cluster"]
 Pause = Callable[[float, float], Awaitable[None]]
-"""Waits for a while between the two; less, once the faults are over."""
+"""Pauses between two steps of a fault; the pause is cut short when the faults are over."""
 _PROMOTED_S = 40.0
 _SLOTS = 16384
 _DISK = "64m"
@@ -39,13 +39,12 @@ class NoDisk(Exception):
 
 
 class Single:
-    """One server behind a proxy. Its file has each write before the reply is sent (``appendfsync always``): so kill -9
-    loses nothing that anybody was told is written, and what the judge demands is exact. ``everysec`` may put a write
-    off.
+    """One server behind a proxy. It writes each command to its file before it replies (``appendfsync always``), so kill
+    -9 loses no acknowledged write, and the judge's rules are exact. With ``everysec`` writes may be delayed.
     """
 
     lossy = False
-    """Writes that were acknowledged may be lost."""
+    """Acknowledged writes may be lost."""
 
     def __init__(self, server: EmbeddedServer, proxy: Proxy, client: Any) -> None:
         self._server = server
@@ -54,9 +53,11 @@ class Single:
         self.url = f"redis://127.0.0.1:{proxy.port}"
 
     async def disturb(self, chance: random.Random, pause: Pause) -> AsyncGenerator[str]:
-        """kill -9 and a start on the same data; or SIGSTOP, now and then for longer than anybody waits for a reply.
+        """Inject kill -9 and a restart on the same data, or SIGSTOP, sometimes for longer than any client waits for a
+        reply.
 
-        Yields the fault's name as it begins."""
+        Yields the fault's name when it begins.
+        """
         pid = self._server.pid
         if chance.random() < 0.6:
             yield "kill -9 and restart of the server"
@@ -71,15 +72,15 @@ class Single:
             os.kill(pid, signal.SIGCONT)
 
     async def limit_memory(self, pause: Pause) -> None:
-        """Let it have no more memory than it has, for a while."""
+        """Set the memory limit to what the server uses, for a while."""
         with suppress(RedisError, OSError):
             memory: Any = await self.client.info("memory")
             await self.client.config_set("maxmemory", memory["used_memory"])
         await pause(0.5, 5.0)
-        await self._until_taken(lambda: self.client.config_set("maxmemory", 0))
+        await self._until_accepted(lambda: self.client.config_set("maxmemory", 0))
 
     async def stutter(self, chance: random.Random, over: asyncio.Event) -> None:
-        """Stop it for a moment, again and again."""
+        """Stop the server for a moment, again and again."""
         pid = self._server.pid
         for _ in range(chance.randint(5, 25)):
             if over.is_set():
@@ -89,7 +90,7 @@ class Single:
             os.kill(pid, signal.SIGCONT)
             await asyncio.sleep(chance.uniform(0.0, 0.1))
 
-    async def _until_taken(self, command: Callable[[], Awaitable[Any]]) -> None:
+    async def _until_accepted(self, command: Callable[[], Awaitable[Any]]) -> None:
         async def taken() -> bool:
             with suppress(RedisError, OSError):
                 await command()
@@ -102,8 +103,7 @@ class Single:
 class SmallDisk(Single):
     """One server whose append-only file is on a disk of its own, which fills up.
 
-    It syncs each second: with ``always`` a server ends by itself when it cannot write. So it is never killed, and loses
-    nothing.
+    It syncs once a second: with ``always`` a server exits if it cannot write. So it is never killed, and loses nothing.
     """
 
     def __init__(self, server: EmbeddedServer, proxy: Proxy, client: Any, disk: Path) -> None:
@@ -133,7 +133,7 @@ class Group:
         self._sentinel: Any = sentinel.sentinels[0]
 
     async def disturb(self, chance: random.Random, pause: Pause) -> AsyncGenerator[str]:
-        """kill -9 of the master, or SIGSTOP until another is promoted; then it comes back as the replica."""
+        """kill -9 of the master, or SIGSTOP until another is promoted; then it returns as the replica."""
         old = await self._master()
         server = self._servers[old]
         killed = chance.random() < 0.6
@@ -157,10 +157,10 @@ class Group:
         return int(port)
 
     async def _in_step(self, port: int) -> None:
-        """Until this server follows the master, and Sentinel knows it well enough to promote it next."""
+        """Wait until this server follows the master, and Sentinel's state allows it to promote it next."""
 
         async with Redis(port=port) as client:
-            # As Sentinel does it when it comes to it: who is still connected must not take stale data for the truth.
+            # As Sentinel does it later: clients that are still connected must not read stale data.
             together: Any = client.pipeline()
             together.replicaof("127.0.0.1", await self._master())
             together.client_kill_filter(_type="normal")
@@ -182,7 +182,7 @@ class Group:
 class Nodes:
     """Three masters of a Cluster, each with a replica that follows asynchronously.
 
-    A proxy would be useless: clients go where the nodes tell them to.
+    There is no proxy, because clients connect to the addresses that the nodes announce.
     """
 
     lossy = True
@@ -194,7 +194,7 @@ class Nodes:
         self._servers = {server.port: server for server in group.nodes}
 
     async def disturb(self, chance: random.Random, pause: Pause) -> AsyncGenerator[str]:
-        """kill -9 of one master, or SIGSTOP until its replica is promoted; then it comes back as the replica."""
+        """kill -9 of one master, or SIGSTOP until its replica is promoted; then it returns as the replica."""
         slot = chance.randrange(_SLOTS)
         old = await self._master(slot, next(iter(self._servers)))
         server = self._servers[old]
@@ -216,13 +216,13 @@ class Nodes:
         await self._in_step(old)
 
     async def _master(self, slot: int, asked: int) -> int:
-        """Who has the slot, as the node on the port ``asked`` knows it."""
+        """The owner of the slot, as reported by the node on the port ``asked``."""
         async with Redis(port=asked) as client:
             ranges: Any = await client.execute_command("CLUSTER SLOTS")
         return next(int(master[1]) for first, last, master, *_ in ranges if first <= slot <= last)
 
     async def _in_step(self, port: int) -> None:
-        """Until this server follows its master, and all nodes take each other for well."""
+        """Wait until this server follows its master, and all nodes consider each other healthy."""
 
         async def follows() -> bool:
             async with Redis(port=port) as client:
@@ -260,13 +260,13 @@ async def single(directory: Path) -> AsyncGenerator[Deployed]:
 
 @asynccontextmanager
 async def small_disk(directory: Path) -> AsyncGenerator[Deployed]:
-    """One server on a disk in memory. Raises NoDisk if none can be had."""
+    """One server on a disk in memory. Raises NoDisk if none can be mounted."""
     disk = directory / "disk"
     disk.mkdir()
     if problem := await _run("mount", "-t", "tmpfs", "-o", f"size={_DISK}", "tmpfs", str(disk)):
         raise NoDisk(problem)
     try:
-        # The file is written again as soon as it has doubled, so that it never fills the disk by itself for long.
+        # The file is rewritten as soon as it has doubled, so that it does not fill the disk by itself for long.
         options = {"appendfsync": "everysec", "loglevel": "warning", "auto-aof-rewrite-min-size": "4mb"}
         server = EmbeddedServer(disk / "server", binary=binary(), appendonly=True, options=options)
         async with AsyncExitStack() as stack:
@@ -280,7 +280,7 @@ async def small_disk(directory: Path) -> AsyncGenerator[Deployed]:
 
 
 async def _run(*command: str) -> str | None:
-    """What a command complained of; None if it did what it should."""
+    """Run a command; return its error output, or None if it succeeded."""
     try:
         process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
     except OSError as e:
@@ -322,4 +322,4 @@ async def nodes(directory: Path) -> AsyncGenerator[Deployed]:
 
 
 KINDS: dict[Kind, Any] = {"single": single, "disk": small_disk, "sentinel": group, "cluster": nodes}
-"""How a deployment's server is made."""
+"""Makes the server of a deployment, by kind."""

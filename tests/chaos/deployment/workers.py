@@ -1,4 +1,4 @@
-"""The worker processes of a round: made by a fork server, hurt by the chaos, stopped in order at the end."""
+"""The worker processes of a round: made by a fork server, faulted by the chaos, stopped in order at the end."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.fork_server import Forked, ForkServer
 from tests.waiting import eventually
 
 FLEETS: tuple[tuple[Kind, ...], ...] = (SEPARATE, CHAINED, (*SEPARATE, *CHAINED))
-"""What may stand between requests and public topics in a round."""
+"""The workers between requests and public topics, by fleet."""
 BESIDE: tuple[Kind, ...] = ("tools", "policy")
-"""What each round has workers of besides."""
+"""The other workers of each round."""
 STOP_S = 30.0
-"""Longest that an orderly stop may take; the server may be unavailable for a part of it."""
+"""Longest time that an orderly stop may take; the server may be unavailable for a part of it."""
 
 
 class Worker:
@@ -36,26 +36,26 @@ class Worker:
         self.log = log
         self._process = process
         self.frozen = False
-        self.hurt_at: float | None = None
-        """When one of its tasks was hurt, so that it has to go."""
+        self.task_fault_at: float | None = None
+        """When one of its tasks was ended or frozen, after which it has to exit."""
         self.asked: int | None = None
-        """The signal by which it was to end."""
+        """The signal that was sent to end it."""
         self.asked_at: float | None = None
 
     @property
     def status(self) -> int | None:
-        """As `subprocess` has it: None while it runs, negative for a signal."""
+        """As in `subprocess`: None while it runs, negative for a signal."""
         return self._process.returncode
 
     @property
     def ready(self) -> bool:
-        """Whether it has said so."""
+        """Whether it has reported that it is ready."""
         return f"ready {self.kind} " in self.log.read_text(errors="replace")
 
     @property
     def well(self) -> bool:
         """Whether it runs and was not asked to stop."""
-        return self.status is None and self.asked is None and not self.frozen and self.hurt_at is None
+        return self.status is None and self.asked is None and not self.frozen and self.task_fault_at is None
 
     def kill(self) -> None:
         """kill -9."""
@@ -71,9 +71,9 @@ class Worker:
         self.frozen = False
         self._signal(signal.SIGCONT)
 
-    def hurt(self, how: Literal["ends", "freezes"]) -> None:
-        """One of its long-lived tasks ends, or freezes."""
-        self.hurt_at = time.monotonic()
+    def fault_task(self, how: Literal["ends", "freezes"]) -> None:
+        """End or freeze one of its long-lived tasks."""
+        self.task_fault_at = time.monotonic()
         self._signal(END if how == "ends" else FREEZE)
 
     async def stop(self) -> None:
@@ -87,18 +87,18 @@ class Worker:
             await self._process.wait()
 
     def tell(self) -> None:
-        """Write into the log where each task waits."""
+        """Make it log where each task waits."""
         self._signal(TELL)
 
     def exit(self) -> Exit:
         """How it ended."""
         assert self.status is not None
-        return Exit(self.kind, self.pid, self.asked, self.status, self.ready, self.log.name, self._hurt_s)
+        return Exit(self.kind, self.pid, self.asked, self.status, self.ready, self.log.name, self._task_fault_s)
 
     @property
-    def _hurt_s(self) -> float | None:
-        """How long it had to go by itself."""
-        return None if self.hurt_at is None else (self.asked_at or time.monotonic()) - self.hurt_at
+    def _task_fault_s(self) -> float | None:
+        """Seconds that it had to exit by itself after the fault."""
+        return None if self.task_fault_at is None else (self.asked_at or time.monotonic()) - self.task_fault_at
 
     def _end(self, number: signal.Signals) -> None:
         if self.asked is None:
@@ -111,7 +111,7 @@ class Worker:
 
 
 class Workers:
-    """All workers of a round. A context manager; what still runs at its end is killed."""
+    """All workers of a round. A context manager; it kills what still runs at its end."""
 
     def __init__(
         self,
@@ -122,8 +122,8 @@ class Workers:
         kinds: tuple[Kind, ...],
         clocks: random.Random | None = None,
     ) -> None:
-        """``kinds``: what the round has workers of. ``clocks``: chance by which a third of them have clocks that
-        jump.
+        """``kinds``: the kinds of workers in the round. ``clocks``: the source of chance by which a third of the
+        workers have clocks that jump.
         """
         self.kinds = kinds
         self._clocks = clocks
@@ -145,7 +145,7 @@ class Workers:
         await asyncio.to_thread(self._server.close)
 
     def start(self, kind: Kind) -> Worker:
-        """One more worker; it may not be ready yet."""
+        """Start one more worker; it may not be ready yet."""
         assert self._server
         log = self._directory / f"{len(self.all)}-{kind}.log"
         log.touch()
@@ -161,12 +161,12 @@ class Workers:
         return worker
 
     def _clock(self) -> str:
-        """The seed of a clock that jumps, or nothing."""
+        """The seed of a clock that jumps, or an empty text."""
         jumps = self._clocks and self._clocks.random() < 1 / 3
         return str(self._clocks.random()) if self._clocks and jumps else ""
 
     async def start_ready(self, *kinds: Kind) -> None:
-        """Workers that are ready."""
+        """Start workers, and wait until they are ready."""
         started = [self.start(kind) for kind in kinds]
         await eventually(lambda: all(w.ready for w in started if w.status is None), timeout=60)
 
@@ -175,6 +175,6 @@ class Workers:
         return [w for w in self.all if w.well and (not kinds or w.kind in kinds)]
 
     async def stop(self) -> None:
-        """Stop all in order: what brings work in goes first."""
+        """Stop all in order: the sources of work first."""
         for kinds in (("gateway",), ("fetcher", "tools"), ("pipeline",), ("normalizer",), ("policy",), ("parser",)):
             await asyncio.gather(*(w.stop() for w in self.all if w.status is None and w.kind in kinds))

@@ -1,4 +1,6 @@
-"""The judge: every guarantee of design.md over what a round left, by rules of its own. Pure; knows the JSON alone."""
+"""The judge: checks every guarantee of design.md on the record of a round, by rules of its own. Pure; it reads the JSON
+alone.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from tests.chaos.record import Record, Violation
 
 
 def judge(record: Record) -> list[Violation]:
-    """Every violation, sorted; none where all guarantees held."""
+    """All violations, sorted; none if all guarantees held."""
     found: list[Violation] = []
     for rules in (log, story, tools, topics, policies, remains, places, crowd):
         found += rules.judge(record)

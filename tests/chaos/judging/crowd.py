@@ -1,4 +1,4 @@
-"""Clients of gateways: none has a silent end, none hangs, and who can resume has heard the whole log."""
+"""Clients of gateways: none has a silent end, none hangs, and those that can resume have received the whole log."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ RESUMABLE = ("native", "responses")
 
 
 def judge(record: Record) -> Iterator[Violation]:
-    """Each client by itself, and those of the native protocol against their run's log."""
+    """Check each client by itself, and those of the native protocol against the log of their run."""
     for visit in record.visits:
         if visit.outcome in ("silent end", "hangs"):
             yield Violation("crowd", visit.run, f"{visit.kind}: {visit.outcome} {visit.what}")
@@ -19,4 +19,4 @@ def judge(record: Record) -> Iterator[Violation]:
         elif visit.kind == "native" and visit.outcome != "an error":
             logged = [entry.event["seq"] for entry in record.logs.get(visit.run, [])]
             if visit.seqs != logged and not record.lossy:
-                yield Violation("crowd", visit.run, f"native: heard {visit.seqs}, the log has {logged}")
+                yield Violation("crowd", visit.run, f"native: received {visit.seqs}, the log has {logged}")

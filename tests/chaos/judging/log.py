@@ -1,4 +1,4 @@
-"""Each log by itself: `seq` without a gap, order, whole blocks, one end and nothing after it."""
+"""Each log by itself: `seq` without a gap, order, whole blocks, one terminal event and nothing after it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.e2e import judge as by_itself
 
 
 def judge(record: Record) -> Iterator[Violation]:
-    """The rules of one log, for all logs."""
+    """Apply the rules of one log to all logs."""
     for run, entries in record.logs.items():
         events = [entry.event for entry in entries]
         if not events or events[-1]["type"] not in by_itself.TERMINAL:

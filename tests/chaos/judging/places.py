@@ -1,4 +1,6 @@
-"""Where runs are: each in one partition, by a number that the deployment had; new runs by the new number."""
+"""Placement of runs: each run is in one partition, by a number of partitions that the deployment had; new runs are
+placed by the new number.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,13 @@ from tests.chaos.record import Record, Violation
 
 
 def judge(record: Record) -> Iterator[Violation]:
-    """The places of all runs that left a log, and the end of a change."""
+    """Check the partitions of all runs that left a log, and that a repartition finished."""
     numbers = [record.partitions, *([record.change.number] if record.change else [])]
     for run, partitions in record.placed.items():
         if len(partitions) != 1:
             yield Violation("places", run, f"is in partitions {partitions}")
         if outside := set(partitions) - {crc32(run.encode()) % number for number in numbers}:
-            yield Violation("places", run, f"is in partition {outside}, and no number of {numbers} says so")
+            yield Violation("places", run, f"is in partition {outside}, which follows from none of {numbers}")
     if not record.change:
         return
     if record.change.placing != record.change.number:

@@ -14,7 +14,7 @@ Event = dict[str, Any]
 
 
 def judge(record: Record) -> Iterator[Violation]:
-    """The runs with policies; and of all others, that no policy touched them."""
+    """Check the runs with policies; and that no policy touched any other run."""
     guards = {story.run: story.guarded for story in record.stories}
     decided: defaultdict[str, list[Event]] = defaultdict(list)
     home = record.homes()
@@ -41,7 +41,7 @@ def judge(record: Record) -> Iterator[Violation]:
 
 
 def _published(record: Record) -> dict[str, dict[str, str]]:
-    """By run and place, all published content: each block of each topic, and all other fields of events."""
+    """All published content, by run and place: each block of each topic, and all other fields of events."""
     published: defaultdict[str, defaultdict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     topics = {topic: chain(*parts) for topic, parts in record.topics.items() if topic != "decisions"}
     for place, entries in {**topics, "the log": chain(*record.logs.values())}.items():
@@ -58,12 +58,12 @@ def _published(record: Record) -> dict[str, dict[str, str]]:
 
 def _held_back(guarded: Guarded, published: dict[str, str], ran: list[Line]) -> Iterator[str]:
     for at, said in published.items():
-        for word in guarded.unheard:
+        for word in guarded.withheld_text:
             if word in said:
-                yield f"{word} is heard: {at}"
+                yield f"{word} is published: {at}"
     for line in ran:
-        if f'"{line.what}"' in guarded.unheard:
-            yield f"{line.what} ran as no policy let it through"
+        if f'"{line.what}"' in guarded.withheld_text:
+            yield f"{line.what} ran, and no policy allowed it so"
 
 
 def _decisions(guarded: Guarded, log: list[Event], decided: list[Event], *, lossy: bool) -> Iterator[str]:
@@ -79,7 +79,7 @@ def _decisions(guarded: Guarded, log: list[Event], decided: list[Event], *, loss
         if each["action"] == "error" and not lossy and each["policy"] not in guarded.may_fail:
             yield f"a policy failed: {each}"
         if each["action"] == "block" and each["original"] not in blocked:
-            yield f"a policy blocked what it lets through: {each}"
+            yield f"a policy blocked what it should allow: {each}"
     end = log[-1] if log else {}
     ended = [d["policy"] for d in decided if d["action"] == "terminate"]
     if len(ended) != (end.get("error", {}).get("code") == TERMINATED):
@@ -87,24 +87,24 @@ def _decisions(guarded: Guarded, log: list[Event], decided: list[Event], *, loss
     if end.get("type") == "completed":
         for piece in guarded.blocked:
             if not any(d["action"] == "block" and d["original"] == piece.whole for d in decided):
-                yield f"nobody decided to block {piece.whole}"
+                yield f"no policy decided to block {piece.whole}"
     elif lossy:
         return
     finals = Counter(d["final"] for d in decided if d["action"] == "replace")
-    heard = Counter(
+    published = Counter(
         (whole, bool(event.get("cut")))
         for event in log
         if event["type"] == "block_complete"
         and (event.get("cut") or _is_changed(guarded, event))
         and (whole := _whole(event))
     )
-    for whole in {whole for whole, cut in heard if not cut}:
+    for whole in {whole for whole, cut in published if not cut}:
         surely, perhaps = (
-            heard[whole, False],
-            heard[whole, True],
-        )  # what is cut may be so over the heads of the policies
+            published[whole, False],
+            published[whole, True],
+        )  # a cut text may have been cut after the policies' decisions
         if not surely <= finals[whole] <= surely + perhaps:
-            yield f"decided {finals[whole]} times, and heard {surely} times: {whole!r}"
+            yield f"decided {finals[whole]} times, and published {surely} times: {whole!r}"
 
 
 def _whole(block: Event) -> str:

@@ -1,6 +1,6 @@
-"""What is left when all runs have ended, and when all workers have.
+"""What is left when all runs have ended, and when all workers have ended.
 
-No key without a bound, nothing pending, no lease of the dead, no worker that ended in any other way than it was to.
+Every key is bounded, nothing is pending, no dead worker has a lease, and each worker ended as expected.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from collections.abc import Iterator
 from tests.chaos.record import Exit, KeyFact, Record, Violation
 
 SERVER_AWAY = 3
-"""Exit code of a worker that found no server at its start; a supervisor starts it again."""
+"""Exit code of a worker that found no server at its start; a supervisor restarts it."""
 STUCK = 7
-"""That of a worker that could not continue."""
-GOES_S = 25.0
-"""So long after one of its tasks was hurt it is gone: that is noticed, and what it holds handed back."""
+"""Exit code of a worker that could not continue."""
+EXIT_S = 25.0
+"""A worker is gone this long after one of its tasks was ended or frozen: it notices the fault, and hands back what it
+owns.
+"""
 _TTL = re.compile(
     r"\{\d+\}:(run|log|index:open|index:ended):.+|\{\d+\}:index:ended|members:.+|mcp:.+|\{activity\}:\d+"
     r"|\{gateway\}:(members|published:.+)"
@@ -26,16 +28,16 @@ _TRIMMED = re.compile(r"\{\d+\}:(raw|events|drafts)")
 _KEPT = re.compile(r"\{\d+\}:(visible|chunks|blocks|runs|decisions)")
 _LEASE = re.compile(r"\{\d+\}:lease:(normalizer|parser|policy)")
 _MOST_TRIMMED = 300
-"""A trimmed stream's most entries at rest: a trim goes by whole nodes, of 100 entries by default."""
+"""Maximum entries of a trimmed stream at rest: a trim removes whole nodes, of 100 entries by default."""
 _MOST_CONTROL = 1_200
-_LOSS_TOLD = ("a fail-over lost the entries after", "runs that lost events continue")
-"""What an owner logs that remembers more than the server does, and one that lost its lease over it."""
+_LOSS_MESSAGES = ("a fail-over lost the entries after", "runs that lost events continue")
+"""Log messages of an owner that remembers more than the server does, and of one that lost its lease because of this."""
 _PID = re.compile(r".*-(\d+)-[0-9a-f]{8}")
-"""Host, process and chance: the name of a worker."""
+"""The name of a worker: host, process and a random part."""
 
 
 def judge(record: Record) -> Iterator[Violation]:
-    """The rules of what may be left."""
+    """Check what is left."""
     for key in record.keys:
         if problem := _key(key):
             yield Violation("keys", "", f"{key.name}: {problem}")
@@ -43,7 +45,7 @@ def judge(record: Record) -> Iterator[Violation]:
             if count:
                 yield Violation("pending", "", f"{key.name}: {count} entries of the group {group}")
         if _LEASE.fullmatch(key.name):
-            yield from _lease(key, [*record.living, *_going(record)])
+            yield from _lease(key, [*record.living, *_exiting(record)])
     for key in record.keys_after:
         if "owner" in key.fields:
             yield Violation("leases", "", f"{key.name} is held by {key.fields['owner']}, and no worker is left")
@@ -51,7 +53,7 @@ def judge(record: Record) -> Iterator[Violation]:
         if problem := _exit(end):
             yield Violation("workers", "", f"{end.log}: {problem}")
     for complaint in record.complaints:
-        if record.lossy and any(told in complaint for told in _LOSS_TOLD):
+        if record.lossy and any(message in complaint for message in _LOSS_MESSAGES):
             continue
         yield Violation("workers", "", complaint)
     for run, seconds in record.late.items():
@@ -63,12 +65,12 @@ def judge(record: Record) -> Iterator[Violation]:
 
 
 def _key(key: KeyFact) -> str | None:
-    """What is wrong with a key at rest. Every key is known, and something bounds it."""
+    """What is wrong with a key at rest. Every key must be known and bounded."""
     name = key.name
     if _TTL.fullmatch(name):
         return None if key.ttl_ms >= 0 else "has no TTL"
     if _EMPTY.fullmatch(name):
-        return f"holds {key.length}, and nothing is to be done" if key.length else None
+        return f"holds {key.length}, and no work is left" if key.length else None
     if _TRIMMED.fullmatch(name):
         return f"{key.length} entries, though all are consumed" if key.length > _MOST_TRIMMED else None
     if name.endswith(":control"):
@@ -77,31 +79,31 @@ def _key(key: KeyFact) -> str | None:
         return f"{key.length} entries are dead, and none was poison"
     if name == "meta" or _KEPT.fullmatch(name) or _LEASE.fullmatch(name):
         return None
-    return "nobody knows what bounds it"
+    return "the judge knows no bound for it"
 
 
-def _going(record: Record) -> list[int]:
-    """Workers of which a task was hurt so late that they may still have been there, and hold what they held."""
-    return [end.pid for end in record.exits if end.hurt_s is not None and end.hurt_s <= GOES_S]
+def _exiting(record: Record) -> list[int]:
+    """Workers of which a task was ended or frozen so late that they may still have run, and owned what they owned."""
+    return [end.pid for end in record.exits if end.task_fault_s is not None and end.task_fault_s <= EXIT_S]
 
 
 def _lease(key: KeyFact, living: list[int]) -> Iterator[Violation]:
-    owner = key.fields.get("owner", "nobody")
+    owner = key.fields.get("owner", "no worker")
     pid = _PID.fullmatch(owner)
     if not pid or int(pid[1]) not in living:
-        yield Violation("leases", "", f"{key.name} is held by {owner}; alive are {living}")
+        yield Violation("leases", "", f"{key.name} is owned by {owner}; alive are {living}")
     arrived, done = key.fields.get("arrived", "0"), key.fields.get("done", "0")
     if arrived != done:
         yield Violation("leases", "", f"{key.name}: {arrived} bytes arrived and {done} are done, at rest")
 
 
 def _exit(end: Exit) -> str | None:
-    if end.hurt_s is not None:
+    if end.task_fault_s is not None:
         if end.asked is None:
-            return None if end.status == STUCK else f"one of its tasks was hurt, and it ended with {end.status}"
+            return None if end.status == STUCK else f"one of its tasks was ended or frozen, exit code {end.status}"
         return (
-            f"one of its tasks was hurt {end.hurt_s:.0f} s before, and it was still there"
-            if end.hurt_s > GOES_S
+            f"one of its tasks was ended or frozen {end.task_fault_s:.0f} s before, and it was still running"
+            if end.task_fault_s > EXIT_S
             else None
         )
     match end.asked:
@@ -111,7 +113,7 @@ def _exit(end: Exit) -> str | None:
             allowed = (0,) if end.ready else (0, SERVER_AWAY, -signal.SIGTERM)
             return None if end.status in allowed else f"asked to stop, it ended with {end.status}"
         case _:
-            # A worker that could not continue has to go; that its runs continued elsewhere, the other rules say.
+            # A worker that could not continue has to exit; other rules check that its runs continued elsewhere.
             if end.status == STUCK or (end.status == SERVER_AWAY and not end.ready):
                 return None
             return f"it ended by itself, with {end.status}" + ("" if end.ready else ", before it was ready")

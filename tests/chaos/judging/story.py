@@ -1,6 +1,6 @@
-"""Each run against its story: it ended as its policy allows, and said what the undisturbed run says.
+"""Each run against its story: it ended as its policy allows, and its content is that of the undisturbed run.
 
-A run that did not complete must have said a beginning of that.
+The content of a run that did not complete must be a prefix of that.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from tests.chaos.record import Piece, Record, Story, Violation
 from tests.e2e.judge import TERMINAL, Log
 
 RESULTS = "{tool_result}"
-"""Stands in a piece for the results of the turn before."""
+"""Placeholder in a piece for the results of the previous turn."""
 LOST_BY_THE_SERVER = {"server_lost_writes", "frames_lost", "lost"}
-"""How a run may end whose writes an asynchronous fail-over has lost."""
+"""Errors of a run whose writes an asynchronous fail-over has lost."""
 UNJUDGED = "policy_silent"
-"""How a run may fail whose drafts, or the rulings on them, were lost so."""
+"""Error of a run whose drafts, or the verdicts on them, were lost in this way."""
 TERMINATED = "policy_terminated"
 """The error of a run that a policy ended."""
 _BEGUN_TAG = re.compile(r"\n?</?[a-z_]*$")
 
 
 def judge(record: Record) -> Iterator[Violation]:
-    """Outcome and content of every run that ended."""
+    """Check outcome and content of every run that ended."""
     for story in record.stories:
         log = [entry.event for entry in record.logs.get(story.run, ())]
         if not log or log[-1]["type"] not in TERMINAL:
-            continue  # told by the rules of logs
+            continue  # reported by the rules of logs
         if story.fate == "hostile":
             if log[-1]["type"] in ("cancelled", "completed") or not log[-1].get("error", {}).get("code"):
                 yield Violation("outcome", story.run, f"hostile: {log[-1]['type']}: {log[-1].get('error')}")
@@ -41,7 +41,7 @@ def judge(record: Record) -> Iterator[Violation]:
 
 
 def kept(log: Log) -> list[dict[str, Any]]:
-    """The `block_complete` of each block that counts: what attempts that failed wrote is void."""
+    """The `block_complete` of each block that counts: the blocks of failed attempts are void."""
     blocks: dict[int, dict[str, Any]] = {}
     for event in log:
         if event["type"] in ("retrying", "restarted"):
@@ -59,21 +59,22 @@ def _outcome(story: Story, log: Log, *, lossy: bool) -> str | None:
     if story.on_failure == "fail" and again:
         return f"tried again: {again[0]}"
     if story.on_failure != "restart" and any(e["type"] == "restarted" for e in log):
-        return "restarted without having been asked to"
+        return "restarted, though its request does not allow it"
     for event in again:
         if event.get("continues"):
             if story.on_failure != "continue":
-                return f"went on without having been asked to: {event}"
-        elif (event["type"] == "restarted") != _heard(log[: event["seq"]], event) and not (
-            story.guarded and event["type"] == "restarted"  # it goes by what was said: more than what policies let out
+                return f"continued, though its request does not allow it: {event}"
+        elif (event["type"] == "restarted") != _has_visible_output(log[: event["seq"]], event) and not (
+            story.guarded and event["type"] == "restarted"  # it depends on the model's output, which is more than what
+            # policies released
         ):
-            return f"{event['type']} says the opposite of what was heard: {event}"
+            return f"{event['type']} contradicts what was published: {event}"
     if how == "completed":
         if story.guarded and story.guarded.stopped:
             return "completed, though a policy ends it"
         return "completed, though the provider never ended" if story.fate == "deadline" else None
     if how == "cancelled":
-        return None if story.fate == "cancelled" else "cancelled by nobody"
+        return None if story.fate == "cancelled" else "cancelled, though no client asked for it"
     if story.fate == "deadline" and error.get("code") == "deadline":
         return None
     if lossy and how == "incomplete" and error.get("code") in LOST_BY_THE_SERVER:
@@ -84,27 +85,27 @@ def _outcome(story: Story, log: Log, *, lossy: bool) -> str | None:
         due = story.guarded and story.guarded.stopped and (how, end["finish"]) == ("incomplete", "content_filter")
         return None if due else f"{how}, {end['finish']}, by a policy: {error}"
     if not error.get("retryable"):
-        return f"{how} by an error that is no passing one: {error}"
+        return f"{how} by an error that is not retryable: {error}"
     if story.on_failure == "fail":
         return None
     if story.on_failure == "restart" or (story.on_failure, story.mode) == ("continue", "prefill"):
-        return f"{how} in place of another attempt: {error}"
-    return None if _heard(log, end) or story.guarded else f"{how}, though nobody had heard anything: {error}"
+        return f"{how} instead of another attempt: {error}"
+    return None if _has_visible_output(log, end) or story.guarded else f"{how}, though nothing was published: {error}"
 
 
-def _heard(log: Log, end: dict[str, Any]) -> bool:
-    """Whether something visible of the present turn stands."""
-    heard = False
+def _has_visible_output(log: Log, end: dict[str, Any]) -> bool:
+    """Whether the current turn has visible output that is not void."""
+    visible = False
     for event in log:
         if event["type"] in ("retrying", "restarted") and not event.get("continues"):
-            heard = False
+            visible = False
         elif event["type"] == "chunk" and event["visible"] and event["turn"] == end["turn"]:
-            heard = True
-    return heard
+            visible = True
+    return visible
 
 
 def _content(story: Story, log: Log) -> str | None:
-    """What is wrong with what the run said."""
+    """What is wrong with the content of the run."""
     blocks = kept(log)
     results: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
     for block in blocks:
@@ -112,7 +113,7 @@ def _content(story: Story, log: Log) -> str | None:
             results[block["turn"]].append(block)
     said = [block for block in blocks if block["kind"] != "tool_result"]
     if len(said) > len(story.pieces):
-        return f"{len(said)} blocks, and {len(story.pieces)} were said"
+        return f"{len(said)} blocks, and the model wrote {len(story.pieces)}"
     for block, piece in zip(said, story.pieces, strict=False):
         if problem := _piece(story, block, piece, results[piece.turn - 1]):
             return f"block {block['block']}: {problem}"
@@ -126,32 +127,33 @@ def _content(story: Story, log: Log) -> str | None:
 
 def _piece(story: Story, block: dict[str, Any], piece: Piece, results: list[dict[str, Any]]) -> str | None:
     if (block["kind"], block["turn"]) != (piece.kind, piece.turn):
-        return f"a {block['kind']} of turn {block['turn']}, where a {piece.kind} of turn {piece.turn} was said"
+        return f"a {block['kind']} of turn {block['turn']}; the model wrote a {piece.kind} of turn {piece.turn}"
     got = block["arguments"] if piece.kind == "tool_call" else block["content"]
     if RESULTS in piece.whole and any(r.get("is_error") for r in results):
-        return None  # how a provider is told of an error is its API's matter
+        return None  # how a provider receives an error depends on its API
     if RESULTS in piece.whole and (reasons := _reasons(story, piece.turn - 1)):
         return _among(got, piece, [*reasons, *(r["content"] for r in results)], cut=bool(block.get("cut")))
     whole = piece.whole.replace(RESULTS, " ".join(r["content"] for r in results))
     if block.get("cut") and story.mode == "prefill":
-        got = _BEGUN_TAG.sub("", got)  # what may have been text is told as text, once no more can come
+        got = _BEGUN_TAG.sub("", got)  # what may have been text becomes text when no more can come
     right = whole.startswith(got) if block.get("cut") else whole == got
-    return None if right else f"{got!r} where {whole!r} was said"
+    return None if right else f"{got!r}, and the model wrote {whole!r}"
 
 
 def _reasons(story: Story, turn: int) -> list[str]:
-    """What the model reads in place of the results of this turn's calls that policies blocked."""
+    """What the model reads in place of the results of the calls of this turn that policies blocked."""
     guarded = story.guarded
     return [guarded.reason for piece in guarded.blocked if piece.turn == turn] if guarded else []
 
 
 def _among(got: str, piece: Piece, results: list[str], *, cut: bool) -> str | None:
-    """What is wrong with a text that quotes results, errors among them: how a provider is told of these is its API's
-    matter, so they must be there, in whatever form."""
+    """What is wrong with a text that quotes results, errors among them. The form in which a provider receives these
+    depends on its API, so they must appear in any form.
+    """
     begin, end = piece.whole.split(RESULTS)
     if cut:
-        return None if begin.startswith(got[: len(begin)]) else f"{got!r} where {begin!r} was said"
+        return None if begin.startswith(got[: len(begin)]) else f"{got!r}, and the model wrote {begin!r}"
     if not (got.startswith(begin) and got.endswith(end)):
-        return f"{got!r} where {piece.whole!r} was said"
+        return f"{got!r}, and the model wrote {piece.whole!r}"
     missing = [result for result in results if result not in got]
     return f"the model never read {missing}" if missing else None

@@ -1,4 +1,4 @@
-"""Tool calls: each that counts ran at least once, one result of it was used, and nothing else ever ran."""
+"""Tool calls: each call that counts ran at least once, one of its results was used, and nothing else ran."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from tests.chaos.record import Line, Record, Violation
 
 CANCELLED = "cancelled"
 WORKERS_LOST = "the tool's worker was lost"
-"""An error result that stands in for a call whose workers died one after the other."""
+"""An error result for a call whose workers died one after the other."""
 NEVER_CAME = "the tool's result never came"
-"""The same for a call, or its result, that a fail-over lost."""
+"""An error result for a call that a fail-over lost, or whose result it lost."""
 
 
 def judge(record: Record) -> Iterator[Violation]:
-    """Calls and results of the logs against the executions of the ledger."""
+    """Check calls and results of the logs against the executions of the ledger."""
     executions: defaultdict[str, dict[str, Line]] = defaultdict(dict)
     for line in record.executions:
         executions[line.run][line.nonce] = line
     for run in executions.keys() - record.logs.keys():
-        yield Violation("tools", run, "ran for a run that nobody asked for")
+        yield Violation("tools", run, "ran for a run that no client requested")
     judged = {story.run for story in record.stories if story.guarded}
     for run, entries in record.logs.items():
         log = [entry.event for entry in entries]
@@ -33,8 +33,9 @@ def judge(record: Record) -> Iterator[Violation]:
 
 
 class _Names:
-    """What a call and its executions have in common: its block's number; of a run with policies, which is heard under
-    other numbers than the model's, what it asks for."""
+    """The common name of a call and its executions: the number of its block; or its arguments if the run has policies,
+    because subscribers see other block numbers than the model's.
+    """
 
     def __init__(self, run: str, *, by_what: bool) -> None:
         self._run = run
@@ -54,7 +55,7 @@ def _of_run(name: _Names, log: list[dict[str, Any]], executions: dict[str, Line]
     results = [b for b in blocks if b["kind"] == "tool_result" and "tool_id" in b]
     for block in blocks:
         if block["kind"] in ("tool_call", "tool_result") and "tool_id" not in block:
-            yield f"the {block['kind']} of block {block['block']} does not say of which call it is"
+            yield f"the {block['kind']} of block {block['block']} does not name its call"
     for tool_id, count in Counter(r["tool_id"] for r in results).items():
         if tool_id not in calls:
             yield f"a result for {tool_id}, which is not a call that counts"
@@ -71,15 +72,15 @@ def _of_run(name: _Names, log: list[dict[str, Any]], executions: dict[str, Line]
     for line in executions.values():
         call = keys.get(name.of_line(line))
         if call is None and lossy:
-            continue  # the server lost that the call was made
+            continue  # the server lost the record of the call
         if call is None:
-            yield f"{line.key} ran, and is no whole call that counts"
+            yield f"{line.key} ran, and is not a complete call that counts"
         elif _what(call) != line.what:
             yield f"{line.key} ran with other arguments: {line.what}"
 
 
 def _what(call: dict[str, Any]) -> str:
-    """What the call asks for; all of its arguments if they are none any more."""
+    """What the call asks for; all of its arguments if they are not valid any more."""
     try:
         return json.loads(call["arguments"])["what"]
     except ValueError:
@@ -104,7 +105,7 @@ def _result(
             yield f"the call {result['tool_id']} gave an error: {content}"
         return
     if result.get("cut") and end["type"] != "completed":
-        return  # the run ended while its policies had let out the beginning of this result
+        return  # the run ended while its policies had released the beginning of this result
     try:
         nonce: str = json.loads(content)["nonce"]
     except (ValueError, LookupError, TypeError):

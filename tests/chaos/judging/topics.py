@@ -1,4 +1,5 @@
-"""The public topics: each holds, of every run, exactly what its log holds of that topic's kinds, in the same order."""
+"""The public topics: each holds, for every run, exactly the events of that topic's kinds in its
+log, in the same order."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ HOLDS: dict[str, Callable[[Event], bool]] = {
 
 
 def judge(record: Record) -> Iterator[Violation]:
-    """Topics against logs."""
+    """Compare topics with logs."""
     home = record.homes()
     for topic, holds in HOLDS.items():
         published: defaultdict[str, list[Event]] = defaultdict(list)
@@ -31,7 +32,7 @@ def judge(record: Record) -> Iterator[Violation]:
                 if home(run) != partition:
                     yield Violation("topics", run, f"{topic}: in partition {partition}")
         for run in published.keys() - record.logs.keys():
-            yield Violation("topics", run, f"{topic}: a run that nobody asked for")
+            yield Violation("topics", run, f"{topic}: a run that no client requested")
         for run, entries in record.logs.items():
             logged = [entry.event for entry in entries if holds(entry.event)]
             if published[run] != logged:
@@ -43,4 +44,4 @@ def _difference(published: list[Event], logged: list[Event]) -> str:
         (n for n, (a, b) in enumerate(zip(published, logged, strict=False)) if a != b), min(len(published), len(logged))
     )
     first = f"{published[at : at + 1]} {logged[at : at + 1]}"
-    return f"{len(published)} events, the log has {len(logged)}; from the {at}. on they differ: {first}"
+    return f"{len(published)} events, the log has {len(logged)}; they differ from event {at} on: {first}"
