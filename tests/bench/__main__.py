@@ -44,18 +44,18 @@ ALONE: dict[str, Callable[[], list[Figure]]] = {
     "console": watched,
     "otel": traced,
 }
-"""Sections with processes of their own, or without any."""
+"""Sections that start their own processes, or need none."""
 ALL = (*NAMES, *ALONE)
 
 
 def main() -> None:
-    """Measure what is asked for, and print it."""
-    parser = argparse.ArgumentParser(prog="python -m tests.bench", description="What a chunk costs.")
-    parser.add_argument("--only", action="append", choices=ALL, help="measure this alone; may be repeated")
+    """Run the requested sections, and print the results."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description="Measure the cost of a chunk.")
+    parser.add_argument("--only", action="append", choices=ALL, help="measure only this section; may be repeated")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, _stop)
-    # Where the bytecode cache is off, every process that is started compiles its sources first: no deployment does.
+    # With the bytecode cache off, every process compiles its sources at its start, which no deployment does.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     try:
         report = bench(options.only or ALL)
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def bench(names: Sequence[str]) -> Report:
-    """Measure these sections. Everything that was started is stopped, however this ends."""
+    """Measure these sections. Everything that was started is stopped, even after an error."""
     load_before, begin = os.getloadavg()[0], time.monotonic()
     figures: list[Figure] = []
     server = "no server"

@@ -1,10 +1,10 @@
-"""The bare chain: what three hops over streams cost with plain redis-py and nothing else.
+"""The bare chain: the cost of three hops over streams with plain redis-py and nothing else.
 
     source -> stream -> hop1 -> stream -> hop2 -> stream -> subscriber
 
-One entry an event, a process each, as many as the services have. A hop reads what is there and writes it on in one
-pipeline, so the chain gathers under load by itself; it delivers neither exactly once nor to anybody else, keeps no
-state, and knows nothing of HTTP. One process: ``python -m tests.bench.bare URL source|hop1|hop2``.
+One entry per event, one process per hop, as many processes as the services have. A hop reads all available entries and
+writes them in one pipeline, so the chain batches under load by itself. It delivers neither exactly once nor to several
+subscribers, keeps no state, and does not use HTTP. One process: ``python -m tests.bench.bare URL source|hop1|hop2``.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _ENTRY = (
     b'{"type":"chunk","run":"bare","seq":%d,"turn":0,"attempt":1,"block":0,"kind":"text","text":"%019d ",'
     b'"visible":true,"depth":0}'
 )
-"""A chunk as it stands on `visible`; its text is the time at which it was made."""
+"""A chunk as on `visible`; its text is the time at which it was created."""
 
 
 async def source(client: Any) -> None:
-    """Sends the given load."""
+    """Sends the requested load."""
     worker = Worker(client, "source")
     while True:
         load = await worker.job(Load)
@@ -38,7 +38,7 @@ async def source(client: Any) -> None:
 
 
 async def _paced(client: Any, load: Load) -> None:
-    """Each run on its own clock, as the mock provider has it; what is due goes out in one pipeline."""
+    """Each run has its own clock, as in the mock provider; all due chunks go out in one pipeline."""
     due: list[bytes] = []
     woken = asyncio.Event()
     now = asyncio.get_running_loop().time
@@ -70,7 +70,7 @@ async def _at_once(client: Any, load: Load) -> None:
 
 
 async def hop(client: Any, here: str, there: str) -> None:
-    """Hands on what comes."""
+    """Forwards entries."""
     last: bytes | str = "0-0"
     while True:
         for _, entries in await client.xread({here: last}, count=READ_COUNT, block=BLOCK_S * 1000):
@@ -89,7 +89,7 @@ async def _write(client: Any, stream: str, entries: list[bytes]) -> None:
 
 
 async def main(url: str, name: str) -> None:
-    """One process of the chain, until it is stopped."""
+    """One process of the chain; it runs until it is stopped."""
     client: Any = redis.asyncio.Redis.from_url(url, protocol=2)
     place = CHAIN.index(name)
     await Worker(client, name).answer(True)

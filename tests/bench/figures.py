@@ -1,4 +1,4 @@
-"""What `make bench` measures, and what is aimed at: the first aims of the project, on a machine of two cores."""
+"""The figures of `make bench`, and their aims: the first aims of the project, on a machine with two cores."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.bench.jobs import Load
 from tests.bench.measure import SERVICES_COUNTED, Meter, Sample
 
 ROUNDS = 3
-"""The services and the bare chain in turn, so often; the medians are reported."""
+"""Number of rounds; in each, the services and the bare chain run in turn. The medians are reported."""
 IDLE_S = 10.0
 WARM = Load(8, 50, 50)
 PREFILL_PIECES = 250_000
-"""Pieces of four characters a second that a reader of prefill text must take."""
+"""Pieces of four characters that a reader of prefill text must process in a second."""
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -30,15 +30,15 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     value: float
     bare: float | None = None
     ratio: float | None = None
-    """Value to bare: the median of the rounds' ratios, so that a busy moment of the machine falls on both."""
+    """Ratio of value to bare: the median of the rounds' ratios, so a busy moment of the machine affects both."""
     spread: tuple[float, float] | None = None
-    """Lower and upper quartile of the rounds' ratios, or what the section says."""
+    """Lower and upper quartile of the rounds' ratios, or as the section states."""
     aim: str = ""
     met: bool | None = None
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """What is read off a load."""
+    """A figure that is computed from a load."""
 
     name: str
     unit: str
@@ -46,10 +46,10 @@ class Reading(msgspec.Struct, frozen=True):
     most: float | None = None
     most_ratio: float | None = None
     bare: bool = True
-    """Whether the bare chain has it too."""
+    """Whether the bare chain has this figure too."""
 
     def figure(self, rounds: Sequence[tuple[Sample, Sample]]) -> Figure:
-        """Of all rounds, each the services' sample and the bare chain's."""
+        """The figure of all rounds; each round has a sample of the services and one of the bare chain."""
         value = median(self.of(services) for services, _ in rounds)
         if not self.bare:
             return Figure(name=self.name, unit=self.unit, value=value)
@@ -64,7 +64,7 @@ class Reading(msgspec.Struct, frozen=True):
 
 
 class Section(msgspec.Struct, frozen=True):
-    """One load, and all that is read off it."""
+    """One load, and all of its figures."""
 
     load: Load
     readings: list[Reading]
@@ -125,7 +125,7 @@ def _idle(meter: Meter) -> list[Figure]:
 
 
 def decoded() -> list[Figure]:
-    """The decoders and the reader of prefill text alone; needs no process."""
+    """Measure the decoders and the reader of prefill text alone, without a process."""
     figures: list[Figure] = []
     for api in DIALECTS:
         ours, bare = decoding(api)

@@ -1,6 +1,6 @@
-"""What a page costs its browser, frame by frame: CPU time of its main thread, from Chromium's own trace.
+"""The cost of a page in the browser, by frame: CPU time of the main thread, from Chromium's own trace.
 
-CPU time and not wall time: on a machine that works for the bus, too, the page waits for a core.
+CPU time, not wall time: the page waits for a core while the machine also runs the bus.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Frames(msgspec.Struct, frozen=True):
 
 
 async def frames_of(page: Any, seconds: float) -> Frames:
-    """Measure this page; it draws sixty frames a second meanwhile."""
+    """Measure this page while it draws sixty frames a second."""
     await page.evaluate(_EVERY_FRAME)
     session = await page.context.new_cdp_session(page)
     events: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""`python -m tests.bench.hostile_server PORT`: the chaos's provider that means harm, as a process of its own."""
+"""`python -m tests.bench.hostile_server PORT`: the hostile provider of the chaos, as a process of its own."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Clients of an HTTP server that streams Chat Completions: as little code as a client can have.
+"""Minimal clients of an HTTP server that streams Chat Completions.
 
-Each reads the stamps in its answer, and notes when each of them came.
+Each client reads the stamps in its answer, and records when each stamp arrived.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Answer(asyncio.Protocol):
     """One connection and its answer."""
 
     def __init__(self, stamps: int) -> None:
-        """``stamps``: how many the answer has; 0: only its head is waited for."""
+        """``stamps``: the number of stamps in the answer; 0: wait only for the head of the answer."""
         self.sent, self.arrived = array("q"), array("q")
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._stamps = stamps
@@ -35,7 +35,7 @@ class Answer(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is not a subclass
 
     def ask(self, request: bytes) -> int:
-        """Send the request; return when, in nanoseconds of the monotonic clock."""
+        """Send the request; return the time, in nanoseconds of the monotonic clock."""
         assert self._transport
         began = time.monotonic_ns()
         self._transport.write(request)
@@ -81,7 +81,7 @@ def get(url: str) -> bytes:
 
 
 async def connected(url: str, stamps: int) -> Answer:
-    """A connection, nothing asked yet."""
+    """A connection without a request."""
     at = urlsplit(url)
     assert at.hostname
     assert at.port
@@ -92,7 +92,7 @@ async def connected(url: str, stamps: int) -> Answer:
 async def answers(
     url: str, model: str, *, clients: int, stamps: int, stagger_s: float, timeout_s: float
 ) -> list[Answer]:
-    """Run this many clients, each reading one answer of this many stamps. Raises TimeoutError, ConnectionError."""
+    """Run this many clients; each reads one answer with this many stamps. Raises TimeoutError, ConnectionError."""
     open_ = [await connected(url, stamps) for _ in range(clients)]
     try:
         async with asyncio.timeout(timeout_s):
@@ -107,7 +107,7 @@ async def answers(
 
 
 async def first_chunk_ms(url: str, model: str) -> float:
-    """From the request to the first chunk of the answer, on a connection that is open already."""
+    """Time from the request to the first chunk of the answer, on an open connection."""
     answer = await connected(url, 1)
     try:
         async with asyncio.timeout(30):
@@ -119,7 +119,7 @@ async def first_chunk_ms(url: str, model: str) -> float:
 
 
 async def held(urls: Sequence[str]) -> list[Answer]:
-    """A connection for each of these streams; returns when each has the head of its answer."""
+    """Open a connection for each of these streams; return when each has received the head of its answer."""
     open_: list[Answer] = []
     for url in urls:
         answer = await connected(url, 0)

@@ -1,4 +1,4 @@
-"""How the bench speaks with its own processes: jobs and answers in lists of the server under test."""
+"""Communication of the bench with its own processes: jobs and answers in lists of the server under test."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 BLOCK_S = 2
 CHAIN = ["source", "hop1", "hop2"]
-"""The bare chain, in the order of a chunk's way."""
+"""The bare chain, in the order in which a chunk passes it."""
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -26,7 +26,7 @@ class Load(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """What the provider's script for it is called."""
+        """The name of the provider's script for this load."""
         return f"chunks-{self.chunks}-pace-{self.pace:g}"
 
     @property
@@ -36,17 +36,17 @@ class Load(msgspec.Struct, frozen=True):
 
     @property
     def stagger_s(self) -> float:
-        """Between the starts of two runs: their chunks then come evenly over the time, and not all at once."""
+        """Seconds between the starts of two runs, so that their chunks are spread evenly over the time."""
         return (1 + 1 / self.runs) / self.pace if self.pace else 0.0
 
     @property
     def timeout_s(self) -> float:
-        """When all of it must have arrived; far beyond what it should take."""
+        """The deadline for the arrival of all chunks; far longer than expected."""
         return 30 + (self.runs * self.stagger_s + self.chunks / self.pace if self.pace else self.total / 500)
 
 
 class Listen(msgspec.Struct, frozen=True):
-    """The subscriber's job: read these streams until this many stamps arrived."""
+    """The subscriber's job: read these streams until this many stamps have arrived."""
 
     streams: list[str]
     stamps: int
@@ -54,7 +54,7 @@ class Listen(msgspec.Struct, frozen=True):
 
 
 class Heard(msgspec.Struct, frozen=True):
-    """Its answer: arrays of int64, nanoseconds of the monotonic clock, which all processes share."""
+    """The subscriber's answer: arrays of int64, nanoseconds of the monotonic clock, which all processes share."""
 
     sent: bytes
     arrived: bytes
@@ -72,7 +72,7 @@ class Desk:
     """The bench's side."""
 
     def __init__(self, client: redis.Redis, check: Callable[[], None]) -> None:
-        """``check`` raises where a process has ended."""
+        """``check`` raises if a process has ended."""
         self._client: Any = client
         self._check = check
 
@@ -81,7 +81,7 @@ class Desk:
         self._client.rpush(_jobs(name), msgspec.msgpack.encode(job))
 
     def answer(self, name: str, kind: type[T], timeout_s: float) -> T:
-        """A process's next answer. Raises TimeoutError, and RuntimeError where a process has ended."""
+        """The next answer of a process. Raises TimeoutError, and RuntimeError if a process has ended."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             if found := self._client.blpop(_answers(name), timeout=BLOCK_S):
@@ -105,5 +105,5 @@ class Worker:
                 return msgspec.msgpack.decode(found[1], type=kind)
 
     async def answer(self, answer: Any) -> None:
-        """Say that something is done."""
+        """Report the result of a job."""
         await self._client.rpush(_answers(self._name), msgspec.msgpack.encode(answer))

@@ -1,4 +1,4 @@
-"""One load through the services or through the bare chain: its latencies, its rate, its CPU and its commands."""
+"""One load through the services or the bare chain: its latencies, rate, CPU and commands."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from tests.bench.procs import cpu_s
 from tests.bench.stack import PIPELINE, PROVIDER, SERVICES, Stack, service_of
 
 SERVICES_COUNTED = (*SERVICES, "server", subscriber.NAME)
-"""The processes on a chunk's way. The mock provider stands for the world outside, and is not counted."""
+"""The processes on the path of a chunk. The mock provider stands for the outside world, and does not count."""
 BARE_COUNTED = (*CHAIN, "server", subscriber.NAME)
 
 ONLY_FROM_CLIENTS = frozenset(
     {"eval", "evalsha", "xread", "xreadgroup", "xautoclaim", "xgroup|delconsumer", "xinfo|consumers", "publish"}
 )
-"""Commands that no script of ours calls. The server's statistics count those that a script calls like any other."""
+"""Commands that our scripts never call. The server's statistics count a command from a script like any other."""
 OF_THE_BENCH = frozenset({"blpop", "rpush", "info", "del", "client|setinfo", "hello", "select", "config|resetstat"})
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """What one load gave."""
+    """The results of one load."""
 
     chunks: int
     seconds: float
-    """From the first chunk sent to the last one received."""
+    """Seconds from the first chunk sent to the last one received."""
     latencies_ms: list[float]
     """Sorted."""
     cpu: dict[str, float]
-    """Seconds by process, from before the load to after it."""
+    """Seconds by process, from before the load until after it."""
     counted: tuple[str, ...]
-    """The processes on a chunk's way."""
+    """The processes on the path of a chunk."""
     sent: dict[str, int]
-    """Commands that clients sent, by name; a script counts as one."""
+    """Commands from clients, by name; a script counts as one."""
     inside: dict[str, int]
-    """Commands that scripts called."""
+    """Commands called by scripts."""
 
     def latency_ms(self, share: float) -> float:
-        """The latency that this share of the chunks keeps."""
+        """The latency that this share of the chunks does not exceed."""
         return self.latencies_ms[min(len(self.latencies_ms) - 1, int(share * len(self.latencies_ms)))]
 
     def per_second(self) -> float:
@@ -53,30 +53,30 @@ class Sample(msgspec.Struct, frozen=True):
         return self.chunks / self.seconds
 
     def cpu_us(self) -> float:
-        """Microseconds of CPU a chunk, of all processes on its way."""
+        """Microseconds of CPU per chunk, of all processes on its path."""
         return sum(self.cpu_us_of(name) for name in self.counted)
 
     def cpu_us_of(self, name: str) -> float:
-        """Those of one process."""
+        """Microseconds of CPU per chunk of one process."""
         return self.cpu[name] * 1e6 / self.chunks
 
     def sent_per_chunk(self) -> float:
-        """Commands sent a chunk."""
+        """Commands sent per chunk."""
         return sum(self.sent.values()) / self.chunks
 
     def inside_per_chunk(self) -> float:
-        """Commands that scripts called a chunk."""
+        """Commands that scripts called, per chunk."""
         return sum(self.inside.values()) / self.chunks
 
 
 class Meter:
-    """Measures one load after the other on a running stack."""
+    """Measures loads one after the other on a running stack."""
 
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
 
     def services(self, load: Load, **fields: object) -> Sample:
-        """The load as requests through the services, each with these further fields."""
+        """The load as requests through the services. ``fields``: further fields of each request."""
         stack = self._stack
         streams = self._visible()
         ready = self._listen(streams, load)
@@ -103,7 +103,7 @@ class Meter:
 
     @contextmanager
     def held(self, load: Load, script: str) -> Generator[None]:
-        """The load as runs whose provider falls silent after the last chunk; in the end they are cancelled."""
+        """The load as runs whose provider stalls after the last chunk; at the end they are cancelled."""
         streams = self._visible()
         ready = self._listen(streams, load)
         runs = self._publish(load, script, {})
@@ -133,7 +133,7 @@ class Meter:
         return [self._stack.keys.topic(p, "visible") for p in range(self._stack.keys.partitions)]
 
     def _publish(self, load: Load, script: str, fields: Mapping[str, object]) -> list[str]:
-        """Publish the requests as any program would, so that their chunks come evenly over the time."""
+        """Publish the requests as any program would, so that their chunks are spread evenly over the time."""
         runs = [f"bench-{uuid4().hex}" for _ in range(load.runs)]
         begin = time.monotonic()
         for number, run in enumerate(runs):
@@ -154,7 +154,9 @@ class Meter:
         return heard
 
     def _ended(self, runs: list[str], how: bytes) -> None:
-        """Wait until all runs are over, so that what ends them is counted too and the next load begins in peace."""
+        """Wait until all runs have ended, so that their end is counted too, and the next load starts on idle
+        services.
+        """
         deadline = time.monotonic() + 30
         for run in runs:
             while (status := self._stack.client.hget(self._stack.keys.run(run), "status")) != how:

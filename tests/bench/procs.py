@@ -1,6 +1,6 @@
-"""The processes of a bench: started, waited for, their CPU read, all stopped however the bench ends.
+"""The processes of a bench: starts them, waits for them, reads their CPU, and stops all of them, even after an error.
 
-Each runs under `tokenbus_services.process.parent_guard`, which ends it when the bench is gone, after a `kill -9` too.
+Each runs under `tokenbus_services.process.parent_guard`, which ends it when the bench is gone, also after a `kill -9`.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from tokenbus_services.process import parent_guard as guard
 ROOT = Path(__file__).parents[2]
 START_S = 180.0
 _CPU_CLOCK = 2
-"""CPUCLOCK_SCHED, which the id of a process's CPU clock ends with: see clock_getcpuclockid(3)."""
+"""CPUCLOCK_SCHED, the last part of the id of a process's CPU clock: see clock_getcpuclockid(3)."""
 
 
 def cpu_s(pid: int) -> float:
-    """User and system time so far of a process and of its children that still run, as policy executors do."""
+    """User and system time so far of a process and of its running children, such as policy executors."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
     return _own_cpu_s(pid) + sum(cpu_s(int(child)) for child in children)
 
 
 def _own_cpu_s(pid: int) -> float:
-    """In nanoseconds, while the fields of /proc/PID/stat count hundredths of a second."""
+    """In nanoseconds; the fields of /proc/PID/stat count hundredths of a second."""
     return time.clock_gettime_ns(~pid << 3 | _CPU_CLOCK) / 1e9
 
 
 def resident_kb(pid: int) -> int:
-    """Memory of a process's own, with its share of what it has in common with others."""
+    """Private memory of a process, plus its share of the shared memory."""
     found = re.search(r"^Pss:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii"), re.MULTILINE)
     return int(found[1]) if found else 0
 
@@ -54,24 +54,24 @@ class Process:
         self._guard = guarding
 
     def check(self) -> None:
-        """Raises RuntimeError, with the end of its log, if it is gone."""
+        """Raises RuntimeError, with the end of its log, if the process has ended."""
         if self._guard.poll() is not None:
             raise RuntimeError(f"{self.name} ended:\n{self.log.read_text(errors='replace')[-3000:]}")
 
     def end(self) -> None:
-        """Ask it to end."""
+        """Send SIGTERM."""
         assert self._guard.stdin
         self._guard.stdin.close()
 
     def wait(self) -> None:
-        """Until it has ended; its guard kills it where asking does not help."""
+        """Wait until it has ended; its guard kills it if SIGTERM does not end it."""
         self._guard.wait()
         assert self._guard.stdout
         self._guard.stdout.close()
 
 
 class Processes:
-    """All children; a context manager that leaves none behind."""
+    """All children; a context manager that stops all of them."""
 
     def __init__(self, logs: Path) -> None:
         self._logs = logs
@@ -94,11 +94,11 @@ class Processes:
         return {process.name: process.pid for process in self._all}
 
     def start(self, name: str, module: str, *arguments: str, env: Mapping[str, str] | None = None) -> None:
-        """Run a Python module under its guard."""
+        """Run a Python module under the guard."""
         self.run(name, [sys.executable, "-m", module, *arguments], env=env)
 
     def run(self, name: str, command: Sequence[str], *, env: Mapping[str, str] | None = None) -> None:
-        """Run a command under its guard."""
+        """Run a command under the guard."""
         log = self._logs / f"{name}.log"
         with log.open("wb") as errors:
             guarding = subprocess.Popen(
@@ -108,17 +108,17 @@ class Processes:
                 stderr=errors,
                 env={**os.environ, **(env or {})},
                 cwd=ROOT,
-                start_new_session=True,  # Ctrl-C is for the bench, which stops the others in order
+                start_new_session=True,  # The bench handles Ctrl-C, and stops the others in order
             )
         self._all.append(Process(name, guarding, log))
 
     def check(self) -> None:
-        """Raises RuntimeError where a process has ended."""
+        """Raises RuntimeError if a process has ended."""
         for process in self._all:
             process.check()
 
     def until(self, condition: Callable[[], bool], what: str, timeout_s: float = START_S) -> None:
-        """Wait for a condition. Raises RuntimeError where a process ends meanwhile, TimeoutError after too long."""
+        """Wait for a condition. Raises RuntimeError if a process ends during the wait, and TimeoutError."""
         deadline = time.monotonic() + timeout_s
         while not condition():
             self.check()
@@ -128,7 +128,7 @@ class Processes:
 
 
 def answers(url: str) -> bool:
-    """Whether an HTTP GET gives 200."""
+    """Whether an HTTP GET returns 200."""
     try:
         with urllib.request.urlopen(url, timeout=2) as response:
             return bool(response.status == 200)

@@ -1,4 +1,4 @@
-"""The bench's result, as a table for people and as JSON for programs."""
+"""The result of the bench, as a table for people and as JSON for programs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _HEAD = ("", "tokenbus", "bare", "ratio", "aim", "")
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """Where it was measured. Were its cores busy before the bench began, then all of this is doubtful."""
+    """The machine. If its cores were busy before the bench began, all figures are doubtful."""
 
     cores: int
     python: str
@@ -23,7 +23,7 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """Everything."""
+    """All figures of a bench."""
 
     machine: Machine
     seconds: float
@@ -41,7 +41,7 @@ def as_json(report: Report) -> str:
 
 
 def as_table(report: Report) -> str:
-    """Aligned columns, one figure a line."""
+    """Aligned columns, one figure per line."""
     rows = [_HEAD, *(_row(figure) for figure in report.figures)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
     lines = [_line(row, widths) for row in rows]
@@ -59,7 +59,7 @@ def as_table(report: Report) -> str:
 
 
 def _line(row: tuple[str, ...], widths: list[int]) -> str:
-    """Text to the left, amounts to the right."""
+    """Text to the left, numbers to the right."""
     cells = zip(row, widths, (str.ljust, str.rjust, str.rjust, str.rjust, str.ljust, str.ljust), strict=True)
     return "  ".join(justify(cell, width) for cell, width, justify in cells).rstrip()
 

@@ -1,4 +1,4 @@
-"""What is measured: one server, a process for each service, the mock provider, and the bare chain beside them."""
+"""The measured system: one server, a process for each service, the mock provider, and the bare chain beside them."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ PIPELINE = "pipeline"
 """The service that stands for all three."""
 PROVIDER = "anthropic"
 RUNS_AT_ONCE = 1000
-"""What one fetcher takes on; more than its default, for the table of many runs."""
+"""The number of runs that one fetcher accepts; more than the default, for the table of many runs."""
 
 
 class Stack(msgspec.Struct, frozen=True):
-    """All that runs, ready to be measured."""
+    """All processes, ready for measurements."""
 
     client: Any
     """A plain connection to the server."""
@@ -39,11 +39,11 @@ class Stack(msgspec.Struct, frozen=True):
     pids: dict[str, int]
     """Process ids by name: the services, `server`, `provider`, `subscriber`, and those of the bare chain."""
     urls: dict[str, str]
-    """Where the services and the provider listen."""
+    """The ports of the services and the provider."""
 
 
 def service_of(process: str) -> str:
-    """Which service a process runs: the second fetcher is called `fetcher 2`."""
+    """The service that a process runs: the second fetcher is called `fetcher 2`."""
     return process.partition(" ")[0]
 
 
@@ -61,8 +61,8 @@ def running(
     """Start everything, with this many workers of each service; stop everything at the end.
 
     The provider has a script for each load, and those given by name. ``settings`` are further tables of
-    `tokenbus.toml`. ``runs_at_once``: how many runs one fetcher takes on. ``providers``: processes of the mock
-    provider; the second is the provider `anthropic-2`.
+    `tokenbus.toml`. ``runs_at_once``: how many runs one fetcher accepts. ``providers``: processes of the mock provider;
+    the second is the provider `anthropic-2`.
     """
     with ExitStack() as stack:
         directory = Path(stack.enter_context(TemporaryDirectory(prefix="tokenbus-bench-")))
@@ -85,7 +85,7 @@ def running(
 
 
 def _says(load: Load) -> Script:
-    # Every chunk is one word, and every word the time at which the read that holds it was written.
+    # Every chunk is one word; the word is the time at which the read that contains it was written.
     turn = Turn(says=Reply(text=" ".join([STAMP] * load.chunks)), delivery=Delivery(pace=load.pace or None))
     return Script(turns=(turn,))
 

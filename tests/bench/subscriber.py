@@ -1,4 +1,4 @@
-"""The subscriber of both chains: plain redis-py, one XREAD over all streams, JSON decoded, the times of arrival kept.
+"""The subscriber of both chains: plain redis-py, one XREAD over all streams, decoded JSON, recorded arrival times.
 
 One process: ``python -m tests.bench.subscriber URL``.
 """
@@ -30,7 +30,7 @@ _decoder = msgspec.json.Decoder(_Text)
 
 
 async def main(url: str) -> None:
-    """Does its jobs until it is stopped."""
+    """Runs its jobs until it is stopped."""
     client: Any = redis.asyncio.Redis.from_url(url, protocol=2)
     worker = Worker(client, NAME)
     await worker.answer(True)

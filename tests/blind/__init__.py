@@ -1,1 +1,1 @@
-"""Faults planted blind: one of five, chosen at random and sealed, to be diagnosed from the signals alone."""
+"""Blind faults: one fault, chosen at random and sealed, is diagnosed from the signals alone."""

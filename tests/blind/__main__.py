@@ -1,7 +1,7 @@
-"""`python -m tests.blind --out DIRECTORY`: plant one fault, or none, chosen at random, and write down every signal.
+"""`python -m tests.blind --out DIRECTORY`: inject one fault, or none, chosen at random, and record every signal.
 
-`signals.txt` is to be read first; which fault it was is in `sealed.txt`. Needs Prometheus and, for the full disk, the
-right to mount a tmpfs.
+Read `signals.txt` first; `sealed.txt` names the fault. Needs Prometheus and, for the full disk, the right to mount a
+tmpfs.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LARGE = Script(name="large", turns=(Turn(says=Reply(text="Much to say. " * 100_0
 
 @contextmanager
 def server_on_a_small_disk(directory: Path) -> Iterator[str]:
-    """A server with an append-only file on a disk of its own; its url."""
+    """A server with an append-only file on a disk of its own; yields its url."""
     directory.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", directory], check=True)
     port = free_port()
@@ -91,7 +91,7 @@ timeout_s = 5
                 signals = Signals(services, watching, received, out / "signals.txt")
                 signals.begin()
                 name = secrets.choice(faults)
-                (out / "sealed.txt").write_text(f"{name:20}")  # its size tells nothing
+                (out / "sealed.txt").write_text(f"{name:20}")  # the size of the file reveals nothing
                 await FAULTS[name](world)
                 await watch(signals)
                 loading.cancel()
@@ -106,7 +106,7 @@ timeout_s = 5
 
 
 async def answers(server: Server) -> bool:
-    """Whether the server is up."""
+    """Whether the server responds."""
     try:
         return bool(await server.client.ping())
     except (RedisError, OSError) as e:
@@ -114,7 +114,7 @@ async def answers(server: Server) -> bool:
 
 
 async def load(world: World) -> None:
-    """A run now and then, each second one under a policy. The server may refuse them."""
+    """Publish a run now and then, every second one under a policy. The server may refuse them."""
     n = 0
     while True:
         n += 1
@@ -125,7 +125,7 @@ async def load(world: World) -> None:
 
 
 async def watch(signals: Signals) -> None:
-    """Look each second; the doctor and the metrics at their times."""
+    """Read the signals once a second; the doctor and the metrics at their times."""
     clock = asyncio.get_running_loop().time
     begin, doctors, metrics = clock(), list(DOCTOR_AT), list(METRICS_AT)
     asked: list[asyncio.Task[None]] = []
@@ -139,12 +139,12 @@ async def watch(signals: Signals) -> None:
             await signals.metrics()
         await asyncio.sleep(1)
     for task in asked:
-        task.cancel()  # one that takes so long is no help
+        task.cancel()  # a doctor that takes this long is no help
     await asyncio.gather(*asked, return_exceptions=True)
 
 
 def main() -> None:
-    """Plant one."""
+    """Inject one fault."""
     parser = argparse.ArgumentParser(prog="python -m tests.blind")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""The faults, and a control. Each does its harm at once and returns."""
+"""The faults, and a control. Each fault takes effect at once, and the function returns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HOT_RUNS = 24
 
 
 class World:
-    """What faults act on."""
+    """What the faults act on."""
 
     def __init__(self, services: Fleet, keys: Keys, send: Send, disk: Path, marks: Path) -> None:
         self.services = services
@@ -25,7 +25,7 @@ class World:
         self.disk = disk
         self.marks = marks
         self.answer: Script | None = None
-        """What the provider answers from now on, whatever it is asked."""
+        """The provider's answer from now on, to any request."""
 
 
 def answering(fault: Status | Stall | CutOff) -> Script:
@@ -34,7 +34,7 @@ def answering(fault: Status | Stall | CutOff) -> Script:
 
 
 async def nothing(world: World) -> None:
-    """No fault: what is seen without one."""
+    """No fault: the control."""
 
 
 async def key_revoked(world: World) -> None:
@@ -48,19 +48,19 @@ async def provider_silent(world: World) -> None:
 
 
 async def answers_cut(world: World) -> None:
-    """The provider ends each answer in its middle."""
+    """The provider ends each answer in the middle."""
     world.answer = answering(CutOff(after_bytes=400))
 
 
 async def stage_stopped(world: World) -> None:
-    """All normalizers die."""
+    """All normalizers exit."""
     for worker in world.services.workers:
         if worker.kind == "normalizer":
             worker.kill()
 
 
 async def stage_frozen(world: World) -> None:
-    """All parsers stop without an end."""
+    """All parsers freeze without an exit."""
     for worker in world.services.workers:
         if worker.kind == "parser":
             worker.freeze()
@@ -77,7 +77,7 @@ async def hot_partition(world: World) -> None:
 
 
 async def disk_full(world: World) -> None:
-    """No byte is left under the server's append-only file."""
+    """The disk of the server's append-only file has no free byte."""
     filling = await asyncio.create_subprocess_exec(
         "dd", "if=/dev/zero", f"of={world.disk / 'filler'}", "bs=64k", stderr=DEVNULL
     )
@@ -85,7 +85,7 @@ async def disk_full(world: World) -> None:
 
 
 async def policy_hangs(world: World) -> None:
-    """The policy awaits what never comes."""
+    """The policy awaits something that never comes."""
     (world.marks / "hang").touch()
 
 

@@ -1,4 +1,4 @@
-"""A policy that hangs from the moment at which a file `hang` is in the folder MARKS."""
+"""A policy that hangs from the moment at which a file `hang` exists in the directory MARKS."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Guard(StreamProcessor):
-    """Lets everything through, until it hangs."""
+    """Passes everything through, until it hangs."""
 
     Options = Nothing
 

@@ -1,4 +1,6 @@
-"""What an operator sees after a fault: alerts, log lines, metrics, spans and the doctor, each with its time."""
+"""The signals that an operator sees after a fault: alerts, log lines, metrics, spans and the doctor, each with its
+time.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ LEVELS = ("warning", "error", "critical")
 
 
 class Signals:
-    """Reads them all; the file ``out`` grows by what is new."""
+    """Reads all signals; appends what is new to the file ``out``."""
 
     def __init__(self, services: Fleet, prometheus: Prometheus, received: Collector, out: Path) -> None:
         self._services = services
@@ -46,13 +48,13 @@ class Signals:
         self.counts: Counter[str] = Counter()
 
     def begin(self) -> None:
-        """From now on what is new counts."""
+        """From now on, record what is new."""
         for worker in self._services.workers:
             self._read[id(worker)] = worker.log.stat().st_size
         self._begin, self._begin_ns = time.monotonic(), time.time_ns()
 
     def note(self, what: str) -> None:
-        """A line, the first time."""
+        """Write a line, the first time that it occurs."""
         self.counts[what] += 1
         if what not in self._seen:
             self._seen.add(what)
@@ -60,7 +62,7 @@ class Signals:
                 out.write(f"{time.monotonic() - self._begin:6.1f} s  {what}\n")
 
     async def look(self) -> None:
-        """Note what is new in the alerts, logs and spans."""
+        """Record what is new in the alerts, logs and spans."""
         for alert in (await self._prometheus.get("alerts"))["alerts"]:
             labels = {k: v for k, v in alert["labels"].items() if k in ("stage", "partition", "instance", "severity")}
             self.note(f"alert {alert['labels']['alertname']} {alert['state']} {labels}: {alert['annotations']['todo']}")
@@ -88,14 +90,14 @@ class Signals:
         return found
 
     async def metrics(self) -> None:
-        """Note what the queries find now."""
+        """Record the current results of the queries."""
         for query in QUERIES:
             for series in (await self._prometheus.get(f"query?query={quote(query)}"))["result"]:
                 if float(series["value"][1]):
                     self.note(f"metric {query} {series['metric']} = {float(series['value'][1]):.4g}")
 
     async def doctor(self) -> None:
-        """Note what the doctor says."""
+        """Record the doctor's output."""
         for line in (await self._services.doctor()).splitlines():
             if line.strip() and not line.lstrip().startswith("ok"):
                 self.note(f"doctor {line.strip()}")

@@ -1,4 +1,4 @@
-"""`python -m tests.simulation`: the model beside what was measured, then larger deployments."""
+"""`python -m tests.simulation`: the model beside the measurement, then larger deployments."""
 
 from __future__ import annotations
 

@@ -20,16 +20,18 @@ from tests.simulation.engine import Clock, Done, Host, Process
 Chunk = tuple[int, float]
 Entry = list[Chunk]
 MARK = -1.0
-"""In place of the time: an event of the provider that begins or ends a run. It goes through the stages as a chunk does,
-and no subscriber gets it.
+"""Used instead of the time for a provider event that begins or ends a run. It passes through the stages as a chunk
+does, and no subscriber receives it.
 """
 MARKS = 3
-"""Of them, before a run's chunks and after: message, block and ping begin; block and message end, and their usage."""
+"""Number of these events before a run's chunks and after: message, block and ping begin; block and message end, and
+their usage.
+"""
 TIMER_S = 0.001
-"""What is due within this, a provider writes in one turn: the resolution of its timers."""
+"""A provider writes everything that is due within this time in one turn: the resolution of its timers."""
 READ_ENTRIES = 256
 SOCKET_CHUNKS = 400
-"""Chunks that one read of a socket finds at the most: 64 KB."""
+"""Maximum chunks in one read of a socket: 64 KB."""
 LINGER_S = 0.003
 BUSY_WINDOW_S = 0.1
 BUFFERED = 2_000
@@ -39,7 +41,7 @@ TOPICS = 3
 
 
 def partition_of(run: int, partitions: int) -> int:
-    """As `Keys.partition_of`, of a run with this number as its id."""
+    """As `Keys.partition_of`, for a run with this number as its id."""
     return crc32(b"run-%d" % run) % partitions
 
 
@@ -48,7 +50,7 @@ class Script:
     """A command with one or more scripts: what they write, and who waits for the reply."""
 
     frames: int
-    """All that is written: frames of runs, public events, copies of these."""
+    """Everything that is written: frames of runs, public events, copies of these."""
     writes: Sequence[tuple[Stream, Entry]]
     """By partition."""
     reply: Callable[[], None]
@@ -56,7 +58,7 @@ class Script:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """Work of a process for a run's start, and what follows it."""
+    """Work of a process for a run's start, and the steps that follow."""
 
     seconds: float
     then: Callable[[], None]
@@ -70,12 +72,12 @@ class Read:
 
 
 class Stream:
-    """A partition's input of one stage, or a topic."""
+    """The input of one stage in a partition, or a topic."""
 
     def __init__(self) -> None:
         self.entries: deque[Entry] = deque()
         self.channel: Channel | None = None
-        """Which reads it."""
+        """The channel that reads it."""
 
 
 class Channel:
@@ -133,7 +135,7 @@ class Node(Process):
 
 
 class Fetcher(Process):
-    """Reads sockets and flushes what came, one flush at a time."""
+    """Reads sockets and flushes what it received, one flush at a time."""
 
     def __init__(self, clock: Clock, cost: ProcessCost, host: Host, placing: Placing) -> None:
         super().__init__(clock, cost, host)
@@ -202,7 +204,7 @@ class Reader(Process):
 
 
 class Stage(Reader):
-    """A worker of an ordered stage: reads, commits, reads on."""
+    """A worker of an ordered stage: reads, commits, reads again."""
 
     def __init__(
         self,
@@ -213,7 +215,7 @@ class Stage(Reader):
         *,
         joins: bool,
     ) -> None:
-        """``joins``: as the parser does, whose neighbouring chunks of a run become one public event."""
+        """``joins``: like the parser, which joins neighbouring chunks of a run to one public event."""
         super().__init__(clock, cost, host)
         self._outputs = outputs
         self._joins = joins
@@ -250,12 +252,12 @@ class Stage(Reader):
 
 
 class Subscriber(Reader):
-    """Reads a topic of all its partitions; notes how long each chunk took."""
+    """Reads all partitions of a topic; records the latency of each chunk."""
 
     def __init__(self, clock: Clock, cost: ProcessCost, host: Host) -> None:
         super().__init__(clock, cost, host)
         self.heard: list[tuple[float, float, int]] = []
-        """For each chunk: when the provider wrote it, how long it took, and its run."""
+        """For each chunk: when the provider wrote it, its latency, and its run."""
 
     def handle(self, messages: list[Any]) -> tuple[int, int, float, Done]:
         messages = [message for message in messages if not isinstance(message, Step)]
@@ -272,13 +274,13 @@ class Subscriber(Reader):
 
 
 class Provider(Process):
-    """The mock provider, where it runs on the same machine: it writes what is due, or as much as is read."""
+    """The mock provider, if it runs on the same machine: it writes what is due, or as much as is read."""
 
     def __init__(self, clock: Clock, cost: ProcessCost, host: Host, fetcher: Fetcher) -> None:
         super().__init__(clock, cost, host)
         self._fetcher = fetcher
         self._left: dict[int, list[bool]] = {}
-        """By run without a pace: for each event that it still has to say, the last one first, whether it is a chunk."""
+        """The remaining events of each run without a pace, in reverse order: whether the event is a chunk."""
         self._unread: defaultdict[int, int] = defaultdict(int)
         self._planned: dict[int, list[tuple[int, bool]]] = {}
         """By tick of its timers."""
@@ -286,14 +288,14 @@ class Provider(Process):
         fetcher.on_read = self._read
 
     def plan(self, run: int, is_chunk: bool, at: float) -> None:
-        """Say this as soon as a timer tells that it is due."""
+        """Write this as soon as a timer says that it is due."""
         tick = ceil(at / TIMER_S)
         if tick not in self._planned:
             self.clock.at(tick * TIMER_S, lambda: self.arrive(self._planned.pop(tick)))
         self._planned.setdefault(tick, []).append((run, is_chunk))
 
     def pour(self, run: int, chunks: int) -> None:
-        """Say a run as fast as it is read."""
+        """Write a run as fast as it is read."""
         self._left[run] = [*[False] * MARKS, *[True] * chunks, *[False] * MARKS]
         self._more()
 
@@ -334,7 +336,7 @@ class Provider(Process):
 
 @dataclass(eq=False)
 class Placing:
-    """Which partition and node a run has."""
+    """The partition and node of each run."""
 
     partitions: int
     nodes: Sequence[Node]
@@ -361,13 +363,13 @@ class Placing:
         return self.nodes[self.node_of[partition]]
 
     def by_command(self, parts: dict[int, Entry]) -> Iterable[tuple[Node, list[tuple[int, Entry]]]]:
-        """What goes in one command: all partitions of one server, or a Cluster's each alone."""
+        """The parts of one command: all partitions of one server, or each partition of a Cluster alone."""
         if self.cluster:
             return [(self.node(partition), [(partition, entry)]) for partition, entry in parts.items()]
         return [(self.nodes[0], list(parts.items()))]
 
     def channels(self, reader: Reader, owned: Sequence[int], streams: Sequence[Stream]) -> list[Channel]:
-        """What a reader of these partitions reads together."""
+        """The channels of a reader of these partitions."""
         if self.cluster:
             return [Channel(reader, self.node(p), [(p, streams[p])]) for p in owned]
         return [Channel(reader, self.nodes[0], [(p, streams[p]) for p in owned])] if owned else []

@@ -1,7 +1,7 @@
 """`python -m tests.simulation.calibrate`: measures unit costs by micro-cases, then predicts other loads.
 
-The loads that are predicted are measured in the same rounds, and no cost is fitted to them. The whole takes about five
-minutes. It needs a quiet machine: it says how much of it other programs used. ``--docs`` writes the tables into
+The predicted loads are measured in the same rounds, and no cost is fitted to them. All of this takes about five
+minutes. It needs a quiet machine, and reports how much of it other programs used. ``--docs`` writes the tables into
 docs/operate/scale.md.
 """
 
@@ -39,7 +39,9 @@ MICRO = (
     Load(64, 800),
     Load(100, 1, 50),
 )
-"""A turn after a long sleep, a short one, hardly any; a run in a batch; a chunk; a run's start and end."""
+"""These isolate: a turn after a long sleep, a short one, almost none; a run in a batch; a chunk; a run's start and
+end.
+"""
 OTHERS = (Load(2, 300, 50), Load(4, 1000, 250), Load(16, 250, 50), Load(64, 100, 20))
 THROUGH_GATEWAY = (*MICRO[:5], OTHERS[2])
 """Measured again with clients of a gateway; the last one is predicted."""
@@ -65,8 +67,8 @@ def main() -> None:
     """Measure, fit, predict, store, compare."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.calibrate", description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--refit", action="store_true", help="measure nothing; fit the costs to what is stored")
-    parser.add_argument("--to", type=Path, default=STORED, help="where to store it")
+    parser.add_argument("--refit", action="store_true", help="measure nothing; fit the costs to the stored measurement")
+    parser.add_argument("--to", type=Path, default=STORED, help="file for the measurement")
     parser.add_argument("--docs", action="store_true", help="write the tables into docs/operate/scale.md")
     options = parser.parse_args()
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # as in tests.bench
@@ -86,7 +88,7 @@ def main() -> None:
 
 
 def _check(costs: Costs) -> None:
-    """Raises SystemExit if a process has no cost for its chunks: then no larger deployment can be computed."""
+    """Raises SystemExit if a process has no cost for its chunks: no larger deployment can be computed then."""
     for kind in ("fetcher", "normalizer", "parser", "server"):
         cost = costs.processes[kind]
         if not cost.chunk_us and not cost.item_us:
@@ -94,7 +96,7 @@ def _check(costs: Costs) -> None:
 
 
 def _fit(before: Measured) -> Measured:
-    """With costs that fit its micro-cases, and with what these predict."""
+    """The measurement with fitted costs, and with their predictions."""
     costs = fitted(before.micro, before.cores)
     return msgspec.structs.replace(
         before,
@@ -180,7 +182,7 @@ def _measured(stack: Stack, meter: Meter, load: Load, idle: Mapping[str, float])
 
 
 def _of_gateway(stack: Stack, load: Load, idle: float) -> float:
-    """CPU of the gateway a chunk, in microseconds, with a client for each run."""
+    """CPU of the gateway per chunk, in microseconds, with one client per run."""
     first = _counters(stack.pids)
     answered(f"{stack.urls[GATEWAY]}/v1", f"{PROVIDER}/{load.name}", load)
     last = _counters(stack.pids)
@@ -200,7 +202,7 @@ def _cpu_s(pid: int) -> float:
 
 
 def _busy_s() -> float:
-    """Seconds that all cores together were busy."""
+    """Busy seconds of all cores together."""
     numbers = [int(n) for n in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     return (sum(numbers) - numbers[3] - numbers[4]) / os.sysconf("SC_CLK_TCK")
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from tests.simulation.measurement import Measured, Pair
 
 NEAR = 0.2
-"""How far the model may be from a measurement, as a share of it."""
+"""Maximum distance of the model from a measurement, as a share of the measurement."""
 
 
 def near(pair: Pair) -> bool:
-    """Whether the model is near enough."""
+    """Whether the model is within that distance."""
     return abs(pair.off) <= NEAR
 
 
 def about(measured: Measured) -> str:
-    """When, on what, and how quiet it was."""
+    """Date and machine of the measurement, and the load of other programs."""
     before, after = measured.load
     return (
         f"{measured.date}: {measured.machine}; load average {before:.1f} before and {after:.1f} after;"

@@ -1,4 +1,4 @@
-"""What work costs each kind of process, in seconds of CPU."""
+"""The cost of work for each kind of process, in seconds of CPU."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ class ProcessCost(msgspec.Struct, frozen=True):
     turn_us: float
     """A turn of its event loop: the poll, a read of the socket, a command."""
     cold_us: float
-    """What comes to that after a long sleep: caches that others used, a core that slept deeper. After a sleep of t it
-    is 1 - exp(-t / `Costs.cold_s`) of it.
+    """The additional cost after a long sleep: other processes used the caches, the core slept deeper. After a sleep of
+    t its share is 1 - exp(-t / `Costs.cold_s`).
     """
     item_us: float
-    """An item: what it is depends on the process, see `Costs`."""
+    """An item: its meaning depends on the process, see `Costs`."""
     chunk_us: float
     run_us: float = 0.0
-    """A run's start and its end, beside what the provider's events of them cost."""
+    """A run's start and end, without the cost of the provider's events for them."""
 
     def of(self, cold: float, items: int, chunks: int) -> float:
-        """Seconds of one turn. ``cold``: from 0 to 1, by how long it slept."""
+        """Seconds of one turn. ``cold``: from 0 to 1, by the length of the sleep."""
         return (self.turn_us + self.cold_us * cold + self.item_us * items + self.chunk_us * chunks) / 1e6
 
 
 class Costs(msgspec.Struct, frozen=True):
     """Unit costs by kind of process. Items are:
 
-    - provider: nothing; it stands for the world outside.
+    - provider: none; it stands for the outside world.
     - fetcher: a read of a socket, and a run's frame in a flush.
     - normalizer, parser: a run in a partition's batch.
-    - server: a partition in a script. Its chunks are what is written: a run's frame, each copy of a public event.
+    - server: a partition in a script. Its chunks are the written parts: a run's frame, each copy of a public event.
     - subscriber, gateway: a public event.
     """
 

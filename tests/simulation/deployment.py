@@ -32,13 +32,15 @@ from tests.simulation.engine import Clock, Host, Machine, Process
 from tokenbus.bus.keys import Keys
 
 START = ("server", "fetcher", "server", "fetcher", "server", "fetcher", "provider", "fetcher")
-"""Who works in turn until a provider begins to answer: intake, the claim, the call, the head of the answer."""
+"""The processes that work in turn before a provider begins to answer: intake, the claim, the call, the head of the
+answer.
+"""
 HOT = 20
-"""A hot run's pace, in paces of the others."""
+"""The pace of a hot run, as a multiple of the others'."""
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """How many of what."""
+    """The number of processes of each kind."""
 
     fetchers: int = 1
     normalizers: int = 1
@@ -48,33 +50,33 @@ class Shape(msgspec.Struct, frozen=True):
     subscribers: int = 1
     cluster: bool = False
     local: bool = False
-    """Whether the mock provider is a process beside the others. If not, chunks come from elsewhere and cost nothing."""
+    """Whether the mock provider is a process of this machine. If not, chunks come from outside and cost nothing."""
     cores: int | None = None
-    """Cores that all share. None: each process has a core of its own."""
+    """Cores that all processes share. None: each process has a core of its own."""
     network_us: float = 0.0
     """Between two hosts, in one direction."""
     subscriber: str = "subscriber"
-    """Whose costs a subscriber has: its own, or a gateway's."""
+    """The costs of a subscriber: its own, or those of a gateway."""
 
 
 class Runs(msgspec.Struct, frozen=True):
-    """What is sent."""
+    """The load."""
 
     paces: list[float]
-    """Chunks a second of each run; 0: as fast as it goes."""
+    """Chunks a second of each run; 0: as fast as possible."""
     chunks: int
-    """Of a run without a pace."""
+    """Chunks of a run without a pace."""
     begins: list[float]
     """When each run begins."""
     ends: list[float]
-    """And when it would have said all its chunks, if they came from then on."""
+    """When each run would end, if its chunks came from its beginning on."""
     open: set[int] = set()
-    """Those that have begun before."""
+    """The runs that have begun before."""
 
 
 @dataclass
 class Outcome:
-    """What came of it."""
+    """The result."""
 
     waits_s: list[float]
     """Sorted; of chunks written after the warm-up."""
@@ -82,24 +84,24 @@ class Outcome:
     chunks: int
     seconds: float
     cpu_us: dict[str, float]
-    """A chunk, by kind of process."""
+    """Per chunk, by kind of process."""
     busiest: dict[str, float]
     """Share of a core of the busiest process of each kind."""
 
     def wait_ms(self, share: float) -> float:
-        """The latency that this share of the chunks keeps."""
+        """The latency that this share of the chunks does not exceed."""
         return self.waits_s[min(len(self.waits_s) - 1, int(share * len(self.waits_s)))] * 1e3 if self.waits_s else 0.0
 
 
 def node_of(partitions: int, nodes: int) -> list[int]:
-    """Each partition's node, if each node has an equal range of slots, as `tokenbus slots` reckons."""
+    """Each partition's node, if each node has an equal range of slots, as `tokenbus slots` computes it."""
     keys = Keys()
     slots = (key_slot(keys.topic(p, "raw").encode()) for p in range(partitions))
     return [slot * nodes // REDIS_CLUSTER_HASH_SLOTS for slot in slots]
 
 
 class Deployment:
-    """Processes, wired up."""
+    """Processes and their connections."""
 
     def __init__(self, shape: Shape, costs: Costs, *, seed: int = 0) -> None:
         self.shape = shape
@@ -159,7 +161,7 @@ class Deployment:
                 self.clock.at(begin, partial(self._start, run, provider, speak))
 
     def _start(self, run: int, provider: Provider | None, then: Callable[[], None]) -> None:
-        """A run's way to its provider: each process of `START` in turn, and the stages beside them."""
+        """The path of a run to its provider: each process of `START` in turn, and the stages beside them."""
         partition = self.placing.partition(run)
         parts: dict[str, Process] = {
             "server": self.placing.node(partition),
@@ -202,7 +204,7 @@ class Deployment:
     # --- what goes wrong --------------------------------------------------------------------------------------------
 
     def kill(self, kind: str, at: float, *, take_over_s: float) -> None:
-        """End a stage's first worker; so much later the second has its partitions."""
+        """End the first worker of a stage; after this time the second owns its partitions."""
         reader, other = [each for each in self.kinds[kind] if isinstance(each, Reader)][:2]
 
         def die() -> None:
@@ -228,7 +230,7 @@ class Deployment:
     # --- what comes out ---------------------------------------------------------------------------------------------
 
     def run(self, seconds: float, *, warm_s: float = 0.0) -> Outcome:
-        """Run the clock, and sum up what was written after the warm-up."""
+        """Run the clock, and summarise what was written after the warm-up."""
         self.clock.run(warm_s)
         before = {process: process.used.cpu_s for each in self.kinds.values() for process in each}
         self.clock.run(seconds)
@@ -247,7 +249,7 @@ class Deployment:
 
 
 def even(runs: int, pace: float, chunks: int) -> Runs:
-    """Runs as `make bench` sends them: all of one pace, begun so that their chunks come evenly."""
+    """Runs as `make bench` sends them: all with one pace, with starts that spread their chunks evenly."""
     stagger_s = (1 + 1 / runs) / pace if pace else 0.0
     begins = [number * stagger_s for number in range(runs)]
     # Half a pace early, so that rounding adds no chunk.
@@ -258,10 +260,11 @@ def even(runs: int, pace: float, chunks: int) -> Runs:
 def arriving(
     seconds: float, chunks_per_s: float, *, seed: int, pace: float, chunks: float, burst: float, hot: float
 ) -> Runs:
-    """Runs that arrive in Poisson bursts and end after a geometric number of chunks; those open at the start too.
+    """Runs that arrive in Poisson bursts and end after a geometric number of chunks, with those that are open at the
+    start.
 
-    ``burst``: mean runs that arrive at once. ``hot``: share of all chunks that comes from runs of twenty times the
-    pace.
+    ``burst``: mean number of runs that arrive at once. ``hot``: share of all chunks that comes from runs of twenty
+    times the pace.
     """
     random = Random(seed)
     found = Runs([], 0, [], [])
@@ -270,7 +273,8 @@ def arriving(
             continue
         open_runs = chunks_per_s * share / speed
         length_s = chunks / speed
-        for _ in range(round(open_runs)):  # those that are open already; the geometric law has no memory
+        for _ in range(round(open_runs)):  # the runs that are open at the start; the geometric distribution has no
+            # memory
             found.open.add(len(found.paces))
             _add(found, random, random.random() / speed, length_s, speed)
         at = 0.0

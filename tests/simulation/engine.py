@@ -1,7 +1,7 @@
 """Discrete events: a clock, machines with cores, and processes that work in turns of an event loop.
 
 A process sleeps until a message arrives, waits for a core, handles all messages that have arrived by then in one turn,
-and sends what results near its end. So batches grow with load by themselves, as they do in the real workers.
+and sends its results near the end of the turn. So batches grow with load by themselves, as in the real workers.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any
 from tests.simulation.costs import ProcessCost
 
 Done = Callable[[], None]
-"""Called when a turn sends and writes what results."""
+"""Called when a turn sends; writes the results."""
 SLICE_S = 0.0014
-"""How long Linux lets a process run while others wait: the base slice of its scheduler on two cores."""
+"""How long Linux runs a process while others wait: the base slice of its scheduler on two cores."""
 TICK_S = 0.004
-"""How often it looks whether an idle core can take over waiting work."""
+"""How often the scheduler checks whether an idle core can take over waiting work."""
 MIGRATION_S = 0.0005
-"""What it takes a move to another core to cost: a process that ran so recently stays, and a core that is usually idle
-for less does not look for work.
+"""The cost that the scheduler assumes for a move to another core: a process that ran within this time stays, and a core
+that is usually idle for less does not look for work.
 """
 
 
@@ -34,7 +34,7 @@ class Clock:
     def __init__(self) -> None:
         self.now = 0.0
         self.core: Core | None = None
-        """Of the process that sends at this moment."""
+        """The core of the process that sends at this moment."""
         self._due: list[tuple[float, int, Done]] = []
         self._scheduled = 0
 
@@ -57,7 +57,7 @@ class Clock:
 
 @dataclass(eq=False)
 class Core:
-    """One core, its line of processes that wait for it, and how long it is usually idle."""
+    """One core, its queue of waiting processes, and how long it is usually idle."""
 
     running: Process | None = None
     waiting: deque[Process] = field(default_factory=deque)
@@ -66,11 +66,11 @@ class Core:
 
 
 class Machine:
-    """Cores that processes share, as Linux does: each core has a line of its own.
+    """Cores that processes share, as on Linux: each core has a queue of its own.
 
-    A process that wakes takes an idle core, its last one if it can; if none is idle, it waits for the core of the one
-    that woke it, or for its last one, and preempts what runs there. It stays there, even if another core becomes
-    idle: that one looks for work only if it is usually idle for long enough, and with the next tick. A process
+    A process that wakes takes an idle core, its last one if possible. If none is idle, it waits for the core of the
+    process that woke it, or for its last one, and preempts the process there. It stays there even if another core
+    becomes idle: that core looks for work only if it is usually idle for long enough, and at the next tick. A process
     keeps its core while it has work and its slice lasts.
     """
 
@@ -93,7 +93,7 @@ class Machine:
         self.enqueue(process, last)
 
     def enqueue(self, process: Process, core: Core) -> None:
-        """Let the process wait for this core."""
+        """Put the process into the queue of this core."""
         process.core = core
         core.waiting.append(process)
         if core.running is None:
@@ -108,7 +108,7 @@ class Machine:
             self._clock.at((self._clock.now // TICK_S + 1) * TICK_S, self._tick)
 
     def leave(self, core: Core) -> None:
-        """The core's process leaves it."""
+        """Release the core."""
         core.running = None
         core.idle_since = self._clock.now
         if not core.waiting and core.usually_idle_s >= MIGRATION_S:
@@ -142,16 +142,16 @@ class Machine:
 
 @dataclass(frozen=True)
 class Host:
-    """Where a process runs."""
+    """The place of a process."""
 
     machine: Machine
     hop_s: float
     """From sending a message until its receiver is ready to run."""
     cold_s: float = 0.002
-    """See `Costs`, as of the next one."""
+    """See `Costs`; this is the value for the next turn."""
     sent_at: float = 0.8
     stretch: Callable[[], float] = lambda: 1.0
-    """How much longer than its CPU the next turn takes."""
+    """Factor from CPU to duration of the next turn."""
 
 
 @dataclass
@@ -182,15 +182,15 @@ class Process(ABC):
         self._cold = 0.0
         self._piece = 0
         self._piece_at = 0.0
-        """When its present piece of work began, and which one that is: one that was preempted does not end."""
+        """The start and the number of its current piece of work; a preempted piece does not end."""
         self._ready_at = 0.0
         self.core: Core | None = None
-        """Its core, or the one that it had last."""
+        """Its core, or the last one that it had."""
         self.ran_at = float("-inf")
         self._slice_s = 0.0
-        """What is left of its slice."""
+        """The rest of its slice."""
         self._steps: deque[tuple[float, Done]] = deque()
-        """The rest of its turn: seconds, and what they come to."""
+        """The rest of its turn: seconds, and the results."""
 
     def send(self, message: Any) -> None:
         """Deliver a message after the hop."""
@@ -198,7 +198,7 @@ class Process(ABC):
         self.clock.after(self._host.hop_s, lambda: self.arrive(message, waker))
 
     def arrive(self, message: Any, waker: Core | None = None) -> None:
-        """A message is there. ``waker``: the core of the process that sent it."""
+        """Receive a message. ``waker``: the core of the process that sent it."""
         if self.dead:
             return
         self._inbox.append(message)
@@ -209,7 +209,7 @@ class Process(ABC):
             self._host.machine.wake(self, waker)
 
     def go_on(self) -> None:
-        """It has a core, for a slice."""
+        """Start to work: it has a core, for a slice."""
         self.used.ready_s += self.clock.now - self._ready_at
         self._slice_s = SLICE_S
         self._work()
@@ -224,7 +224,7 @@ class Process(ABC):
         self.clock.after(min(seconds, self._slice_s), lambda: self._worked() if piece == self._piece else None)
 
     def preempt(self) -> bool:
-        """Wait again, first in line after the process that woke; False while it only begins a turn."""
+        """Wait again, first in line after the process that woke; False at the beginning of a turn."""
         core = self.core
         if not core or not self._steps:
             return False
@@ -237,7 +237,7 @@ class Process(ABC):
         return True
 
     def _begin(self) -> None:
-        """Begin a turn with all that has arrived."""
+        """Begin a turn with all messages that have arrived."""
         messages, self._inbox = self._inbox, []
         items, chunks, extra_s, done = self.handle(messages)
         used = self.used
@@ -281,6 +281,6 @@ class Process(ABC):
 
     @abstractmethod
     def handle(self, messages: list[Any]) -> tuple[int, int, float, Done]:
-        """Take all messages; return the items and chunks that they cost, seconds beside them, and what to do when the
-        turn sends.
+        """Handle all messages; return their cost in items and chunks, further seconds, and the action for the moment
+        when the turn sends.
         """

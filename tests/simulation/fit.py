@@ -1,9 +1,8 @@
-"""Unit costs from micro-cases, in two steps. Both look at micro-cases alone.
+"""Unit costs from micro-cases, in two steps. Both use micro-cases alone.
 
-1. By process: non-negative least squares over the model's own counts of turns, cold turns, items, chunks and runs. Each
-   micro-case is dominated by another of them. Each counts by the share of its CPU that is explained, so that a
-   saturated one weighs as much as a slow one. How long a sleep makes a process cold is the one of a few values that
-   explains most.
+1. By process: non-negative least squares over the model's own counts of turns, cold turns, items, chunks and runs. A
+different count dominates each micro-case. Each is weighted by the explained share of its CPU, so that a saturated one
+weighs as much as a slow one. The sleep after which a process is cold is the best of a few values.
 2. For all processes together: the hop between two processes, from the median latency of all micro-cases with a pace.
 """
 
@@ -19,9 +18,9 @@ from tests.simulation.deployment import Deployment, Outcome, Shape, even
 from tests.simulation.measurement import Case, Pair
 
 SURE = 0.03
-"""How much that a cost is likely weighs, beside a micro-case: it decides only what the micro-cases do not separate."""
+"""Weight of the prior for a cost, relative to a micro-case: it decides only what the micro-cases do not determine."""
 ROUNDS = 3
-"""Fit, run the model with what came out, fit again: the counts depend on the costs."""
+"""Number of iterations: fit, run the model with the result, fit again; the counts depend on the costs."""
 SWEEPS = 5_000
 COLD_S = (0.0015, 0.002, 0.003)
 FIRST = ProcessCost(turn_us=100, cold_us=300, item_us=10, chunk_us=5, run_us=1_000)
@@ -29,17 +28,17 @@ LIKELY = [
     [SURE / cost if at == place else 0.0 for place in range(5)]
     for at, cost in enumerate(msgspec.structs.astuple(FIRST))
 ]
-"""Rows that say of each cost that it is about that of `FIRST`."""
+"""Rows that say that each cost is about that of `FIRST`."""
 FIRST_HOP_US, SHORTEST_HOP_US, LONGEST_HOP_US = 80.0, 20.0, 200.0
 STEPS = 4
 GOLDEN = 0.618
 AFTER_S = 60.0
-"""How long the last chunks may take."""
+"""Time for the last chunks."""
 GATEWAY = "gateway"
 
 
 def simulated(case: Case, costs: Costs, cores: int, *, reader: str = "subscriber") -> tuple[Deployment, Outcome]:
-    """A load on one machine. ``reader``: which kind of process reads the public events."""
+    """A load on one machine. ``reader``: the kind of process that reads the public events."""
     deployment = Deployment(Shape(cores=cores, local=True, subscriber=reader), costs)
     load = even(case.runs, case.pace, case.chunks)
     deployment.feed(load)
@@ -47,7 +46,7 @@ def simulated(case: Case, costs: Costs, cores: int, *, reader: str = "subscriber
 
 
 def cpu_of(deployment: Deployment, outcome: Outcome) -> dict[str, float]:
-    """Microseconds a chunk by process."""
+    """Microseconds per chunk by process."""
     return {
         kind: sum(process.used.cpu_s for process in each) * 1e6 / outcome.chunks
         for kind, each in deployment.kinds.items()
@@ -55,7 +54,9 @@ def cpu_of(deployment: Deployment, outcome: Outcome) -> dict[str, float]:
 
 
 def summed(cpu_us: Mapping[str, float]) -> float:
-    """Of all processes on a chunk's way: the mock provider stands for the world outside, a gateway is beside it."""
+    """The sum of all processes on the path of a chunk. The mock provider stands for the outside world; a gateway is
+    beside the path.
+    """
     return sum(value for name, value in cpu_us.items() if name not in ("provider", GATEWAY))
 
 
@@ -65,7 +66,9 @@ def fitted(micro: Sequence[Case], cores: int) -> Costs:
 
 
 def pairs(cases: Iterable[Case], costs: Costs, cores: int) -> list[Pair]:
-    """What the model says of each load. Of a saturated one no latency: it says how long the queue was, not the bus."""
+    """The model's values for each load. A saturated load has no latency: it would show the length of the queue, not the
+    bus.
+    """
     found: list[Pair] = []
     for case in cases:
         deployment, outcome = simulated(case, costs, cores)
@@ -85,12 +88,12 @@ def pairs(cases: Iterable[Case], costs: Costs, cores: int) -> list[Pair]:
 
 
 def by_process(micro: Sequence[Case], cores: int, tried: Iterable[float] = COLD_S) -> Costs:
-    """The costs that explain each process's CPU best. ``tried``: seconds after which a process is cold."""
+    """The costs that explain each process's CPU best. ``tried``: candidate seconds after which a process is cold."""
     return min((_explained(micro, cores, cold_s) for cold_s in tried), key=lambda found: found[1])[0]
 
 
 def _explained(micro: Sequence[Case], cores: int, cold_s: float) -> tuple[Costs, float]:
-    """The costs, and the squares of what they leave unexplained."""
+    """The costs, and the squares of the unexplained rest."""
     kinds = {kind for case in micro for kind in case.cpu_us}
     costs = Costs(dict.fromkeys(kinds, FIRST), FIRST_HOP_US, cold_s)
     rest = 0.0
@@ -108,7 +111,7 @@ def _explained(micro: Sequence[Case], cores: int, cold_s: float) -> tuple[Costs,
 
 
 def _row(kind: str, case: Case, deployment: Deployment, outcome: Outcome) -> list[float]:
-    """Counts of everything that costs, for a microsecond of CPU that was measured.
+    """The counts of everything that costs, per measured microsecond of CPU.
 
     A gateway reads what a subscriber reads, and was measured beside it.
     """
@@ -124,7 +127,7 @@ def _row(kind: str, case: Case, deployment: Deployment, outcome: Outcome) -> lis
 
 
 def least_squares(rows: Sequence[Sequence[float]], wanted: Sequence[float]) -> list[float]:
-    """The non-negative solution, one coordinate after the other until it stands."""
+    """The non-negative solution, one coordinate after the other until it converges."""
     size = len(rows[0])
     found = [0.0] * size
     norms = [sum(row[i] ** 2 for row in rows) for i in range(size)]

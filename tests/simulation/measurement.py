@@ -1,4 +1,4 @@
-"""What was measured: micro-cases that give the unit costs, and other loads that the model has to predict."""
+"""The measurement: micro-cases that give the unit costs, and other loads that the model has to predict."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STORED = Path(__file__).with_name("measured.json")
 
 
 def name_of(runs: int, pace: float) -> str:
-    """A load, as in the report."""
+    """The name of a load in the report."""
     count = f"{runs} run{'s' * (runs > 1)}"
     return f"{count}, {pace:g} chunks/s each" if pace else f"{count}, saturated"
 
@@ -22,22 +22,22 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
     runs: int
     pace: float
-    """Chunks a second of each run; 0: as fast as it goes."""
+    """Chunks a second of each run; 0: as fast as possible."""
     chunks: int
-    """Of each run."""
+    """Chunks of each run."""
     p50_ms: float
     p99_ms: float
     cpu_us: dict[str, float]
-    """A chunk, by process, without what the process uses when it is idle."""
+    """CPU per chunk, by process, without the idle CPU of the process."""
 
     @property
     def name(self) -> str:
-        """As in the report."""
+        """The name in the report."""
         return name_of(self.runs, self.pace)
 
 
 class Pair(msgspec.Struct, frozen=True):
-    """One figure beside what the model says of it."""
+    """One figure beside the model's value."""
 
     name: str
     unit: str
@@ -46,7 +46,7 @@ class Pair(msgspec.Struct, frozen=True):
 
     @property
     def off(self) -> float:
-        """How far the model is from the measurement."""
+        """Relative distance of the model from the measurement."""
         return self.model / self.measured - 1
 
 
@@ -55,30 +55,30 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
     date: str
     machine: str
-    """Cores, kind, Python, server: enough to know what it compares with."""
+    """Cores, kind, Python, server: enough to judge a comparison."""
     load: tuple[float, float]
-    """Load average of a minute, before and after."""
+    """Load average over one minute, before and after."""
     foreign: float
-    """Share of the machine that other programs used: in the round that was worst."""
+    """Share of the machine that other programs used, in the worst round."""
     cores: int
     idle: dict[str, float]
-    """Share of a core that each process uses when nothing is sent."""
+    """Share of a core that each process uses without load."""
     micro: list[Case]
-    """Give the unit costs."""
+    """These give the unit costs."""
     others: list[Case]
-    """Are predicted: no cost was fitted to them."""
+    """These are predicted: no cost was fitted to them."""
     costs: Costs
     given_again: list[Pair]
-    """The micro-cases, by the costs that were fitted to them."""
+    """The model's values for the micro-cases."""
     predicted: list[Pair]
-    """The others."""
+    """The model's values for the others."""
 
 
 def stored(path: Path = STORED) -> Measured:
-    """What was measured last."""
+    """The last measurement."""
     return msgspec.json.decode(path.read_bytes(), type=Measured)
 
 
 def store(measured: Measured, path: Path = STORED) -> None:
-    """Keep it."""
+    """Store the measurement."""
     path.write_bytes(msgspec.json.format(msgspec.json.encode(measured), indent=1) + b"\n")

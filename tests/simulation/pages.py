@@ -1,4 +1,4 @@
-"""The tables of docs/operate/scale.md that come from the model; each stands between two comments with its name."""
+"""The tables of docs/operate/scale.md from the model; each is between two comments with its name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def write(measured: Measured, found: Larger, page: Path = PAGE) -> None:
 
 
 def section_of(name: str, page: Path = PAGE) -> str:
-    """What stands between the comments."""
+    """The text between the comments."""
     found = _section(name).search(page.read_text(encoding="utf-8"))
     assert found, name
     return found[2].strip()
@@ -40,7 +40,7 @@ def _replaced(text: str, name: str, section: str) -> str:
 
 
 def predictions(measured: Measured) -> str:
-    """What was predicted, beside what was measured."""
+    """The predictions beside the measurement."""
     far = [pair for pair in measured.predicted if not near(pair)]
     verdict = (
         "All are within 20 %."

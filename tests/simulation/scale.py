@@ -1,9 +1,9 @@
-"""What 10,000, 1 M and 50 M chunks/s need, from the unit costs: processes, nodes, p99, and what breaks first.
+"""The needs of 10,000, 1 M and 50 M chunks/s, from the unit costs: processes, nodes, p99, and what saturates first.
 
 10,000 chunks/s, one cell and a Cluster of 40,000 and 80,000 chunks/s are simulated event by event, with gateways that
-read the public events. What is larger is a fluid: cells share nothing, and of a Cluster only means are computed,
-against the bounds that it would meet if workers, nodes and partitions grew with the rate. The simulated Clusters show
-whether means stay what they are while it grows.
+read the public events. Larger sizes are a fluid model: cells share nothing, and of a Cluster only means are computed,
+against the bounds that it would reach if workers, nodes and partitions grew with the rate. The simulated Clusters show
+whether the means stay constant while it grows.
 """
 
 from __future__ import annotations
@@ -21,48 +21,50 @@ from tokenbus_services.cli.slots import even_numbers
 
 SEED = 18
 PACE, CHUNKS, BURST, HOT_SHARE = 50.0, 500.0, 10.0, 0.05
-"""A run says 50 chunks/s, 500 in the mean; ten arrive at once; 5 % of all chunks are of runs twenty times as fast."""
+"""A run writes 50 chunks/s, 500 on average; ten arrive at once; 5 % of all chunks are of runs twenty times as fast."""
 NETWORK_US = 100.0
 """Between two hosts of one data centre, in one direction."""
 AIM, MOST = 0.6, 0.85
-"""Share of a core that a process is planned for, and that the busiest of a kind may have. A process that is half busy
-is no sign of anything: batches grow with load, so the same process carries several times as much.
+"""The share of a core that is planned for a process, and the most that the busiest process of a kind may use. Half a
+core is no sign of saturation: batches grow with load, so the same process handles several times as much.
 """
 STEPS = 6
 CLUSTER_RATE, CLUSTER_NODES = 40_000.0, 3
 GROWN = (2,)
-"""How many times that the fluid is compared with events."""
+"""Factors by which the fluid is compared with events."""
 LARGE = (1_000_000.0, 50_000_000.0)
 P99_MS = 100.0
-"""What a plan must keep."""
+"""The limits of a plan."""
 WARM_S, SECONDS = 0.3, 0.8
 CELL_RATES = (20_000.0, 40_000.0, 60_000.0, 80_000.0, 100_000.0, 150_000.0, 200_000.0, 300_000.0)
 CELL_ROOM = 0.7
-"""Share of its node that a cell uses at the most."""
+"""Maximum share of its node that a cell uses."""
 JOINED = 10
-"""Chunks of a run in one batch of a process that works off what gathered."""
+"""Chunks of a run in one batch of a process that works off a backlog."""
 TAKE_OVER_S = 3.25
-"""A dead worker's lease and a tick."""
+"""The lease of a dead worker, plus a tick."""
 FETCHER_LOST_S = 4.0
-"""Until a fetcher without a heartbeat is dead to the others."""
+"""Time until other workers treat a fetcher without a heartbeat as dead."""
 FAIL_OVER_S = 10.0
-"""Until a replica serves: `cluster-node-timeout` of 5 s, the election and the clients' new connections. Assumed."""
+"""Time until a replica serves: `cluster-node-timeout` of 5 s, the election and the clients' new connections.
+Assumed.
+"""
 POLLS = 2.5
-"""Commands a second that a fetcher sends for each partition of a Cluster, whatever comes: a read of `turns` every
-500 ms, one of `control` every 2 s (`bus/work_queue.py`, `bus/control.py`).
+"""Commands a second that a fetcher sends for each partition of a Cluster, at any load: a read of `turns` every 500 ms,
+one of `control` every 2 s (`bus/work_queue.py`, `bus/control.py`).
 """
 MAX_CLIENTS = 10_000
-"""Connections of a server by default."""
+"""Default number of connections of a server."""
 CONNECTIONS = 2
-"""Waiting reads of a fetcher for each partition of a Cluster, each on a connection of its own."""
+"""Blocking reads of a fetcher for each partition of a Cluster, each on a connection of its own."""
 INTAKE_US = 400.0
-"""CPU of the node of `tokenbus:requests` for a request. Assumed: half of the 770 µs that a server used for each run
-that opened (600 of them, on a busy machine); the other half is on the run's own partition.
+"""CPU of the node of `tokenbus:requests` per request. Assumed: half of the 770 µs that a server used for each run that
+opened (600 runs, on a busy machine); the other half is on the run's own partition.
 """
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """One size, and what the model says of it."""
+    """One size, and the model's figures for it."""
 
     name: str
     rate: float
@@ -71,16 +73,16 @@ class Plan(msgspec.Struct, frozen=True):
     p99_ms: float
     busiest: dict[str, float]
     cpu_us: float
-    """A chunk, of all processes."""
+    """Per chunk, of all processes."""
 
     @property
     def first(self) -> str:
-        """What saturates first: the kind of process whose busiest one has least room."""
+        """What saturates first: the kind of process whose busiest one has the least spare capacity."""
         return max(self.busiest, key=lambda kind: self.busiest[kind])
 
 
 def simulate(shape: Shape, costs: Costs, rate: float, *, seconds: float = SECONDS) -> Outcome:
-    """This many chunks a second through it."""
+    """Simulate this many chunks a second."""
     deployment = Deployment(shape, costs, seed=SEED)
     runs = arriving(seconds, rate, seed=SEED, pace=PACE, chunks=CHUNKS, burst=BURST, hot=HOT_SHARE)
     deployment.feed(runs)
@@ -139,7 +141,7 @@ def _with_partitions(shape: Shape) -> Shape:
 
 
 def cell(costs: Costs) -> Plan:
-    """The most that a deployment with one server carries, in steps, while that server has room."""
+    """The most that a deployment with one server handles, in steps, while that server has spare capacity."""
     best: Plan | None = None
     for rate in CELL_RATES:
         found = sized("a cell", costs, rate)
@@ -151,7 +153,7 @@ def cell(costs: Costs) -> Plan:
 
 
 class Bound(msgspec.Struct, frozen=True):
-    """Something that a single Cluster would meet."""
+    """A limit that a single Cluster would reach."""
 
     what: str
     needs: float
@@ -159,12 +161,12 @@ class Bound(msgspec.Struct, frozen=True):
 
     @property
     def share(self) -> float:
-        """How much of the bound is used."""
+        """The used share of the bound."""
         return self.needs / self.most
 
 
 def bounds(costs: Costs, plan: Plan, rate: float) -> list[Bound]:
-    """What a single Cluster of this rate needs of everything that does not grow with it, the scarcest first.
+    """What a single Cluster of this rate needs of each bound that does not grow with it, the scarcest first.
 
     Workers and nodes grow with the rate from those of ``plan``, a simulated Cluster.
     """
@@ -190,19 +192,21 @@ def bounds(costs: Costs, plan: Plan, rate: float) -> list[Bound]:
 
 
 class Loss(msgspec.Struct, frozen=True):
-    """What the end of one process costs."""
+    """The cost of the end of one process."""
 
     what: str
     runs: float
-    """How many wait, or begin their attempt again."""
+    """Number of runs that wait, or begin their attempt again."""
     waits_s: float
-    """Up to this long."""
+    """Maximum wait."""
     then_s: float
-    """And until what gathered is worked off."""
+    """Further time until the backlog is worked off."""
 
 
 def losses(plan: Plan, costs: Costs) -> Iterator[Loss]:
-    """By fluid: the backlog while no worker runs, and the rate at which full batches reduce it afterwards."""
+    """The losses in the fluid model: the backlog while no worker runs, and the rate at which full batches reduce it
+    afterwards.
+    """
     shape, open_runs = plan.shape, plan.rate / PACE
     for kind, count in (("normalizer", shape.normalizers), ("parser", shape.parsers)):
         left = max(1, count - 1)
@@ -215,8 +219,8 @@ def losses(plan: Plan, costs: Costs) -> Iterator[Loss]:
 
 
 def _worked_off(gathers: float, rate: float, costs: Costs, kind: str, seconds: float) -> float:
-    """Until the chunks that gathered are done. ``gathers``: chunks a second that wait; ``rate``: new ones of a process
-    that works them off beside these. A run's chunks of a batch are one item.
+    """Time until the backlog is worked off. ``gathers``: chunks a second that wait; ``rate``: new ones of a process
+    that works them off at the same time. A run's chunks of a batch are one item.
     """
     cost = costs.processes[kind]
     fastest = 1e6 / (cost.chunk_us + cost.item_us / JOINED)
@@ -244,14 +248,15 @@ class Cells(msgspec.Struct, frozen=True):
 
     count: int
     rate: float
-    """Of all."""
+    """All cells together."""
     mean: float
     hottest: float
-    """Chunks a second of the busiest cell, three standard deviations over the mean."""
+    """Chunks a second of the busiest cell, three standard deviations above the mean."""
 
 
 def cells(rate: float, most: float) -> Cells:
-    """As many that the hottest has no more than ``most``, if the cell follows from a hash of the conversation.
+    """The smallest number of cells of which the hottest has no more than ``most``, if a hash of the conversation
+    selects the cell.
 
     A run's chunks come from it alone, so a cell's rate varies as its number of open runs does; hot runs weigh twenty.
     """
@@ -266,14 +271,14 @@ def cells(rate: float, most: float) -> Cells:
 
 
 class Grown(msgspec.Struct, frozen=True):
-    """A Cluster that carries more, simulated event by event: the fluid says that nothing but its size changes."""
+    """A larger Cluster, simulated event by event: the fluid model says that nothing but its size changes."""
 
     times: int
     plan: Plan
 
 
 def grown(plan: Plan, costs: Costs, times: int) -> Grown:
-    """The plan with so many times the rate, workers, nodes and partitions."""
+    """The plan with this multiple of the rate, workers, nodes and partitions."""
     s = plan.shape
     shape = msgspec.structs.replace(
         s,
@@ -289,7 +294,7 @@ def grown(plan: Plan, costs: Costs, times: int) -> Grown:
 
 
 class Larger(msgspec.Struct, frozen=True):
-    """What the model says of deployments that nobody measured."""
+    """The model's results for deployments that were not measured."""
 
     small: Plan
     cell: Plan
@@ -297,11 +302,11 @@ class Larger(msgspec.Struct, frozen=True):
     grown: list[Grown]
     cells: list[Cells]
     bounds: dict[float, list[Bound]]
-    """Of one Cluster, by chunks a second."""
+    """The bounds of one Cluster, by chunks a second."""
     losses: dict[str, list[Loss]]
     """By name of the plan."""
     killed: list[Loss]
-    """Of the small one with two of each stage, event by event."""
+    """Losses of the small deployment with two of each stage, event by event."""
 
 
 def larger(costs: Costs) -> Larger:
@@ -322,7 +327,7 @@ def larger(costs: Costs) -> Larger:
 
 
 def table(found: Larger) -> str:
-    """Everything, for people."""
+    """All results, for people."""
     one = found.cell
     plans = (found.small, one, found.cluster, *(each.plan for each in found.grown))
     lines = ["", "simulated event by event:", _HEAD, *map(_row, plans)]
@@ -349,7 +354,7 @@ def table(found: Larger) -> str:
 
 
 def of_cluster(costs: Costs, times: int) -> str:
-    """A Cluster, and one of so many times its size, event by event."""
+    """A Cluster, and one of this multiple of its size, event by event."""
     plan = _cluster(costs)
     return "\n".join([_HEAD, _row(plan), _row(grown(plan, costs, times).plan)])
 

@@ -1,4 +1,4 @@
-"""The model: it repeats, loses nothing, batches under load, and its page shows what was predicted."""
+"""The model: it repeats, loses nothing, batches under load, and its page shows the stored predictions."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_a_start_and_an_end_of_a_run_are_paid_for_once() -> None:
 
 
 class Worker(Process):
-    """Works for so many seconds at each message."""
+    """Works for this many seconds per message."""
 
     def __init__(self, clock: Clock, machine: Machine) -> None:
         super().__init__(clock, ProcessCost(0, 0, 0, 0), Host(machine, hop_s=0.0, sent_at=1.0))

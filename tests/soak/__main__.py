@@ -1,4 +1,4 @@
-"""`python -m tests.soak [--seconds N] [--share S] [--keep FILE]`. Exit code 1 where something grew or was left."""
+"""`python -m tests.soak [--seconds N] [--share S] [--keep FILE]`. Exit code 1 if something grew or was left behind."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ from tests.soak.soak import Plan, Result, soak
 
 
 def main() -> None:
-    """Soak for so long, print the table, and end with the verdict."""
-    parser = argparse.ArgumentParser(prog="python -m tests.soak", description="An even load: does anything grow?")
+    """Run the soak for this time, print the table, and exit with the verdict."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.soak", description="Check that nothing grows under an even load."
+    )
     parser.add_argument("--seconds", type=float, default=1800.0, help="under load (1800)")
-    parser.add_argument("--share", type=float, default=0.5, help="of what the machine can do at the most (0.5)")
-    parser.add_argument("--keep", type=Path, help="write every measurement here, as JSON")
+    parser.add_argument("--share", type=float, default=0.5, help="share of the machine's maximum rate (0.5)")
+    parser.add_argument("--keep", type=Path, help="file for all measurements, as JSON")
     options = parser.parse_args()
     plan = Plan(
         seconds=options.seconds,
@@ -46,7 +48,7 @@ def main() -> None:
 
 
 def show(result: Result) -> None:
-    """Print what came of it."""
+    """Print the result."""
     table = Table(title="growth over the time that is judged, the later 70 %", title_justify="left")
     for column in ("", "median", "highest", "grew", "allowed", ""):
         table.add_column(column, justify="right" if column else "left")

@@ -1,8 +1,8 @@
-"""Streams that stay open and say nothing: `python -m tests.soak.idle [--seconds N] [--clients N]`.
+"""Open streams without events: `python -m tests.soak.idle [--seconds N] [--clients N]`.
 
-Clients of every protocol of the gateway ask for an answer whose provider falls silent after a word. While they wait,
-each gets the keep-alives of its protocol and nothing else, no stream ends, and the gateway neither grows nor leaks.
-Exit code 1 if one of this does not hold.
+Clients of every protocol of the gateway request an answer whose provider stalls after a word. While they wait, each
+receives the keep-alives of its protocol and nothing else, no stream ends, and the gateway neither grows nor leaks. Exit
+code 1 if one of these does not hold.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from tokenbus_services.process.embedded_server import free_port
 GATEWAY = "gateway"
 KEEP_ALIVE_S = 5.0
 START_S = 20.0
-"""Until every stream has begun; what a gateway needs for its first keep-alives is no growth."""
+"""Time until every stream has begun; the gateway's memory for its first keep-alives is not growth."""
 SAMPLE_S = 15.0
 MOST_GROWTH = 0.05
-"""Of the gateway's memory, from the first third of the time to the last."""
+"""Maximum growth of the gateway's memory, from the first third of the time to the last."""
 MOST_NEW_FDS = 4
 """The gateway opens a connection to the server now and then."""
 SILENT = Script(name="silent", turns=(Turn(says=Reply(text="word word"), fault=Stall(after_text="word")),))
@@ -55,7 +55,7 @@ def _said() -> list[Json]:
 
 
 class Protocol(msgspec.Struct, frozen=True):
-    """How one kind of client asks, and what fills its silence."""
+    """How one kind of client sends its request, and what it receives during the silence."""
 
     keep_alive: bytes
     path: str
@@ -133,7 +133,7 @@ class Client(asyncio.Protocol):
         self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.kept_alive = 0
         self.other = b""
-        """What came in the silence and is not a keep-alive."""
+        """Bytes during the silence that are not a keep-alive."""
         self.lost = False
         self._at = urlsplit(url)
         self._protocol = protocol
@@ -173,17 +173,17 @@ class Client(asyncio.Protocol):
 
     @property
     def is_answer(self) -> bool:
-        """Whether a stream began, and with the provider's word if it has said one."""
+        """Whether a stream began, with the provider's word if it has sent one."""
         said = CONTENT in self._head or self._protocol.path == PROTOCOLS["Images"].path
         return self._head.startswith(b"HTTP/1.1 200") and said
 
     @property
     def head(self) -> bytes:
-        """What came before the silence."""
+        """The bytes before the silence."""
         return self._head
 
     def close(self) -> None:
-        """Leave."""
+        """Disconnect."""
         assert self._transport
         self._transport.abort()
 
@@ -199,18 +199,18 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What was seen."""
+    """The result."""
 
     clients: dict[str, int]
     keep_alives: dict[str, tuple[int, int]]
-    """The least and the most that one client of the protocol got."""
+    """The minimum and maximum per client of the protocol."""
     samples: list[Sample]
     seconds: float
     problems: list[str]
 
 
 def hold(seconds: float, clients: int, say: Callable[[str], None]) -> Outcome:
-    """Hold this many clients for this many seconds."""
+    """Keep this many clients connected for this many seconds."""
     port = free_port()
     free = 'api_key_env = ""\nfirst_event_timeout_s = 1000000\nidle_timeout_s = 1000000\n'
     settings = (
@@ -288,7 +288,7 @@ def _problems(
 
 
 class _Socket:
-    """A client of the Responses API over a WebSocket; its keep-alives are the pings of the protocol below."""
+    """A client of the Responses API over a WebSocket; its keep-alives are the pings of WebSocket."""
 
     def __init__(self, connection: Any) -> None:
         self.heard = b""
@@ -330,10 +330,10 @@ def _fds(pid: int) -> int:
 
 
 def main() -> None:
-    """Hold the streams, print what came, end with the verdict."""
-    parser = argparse.ArgumentParser(prog="python -m tests.soak.idle", description="Streams that say nothing.")
-    parser.add_argument("--seconds", type=float, default=3600.0, help="of silence (3600)")
-    parser.add_argument("--clients", type=int, default=2000, help="over all protocols (2000)")
+    """Keep the streams open, print the result, exit with the verdict."""
+    parser = argparse.ArgumentParser(prog="python -m tests.soak.idle", description="Keep streams without events open.")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="duration in seconds (3600)")
+    parser.add_argument("--clients", type=int, default=2000, help="number of clients of all protocols (2000)")
     options = parser.parse_args()
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     outcome = hold(options.seconds, options.clients, lambda line: print(line, flush=True))

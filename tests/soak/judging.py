@@ -1,4 +1,4 @@
-"""Whether a series of measurements grows: pure."""
+"""Decides whether a series of measurements grows. Pure."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import msgspec
 
 Unit = Literal["bytes", "count", "sockets"]
 WARM = 0.3
-"""The share of the time at the beginning that is not judged: caches fill, and what has a TTL has not expired yet."""
+"""The first share of the time, which is not judged: caches fill, and what has a TTL has not expired yet."""
 _APART = 0.4
-"""Of the time: nearer pairs of points do not count."""
+"""Share of the time: pairs of points that are nearer do not count."""
 _MOST_POINTS = 200
-"""Points of a fit: its pairs are the square of that."""
+"""Points of a fit: the number of pairs is the square of this."""
 
 
 class Series(msgspec.Struct):
-    """One thing that was measured again and again."""
+    """One measured quantity over time."""
 
     name: str
     unit: Unit
@@ -27,28 +27,29 @@ class Series(msgspec.Struct):
 
 
 class Tolerance(msgspec.Struct, frozen=True, kw_only=True):
-    """How much a series may grow over the time that is judged, and still be called flat: the larger of the two."""
+    """The maximum growth of a flat series over the judged time: the larger of the two."""
 
     share: float = 0.05
-    """Of its median."""
+    """Share of its median."""
     least_bytes: float = 4 * 2**20
     least_count: float = 8
     least_sockets: float = 24
-    """Pools of connections grow to what their busiest moment needs, and stay there: with 40 runs at once a fetcher has
-    12 more to the server than at its start, and the next 40 add none. What leaks with the runs is far beyond this.
+    """Pools of connections grow to the number that their busiest moment needs, and stay there: with 40 concurrent runs
+    a fetcher has 12 connections more to the server than at its start, and the next 40 runs add none. A leak per run is
+    far beyond this.
     """
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """What became of one series."""
+    """The result for one series."""
 
     name: str
     unit: Unit
     middle: float
-    """The median of the time that is judged."""
+    """The median of the judged time."""
     highest: float
     grew: float
-    """What the fit says that it grew in that time; below 0 it shrank."""
+    """The fitted growth over that time; below 0 it shrank."""
     allowed: float
 
     @property
@@ -58,7 +59,9 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 def judge(series: Sequence[Series], tolerance: Tolerance) -> list[Finding]:
-    """A finding for each series. Raises ValueError for one of fewer than four points: that is no soak."""
+    """A finding for each series. Raises ValueError for a series of fewer than four points, which is too short for a
+    soak.
+    """
     return [_finding(one, tolerance) for one in series]
 
 
@@ -81,9 +84,9 @@ def _finding(series: Series, tolerance: Tolerance) -> Finding:
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float:
-    """The median of the slopes between pairs of points (Theil and Sen): single peaks do not move it.
+    """The median of the slopes between pairs of points (Theil and Sen): single peaks do not change it.
 
-    Only pairs far apart count. Most near ones lie on one tooth of a saw, which only ever rises.
+    Only pairs far apart count. Most near ones lie on one tooth of a saw, which only rises.
     """
     thinned = points[:: max(1, len(points) // _MOST_POINTS)]
     apart = _APART * (points[-1][0] - points[0][0])

@@ -1,4 +1,4 @@
-"""The load: the chaos's runs, undisturbed, begun at an even rate."""
+"""The load: the chaos's runs, without faults, started at an even rate."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LOOK_S = 0.2
 
 
 class Load:
-    """Begins runs and knows when they have ended."""
+    """Starts runs and detects their ends."""
 
     def __init__(self, client: Any, stage: Stage, partitions: int) -> None:
         self._client = client
@@ -33,7 +33,9 @@ class Load:
         return self.outcomes.total()
 
     async def saturate(self, open_runs: int, seconds: float) -> float:
-        """Keep this many runs open for this long. Returns the runs ended a second in the later half of the time."""
+        """Keep this many runs open for this long. Returns the runs that ended per second in the second half of the
+        time.
+        """
         clock = asyncio.get_running_loop().time
         begin = clock()
         half: tuple[float, int] | None = None
@@ -44,11 +46,11 @@ class Load:
                 await self._begin()
             await asyncio.sleep(_LOOK_S)
             await self.look()
-        since, before = half or (begin, 0)  # a starved process may not have looked in between
+        since, before = half or (begin, 0)  # a starved process may not have checked in between
         return (self.over - before) / (clock() - since)
 
     async def keep(self, rate: float, open_runs: int, until: float) -> None:
-        """Begin ``rate`` runs a second until this time of the loop's clock; never more than ``open_runs`` are open."""
+        """Start ``rate`` runs a second until this time of the loop's clock; never more than ``open_runs`` are open."""
         clock = asyncio.get_running_loop().time
         begin, due = clock(), 0
         while (now := clock()) < until:
@@ -60,7 +62,7 @@ class Load:
             await self.look()
 
     async def look(self) -> None:
-        """See which runs have ended."""
+        """Detect which runs have ended."""
         runs = list(self.open)
         pipe = self._client.pipeline(transaction=False)
         for run in runs:
@@ -71,7 +73,7 @@ class Load:
                 self.outcomes[status.decode()] += 1
 
     async def status(self, run: str) -> str:
-        """What the run's hash says of it, and what its provider was to do."""
+        """The run's status in its hash, and the planned answer of its provider."""
         fields = {
             k.decode(): v.decode(errors="replace")[:80] for k, v in (await self._client.hgetall(self._key(run))).items()
         }
@@ -81,7 +83,7 @@ class Load:
         return f"{self._prefix}:{{{crc32(run.encode()) % self._partitions}}}:run:{run}"
 
     async def stop(self) -> None:
-        """Begin nothing more, and let what was to be cancelled be cancelled."""
+        """Start nothing more, and finish the planned cancels."""
         await asyncio.gather(*self._cancelling)
 
     async def _begin(self) -> None:

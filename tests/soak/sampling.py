@@ -20,11 +20,11 @@ class Sampler:
 
     @property
     def series(self) -> list[Series]:
-        """What was measured so far."""
+        """The measurements so far."""
         return list(self._series.values())
 
     async def sample(self, at_s: float) -> None:
-        """Measure everything once. Raises OSError where a process is gone."""
+        """Measure everything once. Raises OSError if a process has ended."""
         for name, pid in self._pids.items():
             self._add(f"{name}: memory", "bytes", at_s, resident(pid))
             self._add(f"{name}: open files", "sockets", at_s, open_files(pid))
@@ -33,7 +33,7 @@ class Sampler:
         self._add("server: used_memory", "bytes", at_s, memory["used_memory"])
         self._add("server: script cache", "count", at_s, memory["number_of_cached_scripts"])
         self._add("server: connections", "sockets", at_s, clients["connected_clients"])
-        # One key per slot of ten seconds for an hour at any load: they grow for the first hour only.
+        # One key per slot of ten seconds for an hour at any load: they grow only in the first hour.
         slots = [key async for key in self._client.scan_iter(match="*:{activity}:*", count=1000)]
         self._add("server: keys", "count", at_s, await self._client.dbsize() - len(slots))
 
@@ -44,11 +44,11 @@ class Sampler:
 
 
 def resident(pid: int) -> int:
-    """Bytes of memory that the process has to itself: what it shares with others is no growth of its own."""
+    """Private memory of the process in bytes: growth of shared memory is not its own."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private_"))
 
 
 def open_files(pid: int) -> int:
-    """Open files, sockets among them."""
+    """Open files, including sockets."""
     return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())

@@ -29,53 +29,52 @@ SERVICES = ("fetcher", "normalizer", "parser", "tools", "policy", "recorder", "b
 PREFIX, PARTITIONS = "soak", 4
 _SAMPLES = 400
 _MOST_OPEN = 200
-"""Runs at once while it is measured what the machine can do at the most, and in any case."""
+"""Concurrent runs while the machine's maximum rate is measured; also the upper limit later."""
 _END_S = 60.0
 _LONGEST_S = 120.0
-"""No run takes as long, so no key of one that is open goes."""
+"""Longer than any run, so no key of an open run expires."""
 _PROCESS_KEYS = ("run:", "log:", "tape:")
 """Keys of single runs; each has a TTL."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """How long and how hard."""
+    """Duration and intensity."""
 
     seconds: float
     share: float = 0.5
-    """Of the runs a second that the machine can do at the most."""
+    """Share of the maximum rate of runs."""
     calibrate_s: float = 30.0
-    """So long that is measured."""
+    """Seconds for measuring the maximum rate."""
     keep_s: float = 60.0
-    """How long runs, records and blobs are kept; much less than a soak, so that what is kept comes to be as much as
-    what goes."""
+    """How long runs, records and blobs are kept: much less than the soak, so that as many expire as are added."""
     seed: str = "soak"
     tolerance: Tolerance = Tolerance()
 
 
 class Result(msgspec.Struct, kw_only=True):
-    """What came of it."""
+    """The result."""
 
     saturated: float
-    """Runs a second, at the most."""
+    """Maximum runs per second."""
     runs: int
     outcomes: Counter[str]
     unended: list[str]
-    """Runs that have not ended a minute after the last was begun, each with its status."""
+    """Runs that have not ended a minute after the last one began, each with its status."""
     left: list[str]
-    """Keys of single runs that are there although all of that is over."""
+    """Keys of single runs that still exist after everything has ended."""
     complaints: list[str]
-    """What services logged as an error."""
+    """Errors in the services' logs."""
     findings: list[Finding]
     series: list[Series]
 
     @property
     def passed(self) -> bool:
-        """Whether nothing grew, and nothing was left."""
+        """Whether nothing grew, and nothing was left behind."""
         return all(f.flat for f in self.findings) and not (self.unended or self.left or self.complaints)
 
 
 async def soak(plan: Plan, directory: Path) -> Result:
-    """Run it. ``directory`` is there, and keeps the services' logs. Raises RuntimeError where a process ends."""
+    """Run it. ``directory`` exists, and receives the services' logs. Raises RuntimeError if a process ends."""
     async with AsyncExitStack() as stack:
         server = stack.enter_context(EmbeddedServer(directory / "server", binary=binary()))
         client: Any = await stack.enter_async_context(Redis(port=server.port))
@@ -123,7 +122,7 @@ async def _ended(load: Load) -> list[str]:
 
 
 async def _gone(client: Any, keep_s: float) -> list[str]:
-    """Wait until everything of single runs has expired; the keys that have not."""
+    """Wait until all keys of single runs have expired; return those that have not."""
 
     async def left() -> list[str]:
         names = [fact.name for fact in await observer.keys_of(client, PREFIX)]
@@ -171,7 +170,7 @@ def _say(what: str) -> None:
 
 
 def _settings(plan: Plan, directory: Path, redis_url: str, provider_url: str, ports: dict[str, int]) -> str:
-    # Some answers of the load fall silent: that is noticed well within the time in which the last runs must end.
+    # Some answers of the load stall: this is noticed well within the time in which the last runs must end.
     timeouts = "first_event_timeout_s = 10.0\nidle_timeout_s = 10.0"
     tables = [provider_table(api, api, provider_url, timeouts) for api in BASE_PATHS]
     continues = f'{timeouts}\nquirks = {{ continues = "message" }}'

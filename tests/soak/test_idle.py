@@ -1,4 +1,4 @@
-"""What a client of the idle test takes for silence."""
+"""What a client of the idle test counts as silence."""
 
 from __future__ import annotations
 

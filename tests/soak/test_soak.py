@@ -1,4 +1,4 @@
-"""The soak in short, and what it calls flat."""
+"""A short soak, and what the judge calls flat."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def test_the_slope_is_that_of_the_line_whatever_a_few_points_say() -> None:
 
 @pytest.mark.timeout(280)
 async def test_connections_files_and_keys_stay_flat_under_a_mixed_load(tmp_path: Path) -> None:
-    # A quarter of a minute is all warm-up to the memory of Python processes, so of that only gross growth counts here.
+    # A quarter of a minute is all warm-up to the memory of Python processes, so only gross growth counts here.
     tolerance = Tolerance(share=0.3, least_bytes=24 * MIB, least_count=40, least_sockets=40)
-    # A run must be seen to end before it is forgotten, also by a process that gets little time on a loaded machine.
+    # A run's end must be seen before the run is forgotten, also by a process that gets little time on a loaded machine.
     plan = Plan(seconds=16, share=0.3, calibrate_s=6, keep_s=20, tolerance=tolerance)
     result = await soak(plan, tmp_path)
     assert [f for f in result.findings if not f.flat] == []

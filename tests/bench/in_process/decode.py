@@ -1,4 +1,4 @@
-"""The decoder alone, without any IO: a provider's stream into normalised events, beside a bare split and json.loads."""
+"""The decoder alone, without IO: a provider's stream to normalised events, beside a bare split and json.loads."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DIALECTS: dict[ApiName, Composer] = {
 
 
 def decoding(api: ApiName) -> tuple[float, float]:
-    """Chunks a second: our decoder fed event by event, as a network gives them, and the bare loop over the whole."""
+    """Chunks a second: our decoder fed event by event, as from a network, and the bare loop over the whole stream."""
     reads = reads_of(api)
     stream, blank = b"".join(reads), _blank(reads[0])
 
@@ -45,13 +45,13 @@ def decoding(api: ApiName) -> tuple[float, float]:
             if found and data != b"[DONE]":
                 json.loads(data)
 
-    # In turn, so that a busy moment of the machine falls on both.
+    # In turn, so that a busy moment of the machine affects both.
     times = [(seconds(ours), seconds(bare)) for _ in range(ROUNDS)]
     return CHUNKS / median(t[0] for t in times), CHUNKS / median(t[1] for t in times)
 
 
 def reads_of(api: ApiName) -> list[bytes]:
-    """A stream's events, one a read."""
+    """The events of a stream, one per read."""
     stream = _stream(api)
     blank = _blank(stream)
     return [event + blank for event in stream.split(blank) if event]
@@ -71,7 +71,7 @@ def _stream(api: ApiName) -> bytes:
 
 
 def seconds(work: Callable[[], None]) -> float:
-    """Of the CPU."""
+    """CPU seconds."""
     begin = time.process_time()
     work()
     return time.process_time() - begin

@@ -1,4 +1,4 @@
-"""The reader of prefill text alone, without any IO: a reply with text, thinking and two calls, in pieces."""
+"""The reader of prefill text alone, without IO: a reply with text, thinking and two calls, in pieces."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tokenbus.core.prefill.parser import TextReader
 from tokenbus.events.frames import TextReading
 
 PIECE = 4
-"""Characters a piece: about a token."""
+"""Characters per piece: about a token."""
 ROUNDS = 5
 _WORDS = "The rain in Rome is warm, and it falls on a Tuesday; so they say.\n"
 _SETTING = TextReading(stops=("\nAnn:", "\nBob:"), types={"g": {"n": ["array"]}})

@@ -1,4 +1,6 @@
-"""What it costs to look for secrets in a provider's stream: read and decoded with it, beside decoded alone."""
+"""The cost of searching a provider's stream for secrets: reading and decoding with the search, beside decoding
+alone.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ KEY = "sk-proj-" + "aB3_dE5-gH7jK9" * 8
 
 
 def redacting(api: ApiName) -> tuple[float, float]:
-    """Chunks a second, as the network gives them: redacted and decoded, and decoded alone."""
+    """Chunks a second, in reads as from a network: redacted and decoded, and only decoded."""
     reads = reads_of(api)
 
     def decode(clean: Callable[[bytes], bytes] | None) -> None:

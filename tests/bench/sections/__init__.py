@@ -1,1 +1,1 @@
-"""Sections that run processes of their own, one module each."""
+"""Sections that start their own processes, one module each."""

@@ -1,7 +1,7 @@
-"""What a small run waits longer for, beside hostile answers and large runs: alone and beside them in turn, in one run.
+"""The added wait of a small run beside hostile answers and large runs: alone and beside them in turn, in one bench.
 
-The providers, the bench and the services share the machine, so a part of it is the machine's. Large and hostile answers
-come from processes of their own: making 8 MB keeps the mock provider from answering anybody else for a second.
+The providers, the bench and the services share the machine, so a part of the wait is the machine's. Separate processes
+create large and hostile answers, because creating 8 MB blocks the mock provider for a second.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tokenbus_services.mock_provider import Reply, Script, Turn
 from tokenbus_services.process.embedded_server import free_port
 
 PROBES = 40
-"""Small runs one after the other, alone and beside each company."""
+"""Number of small runs, one after the other, alone and beside each other load."""
 ROUNDS = 3
 LARGE, HOSTILE = 2, 4
 """Number of runs open at any time."""
@@ -41,7 +41,7 @@ _PATIENCE = "connect_timeout_s = 2.0\nfirst_event_timeout_s = 4.0\nidle_timeout_
 
 
 def beside() -> list[Figure]:
-    """Measure small runs alone, beside large runs, and beside each way of the hostile provider."""
+    """Measure small runs alone, beside large runs, and beside each attack of the hostile provider."""
     port, large_port = free_port(), free_port()
     large = f'[providers.large]\napi = "anthropic"\nbase_url = "http://127.0.0.1:{large_port}"\napi_key_env = ""\n'
     tables = "".join(
@@ -79,7 +79,7 @@ class Company:
         self._open: set[str] = set()
 
     def keep(self) -> None:
-        """Begin runs in place of those that have ended."""
+        """Start runs in place of those that have ended."""
         self._open = {run for run in self._open if not self._has_ended(run)}
         while len(self._open) < self._count:
             self._open.add(_publish(self._stack, next(self._requests)))
@@ -106,7 +106,7 @@ def _compared(stack: Stack, what: str, company: Company) -> list[Figure]:
     for _ in range(ROUNDS):
         alone.append(_probes(stack, lambda: None))
         company.keep()
-        time.sleep(1.0)  # they are under way
+        time.sleep(1.0)  # they have begun
         with_them.append(_probes(stack, company.keep))
         company.end()
     middle, bare = median(itertools.chain(*with_them)), median(itertools.chain(*alone))
@@ -134,7 +134,7 @@ def _compared(stack: Stack, what: str, company: Company) -> list[Figure]:
 
 
 def _probes(stack: Stack, before_each: Callable[[], None]) -> list[float]:
-    """Milliseconds of each, from its request to its end."""
+    """Milliseconds of each small run, from its request to its end."""
     times: list[float] = []
     for _ in range(PROBES):
         before_each()
@@ -146,7 +146,7 @@ def _probes(stack: Stack, before_each: Callable[[], None]) -> list[float]:
 
 
 def _until_ended(stack: Stack, run: str) -> None:
-    """Read its log as anybody does, to the terminal event."""
+    """Read its log, as any subscriber does, up to the terminal event."""
     log, position = stack.keys.log(run), "0-0"
     deadline = time.monotonic() + END_S
     while time.monotonic() < deadline:

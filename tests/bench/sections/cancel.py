@@ -1,4 +1,4 @@
-"""Cancel under load: from the client's call to the moment at which the provider sees its socket closed."""
+"""Cancel under load: the time from the client's call until the provider sees its socket closed."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from tokenbus_services.process.embedded_server import free_port
 
 RUNS = 64
 PACE = 20.0
-"""Chunks a second of each run, all of which stream while they are cancelled one after the other."""
+"""Chunks a second of each run; all runs stream while they are cancelled one after the other."""
 WORDS = 3_000
-"""Two minutes of chunks and more: longer than a round takes."""
+"""More than two minutes of chunks: longer than a round takes."""
 ROUNDS = 4
 BETWEEN_S = 0.02
 MOST_MS = 200.0
-"""What issue 5 allows at p99."""
+"""The limit of issue 5 at p99."""
 _ENDLESS = Script(name="endless", turns=(Turn(says=Reply(text="word " * WORDS), delivery=Delivery(pace=PACE)),))
 
 
 def cancelled() -> list[Figure]:
-    """Start the services, cancel runs that stream, and read the times off the provider."""
+    """Start the services, cancel streaming runs, and read the times from the provider."""
     port = free_port()
     table = f'[providers.held]\napi = "anthropic"\nbase_url = "http://127.0.0.1:{port}"\napi_key_env = ""\n'
     with running([], settings=table) as stack:
@@ -54,7 +54,7 @@ async def _measure(url: str, port: int) -> list[float]:
 
 
 async def _cancel_all(bus: Client, provider: MockProvider) -> list[float]:
-    """One round. The provider distinguishes its runs by the user's text."""
+    """One round. The provider identifies its runs by the user's text."""
     runs = [f"bench-{uuid4().hex}" for _ in range(RUNS)]
     for run in runs:
         message = {"role": "user", "content": run}

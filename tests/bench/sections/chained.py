@@ -32,7 +32,7 @@ READINGS: list[tuple[Load, str, str, Callable[[Sample], float], str, float, bool
     (FAST, "added latency p50 at 1,000 chunks/s", "ms", _p50, "ratio ≤ 1.5", 1.5, True),
     (FULL, "CPU a chunk, saturated, 64 runs", "µs", Sample.cpu_us, "≤ 30 µs", 30.0, False),
 ]
-"""For each: the load, what is read off it, and the aim of the chained way: a ratio to the bare chain, or a bound."""
+"""For each: the load, its figures, and the aim of the chained way: a ratio to the bare chain, or a bound."""
 START_S = 60.0
 
 
@@ -71,7 +71,7 @@ def chained() -> list[Figure]:
 
 
 def _starts() -> list[Figure]:
-    """How long `tokenbus up` takes until all is ready, and what its processes then hold."""
+    """Seconds until `tokenbus up` is ready, and the memory of its processes then."""
     found = {
         way: [_up(options) for _ in range(ROUNDS)] for way, options in (("up", ()), ("up --chained", ("--chained",)))
     }
@@ -113,6 +113,6 @@ def _up(options: Sequence[str]) -> tuple[float, float]:
 
 
 def _family(pid: int) -> list[int]:
-    """The process and all below it."""
+    """The process and all of its descendants."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [pid, *(one for child in children for one in _family(int(child)))]

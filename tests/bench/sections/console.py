@@ -1,7 +1,7 @@
-"""The console: what one open page costs the gateway while 2,000 runs speak 5,000 chunks a second in all.
+"""The console: the cost of one open page for the gateway while 2,000 runs stream 5,000 chunks a second in all.
 
-The bare column is the same gateway without a page. The console samples, so its cost should not depend on the chunks.
-A real Chromium shows the river meanwhile, if there is one on the PATH: what a frame costs it.
+The bare column is the same gateway without a page. The console samples, so its cost should not depend on the number of
+chunks. If Chromium is on the PATH, it shows the river at the same time, and the cost of a frame is measured.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tokenbus.client.publishing.new_run_id import new_run_id
 GATEWAY = "gateway"
 RUNS = 2_000
 SPEAKS = Load(RUNS, 400, 2.5)
-"""Long enough for both measurements, and cut off then."""
+"""Long enough for both measurements; the runs are cut off after these."""
 WARM_S = 8.0
 MEASURE_S = 10.0
 START_S = 150.0
@@ -41,13 +41,13 @@ SETTINGS = "[gateway]\n[console]\nroles_without_keys = ['see_runs', 'see_content
 
 class _Sample(msgspec.Struct, frozen=True):
     share: float
-    """CPU of the gateway, in per cent of a core."""
+    """CPU of the gateway, in percent of a core."""
     chunks: float
     """Chunks a second that the bus published."""
 
 
 def watched() -> list[Figure]:
-    """The gateway's share of a core without a page, with one, and with ten of three kinds."""
+    """The gateway's share of a core without a page, with one, and with ten pages of three kinds."""
     with running([SPEAKS], services=(PIPELINE, GATEWAY), settings=SETTINGS, runs_at_once=RUNS) as stack:
         _publish(stack)
         _until_all_speak(stack)
@@ -88,7 +88,7 @@ def watched() -> list[Figure]:
 
 
 def _drawn(stack: Stack) -> Frames | None:
-    """What a frame costs a page that shows the river; None without a browser."""
+    """The cost of a frame for a page that shows the river; None without a browser."""
     if shutil.which("chromium") is None:
         return None
 
@@ -112,7 +112,7 @@ def _publish(stack: Stack) -> None:
 
 
 def _until_all_speak(stack: Stack) -> None:
-    """Until all runs are open; a machine that cannot do that in time is measured with those that are."""
+    """Wait until all runs are open; if the machine is too slow for that, the open ones are measured."""
     deadline = time.monotonic() + START_S
     while sum(stack.client.zcard(stack.keys.open_runs(p)) for p in range(stack.keys.partitions)) < RUNS:
         if time.monotonic() > deadline:
@@ -136,7 +136,7 @@ def _published(stack: Stack) -> int:
 
 @contextmanager
 def _pages(stack: Stack, queries: list[str]) -> Generator[list[dict[str, Any]]]:
-    """Pages that read as a browser does; what the first one saw of the river."""
+    """Pages that read as a browser does; returns what the first one received of the river."""
     seen: list[dict[str, Any]] = []
     stop = threading.Event()
 

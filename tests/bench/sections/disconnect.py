@@ -1,4 +1,4 @@
-"""A client of the gateway that goes: from its disconnect to the moment at which the provider sees its socket closed."""
+"""A client of the gateway disconnects: the time until the provider sees its socket closed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tokenbus_services.mock_provider import Delivery, MockProvider, Reply, Scrip
 from tokenbus_services.process.embedded_server import free_port
 
 CLIENTS = 16
-"""Of one protocol, all of which read while they go one after the other."""
+"""Clients of one protocol; all of them read while they disconnect one after the other."""
 ROUNDS = 4
 GATEWAY = "gateway"
 _ENDLESS = Script(name="endless", turns=(Turn(says=Reply(text="word " * WORDS), delivery=Delivery(pace=PACE)),))
@@ -45,12 +45,12 @@ PROTOCOLS: dict[str, tuple[str, Callable[[str], Json]]] = {
         lambda text: {"contents": [{"role": "user", "parts": [{"text": text}]}]},
     ),
 }
-"""Those whose disconnect ends the run, by the path and the body of a request."""
+"""The protocols whose disconnect ends the run, with the path and the body of a request."""
 WEBSOCKET = "Responses, WebSocket"
 
 
 def left() -> list[Figure]:
-    """Start the services, let clients of each protocol go, and read the times off the provider."""
+    """Start the services, disconnect clients of each protocol, and read the times from the provider."""
     port = free_port()
     settings = (
         f'[providers.held]\napi = "anthropic"\nbase_url = "http://127.0.0.1:{port}"\napi_key_env = ""\n'
@@ -80,7 +80,7 @@ async def _measure(url: str, port: int) -> dict[str, list[float]]:
 
 
 async def _all_go(url: str, protocol: str, provider: MockProvider) -> list[float]:
-    """One round. The provider distinguishes its runs by the user's text."""
+    """One round. The provider identifies its runs by the user's text."""
     clients = {f"bench-{uuid4().hex}": await _connected(url, protocol) for _ in range(CLIENTS)}
     for text, client in clients.items():
         await client.ask(text)

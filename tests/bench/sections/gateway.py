@@ -1,9 +1,9 @@
-"""The gateway: what it adds to a plain subscriber of the same runs, and LiteLLM's proxy on the same mock provider.
+"""The gateway: its cost beyond a plain subscriber of the same runs, and LiteLLM's proxy on the same mock provider.
 
-The bare column is the plain subscriber; for LiteLLM's first chunk, a client that asks the provider itself.
+The bare column is the plain subscriber; for LiteLLM's first chunk, it is a client that calls the provider directly.
 
-LiteLLM is measured if it is installed in an environment of its own:
-`python3 -m venv build/litellm && build/litellm/bin/pip install 'litellm[proxy]'`.
+LiteLLM is measured if it is installed in an environment of its own: `python3 -m venv build/litellm &&
+build/litellm/bin/pip install 'litellm[proxy]'`.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ FIRST = Load(1, 1)
 PACED = Load(16, 300, 50)
 FULL = Load(64, 800)
 FEW = Load(64, 100)
-"""The same for LiteLLM, which needs a hundred times as long for a chunk."""
+"""The same for LiteLLM, which needs a hundred times as long per chunk."""
 FIRSTS = 40
-"""Requests one after the other, for the time to the first chunk."""
+"""Number of sequential requests, for the time to the first chunk."""
 IDLE = 2_000
-"""Streams that stay open and silent."""
+"""Number of open streams without events."""
 MOST_ADDED_MS, MOST_CHUNK_US, MOST_IDLE_KB = 1.5, 60.0, 25.0
 LATENCY = "added latency p50, 16 clients of 50 chunks/s"
 LITELLM = ROOT / "build" / "litellm" / "bin" / "litellm"
@@ -51,18 +51,20 @@ _LITELLM_ENV = {"LITELLM_LOG": "ERROR", "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSE
 
 class _Sample(msgspec.Struct, frozen=True):
     cpu_us: float
-    """Of the server that the clients speak to, a chunk."""
+    """CPU of the server that the clients use, per chunk."""
     beside_us: float
-    """Of the plain subscriber, a chunk; 0 if there is none."""
+    """CPU of the plain subscriber, per chunk; 0 if there is none."""
     added_ms: float
-    """Median time from the subscriber's chunk to the client's same one; without a subscriber, from the provider's."""
+    """Median time from the subscriber's chunk to the same chunk at the client; without a subscriber, from the
+    provider's.
+    """
     latency_ms: float
     """Median time from the provider's chunk to the client's."""
     per_second: float
 
 
 def measured_gateway() -> list[Figure]:
-    """The gateway, then LiteLLM if it is there, then idle streams."""
+    """The gateway; LiteLLM if it is installed; then idle streams."""
     loads = [WARM, FIRST, PACED, FULL, FEW]
     with running(loads, services=(*SERVICES, GATEWAY), settings="[gateway]\nconnections = 4096\n") as stack:
         url = f"{stack.urls[GATEWAY]}/v1"
@@ -77,7 +79,9 @@ def measured_gateway() -> list[Figure]:
 
 
 def _first_chunk(stack: Stack, url: str) -> list[Figure]:
-    """From a request to its first chunk: through the gateway, and as a program that publishes and reads the topic."""
+    """Time from a request to its first chunk: through the gateway, and for a program that publishes and reads the
+    topic.
+    """
 
     async def both() -> tuple[list[float], list[float]]:
         port: int = stack.client.connection_pool.connection_kwargs["port"]
@@ -126,14 +130,14 @@ def _with_subscriber(stack: Stack, url: str, load: Load) -> _Sample:
 
 
 def _direct(pid: int, url: str, model: str, load: Load) -> _Sample:
-    """The load by clients of another proxy."""
+    """The load from clients of another proxy."""
     before = cpu_s(pid)
     heard = answered(url, model, load)
     return _sample(heard, load, lambda sent: sent, (cpu_s(pid) - before) * 1e6 / load.total, 0.0)
 
 
 def answered(url: str, model: str, load: Load) -> list[http_clients.Answer]:
-    """The load, asked of the gateway by a client for each run."""
+    """The load as requests to the gateway, with one client per run."""
     return uvloop.run(
         http_clients.answers(
             url,
@@ -189,16 +193,17 @@ def _aimed(name: str, unit: str, value: float, most: float) -> Figure:
 
 
 def _idle(stack: Stack) -> list[Figure]:
-    """Memory of the gateway for each client that follows a run of its own which says nothing."""
+    """Memory of the gateway for each client that follows a run of its own without events."""
     pid = stack.pids[GATEWAY]
     urls = [f"{stack.urls[GATEWAY]}/runs/{run}/events" for run in _silent_runs(stack, IDLE)]
 
     async def hold() -> int:
-        for answer in await http_clients.held(urls[:100]):  # what the first ones load, all need
+        for answer in await http_clients.held(urls[:100]):  # excludes what the gateway loads once, for the first
+            # streams
             answer.close()
         before = resident_kb(pid)
         open_ = await http_clients.held(urls)
-        await asyncio.sleep(12)  # some keep-alives, and looks whether the runs are there
+        await asyncio.sleep(12)  # time for some keep-alives, and for checks whether the runs exist
         after = resident_kb(pid)
         for answer in open_:
             answer.close()
@@ -210,7 +215,7 @@ def _idle(stack: Stack) -> list[Figure]:
 
 
 def _silent_runs(stack: Stack, count: int) -> list[str]:
-    """Runs that have begun, and of which no worker knows."""
+    """Runs that have begun, and that no worker knows."""
     runs = [new_run_id() for _ in range(count)]
     with stack.client.pipeline(transaction=False) as pipe:
         for run in runs:
@@ -243,7 +248,8 @@ def _litellm(provider_url: str, models: list[str]) -> Generator[tuple[int, str] 
             }
             for name in models
         ]
-        config.write_bytes(msgspec.json.encode({"model_list": served, "litellm_settings": settings}))  # JSON is YAML
+        config.write_bytes(msgspec.json.encode({"model_list": served, "litellm_settings": settings}))  # JSON is valid
+        # YAML
         with Processes(Path(directory)) as processes:
             arguments = ("--config", str(config), "--port", str(port), "--host", "127.0.0.1", "--telemetry", "False")
             code = f"import sys; sys.argv[0] = {str(LITELLM)!r}; from litellm import run_server; run_server()"

@@ -1,5 +1,5 @@
-"""Fairness at intake: a cancel behind 8,000 waiting requests, and a tenant's first run behind 15,000 of another's; and
-what a request costs intake and the server, by itself and in a flood.
+"""Fairness at intake: a cancel behind 8,000 waiting requests, and a tenant's first run behind 15,000 requests of
+another; and the cost of a request for intake and the server, alone and in a flood.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ CANCELLED = 64
 BEFORE_CANCELS = 8_000
 BEFORE_FIRST = 15_000
 FIRSTS = 8
-"""Tenants that come one after the other behind the flood."""
+"""Number of tenants, one after the other behind the flood."""
 FEW, FLOOD = 1_500, 15_000
 AT_ONCE = 10
-"""Requests published at once by the light load; so few that none waits long enough to be put in fair order."""
+"""Number of requests that the light load publishes at once; so few that none waits long enough for the fair queue."""
 TAKEN_S = 300.0
 MOST_CANCEL_MS = 200.0
 MOST_FIRST_MS = 1_000.0
@@ -39,7 +39,7 @@ _QUICK = Script(name="quick", turns=(Turn(says=Reply(text="done")),))
 
 
 def taken_in() -> list[Figure]:
-    """Start the services, put the floods on the inbound stream, and read the times off the provider."""
+    """Start the services, put the floods on the inbound stream, and read the times from the provider."""
     port = free_port()
     table = f'[providers.held]\napi = "anthropic"\nbase_url = "http://127.0.0.1:{port}"\napi_key_env = ""\n'
     with running([], settings=table) as stack:
@@ -68,9 +68,9 @@ def taken_in() -> list[Figure]:
 
 
 def intake_costs() -> list[Figure]:
-    """CPU of intake and of the server for a request: of a flood in which all wait, against a few at once.
+    """CPU of intake and of the server per request: for a flood in which all requests wait, and for a few at once.
 
-    The one run that the fetcher takes on never ends, so nothing but intake works.
+    The only run that the fetcher accepts never ends, so only intake works.
     """
     port = free_port()
     table = f'[providers.held]\napi = "anthropic"\nbase_url = "http://127.0.0.1:{port}"\napi_key_env = ""\n'
@@ -100,7 +100,7 @@ async def _costs(stack: Stack, url: str, port: int) -> tuple[dict[str, float], d
 
 
 async def _taken(stack: Stack, server: Server, requests: int, at_once: int) -> dict[str, float]:
-    """Microseconds a request by process, until intake has taken all of them in."""
+    """Microseconds per request by process, until intake has accepted all of them."""
 
     async def none_left() -> bool:
         return not await server.client.xlen(KEYS.requests)
@@ -166,7 +166,7 @@ def _generate(run: str, model: str, tenant: str) -> dict[str, object]:
 
 
 async def _put(server: Server, *requests: dict[str, Any]) -> None:
-    """As any plain client does."""
+    """Publish as any plain client does."""
     pipe: Any = server.client.pipeline(transaction=False)
     for request in requests:
         pipe.xadd(KEYS.requests, {"__data__": msgspec.json.encode(request)})

@@ -1,4 +1,6 @@
-"""Ten thousand open, slow runs on one machine: memory of each, CPU a chunk and latency, in one process and in three."""
+"""Ten thousand slow open runs on one machine: memory of each, CPU per chunk and latency, in one process and in
+three.
+"""
 
 from __future__ import annotations
 
@@ -24,20 +26,20 @@ from tests.bench.stack import PIPELINE, PROVIDER, SERVICES, Stack, running, serv
 RUNS = int(os.environ.get("OPEN_RUNS", "10000"))
 PACE = 0.5
 CHUNKS = 250
-"""A run lasts 500 s, which is time for a slow machine to open them all."""
+"""A run lasts 500 s, so that a slow machine has time to open all runs."""
 WINDOW_S = 20.0
-"""Measured from the moment at which all runs stream."""
+"""The measurement begins when all runs stream."""
 MOST_UNCALLED = 300
-"""Runs that wait for their call at once. So a slow machine needs longer, and has no backlog in its memory."""
+"""Number of runs that wait for their call at once. So a slow machine needs longer, and its memory holds no backlog."""
 PROVIDERS = 2
-"""Processes of the mock provider; one alone would be the slowest part."""
+"""Processes of the mock provider; a single one would be the slowest part."""
 AIM_KB = 30.0
 KEYS_SAMPLED = 200
 _SLOW = Load(RUNS, CHUNKS, PACE)
 
 
 def opened() -> list[Figure]:
-    """Through one pipeline worker, then through a worker a stage."""
+    """Through one pipeline worker, then through one worker per stage."""
     figures: list[Figure] = []
     for way, services in (("chained", (PIPELINE,)), ("separate", SERVICES)):
         with running([WARM, _SLOW], services=services, runs_at_once=RUNS + 100, providers=PROVIDERS) as stack:
@@ -68,7 +70,7 @@ def _measured(stack: Stack, way: str) -> list[Figure]:
 
 
 def _open(stack: Stack) -> list[str]:
-    """Publish the runs, and return them once all are called. Raises TimeoutError if the first is over before that."""
+    """Publish the runs, and return them once all are called. Raises TimeoutError if the first ends before that."""
     runs = [f"bench-{uuid4().hex}" for _ in range(RUNS)]
     deadline = time.monotonic() + CHUNKS / PACE - 2 * WINDOW_S
     called = published = 0
@@ -79,7 +81,7 @@ def _open(stack: Stack) -> list[str]:
             _publish(stack, runs[number], number)
             published = number + 1
         time.sleep(0.1)
-    time.sleep(2 / PACE)  # the last ones have their connection, and their first chunks
+    time.sleep(2 / PACE)  # time for the connections and first chunks of the last runs
     return runs
 
 
@@ -95,7 +97,7 @@ def _publish(stack: Stack, run: str, number: int) -> None:
 
 
 def _called(stack: Stack) -> int:
-    """Provider calls in hand, as the fetcher's metrics say."""
+    """Open provider calls, from the fetcher's metrics."""
     [fetcher] = [url for name, url in stack.urls.items() if name in ("fetcher", PIPELINE)]
     with urllib.request.urlopen(f"{fetcher}/metrics", timeout=30) as response:
         found = re.search(rb"^tokenbus_attempts_running(?:\{.*\})? (\S+)", response.read(), re.MULTILINE)
@@ -121,7 +123,7 @@ def _memory(stack: Stack) -> dict[str, float]:
 
 
 def _keys(stack: Stack, runs: Sequence[str]) -> float:
-    """KB of a run's own keys on the server; the rest is shared streams, which are bounded by themselves."""
+    """KB of a run's own keys on the server; the rest is shared streams, which have bounds of their own."""
     sampled = runs[:: len(runs) // KEYS_SAMPLED]
     keys = stack.keys
     of_run = [

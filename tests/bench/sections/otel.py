@@ -1,11 +1,11 @@
-"""What traces cost: runs whose publisher samples them beside runs whose publisher does not, in the same processes.
+"""The cost of traces: runs whose publisher samples them beside runs whose publisher does not, in the same processes.
 
-Two deployments of the same code differ by several percent in CPU, more than what is looked for. So a deployment with
-OpenTelemetry is compared with itself: the flag in a request's `traceparent` decides whether the run has spans. A third
-load of each round, again without spans, comes after it: the mean of the two stands beside the load with spans, so that
-a machine that grows slower weighs on both sides, and their own ratio shows what the noise makes of such a figure. What
-OpenTelemetry costs while a run has no spans (metrics of attempts, its threads) is compared with a deployment without
-it; there the noise is larger.
+Two deployments of the same code differ by several percent in CPU, which is more than the effect. So a deployment with
+OpenTelemetry is compared with itself: the flag in a request's `traceparent` decides whether the run has spans. Each
+round ends with a third load, again without spans. The mean of the two loads without spans stands beside the load with
+spans, so a machine that becomes slower affects both sides; and their own ratio shows the noise. The cost of
+OpenTelemetry for a run without spans (metrics of attempts, its threads) is measured against a deployment without
+OpenTelemetry, where the noise is larger.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MOST = 1.02
 MANY = Load(16, 50, 50)
 FULL = Load(48, 400)
 LOADS = {MANY: ("16 runs of 50 chunks/s", 10), FULL: ("saturated, runs of 400 chunks", 36)}
-"""The name of each load, and the rounds needed to resolve 2 %."""
+"""The name of each load, and the number of rounds that resolves 2 %."""
 OFF, PLAIN, AGAIN, TRACED = "off", "not sampled", "not sampled again", "sampled"
 OFF_EVERY = 3
 """Every n-th round has a load without OpenTelemetry."""
@@ -32,7 +32,7 @@ TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-{:02x}"
 
 
 def traced() -> list[Figure]:
-    """Each load, with and without spans of every run. The collector runs in this process, which is not counted."""
+    """Each load, with and without spans of every run. The collector runs in this process, which does not count."""
     costs: dict[tuple[Load, str], list[float]] = {}
     with (
         collector() as received,

@@ -1,4 +1,4 @@
-"""What the policy stage adds to a chunk on its way, with a policy that lets everything through."""
+"""The time that the policy stage adds to a chunk, with a policy that passes everything."""
 
 from __future__ import annotations
 

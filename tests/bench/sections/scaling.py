@@ -1,4 +1,4 @@
-"""How the services scale: more workers, more runs at once, and what a run leaves behind when it is over."""
+"""How the services scale: more workers, more concurrent runs, and what a run leaves behind after its end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FINISHED = Load(500, 20)
 FINISHED_ROUNDS = 6
 RETENTION_S = 20
 _MARK = "7"
-"""The last word before the provider falls silent."""
+"""The last word before the provider stalls."""
 _OPEN = Script(
     turns=(
         Turn(says=Reply(text=f"{' '.join([STAMP] * 20)} {_MARK} 0 0"), fault=Stall(after_text=f" {_MARK}")),
@@ -31,7 +31,7 @@ _OPEN = Script(
 
 
 def scaled() -> list[Figure]:
-    """Chunks a second and CPU a chunk, by workers of each stage and runs at once."""
+    """Chunks a second and CPU per chunk, by workers per stage and concurrent runs."""
     figures: list[Figure] = []
     for workers in WORKERS:
         with running([WARM, *LOADS], workers=workers) as stack:
@@ -51,7 +51,7 @@ def _figures(workers: int, load: Load, sample: Sample) -> list[Figure]:
 
 
 def remembered() -> list[Figure]:
-    """Memory of an open run, and what a finished one leaves."""
+    """Memory of an open run, and what a finished run leaves."""
     settings = f"[retention]\nfinished_run_s = {RETENTION_S}"
     with running([WARM, FINISHED], scripts={"open": _OPEN}, settings=settings) as stack:
         meter = Meter(stack)
@@ -67,7 +67,7 @@ def remembered() -> list[Figure]:
 
 
 def _left_behind(stack: Stack, meter: Meter) -> list[Figure]:
-    """Beside the topics, which are bounded by themselves."""
+    """Memory without the topics, which have bounds of their own."""
     topics = [stack.keys.topic(p, topic) for p in range(stack.keys.partitions) for topic in PUBLIC_TOPICS]
     _expired(stack)
     stack.client.delete(*topics)
@@ -86,7 +86,7 @@ def _left_behind(stack: Stack, meter: Meter) -> list[Figure]:
 
 
 def _expired(stack: Stack) -> None:
-    """Until the last run's keys have gone. Raises TimeoutError."""
+    """Wait until the last run's keys have expired. Raises TimeoutError."""
     deadline = time.monotonic() + 3 * RETENTION_S
     while any(stack.client.scan_iter(match=f"{stack.keys.prefix}:*:run:*", count=10_000)):
         if time.monotonic() > deadline:
@@ -95,7 +95,7 @@ def _expired(stack: Stack) -> None:
 
 
 def _memory(stack: Stack) -> dict[str, float]:
-    """Bytes: resident memory of each service, and what the server says it uses."""
+    """Bytes: resident memory of each service, and the server's own figure."""
     info: dict[str, Any] = stack.client.info("memory")
     return {name: _resident(stack.pids[name]) for name in SERVICES} | {"server": float(info["used_memory"])}
 

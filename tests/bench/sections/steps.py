@@ -1,8 +1,8 @@
 """The longest single step of a stage, and the longest script of the server, while a run of 8 MB passes through.
 
-A step is what a stage does for one round without a pause: apply it, build its commit and encode the command. No other
-run of the worker continues during a step, and no command of anybody during a script. The figures are CPU time, which
-depends less on what else the machine does.
+A step is the work of a stage for one round without a pause: apply it, build its commit and encode the command. No other
+run of the worker continues during a step, and the server runs no other command during a script. The figures are CPU
+time, which depends less on other programs.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from tokenbus_services.process.embedded_server import EmbeddedServer
 MOST_MS = 30.0
 SIZE = 8_000_000
 ROUNDS = 3
-"""Each step and script counts with its fastest time: the slower ones were disturbed."""
+"""Each step and script counts with its fastest time: slower ones were disturbed."""
 RUN, TTL_MS, TOKEN = "run", 600_000, "1-0"
 _LINE = "0123456789" * 200 + " "
 
@@ -54,7 +54,7 @@ Json = dict[str, Any]
 
 
 def longest_steps() -> list[Figure]:
-    """Measure each way in which a run may be large."""
+    """Measure each kind of large run."""
     figures: list[Figure] = []
     for what, deltas in ways().items():
         with EmbeddedServer(binary=binary()) as server, closing(redis.Redis(port=server.port, protocol=2)) as client:
@@ -69,7 +69,7 @@ def longest_steps() -> list[Figure]:
 
 
 def ways() -> dict[str, Callable[[], Iterator[Json]]]:
-    """What the provider sends, by name."""
+    """The provider's answers, by name."""
     numbers = json.dumps({"a": list(range(SIZE // 8))})
     objects = json.dumps({f"k{n}": {} for n in range(SIZE // 14)})
     return {
@@ -99,13 +99,13 @@ class Pass:
     def __init__(self, client: Any, server: int, keys: Keys) -> None:
         """``server``: its process id."""
         self.ms: dict[str, list[float]] = {"normalizer": [], "parser": [], "server": []}
-        """Of each step and script, in order."""
+        """CPU of each step and script, in order."""
         self._client = client
         self._server = server
         self._keys = keys
 
     def go(self, answer: bytes) -> None:
-        """The provider's answer, from its bytes to the end of the run."""
+        """Process the provider's answer, from its bytes to the end of the run."""
         keys = self._keys
         rules = RunLimits()
         accepted = Accepted(provider="p", model="m", on_failure="fail", max_tool_depth=0, rules=rules, tools=[])
