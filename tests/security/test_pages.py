@@ -25,6 +25,7 @@ from tokenbus_services.gateway.app import WithPages
 from tokenbus_services.mock_provider import MockProvider, Reply, Script, Turn
 from tokenbus_services.net.request_guard import AsgiApp, RequestGuard
 from tokenbus_services.settings import BlobSettings, GatewaySettings, HttpSettings, RecordSettings, Settings
+from tokenbus_services.settings.tables.gateway_keys import ALL_SURFACES
 
 PAGES = ["/asyncapi", "/asyncapi.json", "/health", "/metrics", "/ready"]
 METHODS = ("POST", "PUT", "PATCH", "DELETE")
@@ -74,6 +75,25 @@ async def test_no_page_loads_or_runs_anything(service: ServiceName, tmp_path: Pa
         page = await http.get("/asyncapi")
     assert page.headers["content-security-policy"].startswith("default-src 'none'")
     assert not re.search(r"<(script|link|img|iframe|object|base)|\bon\w+=|src=|url\(|@import|javascript:", page.text)
+
+
+async def test_the_index_of_a_gateway_names_each_api_with_its_page_to_programs_of_this_machine(tmp_path: Path) -> None:
+    guard: Any = made("gateway", tmp_path)
+    async with asking(guard) as http:
+        index = await http.get("/")
+        rebound = await http.get("/", headers={"Host": "rebound.example"})
+    assert (index.status_code, index.headers["content-type"]) == (200, "application/json")
+    assert rebound.status_code == 421
+    assert len(index.json()["apis"]) == len(ALL_SURFACES)
+    app: Any = guard.app._routes  # its pages are beside
+    while not hasattr(app, "router"):
+        app = app.app
+    paths = [route.path for route in app.router.routes]
+    checkout = Path(__file__).parents[2]
+    for api in index.json()["apis"]:
+        assert any(path == api["path"] or path.startswith(f"{api['path']}/") for path in paths), api
+        assert (checkout / api["docs"]).is_file(), api
+    assert (checkout / index.json()["docs"]).is_file()
 
 
 HOME = {"Host": "127.0.0.1:8085"}

@@ -79,8 +79,9 @@ def create(settings: Settings) -> AsgiApp:
     spans = RequestSpans(tracer, server.clock.now_ms) if tracer else None
     runs = GatewayRuns(table, bus=bus, server=server, keys=settings.keys, spans=spans)
     gateway = Gateway(settings, runs=runs, access=access, models=models, metrics=GatewayMetrics(registry), spans=spans)
-    front = routes(gateway)
-    if settings.console and settings.console.enabled:
+    has_console = settings.console is not None and settings.console.enabled
+    front = routes(gateway, console=f"{CONSOLE}/" if has_console else None)
+    if has_console:
         console, more = console_of(settings, gateway, access.directory if isinstance(access, KeyAccess) else None)
         front, beside = WithRequestId(WithConsole(front, console)), [*beside, *more]
     service = GatewayService(settings, server=server, bus=bus, gateway=gateway, beside=beside, tracer=tracer)
@@ -88,10 +89,10 @@ def create(settings: Settings) -> AsgiApp:
     return WithPages(app, front)
 
 
-def routes(gateway: Gateway) -> AsgiApp:
-    """The app of all surfaces."""
+def routes(gateway: Gateway, *, console: str | None = None) -> AsgiApp:
+    """The app of all surfaces. ``console``: see `routes_of`."""
     handlers: Any = {HTTPException: _no_route, Exception: _defect}
-    app: AsgiApp = AfterRouting(Starlette(routes=routes_of(gateway), exception_handlers=handlers))
+    app: AsgiApp = AfterRouting(Starlette(routes=routes_of(gateway, console=console), exception_handlers=handlers))
     if gateway.settings.origins:
         app = WithCors(app, origins=gateway.settings.origins)
     return WithRequestId(app)

@@ -7,28 +7,46 @@ that module and list it here, beside `settings.gateway.SurfaceName`.
 from __future__ import annotations
 
 import importlib
-from typing import Protocol, cast
+from collections.abc import Mapping
+from typing import Any, Protocol, cast
 
-from starlette.routing import BaseRoute
+import msgspec
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import BaseRoute, Route
 
 from tokenbus_services.gateway.gateway import Gateway
-from tokenbus_services.gateway.http_request import AsgiApp
+from tokenbus_services.gateway.http_request import AsgiApp, headers_in
 from tokenbus_services.gateway.keys.directory import KeyDirectory
 from tokenbus_services.gateway.routes import models as routes_models
 from tokenbus_services.gateway.service import GatewayPart
+from tokenbus_services.gateway.surfaces.openai_chat.errors import refusal
 from tokenbus_services.settings import Settings, SurfaceName
 
-SURFACES: tuple[SurfaceName, ...] = (
-    "openai_chat",
-    "openai_responses",
-    "native",
-    "anthropic_messages",
-    "gemini",
-    "openai_images",
-    "ai_sdk_ui",
-    "ag_ui",
-    "durable_streams",
-)
+GUIDE = "docs/guides/gateway.md"
+
+
+class ServedApi(msgspec.Struct, frozen=True):
+    """How a client finds one protocol."""
+
+    api: str
+    path: str
+    """Where its requests go, below the gateway's address."""
+    docs: str = GUIDE
+    """Its page, in a checkout of tokenbus."""
+
+
+SURFACES: Mapping[SurfaceName, ServedApi] = {
+    "openai_chat": ServedApi("OpenAI Chat Completions", "/v1/chat/completions"),
+    "openai_responses": ServedApi("OpenAI Responses", "/v1/responses", "docs/guides/gateway-responses.md"),
+    "native": ServedApi("requests and events of tokenbus itself", "/runs"),
+    "anthropic_messages": ServedApi("Anthropic Messages", "/anthropic/v1/messages", "docs/guides/gateway-anthropic.md"),
+    "gemini": ServedApi("Gemini", "/gemini", "docs/guides/gateway-gemini.md"),
+    "openai_images": ServedApi("OpenAI Images", "/v1/images/generations", "docs/guides/gateway-responses.md"),
+    "ai_sdk_ui": ServedApi("useChat of the AI SDK", "/api/chat", "docs/guides/use-chat.md"),
+    "ag_ui": ServedApi("AG-UI", "/agui", "docs/guides/ag-ui.md"),
+    "durable_streams": ServedApi("Durable Streams", "/v1/stream", "docs/guides/durable-streams.md"),
+}
 """In the order in which their routes are tried, one after the other: first those that most clients ask."""
 
 
@@ -49,11 +67,28 @@ def console_of(
     return cast(_Console, importlib.import_module("tokenbus_services.console.app")).create(settings, gateway, directory)
 
 
-def routes_of(gateway: Gateway) -> list[BaseRoute]:
-    """The routes of the surfaces that the settings turn on, and the list of models."""
+def routes_of(gateway: Gateway, *, console: str | None = None) -> list[BaseRoute]:
+    """The routes of the surfaces that the settings turn on, the list of models, and the index of all these.
+
+    ``console``: its path, if this gateway serves it.
+    """
     found: list[BaseRoute] = []
     for name in SURFACES:
         if name in gateway.settings.surfaces:
             module = importlib.import_module(f"tokenbus_services.gateway.routes.{name}")
             found += cast(_Routes, module).routes(gateway)
-    return [*found, *routes_models.routes(gateway)]
+    return [*found, *routes_models.routes(gateway), _index(gateway, console)]
+
+
+def _index(gateway: Gateway, console: str | None) -> BaseRoute:
+    """`GET /`, for somebody who opens the gateway's address: the APIs that the caller may use, and their pages."""
+
+    async def index(request: Request) -> Any:
+        caller = await gateway.access.identify(headers_in(request))
+        served = [(name, api) for name, api in SURFACES.items() if name in gateway.settings.surfaces]
+        apis = [api for name, api in served if caller.surfaces is None or name in caller.surfaces]
+        pages = {"models": "/v1/models", **({} if console is None else {"console": console})}
+        body = {"service": "tokenbus gateway", "apis": msgspec.to_builtins(apis), **pages, "docs": GUIDE}
+        return JSONResponse(body, headers={"x-content-type-options": "nosniff"})
+
+    return Route("/", gateway.guarded("index", refusal, index), methods=["GET"])
