@@ -36,7 +36,7 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     def may_use(self, surface: str) -> None:
         """Raises Refusal (403) if the key is not for this surface."""
         if self.surfaces is not None and surface not in self.surfaces:
-            why = f"this key may not use {surface}"
+            why = f"this key may not use {surface}: `surfaces` of the key lists those that it may"
             raise Refusal(Problem(status=403, code="surface_not_allowed", message=why, kind="auth"))
 
 

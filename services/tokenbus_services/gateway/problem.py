@@ -60,6 +60,20 @@ def invalid(param: str | None, why: str) -> Refusal:
     return Refusal(Problem(status=400, code="invalid_value", message=why, kind="invalid_request", param=param))
 
 
+def tool_not_open(name: str) -> str:
+    """Why a client may not name this tool of the deployment, and what its operator sets to open it."""
+    return (
+        f"the tool {name[:100]!r} of the deployment is not open to this client: the setting gateway.tools lists those "
+        "that are, and `tools` of a key can restrict them further"
+    )
+
+
+def extra_not_open(param: str) -> Refusal:
+    """A field of the provider's body that clients may not set."""
+    why = "clients may set only the fields that the setting gateway.allow_extra, or `allow_extra` of their key, lists"
+    return unsupported(param, why)
+
+
 STATUSES: Mapping[ErrorClass, int] = {
     "invalid_request": 400,
     "content_filter": 400,

@@ -148,7 +148,8 @@ class KeyAccess(AccessControl):
         choices += [(one.provider, one.model) for one in generate.fallback or ()]
         for provider, model in choices:
             if self._prices.name_for([f"{provider}/{model}"]) is None:
-                why = f"this key has a budget, and the model {f'{provider}/{model}'[:200]!r} has no price"
+                model_name = f"{provider}/{model}"[:200]
+                why = f"this key has a budget, and the setting gateway.prices has no price for the model {model_name!r}"
                 raise Refusal(Problem(status=403, code="model_not_priced", message=why, kind="auth", param="model"))
 
     async def _renew(self) -> None:

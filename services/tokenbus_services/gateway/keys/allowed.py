@@ -9,7 +9,7 @@ import msgspec
 
 from tokenbus.events.requests import Generate
 from tokenbus_services.gateway.models import ModelTable, ResolvedModel, RoutedModel
-from tokenbus_services.gateway.problem import Problem, Refusal
+from tokenbus_services.gateway.problem import Problem, Refusal, tool_not_open
 from tokenbus_services.gateway.surfaces.contract import TranslationRules
 from tokenbus_services.settings.tables.gateway_keys import KeyRules
 
@@ -29,7 +29,7 @@ class AllowedModels(ModelTable):
     def resolve(self, name: str) -> ResolvedModel:
         """Raises Refusal: 403 for a name that the key does not allow, whether it exists or not."""
         if not _matches(name, self._patterns):
-            raise not_allowed("model", f"this key may not use the model {name[:200]!r}", "model_not_allowed")
+            raise not_allowed("model", _model_not_open(name), "model_not_allowed")
         return self._table.resolve(name)
 
 
@@ -55,8 +55,7 @@ def check_allowed(generate: Generate, rules: KeyRules, aliases: Aliases) -> None
     choices += [(f"fallback[{i}]", one.provider, one.model) for i, one in enumerate(generate.fallback or ())]
     for where, provider, model in choices:
         if (provider, model) not in through and not _matches(f"{provider}/{model}", rules.models):
-            problem = f"this key may not use the model {f'{provider}/{model}'[:200]!r}"
-            raise not_allowed(where, problem, "model_not_allowed")
+            raise not_allowed(where, _model_not_open(f"{provider}/{model}"), "model_not_allowed")
 
 
 def check_tools(generate: Generate, allowed: Collection[str] | None, is_ours: Mapping[str, bool]) -> None:
@@ -68,7 +67,7 @@ def check_tools(generate: Generate, allowed: Collection[str] | None, is_ours: Ma
         return
     for i, tool in enumerate(generate.tools):
         if is_ours[tool.name] and tool.name not in allowed:
-            raise not_allowed(f"tools[{i}].name", f"this key may not use the tool {tool.name!r}", "tool_not_allowed")
+            raise not_allowed(f"tools[{i}].name", tool_not_open(tool.name), "tool_not_allowed")
 
 
 def with_forced(generate: Generate, rules: KeyRules, *, takes_max_tokens: bool = True) -> Generate:
@@ -90,6 +89,10 @@ def with_forced(generate: Generate, rules: KeyRules, *, takes_max_tokens: bool =
 def not_allowed(param: str, why: str, code: str) -> Refusal:
     """A request that the key does not allow."""
     return Refusal(Problem(status=403, code=code, message=why, kind="auth", param=param))
+
+
+def _model_not_open(name: str) -> str:
+    return f"this key may not use the model {name[:200]!r}: `models` of the key lists those that it may"
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:

@@ -140,7 +140,7 @@ class _NativeRoutes:
         """Live events of all runs."""
         caller = await self._gateway.caller(request, self.surface)
         if not caller.operator:
-            why = "topics are for operators' keys"
+            why = "topics are for operators: `operator = true` of a key makes it one's"
             raise Refusal(Problem(status=403, code="operators_only", message=why, kind="auth"))
         topic = request.path_params["topic"]
         if topic not in get_args(PublicTopic):

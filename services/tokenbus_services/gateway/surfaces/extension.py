@@ -12,7 +12,7 @@ from typing import Any, cast, get_args
 import msgspec
 
 from tokenbus.events.requests import OnFailure, RunId, Tool
-from tokenbus_services.gateway.problem import invalid, unsupported
+from tokenbus_services.gateway.problem import extra_not_open, invalid, tool_not_open
 from tokenbus_services.gateway.surfaces.contract import Disconnect, TranslationRules
 from tokenbus_services.gateway.surfaces.fields import Fields, Json
 
@@ -85,7 +85,7 @@ def _tools(fields: Fields, rules: TranslationRules) -> list[Tool]:
     names = fields.texts("tools")
     for i, name in enumerate(names):
         if rules.tools is not None and name not in rules.tools:
-            raise invalid(f"tokenbus.tools[{i}]", f"this key may not use a tool {name[:100]!r} of the deployment")
+            raise invalid(f"tokenbus.tools[{i}]", tool_not_open(name))
     return [Tool(name=name) for name in names]
 
 
@@ -100,7 +100,7 @@ def _extra(fields: Fields, rules: TranslationRules) -> dict[str, object] | None:
     extra = fields.json("extra")
     for name in extra or {}:
         if name not in rules.allow_extra:
-            raise unsupported(f"tokenbus.extra.{name[:100]}", "this gateway does not let clients set this field")
+            raise extra_not_open(f"tokenbus.extra.{name[:100]}")
     return extra
 
 

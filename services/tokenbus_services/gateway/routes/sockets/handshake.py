@@ -40,7 +40,7 @@ def check_origin(headers: Mapping[str, str], origins: Collection[str]) -> None:
     """
     origin = headers.get("origin")
     if origin is not None and origin.lower() not in {each.lower() for each in origins}:
-        why = "pages of this origin may not connect"
+        why = "pages of this origin may not connect: the setting gateway.origins lists those that may"
         raise Refusal(Problem(status=403, code="origin_not_allowed", message=why, kind="auth"))
 
 

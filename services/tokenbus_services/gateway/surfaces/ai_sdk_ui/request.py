@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, cast, get_args
 
 from tokenbus.events.requests import Effort, Generate, Thinking, Tool, ToolChoice
-from tokenbus_services.gateway.problem import invalid, unsupported
+from tokenbus_services.gateway.problem import invalid, tool_not_open, unsupported
 from tokenbus_services.gateway.surfaces.ai_sdk_ui.history import messages_of
 from tokenbus_services.gateway.surfaces.contract import GatewayRequest, Translated, TranslationRules
 from tokenbus_services.gateway.surfaces.extension import Extension, extension
@@ -92,7 +92,7 @@ def _tools(body: Fields, own: Extension, rules: TranslationRules) -> tuple[list[
         at = f"tools[{i}]"
         if isinstance(value, str):
             if rules.tools is not None and value not in rules.tools:
-                raise invalid(at, f"this key may not use a tool {value[:100]!r} of the deployment")
+                raise invalid(at, tool_not_open(value))
             named.append(Tool(name=value))
         elif isinstance(value, dict):
             fields = Fields(cast("dict[str, Any]", value), at)

@@ -8,7 +8,15 @@ from tokenbus.core.request.parse import request_from
 from tokenbus.errors import RequestInvalid
 from tokenbus.events.public import TERMINAL, PublicEvent, RunFailedEvent, UnknownEvent
 from tokenbus.events.requests import Generate
-from tokenbus_services.gateway.problem import Problem, Refusal, invalid, of_end, of_exception, unsupported
+from tokenbus_services.gateway.problem import (
+    Problem,
+    Refusal,
+    extra_not_open,
+    invalid,
+    of_end,
+    of_exception,
+    tool_not_open,
+)
 from tokenbus_services.gateway.surfaces.contract import (
     Answer,
     Encoder,
@@ -130,10 +138,7 @@ def _check_allowed(request: Generate, rules: TranslationRules) -> None:
     for i, tool in enumerate(request.tools):
         runs_on_the_bus = request.max_tool_depth > 0
         if runs_on_the_bus and rules.tools is not None and tool.name not in rules.tools:
-            raise invalid(
-                f"tools[{i}].name",
-                "this key may not use this tool of the deployment; with max_tool_depth 0 no tool runs",
-            )
+            raise invalid(f"tools[{i}].name", f"{tool_not_open(tool.name)}; with max_tool_depth 0 no tool runs")
     extras = [
         ("extra", request.extra),
         *((f"fallback[{i}].extra", each.extra) for i, each in enumerate(request.fallback or ())),
@@ -141,7 +146,7 @@ def _check_allowed(request: Generate, rules: TranslationRules) -> None:
     for where, extra in extras:
         for name in extra or {}:
             if name not in rules.allow_extra:
-                raise unsupported(f"{where}.{name[:100]}", "this gateway does not let clients set this field")
+                raise extra_not_open(f"{where}.{name[:100]}")
     for each in request.fallback or ():
         rules.models.resolve(f"{each.provider}/{each.model}")
 
