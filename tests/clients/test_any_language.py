@@ -198,7 +198,7 @@ def test_a_gap_shows_as_nothing_kept_up_to_a_position(bus: LocalBus, execute: Ex
     assert ids(execute(bus.url, ask.replace(" ID ", f" {entries[0]} "))) == []
 
 
-def test_what_cannot_be_accepted_is_told(bus: LocalBus, execute: Execute) -> None:
+def test_an_invalid_request_is_reported(bus: LocalBus, execute: Execute) -> None:
     wrong, read, unreadable, dead = section("Errors")
     execute(bus.url, wrong)
     ended(bus, "wrong-1")

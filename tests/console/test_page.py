@@ -61,7 +61,7 @@ async def test_a_run_streams_into_the_river_and_opens_by_keyboard(page: Any, bus
     await expect(page.locator(f'[data-run="{run}"] .st')).to_have_text("completed")
 
 
-async def test_a_slider_goes_back_to_any_event_and_the_link_opens_there(page: Any, bus: LocalBus) -> None:
+async def test_the_slider_shows_any_event_and_the_link_opens_there(page: Any, bus: LocalBus) -> None:
     run = await asyncio.to_thread(ended, bus, "speaks")
     await see(page, bus, f"#run={run}")
     text = page.locator(".k-text .model-text")

@@ -70,7 +70,7 @@ class Bench:
             await service.close()
 
 
-async def test_what_a_second_worker_tells_again_is_heard_once(server: Server, server_url: str, keys: Keys) -> None:
+async def test_a_second_workers_repeated_output_is_published_once(server: Server, server_url: str, keys: Keys) -> None:
     bench, story = Bench(server, server_url, keys), HeldStory()
     await bench.accept()
     story.provider(n.Start("m"), n.BlockStart(0, "text"), n.TextDelta(0, "Hel"))

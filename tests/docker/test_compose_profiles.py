@@ -52,9 +52,7 @@ def stack(image: str, secrets: Path) -> Generator[Stack]:
         stack.compose("down", "--volumes")
 
 
-def test_a_run_goes_through_a_pipeline_a_policy_and_the_recorder_and_a_new_token_is_used_at_once(
-    stack: Stack, secrets: Path
-) -> None:
+def test_a_run_passes_pipeline_policy_and_recorder_and_a_new_token_is_used_at_once(stack: Stack, secrets: Path) -> None:
     found = msgspec.json.decode(stack.compose("exec", "-T", "pipeline", "tokenbus", "doctor", "--json"))
     at_work = ("pipeline", "policy", "recorder", "gateway", "tools", "blobs", "normalizer", "parser", "fetcher")
     assert {f["about"]: f["level"] for f in found if f["about"] in at_work} == dict.fromkeys(at_work, "ok")

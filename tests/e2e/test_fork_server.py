@@ -149,7 +149,7 @@ async def test_a_wait_for_a_process_that_keeps_running_has_a_timeout(server: For
     await stays.wait()
 
 
-async def test_a_server_that_is_closed_leaves_no_process_and_tells_their_ends(tmp_path: Path) -> None:
+async def test_a_closed_server_leaves_no_process_and_reports_the_ends_of_its_calls(tmp_path: Path) -> None:
     with ForkServer() as server:
         stays = start(server, tmp_path, hook="stay")
     assert stays.returncode == -signal.SIGKILL

@@ -114,7 +114,7 @@ def test_a_forbidden_address_in_the_settings_is_an_error_at_start(make_executor:
         McpServers({"m": McpHttp(url=url)}, env={}, message_bytes=1000)
 
 
-def test_what_is_no_network_is_told_at_start(make_executor: MakeExecutor) -> None:
+def test_an_invalid_network_is_an_error_at_the_start(make_executor: MakeExecutor) -> None:
     with pytest.raises(SettingsError, match=r"allow_networks: .* has host bits set"):
         make_executor({"t": HttpTool(url="https://example.org", allow_networks=("10.0.0.1/8",))})
 

@@ -163,7 +163,7 @@ async def test_the_blob_service_wants_a_token_where_others_reach_it(server_url: 
 
 
 @pytest.mark.parametrize("hostile", ["tries", "half-open"])
-async def test_runs_end_while_strangers_do_what_they_can_to_the_pages(
+async def test_runs_end_normally_during_attacks_on_the_pages(
     hostile: str, server: Server, server_url: str, keys: Keys, tmp_path: Path
 ) -> None:
     """What FastStream's page for trying out did to a worker, and more half-open connections than it may have."""

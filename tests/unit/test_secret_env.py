@@ -25,7 +25,7 @@ def write(file: Path, text: str) -> dict[str, str]:
     return {"X_FILE": str(file)}
 
 
-def test_a_variable_is_taken_as_it_is_and_nothing_is_empty() -> None:
+def test_a_variable_is_stripped_and_an_unset_one_is_empty() -> None:
     assert Secret("X", {"X": " a \n"}).value == "a"
     assert (bool(Secret("X", {})), Secret("X", {}).value) == (False, "")
 
@@ -49,7 +49,7 @@ def test_a_service_that_is_asked_with_the_new_secret_looks_at_once(tmp_path: Pat
 
 
 @pytest.mark.parametrize("broken", ["", "two words"])
-def test_a_file_that_is_not_valid_any_more_or_gone_leaves_the_last_secret(tmp_path: Path, broken: str) -> None:
+def test_an_invalid_or_missing_file_keeps_the_last_secret(tmp_path: Path, broken: str) -> None:
     clock = Clock()
     secret = Secret("X", write(tmp_path / "x", "old"), clock=clock, check=token_problem)
     write(tmp_path / "x", broken)

@@ -45,7 +45,7 @@ async def test_large_parts_lie_in_the_store_and_come_back() -> None:
     assert await restore_from_storage(json.loads(json.dumps(kept)), blobs) == VALUE
 
 
-async def test_a_blob_that_is_gone_is_named() -> None:
+async def test_a_missing_blob_is_named() -> None:
     kept = await sanitize_for_storage(VALUE, Blobs())
     with pytest.raises(BlobNotFound, match=blob_id_of(CONTENT)):
         await restore_from_storage(kept, Blobs())

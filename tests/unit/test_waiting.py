@@ -7,7 +7,7 @@ import pytest
 from tests.waiting import eventually, eventually_sync
 
 
-async def test_the_answer_that_came_true_is_returned():
+async def test_the_first_true_answer_is_returned():
     answers = iter([0, None, "", "found"])
     assert await eventually(lambda: next(answers)) == "found"
 

@@ -171,7 +171,7 @@ async def test_control_messages_of_all_partitions_are_received(clustered: Server
     await listener.close()
 
 
-async def test_a_frame_that_no_connection_survives_ends_its_run_alone(
+async def test_a_frame_that_breaks_every_connection_ends_only_its_run(
     clustered: Server, monkeypatch: pytest.MonkeyPatch
 ):
     """As in `test_unreadable_entry`, without a proxy: Cluster clients connect to addresses that nodes report."""

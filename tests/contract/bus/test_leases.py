@@ -149,7 +149,7 @@ async def test_a_closed_workers_partitions_are_taken_before_its_leases_run_out(s
         await eventually(lambda: len(b.held) == 4)
 
 
-async def test_a_frozen_worker_that_wakes_finds_its_partitions_gone(server: Server, other_server: Server, keys: Keys):
+async def test_a_frozen_worker_that_resumes_has_lost_its_partitions(server: Server, other_server: Server, keys: Keys):
     gate = Gate(other_server)
     frozen = Worker(other_server, keys, "frozen")
     async with running(frozen):

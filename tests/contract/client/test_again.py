@@ -56,7 +56,7 @@ async def test_a_retry_is_the_same_request_as_a_new_run_that_names_the_old_one(b
     assert request == msgspec.structs.replace(REQUEST, id=new.id, metadata=link)
 
 
-async def test_asked_twice_it_is_the_same_new_run_and_another_where_that_is_asked_for(
+async def test_a_repeated_request_gives_the_same_new_run_unless_another_is_requested(
     bus: Client, server: Server, keys: Keys
 ):
     await ended(server, keys, "Half")
@@ -77,7 +77,7 @@ async def test_going_on_sends_the_partial_text_as_the_beginning_of_the_answer(bu
     assert request.id == new.id
 
 
-async def test_going_on_once_more_makes_the_partial_answer_longer(bus: Client, server: Server, keys: Keys):
+async def test_a_further_continuation_extends_the_partial_answer(bus: Client, server: Server, keys: Keys):
     begun = [*REQUEST.messages, Message(role="assistant", content="Hello")]
     await ended(server, keys, " there", request=msgspec.structs.replace(REQUEST, messages=begun))
     await bus.resume("r")

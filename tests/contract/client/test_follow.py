@@ -76,7 +76,7 @@ async def test_every_seq_is_a_cursor_to_resume_from_over_attempts_too(bus: Clien
         assert await all_of(bus.follow("r", after=after)) == writer.events[after + 1 :]
 
 
-async def test_a_cursor_past_the_newest_event_is_an_error_and_no_silent_wait(bus: Client, server: Server, keys: Keys):
+async def test_a_cursor_past_the_newest_event_raises_an_error(bus: Client, server: Server, keys: Keys):
     writer = Writer(server, keys, "r")
     await writer.start()
     with pytest.raises(CursorAhead, match=r"the cursor 1 is past the newest entry, 0"):
@@ -191,7 +191,7 @@ async def test_a_run_that_was_cancelled_before_its_request_came_is_waited_for_no
         await all_of(bus.follow("ghost", wait_s=0.05))
 
 
-async def test_a_known_run_that_waits_for_a_worker_is_waited_for(bus: Client, server: Server, keys: Keys):
+async def test_waiting_continues_for_a_known_run_without_a_worker(bus: Client, server: Server, keys: Keys):
     writer = Writer(server, keys, "r")
     await writer.accept()
     seen: list[PublicEvent] = []
@@ -266,9 +266,7 @@ async def _none_since(server: Server, before: set[str]) -> bool:
     return not await ids(server) - before
 
 
-async def test_a_user_who_may_not_unblock_connections_follows_many_runs_all_the_same(
-    server_url: str, server: Server, keys: Keys
-):
+async def test_a_user_without_the_unblock_right_can_follow_many_runs(server_url: str, server: Server, keys: Keys):
     user = f"u{keys.prefix}"
     await server.client.acl_setuser(user, enabled=True, passwords=["+pw"], keys=["*"], commands=["+@all", "-client"])
     try:
@@ -290,9 +288,7 @@ async def test_a_user_who_may_not_unblock_connections_follows_many_runs_all_the_
     assert seen == {w.run: w.events for w in writers}
 
 
-async def test_a_follower_that_stands_still_holds_up_no_other_and_a_bounded_part_of_its_run(
-    bus: Client, server: Server, keys: Keys
-):
+async def test_a_stalled_follower_delays_no_other_and_buffers_a_bounded_part(bus: Client, server: Server, keys: Keys):
     slow, quick = Writer(server, keys, "slow"), Writer(server, keys, "quick")
     await slow.start()
     await quick.start()
@@ -362,7 +358,7 @@ async def test_a_follower_outlasts_a_server_that_restarts(tmp_path: Path):
             await task
 
 
-async def test_a_server_that_stays_away_is_an_error_in_time():
+async def test_a_long_outage_of_the_server_raises_an_error():
     with EmbeddedServer() as process:
         async with Server(process.url) as server, Client(process.url, prefix="away", reconnect_s=2) as bus:
             writer = Writer(server, Keys("away", 8), "r")
@@ -375,7 +371,7 @@ async def test_a_server_that_stays_away_is_an_error_in_time():
                 await task
 
 
-async def test_an_iterator_that_outlives_its_client_says_so(server_url: str, server: Server, keys: Keys):
+async def test_an_iterator_used_after_its_clients_close_raises_an_error(server_url: str, server: Server, keys: Keys):
     writer = Writer(server, keys, "r")
     await writer.start()
     async with Client(server_url, prefix=keys.prefix, partitions=4) as bus:

@@ -99,7 +99,9 @@ async def test_thousands_published_at_once_share_a_few_connections(server_url: s
     }
 
 
-async def test_who_would_not_wait_is_told_that_the_clients_queue_is_full(server_url: str, server: Server, keys: Keys):
+async def test_a_caller_that_does_not_wait_gets_an_error_if_the_queue_is_full(
+    server_url: str, server: Server, keys: Keys
+):
     async with Client(server_url, prefix=keys.prefix, max_queued=10) as bus:
         tries = [bus.publish(REQUEST, wait=False) for _ in range(100)]
         results = await asyncio.gather(*tries, return_exceptions=True)
@@ -213,7 +215,7 @@ async def test_another_wire_version_is_an_error_on_entering(server_url: str, ser
             pass
 
 
-async def test_a_client_that_was_there_first_learns_the_partitions_when_the_deployment_comes(
+async def test_a_client_that_started_first_learns_the_partitions_from_the_deployment(
     server_url: str, server: Server, keys: Keys
 ):
     async with Client(server_url, prefix=keys.prefix) as bus:

@@ -110,7 +110,7 @@ async def test_errors_are_the_clients_own_and_a_closed_client_raises(server_url:
         pass
 
 
-async def test_a_generator_that_outlives_its_client_says_so(server_url: str, server: Server, keys: Keys):
+async def test_a_generator_used_after_its_clients_close_raises_an_error(server_url: str, server: Server, keys: Keys):
     writer = Writer(server, keys, "r")
     await writer.start()
 

@@ -81,7 +81,7 @@ async def test_screens_get_it_in_its_place(bus: Client, server: Server, keys: Ke
     assert shown == writer.events
 
 
-async def test_a_speaker_passes_over_it(bus: Client, server: Server, keys: Keys) -> None:
+async def test_a_sentence_subscription_skips_it(bus: Client, server: Server, keys: Keys) -> None:
     writer = await story(server, keys)
     async with bus.sentences(from_="start") as sentences:
         said = [await anext(sentences) for _ in range(2)]
@@ -89,7 +89,7 @@ async def test_a_speaker_passes_over_it(bus: Client, server: Server, keys: Keys)
     assert isinstance(writer.events[4], Chunk)
 
 
-async def test_scripts_hear_of_it(server_url: str, bus: Client, server: Server, keys: Keys) -> None:
+async def test_scripts_receive_it(server_url: str, bus: Client, server: Server, keys: Keys) -> None:
     writer = await story(server, keys)
 
     def script() -> list[PublicEvent]:

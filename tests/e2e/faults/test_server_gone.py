@@ -56,7 +56,7 @@ async def test_runs_outlast_a_server_that_is_killed_and_started_again(tmp_path: 
         assert judge.blocks(logs[run]) == undisturbed(run, result)
 
 
-async def test_workers_that_are_told_to_end_do_so_without_a_server(tmp_path: Path) -> None:
+async def test_workers_end_on_a_signal_without_a_server(tmp_path: Path) -> None:
     keys = Keys(prefix="gone", partitions=2)
     script = Script(name="story", turns=tuple(Turn(says=reply, delivery=Delivery(pace=20)) for reply in TURNS))
     with EmbeddedServer(binary=binary()) as process:

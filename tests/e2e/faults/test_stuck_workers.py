@@ -151,7 +151,7 @@ async def own_partitions(server: Server, keys: Keys, workers: Sequence[FaultyWor
 @pytest.mark.leaves_pending  # a consumer that ended as it was keeps its name until a later worker sweeps it away
 @pytest.mark.parametrize("fault", ["end", "freeze"])
 @pytest.mark.timeout(600)
-async def test_whichever_task_of_a_worker_ends_or_stands_still_its_runs_end_elsewhere(
+async def test_a_workers_runs_end_elsewhere_if_any_of_its_tasks_ends_or_stalls(
     server: Server, server_url: str, keys: Keys, tmp_path: Path, fault: str
 ) -> None:
     planned: list[tuple[Kind, str]] = [(kind, task) for kind in TASKS for task in sorted(TASKS[kind])]
@@ -197,7 +197,7 @@ max_parallel_requests = 1000
 
 
 @pytest.mark.leaves_pending
-async def test_whichever_task_of_a_gateway_ends_or_stands_still_it_ends(
+async def test_a_gateway_exits_if_any_of_its_tasks_ends_or_stalls(
     server: Server, server_url: str, keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TOKENBUS_GATEWAY_ADMIN_TOKEN", "a-token-of-the-test")

@@ -209,7 +209,7 @@ def test_a_run_of_another_tenant_is_not_to_be_had_by_naming_it(http: httpx.Clien
     assert again.json()["choices"][0]["message"]["content"] == "one two three"
 
 
-def test_a_list_of_runs_has_the_keys_own_alone(http: httpx.Client) -> None:
+def test_a_list_of_runs_has_only_the_keys_own_runs(http: httpx.Client) -> None:
     ours, theirs = (chat(http, key).headers["x-tokenbus-run"] for key in (ADA, BOB))
 
     def listed(key: NewKey, **parameters: str) -> set[tuple[str, str]]:
@@ -310,7 +310,7 @@ def test_no_route_answers_without_a_key(http: httpx.Client, method: str, path: s
 @pytest.mark.parametrize(
     ("method", "path"), [r for r in ABOUT_A_RUN if not any(n in r[1] for n in NOT_RUNS)], ids=lambda p: p
 )
-def test_another_tenants_run_is_like_one_that_never_was(http: httpx.Client, method: str, path: str) -> None:
+def test_another_tenants_run_looks_like_an_unknown_one(http: httpx.Client, method: str, path: str) -> None:
     run = chat(http, ADA).headers["x-tokenbus-run"]
 
     def answer(key: Any, name: str) -> tuple[int, str]:

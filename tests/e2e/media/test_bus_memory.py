@@ -42,7 +42,7 @@ async def largest_key(server: Server) -> int:
 
 
 @pytest.mark.timeout(180)
-async def test_20_mb_in_and_20_mb_out_cost_the_bus_nothing_at_its_highest(
+async def test_20_mb_in_and_20_mb_out_do_not_raise_the_peak_memory(
     tmp_path: Path,
 ) -> None:
     with EmbeddedServer(binary=binary()) as own:

@@ -109,7 +109,7 @@ async def test_images_come_in_order_with_the_text_as_blobs_and_go_back_with_the_
 
 
 @only_separate("killing a pipeline worker ends the provider's call too")
-async def test_a_killed_normalizer_costs_no_image_and_doubles_none(
+async def test_a_killed_normalizer_neither_loses_nor_doubles_an_image(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     slow = Script(

@@ -172,7 +172,7 @@ async def test_what_cannot_be_sent_fails_before_any_call_and_says_where_it_stand
     ]
 
 
-async def test_a_store_of_your_own_takes_the_place_of_the_blob_service(
+async def test_a_custom_store_replaces_the_blob_service(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     image = PNG + bytes(MB // 4)

@@ -131,7 +131,7 @@ async def scene(
             yield Scene(server, keys, workers, store, directory / "tokenbus.toml")
 
 
-async def test_a_recorded_run_is_played_once_more_and_equal(
+async def test_a_replay_of_a_recorded_run_is_equal(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     async with MockProvider(SCRIPTS) as provider, scene(server, server_url, keys, tmp_path, provider) as it:
@@ -216,7 +216,7 @@ async def taken(server: Server, stream: str) -> bool:
 
 
 @pytest.mark.leaves_pending  # a consumer that was killed keeps its name until a later worker sweeps it away
-async def test_a_record_is_whole_and_holds_nothing_twice_though_every_worker_died_meanwhile(
+async def test_a_record_is_complete_without_duplicates_after_every_worker_died(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     async with MockProvider(SCRIPTS) as provider, scene(server, server_url, keys, tmp_path, provider) as it:
@@ -242,7 +242,7 @@ def raw_events(record: Record) -> int:
     return said + sum(len(piece.frame.events) for piece in record.taken())
 
 
-async def test_a_deployment_that_records_nothing_refuses_to_be_asked(
+async def test_a_deployment_without_records_refuses_a_run_with_record(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     async with (

@@ -54,7 +54,7 @@ async def fenced(server: Server, keys: Keys) -> bool:
     return await server.client.hget(keys.lease(0, "parser"), "epoch") == epoch
 
 
-async def test_runs_before_during_and_after_a_change_end_as_if_nothing_had_been(
+async def test_runs_before_during_and_after_a_change_end_normally(
     server: Server, server_url: str, send: Send, keys: Keys, tmp_path: Path
 ) -> None:
     call = ToolCall(name="weather", arguments={"city": "Oslo"})

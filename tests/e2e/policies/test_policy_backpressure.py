@@ -86,7 +86,7 @@ async def test_a_stalled_policy_stage_stops_the_reading_of_sockets_and_nothing_i
 
 
 @pytest.mark.timeout(300)
-async def test_without_a_policy_worker_runs_wait_until_one_comes_and_those_without_policies_go_on(
+async def test_without_a_policy_worker_only_runs_with_policies_wait(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     names = [name for name in (f"run-{n}" for n in range(100)) if keys.partition_of(name) == 0]

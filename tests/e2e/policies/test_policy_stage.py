@@ -194,7 +194,7 @@ async def test_a_policy_worker_killed_in_mid_run_is_replaced_and_no_text_is_publ
         assert log[-1]["type"] == "completed"
 
 
-async def test_what_was_put_off_when_its_worker_died_is_judged_again_and_heard_once(
+async def test_output_deferred_by_a_dead_worker_is_judged_again_and_published_once(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     env = {"MARKS": str(tmp_path)}

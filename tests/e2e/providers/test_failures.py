@@ -148,7 +148,7 @@ async def test_a_call_that_does_not_stream_gives_the_same_blocks_with_one_chunk_
         assert parts in ([None], ["name", "id", "input"]), "one chunk a block, a call's three parts apart"
 
 
-async def test_what_a_tool_cannot_do_the_model_is_told(
+async def test_the_model_receives_a_tools_failure(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     calls = (

@@ -63,7 +63,7 @@ def switches(log: judge.Log) -> list[Any]:
 
 
 @pytest.mark.parametrize("api", [*BASE_PATHS])
-async def test_another_answers_where_the_first_fails_before_anything_visible(
+async def test_a_fallback_answers_if_the_first_fails_before_visible_output(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, api: str
 ) -> None:
     other = {"anthropic": "gemini", "gemini": "openai-chat", "openai-chat": "openai-responses"}.get(api, "anthropic")
@@ -198,7 +198,7 @@ async def test_an_image_that_was_moved_out_of_the_request_reaches_the_next_as_we
     assert all(PNG.encode() in body for body in bodies)
 
 
-async def test_whoever_cannot_take_the_request_is_refused_by_name_or_left_out_with_a_note(
+async def test_an_unsuitable_provider_is_refused_by_name_or_skipped_with_a_note(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     route = (

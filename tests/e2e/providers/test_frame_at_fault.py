@@ -22,7 +22,7 @@ FINE = Script(name="fine", turns=(Turn(says=Reply(text="A word. " * 60), deliver
 BAD = Script(name="bad", turns=(Turn(says=Reply(text=f"Words. {FORBIDDEN.decode()} " + "more " * 20)),))
 
 
-async def test_a_raw_frame_that_no_connection_bears_ends_its_run_alone(
+async def test_a_raw_frame_that_breaks_every_connection_ends_only_its_run(
     server: Server, server_url: str, keys: Keys, tmp_path: Path, send: Send
 ) -> None:
     async with (
@@ -113,7 +113,7 @@ async def _nothing_lags(server: Server, keys: Keys) -> bool:
     return True
 
 
-async def test_a_request_that_no_connection_bears_ends_as_a_failed_run_that_can_be_followed(
+async def test_a_request_that_breaks_every_connection_becomes_a_failed_run(
     server: Server, server_url: str, keys: Keys, tmp_path: Path, send: Send
 ) -> None:
     """Its publisher could write it: only the connections of the workers break."""

@@ -92,7 +92,7 @@ def halved(events: list[Any]) -> bytes:
     return sse(*events).replace(b"HIGH", b"\\ud83d").replace(b"LOW", b"\\ude00")
 
 
-async def test_what_a_provider_tells_twice_is_heard_once(
+async def test_a_repeated_provider_event_is_published_once(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     scripts = [wire(name, sse(*events)) for name, (_, events) in STREAMS.items()]

@@ -38,7 +38,7 @@ def vendors(url: str) -> str:
     return goes_on + provider_table("far", "openai-responses", url)
 
 
-async def test_a_run_that_broke_off_is_gone_on_with_or_tried_again_and_spoken_in_sentences(
+async def test_an_interrupted_run_is_continued_or_retried_and_read_in_sentences(
     server_url: str, keys: Keys, tmp_path: Path
 ) -> None:
     async with (

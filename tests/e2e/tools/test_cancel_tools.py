@@ -81,7 +81,7 @@ def listens(port: int) -> bool:
     [(an_http_endpoint, None), (an_mcp_child, None), (an_mcp_server_over_http, None), (an_http_endpoint, 8.0)],
     ids=["http", "mcp child", "mcp over http", "http, deadline"],
 )
-async def test_who_runs_a_tool_is_told_that_its_run_is_over_and_the_call_gets_a_result(
+async def test_a_tool_worker_learns_that_its_run_is_over_and_the_call_gets_a_result(
     server: Server,
     server_url: str,
     keys: Keys,

@@ -82,7 +82,7 @@ def _limited(quota: int) -> BlobStore:
     return BlobStore(MemoryStore(), max_bytes=80, ttl_s=100.0, lease_s=100.0, quota_bytes=quota)
 
 
-async def test_a_full_quota_refuses_what_is_new_and_takes_what_it_has() -> None:
+async def test_a_full_quota_refuses_new_content_and_accepts_stored_content() -> None:
     store = _limited(100)
     first = await store.put(_once(b"a" * 60), "text/plain")
     with pytest.raises(BlobQuotaExceeded, match="60 of 100 bytes are used, 41 more"):
@@ -115,7 +115,7 @@ async def test_room_comes_when_blobs_expire() -> None:
     await store.put(_once(b"b" * 70), "text/plain")
 
 
-async def test_a_blob_that_expired_can_be_put_again_by_the_first_who_counts(shelf: Shelf) -> None:
+async def test_an_expired_blob_can_be_stored_again(shelf: Shelf) -> None:
     await shelf.store.put(_once(b"again"), "text/plain")
     counting = BlobStore(shelf.objects, max_bytes=80, ttl_s=100.0, lease_s=100.0, quota_bytes=5, clock=shelf.clock)
     shelf.now = 200
@@ -157,7 +157,7 @@ async def test_s3_gives_out_urls_that_need_no_token(s3_endpoint: str, serve: Ser
         assert missing.status_code == 404
 
 
-async def test_a_store_without_urls_of_its_own_says_so(local_shelf: Shelf, tmp_path: Path) -> None:
+async def test_a_store_without_urls_raises_an_error(local_shelf: Shelf, tmp_path: Path) -> None:
     ref = await local_shelf.store.put(_once(b"x"), "text/plain")
     with pytest.raises(BlobRefused, match="only S3"):
         await local_shelf.store.link(ref.blob_id, seconds=60)

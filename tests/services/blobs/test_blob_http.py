@@ -262,7 +262,7 @@ async def test_the_blob_routes_take_their_paths_and_no_other(shelf: Shelf, serve
         assert (await http.put("/blobs", content=b"x")).status_code == 201
 
 
-async def test_what_is_no_http_request_goes_to_the_app(shelf: Shelf) -> None:
+async def test_a_scope_other_than_http_goes_to_the_app(shelf: Shelf) -> None:
     seen: list[str] = []
 
     async def rest(scope: Scope, receive: Receive, send: Send) -> None:
@@ -311,7 +311,7 @@ async def test_content_that_breaks_off_in_the_client_is_its_own_error_and_leaves
     assert shelf.everything() == []
 
 
-async def test_the_client_raises_what_the_service_means(blobs: HttpBlobs) -> None:
+async def test_the_client_raises_the_errors_of_the_service(blobs: HttpBlobs) -> None:
     with pytest.raises(BlobNotFound):
         await blobs.load(blob_id_of(b"nobody"))
     with pytest.raises(BlobRefused):

@@ -60,9 +60,7 @@ async def test_one_lease_of_many_that_are_asked_for_at_once(shelf: Shelf) -> Non
     assert _leases(shelf) == 1
 
 
-async def test_whoever_reads_a_blob_whole_takes_a_lease_and_who_looks_or_takes_a_part_does_not(
-    shelf: Shelf, service: Served
-) -> None:
+async def test_only_a_read_of_a_whole_blob_takes_a_lease(shelf: Shelf, service: Served) -> None:
     async with HttpBlobs(service.url) as blobs, httpx.AsyncClient(base_url=service.url, timeout=60) as http:
         ref = await blobs.store(CONTENT, "text/plain")
         await http.head(f"/blobs/{ref.blob_id}")

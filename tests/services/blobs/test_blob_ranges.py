@@ -31,7 +31,9 @@ CONTENT = bytes(range(256)) * 4000
         ("bytes=٣-٤", 10, None),
     ],
 )
-def test_a_range_is_read_and_what_is_none_is_the_whole(header: str, size: int, part: ByteRange | None) -> None:
+def test_a_valid_range_is_read_and_an_invalid_one_gives_the_whole(
+    header: str, size: int, part: ByteRange | None
+) -> None:
     assert part_of(header, size) == part
 
 

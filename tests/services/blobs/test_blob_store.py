@@ -217,7 +217,7 @@ async def test_an_expired_blob_is_not_given_out_even_before_the_sweep(shelf: She
         await shelf.store.open(ref.blob_id)
 
 
-async def test_a_sweep_takes_what_expired_and_only_blobs(shelf: Shelf) -> None:
+async def test_a_sweep_removes_expired_blobs_and_nothing_else(shelf: Shelf) -> None:
     await obstore.put_async(shelf.objects, "sha256/notes.txt", b"another's")
     await shelf.store.put(body(b"old"), TEXT)
     assert await shelf.store.sweep() == 0

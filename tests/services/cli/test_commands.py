@@ -63,7 +63,7 @@ async def test_a_server_that_is_down_is_exit_code_3(command: tuple[str, ...]):
     assert "secret" not in ended.error
 
 
-async def test_where_an_error_came_from_is_shown_only_when_asked(tmp_path: Path):
+async def test_the_origin_of_an_error_is_shown_only_on_request(tmp_path: Path):
     ended = await run("--verbose", "tail", "visible", TOKENBUS_DATA=str(tmp_path))
     assert ended.code == 2
     assert "Traceback" in ended.err

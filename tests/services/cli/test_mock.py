@@ -16,6 +16,6 @@ def test_the_gateway_lists_a_model_of_each_mock_provider() -> None:
     assert [models.resolve(name).api for name in models.names()] == list(API_PATHS)
 
 
-def test_a_gateway_of_the_settings_is_kept_as_it_is() -> None:
+def test_a_gateway_in_the_settings_is_not_changed() -> None:
     own = GatewaySettings(models=("anthropic/m",))
     assert with_mock(Settings(gateway=own), URL).gateway is own

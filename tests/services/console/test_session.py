@@ -84,7 +84,9 @@ async def test_any_gateway_accepts_a_login_that_another_signed(sessions: Console
     assert (viewer.tenant, viewer.roles) == ("acme", {"see_runs", "see_content", "act"})
 
 
-async def test_a_changed_cookie_and_one_of_another_deployment_are_nobodys(sessions: ConsoleSessions, keys: Any) -> None:
+async def test_a_changed_cookie_and_one_of_another_deployment_are_rejected(
+    sessions: ConsoleSessions, keys: Any
+) -> None:
     cookie, _ = await sessions.login(KEY.text)
     stranger = ConsoleSessions(ConsoleSettings(), Signer(Secret(b"y" * 32)), keys, now_ms=Clock())
     foreign, _ = await stranger.login(KEY.text)

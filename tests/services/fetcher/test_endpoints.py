@@ -100,7 +100,7 @@ async def call(settings: ProviderSettings, request: Generate, **env: str) -> htt
 
 
 @pytest.mark.parametrize("name", [*DOCUMENTED])
-async def test_a_documented_vendor_is_called_where_it_lives_with_its_key(name: str) -> None:
+async def test_a_documented_vendor_is_called_at_its_own_url_with_its_key(name: str) -> None:
     url, (variable, header, value) = CALLED[name]
     settings = DOCUMENTED[name]
     sent = await call(settings, asked(), **({variable: "secret"} if variable else {}))
@@ -128,7 +128,7 @@ def test_the_documents_and_this_test_name_the_same_vendors() -> None:
         ("mistral", {"reasoning_effort": "low"}, {"reasoning_effort": "none"}),
     ],
 )
-async def test_a_documented_vendor_is_asked_for_thinking_in_its_own_way(
+async def test_a_request_for_thinking_uses_the_documented_vendors_own_field(
     name: str, on: dict[str, Any], off: dict[str, Any]
 ) -> None:
     settings = msgspec.structs.replace(DOCUMENTED[name], api_key_env="")

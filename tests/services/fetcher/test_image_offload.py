@@ -151,7 +151,7 @@ async def test_what_is_no_image_for_the_store_goes_on_to_the_letter(text: str, l
     assert store.kept == []
 
 
-async def test_a_store_that_is_away_a_moment_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_brief_outage_of_the_store_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patience, "PAUSE_S", 0)
     store = Store(BlobUnavailable("blobs", "away"))
     lifter = lifter_of(store)

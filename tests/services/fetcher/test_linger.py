@@ -16,7 +16,7 @@ def test_nothing_waits_below_half_busy_and_all_of_the_setting_when_saturated(bus
         assert linger.seconds(now) == pytest.approx(waits)
 
 
-def test_a_look_lasts_a_while() -> None:
+def test_a_linger_time_is_reused_for_a_while() -> None:
     looks = iter([0.0, 1.0])
     linger = Linger(3.0, busy_s=lambda: next(looks))
     assert linger.seconds(10.0) == linger.seconds(10.05) == 0.0

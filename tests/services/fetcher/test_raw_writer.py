@@ -62,7 +62,7 @@ async def flushed(server: Server, keys: Keys, run: str, *expected: list[RawItem]
     await eventually(so)
 
 
-async def test_while_idle_nothing_waits(server: Server, keys: Keys, run: str) -> None:
+async def test_a_write_while_idle_is_flushed_at_once(server: Server, keys: Keys, run: str) -> None:
     async with writing(server, keys, run) as attempt:
         await attempt.write(Data(b"a"))
         await flushed(server, keys, run, [Data(b"a")])
@@ -173,7 +173,7 @@ async def test_a_run_that_policies_judge_waits_for_their_stage_and_no_other_run_
         assert not attempt.must_wait
 
 
-async def test_a_run_that_its_policies_let_go_of_waits_no_longer(server: Server, keys: Keys, run: str) -> None:
+async def test_a_run_that_its_policies_released_does_not_wait(server: Server, keys: Keys, run: str) -> None:
     await behind(server, keys, "policy", LAG_BYTES + 1)
     async with writing(server, keys, run, held=True) as attempt:
         await attempt.write(Data(b"a"), urgent=True)

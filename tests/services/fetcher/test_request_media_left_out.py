@@ -170,7 +170,7 @@ async def test_opaque_data_that_are_gone_too_large_or_no_text_are_left_out_with_
         assert "messages[1].content[0].opaque_blobs.encrypted: left out" in built.notes[0]
 
 
-async def test_a_store_that_is_away_for_a_moment_ends_the_attempt_to_be_tried_again() -> None:
+async def test_a_short_outage_of_the_store_ends_the_attempt_as_retryable() -> None:
     shelf = Shelf()
     blob_id = shelf.put(b"secret thoughts", "text/plain")
     shelf.failure = BlobUnavailable("blobs", "no connection")

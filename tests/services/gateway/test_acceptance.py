@@ -80,9 +80,9 @@ POINTS: dict[str, list[str]] = {
         "e2e/gateway/test_native.py::test_a_silent_stream_is_kept_alive_and_a_reader_that_leaves_cancels_nothing",
     ],
     "another tenant's run is a 404 on every path": [
-        "e2e/gateway/test_keys.py::test_another_tenants_run_is_like_one_that_never_was",
+        "e2e/gateway/test_keys.py::test_another_tenants_run_looks_like_an_unknown_one",
         "e2e/gateway/test_keys.py::test_a_run_of_another_tenant_is_not_to_be_had_by_naming_it",
-        "e2e/gateway/test_keys.py::test_a_list_of_runs_has_the_keys_own_alone",
+        "e2e/gateway/test_keys.py::test_a_list_of_runs_has_only_the_keys_own_runs",
     ],
     "each refused parameter is named": [
         "services/gateway/surfaces/test_openai_chat.py::test_what_has_no_counterpart_is_refused_by_name",

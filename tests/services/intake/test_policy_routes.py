@@ -52,7 +52,7 @@ def names(routes: PolicyRoutes, asked: Generate) -> tuple[str, ...]:
     return policing.names if policing else ()
 
 
-def test_a_run_that_meets_no_route_and_names_none_has_none(routes: PolicyRoutes) -> None:
+def test_a_run_without_a_route_or_named_policy_has_no_policies(routes: PolicyRoutes) -> None:
     assert routes.plan_for(request()) is None
     assert names(routes, request(metadata={"tenant": "kids"})) == ()
 

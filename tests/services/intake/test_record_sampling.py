@@ -28,7 +28,7 @@ def asks(**changes: Any) -> Generate:
         (True, None, False),
     ],
 )
-def test_the_requests_own_word_comes_first(
+def test_the_requests_own_value_takes_precedence(
     record: bool | None, settings: RecordSettings | None, recorded: bool
 ) -> None:
     assert is_recorded("r", asks(record=record), settings) is recorded

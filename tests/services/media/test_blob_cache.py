@@ -19,7 +19,7 @@ async def read(blobs: RecentBlobs, blob_id: str) -> bytes:
     return whole
 
 
-async def test_a_blob_is_read_from_the_store_once_and_says_the_same_of_itself_after() -> None:
+async def test_a_blob_is_read_from_the_store_once_and_keeps_its_metadata() -> None:
     shelf = Shelf()
     blobs = RecentBlobs(shelf, 100 * 1024)
     blob_id = shelf.put(KB, "image/png")
@@ -75,7 +75,7 @@ async def test_a_reading_that_was_broken_off_leaves_nothing() -> None:
     assert (blobs.held_bytes, shelf.open_readers) == (0, 0)
 
 
-async def test_what_the_store_has_no_more_is_gone_from_memory_too() -> None:
+async def test_a_blob_deleted_from_the_store_is_removed_from_memory() -> None:
     shelf = Shelf()
     blobs = RecentBlobs(shelf, 100 * 1024)
     blob_id = shelf.put(KB, "image/png")
@@ -122,7 +122,7 @@ async def test_a_loader_without_streams_is_enough() -> None:
 
 
 @pytest.mark.parametrize("failure", [OSError("no route"), TimeoutError(), KeyError("bucket")])
-async def test_what_a_loader_raises_of_its_own_is_a_store_that_is_away(failure: Exception) -> None:
+async def test_an_unknown_error_of_a_loader_counts_as_an_unavailable_store(failure: Exception) -> None:
     own = Plain()
     own.failure = failure
     with pytest.raises(BlobUnavailable, match=type(failure).__name__):

@@ -46,7 +46,7 @@ async def test_however_the_store_cuts_a_blob_its_base64_is_that_of_the_whole(
 
 
 @given(st.lists(st.binary(max_size=7), max_size=12))
-async def test_a_blob_that_belongs_there_as_it_is_is_not_touched(pieces: list[bytes]) -> None:
+async def test_a_raw_blob_is_embedded_without_base64(pieces: list[bytes]) -> None:
     body = MediaBody([b"--x", msgspec.structs.replace(embedded(pieces), raw=True), b"--x--"])
     said = await whole(body)
     assert said == b"--x%b--x--" % b"".join(pieces)

@@ -41,7 +41,7 @@ def test_every_api_has_its_limits() -> None:
 
 
 @pytest.mark.parametrize("api", [api for api in BUILT_IN if api != "openai-images"])
-def test_the_common_types_are_taken_by_every_api_of_conversations_and_a_drawing_by_none(api: ApiName) -> None:
+def test_every_conversation_api_accepts_the_common_types_and_none_accepts_a_drawing(api: ApiName) -> None:
     take(
         api,
         image("image/png"),
@@ -82,7 +82,7 @@ def test_the_number_of_images_counts_those_by_url() -> None:
     assert refused("anthropic", by_url, image("image/png"), by_url, own=own).where == "messages[2]"
 
 
-def test_a_vendor_says_what_is_different_with_it() -> None:
+def test_media_settings_replace_the_limits_of_the_api() -> None:
     toml = '[providers.p]\napi = "anthropic"\nmedia = { image_types = ["image/*"], image_bytes = 9 }'
     own = msgspec.toml.decode(toml, type=Settings).providers["p"].media
     take("anthropic", image("image/svg+xml"), document("text/plain"), own=own)

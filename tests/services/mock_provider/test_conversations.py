@@ -205,7 +205,7 @@ async def test_parallel_runs_of_one_script_say_their_own_things() -> None:
 
 
 @pytest.mark.parametrize(("path", "call", "result"), [(MESSAGES, CALL, RESULT), (CHAT, CHAT_CALL, CHAT_RESULT)])
-async def test_a_reply_can_say_what_the_tools_gave(path: str, call: dict[str, Any], result: dict[str, Any]) -> None:
+async def test_a_reply_can_quote_the_tools_results(path: str, call: dict[str, Any], result: dict[str, Any]) -> None:
     script = Script(
         name="told", turns=(Turn(says=Reply(text="first")), Turn(says=Reply(text="There is {tool_result}.")))
     )

@@ -312,7 +312,7 @@ async def test_a_body_over_tls_that_breaks_off_is_an_error(then: str) -> None:
         assert error is wanted[then]
 
 
-def test_all_of_it_holds_over_uvloop() -> None:
+def test_the_same_holds_over_uvloop() -> None:
     """Which the workers use; the tests above run over asyncio's own loop."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         for name in BODIES:

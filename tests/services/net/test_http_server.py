@@ -92,7 +92,7 @@ async def test_a_client_that_is_slow_to_ask_is_closed(first: bytes, drip: bytes)
         writer.close()
 
 
-async def test_a_client_that_has_begun_to_ask_is_told_why() -> None:
+async def test_a_client_that_has_begun_a_request_receives_the_reason() -> None:
     async with served(app, QUICK) as served_app:
         for first in (b"GET / HTTP/1.1\r\nHo", HEAD):
             reader, writer = await served_app.connect(first)
@@ -129,7 +129,7 @@ async def test_a_body_that_keeps_coming_may_take_any_time() -> None:
         writer.close()
 
 
-async def test_who_waits_longest_makes_room_and_who_is_at_work_does_not() -> None:
+async def test_the_longest_waiting_connection_makes_room_and_a_working_one_does_not() -> None:
     bounds = HttpBounds(connections=4, head_s=60)
     async with served(app, bounds) as served_app:
         working, worker = await served_app.connect(HEAD)

@@ -98,7 +98,7 @@ async def test_images_are_sent_as_blob_references() -> None:
     assert sorted(store.held) == [b"c", b"cat"]
 
 
-async def test_a_store_that_is_away_for_a_moment_is_tried_again() -> None:
+async def test_a_short_outage_of_the_store_is_retried() -> None:
     assert await kept(Store(AWAY, AWAY), image(b"cat")) == [[stored(b"cat")]]
 
 
@@ -129,7 +129,7 @@ async def test_a_preview_that_cannot_be_stored_is_left_out() -> None:
     assert "no connection" in why(note)
 
 
-async def test_a_store_that_was_away_is_left_alone_for_a_while() -> None:
+async def test_an_unavailable_store_is_not_called_for_a_while() -> None:
     store = Store(AWAY, AWAY, AWAY)
     keeper = ImageKeeper(store, CollectorRegistry())
     await keeper.keep([image(b"cat")])
@@ -139,14 +139,14 @@ async def test_a_store_that_was_away_is_left_alone_for_a_while() -> None:
     assert store.calls == 3
 
 
-async def test_a_store_that_was_away_long_ago_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_store_is_called_again_some_time_after_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patience, "COOL_DOWN_S", 0.0)
     keeper = ImageKeeper(Store(AWAY, AWAY, AWAY), CollectorRegistry())
     await keeper.keep([image(b"cat")])
     assert await keeper.keep([image(b"dog")]) == [[stored(b"dog")]]
 
 
-async def test_what_is_no_base64_stays_as_it_came() -> None:
+async def test_invalid_base64_is_not_changed() -> None:
     store = Store()
     [[left, note]] = await kept(store, Image(0, "image/png", "no base64!", True))
     assert left == Image(0, "image/png", "no base64!", True)

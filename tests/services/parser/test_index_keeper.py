@@ -53,7 +53,7 @@ async def test_a_run_accepted_before_the_index_is_listed_by_the_parsers_clock(
     assert [(info.run, info.model, info.accepted_ms) for info in infos] == [(run, "m", logic.states()[0].accepted_ms)]
 
 
-async def test_a_run_that_ended_meanwhile_is_not_listed_as_open(server: Server, keys: Keys) -> None:
+async def test_a_run_that_ended_during_the_listing_is_not_listed_as_open(server: Server, keys: Keys) -> None:
     run, logic = await open_run(server, keys, 0, deadline_ms=0)
     await server.client.hset(keys.run(run), "status", "completed")
     await IndexKeeper(server, keys, keep_ms=KEEP_MS, open_ms=OPEN_MS).look({0: logic.states()})

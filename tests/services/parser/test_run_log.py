@@ -62,7 +62,7 @@ def line(lines: LogCapture, event: str) -> Mapping[str, Any]:
     return found
 
 
-def test_a_run_that_is_retried_is_told_line_by_line(lines: LogCapture) -> None:
+def test_a_retried_run_is_printed_line_by_line(lines: LogCapture) -> None:
     parser = Parser()
     parser.accept(metadata={"tenant": "acme"})
     busy = ErrorInfo(

@@ -28,7 +28,7 @@ def marks(
     return ExecutorMarks(1, call, grew, grew_bytes, out_of_memory, waiting_calls=0, beats=0)
 
 
-def test_the_call_at_work_is_at_fault_for_a_death_or_a_standstill():
+def test_the_running_call_is_blamed_for_a_crash_or_a_stall():
     assert culprit(marks(ONE), "exited", memory_bytes=LIMIT, alone=False) == ONE
     assert culprit(marks(ONE), "blocked", memory_bytes=LIMIT, alone=False) == ONE
 
@@ -37,11 +37,11 @@ def test_nobody_is_at_fault_if_no_call_was_at_work_and_several_runs_were_there()
     assert culprit(marks(None), "exited", memory_bytes=LIMIT, alone=False) is None
 
 
-def test_outside_of_every_call_nobody_is_known_to_be_at_fault_even_of_a_run_that_was_alone():
+def test_an_end_outside_every_call_is_blamed_on_no_policy():
     assert culprit(marks(None), "exited", memory_bytes=LIMIT, alone=True) is None
 
 
-def test_of_a_run_that_was_alone_the_policy_that_took_most_memory_is_at_fault_however_little():
+def test_in_a_lone_run_the_policy_with_the_most_memory_is_blamed():
     seen = marks(OTHER, grew=ONE, grew_bytes=LIMIT // 10)
     assert culprit(seen, "memory", memory_bytes=LIMIT, alone=True) == ONE
 
@@ -80,7 +80,7 @@ def of(**counts: Starts) -> RunStarts:
     return RunStarts(counts)
 
 
-def test_a_policy_with_nothing_against_it_is_no_suspect():
+def test_a_policy_without_a_failure_is_not_suspected():
     assert decide(of(a=Starts()), a="block", b="block") == StartDecision()
 
 

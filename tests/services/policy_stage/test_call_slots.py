@@ -83,7 +83,7 @@ async def test_a_call_that_is_given_up_leaves_its_place_to_the_next() -> None:
         await eventually(lambda: made.seated[-1] == "fourth")
 
 
-async def test_a_seat_that_was_given_in_the_moment_of_a_cancel_goes_on_to_the_next() -> None:
+async def test_a_slot_granted_during_a_cancel_goes_to_the_next_waiter() -> None:
     async with calls(1) as made:
         for name in ("first", "second", "third"):
             made.call(name, name)
@@ -95,7 +95,7 @@ async def test_a_seat_that_was_given_in_the_moment_of_a_cancel_goes_on_to_the_ne
         await eventually(lambda: made.seated[-1] == "third")
 
 
-async def test_who_waits_is_told_that_its_turn_will_come() -> None:
+async def test_a_waiting_call_reports_that_it_is_alive() -> None:
     async with calls(1, reassure_s=0.01) as made:
         made.call("first", "first")
         made.call("second", "second")

@@ -139,7 +139,7 @@ async def through_two(known: asyncio.Event, *, ends: bool = False) -> list[Origi
 
 
 @pytest.mark.parametrize("through", [through_one, through_two])
-async def test_what_was_put_off_stands_before_the_retry_that_makes_it_void(through: Any) -> None:
+async def test_deferred_output_comes_before_the_retry_that_makes_it_void(through: Any) -> None:
     taken = await through(asyncio.Event())
     assert [(k.origin.draft, k.origin.part) for k in taken] == [(3, "1"), (4, "")]
     assert [e.text for e in taken[0].events if isinstance(e, Chunk)] == ["a", "b"]

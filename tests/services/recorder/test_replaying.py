@@ -74,7 +74,7 @@ def test_the_raw_stream_gives_the_run_again() -> None:
     assert [e.seq for e in events] == list(range(len(events)))
 
 
-def test_what_came_from_outside_comes_where_it_came_then() -> None:
+def test_outside_events_are_replayed_at_their_original_position() -> None:
     before = replay(record(control(ACCEPTED), control(CancelRequested("enough")), attempt(100)))
     assert [type(e).__name__ for e in before] == ["Started", "Cancelled"]
     after = replay(record(control(ACCEPTED), attempt(3), control(CancelRequested("enough")), attempt(100)))
@@ -138,7 +138,7 @@ def test_a_damaged_record_is_reported(broken: Record) -> None:
 
 
 @pytest.mark.parametrize("value", [[], {}, {"format": 2}, {**msgspec.to_builtins(record()), "frames": "no base64!"}])
-def test_what_is_no_record_is_told(value: Any) -> None:
+def test_a_file_that_is_not_a_record_is_reported(value: Any) -> None:
     with pytest.raises(Malformed, match="file"):
         from_builtins(value, "file")
     with pytest.raises(Malformed, match="events"):

@@ -181,7 +181,9 @@ async def test_what_a_dead_recorder_began_to_drop_is_dropped(
     assert not await server.client.exists(keys.tape(RUN))
 
 
-async def test_a_store_that_is_away_is_waited_for(server: Server, server_url: str, keys: Keys, store: Store) -> None:
+async def test_the_recorder_waits_during_an_outage_of_the_store(
+    server: Server, server_url: str, keys: Keys, store: Store
+) -> None:
     store.failures = [BlobUnavailable("blobs", "away"), BlobUnavailable("blobs", "away")]
     await ended_run(server, keys)
     async with recorder(server_url, keys):

@@ -122,7 +122,7 @@ async def test_the_broker_takes_the_servers_address_as_it_is(scheme: str) -> Non
     await broker.stop()
 
 
-async def test_however_often_a_read_failed_the_next_comes_within_half_a_second(
+async def test_the_delay_between_failed_reads_stays_below_half_a_second(
     server_url: str, monkeypatch: pytest.MonkeyPatch
 ):
     pauses: list[float] = []

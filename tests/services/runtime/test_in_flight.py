@@ -57,7 +57,7 @@ def watched(queue: object, work: Work, poisoned: Poisoned, liveness: Liveness) -
     )
 
 
-async def test_what_an_item_came_to_is_said_again_where_its_finish_is_tried_again():
+async def test_a_retried_finish_reports_the_same_outcome():
     told: list[str] = []
 
     async def work(item: QueueItem) -> None:
@@ -76,7 +76,7 @@ async def test_what_an_item_came_to_is_said_again_where_its_finish_is_tried_agai
     assert told == ["done", "again"]
 
 
-async def test_of_poison_nothing_is_said_again():
+async def test_a_poison_entry_is_finished_without_a_message():
     async def work(item: QueueItem) -> None:
         raise ValueError("poison")
 
@@ -161,7 +161,7 @@ async def test_work_that_does_not_end_when_it_is_stopped_is_left_to_another_work
     await inflight.room()  # it was given back once
 
 
-async def test_work_that_nobody_stopped_and_that_was_cancelled_is_left_to_another_worker():
+async def test_work_cancelled_without_a_stop_is_left_to_another_worker():
     """A cancellation can leak out of a library: finished, the run would be open forever; kept alive, too."""
     queue = AsyncMock()
     queue.release = release = Mock()

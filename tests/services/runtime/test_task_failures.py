@@ -13,7 +13,7 @@ from tokenbus_services.runtime import task_failures
 from tokenbus_services.runtime.task_failures import LoggedTasks
 
 
-async def test_what_hangs_goes_on_aside_and_the_others_are_done() -> None:
+async def test_a_hanging_task_continues_in_the_background_and_the_others_finish() -> None:
     tasks, gate, done = LoggedTasks("test", most=lambda: 10), asyncio.Event(), list[str]()
 
     async def hang() -> None:

@@ -136,9 +136,9 @@ def test_a_missing_key_is_named(table: inspect.StructType) -> None:
 
 
 @pytest.mark.parametrize("pattern", sorted(PATTERNS))
-def test_each_pattern_is_told_in_words(pattern: str) -> None:
+def test_each_pattern_is_described_in_words(pattern: str) -> None:
     assert pattern in PATTERN_WORDS
 
 
-def test_no_words_are_left_for_patterns_that_are_gone() -> None:
+def test_every_description_belongs_to_a_pattern() -> None:
     assert set(PATTERN_WORDS) == PATTERNS

@@ -158,7 +158,7 @@ async def test_spans_that_a_collector_refuses_are_dropped_and_counted(received: 
     await tracer.close()
 
 
-async def test_a_collector_that_is_away_holds_no_worker_up() -> None:
+async def test_an_unavailable_collector_delays_no_worker() -> None:
     settings = Settings(otel=OtelSettings(endpoint="http://127.0.0.1:9"))
     registry = CollectorRegistry()
     tracer = open_tracer(settings, "parser", registry, {"OTEL_BSP_SCHEDULE_DELAY": "20"})
@@ -201,7 +201,7 @@ def test_a_ratio_that_is_none_is_refused_by_name() -> None:
         ratio_of(OtelSettings(), env)
 
 
-def test_nothing_of_it_is_imported_while_it_is_off() -> None:
+def test_it_imports_nothing_while_it_is_off() -> None:
     """Except what redis-py imports by itself if the package is there: its metrics."""
     code = (
         "import sys, tokenbus_services.parser.app, tokenbus_services.fetcher.app, tokenbus_services.policy_stage.app\n"

@@ -189,7 +189,7 @@ async def test_a_fault_of_our_own_is_an_error_of_the_call_alone(
     assert outcome == ToolOutcome("the call failed: TypeError", is_error=True)
 
 
-async def test_closing_closes_what_the_executor_was_given(run: MakeExecutor, blobs: MemoryBlobs) -> None:
+async def test_closing_closes_the_executors_resources(run: MakeExecutor, blobs: MemoryBlobs) -> None:
     executor = run("echo")
     await executor.open()
     await executor.close()

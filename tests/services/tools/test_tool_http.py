@@ -334,7 +334,7 @@ async def test_calls_to_an_endpoint_run_side_by_side(tool: MakeTool, endpoint: E
     assert outcomes == [ToolOutcome("all five")] * 5
 
 
-async def test_crumbs_that_come_together_are_one_piece(tool: MakeTool, endpoint: Endpoint) -> None:
+async def test_small_parts_that_arrive_together_are_one_piece(tool: MakeTool, endpoint: Endpoint) -> None:
     async def crumbs(writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
         writer.write(b"1\r\nx\r\n" * (MAX_CRUMBS + 2) + b"0\r\n\r\n")

@@ -43,7 +43,7 @@ async def test_a_python_tool_may_report_by_its_context(run: MakeExecutor, name: 
     assert there.reports == [ToolReported(3, 0.5, 1, "half, [redacted]")]
 
 
-async def test_while_one_is_on_its_way_only_the_latest_is_kept() -> None:
+async def test_only_the_latest_update_is_kept_while_one_is_being_sent() -> None:
     there = Subscriber()
     there.free.clear()
     with Reporter(3, there.deliver, str) as reporter:

@@ -16,7 +16,7 @@ def test_all_partitions_are_shared_out_and_shares_differ_by_at_most_one(workers:
 
 
 @given(st.sets(st.text(), max_size=5), st.integers(1, 64))
-def test_a_worker_that_is_not_listed_is_due_none(workers: set[str], partitions: int):
+def test_an_unlisted_worker_has_no_share(workers: set[str], partitions: int):
     assert fair_share("somebody", list(workers - {"somebody"}), partitions) == 0
 
 

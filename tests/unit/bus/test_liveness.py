@@ -74,7 +74,7 @@ async def test_what_waits_for_a_place_gets_it():
     assert lock.locked()
 
 
-def test_a_loop_that_only_fails_ends_and_one_whose_server_is_away_does_not():
+def test_a_loop_that_only_fails_ends_but_not_during_an_outage_of_its_server():
     defects = Defects()
     for _ in range(3 * MAX_DEFECTS):
         defects.count(ConnectionLost("away"))

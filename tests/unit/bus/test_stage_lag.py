@@ -13,5 +13,5 @@ def test_a_group_that_never_counted_has_no_lag() -> None:
     assert lag_of(None, None) == 0
 
 
-def test_what_a_fail_over_lost_of_the_arrivals_makes_no_lag_below_nothing() -> None:
+def test_arrivals_lost_in_a_fail_over_do_not_make_the_lag_negative() -> None:
     assert lag_of(b"5", b"12") == 0

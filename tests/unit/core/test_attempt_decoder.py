@@ -76,7 +76,7 @@ def test_a_gap_in_the_frames_cuts_the_attempt() -> None:
     assert not any(isinstance(e, TextDelta) and e.text == "!" for e in events)
 
 
-def test_whoever_ends_a_lost_attempt_need_not_know_its_frames() -> None:
+def test_ending_a_lost_attempt_needs_none_of_its_frames() -> None:
     reader = AttemptReader(1)
     reader.read(frame(0, OPENED, said("Hi")))
     [end] = [e for e in reader.read(RawFrame(0, 1, ANY_FRAME, 0, [Lost("gone")])) if isinstance(e, Cut)]
@@ -84,7 +84,7 @@ def test_whoever_ends_a_lost_attempt_need_not_know_its_frames() -> None:
 
 
 @pytest.mark.parametrize("name", ["request-id", "x-request-id"])
-def test_whatever_ends_an_attempt_tells_the_providers_id_of_the_call(name: str) -> None:
+def test_every_end_of_an_attempt_has_the_providers_call_id(name: str) -> None:
     refused = Opened("anthropic", 529, {name: "req-1"}, True, Quirks())
     opened = Opened("openai-chat", 200, {"content-type": "text/event-stream", name: "req-1"}, True, Quirks())
     for frames in (

@@ -77,7 +77,7 @@ def test_a_reference_names_blob_size_and_type_and_short_base64_stays() -> None:
     assert sanitize(f"data:audio/mp3;base64,{PLAIN}").value["mediaType"] == "audio/mp3"
 
 
-def test_what_is_named_goes_whatever_it_is() -> None:
+def test_values_of_any_type_at_named_paths_become_references() -> None:
     value = {"raw": "short", "list": [{"x": {"a": [PLAIN, 1.5, "\ud83d\ude00"]}}, {"x": None}], "a/b~": {"k": 10**30}}
     sanitized = sanitize(value, paths=["/raw", "/list/*/x", "/a~1b~0", "/nowhere"])
     assert [REF in sanitized.value["raw"], REF in sanitized.value["list"][0]["x"]] == [True, True]
@@ -93,7 +93,7 @@ def test_what_is_named_goes_whatever_it_is() -> None:
         sanitize(value, paths=["raw"])
 
 
-def test_look_alikes_survive() -> None:
+def test_values_that_resemble_references_survive() -> None:
     value = {
         REF: "sha256:" + 64 * "0",
         f"{REF}_": {REF: {"form": 1}},

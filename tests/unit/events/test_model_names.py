@@ -44,7 +44,7 @@ def test_a_key_is_its_own_key(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", " ", "a\nb", "a\x00", "a\u200bb", "a\u202eb", "a\u2028b"])
-def test_a_name_that_cannot_be_seen_is_none(name: str) -> None:
+def test_an_invisible_name_counts_as_no_name(name: str) -> None:
     assert text_problem(name)
 
 

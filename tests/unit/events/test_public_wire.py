@@ -333,7 +333,7 @@ def events(draw: st.DrawFn) -> PublicEvent:
 
 
 @given(events())
-def test_what_is_written_is_what_is_read(event: PublicEvent):
+def test_the_written_value_is_read_back(event: PublicEvent):
     data = encode(event)
     assert decode(data) == event
     assert json.loads(data)["seq"] == event.seq

@@ -21,7 +21,7 @@ def file(name: SchemaName) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", UNIONS)
-def test_a_file_is_what_the_code_gives(name: SchemaName) -> None:
+def test_a_file_equals_the_generated_one(name: SchemaName) -> None:
     assert (FILES / f"{name}.json").read_text(encoding="utf-8") == text(name), "run make schemas"
 
 

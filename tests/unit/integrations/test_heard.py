@@ -15,7 +15,7 @@ def heard(*pieces: str) -> HeardText:
     return text
 
 
-def test_the_last_piece_that_was_spoken_whole_counts() -> None:
+def test_the_last_completely_spoken_piece_counts() -> None:
     text = heard("One ", "two ", "three ", "four.")
     assert [text.through(spoken) for spoken in ("", "On", "One", "One two", "One two thr", "One two three four.")] == [
         *(-1, -1, 10, 11, 11, 13)
@@ -26,11 +26,11 @@ def test_markup_spaces_and_case_make_no_difference() -> None:
     assert heard("**Take** ", "the\n", "umbrella", "!").through("take  the umbrella") == 13
 
 
-def test_a_word_that_was_spoken_otherwise_ends_what_is_known() -> None:
+def test_a_word_that_was_spoken_differently_ends_the_match() -> None:
     assert heard("It has ", "3 ", "rooms.").through("It has three rooms.") == 10
 
 
-def test_nothing_spoken_is_nothing_heard_also_before_a_piece_without_letters() -> None:
+def test_an_empty_spoken_text_matches_no_piece() -> None:
     assert heard("… ", "Well").through("") == -1
     assert HeardText().through("Well") == -1
 

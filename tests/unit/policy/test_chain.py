@@ -76,7 +76,7 @@ class Hangs(StreamProcessor):
         await asyncio.Event().wait()
 
 
-async def test_what_one_policy_adds_the_next_is_told_of():
+async def test_the_next_policy_sees_what_a_policy_adds():
     notes = Notes()
     out = await under(chunk_stream(CallsApart(["f"]), notes), TWO_CALLS)
     assert notes.done == ["Hi[f blocked]", "g([])", "there"]
@@ -119,7 +119,7 @@ async def test_text_flows_on_while_calls_are_judged_side_by_side_and_they_go_out
     assert [c["choices"][0]["finish_reason"] for c in out][-1] == "tool_calls"
 
 
-async def test_what_is_judged_goes_out_although_the_source_says_nothing_more():
+async def test_released_output_is_published_although_the_source_is_silent():
     judge = Judge()
     more: asyncio.Queue[Any] = asyncio.Queue()
 
@@ -152,7 +152,7 @@ async def test_the_end_waits_for_all_that_was_put_off():
     assert stream.pending == []
 
 
-async def test_a_policy_that_fails_ends_the_stream_unless_told_otherwise():
+async def test_a_failing_policy_ends_the_stream_by_default():
     stream = chunk_stream(FailsAt("there"))
     out = await under(stream, TWO_CALLS)
     assert contents(out) == []
@@ -161,7 +161,7 @@ async def test_a_policy_that_fails_ends_the_stream_unless_told_otherwise():
     assert stream.terminated.reason == "RuntimeError: broken"
 
 
-async def test_with_on_error_pass_what_it_held_goes_out_and_the_stream_goes_on_without_it():
+async def test_with_on_error_pass_withheld_text_is_released_and_the_stream_continues():
     stream = chunk_stream(FailsAt("there"), on_error="pass")
     assert await under(stream, TWO_CALLS) == TWO_CALLS
     assert actions(stream.decisions()) == ["error"]
@@ -181,7 +181,7 @@ async def test_with_on_error_pass_what_was_blocked_stays_blocked():
 
 
 @pytest.mark.parametrize(("on_error", "left"), [("block", ["Hi"]), ("pass", ["Hi", "f"])])
-async def test_a_judge_that_fails_blocks_or_passes_what_it_was_to_judge(on_error: str, left: list[str]):
+async def test_a_failed_judge_blocks_or_passes_its_call(on_error: str, left: list[str]):
     judge = Judge()
     stream = chunk_stream(judge, on_error=on_error)
     out = await stream.feed(TWO_CALLS[0])

@@ -161,7 +161,7 @@ async def test_calls_without_an_index_are_distinguished_by_their_ids():
     ],
     ids=["late fragment", "another name", "two choices", "second choice", "parsed arguments", "content parts"],
 )
-async def test_what_nobody_could_judge_is_an_error(bad: list[Any], problem: str):
+async def test_chunks_that_policies_cannot_judge_are_malformed(bad: list[Any], problem: str):
     with pytest.raises(Malformed, match=problem):
         await noted(*bad)
 

@@ -71,7 +71,7 @@ async def test_chunks_without_choices_pass_and_something_may_be_said_before_the_
     assert sum(not c["choices"] for c in out) == 1
 
 
-async def test_a_text_may_be_sent_as_it_is_and_what_is_nothing_to_send_is_an_error_of_the_policy() -> None:
+async def test_a_text_may_be_sent_unchanged_and_an_invalid_value_is_a_policy_error() -> None:
     class Sends(StreamProcessor):
         async def on_chunk(self, chunk: Any, state: StreamState, context: StreamContext[Any]) -> None:
             await context.send("!" if state.just_completed else chunk)
@@ -88,7 +88,7 @@ async def test_a_text_may_be_sent_as_it_is_and_what_is_nothing_to_send_is_an_err
     assert not passing.terminated
 
 
-async def test_a_forgotten_await_sends_all_the_same() -> None:
+async def test_a_forgotten_await_still_sends() -> None:
     class Forgets(StreamProcessor):
         async def on_chunk(self, chunk: Any, state: StreamState, context: StreamContext[Any]) -> None:
             context.send(chunk)
@@ -96,7 +96,7 @@ async def test_a_forgotten_await_sends_all_the_same() -> None:
     assert await under(public_stream(Forgets()), ANSWER) == ANSWER
 
 
-async def test_a_function_is_a_policy_and_so_is_a_class_and_nothing_else() -> None:
+async def test_only_a_function_or_a_class_is_a_policy() -> None:
     async def loud(chunk: Any, state: StreamState, context: StreamContext[Any]) -> None:
         await context.send(context.with_text(chunk, context.text(chunk).upper()))
 

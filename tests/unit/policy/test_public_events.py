@@ -92,11 +92,11 @@ def check_sound(events: list[PublicEvent], end: type[TerminalEvent] = Completed)
     assert isinstance(events[-1], end)
 
 
-async def test_a_policy_that_lets_everything_through_changes_nothing():
+async def test_a_policy_that_passes_everything_changes_nothing():
     assert await under(public_stream(Notes()), ANSWER) == ANSWER
 
 
-async def test_whoever_holds_everything_until_the_end_changes_nothing():
+async def test_a_policy_that_withholds_everything_until_the_end_changes_nothing():
     assert await under(public_stream(UntilComplete()), ANSWER) == ANSWER
 
 
@@ -109,7 +109,7 @@ async def test_a_block_is_complete_with_its_own_event_and_thinking_is_a_block_to
     assert notes.state.finish_reason == "tool_use"
 
 
-async def test_a_blocked_call_leaves_no_gap_and_its_place_is_taken_by_the_notice():
+async def test_a_notice_replaces_a_blocked_call_without_a_gap():
     stream = public_stream(CallsApart(["f"]))
     out = await under(stream, ANSWER)
     check_sound(out)
@@ -153,7 +153,7 @@ async def test_one_chunk_may_become_many():
     assert Response.of(out).text == "onetwoHello youonetwoonetwoonetwo"
 
 
-async def test_a_changed_text_is_what_the_end_of_its_block_says_and_what_its_provider_wanted_back_goes():
+async def test_a_changed_text_is_in_its_block_complete_without_the_providers_opaque_data():
     signed = answer(
         *(n.BlockStart(0, "thinking"), n.ThinkingDelta(0, "hm"), n.Opaque(0, "signature", "sig")),
         *(n.Opaque(0, "encrypted", "e"), n.BlockStop(0)),
@@ -168,7 +168,7 @@ async def test_a_changed_text_is_what_the_end_of_its_block_says_and_what_its_pro
     assert [event.text for event in out if isinstance(event, Chunk) and event.tool_call_part == "name"] == ["f"]
 
 
-async def test_a_forwarded_end_gives_out_nothing_that_the_policy_withheld():
+async def test_a_forwarded_end_releases_nothing_that_the_policy_withheld():
     ends = Does(lambda e, s, c: [e] if s.just_completed or s.finish_reason else [])  # pyright: ignore
     out = await under(public_stream(ends), ANSWER)
     check_sound(out)
@@ -230,7 +230,7 @@ async def test_a_cut_block_is_never_complete():
     assert [event.kind for event in completions(held)] == ["text"]
 
 
-async def test_what_a_restart_makes_void_is_void_here_too_and_numbers_follow():
+async def test_blocks_that_a_restart_makes_void_are_void_here_too():
     story = Story(on_failure="restart")
     story.provider(*call(0, "f", "{}"), n.BlockStart(1, "text"), n.TextDelta(1, "first"))
     story.provider(n.Failed(ErrorInfo(code="x", kind="overloaded", message="busy", retryable=True)))
@@ -264,7 +264,7 @@ async def test_usage_comes_through_wherever_it_stands():
 
 
 @given(st.data())
-async def test_whatever_a_policy_leaves_out_or_puts_in_the_run_is_sound(data: st.DataObject):
+async def test_a_run_stays_valid_with_any_output_of_a_policy(data: st.DataObject):
     new = st.sampled_from([NewText("new"), NewText(""), NewToolCall("n", "h", "{}"), NewToolCall("n", "h", "")])
 
     def anything(event: PublicEvent, state: StreamState, context: StreamContext[Any]) -> list[Any]:

@@ -42,7 +42,7 @@ def test_there_are_streams_of_all_apis():
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.file)
-async def test_reacting_to_completions_every_block_is_told_once_and_whole(row: Recording):
+async def test_each_block_is_reported_once_and_whole_on_its_completion(row: Recording):
     events = recorded_events(row)
     notes = Notes()
     assert await under(public_stream(notes), events) == events

@@ -100,7 +100,7 @@ async def test_a_run_that_is_taken_up_in_the_middle_is_rewritten_from_there(firs
     check_sound(out)
 
 
-async def test_what_a_drop_cuts_off_is_let_out_to_its_last_character():
+async def test_text_before_a_drop_is_released_to_its_last_character():
     policy = ReplaceText.from_options({"rules": [{"find": "secret"}]})
     assert "".join(contents(await under(chunk_stream(policy), [text("a secr")]))) == "a secr"
 
@@ -137,7 +137,7 @@ async def judged(bus: Bus | None, **handling: Any) -> tuple[PolicyStream[Any], l
     return stream, contents(await under(stream, TWO_CALLS))
 
 
-async def test_a_model_judges_each_call_and_its_word_counts():
+async def test_a_models_verdict_decides_on_each_call():
     bus = Bus(f="BLOCK: it deletes", g="allow")
     stream, left = await judged(bus)
     assert sorted(left) == sorted(["Hi", "there", "no f: it deletes", "g"])

@@ -256,7 +256,7 @@ def test_an_image_by_reference_makes_all_images_references() -> None:
     assert body["mask"] == data
 
 
-def test_what_has_no_name_here_stands_in_the_form_too() -> None:
+def test_unknown_fields_are_in_the_form_too() -> None:
     call = call_of(edit_of("AAAA"), extra={"input_fidelity": "high", "svg": {"model": "s"}, "user": None})
     form = read_form(call.headers["content-type"], call.body)
     assert (form["input_fidelity"], form["svg[model]"], "user" in form) == ("high", "s", False)

@@ -350,7 +350,7 @@ def test_thinking_in_its_field_and_between_tags_is_emitted_once(events: list[Any
         [chunk(content="Hi"), whole(content="<think>Hm.</think>Hi", reasoning_content="Hm.")],
     ],
 )
-def test_thinking_that_its_field_says_after_the_text_did_is_heard_once(late: list[Any]) -> None:
+def test_thinking_in_both_text_and_field_is_emitted_once(late: list[Any]) -> None:
     quirks = Quirks(inline_thinking=("think",))
     events = [chunk(content="<think>H"), chunk(content="m.</think>"), *late, chunk("stop"), DONE]
     said = answer(read("openai-chat", sse(*events), quirks=quirks))

@@ -92,7 +92,7 @@ def test_a_sentence_is_given_out_as_soon_as_the_next_word_begins_and_wide_ones_a
     assert cutter.feed("次") == ["はい。"]
 
 
-def test_whoever_can_wait_no_longer_has_whole_words():
+def test_a_timeout_gives_whole_words():
     cutter = Sentences(ALONE)
     cutter.feed("one two thr")
     assert cutter.release() == ["one two "]

@@ -52,7 +52,7 @@ async def committed(bench: ClusterBench, partitions: set[int]) -> bool:
 
 
 @pytest.mark.parametrize("of_members", [False, True], ids=["another node", "the node of the member set"])
-async def test_a_commit_that_a_stopped_node_does_not_answer_holds_up_its_partitions_alone(
+async def test_a_commit_without_a_reply_delays_only_the_stopped_nodes_partitions(
     of_members: bool, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(server_module, "REPLY_TIMEOUT_S", 3600.0)
@@ -93,7 +93,7 @@ async def read_of_all(stage: Stage) -> list[Batch]:
     return list(batches.values())
 
 
-async def test_what_a_worker_holds_elsewhere_is_kept_alive_while_a_node_is_stopped():
+async def test_items_on_other_nodes_are_renewed_while_a_node_is_stopped():
     clock = asyncio.get_running_loop().time
     with cluster_group(cluster_require_full_coverage="no") as group:
         streams = [KEYS.topic(p, "turns") for p in range(KEYS.partitions)]

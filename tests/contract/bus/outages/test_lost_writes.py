@@ -30,7 +30,7 @@ async def ended_by_loss(bench: Bench, run: str) -> bool:
     return [what for _, what in await says(bench, run)][-1:] == [LOST_WRITES.code]
 
 
-async def test_runs_that_others_heard_more_of_end_and_the_rest_goes_on(bench: Bench):
+async def test_runs_of_which_subscribers_have_seen_more_end_and_the_rest_continues(bench: Bench):
     heard, ended, silent, new = bench.runs(0, 4)
     await bench.feed(0, {heard: b"+1", ended: b"+1", silent: b"+1"})
     async with working(bench.stage("a")) as worker:

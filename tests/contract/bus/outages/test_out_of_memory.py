@@ -40,7 +40,7 @@ async def full(server: Server) -> AsyncGenerator[None]:
         await server.client.config_set("maxmemory", 0)
 
 
-async def test_a_commit_finds_room_on_a_full_server_for_it_is_what_frees_some():
+async def test_a_commit_is_accepted_on_a_full_server_because_it_frees_memory():
     async with small_server() as server:
         keys = Keys("oom", 1)
         lease, stream = keys.lease(0, "g"), keys.topic(0, "raw")

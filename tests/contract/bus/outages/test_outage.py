@@ -105,7 +105,7 @@ async def test_a_queue_and_a_listener_continue_when_the_server_is_back(mortal: E
         await listener.close()
 
 
-async def test_everything_closes_while_the_server_is_away(mortal: EmbeddedServer, keys: Keys):
+async def test_everything_closes_during_an_outage_of_the_server(mortal: EmbeddedServer, keys: Keys):
     async with Server(mortal.url) as server:
         bench = Bench(server, Keys("outage", 2))
         [run] = bench.runs(0, 1)
@@ -148,7 +148,7 @@ async def test_what_is_at_fault_itself_is_not_tried_again(server: Server):
         await retry_until_available(server, attempt, what="the test")
 
 
-async def test_nobody_tries_on_for_a_caller_who_left(server: Server):
+async def test_no_retry_happens_for_a_caller_who_left(server: Server):
     async def attempt() -> None:
         raise ConnectionLost("gone")
 

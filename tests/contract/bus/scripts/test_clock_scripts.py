@@ -88,7 +88,7 @@ async def test_an_attempt_that_ended_is_not_closed_again(scene: ClockScene):
     assert await scene.entries("raw") == raw
 
 
-async def test_a_run_whose_keys_are_gone_is_told_all_the_same(scene: ClockScene):
+async def test_a_run_with_missing_keys_is_still_reported(scene: ClockScene):
     await scene.client.delete(scene.keys.run(scene.run))
     assert await scene.expire() == b"gone"
     assert await scene.tell() == 1

@@ -95,7 +95,7 @@ async def test_open_answers_are_counted_until_they_are_left_or_their_gateway_is_
     assert (await scene.admit("r3", concurrency=1)).refused == ""
 
 
-async def test_a_renewed_place_lives_longer_and_a_left_one_does_not_come_back(scene: Scene) -> None:
+async def test_a_renewed_slot_lives_longer_and_a_released_one_stays_free(scene: Scene) -> None:
     await scene.admit("r1", concurrency=1, lease_ms=1000)
     before = await scene.server.client.zscore(f"{scene.use}:open", "r1")
     await run_script(scene.server, renew_open(scene.use, ["r1", "gone"], lease_ms=LEASE_MS))
@@ -130,7 +130,7 @@ async def test_each_part_of_a_run_is_counted_at_the_price_of_its_own_model(scene
     assert await scene.total() == 10 * 1000 + 20 * 7000
 
 
-async def test_a_sum_that_shrinks_gives_nothing_back(scene: Scene) -> None:
+async def test_a_decreasing_sum_refunds_nothing(scene: Scene) -> None:
     await scene.count(3, output=10, prices=(0, 0, 0, 1000.0))
     await scene.count(5, output=4, prices=(0, 0, 0, 1000.0))
     await scene.count(6, output=12, prices=(0, 0, 0, 1000.0))

@@ -57,7 +57,7 @@ async def test_calls_at_once_are_bounded_and_a_settled_one_makes_room(scene: Sce
     assert (await scene.reserve(scope, call="c"))[0] == b"ok"
 
 
-async def test_the_place_of_a_fetcher_that_died_is_free_when_its_lease_is_over(scene: Scene) -> None:
+async def test_a_dead_fetchers_slot_is_free_after_its_lease(scene: Scene) -> None:
     scope = scene.scope(concurrency=1)
     await scene.reserve(scope, call="a", worker="dead", lease_ms=1)
 
@@ -67,7 +67,7 @@ async def test_the_place_of_a_fetcher_that_died_is_free_when_its_lease_is_over(s
     await eventually(free)
 
 
-async def test_a_place_that_is_kept_outlives_its_first_lease(scene: Scene) -> None:
+async def test_a_renewed_slot_outlives_its_first_lease(scene: Scene) -> None:
     scope = scene.scope(concurrency=1)
     await scene.reserve(scope, call="a", lease_ms=200)
     first = await scene.server.client.zscore(scope.held, "a")
@@ -135,7 +135,7 @@ async def test_nothing_is_taken_of_one_scope_where_another_refuses(scene: Scene)
     )
 
 
-async def test_who_was_refused_goes_before_who_asks_later(scene: Scene) -> None:
+async def test_a_refused_run_goes_before_later_ones(scene: Scene) -> None:
     scope = scene.scope(concurrency=1)
     running = await scene.reserve(scope, call="a", worker="w1")
     assert (await scene.reserve(scope, call="b", worker="w2"))[0] == b"wait"

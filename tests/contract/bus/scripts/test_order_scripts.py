@@ -111,7 +111,7 @@ async def test_large_requests_cost_more_turns(inbound: Inbound):
         BINARY + b'{"type":"cancel","run":"r"}',
     ],
 )
-async def test_a_cancel_overtakes_all_that_was_there_before_it(inbound: Inbound, data: bytes):
+async def test_a_cancel_overtakes_earlier_entries(inbound: Inbound, data: bytes):
     await inbound.put("a", *(f"a{n}" for n in range(30)))
     await inbound.client.xadd(inbound.stream, {"__data__": data})
     waiting, urgent, taken = await inbound.ask(0)
@@ -135,7 +135,7 @@ async def test_a_cancel_is_found_although_more_is_unread_than_one_call_puts_in_o
     assert await inbound.pending() == {"a": SORTED_ENTRIES + 100, "b": 1}
 
 
-async def test_a_request_that_speaks_of_cancels_does_not_overtake(inbound: Inbound):
+async def test_a_request_whose_text_mentions_cancels_does_not_overtake(inbound: Inbound):
     text = 'say {"type":"cancel"} or "type": "cancel"'
     request = {"type": "generate", "id": "x", "messages": [{"role": "user", "content": text}]}
     await inbound.client.xadd(inbound.stream, {"__data__": msgspec.json.encode(request)})
@@ -157,7 +157,7 @@ async def test_a_request_that_speaks_of_cancels_does_not_overtake(inbound: Inbou
         ({"something": b"else"}, b""),
     ],
 )
-async def test_whose_turn_it_is_stands_in_the_entry_or_in_its_metadata(
+async def test_the_tenant_comes_from_the_entry_or_its_metadata(
     inbound: Inbound, entry: dict[str, bytes], tenant: bytes
 ):
     await inbound.client.xadd(inbound.stream, entry)
@@ -165,7 +165,7 @@ async def test_whose_turn_it_is_stands_in_the_entry_or_in_its_metadata(
     assert await inbound.client.hkeys(order_keys(inbound.stream)[1]) == [tenant]
 
 
-async def test_what_is_taken_counts_as_delivered_once_and_is_gone_when_finished(inbound: Inbound):
+async def test_a_claimed_item_counts_as_delivered_once_and_is_removed_when_finished(inbound: Inbound):
     await inbound.put("a", "x", "y")
     _, _, taken = await inbound.ask(5)
     assert [each[1] for each in taken] == [1, 1]
@@ -175,7 +175,7 @@ async def test_what_is_taken_counts_as_delivered_once_and_is_gone_when_finished(
     assert await inbound.client.exists(*order_keys(inbound.stream)) == 0
 
 
-async def test_what_a_dead_worker_had_is_claimed_and_what_waits_is_not(inbound: Inbound):
+async def test_a_dead_workers_items_are_claimed_and_waiting_ones_are_not(inbound: Inbound):
     await inbound.put("a", "x", "y", "z")
     await inbound.ask(1, consumer="dead")
     waiting, entries = await inbound.reclaim("b", idle_ms=0)
@@ -194,7 +194,7 @@ async def test_what_was_put_back_in_front_is_next_and_as_if_never_delivered(inbo
     assert [(name_of(each), each[1]) for each in taken] == [("a0", 1), ("a1", 1), ("a2", 1)]
 
 
-async def test_what_was_passed_over_is_behind_its_tenants_others(inbound: Inbound):
+async def test_a_skipped_request_comes_after_its_tenants_others(inbound: Inbound):
     await inbound.put("a", "a0", "a1", "a2")
     _, _, taken = await inbound.ask(1)
     ids = [taken[0][0].decode()]
@@ -222,7 +222,7 @@ async def test_a_worker_that_knows_no_order_takes_over_what_waits_in_it(inbound:
     assert await inbound.names(5) == ["z"]  # nothing twice
 
 
-async def test_the_hash_of_tenants_stays_small_however_many_there_were(inbound: Inbound):
+async def test_the_hash_of_tenants_stays_bounded(inbound: Inbound):
     await inbound.put("flood", *(f"f{n}" for n in range(30)))
     await inbound.ask(1)
     for n in range(0, 1_500, 50):

@@ -71,7 +71,7 @@ async def test_any_other_run_keeps_nothing(server: Server, keys: Keys) -> None:
     assert await kept(server, keys) == {}
 
 
-async def test_what_was_kept_goes_and_the_run_stays(server: Server, keys: Keys) -> None:
+async def test_the_record_is_deleted_and_the_run_stays(server: Server, keys: Keys) -> None:
     frames = {f"frame:1:{n}": "x" for n in range(9000)}
     await begin(server, keys, record=1)
     await server.client.hset(keys.run(RUN), mapping=frames)

@@ -53,7 +53,7 @@ def stand(server: Server, keys: Keys) -> Stand:
     return Stand(server, keys)
 
 
-async def test_the_owner_of_the_drafts_tells(stand: Stand) -> None:
+async def test_the_owner_of_the_drafts_writes_a_verdict(stand: Stand) -> None:
     await stand.own("w1")
     await stand.run("open")
     assert await stand.rule() == b"ok"
@@ -73,7 +73,7 @@ async def test_a_zombie_publishes_nothing_after_the_takeover(stand: Stand) -> No
 
 
 @pytest.mark.parametrize("status", ["cancelling", "expiring", "completed", ""])
-async def test_nothing_is_told_of_a_run_that_is_not_open(stand: Stand, status: str) -> None:
+async def test_nothing_is_emitted_for_a_run_that_is_not_open(stand: Stand, status: str) -> None:
     await stand.own("w1")
     if status:
         await stand.run(status)

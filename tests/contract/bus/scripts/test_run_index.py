@@ -88,7 +88,7 @@ async def test_an_index_of_another_type_holds_up_neither_a_run_nor_its_end(liste
     assert await listed.client.hget(listed.keys.run("a"), "status") == b"failed"
 
 
-async def test_a_run_whose_hash_is_anothers_is_unlisted_all_the_same(listed: Listed) -> None:
+async def test_a_run_with_another_runs_hash_is_still_removed_from_the_list(listed: Listed) -> None:
     await listed.accept("a", 1000)
     await listed.client.delete(listed.keys.run("a"))
     await listed.client.set(listed.keys.run("a"), "another program's", px=TTL_MS)

@@ -176,7 +176,7 @@ async def test_the_log_of_an_expired_run_of_the_same_id_goes(scene: Scene):
     assert await scene.client.exists(scene.keys.log(scene.run)) == 0
 
 
-async def test_a_cancel_that_came_first_takes_effect_when_its_run_comes(scene: Scene):
+async def test_a_cancel_before_its_run_takes_effect_when_the_run_arrives(scene: Scene):
     assert await scene.cancel() == b"awaited"
     assert await scene.entries("events") == []
     assert 0 < await scene.client.pttl(scene.keys.run(scene.run)) <= TTL_MS
@@ -282,7 +282,7 @@ async def test_an_end_written_by_another_fits_after_any_frame(accepted: Scene):
     assert await accepted.refused(accepted.part(1)) == ["closed"]
 
 
-async def test_a_run_that_is_gone_or_over_takes_nothing(accepted: Scene):
+async def test_an_expired_or_ended_run_accepts_nothing(accepted: Scene):
     for status in ("cancelling", "failed", "completed"):
         await accepted.set(status=status)
         assert await accepted.refused(accepted.part(0)) == [status]
@@ -300,7 +300,7 @@ async def test_each_run_of_an_entry_is_judged_for_itself(accepted: Scene):
     assert await accepted.client.hget(accepted.keys.run(over), "raw") == b"0"
 
 
-async def test_any_number_of_runs_may_come_at_once(scene: Scene):
+async def test_any_number_of_runs_may_arrive_at_once(scene: Scene):
     runs = scene.names[: MAX_VALUES // 2 + 10]
     pipe = scene.client.pipeline(transaction=False)
     for run in runs:

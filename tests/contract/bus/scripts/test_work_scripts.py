@@ -95,7 +95,7 @@ async def test_a_zombies_heartbeat_reclaims_nothing_and_returns_what_it_lost(sce
     assert (await scene.pending())[taken][0] == "b"
 
 
-async def test_what_nobody_kept_alive_is_claimed_and_counted_as_delivered_again(scene: Scene):
+async def test_an_item_without_a_heartbeat_is_claimed_and_counts_as_delivered_again(scene: Scene):
     ids = await scene.put(2)
     await scene.read("a", 2)
     assert await scene.claim("b", idle_ms=60_000) == ["0-0", []]
@@ -129,7 +129,7 @@ async def test_a_finished_entry_is_gone(scene: Scene):
     assert await scene.finish("a", first) == 0
 
 
-async def test_a_zombie_finishes_nothing_that_another_has_by_now(scene: Scene):
+async def test_a_zombie_finishes_no_item_that_another_worker_owns(scene: Scene):
     await scene.put(1)
     [entry_id] = await scene.read("a", 1)
     await scene.claim("b")
@@ -165,7 +165,7 @@ async def test_what_has_not_begun_is_claimed_as_if_never_delivered_and_what_has_
     assert (await scene.claim("b"))[1] == list(zip(ids, (1, 2, 2), strict=True))
 
 
-async def test_a_zombie_does_not_begin_on_what_another_has_by_now(scene: Scene):
+async def test_a_zombie_does_not_begin_an_item_that_another_worker_owns(scene: Scene):
     await scene.put(2)
     taken, finished = await scene.read("a", 2)
     await scene.mark("a", taken, begun=False)
@@ -186,7 +186,7 @@ async def test_a_consumer_that_has_something_cannot_be_removed(scene: Scene):
     assert await scene.consumers() == {b"-"}
 
 
-async def test_where_the_group_is_gone_nothing_is_held_and_nothing_fails(scene: Scene):
+async def test_a_missing_group_gives_no_items_and_no_error(scene: Scene):
     await scene.put(1)
     [entry_id] = await scene.read("a", 1)
     for gone in (lambda: scene.client.xgroup_destroy(scene.stream, GROUP), lambda: scene.client.delete(scene.stream)):

@@ -57,7 +57,7 @@ async def test_after_an_error_reply_the_connection_serves_on(server: Server, key
     assert await server.client.client_id() == before
 
 
-async def test_the_reply_to_a_command_that_was_cancelled_is_nobody_elses(server: Server, keys: Keys):
+async def test_no_other_command_receives_the_reply_to_a_cancelled_one(server: Server, keys: Keys):
     stream = keys.topic(0, "raw")
     for n in range(20):
         reading = asyncio.create_task(server.client.xread({stream: "0-0"}, block=2000))
@@ -92,7 +92,7 @@ async def test_a_server_that_came_back_is_used_again_without_an_error(tmp_path: 
             assert await asyncio.gather(*(server.client.ping() for _ in range(5))) == [True] * 5
 
 
-async def test_closing_the_client_closes_what_it_has_at_hand(server: Server):
+async def test_closing_the_client_closes_its_idle_connections(server: Server):
     before = len(await server.client.client_list())
     async with Server(server.url) as other:
         await asyncio.gather(*(other.client.ping() for _ in range(5)))

@@ -25,7 +25,7 @@ def own_server() -> Generator[EmbeddedServer]:
         yield server
 
 
-async def test_check_tells_name_and_version(server: Server):
+async def test_check_prints_name_and_version(server: Server):
     info = await server.check()
     assert info.name in ("redis", "valkey")
     assert info.version >= ((8,) if info.name == "valkey" else (6, 2))
@@ -43,7 +43,7 @@ async def test_a_server_older_than_6_2_is_refused_by_name(server: Server, monkey
     assert (refused.value.version, refused.value.minimum) == ("6.0.16", "6.2")
 
 
-async def test_nobody_listening_is_unavailable_and_said_at_once():
+async def test_a_port_without_a_listener_is_reported_as_unavailable_at_once():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     async with Server(f"redis://:secret@127.0.0.1:{port}") as server:

@@ -24,7 +24,7 @@ async def test_each_stream_is_read_after_its_own_offset_and_bounded(server: Serv
     assert found[0][1][0][1] == {b"n": b"0"}
 
 
-async def test_a_read_waits_for_what_comes(server: Server, keys: Keys):
+async def test_a_read_waits_for_new_entries(server: Server, keys: Keys):
     reader, stream = StreamReader(server, count=10), keys.topic(0, "raw")
     reading = asyncio.create_task(reader.read({stream: "0-0"}))
     await eventually(lambda: _blocked(server))
@@ -36,7 +36,7 @@ async def _blocked(server: Server) -> bool:
     return bool((await server.client.info("clients"))["blocked_clients"])
 
 
-async def test_a_read_of_nothing_new_ends_empty(server: Server, keys: Keys):
+async def test_a_read_without_new_entries_is_empty(server: Server, keys: Keys):
     reader = StreamReader(server, count=10)
     assert await reader.read({keys.topic(0, "raw"): "0-0"}, block_ms=1) == []
     assert await reader.read({}, block_ms=1) == []

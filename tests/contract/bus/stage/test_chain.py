@@ -252,7 +252,7 @@ async def test_entries_of_other_runs_that_came_in_between_are_taken_in(scene: Sc
         assert await scene.log("b") == ["3", "10"]
 
 
-async def test_an_entry_of_the_same_run_sends_the_flush_the_long_way(scene: Scene) -> None:
+async def test_a_second_entry_of_the_run_sends_the_flush_through_the_stream(scene: Scene) -> None:
     async with scene.worker() as both:
         await both.until_short(a=b"+1")
         before = scene.frames["a"]
@@ -345,7 +345,7 @@ async def test_poison_goes_the_long_way_and_ends_its_run_alone(scene: Scene) -> 
         assert (await scene.log("a"))[-1] == str(scene.frames["a"])
 
 
-async def test_a_key_of_another_type_holds_nothing_up(scene: Scene) -> None:
+async def test_a_key_of_another_type_delays_nothing(scene: Scene) -> None:
     async with scene.worker() as both:
         await both.until_short(a=b"+1")
         await scene.server.client.set(scene.keys.log("b"), "alien")

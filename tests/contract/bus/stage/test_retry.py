@@ -52,7 +52,7 @@ async def test_an_unknown_error_that_passes_is_no_failure(server: Server):
     assert await retry_until_available(server, attempt, what="the test") == "done"
 
 
-async def test_while_the_server_answers_nobody_no_command_is_given_up():
+async def test_no_command_is_abandoned_during_an_outage_of_the_server():
     tried = 0
     async with Server("redis://127.0.0.1:1") as away:
 

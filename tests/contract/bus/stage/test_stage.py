@@ -217,7 +217,7 @@ class BrokenLogic(ToyLogic):
         super().flush(commit)
 
 
-async def test_a_bug_in_the_logic_stops_its_partition_alone(bench: Bench, caplog: pytest.LogCaptureFixture):
+async def test_a_bug_in_the_logic_stops_only_its_partition(bench: Bench, caplog: pytest.LogCaptureFixture):
     [a], [b] = bench.runs(0, 1), bench.runs(1, 1)
     await bench.feed(0, {a: b"+1"})
     await bench.feed(1, {b: b"+1"})

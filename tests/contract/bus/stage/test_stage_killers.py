@@ -77,7 +77,7 @@ async def test_an_entry_on_which_workers_die_is_given_up_and_no_other_is_lost(be
     await bench.check()  # all that the others say, and of the victim its end as poison
 
 
-async def test_a_replay_passes_over_what_was_given_up(bench: Bench):
+async def test_a_replay_skips_abandoned_entries(bench: Bench):
     victim, beside = bench.runs(0, 2)
     await bench.feed(0, {beside: b"+1"}, {victim: b"+1"}, {victim: b"kill"})
     deaths = 0

@@ -66,7 +66,7 @@ async def said(bench: Bench, partition: int) -> int:
     return await bench.server.client.xlen(bench.keys.topic(partition, "events"))
 
 
-def test_a_logic_settles_only_if_it_says_so(bench: Bench):
+def test_only_a_logic_with_finish_replay_counts_as_finishing(bench: Bench):
     assert isinstance(SettlingLogic(0, bench.keys), FinishesReplay)
     assert not isinstance(ToyLogic(0, bench.keys), FinishesReplay)
 
@@ -117,7 +117,7 @@ async def test_a_worker_that_stops_in_the_middle_leaves_it_to_the_next(bench: Be
     await bench.check()
 
 
-async def test_a_replay_does_nothing_outside(bench: Bench, outside: Outside):
+async def test_a_replay_has_no_side_effects(bench: Bench, outside: Outside):
     [run] = bench.runs(0, 1)
     outside.free.set()
     await bench.feed(0, {run: b"+1"})
@@ -128,7 +128,7 @@ async def test_a_replay_does_nothing_outside(bench: Bench, outside: Outside):
     await bench.check()
 
 
-async def test_a_logic_that_raises_there_is_loaded_anew(
+async def test_a_logic_that_raises_there_is_loaded_again(
     bench: Bench, outside: Outside, caplog: pytest.LogCaptureFixture
 ):
     caplog.set_level(logging.CRITICAL, "tokenbus.bus.stage.stage")

@@ -15,7 +15,7 @@ FAULTS = pytest.mark.parametrize("instead", [b"", UPSTREAM_FAILURE], ids=["conne
 
 
 @FAULTS
-async def test_a_frame_that_cannot_be_read_ends_its_run_alone_of_those_in_its_entry(
+async def test_an_unreadable_frame_ends_only_its_run_among_those_in_its_entry(
     bench: Bench, server_url: str, instead: bytes
 ):
     bad, inside, beside = bench.runs(0, 3)

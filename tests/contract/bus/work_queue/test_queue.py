@@ -175,7 +175,7 @@ async def test_a_read_that_was_cancelled_takes_no_item_along(scene: Scene):
         await queue.finish([item])
 
 
-async def test_a_heartbeat_keeps_what_takes_longer_than_the_idle_time(scene: Scene):
+async def test_a_heartbeat_keeps_work_that_takes_longer_than_the_idle_time(scene: Scene):
     lost: list[QueueItem] = []
     idle_s = 1.0  # long enough for a beat of 50 ms on a loaded machine
     async with opened(scene.queue("a", on_claimed_away=lost.append, idle_s=idle_s)) as a:
@@ -283,7 +283,7 @@ async def test_what_is_handed_back_another_takes_under_the_same_id_as_if_new(sce
         await b.finish([again])
 
 
-async def test_a_shutdown_gives_back_what_it_took_and_nobody_asked_for(scene: Scene):
+async def test_a_shutdown_returns_items_that_were_read_ahead(scene: Scene):
     a = scene.queue("a", count=3)
     await a.open()
     await scene.put("1", "2", "3")
@@ -300,7 +300,7 @@ async def test_a_shutdown_gives_back_what_it_took_and_nobody_asked_for(scene: Sc
     assert await scene.consumers() <= {"-"}
 
 
-async def test_a_shutdown_swallows_nothing_of_a_read_that_waits(scene: Scene):
+async def test_a_shutdown_loses_no_item_of_a_pending_read(scene: Scene):
     """The server may answer a blocked read after the worker decided to stop."""
     for _ in range(5):
         queue = scene.queue("a")
@@ -356,7 +356,7 @@ async def test_groups_that_vanished_are_created_again_and_entries_added_meanwhil
         await eventually(lambda: a.healthy)
 
 
-async def test_consumers_that_died_long_ago_are_swept_away_unless_they_have_something(
+async def test_long_dead_consumers_are_removed_unless_they_have_pending_entries(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("tokenbus.bus.work_queue.heartbeat.DEAD_CONSUMER_MS", 0)

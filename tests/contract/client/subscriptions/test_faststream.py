@@ -164,7 +164,7 @@ async def test_the_test_broker_of_faststream_hands_events_to_handlers_without_a_
     assert seen == [chunk, sentence]
 
 
-def test_a_subscriber_that_cannot_be_is_refused_where_it_stands():
+def test_an_invalid_subscriber_is_refused_at_its_definition():
     bus = BusRouter(RedisBroker(), "redis://localhost")
     with pytest.raises(ValueError, match="group"):
         bus.subscriber("visible", group="a b")

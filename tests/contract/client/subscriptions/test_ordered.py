@@ -178,7 +178,7 @@ async def _waits(server: Server) -> bool:
     return any(c["cmd"] == "xread" and "b" in c["flags"] for c in clients)
 
 
-async def test_a_server_that_stays_away_is_an_error_in_time_and_iterating_tries_again():
+async def test_a_long_outage_raises_an_error_and_the_next_iteration_retries():
     with EmbeddedServer() as process:
         async with (
             Server(process.url) as server,
@@ -257,7 +257,7 @@ async def test_a_cursor_taken_after_a_gap_is_past_the_gap(bus: Client, server: S
         assert await take(events, 5) == writer.events[-5:]
 
 
-async def test_a_cursor_past_the_newest_entry_is_an_error_and_no_silent_wait(bus: Client, server: Server, keys: Keys):
+async def test_a_cursor_past_the_newest_entry_raises_an_error(bus: Client, server: Server, keys: Keys):
     writer = Writer(server, keys, "r")
     async with bus.subscribe("visible", kinds=Chunk) as events:
         await writer.say("a")
@@ -285,7 +285,9 @@ def test_a_name_that_there_is_not_is_refused_with_the_nearest(bus: Client):
         wrong.subscribe("visible", from_=Cursor("visible", ("1-0", "x", "$", "0-0")))
 
 
-async def test_a_subscription_that_guessed_the_partitions_wrong_says_so(server_url: str, server: Server, keys: Keys):
+async def test_a_subscription_with_a_wrong_number_of_partitions_raises_an_error(
+    server_url: str, server: Server, keys: Keys
+):
     async with Client(server_url, prefix=keys.prefix) as bus, bus.subscribe("visible", kinds=Chunk) as events:
         await join_deployment(server, keys)
         with pytest.raises(DeploymentMismatch, match="partitions is 8 here but 4"):

@@ -46,7 +46,7 @@ async def test_sentences_come_with_the_seqs_of_their_chunks_and_the_last_when_th
     ]
 
 
-async def test_words_are_given_out_after_the_hold_and_the_rest_follows(bus: Client, server: Server, keys: Keys):
+async def test_words_are_released_after_the_hold_and_the_rest_follows(bus: Client, server: Server, keys: Keys):
     writer = Writer(server, keys, "r")
     await writer.start()
     async with speech(bus, hold_s=0.01) as sentences:

@@ -253,7 +253,7 @@ async def _next(events: SharedSubscription[Chunk]) -> list[Chunk]:
     return [await anext(events) for _ in range(3)]
 
 
-async def test_a_group_that_fell_behind_what_is_kept_is_told_once_it_goes_on(bus: Client, server: Server, keys: Keys):
+async def test_a_group_behind_the_trimmed_entries_is_notified_once(bus: Client, server: Server, keys: Keys):
     writer = Writer(server, keys, "r", topic_entries=5)
     async with bus.subscribe("visible", kinds=Chunk, group="tts") as events:
         await writer.say("read")
@@ -306,7 +306,7 @@ async def test_handlers_continue_after_a_gap_which_is_logged(
     assert sum("trimmed before they were read" in record.message for record in caplog.records) == 1
 
 
-async def test_who_asks_is_called_with_the_gap_in_place_of_an_error(bus: Client, server: Server, keys: Keys):
+async def test_a_callback_receives_the_gap_instead_of_an_error(bus: Client, server: Server, keys: Keys):
     writer = Writer(server, keys, "r", topic_entries=5)
     async with bus.subscribe("visible", kinds=Chunk, group="tts") as events:
         await writer.say("read")

@@ -145,7 +145,7 @@ async def test_a_step_of_a_failed_run_sends_its_request_again(morgue: Morgue, co
     assert await morgue.left() == []
 
 
-async def test_what_cannot_be_sent_again_stays_with_the_reason_and_the_others_go(morgue: Morgue, config: str):
+async def test_entries_that_cannot_be_resent_stay_with_the_reason_and_the_others_are_sent(morgue: Morgue, config: str):
     await morgue.run("done", status="completed", request=json.dumps(ASKED))
     await morgue.run("never", status="failed")
     why = {

@@ -101,6 +101,6 @@ def test_the_demo_takes_nothing_of_the_users_deployment():
     assert (seen["A"], seen["TOKENBUS_CONFIG"]) == ("b", "/demo.toml")
 
 
-def test_a_proxy_does_not_come_between_the_demo_and_itself():
+def test_the_demo_uses_no_proxy_for_its_own_connections():
     seen = environment({"HTTP_PROXY": "http://proxy:1", "NO_PROXY": "corp.example"}, Path("/demo.toml"))
     assert seen["NO_PROXY"] == "corp.example,127.0.0.1"

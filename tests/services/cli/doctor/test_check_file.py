@@ -104,7 +104,7 @@ def test_each_fault_is_found_and_named_with_a_hint(tmp_path: Path, fault: str) -
     assert wrong[0].todo
 
 
-def test_a_sound_file_has_notes_alone_of_what_is_set_elsewhere(tmp_path: Path) -> None:
+def test_a_valid_file_has_only_notes_about_settings_from_elsewhere(tmp_path: Path) -> None:
     found = found_in(tmp_path, GOOD)
     assert {finding.level for finding in found} == {"ok", "note"}
     said = {finding.about: finding.says for finding in found if finding.level == "ok"}
@@ -130,7 +130,7 @@ async def test_the_command_says_what_is_wrong_and_ends_with_1(tmp_path: Path) ->
     assert {f["about"] for f in json.loads(ended.out) if f["level"] == "wrong"} == {"tool t", "ports"}
 
 
-def test_what_one_step_mends_has_one_hint() -> None:
+def test_problems_with_one_remedy_have_one_hint() -> None:
     findings = [Finding(level="wrong", about=about, says="x", todo="do this") for about in ("a", "b")]
     findings.append(Finding(level="wrong", about="c", says="x", todo="do that"))
     assert [finding.todo for finding in one_hint_per_cause(findings)] == ["do this", None, "do that"]

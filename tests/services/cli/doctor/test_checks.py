@@ -119,7 +119,7 @@ def test_a_lag_that_shrinks_is_well():
     ("lag", "meant", "says"),
     [(0, False, None), (0, True, "no policy worker runs"), (9, False, "9 B of drafts wait, and no policy worker runs")],
 )
-def test_a_policy_worker_is_missed_where_drafts_wait_or_the_settings_have_policies(
+def test_a_missing_policy_worker_is_reported_if_drafts_wait_or_settings_have_policies(
     lag: int, meant: bool, says: str | None
 ):
     found = list(checks_work.check_no_policy_worker(stage(PartitionFacts(lag_bytes=lag), workers=0), meant=meant))
@@ -138,7 +138,7 @@ def test_a_policy_worker_is_missed_where_drafts_wait_or_the_settings_have_polici
         ({"held": 3}, {"often": 1, "example": "s 1-0"}, ["ok", "wrong"]),
     ],
 )
-def test_a_queue_needs_workers_that_live_through_what_they_hold(
+def test_a_queue_needs_workers_that_survive_their_entries(
     changes: dict[str, Any], stuck: dict[str, Any], levels: list[str]
 ):
     queue = msgspec.structs.replace(QUEUE, **changes)
@@ -169,7 +169,7 @@ def test_what_an_mcp_server_lists_must_be_fresh(left_s: int | None, level: str):
     assert checks_work.check_listing("files", left_s).level == level
 
 
-def test_a_disk_with_little_room_is_wrong():
+def test_a_nearly_full_disk_is_reported_as_wrong():
     assert list(checks_outside.check_disk("/data", free_bytes=LITTLE_ROOM)) == []
     [finding] = checks_outside.check_disk("/data", free_bytes=LITTLE_ROOM - 1)
     assert (finding.level, "/data" in finding.says) == ("wrong", True)

@@ -58,7 +58,7 @@ async def onlooker(server: Server, server_url: str, keys: Keys) -> AsyncGenerato
     await server.client.execute_command("ACL", "DELUSER", user)
 
 
-async def test_what_a_user_may_not_look_at_is_told_and_hides_nothing_of_the_rest(
+async def test_a_missing_right_is_reported_and_the_rest_is_shown(
     server: Server, keys: Keys, onlooker: str, tmp_path: Path
 ):
     found = await findings(await deployment(server, onlooker, keys, tmp_path))
@@ -86,7 +86,7 @@ async def test_entries_whose_workers_die_again_and_again_are_named(
     assert ["not taken over" in wrong[0]["says"], f"{stream} {entry}" in wrong[1]["says"]] == [True, True]
 
 
-async def test_a_recorder_is_missed_where_runs_are_recorded(
+async def test_a_missing_recorder_is_reported_if_runs_are_recorded(
     server: Server, server_url: str, keys: Keys, tmp_path: Path
 ):
     found = await findings(await deployment(server, server_url, keys, tmp_path, "[records]\n"))
@@ -105,7 +105,7 @@ async def test_mcp_servers_must_be_listed(server: Server, server_url: str, keys:
     assert [found[f"mcp {name}"][0]["level"] for name in ("files", "web")] == ["ok", "wrong"]
 
 
-async def test_a_store_of_your_own_must_be_one(server: Server, server_url: str, keys: Keys, tmp_path: Path):
+async def test_a_custom_store_must_implement_the_interface(server: Server, server_url: str, keys: Keys, tmp_path: Path):
     for loader, level in (("tests.services.tools.conftest:MemoryBlobs", "ok"), ("tests.services:nothing", "wrong")):
         config = await deployment(server, server_url, keys, tmp_path, f'[blobs]\nloader = "{loader}"\n')
         [finding] = (await findings(config))["blobs"]

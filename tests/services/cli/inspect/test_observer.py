@@ -47,7 +47,7 @@ async def look(server: Server) -> DeploymentSnapshot:
     return await Observer(server, KEYS).snapshot()
 
 
-async def test_nothing_is_seen_where_nothing_has_begun(any_server: Server):
+async def test_an_empty_deployment_has_an_empty_snapshot(any_server: Server):
     found = await look(any_server)
     assert [p.owner for stage in found.stages for p in stage.partitions] == [None] * 8
     assert [(q.name, q.workers, q.waiting, q.held, q.added) for q in found.queues] == [
@@ -86,12 +86,12 @@ async def test_owners_workers_lag_and_work_are_seen(any_server: Server):
     assert found.dead == 1
 
 
-async def test_a_lease_that_ran_out_is_nobodys(any_server: Server):
+async def test_an_expired_lease_has_no_owner(any_server: Server):
     await any_server.client.hset(KEYS.lease(1, "parser"), mapping={"owner": "p", "until": 1})
     assert (await look(any_server)).stages[1].partitions[1].owner is None
 
 
-async def test_a_look_is_as_many_commands_however_many_runs_there_are(server: Server, keys: Keys):
+async def test_the_number_of_commands_of_a_sample_does_not_depend_on_the_runs(server: Server, keys: Keys):
     async def commands() -> int:
         before = (await server.client.info("stats"))["total_commands_processed"]
         await Observer(server, keys).snapshot()

@@ -105,7 +105,7 @@ def test_every_block_is_in_a_panel_and_the_end_shows_usage_and_time():
     assert "all 40 ms" in screen
 
 
-def test_a_block_that_was_open_at_the_end_stays_on_the_screen():
+def test_a_block_still_open_at_the_end_stays_on_the_screen():
     assert "half a senten" in on_screen(Told().chunk(0, "half a senten"))
 
 
@@ -130,7 +130,7 @@ def test_markup_in_text_is_text():
     assert "[bold]x[/bold] :smile:" in on_screen(Told().block(0, "text", content="[bold]x[/bold] :smile:"))
 
 
-def test_a_live_panel_shows_the_end_of_what_does_not_fit():
+def test_a_live_panel_shows_the_end_of_a_long_text():
     console = Console(file=StringIO(), width=20, color_system=None)
     with console.capture() as capture:
         console.print(

@@ -97,7 +97,7 @@ def test_every_event_fits_on_one_line_with_any_content():
         assert "\x1b" not in line
 
 
-def test_a_line_of_a_log_ends_in_what_to_look_at():
+def test_a_log_line_ends_with_a_pointer_to_the_cause():
     fields = {
         "event": "attempt_ended",
         "level": "warning",

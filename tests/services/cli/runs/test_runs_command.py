@@ -107,7 +107,7 @@ async def test_the_cancel_of_an_unknown_run_reports_that(deployment: tuple[Liste
     assert len(await requests(listed.server, listed.keys)) == 1
 
 
-async def test_a_cancel_of_many_asks_first(deployment: tuple[Listed, str]) -> None:
+async def test_a_cancel_of_many_runs_requires_a_confirmation(deployment: tuple[Listed, str]) -> None:
     listed, config = deployment
     for n in range(3):
         await listed.accept(f"r{n}", 1000 + n, "tenant", "acme" if n else "other")

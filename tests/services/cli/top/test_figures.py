@@ -35,7 +35,7 @@ def test_what_is_not_counted_or_counted_anew_has_no_rate():
     assert (found.requests, found.chunks, found.stage_bytes["parser"]) == (None, None, None)
 
 
-def test_two_looks_at_one_moment_give_no_rate():
+def test_two_samples_at_one_moment_give_no_rate():
     now = snapshot(1_000, added=1, chunks=1, done=1)
     assert rates(now, now).chunks is None
 
@@ -47,7 +47,7 @@ def test_open_runs_are_those_of_the_parser():
     assert msgspec.structs.replace(now, stages=[busy, now.stages[1]]).open_runs == 4
 
 
-def test_a_look_is_a_line_for_each_group_and_server():
+def test_a_sample_has_a_line_for_each_group_and_server():
     before, now = snapshot(1_000, added=1, chunks=1, done=1), snapshot(2_000, added=3, chunks=11, done=1)
     head, server, *groups = lines(Sample(now, rates(before, now)))
     assert head.startswith("open runs 4  requests 2.0/s")

@@ -22,9 +22,7 @@ async def limiter(server: Server, worker: str) -> AsyncGenerator[Limiter]:
         await limiter.close()
 
 
-async def test_a_fetcher_that_was_taken_for_dead_frees_its_own_place_and_not_its_successors(
-    server: Server, keys: Keys
-) -> None:
+async def test_a_fetcher_counted_as_dead_frees_its_own_slot_and_not_its_successors(server: Server, keys: Keys) -> None:
     scopes = (Scope("provider", keys.limit("provider:p"), concurrency=2),)
     async with limiter(server, "zombie") as zombie, limiter(server, "successor") as successor:
         before = await zombie.reserve(ReservationRequest("run/1", "", scopes, 0))

@@ -32,7 +32,7 @@ def of(provider: str, model: str = "m", tenant: str = "free of limits") -> list[
     return [scope.key for scope in Scopes(LIMITS, Keys("p")).of(provider, model, tenant)]
 
 
-def test_without_limits_there_is_nothing_to_ask_the_server_for() -> None:
+def test_without_limits_no_command_is_sent() -> None:
     assert Scopes(LimitSettings(), Keys()).of("anthropic", "m", "t") == ()
 
 

@@ -49,7 +49,7 @@ def test_an_image_counts_as_an_image_and_not_as_its_base64() -> None:
     assert estimate(asking([picture], max_tokens=1), []) < 2 * IMAGE_TOKENS
 
 
-def test_a_call_that_ended_soundly_took_what_the_provider_says() -> None:
+def test_a_successful_call_used_the_reported_tokens() -> None:
     assert tally(200, START, END).used == 17
 
 
@@ -64,7 +64,7 @@ def test_the_tokens_of_a_call_that_broke_off_are_unknown() -> None:
     assert tally(200, START).used is None
 
 
-def test_a_call_that_was_refused_took_nothing_and_says_how_long_to_wait() -> None:
+def test_a_refused_call_used_no_tokens_and_reports_the_wait() -> None:
     refused = tally(429, BODY, wait="7")
     assert refused.used == 0
     assert refused.error

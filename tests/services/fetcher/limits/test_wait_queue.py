@@ -123,7 +123,7 @@ async def test_tenants_take_turns_and_each_keeps_its_order(hall: Hall) -> None:
     assert hall.entered == ["x", "a1", "b1", "c1", "a2", "b2", "a3"]
 
 
-async def test_a_limit_that_refuses_holds_back_only_those_whom_it_concerns(hall: Hall) -> None:
+async def test_a_limit_that_refuses_delays_only_its_own_runs(hall: Hall) -> None:
     hall.server.closed[MODEL] = 3600.0
     hall.arrive("held", MODEL)
     await eventually(lambda: hall.server.asked == ["held"])
@@ -158,7 +158,7 @@ async def test_the_end_of_a_call_lets_the_next_of_its_limit_ask_at_once() -> Non
     await hall.admission.close()
 
 
-async def test_who_leaves_while_waiting_is_in_nobodys_way(hall: Hall) -> None:
+async def test_a_waiter_that_leaves_blocks_no_other(hall: Hall) -> None:
     await hall.arrive("a")
     gone = hall.arrive("gone")
     hall.arrive("next")
@@ -170,9 +170,7 @@ async def test_who_leaves_while_waiting_is_in_nobodys_way(hall: Hall) -> None:
 
 
 @pytest.mark.parametrize("scopes", [(), (MODEL,)])
-async def test_who_leaves_in_the_moment_in_which_its_turn_comes_is_in_nobodys_way(
-    hall: Hall, scopes: tuple[Scope, ...]
-) -> None:
+async def test_a_waiter_that_leaves_as_its_turn_comes_blocks_no_other(hall: Hall, scopes: tuple[Scope, ...]) -> None:
     await hall.arrive("a", *scopes)
     gone = hall.arrive("gone", *scopes)
     hall.arrive("next", *scopes)

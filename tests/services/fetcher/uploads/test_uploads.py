@@ -204,7 +204,7 @@ async def test_a_film_is_named_once_it_is_processed(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("fault", [Status(status=500), Status(status=429, headers={"retry-after": "0"})])
-async def test_an_upload_is_tried_once_more_where_a_call_would_be(bench: Bench, fault: Status) -> None:
+async def test_an_upload_is_retried_if_a_call_would_be(bench: Bench, fault: Status) -> None:
     bench.provider.files.fail_next_uploads(fault)
     assert not is_inside(PNG, await bench.sent(bench.endpoint(), asks(bench.image(), tools=True)))
     assert (bench.asked, bench.uploads) == (2, 1)
@@ -219,7 +219,7 @@ async def test_an_upload_is_tried_once_more_where_a_call_would_be(bench: Bench, 
         ([Status(status=403)], 1),
     ],
 )
-async def test_else_media_go_inside_and_nothing_is_uploaded_there_for_a_while(
+async def test_after_a_failed_upload_media_go_inline_and_uploads_pause(
     bench: Bench, faults: list[Status], asked: int
 ) -> None:
     bench.provider.files.fail_next_uploads(*faults)
@@ -229,7 +229,7 @@ async def test_else_media_go_inside_and_nothing_is_uploaded_there_for_a_while(
     assert (bench.asked, bench.uploads) == (asked, 0)
 
 
-async def test_a_file_that_is_refused_says_nothing_of_others(bench: Bench) -> None:
+async def test_a_refused_file_does_not_affect_other_files(bench: Bench) -> None:
     bench.provider.files.fail_next_uploads(Status(status=413))
     endpoint, other = bench.endpoint(), PNG + b"other"
     for _ in range(2):
@@ -420,7 +420,7 @@ async def test_a_store_that_breaks_off_ends_the_attempt_as_it_does_for_a_call(be
     assert e.value.error.where == "messages[0].content[1]"
 
 
-async def test_a_server_that_is_away_costs_the_file_and_not_the_run(bench: Bench, keys: Keys) -> None:
+async def test_an_outage_of_the_server_loses_the_file_and_not_the_run(bench: Bench, keys: Keys) -> None:
     async with Server("redis://127.0.0.1:1") as away:
         media = TurnMedia(
             RecentBlobs(bench.shelf, 0), Uploads(UploadedFiles(away, keys), UploadMetrics(CollectorRegistry()))

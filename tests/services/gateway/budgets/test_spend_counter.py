@@ -147,14 +147,14 @@ async def test_a_cut_run_pays_what_was_reported_if_that_is_more_than_its_text(sc
     assert (spend.total.input, spend.total.output) == (50, 500)
 
 
-async def test_a_run_that_failed_without_a_word_costs_nothing_but_what_was_reported(scene: Scene) -> None:
+async def test_a_failed_run_without_output_costs_only_the_reported_tokens(scene: Scene) -> None:
     await (await scene.started("r1")).write((RunFailedEvent, {**END, "error": BUSY}))
     await (await scene.started("r2")).write((RunFailedEvent, {**END, "error": BUSY, "usage": Usage(input=MILLION)}))
     spend = await scene.counted(runs=2)
     assert spend.total.cost == 3.0
 
 
-async def test_runs_without_a_key_are_nobodys(scene: Scene) -> None:
+async def test_runs_without_a_key_count_for_no_key(scene: Scene) -> None:
     other = await scene.started("r1", metadata={"gateway": {"key": None}})
     await other.write((Completed, {**END, "usage": Usage(input=MILLION)}))
     plain = await scene.started("r2", metadata=None)
@@ -177,7 +177,7 @@ async def test_a_gateway_that_missed_the_beginning_reads_it_from_the_log(scene: 
     assert (await scene.counted(runs=1)).total.cost == 6.0
 
 
-async def test_counters_that_are_killed_count_nothing_twice_and_leave_nothing_out(scene: Scene) -> None:
+async def test_killed_counters_neither_count_twice_nor_skip_anything(scene: Scene) -> None:
     runs = 400
     for n in range(runs):
         run = await scene.started(f"r{n}")

@@ -62,7 +62,7 @@ async def _entry(store: KeyStore, key_id: str):
 
 
 @pytest.mark.parametrize("text", ["", "tb-", "sk-123", "tb-aaaaaaaa-short", "tb-" + "a" * 60, "\udce4", "x" * 10_000])
-async def test_what_is_no_key_is_nobodys(store: KeyStore, text: str) -> None:
+async def test_an_invalid_key_has_no_owner(store: KeyStore, text: str) -> None:
     assert await directory(store).find(text) is None
 
 

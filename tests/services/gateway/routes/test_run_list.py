@@ -31,7 +31,7 @@ async def pages(server: Server, keys: Keys, caller: Caller, **parameters: str) -
         parameters["after"] = page.next
 
 
-async def test_a_caller_sees_its_own_tenants_runs_alone_however_it_asks(server: Server, keys: Keys) -> None:
+async def test_a_caller_sees_only_its_own_tenants_runs_through_any_endpoint(server: Server, keys: Keys) -> None:
     listed = Listed(server, keys)
     await listed.accept("ours", 1000, "tenant", "acme")
     await listed.accept("theirs", 1001, "tenant", "other")

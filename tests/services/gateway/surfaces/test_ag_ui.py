@@ -305,7 +305,7 @@ def test_options_stand_in_the_forwarded_props() -> None:
     assert (generate.tools, generate.max_tool_depth) == ([Tool(name="weather")], 10)
 
 
-def test_what_the_encoder_told_comes_back_as_history() -> None:
+def test_the_encoders_output_can_be_read_as_history() -> None:
     log = log_of(
         [*thinking(0, "Hm", signature="sig"), *call(1, "c1", "weather", "{}"), n.Done("tool_use", "tool_use", None)],
         [ToolReturned(1, "Rain.", False)],

@@ -260,7 +260,7 @@ def test_a_failure_has_a_sentence_without_the_providers_text() -> None:
 
 @pytest.mark.parametrize("ui", [5, 7])
 @given(log=any_log())
-def test_any_log_is_told_without_an_error_of_the_client_and_its_text_is_the_visible_text(ui: int, log: Log) -> None:
+def test_any_log_is_encoded_without_a_client_error_and_gives_the_visible_text(ui: int, log: Log) -> None:
     screen = Screen(parts(log, ui=ui))
     assert screen.text == visible_text(log)
     if isinstance(log[-1], TERMINAL):

@@ -339,7 +339,7 @@ def test_thinking_text_and_a_call_of_the_client_are_sent_in_order() -> None:
     assert (whole["id"], whole["stop_reason"], whole["usage"]) == ("msg_r1", "tool_use", message["usage"])
 
 
-def test_redacted_thinking_is_told_as_such() -> None:
+def test_redacted_thinking_is_marked_as_redacted() -> None:
     hidden = [n.BlockStart(0, "thinking"), n.Opaque(0, "redacted", "data"), n.BlockStop(0)]
     message = told(log_of([*hidden, *text(1, "Hi"), DONE]))
     assert message["content"][0] == {"type": "redacted_thinking", "data": "data", "json": ""}

@@ -380,12 +380,12 @@ def outcome(surface: Surface, request: GatewayRequest) -> Problem | None:
     return None
 
 
-def test_every_surface_is_spoiled() -> None:
+def test_hostile_requests_cover_every_surface() -> None:
     assert {*PLACES, "durable_streams"} == set(SURFACES) == set(SHAPES)
 
 
 @pytest.mark.parametrize("name", PLACES)
-def test_the_request_is_taken_before_it_is_spoiled(name: str) -> None:
+def test_the_unmodified_request_is_accepted(name: str) -> None:
     surface, body, path = PLACES[name]
     assert outcome(surface, GatewayRequest(body=msgspec.json.encode(body), headers={}, path=path)) is None
 

@@ -110,7 +110,7 @@ def test_calls_are_sent_whole_at_the_end_of_their_run(end: BusEvent) -> None:
     assert numbers(flat(steps[:-1])) == [0]
 
 
-def test_usage_settles_nothing_because_a_fallback_may_follow_it() -> None:
+def test_usage_alone_ends_nothing_because_a_fallback_may_follow() -> None:
     """A provider that ends its turn with an error has reported the usage by then."""
     story = Story(max_tool_depth=0)
     story.provider(*call(0, "a", "f", "{}"))

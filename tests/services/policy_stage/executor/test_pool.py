@@ -89,7 +89,7 @@ async def separate(pool: ExecutorPool) -> ExecutorProcess:
     return cast(ExecutorProcess, await pool.separate(lambda: None, each_s=1.0))
 
 
-async def test_who_stops_waiting_for_an_executor_leaves_no_other_with_a_wrong_process_id():
+async def test_a_caller_that_stops_waiting_leaves_no_wrong_process_id():
     ends: list[End] = []
     async with started(ends) as pool:
         for steps in range(2 * MAX_SEPARATE):

@@ -51,7 +51,7 @@ async def test_structured_content_stands_in_where_there_is_no_other(blobs: Memor
     assert (await outcome(blobs, text("said"), structured_content={"a": 1})).content == "said"
 
 
-async def test_only_so_many_blobs_are_kept(blobs: MemoryBlobs) -> None:
+async def test_the_number_of_kept_blobs_is_bounded(blobs: MemoryBlobs) -> None:
     got = await outcome(blobs, *(image(bytes([n])) for n in range(MAX_BLOBS + 2)))
     assert len(blobs.contents) == MAX_BLOBS
     assert got.content.count("not kept") == 2

@@ -15,7 +15,7 @@ from tokenbus_services.tools.mcp import server as module
 from tokenbus_services.tools.mcp.server import McpServer
 
 
-async def test_a_connection_that_hangs_while_it_closes_is_left_and_the_next_one_begun(
+async def test_a_connection_that_hangs_during_close_is_abandoned_for_a_new_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("CLOSE_S", "CUT_S", "FIRST_PAUSE_S"):
@@ -49,7 +49,7 @@ async def test_a_connection_that_hangs_while_it_closes_is_left_and_the_next_one_
     await eventually(lambda: len(ended) == len(begun))
 
 
-async def test_a_connection_that_cancels_itself_is_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_that_cancels_itself_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FIRST_PAUSE_S", 0.05)
     begun = list[int]()
 

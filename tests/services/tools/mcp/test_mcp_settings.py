@@ -23,7 +23,7 @@ from tokenbus_services.tools.registry import ToolRegistry
         ({"a": McpHttp(url="http://x", header_env={"Authorization": "NOT_THERE"})}, "mcp.a", "no NOT_THERE"),
     ],
 )
-async def test_a_server_that_cannot_be_is_named_with_what_is_wrong(
+async def test_an_invalid_server_is_reported_with_its_defect(
     servers: Mapping[str, McpSettings], where: str, problem: str
 ) -> None:
     with pytest.raises(SettingsError, match=problem) as raised:

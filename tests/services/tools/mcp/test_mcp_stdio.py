@@ -146,7 +146,7 @@ async def test_a_server_that_never_answers_delays_a_call_no_longer_than_its_time
     assert (await answer(executor, "mute__any")).is_error
 
 
-async def test_a_command_that_is_not_there_leaves_the_other_servers_alone(start: Start) -> None:
+async def test_a_missing_command_does_not_affect_the_other_servers(start: Start) -> None:
     executor = await start(here=stdio(), gone=McpStdio(command="no-such-command-anywhere"))
     assert (await answer(executor, "here__echo", '{"text": "x"}')).content == "x"
     assert list(executor.mcp.definitions) == ["here"]

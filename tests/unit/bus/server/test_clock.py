@@ -49,7 +49,7 @@ async def test_a_hosts_clock_that_is_changed_has_no_effect(monkeypatch: pytest.M
     assert before <= clock.now_ms() < before + 60_000
 
 
-async def test_it_looks_again_behind_the_scenes_and_runs_on_while_the_server_is_away(
+async def test_it_refreshes_in_the_background_and_survives_an_outage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(server_clock, "LOOK_S", 0.0)
@@ -66,7 +66,7 @@ async def test_it_looks_again_behind_the_scenes_and_runs_on_while_the_server_is_
     assert not [task for task in asyncio.all_tasks() if task.get_name() == "the server's time"]
 
 
-async def test_a_reply_that_took_long_does_not_move_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_reply_does_not_change_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Asked()
     clock = ServerClock(asked)
     await clock.measure()

@@ -37,7 +37,7 @@ def test_commits_that_every_replica_has_by_now_are_forgotten():
     assert kept.after("0-0") == [], "a part of what was lost would leave a gap in the logs"
 
 
-def test_however_long_the_server_is_away_what_it_knew_last_is_kept():
+def test_the_journal_drops_nothing_during_an_outage():
     kept, works = filled(0.0, 0.1, 0.2)
     assert kept.after("0-0") == works  # nothing but a commit lets time pass
 

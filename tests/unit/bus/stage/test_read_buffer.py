@@ -67,7 +67,7 @@ def test_a_partition_that_waits_for_the_next_stage_keeps_its_place() -> None:
     assert work(in_hand, parts) == [(0, [b"1-0", b"2-0"])]
 
 
-def test_what_was_read_of_a_partition_that_stands_elsewhere_by_now_is_forgotten() -> None:
+def test_entries_of_a_partition_that_moved_on_or_was_reloaded_are_dropped() -> None:
     parts = [partition(0), partition(1)]
     in_hand = ReadBuffer(most=256)
     in_hand.add(parts[0], entries(20, ROUND_BYTES // 4))

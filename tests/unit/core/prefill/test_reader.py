@@ -129,7 +129,7 @@ def test_other_names_of_thinking_are_data_and_close_by_themselves_alone() -> Non
     "text",
     ["\n \n", "<thinking> </thinking>\n", "<thinking></thinking>", "</thinking>", "<function_calls></function_calls>"],
 )
-def test_what_holds_nothing_makes_no_block(text: str) -> None:
+def test_empty_content_makes_no_block(text: str) -> None:
     assert read(text) == []
 
 

@@ -124,7 +124,7 @@ def test_resumptions_are_bounded_by_themselves_and_each_turn_has_its_own() -> No
     assert isinstance(told.events[-1], Completed)
 
 
-def test_what_is_held_back_comes_out_when_the_stream_breaks() -> None:
+def test_withheld_text_is_released_when_the_stream_breaks() -> None:
     told = story()
     told.provider(*says("Hi\nBo"), n.Cut("cut"))
     assert "".join(chunk.text for chunk in of_type(told.events, Chunk)) == "Hi\nBo"

@@ -76,7 +76,7 @@ def test_a_text_that_is_no_json_is_malformed_and_its_run_still_has_its_id(fields
         b"",
     ],
 )
-def test_what_names_no_run_names_none(data: bytes):
+def test_data_without_a_run_id_gives_none(data: bytes):
     assert rejected_run_id({b"__data__": data}) is None
 
 

@@ -97,7 +97,7 @@ def test_where_requests_are_taken_in_such_a_field_is_noted_and_has_no_effect(nam
 
 
 @pytest.mark.parametrize("name", WRONG_WORDS)
-def test_a_word_that_is_none_is_refused_on_both_sides_with_the_one_that_was_meant(name: str) -> None:
+def test_a_misspelt_word_is_refused_on_both_sides_with_a_suggestion(name: str) -> None:
     changes, where, meant = WRONG_WORDS[name]
     for take in (lambda: request_from({**PLAIN, **changes}), lambda: decode_request(entry(**changes))):
         with pytest.raises(RequestInvalid) as caught:

@@ -130,7 +130,7 @@ def test_a_missing_field_is_named():
 
 
 @pytest.mark.parametrize("data", [b"[]", b"5", b'"generate"', b"null", b'[{"type":"generate"}]'])
-def test_json_that_is_no_object_is_a_wrong_type_at_the_top(data: bytes):
+def test_json_other_than_an_object_is_a_wrong_type_at_the_top_level(data: bytes):
     with pytest.raises(RequestInvalid) as caught:
         decode_request(entry(data))
     assert caught.value.where == "$"

@@ -87,7 +87,7 @@ steps = st.lists(
     [{}, {"reading": TextReading()}, {"policing": PolicyPlan(("p",), "pass", 1000)}],
     ids=["chat", "prefill", "policies"],
 )
-def test_whatever_a_run_says_and_whenever_it_is_saved_the_same_state_comes_back(
+def test_any_state_of_any_run_survives_a_save_and_restore(
     fields: dict[str, object], plan: list[tuple[str, int]]
 ) -> None:
     run, store, block, is_open = machine(**fields), Store(), -1, False

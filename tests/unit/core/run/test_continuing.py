@@ -116,7 +116,7 @@ def test_it_may_break_again_and_again() -> None:
     assert [(e.block, e.content) for e in of_type(told.events, BlockComplete)] == [(0, "abc")]
 
 
-def test_a_continuation_that_says_nothing_more_completes_the_text() -> None:
+def test_an_empty_continuation_completes_the_text() -> None:
     told = story()
     told.provider(*begun("All of it."), CUT)
     told.provider(n.Start("m"), n.Done("stop"))
@@ -165,7 +165,7 @@ def test_thinking_before_the_continuation_leaves_the_text_open() -> None:
     assert [(e.block, e.content) for e in of_type(told.events, BlockComplete)] == [(1, "again"), (0, "Hello")]
 
 
-def test_a_text_after_a_call_cannot_be_gone_on_from() -> None:
+def test_a_text_after_a_call_cannot_be_continued() -> None:
     told = story()
     told.provider(*call(0, "a", "f", "{}"), *begun("And", block=1), LOST)
     end = told.events[-1]
@@ -217,7 +217,7 @@ def test_whitespace_alone_cannot_be_continued() -> None:
     assert heard(told.events) == "\nHello"
 
 
-def test_a_message_that_begins_again_is_gone_on_from_in_a_new_attempt() -> None:
+def test_a_new_attempt_continues_from_a_message_that_begins_again() -> None:
     told = story()
     told.provider(n.Start("m"), *begun("one"), n.Start("m", "again", 1), *begun("one", block=1))
     assert next_attempt(told).work.attempt == 2
@@ -259,7 +259,7 @@ def test_prefill_continues_in_the_middle_of_a_tag_of_thinking_and_of_a_call() ->
         ("openai-chat", "gpt-5", {}, False),
     ],
 )
-def test_who_can_go_on_is_data(api: ApiName, model: str, changes: dict[str, object], can: bool) -> None:
+def test_the_ability_to_continue_is_data(api: ApiName, model: str, changes: dict[str, object], can: bool) -> None:
     fields: dict[str, object] = {"provider": "p", "model": model, "messages": [Message(role="user", content="hi")]}
     assert continues(Generate(**{**fields, **changes}), api, Quirks()) is can  # pyright: ignore[reportArgumentType]
 

@@ -31,7 +31,7 @@ def error_of(run: RunMachine | GatedRun) -> str | None:
 
 
 @MACHINES
-def test_a_turn_that_says_too_much_fails_its_run_before_more_of_it_is_worked_in(policing: PolicyPlan | None) -> None:
+def test_a_turn_over_the_output_limit_fails_its_run_before_the_rest_is_applied(policing: PolicyPlan | None) -> None:
     run = begin(policing)
     say(run, 100, n.BlockStart(0, "text"), n.TextDelta(0, "short"))
     assert not run.over

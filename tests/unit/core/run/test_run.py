@@ -70,7 +70,7 @@ def test_thinking_is_never_visible() -> None:
     assert [(c.kind, c.visible) for c in of_type(story.events, Chunk)] == [("thinking", False), ("text", True)]
 
 
-def test_what_a_request_had_to_mend_is_told_once_at_the_runs_end() -> None:
+def test_repairs_of_a_request_are_reported_once_at_the_runs_end() -> None:
     story = Story()
     story.provider(Noted("a call had no result"), Noted("a result had no call"), n.Failed(OVERLOADED))
     story.provider(Noted("a call had no result"), Noted("a result had no call"), n.Start("m"), n.Done("stop"))
@@ -173,7 +173,7 @@ def test_a_call_to_a_tool_that_the_request_does_not_list_never_runs() -> None:
     assert isinstance(story.effects[-1], NextTurn)
 
 
-def test_when_no_call_may_run_the_model_is_told_at_once() -> None:
+def test_the_model_is_informed_at_once_if_no_call_may_run() -> None:
     story = Story()
     story.provider(*call(0, "a", "rm_rf"), n.Done("tool_use"))
     assert [type(e) for e in story.effects] == [NextTurn]
@@ -225,7 +225,7 @@ def test_a_failure_before_anything_visible_is_tried_again() -> None:
     assert turn.work.not_before_ms == story.at_ms + retry.delay_ms
 
 
-def test_a_past_attempt_says_nothing_more() -> None:
+def test_a_past_attempt_emits_nothing_more() -> None:
     story = Story()
     story.provider(n.Failed(OVERLOADED))
     assert story.provider(*text(0, "late"), attempt=1) == []
@@ -245,7 +245,7 @@ def test_after_visible_text_the_default_is_to_end_and_not_to_repeat() -> None:
     assert of_type(cut.events, BlockComplete)[0].content == "Hel"
 
 
-def test_of_a_run_that_nobody_is_to_hear_nothing_is_visible_and_all_can_be_tried_again() -> None:
+def test_a_run_without_visible_output_can_be_retried_completely() -> None:
     story = Story(visible=False)
     story.provider(n.BlockStart(0, "text"), n.TextDelta(0, "Hel"), n.Failed(OVERLOADED))
     assert isinstance(story.events[-1], Retrying)
@@ -284,7 +284,7 @@ def test_a_message_that_begins_again_before_any_visible_text_continues() -> None
     assert isinstance(story.events[-1], Completed)
 
 
-def test_fail_means_no_second_try() -> None:
+def test_fail_means_no_retry() -> None:
     story = Story(on_failure="fail")
     story.provider(n.Failed(OVERLOADED))
     assert isinstance(story.events[-1], RunFailedEvent)
@@ -362,7 +362,7 @@ def test_usage_says_which_answer_it_is_of_and_never_that_of_another_turn() -> No
     assert (second.model, second.response_id) == (None, None)
 
 
-def test_what_an_answer_says_of_itself_is_cut_to_what_a_name_may_have() -> None:
+def test_names_from_an_answer_are_cut_to_the_allowed_length() -> None:
     story = Story()
     story.provider(n.Start("m" * 10**6, "r" * 10**6), *text(0, "Hi"), n.Done("stop", usage=Usage(input=1)))
     [usage] = of_type(story.events, UsageReported)
@@ -464,7 +464,7 @@ def test_images_of_a_result_go_to_the_model_and_are_published() -> None:
     ]
 
 
-def test_a_deadline_ends_the_run_whatever_it_does_and_answers_every_call() -> None:
+def test_a_deadline_ends_a_run_in_any_state_and_gives_every_call_a_result() -> None:
     streaming, tools, waiting = Story(), Story(), Story()
     streaming.provider(n.BlockStart(0, "text"), n.TextDelta(0, "Hel"), *call(1, "a", "f"), n.UsageSeen(Usage(input=5)))
     tools.provider(*call(0, "a", "f"), *call(1, "b", "f"), n.Done("tool_use"))

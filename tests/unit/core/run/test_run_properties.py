@@ -130,7 +130,7 @@ def test_a_checkpoint_anywhere_changes_nothing(plan: list[list[BusEvent] | BusEv
 
 
 @given(steps)
-def test_what_was_heard_under_continue_is_never_void(plan: list[list[BusEvent] | BusEvent]) -> None:
+def test_published_output_is_never_void_under_continue(plan: list[list[BusEvent] | BusEvent]) -> None:
     events = tell(plan, "continue", reborn=False).events
     heard: set[int] = set()
     for event in events:

@@ -88,7 +88,7 @@ def test_the_string_that_the_provider_stopped_on_is_reported_too() -> None:
 
 
 @pytest.mark.parametrize("broken", [n.Cut("cut"), CancelRequested()])
-def test_what_is_held_back_comes_out_when_the_answer_breaks_off(broken: Any) -> None:
+def test_withheld_text_is_released_when_the_answer_is_cut_off(broken: Any) -> None:
     told = story()
     told.provider(n.BlockStart(0, "text"), n.TextDelta(0, "The EN"), broken)
     assert heard(told) == "The EN"

@@ -42,7 +42,7 @@ def test_progress_is_sent_with_its_call_and_changes_nothing_else() -> None:
     assert changed == {"seq", "taken", "seen_ms"}, "it counts as an event, and shows that the call is alive"
 
 
-def test_a_call_with_a_result_makes_no_progress_though_the_result_is_not_told_yet() -> None:
+def test_a_call_with_a_result_that_is_not_emitted_yet_makes_no_progress() -> None:
     story = two_calls()
     assert story.control(ToolReturned(1, "second", False)) == []
     assert story.control(ToolReported(1, 3)) == []

@@ -189,7 +189,7 @@ def test_neighbours_of_one_role_become_one_message_with_results_first() -> None:
     assert [block["type"] for block in messages[2]["content"]] == ["tool_result", "text"]
 
 
-def test_what_was_mended_is_told() -> None:
+def test_repairs_are_reported() -> None:
     call = Message(role="assistant", content=[ToolCallPart(tool_id="t", tool_name="f", arguments="{}")])
     system = Message(role="system", content="Be brief.")
     built = build(Generate(provider="p", model="m", messages=[HI, call, system]))
@@ -273,7 +273,9 @@ def test_thinking_is_asked_for_by_budget_or_by_effort(
 @pytest.mark.parametrize(
     ("effort", "max_tokens", "budget"), [("high", None, 24_576), ("high", 10_000, 5000), ("low", 1500, 1024)]
 )
-def test_a_model_that_takes_budgets_alone_gets_one_for_the_effort(effort: Any, max_tokens: Any, budget: int) -> None:
+def test_a_model_that_accepts_only_budgets_receives_one_for_the_effort(
+    effort: Any, max_tokens: Any, budget: int
+) -> None:
     said = body(thinking=Thinking(effort=effort), max_tokens=max_tokens, model="claude-sonnet-4-5-20250929")
     assert said["thinking"] == {"type": "enabled", "budget_tokens": budget}
     assert "output_config" not in said

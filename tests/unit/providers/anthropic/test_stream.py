@@ -68,7 +68,7 @@ def test_text_comes_in_its_pieces_and_an_empty_text_block_is_none() -> None:
     ]
 
 
-def test_pings_and_done_markers_are_nothing_wherever_they_come() -> None:
+def test_pings_and_done_markers_are_ignored_anywhere() -> None:
     ping = {"type": "ping"}
     noisy = read("anthropic", sse(ping, START, ping, b"data: [DONE]\n\n", *text(0, "a"), ping, *stop("end_turn")))
     assert noisy == read("anthropic", sse(START, *text(0, "a"), *stop("end_turn")))
@@ -332,7 +332,7 @@ def test_a_message_that_begins_again_voids_earlier_content() -> None:
     ]
 
 
-def test_the_same_message_begun_twice_is_nothing() -> None:
+def test_a_repeated_message_start_is_ignored() -> None:
     assert events_of(*text(0, "a"), START, *text(1, "b"), *stop("end_turn")) == events_of(
         *text(0, "a"), *text(1, "b"), *stop("end_turn")
     )
@@ -368,7 +368,7 @@ def test_content_inside_of_message_start_counts() -> None:
     ]
 
 
-def test_a_call_whose_stop_never_came_is_not_done() -> None:
+def test_a_call_without_its_stop_event_is_not_complete() -> None:
     said = answer(
         read(
             "anthropic",

@@ -325,7 +325,7 @@ def test_the_api_takes_no_stop_strings_and_a_vendor_that_does_gets_them() -> Non
     assert body(stop=["END"], quirks={"max_stop_strings": 4})["stop"] == ["END"]
 
 
-def test_what_was_mended_is_told() -> None:
+def test_repairs_are_reported() -> None:
     orphan = Message(role="tool", content=[ToolResultPart(tool_id="x", content="?")])
     built = build(Generate(provider="p", model="gpt-5", messages=[HI, orphan]))
     assert [("x" in note) for note in built.notes] == [True]

@@ -535,7 +535,7 @@ def test_a_stream_without_its_terminal_event_is_cut() -> None:
     assert read("openai-responses", b"") == [Cut("the body held no response")]
 
 
-def test_what_is_nothing_is_nothing() -> None:
+def test_events_without_content_are_ignored() -> None:
     quiet = [
         {"type": "keepalive", "sequence_number": 1},
         {"type": "ping"},

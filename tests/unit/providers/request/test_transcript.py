@@ -209,7 +209,7 @@ def test_a_gemini_model_that_takes_no_last_turn_of_its_own_gets_the_text_as_the_
         (PrefillOptions(end_of_turn=""), "<end>", "Ann: a\nBob: b\nClaude:", ""),
     ],
 )
-def test_what_stands_between_messages_is_the_requests_or_the_vendors_choice(
+def test_the_separator_of_messages_comes_from_the_request_or_the_vendor(
     options: PrefillOptions, quirk: str | None, written: str, token: str
 ) -> None:
     asked = request(message("a", "Ann"), message("b", "Bob"), prefill=options)

@@ -110,7 +110,7 @@ def test_a_quota_that_is_used_up_is_not_tried_again() -> None:
         ({}, None),
     ],
 )
-def test_how_long_to_wait_is_told_in_seconds_or_as_a_date_against_the_answers_own(
+def test_the_wait_is_given_in_seconds_or_as_a_date_relative_to_the_answers_date(
     headers: dict[str, str], seconds: float | None
 ) -> None:
     assert http_failure(429, b"", headers).retry_after_s == seconds
@@ -132,7 +132,7 @@ def test_geminis_error_details_hold_the_time_to_wait(details: list[object], seco
     assert http_failure(400, gemini("INVALID_ARGUMENT", *details), {}).retry_after_s is None
 
 
-def test_a_provider_that_says_whether_to_try_again_is_believed() -> None:
+def test_the_providers_own_retry_hint_decides() -> None:
     assert not http_failure(529, b"", {"x-should-retry": "false", "retry-after": "1"}).retryable
     assert http_failure(400, b"", {"x-should-retry": "true", "retry-after": "1"}).retry_after_s == 1
     assert provider_failure({"type": "overloaded_error"}, headers={"x-should-retry": "false"}).retryable

@@ -121,7 +121,7 @@ def test_text_becomes_the_blocks_that_it_holds_whole_or_by_the_character(text: s
     assert blocks(of_text(*text)) == SAID[text]
 
 
-def test_each_name_is_a_tag_and_closes_what_it_opened() -> None:
+def test_each_name_is_a_tag_and_closes_its_own_tag() -> None:
     text = "<thought>a</think>b</thought>c<think>d"
     assert blocks(of_text(*text, quirks=TWO)) == [("thinking", "a</think>b"), ("text", "c"), ("thinking", "d")]
     assert blocks(of_text("<thinking>", quirks=Quirks(inline_thinking=("think", "thinking")))) == []
@@ -272,7 +272,7 @@ def test_opaque_data_of_a_text_without_a_word_is_kept_with_it() -> None:
     assert split(*events) == events
 
 
-def test_what_belongs_to_a_text_that_came_to_nothing_is_nobodys() -> None:
+def test_opaque_data_of_an_empty_text_is_dropped() -> None:
     late = Opaque(0, "thought_signature", "s")
     nothing = [BlockStart(0, "text"), TextDelta(0, "<think> "), BlockStop(0)]
     assert split(*nothing, late, Extra("x.y", "{}", block=0)) == [Extra("x.y", "{}")]

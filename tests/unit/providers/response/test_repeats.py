@@ -25,7 +25,7 @@ def told(*pieces: str) -> EmittedText:
 
 
 @given(pieces=st.lists(TEXTS), more=TEXTS)
-def test_the_rest_of_a_text_is_what_comes_after_what_was_told(pieces: list[str], more: str) -> None:
+def test_the_rest_of_a_text_begins_after_the_emitted_part(pieces: list[str], more: str) -> None:
     text = "".join(pieces)
     rest = told(*pieces).rest(text + more)
     assert rest is not None
@@ -64,7 +64,7 @@ def test_a_character_cut_in_two_is_one_however_the_text_is_cut(text: str, cuts: 
 
 
 @pytest.mark.parametrize("said", ["\U0010f83d", "\U0010f83d\\ud83d"])
-def test_a_provider_that_writes_the_stand_in_itself_is_read_as_it_is(said: str) -> None:
+def test_a_placeholder_from_the_provider_is_kept_verbatim(said: str) -> None:
     def delta(text: str) -> bytes:
         return b'data: {"choices":[{"delta":{"content":"%s"}}]}\n\n' % text.encode()
 

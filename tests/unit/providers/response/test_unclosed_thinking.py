@@ -47,12 +47,12 @@ def text(*pieces: str, block: int = 0) -> list[Normalized]:
     return [BlockStart(block, "text"), *(TextDelta(block, piece) for piece in pieces), BlockStop(block)]
 
 
-def test_without_a_close_it_was_the_answer_where_the_turn_ends_soundly() -> None:
+def test_without_a_close_tag_it_is_the_answer_if_the_turn_completes() -> None:
     assert blocks(read(*text("It ", "rains."), Done("stop"))) == [("text", "It rains.")]
     assert blocks(read(*text("It ", "rains."), Done("stop"), unclosed="hold")) == [("thinking", "It rains.")]
 
 
-def test_with_a_close_it_was_thinking_and_it_is_told_at_the_close() -> None:
+def test_a_close_tag_turns_it_into_thinking_that_is_emitted_at_the_close() -> None:
     assert blocks(read(*text("H", "m</think>It rains."), Done("stop"))) == [("thinking", "Hm"), ("text", "It rains.")]
     early = read(BlockStart(0, "text"), TextDelta(0, "Hm"))
     assert early == [Start("m")], "nothing is heard before it is known"
@@ -108,7 +108,7 @@ def test_two_texts_that_are_open_together_lose_nothing() -> None:
     assert sorted(blocks(read(a[0], b[0], *a[1:], *b[1:], Done("stop")))) == [("text", "B"), ("thinking", "A")]
 
 
-def test_too_much_of_it_is_thinking_so_that_no_more_is_kept() -> None:
+def test_an_overlong_candidate_becomes_thinking_to_bound_the_buffer() -> None:
     pieces = ["x" * 1024] * (MAX_UNCLOSED_CHARS // 1024 + 2)
     events = read(BlockStart(0, "text"), *(TextDelta(0, piece) for piece in pieces))
     assert sum(len(event.text) for event in events if isinstance(event, ThinkingDelta)) == 1024 * len(pieces)

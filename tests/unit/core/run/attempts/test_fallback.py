@@ -65,7 +65,7 @@ def test_each_is_tried_as_often_as_the_first() -> None:
     assert failed.error.code == "overloaded_error"
 
 
-def test_what_was_visible_is_never_said_again_by_another() -> None:
+def test_a_fallback_never_repeats_visible_output() -> None:
     story = Story(fallback=(SECOND,))
     story.provider(n.Start("m"), n.BlockStart(0, "text"), n.TextDelta(0, "Hel"), REFUSED)
     assert isinstance(story.events[-1], RunFailedEvent)
@@ -82,7 +82,7 @@ def test_an_answer_that_its_provider_ends_with_an_error_is_asked_of_the_next() -
     ("code", "kind"),
     [(WORKER_LOST, "internal"), ("blob_not_found", "invalid_request"), ("poison", "internal"), ("deadline", "timeout")],
 )
-def test_what_no_other_provider_would_mend_is_asked_of_none(code: str, kind: ErrorClass) -> None:
+def test_an_error_that_no_provider_can_avoid_uses_no_fallback(code: str, kind: ErrorClass) -> None:
     story = Story(fallback=(SECOND,), rules=RunLimits(max_losses=0))
     story.provider(n.Failed(ErrorInfo(code=code, kind=kind, message="no", retryable=code == WORKER_LOST)))
     assert isinstance(story.events[-1], RunFailedEvent)
@@ -105,7 +105,7 @@ def test_later_turns_stay_with_the_one_that_spoke_and_a_checkpoint_knows_it() ->
     assert isinstance(story.events[-1], RunFailedEvent), "nobody is asked twice"
 
 
-def test_whether_a_text_can_be_gone_on_with_is_the_word_of_the_one_that_wrote_it() -> None:
+def test_the_provider_of_a_text_decides_if_it_can_be_continued() -> None:
     able = FallbackPlan("second", "b", continues=True)
     story = Story(fallback=(able,), on_failure="continue", continues=False)
     story.provider(REFUSED)
@@ -141,7 +141,7 @@ def test_a_run_that_continues_with_a_fallback_tries_only_those_after_it() -> Non
     assert request_for(rest, 1).model == "d"
 
 
-def test_a_request_that_is_to_fail_at_once_names_nobody_else() -> None:
+def test_on_failure_fail_allows_no_fallback() -> None:
     with pytest.raises(RequestInvalid) as caught:
         request_from(
             {

@@ -67,7 +67,7 @@ def test_an_image_in_no_blob_goes_back_with_its_bytes() -> None:
 
 
 @pytest.mark.parametrize("events", [(), (msgspec.structs.replace(STORED, draft=True),)], ids=["none", "draft"])
-def test_a_draft_and_an_image_that_never_came_do_not_go_back(events: tuple[Image, ...]) -> None:
+def test_drafts_and_missing_images_are_not_sent_back(events: tuple[Image, ...]) -> None:
     _, state = told(BlockStart(0, "image"), *events, BlockStop(0))
     assert state.blocks.message_parts() == []
 
@@ -78,7 +78,7 @@ def test_inline_bytes_are_bounded_as_all_of_a_block_is(final: bool) -> None:
         told(BlockStart(0, "image"), Image(0, "image/png", "A" * 101, final))
 
 
-def test_what_the_answer_does_not_say_is_as_it_was_asked_for() -> None:
+def test_values_missing_in_the_answer_are_those_of_the_request() -> None:
     asked = ImagesRequested(prompt="A cat.", model="gpt-image-2", size="8x8", quality="low")
     said = {"type": "image_generation.completed", "b64_json": "AAAA", "size": "9x9"}
     data = Data(b"data: " + msgspec.json.encode(said) + b"\n\n")

@@ -131,7 +131,7 @@ def test_what_a_retry_made_void_is_in_no_message() -> None:
     assert {"name": "x.item", "json": "1"} in end.provider_extra, "it is told all the same"
 
 
-def test_a_message_that_its_provider_began_anew_still_says_whose_its_data_are() -> None:
+def test_a_message_restarted_by_its_provider_keeps_the_origin_of_its_data() -> None:
     story = Story()
     story.provider(START, n.BlockStart(0, "thinking"), n.Opaque(0, "encrypted", "old"), n.BlockStop(0))
     anew = n.Start("m", "r2", void_before=1, api="openai-responses", provider="main")
@@ -159,7 +159,7 @@ def test_a_cancelled_run_gives_the_published_text_and_no_cut_call_or_thought() -
     assert message.content == [TextPart(text="So "), TextPart(text="far")]
 
 
-def test_calls_that_never_ran_stay_open_for_the_caller_to_run() -> None:
+def test_calls_that_did_not_run_stay_open_for_the_caller() -> None:
     story = Story(max_tool_depth=0)
     story.provider(START, *call(0, "a", "f"), n.Done("tool_use"))
     [message] = Response.of(story.events).messages
@@ -197,7 +197,7 @@ def test_opaque_data_of_a_block_are_bounded_as_its_content_is(ended: bool) -> No
     assert " characters, the limit is 10" in end.error.message
 
 
-def test_a_block_begins_and_ends_once_whatever_goes_back_with_it() -> None:
+def test_a_block_begins_and_ends_once_with_opaque_data() -> None:
     story = Story()
     story.provider(START, n.BlockStart(0, "text"), n.Opaque(0, "citations", "[]"), n.BlockStop(0), n.Done("stop"))
     assert len(of_type(story.events, BlockStarted)) == len(of_type(story.events, BlockComplete)) == 1

@@ -77,14 +77,14 @@ async def test_what_policies_changed_takes_nothing_back_to_its_provider() -> Non
     assert end_of(story).provider_extra == [{"name": "anthropic.item", "json": "{}"}], "told, and nowhere placed"
 
 
-async def test_only_the_start_is_heard_before_a_ruling() -> None:
+async def test_only_the_start_is_published_before_a_verdict() -> None:
     story = HeldStory()
     story.provider(n.Start("m"), *text(0, "Hello"), n.Done("stop"))
     assert [type(e) for e in story.heard] == [Started]
     assert not story.run.over
 
 
-async def test_what_passes_is_heard_as_it_was_said() -> None:
+async def test_passed_output_is_published_unchanged() -> None:
     story = HeldStory()
     story.provider(n.Start("m"), *text(0, "Hello ", "you"))
     story.pass_all()
@@ -119,7 +119,7 @@ async def test_a_second_worker_continues_in_the_block_where_the_first_one_died()
     assert said(story) == "Hello"
 
 
-async def test_what_was_put_off_is_heard_once_it_is_told_and_the_end_waits_for_it() -> None:
+async def test_deferred_output_is_published_once_and_the_end_waits_for_it() -> None:
     story = HeldStory()
     story.provider(n.Start("m"), *text(0, "first"), *text(1, "second"), n.Done("stop"))
     first = [d for d in story.drafts if getattr(d, "block", -1) == 0]
@@ -196,7 +196,7 @@ async def test_a_turn_whose_calls_were_all_withheld_continues_at_once() -> None:
     assert [e.work.turn for e in story.of(NextTurn)] == [1]
 
 
-async def test_a_changed_call_runs_as_it_was_changed() -> None:
+async def test_a_changed_call_runs_with_the_changed_arguments() -> None:
     story = HeldStory()
     story.provider(n.Start("m"), *call(0, "c1", "weather", '{"city":"', 'Rome"}'), n.Done("tool_use"))
 
@@ -287,7 +287,7 @@ async def test_a_run_that_has_ended_before_is_over_and_its_policies_learn_it() -
 
 
 @pytest.mark.parametrize("judged", range(5))
-async def test_where_no_worker_answers_the_run_goes_on_without_when_it_may(judged: int) -> None:
+async def test_a_run_continues_without_its_policy_worker_if_allowed(judged: int) -> None:
     story = HeldStory(PASSING)
     story.provider(n.Start("m"), n.BlockStart(0, "text"), n.TextDelta(0, "Hel"))
     story.provider(n.TextDelta(0, "lo "), n.BlockStop(0))
@@ -299,7 +299,7 @@ async def test_where_no_worker_answers_the_run_goes_on_without_when_it_may(judge
     assert isinstance(end_of(story), Completed)
 
 
-async def test_an_answer_that_came_after_all_counts() -> None:
+async def test_a_late_answer_counts() -> None:
     story = HeldStory()
     story.provider(n.Start("m"), *text(0, "Hello"))
     story.pass_all()
@@ -310,7 +310,7 @@ async def test_an_answer_that_came_after_all_counts() -> None:
     assert isinstance(end_of(story), Completed)
 
 
-async def test_a_run_whose_turn_will_come_is_in_good_hands() -> None:
+async def test_a_run_that_waits_for_a_policy_slot_is_not_without_a_worker() -> None:
     story = HeldStory()
     story.provider(n.Start("m"), *text(0, "Hello"))
     story.control(PolicyVerdicts("first", []), DeadlinePassed("policy", 0))
@@ -320,7 +320,7 @@ async def test_a_run_whose_turn_will_come_is_in_good_hands() -> None:
     assert isinstance(end_of(story), Completed)
 
 
-async def test_who_tells_again_what_is_told_has_the_run_in_hand() -> None:
+async def test_a_worker_that_repeats_released_output_counts_as_alive() -> None:
     story = HeldStory()
     story.provider(n.Start("m"), *text(0, "Hello"))
     story.rule(PolicyVerdict(0, events=[story.drafts[0]]))
@@ -330,7 +330,7 @@ async def test_who_tells_again_what_is_told_has_the_run_in_hand() -> None:
     assert story.run.state.gate.since_ms > since_ms
 
 
-async def test_patience_does_not_begin_anew_with_each_of_many_who_come_to_nothing_new() -> None:
+async def test_workers_without_progress_do_not_extend_the_deadline() -> None:
     story = HeldStory()
     story.provider(n.Start("m"), *text(0, "Hello"))
     story.rule(PolicyVerdict(0, events=[story.drafts[0]]))
@@ -400,7 +400,7 @@ def renumbered(event: Any, by: int) -> Any:
     return msgspec.structs.replace(event, block=event.block + by) if hasattr(event, "block") else event
 
 
-async def test_a_replay_comes_to_the_same() -> None:
+async def test_a_replay_restores_the_same_state() -> None:
     def play() -> HeldStory:
         story = HeldStory()
         story.provider(n.Start("m"), *text(0, "Hello"), *call(1, "c1", "f", "{}"), n.Done("tool_use"))
