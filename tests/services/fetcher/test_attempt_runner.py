@@ -51,6 +51,7 @@ class Writer:
     def __init__(self) -> None:
         self.events: list[object] = []
         self.closed: list[tuple[str, int, int, str]] = []
+        self.lags: Any = None  # these runs have no policies, so no lag is asked for
 
     def attempt(self, run: str, turn: int, attempt: int, stop: object, *, held: bool) -> Any:
         return _Attempt(self, run, turn, attempt)

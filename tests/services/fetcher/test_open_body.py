@@ -20,9 +20,10 @@ from tokenbus.events.frames import Ended
 from tokenbus.events.normalized import Done
 from tokenbus.events.quirks import ApiName
 from tokenbus.events.requests import Generate, Message
+from tokenbus_services.fetcher.call_options import PLAIN, CallOptions
 from tokenbus_services.fetcher.call_timeouts import CallTimeouts
 from tokenbus_services.fetcher.endpoints import Endpoint
-from tokenbus_services.fetcher.provider_call import PLAIN, CallOptions, fetch
+from tokenbus_services.fetcher.provider_call import fetch
 from tokenbus_services.fetcher.silent_calls import SilentCalls
 from tokenbus_services.mock_provider import MockProvider, Reply, Script, Stall, Turn
 from tokenbus_services.runtime.known_names import KnownModels

@@ -1,0 +1,157 @@
+"""Passes a provider's response on: its head, then each read of its body, without secrets and large images."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Generator
+from contextlib import aclosing, contextmanager
+
+import httpx
+import msgspec
+
+from tokenbus.bus.liveness import beater
+from tokenbus.events.frames import Data, Opened
+from tokenbus.events.requests import Generate
+from tokenbus.providers.response.error_mapping import REQUEST_ID_HEADERS
+from tokenbus.providers.response.last_event import LastEvent
+from tokenbus_services.fetcher.attempt_writer import AttemptWriter
+from tokenbus_services.fetcher.call_options import CallOptions
+from tokenbus_services.fetcher.call_timeouts import CallTimeouts
+from tokenbus_services.fetcher.endpoints import Endpoint
+from tokenbus_services.fetcher.image_offload.offload import ImageOffloader
+from tokenbus_services.fetcher.response_body import BodyRefused
+from tokenbus_services.redaction import RedactedStream
+from tokenbus_services.redaction.events import RedactedEvents
+
+PASSED_HEADERS = (
+    "content-type",
+    "retry-after",
+    "retry-after-ms",
+    "date",
+    "x-should-retry",
+    *REQUEST_ID_HEADERS,
+)
+"""Response headers passed on with the attempt: those a decoder may need, and none that could be secret."""
+MAX_HEADER_CHARS = 1_024
+"""Maximum characters per header. The HTTP library allows 100 KB of headers in total and treats more as a broken
+connection.
+"""
+
+
+async def relay_response(
+    response: httpx.Response,
+    content: AsyncGenerator[bytes],
+    endpoint: Endpoint,
+    request: Generate,
+    *,
+    writer: AttemptWriter,
+    silence: CallTimeouts,
+    options: CallOptions,
+) -> None:
+    """Write the head of the response, then each read of its body, without secrets and large images.
+
+    Raises AttemptRefused, BodyRefused, httpx.TransportError.
+    """
+    redact, tally = endpoint.redact, options.tally
+    opened, offloader = _opened(response, endpoint, request, silence=silence, options=options)
+    await _write(writer, opened, silence)
+    if tally:
+        tally.open(opened)
+    marks = endpoint.api.urgent
+    clean = RedactedEvents(redact) if response.status_code < 300 else redact.stream()
+    last = LastEvent(endpoint.api.last if request.stream and response.status_code < 300 else ())
+
+    async def pass_on(data: bytes, *, urgent: bool) -> None:
+        if tally:
+            tally.feed(data)
+        await _write(writer, Data(data), silence, urgent=urgent)
+        if last.feed(data):
+            silence.allow_closing()
+
+    async def hand_on(data: bytes, *, urgent: bool) -> None:
+        if offloader and not offloader.passes(data):
+            async with aclosing(offloader.feed(data)) as parts:
+                async for part in parts:
+                    await pass_on(part, urgent=urgent)
+        elif data:
+            await pass_on(data, urgent=urgent)
+
+    first = True
+    after_boundary = False
+    progress = beater()
+    with _reached_end(clean, offloader, writer):
+        async for read in content:
+            progress()
+            data = clean.feed(read)
+            boundary = first or any(mark in data for mark in marks)
+            if first:
+                first = False
+                silence.stop_report()
+                if options.silent and response.status_code < 300:
+                    options.silent.answered(endpoint.name, request.model)
+                seconds = endpoint.settings.idle_timeout_s
+                silence.allow(seconds, "idle_timeout", f"the stream was silent for {seconds:g} s")
+            else:
+                silence.received()
+            # Data after a boundary may be a block's first chunk, and readers are waiting for it.
+            await hand_on(data, urgent=boundary or after_boundary)
+            after_boundary = boundary
+        await hand_on(clean.end(), urgent=True)
+    if tally:
+        tally.end()
+
+
+def _opened(
+    response: httpx.Response,
+    endpoint: Endpoint,
+    request: Generate,
+    *,
+    silence: CallTimeouts,
+    options: CallOptions,
+) -> tuple[Opened, ImageOffloader | None]:
+    """The first item of the answer, and what moves its images out of it, if they are moved."""
+    redact = endpoint.redact
+    # Redact before truncating: half a key would not be recognised.
+    headers = {n: redact(response.headers[n])[:MAX_HEADER_CHARS] for n in PASSED_HEADERS if n in response.headers}
+    asked = endpoint.api.images_asked(request)
+    offloader = None
+    if options.images and endpoint.api.image_keys and not asked.inline and response.status_code < 300:
+        offloader = ImageOffloader(endpoint.api.image_keys, options.images, silence.paused)
+        asked = msgspec.structs.replace(asked, moved=offloader.secret)
+    opened = Opened(
+        api=endpoint.settings.api,
+        status=response.status_code,
+        headers=headers,
+        stream=request.stream,
+        quirks=endpoint.quirks_of(request),
+        images=asked,
+        provider=endpoint.name,
+        called_ms=options.called_ms,
+        traceparent=request.traceparent or "",
+    )
+    return opened, offloader
+
+
+@contextmanager
+def _reached_end(
+    clean: RedactedEvents | RedactedStream, offloader: ImageOffloader | None, writer: AttemptWriter
+) -> Generator[None]:
+    """If the answer breaks off, pass on what was held back as the possible beginning of a secret."""
+    try:
+        yield
+    except (httpx.TransportError, BodyRefused, asyncio.CancelledError):
+        rest = clean.end()
+        if rest and writer.why_refused is None and (offloader is None or offloader.passes(rest)):
+            writer.write_item(Data(rest))
+        raise
+    finally:
+        if offloader:
+            offloader.close()
+
+
+async def _write(writer: AttemptWriter, item: Opened | Data, silence: CallTimeouts, *, urgent: bool = False) -> None:
+    """Write an item. While there is no room for more, nothing is read, so the silence timeout is suspended."""
+    writer.write_item(item, urgent=urgent)
+    if writer.must_wait:
+        with silence.paused():
+            await writer.room()

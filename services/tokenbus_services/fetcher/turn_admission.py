@@ -1,0 +1,178 @@
+"""Admits a turn to its provider: waits until its call may start, then reads what the call needs.
+
+A turn waits for its retry delay, for the policy stage if that lags, and for a slot under the limits. Meanwhile its item
+is marked as not begun, so another fetcher can take it over as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+import msgspec
+
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.liveness import holding
+from tokenbus.bus.run_record import DEADLINE, REQUEST, history_fields, read_attempt, so_far_field
+from tokenbus.bus.server.retry import retry_until_available
+from tokenbus.bus.server.server import Server
+from tokenbus.bus.work_queue import QueueItem, WorkQueue
+from tokenbus.core.request.fallback_request import request_for
+from tokenbus.core.request.tenant import tenant_of
+from tokenbus.events.error_info import ErrorInfo
+from tokenbus.events.frames import TurnWork, history_decoder
+from tokenbus.events.requests import Generate, Message
+from tokenbus_services.fetcher.backpressure import Backpressure
+from tokenbus_services.fetcher.call_timeouts import DEADLINE_PASSED
+from tokenbus_services.fetcher.limits.limiter import Reservation, ReservationRequest
+from tokenbus_services.fetcher.limits.scopes import Scopes
+from tokenbus_services.fetcher.limits.token_estimate import estimate
+from tokenbus_services.fetcher.limits.wait_queue import FairQueue, WaitedTooLong
+from tokenbus_services.fetcher.look_ups import LookUps
+
+LOOK_S = 1.0
+"""How often a run that waits for the policy stage checks whether it still has to wait; it may have ended."""
+LOOK_UPS = 32
+"""Maximum concurrent request look-ups: each request may be large."""
+LONGEST_WAIT = ErrorInfo(code="limit_wait", kind="rate_limit", message="the run's turn did not come in time")
+
+_request_decoder = msgspec.json.Decoder(Generate)
+
+
+def waits_as(work: TurnWork) -> str:
+    """The queue share that a run counts against: its tenant's, or that of the tenant's runs under policies.
+
+    Runs under policies are counted apart. However many of them wait for their policies, there is room for requests that
+    the policies themselves publish.
+    """
+    return f"{work.tenant} held" if work.held else work.tenant
+
+
+class Turn(msgspec.Struct, frozen=True):
+    """The input of an attempt."""
+
+    request: Generate
+    history: list[Message]
+    """Messages appended by earlier turns."""
+    deadline: float | None
+    """In the event loop's time."""
+
+
+class NotCalled(Exception):
+    """The attempt ends before its provider call."""
+
+    def __init__(self, error: ErrorInfo) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+class TurnAdmission:
+    """Decides when the calls of one fetcher's turns start."""
+
+    def __init__(
+        self, server: Server, keys: Keys, queue: WorkQueue, admission: FairQueue, scopes: Scopes, *, lags: Backpressure
+    ) -> None:
+        """``admission``: where turns wait for a slot."""
+        self._server = server
+        self._keys = keys
+        self._queue = queue
+        self._admission = admission
+        self._scopes = scopes
+        self._lags = lags
+        self._looking_up = LookUps(keys, most=LOOK_UPS, apart=server.topology == "cluster")
+
+    async def admit(self, item: QueueItem, run: str, work: TurnWork) -> tuple[Turn, Reservation] | None:
+        """Return the turn once its call may start; None if the attempt is over or another worker owns it.
+
+        Raises NotCalled, NotStarted. While it waits, the item is marked as not begun.
+        """
+        waits = work.not_before_ms > 0
+        if waits:
+            await self._queue.mark(item, begun=False)
+            await self._delay(run, work)
+        if work.held:
+            waits = await self._await_policies(item, run, work.attempt, marked=waits)
+        turn = await self._look_up(run, work)
+        if turn is None:
+            return None
+        ask = self._ask(run, work, turn)
+        grant = self._admission.enter_at_once(ask)
+        if grant is None:
+            deadline, turn = turn.deadline, None  # free the request's memory while it waits
+            if not waits:
+                waits = True
+                await self._queue.mark(item, begun=False)
+            grant = await self._enter(ask, deadline)
+        ready = None
+        try:
+            if not waits or await self._queue.mark(item, begun=True):
+                turn = turn or await self._look_up(run, work)
+                ready = turn and (turn, grant)
+        finally:
+            if ready is None:
+                self._admission.leave(grant, used=0)
+        return ready
+
+    async def _await_policies(self, item: QueueItem, run: str, attempt: int, *, marked: bool) -> bool:
+        """Wait while the policy stage lags too far behind for another run; holds no slot meanwhile.
+
+        Returns whether the item is now marked as not begun. Raises NotStarted.
+        """
+        look = partial(self._lags.holds_back, run, attempt)
+        behind = await retry_until_available(self._server, lambda: look(waits=False), what="lag of the policy stage")
+        while behind:
+            if not marked:
+                marked = True
+                await self._queue.mark(item, begun=False)
+            await self._admission.sleep(LOOK_S)
+            behind = await retry_until_available(self._server, lambda: look(waits=True), what="lag of the policy stage")
+        return marked
+
+    async def _enter(self, ask: ReservationRequest, deadline: float | None) -> Reservation:
+        """Wait for the run's turn. Raises NotCalled, NotStarted."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await self._admission.enter(ask)
+        except TimeoutError:
+            raise NotCalled(DEADLINE_PASSED) from None
+        except WaitedTooLong:
+            raise NotCalled(LONGEST_WAIT) from None
+
+    def _ask(self, run: str, work: TurnWork, turn: Turn) -> ReservationRequest:
+        request, tenant = turn.request, tenant_of(turn.request.metadata)
+        scopes = self._scopes.of(request.provider, request.model, tenant)
+        limited = any(scope.tokens_per_minute for scope in scopes)
+        return ReservationRequest(
+            f"{run}/{work.attempt}", tenant, scopes, estimate(request, turn.history) if limited else 0
+        )
+
+    async def _delay(self, run: str, work: TurnWork) -> None:
+        """Wait for the retry delay, or until the run's deadline if that comes first."""
+        deadline = await retry_until_available(
+            self._server,
+            lambda: self._server.client.hget(self._keys.run(run), DEADLINE),
+            what="look-up of a deadline",
+        )
+        until_ms = min(work.not_before_ms, int(deadline)) if deadline else work.not_before_ms
+        await self._admission.sleep((until_ms - self._server.clock.now_ms()) / 1000)
+
+    async def _look_up(self, run: str, work: TurnWork) -> Turn | None:
+        """Read the turn from the run's hash; None if the attempt is over."""
+        key = self._keys.run(run)
+        more = [REQUEST, DEADLINE, so_far_field(work.attempt), *history_fields(work.turn)]
+        async with holding(self._looking_up.of(run)):
+            record = await retry_until_available(
+                self._server,
+                lambda: read_attempt(self._server.client, key, work.attempt, more),
+                what="look-up of a run",
+            )
+        request, deadline_ms, so_far, *turns = record.more
+        if not record.is_open or request is None:
+            return None
+        history = [m for t in turns if t for m in history_decoder.decode(t)]
+        if so_far is not None:
+            history += history_decoder.decode(so_far)
+        deadline = None
+        if deadline_ms:
+            deadline = asyncio.get_running_loop().time() + (int(deadline_ms) - self._server.clock.now_ms()) / 1000
+        return Turn(request_for(_request_decoder.decode(request), work.choice), history, deadline)
