@@ -12,7 +12,7 @@ from redis.exceptions import RedisError
 from tokenbus.bus import scripts
 from tokenbus.bus.dead_letters import DeadLetter, dead_letter
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.leases import Lease
+from tokenbus.bus.leases.lease import Lease
 from tokenbus.bus.server.retry import ISOLATED_TRIES, retry_until_available
 from tokenbus.bus.server.run_scripts import run_script, run_scripts
 from tokenbus.bus.server.server import Server

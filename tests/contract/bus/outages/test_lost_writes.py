@@ -13,7 +13,7 @@ import pytest
 from tests.contract.bus.state import everything, put_back
 from tests.contract.bus.toys import GROUP, Bench, Outputs, working
 from tests.waiting import eventually
-from tokenbus.bus.leases import Lease
+from tokenbus.bus.leases.lease import Lease
 from tokenbus.bus.scripts import Commit
 from tokenbus.bus.stage.commit_journal import LOST_WRITES
 from tokenbus.bus.stage.committer import Committer

@@ -7,7 +7,8 @@ import logging
 from collections.abc import Callable
 
 from tokenbus.bus.keys import InternalTopic, Keys
-from tokenbus.bus.leases import Lease, Leases
+from tokenbus.bus.leases.lease import Lease
+from tokenbus.bus.leases.leases import Leases
 from tokenbus.bus.liveness import Liveness, holding, stop_task
 from tokenbus.bus.server.error_replies import is_alien
 from tokenbus.bus.server.server import Server

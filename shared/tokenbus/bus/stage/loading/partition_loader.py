@@ -12,7 +12,7 @@ from redis.exceptions import RedisError
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import InternalTopic, Keys
 from tokenbus.bus.layout import widen_if_stale
-from tokenbus.bus.leases import Lease
+from tokenbus.bus.leases.lease import Lease
 from tokenbus.bus.scripts import Commit
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.run_scripts import run_script

@@ -17,15 +17,15 @@ import random
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
-import msgspec
 from redis.exceptions import RedisError
 
-from tokenbus.bus import scripts
 from tokenbus.bus.keys import InternalTopic, Keys, SubscribedTopic
-from tokenbus.bus.lease_requests import LeaseRequests, first_error
+from tokenbus.bus.leases.fair_share import fair_share
+from tokenbus.bus.leases.lease import Lease
+from tokenbus.bus.leases.lease_commands import LeaseCommands
+from tokenbus.bus.leases.lease_requests import LeaseRequests, first_error
 from tokenbus.bus.liveness import Defects, Liveness, beat
 from tokenbus.bus.server.retry import retry_until_available
-from tokenbus.bus.server.run_scripts import run_each, run_script, run_scripts
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.server.stream_reader import id_key
 
@@ -34,24 +34,6 @@ log = logging.getLogger(__name__)
 
 BLOCKED_S = 1.0
 """Retry interval for a partition with a key of the wrong type."""
-
-
-class Lease(msgspec.Struct, frozen=True):
-    """An owned partition: the token that fences its writes, and the previous owner's offset and watermark."""
-
-    partition: int
-    token: str
-    offset: str
-    watermark: str
-
-
-def fair_share(worker: str, workers: list[str], partitions: int) -> int:
-    """Number of partitions that this worker is due; 0 if the worker is not in the list."""
-    ranked = sorted(workers)
-    if worker not in ranked:
-        return 0
-    each, rest = divmod(partitions, len(ranked))
-    return each + (ranked.index(worker) < rest)
 
 
 class Leases:
@@ -82,16 +64,12 @@ class Leases:
         self._server = server
         self._keys = keys
         self._group = group
-        self._topic: InternalTopic | SubscribedTopic = topic
         self._worker = worker
         self._on_acquired = on_acquired
         self._on_revoked = on_revoked
         self._on_rollback = on_rollback
         self._ttl_s = ttl_s
-        self._ttl_ms = round(ttl_s * 1000)
         self._tick_s = tick_s
-        self._start = start
-        self._partitions_at_start = keys.partitions
         self._liveness = liveness or Liveness()
         self._owned: dict[int, Lease] = {}
         self._committed: dict[int, str] = {}
@@ -100,6 +78,9 @@ class Leases:
         self.blocked: set[int] = set()
         """Partitions whose lease hash or stream has the wrong type."""
         self._renew_at: dict[int, float] = {}
+        self._commands = LeaseCommands(
+            server, keys, group=group, topic=topic, worker=worker, ttl_ms=round(ttl_s * 1000), start=start
+        )
         self._requests = LeaseRequests(
             group, self._liveness, on_no_answer=self._no_answer, by_partition=server.topology == "cluster"
         )
@@ -149,12 +130,10 @@ class Leases:
                     await asyncio.wait({self._task})
                 await self._await_answers()
                 # Retry: if a broken connection loses the sign-off, the other workers wait for the leases to expire.
-                members, what = self._keys.members(self._group), f"sign-off from {self._group}"
-                await retry_until_available(
-                    self._server, lambda: self._server.client.zrem(members, self._worker), what=what
-                )
+                what = f"sign-off from {self._group}"
+                await retry_until_available(self._server, self._commands.sign_off, what=what)
                 leases = await self._release_surplus(list(self._owned))
-                await retry_until_available(self._server, lambda: self._release(leases), what=what)
+                await retry_until_available(self._server, lambda: self._commands.release(leases), what=what)
         except (RedisError, OSError, TimeoutError) as e:
             log.warning("leases of %s: left to run out: %s", self._group, str(e) or type(e).__name__)
             self._owned.clear()
@@ -249,11 +228,10 @@ class Leases:
         """Sign on; return all members."""
         clock = asyncio.get_running_loop().time
         asked_at = clock()
-        present = scripts.present(self._keys.members(self._group), member=self._worker, ttl_ms=self._ttl_ms)
-        found: list[bytes] = await run_script(self._server, present)
+        members = await self._commands.sign_on()
         if clock() - asked_at > self._ttl_s / 2:
             self._back_off(range(self._keys.partitions))
-        return [member.decode() for member in found]
+        return members
 
     async def _share(self, members: list[str], *, patience_s: float) -> Exception | None:
         """Release or acquire leases to reach the fair share; return the first error among the timely replies."""
@@ -274,13 +252,9 @@ class Leases:
 
     async def _renew(self, partitions: list[int]) -> None:
         held = [self._owned[partition] for partition in partitions if partition in self._owned]
-        calls = [
-            scripts.renew(self._lease_key(x.partition), self._stream(x.partition), token=x.token, ttl_ms=self._ttl_ms)
-            for x in held
-        ]
         committed = dict(self._committed)
         renew_at = self._next_renewal()
-        for lease, offset in zip(held, await run_each(self._server, calls), strict=True):
+        for lease, offset in zip(held, await self._commands.renew(held), strict=True):
             if self._owned.get(lease.partition) is not lease:
                 continue
             if isinstance(offset, Exception):
@@ -291,31 +265,16 @@ class Leases:
             if not offset:
                 self.forget(lease.partition)
                 await self._on_revoked(lease.partition)
-            elif self._on_rollback and id_key(offset.decode()) < id_key(committed.get(lease.partition, "0-0")):
-                await self._on_rollback(lease.partition, offset.decode())
+            elif self._on_rollback and id_key(offset) < id_key(committed.get(lease.partition, "0-0")):
+                await self._on_rollback(lease.partition, offset)
 
     async def _acquire(self, partitions: list[int]) -> None:
-        calls = [
-            scripts.acquire(
-                self._lease_key(partition),
-                self._stream(partition),
-                owner=self._worker,
-                ttl_ms=self._ttl_ms,
-                # Partitions that are added later are read from their beginning.
-                start=self._start if partition < self._partitions_at_start else "0-0",
-                mirror=self._group,
-            )
-            for partition in partitions
-        ]
         renew_at = self._next_renewal()
-        for partition, reply in zip(partitions, await run_each(self._server, calls), strict=True):
-            if isinstance(reply, Exception):
-                self._block(partition, reply)
-                continue
-            token, offset, watermark = reply
-            if token:
+        for partition, lease in zip(partitions, await self._commands.acquire(partitions), strict=True):
+            if isinstance(lease, Exception):
+                self._block(partition, lease)
+            elif lease:
                 self.blocked.discard(partition)
-                lease = Lease(partition, token.decode(), offset.decode(), watermark.decode())
                 self._owned[partition] = lease
                 self._renew_at[partition] = renew_at
                 self._committed[partition] = lease.offset
@@ -325,7 +284,7 @@ class Leases:
         """Stop using a partition whose lease hash or stream has the wrong type, until an operator repairs it."""
         self.forget(partition, shun_s=BLOCKED_S)
         if partition not in self.blocked:
-            keys = f"{self._lease_key(partition)} or {self._stream(partition)}"
+            keys = f"{self._commands.lease_key(partition)} or {self._commands.stream(partition)}"
             log.error(
                 "%s partition %d waits: %s has the wrong type, delete or rename it: %s",
                 self._group,
@@ -336,7 +295,7 @@ class Leases:
         self.blocked.add(partition)
 
     async def _revoke_expired(self, partitions: list[int]) -> None:
-        await self._release(await self._release_surplus(partitions))
+        await self._commands.release(await self._release_surplus(partitions))
 
     async def _release_surplus(self, partitions: list[int]) -> list[Lease]:
         leases = [self._owned.pop(partition) for partition in partitions if partition in self._owned]
@@ -344,16 +303,6 @@ class Leases:
             await self._on_revoked(lease.partition)
         return leases
 
-    async def _release(self, leases: list[Lease]) -> None:
-        calls = [scripts.release(self._lease_key(lease.partition), token=lease.token) for lease in leases]
-        await run_scripts(self._server, calls)
-
     def _next_renewal(self) -> float:
         """When a lease that is requested now must be renewed."""
         return asyncio.get_running_loop().time() + self._ttl_s / 3
-
-    def _lease_key(self, partition: int) -> str:
-        return self._keys.lease(partition, self._group)
-
-    def _stream(self, partition: int) -> str:
-        return self._keys.topic(partition, self._topic)

@@ -15,7 +15,9 @@ from tests.contract.bus.faults import Gate
 from tests.waiting import eventually
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.leases import Lease, Leases, fair_share
+from tokenbus.bus.leases.fair_share import fair_share
+from tokenbus.bus.leases.lease import Lease
+from tokenbus.bus.leases.leases import Leases
 from tokenbus.bus.liveness import STUCK_S, Liveness
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server

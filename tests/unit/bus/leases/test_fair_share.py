@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenbus.bus.leases import fair_share
+from tokenbus.bus.leases.fair_share import fair_share
 
 
 @given(st.sets(st.text(), min_size=1, max_size=40), st.integers(1, 4096))
