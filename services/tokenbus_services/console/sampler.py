@@ -1,37 +1,27 @@
-"""The river: samples all runs once a second while a page is open, at a cost that does not depend on their chunks.
+"""Sends the pages of the console what changed: samples all runs once a second while a page is open.
 
-One sample reads the index of open and ended runs, the summaries of runs that it does not know yet and of those that
-are shown, and the newest few events of shown runs whose count of events has changed. Other runs are looked at in turn,
-a few with each sample, so that counts by state are at most some seconds old. Pages with equal views share their rows.
+Pages with equal views share their rows.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, cast
+from collections.abc import Callable
 
 import msgspec
 import structlog
 from redis.exceptions import RedisError
 
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.layout import locate
 from tokenbus.bus.liveness import Liveness, rest, slack, stop_task
-from tokenbus.bus.run_index import read_summaries
 from tokenbus.bus.server.server import Server, translated
-from tokenbus.client.decode import public_event
-from tokenbus.errors import Malformed, TokenbusError
-from tokenbus.events.public import PublicEvent
+from tokenbus.errors import TokenbusError
 from tokenbus_services.console.costs import Costs
-from tokenbus_services.console.health import Health, HealthReader, LaneHealth
-from tokenbus_services.console.known_run import KnownRun
+from tokenbus_services.console.health import Health, HealthReader
 from tokenbus_services.console.last_hour import LastHour
 from tokenbus_services.console.run_filter import PageView
-from tokenbus_services.console.run_view import Row
-from tokenbus_services.console.turn_queue import TurnQueue
+from tokenbus_services.console.run_table import RunTable
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -40,31 +30,6 @@ SAMPLING_S = 10.0
 SAMPLE_S = 1.0
 HEALTH_S = 1.5
 """At one sample per second, every second one includes health."""
-MAX_LANES = 100
-MAX_OPEN = 5_000
-"""Newest open runs that are listed; the others are only counted."""
-MAX_ENDED = 400
-MAX_ENDED_SHOWN = 100
-NEW_PER_SAMPLE = 1_000
-IN_TURN = 100
-"""Runs that are not shown and are looked at with each sample."""
-EVENTS_PER_SAMPLE = 800
-"""Events of logs that one sample reads, over all runs; each run's share is between the next two."""
-LEAST_EVENTS, MOST_EVENTS = 4, 24
-FAILED_KEPT_MS = 600_000
-_WAITS = ("queued", "waiting")
-_BAD = frozenset({"failed", "incomplete"})
-
-
-class River(msgspec.Struct, frozen=True, kw_only=True):
-    """One sample for one view."""
-
-    at: int
-    open: int
-    states: dict[str, int]
-    rows: list[Row]
-    ended: list[Row]
-    behind_ms: int
 
 
 class WatchingPage:
@@ -105,14 +70,9 @@ class Sampler:
         """``judged``: whether the deployment has policies."""
         self._server = server
         self._keys = keys
-        self._costs = costs
+        self._runs = RunTable(server, keys, costs, clock=clock)
         self._clock = clock
         self._pages: set[WatchingPage] = set()
-        self._open: dict[str, KnownRun] = {}
-        self._open_count = 0
-        self._ended: dict[str, KnownRun] = {}
-        self._in_turn: list[str] = []
-        self._turns = TurnQueue(server, keys)
         self._health = HealthReader(server, keys, judged=judged)
         self._hour = LastHour(server, keys)
         self._health_at = 0.0
@@ -144,158 +104,36 @@ class Sampler:
             try:
                 with translated(self._server), slack(SAMPLING_S):
                     await self.sample()
-                self._tell(behind_ms=round(1000 * (self._clock() - began)))
+                self._send_rows(behind_ms=round(1000 * (self._clock() - began)))
                 if began >= self._health_at and self._pages:
                     self._health_at = began + HEALTH_S
                     with translated(self._server), slack(SAMPLING_S):
-                        await self._tell_health()
+                        await self._send_health()
             except (TokenbusError, RedisError, OSError) as e:
                 log.info("console_sample_failed", error=str(e))
             except Exception:  # a defect of the console must not end the gateway, and the page shows that it is behind
                 log.exception("console_sample_failed")
                 self._liveness.failed_work("console sample")
             await rest(max(0.05, SAMPLE_S - (self._clock() - began)))
-        self._open, self._ended, self._in_turn = {}, {}, []
+        self._runs.clear()
 
     async def sample(self) -> None:
         """Read what changed. Raises redis-py's errors."""
-        open_ids, ended_ids = await self._listed()
-        new = [run for run in open_ids if run not in self._open]
-        new += [run for run in ended_ids if run not in self._ended]
-        shown = self._shown()
-        asked = list(dict.fromkeys([*new[:NEW_PER_SAMPLE], *shown, *self._next_in_turn()]))
-        now = self._clock()
-        for run, summary in zip(asked, await read_summaries(self._server.client, self._keys, asked), strict=True):
-            known = self._open.get(run) or self._ended.get(run)
-            if summary is None:
-                self._open.pop(run, None)
-                continue
-            if known is None:
-                known = KnownRun(summary)
-            known.update(summary, now)
-            if known.info.is_open:
-                self._open[run] = known
-            else:
-                self._open.pop(run, None)
-                self._ended[run] = known
-        self._forget(set(open_ids), set(ended_ids))
-        await self._look([*self._shown(), *(run for run in asked if run in self._open)])
-        await self._look_for_waiting()
+        await self._runs.sample(self._views)
 
-    def river(self, view: PageView, *, behind_ms: int = 0) -> River:
-        """The newest sample for this view."""
-        now_ms = self._server.clock.now_ms()
-        states: Counter[str] = Counter()
-        matching: list[KnownRun] = []
-        for known in self._newest_open():
-            if view.matches(known):
-                state = known.state(now_ms)
-                states[state] += 1
-                if not view.state or state == view.state:
-                    matching.append(known)
-        ended: list[KnownRun] = []
-        for known in self._newest_ended():
-            if view.matches(known):
-                states[known.info.state] += 1
-                if not view.state or known.info.state == view.state:
-                    ended.append(known)
-        everything = not (view.q or view.state or view.tenant or view.provider or view.error or view.scope)
-        return River(
-            at=now_ms,
-            open=max(self._open_count, len(matching)) if everything else len(matching),
-            states=dict(states),
-            rows=[known.row(now_ms, content=view.content) for known in matching[: view.limit]],
-            ended=[known.row(now_ms, content=view.content) for known in _shown_ended(ended)],
-            behind_ms=behind_ms,
-        )
+    def _views(self) -> set[PageView]:
+        return {page.view for page in self._pages}
 
-    async def _listed(self) -> tuple[list[str], list[str]]:
-        """Ids of the newest open and ended runs."""
-        keys = self._keys
-        share = -(-MAX_OPEN // keys.partitions)
-        share_ended = max(8, -(-MAX_ENDED // keys.partitions))
-        pipe = self._server.client.pipeline(transaction=False)
-        for p in range(keys.partitions):
-            pipe.zcard(keys.open_runs(p))
-            pipe.zrevrangebyscore(keys.open_runs(p), "+inf", "-inf", start=0, num=share)
-            pipe.zrevrangebyscore(keys.ended_runs(p), "+inf", "-inf", start=0, num=share_ended)
-        replies: list[Any] = await pipe.execute()
-        self._open_count = sum(replies[0::3])
-        return _names(replies[1::3]), _names(replies[2::3])
-
-    def _shown(self) -> list[str]:
-        """Ids of the open runs that some page shows."""
-        found: dict[str, None] = {}
-        now_ms = self._server.clock.now_ms()
-        for view in {page.view for page in self._pages}:
-            count = 0
-            for known in self._newest_open():
-                if view.matches(known) and (not view.state or known.state(now_ms) == view.state):
-                    found[known.info.run] = None
-                    count += 1
-                    if count == view.limit:
-                        break
-        return list(found)
-
-    def _next_in_turn(self) -> list[str]:
-        if not self._in_turn:
-            self._in_turn = list(self._open)
-        taken, self._in_turn = self._in_turn[:IN_TURN], self._in_turn[IN_TURN:]
-        return [run for run in taken if run in self._open]
-
-    async def _look(self, runs: Iterable[str]) -> None:
-        """Read the newest events of these open runs, and of the ended ones that are shown, if any."""
-        open_runs = [self._open[run] for run in dict.fromkeys(runs) if run in self._open]
-        ended = [known for known in _shown_ended(self._newest_ended()) if known.end is None]
-        wanted = [known for known in (*open_runs, *ended) if known.needs_look]
-        if not wanted:
-            return
-        count = max(LEAST_EVENTS, min(MOST_EVENTS, EVENTS_PER_SAMPLE // len(wanted)))
-        await locate(self._server, self._keys, *(known.info.run for known in wanted))
-        pipe = self._server.client.pipeline(transaction=False)
-        for known in wanted:
-            pipe.xrevrange(self._keys.log(known.info.run), count=count)
-        replies: list[Any] = await pipe.execute(raise_on_error=False)
-        for known, reply in zip(wanted, replies, strict=True):
-            if isinstance(reply, list):
-                known.look(_events(known.info.run, cast("list[Any]", reply)))
-            if known.end:
-                known.cost = self._costs.cost(known.end.usage, known.info.provider, [known.end.model, known.info.model])
-
-    async def _look_for_waiting(self) -> None:
-        """Find out which of the open runs that say nothing yet wait in front of their provider."""
-        silent = {known.info.run: known.info.accepted_ms for known in self._open.values() if known.is_silent}
-        waiting = await self._turns.waiting(silent)
-        for run, known in self._open.items():
-            known.waiting = waiting.get(run)
-
-    def _forget(self, open_ids: set[str], ended_ids: set[str]) -> None:
-        """Drop what is neither listed nor a failure of the last minutes."""
-        if self._open_count <= len(open_ids):
-            for run in [run for run in self._open if run not in open_ids]:
-                del self._open[run]
-        since = self._server.clock.now_ms() - FAILED_KEPT_MS
-        for run, known in list(self._ended.items()):
-            recent_failure = known.info.state in _BAD and (known.info.ended_ms or 0) > since
-            if run not in ended_ids and not recent_failure:
-                del self._ended[run]
-
-    def _newest_open(self) -> list[KnownRun]:
-        return sorted(self._open.values(), key=lambda known: -known.info.accepted_ms)
-
-    def _newest_ended(self) -> list[KnownRun]:
-        return sorted(self._ended.values(), key=lambda known: -(known.info.ended_ms or 0))
-
-    def _tell(self, *, behind_ms: int) -> None:
+    def _send_rows(self, *, behind_ms: int) -> None:
         by_view: dict[PageView, bytes] = {}
         for page in list(self._pages):
             if page.view not in by_view:
-                by_view[page.view] = msgspec.json.encode(self.river(page.view, behind_ms=behind_ms))
+                by_view[page.view] = msgspec.json.encode(self._runs.river(page.view, behind_ms=behind_ms))
             page.put("river", by_view[page.view])
 
-    async def _tell_health(self) -> None:
-        """Tell how the deployment is to those who see all of it; to a tenant's viewers their own lane alone."""
-        lanes = self._lanes()
+    async def _send_health(self) -> None:
+        """Send the deployment's health to viewers who see all of it; a tenant's viewers get their own lane alone."""
+        lanes = self._runs.lanes()
         whole = b""
         if any(page.view.scope is None for page in self._pages):
             await self._hour.read()
@@ -308,35 +146,10 @@ class Sampler:
                 page.put("health", msgspec.json.encode(Health(lanes=own)))
             elif whole:
                 page.put("health", whole)
-                self._tell_plots(page)
+                self._send_plots(page)
 
-    def _tell_plots(self, page: WatchingPage) -> None:
+    def _send_plots(self, page: WatchingPage) -> None:
         plots = self._hour.plots(after=page.plotted)
         if plots.points and "plots" not in page.pending:
             page.plotted = self._hour.newest
             page.put("plots", msgspec.json.encode(plots))
-
-    def _lanes(self) -> list[LaneHealth]:
-        now_ms = self._server.clock.now_ms()
-        waiting = Counter(known.info.tenant or "" for known in self._open.values() if known.state(now_ms) in _WAITS)
-        return [LaneHealth(tenant=tenant, waiting=count) for tenant, count in waiting.most_common(MAX_LANES)]
-
-
-def _shown_ended(newest: Sequence[KnownRun]) -> list[KnownRun]:
-    """The newest, and failures that others have pushed out."""
-    first, rest = newest[:MAX_ENDED_SHOWN], newest[MAX_ENDED_SHOWN:]
-    return [*first, *[known for known in rest if known.info.state in _BAD][:MAX_ENDED_SHOWN]]
-
-
-def _names(pages: Sequence[Sequence[bytes]]) -> list[str]:
-    return [run.decode() for page in pages for run in page]
-
-
-def _events(run: str, entries: list[Any]) -> list[PublicEvent]:
-    found: list[PublicEvent] = []
-    for entry in reversed(entries):
-        try:
-            found.append(public_event(run, entry))
-        except Malformed:
-            continue
-    return found

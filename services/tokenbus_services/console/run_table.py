@@ -1,0 +1,228 @@
+"""All runs that a gateway's console knows, kept up to date at a cost that does not depend on their chunks.
+
+One sample reads the index of open and ended runs, the summaries of runs that it does not know yet and of those that
+are shown, and the newest few events of shown runs whose count of events has changed. Other runs are looked at in turn,
+a few with each sample, so that counts by state are at most some seconds old.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, cast
+
+import msgspec
+
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.layout import locate
+from tokenbus.bus.run_index import read_summaries
+from tokenbus.bus.server.server import Server
+from tokenbus.client.decode import public_event
+from tokenbus.errors import Malformed
+from tokenbus.events.public import PublicEvent
+from tokenbus_services.console.costs import Costs
+from tokenbus_services.console.health import LaneHealth
+from tokenbus_services.console.known_run import KnownRun
+from tokenbus_services.console.run_filter import PageView
+from tokenbus_services.console.run_view import Row
+from tokenbus_services.console.turn_queue import TurnQueue
+
+MAX_LANES = 100
+MAX_OPEN = 5_000
+"""Newest open runs that are listed; the others are only counted."""
+MAX_ENDED = 400
+MAX_ENDED_SHOWN = 100
+NEW_PER_SAMPLE = 1_000
+IN_TURN = 100
+"""Runs that are not shown and are looked at with each sample."""
+EVENTS_PER_SAMPLE = 800
+"""Events of logs that one sample reads, over all runs; each run's share is between the next two."""
+LEAST_EVENTS, MOST_EVENTS = 4, 24
+FAILED_KEPT_MS = 600_000
+_WAITS = ("queued", "waiting")
+_BAD = frozenset({"failed", "incomplete"})
+
+
+class River(msgspec.Struct, frozen=True, kw_only=True):
+    """One sample for one view."""
+
+    at: int
+    open: int
+    states: dict[str, int]
+    rows: list[Row]
+    ended: list[Row]
+    behind_ms: int
+
+
+class RunTable:
+    """The newest open and ended runs, and failures of the last minutes."""
+
+    def __init__(self, server: Server, keys: Keys, costs: Costs, *, clock: Callable[[], float]) -> None:
+        self._server = server
+        self._keys = keys
+        self._costs = costs
+        self._clock = clock
+        self._open: dict[str, KnownRun] = {}
+        self._open_count = 0
+        self._ended: dict[str, KnownRun] = {}
+        self._in_turn: list[str] = []
+        self._turns = TurnQueue(server, keys)
+
+    def clear(self) -> None:
+        """Forget all runs."""
+        self._open, self._ended, self._in_turn = {}, {}, []
+
+    async def sample(self, views: Callable[[], Collection[PageView]]) -> None:
+        """Read what changed. ``views``: those of the pages that are open now. Raises redis-py's errors."""
+        open_ids, ended_ids = await self._listed()
+        new = [run for run in open_ids if run not in self._open]
+        new += [run for run in ended_ids if run not in self._ended]
+        shown = self._shown(views())
+        asked = list(dict.fromkeys([*new[:NEW_PER_SAMPLE], *shown, *self._next_in_turn()]))
+        now = self._clock()
+        for run, summary in zip(asked, await read_summaries(self._server.client, self._keys, asked), strict=True):
+            known = self._open.get(run) or self._ended.get(run)
+            if summary is None:
+                self._open.pop(run, None)
+                continue
+            if known is None:
+                known = KnownRun(summary)
+            known.update(summary, now)
+            if known.info.is_open:
+                self._open[run] = known
+            else:
+                self._open.pop(run, None)
+                self._ended[run] = known
+        self._forget(set(open_ids), set(ended_ids))
+        await self._look([*self._shown(views()), *(run for run in asked if run in self._open)])
+        await self._look_for_waiting()
+
+    def river(self, view: PageView, *, behind_ms: int = 0) -> River:
+        """The newest sample for this view."""
+        now_ms = self._server.clock.now_ms()
+        states: Counter[str] = Counter()
+        matching: list[KnownRun] = []
+        for known in self._newest_open():
+            if view.matches(known):
+                state = known.state(now_ms)
+                states[state] += 1
+                if not view.state or state == view.state:
+                    matching.append(known)
+        ended: list[KnownRun] = []
+        for known in self._newest_ended():
+            if view.matches(known):
+                states[known.info.state] += 1
+                if not view.state or known.info.state == view.state:
+                    ended.append(known)
+        everything = not (view.q or view.state or view.tenant or view.provider or view.error or view.scope)
+        return River(
+            at=now_ms,
+            open=max(self._open_count, len(matching)) if everything else len(matching),
+            states=dict(states),
+            rows=[known.row(now_ms, content=view.content) for known in matching[: view.limit]],
+            ended=[known.row(now_ms, content=view.content) for known in _shown_ended(ended)],
+            behind_ms=behind_ms,
+        )
+
+    def lanes(self) -> list[LaneHealth]:
+        """How many runs of each tenant wait, the most first."""
+        now_ms = self._server.clock.now_ms()
+        waiting = Counter(known.info.tenant or "" for known in self._open.values() if known.state(now_ms) in _WAITS)
+        return [LaneHealth(tenant=tenant, waiting=count) for tenant, count in waiting.most_common(MAX_LANES)]
+
+    async def _listed(self) -> tuple[list[str], list[str]]:
+        """Ids of the newest open and ended runs."""
+        keys = self._keys
+        share = -(-MAX_OPEN // keys.partitions)
+        share_ended = max(8, -(-MAX_ENDED // keys.partitions))
+        pipe = self._server.client.pipeline(transaction=False)
+        for p in range(keys.partitions):
+            pipe.zcard(keys.open_runs(p))
+            pipe.zrevrangebyscore(keys.open_runs(p), "+inf", "-inf", start=0, num=share)
+            pipe.zrevrangebyscore(keys.ended_runs(p), "+inf", "-inf", start=0, num=share_ended)
+        replies: list[Any] = await pipe.execute()
+        self._open_count = sum(replies[0::3])
+        return _names(replies[1::3]), _names(replies[2::3])
+
+    def _shown(self, views: Collection[PageView]) -> list[str]:
+        """Ids of the open runs that these views show."""
+        found: dict[str, None] = {}
+        now_ms = self._server.clock.now_ms()
+        for view in views:
+            count = 0
+            for known in self._newest_open():
+                if view.matches(known) and (not view.state or known.state(now_ms) == view.state):
+                    found[known.info.run] = None
+                    count += 1
+                    if count == view.limit:
+                        break
+        return list(found)
+
+    def _next_in_turn(self) -> list[str]:
+        if not self._in_turn:
+            self._in_turn = list(self._open)
+        taken, self._in_turn = self._in_turn[:IN_TURN], self._in_turn[IN_TURN:]
+        return [run for run in taken if run in self._open]
+
+    async def _look(self, runs: Iterable[str]) -> None:
+        """Read the newest events of these open runs, and of the ended ones that are shown, if any."""
+        open_runs = [self._open[run] for run in dict.fromkeys(runs) if run in self._open]
+        ended = [known for known in _shown_ended(self._newest_ended()) if known.end is None]
+        wanted = [known for known in (*open_runs, *ended) if known.needs_look]
+        if not wanted:
+            return
+        count = max(LEAST_EVENTS, min(MOST_EVENTS, EVENTS_PER_SAMPLE // len(wanted)))
+        await locate(self._server, self._keys, *(known.info.run for known in wanted))
+        pipe = self._server.client.pipeline(transaction=False)
+        for known in wanted:
+            pipe.xrevrange(self._keys.log(known.info.run), count=count)
+        replies: list[Any] = await pipe.execute(raise_on_error=False)
+        for known, reply in zip(wanted, replies, strict=True):
+            if isinstance(reply, list):
+                known.look(_events(known.info.run, cast("list[Any]", reply)))
+            if known.end:
+                known.cost = self._costs.cost(known.end.usage, known.info.provider, [known.end.model, known.info.model])
+
+    async def _look_for_waiting(self) -> None:
+        """Find out which of the open runs that say nothing yet wait in front of their provider."""
+        silent = {known.info.run: known.info.accepted_ms for known in self._open.values() if known.is_silent}
+        waiting = await self._turns.waiting(silent)
+        for run, known in self._open.items():
+            known.waiting = waiting.get(run)
+
+    def _forget(self, open_ids: set[str], ended_ids: set[str]) -> None:
+        """Drop what is neither listed nor a failure of the last minutes."""
+        if self._open_count <= len(open_ids):
+            for run in [run for run in self._open if run not in open_ids]:
+                del self._open[run]
+        since = self._server.clock.now_ms() - FAILED_KEPT_MS
+        for run, known in list(self._ended.items()):
+            recent_failure = known.info.state in _BAD and (known.info.ended_ms or 0) > since
+            if run not in ended_ids and not recent_failure:
+                del self._ended[run]
+
+    def _newest_open(self) -> list[KnownRun]:
+        return sorted(self._open.values(), key=lambda known: -known.info.accepted_ms)
+
+    def _newest_ended(self) -> list[KnownRun]:
+        return sorted(self._ended.values(), key=lambda known: -(known.info.ended_ms or 0))
+
+
+def _shown_ended(newest: Sequence[KnownRun]) -> list[KnownRun]:
+    """The newest, and failures that others have pushed out."""
+    first, rest = newest[:MAX_ENDED_SHOWN], newest[MAX_ENDED_SHOWN:]
+    return [*first, *[known for known in rest if known.info.state in _BAD][:MAX_ENDED_SHOWN]]
+
+
+def _names(pages: Sequence[Sequence[bytes]]) -> list[str]:
+    return [run.decode() for page in pages for run in page]
+
+
+def _events(run: str, entries: list[Any]) -> list[PublicEvent]:
+    found: list[PublicEvent] = []
+    for entry in reversed(entries):
+        try:
+            found.append(public_event(run, entry))
+        except Malformed:
+            continue
+    return found
