@@ -16,7 +16,6 @@ from tokenbus.events.public import (
     Chunk,
     Completed,
     ImagePreview,
-    ImageRef,
     Incomplete,
     PublicEvent,
     Restarted,
@@ -28,16 +27,9 @@ from tokenbus.events.public import (
 )
 from tokenbus.events.usage import Usage
 from tokenbus_services.gateway.problem import Problem, of_run
-from tokenbus_services.gateway.surfaces.ag_ui.history import (
-    METADATA,
-    Json,
-    SentBlock,
-    encrypted,
-    messages_of,
-    parent_of,
-)
+from tokenbus_services.gateway.surfaces.ag_ui.events import EventWriter
+from tokenbus_services.gateway.surfaces.ag_ui.history import Json, SentBlock, encrypted, messages_of
 from tokenbus_services.gateway.surfaces.contract import Encoder
-from tokenbus_services.gateway.surfaces.json_text import encode_line
 
 
 class AgUiStream(Encoder):
@@ -50,13 +42,9 @@ class AgUiStream(Encoder):
         self, run: str, *, thread: str, client_run: str, given: Sequence[Json], model: str, join_at: int = -1
     ) -> None:
         self._run = run
-        self._thread = thread
-        self._client_run = client_run
         self._given = given
-        self._model = model
         self._join_at = join_at
-        self._seq = -1
-        self._out: list[bytes] = []
+        self._events = EventWriter(run, thread=thread, client_run=client_run, model=model)
         self._blocks: dict[int, SentBlock] = {}
         self._void_thinking: list[SentBlock] = []
         """A client that joins may have them from an earlier stream."""
@@ -68,57 +56,54 @@ class AgUiStream(Encoder):
         """See `Encoder.feed`."""
         if self._ended:
             return []
-        self._seq = event.seq
+        self._events.seq = event.seq
         if event.seq > self._join_at:
             self._begin()
             self._emit_event(event)
-            return self._taken()
+            return self._events.taken()
         if event.seq == self._join_at and isinstance(event, TerminalEvent):
             self._join()
             self._emit_event(event)
-            return self._taken()
+            return self._events.taken()
         self._began = True
         self._emit_event(event)
-        self._out.clear()
+        self._events.discard()
         if event.seq == self._join_at:
             self._join()
-        return self._taken()
+        return self._events.taken()
 
     def broken(self, problem: Problem) -> list[bytes]:
         """See `Encoder.broken`."""
         if not self._ended:
             self._begin()
-            self._error(problem.message, problem.code)
-        return self._taken()
+            self._fail(problem.message, problem.code)
+        return self._events.taken()
 
     # --- how a stream begins ------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         if not self._began:
             self._began = True
-            self._start()
-
-    def _start(self) -> None:
-        self._emit("RUN_STARTED", threadId=self._thread, runId=self._client_run, metadata=self._metadata(run=self._run))
+            self._events.run_started()
 
     def _join(self) -> None:
         """What is on the log already, in one snapshot."""
-        self._out.clear()
+        self._events.discard()
         self._began = True
-        self._start()
+        self._events.run_started()
         if self._turn is not None:
-            self._emit("STEP_STARTED", stepName=_step(self._turn))
+            self._events.step_started(self._turn)
         valid = {sent.id for sent in self._blocks.values()}
         self._snapshot([sent for sent in self._void_thinking if sent.id not in valid])
         for sent in self._blocks.values():
             if sent.open:
                 self._open(sent)
                 if sent.text:
-                    self._content(sent, sent.content)
+                    self._events.block_content(sent, sent.content)
 
     def _snapshot(self, void: list[SentBlock]) -> None:
         own = messages_of(self._run, list(self._blocks.values()), void)
-        self._emit("MESSAGES_SNAPSHOT", messages=[*self._given, *own])
+        self._events.snapshot([*self._given, *own])
 
     # --- events -------------------------------------------------------------------------------------------------
 
@@ -131,20 +116,21 @@ class AgUiStream(Encoder):
                 sent = self._blocks.get(event.block)
                 if sent and sent.open and event.tool_call_part in (None, "input"):
                     sent.text.append(event.text)
-                    self._content(sent, event.text)
+                    self._events.block_content(sent, event.text)
             case BlockComplete():
                 self._step(event.turn)
                 self._block_complete(event)
             case ToolProgress():
                 given = {"progress": event.progress, "total": event.total, "message": event.message}
-                value = {name: each for name, each in given.items() if each is not None}
-                self._custom("tool_progress", {"toolCallId": event.tool_id, "toolName": event.tool_name, **value})
+                known = {name: each for name, each in given.items() if each is not None}
+                call = {"toolCallId": event.tool_id, "toolName": event.tool_name}
+                self._events.custom("tool_progress", {**call, **known})
             case ImagePreview():
-                self._image("image_preview", event.block, event.image, index=event.index)
+                self._events.image("image_preview", event.block, event.image, index=event.index)
             case Retrying() | Restarted():
                 self._void(event)
             case UsageReported():
-                self._custom("usage", self._usage(event.total)[0])
+                self._events.custom("usage", self._events.usage(event.total)[0])
             case Completed() | Incomplete() | RunFailedEvent() | Cancelled():
                 self._end(event)
             case _:  # Started is sent already; an event of a newer version
@@ -154,11 +140,11 @@ class AgUiStream(Encoder):
         if turn != self._turn:
             self._finish_step()
             self._turn = turn
-            self._emit("STEP_STARTED", stepName=_step(turn))
+            self._events.step_started(turn)
 
     def _finish_step(self) -> None:
         if self._turn is not None:
-            self._emit("STEP_FINISHED", stepName=_step(self._turn))
+            self._events.step_finished(self._turn)
             self._turn = None
 
     def _block_started(self, event: BlockStarted) -> None:
@@ -172,31 +158,14 @@ class AgUiStream(Encoder):
         self._open(sent)
 
     def _open(self, sent: SentBlock) -> None:
-        match sent.kind:
-            case "text":
-                self._emit("TEXT_MESSAGE_START", messageId=sent.id, role="assistant")
-            case "thinking":
-                self._emit("REASONING_START", messageId=sent.id)
-                self._emit("REASONING_MESSAGE_START", messageId=sent.id, role="reasoning")
-            case _:
-                parent = parent_of(self._run, sent.turn, self._blocks.values())
-                self._emit("TOOL_CALL_START", toolCallId=sent.id, toolCallName=sent.name, parentMessageId=parent)
-
-    def _content(self, sent: SentBlock, delta: str) -> None:
-        match sent.kind:
-            case "text":
-                self._emit("TEXT_MESSAGE_CONTENT", messageId=sent.id, delta=delta)
-            case "thinking":
-                self._emit("REASONING_MESSAGE_CONTENT", messageId=sent.id, delta=delta)
-            case _:
-                self._emit("TOOL_CALL_ARGS", toolCallId=sent.id, delta=delta)
+        self._events.block_start(sent, self._blocks.values())
 
     def _block_complete(self, event: BlockComplete) -> None:
         if event.kind == "tool_result":
             self._result(event)
         elif event.kind == "image":
             if event.image and not event.cut and not event.image.draft:
-                self._image("image", event.block, event.image)
+                self._events.image("image", event.block, event.image)
         elif (sent := self._blocks.get(event.block)) and sent.open:
             if not event.cut:
                 sent.encrypted = encrypted(event)
@@ -204,21 +173,7 @@ class AgUiStream(Encoder):
 
     def _close(self, sent: SentBlock) -> None:
         sent.open = False
-        match sent.kind:
-            case "text":
-                self._emit("TEXT_MESSAGE_END", messageId=sent.id)
-                self._encrypted("message", sent)
-            case "thinking":
-                self._emit("REASONING_MESSAGE_END", messageId=sent.id)
-                self._encrypted("message", sent)
-                self._emit("REASONING_END", messageId=sent.id)
-            case _:
-                self._emit("TOOL_CALL_END", toolCallId=sent.id)
-                self._encrypted("tool-call", sent)
-
-    def _encrypted(self, subtype: str, sent: SentBlock) -> None:
-        if sent.encrypted:
-            self._emit("REASONING_ENCRYPTED_VALUE", subtype=subtype, entityId=sent.id, encryptedValue=sent.encrypted)
+        self._events.block_end(sent)
 
     def _result(self, event: BlockComplete) -> None:
         sent = SentBlock(
@@ -232,23 +187,7 @@ class AgUiStream(Encoder):
             failed=bool(event.is_error),
         )
         self._blocks[event.block] = sent
-        failed = {"is_error": True} if sent.failed else {}  # the event has no field for it
-        self._emit(
-            "TOOL_CALL_RESULT",
-            messageId=sent.id,
-            toolCallId=sent.call,
-            content=sent.content,
-            role="tool",
-            metadata=self._metadata(**failed),
-        )
-
-    def _image(self, name: str, block: int, image: ImageRef, **more: object) -> None:
-        value: Json = {"block": block, "mediaType": image.media_type, **more}
-        if image.base64 is not None:
-            value["data"] = image.base64
-        elif image.blob_id:
-            value["blobId"] = image.blob_id
-        self._custom(name, value)
+        self._events.tool_result(sent)
 
     def _void(self, event: Retrying | Restarted) -> None:
         kind = "restarted" if isinstance(event, Restarted) else "retrying"
@@ -259,22 +198,21 @@ class AgUiStream(Encoder):
             "delay_ms": event.delay_ms,
             "continues": isinstance(event, Retrying) and bool(event.continues),
         }
-        self._custom(kind, value)
+        self._events.custom(kind, value)
         void = [sent for sent in self._blocks.values() if sent.block >= event.drop_from]
         if not void:
             return
         for sent in void:
             if sent.open:
                 self._close(sent)
-            if sent.kind == "tool_call":  # else the client counts it as pending; the snapshot removes the result
-                call = {"toolCallId": sent.id, "content": "void"}
-                self._emit("TOOL_CALL_RESULT", messageId=f"{self._run}:{sent.block}", role="tool", **call)
+            if sent.kind == "tool_call":  # the snapshot removes the result
+                self._events.void_call(sent)
             del self._blocks[sent.block]
         self._void_thinking += [sent for sent in void if sent.kind == "thinking"]
         self._snapshot(void)
         for sent in self._blocks.values():  # the snapshot replaced the messages that are still open
             if sent.open and sent.text:
-                self._content(sent, sent.content)
+                self._events.block_content(sent, sent.content)
 
     # --- ends ---------------------------------------------------------------------------------------------------
 
@@ -291,10 +229,10 @@ class AgUiStream(Encoder):
                 self._finish(event, {"type": "cancelled"})
             case RunFailedEvent():
                 problem = of_run(event.error, self._run)
-                self._error(problem.message, problem.code, event.usage)
+                self._fail(problem.message, problem.code, event.usage)
             case Incomplete():
                 code = event.error.code if event.error else "stream_cut"
-                self._error(f"{code}: {event.reason}", code, event.usage)
+                self._fail(f"{code}: {event.reason}", code, event.usage)
 
     def _close_all(self) -> None:
         for sent in self._blocks.values():
@@ -307,43 +245,9 @@ class AgUiStream(Encoder):
         return [sent.id for sent in self._blocks.values() if sent.kind == "tool_call" and sent.id not in answered]
 
     def _finish(self, event: Completed | Cancelled, outcome: Json) -> None:
-        usage = {"usage": self._usage(event.usage)} if event.usage else {}
-        self._emit("RUN_FINISHED", threadId=self._thread, runId=self._client_run, outcome=outcome, **usage)
+        self._events.run_finished(outcome, event.usage)
         self._ended = True
 
-    def _error(self, message: str, code: str, usage: Usage | None = None) -> None:
-        self._emit("RUN_ERROR", message=message, code=code, **({"usage": self._usage(usage)} if usage else {}))
+    def _fail(self, message: str, code: str, usage: Usage | None = None) -> None:
+        self._events.run_error(message, code, usage)
         self._ended = True
-
-    def _usage(self, usage: Usage) -> list[Json]:
-        counts = {
-            "inputTokens": usage.input,
-            "outputTokens": usage.output,
-            "totalTokens": usage.total,
-            "reasoningTokens": usage.reasoning,
-            "cachedInputTokens": usage.cache_read,
-            "cacheWriteInputTokens": usage.cache_write,
-        }
-        return [{"model": self._model, **{name: count for name, count in counts.items() if count is not None}}]
-
-    # --- writing ------------------------------------------------------------------------------------------------
-
-    def _metadata(self, **more: object) -> Json:
-        return {METADATA: {"seq": self._seq, **more}}
-
-    def _custom(self, name: str, value: object) -> None:
-        self._emit("CUSTOM", name=f"{METADATA}.{name}", value=value)
-
-    def _emit(self, event_type: str, **fields: object) -> None:
-        # A client rejects an event with a null in it, and splits the stream at two line feeds alone.
-        event = {"type": event_type, **fields}
-        event.setdefault("metadata", self._metadata())
-        self._out.append(b"data: " + encode_line(event) + b"\n\n")
-
-    def _taken(self) -> list[bytes]:
-        out, self._out = self._out, []
-        return out
-
-
-def _step(turn: int) -> str:
-    return f"turn {turn}"
