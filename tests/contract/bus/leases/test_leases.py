@@ -113,6 +113,7 @@ async def test_workers_that_start_at_the_same_moment_settle(server: Server, keys
 
 async def test_a_partition_is_released_only_after_its_running_work(server: Server, keys: Keys):
     async with running(Worker(server, keys, "a")) as a:
+        await eventually(lambda: len(a.held) == 4)
         may_go = asyncio.Event()
         asked: list[int] = []
 
