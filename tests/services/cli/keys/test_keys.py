@@ -98,3 +98,13 @@ async def test_spend_is_shown_by_key(config: str, server: Server, keys: Keys) ->
     assert "fixed  30 days: 0.010500  in all: 0.010500  1 runs  1000 tokens in, 500 out" in shown.out
     exact = json.loads((await run("spend", "fixed", "--json", TOKENBUS_CONFIG=config)).out)
     assert exact["by_price"] == {"p/": 0.0105}
+
+
+async def test_of_a_name_that_no_key_has_nothing_is_known_and_a_new_key_has_spent_nothing(
+    config: str, server: Server, keys: Keys
+) -> None:
+    unknown = await run("spend", "fixd", TOKENBUS_CONFIG=config)
+    assert (unknown.code, unknown.out) == (2, "")
+    assert "nothing is known of 'fixd'" in unknown.error
+    unused = await run("spend", "fixed", TOKENBUS_CONFIG=config)
+    assert (unused.code, "last used never" in unused.out) == (0, True)
