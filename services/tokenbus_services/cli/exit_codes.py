@@ -58,12 +58,12 @@ def debugging() -> bool:
     return os.environ.get("TOKENBUS_LOG_LEVEL", "").lower() == "debug"
 
 
-def report(error: Exception) -> int:
-    """Print the error, with a traceback only while debugging; return the exit code."""
+def report(error: Exception, advice: str = "") -> int:
+    """Print the error and the advice, with a traceback only while debugging; return the exit code."""
     if debugging():
         traceback.print_exception(error, file=sys.stderr)
     known = isinstance(error, TokenbusError)
-    print_error(str(error) if known else f"internal: {type(error).__name__}: {error} (--verbose shows where)")
+    print_error(f"{error}{advice}" if known else f"internal: {type(error).__name__}: {error} (--verbose shows where)")
     return code_of(error)
 
 

@@ -11,6 +11,7 @@ from io import TextIOWrapper
 import click
 
 from tokenbus import __version__
+from tokenbus.errors import ServerUnavailable
 from tokenbus_services.cli import exit_codes as ending
 from tokenbus_services.cli.commands import dead, keys, operate, records, runs, start
 
@@ -35,6 +36,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         status = ending.INTERRUPTED
     except BrokenPipeError:
         status = ending.abandon_stdout()
+    except ServerUnavailable as e:
+        from tokenbus_services.cli.connect import advice_on  # only a command that failed needs it
+
+        status = ending.report(e, advice_on(e))
     except Exception as e:
         status = ending.report(e)
     sys.exit(status)

@@ -156,5 +156,8 @@ def url_in(env: Mapping[str, str]) -> str:
     directory = data_directory(env)
     if (running := running_in(directory)) and running.redis_url:
         return running.redis_url
-    problem = f"not set, Client was given no url, and no `tokenbus up` runs with its data in {directory.resolve()}"
+    problem = (
+        f"not set, Client was given no url, and no `tokenbus up` runs with its data in {directory.resolve()}: "
+        "start one, run in the directory of the one that runs, or give the address of a server"
+    )
     raise SettingsError("environment", "TOKENBUS_REDIS_URL", problem)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.services.cli.process import run_process as run
+from tests.services.cli.process import settings_file
 from tokenbus import __version__
 from tokenbus_services.cli.main import main
 
@@ -38,9 +39,13 @@ def test_a_group_without_a_command_is_its_help(group: tuple[str, ...], capsys: p
     assert capsys.readouterr().err.startswith(" ".join(("Usage: tokenbus", *group, "[OPTIONS] COMMAND")))
 
 
-async def test_without_a_server_to_talk_to_it_says_what_to_set(tmp_path: Path):
-    ended = await run("tail", "visible", TOKENBUS_DATA=str(tmp_path))
+@pytest.mark.parametrize("command", [("tail", "visible"), ("send",), ("send", "--text", "hi")])
+async def test_without_a_server_to_talk_to_it_says_what_to_set_and_where_it_looked(
+    command: tuple[str, ...], tmp_path: Path
+):
+    ended = await run(*command, TOKENBUS_DATA=str(tmp_path))
     assert ended.code == 2
+    assert str(tmp_path) in ended.error
     assert "TOKENBUS_REDIS_URL" in ended.error
     assert "tokenbus up" in ended.error
 
@@ -54,13 +59,20 @@ async def test_wrong_settings_are_named_with_file_and_key(tmp_path: Path):
 
 
 @pytest.mark.parametrize("command", [("tail", "runs"), ("follow", "r"), ("cancel", "r")])
-async def test_a_server_that_is_down_is_exit_code_3(command: tuple[str, ...]):
+async def test_a_server_that_is_down_is_exit_code_3_and_the_error_says_who_named_it(
+    command: tuple[str, ...], tmp_path: Path
+):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    ended = await run(*command, TOKENBUS_REDIS_URL=f"redis://:secret@127.0.0.1:{port}")
+    url = f"redis://:secret@127.0.0.1:{port}"
+    ended = await run(*command, TOKENBUS_REDIS_URL=url)
     assert ended.code == 3
     assert f"127.0.0.1:{port}" in ended.error
+    assert "TOKENBUS_REDIS_URL in the environment" in ended.error
     assert "secret" not in ended.error
+    config = settings_file(tmp_path, f'redis_url = "{url}"')
+    ended = await run(*command, TOKENBUS_CONFIG=config)
+    assert (ended.code, f"redis_url in {config}" in ended.error, "secret" in ended.error) == (3, True, False)
 
 
 async def test_the_origin_of_an_error_is_shown_only_on_request(tmp_path: Path):

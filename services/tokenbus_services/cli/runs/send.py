@@ -9,13 +9,16 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from tokenbus.errors import RequestInvalid, SettingsError
+from tokenbus.errors import RequestInvalid, RunNotFound, SettingsError
+from tokenbus_services import settings as configuration
 from tokenbus_services.cli import connect as reaching
 from tokenbus_services.cli import mock
 from tokenbus_services.cli.render.output import showing
 from tokenbus_services.cli.runs.follow import show_run
 
 Request = Mapping[str, object]
+WAIT_S = 60
+"""How long a run may wait to be accepted."""
 
 
 async def send(
@@ -35,8 +38,11 @@ async def send(
         request, follow = mock.demo_request(), True
     else:
         given = {name: value for name, value in options.items() if value is not None}
-        if not given.keys() & {"provider", "model"} and reaching.has_mock_provider():
-            given |= {"provider": mock.PROVIDER, "model": mock.model()}
+        if not given.keys() & {"provider", "model"}:
+            if reaching.has_mock_provider():
+                given |= {"provider": mock.PROVIDER, "model": mock.model()}
+            else:  # in the directory of no deployment, that is the first thing to say
+                reaching.with_server(configuration.load())
         request = from_options(given, tools)
     async with reaching.client() as bus:
         run = await bus.publish(request)
@@ -47,7 +53,15 @@ async def send(
             print(run.id, file=sys.stderr, flush=True)
         try:
             with showing(as_json=as_json) as show:
-                return await show_run(bus, run.id, show, wait_s=60)
+                return await show_run(bus, run.id, show, wait_s=WAIT_S)
+        except RunNotFound:
+            print(
+                f"the request waits on {reaching.server_name()}, where no service has accepted it for {WAIT_S} s: "
+                "start the services there (`tokenbus up`, `tokenbus worker …`); `tokenbus doctor` says what is missing",
+                file=sys.stderr,
+                flush=True,
+            )
+            raise
         except asyncio.CancelledError:  # Ctrl-C
             print(f"the run continues, and costs: `tokenbus cancel {run.id}` stops it", file=sys.stderr, flush=True)
             raise
