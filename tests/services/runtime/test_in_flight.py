@@ -40,19 +40,25 @@ async def never(*_: object) -> None:
     raise AssertionError("nothing of this kind happens here")
 
 
-def no_bound(_: QueueItem) -> float:
-    return 3600.0
-
-
-def watched(queue: object, work: Work, poisoned: Poisoned, liveness: Liveness) -> InFlight:
-    """One item at a time, which may go without progress for 60 s."""
+def in_flight(
+    queue: object,
+    work: Work,
+    *,
+    most: int = 1,
+    poisoned: Poisoned = never,
+    again: Work | None = None,
+    still_s: float = 3600.0,
+    liveness: Liveness | None = None,
+) -> InFlight:
+    """Work on the queue's items, of which none is abandoned. Each may go without progress for ``still_s``."""
     return InFlight(
         cast("WorkQueue", queue),
-        most=1,
+        most=most,
         work=work,
         abandon=never,
         poisoned=poisoned,
-        still_s=lambda item: 60.0,
+        again=again,
+        still_s=lambda item: still_s,
         liveness=liveness,
     )
 
@@ -68,9 +74,7 @@ async def test_a_retried_finish_reports_the_same_outcome():
         told.append("again")
 
     queue = _Queue()
-    inflight = InFlight(
-        cast("WorkQueue", queue), most=1, work=work, abandon=never, poisoned=never, again=again, still_s=no_bound
-    )
+    inflight = in_flight(queue, work, again=again)
     await inflight.start(ITEM)
     await queue.finished.wait()
     assert told == ["done", "again"]
@@ -84,9 +88,7 @@ async def test_a_poison_entry_is_finished_without_a_message():
         assert isinstance(error, ValueError)
 
     queue = _Queue()
-    inflight = InFlight(
-        cast("WorkQueue", queue), most=1, work=work, abandon=never, poisoned=poisoned, again=never, still_s=no_bound
-    )
+    inflight = in_flight(queue, work, poisoned=poisoned, again=never)
     await inflight.start(ITEM)
     await queue.finished.wait()
 
@@ -106,7 +108,7 @@ async def test_work_that_is_stopped_twice_still_closes_what_it_holds():
             closed.set()
 
     queue = _Queue()
-    inflight = InFlight(cast("WorkQueue", queue), most=1, work=work, abandon=never, poisoned=never, still_s=no_bound)
+    inflight = in_flight(queue, work)
     await inflight.start(ITEM)
     await began.wait()
     inflight.cancel("run-1")
@@ -128,7 +130,7 @@ async def test_of_a_runs_items_only_those_that_are_meant_are_stopped():
             ended.append(item)
 
     queue = AsyncMock()
-    inflight = InFlight(queue, most=2, work=work, abandon=never, poisoned=never, still_s=no_bound)
+    inflight = in_flight(queue, work, most=2)
     await inflight.start(old)
     await inflight.start(new)
     await asyncio.sleep(0)  # so that both have begun
@@ -149,9 +151,7 @@ async def test_work_that_does_not_end_when_it_is_stopped_is_left_to_another_work
             with suppress(asyncio.CancelledError):
                 await free.wait()
 
-    inflight = InFlight(
-        cast("WorkQueue", queue), most=1, work=stubborn, abandon=never, poisoned=never, still_s=no_bound
-    )
+    inflight = in_flight(queue, stubborn)
     await inflight.start(ITEM)
     await begun.wait()
     await inflight.stop()
@@ -169,7 +169,7 @@ async def test_work_cancelled_without_a_stop_is_left_to_another_worker():
     async def work(item: QueueItem) -> None:
         raise asyncio.CancelledError
 
-    inflight = InFlight(queue, most=1, work=work, abandon=never, poisoned=never, still_s=no_bound)
+    inflight = in_flight(queue, work)
     await inflight.start(ITEM)
     await eventually(lambda: not len(inflight))
     release.assert_called_once_with([ITEM])
@@ -190,11 +190,8 @@ async def test_an_item_that_comes_back_while_its_lost_work_ends_is_worked_and_co
             if len(begun) == 1:
                 await let_close.wait()
 
-    async def never(*_: object) -> None:
-        raise AssertionError("nothing is abandoned or poisoned here")
-
     queue = _Queue()
-    inflight = InFlight(cast("WorkQueue", queue), most=2, work=work, abandon=never, poisoned=never, still_s=no_bound)
+    inflight = in_flight(queue, work, most=2)
     await inflight.start(ITEM)
     await eventually(lambda: len(begun) == 1)
     inflight.on_claimed_away(ITEM)
@@ -228,7 +225,7 @@ async def test_work_without_progress_for_longer_than_its_bound_is_stopped_and_is
         why.append(error)
 
     queue, liveness = _Queue(), Liveness()
-    inflight = watched(queue, work, poisoned, liveness)
+    inflight = in_flight(queue, work, poisoned=poisoned, still_s=60.0, liveness=liveness)
     await inflight.start(ITEM)
     await asyncio.sleep(0.05)
     assert not why
@@ -253,7 +250,7 @@ async def test_a_step_with_a_bound_of_its_own_may_take_that_and_the_next_one_may
         why.append(error)
 
     queue, liveness = _Queue(), Liveness()
-    inflight = watched(queue, work, poisoned, liveness)
+    inflight = in_flight(queue, work, poisoned=poisoned, still_s=60.0, liveness=liveness)
     await inflight.start(ITEM)
     await asyncio.sleep(0)
     liveness.elapsed_s += 150
@@ -282,7 +279,7 @@ async def test_work_that_gets_on_is_left_to_it(monkeypatch: pytest.MonkeyPatch):
         beat()
 
     queue = _Queue()
-    inflight = watched(queue, work, never, liveness)
+    inflight = in_flight(queue, work, still_s=60.0, liveness=liveness)
     await inflight.start(ITEM)
     await queue.finished.wait()
 
@@ -292,7 +289,7 @@ async def test_work_that_cannot_be_done_now_goes_to_the_end_of_its_queue():
         raise Later
 
     queue = AsyncMock()
-    inflight = InFlight(queue, most=1, work=work, abandon=never, poisoned=never, still_s=no_bound)
+    inflight = in_flight(queue, work)
     await inflight.start(ITEM)
     await eventually(lambda: not len(inflight))
     queue.requeue.assert_awaited_once_with([ITEM])
