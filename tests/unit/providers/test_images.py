@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from tests.unit.providers.reading import answer, cut, read, read_pieces, sse
+from tests.unit.providers.request_builder import RequestBuilder
 from tokenbus.blobs import blob_id_of
-from tokenbus.errors import RequestInvalid
 from tokenbus.events.frames import ImagesRequested
 from tokenbus.events.normalized import BlockStart, BlockStop, Cut, Done, Extra, Failed, Image, Normalized, Opaque
 from tokenbus.events.quirks import ApiName, Quirks
@@ -69,10 +69,7 @@ def call_of(messages: list[Message], **fields: Any) -> HttpCall:
 
 
 def refused(api: ApiName, **fields: Any) -> str:
-    request = Generate(provider="p", **{"model": "m", "messages": [CAT], **fields})
-    with pytest.raises(RequestInvalid) as error:
-        registry.get(api).build(request, [], Quirks())
-    return error.value.where
+    return RequestBuilder(registry.get(api), model="m").refused(CAT, **fields)
 
 
 # --- answers ----------------------------------------------------------------------------------------------------

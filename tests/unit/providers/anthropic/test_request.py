@@ -7,8 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tokenbus.errors import RequestInvalid
-from tokenbus.events.quirks import Quirks
+from tests.unit.providers.request_builder import HI, WEATHER, RequestBuilder
 from tokenbus.events.requests import (
     Base64Source,
     DocumentPart,
@@ -27,31 +26,15 @@ from tokenbus.events.requests import (
     UrlSource,
 )
 from tokenbus.providers.anthropic import provider
-from tokenbus.providers.api import Built
 
-HI = Message(role="user", content="Hi")
-WEATHER = Tool(name="weather", description="The weather.", parameters={"type": "object", "properties": {"city": {}}})
 EPHEMERAL = {"type": "ephemeral"}
-
-
-def build(request: Generate, history: list[Message] | None = None, **quirks: Any) -> Built:
-    return provider.build(request, history or [], Quirks(**quirks))
-
-
-def body(*messages: Message, history: list[Message] | None = None, **fields: Any) -> dict[str, Any]:
-    request = Generate(provider="p", **{"model": "claude", "messages": list(messages) or [HI], **fields})
-    return msgspec.json.decode(build(request, history).call.body)
+REQUESTS = RequestBuilder(provider, model="claude")
+build, body, refused = REQUESTS.build, REQUESTS.body, REQUESTS.refused
 
 
 def content(*parts: Any, role: Any = "assistant") -> Any:
     """The blocks of one message with these parts."""
     return body(Message(role=role, content=list(parts)))["messages"][0]["content"]
-
-
-def refused(*messages: Message, **fields: Any) -> str:
-    with pytest.raises(RequestInvalid) as error:
-        body(*messages, **fields)
-    return error.value.where
 
 
 def test_the_smallest_request() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.unit.providers.request_builder import HI, WEATHER, RequestBuilder
 from tokenbus.errors import RequestInvalid
-from tokenbus.events.quirks import Quirks
 from tokenbus.events.requests import (
     Base64Source,
     DocumentPart,
@@ -26,34 +26,16 @@ from tokenbus.events.requests import (
     ToolResultPart,
     UrlSource,
 )
-from tokenbus.providers.api import Built
 from tokenbus.providers.gemini import provider
 
-HI = Message(role="user", content="Hi")
-WEATHER = Tool(name="weather", description="The weather.", parameters={"type": "object", "properties": {"city": {}}})
-
-
-def build(request: Generate, history: list[Message] | None = None, **quirks: Any) -> Built:
-    return provider.build(request, history or [], Quirks(**quirks))
-
-
-def body(
-    *messages: Message, history: list[Message] | None = None, quirks: dict[str, Any] | None = None, **fields: Any
-) -> dict[str, Any]:
-    request = Generate(provider="p", **{"model": "gemini-3-pro", "messages": list(messages) or [HI], **fields})
-    return msgspec.json.decode(build(request, history, **(quirks or {})).call.body)
+REQUESTS = RequestBuilder(provider, model="gemini-3-pro")
+build, body, refused = REQUESTS.build, REQUESTS.body, REQUESTS.refused
 
 
 def parts_of(*parts: Any, **fields: Any) -> list[Any]:
     """The parts that an assistant's message becomes."""
     contents = body(HI, history=[Message(role="assistant", content=list(parts))], **fields)["contents"]
     return contents[1]["parts"] if len(contents) > 1 else []
-
-
-def refused(*messages: Message, **fields: Any) -> str:
-    with pytest.raises(RequestInvalid) as error:
-        body(*messages, **fields)
-    return error.value.where
 
 
 def call(tool_id: str = "t", arguments: str = "{}", **opaque: str) -> ToolCallPart:

@@ -7,8 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tokenbus.errors import RequestInvalid
-from tokenbus.events.quirks import Quirks
+from tests.unit.providers.request_builder import HI, WEATHER, RequestBuilder
 from tokenbus.events.requests import (
     Base64Source,
     DocumentPart,
@@ -26,28 +25,10 @@ from tokenbus.events.requests import (
     ToolResultPart,
     UrlSource,
 )
-from tokenbus.providers.api import Built
 from tokenbus.providers.openai_chat import provider
 
-HI = Message(role="user", content="Hi")
-WEATHER = Tool(name="weather", description="The weather.", parameters={"type": "object", "properties": {"city": {}}})
-
-
-def build(request: Generate, history: list[Message] | None = None, **quirks: Any) -> Built:
-    return provider.build(request, history or [], Quirks(**quirks))
-
-
-def body(
-    *messages: Message, history: list[Message] | None = None, quirks: dict[str, Any] | None = None, **fields: Any
-) -> dict[str, Any]:
-    request = Generate(provider="p", model="gpt", messages=list(messages) or [HI], **fields)
-    return msgspec.json.decode(build(request, history, **(quirks or {})).call.body)
-
-
-def refused(*messages: Message, **fields: Any) -> str:
-    with pytest.raises(RequestInvalid) as error:
-        body(*messages, **fields)
-    return error.value.where
+REQUESTS = RequestBuilder(provider, model="gpt")
+build, body, refused = REQUESTS.build, REQUESTS.body, REQUESTS.refused
 
 
 def test_the_smallest_request() -> None:

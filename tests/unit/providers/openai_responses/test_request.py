@@ -7,8 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tokenbus.errors import RequestInvalid
-from tokenbus.events.quirks import Quirks
+from tests.unit.providers.request_builder import HI, WEATHER, RequestBuilder
 from tokenbus.events.requests import (
     Base64Source,
     DocumentPart,
@@ -26,34 +25,16 @@ from tokenbus.events.requests import (
     ToolResultPart,
     UrlSource,
 )
-from tokenbus.providers.api import Built
 from tokenbus.providers.openai_responses import provider
 
-HI = Message(role="user", content="Hi")
-WEATHER = Tool(name="weather", description="The weather.", parameters={"type": "object", "properties": {"city": {}}})
-
-
-def build(request: Generate, history: list[Message] | None = None, **quirks: Any) -> Built:
-    return provider.build(request, history or [], Quirks(**quirks))
-
-
-def body(
-    *messages: Message, history: list[Message] | None = None, quirks: dict[str, Any] | None = None, **fields: Any
-) -> dict[str, Any]:
-    request = Generate(provider="p", **{"model": "gpt-5", "messages": list(messages) or [HI], **fields})
-    return msgspec.json.decode(build(request, history, **(quirks or {})).call.body)
+REQUESTS = RequestBuilder(provider, model="gpt-5")
+build, body, refused = REQUESTS.build, REQUESTS.body, REQUESTS.refused
 
 
 def items_of(*parts: Any, quirks: dict[str, Any] | None = None, **fields: Any) -> list[Any]:
     """The items that an assistant's message becomes."""
     said = Message(role="assistant", content=list(parts))
     return body(HI, history=[said], quirks=quirks, **fields)["input"][1:]
-
-
-def refused(*messages: Message, **fields: Any) -> str:
-    with pytest.raises(RequestInvalid) as error:
-        body(*messages, **fields)
-    return error.value.where
 
 
 def test_the_smallest_request() -> None:
