@@ -94,6 +94,8 @@ def collector() -> Iterator[Collector]:
     received = Collector()
 
     class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"  # connections stay open, as a collector's do
+
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
             if not received.refuses:

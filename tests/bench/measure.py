@@ -75,8 +75,10 @@ class Meter:
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
 
-    def services(self, load: Load, **fields: object) -> Sample:
-        """The load as requests through the services. ``fields``: further fields of each request."""
+    def services(self, load: Load, *, settle_s: float = 0, **fields: object) -> Sample:
+        """The load as requests through the services, each with these further fields. ``settle_s``: how long after the
+        end of the last run the CPU of the services still counts.
+        """
         stack = self._stack
         streams = self._visible()
         ready = self._listen(streams, load)
@@ -84,6 +86,7 @@ class Meter:
         runs = self._publish(load, load.name, fields)
         heard = self._heard(ready, load)
         self._ended(runs, b"completed")
+        time.sleep(settle_s)
         counted = tuple(name for name in stack.pids if service_of(name) in (*SERVICES_COUNTED, PIPELINE))
         sample = self._sample(heard, load, before, counted)
         stack.client.delete(*streams, *(stack.keys.log(run) for run in runs))

@@ -26,6 +26,8 @@ FULL = Load(48, 400)
 LOADS = {MANY: ("16 runs of 50 chunks/s", 10), FULL: ("saturated, runs of 400 chunks", 36)}
 """The name of each load, and the number of rounds that resolves 2 %."""
 OFF, PLAIN, AGAIN, TRACED = "off", "not sampled", "not sampled again", "sampled"
+SETTLE_S = 1.3
+"""A worker gathers spans for a second before it encodes and sends them: that is a part of what they cost."""
 OFF_EVERY = 3
 """Every n-th round has a load without OpenTelemetry."""
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-{:02x}"
@@ -48,7 +50,8 @@ def traced() -> list[Figure]:
         for load, (_, rounds) in LOADS.items():
             for number in range(rounds):
                 for which in turns(number):
-                    sample = meters[which].services(load, traceparent=TRACEPARENT.format(which is TRACED))
+                    flags = int(which is TRACED)
+                    sample = meters[which].services(load, settle_s=SETTLE_S, traceparent=TRACEPARENT.format(flags))
                     costs.setdefault((load, which), []).append(sample.cpu_us())
         assert len(received.spans()) > spans, "nothing was traced"
     figures: list[Figure] = []
