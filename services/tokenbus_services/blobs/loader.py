@@ -11,7 +11,7 @@ from tokenbus.blobs import BlobLoader
 from tokenbus.errors import SettingsError
 from tokenbus_services.blobs.client import HttpBlobs
 from tokenbus_services.settings import BlobSettings
-from tokenbus_services.settings.user_modules import look_beside_settings
+from tokenbus_services.settings.user_modules import add_settings_directory_to_path
 
 _METHODS = ("store", "load", "aclose")
 
@@ -23,7 +23,7 @@ def loader_of(settings: BlobSettings, env: Mapping[str, str] = os.environ) -> Bl
     """
     if settings.loader is None:
         return HttpBlobs.from_settings(settings, env)
-    look_beside_settings(env)
+    add_settings_directory_to_path(env)
     factory = _factory(settings.loader)
     try:
         made = factory()
@@ -36,7 +36,7 @@ def loader_of(settings: BlobSettings, env: Mapping[str, str] = os.environ) -> Bl
 
 def check_loader(path: str, env: Mapping[str, str] = os.environ) -> None:
     """Import the factory at this path, and do not call it. Raises SettingsError if that is not possible."""
-    look_beside_settings(env)
+    add_settings_directory_to_path(env)
     _factory(path)
 
 

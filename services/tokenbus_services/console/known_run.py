@@ -14,7 +14,7 @@ from tokenbus_services.console.run_view import (
     MAX_WORDS,
     Row,
     State,
-    last_words,
+    end_of_text,
     state_after,
     usage_shown,
 )
@@ -86,7 +86,7 @@ class KnownRun:
         fresh = [event for event in events if event.seq > self.seq]
         if not fresh:
             return
-        said = last_words(fresh)
+        said = end_of_text(fresh)
         goes_on = fresh[0].seq == self.seq + 1
         if said:
             self._words = (self._words + said if goes_on and self._words else said)[-MAX_WORDS:]

@@ -115,7 +115,7 @@ def state_after(event: PublicEvent) -> State | None:
             return None
 
 
-def last_words(events: Iterable[PublicEvent]) -> str:
+def end_of_text(events: Iterable[PublicEvent]) -> str:
     """The end of the visible text in these events, in order; of thinking if there is none."""
     chunks = [event for event in events if isinstance(event, Chunk)]
     visible = "".join(chunk.text for chunk in chunks if chunk.visible)

@@ -11,7 +11,7 @@ from tokenbus.errors import SettingsError
 from tokenbus.providers.api import Provider
 from tokenbus.providers.auth import Auth
 from tokenbus_services.settings import ProviderSettings
-from tokenbus_services.settings.user_modules import look_beside_settings
+from tokenbus_services.settings.user_modules import add_settings_directory_to_path
 
 _MEMBERS = ("needs_body", "secrets", "headers", "rejected")
 
@@ -99,7 +99,7 @@ def auth_of(name: str, settings: ProviderSettings, env: Mapping[str, str]) -> Au
     """Create the provider's custom `auth` object; None if it has none. Raises SettingsError."""
     if settings.auth is None:
         return None
-    look_beside_settings(env)
+    add_settings_directory_to_path(env)
     module, _, attribute = settings.auth.partition(":")
     where = f"{name}.auth"
     try:

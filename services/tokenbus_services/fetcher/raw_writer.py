@@ -70,7 +70,7 @@ class RawWriter:
         self._apart = server.topology == "cluster"
         """Whether partitions are on different nodes; a node that is away must delay only its own partitions."""
         self._flushes = LoggedTasks("raw flush", most=lambda: keys.partitions)
-        self.short_way: Chain | None = None
+        self.chain: Chain | None = None
         """Writes what the stages of this process make of a flush together with it."""
         self._late: dict[int, dict[AttemptWriter, None]] = {}
         """By partition being flushed: attempts to flush after it."""
@@ -218,11 +218,11 @@ class RawWriter:
         write each attempt on its own, with its reply or its error.
         """
         written: list[tuple[list[_Flushed], list[Any] | Exception]] = []
-        if self.short_way:
+        if self.chain:
             flushes = [
                 Flush(group[0].attempt.partition, [each.part for each in group], _any_held(group)) for group in groups
             ]
-            replies = await self.short_way.write(flushes)
+            replies = await self.chain.write(flushes)
             written += [(group, reply) for group, reply in zip(groups, replies, strict=True) if reply is not None]
             groups = [group for group, reply in zip(groups, replies, strict=True) if reply is None]
         if not groups:

@@ -24,7 +24,7 @@ from tokenbus.providers.media import MediaLimits
 from tokenbus_services.fetcher.endpoints import Endpoint
 from tokenbus_services.fetcher.uploads.plan import Uploads
 from tokenbus_services.intake.opaque_blobs import with_opaque_blobs
-from tokenbus_services.intake.unasked_media import CallInput, not_taken, unasked
+from tokenbus_services.intake.unasked_media import CallInput, model_and_tool_images, refused_media
 from tokenbus_services.media.blob_cache import Found, RecentBlobs
 from tokenbus_services.media.body import Embedded, MediaBody
 from tokenbus_services.media.errors import MediaFailed
@@ -56,7 +56,7 @@ class TurnMedia:
         api = endpoint.settings.api
         limits = limits_of(api, endpoint.settings.media)
         turn = await with_opaque_blobs(CallInput(request, history), api, self._blobs)
-        turn = turn.without(not_taken(limits, turn, dict(_media(turn))))
+        turn = turn.without(refused_media(limits, turn, dict(_media(turn))))
         while True:
             try:
                 built, body = await self._build(endpoint, turn, limits, lost=lost)
@@ -89,7 +89,7 @@ class TurnMedia:
         left_out = set(marked).difference(wanted)
         used = {where: part for where, part in media.items() if where not in left_out}
         check_media(limits, used.items())
-        found = await self._find({where: media[where] for where in wanted}, limits, spare=unasked(turn))
+        found = await self._find({where: media[where] for where in wanted}, limits, spare=model_and_tool_images(turn))
         if self._uploads:
             room = None
             if limits.request_bytes is not None:

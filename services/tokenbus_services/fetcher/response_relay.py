@@ -68,7 +68,7 @@ async def relay_response(
         if last.feed(data):
             silence.allow_closing()
 
-    async def hand_on(data: bytes, *, urgent: bool) -> None:
+    async def forward(data: bytes, *, urgent: bool) -> None:
         if offloader and not offloader.passes(data):
             async with aclosing(offloader.feed(data)) as parts:
                 async for part in parts:
@@ -94,9 +94,9 @@ async def relay_response(
             else:
                 silence.received()
             # Data after a boundary may be a block's first chunk, and readers are waiting for it.
-            await hand_on(data, urgent=boundary or after_boundary)
+            await forward(data, urgent=boundary or after_boundary)
             after_boundary = boundary
-        await hand_on(clean.end(), urgent=True)
+        await forward(clean.end(), urgent=True)
     if tally:
         tally.end()
 

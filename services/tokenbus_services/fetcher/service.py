@@ -169,9 +169,9 @@ class FetcherService:
         parts = (self._requests, self._queue, self._writer, self.admission)
         return all(part.healthy for part in parts)
 
-    def take_short_way(self, chain: Chain) -> None:
+    def use_chain(self, chain: Chain) -> None:
         """Write through the stages of this process if they can take it; before `open`."""
-        self._writer.short_way = chain
+        self._writer.chain = chain
 
     async def open(self) -> None:
         await self._core.open()

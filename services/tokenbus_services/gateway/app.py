@@ -74,7 +74,7 @@ def create(settings: Settings) -> AsgiApp:
     server = Server(settings.redis_url)
     bus = Client(settings.redis_url, prefix=settings.prefix, partitions=settings.partitions)
     models = model_table(settings, table)
-    access, beside = make_access(settings, table, models, server, bus)
+    access, parts = make_access(settings, table, models, server, bus)
     tracer = open_tracer(settings, "gateway", registry)
     spans = RequestSpans(tracer, server.clock.now_ms) if tracer else None
     runs = GatewayRuns(table, bus=bus, server=server, keys=settings.keys, spans=spans)
@@ -83,8 +83,8 @@ def create(settings: Settings) -> AsgiApp:
     front = routes(gateway, console=f"{CONSOLE}/" if has_console else None)
     if has_console:
         console, more = console_of(settings, gateway, access.directory if isinstance(access, KeyAccess) else None)
-        front, beside = WithRequestId(WithConsole(front, console)), [*beside, *more]
-    service = GatewayService(settings, server=server, bus=bus, gateway=gateway, beside=beside, tracer=tracer)
+        front, parts = WithRequestId(WithConsole(front, console)), [*parts, *more]
+    service = GatewayService(settings, server=server, bus=bus, gateway=gateway, parts=parts, tracer=tracer)
     app = make_app(service, make_broker(settings, registry), registry, stuck_s=stuck_after_s(settings.redis_url))
     return WithPages(app, front)
 

@@ -101,7 +101,7 @@ class Gateway:
         how: dict[str, Any] = {
             "refusal": surface.refusal,
             "headers": opened.admission.headers,
-            "on_gone": (lambda: self.runs.client_gone(opened)) if cancels else _stay,
+            "on_client_gone": (lambda: self.runs.client_gone(opened)) if cancels else _stay,
             "on_end": lambda: self.runs.leave(self.access, opened),
             "times": self.times,
         }

@@ -33,7 +33,7 @@ def mismatch(run: str) -> Refusal:
     return Refusal(Problem(status=422, code="idempotency_mismatch", message=why, kind="invalid_request", run=run))
 
 
-def is_worth_a_retry(end: PublicEvent) -> bool:
+def may_be_retried(end: PublicEvent) -> bool:
     """Whether a request under the key of a run that ended so begins another run."""
     match end:
         case Cancelled():

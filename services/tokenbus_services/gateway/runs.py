@@ -238,7 +238,7 @@ class GatewayRuns:
                 if status not in ENDED:
                     break
                 last: list[Any] = await self.server.client.xrevrange(keys.log(run), count=1)
-            if not last or not idempotency.is_worth_a_retry(public_event(run, last[0])):
+            if not last or not idempotency.may_be_retried(public_event(run, last[0])):
                 return run
             try:
                 run = (await self.bus.retry(run)).id

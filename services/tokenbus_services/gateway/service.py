@@ -27,7 +27,7 @@ TTL_MS = 5_000
 
 
 class GatewayPart(Protocol):
-    """Something that works beside the requests."""
+    """A part of the gateway with a lifetime of its own."""
 
     async def open(self, liveness: Liveness) -> None:
         """Start. Start tasks that run as long as the gateway through ``liveness``."""
@@ -48,17 +48,17 @@ class GatewayService:
         server: Server,
         bus: Client,
         gateway: Gateway,
-        beside: Sequence[GatewayPart] = (),
+        parts: Sequence[GatewayPart] = (),
         tracer: RunTracer | None = None,
     ) -> None:
-        """``beside``: opened after access control, and closed before it."""
+        """``parts``: opened after access control, and closed before it."""
         self.liveness = Liveness()
         self._server = server
         self._bus = bus
         self._gateway = gateway
         self._worker = worker_name()
         self._deployment = DeploymentAgreement(server, settings.keys, self.liveness, worker=self._worker)
-        self._beside = beside
+        self._parts = parts
         self._tracer = tracer
         self._members = settings.keys.gateway_members
         self._heartbeat: asyncio.Task[None] | None = None
@@ -74,7 +74,7 @@ class GatewayService:
         watch_readers(self._bus, self.liveness)
         await self._bus.__aenter__()
         await self._gateway.access.open(self.liveness)
-        for part in self._beside:
+        for part in self._parts:
             await part.open(self.liveness)
         self._heartbeat = self.liveness.start(self._beat(), name="heartbeat")
         self._open = True
@@ -82,7 +82,7 @@ class GatewayService:
     async def close(self) -> None:
         self._open = False
         await stop_task(self._heartbeat)
-        for part in reversed(self._beside):
+        for part in reversed(self._parts):
             await part.close()
         await self._gateway.runs.close()
         await self._gateway.access.close()

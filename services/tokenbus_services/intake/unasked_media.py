@@ -48,7 +48,7 @@ class CallInput(msgspec.Struct, frozen=True):
         return CallInput(request, history, (*self.notes, *notes))
 
 
-def unasked(turn: CallInput) -> dict[str, ImagePart]:
+def model_and_tool_images(turn: CallInput) -> dict[str, ImagePart]:
     """Return such images by place, in order."""
     found: dict[str, ImagePart] = {}
     for root, messages in (("messages", turn.request.messages), ("history", turn.history)):
@@ -63,11 +63,11 @@ def unasked(turn: CallInput) -> dict[str, ImagePart]:
     return found
 
 
-def not_taken(limits: MediaLimits, turn: CallInput, media: Mapping[str, Media]) -> dict[str, str]:
+def refused_media(limits: MediaLimits, turn: CallInput, media: Mapping[str, Media]) -> dict[str, str]:
     """Return which of them the provider does not take, and why. ``media``: all media of the turn. If there are too
     many images, the oldest are left out.
     """
-    images = unasked(turn)
+    images = model_and_tool_images(turn)
     reasons = {where: why for where, image in images.items() if (why := _reason(limits, image))}
     if limits.images is not None:
         shown = sum(isinstance(part, ImagePart) for part in media.values()) - len(reasons)

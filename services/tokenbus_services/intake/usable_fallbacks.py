@@ -12,7 +12,7 @@ from tokenbus.errors import RequestInvalid, SettingsError, TokenbusError
 from tokenbus.events.requests import Base64Source, BlobSource, Fallback, FileSource, Generate, Message, Source
 from tokenbus.providers.api import Built
 from tokenbus_services.intake.request_match import on_route
-from tokenbus_services.intake.unasked_media import CallInput, not_taken
+from tokenbus_services.intake.unasked_media import CallInput, refused_media
 from tokenbus_services.media.locate import media_of, request_with
 from tokenbus_services.media.provider_limits import check_media, limits_of
 from tokenbus_services.settings import FallbackChoice, FallbackRoute, ProviderSettings
@@ -86,7 +86,7 @@ class Fallbacks:
         provider = self._providers(asked.provider)
         limits = limits_of(provider.settings.api, provider.settings.media)
         turn = CallInput(asked, [])
-        asked = turn.without(not_taken(limits, turn, dict(media_of(asked)))).request
+        asked = turn.without(refused_media(limits, turn, dict(media_of(asked)))).request
         media = dict(media_of(asked))
         check_media(limits, media.items())
         stubs: dict[str, Source] = {}

@@ -55,7 +55,7 @@ def parser(core: WorkerCore) -> StageService:
         name="parser",
         topic="events",
         logic=logic,
-        beside=clock,
+        companion=clock,
         description="Everything that can change a run's output, in one total order a partition.",
         publishes=[t for t in PUBLIC_TOPICS if t == "runs" or t in settings.topics],
         opening=activity.open,

@@ -50,7 +50,7 @@ class PipelineService:
             entries_read=info.entries_read,
             on_commit=count,
         )
-        self._fetcher.take_short_way(self._chain)
+        self._fetcher.use_chain(self._chain)
         await self._fetcher.open()
 
     async def close(self) -> None:

@@ -12,7 +12,7 @@ from tokenbus_services.policy_stage.service import PolicyService
 from tokenbus_services.runtime.stage_service import StageService, stage_app
 from tokenbus_services.runtime.worker_core import WorkerCore
 from tokenbus_services.settings import Settings
-from tokenbus_services.settings.user_modules import look_beside_settings
+from tokenbus_services.settings.user_modules import add_settings_directory_to_path
 
 
 def create(settings: Settings) -> AsgiFastStream:
@@ -20,7 +20,7 @@ def create(settings: Settings) -> AsgiFastStream:
 
     Policies may be next to the settings file or in the working directory, as tools may.
     """
-    look_beside_settings()
+    add_settings_directory_to_path()
     core = WorkerCore(settings, "policy")
     service = PolicyService(settings, core.registry, core.tracer)
     stage = StageService(
@@ -28,7 +28,7 @@ def create(settings: Settings) -> AsgiFastStream:
         name=GROUP,
         topic="drafts",
         logic=service.logic,
-        beside=lambda server, stage, liveness: _PolicyCompanion(service, server, stage, liveness),
+        companion=lambda server, stage, liveness: _PolicyCompanion(service, server, stage, liveness),
         opening=service.start,
         room=service.room,
         description="Events of runs with policies, before they are published; verdicts go to `events`.",

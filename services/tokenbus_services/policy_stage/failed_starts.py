@@ -20,7 +20,7 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 WORKERS_PER_START = 3
 """How many workers lost with a run in its own executor count as one failed start."""
-WORKERS_BESIDE = 2
+WORKERS_IN_SHARED = 2
 """How many workers may be lost with a run in a shared executor before it gets its own."""
 
 
@@ -36,9 +36,9 @@ class RunStarts(msgspec.Struct):
     """What is known of a run's starts."""
 
     policies: dict[str, Starts] = {}
-    lost_beside: int = 0
+    lost_in_shared: int = 0
     """Workers that were lost while the run was in a shared executor."""
-    lost_alone: int = 0
+    lost_in_own: int = 0
     """Workers that were lost while the run was in an executor of its own."""
     unexplained: int = 0
     """Its own executors that ended because of an unknown one of its policies."""
@@ -67,7 +67,7 @@ def decide_start(
     first; if that does not help, the first one with ``block`` ends the run.
     """
     failing: dict[str, Failing] = {}
-    isolated = starts.lost_beside >= WORKERS_BESIDE or starts.lost_alone > 0 or starts.unexplained > 0
+    isolated = starts.lost_in_shared >= WORKERS_IN_SHARED or starts.lost_in_own > 0 or starts.unexplained > 0
     for policy in policies:
         counted = starts.policies.get(policy)
         if counted is None or counted.count == 0:
@@ -81,9 +81,9 @@ def decide_start(
             isolated = True
         else:
             failing[policy] = Failing(0, reason(most))
-    if (failed := starts.unexplained + starts.lost_alone // WORKERS_PER_START) >= most:
+    if (failed := starts.unexplained + starts.lost_in_own // WORKERS_PER_START) >= most:
         why = (
-            f"an executor with this run alone ended {starts.unexplained} times, and {starts.lost_alone} workers were "
+            f"an executor with this run alone ended {starts.unexplained} times, and {starts.lost_in_own} workers were "
             "lost with it"
         )
         passing = [policy for policy in policies if on_error[policy] == "pass"]

@@ -49,10 +49,10 @@ class ServerRunRecord:
         reply = await self._run_script(call, "starts of a run's policies")
         if isinstance(reply, bytes):
             return None
-        beside, alone, unexplained, *numbers = [int(value or 0) for value in reply]
+        in_shared, in_own, unexplained, *numbers = [int(value or 0) for value in reply]
         pairs = zip(self._policies, numbers[::2], numbers[1::2], strict=True)
         counted = {policy: Starts(count, failed_at) for policy, count, failed_at in pairs}
-        return RunStarts(counted, lost_beside=beside, lost_alone=alone, unexplained=unexplained)
+        return RunStarts(counted, lost_in_shared=in_shared, lost_in_own=in_own, unexplained=unexplained)
 
     async def note_place(self, place: Place) -> bool:
         call = note_place(self._keys.run(self._run), self._lease, token=self._token, place=place)

@@ -85,4 +85,4 @@ class DeploymentAgreement:
                 await fence(self._server, keys, layout)
             keys.apply(layout.numbers, layout.spread, layout.epoch, layout.ever)
             log.info("partitions_changed", new_runs=layout.placing, served=layout.spread, epoch=layout.epoch)
-        keys.heard_at = time.monotonic()
+        keys.numbers_read_at = time.monotonic()

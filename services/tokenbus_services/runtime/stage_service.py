@@ -29,7 +29,7 @@ class Companion(Protocol):
     async def close(self) -> None: ...
 
 
-MakeBeside = Callable[[Server, Stage, Liveness], Companion]
+MakeCompanion = Callable[[Server, Stage, Liveness], Companion]
 Open = Callable[[Liveness], Awaitable[None]]
 Close = Callable[[], Awaitable[None]]
 Room = Callable[[], Awaitable[None]]
@@ -49,14 +49,14 @@ class StageService:
         description: str,
         downstream: str | None = None,
         publishes: Sequence[PublicTopic] = (),
-        beside: MakeBeside | None = None,
+        companion: MakeCompanion | None = None,
         opening: Open | None = None,
         closing: Close | None = None,
         room: Room | None = None,
     ) -> None:
         """Adds the stage to the broker and the metrics of its process.
 
-        - ``beside``: creates the services that run alongside the stage.
+        - ``companion``: creates the services that run alongside the stage.
         - ``opening``: starts what the logic needs, before the worker acquires a partition.
         - ``closing``: releases what the logic needs, after all work has ended.
         - ``room``: awaited before each read.
@@ -70,8 +70,8 @@ class StageService:
         self._downstream = downstream
         self._metrics = core.stage_metrics.of(name)
         self._stage: Stage | None = None
-        self._make_beside = beside
-        self._beside: Companion | None = None
+        self._make_companion = companion
+        self._companion: Companion | None = None
         self._opening = opening
         self._closing = closing
         self._room = room
@@ -128,13 +128,13 @@ class StageService:
         self._metrics.partitions.set_function(lambda stage=self._stage: len(stage.owned))
         self._metrics.blocked.set_function(lambda stage=self._stage: len(stage.blocked))
         await self._stage.open()
-        if self._make_beside:
-            self._beside = self._make_beside(self._core.server, self._stage, self.liveness)
-            await self._beside.open()
+        if self._make_companion:
+            self._companion = self._make_companion(self._core.server, self._stage, self.liveness)
+            await self._companion.open()
 
     async def close(self) -> None:
-        if self._beside:
-            await self._beside.close()
+        if self._companion:
+            await self._companion.close()
         if self._stage:
             await self._stage.close()
         if self._closing:

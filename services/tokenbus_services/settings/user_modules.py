@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 
-def look_beside_settings(env: Mapping[str, str] = os.environ) -> None:
+def add_settings_directory_to_path(env: Mapping[str, str] = os.environ) -> None:
     """Modules in the directory of the settings file can be imported; without a file, those in the working directory."""
     config = env.get("TOKENBUS_CONFIG")
-    beside = str(Path(config).resolve().parent if config else Path.cwd())
-    if beside not in sys.path:
-        sys.path.append(beside)
+    directory = str(Path(config).resolve().parent if config else Path.cwd())
+    if directory not in sys.path:
+        sys.path.append(directory)

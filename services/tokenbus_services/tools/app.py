@@ -9,7 +9,7 @@ from tokenbus_services.runtime.app import make_app, make_broker
 from tokenbus_services.runtime.faststream_source import attach
 from tokenbus_services.runtime.supervision import stuck_after_s
 from tokenbus_services.settings import Settings
-from tokenbus_services.settings.user_modules import look_beside_settings
+from tokenbus_services.settings.user_modules import add_settings_directory_to_path
 from tokenbus_services.telemetry import open_tracer
 from tokenbus_services.tools.executor import ToolExecutor
 from tokenbus_services.tools.metrics import CallMetrics
@@ -21,7 +21,7 @@ def create(settings: Settings) -> AsgiFastStream:
 
     Python tools may be next to the settings file or in the working directory.
     """
-    look_beside_settings()
+    add_settings_directory_to_path()
     registry = CollectorRegistry()
     broker = make_broker(settings, registry)
     tracer = open_tracer(settings, "tools", registry)

@@ -49,7 +49,7 @@ class Keys:
     partition than the present number gives.
     """
 
-    __slots__ = ("_elsewhere", "_held", "epoch", "ever", "heard_at", "numbers", "partitions", "prefix")
+    __slots__ = ("_elsewhere", "_held", "epoch", "ever", "numbers", "numbers_read_at", "partitions", "prefix")
 
     def __init__(self, prefix: str = DEFAULT_PREFIX, partitions: int = DEFAULT_PARTITIONS) -> None:
         """Raises ValueError for an impossible prefix or number."""
@@ -66,7 +66,7 @@ class Keys:
         """All numbers that the deployment ever had."""
         self.epoch = 0
         """Counts the changes of `numbers`."""
-        self.heard_at = 0.0
+        self.numbers_read_at = 0.0
         """Monotonic time at which `numbers` was last read from the server."""
         self._elsewhere: dict[str, int] = {}
         """Partitions of runs that an earlier number placed. No further ones are placed by it, so this is bounded."""

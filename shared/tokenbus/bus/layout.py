@@ -140,7 +140,7 @@ async def widen_if_stale(server: Server, keys: Keys) -> None:
     """Read the deployment's numbers again if this process has not read them for a while: it may have been stopped
     during a change.
     """
-    if time.monotonic() - keys.heard_at < STALE_S:
+    if time.monotonic() - keys.numbers_read_at < STALE_S:
         return
     with suppress(RedisError, OSError, TimeoutError, DeploymentMismatch):
         async with asyncio.timeout(STALE_S):
@@ -154,7 +154,7 @@ async def learn(server: Server, keys: Keys) -> None:
         layout = await read_layout(server, keys)
     if layout and keys.numbers[0] in layout.ever:
         keys.apply(layout.numbers, layout.spread, layout.epoch, layout.ever)
-    keys.heard_at = time.monotonic()
+    keys.numbers_read_at = time.monotonic()
 
 
 async def locate(server: Server, keys: Keys, *runs: str) -> bool:

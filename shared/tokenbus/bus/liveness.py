@@ -166,7 +166,7 @@ class Liveness:
         self._add(name, task, may_end=False)
 
     @staticmethod
-    def let_end(task: asyncio.Task[Any]) -> None:
+    def expect_end(task: asyncio.Task[Any]) -> None:
         """Announce that a task of `start` will be stopped on purpose while the worker continues."""
         if long_task := _of_task.get(task):
             long_task.may_end = True

@@ -132,7 +132,7 @@ class Tail:
     async def aclose(self) -> None:
         """Stop reading and release the connection."""
         self.end(RuntimeError("the client is closed"))
-        Liveness.let_end(self._task)
+        Liveness.expect_end(self._task)
         tasks = [self._task, *self._enders]
         for task in tasks:
             task.cancel()
@@ -177,7 +177,7 @@ class Tail:
                 if defects >= MOST_DEFECTS:
                     task = asyncio.current_task()
                     assert task
-                    Liveness.let_end(task)  # its readers know of it, and the next one begins another
+                    Liveness.expect_end(task)  # its readers know of it, and the next one begins another
                     self.end(e)
                     return
                 log.warning("read of %d logs: %s: %s", len(self._reading), type(e).__name__, e)

@@ -36,7 +36,7 @@ class EndedRun(msgspec.Struct, frozen=True):
     """Which provider and model were called last: 0 for the request's own, n for its n-th fallback."""
 
     @property
-    def last_asked(self) -> Generate:
+    def last_request(self) -> Generate:
         """The request as last sent to a provider."""
         return left_from(self.request, self.choice)
 
@@ -90,7 +90,7 @@ def retried_request(ended: EndedRun, *, again: int) -> Generate:
 def check_resumable(ended: EndedRun) -> None:
     """Check what is known before the run's text is read. Raises RunNotRepeatable if the run cannot be resumed."""
     if not ended.continues:
-        request = ended.last_asked
+        request = ended.last_request
         problem = f"{request.model} at {request.provider} cannot continue a partial answer to this request"
         raise RunNotRepeatable(ended.run, problem)
     if ended.request.mode == "prefill" and ended.history:
@@ -112,7 +112,7 @@ def resumed_request(ended: EndedRun, response: Response, *, again: int) -> Gener
         raise RunNotRepeatable(run, "it has no text to continue")
     if request.mode == "prefill":
         message = msgspec.structs.replace(message, participant=request.participant)
-    return _linked(ended.last_asked, run, "resume", again, _joined([*request.messages, *ended.history], message))
+    return _linked(ended.last_request, run, "resume", again, _joined([*request.messages, *ended.history], message))
 
 
 def _joined(messages: list[Message], more: Message) -> list[Message]:

@@ -24,7 +24,7 @@ from tokenbus.events.public import (
     RunFailedEvent,
 )
 from tokenbus.events.usage import Usage
-from tokenbus.integrations.heard import HeardText
+from tokenbus.integrations.spoken_text import SpokenText
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class VoiceTurn:
 
     def __init__(self, bus: Client, request: dict[str, Any]) -> None:
         self.run: str = request["id"]
-        self.heard = HeardText()
+        self.heard = SpokenText()
         self.calls: list[BlockComplete] = []
         """Calls that the framework has to run; complete once the turn has ended."""
         self.usage = Usage()

@@ -9,7 +9,7 @@ from tokenbus_services.policy_stage.blame import culprit, is_evidence
 from tokenbus_services.policy_stage.executor.marks import ExecutorMarks, MarkedCall
 from tokenbus_services.policy_stage.executor.messages import Failing
 from tokenbus_services.policy_stage.failed_starts import (
-    WORKERS_BESIDE,
+    WORKERS_IN_SHARED,
     WORKERS_PER_START,
     RunStarts,
     StartDecision,
@@ -102,25 +102,25 @@ def test_after_its_last_start_pass_calls_the_policy_as_far_as_it_came_and_then_n
 
 
 def test_a_run_that_lost_one_worker_shares_an_executor_and_one_that_lost_several_is_isolated():
-    assert not decide(RunStarts(lost_beside=1), a="block").isolated
-    assert decide(RunStarts(lost_beside=WORKERS_BESIDE), a="block") == StartDecision(isolated=True)
+    assert not decide(RunStarts(lost_in_shared=1), a="block").isolated
+    assert decide(RunStarts(lost_in_shared=WORKERS_IN_SHARED), a="block") == StartDecision(isolated=True)
 
 
 def test_no_number_of_workers_that_were_lost_beside_others_ends_a_run():
-    assert decide(RunStarts(lost_beside=1000), a="block") == StartDecision(isolated=True)
+    assert decide(RunStarts(lost_in_shared=1000), a="block") == StartDecision(isolated=True)
 
 
 def test_a_failed_start_and_two_killed_workers_do_not_end_a_run():
-    assert decide(RunStarts({"a": Starts(1, 4)}, lost_alone=2), a="block") == StartDecision(isolated=True)
+    assert decide(RunStarts({"a": Starts(1, 4)}, lost_in_own=2), a="block") == StartDecision(isolated=True)
 
 
 def test_a_policy_that_takes_its_worker_with_it_each_time_ends_its_run():
     most = MOST * WORKERS_PER_START
-    assert decide(RunStarts(lost_alone=most - 1), a="block") == StartDecision(isolated=True)
-    assert decide(RunStarts(lost_alone=most), a="block").ended_by == "a"
+    assert decide(RunStarts(lost_in_own=most - 1), a="block") == StartDecision(isolated=True)
+    assert decide(RunStarts(lost_in_own=most), a="block").ended_by == "a"
 
 
-@pytest.mark.parametrize("more", [RunStarts(unexplained=MOST), RunStarts(lost_alone=MOST * WORKERS_PER_START)])
+@pytest.mark.parametrize("more", [RunStarts(unexplained=MOST), RunStarts(lost_in_own=MOST * WORKERS_PER_START)])
 def test_if_the_policy_at_fault_is_unknown_those_with_pass_are_left_out_first(more: RunStarts):
     decided = decide(more, a="block", b="pass", c="pass")
     assert (decided.ended_by, set(decided.failing), decided.isolated) == (None, {"b", "c"}, True)

@@ -11,7 +11,7 @@ from tokenbus.events.frames import PolicyVerdict
 from tokenbus_services.policy_stage.blame import Fault
 from tokenbus_services.policy_stage.executor.interface import RunInExecutor
 from tokenbus_services.policy_stage.executor.messages import Failing
-from tokenbus_services.policy_stage.failed_starts import WORKERS_BESIDE, RunStarts, Starts
+from tokenbus_services.policy_stage.failed_starts import WORKERS_IN_SHARED, RunStarts, Starts
 from tokenbus_services.policy_stage.run_task import PolicyRunTask
 
 POLICIES, MOST = ("p",), 3
@@ -26,10 +26,12 @@ class Record:
         self.sent: list[PolicyVerdict] = []
 
     async def starts(self) -> RunStarts | None:
-        self.kept.lost_beside += self.place == "beside"
-        self.kept.lost_alone += self.place == "alone"
+        self.kept.lost_in_shared += self.place == "beside"
+        self.kept.lost_in_own += self.place == "alone"
         self.place = "beside"
-        return RunStarts(dict(self.kept.policies), self.kept.lost_beside, self.kept.lost_alone, self.kept.unexplained)
+        return RunStarts(
+            dict(self.kept.policies), self.kept.lost_in_shared, self.kept.lost_in_own, self.kept.unexplained
+        )
 
     async def note_place(self, place: Place) -> bool:
         self.place = place
@@ -141,7 +143,7 @@ async def test_a_run_whose_workers_were_lost_again_and_again_is_isolated_and_at_
             await eventually(lambda: record.place == "alone")
         places += worker.pool.places
         await worker.kill()
-    assert places == ["beside"] * WORKERS_BESIDE + ["alone"] * (3 * MOST)
+    assert places == ["beside"] * WORKERS_IN_SHARED + ["alone"] * (3 * MOST)
     assert record.sent[0].ends
     assert "9 workers were lost with it" in record.sent[0].ends
 

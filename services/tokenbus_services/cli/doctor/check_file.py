@@ -21,7 +21,7 @@ def run(file: Path | None, *, as_json: bool) -> int:
         os.environ["TOKENBUS_CONFIG"] = str(file.resolve())
     findings = examine(os.environ)
     show(findings, as_json=as_json)
-    return 0 if checks.all_well(findings) else ending.OTHER
+    return 0 if checks.none_wrong(findings) else ending.OTHER
 
 
 def examine(env: Mapping[str, str]) -> list[Finding]:

@@ -162,7 +162,7 @@ def one_hint_per_cause(findings: Iterable[Finding]) -> list[Finding]:
     return shown
 
 
-def all_well(findings: Iterable[Finding]) -> bool:
+def none_wrong(findings: Iterable[Finding]) -> bool:
     """Whether no finding is an error."""
     return all(finding.level != "wrong" for finding in findings)
 

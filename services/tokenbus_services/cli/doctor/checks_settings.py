@@ -37,7 +37,7 @@ from tokenbus_services.settings import (
     Settings,
     ToolSettings,
 )
-from tokenbus_services.settings.user_modules import look_beside_settings
+from tokenbus_services.settings.user_modules import add_settings_directory_to_path
 from tokenbus_services.tools.registry import ToolRegistry
 
 Env = Mapping[str, str]
@@ -47,7 +47,7 @@ _OBJECT_STORES = ("file", "memory", "s3", "s3a", "gs", "az", "azure", "adl", "ab
 
 def check_settings(settings: Settings, env: Env) -> Iterator[Finding]:
     """All checks of this module."""
-    look_beside_settings(env)
+    add_settings_directory_to_path(env)
     yield from _tools(settings, env)
     yield from _policies(settings)
     yield from _blobs(settings, env)

@@ -26,7 +26,7 @@ def run(*, as_json: bool, ask_providers: bool, try_keys: bool) -> int:
     """Run all checks and show the findings; return the exit code."""
     findings = checks.one_hint_per_cause(asyncio.run(examine(ask_providers=ask_providers, try_keys=try_keys)))
     show(findings, as_json=as_json)
-    return 0 if checks.all_well(findings) else ending.OTHER
+    return 0 if checks.none_wrong(findings) else ending.OTHER
 
 
 async def examine(*, ask_providers: bool = False, try_keys: bool = False) -> list[Finding]:

@@ -60,7 +60,7 @@ def troubles(trouble: Trouble) -> Iterator[tuple[str, str]]:
 
 def totals(look: Sample) -> dict[str, str]:
     """Return the figures of the whole deployment, by name."""
-    beside = {"pipelines": look.now.pipelines, "gateways": look.now.gateways}
+    other_kinds = {"pipelines": look.now.pipelines, "gateways": look.now.gateways}
     return {
         "open runs": str(look.now.open_runs),
         "requests": per_second(look.rates.requests),
@@ -68,7 +68,7 @@ def totals(look: Sample) -> dict[str, str]:
         "tool calls": per_second(look.rates.tool_calls),
         "chunks": per_second(look.rates.chunks),
         "dead": str(look.now.dead),
-        **{name: str(len(workers)) for name, workers in beside.items() if workers},
+        **{name: str(len(workers)) for name, workers in other_kinds.items() if workers},
     }
 
 

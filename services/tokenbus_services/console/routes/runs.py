@@ -149,7 +149,7 @@ class _RunRoutes:
             early=False,
             refusal=refusal,
             headers={},
-            on_gone=_nothing,
+            on_client_gone=_nothing,
             on_end=_nothing,
             times=self._desk.gateway.times,
         )

@@ -63,13 +63,13 @@ class RunAnswer(ABC):
         *,
         refusal: Callable[[Problem], Answer],
         headers: Mapping[str, str],
-        on_gone: Callable[[], None],
+        on_client_gone: Callable[[], None],
         on_end: Callable[[], None],
         times: AnswerTimes,
         use: AuditedRun | None = None,
     ) -> None:
-        """``refusal``: writes a problem before the first byte. ``on_gone``: called if the client disconnects before the
-        run's end. ``on_end``: called in any case.
+        """``refusal``: writes a problem before the first byte. ``on_client_gone``: called if the client disconnects
+        before the run's end. ``on_end``: called in any case.
         """
         self.run = run
         self.use = use
@@ -77,7 +77,7 @@ class RunAnswer(ABC):
         self._events = events
         self._refusal = refusal
         self._headers = {"x-tokenbus-run": run, **headers}
-        self._on_gone = on_gone
+        self._on_client_gone = on_client_gone
         self._on_end = on_end
         self._times = times
         self._head_sent = False
@@ -104,7 +104,7 @@ class RunAnswer(ABC):
             await self._fail(send, _defect(self.run, e))
         finally:
             if reader.gone and not reader.ended:
-                self._on_gone()
+                self._on_client_gone()
             self._on_end()
 
     @abstractmethod

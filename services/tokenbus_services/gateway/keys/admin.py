@@ -100,7 +100,7 @@ class AdminServer:
         """Stop."""
         self._server.should_exit = True
         if self._serving:
-            Liveness.let_end(self._serving)
+            Liveness.expect_end(self._serving)
             await asyncio.gather(self._serving, return_exceptions=True)
 
 

@@ -65,7 +65,7 @@ def rejoined(
         early=False,
         refusal=surface.refusal,
         headers=surface.stream_headers,
-        on_gone=_stay,
+        on_client_gone=_stay,
         on_end=_stay,
         times=gateway.times,
     )

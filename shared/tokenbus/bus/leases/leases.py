@@ -123,7 +123,7 @@ class Leases:
         """
         self._closing.set()
         if self._task:
-            self._liveness.let_end(self._task)
+            self._liveness.expect_end(self._task)
         try:
             async with asyncio.timeout(self._ttl_s):
                 if self._task:

@@ -69,13 +69,13 @@ def _in_text(messages: Sequence[Spoken], request: Generate) -> list[Spoken]:
     """
     return [
         _with_name(message, _name(message, request))
-        if _is_named(message, request) or any(_differ(message, beside, request) for beside in _beside(messages, i))
+        if _is_named(message, request) or any(_differ(message, near, request) for near in _neighbours(messages, i))
         else msgspec.structs.replace(message, participant=None)
         for i, message in enumerate(messages)
     ]
 
 
-def _beside(messages: Sequence[Spoken], i: int) -> list[Spoken]:
+def _neighbours(messages: Sequence[Spoken], i: int) -> list[Spoken]:
     """Return the adjacent messages of the same role."""
     return [messages[j] for j in (i - 1, i + 1) if 0 <= j < len(messages) and messages[j].role == messages[i].role]
 

@@ -200,5 +200,5 @@ def test_a_provider_that_the_settings_name_must_have_its_key_and_its_api():
 
 def test_notes_are_no_reason_to_fail():
     ok, note, wrong = (Finding(level=level, about="x", says="y") for level in ("ok", "note", "wrong"))
-    assert checks.all_well([ok, note])
-    assert not checks.all_well([ok, wrong])
+    assert checks.none_wrong([ok, note])
+    assert not checks.none_wrong([ok, wrong])

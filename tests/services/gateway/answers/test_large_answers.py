@@ -63,7 +63,7 @@ async def test_an_answer_is_sent_in_parts_of_bounded_size(
         early=False,
         refusal=lambda problem: pytest.fail(str(problem)),
         headers={},
-        on_gone=lambda: None,
+        on_client_gone=lambda: None,
         on_end=lambda: None,
         times=AnswerTimes(),
     )

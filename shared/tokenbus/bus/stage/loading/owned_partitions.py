@@ -158,7 +158,7 @@ class OwnedPartitions:
         """`block` a partition that cannot be loaded. Its state is not at fault, so the tries do not count."""
         self._say_blocked(partition, str(error))
         self.leases.forget(partition, shun_s=BLOCKED_S)
-        await self._loader.forgive(partition)
+        await self._loader.reset_replays(partition)
 
     def reload(self, part: Partition) -> None:
         """Rebuild the partition under its lease: its state is ahead of the log. No effect if it is not owned now."""

@@ -114,7 +114,7 @@ class PartitionLoader:
             async with asyncio.timeout(WITHDRAW_S):
                 await run_script(self._server, call)
 
-    async def forgive(self, partition: int) -> None:
+    async def reset_replays(self, partition: int) -> None:
         """Reset the count of replays, because the partition's state was not at fault. Does nothing if the server is
         unavailable."""
         with suppress(RedisError, OSError):

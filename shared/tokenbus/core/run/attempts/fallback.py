@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tokenbus.core.run.attempts.next_attempt import begin_attempt, discard_blocks, turn_work
-from tokenbus.core.run.attempts.retry import another_may_do_better
+from tokenbus.core.run.attempts.retry import fallback_may_succeed
 from tokenbus.core.run.effects import NextTurn
 from tokenbus.core.run.outbox import Outbox
 from tokenbus.core.run.state import RunState
@@ -14,7 +14,7 @@ from tokenbus.events.public import ProviderModel
 def may_fall_back(s: RunState, error: ErrorInfo) -> bool:
     """Whether another provider and model is left, may do better, and nothing visible of the turn was emitted."""
     left = s.choice < len(s.accepted.fallback) and s.accepted.on_failure != "fail"
-    return left and not s.visible_emitted and another_may_do_better(error)
+    return left and not s.visible_emitted and fallback_may_succeed(error)
 
 
 def fall_back(s: RunState, out: Outbox, error: ErrorInfo, at_ms: int) -> NextTurn:

@@ -54,7 +54,7 @@ def _backoff_ms(tries: int, rules: RunLimits, salt: str) -> int:
     return ceiling // 2 + spread
 
 
-def another_may_do_better(error: ErrorInfo) -> bool:
+def fallback_may_succeed(error: ErrorInfo) -> bool:
     """Whether another provider may succeed after this error: not for faults of the bus itself, nor for unloadable
     media.
     """

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 
 
-class HeardText:
+class SpokenText:
     """A run's visible text, with the seq of each piece."""
 
     def __init__(self) -> None:

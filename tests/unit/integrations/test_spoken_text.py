@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenbus.integrations.heard import HeardText
+from tokenbus.integrations.spoken_text import SpokenText
 
 
-def heard(*pieces: str) -> HeardText:
-    text = HeardText()
+def heard(*pieces: str) -> SpokenText:
+    text = SpokenText()
     for n, piece in enumerate(pieces):
         text.add(10 + n, piece)
     return text
@@ -32,7 +32,7 @@ def test_a_word_that_was_spoken_differently_ends_the_match() -> None:
 
 def test_an_empty_spoken_text_matches_no_piece() -> None:
     assert heard("… ", "Well").through("") == -1
-    assert HeardText().through("Well") == -1
+    assert SpokenText().through("Well") == -1
 
 
 @given(st.lists(st.text(min_size=1), min_size=1), st.data())
