@@ -38,7 +38,7 @@ from tokenbus.errors import ServerUnavailable
 from tokenbus.events.frames import Accepted, RunLimits
 from tokenbus_services.cli.inspect.provider_facts import silent_models
 from tokenbus_services.cli.scripts import all_scripts
-from tokenbus_services.fetcher.silent_calls import SilentCalls
+from tokenbus_services.fetcher.calls.silent_calls import SilentCalls
 from tokenbus_services.fetcher.uploads.registry import UploadedFiles
 from tokenbus_services.gateway.budgets.spend import read_spend
 from tokenbus_services.gateway.keys.store import KeyStore

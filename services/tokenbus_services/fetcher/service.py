@@ -17,7 +17,8 @@ from tokenbus.events.frames import Control, turn_decoder
 from tokenbus.events.requests import Tool
 from tokenbus_services.blobs.loader import loader_of
 from tokenbus_services.fetcher.attempt_runner import AttemptRunner
-from tokenbus_services.fetcher.call_spans import CallSpans
+from tokenbus_services.fetcher.calls.call_spans import CallSpans
+from tokenbus_services.fetcher.calls.silent_calls import SilentCalls
 from tokenbus_services.fetcher.cancelled_calls import stop_calls
 from tokenbus_services.fetcher.endpoints import Providers
 from tokenbus_services.fetcher.image_offload.offload import ImageStore
@@ -27,7 +28,6 @@ from tokenbus_services.fetcher.limits.wait_queue import FairQueue
 from tokenbus_services.fetcher.metrics import AdmissionMetrics, UploadMetrics
 from tokenbus_services.fetcher.raw_writer import RawWriter
 from tokenbus_services.fetcher.request_media import TurnMedia
-from tokenbus_services.fetcher.silent_calls import SilentCalls
 from tokenbus_services.fetcher.turn_admission import waits_as
 from tokenbus_services.fetcher.uploads.plan import Uploads
 from tokenbus_services.fetcher.uploads.registry import UploadedFiles

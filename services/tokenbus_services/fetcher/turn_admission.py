@@ -23,7 +23,7 @@ from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import TurnWork, history_decoder
 from tokenbus.events.requests import Generate, Message
 from tokenbus_services.fetcher.backpressure import Backpressure
-from tokenbus_services.fetcher.call_timeouts import DEADLINE_PASSED
+from tokenbus_services.fetcher.calls.call_timeouts import DEADLINE_PASSED
 from tokenbus_services.fetcher.limits.limiter import Reservation, ReservationRequest
 from tokenbus_services.fetcher.limits.scopes import Scopes
 from tokenbus_services.fetcher.limits.token_estimate import estimate

@@ -16,7 +16,8 @@ STUCK = Script(name="stuck", turns=(Turn(says=Reply(text="never asked for")),))
 TIMEOUTS = "connect_timeout_s = 1\nfirst_event_timeout_s = 1\nidle_timeout_s = 1"
 DEFECT = """
 import asyncio
-from tokenbus_services.fetcher import provider_call, service
+from tokenbus_services.fetcher import service
+from tokenbus_services.fetcher.calls import provider_call
 from tokenbus_services.runtime import in_flight
 
 read, service.STILL_S, in_flight.LOOK_S = provider_call._read, 1.0, 0.2

@@ -28,11 +28,11 @@ from tokenbus.events.quirks import ApiName
 from tokenbus.events.requests import Generate, Message
 from tokenbus.providers import registry
 from tokenbus_services.blobs import retry as patience
-from tokenbus_services.fetcher.call_options import CallOptions
+from tokenbus_services.fetcher.calls.call_options import CallOptions
+from tokenbus_services.fetcher.calls.provider_call import fetch
 from tokenbus_services.fetcher.endpoints import Endpoint
 from tokenbus_services.fetcher.image_offload.base64_spool import Base64Spool
 from tokenbus_services.fetcher.image_offload.offload import SMALLEST_CHARS, ImageOffloader, ImageStore
-from tokenbus_services.fetcher.provider_call import fetch
 from tokenbus_services.media.blob_cache import RecentBlobs
 from tokenbus_services.mock_provider import MockProvider, Picture, Reply, Script, Turn
 from tokenbus_services.settings import ProviderSettings

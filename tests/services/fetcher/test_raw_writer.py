@@ -16,8 +16,8 @@ from tokenbus.errors import AttemptRefused
 from tokenbus.events.frames import Data, Ended, Lost, RawFrame, RawItem, raw_decoder
 from tokenbus.events.requests import Generate, Message
 from tokenbus_services.fetcher.attempt_writer import AttemptWriter
+from tokenbus_services.fetcher.calls.provider_call import fetch
 from tokenbus_services.fetcher.endpoints import Endpoint
-from tokenbus_services.fetcher.provider_call import fetch
 from tokenbus_services.fetcher.raw_writer import RawWriter
 from tokenbus_services.mock_provider import MockProvider, Reply, Script, Stall, Turn
 from tokenbus_services.settings import ProviderSettings

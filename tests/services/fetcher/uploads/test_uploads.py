@@ -13,8 +13,8 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
+from tests.services.fetcher.calls.test_media_send import Written
 from tests.services.fetcher.shelf import Shelf
-from tests.services.fetcher.test_media_send import Written
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
@@ -32,9 +32,9 @@ from tokenbus.events.requests import (
     ToolResultPart,
 )
 from tokenbus.providers.file_api import FileCall
+from tokenbus_services.fetcher.calls.provider_call import FilesLost, fetch
 from tokenbus_services.fetcher.endpoints import Endpoint
 from tokenbus_services.fetcher.metrics import UploadMetrics
-from tokenbus_services.fetcher.provider_call import FilesLost, fetch
 from tokenbus_services.fetcher.request_media import TurnMedia
 from tokenbus_services.fetcher.uploads import upload as upload_module
 from tokenbus_services.fetcher.uploads.plan import Uploads

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from tokenbus_services.fetcher.call_spans import CallFacts
+from tokenbus_services.fetcher.calls.call_spans import CallFacts
+from tokenbus_services.fetcher.calls.silent_calls import SilentCalls
 from tokenbus_services.fetcher.image_offload.offload import ImageStore
 from tokenbus_services.fetcher.limits.token_estimate import TokenTally
-from tokenbus_services.fetcher.silent_calls import SilentCalls
 from tokenbus_services.settings import LimitSettings
 
 

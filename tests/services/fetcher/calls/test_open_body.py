@@ -20,11 +20,11 @@ from tokenbus.events.frames import Ended
 from tokenbus.events.normalized import Done
 from tokenbus.events.quirks import ApiName
 from tokenbus.events.requests import Generate, Message
-from tokenbus_services.fetcher.call_options import PLAIN, CallOptions
-from tokenbus_services.fetcher.call_timeouts import CallTimeouts
+from tokenbus_services.fetcher.calls.call_options import PLAIN, CallOptions
+from tokenbus_services.fetcher.calls.call_timeouts import CallTimeouts
+from tokenbus_services.fetcher.calls.provider_call import fetch
+from tokenbus_services.fetcher.calls.silent_calls import SilentCalls
 from tokenbus_services.fetcher.endpoints import Endpoint
-from tokenbus_services.fetcher.provider_call import fetch
-from tokenbus_services.fetcher.silent_calls import SilentCalls
 from tokenbus_services.mock_provider import MockProvider, Reply, Script, Stall, Turn
 from tokenbus_services.runtime.known_names import KnownModels
 from tokenbus_services.settings import ProviderSettings, Settings
@@ -111,7 +111,7 @@ async def test_a_body_that_is_closed_in_time_leaves_the_connection_for_the_next_
 async def test_a_provider_that_answers_200_and_nothing_more_is_in_the_log_long_before_its_timeout(
     server: Server, keys: Keys, run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tokenbus_services.fetcher.provider_call.SILENT_S", 0.01)
+    monkeypatch.setattr("tokenbus_services.fetcher.calls.provider_call.SILENT_S", 0.01)
     turn = Turn(says=Reply(text="never"), fault=Stall(after_bytes=0))
     models = KnownModels(Settings(providers={"p": ProviderSettings(api="openai-chat")}))
     silent = SilentCalls(server, keys, registry := CollectorRegistry(), worker="w", models=models)

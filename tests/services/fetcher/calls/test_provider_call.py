@@ -8,7 +8,7 @@ import msgspec
 
 from tests.services.mock_provider.asking import asking
 from tokenbus.providers.api import HttpCall
-from tokenbus_services.fetcher.call_timeouts import DEADLINE_PASSED, CallTimeouts
+from tokenbus_services.fetcher.calls.call_timeouts import DEADLINE_PASSED, CallTimeouts
 from tokenbus_services.fetcher.endpoints import Endpoint
 from tokenbus_services.mock_provider import Delivery, MockProvider, Reply, Script, Turn
 from tokenbus_services.settings import ProviderSettings
