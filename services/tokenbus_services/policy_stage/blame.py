@@ -14,13 +14,14 @@ import msgspec
 
 from tokenbus_services.policy_stage.executor.marks import ExecutorMarks, MarkedCall
 
-End = Literal["blocked", "exited", "memory", "overran"]
-"""How an executor ended: a call did not return; the process died; it used too much memory; a call ran past its
-timeout.
+End = Literal["blocked", "stalled", "exited", "memory", "overran"]
+"""How an executor ended: a call did not return within its timeout; a call held up the other runs; the process died; it
+used too much memory; a call ran past its timeout.
 """
 
 END_TEXTS: Mapping[End, str] = {
     "blocked": "a call blocked its process",
+    "stalled": "a call held up other runs",
     "exited": "its process died",
     "memory": "its process took too much memory",
     "overran": "a call continued past its timeout",

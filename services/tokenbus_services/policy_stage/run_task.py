@@ -188,17 +188,18 @@ class PolicyRunTask:
         """
         if not await self._move(record, "beside"):
             return None
-        if self._may_end_executor or decided.isolated or self._executors.may_block(self._policies):
+        if self._may_end_executor or decided.isolated:
             executor = await self._executors.separate(self.on_waiting, each_s=self._reassure_s)
-            alone = self._executors.isolates
+        elif self._executors.may_block(self._policies):
+            executor = await self._executors.restricted()
         else:
-            executor, alone = await self._executors.shared(), False
+            executor = await self._executors.shared()
         self._start += 1
         self._steps.clear()  # the last start's blocks have other numbers, and all verdicts are sent again
         self._outcome = asyncio.get_running_loop().create_future()
         task = executor.open(self.run, self._policies, decided.failing, self)
         try:
-            if alone and not await self._move(record, "alone"):
+            if executor.single and not await self._move(record, "alone"):
                 return None
             executor.feed(task, self.frames)
             self._fed = lambda frames: executor.feed(task, frames)

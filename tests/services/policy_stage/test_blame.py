@@ -47,9 +47,10 @@ def test_in_a_lone_run_the_policy_with_the_most_memory_is_blamed():
 
 
 def test_the_end_of_a_shared_executor_is_evidence_only_of_a_call_that_did_not_return():
-    assert [is_evidence(end, alone=False) for end in ("blocked", "overran", "exited", "memory")] == [
+    assert [is_evidence(end, alone=False) for end in ("blocked", "overran", "stalled", "exited", "memory")] == [
         True,
         True,
+        False,
         False,
         False,
     ]

@@ -54,9 +54,10 @@ class Pool:
     """Executors that only say where the run is."""
 
     count = waiting_calls = 0
-    isolates = True
 
     def __init__(self) -> None:
+        self.blocking = False
+        self.restricted_starts = 0
         self.places: list[Place] = []
         self.run: RunInExecutor | None = None
 
@@ -65,11 +66,19 @@ class Pool:
     async def stop(self) -> None: ...
 
     def may_block(self, policies: tuple[str, ...]) -> bool:
-        return False
+        return self.blocking
+
+    @property
+    def single(self) -> bool:
+        return self.places[-1] == "alone"
 
     async def shared(self) -> Pool:
         self.places.append("beside")
         return self
+
+    async def restricted(self) -> Pool:
+        self.restricted_starts += 1
+        return await self.shared()
 
     async def separate(self, waits: Callable[[], None], *, each_s: float) -> Pool:
         self.places.append("alone")
@@ -162,4 +171,15 @@ async def test_only_what_counts_is_written_and_the_last_failed_start_ends_the_ru
     assert record.sent[0].ends
     assert "in each of 3 starts" in record.sent[0].ends
     await asyncio.sleep(0)
+    await worker.kill()
+
+
+async def test_a_run_of_a_policy_that_blocks_is_restricted_until_it_is_a_suspect_itself():
+    worker = Worker(Record())
+    worker.pool.blocking = True
+    await worker.pool.lose(None, suspect=False)
+    assert worker.pool.restricted_starts == 2
+    await worker.pool.lose(None, suspect=True)
+    assert worker.pool.places == ["beside", "beside", "alone"]
+    assert worker.pool.restricted_starts == 2
     await worker.kill()

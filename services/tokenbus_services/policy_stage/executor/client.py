@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Mapping
-from typing import cast
+from typing import Literal, cast
 
 import msgspec
 import structlog
@@ -18,6 +18,9 @@ from tokenbus_services.policy_stage.executor.marks import MarksPage
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
+Serves = Literal["all", "restricted", "one"]
+"""Which runs an executor gets: all; those of policies that ended or blocked an executor recently; a single one."""
+
 
 class ExecutorProcess(asyncio.Protocol):
     """See `Executor`. Call `start`; it reports its end."""
@@ -25,21 +28,20 @@ class ExecutorProcess(asyncio.Protocol):
     def __init__(
         self,
         *,
-        separate: bool,
+        serves: Serves,
         next_task: Callable[[], int],
         on_end: Callable[[ExecutorProcess], None],
         on_overrun: Callable[[ExecutorProcess, messages.Overran], None],
     ) -> None:
-        """``separate``: whether it is for one run only."""
-        self.separate = separate
-        self.takes_place = separate
+        self.serves: Serves = serves
+        self.takes_place = serves == "one"
         """Whether it counts among the executors for single runs; one that was shared and is left to a run does not."""
         self.killed_with_all = False
         """Whether its fork server was given up, and all executors with it: no run's fault."""
         self.only_policy: str | None = None
         """The policy of the run that it was opened for, if this has a single one."""
         self.emptied = False
-        """Whether its only run no longer needs it."""
+        """Whether no run needs it any more. It gets no further ones."""
         self.runs: dict[int, RunInExecutor] = {}
         """By task."""
         self.page = MarksPage()
@@ -59,6 +61,10 @@ class ExecutorProcess(asyncio.Protocol):
         self._frames = messages.Frames(messages.from_executor)
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when its end has been reported."""
+
+    @property
+    def single(self) -> bool:
+        return self.takes_place
 
     async def start(self, server: ForkServer, memory_of: Callable[[int], int]) -> None:
         """Fork it. Raises OSError."""
@@ -93,10 +99,9 @@ class ExecutorProcess(asyncio.Protocol):
             self._end_if_empty()
 
     def leave_unused(self) -> None:
-        """End it: no run needs it any more."""
+        """End it, unless it has got a run: the one that it was forked for does not need it any more."""
         self.takes_place = False
-        self.emptied = True
-        self.half_close()
+        self._end_if_empty()
 
     def half_close(self) -> None:
         """Tell it to finish running work and exit."""
@@ -104,7 +109,7 @@ class ExecutorProcess(asyncio.Protocol):
             self._transport.write_eof()
 
     def _end_if_empty(self) -> None:
-        if self.separate and not self.runs:
+        if self.serves != "all" and not self.runs:
             self.emptied = True
             self.half_close()
 

@@ -41,6 +41,11 @@ class RunInExecutor(Protocol):
 class Executor(Protocol):
     """One executor, as seen by its worker."""
 
+    @property
+    def single(self) -> bool:
+        """Whether it never has more than one run."""
+        ...
+
     def open(
         self, run: str, policies: tuple[str, ...], failing: Mapping[str, messages.Failing], to: RunInExecutor
     ) -> int:
@@ -85,14 +90,15 @@ class Executors(Protocol):
         """Return an executor shared by several runs."""
         ...
 
-    @property
-    def isolates(self) -> bool:
-        """Whether `separate` keeps a run apart from all others."""
+    async def restricted(self) -> Executor:
+        """Return an executor for a run whose policies `may_block`: one of its own if one is free, else one that it
+        shares with such runs.
+        """
         ...
 
     async def separate(self, waits: Callable[[], None], *, each_s: float) -> Executor:
         """Return an executor for a single run; closing its task ends it. ``waits`` is called every ``each_s`` until
-        there is one.
+        there is one, for `MAX_WAIT_S`.
         """
         ...
 
@@ -133,10 +139,13 @@ class InProcessExecutors:
         return False
 
     @property
-    def isolates(self) -> bool:
+    def single(self) -> bool:
         return False
 
     async def shared(self) -> Executor:
+        return self
+
+    async def restricted(self) -> Executor:
         return self
 
     async def separate(self, waits: Callable[[], None], *, each_s: float) -> Executor:

@@ -1,9 +1,10 @@
 """The executor processes of a policy worker, and what happens to one that stalls.
 
-A few are shared by all runs. A run that may end its executor gets one of its own: a run whose policy has ended one
-before, or may have, and, for a while, every run of a policy that did so to any run. If a shared executor stalls in a
-call, it is left to that call's run, and all other runs start again in another one. If the call does not return within
-its timeout, the process is killed. So a bad policy only delays other runs for a moment.
+A few are shared by all runs. A run that may end its executor gets one of its own: its policy has ended one before, or
+may have. For a while all runs of such a policy are kept apart from other policies' runs: in executors of their own while
+there are places, and in restricted ones, which they share with each other. If a shared executor stalls in a call, it is
+left to that call's run, and all other runs start again in another one. If the call does not return within its timeout,
+the process is killed. So a bad policy only delays other runs for a moment, and a bad run its policy's other runs.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import structlog
 
 from tokenbus.bus.liveness import Defects, Liveness, beat, rest, stop_task
 from tokenbus_services.policy_stage.blame import End, Fault, culprit, is_evidence
-from tokenbus_services.policy_stage.executor.client import ExecutorProcess
+from tokenbus_services.policy_stage.executor.client import ExecutorProcess, Serves
 from tokenbus_services.policy_stage.executor.fork_server import ForkServer
 from tokenbus_services.policy_stage.executor.interface import Executor
 from tokenbus_services.policy_stage.executor.marks import MarkedCall
@@ -32,7 +33,9 @@ BLOCKED_S = 1.0
 MAX_SEPARATE = 4
 """Maximum executors for single runs."""
 SEPARATE_S = 60.0
-"""How long all runs of a policy that ended or blocked an executor get their own."""
+"""How long all runs of a policy that ended or blocked an executor are kept apart from others."""
+MAX_WAIT_S = 60.0
+"""How long a run's policy timeout is kept from expiring while the run waits for an executor of its own."""
 SILENT_S = 10.0
 """An executor whose event loop has not turned for this long, without a call in progress, counts as dead."""
 CLOSE_S = 4.0
@@ -56,6 +59,7 @@ class ExecutorPool:
         self._on_end = on_end
         self._server: ForkServer | None = None
         self._forking = asyncio.Lock()
+        self._restricting = asyncio.Lock()
         self._forks: set[asyncio.Task[ExecutorProcess]] = set()
         self._processes: set[ExecutorProcess] = set()
         self._separate = asyncio.Semaphore(MAX_SEPARATE)
@@ -82,7 +86,7 @@ class ExecutorPool:
         self._server = ForkServer(self._setup)
         await self._server.open()
         for _ in range(self._most):
-            await self._fork(separate=False)
+            await self._fork("all")
         self._watching = liveness.start(self._watch(), name="executors")
 
     async def stop(self) -> None:
@@ -106,10 +110,6 @@ class ExecutorPool:
         now = time.monotonic()
         return any(self._blocks_until.get(policy, 0.0) > now for policy in policies)
 
-    @property
-    def isolates(self) -> bool:
-        return True
-
     async def shared(self) -> Executor:
         """Return the one with the fewest runs; wait if there is none."""
         while not (shared := self._shared):
@@ -117,33 +117,56 @@ class ExecutorPool:
             await self._changed.wait()
         return min(shared, key=lambda each: len(each.runs))
 
+    async def restricted(self) -> Executor:
+        if not self._separate.locked():
+            await self._separate.acquire()
+            return await self._in_place()
+        async with self._restricting:
+            there = [each for each in self._processes if each.serves == "restricted" and not each.emptied]
+            if len(there) < self._most:
+                return await self._fork_until_done("restricted")
+        return min(there, key=lambda each: len(each.runs))
+
     async def separate(self, waits: Callable[[], None], *, each_s: float) -> Executor:
         acquiring = asyncio.create_task(self._separate.acquire())
+        until = time.monotonic() + MAX_WAIT_S
         try:
             while not (await asyncio.wait({acquiring}, timeout=each_s))[0]:
-                waits()
-            while True:
-                try:
-                    return await self._fork(separate=True)
-                except OSError as e:  # the run's policy timeout ends it, and so this; `_watch` ends the worker
-                    log.warning("policy_executor_not_started", problem=str(e))
-                    self._failed_work(FORK)
-                    await asyncio.sleep(FORK_PAUSE_S)
+                if time.monotonic() < until:
+                    waits()
         except BaseException:
             if acquiring.done():
                 self._separate.release()
             acquiring.cancel()
             raise
+        return await self._in_place()
+
+    async def _in_place(self) -> ExecutorProcess:
+        """Fork an executor for a single run, in the place that was acquired for it."""
+        try:
+            return await self._fork_until_done("one")
+        except BaseException:
+            self._separate.release()
+            raise
+
+    async def _fork_until_done(self, serves: Serves) -> ExecutorProcess:
+        while True:
+            try:
+                return await self._fork(serves)
+            except OSError as e:  # the run's policy timeout ends it, and so this; `_watch` ends the worker
+                log.warning("policy_executor_not_started", problem=str(e))
+                self._failed_work(FORK)
+                await asyncio.sleep(FORK_PAUSE_S)
 
     @property
     def _shared(self) -> list[ExecutorProcess]:
-        return [each for each in self._processes if not each.separate]
+        return [each for each in self._processes if each.serves == "all"]
 
-    async def _fork(self, *, separate: bool) -> ExecutorProcess:
+    async def _fork(self, serves: Serves) -> ExecutorProcess:
         """Fork one. If the caller is cancelled, the fork is completed all the same: the fork server answers in order,
         and an unread answer would be taken for that of the next fork.
         """
-        forking = asyncio.create_task(self._complete_fork(separate=separate), name="fork of an executor")
+        forking = asyncio.create_task(self._complete_fork(serves), name="fork of an executor")
         self._forks.add(forking)
         forking.add_done_callback(self._forks.discard)
         try:
@@ -152,11 +175,11 @@ class ExecutorPool:
             forking.add_done_callback(_leave_unused)
             raise
 
-    async def _complete_fork(self, *, separate: bool) -> ExecutorProcess:
+    async def _complete_fork(self, serves: Serves) -> ExecutorProcess:
         async with self._forking:
             assert self._server
             process = ExecutorProcess(
-                separate=separate, next_task=self._next_task, on_end=self._ended, on_overrun=self._overran
+                serves=serves, next_task=self._next_task, on_end=self._ended, on_overrun=self._overran
             )
             try:
                 await process.start(self._server, rss_bytes)
@@ -169,7 +192,7 @@ class ExecutorPool:
                     await self._server.open()
                 raise
             self._processes.add(process)
-            if not separate:
+            if serves == "all":
                 self._changed.set()
             return process
 
@@ -191,7 +214,7 @@ class ExecutorPool:
                     self._look_at(process, passed_s)
                 while len(self._shared) < self._most:
                     beat()
-                    await self._fork(separate=False)
+                    await self._fork("all")
                 defects.none()
             except Exception as e:
                 log.warning("policy_executors_failed", problem=f"{type(e).__name__}: {e}")
@@ -208,8 +231,10 @@ class ExecutorPool:
             if process.still_s > timeout_s:
                 self._kill(process, "blocked")
                 return
-            if process.still_s > BLOCKED_S and not process.separate:
+            if process.still_s > BLOCKED_S and process.serves == "all":
                 self._leave_to(process, marks.call)
+            elif process.still_s > BLOCKED_S and process.serves == "restricted":
+                self._kill(process, "stalled")  # its run waits for a place: there is no bound on executors left to one
         else:
             process.step, process.still_s = marks.step, 0.0
         if marks.call or marks.beats != process.beats or not (process.runs or process.emptied):
@@ -232,7 +257,7 @@ class ExecutorPool:
         policy = self._names[call.policy]
         log.warning("policy_blocking", policy=policy, pid=process.pid, runs=len(process.runs))
         self._note(policy)
-        process.separate = True
+        process.serves = "one"
         others = {task: run for task, run in process.runs.items() if task != call.task}
         for task, run in others.items():
             process.close(task)
@@ -271,7 +296,7 @@ class ExecutorPool:
         evidence = is_evidence(end, alone=alone)
         log.warning("policy_executor_ended", how=end, policy=policy, pid=process.pid, runs=len(runs), evidence=evidence)
         self._on_end(end)
-        if policy and evidence:
+        if policy and (evidence or end == "stalled"):
             self._note(policy)
         for task, run in runs.items():
             suspect = call is None or call.task == task

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from typing import Any
 
 from tokenbus.policy.processor import StreamContext, StreamProcessor
@@ -38,4 +39,12 @@ class ExitsLater(StreamProcessor):
 
     async def on_chunk(self, chunk: Any, state: StreamState, context: StreamContext[Any]) -> None:
         threading.Timer(0.1, lambda: os._exit(3)).start()
+        await context.send(chunk)
+
+
+class Sleeps(StreamProcessor):
+    """Blocks its process, for less than its timeout."""
+
+    async def on_chunk(self, chunk: Any, state: StreamState, context: StreamContext[Any]) -> None:
+        time.sleep(3.0)  # noqa: ASYNC251 - that is the harm
         await context.send(chunk)

@@ -20,6 +20,7 @@ from tokenbus.events.public import Chunk, PublicEvent, Started
 from tokenbus.policy.loading import PolicySpec
 from tokenbus_services.policy_stage.blame import End, Fault
 from tokenbus_services.policy_stage.executor import fork_server
+from tokenbus_services.policy_stage.executor import pool as pool_module
 from tokenbus_services.policy_stage.executor.client import ExecutorProcess
 from tokenbus_services.policy_stage.executor.interface import Executor
 from tokenbus_services.policy_stage.executor.messages import Setup, Verdicts
@@ -31,6 +32,7 @@ SETUP = Setup(
         "passes": PolicySpec(policy="tokenbus.policy:StreamProcessor", timeout_s=5.0, name="passes"),
         "hoards": PolicySpec(policy=f"{HARMFUL}:Hoards", timeout_s=5.0, name="hoards"),
         "wants": PolicySpec(policy=f"{HARMFUL}:Wants", timeout_s=5.0, name="wants"),
+        "sleeps": PolicySpec(policy=f"{HARMFUL}:Sleeps", timeout_s=5.0, name="sleeps"),
         "exits": PolicySpec(policy=f"{HARMFUL}:ExitsLater", timeout_s=5.0, name="exits"),
     },
     calls=4,
@@ -156,3 +158,52 @@ async def test_an_executor_that_ended_before_its_first_run_came_is_lost_for_that
         await eventually(executor.gone.done)
         run = judge(executor, "passes")
         await eventually(lambda: run.losses == [(None, False)])
+
+
+async def test_a_policy_that_ended_one_executor_holds_up_none_of_its_other_runs():
+    async with started([]) as pool:
+        culprit = judge(await separate(pool), "exits")
+        await eventually(lambda: bool(culprit.losses))
+        executors = [cast(ExecutorProcess, await pool.restricted()) for _ in range(3 * MAX_SEPARATE)]
+        runs = [judge(executor, "passes") for executor in executors]
+        await eventually(lambda: all(run.seen == 2 for run in runs))
+        assert [executor.single for executor in executors].count(True) == MAX_SEPARATE
+        assert len({executor.pid for executor in executors if not executor.single}) == 1, "the others share one"
+        shared = cast(ExecutorProcess, await pool.shared())
+        assert shared.pid not in {executor.pid for executor in executors}, "other policies' runs are apart from them"
+        for executor in executors:
+            for task in [*executor.runs]:
+                executor.close(task)
+        await eventually(lambda: pool.count == 1)
+
+
+async def test_a_call_that_holds_up_a_restricted_executor_is_isolated_and_nothing_counts():
+    ends: list[End] = []
+    async with started(ends) as pool:
+        alone = [await separate(pool) for _ in range(MAX_SEPARATE)]
+        restricted = await pool.restricted()
+        beside = judge(restricted, "passes")
+        await eventually(lambda: beside.seen == 2)
+        sleeps = judge(restricted, "sleeps")
+        await eventually(lambda: bool(sleeps.losses and beside.losses))
+        assert sleeps.losses == [(None, True)]
+        assert beside.losses == [(None, False)]
+        assert ends == ["stalled"]
+        assert pool.may_block(("sleeps",))
+        again = judge(alone[0], "sleeps")
+        await eventually(lambda: again.seen == 2)
+        assert not again.losses
+
+
+async def test_waiting_for_an_executor_is_reported_for_a_bounded_time(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pool_module, "MAX_WAIT_S", 0.2)
+    async with started([]) as pool:
+        alone = [await separate(pool) for _ in range(MAX_SEPARATE)]
+        reports: list[float] = []
+        clock = asyncio.get_running_loop().time
+        begin = clock()
+        waiting = asyncio.create_task(pool.separate(lambda: reports.append(clock() - begin), each_s=0.01))
+        await eventually(lambda: bool(reports) and clock() - begin > 0.5)
+        assert max(reports) < 0.3
+        os.kill(alone[0].pid, signal.SIGKILL)
+        await waiting
