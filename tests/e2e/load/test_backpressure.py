@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tokenbus import Client
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
 from tokenbus.errors import CursorTrimmed
-from tokenbus_services.mock_provider import MockProvider, Reply, Script, ToolCall, Turn
+from tokenbus_services.mock_provider import Exchange, MockProvider, Reply, Script, ToolCall, Turn
 
 LAG_BYTES = 64 * 1024
 WORDS = 1_800_000
@@ -51,8 +52,10 @@ async def test_a_stalled_parser_stops_the_reading_of_sockets_and_nothing_is_lost
         exchange = await provider.requested()
         parser.freeze()
         partition = keys.partition_of(run)
-        await eventually(lambda: _over(server, keys.lease(partition, "parser")), timeout=60)
-        await eventually(lambda: _over(server, keys.lease(partition, "normalizer")), timeout=60)
+        await eventually(lambda: _over(server, keys.lease(partition, "parser"), LAG_BYTES), timeout=60)
+        # A fetcher that has stopped reading goes on at half the lag, so that is the least that waits.
+        await eventually(lambda: _over(server, keys.lease(partition, "normalizer"), LAG_BYTES // 2), timeout=60)
+        await eventually(lambda: _sends_nothing(exchange), timeout=60)
         # What waits on the server is bounded, and so the rest is still at the provider.
         raw = await lag(server, keys.lease(partition, "normalizer"))
         events = await lag(server, keys.lease(partition, "parser"))
@@ -66,8 +69,15 @@ async def test_a_stalled_parser_stops_the_reading_of_sockets_and_nothing_is_lost
     assert judge.text(log) == TEXT
 
 
-async def _over(server: Server, key: str) -> bool:
-    return await lag(server, key) > LAG_BYTES
+async def _over(server: Server, key: str, size: int) -> bool:
+    return await lag(server, key) > size
+
+
+async def _sends_nothing(exchange: Exchange) -> bool:
+    """Whether the provider's socket took nothing for a second."""
+    before = exchange.bytes_sent
+    await asyncio.sleep(1.0)
+    return exchange.bytes_sent == before
 
 
 async def test_a_subscriber_that_slept_too_long_is_notified_of_trimmed_entries(
