@@ -1,10 +1,11 @@
 """The executor processes of a policy worker, and what happens to one that stalls.
 
 A few are shared by all runs. A run that may end its executor gets one of its own: its policy has ended one before, or
-may have. For a while all runs of such a policy are kept apart from other policies' runs: in executors of their own while
-there are places, and in restricted ones, which they share with each other. If a shared executor stalls in a call, it is
-left to that call's run, and all other runs start again in another one. If the call does not return within its timeout,
-the process is killed. So a bad policy only delays other runs for a moment, and a bad run its policy's other runs.
+may have. For a while all runs of such a policy are kept apart from other policies' runs: in executors of their own
+while there are places, and in restricted ones, which they share with each other. If a shared executor stalls in a call,
+it is left to that call's run, and all other runs start again in another one. If the call does not return within its
+timeout, the process is killed. So a bad policy only delays other runs for a moment, and a bad run its policy's other
+runs.
 """
 
 from __future__ import annotations
