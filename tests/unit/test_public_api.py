@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 import tokenbus
+import tokenbus.sync
 from tokenbus import errors
+from tokenbus.client.run import PUBLISHED_WAIT_S
 
 FACADE = {
     "tokenbus": """
@@ -228,3 +230,15 @@ def test_every_error_is_in_the_tree_with_a_code_of_its_own():
     assert len({error.code for error in tree}) == len(tree)
     assert errors.__doc__
     assert all(name in errors.__doc__ for name in errors.__all__)
+
+
+def test_every_call_waits_equally_long_for_a_run_that_is_still_queued() -> None:
+    defaults = {
+        f"{owner.__module__}.{owner.__name__}.{name}": parameter.default
+        for owner in (tokenbus.Client, tokenbus.Run, tokenbus.sync.Client, tokenbus.sync.Run)
+        for name, method in inspect.getmembers(owner, inspect.isfunction)
+        for parameter in inspect.signature(method).parameters.values()
+        if parameter.name == "wait_s" and not name.startswith("_")
+    }
+    assert len(defaults) == 14
+    assert set(defaults.values()) == {PUBLISHED_WAIT_S}, defaults

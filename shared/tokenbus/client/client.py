@@ -193,7 +193,7 @@ class Client(TopicSubscriber):
         """
         return (await self._ended(run, wait_s)).or_raise()
 
-    async def messages(self, run: Run | str, *, wait_s: float | None = 10.0) -> list[Message]:
+    async def messages(self, run: Run | str, *, wait_s: float | None = PUBLISHED_WAIT_S) -> list[Message]:
         """Wait for the run to end, however it ends, and return its output as ``messages`` for the next request.
 
         ``[*messages, *await bus.messages(run), {"role": "user", "content": "…"}]`` continues the conversation, at the

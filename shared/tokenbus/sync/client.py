@@ -126,7 +126,7 @@ class Client:
         """
         return self._loop.call(self._bus.result(_id(run), wait_s=wait_s))
 
-    def messages(self, run: Run | str, *, wait_s: float | None = 10.0) -> list[Message]:
+    def messages(self, run: Run | str, *, wait_s: float | None = PUBLISHED_WAIT_S) -> list[Message]:
         """Wait for the run to end, however it ends, and return its output as ``messages`` for the next request.
 
         Raises Malformed and the errors of `follow`. See `tokenbus.Client.messages`.
