@@ -35,7 +35,7 @@ UNWATCHED = {
     "tokenbus/bus/server/stream_reader.py:StreamReader._read_separately": READER,
     "tokenbus/client/display_pace.py:coalesced": READER,
     "tokenbus/client/log_hub.py:Hub._close": STEP,
-    "tokenbus/client/log_tail.py:Tail._interrupt": STEP,
+    "tokenbus/client/stream_tail.py:Tail._interrupt": STEP,
     "tokenbus/client/publishing/publish_queue.py:PublishQueue.put": "ends with the queue; every caller waits for it",
     "tokenbus/client/subscriptions/per_run_handlers.py:_Lanes.put": GROUP,
     "tokenbus/client/subscriptions/sentences.py:SentenceSubscription._advance": READER,

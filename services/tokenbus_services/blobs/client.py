@@ -38,7 +38,7 @@ from tokenbus.errors import (
 from tokenbus.secret_env import Secret
 from tokenbus_services.blobs.auth import secret_of
 from tokenbus_services.net.http_client import BoundedClient
-from tokenbus_services.redaction import LEARNED
+from tokenbus_services.redaction.redactor import LEARNED
 from tokenbus_services.settings import BlobSettings
 from tokenbus_services.telemetry import worked_for
 

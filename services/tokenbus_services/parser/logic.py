@@ -14,7 +14,7 @@ from tokenbus.bus.scripts import Arg, Commit
 from tokenbus.bus.stage.logic import RunPosition
 from tokenbus.core.run.attempts.attempt_report import AttemptReport
 from tokenbus.core.run.blocks.block_table import BlockTable
-from tokenbus.core.run.blocks.open_blocks import OpenBlocks
+from tokenbus.core.run.blocks.blocks_from_log import OpenBlocks
 from tokenbus.core.run.checkpoint import Checkpoints, Snapshot
 from tokenbus.core.run.gated import GatedRun, accept
 from tokenbus.core.run.state import RunState

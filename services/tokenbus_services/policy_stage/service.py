@@ -25,7 +25,7 @@ from tokenbus_services.policy_stage.logic import PolicyLogic
 from tokenbus_services.policy_stage.policy_spans import PolicySpans
 from tokenbus_services.policy_stage.record import ServerRunRecord
 from tokenbus_services.policy_stage.run_task import PolicyRunTask, RunRecord
-from tokenbus_services.redaction import secrets_of
+from tokenbus_services.redaction.redactor import secrets_of
 from tokenbus_services.settings import Settings
 from tokenbus_services.telemetry import RunTracer
 

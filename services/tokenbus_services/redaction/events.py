@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from tokenbus_services.redaction import MARK, RedactedStream, Redaction
+from tokenbus_services.redaction.redactor import MARK, RedactedStream, Redaction
 from tokenbus_services.redaction.secret_beginnings import HELD_CHARS, VALUE_ENDS
 
 MAX_HELD_LINES = 48

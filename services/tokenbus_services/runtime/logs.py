@@ -9,7 +9,7 @@ from typing import Any
 
 import structlog
 
-from tokenbus_services.redaction import LEARNED, Redaction
+from tokenbus_services.redaction.redactor import LEARNED, Redaction
 from tokenbus_services.terminal_text import safe
 
 

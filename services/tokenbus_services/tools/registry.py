@@ -9,7 +9,7 @@ from tokenbus.bus.liveness import Liveness
 from tokenbus.errors import SettingsError
 from tokenbus_services.json_schema.check import compile_schema
 from tokenbus_services.json_schema.size import SchemaError
-from tokenbus_services.redaction import LEARNED, Redaction, named_secret
+from tokenbus_services.redaction.redactor import LEARNED, Redaction, named_secret
 from tokenbus_services.settings import HttpTool, LimitSettings, McpSettings, McpStdio, PythonTool, ToolSettings
 from tokenbus_services.tools.environment import passed_value
 from tokenbus_services.tools.http import EndpointTool, Learn

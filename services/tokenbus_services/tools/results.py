@@ -17,7 +17,7 @@ from tokenbus.blobs import BlobRef
 from tokenbus.errors import BlobError, BlobUnavailable, ToolFailure
 from tokenbus.tools import Image
 from tokenbus_services.blobs.client import BlobLoader
-from tokenbus_services.redaction import Redaction
+from tokenbus_services.redaction.redactor import Redaction
 from tokenbus_services.tools.images import is_shown, shown, within
 from tokenbus_services.tools.tool_call import Text, ToolOutcome
 

@@ -11,8 +11,8 @@ from tests.bench.in_process.decode import CHUNKS, ROUNDS, reads_of, seconds
 from tokenbus.events.quirks import Quirks
 from tokenbus.providers import registry
 from tokenbus.providers.api import ApiName
-from tokenbus_services.redaction import Redaction
 from tokenbus_services.redaction.events import RedactedEvents
+from tokenbus_services.redaction.redactor import Redaction
 
 KEY = "sk-proj-" + "aB3_dE5-gH7jK9" * 8
 

@@ -19,7 +19,7 @@ from tokenbus.bus.layout import join_deployment
 from tokenbus.bus.run_record import STATUS
 from tokenbus.bus.server.server import Server
 from tokenbus.client.log_hub import READS
-from tokenbus.client.log_tail import ROOM, StreamFeed
+from tokenbus.client.stream_tail import ROOM, StreamFeed
 from tokenbus.errors import CursorAhead, CursorTrimmed, Malformed, RequestInvalid, RunNotFound, ServerUnavailable
 from tokenbus_services.process.embedded_server import EmbeddedServer
 

@@ -13,7 +13,7 @@ from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
 from tokenbus.client.log_hub import Hub
-from tokenbus.client.log_tail import ROOM, StreamFeed
+from tokenbus.client.stream_tail import ROOM, StreamFeed
 
 
 async def write(server: Server, stream: str, first: int, count: int) -> None:

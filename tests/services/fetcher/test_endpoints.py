@@ -20,8 +20,8 @@ from tokenbus.errors import RequestInvalid, SettingsError
 from tokenbus.events.requests import Base64Source, Generate, ImagePart, Message, TextPart, Thinking
 from tokenbus.providers.auth import Token, TokenAuth
 from tokenbus_services.fetcher.endpoints import Endpoint, Providers
-from tokenbus_services.redaction import LEARNED
 from tokenbus_services.redaction.events import RedactedEvents
+from tokenbus_services.redaction.redactor import LEARNED
 from tokenbus_services.settings import ProviderSettings, Settings
 
 DOCS = Path(__file__).parents[3] / "docs" / "guides" / "providers.md"

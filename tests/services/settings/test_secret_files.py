@@ -19,7 +19,7 @@ from tokenbus_services.blobs.auth import admitted, secret_of
 from tokenbus_services.cli.up.command import withheld_from
 from tokenbus_services.fetcher.auth import Key
 from tokenbus_services.gateway.keys.admin_token import admin_token
-from tokenbus_services.redaction import secrets_of
+from tokenbus_services.redaction.redactor import secrets_of
 from tokenbus_services.settings import BlobSettings, HttpTool, McpHttp, McpStdio, ProviderSettings, Settings
 from tokenbus_services.settings.tables.gateway_keys import AdminSettings
 from tokenbus_services.tools.environment import check_passed, passed_environment

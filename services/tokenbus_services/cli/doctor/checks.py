@@ -1,6 +1,7 @@
 """The checks of `tokenbus doctor` on the server and the deployment: what is wrong, where, and what to do. Pure.
 
-`checks_work` covers the bus at work, `checks_outside` its surroundings.
+`checks_work` covers the bus at work, `checks_failures` what failed lately, `checks_providers` the providers' settings,
+`checks_outside` the other surroundings.
 """
 
 from __future__ import annotations

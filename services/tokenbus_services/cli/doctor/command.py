@@ -13,7 +13,7 @@ from tokenbus.errors import ServerError, SettingsError
 from tokenbus_services import settings as configuration
 from tokenbus_services.cli import connect as reaching
 from tokenbus_services.cli import exit_codes as ending
-from tokenbus_services.cli.doctor import checks, checks_outside
+from tokenbus_services.cli.doctor import checks, checks_providers
 from tokenbus_services.cli.doctor.checks import Finding
 from tokenbus_services.cli.doctor.checks_settings import check_settings
 from tokenbus_services.cli.doctor.examine_bus import examine_bus
@@ -45,7 +45,7 @@ async def examine(*, ask_providers: bool = False, try_keys: bool = False) -> lis
     except (ServerError, SettingsError) as e:
         found.append(Finding(level="wrong", about="server", says=str(e), todo=checks.server_todo(e)))
     found += (finding for finding in check_settings(settings, os.environ) if finding.level != "ok")
-    found += checks_outside.check_providers(settings, os.environ)
+    found += checks_providers.check_providers(settings, os.environ)
     if ask_providers:
         found += await examine_addresses(settings)
     if try_keys:

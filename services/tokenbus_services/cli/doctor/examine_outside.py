@@ -14,7 +14,7 @@ from tokenbus.blob_wire import DEPLOYMENT_HEADER
 from tokenbus.errors import SettingsError
 from tokenbus.providers import registry
 from tokenbus_services.blobs.loader import loader_of
-from tokenbus_services.cli.doctor import checks_outside, checks_providers
+from tokenbus_services.cli.doctor import checks_failures, checks_outside, checks_providers
 from tokenbus_services.cli.doctor.checks import Finding
 from tokenbus_services.cli.http_probe import page
 from tokenbus_services.cli.inspect.blob_facts import last_failure
@@ -63,7 +63,7 @@ async def _blob_service(url: str, deployment: str) -> list[Finding]:
     failed = last_failure(found, within_s=LATELY_S) if problem is None else None
     return [
         checks_outside.check_blobs(url, problem=problem, stranger=problem is not None),
-        *([checks_providers.check_blob_failure(failed)] if failed else ()),
+        *([checks_failures.check_blob_failure(failed)] if failed else ()),
     ]
 
 
@@ -82,7 +82,7 @@ async def _reach(name: str, url: str) -> Finding:
             await client.get(url)
     except (httpx.HTTPError, httpx.InvalidURL) as e:
         problem = str(e) or type(e).__name__
-    return checks_outside.check_reach(name, url, problem=problem)
+    return checks_providers.check_reach(name, url, problem=problem)
 
 
 def examine_disk(directory: Path) -> Iterator[Finding]:

@@ -26,7 +26,7 @@ from tokenbus_services.cli.up.server_supervisor import UpServer
 from tokenbus_services.cli.up.start_output import UpWatcher, up_watcher
 from tokenbus_services.cli.up.supervisor import Supervisor, WorkerSlot
 from tokenbus_services.process.embedded_server import HOST, free_port
-from tokenbus_services.redaction import provider_key_variables, tool_variables
+from tokenbus_services.redaction.redactor import provider_key_variables, tool_variables
 from tokenbus_services.settings import Settings
 
 STOP_GRACE_S = 10.0

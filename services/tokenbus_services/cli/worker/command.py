@@ -31,7 +31,7 @@ from tokenbus_services.cli.worker.lifespan import AsgiApp, Lifespan
 from tokenbus_services.net.http_server import HttpBounds, bounded
 from tokenbus_services.net.open_files import raise_open_files
 from tokenbus_services.process.garbage import collect_less_often
-from tokenbus_services.redaction import secrets_of
+from tokenbus_services.redaction.redactor import secrets_of
 from tokenbus_services.runtime import logs
 from tokenbus_services.settings import ConsoleSettings, Settings
 

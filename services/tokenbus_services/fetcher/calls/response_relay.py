@@ -20,8 +20,8 @@ from tokenbus_services.fetcher.calls.call_timeouts import CallTimeouts
 from tokenbus_services.fetcher.endpoints import Endpoint
 from tokenbus_services.fetcher.image_offload.offload import ImageOffloader
 from tokenbus_services.fetcher.response_body import BodyRefused
-from tokenbus_services.redaction import RedactedStream
 from tokenbus_services.redaction.events import RedactedEvents
+from tokenbus_services.redaction.redactor import RedactedStream
 
 PASSED_HEADERS = (
     "content-type",

@@ -10,7 +10,7 @@ import pytest
 from tokenbus.bus.dead_letters import DeadLetter, StoredDeadLetter
 from tokenbus.bus.keys import WIRE_VERSION
 from tokenbus.bus.server.server import ServerInfo
-from tokenbus_services.cli.doctor import checks, checks_outside, checks_work
+from tokenbus_services.cli.doctor import checks, checks_outside, checks_providers, checks_work
 from tokenbus_services.cli.doctor.checks import Finding
 from tokenbus_services.cli.doctor.checks_outside import LITTLE_ROOM
 from tokenbus_services.cli.doctor.checks_work import StuckFacts
@@ -176,15 +176,15 @@ def test_a_nearly_full_disk_is_reported_as_wrong():
 
 
 def test_a_provider_that_gives_no_answer_is_named_with_its_address():
-    assert checks_outside.check_reach("p", "https://h", problem=None).level == "ok"
-    finding = checks_outside.check_reach("p", "https://h", problem="refused")
+    assert checks_providers.check_reach("p", "https://h", problem=None).level == "ok"
+    finding = checks_providers.check_reach("p", "https://h", problem="refused")
     assert (finding.level, finding.says) == ("wrong", "no answer from https://h: refused")
 
 
 def test_keys_are_reported_by_variable_and_never_by_value():
     settings = load({})
     env = {"ANTHROPIC_API_KEY": "sk-secret"}
-    findings = {f.about: f for f in checks_outside.check_providers(settings, env)}
+    findings = {f.about: f for f in checks_providers.check_providers(settings, env)}
     assert findings["provider anthropic"].level == "ok"
     assert findings["provider openai-chat"].level == "note", "there by default, and perhaps not meant"
     assert "sk-secret" not in str(findings)
@@ -193,7 +193,7 @@ def test_keys_are_reported_by_variable_and_never_by_value():
 def test_a_provider_that_the_settings_name_must_have_its_key_and_its_api():
     mine = ProviderSettings(api="anthropic", api_key_env="MY_KEY")
     settings = Settings(providers={"mine": mine, "free": ProviderSettings(api="openai-chat", api_key_env="")})
-    findings = {f.about: f for f in checks_outside.check_providers(settings, {})}
+    findings = {f.about: f for f in checks_providers.check_providers(settings, {})}
     assert (findings["provider mine"].level, "MY_KEY" in findings["provider mine"].says) == ("wrong", True)
     assert findings["provider free"].level == "ok"
 

@@ -49,7 +49,7 @@ from tokenbus.events.requests import (
 from tokenbus_services.gateway.problem import Problem
 from tokenbus_services.gateway.surfaces.answering import Echo
 from tokenbus_services.gateway.surfaces.anthropic_messages import AnthropicMessagesSurface, models_answer
-from tokenbus_services.gateway.surfaces.anthropic_messages.stream import MessagesStream
+from tokenbus_services.gateway.surfaces.anthropic_messages.encoder import MessagesStream
 from tokenbus_services.gateway.surfaces.anthropic_messages.whole import WholeMessageAnswer
 
 SURFACE = AnthropicMessagesSurface()

@@ -50,8 +50,8 @@ from tokenbus_services.gateway.problem import Problem
 from tokenbus_services.gateway.surfaces.contract import GatewayRequest
 from tokenbus_services.gateway.surfaces.gemini import GeminiArray, GeminiSurface, model_answer, models_answer
 from tokenbus_services.gateway.surfaces.gemini.answer import GeminiEcho
+from tokenbus_services.gateway.surfaces.gemini.encoder import ArrayStream, EventStream
 from tokenbus_services.gateway.surfaces.gemini.schema import json_schema
-from tokenbus_services.gateway.surfaces.gemini.stream import ArrayStream, EventStream
 from tokenbus_services.gateway.surfaces.gemini.whole import WholeResponse
 
 SURFACE = GeminiSurface()

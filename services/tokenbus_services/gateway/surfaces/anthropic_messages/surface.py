@@ -9,8 +9,8 @@ import msgspec
 
 from tokenbus_services.gateway.problem import Problem
 from tokenbus_services.gateway.surfaces.answering import read_echo
+from tokenbus_services.gateway.surfaces.anthropic_messages.encoder import MessagesStream
 from tokenbus_services.gateway.surfaces.anthropic_messages.request import translate
-from tokenbus_services.gateway.surfaces.anthropic_messages.stream import MessagesStream
 from tokenbus_services.gateway.surfaces.anthropic_messages.whole import WholeMessageAnswer, refusal
 from tokenbus_services.gateway.surfaces.contract import (
     Answer,

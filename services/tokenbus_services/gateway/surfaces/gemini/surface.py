@@ -19,8 +19,8 @@ from tokenbus_services.gateway.surfaces.contract import (
     WholeAnswer,
 )
 from tokenbus_services.gateway.surfaces.gemini.answer import GeminiEcho
+from tokenbus_services.gateway.surfaces.gemini.encoder import ArrayStream, EventStream
 from tokenbus_services.gateway.surfaces.gemini.request import METHODS, translate
-from tokenbus_services.gateway.surfaces.gemini.stream import ArrayStream, EventStream
 from tokenbus_services.gateway.surfaces.gemini.whole import WholeResponse, refusal
 
 
