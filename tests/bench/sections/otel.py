@@ -15,6 +15,7 @@ from math import sqrt
 from statistics import median
 
 from tests.bench.figures import WARM, Figure
+from tests.bench.in_process.spans import costs_of_spans
 from tests.bench.jobs import Load
 from tests.bench.measure import Meter
 from tests.bench.stack import running
@@ -54,7 +55,11 @@ def traced() -> list[Figure]:
                     sample = meters[which].services(load, settle_s=SETTLE_S, traceparent=TRACEPARENT.format(flags))
                     costs.setdefault((load, which), []).append(sample.cpu_us())
         assert len(received.spans()) > spans, "nothing was traced"
-    figures: list[Figure] = []
+    a_run, export = costs_of_spans()
+    figures = [
+        Figure(name="CPU of the spans of a run, encoded and sent", unit="µs", value=a_run),
+        Figure(name="  of an export, beside its spans", unit="µs", value=export),
+    ]
     for load, (name, _) in LOADS.items():
         plain, again = costs[load, PLAIN], costs[load, AGAIN]
         beside = [(one + other) / 2 for one, other in zip(plain, again, strict=True)]
