@@ -149,6 +149,8 @@ class Crowd:
                                 if b"sequence_number" in event:
                                     decoded = msgspec.json.decode(event.partition(b"data: ")[2])
                                     last = decoded["type"]
+                                    if decoded.get("code") == "run_not_found":  # lost with a server, before intake
+                                        return Visit("responses", "an error", what="the response is unknown")
                                     if last != "error":  # the error is this gateway's, not the run's
                                         numbers.append(decoded["sequence_number"])
                         if last == "error":
