@@ -74,10 +74,10 @@ class ServerRunRecord:
         reply = await self._run_script(call, "count of a policy's start")
         return None if isinstance(reply, bytes) else Starts(*reply)
 
-    async def append_verdicts(self, start: int, steps: list[PolicyVerdict]) -> bool:
+    async def append_verdicts(self, start: int, first: int, steps: list[PolicyVerdict]) -> bool:
         server, keys = self._server, self._keys
         worker = f"{self._token} {start}" if start else self._token
-        frame = EventFrame(0, CONTROL_ATTEMPT, server.clock.now_ms(), [PolicyVerdicts(worker, steps)])
+        frame = EventFrame(0, CONTROL_ATTEMPT, server.clock.now_ms(), [PolicyVerdicts(worker, steps, first)])
         call = scripts.append_verdicts(
             keys.run(self._run),
             keys.topic(self._partition, "events"),

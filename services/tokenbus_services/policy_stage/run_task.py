@@ -49,9 +49,9 @@ class RunRecord(StartCounts, Protocol):
         """Write down where this worker judges it now; False: as None for `starts`."""
         ...
 
-    async def append_verdicts(self, start: int, steps: list[PolicyVerdict]) -> bool:
+    async def append_verdicts(self, start: int, first: int, steps: list[PolicyVerdict]) -> bool:
         """Send verdicts; return False if they are no longer needed. ``start``: number of the start; each one
-        renumbers blocks.
+        renumbers blocks. ``first``: how many steps of this start were sent before.
         """
         ...
 
@@ -92,6 +92,8 @@ class PolicyRunTask:
         self._reassuring = False
         """Whether the run is waiting for a slot, which the parser must know."""
         self._steps: deque[PolicyVerdict] = deque()
+        self._sent = 0
+        """Steps sent since this start."""
         self._wake = asyncio.Event()
         self._outcome: asyncio.Future[Fault | bool | None]
         self._may_end_executor = False
@@ -195,6 +197,7 @@ class PolicyRunTask:
         else:
             executor = await self._executors.shared()
         self._start += 1
+        self._sent = 0
         self._steps.clear()  # the last start's blocks have other numbers, and all verdicts are sent again
         self._outcome = asyncio.get_running_loop().create_future()
         task = executor.open(self.run, self._policies, decided.failing, self)
@@ -230,5 +233,6 @@ class PolicyRunTask:
                 continue
             self._reassuring = False
             steps = [self._steps.popleft() for _ in range(min(len(self._steps), VERDICTS_PER_MESSAGE))]
-            if not await record.append_verdicts(max(self._start, 0), steps):
+            first, self._sent = self._sent, self._sent + len(steps)
+            if not await record.append_verdicts(max(self._start, 0), first, steps):
                 return

@@ -45,7 +45,7 @@ class Record:
         self.kept.policies[policy] = Starts(starts, failed_at or 0)
         return self.kept.policies[policy]
 
-    async def append_verdicts(self, start: int, steps: list[PolicyVerdict]) -> bool:
+    async def append_verdicts(self, start: int, first: int, steps: list[PolicyVerdict]) -> bool:
         self.sent += steps
         return True
 

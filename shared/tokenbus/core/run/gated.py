@@ -214,10 +214,13 @@ class GatedRun:
         gate = self._gate
         if gate.bypassed:
             return  # too late: the run passes without policies
+        if not gate.released.is_next(event.numbered_by, event.first):
+            return  # the worker's steps are no answer until another worker begins again; else the policies time out
         if gate.counts_as_alive(event.numbered_by):
             gate.record_sign_of_life(self._now_ms)
         if event.steps:
             gate.released.switch_worker(event.numbered_by)
+            gate.released.steps_read = None if event.first is None else event.first + len(event.steps)
         for step in event.steps:
             fresh = step.draft == WHOLE_RUN or gate.mark_applied(step)
             released = [e for e in step.events if not isinstance(e, (Started, *TERMINAL))]

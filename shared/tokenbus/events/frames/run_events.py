@@ -117,6 +117,8 @@ class PolicyVerdicts(msgspec.Struct, frozen=True, array_like=True, tag="ruled"):
     """The policy worker that numbers the blocks; a different one starts numbering again."""
     steps: list[PolicyVerdict]
     """Empty: a heartbeat. The run is queued at a live policy worker."""
+    first: int | None = None
+    """How many steps this worker sent before these. None: a worker of an older version, which does not say."""
 
 
 ControlEvent = (

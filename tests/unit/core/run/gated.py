@@ -39,9 +39,9 @@ class HeldStory:
         """What comes from elsewhere than the attempt."""
         return self._step(0, CONTROL_ATTEMPT, events)
 
-    def rule(self, *steps: PolicyVerdict, teller: str = "first") -> list[PublicEvent]:
+    def rule(self, *steps: PolicyVerdict, teller: str = "first", first: int | None = None) -> list[PublicEvent]:
         """Apply these verdicts; return the events that they release."""
-        return self.control(PolicyVerdicts(teller, list(steps)))
+        return self.control(PolicyVerdicts(teller, list(steps), first))
 
     def pass_all(self, teller: str = "first") -> list[PublicEvent]:
         """Every draft so far as it is; so often, as long as that brings more."""

@@ -61,6 +61,8 @@ class ReleasedOutput(
     numbered_by: str = ""
     released_numbers: dict[int, int] = {}
     """Maps the current policy worker's block numbers to the released numbers."""
+    steps_read: int | None = None
+    """How many steps that worker has sent. None: unknown, as in the state of an older version."""
     numbers_by_origin: dict[str, int] = {}
     """Maps a block's origin (draft, part, and how many blocks began there before it) to its released number. This
     identifies the blocks of another policy worker, which may use other numbers.
@@ -76,10 +78,19 @@ class ReleasedOutput(
         """
         if worker != self.numbered_by:
             places = {_origin(draft, "", 0): name for draft, name in (block_starts or {}).items()}
-            self.numbered_by = worker
+            self.numbered_by, self.steps_read = worker, 0
             self.released_numbers = {
                 name: self.numbers_by_origin[place] for place, name in places.items() if place in self.numbers_by_origin
             }
+
+    def is_next(self, worker: str, first: int | None) -> bool:
+        """Whether no step of the worker is missing before the one that it counts as ``first``.
+
+        A server that fails may lose a message. The steps after it name blocks whose numbers are unknown here, so their
+        text would be left out, and a retry would not make it void.
+        """
+        read = self.steps_read if worker == self.numbered_by else 0
+        return first is None or read is None or first <= read
 
     def release_verdict(self, step: PolicyVerdict, out: Outbox, *, known: bool) -> None:
         """Release a verdict's events. ``known``: they were released already; only read the worker's block numbers from

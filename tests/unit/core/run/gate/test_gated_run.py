@@ -51,6 +51,10 @@ def heard(story: HeldStory) -> list[dict[str, Any]]:
     return log
 
 
+def shown(story: HeldStory) -> str:
+    return "".join(e.text for e in story.heard if isinstance(e, Chunk))
+
+
 def said(story: HeldStory) -> str:
     return judge.text(heard(story))
 
@@ -345,6 +349,44 @@ async def test_workers_without_progress_do_not_extend_the_deadline() -> None:
     story.rule(PolicyVerdict(1, events=[story.drafts[1]]), teller="one more")
     story.control(PolicyVerdicts("another", []))
     assert story.run.state.gate.signs_of_life > alive + 1
+
+
+async def test_steps_after_a_lost_message_of_their_worker_are_no_verdicts() -> None:
+    story = HeldStory()
+    story.provider(n.Start("m"), n.BlockStart(0, "text"), n.TextDelta(0, "Hel"))
+    repeated = [PolicyVerdict(d.seq, events=[d]) for d in story.drafts]
+    story.rule(*repeated, first=0)
+    story.provider(n.TextDelta(0, "lo"), n.BlockStop(0))
+    rest = [PolicyVerdict(d.seq, events=[d]) for d in story.drafts[len(repeated) :]]
+    assert rest
+    assert story.run.state.gate
+    since_ms = story.run.state.gate.since_ms
+    story.reborn()
+    # The message with the second worker's repeated steps was lost with a server, and with it the number of its block.
+    assert not story.rule(*rest, teller="second", first=len(repeated))
+    assert story.run.state.gate.since_ms == since_ms, "not a sign of life either: the policies may time out"
+    story.rule(*repeated, *rest, teller="third", first=0)
+    assert shown(story) == "Hello"
+
+
+async def test_a_message_that_arrives_twice_is_no_gap() -> None:
+    story = HeldStory()
+    story.provider(n.Start("m"), *text(0, "Hello"))
+    steps = [PolicyVerdict(d.seq, events=[d]) for d in story.drafts]
+    story.rule(*steps[:2], first=0)
+    story.rule(*steps[:2], first=0)
+    story.rule(*steps[2:], first=2)
+    assert shown(story) == "Hello"
+
+
+async def test_steps_of_an_older_version_are_not_counted() -> None:
+    story = HeldStory()
+    story.provider(n.Start("m"), *text(0, "Hello"))
+    steps = [PolicyVerdict(d.seq, events=[d]) for d in story.drafts]
+    story.rule(*steps[:2])
+    story.reborn()
+    story.rule(*steps[2:], first=17)  # this worker was upgraded, or this parser
+    assert shown(story) == "Hello"
 
 
 async def test_a_policy_that_is_no_longer_called_ends_the_run_at_any_point() -> None:
