@@ -294,7 +294,7 @@ async def _until_accepted(command: Callable[[], Awaitable[T]]) -> T:
     while True:
         try:
             return await command()
-        except (RedisError, RedisClusterException, OSError):
+        except (RedisError, RedisClusterException, OSError, RuntimeError):  # the last is uvloop's, for a reset socket
             await asyncio.sleep(0.1)
 
 
