@@ -135,7 +135,7 @@ def cluster_group(
 
 
 def _node(home: Path | None, options: dict[str, str]) -> tuple[EmbeddedServer, int]:
-    """A running server and its second port, which is another one if a process took it meanwhile."""
+    """A running server and its second port, which is another one if a process has taken it since."""
     tries = 3
     while True:
         port = free_port()

@@ -38,7 +38,7 @@ async def eventually(condition: Callable[[], T | Awaitable[T]], *, timeout: floa
 
 
 def eventually_sync(condition: Callable[[], T], *, timeout: float = 60.0) -> T:
-    """The same where no event loop runs."""
+    """The same without a running event loop."""
     attempts = _Attempts(timeout)
     for pause in attempts:
         try:

@@ -38,7 +38,7 @@ def run(
 
 
 def packages(package: Path = PACKAGE) -> Path:
-    """The `node_modules` that the package's lock names; kept in the venv. Skips the test where no registry can be
+    """The `node_modules` that the package's lock names; kept in the venv. Skips the test if no registry can be
     reached.
     """
     files = [package / "package.json", package / "package-lock.json"]

@@ -1,4 +1,4 @@
-"""docs/reference/requests.md: its code for Node publishes the request, as it stands."""
+"""docs/reference/requests.md: its unchanged code for Node publishes the request."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ async def test_each_state_is_shown_while_it_lasts_in_any_turn_by_the_river_and_b
     run = await asyncio.to_thread(publish, bus, "acts", provider="gemini", tools=[GATE])
 
     async def stalled(nth: int) -> Exchange:
-        """The nth call of these models, once its provider says no more."""
+        """The nth call of these models, after its provider has stalled."""
         calls: list[Exchange] = []
 
         def is_stalled() -> bool:

@@ -1,4 +1,4 @@
-"""The fixture's server in a container, where a Docker engine answers and has the image."""
+"""The fixture's server in a container, if a Docker engine is available and has the image."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""compose.yaml, read as it stands: limits, profiles, secrets and what observability needs. tests/docker runs it."""
+"""compose.yaml, read as a file: limits, profiles, secrets and the needs of observability. tests/docker runs it."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ PROVIDER_KEYS = {"ANTHROPIC_API_KEY": "sk-ant-in-the-test", "OPENAI_API_KEY": "s
 
 
 def docker(*arguments: str) -> str:
-    """A docker command's stdout. Raises AssertionError with what it said, where it failed."""
+    """A docker command's stdout. Raises AssertionError with its output if it failed."""
     return _run(["docker", *arguments])
 
 
@@ -74,7 +74,7 @@ class Stack:
         return f"http://127.0.0.1:{self._env['BLOBS_PORT']}"
 
     def compose(self, *arguments: str) -> str:
-        """A Compose command's stdout. Raises AssertionError with what it said, where it failed."""
+        """A Compose command's stdout. Raises AssertionError with its output if it failed."""
         files = (option for file in self._files for option in ("--file", file))
         command = _compose()
         assert command

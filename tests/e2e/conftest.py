@@ -21,7 +21,7 @@ Send = Callable[..., Any]
 
 
 def sender(server: Server, keys: Keys) -> Send:
-    """Puts a request on the inbound stream as any program would, and gives its run's id."""
+    """Puts a request on the inbound stream as any program would, and returns the id of its run."""
 
     async def put(model: str, text: str = "hello", *, provider: str = "anthropic", **fields: Any) -> str:
         run = fields.pop("id", None) or f"run-{uuid4().hex[:12]}"

@@ -1,4 +1,4 @@
-"""docs/guides/testing.md: its code is run as it stands, as a user's own test suite."""
+"""docs/guides/testing.md: its code runs unchanged, as a user's own test suite."""
 
 from __future__ import annotations
 

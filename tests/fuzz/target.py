@@ -32,7 +32,7 @@ def seed(api: ApiName, data: bytes) -> bytes:
 
 
 def check(given: bytes) -> None:
-    """Read an input, whole and in pieces. Raises AssertionError, or whatever a decoder should never raise."""
+    """Read an input, whole and in pieces. Raises AssertionError, or any error that a decoder must not raise."""
     if len(given) < HEAD:
         return
     api, way, cuts = given[:HEAD]

@@ -54,7 +54,7 @@ class Silence(tts.ChunkedStream):
 
 
 class Speaker(io.AudioOutput):
-    """An audio output that never finishes, and reports the words that were heard when it is interrupted."""
+    """An audio output that never finishes, and reports the spoken words when it is interrupted."""
 
     def __init__(self) -> None:
         super().__init__(label="test", capabilities=io.AudioOutputCapabilities(pause=False), sample_rate=RATE)

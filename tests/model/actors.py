@@ -262,7 +262,7 @@ class ToolCall:
         self._keys = keys
 
     def hand_in(self, frame: msgspec.Raw | bytes) -> int:
-        """The result, once more or for the first time; whether it was taken."""
+        """Send the result, for the first time or again; return whether it was accepted."""
         keys, work = self._keys, self.work
         return self._wire.run(
             scripts.tool_result(

@@ -220,7 +220,7 @@ class Protocol(RuleBasedStateMachine):
 
     @rule(stage=stages, name=names)
     def commit_again(self, stage: str, name: str) -> None:
-        """The reply is lost, and the commit is sent once more."""
+        """The reply is lost, and the commit is sent again."""
         self.work(stage, name, 10)
         for reply_lost in (True, False):
             self.commit(stage, name, reply_lost=reply_lost)
@@ -396,7 +396,7 @@ class Protocol(RuleBasedStateMachine):
         assert max(entered.values(), default=1) == 1
 
     def teardown(self) -> None:
-        """Nothing fails any more: every run comes to its one end."""
+        """Without further faults, every run reaches its only end."""
         if self.accepted:
             self._calm_down()
             self.the_stages_wrote_what_an_undisturbed_one_writes()

@@ -73,7 +73,7 @@ def _without_number(logic: StageLogic, run: str) -> bytes:
 
 
 def normalized(frames: Sequence[tuple[str, bytes]]) -> dict[str, list[tuple[int, int, object]]]:
-    """By run, what the normalizer said, however it was cut into frames."""
+    """By run, the normalizer's output, independent of its frames."""
     said: defaultdict[str, list[tuple[int, int, object]]] = defaultdict(list)
     for run, data in frames:
         frame: EventFrame = event_decoder.decode(data)

@@ -64,10 +64,10 @@ def first_turn(run: str) -> bytes:
 
 
 def cancel_asked() -> bytes:
-    """A cancel, as it stands in `events`."""
+    """A cancel, as in `events`."""
     return encode(EventFrame(0, CONTROL_ATTEMPT, 0, [CancelRequested("enough")]))
 
 
 def result(turn: int, block: int) -> bytes:
-    """A tool's result, as it stands in `events`."""
+    """A tool's result, as in `events`."""
     return encode(EventFrame(turn, CONTROL_ATTEMPT, 0, [ToolReturned(block, "found", is_error=False)]))

@@ -1,4 +1,4 @@
-"""Random orders of what may happen keep every guarantee; and where a script is broken, they find it."""
+"""Random orders of events keep every guarantee; if a script is broken, they detect it."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ models = ["openai-chat/obliging"]
 
 
 class ObligingBus(LocalBus):
-    """Its model `obliging` gives what a request wants: a call of the tool that it forces, or JSON of its schema."""
+    """Its model `obliging` answers as requested: with a call of the forced tool, or JSON of the schema."""
 
     def _script_of(self, asked: ModelRequest) -> Script:
         if asked.model != "obliging":

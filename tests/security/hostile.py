@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, suppress
 
 @asynccontextmanager
 async def telltale() -> AsyncGenerator[str]:
-    """Its url. Under ``/tool/…`` it is a tool, else a provider that speaks Chat Completions; what it does stands in the
+    """Its url. Under ``/tool/…`` it is a tool, else a provider of Chat Completions; its behaviour is named in the
     last part of the path, or in the model's name."""
     server = await asyncio.start_server(_serve, "127.0.0.1", 0)
     async with server:

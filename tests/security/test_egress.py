@@ -1,4 +1,4 @@
-"""Calls whose target others can influence reach public addresses, and others only where the settings say so."""
+"""Calls whose target others can influence reach public addresses; other addresses only if the settings allow them."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def pieces_of(value: Any) -> Iterator[bytes]:
 
 
 def files(directory: Path) -> Iterator[Path]:
-    """All but the settings, which are where the password comes from."""
+    """All but the settings, which contain the password."""
     return (path for path in directory.rglob("*") if path.is_file() and path.name != "tokenbus.toml")
 
 

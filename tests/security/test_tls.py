@@ -26,7 +26,7 @@ def certificates(tmp_path: Path) -> Certificates:
 
 
 async def checked(server: Server) -> None:
-    """`check`, once more where a slow machine did not come through the handshakes in time."""
+    """`check`, repeated if a slow machine did not complete the handshakes in time."""
 
     async def in_time() -> bool:
         try:

@@ -75,7 +75,7 @@ RETIRED = {
     "unsettled": "replay_unfinished",
     "vanish": "expire",
 }
-"""A retired identifier, and the word that stands in its place."""
+"""A retired identifier, and its replacement."""
 RETIRED_IN_EVENTS = {
     "as": "a state",
     "away": "unavailable",

@@ -200,7 +200,7 @@ class Doomed:
             await self._stopped.wait()
 
     async def _meet(self) -> None:
-        """The fault, now. Returns where the worker gets on after it."""
+        """Inject the fault now. Returns when the worker continues after it."""
         if self.fault in ("is not sent", "loses its reply"):
             self.reached.set()
             raise ConnectionLost("the connection was cut, says the test")

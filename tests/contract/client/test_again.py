@@ -1,4 +1,4 @@
-"""A run that ended badly, once more from the start or on from what it said."""
+"""A run that ended badly: retried from the start, or resumed from its output."""
 
 from __future__ import annotations
 

@@ -209,7 +209,7 @@ def test_another_gateway_process_continues_a_stream_to_the_byte(bus: LocalBus, t
 
 
 class second_gateway:  # noqa: N801 (used like a function)
-    """Another gateway on the same bus, in a process of its own; gives its URL."""
+    """Another gateway on the same bus, in a process of its own; yields its URL."""
 
     def __init__(self, bus: LocalBus, directory: Path) -> None:
         config = directory / "tokenbus.toml"

@@ -45,7 +45,7 @@ async def with_store(
 
 
 async def upload(url: str, content: bytes, media_type: str = "image/png") -> dict[str, str]:
-    """As anybody would do it; the source of a message's image."""
+    """As any client would do it; returns the source of a message's image."""
     async with httpx.AsyncClient(timeout=60) as http:
         answer = (await http.post(f"{url}/blobs", content=content, headers={"content-type": media_type})).json()
     return {"type": "blob", "blob_id": answer["blob_id"], "media_type": media_type}

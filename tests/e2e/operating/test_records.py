@@ -1,4 +1,4 @@
-"""Debug records through the running services: recorded, played once more, and equal."""
+"""Debug records through the running services: recorded, replayed, and equal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tokenbus repartition` on a Cluster of three nodes: what clients of the gateway read meanwhile is whole, and once."""
+"""`tokenbus repartition` on a Cluster of three nodes: clients of the gateway read each event once, without a gap."""
 
 from __future__ import annotations
 

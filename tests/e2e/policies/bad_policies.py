@@ -1,4 +1,4 @@
-"""Policies that do harm, each where a text begins, and leave a line in the folder MARKS for each start."""
+"""Policies that do harm at the beginning of a text, and write a line in the directory MARKS for each start."""
 
 from __future__ import annotations
 

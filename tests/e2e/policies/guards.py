@@ -1,4 +1,4 @@
-"""Policies of the end-to-end tests: each small, and each leaves a mark of what it did where a test can look."""
+"""Small policies of the end-to-end tests; each leaves a mark that a test can read."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class WholeRun(StreamProcessor):
 
 
 class Replace(StreamProcessor):
-    """The word ``word`` becomes ``by``, also where it comes in two pieces."""
+    """Replaces the word ``word`` by ``by``, also if it arrives in two pieces."""
 
     Options = Word
 
@@ -87,7 +87,7 @@ class Replace(StreamProcessor):
 
 
 class StopAt(StreamProcessor):
-    """Ends the run where the text has come to ``word``."""
+    """Ends the run when the text reaches ``word``."""
 
     Options = Word
 
@@ -138,7 +138,7 @@ class Slow(StreamProcessor):
 
 
 class AsksTheBus(StreamProcessor):
-    """Holds a run's text until a model, asked by way of the bus, has said something about it."""
+    """Withholds a run's text until a model, called through the bus, has judged it."""
 
     Options = Word
 

@@ -1,4 +1,4 @@
-"""The recorded streams of real providers, through the running services: what comes out is what they said."""
+"""The recorded streams of real providers, through the running services: the output equals their content."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def painted(api: str) -> bytes:
 
 
 def answer(asked: ModelRequest) -> Turn:
-    """The model thinks, says something, shows an image where its API can, and calls two tools; then it sums up."""
+    """The model thinks, writes text, returns an image if its API can, and calls two tools; then it summarises."""
     said = Reply(thinking="Hm, let me think.", signature=signature(asked.api), text="Let me look.")
     if asked.tool_results:
         return Turn(says=msgspec.structs.replace(said, text=f"Done by {asked.api}."))
@@ -71,7 +71,7 @@ def question(order: str, step: int) -> Message:
 
 
 async def converse(bus: Client, apis: tuple[str, ...]) -> list[dict[str, Any]]:
-    """One run after the other, each at the next provider; what each run's end said beside its answer."""
+    """Runs one after the other, each at the next provider; returns the notes at each run's end."""
     order = " > ".join(apis)
     messages: list[Message] = []
     extras: list[dict[str, Any]] = []

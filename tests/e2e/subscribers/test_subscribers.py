@@ -23,7 +23,7 @@ from tokenbus_services.mock_provider.demo import DEMO_MODEL, DEMO_PROMPT, demo_s
 
 
 async def follow(url: str, streams: list[str], events: list[dict[str, Any]], end: asyncio.Event) -> None:
-    """A subscriber as anybody would write it."""
+    """A subscriber as a user would write it."""
     client = redis.from_url(url)
     last: dict[str, str] = dict.fromkeys(streams, "0-0")
     while not end.is_set():

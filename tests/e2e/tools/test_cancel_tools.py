@@ -23,7 +23,7 @@ from tokenbus_services.mock_provider import MockProvider, Reply, Script, ToolCal
 
 SAMPLE = Path(__file__).parents[2] / "services/tools/mcp/sample_server.py"
 Elsewhere = Callable[[Path], AbstractAsyncContextManager[tuple[str, str]]]
-"""Runs a tool that never ends by itself, and writes `began` and `cancelled` into the file; gives the tool's name and
+"""Runs a tool that never ends by itself and writes `began` and `cancelled` into the file; yields the tool's name and
 its part of the settings."""
 
 

@@ -1,4 +1,4 @@
-"""An image that a tool gives reaches the model, in the form of each API and in prefill mode, and the subscribers."""
+"""An image from a tool reaches the model, in the form of each API and in prefill mode, and the subscribers."""
 
 from __future__ import annotations
 

@@ -218,7 +218,7 @@ async def test_broken_chunk_framing_is_not_stored(service: Served, shelf: Shelf)
 
 
 async def test_a_length_that_a_server_did_not_check_is_checked(shelf: Shelf) -> None:
-    """Other ASGI servers may hand on a body that is not as long as its head said."""
+    """Other ASGI servers may pass on a body whose length differs from its head."""
     messages = iter([{"type": "http.request", "body": b"short", "more_body": False}])
     sent: list[dict[str, object]] = []
 

@@ -113,7 +113,7 @@ async def run_process(*arguments: str, **env: str) -> Ended:
 
 @asynccontextmanager
 async def running(log: Path, *arguments: str, **env: str) -> AsyncGenerator[Command]:
-    """A command while it runs; killed at the end where it did not end by itself. Its stderr goes to ``log``."""
+    """A running command; killed at the end if it has not exited. Its stderr goes to ``log``."""
     with log.open("wb") as errors:
         process = await asyncio.create_subprocess_exec(
             *TOKENBUS, *arguments, stdout=PIPE, stderr=errors, env=environment(**env)

@@ -73,7 +73,7 @@ class _Attempt:
 
 
 class Media:
-    """Refuses every call, so that an attempt ends where its provider would be called."""
+    """Refuses every call, so that an attempt ends before its provider is called."""
 
     def __init__(self) -> None:
         self.built: list[Generate] = []

@@ -33,7 +33,7 @@ DOCUMENTED = {
     if provider.auth is None  # what those send, tests/examples/test_auth.py looks at
 }
 LOCAL = ("", "", "")
-"""No key at all."""
+"""No key."""
 CALLED: dict[str, tuple[str, tuple[str, str, str]]] = {
     "NAME": ("https://api.example.org/v1/chat?api-version=1", ("NAME_API_KEY", "api-key", "secret")),
     "azure": (

@@ -1,4 +1,4 @@
-"""A node of a Cluster that answers nothing: frames of attempts on the other nodes are written meanwhile."""
+"""While one node of a Cluster does not reply, frames of attempts on the other nodes are written."""
 
 from __future__ import annotations
 

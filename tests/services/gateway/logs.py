@@ -28,7 +28,7 @@ ROWS = recordings(*APIS)
 
 
 def log_of(*attempts: Sequence[BusEvent], **accepted: object) -> Log:
-    """The log of a run whose attempts say this. A result or a cancel stands in a list of its own."""
+    """The log of a run with these attempts. A result or a cancel is a list of its own."""
     story = Story(**accepted)
     for attempt in attempts:
         if isinstance(attempt[0], ToolReturned | CancelRequested):

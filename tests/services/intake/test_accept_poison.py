@@ -30,7 +30,7 @@ class Finished:
         self.ids: list[str] = []
 
     async def finish(self, items: Sequence[QueueItem], *, again: Callable[[], Awaitable[None]] | None = None) -> None:
-        """As over a lost connection, where all is said again."""
+        """As after a lost connection, when all commands are sent again."""
         self.ids += [item.entry_id for item in items]
         if again:
             await again()

@@ -70,7 +70,7 @@ def test_two_scripts_of_one_name_are_refused(directory: Path) -> None:
 
 @asynccontextmanager
 async def process(*arguments: str) -> AsyncIterator[tuple[Process, str]]:
-    """The server as a process, with its URL; killed where the test has not ended it."""
+    """The server as a process, with its URL; killed if the test has not ended it."""
     command = ("-m", "tokenbus_services.mock_provider", *arguments)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     child = await asyncio.create_subprocess_exec(sys.executable, *command, stdin=PIPE, stdout=PIPE, env=env)

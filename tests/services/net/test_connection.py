@@ -1,4 +1,4 @@
-"""What a peer can do with a connection raises the same errors, and gives the same bytes, as httpx's own transport."""
+"""Any behaviour of a peer gives the same errors and the same bytes as httpx's own transport."""
 
 from __future__ import annotations
 

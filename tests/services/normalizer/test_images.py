@@ -1,4 +1,4 @@
-"""Images on their way to the blob store: stored, tried again, or left where they are; never lost."""
+"""Images for the blob store: stored, retried, or left inline; never lost."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class Judges(StreamProcessor):
 
 
 async def in_one_take(*policies: StreamProcessor, known: asyncio.Event) -> list[OriginOutput]:
-    """What is known where a retry finds out all that was put off before it."""
+    """The provenance after a retry that reveals all output deferred before it."""
     trace = Provenance()
     links = [BoundPolicy(str(n), policy) for n, policy in enumerate(policies)]
     stream = PolicyStream(links, TracedEvents(PublicEvents(lambda: 0), trace), run="r")

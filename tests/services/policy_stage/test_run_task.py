@@ -51,7 +51,7 @@ class Record:
 
 
 class Pool:
-    """Executors that only say where the run is."""
+    """Executors that only report the place of the run."""
 
     count = waiting_calls = 0
 

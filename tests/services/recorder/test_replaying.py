@@ -1,4 +1,4 @@
-"""A record played once more: what counts as a difference, and records that are none."""
+"""The replay of a record: what counts as a difference, and files that are no records."""
 
 from __future__ import annotations
 

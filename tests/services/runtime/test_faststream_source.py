@@ -18,7 +18,7 @@ from tokenbus_services.runtime.faststream_source import attach
 from tokenbus_services.settings import Settings
 
 Script = list[str | Exception | None]
-"""What one read after the other gives; then reads wait."""
+"""The results of successive reads; later reads wait."""
 
 
 class Source:

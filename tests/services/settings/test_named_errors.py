@@ -17,7 +17,7 @@ USAGE = 2
 
 
 async def ended_in(directory: Path, *command: str, **env: str) -> tuple[int | None, str]:
-    """Run a command in this directory to its end: its exit code, and what it said on stderr."""
+    """Run a command in this directory; return its exit code and its stderr."""
     process = await asyncio.create_subprocess_exec(
         *TOKENBUS, *command, cwd=directory, env=environment(**env), stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE
     )

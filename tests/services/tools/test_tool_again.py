@@ -1,4 +1,4 @@
-"""A call whose first worker died: run again only where its result is not in yet."""
+"""A call whose first worker died: it runs again only if its result has not arrived."""
 
 from __future__ import annotations
 

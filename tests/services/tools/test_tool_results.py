@@ -1,4 +1,4 @@
-"""What the model sees of a result, and where the rest of it is."""
+"""The part of a result that the model sees, and the location of the rest."""
 
 from __future__ import annotations
 

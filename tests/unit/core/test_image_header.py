@@ -1,4 +1,4 @@
-"""How large an image is in pixels: read from headers that may be of anybody's making."""
+"""The size of an image in pixels, from headers that are not trusted."""
 
 from __future__ import annotations
 

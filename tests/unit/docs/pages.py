@@ -14,7 +14,7 @@ def page(name: str) -> str:
 
 
 def sections(text: str) -> dict[str, str]:
-    """What stands under each heading of the second level."""
+    """The text under each heading of the second level."""
     parts = re.split(r"(?m)^## (.+)$", text)[1:]
     return dict(zip(parts[::2], parts[1::2], strict=True))
 

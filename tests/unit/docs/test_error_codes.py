@@ -22,7 +22,7 @@ def trees() -> list[ast.Module]:
 
 
 def constants() -> dict[str, str]:
-    """Every name that a module gives a text."""
+    """Every name that a module assigns to a text."""
     return {
         target.id: statement.value.value
         for tree in trees()

@@ -1,4 +1,4 @@
-"""The recorded streams, where they are: ../shared/corpus, or where TOKENBUS_CORPUS says. Never part of the project."""
+"""The recorded streams, in ../shared/corpus or in the directory TOKENBUS_CORPUS. Never part of the project."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Recording(msgspec.Struct):
 
 
 def recordings(*apis: str) -> list[Recording]:
-    """The rows of these APIs; none where there is no corpus."""
+    """The rows of these APIs; none without a corpus."""
     manifest = CORPUS / "manifest.jsonl"
     if not manifest.exists():
         return []

@@ -367,7 +367,7 @@ def test_tags_with_another_text_are_what_they_were() -> None:
 
 
 def test_calls_of_chat_completions_complete_in_the_order_of_other_providers() -> None:
-    """The first is complete where the second begins, as long as its arguments are whole."""
+    """The first is complete when the second begins, if its arguments are whole."""
     two = sse(*argued("{}"), *argued(ARGUMENTS, index=1, tool_id="d"), chunk("tool_calls"), DONE)
     order = [type(e).__name__ for e in read("openai-chat", two) if isinstance(e, ToolCallStart | ToolCallDone)]
     assert order == ["ToolCallStart", "ToolCallDone"] * 2

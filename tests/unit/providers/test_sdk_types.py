@@ -57,7 +57,7 @@ PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgG
 
 
 def sdk_accepts(api: ApiName, body: dict[str, Any]) -> None:
-    """Raises ValidationError where the SDK's types of a request do not take the body."""
+    """Raises ValidationError if the SDK's types of a request refuse the body."""
     stream = bool(body.get("stream"))
     match api:
         case "anthropic":

@@ -1,4 +1,4 @@
-"""A node of a Cluster stalls, or its replica follows it: partitions of the others continue meanwhile."""
+"""A node of a Cluster stalls, or its replica follows it: partitions of the others continue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the scripts write of the index of runs: each run is listed once, wherever it stands, and nothing forever."""
+"""The scripts' writes to the index of runs: each run is listed once, in any state, and nothing forever."""
 
 from __future__ import annotations
 

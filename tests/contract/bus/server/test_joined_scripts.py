@@ -17,7 +17,7 @@ from tokenbus.bus.server.stream_reader import StreamReader
 
 
 def put(keys: Keys, partition: int, value: bytes) -> ScriptCall:
-    """Adds an entry to a stream; an error where the key is none."""
+    """Adds an entry to a stream; an error if the key is not a stream."""
     return ScriptCall(PUT, [keys.topic(partition, "raw")], [value])
 
 

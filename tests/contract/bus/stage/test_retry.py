@@ -66,7 +66,7 @@ async def test_no_command_is_abandoned_during_an_outage_of_the_server():
 
 
 async def test_an_entry_whose_commit_breaks_ends_its_run_and_no_other(bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    """As where a command is over a proxy's limit: the connection breaks, each time."""
+    """As if a command exceeds a proxy's limit: the connection breaks each time."""
     run_script, run_scripts = commits.run_script, commits.run_scripts
 
     def check(call: ScriptCall) -> None:

@@ -32,7 +32,7 @@ class MortalLogic(ToyLogic):
 
 
 async def until_it_dies(bench: Bench, worker: str) -> bool:
-    """Let one worker work for as long as it lives; whether it died. A dead one gives nothing back."""
+    """Run one worker until it dies or is done; return whether it died. A dead one returns nothing."""
     stage = bench.stage(worker, logic=MortalLogic)
     await stage.open()
     try:

@@ -1,4 +1,4 @@
-"""Outputs that wait for work outside of the bus: it is done before the commit, and once more after a crash."""
+"""Outputs that wait for work outside the bus: the work is done before the commit, and again after a crash."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tokenbus.bus.stage.logic import FinishesReplay
 
 
 class Outside:
-    """What the toy's frames ask to be done before they are said; may be held up, or fail."""
+    """The work that the toy's frames require before their output; it may be delayed, or fail."""
 
     def __init__(self) -> None:
         self.done: list[str] = []

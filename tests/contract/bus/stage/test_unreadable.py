@@ -58,7 +58,7 @@ async def test_a_run_whose_hash_is_none_does_not_hold_up_its_partition(bench: Be
 
 
 def error_once(client: Any, reply: str) -> list[ResponseError]:
-    """The next look-up of runs' hashes gets this error reply, as a proxy or a server in trouble gives it."""
+    """The next look-up of runs' hashes gets this error reply, as from a proxy or a server in trouble."""
     errors = [ResponseError(reply)]
     pipeline = client.pipeline
 

@@ -1,4 +1,4 @@
-"""The topic `visible` as sentences: each once or at least once, with the seqs that it was said in, to the last word."""
+"""The topic `visible` as sentences: each once or at least once, with the seqs of its chunks, to the last word."""
 
 from __future__ import annotations
 

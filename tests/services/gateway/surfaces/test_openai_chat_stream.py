@@ -80,7 +80,7 @@ class Answer:
 
 
 def check(log: Log, of: GatewayNote | None = None) -> Answer:
-    """The text is the visible text, calls are those that stand, and the end is said."""
+    """The text is the visible text, the calls are those that are not void, and the end is sent."""
     answer, response = Answer(log, of), Response.of(log)
     assert answer.text == response.text
     assert answer.done == isinstance(log[-1], Completed)

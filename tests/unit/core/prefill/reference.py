@@ -47,7 +47,7 @@ def name_of(found: re.Match[str]) -> str:
 
 
 def first_stop(text: str, stops: tuple[str, ...]) -> int | None:
-    """Where the text ends that stands before the first stop string to complete."""
+    """The end of the text before the first stop string that completes."""
     for end in range(1, len(text) + 1):
         for stop in sorted(stops, key=len, reverse=True):
             if text[:end].endswith(stop):

@@ -44,7 +44,7 @@ def prefilled(size: int = 3) -> list[PublicEvent]:
 
 
 def spoken() -> list[PublicEvent]:
-    """The same, said in chat mode."""
+    """The same in chat mode."""
     story = Story()
     thinking: list[BusEvent] = [n.BlockStart(1, "thinking"), n.ThinkingDelta(1, "Rome, I think."), n.BlockStop(1)]
     story.provider(*text(0, "Let me <b>look</b>."), *thinking)

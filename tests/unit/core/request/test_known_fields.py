@@ -1,4 +1,4 @@
-"""What of a request this version does not know: refused where it is written, noted where it is taken in."""
+"""Fields of a request that this version does not know: refused by clients, noted by intake."""
 
 from __future__ import annotations
 

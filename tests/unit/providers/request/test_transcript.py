@@ -1,4 +1,4 @@
-"""A conversation as one text: the model's input, where it continues, and its stop strings."""
+"""A conversation as one text: the model's input, the place at which it continues, and its stop strings."""
 
 from __future__ import annotations
 

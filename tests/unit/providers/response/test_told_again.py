@@ -41,7 +41,7 @@ PART_ENDS = ("_text.done", "refusal.done", "content_part.done", "summary_part.do
 
 
 def ends_again(events: list[Json], chance: random.Random) -> None:
-    """Each end of a part or an item, twice, or once more later."""
+    """Each end of a part or an item, twice, or again later."""
     for event in [e for e in events if e["type"].endswith(".done") and "output_index" in e]:
         if chance.random() < 0.5:
             after = next(at for at, e in enumerate(events) if e is event)
@@ -87,7 +87,7 @@ def other_ids(events: list[Json], chance: random.Random) -> None:
 
 
 def all_in_the_end(events: list[Json], chance: random.Random) -> None:
-    """The response at its end has all items once more, some under other ids."""
+    """The final response repeats all items, some under other ids."""
     done = [copy.deepcopy(e["item"]) for e in events if e["type"] == "response.output_item.done"]
     if chance.random() < 0.5:
         for item in done:
@@ -165,7 +165,7 @@ def whole_message(events: list[Json], chance: random.Random) -> None:
 
 
 def content_of(events: list[Json]) -> list[Json]:
-    """The blocks as a whole message has them; none where the stream is of another form than most."""
+    """The blocks as in a whole message; none if the stream has an unusual form."""
     starts = [e for e in events if e["type"] == "content_block_start"]
     if events[0]["type"] != "message_start" or events[0]["message"].get("content"):
         return []
@@ -192,7 +192,7 @@ def content_of(events: list[Json]) -> list[Json]:
 
 
 def calls_again(events: list[Json], chance: random.Random) -> None:
-    """Calls with an id, and images, once more with the next chunk."""
+    """Calls with an id, and images, repeated in the next chunk."""
     for at in range(len(events) - 1):
         for candidate in events[at].get("candidates") or ():
             parts = (candidate.get("content") or {}).get("parts") or []

@@ -1,4 +1,4 @@
-"""Thinking whose close never comes, where a vendor's data says that it may have been the answer all along."""
+"""Thinking without a close tag, if the vendor's data says that it may be the answer."""
 
 from __future__ import annotations
 
