@@ -31,7 +31,8 @@ def with_server(settings: Settings) -> Settings:
     if running is None or running.redis_url is None:
         problem = (
             f"not set, nor is redis_url ({_settings_in_use()}), and no `tokenbus up` runs with its data in "
-            f"{directory.resolve()}: start one, use the directory of the one that runs, or set the address of a server"
+            f"{directory.resolve()}: start one (`tokenbus up --mock` needs no key), use the directory of the one that "
+            "runs, or set the address of a server"
         )
         raise SettingsError("environment", "TOKENBUS_REDIS_URL", problem)
     blobs = settings.blobs

@@ -144,7 +144,14 @@ async def _logs(server: Server, keys: Keys, send: Send, asked: Requests) -> dict
         judge.check(log)
     del logs[runs["poisoned"]][-1]["error"]["where"]  # the poison's id, a time
     told = {name: judge.without_timing(logs[run]) for name, run in runs.items()}
+    told["a policy that ends the run"] = _without_amount(told["a policy that ends the run"])
     return {name: log if name in REQUESTS else _numbered(log) for name, log in told.items()}
+
+
+def _without_amount(log: judge.Log) -> judge.Log:
+    """Without what depends on how much the provider had sent when the policy ended the run: chunks may be joined."""
+    begun = [event for event in log if event.get("block") != 0 or event["type"] == "block_start"]
+    return [{name: value for name, value in event.items() if name != "usage"} for event in begun]
 
 
 def _numbered(log: judge.Log) -> judge.Log:
