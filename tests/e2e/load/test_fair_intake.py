@@ -73,7 +73,7 @@ async def test_a_cancel_that_overtook_its_own_request_waits_for_it(
         flood = [generate(f"flood-{n}", "quick", "big") for n in range(100)]
         await running.workers[0].stop()
         await put(server, keys, *flood, generate("own", "endless", "big"), cancel("own"))
-        await running.start("fetcher")
+        await running.start(PIPELINE[0])
         logs = await ended(server.client, keys, ["own", "flood-99"])
         assert logs["own"][-1]["type"] == "cancelled"
         assert logs["flood-99"][-1]["type"] == "completed"

@@ -111,8 +111,8 @@ async def test_a_killed_fetchers_places_free_themselves(
     ):
         lost = await send("held", on_failure="fail")
         await provider.requested()
-        next(worker for worker in services.workers if worker.kind == "fetcher").kill()
-        await services.start("fetcher")
+        services.worker_of("fetcher").kill()
+        await services.start(PIPELINE[0])
         waiting = await send("quick")
         logs = await ended(server.client, keys, [lost, waiting])
     assert logs[waiting][-1]["type"] == "completed"
@@ -255,7 +255,7 @@ async def test_waiting_runs_go_to_another_fetcher_untouched_when_theirs(
         waiting = [await send("quick") for _ in range(5)]
         await accepted(server, keys, [running, *waiting])
         await eventually(lambda: wait_unbegun(server, keys, len(waiting)))
-        fetcher = next(worker for worker in services.workers if worker.kind == "fetcher")
+        fetcher = services.worker_of("fetcher")
         match how:
             case "stops":
                 await fetcher.stop()
@@ -263,7 +263,7 @@ async def test_waiting_runs_go_to_another_fetcher_untouched_when_theirs(
                 fetcher.kill()
             case _:
                 fetcher.freeze()
-        await services.start("fetcher")
+        await services.start(PIPELINE[0])
         logs = await ended(server.client, keys, waiting)
         if how == "stands still":
             fetcher.thaw()

@@ -10,7 +10,7 @@ import pytest
 
 from tests.censoring import FORBIDDEN, UPSTREAM_FAILURE, censoring
 from tests.e2e.conftest import Send
-from tests.e2e.fleet import PIPELINE, Kind, ended, fleet
+from tests.e2e.fleet import PIPELINE, Kind, ended, fleet, only_separate
 from tests.e2e.policies.test_policy_stage import policy
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
@@ -42,6 +42,7 @@ async def test_a_raw_frame_that_breaks_every_connection_ends_only_its_run(
     assert "FramesRefused" in str(last["error"]), last
 
 
+@only_separate("between the stages of a pipeline worker nothing crosses the server")
 @pytest.mark.parametrize(
     ("stage", "instead"),
     [("normalizer", b""), ("parser", UPSTREAM_FAILURE)],
