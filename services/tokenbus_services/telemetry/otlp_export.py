@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-import requests
 import structlog
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -21,7 +20,6 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, TraceFlags
 from opentelemetry.trace.status import Status, StatusCode
-from requests.utils import get_environ_proxies, get_netrc_auth
 
 from tokenbus import __version__
 from tokenbus.core.run.attempts.attempt_report import AttemptReport
@@ -35,18 +33,12 @@ DELAY_MS = 1000
 """How long spans are gathered. A worker that is killed loses what it gathered."""
 _SCOPE = InstrumentationScope("tokenbus", __version__)
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
-_NO_STATUS = Status(StatusCode.UNSET)
 _KINDS = {
     "internal": SpanKind.INTERNAL,
     "client": SpanKind.CLIENT,
     "consumer": SpanKind.CONSUMER,
     "server": SpanKind.SERVER,
 }
-_CREDENTIAL_PROVIDERS = (
-    "OTEL_PYTHON_EXPORTER_OTLP_HTTP_CREDENTIAL_PROVIDER",
-    "OTEL_PYTHON_EXPORTER_OTLP_HTTP_TRACES_CREDENTIAL_PROVIDER",
-)
-_CERTIFICATES = ("OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE", "OTEL_EXPORTER_OTLP_CERTIFICATE")
 _NS = 1_000_000
 _DURATIONS = [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92]
 _TOKENS = [1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216, 67108864]
@@ -73,11 +65,8 @@ class OtlpExport:
         self._most = _whole(env, "OTEL_BSP_MAX_QUEUE_SIZE", MAX_QUEUED)
         self._pending = 0
         self._lock = threading.Lock()
-        goal = base or env.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or _base_of(env)
-        sender = OTLPSpanExporter(
-            endpoint=base and f"{base}/v1/traces", certificate_file=_certificates(env), session=_session(goal, env)
-        )
-        self.shown_endpoint = _shown(goal)
+        sender = OTLPSpanExporter(endpoint=base and f"{base}/v1/traces")
+        self.shown_endpoint = _shown(base or env.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or _base_of(env))
         """Where spans go, without credentials."""
         self._processor = BatchSpanProcessor(
             _Counted(sender, self._sent, failed),
@@ -210,7 +199,7 @@ def readable(trace: RunTrace, span: Span, resource: Resource) -> ReadableSpan:
         attributes=attributes,
         events=[Event(name, timestamp=at_ms * _NS) for name, at_ms in span.events],
         kind=_KINDS[span.kind],
-        status=Status(StatusCode.ERROR, span.error) if span.error else _NO_STATUS,
+        status=Status(StatusCode.ERROR, span.error) if span.error else Status(StatusCode.UNSET),
         start_time=span.begin_ms * _NS,
         end_time=max(span.begin_ms, span.end_ms) * _NS,
         instrumentation_scope=_SCOPE,
@@ -251,28 +240,6 @@ def _resource(service: str, env: Mapping[str, str]) -> Resource:
 
 def _base_of(env: Mapping[str, str]) -> str:
     return env.get("OTEL_EXPORTER_OTLP_ENDPOINT") or "http://localhost:4318"
-
-
-def _session(endpoint: str, env: Mapping[str, str]) -> requests.Session | None:
-    """A session that knows the proxy and the login for the endpoint. Otherwise requests looks for both, in the
-    environment and in a `.netrc`, at every export: a fifth of its cost. None: a credential provider makes the session.
-    """
-    if any(env.get(name) for name in _CREDENTIAL_PROVIDERS):
-        return None
-    session = requests.Session()
-    session.trust_env = False
-    session.proxies.update(get_environ_proxies(endpoint))
-    session.auth = get_netrc_auth(endpoint)
-    return session
-
-
-def _certificates(env: Mapping[str, str]) -> str | None:
-    """The bundle for all programs that use requests, which such a session does not look for by itself. None: that of
-    OpenTelemetry's variables, or the default.
-    """
-    if any(env.get(name) for name in _CERTIFICATES):
-        return None
-    return env.get("REQUESTS_CA_BUNDLE") or env.get("CURL_CA_BUNDLE") or None
 
 
 def _shown(url: str) -> str:

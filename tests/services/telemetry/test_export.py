@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -166,36 +165,6 @@ async def test_an_unavailable_collector_delays_no_worker() -> None:
     assert tracer
     tracer.record(run_trace("r1", None, ratio=1), one_span(1))
     await tracer.close()
-
-
-async def test_spans_pass_the_proxy_of_the_environment(
-    received: Collector, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """And with the login that a `.netrc` has for the collector."""
-    netrc = tmp_path / "netrc"
-    netrc.write_text("machine collector.invalid login me password secret")
-    monkeypatch.setenv("NETRC", str(netrc))
-    monkeypatch.setenv("http_proxy", received.url)
-    monkeypatch.setenv("no_proxy", "")
-    settings = Settings(otel=OtelSettings(endpoint="http://collector.invalid:4318"))
-    tracer = open_tracer(settings, "parser", CollectorRegistry(), {})
-    assert tracer
-    tracer.record(run_trace("r1", None, ratio=1), one_span(1))
-    await tracer.close()
-    [headers] = received.headers
-    assert headers["host"] == "collector.invalid:4318"
-    assert headers["authorization"].startswith("Basic ")
-
-
-async def test_spans_avoid_the_proxy_if_no_proxy_names_the_collector(
-    received: Collector, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    tracer = tracer_to(received)
-    tracer.record(run_trace("r1", None, ratio=1), one_span(1))
-    await tracer.close()
-    assert [span.name for span in received.spans()] == ["s1"]
 
 
 @pytest.mark.parametrize(
