@@ -17,7 +17,7 @@ from tests.bench.procs import cpu_s
 from tests.bench.stack import PIPELINE, PROVIDER, SERVICES, Stack, service_of
 
 SERVICES_COUNTED = (*SERVICES, "server", subscriber.NAME)
-"""The processes on the path of a chunk. The mock provider stands for the outside world, and does not count."""
+"""The processes on the path of a chunk. The mock provider is not counted."""
 BARE_COUNTED = (*CHAIN, "server", subscriber.NAME)
 
 ONLY_FROM_CLIENTS = frozenset(

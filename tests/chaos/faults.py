@@ -276,7 +276,7 @@ class Chaos:
     # --- the server -------------------------------------------------------------------------------------------
 
     async def _limit_memory(self) -> None:
-        """The server accepts no more data for a while: its current size is its limit."""
+        """Limit the server's memory to its current size for a while, so that it accepts no more data."""
         if not isinstance(server := self._server, Single):
             return
         self.tally["the server at its memory limit"] += 1

@@ -2,10 +2,10 @@
 
 Two deployments of the same code differ by several percent in CPU, which is more than the effect. So a deployment with
 OpenTelemetry is compared with itself: the flag in a request's `traceparent` decides whether the run has spans. Each
-round ends with a third load, again without spans. The mean of the two loads without spans stands beside the load with
-spans, so a machine that becomes slower affects both sides; and their own ratio shows the noise. The cost of
-OpenTelemetry for a run without spans (metrics of attempts, its threads) is measured against a deployment without
-OpenTelemetry, where the noise is larger.
+round ends with a third load, again without spans. The load with spans is compared with the mean of the two others, so a
+machine that becomes slower affects both sides. The ratio of those two loads shows the noise. The cost of OpenTelemetry
+for a run without spans (metrics of attempts, its threads) is measured against a deployment without OpenTelemetry, where
+the noise is larger.
 """
 
 from __future__ import annotations

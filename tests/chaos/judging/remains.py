@@ -83,7 +83,7 @@ def _key(key: KeyFact) -> str | None:
 
 
 def _exiting(record: Record) -> list[int]:
-    """Workers of which a task was ended or frozen so late that they may still have run, and owned what they owned."""
+    """Workers with a task fault shortly before the end: they may still have run and owned partitions."""
     return [end.pid for end in record.exits if end.task_fault_s is not None and end.task_fault_s <= EXIT_S]
 
 

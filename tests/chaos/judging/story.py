@@ -135,7 +135,7 @@ def _piece(story: Story, block: dict[str, Any], piece: Piece, results: list[dict
         return _among(got, piece, [*reasons, *(r["content"] for r in results)], cut=bool(block.get("cut")))
     whole = piece.whole.replace(RESULTS, " ".join(r["content"] for r in results))
     if block.get("cut") and story.mode == "prefill":
-        got = _BEGUN_TAG.sub("", got)  # what may have been text becomes text when no more can come
+        got = _BEGUN_TAG.sub("", got)  # the parser releases an incomplete tag as text at the end
     right = whole.startswith(got) if block.get("cut") else whole == got
     return None if right else f"{got!r}, and the model wrote {whole!r}"
 

@@ -14,13 +14,12 @@ from tokenbus_services.runtime.provider_hints import hint
 
 LOOK_AT_LOG = "look at `attempt_ended` in the log of the parsers"
 
-
 MOST_MODELS = 5
 """Maximum failing models of one provider that have a finding each."""
 
 
 def check_failures(models: Iterable[FailingModel]) -> Iterator[Finding]:
-    """Report the models of which calls failed, for each provider those that fail most. ``models``: these first."""
+    """Report models whose calls fail: for each provider the worst. ``models``: sorted, the worst first."""
     by_provider: dict[str, list[FailingModel]] = {}
     for model in models:
         by_provider.setdefault(model.failure.provider, []).append(model)
@@ -33,7 +32,7 @@ def check_failures(models: Iterable[FailingModel]) -> Iterator[Finding]:
 
 
 def check_failing(model: FailingModel) -> Finding:
-    """Report a model of which calls failed: an error if most fail until now."""
+    """Report a model whose calls fail. It is an error if most calls still fail."""
     how = model.failure
     says = f"{how.model}: {model.failed} of {model.attempts} calls failed with {failure(how)}"
     if model.all_failed > model.failed:

@@ -81,7 +81,7 @@ def routes_of(gateway: Gateway, *, console: str | None = None) -> list[BaseRoute
 
 
 def _index(gateway: Gateway, console: str | None) -> BaseRoute:
-    """`GET /`, for somebody who opens the gateway's address: the APIs that the caller may use, and their pages."""
+    """`GET /`: lists the APIs that the caller may use, with their paths and pages."""
 
     async def index(request: Request) -> Any:
         caller = await gateway.access.identify(headers_in(request))
