@@ -130,10 +130,10 @@ class ExecutorPool:
 
     async def separate(self, waits: Callable[[], None], *, each_s: float) -> Executor:
         acquiring = asyncio.create_task(self._separate.acquire())
-        until = time.monotonic() + MAX_WAIT_S
+        began = time.monotonic()
         try:
             while not (await asyncio.wait({acquiring}, timeout=each_s))[0]:
-                if time.monotonic() < until:
+                if time.monotonic() - began < MAX_WAIT_S:
                     waits()
         except BaseException:
             if acquiring.done():

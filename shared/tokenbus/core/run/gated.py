@@ -215,12 +215,14 @@ class GatedRun:
         if gate.bypassed:
             return  # too late: the run passes without policies
         if not gate.released.is_next(event.numbered_by, event.first):
-            return  # the worker's steps are no answer until another worker begins again; else the policies time out
+            gate.lost_verdicts = True
+            return  # not an answer: another worker begins again, or the policies time out
+        gate.lost_verdicts = False
         if gate.counts_as_alive(event.numbered_by):
             gate.record_sign_of_life(self._now_ms)
         if event.steps:
             gate.released.switch_worker(event.numbered_by)
-            gate.released.steps_read = None if event.first is None else event.first + len(event.steps)
+            gate.released.count_steps(event.first, len(event.steps))
         for step in event.steps:
             fresh = step.draft == WHOLE_RUN or gate.mark_applied(step)
             released = [e for e in step.events if not isinstance(e, (Started, *TERMINAL))]
@@ -278,6 +280,8 @@ class GatedRun:
         """Handle a run whose drafts are not judged, or not fast enough."""
         gate = self._gate
         problem = "no policy worker judged the run in time"
+        if gate.lost_verdicts:
+            problem += ": the server lost verdicts in a fail-over, and no other worker began again"
         names = ", ".join(self._plan.names)
         if self._plan.on_error == "block":
             error = ErrorInfo(code=UNJUDGED, kind="timeout", message=problem, retryable=True, where=names)

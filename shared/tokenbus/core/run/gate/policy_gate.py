@@ -92,6 +92,10 @@ class ReleasedOutput(
         read = self.steps_read if worker == self.numbered_by else 0
         return first is None or read is None or first <= read
 
+    def count_steps(self, first: int | None, steps: int) -> None:
+        """Count steps of the current worker. A message may arrive a second time, also after later ones."""
+        self.steps_read = None if first is None else max(self.steps_read or 0, first + steps)
+
     def release_verdict(self, step: PolicyVerdict, out: Outbox, *, known: bool) -> None:
         """Release a verdict's events. ``known``: they were released already; only read the worker's block numbers from
         them.
@@ -264,6 +268,8 @@ class PolicyGate(
     """Number of different workers that gave one since something new was released."""
     terminal_event: TerminalEvent | None = None
     """The run's terminal event, which waits until everything before it is judged."""
+    lost_verdicts: bool = False
+    """Whether verdicts of the last worker are missing (`ReleasedOutput.is_next`)."""
     unsent_drafts: list[PublicEvent] = []
     """Drafts that go to the policies with the next ones."""
 

@@ -365,6 +365,7 @@ async def test_steps_after_a_lost_message_of_their_worker_are_no_verdicts() -> N
     # The message with the second worker's repeated steps was lost with a server, and with it the number of its block.
     assert not story.rule(*rest, teller="second", first=len(repeated))
     assert story.run.state.gate.since_ms == since_ms, "not a sign of life either: the policies may time out"
+    story.reborn()
     story.rule(*repeated, *rest, teller="third", first=0)
     assert shown(story) == "Hello"
 
@@ -375,8 +376,21 @@ async def test_a_message_that_arrives_twice_is_no_gap() -> None:
     steps = [PolicyVerdict(d.seq, events=[d]) for d in story.drafts]
     story.rule(*steps[:2], first=0)
     story.rule(*steps[:2], first=0)
-    story.rule(*steps[2:], first=2)
+    story.rule(steps[2], first=2)
+    story.rule(*steps[:2], first=0)  # a command that stood in a broken connection's buffer
+    story.rule(*steps[3:], first=3)
     assert shown(story) == "Hello"
+    assert len(steps) > 3
+
+
+async def test_a_run_whose_verdicts_were_lost_says_so_when_its_policies_time_out() -> None:
+    story = HeldStory()
+    story.provider(n.Start("m"), *text(0, "Hello"))
+    story.rule(*(PolicyVerdict(d.seq, events=[d]) for d in story.drafts), first=1)
+    assert story.run.state.gate
+    story.control(DeadlinePassed("policy", story.run.state.gate.signs_of_life))
+    assert end_of(story).error.code == "policy_silent"
+    assert "lost verdicts" in end_of(story).error.message
 
 
 async def test_steps_of_an_older_version_are_not_counted() -> None:
