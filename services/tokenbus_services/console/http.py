@@ -11,9 +11,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from tokenbus.errors import TokenbusError
-from tokenbus_services.console.session import ConsoleSessions
+from tokenbus_services.console.access.session import ConsoleSessions
+from tokenbus_services.console.access.viewer import Viewer
 from tokenbus_services.console.static_files import SAFE_HEADERS
-from tokenbus_services.console.viewer import Viewer
 from tokenbus_services.gateway.answers import asgi
 from tokenbus_services.gateway.audit import audited
 from tokenbus_services.gateway.callers import Caller

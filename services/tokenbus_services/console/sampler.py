@@ -20,8 +20,8 @@ from tokenbus.errors import TokenbusError
 from tokenbus_services.console.costs import Costs
 from tokenbus_services.console.health import Health, HealthReader
 from tokenbus_services.console.last_hour import LastHour
-from tokenbus_services.console.run_filter import PageView
-from tokenbus_services.console.run_table import RunTable
+from tokenbus_services.console.runs.run_filter import PageView
+from tokenbus_services.console.runs.run_table import RunTable
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

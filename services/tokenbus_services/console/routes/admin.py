@@ -15,9 +15,9 @@ from tokenbus.bus.dead_letters import StoredDeadLetter, drop_dead_letter, find_d
 from tokenbus.bus.server.server import translated
 from tokenbus.client.retry_dead_letter import retry_dead_letter
 from tokenbus.errors import CannotRetry, DeadNotFound
+from tokenbus_services.console.access.session import PATH
+from tokenbus_services.console.access.viewer import Viewer
 from tokenbus_services.console.http import Desk, json
-from tokenbus_services.console.session import PATH
-from tokenbus_services.console.viewer import Viewer
 from tokenbus_services.gateway.budgets.spend import Spent, read_spend, today
 from tokenbus_services.gateway.keys.directory import entry_of, summary
 from tokenbus_services.gateway.keys.key import KeyEntry

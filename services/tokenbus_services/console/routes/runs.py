@@ -19,14 +19,14 @@ from tokenbus.bus.server.server import translated
 from tokenbus.client.decode import public_event
 from tokenbus.events import decisions
 from tokenbus.events.public import TERMINAL, PublicEvent, UnknownEvent
+from tokenbus_services.console.access.hiding import hidden
+from tokenbus_services.console.access.session import PATH
+from tokenbus_services.console.access.viewer import Viewer
 from tokenbus_services.console.costs import Costs
-from tokenbus_services.console.hiding import hidden
 from tokenbus_services.console.http import Desk, body_of, json, refusal
-from tokenbus_services.console.known_run import KnownRun
-from tokenbus_services.console.run_view import attempts_of
-from tokenbus_services.console.session import PATH
-from tokenbus_services.console.turn_queue import TurnQueue
-from tokenbus_services.console.viewer import Viewer
+from tokenbus_services.console.runs.known_run import KnownRun
+from tokenbus_services.console.runs.run_view import attempts_of
+from tokenbus_services.console.runs.turn_queue import TurnQueue
 from tokenbus_services.gateway.answers.answer import StreamedAnswer
 from tokenbus_services.gateway.problem import Problem, invalid
 from tokenbus_services.gateway.runs import not_found

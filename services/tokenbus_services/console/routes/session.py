@@ -13,9 +13,9 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from tokenbus import __version__
+from tokenbus_services.console.access.session import COOKIE, PATH
+from tokenbus_services.console.access.viewer import NOBODY, Viewer, listed
 from tokenbus_services.console.http import Desk, body_of, caller_of, json
-from tokenbus_services.console.session import COOKIE, PATH
-from tokenbus_services.console.viewer import NOBODY, Viewer, listed
 from tokenbus_services.gateway.problem import Problem, Refusal, invalid
 from tokenbus_services.settings.tables.console import ConsoleSettings
 

@@ -13,11 +13,11 @@ from starlette.routing import BaseRoute, Route
 
 from tokenbus.bus.liveness import stop_task
 from tokenbus.errors import TokenbusError
+from tokenbus_services.console.access.session import PATH
+from tokenbus_services.console.access.viewer import Viewer
 from tokenbus_services.console.http import Desk
-from tokenbus_services.console.run_filter import view_of
+from tokenbus_services.console.runs.run_filter import view_of
 from tokenbus_services.console.sampler import Sampler, WatchingPage
-from tokenbus_services.console.session import PATH
-from tokenbus_services.console.viewer import Viewer
 from tokenbus_services.gateway.answers import asgi
 from tokenbus_services.gateway.problem import Problem, Refusal
 

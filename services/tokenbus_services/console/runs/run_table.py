@@ -22,10 +22,10 @@ from tokenbus.errors import Malformed
 from tokenbus.events.public import PublicEvent
 from tokenbus_services.console.costs import Costs
 from tokenbus_services.console.health import LaneHealth
-from tokenbus_services.console.known_run import KnownRun
-from tokenbus_services.console.run_filter import PageView
-from tokenbus_services.console.run_view import Row
-from tokenbus_services.console.turn_queue import TurnQueue
+from tokenbus_services.console.runs.known_run import KnownRun
+from tokenbus_services.console.runs.run_filter import PageView
+from tokenbus_services.console.runs.run_view import Row
+from tokenbus_services.console.runs.turn_queue import TurnQueue
 
 MAX_LANES = 100
 MAX_OPEN = 5_000

@@ -9,8 +9,8 @@ import pytest
 from msgspec import inspect
 
 from tokenbus.events.public import PublicEvent, UnknownEvent
-from tokenbus_services.console import hiding
-from tokenbus_services.console.hiding import hidden
+from tokenbus_services.console.access import hiding
+from tokenbus_services.console.access.hiding import hidden
 
 SECRET = "the secret words"
 EVENTS: tuple[type[msgspec.Struct], ...] = get_args(PublicEvent)

@@ -25,7 +25,7 @@ from tokenbus.events.public import (
     UsageReported,
 )
 from tokenbus.events.usage import Usage
-from tokenbus_services.console.hiding import hidden_error
+from tokenbus_services.console.access.hiding import hidden_error
 
 State = Literal[
     "queued",

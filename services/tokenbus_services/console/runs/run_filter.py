@@ -7,9 +7,9 @@ from typing import get_args
 
 import msgspec
 
-from tokenbus_services.console.known_run import KnownRun
-from tokenbus_services.console.run_view import State
-from tokenbus_services.console.viewer import Viewer
+from tokenbus_services.console.access.viewer import Viewer
+from tokenbus_services.console.runs.known_run import KnownRun
+from tokenbus_services.console.runs.run_view import State
 from tokenbus_services.gateway.problem import invalid
 
 MAX_ROWS = 200

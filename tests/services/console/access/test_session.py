@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
+from tokenbus_services.console.access.session import COOKIE, TICKET_HEADER, ConsoleSessions
+from tokenbus_services.console.access.signing import Signer
+from tokenbus_services.console.access.viewer import NOBODY, Viewer
 from tokenbus_services.console.routes.session import LOGINS_PER_MINUTE, LoginFailures
-from tokenbus_services.console.session import COOKIE, TICKET_HEADER, ConsoleSessions
-from tokenbus_services.console.signing import Signer
-from tokenbus_services.console.viewer import NOBODY, Viewer
 from tokenbus_services.gateway.keys.directory import entry_of
 from tokenbus_services.gateway.keys.key import KeyEntry, new_key
 from tokenbus_services.gateway.problem import Refusal

@@ -9,7 +9,7 @@ from tokenbus.bus.run_index import Summary
 from tokenbus.events.frames import TurnWork
 from tokenbus.events.public import Chunk, PublicEvent, RunEnd
 from tokenbus.events.run_info import RunInfo
-from tokenbus_services.console.run_view import (
+from tokenbus_services.console.runs.run_view import (
     CHARACTERS_PER_TOKEN,
     MAX_WORDS,
     Row,

@@ -15,8 +15,8 @@ from hmac import compare_digest
 import msgspec
 from starlette.requests import Request
 
-from tokenbus_services.console.signing import Signer
-from tokenbus_services.console.viewer import NOBODY, Viewer, viewer_of, viewer_without_keys
+from tokenbus_services.console.access.signing import Signer
+from tokenbus_services.console.access.viewer import NOBODY, Viewer, viewer_of, viewer_without_keys
 from tokenbus_services.gateway.keys.directory import KeyDirectory
 from tokenbus_services.gateway.keys.key import KeyEntry, digest
 from tokenbus_services.gateway.problem import Problem, Refusal
