@@ -48,6 +48,11 @@ def test_every_service_is_there_and_the_optional_ones_under_profiles_of_their_na
     assert optional == {**{name: name for name in ("policy", "recorder", "gateway", "pipeline")}, **watching}
 
 
+def test_a_worker_that_exits_is_started_again() -> None:
+    policies = {name: one.get("restart") for name, one in CONTAINERS.items()}
+    assert policies == {name: "no" if name == "secrets" else "unless-stopped" for name in CONTAINERS}
+
+
 def test_every_container_has_limits_of_cpu_memory_and_processes() -> None:
     for name, one in CONTAINERS.items():
         assert all(one.get(limit) for limit in ("cpus", "mem_limit", "pids_limit")), name

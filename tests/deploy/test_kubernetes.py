@@ -87,6 +87,7 @@ def test_every_pod_is_probed_bounded_and_without_rights(everything: list[dict[st
         pod, only = deployment["spec"]["template"]["spec"], container(deployment)
         assert only["livenessProbe"]["httpGet"]["path"] == "/health"
         assert only["readinessProbe"]["httpGet"]["path"] == "/ready"
+        assert pod.get("restartPolicy", "Always") == "Always"  # a worker that cannot continue exits
         assert {"cpu", "memory"} <= set(only["resources"]["requests"])
         assert "memory" in only["resources"]["limits"]
         assert only["securityContext"]["readOnlyRootFilesystem"]

@@ -33,7 +33,7 @@ fewer, a network that breaks many connections is sooner mistaken for a fault of 
 """
 ISOLATED_TRIES = 6
 """The same for a part of a command that has been tried that often already."""
-LOG_AFTER_S = 3
+TRIES_WITHOUT_REPLY = 3
 """A try without a reply takes seconds and counts as this many tries."""
 LOG_EVERY_S = 30.0
 
@@ -50,7 +50,7 @@ async def retry_until_available(
 
     Raises redis-py's errors: at once if a retry cannot help; after ``tries`` failures while the server answered other
     commands, because the call itself is at fault then; and once ``stop_if`` returns True. Logs the first error of each
-    outage with ``what``, then one every `SAY_AGAIN_S`.
+    outage with ``what``, then one every `LOG_EVERY_S`.
     """
     loop = asyncio.get_running_loop()
     pause, at_fault, say_at = FIRST_PAUSE_S, 0, 0.0
@@ -63,7 +63,7 @@ async def retry_until_available(
                 raise
             if not may_pass(e):
                 if await server.answers():
-                    at_fault += LOG_AFTER_S if isinstance(e, NoReply) else 1
+                    at_fault += TRIES_WITHOUT_REPLY if isinstance(e, NoReply) else 1
                 else:
                     at_fault = 0
             if at_fault >= tries:
