@@ -10,7 +10,7 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from tests.contract.bus.toys import working
-from tests.unit.core.run.gated import HeldStory
+from tests.unit.core.run.gated_scripts import HeldStory
 from tests.unit.core.run.script import RUN, text
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys

@@ -13,7 +13,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from tests.model.actors import Wire
 from tests.model.machine import Protocol
 from tests.servers import binary
-from tokenbus.bus.scripts import chain, commit, run_inputs, runs
+from tokenbus.bus.scripts import attempt_fence, chain, commit, run_inputs, runs
 from tokenbus.bus.scripts.script import script
 from tokenbus.bus.stage import checkpoints
 from tokenbus_services.process.embedded_server import EmbeddedServer
@@ -97,9 +97,9 @@ BROKEN: dict[str, tuple[Any, str, str, str]] = {
     ),
     "chained, the watermark goes too far": (chain, "_CHAIN", "ARGV[8] ~= '' and ARGV[8] or raw", "raw"),
     "chained, the second offset stays": (chain, "_CHAIN", "if events ~= ARGV[5] then", "if false then"),
-    "a frame may come twice": (run_inputs, "_APPEND", "h[3] ~= frame then", "false then"),
-    "two writers share an attempt": (run_inputs, "_APPEND", "h[5]", "writer"),
-    "a closed attempt goes on": (run_inputs, "_APPEND", "h[4] == attempt then", "false then"),
+    "a frame may come twice": (attempt_fence, "_APPEND", "h[3] ~= frame then", "false then"),
+    "two writers share an attempt": (attempt_fence, "_APPEND", "h[5]", "writer"),
+    "a closed attempt goes on": (attempt_fence, "_APPEND", "h[4] == attempt then", "false then"),
     "a tool result enters twice": (run_inputs, "_TOOL_RESULT", "redis.call('HDEL', KEYS[1], ARGV[2])", ""),
     "a run is accepted twice": (runs, "_ACCEPT", "'awaited' then return h[1] end", "'awaited' then h = {} end"),
     "a cancel enters twice": (

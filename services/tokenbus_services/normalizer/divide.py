@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tokenbus.core.run.outbox import JOIN_LIMIT
+from tokenbus.core.run.chunk_joining import JOIN_LIMIT
 from tokenbus.events.frames import BusEvent, EventFrame
 from tokenbus.events.normalized import RefusalDelta, TextDelta, ThinkingDelta, ToolCallDelta
 

@@ -37,7 +37,7 @@ from tokenbus.core.run.effects import (
     ReleaseFromPolicies,
     RunTools,
 )
-from tokenbus.core.run.gated import GatedRun
+from tokenbus.core.run.gated_run import GatedRun
 from tokenbus.core.run.state import RunState
 from tokenbus.core.run.state_machine import RunMachine
 from tokenbus.events.decisions import Decided

@@ -16,7 +16,7 @@ from tokenbus.core.run.attempts.attempt_report import AttemptReport
 from tokenbus.core.run.blocks.block_table import BlockTable
 from tokenbus.core.run.blocks.blocks_from_log import OpenBlocks
 from tokenbus.core.run.checkpoint import Checkpoints, Snapshot
-from tokenbus.core.run.gated import GatedRun, accept
+from tokenbus.core.run.gated_run import GatedRun, accept
 from tokenbus.core.run.state import RunState
 from tokenbus.core.run.state_machine import RunMachine
 from tokenbus.events.error_info import ErrorInfo

@@ -1,7 +1,7 @@
 """The policy worker's logic for one partition: passes drafts to the runs' policies, and keeps them.
 
 To the stage runtime this is a logic without outputs. A run's state is its drafts: a new owner feeds all of them to new
-policies, and repeated verdicts change nothing (`tokenbus.core.run.gated`).
+policies, and repeated verdicts change nothing (`tokenbus.core.run.gated_run`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One run under its policies, in the worker: sends drafts to an executor and verdicts to the parser.
 
 An executor may end at any time, by this run's fault or another's. Then the run starts again in another one with all its
-drafts; repeated verdicts are ignored (`tokenbus.core.run.gated`). A policy that ends its executors too often is no
+drafts; repeated verdicts are ignored (`tokenbus.core.run.gated_run`). A policy that ends its executors too often is no
 longer called (`failed_starts`).
 """
 

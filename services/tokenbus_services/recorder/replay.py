@@ -13,7 +13,7 @@ import msgspec
 from tokenbus.blobs import blob_id_of
 from tokenbus.core.attempt_decoder import AttemptReader
 from tokenbus.core.image_header import in_blob
-from tokenbus.core.run.gated import GatedRun, accept
+from tokenbus.core.run.gated_run import GatedRun, accept
 from tokenbus.core.run.state_machine import RunMachine
 from tokenbus.errors import Malformed
 from tokenbus.events.frames import CONTROL_ATTEMPT, Accepted, BusEvent, EventFrame, RawFrame, TapedFrame

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tests.unit.core.run.gated import HeldStory
+from tests.unit.core.run.gated_scripts import HeldStory
 from tests.unit.core.run.script import START_MS, Story, call, text
 from tokenbus.events import normalized as n
 from tokenbus.events.error_info import ErrorInfo

@@ -1,7 +1,7 @@
-"""Outgoing public events: adjacent chunks are joined, then events are numbered.
+"""Outgoing public events of a run.
 
-Events stay here as drafts without a number until the commit. Adjacent chunks of one block become one chunk; nothing is
-joined across a block boundary or another event. A draft is numbered only when it leaves, so that ``seq`` has no gap.
+Events stay here as drafts without a number until the commit. Adjacent chunks of one block become one (`chunk_joining`).
+A draft is numbered only when it leaves, so that ``seq`` has no gap.
 """
 
 from __future__ import annotations
@@ -10,23 +10,8 @@ from typing import Any
 
 import msgspec
 
-from tokenbus.events.public import BlockKind, Chunk, PublicEvent, ToolCallPart
-
-JOIN_LIMIT = 16 * 1024
-"""Maximum characters of a joined chunk, so that a subscriber never has to buffer more at once."""
-
-
-class _ChunkDraft(msgspec.Struct):
-    turn: int
-    attempt: int
-    block: int
-    kind: BlockKind
-    part: ToolCallPart | None
-    tool_id: str | None
-    tool_name: str | None
-    visible: bool
-    pieces: list[str]
-    size: int
+from tokenbus.core.run.chunk_joining import JoinedChunk
+from tokenbus.events.public import BlockKind, PublicEvent, ToolCallPart
 
 
 class _EventDraft(msgspec.Struct):
@@ -34,6 +19,9 @@ class _EventDraft(msgspec.Struct):
     attempt: int
     event: type[PublicEvent]
     fields: dict[str, Any]
+
+    def number(self, run: str, seq: int) -> PublicEvent:
+        return self.event(run=run, seq=seq, turn=self.turn, attempt=self.attempt, **self.fields)
 
 
 class Outbox:
@@ -45,7 +33,7 @@ class Outbox:
         """
         self.only_json = only_json
         self._visible = visible
-        self._drafts: list[_ChunkDraft | _EventDraft] = []
+        self._drafts: list[JoinedChunk | _EventDraft] = []
 
     def __len__(self) -> int:
         return len(self._drafts)
@@ -65,17 +53,10 @@ class Outbox:
     ) -> None:
         """Add a piece of a block's content; joined to the last chunk if that is of the same block and part."""
         last = self._drafts[-1] if self._drafts else None
-        if (
-            isinstance(last, _ChunkDraft)
-            and last.block == block
-            and last.part == part
-            and last.size + len(text) <= JOIN_LIMIT
-        ):
-            last.pieces.append(text)
-            last.size += len(text)
+        if isinstance(last, JoinedChunk) and last.join(block, part, text):
             return
         self._drafts.append(
-            _ChunkDraft(
+            JoinedChunk(
                 turn, attempt, block, kind, part, tool_id, tool_name, visible and self._visible, [text], len(text)
             )
         )
@@ -87,27 +68,8 @@ class Outbox:
     def number(self, run: str, seq: int) -> list[PublicEvent]:
         """Return the events in order, numbered from ``seq``, and empty the outbox."""
         drafts, self._drafts = self._drafts, []
-        return [self._finish(run, n, draft) for n, draft in enumerate(drafts, seq)]
+        return [draft.number(run, n) for n, draft in enumerate(drafts, seq)]
 
     def clear(self) -> None:
         """Drop the drafts."""
         self._drafts = []
-
-    @staticmethod
-    def _finish(run: str, seq: int, draft: _ChunkDraft | _EventDraft) -> PublicEvent:
-        if isinstance(draft, _EventDraft):
-            return draft.event(run=run, seq=seq, turn=draft.turn, attempt=draft.attempt, **draft.fields)
-        return Chunk(
-            run=run,
-            seq=seq,
-            turn=draft.turn,
-            attempt=draft.attempt,
-            block=draft.block,
-            kind=draft.kind,
-            text="".join(draft.pieces),
-            visible=draft.visible,
-            depth=0,
-            tool_call_part=draft.part,
-            tool_id=draft.tool_id,
-            tool_name=draft.tool_name,
-        )

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.core.run.gated import HeldStory
+from tests.unit.core.run.gated_scripts import HeldStory
 from tests.unit.core.run.script import Story, call, text
 from tests.unit.core.run.test_run_properties import TRY_AGAIN, policies, steps, tell
 from tokenbus.events import normalized as n

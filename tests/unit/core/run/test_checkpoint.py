@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tokenbus.core.run.blocks.block_table import JOINED_CHARS, OpenBlock
 from tokenbus.core.run.checkpoint import LONG, PIECE, Checkpoints, Snapshot
-from tokenbus.core.run.gated import GatedRun, accept
+from tokenbus.core.run.gated_run import GatedRun, accept
 from tokenbus.core.run.state import RunState
 from tokenbus.core.run.state_machine import RunMachine
 from tokenbus.events import normalized as n

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from tests.unit.core.run.script import RUN, START_MS, accepted
-from tokenbus.core.run.gated import GatedRun, accept
+from tokenbus.core.run.gated_run import GatedRun, accept
 from tokenbus.core.run.state_machine import RunMachine
 from tokenbus.events import normalized as n
 from tokenbus.events.frames import CONTROL_ATTEMPT, BusEvent, EventFrame, PolicyPlan, RunLimits, ToolReturned

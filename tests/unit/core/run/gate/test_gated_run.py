@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from tests.e2e import judge
-from tests.unit.core.run.gated import JUDGED, HeldStory
+from tests.unit.core.run.gated_scripts import JUDGED, HeldStory
 from tests.unit.core.run.script import call, of_type, text
 from tokenbus.core.run.effects import Draft, EndRun, ForgetRun, NextTurn, ReleaseFromPolicies, RunTools
 from tokenbus.core.run.gate.policy_gate import MAX_WORKERS_WITHOUT_PROGRESS

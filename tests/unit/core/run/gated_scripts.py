@@ -9,7 +9,7 @@ import msgspec
 
 from tests.unit.core.run.script import RUN, START_MS, accepted
 from tokenbus.core.run.effects import Decide, Draft, Effect
-from tokenbus.core.run.gated import GatedRun
+from tokenbus.core.run.gated_run import GatedRun
 from tokenbus.core.run.state import RunState
 from tokenbus.core.run.state_machine import RunMachine
 from tokenbus.events.frames import CONTROL_ATTEMPT, BusEvent, EventFrame, PolicyPlan, PolicyVerdict, PolicyVerdicts

@@ -1,0 +1,212 @@
+"""The run's released output: plain data, so that it can be checkpointed.
+
+It is consistent whichever policy worker produces it: block numbers have no gap, complete blocks do not change, and the
+chunks of a block concatenate to its content. A policy worker that dies in mid-block, or another that judges
+differently, therefore cannot break the stream for subscribers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from tokenbus.core.run.blocks.block_table import CompleteCall
+from tokenbus.core.run.blocks.public_blocks import changed_fields, content_fields, first_void, write_result
+from tokenbus.core.run.gate.tool_verdicts import ToolVerdicts
+from tokenbus.core.run.outbox import Outbox
+from tokenbus.events.frames import PolicyVerdict
+from tokenbus.events.public import BlockComplete, BlockKind, BlockStarted, Chunk, PublicEvent, Restarted, Retrying
+
+_ENVELOPE = ("run", "seq", "turn", "attempt")
+
+
+class ReleasedBlock(msgspec.Struct):
+    """A released block that is not complete."""
+
+    kind: BlockKind
+    tool_id: str | None = None
+    tool_name: str | None = None
+    pieces: list[str] = []
+
+
+class ReleasedOutput(
+    msgspec.Struct,
+    rename={
+        "released_numbers": "names",
+        "numbers_by_origin": "born",
+        "tool_verdicts": "judged",
+        "calls_without_result": "unanswered",
+    },
+):
+    """The run's blocks as released to subscribers."""
+
+    turn: int = 0
+    attempt: int = 1
+    next_number: int = 0
+    open: dict[int, ReleasedBlock] = {}
+    numbered_by: str = ""
+    released_numbers: dict[int, int] = {}
+    """Maps the current policy worker's block numbers to the released numbers."""
+    steps_read: int | None = None
+    """How many steps that worker has sent. None: unknown, as in the state of an older version."""
+    numbers_by_origin: dict[str, int] = {}
+    """Maps a block's origin (draft, part, and how many blocks began there before it) to its released number. This
+    identifies the blocks of another policy worker, which may use other numbers.
+    """
+    tool_verdicts: ToolVerdicts = msgspec.field(default_factory=ToolVerdicts)
+    """Of the current turn."""
+    calls_without_result: list[CompleteCall] = []
+    """Calls without a result."""
+
+    def switch_worker(self, worker: str, block_starts: Mapping[int, int] | None = None) -> None:
+        """Switch to the block numbers of policy worker ``worker``. ``block_starts``: draft -> its number for the block
+        began there.
+        """
+        if worker != self.numbered_by:
+            places = {_origin(draft, "", 0): name for draft, name in (block_starts or {}).items()}
+            self.numbered_by, self.steps_read = worker, 0
+            self.released_numbers = {
+                name: self.numbers_by_origin[place] for place, name in places.items() if place in self.numbers_by_origin
+            }
+
+    def is_next(self, worker: str, first: int | None) -> bool:
+        """Whether no step of the worker is missing before the one that it counts as ``first``.
+
+        A server that fails may lose a message. The steps after it name blocks whose numbers are unknown here, so their
+        text would be left out, and a retry would not make it void.
+        """
+        read = self.steps_read if worker == self.numbered_by else 0
+        return first is None or read is None or first <= read
+
+    def count_steps(self, first: int | None, steps: int) -> None:
+        """Count steps of the current worker. A message may arrive a second time, also after later ones."""
+        self.steps_read = None if first is None else max(self.steps_read or 0, first + steps)
+
+    def release_verdict(self, step: PolicyVerdict, out: Outbox, *, known: bool) -> None:
+        """Release a verdict's events. ``known``: they were released already; only read the worker's block numbers from
+        them.
+        """
+        starts = 0
+        for event in step.events:
+            if isinstance(event, BlockStarted):
+                place = _origin(step.draft, step.part, starts)
+                starts += 1
+                if place in self.numbers_by_origin:
+                    self.released_numbers[event.block] = self.numbers_by_origin[place]
+                elif not known and not self._of_withheld_call(event):
+                    self.numbers_by_origin[place] = self.released_numbers[event.block] = self._start(event, out)
+            elif not known:
+                self.release(event, out)
+
+    def release(self, event: PublicEvent, out: Outbox) -> None:
+        """Release one event that starts no block."""
+        self.turn, self.attempt = max(self.turn, event.turn), max(self.attempt, event.attempt)
+        match event:
+            case Chunk():
+                number = self.released_numbers.get(event.block, -1)
+                if block := self.open.get(number):
+                    self._write(number, block, event, out)
+            case BlockComplete():
+                number = self.released_numbers.get(event.block, -1)
+                if block := self.open.get(number):
+                    self._complete(number, block, event, out)
+            case Retrying() | Restarted():
+                drop_from = first_void(self.released_numbers.items(), event.drop_from, self.next_number)
+                self.tool_verdicts.released = [call for call in self.tool_verdicts.released if call.block < drop_from]
+                self.calls_without_result = [call for call in self.calls_without_result if call.block < drop_from]
+                out.event(self.turn, self.attempt, type(event), **_fields(event) | {"drop_from": drop_from})
+            case _:
+                fields = _fields(event)
+                if "block" in fields:  # the event belongs to a block; release it only if the block was
+                    if fields["block"] not in self.released_numbers:
+                        return
+                    fields["block"] = self.released_numbers[fields["block"]]
+                out.event(self.turn, self.attempt, type(event), **fields)
+
+    def close(self, out: Outbox, why: str | None) -> None:
+        """Complete all open blocks as cut. ``why``: error text for calls without a result; None: leave them
+        unanswered.
+        """
+        for number, block in list(self.open.items()):
+            fields: dict[str, Any] = {"block": number, "kind": block.kind, "cut": True}
+            fields |= content_fields(block.kind, "".join(block.pieces), cut=True)
+            if block.kind in ("tool_call", "tool_result"):
+                fields |= {"tool_id": block.tool_id, "tool_name": block.tool_name}
+            if block.kind == "tool_call":
+                self.calls_without_result.append(CompleteCall(number, block.tool_id or "", block.tool_name or "", ""))
+            out.event(self.turn, self.attempt, BlockComplete, **fields)
+        self.open = {}
+        for call in self.calls_without_result if why else ():
+            number, self.next_number = self.next_number, self.next_number + 1
+            write_result(
+                out,
+                self.turn,
+                self.attempt,
+                number,
+                tool_id=call.tool_id,
+                tool_name=call.name,
+                content=why or "",
+                is_error=True,
+            )
+        self.calls_without_result = []
+
+    # --- blocks -----------------------------------------------------------------------------------------------
+
+    def _start(self, event: BlockStarted, out: Outbox) -> int:
+        self.turn, self.attempt = max(self.turn, event.turn), max(self.attempt, event.attempt)
+        number, self.next_number = self.next_number, self.next_number + 1
+        self.open[number] = ReleasedBlock(event.kind, event.tool_id, event.tool_name)
+        out.event(self.turn, self.attempt, BlockStarted, **_fields(event) | {"block": number})
+        if event.kind == "tool_result":
+            self._answered(event.tool_id)
+        return number
+
+    def _write(self, number: int, block: ReleasedBlock, event: Chunk, out: Outbox) -> None:
+        if event.tool_call_part in (None, "input"):
+            block.pieces.append(event.text)
+        out.chunk(
+            self.turn,
+            self.attempt,
+            number,
+            block.kind,
+            event.text,
+            visible=event.visible and block.kind == "text",
+            part=event.tool_call_part,
+            tool_id=block.tool_id,
+            tool_name=block.tool_name,
+        )
+
+    def _complete(self, number: int, block: ReleasedBlock, event: BlockComplete, out: Outbox) -> None:
+        del self.open[number]
+        content = "".join(block.pieces)
+        fields = _fields(event) | {"block": number} | changed_fields(event, block.kind, content)
+        if block.kind == "tool_call":
+            call = CompleteCall(number, block.tool_id or "", block.tool_name or "", content)
+            self.calls_without_result.append(call)
+            if not event.cut:
+                self.tool_verdicts.released.append(call)
+        out.event(self.turn, self.attempt, BlockComplete, **fields)
+
+    def _of_withheld_call(self, event: BlockStarted) -> bool:
+        """Whether it begins the result of a call that was never released, as a turn that fails gives to all its
+        calls.
+        """
+        if event.kind != "tool_result" or not event.tool_id:
+            return False
+        return all(call.tool_id != event.tool_id for call in self.calls_without_result)
+
+    def _answered(self, tool_id: str | None) -> None:
+        for call in self.calls_without_result:
+            if call.tool_id == tool_id:
+                self.calls_without_result.remove(call)
+                return
+
+
+def _origin(draft: int, part: str, nth: int) -> str:
+    return f"{draft} {part} {nth}"
+
+
+def _fields(event: PublicEvent) -> dict[str, Any]:
+    return {name: getattr(event, name) for name in event.__struct_fields__ if name not in _ENVELOPE}
