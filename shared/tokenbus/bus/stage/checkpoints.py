@@ -46,7 +46,7 @@ class SavedState(msgspec.Struct, frozen=True, array_like=True):
 
 
 decode_saved = msgspec.msgpack.Decoder(SavedState).decode
-"""Raises msgspec.DecodeError."""
+"""Raises msgspec.DecodeError, UnicodeDecodeError and RecursionError."""
 
 
 class VoidInput:

@@ -148,10 +148,10 @@ class Partition:
         for name, data in checkpoints.items():
             try:
                 pieces = decode_saved(data).pieces
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 continue  # `restore` reports it
             if pieces:
-                yield name.decode(), pieces
+                yield name.decode(errors="replace"), pieces
 
     def restore(
         self, checkpoints: Mapping[bytes, bytes], pieces: Mapping[str, Mapping[int, bytes]] | None = None
@@ -161,6 +161,7 @@ class Partition:
             run = name.decode(errors="replace")
             try:
                 saved = decode_saved(data)
+                id_key(saved.at)  # every comparison with it would raise, for the whole partition
                 if saved.state is None:
                     self._void.add(run, saved.at)
                 else:

@@ -36,7 +36,7 @@ class IsolatedTries(msgspec.Struct, frozen=True):
     @classmethod
     def parse(cls, stored: bytes | None) -> Self:
         """From the lease hash."""
-        entry_id, _, tries = (stored or b"").decode().partition(" ")
+        entry_id, _, tries = (stored or b"").decode(errors="replace").partition(" ")
         return cls(entry_id, int(tries) if tries.isdecimal() else 0)
 
     def stored(self) -> str:

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.contract.bus.toys import ToyLogic
+from tests.contract.bus.toys import Tally, ToyLogic
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.leases.lease import Lease
 from tokenbus.bus.scripts import Commit
 from tokenbus.bus.server.stream_reader import Entry, id_key
 from tokenbus.bus.stage import checkpoints
+from tokenbus.bus.stage.checkpoints import SavedState
 from tokenbus.bus.stage.logic import StageLogic
 from tokenbus.bus.stage.partition import Partition
 from tokenbus.bus.stage.prepared_commit import PreparedCommit
@@ -215,3 +216,25 @@ def test_a_checkpoint_that_the_watermark_passed_does_not_pull_it_back(monkeypatc
     part = store.take_over(ToyLogic(0, KEYS), 1)
     assert part.watermark == before
     store.commit(part, part.apply_and_build(entries[-1:]))
+
+
+BROKEN_CHECKPOINTS = {
+    "no text": b"\x92\xa1\xff\xc4\x00",
+    "no text, in pieces": b"\x93\xa1\xff\xc4\x00\x91\x01",
+    "nested deeper than a decoder goes": b"\x93\xa30-1\xc4\x00" + b"\x91" * 10_000,
+    "covers no entry": SavedState("nowhere", b"").encoded(),
+    "ignores the input up to no entry": SavedState("nowhere", None).encoded(),
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN_CHECKPOINTS.values(), ids=BROKEN_CHECKPOINTS)
+def test_a_checkpoint_that_cannot_be_read_costs_its_own_run_alone(broken: bytes):
+    part = Partition(Lease(0, "1:a", "1-0", "0-0"), logic := ToyLogic(0, KEYS), keys=KEYS, topic="raw", group="toy")
+    whole = SavedState("1-0", msgspec.msgpack.encode(Tally(total=5))).encoded()
+    stored = {b"broken": broken, b"\xff": SavedState("1-0", b"", [1]).encoded(), b"whole": whole}
+    assert [name for name, _ in part.pieces_of(stored)] == ["\ufffd"]
+    part.restore(stored)
+    part.finish_replay("1-0")
+    assert part.unread == ["broken", "\ufffd"]
+    part.apply_and_build([(b"2-0", {b"broken": b"+1", b"whole": b"+2"})])
+    assert (logic.runs["broken"].total, logic.runs["whole"].total) == (1, 7)

@@ -44,7 +44,7 @@ class NotedSteps(msgspec.Struct, frozen=True, array_like=True):
         """From the lease hash; empty if there is nothing, or it is from an unknown version."""
         try:
             return msgspec.msgpack.decode(stored or b"", type=cls)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return cls()
 
 

@@ -18,7 +18,7 @@ class OpenBlocks:
         """Process one event. Undecodable events and unknown kinds are ignored."""
         try:
             found = decode(event)
-        except msgspec.MsgspecError:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return
         match found:
             case BlockStarted():
