@@ -76,7 +76,7 @@ UNWATCHED = {
     "tokenbus_services/tools/mcp/server.py:McpServer._connected": CALLER,
     "tokenbus_services/tools/mcp/server.py:McpServer._connection": "notices alone; lists are read again anyway",
     "tokenbus_services/tools/progress.py:Reporter._wake": ITEM,
-    "tokenbus_services/tools/thread_pool.py:Threads.run": ITEM,
+    "tokenbus_services/tools/python/thread_pool.py:Threads.run": ITEM,
 }
 STARTED_IN_ONE = {
     "tokenbus_services/cli/worker/command.py:serve": 4,

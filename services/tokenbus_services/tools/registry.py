@@ -12,9 +12,10 @@ from tokenbus_services.json_schema.size import SchemaError
 from tokenbus_services.redaction.redactor import LEARNED, Redaction, named_secret
 from tokenbus_services.settings import HttpTool, LimitSettings, McpSettings, McpStdio, PythonTool, ToolSettings
 from tokenbus_services.tools.environment import passed_value
-from tokenbus_services.tools.http import EndpointTool, Learn
-from tokenbus_services.tools.python import CallableTool
-from tokenbus_services.tools.thread_pool import Threads
+from tokenbus_services.tools.http.endpoint_settings import Learn
+from tokenbus_services.tools.http.endpoint_tool import EndpointTool
+from tokenbus_services.tools.python.python_tool import CallableTool
+from tokenbus_services.tools.python.thread_pool import Threads
 from tokenbus_services.tools.tool import NAME, Declared, Tool
 
 if TYPE_CHECKING:

@@ -10,9 +10,8 @@ import threading
 
 import pytest
 
-from tokenbus_services.tools.thread_pool import NoThread, Threads
-
-from .conftest import until
+from tests.services.tools.conftest import until
+from tokenbus_services.tools.python.thread_pool import NoThread, Threads
 
 
 async def test_a_call_returns_or_raises_what_it_does_in_its_thread() -> None:
@@ -77,7 +76,7 @@ async def test_a_call_sees_the_context_variables_of_its_caller() -> None:
 def test_a_hung_thread_does_not_keep_the_process_from_exiting() -> None:
     program = """
 import asyncio, threading
-from tokenbus_services.tools.thread_pool import Threads
+from tokenbus_services.tools.python.thread_pool import Threads
 
 async def main():
     try:

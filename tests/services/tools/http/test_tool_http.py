@@ -15,13 +15,12 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from tests.services.tools.conftest import MakeExecutor, MemoryBlobs, call, until
 from tests.unit.docs.pages import page
 from tokenbus.blobs import blob_id_of
 from tokenbus_services.net.fair_reads import MAX_CRUMBS
 from tokenbus_services.settings import HttpTool
 from tokenbus_services.tools.executor import ToolExecutor, ToolOutcome
-
-from .conftest import MakeExecutor, MemoryBlobs, call, until
 
 
 class Seen(NamedTuple):

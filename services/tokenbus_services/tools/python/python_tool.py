@@ -15,8 +15,8 @@ import structlog
 
 from tokenbus.errors import ToolFailure
 from tokenbus.tools import ToolContext
+from tokenbus_services.tools.python.thread_pool import NoThread, Threads
 from tokenbus_services.tools.results import Results, outcome_of
-from tokenbus_services.tools.thread_pool import NoThread, Threads
 from tokenbus_services.tools.tool_call import Text, ToolCall, ToolOutcome
 
 CONTEXT = "context"
