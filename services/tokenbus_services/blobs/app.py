@@ -18,7 +18,7 @@ from tokenbus_services.blobs.http import AsgiApp, BlobRoutes, WithBlobs
 from tokenbus_services.blobs.metrics import BlobMetrics
 from tokenbus_services.blobs.store import BlobStore
 from tokenbus_services.blobs.store import create as create_store
-from tokenbus_services.runtime.app import make_app, make_broker
+from tokenbus_services.runtime.app.service_app import make_app, make_broker
 from tokenbus_services.settings import Settings
 from tokenbus_services.telemetry import RunTracer, open_tracer
 

@@ -37,7 +37,7 @@ from tokenbus_services.intake.cancels import Cancels
 from tokenbus_services.intake.intake_spans import IntakeSpans
 from tokenbus_services.media.blob_cache import RecentBlobs
 from tokenbus_services.runtime.in_flight import InFlight, dead_letter_item
-from tokenbus_services.runtime.known_names import KnownModels
+from tokenbus_services.runtime.metrics.label_names import KnownModels
 from tokenbus_services.runtime.task_failures import LoggedTasks
 from tokenbus_services.runtime.worker_core import WorkerCore
 

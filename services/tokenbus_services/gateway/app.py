@@ -29,7 +29,7 @@ from tokenbus_services.gateway.routes.registry import console_of, routes_of
 from tokenbus_services.gateway.runs import GatewayRuns
 from tokenbus_services.gateway.service import GatewayPart, GatewayService
 from tokenbus_services.gateway.surfaces.contract import TranslationRules
-from tokenbus_services.runtime.app import make_app, make_broker
+from tokenbus_services.runtime.app.service_app import make_app, make_broker
 from tokenbus_services.runtime.supervision import stuck_after_s
 from tokenbus_services.settings import GatewaySettings, Settings
 from tokenbus_services.telemetry import open_tracer

@@ -33,8 +33,8 @@ from tokenbus.bus.server.server import Server
 from tokenbus.core.run.attempts.attempt_report import AttemptReport
 from tokenbus.core.run.state import RunState
 from tokenbus.events.public import RunEnd, RunEvent, RunFailedEvent
-from tokenbus_services.runtime.activity_writes import write_regularly
-from tokenbus_services.runtime.known_names import KnownModels
+from tokenbus_services.runtime.metrics.activity_writes import write_regularly
+from tokenbus_services.runtime.metrics.label_names import KnownModels
 from tokenbus_services.settings import Settings
 
 MAX_FAILURES = 16

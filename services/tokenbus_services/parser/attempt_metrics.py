@@ -1,7 +1,7 @@
 """The parser's metrics of attempts, by provider and model. A batch that is processed twice, after a takeover, counts
 twice.
 
-Labels are bounded: see `known_names`.
+Labels are bounded: see `label_names`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tokenbus.core.run.state import RunState
 from tokenbus.events.public import RunEnd, RunEvent
 from tokenbus_services.pricing.prices import PriceTable
 from tokenbus_services.pricing.token_counts import TokenCounts, token_counts
-from tokenbus_services.runtime.known_names import KnownModels, known_tenants
+from tokenbus_services.runtime.metrics.label_names import KnownModels, known_tenants
 from tokenbus_services.settings import Settings
 
 _SECONDS = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0)

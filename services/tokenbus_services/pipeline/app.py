@@ -8,7 +8,7 @@ from tokenbus_services.fetcher.app import fetcher
 from tokenbus_services.normalizer.app import normalizer
 from tokenbus_services.parser.app import parser
 from tokenbus_services.pipeline.service import PipelineService
-from tokenbus_services.runtime.app import make_app
+from tokenbus_services.runtime.app.service_app import make_app
 from tokenbus_services.runtime.worker_core import WorkerCore
 from tokenbus_services.settings import Settings
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter
 
 from tokenbus.bus.records import RecordEntry
-from tokenbus_services.runtime.metrics import DeadLetterMetrics
+from tokenbus_services.runtime.metrics.worker_metrics import DeadLetterMetrics
 
 
 class RecordMetrics:

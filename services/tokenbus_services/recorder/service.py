@@ -25,7 +25,7 @@ from tokenbus_services.recorder.collect import gather
 from tokenbus_services.recorder.metrics import RecordMetrics
 from tokenbus_services.recorder.record import Record
 from tokenbus_services.recorder.record_spans import RecordSpans
-from tokenbus_services.runtime.app import worker_name
+from tokenbus_services.runtime.app.service_app import worker_name
 from tokenbus_services.runtime.deployment_agreement import DeploymentAgreement
 from tokenbus_services.runtime.in_flight import Later
 from tokenbus_services.runtime.queue_work import QueueWork

@@ -13,8 +13,8 @@ from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.stage.logic import StageLogic
 from tokenbus.bus.stage.stage import Batch, Stage
-from tokenbus_services.runtime.app import declare_topics, make_app
-from tokenbus_services.runtime.faststream_source import attach
+from tokenbus_services.runtime.app.faststream_source import attach
+from tokenbus_services.runtime.app.service_app import declare_topics, make_app
 from tokenbus_services.runtime.worker_core import WorkerCore
 
 STRETCH_S = 1.0

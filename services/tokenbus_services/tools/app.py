@@ -5,8 +5,8 @@ from __future__ import annotations
 from faststream.asgi import AsgiFastStream
 from prometheus_client import CollectorRegistry, Gauge
 
-from tokenbus_services.runtime.app import make_app, make_broker
-from tokenbus_services.runtime.faststream_source import attach
+from tokenbus_services.runtime.app.faststream_source import attach
+from tokenbus_services.runtime.app.service_app import make_app, make_broker
 from tokenbus_services.runtime.supervision import stuck_after_s
 from tokenbus_services.settings import Settings
 from tokenbus_services.settings.user_modules import add_settings_directory_to_path

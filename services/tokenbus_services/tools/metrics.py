@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Histogram
 
-from tokenbus_services.runtime.metrics import DeadLetterMetrics
+from tokenbus_services.runtime.metrics.worker_metrics import DeadLetterMetrics
 
 
 class CallMetrics:

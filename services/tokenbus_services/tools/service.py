@@ -32,7 +32,7 @@ from tokenbus.events.frames import (
     encode,
     tool_decoder,
 )
-from tokenbus_services.runtime.app import worker_name
+from tokenbus_services.runtime.app.service_app import worker_name
 from tokenbus_services.runtime.deployment_agreement import DeploymentAgreement
 from tokenbus_services.runtime.in_flight import dead_letter_item
 from tokenbus_services.runtime.mcp_tool_cache import McpToolCache

@@ -25,7 +25,7 @@ from tests.waiting import eventually
 from tokenbus.bus.liveness import Liveness
 from tokenbus_services.cli.worker import command as worker
 from tokenbus_services.runtime import supervision
-from tokenbus_services.runtime.faststream_source import SourceSubscriber
+from tokenbus_services.runtime.app.faststream_source import SourceSubscriber
 
 SIGNAL = signal.SIGUSR1
 STARTED_S = 120.0

@@ -14,8 +14,8 @@ from tokenbus.bus.liveness import Liveness, stop_task
 from tokenbus.bus.scripts.activity import count_activity
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
-from tokenbus_services.runtime.activity_writes import write_regularly
-from tokenbus_services.runtime.known_names import KnownModels
+from tokenbus_services.runtime.metrics.activity_writes import write_regularly
+from tokenbus_services.runtime.metrics.label_names import KnownModels
 
 MAX_MODELS = 16
 """Maximum models that are told apart; the rest of a provider's are `other`."""

@@ -26,7 +26,7 @@ from tokenbus_services.fetcher.calls.provider_call import fetch
 from tokenbus_services.fetcher.calls.silent_calls import SilentCalls
 from tokenbus_services.fetcher.endpoints import Endpoint
 from tokenbus_services.mock_provider import MockProvider, Reply, Script, Stall, Turn
-from tokenbus_services.runtime.known_names import KnownModels
+from tokenbus_services.runtime.metrics.label_names import KnownModels
 from tokenbus_services.settings import ProviderSettings, Settings
 
 __all__ = ["run"]

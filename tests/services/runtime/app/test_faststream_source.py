@@ -12,9 +12,9 @@ from redis.exceptions import ConnectionError as ConnectionLost
 
 from tests.waiting import eventually
 from tokenbus.bus.liveness import MAX_DEFECTS, Liveness, LongTask
-from tokenbus_services.runtime import faststream_source as source_module
-from tokenbus_services.runtime.app import make_broker
-from tokenbus_services.runtime.faststream_source import attach
+from tokenbus_services.runtime.app import faststream_source as source_module
+from tokenbus_services.runtime.app.faststream_source import attach
+from tokenbus_services.runtime.app.service_app import make_broker
 from tokenbus_services.settings import Settings
 
 Script = list[str | Exception | None]

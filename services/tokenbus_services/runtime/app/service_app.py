@@ -27,9 +27,9 @@ from tokenbus.bus.keys import PublicTopic
 from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.server.server import ServerUrl, parse_url
 from tokenbus.bus.server.url import plain_url
-from tokenbus_services.runtime.asyncapi_payloads import payload
-from tokenbus_services.runtime.http_pages import document_routes, json_answer
-from tokenbus_services.runtime.metrics import PassedOver
+from tokenbus_services.runtime.app.asyncapi_payloads import payload
+from tokenbus_services.runtime.app.http_pages import document_routes, json_answer
+from tokenbus_services.runtime.metrics.worker_metrics import PassedOver
 from tokenbus_services.runtime.supervision import WorkerSupervisor
 from tokenbus_services.settings import Settings
 
@@ -169,7 +169,7 @@ def make_app(
         on_startup=[start],
         on_shutdown=[stop],
         specification=AsyncAPI(title=f"tokenbus {service.name}", version=__version__),
-        asyncapi_path=None,  # see runtime/http_pages.py for the reason
+        asyncapi_path=None,  # see runtime/app/http_pages.py for the reason
     )
     app.supervisor = supervisor
     return app
