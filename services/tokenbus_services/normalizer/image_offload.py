@@ -8,7 +8,6 @@ event too, because the run's next turn needs it.
 from __future__ import annotations
 
 import asyncio
-import binascii
 from base64 import b64decode
 from collections.abc import Sequence
 
@@ -88,7 +87,7 @@ class ImageKeeper:
                 ref = await self._retry.put(lambda: content, image.media_type, until=until)
         except BlobError as e:
             problem = str(e)
-        except binascii.Error as e:
+        except ValueError as e:  # binascii.Error, or ValueError for non-ASCII text
             problem = f"the image is not valid base64: {e}"
         else:
             self._kept.labels("blob").inc()

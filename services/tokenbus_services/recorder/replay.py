@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import binascii
 from base64 import b64decode
 from collections import defaultdict, deque
 from collections.abc import Iterable
@@ -80,7 +79,7 @@ def _in_blob(image: Image) -> Image:
     """The event that the normalizer emits once the image is in the blob store."""
     try:
         content = b64decode(image.base64, validate=True)
-    except binascii.Error:
+    except ValueError:  # binascii.Error, or ValueError for non-ASCII text
         return image
     return in_blob(image, content, blob_id_of(content))
 

@@ -146,10 +146,11 @@ async def test_a_store_is_called_again_some_time_after_an_outage(monkeypatch: py
     assert await keeper.keep([image(b"dog")]) == [[stored(b"dog")]]
 
 
-async def test_invalid_base64_is_not_changed() -> None:
+@pytest.mark.parametrize("text", ["no base64!", "pas du base64, même pas de l'ASCII"])
+async def test_invalid_base64_is_not_changed(text: str) -> None:
     store = Store()
-    [[left, note]] = await kept(store, Image(0, "image/png", "no base64!", True))
-    assert left == Image(0, "image/png", "no base64!", True)
+    [[left, note]] = await kept(store, Image(0, "image/png", text, True))
+    assert left == Image(0, "image/png", text, True)
     assert "not valid base64" in why(note)
     assert store.calls == 0
 
