@@ -52,6 +52,16 @@ class WorkStuck(TokenbusError):
         self.seconds = seconds
 
 
+class WorkBroken(TokenbusError):
+    """The work on an item ended with an exception that is not an `Exception`."""
+
+    code = "work_broken"
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(f"the work ended with {type(error).__name__}: {error}")
+        self.__cause__ = error
+
+
 class _Work:
     """One item in progress."""
 
@@ -285,7 +295,10 @@ class InFlight:
 
 def _error_of(task: asyncio.Task[None]) -> Exception | None:
     error = task.exception()
-    return error if isinstance(error, Exception) else None
+    if error is None or isinstance(error, Exception):
+        return error
+    # For example a panic in a library written in Rust, or GeneratorExit. The work did not finish.
+    return WorkBroken(error)
 
 
 def _key(item: QueueItem) -> tuple[str, str]:

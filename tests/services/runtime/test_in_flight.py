@@ -93,6 +93,27 @@ async def test_a_poison_entry_is_finished_without_a_message():
     await queue.finished.wait()
 
 
+async def test_work_that_ends_with_no_ordinary_exception_is_poison_and_not_taken_for_done():
+    """A library written in Rust panics with an exception that is not an `Exception`."""
+
+    class Panic(BaseException):
+        pass
+
+    told: list[str] = []
+
+    async def work(item: QueueItem) -> None:
+        raise Panic("index out of bounds")
+
+    async def poisoned(item: QueueItem, error: Exception) -> None:
+        told.append(str(error))
+
+    queue = _Queue()
+    inflight = in_flight(queue, work, poisoned=poisoned, again=never)
+    await inflight.start(ITEM)
+    await queue.finished.wait()
+    assert told == ["the work ended with Panic: index out of bounds"]
+
+
 async def test_work_that_is_stopped_twice_still_closes_what_it_holds():
     """A cancel arrives twice: on the control stream, and when the server refuses a write of the work."""
     began, closing, closed = asyncio.Event(), asyncio.Event(), asyncio.Event()
