@@ -99,10 +99,14 @@ class PolicyRunTask:
         self._may_end_executor = False
         self._place: Place = "beside"
         self._task: asyncio.Task[None] | None = None
+        self._over = False
+        """Whether its policies see no further drafts."""
 
     def add(self, frame: bytes, drafts: int) -> None:
         """Add the next drafts."""
         self.frames.append(frame)
+        if self._over:
+            return
         self._drafts += drafts
         self._waiting(drafts)
         if self._fed:
@@ -115,8 +119,7 @@ class PolicyRunTask:
 
     def close(self) -> None:
         """Stop: the run needs no more verdicts."""
-        self._waiting(self._seen - self._drafts)
-        self._seen = self._drafts
+        self._end_waiting()
         if self._task:
             self._task.cancel()
 
@@ -166,6 +169,14 @@ class PolicyRunTask:
         except Exception:
             # Not caused by a policy; the executor handles those errors. The parser's policy timeout ends the run.
             log.exception("policy_run_failed", run=self.run)
+        finally:
+            self._over = True
+            self._end_waiting()
+
+    def _end_waiting(self) -> None:
+        """Count no draft as waiting: enough of them stop the worker's reading, also of the frame that ends the run."""
+        self._waiting(self._seen - self._drafts)
+        self._seen = self._drafts
 
     async def _judge(self, record: RunRecord, starts: RunStarts) -> None:
         """Start the run, again and again until all is judged."""

@@ -10,7 +10,7 @@ from tokenbus.bus.scripts.policies import Place
 from tokenbus.events.frames import PolicyVerdict
 from tokenbus_services.policy_stage.blame import Fault
 from tokenbus_services.policy_stage.executor.interface import RunInExecutor
-from tokenbus_services.policy_stage.executor.messages import Failing
+from tokenbus_services.policy_stage.executor.messages import Failing, Verdicts
 from tokenbus_services.policy_stage.failed_starts import WORKERS_IN_SHARED, RunStarts, Starts
 from tokenbus_services.policy_stage.run_task import PolicyRunTask
 
@@ -21,6 +21,7 @@ class Record:
     """The run's hash, which outlives its workers."""
 
     def __init__(self) -> None:
+        self.fails: Exception | None = None
         self.kept = RunStarts()
         self.place: Place | None = None
         self.sent: list[PolicyVerdict] = []
@@ -46,6 +47,8 @@ class Record:
         return self.kept.policies[policy]
 
     async def append_verdicts(self, start: int, first: int, steps: list[PolicyVerdict]) -> bool:
+        if self.fails:
+            raise self.fails
         self.sent += steps
         return True
 
@@ -110,6 +113,7 @@ class Worker:
             return record
 
         self.pool = Pool()
+        self.waiting = 0
         self.task = PolicyRunTask(
             "r",
             POLICIES,
@@ -118,9 +122,12 @@ class Worker:
             on_error={"p": "block"},
             most_starts=MOST,
             reassure_s=30.0,
-            waiting=lambda _: None,
+            waiting=self._wait,
         )
         self.task.start()
+
+    def _wait(self, more: int) -> None:
+        self.waiting += more
 
     async def kill(self) -> None:
         self.task.close()
@@ -183,3 +190,21 @@ async def test_a_run_of_a_policy_that_blocks_is_restricted_until_it_is_a_suspect
     assert worker.pool.places == ["beside", "beside", "alone"]
     assert worker.pool.restricted_starts == 2
     await worker.kill()
+
+
+async def test_drafts_of_a_run_that_is_judged_no_further_do_not_count_as_waiting():
+    """Enough of them would stop the worker's reading, and so it would never read the frame that ends the run."""
+    record = Record()
+    worker = Worker(record)
+    await eventually(lambda: worker.pool.run is not None)
+    worker.task.add(b"frame", 3)
+    assert worker.waiting == 3
+    record.fails = RuntimeError("nobody thought of this")
+    assert worker.pool.run
+    worker.pool.run.on_verdicts(Verdicts(1, 1, [PolicyVerdict(0)]))
+    await worker.task.closed()
+    assert worker.waiting == 0
+    worker.task.add(b"frame", 2)
+    assert worker.waiting == 0
+    await worker.kill()
+    assert worker.waiting == 0
