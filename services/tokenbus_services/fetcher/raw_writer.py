@@ -261,8 +261,12 @@ class RawWriter:
             final=True,
             data=frame,
         )
-        await self._send([self._call(attempt.partition, [part])])
-        attempt.refuse(error.message)
+        try:
+            await self._send([self._call(attempt.partition, [part])])
+        except (RedisError, OSError) as e:  # concerns this attempt only
+            attempt.break_off(e)
+        else:
+            attempt.refuse(error.message)
 
     def _call(self, partition: int, parts: list[RawPart], *, held: bool = False) -> scripts.ScriptCall:
         keys = self.keys

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 import pytest
+from redis.exceptions import ResponseError
 
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
@@ -15,7 +16,8 @@ from tokenbus.bus.server.server import Server
 from tokenbus.errors import AttemptRefused
 from tokenbus.events.frames import Data, Ended, Lost, RawFrame, RawItem, raw_decoder
 from tokenbus.events.requests import Generate, Message
-from tokenbus_services.fetcher.attempt_writer import AttemptWriter
+from tokenbus_services.fetcher import raw_writer
+from tokenbus_services.fetcher.attempt_writer import AttemptWriter, FramesRefused
 from tokenbus_services.fetcher.calls.provider_call import fetch
 from tokenbus_services.fetcher.endpoints import Endpoint
 from tokenbus_services.fetcher.raw_writer import RawWriter
@@ -251,4 +253,27 @@ async def test_a_writer_that_a_defect_ended_raises_its_error(
         await writer.attempt(run, 0, 1, lambda reason: None).write(Data(b"a"), urgent=True)
         await eventually(lambda: not writer.healthy)
     finally:
+        await writer.close()
+
+
+async def test_an_end_that_a_full_server_never_takes_ends_its_own_attempt_alone(monkeypatch: pytest.MonkeyPatch):
+    async with Server("redis://127.0.0.1:1") as server:
+        writer = RawWriter(server, Keys("t", 1), linger_s=0.0, lag_bytes=LAG_BYTES)
+        replies: list[list[list[object]]] = [[[b"full", b"ok", 0]]]
+
+        async def send(calls: object, *, tries: int = 0) -> list[list[object]]:
+            if replies:
+                return replies.pop()
+            raise ResponseError("upstream failure")
+
+        monkeypatch.setattr(raw_writer, "FULL_PATIENCE_S", 0.0)
+        monkeypatch.setattr(writer, "_send", send)
+        full, other = (writer.attempt(run, 0, 1, lambda reason: None) for run in ("full", "other"))
+        for attempt in (full, other):
+            attempt.write_item(Data(b"text"), urgent=True)
+        await writer.open()
+        with pytest.raises(FramesRefused, match="upstream failure"):
+            await full.end(Ended())
+        assert not other.items
+        assert writer.healthy
         await writer.close()
