@@ -7,7 +7,7 @@ with its bytes and the reason. A bad request never stops intake.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 import msgspec
@@ -100,7 +100,9 @@ class Intake:
         """
         if fresh := [item for item in items if item.deliveries == 1]:
             if self._server.topology == "cluster":
-                await self._background_tasks.run(partial(self._take, [item]) for item in fresh)
+                await self._background_tasks.run(
+                    partial(self._in_background, item, partial(self._take, [item])) for item in fresh
+                )
             else:
                 await self._take(fresh)
         for n, item in enumerate(item for item in items if item.deliveries > 1):
@@ -109,7 +111,7 @@ class Intake:
             else:
                 take = partial(self._take, [item])
             if self._server.topology == "cluster":
-                await self._background_tasks.run([take], patience_s=ALONE_S)
+                await self._background_tasks.run([partial(self._in_background, item, take)], patience_s=ALONE_S)
             else:
                 await take()
 
@@ -132,6 +134,16 @@ class Intake:
     async def close(self) -> None:
         """Stop; other workers take over unfinished work."""
         await self._background_tasks.close()
+
+    async def _in_background(self, item: QueueItem, take: Callable[[], Awaitable[None]]) -> None:
+        """Handle the item. If that fails, another worker gets it: kept alive here, no worker would handle it."""
+        try:
+            await take()
+        except asyncio.CancelledError:
+            raise
+        except BaseException:
+            self._queue.release([item])
+            raise
 
     async def _give_up(self, item: QueueItem) -> None:
         await self._refuse(item, PoisonRequest(item.deliveries - 1))

@@ -28,6 +28,10 @@ class Finished:
 
     def __init__(self) -> None:
         self.ids: list[str] = []
+        self.released: list[str] = []
+
+    def release(self, items: Sequence[QueueItem]) -> None:
+        self.released += [item.entry_id for item in items]
 
     async def finish(self, items: Sequence[QueueItem], *, again: Callable[[], Awaitable[None]] | None = None) -> None:
         """As after a lost connection, when all commands are sent again."""
@@ -158,3 +162,21 @@ async def test_however_many_requests_are_refused_they_push_no_poison_out(server:
     typos = [dead.id async for dead in all_dead_letters(server, keys) if dead.entry.run != "poison"]
     assert await drop_dead_letter(server, keys, typos[:3]) == 3
     assert await server.client.llen(keys.rejected) == 7, "what was dropped no longer counts as rejected"
+
+
+@pytest.mark.parametrize("deliveries", [1, 2])
+async def test_in_a_cluster_a_request_that_could_not_be_handled_is_left_to_another_worker(
+    queue: Finished, monkeypatch: pytest.MonkeyPatch, deliveries: int
+):
+    """There it is handled in the background, where nothing else would give it back."""
+    keys = Keys("t", 1)
+    async with Server("redis+cluster://127.0.0.1:1") as server:
+        intake = make_intake(server, keys, queue)
+
+        async def broken(items: Sequence[QueueItem]) -> None:
+            raise RuntimeError("nobody thought of this")
+
+        monkeypatch.setattr(intake, "_take", broken)
+        await intake.accept([item(keys, 1, "a", deliveries=deliveries)])
+        assert queue.released == ["1-1"]
+        await intake.close()
