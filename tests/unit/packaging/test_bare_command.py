@@ -26,7 +26,10 @@ main(["demo"])
 """
 
 UNPUBLISHED = re.compile(r"(?:pip|pipx|uv|uvx|uv tool|uv pip) (?:install|run|add)? ?['\"]?tokenbus\b(?![-/.])")
-"""Matches an instruction to install the name from an index, where anyone could register it."""
+UNPUBLISHED_ON_NPM = re.compile(
+    r"\b(?:npm (?:install|i|add)|npx|yarn add|pnpm add)\b[^`\n]*(?:@tokenbus/|\btokenbus\b)"
+)
+"""Match an instruction to install the name from an index, where anyone could register it."""
 
 TEXTS = ("*.md", "docs/**/*.*", "deploy/**/*.md", "clients/*/README.md", "shared/**/*.py", "services/**/*.py")
 
@@ -43,11 +46,14 @@ def test_the_bare_command_says_what_to_install() -> None:
 def test_nothing_tells_anybody_to_install_a_name_that_is_not_published() -> None:
     assert UNPUBLISHED.search("pip install 'tokenbus[embedded]'")
     assert UNPUBLISHED.search("uv add tokenbus")
+    assert UNPUBLISHED_ON_NPM.search("npm install ws @tokenbus/client")
     telling = [
         path.relative_to(ROOT).as_posix()
-        for pattern in TEXTS
-        for path in ROOT.glob(pattern)
-        if path.is_file() and UNPUBLISHED.search(path.read_text(errors="replace"))
+        for glob in TEXTS
+        for path in ROOT.glob(glob)
+        if path.is_file()
+        for pattern in (UNPUBLISHED, UNPUBLISHED_ON_NPM)
+        if pattern.search(path.read_text(errors="replace"))
     ]
     assert not telling
 
