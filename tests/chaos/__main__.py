@@ -37,7 +37,7 @@ FLEET_NAMES = ("separate", "chained", "both")
 """Names in `tests.chaos.deployment.workers.FLEETS`."""
 CLIENTS = 6
 """Concurrent clients of the gateways, in rounds that have clients."""
-_THROUGHOUT = ("clocks", "hostile")
+THROUGHOUT = ("clocks", "hostile")
 """Faults that last for the whole round, or do not occur."""
 HARMFUL = 1 / 3
 """Share of the runs whose policy harms its process at random."""
@@ -113,8 +113,8 @@ def _has(share: float, number: int, shift: int) -> bool:
 def _plan(names: str) -> Plan:
     """Plan a round with these faults alone. Ends the program if one is unknown."""
     asked = {name.strip() for name in names.split(",")}
-    if unknown := asked - {*ALL, *_THROUGHOUT}:
-        sys.exit(f"no such fault: {', '.join(unknown)}; the known faults are {', '.join((*ALL, *_THROUGHOUT))}")
+    if unknown := asked - {*ALL, *THROUGHOUT}:
+        sys.exit(f"no such fault: {', '.join(unknown)}; the known faults are {', '.join((*ALL, *THROUGHOUT))}")
     weights: dict[Fault, int] = {fault: weight for fault, weight in ALL.items() if fault in asked}
     plan = Plan(seed="", seconds=0, harmful=HARMFUL, rates=Rates(weights=weights), clocks="clocks" in asked)
     return plan if "hostile" in asked else msgspec.structs.replace(plan, hostile=0.0)

@@ -118,9 +118,9 @@ class Chaos:
         while clock() < until:
             await asyncio.sleep(min(self._chance.expovariate(1 / self._rates.pause_s), 3.0))
             await self._replace()
-            weights = self._rates.weights
-            [fault] = self._chance.choices(list(weights), list(weights.values()))
-            await self._faults[fault]()
+            if weights := self._rates.weights:  # else those alone that last for the whole round
+                [fault] = self._chance.choices(list(weights), list(weights.values()))
+                await self._faults[fault]()
         await self.heal()
 
     async def heal(self) -> None:
