@@ -48,7 +48,7 @@ def blob_error(status: int, answer: bytes, what: str) -> BlobError:
     """Convert an error answer of the service to the matching exception."""
     try:
         problem = msgspec.json.decode(answer, type=BlobProblem)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         problem = BlobProblem(code="", message=f"HTTP {status}")
     match problem.code:
         case BlobNotFound.code:

@@ -168,7 +168,8 @@ def _stored(keys: Keys, entry_id: bytes, fields: dict[bytes, bytes]) -> StoredDe
     data = fields.get(DATA_FIELD.encode(), b"")
     try:
         entry = msgspec.json.decode(data, type=DeadLetter)
-    except msgspec.DecodeError as e:  # not written by tokenbus; show it so that it can be dropped
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+        # Not written by tokenbus; show it so that it can be dropped.
         reason = f"no entry of tokenbus: {e}"
         entry = DeadLetter(reason=reason, stage="", stream=keys.dead, entry=entry_id.decode(), bytes=data)
     return StoredDeadLetter(entry_id.decode(), entry)

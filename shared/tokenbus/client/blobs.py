@@ -99,7 +99,7 @@ class Blobs:
             raise blob_error(status, answer, PATH)
         try:
             return msgspec.json.decode(answer, type=BlobRef)
-        except (msgspec.DecodeError, UnicodeDecodeError) as e:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
             raise BlobUnavailable(self._url, f"the answer is not from a blob service: {e}") from e
 
     async def get(self, blob_id: str) -> bytes:

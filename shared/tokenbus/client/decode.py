@@ -63,7 +63,7 @@ def _event(stream: str, entry: Entry, known: Callable[[bytes], E]) -> E | Unknow
             if unknown := _unknown(data):
                 return unknown
             raise
-    except (KeyError, msgspec.DecodeError, UnicodeDecodeError) as e:
+    except (KeyError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
         raise Malformed(f"{stream} {entry_id.decode()}", f"no public event: {e!r}") from None
 
 

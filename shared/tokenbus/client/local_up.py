@@ -57,7 +57,7 @@ def read(file: int) -> Running | None:
     """Decode an open file; None if its content is incomplete."""
     try:
         return msgspec.json.decode(os.pread(file, 65_536, 0), type=Running)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 

@@ -70,7 +70,7 @@ class Response(RunResult, frozen=True, kw_only=True):
         """
         try:
             return msgspec.json.decode(self.last_text, type=as_type)
-        except msgspec.DecodeError as e:
+        except (msgspec.DecodeError, RecursionError) as e:
             raise ValueError(f"the answer of run {self.run} is not the JSON that was expected: {e}") from None
 
 

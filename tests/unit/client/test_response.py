@@ -249,7 +249,7 @@ def test_the_answer_to_a_schema_is_parsed_and_checked():
         fold(piece(0, '{"name": "Uri"}'), completed()).parsed(City)
 
 
-@pytest.mark.parametrize("text", ["", "{", "It is Uri."])
+@pytest.mark.parametrize("text", ["", "{", "It is Uri.", "[" * 10_000])
 def test_an_answer_that_is_no_json_is_not_parsed(text: str):
     with pytest.raises(ValueError, match="answer of run"):
         fold(piece(0, text), completed()).parsed()

@@ -199,7 +199,7 @@ def tools_of(tools: msgspec.Raw) -> list[wire.NamedTool] | None:
     """The request's tools as repeated in the response; None if it does not repeat them."""
     try:
         return wire.named_tools.decode(tools)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None
 
 

@@ -186,7 +186,7 @@ def _write(message: Spoken, writer: _Writer) -> tuple[str, ...]:
 def _invoke(part: ToolCallPart) -> str:
     try:
         arguments = _object.decode(part.arguments or "{}")
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
         arguments: dict[str, object] = {"invalid_arguments": part.arguments}
     lines = [f'<invoke name="{_escaped(part.tool_name)}">']
     for name, value in arguments.items():

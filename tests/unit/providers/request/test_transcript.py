@@ -101,6 +101,13 @@ def test_calls_of_an_earlier_conversation_are_written_as_the_model_writes_them()
     )
 
 
+@pytest.mark.parametrize("arguments", ["{", "[1]", '{"a":' + "[" * 10_000 + "]" * 10_000 + "}"])
+def test_arguments_that_are_no_object_or_nested_too_deeply_are_written_as_they_are(arguments: str) -> None:
+    call = ToolCallPart(tool_id="c1", tool_name="find", arguments=arguments)
+    asked = request(message("hello", "Ann"), Message(role="assistant", content=[call]))
+    assert f'<parameter name="invalid_arguments">{arguments}</parameter>' in text_of(asked)
+
+
 def test_the_latest_names_come_first_then_the_calls_end_then_the_requests_own_up_to_the_limit() -> None:
     asked = request(*(message("x", f"P{i}") for i in range(12)), message("y", role="assistant"), stop=["END"])
     names = [f"\nP{i}:" for i in range(11, 1, -1)]
