@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from tokenbus.bus.keys import InternalTopic, Keys
 from tokenbus.bus.liveness import Liveness
-from tokenbus.bus.scripts.order import Entries
+from tokenbus.bus.scripts.fair_order import Entries
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.work_queue import QueueItem, WorkQueue
 from tokenbus_services.runtime.in_flight import InFlight

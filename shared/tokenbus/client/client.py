@@ -16,14 +16,14 @@ from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.server.server import Server
 from tokenbus.client.blobs import Blobs
 from tokenbus.client.deployment import Deployment, partitions_in, url_in
+from tokenbus.client.log_reader import follow
 from tokenbus.client.publishing import publish as publishing
 from tokenbus.client.publishing.new_run_id import new_run_id
 from tokenbus.client.publishing.publish_queue import PublishQueue
+from tokenbus.client.rerun import check_resumable, ended_run, resumed_request, retried_request
 from tokenbus.client.response import Response, ResponseBuilder
-from tokenbus.client.retry_resume import check_resumable, ended_run, resumed_request, retried_request
 from tokenbus.client.run import PUBLISHED_WAIT_S, Run
 from tokenbus.client.run_list import StateFilter, describe_runs, list_runs, run_filter
-from tokenbus.client.run_log import follow
 from tokenbus.client.subscriptions.subscriber import TopicSubscriber
 from tokenbus.core.request.parse import MAX_REQUEST_BYTES
 from tokenbus.errors import Malformed, RequestInvalid

@@ -14,7 +14,7 @@ from tokenbus.bus.layout import locate
 from tokenbus.bus.run_record import read_status
 from tokenbus.bus.server.server import Server
 from tokenbus.client.client import Client
-from tokenbus.client.retry_resume import derived_id
+from tokenbus.client.rerun import derived_id
 from tokenbus.client.run import Run
 from tokenbus.core.request.parse import decode_request
 from tokenbus.errors import CannotRetry, RequestError, RunError, WireError

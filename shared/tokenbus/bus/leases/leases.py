@@ -20,10 +20,10 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from tokenbus.bus.keys import InternalTopic, Keys, SubscribedTopic
-from tokenbus.bus.leases.fair_share import fair_share
 from tokenbus.bus.leases.lease import Lease
 from tokenbus.bus.leases.lease_commands import LeaseCommands
 from tokenbus.bus.leases.lease_requests import LeaseRequests, first_error
+from tokenbus.bus.leases.partition_share import partition_share
 from tokenbus.bus.liveness import Defects, Liveness, beat
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.server import Server
@@ -235,7 +235,7 @@ class Leases:
 
     async def _share(self, members: list[str], *, patience_s: float) -> Exception | None:
         """Release or acquire leases to reach the fair share; return the first error among the timely replies."""
-        due = fair_share(self._worker, members, self._keys.partitions)
+        due = partition_share(self._worker, members, self._keys.partitions)
         if len(self._owned) > due:
             surplus = self._requests.groups(sorted(self._owned)[due:])
             return await first_error([self._requests.ask(group, self._revoke_expired) for group in surplus], patience_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 
 from tokenbus.bus import scripts
-from tokenbus.bus.scripts.order import Entries, put_back
+from tokenbus.bus.scripts.fair_order import Entries, put_back
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.run_scripts import run_script, run_scripts
 from tokenbus.bus.server.server import Server

@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.liveness import Liveness
-from tokenbus.bus.scripts.order import Entries
+from tokenbus.bus.scripts.fair_order import Entries
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.work_queue.consumer_group import ConsumerGroup
 from tokenbus.bus.work_queue.heartbeat import Heartbeats

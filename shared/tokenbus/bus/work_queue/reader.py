@@ -13,7 +13,7 @@ from redis.exceptions import RedisError
 from tokenbus.bus import scripts
 from tokenbus.bus.backlog import Backlog
 from tokenbus.bus.liveness import IDLE_S, Defects, Liveness
-from tokenbus.bus.scripts.order import Entries, reclaim, take
+from tokenbus.bus.scripts.fair_order import Entries, reclaim, take
 from tokenbus.bus.scripts.work_queue import HANDED_BACK_MS
 from tokenbus.bus.server.retry import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from tokenbus.bus.server.run_scripts import run_scripts

@@ -1,4 +1,4 @@
 """Subscriptions to topics: ordered or in groups, acknowledged, filtered, or cut into sentences.
 
-To follow a single run, see `tokenbus.client.run_log`.
+To follow a single run, see `tokenbus.client.log_reader`.
 """

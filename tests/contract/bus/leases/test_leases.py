@@ -15,9 +15,9 @@ from tests.contract.bus.faults import Gate
 from tests.waiting import eventually
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.leases.fair_share import fair_share
 from tokenbus.bus.leases.lease import Lease
 from tokenbus.bus.leases.leases import Leases
+from tokenbus.bus.leases.partition_share import partition_share
 from tokenbus.bus.liveness import STUCK_S, Liveness
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
@@ -101,7 +101,7 @@ async def test_workers_that_start_at_the_same_moment_settle(server: Server, keys
     keys = Keys(keys.prefix, 8)
     workers = [Worker(server, keys, f"w{i}") for i in range(5)]
     names = [f"w{i}" for i in range(5)]
-    due = [fair_share(name, names, 8) for name in names]
+    due = [partition_share(name, names, 8) for name in names]
     await asyncio.gather(*(worker.leases.open() for worker in workers))
     await eventually(lambda: shared_out(workers, 8) and [len(worker.held) for worker in workers] == due)
     settled = [worker.held for worker in workers]

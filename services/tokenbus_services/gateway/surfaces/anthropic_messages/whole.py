@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import msgspec
 
 from tokenbus.client.response import ResponseBuilder
-from tokenbus.core.run.blocks.public_blocks import parse_arguments
+from tokenbus.core.run.blocks.tool_arguments import parse_arguments
 from tokenbus.events.public import TERMINAL, BlockComplete, Completed, PublicEvent
 from tokenbus_services.gateway.problem import Problem, of_end
 from tokenbus_services.gateway.surfaces.answering import Echo

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tokenbus.core.run.blocks.public_blocks import parse_arguments
+from tokenbus.core.run.blocks.tool_arguments import parse_arguments
 from tokenbus.events.normalized import FinishReason
 from tokenbus.events.public import BlockComplete, Chunk, Completed
 from tokenbus_services.gateway.surfaces.answering import Echo

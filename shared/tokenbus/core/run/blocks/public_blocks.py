@@ -9,65 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
-import msgspec
-
+from tokenbus.core.run.blocks.tool_arguments import check_arguments, parse_arguments
 from tokenbus.core.run.outbox import Outbox
 from tokenbus.events.normalized import FinishReason
 from tokenbus.events.public import BlockComplete, BlockKind, BlockStarted, ImageRef
-from tokenbus.providers.request.json_object import check_object
 
 ToolCallHead = Literal["name", "id"]
 
 CALL_CUT = "the call was cut off"
 """`input_error` of a call that was cut off; it never runs."""
-LONG_ARGUMENTS = 64 * 1024
-"""Characters from which arguments are not parsed for an event, if that can be avoided."""
-
-_SHAPE = bytes(
-    ord("0") if chr(code).isdecimal() else ord("e") if code in b"eE" else code for code in range(128)
-) + bytes(128)
-"""Maps each digit to 0, and E to e."""
-_LONG_RUN, _LARGE_EXPONENT = b"0" * 200, b"e000"
-"""A number with fewer digits and an exponent of two digits is below 1e308."""
 _OF_OTHER_CONTENT: dict[str, Any] = {"signature": None, "opaque": None, "opaque_blobs": None}
 """Fields of `block_complete` that describe the model's own content; cleared if policies changed it."""
-
-
-def parse_arguments(arguments: str) -> tuple[dict[str, object] | None, str | None]:
-    """Parse arguments as a JSON object; return the object or an error text. Empty means no arguments; nothing is
-    repaired.
-    """
-    if not arguments:
-        return {}, None
-    try:
-        return msgspec.json.decode(arguments, type=dict[str, object]), None
-    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError, UnicodeEncodeError) as e:
-        return None, f"not a JSON object: {e}"
-
-
-def check_arguments(arguments: str) -> tuple[msgspec.Raw | dict[str, object] | None, str | None]:
-    """Like `parse_arguments`, but return long arguments as checked JSON on one line, without building the object: 8 MB
-    of small values take half a second.
-
-    Only for an event that is encoded as JSON.
-    """
-    if len(arguments) < LONG_ARGUMENTS:
-        return parse_arguments(arguments)
-    try:
-        check_object(arguments)
-    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError) as e:
-        return None, f"not a JSON object: {e}"
-    if _may_overflow(arguments):  # skipping a value does not check the range of numbers
-        return parse_arguments(arguments)
-    for blank in "\r\n\t":  # never inside a string
-        arguments = arguments.replace(blank, "")
-    return msgspec.Raw(arguments), None
-
-
-def _may_overflow(arguments: str) -> bool:
-    """Whether the text may contain a number beyond a double: an exponent of three digits, or 200 digits in a row."""
-    shape = arguments.encode().translate(_SHAPE, b"+")
-    return _LONG_RUN in shape or (b"e" in shape and _LARGE_EXPONENT in shape)
 
 
 def call_heads(name: str | None, tool_id: str | None) -> Sequence[tuple[ToolCallHead, str]]:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from tokenbus.bus.keys import Keys, order_keys
-from tokenbus.bus.scripts.order import SORTED_ENTRIES, Entries, put_back, reclaim, take
+from tokenbus.bus.scripts.fair_order import SORTED_ENTRIES, Entries, put_back, reclaim, take
 from tokenbus.bus.scripts.work_queue import NOBODY, claim, finish
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def fair_share(worker: str, workers: list[str], partitions: int) -> int:
+def partition_share(worker: str, workers: list[str], partitions: int) -> int:
     """Number of partitions that this worker is due; 0 if the worker is not in the list."""
     ranked = sorted(workers)
     if worker not in ranked:

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from tokenbus.client.rerun import EndedRun, derived_id, resumed_request
 from tokenbus.client.response import Response
-from tokenbus.client.retry_resume import EndedRun, derived_id, resumed_request
 from tokenbus.errors import RunNotRepeatable
 from tokenbus.events.public import BlockComplete
 from tokenbus.events.requests import Generate, Message, TextPart

@@ -5,22 +5,22 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenbus.bus.leases.fair_share import fair_share
+from tokenbus.bus.leases.partition_share import partition_share
 
 
 @given(st.sets(st.text(), min_size=1, max_size=40), st.integers(1, 4096))
 def test_all_partitions_are_shared_out_and_shares_differ_by_at_most_one(workers: set[str], partitions: int):
-    shares = [fair_share(worker, list(workers), partitions) for worker in workers]
+    shares = [partition_share(worker, list(workers), partitions) for worker in workers]
     assert sum(shares) == partitions
     assert max(shares) - min(shares) <= 1
 
 
 @given(st.sets(st.text(), max_size=5), st.integers(1, 64))
 def test_an_unlisted_worker_has_no_share(workers: set[str], partitions: int):
-    assert fair_share("somebody", list(workers - {"somebody"}), partitions) == 0
+    assert partition_share("somebody", list(workers - {"somebody"}), partitions) == 0
 
 
 @given(st.permutations(["a", "b", "c", "d", "e"]), st.integers(1, 64))
 def test_the_order_of_the_list_does_not_matter(workers: list[str], partitions: int):
     for worker in workers:
-        assert fair_share(worker, workers, partitions) == fair_share(worker, sorted(workers), partitions)
+        assert partition_share(worker, workers, partitions) == partition_share(worker, sorted(workers), partitions)
