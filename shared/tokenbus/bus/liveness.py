@@ -297,6 +297,14 @@ async def stop_task(task: asyncio.Task[Any] | None) -> None:
         await asyncio.gather(task, return_exceptions=True)
 
 
+def is_cancelled() -> bool:
+    """Whether the calling task was cancelled. If not, a CancelledError is of something that it awaited, and an error of
+    that.
+    """
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
 async def rest(seconds: float) -> None:
     """Sleep for any duration, with a beat at the beginning and every `IDLE_S`."""
     beat()  # as in `wait_briefly`

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, cas
 
 import msgspec
 
+from tokenbus.bus.liveness import is_cancelled
 from tokenbus.policy.processor import (
     Decision,
     Deferred,
@@ -139,7 +140,7 @@ class PolicyRunner(Generic[C]):
             also = self._take(work.decisions)
             try:
                 sent = [sendable(self._words, item) for item in work.task.result()]
-            except Exception as e:
+            except (Exception, asyncio.CancelledError) as e:  # nothing here cancels work before it is collected
                 self._fault(e)
                 if self._handling.on_error == "block":
                     return out + self._stop(self._decisions[-1])
@@ -158,11 +159,15 @@ class PolicyRunner(Generic[C]):
 
     async def _call(self, call: Callable[[], Awaitable[None]], *, waits: bool) -> list[C]:
         """Call the policy and return its output; if ``waits``, all deferred output comes first."""
-        error: Exception | None = None
+        error: BaseException | None = None
         try:
             async with self._slot(self._name):
                 await _in_time(call, self._handling.timeout_s)
         except Exception as e:
+            error = e
+        except asyncio.CancelledError as e:  # of this task, or of something that the policy awaited: its own error
+            if is_cancelled():
+                raise
             error = e
         sent = self._take()
         out = await self.finish_deferred() if waits else []
@@ -199,7 +204,7 @@ class PolicyRunner(Generic[C]):
         if decided := {decision.block for decision in decisions if decision.block is not None}:
             self._held = {key: held for key, held in self._held.items() if held[0] not in decided}
 
-    def _failed(self, error: Exception) -> list[C]:
+    def _failed(self, error: BaseException) -> list[C]:
         if self.terminated:
             return []
         self._fault(error)
@@ -218,7 +223,7 @@ class PolicyRunner(Generic[C]):
                 return ()
         return self._writer.write(item)
 
-    def _fault(self, error: Exception) -> None:
+    def _fault(self, error: BaseException) -> None:
         what = f"no answer in {self._handling.timeout_s:g} s" if isinstance(error, TimeoutError) else str(error)
         reason = f"{type(error).__name__}: {what}"[:REASON_CHARS]
         self._decide(Decision(policy=self._name, action="error", reason=reason))

@@ -203,6 +203,43 @@ async def test_a_call_that_takes_too_long_is_an_error():
     assert decision.reason == "TimeoutError: no answer in 0.01 s"
 
 
+class AwaitsWhatWasCancelled(StreamProcessor):
+    async def on_chunk(self, chunk: Any, state: StreamState, context: StreamContext[Any]) -> None:
+        answer = asyncio.get_running_loop().create_future()
+        answer.cancel()
+        await answer
+
+
+@pytest.mark.parametrize(("on_error", "left"), [("block", []), ("pass", ["Hi", "f", "g", "there"])])
+async def test_a_policy_that_awaits_what_was_cancelled_has_failed(on_error: str, left: list[str]):
+    stream = chunk_stream(AwaitsWhatWasCancelled(), on_error=on_error)
+    assert contents(await under(stream, TWO_CALLS)) == left
+    (decision,) = stream.decisions()
+    assert (decision.action, decision.reason) == ("error", "CancelledError: ")
+
+
+async def test_so_has_a_judge():
+    stream = chunk_stream(judge := Judge())
+    await stream.feed(TWO_CALLS[0])
+    await stream.feed(TWO_CALLS[1])
+    finishing = asyncio.create_task(stream.feed(TWO_CALLS[-1]))
+    await eventually(lambda: "f" in judge.asked)
+    judge.asked["f"].cancel()
+    await finishing
+    assert stream.terminated
+    assert stream.terminated.action == "error"
+
+
+async def test_a_cancel_of_the_stream_itself_is_no_failure_of_its_policy():
+    stream = chunk_stream(Hangs(), on_error="pass")
+    task = asyncio.create_task(under(stream, TWO_CALLS))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert stream.decisions() == []
+
+
 async def test_the_source_is_closed_when_a_policy_ends_the_stream():
     closed = asyncio.Event()
 

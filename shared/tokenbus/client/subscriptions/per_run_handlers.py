@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Generic, Protocol, TypeVar
 
+from tokenbus.bus.liveness import is_cancelled
+
 
 class OfRun(Protocol):
     """Anything that belongs to a run."""
@@ -67,7 +69,13 @@ class _Lanes(Generic[E]):
     async def _work(self, run: str, lane: deque[E]) -> None:
         while lane:
             event = lane.popleft()
-            await self._handler(event)
+            try:
+                await self._handler(event)
+            except asyncio.CancelledError as e:
+                if is_cancelled():
+                    raise
+                # A task group takes it for an end in order, and the run's further events would wait for ever.
+                raise RuntimeError(f"the handler of an event of run {event.run} awaited what was cancelled") from e
             self._done(event)
             self._room.release()
         del self._lanes[run]
