@@ -84,11 +84,11 @@ class Meter:
         ready = self._listen(streams, load)
         before = self._state()
         runs = self._publish(load, load.name, fields)
-        heard = self._heard(ready, load)
+        received = self._heard(ready, load)
         self._ended(runs, b"completed")
         time.sleep(settle_s)
         counted = tuple(name for name in stack.pids if service_of(name) in (*SERVICES_COUNTED, PIPELINE))
-        sample = self._sample(heard, load, before, counted)
+        sample = self._sample(received, load, before, counted)
         stack.client.delete(*streams, *(stack.keys.log(run) for run in runs))
         return sample
 
@@ -98,9 +98,9 @@ class Meter:
         ready = self._listen([bare.STREAMS[-1]], load)
         before = self._state()
         stack.desk.give("source", load)
-        heard = self._heard(ready, load)
+        received = self._heard(ready, load)
         stack.desk.answer("source", bool, load.timeout_s)
-        sample = self._sample(heard, load, before, BARE_COUNTED)
+        sample = self._sample(received, load, before, BARE_COUNTED)
         stack.client.delete(*bare.STREAMS)
         return sample
 
@@ -150,11 +150,11 @@ class Meter:
         self._stack.client.xadd(self._stack.keys.requests, {"__data__": msgspec.json.encode(request)})
 
     def _heard(self, begin: float, load: Load) -> Heard:
-        heard = self._stack.desk.answer(subscriber.NAME, Heard, load.timeout_s + 10)
-        if (came := len(heard.sent) // 8) != load.total:
+        received = self._stack.desk.answer(subscriber.NAME, Heard, load.timeout_s + 10)
+        if (came := len(received.sent) // 8) != load.total:
             took = time.monotonic() - begin
             raise TimeoutError(f"{came} of {load.total} chunks came within {took:.0f} s")
-        return heard
+        return received
 
     def _ended(self, runs: list[str], how: bytes) -> None:
         """Wait until all runs have ended, so that their end is counted too, and the next load starts on idle
@@ -173,10 +173,10 @@ class Meter:
         return {name: cpu_s(pid) for name, pid in self._stack.pids.items()}, counts
 
     def _sample(
-        self, heard: Heard, load: Load, before: tuple[dict[str, float], dict[str, int]], counted: tuple[str, ...]
+        self, received: Heard, load: Load, before: tuple[dict[str, float], dict[str, int]], counted: tuple[str, ...]
     ) -> Sample:
         after = self._state()
-        sent, arrived = array("q", heard.sent), array("q", heard.arrived)
+        sent, arrived = array("q", received.sent), array("q", received.arrived)
         made = {name: n - before[1].get(name, 0) for name, n in after[1].items() if name not in OF_THE_BENCH}
         made = {name: n for name, n in made.items() if n}
         scripts = counted is not BARE_COUNTED  # the bare chain has none

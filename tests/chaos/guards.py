@@ -130,11 +130,11 @@ def published_pieces(pieces: Sequence[Piece], guard: str) -> tuple[list[Piece], 
             case _:
                 blocked.append(piece)
                 left += [Piece(piece.turn, "text", NOTICE)] if verdict == "tell" else []
-    said = {piece.whole for piece in pieces}
+    texts = {piece.whole for piece in pieces}
     guarded = Guarded(
         chain=chain,
         blocked=tuple(blocked),
-        changed=tuple(piece for piece in left if piece.whole not in said and piece.whole != NOTICE),
+        changed=tuple(piece for piece in left if piece.whole not in texts and piece.whole != NOTICE),
         reason=REASON,
         withheld_text=tuple(withheld_text),
         stopped="stop" in chain,

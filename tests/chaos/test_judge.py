@@ -157,7 +157,7 @@ WRONG: dict[str, tuple[str, Callable[[Record], object]]] = {
     "out of order": ("log", lambda r: swapped(log(r))),
     "an event after the end": ("log", lambda r: twice(r, len(log(r)) - 1)),
     "an entry id that is not its seq": ("log", lambda r: log(r).__setitem__(0, Entry("9-9", log(r)[0].event))),
-    "a block with other content": ("content", lambda r: r.stories.__setitem__(0, said(r, "Ah."))),
+    "a block with other content": ("content", lambda r: r.stories.__setitem__(0, with_text(r, "Ah."))),
     "an outcome that the policy does not allow": (
         "outcome",
         lambda r: event(r, len(log(r)) - 1, type="incomplete", error={"retryable": True}),
@@ -282,7 +282,7 @@ def ended_by(record: Record, how: str, code: str) -> None:
     event(record, len(log(record)) - 1, type=how, finish="content_filter", error={"code": code, "retryable": True})
 
 
-def said(record: Record, text: str) -> Story:
+def with_text(record: Record, text: str) -> Story:
     story = record.stories[0]
     return msgspec.structs.replace(story, pieces=(Piece(0, "text", text), *story.pieces[1:]))
 

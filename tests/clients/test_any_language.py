@@ -118,12 +118,12 @@ def test_a_run_is_published_and_followed_without_a_gap(bus: LocalBus, execute: E
     umbrella(bus, execute)
     assert execute(bus.url, section("Publish")[1])[0].isdigit()
     whole, rest, status = (execute(bus.url, line) for line in section("Follow one run"))
-    told = events(whole)
-    assert [event["seq"] for event in told] == list(range(len(told)))
-    assert ids(whole) == [f"{event['attempt']}-{event['seq']}" for event in told]
-    assert "".join(e["text"] for e in told if e["type"] == "chunk" and e["visible"]) == "Yes, take it along."
-    assert told[-1]["type"] == "completed"
-    assert events(rest) == told[3:]
+    encoded = events(whole)
+    assert [event["seq"] for event in encoded] == list(range(len(encoded)))
+    assert ids(whole) == [f"{event['attempt']}-{event['seq']}" for event in encoded]
+    assert "".join(e["text"] for e in encoded if e["type"] == "chunk" and e["visible"]) == "Yes, take it along."
+    assert encoded[-1]["type"] == "completed"
+    assert events(rest) == encoded[3:]
     assert status == ["completed"]
 
 
@@ -155,9 +155,9 @@ def heard_live(bus: LocalBus, execute: Execute, line: str, partition: int) -> li
 def test_the_line_of_the_readme_reads_every_partition(bus: LocalBus, execute: Execute, partition: int) -> None:
     (line,) = commands(README.read_text())
     assert line == section("Subscribe to all runs")[0]
-    heard = heard_live(bus, execute, line, partition)
-    assert heard
-    assert {event["type"] for event in heard} == {"chunk"}
+    received = heard_live(bus, execute, line, partition)
+    assert received
+    assert {event["type"] for event in received} == {"chunk"}
 
 
 def test_all_partitions_of_a_topic_are_read_from_the_oldest_entry(bus: LocalBus, execute: Execute) -> None:
@@ -169,10 +169,10 @@ def test_all_partitions_of_a_topic_are_read_from_the_oldest_entry(bus: LocalBus,
     umbrella(bus, execute)
     _, newest, everything = section("Subscribe to all runs")
     assert [event["run"] for event in events(execute(bus.url, newest))] == ["umbrella"]
-    heard = dict.fromkeys([*runs, "umbrella"], "")
+    received = dict.fromkeys([*runs, "umbrella"], "")
     for event in events(execute(bus.url, everything)):
-        heard[event["run"]] += event["text"]
-    assert set(heard.values()) == {"Yes, take it along."}
+        received[event["run"]] += event["text"]
+    assert set(received.values()) == {"Yes, take it along."}
 
 
 def test_a_group_shares_acknowledges_and_takes_over(bus: LocalBus, execute: Execute) -> None:

@@ -73,7 +73,7 @@ def _at(base: str, code: str) -> str:
     return code.replace("mock-anthropic/claude-haiku-4-5", "anthropic/text")
 
 
-def told(project: Path, script: str, *args: str) -> dict[str, Any]:
+def output_of(project: Path, script: str, *args: str) -> dict[str, Any]:
     done = node.run(script, *args, cwd=project, timeout=240)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -88,7 +88,7 @@ def test_the_lock_names_no_registry() -> None:
 def chats(request: pytest.FixtureRequest, base: str, project: Path) -> dict[str, Any]:
     """What the chats of one version of the AI SDK ended with; the last ones over `WebSocketChatTransport`."""
     name, *over = request.param.split()
-    return told(project, "ui.mjs", name, base, *over) | {"over": over}
+    return output_of(project, "ui.mjs", name, base, *over) | {"over": over}
 
 
 def test_a_chat_has_its_text_and_its_thinking_and_continues(chats: dict[str, Any]) -> None:
@@ -167,7 +167,7 @@ def test_a_second_request_of_a_chat_ends_the_first_one(chats: dict[str, Any]) ->
 @pytest.fixture(scope="module")
 def agents(base: str, project: Path) -> dict[str, Any]:
     """What the agents of AG-UI ended with; each stream passed the client's own `verifyEvents` and schemas."""
-    return told(project, "agui.mjs", base)
+    return output_of(project, "agui.mjs", base)
 
 
 def test_an_agent_has_its_text_and_its_thinking(agents: dict[str, Any]) -> None:
@@ -216,7 +216,7 @@ def test_an_agent_joins_a_run_that_it_had_left(agents: dict[str, Any]) -> None:
 def test_a_runs_log_is_a_durable_stream(bus: LocalBus, project: Path) -> None:
     with bus.sync_client() as client:
         published = client.publish(bus.request("paced"))
-        read = told(project, "streams.mjs", bus.gateway, published.id)  # it begins while the run continues
+        read = output_of(project, "streams.mjs", bus.gateway, published.id)  # it begins while the run continues
         seqs = list(range(published.result().events))
     for way in ("poll", "sse"):
         assert [event["seq"] for event in read[way]] == seqs
@@ -240,7 +240,7 @@ def test_a_runs_log_is_a_durable_stream(bus: LocalBus, project: Path) -> None:
 @pytest.fixture(scope="module")
 def responses(base: str, project: Path) -> dict[str, Any]:
     """The events that clients of the Responses API received."""
-    return told(project, "responses.mjs", base)
+    return output_of(project, "responses.mjs", base)
 
 
 def test_openais_client_for_node_reads_and_resumes_a_response(responses: dict[str, Any]) -> None:
@@ -276,7 +276,7 @@ def test_the_page_of_durable_streams_prints_the_text(bus: LocalBus, project: Pat
 
 
 def test_use_chat_of_the_page_resumes_in_a_browsers_document(project: Path) -> None:
-    chats = told(project, "react.mjs")
+    chats = output_of(project, "react.mjs")
     assert chats["sent"] == {"status": "ready", "text": TEXT}
     assert TEXT.startswith(chats["left"])
     assert chats["resumed"] == {"status": "ready", "text": TEXT}
@@ -285,7 +285,7 @@ def test_use_chat_of_the_page_resumes_in_a_browsers_document(project: Path) -> N
 
 
 def test_a_chat_over_the_web_socket_transport_of_the_page_has_its_text(project: Path) -> None:
-    assert told(project, "socket.mjs") == {"status": "ready", "text": TEXT}
+    assert output_of(project, "socket.mjs") == {"status": "ready", "text": TEXT}
 
 
 def test_the_agent_of_the_page_prints_the_text(project: Path) -> None:
@@ -294,7 +294,7 @@ def test_the_agent_of_the_page_prints_the_text(project: Path) -> None:
 
 
 def test_the_ai_sdks_openai_compatible_provider_reads_text_reasoning_calls_and_errors(base: str, project: Path) -> None:
-    answers = told(project, "compatible.mjs", base)
+    answers = output_of(project, "compatible.mjs", base)
     text, call = answers["text"], answers["call"]
     assert (text["text"], text["reasoning"], text["finish"], text["errors"]) == (TEXT, "Hm.", "stop", [])
     assert text["usage"]["outputTokens"] > 0

@@ -24,9 +24,9 @@ def test_text_thinking_a_call_an_error_and_a_cut_are_read_by_each_client(tmp_pat
         bus.model_says("cut", Turn(says=Reply(text=TEXT), fault=CutOff(after_text="two")))
         done = node.run("ask.mjs", bus.gateway, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert len(told) == 4
-    for client, models in told.items():
+    printed = json.loads(done.stdout.splitlines()[-1])
+    assert len(printed) == 4
+    for client, models in printed.items():
         text, calls, refused, cut = (models[name] for name in ("text", "calls", "refuses", "cut"))
         assert (text["text"], text["thinking"], text["error"]) == (TEXT, "let me see", None), client
         assert text["end"] in ("end_turn", "STOP", "stop"), client

@@ -54,12 +54,12 @@ def test_the_client_and_its_readme_compile_and_it_works_on_the_running_bus(tmp_p
         local.model_says("busy", Turn(says=answer, first=(Status(status=529),)))
         local.model_says("stalled", Turn(says=answer, fault=Stall(after_events=12)))
         local.model_says("broken", Turn(says=answer, fault=Status(status=400)))
-        told = {
+        documented = {
             "TOKENBUS_TEST_PUBLISHER": as_user(local.url, "tokenbus-publisher"),
             "TOKENBUS_TEST_SUBSCRIBER": as_user(local.url, "tokenbus-subscriber"),
             "TOKENBUS_TEST_PARTITIONS": json.dumps({run: Keys().partition_of(run) for run in RUNS}),
             "TOKENBUS_TEST_TEXT": TEXT,
             "TOKENBUS_TEST_REPARTITION": json.dumps([sys.executable, "-m", "tokenbus_services.cli", "repartition"]),
         }
-        done = node.run("--test", "dist/test/client.test.js", cwd=project, env=local.environment | told)
+        done = node.run("--test", "dist/test/client.test.js", cwd=project, env=local.environment | documented)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -48,7 +48,7 @@ async def page_of(running: Any, *, allowed: tuple[str, ...] = (), **options: Any
     """A page in a profile of its own. Fails at its end for any error in the console or violation of the CSP."""
     found: list[str] = []
 
-    def heard(kind: str, text: str) -> None:
+    def on_message(kind: str, text: str) -> None:
         if kind in ("error", "warning") and not any(one in text for one in (*UNRELATED, *allowed)):
             found.append(f"{kind}: {text}")
 
@@ -56,9 +56,9 @@ async def page_of(running: Any, *, allowed: tuple[str, ...] = (), **options: Any
     try:
         page = await context.new_page()
         page.set_default_timeout(PATIENCE_MS)
-        page.on("console", lambda message: heard(message.type, message.text))
-        page.on("pageerror", lambda error: heard("error", str(error)))
-        page.on("dialog", lambda dialog: heard("error", f"a dialog: {dialog.message}"))
+        page.on("console", lambda message: on_message(message.type, message.text))
+        page.on("pageerror", lambda error: on_message("error", str(error)))
+        page.on("dialog", lambda dialog: on_message("error", f"a dialog: {dialog.message}"))
         yield page
         assert not found, found
     finally:

@@ -37,11 +37,11 @@ async def test_nothing_moves_while_pages_load_and_text_streams(chromium: Any, bu
     talks = await asyncio.to_thread(publish, bus, "talks")
     async with page_of(chromium) as page:
         await page.add_init_script(WATCH_SHIFTS)
-        said = {
+        replies = {
             "": page.locator(f'[data-run="{talks}"] .words'),
             f"#run={talks}": page.locator(".k-text .model-text"),
         }
-        for hash_, words in said.items():
+        for hash_, words in replies.items():
             await see(page, bus, hash_)
             await expect(words).to_contain_text("word")
             before = await words.inner_text()

@@ -82,10 +82,10 @@ async def test_a_second_workers_repeated_output_is_published_once(server: Server
     await bench.draft(story.drafts[len(first_drafts) :])
     async with bench.worker("second"):
         await eventually(lambda: _told(bench, len(first_drafts) + len(story.drafts)))
-    assert len({teller for teller, _ in await bench.ruled()}) == 2
+    assert len({worker for worker, _ in await bench.ruled()}) == 2
     for ruled in await bench.rulings():
         story.control(ruled)
-    log: list[dict[str, Any]] = msgspec.to_builtins(story.heard)
+    log: list[dict[str, Any]] = msgspec.to_builtins(story.published)
     assert "".join(e["text"] for e in log if e["type"] == "chunk") == "Helloyou"
     assert log[-1]["type"] == "completed"
     await bench.draft([], over=True)

@@ -58,9 +58,9 @@ def test_a_run_passes_pipeline_policy_and_recorder_and_a_new_token_is_used_at_on
     assert {f["about"]: f["level"] for f in found if f["about"] in at_work} == dict.fromkeys(at_work, "ok")
 
     message = ("--provider", "anthropic", "--model", DEMO_MODEL, "--text", DEMO_PROMPT)
-    said = stack.compose("exec", "-T", "tools", "tokenbus", "send", *message, "--follow", "--json").splitlines()
-    assert msgspec.json.decode(said[-1])["type"] == "completed"
-    run = msgspec.json.decode(said[0])["run"]
+    lines = stack.compose("exec", "-T", "tools", "tokenbus", "send", *message, "--follow", "--json").splitlines()
+    assert msgspec.json.decode(lines[-1])["type"] == "completed"
+    run = msgspec.json.decode(lines[0])["run"]
     eventually_sync(lambda: run in stack.compose("exec", "-T", "tools", "tokenbus", "records", "--json"), timeout=60)
 
     for one in SERVICES:

@@ -38,6 +38,6 @@ def test_the_command_is_its_entry_point(image: str):
 
 
 def test_neither_its_history_nor_its_settings_hold_a_key_or_the_address_of_an_index(image: str):
-    told = docker("history", "--no-trunc", image) + msgspec.json.encode(inspect(image)).decode()
+    metadata = docker("history", "--no-trunc", image) + msgspec.json.encode(inspect(image)).decode()
     for word in (*PROVIDER_KEYS, *PROVIDER_KEYS.values(), "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"):
-        assert word not in told
+        assert word not in metadata

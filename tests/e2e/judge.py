@@ -86,12 +86,12 @@ PASSING = ("run", "seq", "timing", "provider_id")
 
 def without_timing(log: Log) -> Log:
     """The log without what depends on time and on the run's name: how the text was cut into chunks, above all."""
-    told: Log = []
+    events: Log = []
     for event in log:
         kept = {name: value for name, value in event.items() if name not in PASSING and not name.endswith("_ms")}
-        before = told[-1] if told else {}
+        before = events[-1] if events else {}
         if event["type"] == "chunk" and {**before, "text": ""} == {**kept, "text": ""}:
             before["text"] += kept["text"]
         else:
-            told.append(kept)
-    return told
+            events.append(kept)
+    return events

@@ -36,9 +36,9 @@ async def test_policies_work_on_a_run_as_it_is_said(deployment: Deployment) -> N
     decisions: list[Decision] = []
     tools = [{"name": "weather", "parameters": {"type": "object"}}]
     asked = bus.stream(deployment.request("asks", tools=tools))
-    heard = Response.of([e async for e in apply_policies(asked, judge, client=bus, on_decision=decisions.append)])
-    assert not heard.tool_calls
-    assert heard.text.startswith("Blocked: it is nobody's business.")
+    received = Response.of([e async for e in apply_policies(asked, judge, client=bus, on_decision=decisions.append)])
+    assert not received.tool_calls
+    assert received.text.startswith("Blocked: it is nobody's business.")
     assert [(d.action, d.tool_name) for d in decisions] == [("block", "weather")]
 
     run = await bus.publish(deployment.request("fruit"))

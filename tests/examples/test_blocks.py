@@ -173,8 +173,8 @@ async def _run(block: CodeBlock, directory: Path, env: Mapping[str, str]) -> Non
         await _listens(process, env)
         return
     async with asyncio.timeout(60):
-        said, _ = await process.communicate()
-    assert process.returncode == 0, f"{block.id}\n{said.decode()}"
+        output, _ = await process.communicate()
+    assert process.returncode == 0, f"{block.id}\n{output.decode()}"
 
 
 async def _listens(process: asyncio.subprocess.Process, env: Mapping[str, str]) -> None:
@@ -186,14 +186,14 @@ async def _listens(process: asyncio.subprocess.Process, env: Mapping[str, str]) 
     try:
         async with Client(url) as bus:
 
-            async def heard() -> bool:
+            async def received() -> bool:
                 await (await bus.publish(request)).result()
                 return printed.done()
 
-            await eventually(heard, timeout=60)
-        said = printed.result().decode()
-        assert said, "it ended"
-        assert "Traceback" not in said, said
+            await eventually(received, timeout=60)
+        output = printed.result().decode()
+        assert output, "it ended"
+        assert "Traceback" not in output, output
     finally:
         printed.cancel()
         if process.returncode is None:

@@ -157,5 +157,5 @@ async def test_token_accounting_adds_up_by_tenant(deployment: Deployment) -> Non
         async with asyncio.timeout(60):
             lines = [parsed(await printed.readline()) for _ in range(3)]
     assert spent
-    told = sorted((str(line["tenant"]), int(str(line["output"]))) for line in lines)
-    assert told == [("blue", spent), ("red", spent), ("red", 2 * spent)]
+    amounts = sorted((str(line["tenant"]), int(str(line["output"]))) for line in lines)
+    assert amounts == [("blue", spent), ("red", spent), ("red", 2 * spent)]

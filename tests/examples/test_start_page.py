@@ -33,8 +33,8 @@ def command(start: str) -> list[str]:
 def running(line: list[str], directory: Path, output: Path) -> Iterator[None]:
     """The command until the end of the block, then Ctrl-C."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TOKENBUS_")}
-    with output.open("w") as told:
-        process = subprocess.Popen(line, cwd=directory, stdout=told, stderr=subprocess.STDOUT, env=environment)
+    with output.open("w") as log:
+        process = subprocess.Popen(line, cwd=directory, stdout=log, stderr=subprocess.STDOUT, env=environment)
         try:
             yield
         finally:

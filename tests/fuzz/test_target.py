@@ -25,9 +25,9 @@ def test_recorded_streams_pass_however_they_are_read(row: Recording) -> None:
 
 @pytest.mark.parametrize("api", APIS)
 def test_all_words_in_a_row_pass(api: ApiName) -> None:
-    said = sorted(set(words()))
-    assert len(said) > 150
-    check(seed(api, b"data: " + b"".join(said) + b"\n\n"))
+    printed = sorted(set(words()))
+    assert len(printed) > 150
+    check(seed(api, b"data: " + b"".join(printed) + b"\n\n"))
     check(b"")
 
 

@@ -77,10 +77,10 @@ class Speaker(io.AudioOutput):
 class Texts(io.TextOutput):
     def __init__(self) -> None:
         super().__init__(label="test", next_in_chain=None)
-        self.said = ""
+        self.text = ""
 
     async def capture_text(self, text: str) -> None:
-        self.said += text
+        self.text += text
 
     def flush(self) -> None:
         pass
@@ -112,18 +112,18 @@ async def test_an_interrupted_turn_is_cancelled_with_what_was_spoken_of_it(local
     model, speaker = livekit.LLM(bus, provider="anthropic", model="long", heard_wait_s=30), Speaker()
     session = await session_with(model, speaker=speaker)
     model.listen(session)
-    said: list[Any] = []
-    session.on("conversation_item_added", lambda event: said.append(event.item))
+    spoken: list[Any] = []
+    session.on("conversation_item_added", lambda event: spoken.append(event.item))
     begun = len(local.exchanges)
     speech = session.generate_reply(user_input="What about the weather?")
     await eventually(lambda: speaker.playing and local.exchanges[begun].state == "stalled")
     await speech.interrupt()
     await gone(local, begun)
     run = model._turns._recent[-1].run
-    end, heard = await how_it_was_left(bus, run)
+    end, received = await how_it_was_left(bus, run)
     assert end.reason == "interrupted"
-    assert heard
-    assert [item.text_content for item in said if item.role == "assistant" and item.interrupted] == [HEARD]
+    assert received
+    assert [item.text_content for item in spoken if item.role == "assistant" and item.interrupted] == [HEARD]
 
     # The next turn gets the text that was heard, and its run's metadata name the run.
     speaker.playing = False
@@ -179,8 +179,8 @@ async def test_a_tool_of_the_agent_runs_there_and_its_result_goes_back(local: Lo
     session = await session_with(model, place)
     result = await session.run(user_input="Where is Ann?")
     assert asked == ["Ann"]
-    said: Any = result.events[-1].item
-    assert said.text_content == "So: Ann is here"
+    message: Any = result.events[-1].item
+    assert message.text_content == "So: Ann is here"
     await session.aclose()
 
 

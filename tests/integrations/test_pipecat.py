@@ -143,9 +143,9 @@ async def test_an_interrupted_turn_is_cancelled_with_what_was_spoken_of_it(local
         run = model._turns._recent[-1].run
         await talk.speaker.interrupt()
         await gone(local, begun)
-        end, heard = await how_it_was_left(bus, run)
+        end, received = await how_it_was_left(bus, run)
         assert end.reason == "interrupted"
-        assert heard
+        assert received
         await eventually(lambda: {"role": "assistant", "content": HEARD} in talk.context.messages)
 
         # The next turn gets the text that was heard, and its run's metadata name the run.

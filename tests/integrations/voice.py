@@ -43,13 +43,13 @@ async def how_it_was_left(bus: Client, run: str) -> tuple[Cancelled, str]:
     end = events[-1]
     assert isinstance(end, Cancelled), end
     assert end.heard_through is not None
-    spoken, heard = "", ""
+    spoken, received = "", ""
     for event in events:
         if isinstance(event, Chunk) and event.visible:
             spoken += event.text
             assert (event.seq <= end.heard_through) == (HEARD.startswith(spoken.strip())), (spoken, end)
-            heard = spoken if event.seq <= end.heard_through else heard
-    return end, heard
+            received = spoken if event.seq <= end.heard_through else received
+    return end, received
 
 
 def python_of(guide: str) -> list[str]:

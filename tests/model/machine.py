@@ -340,9 +340,9 @@ class Protocol(RuleBasedStateMachine):
             assert id_key(self.watermarks[stage]) <= id_key(watermark) <= id_key(offset)
             self.watermarks[stage] = watermark
             oracle.advance(offset)
-        said = [(run.decode(), frame) for _, fields in self.seen["events"] for run, frame in fields.items()]
+        frames = [(run.decode(), frame) for _, fields in self.seen["events"] for run, frame in fields.items()]
         events = self.oracles["normalizer"].appended[KEYS.topic(0, "events")]
-        assert normalized(said) == normalized(events)
+        assert normalized(frames) == normalized(events)
         parser = self.oracles["parser"]
         for run in RUNS:
             log = log_of(self.wire.redis, KEYS, run)

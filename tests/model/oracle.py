@@ -14,7 +14,7 @@ from tokenbus.bus.server.stream_reader import Entry, id_key
 from tokenbus.bus.stage.logic import StageLogic
 from tokenbus.events.frames import CONTROL_ATTEMPT, EventFrame, event_decoder
 
-Told = dict[str, Any]
+EventFields = dict[str, Any]
 
 
 class _Written(Commit):
@@ -40,7 +40,7 @@ class Undisturbed:
     def __init__(self, logic: Callable[[], StageLogic]) -> None:
         self.logic = logic()
         self.offset = "0-0"
-        self.published: defaultdict[str, list[Told]] = defaultdict(list)
+        self.published: defaultdict[str, list[EventFields]] = defaultdict(list)
         self.appended: defaultdict[str, list[tuple[str, bytes]]] = defaultdict(list)
         self._waiting: list[Entry] = []
 
@@ -74,31 +74,31 @@ def _without_number(logic: StageLogic, run: str) -> bytes:
 
 def normalized(frames: Sequence[tuple[str, bytes]]) -> dict[str, list[tuple[int, int, object]]]:
     """By run, the normalizer's output, independent of its frames."""
-    said: defaultdict[str, list[tuple[int, int, object]]] = defaultdict(list)
+    by_run: defaultdict[str, list[tuple[int, int, object]]] = defaultdict(list)
     for run, data in frames:
         frame: EventFrame = event_decoder.decode(data)
         if frame.attempt != CONTROL_ATTEMPT:
-            said[run] += [(frame.turn, frame.attempt, event) for event in frame.events]
-    return dict(said)
+            by_run[run] += [(frame.turn, frame.attempt, event) for event in frame.events]
+    return dict(by_run)
 
 
-def unjoined(log: Sequence[Told]) -> list[Told]:
+def unjoined(log: Sequence[EventFields]) -> list[EventFields]:
     """Public events without their numbers, neighbouring chunks of a block as one."""
-    told: list[Told] = []
+    joined: list[EventFields] = []
     for event in log:
         this = {name: value for name, value in event.items() if name != "seq"}
-        last = told[-1] if told else this
+        last = joined[-1] if joined else this
         if this["type"] == last["type"] == "chunk" and _about(this) == _about(last) and last is not this:
             last["text"] += this["text"]
         else:
-            told.append(this)
-    return told
+            joined.append(this)
+    return joined
 
 
-def _about(chunk: Told) -> Told:
+def _about(chunk: EventFields) -> EventFields:
     return {name: value for name, value in chunk.items() if name != "text"}
 
 
-def log_of(redis: Any, keys: Keys, run: str) -> list[Told]:
+def log_of(redis: Any, keys: Keys, run: str) -> list[EventFields]:
     """A run's log as stored on the server."""
     return [msgspec.json.decode(fields[b"__data__"]) for _, fields in redis.xrange(keys.log(run))]

@@ -31,13 +31,13 @@ def _chunk(delta: bytes, finish: bytes = b"null") -> bytes:
 def frames_of(turn: int) -> list[list[RawItem]]:
     """What a fetcher writes of this turn, frame by frame; the last one ends it."""
     opened = Opened("openai-chat", 200, {"content-type": "text/event-stream"}, True, Quirks())
-    said = [_chunk(b'{"role":"assistant","content":"turn %d "}' % turn), _chunk(b'{"content":"says this"}')]
+    chunks = [_chunk(b'{"role":"assistant","content":"turn %d "}' % turn), _chunk(b'{"content":"says this"}')]
     last = (
         [_chunk(b'{"tool_calls":[%s]}' % _CALLED), _chunk(b"{}", b'"tool_calls"')]
         if turn == 0
         else [_chunk(b"{}", b'"stop"')]
     )
-    *rest, end = [Data(data) for data in (*said, *last)]
+    *rest, end = [Data(data) for data in (*chunks, *last)]
     return [[opened], *([item] for item in rest), [end, Data(b"data: [DONE]\n\n"), Ended()]]
 
 

@@ -16,7 +16,7 @@ SOURCES = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory, base: str) -> dict[str, Any]:
+def printed(tmp_path_factory: pytest.TempPathFactory, base: str) -> dict[str, Any]:
     directory = tmp_path_factory.mktemp("node")
     (directory / "node_modules").symlink_to(node.packages(SOURCES))
     shutil.copy(SOURCES / "chat.mjs", directory)
@@ -25,17 +25,17 @@ def told(tmp_path_factory: pytest.TempPathFactory, base: str) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-def test_openais_client_for_node_reads_text_thinking_and_usage(told: dict[str, Any]) -> None:
-    assert (told["whole"], told["text"], told["deltas"], told["reasoning"]) == (TEXT, TEXT, TEXT, "Hm.")
-    assert told["usage"]
+def test_openais_client_for_node_reads_text_thinking_and_usage(printed: dict[str, Any]) -> None:
+    assert (printed["whole"], printed["text"], printed["deltas"], printed["reasoning"]) == (TEXT, TEXT, TEXT, "Hm.")
+    assert printed["usage"]
 
 
-def test_openais_client_for_node_runs_a_tool_and_sends_the_result_back(told: dict[str, Any]) -> None:
-    assert told["calls"] == [["get_weather", '{"city":"Bonn"}']]
-    assert told["answer"] == "So: rain in Bonn"
+def test_openais_client_for_node_runs_a_tool_and_sends_the_result_back(printed: dict[str, Any]) -> None:
+    assert printed["calls"] == [["get_weather", '{"city":"Bonn"}']]
+    assert printed["answer"] == "So: rain in Bonn"
 
 
-def test_openais_client_for_node_gets_an_error_for_a_cut_a_failure_and_a_refusal(told: dict[str, Any]) -> None:
-    assert told["cut"]["name"] == "APIError"
-    assert told["failing"]["status"] == 400
-    assert (told["refused"]["status"], told["refused"]["param"]) == (400, "n")
+def test_openais_client_for_node_gets_an_error_for_a_cut_a_failure_and_a_refusal(printed: dict[str, Any]) -> None:
+    assert printed["cut"]["name"] == "APIError"
+    assert printed["failing"]["status"] == 400
+    assert (printed["refused"]["status"], printed["refused"]["param"]) == (400, "n")

@@ -24,44 +24,44 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
         headers = dict(line.lower().split(": ", 1) for line in lines[1:] if ": " in line)
         body = await reader.readexactly(int(headers.get("content-length", 0)))
         path = lines[0].split()[1]
-        told = head.decode("latin-1")
+        request_head = head.decode("latin-1")
         if path.startswith("/tool/"):
-            await _tool(writer, path.rpartition("/")[2], told)
+            await _tool(writer, path.rpartition("/")[2], request_head)
         else:
             asked = json.loads(body)
-            await _provider(writer, asked["model"], told, answered=asked["messages"][-1]["role"] == "tool")
+            await _provider(writer, asked["model"], request_head, answered=asked["messages"][-1]["role"] == "tool")
         await writer.drain()
     writer.close()
 
 
-async def _tool(writer: asyncio.StreamWriter, what: str, told: str) -> None:
+async def _tool(writer: asyncio.StreamWriter, what: str, request_head: str) -> None:
     match what:
         case "refuses":
-            await _send(writer, "500 Oops", "text/plain", told)
+            await _send(writer, "500 Oops", "text/plain", request_head)
         case "long":
-            await _send(writer, "200 OK", "text/plain", "x" * 100_000 + told)
+            await _send(writer, "200 OK", "text/plain", "x" * 100_000 + request_head)
         case "binary":
-            await _send(writer, "200 OK", "application/octet-stream", "\xff\xfe" + told)
+            await _send(writer, "200 OK", "application/octet-stream", "\xff\xfe" + request_head)
         case _:
-            await _send(writer, "200 OK", "text/plain", told)
+            await _send(writer, "200 OK", "text/plain", request_head)
 
 
-async def _provider(writer: asyncio.StreamWriter, model: str, told: str, *, answered: bool) -> None:
+async def _provider(writer: asyncio.StreamWriter, model: str, request_head: str, *, answered: bool) -> None:
     """``unauthorized``, ``chatty``, ``spells``, ``breaks``, or the names of tools to call with + between."""
     match model:
         case "unauthorized":
-            error = json.dumps({"error": {"message": f"Incorrect API key provided: {told}", "type": "auth"}})
+            error = json.dumps({"error": {"message": f"Incorrect API key provided: {request_head}", "type": "auth"}})
             await _send(writer, "401 Unauthorized", "application/json", error)
         case "breaks":
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: 9999\r\n\r\n")
-            await _in_pieces(writer, _event({"content": told}))
+            await _in_pieces(writer, _event({"content": request_head}))
         case "chatty":
-            await _stream(writer, _event({"content": told}), finish="stop")
+            await _stream(writer, _event({"content": request_head}), finish="stop")
         case "spells":
             events = [
-                _event({key: told[at : at + step]})
+                _event({key: request_head[at : at + step]})
                 for key, step in (("content", 3), ("reasoning_content", 1))
-                for at in range(0, len(told), step)
+                for at in range(0, len(request_head), step)
             ]
             await _stream(writer, b"".join(events), finish="stop")
         case _ if answered:

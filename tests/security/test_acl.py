@@ -133,7 +133,7 @@ async def test_each_service_does_its_work_as_its_own_user(
         kinds: tuple[Kind, ...] = (*chain, "tools", "policy", "recorder", "blobs", "gateway")
         envs = [{"TOKENBUS_REDIS_URL": guarded.url(kind), "OWN_STORE": str(tmp_path)} for kind in kinds]
         await asyncio.gather(*(workers.start(kind, env=env) for kind, env in zip(kinds, envs, strict=True)))
-        heard = asyncio.create_task(_listen(subscriber))
+        received = asyncio.create_task(_listen(subscriber))
         begun = [KEYS.lease(partition, "visible:speech") for partition in range(KEYS.partitions)]
         await eventually(lambda: _all_there(operator, begun))
         run = await publisher.publish(_request("asks"))
@@ -141,7 +141,7 @@ async def test_each_service_does_its_work_as_its_own_user(
         assert result.text == "Let me look.\n\nIt rains."
         logs = await ended(operator.client, KEYS, [run.id])
         assert any(event["type"] == "block_complete" and event["kind"] == "tool_result" for event in logs[run.id])
-        assert await heard == "It rains."
+        assert await received == "It rains."
         judged = await publisher.publish({**_request("asks"), "policies": ["passes"]})
         assert (await publisher.result(judged)).text == "Let me look.\n\nIt rains."
         gateway = next(worker for worker in workers.workers if worker.kind == "gateway")
@@ -184,8 +184,8 @@ async def test_the_operator_makes_keys_and_the_gateway_finds_and_counts_them(
             gateway, count_use(counted, spend=spend, use=use, tokens_per_minute=5, used=used, keep_ms=60_000)
         )
         await gateway.client.zrem(f"{use}:open", "r1")
-        [told] = await read_spend(operator, KEYS, [made.id])
-        assert told.total.output == 1
+        [spent] = await read_spend(operator, KEYS, [made.id])
+        assert spent.total.output == 1
         await store.revoke(made.id)
     assert await guarded.refusals() == []
 

@@ -84,8 +84,8 @@ async def test_each_hostile_answer_ends_its_own_run_by_name_and_other_runs_do_no
             while not ending.done():
                 took[model].append(await probe())
             logs[model] = (await ending)[run]
-            told = f"median {median(took[model]) * 1000:.0f}, worst {max(took[model]) * 1000:.0f} ms"
-            print(f"{model:20} {len(took[model]):4} probes, {told} (alone {median(before) * 1000:.0f})", flush=True)
+            summary = f"median {median(took[model]) * 1000:.0f}, worst {max(took[model]) * 1000:.0f} ms"
+            print(f"{model:20} {len(took[model]):4} probes, {summary} (alone {median(before) * 1000:.0f})", flush=True)
     for model, (code, kind) in ENDS.items():
         end = logs[model][-1]
         error = end.get("error", {"code": "", "class": ""})

@@ -113,17 +113,17 @@ async def test_an_unusable_server_is_reported_without_its_password(tmp_path: Pat
         f"redis://ada:{password}@[::1",
         f"rediss://ada:{password}@127.0.0.1:{unused_port}?ssl_ca_certs=/none&password={password}",
     )
-    for told in await asyncio.gather(*(output_of("parser", url=url, directory=tmp_path) for url in urls)):
-        assert told
-        assert password not in told
+    for output in await asyncio.gather(*(output_of("parser", url=url, directory=tmp_path) for url in urls)):
+        assert output
+        assert password not in output
 
 
 async def test_a_wrong_password_is_reported_without_the_password(locked: tuple[str, Redis], tmp_path: Path) -> None:
     url = re.sub(":[^:]*@", ":not-the-password@", locked[0])
-    told = await output_of("fetcher", url=url, directory=tmp_path)
-    assert "invalid" in told
-    assert "not-the-password" not in told
-    assert PASSWORD not in told
+    output = await output_of("fetcher", url=url, directory=tmp_path)
+    assert "invalid" in output
+    assert "not-the-password" not in output
+    assert PASSWORD not in output
 
 
 async def put(client: Redis, keys: Keys, provider: str, model: str) -> str:

@@ -170,28 +170,28 @@ def test_what_holds_no_secret_goes_through_unchanged_however_it_is_cut(text: str
 
 def delta(api: str, text: str, index: int, *, thinking: bool = False) -> bytes:
     """One event of a stream as these providers write it."""
-    said: dict[str, object]
+    data: dict[str, object]
     match api:
         case "chat":
-            said = {"choices": [{"index": index, "delta": {"reasoning" if thinking else "content": text}}], "id": "c-s"}
+            data = {"choices": [{"index": index, "delta": {"reasoning" if thinking else "content": text}}], "id": "c-s"}
         case "calls":
             call = {"index": index, "function": {"arguments": text}}
-            said = {"id": "chat-sk", "choices": [{"delta": {"tool_calls": [call]}}]}
+            data = {"id": "chat-sk", "choices": [{"delta": {"tool_calls": [call]}}]}
         case "anthropic":
             kind = "thinking" if thinking else "text"
-            said = {"type": "content_block_delta", "index": index, "delta": {"type": f"{kind}_delta", kind: text}}
+            data = {"type": "content_block_delta", "index": index, "delta": {"type": f"{kind}_delta", kind: text}}
         case "gemini":
             part = {"text": text, "thought": thinking}
-            said = {
+            data = {
                 "candidates": [{"content": {"parts": [part], "role": "model"}, "index": index}],
                 "modelVersion": "s",
             }
         case _:
-            said = {"type": "response.output_text.delta", "delta": text, "output_index": index}
-    return json.dumps(said, ensure_ascii=bool(index % 2)).encode()
+            data = {"type": "response.output_text.delta", "delta": text, "output_index": index}
+    return json.dumps(data, ensure_ascii=bool(index % 2)).encode()
 
 
-def told(lines: bytes) -> dict[tuple[object, str], str]:
+def texts_by_block(lines: bytes) -> dict[tuple[object, str], str]:
     """All strings of a stream's events, those of one key and index joined in their order."""
     texts: dict[tuple[object, str], str] = {}
 
@@ -243,11 +243,11 @@ def test_a_key_split_over_events_is_found_in_any_spelling_and_cut(
     content = b"".join(b"event: e" + line_end + b"data: " + event + 2 * line_end for event in events)
     stream = RedactedEvents(Redaction([key]))
     clean = b"".join(stream.feed(piece) for piece in cut(data, content, 60)) + stream.end()
-    texts = told(clean)
+    texts = texts_by_block(clean)
     joined = [text for (index, _), text in texts.items() if index == 1]
     assert any(MARK in text for text in joined)
-    for said in (*texts.values(), clean.decode()):
-        assert not any(key in layer for layer in undone(said)), said
+    for value in (*texts.values(), clean.decode()):
+        assert not any(key in layer for layer in undone(value)), value
     assert any(text.startswith("It is ") and text.endswith(", I think.") for text in joined)
 
 

@@ -256,7 +256,7 @@ class Subscriber(Reader):
 
     def __init__(self, clock: Clock, cost: ProcessCost, host: Host) -> None:
         super().__init__(clock, cost, host)
-        self.heard: list[tuple[float, float, int]] = []
+        self.received: list[tuple[float, float, int]] = []
         """For each chunk: when the provider wrote it, its latency, and its run."""
 
     def handle(self, messages: list[Any]) -> tuple[int, int, float, Done]:
@@ -268,7 +268,7 @@ class Subscriber(Reader):
 
     def _done(self, channels: list[Channel], chunks: list[Chunk]) -> None:
         now = self.clock.now
-        self.heard += [(born, now - born, run) for run, born in chunks]
+        self.received += [(born, now - born, run) for run, born in chunks]
         for channel in channels:
             channel.node.send(Read(channel))
 
@@ -311,22 +311,24 @@ class Provider(Process):
 
     def handle(self, messages: list[Any]) -> tuple[int, int, float, Done]:
         steps = [message for message in messages if isinstance(message, Step)]
-        said: list[tuple[int, bool]] = [each for message in messages if isinstance(message, list) for each in message]
+        outcomes: list[tuple[int, bool]] = [
+            each for message in messages if isinstance(message, list) for each in message
+        ]
         if "more" in messages:
             runs = [run for run in self._left if self._unread[run] < BUFFERED]
-            said += [(run, self._left[run].pop()) for run in runs]
+            outcomes += [(run, self._left[run].pop()) for run in runs]
             for run in runs:
                 self._unread[run] += 1
             self._left = {run: left for run, left in self._left.items() if left}
             self._idle = not runs
-        return 0, len(said), sum(step.seconds for step in steps), lambda: self._done(said, steps)
+        return 0, len(outcomes), sum(step.seconds for step in steps), lambda: self._done(outcomes, steps)
 
-    def _done(self, said: list[tuple[int, bool]], steps: Sequence[Step]) -> None:
+    def _done(self, outcomes: list[tuple[int, bool]], steps: Sequence[Step]) -> None:
         for step in steps:
             step.then()
-        if said:
+        if outcomes:
             now = self.clock.now
-            self._fetcher.send([(run, now if is_chunk else MARK) for run, is_chunk in said])
+            self._fetcher.send([(run, now if is_chunk else MARK) for run, is_chunk in outcomes])
         if not self._idle:
             if self._left:
                 self.arrive("more")

@@ -80,7 +80,7 @@ class Outcome:
 
     waits_s: list[float]
     """Sorted; of chunks written after the warm-up."""
-    heard: list[tuple[float, float, int]]
+    received: list[tuple[float, float, int]]
     chunks: int
     seconds: float
     cpu_us: dict[str, float]
@@ -234,16 +234,16 @@ class Deployment:
         self.clock.run(warm_s)
         before = {process: process.used.cpu_s for each in self.kinds.values() for process in each}
         self.clock.run(seconds)
-        heard = [h for subscriber in self.subscribers for h in subscriber.heard if h[0] >= warm_s]
-        last = max((born + wait for born, wait, _ in heard), default=seconds)
+        received = [h for subscriber in self.subscribers for h in subscriber.received if h[0] >= warm_s]
+        last = max((born + wait for born, wait, _ in received), default=seconds)
         passed = min(seconds, last) - warm_s
         spent = {name: [process.used.cpu_s - before[process] for process in each] for name, each in self.kinds.items()}
         return Outcome(
-            waits_s=sorted(wait for _, wait, _ in heard),
-            heard=heard,
-            chunks=len(heard),
+            waits_s=sorted(wait for _, wait, _ in received),
+            received=received,
+            chunks=len(received),
             seconds=passed,
-            cpu_us={name: sum(each) * 1e6 / max(1, len(heard)) for name, each in spent.items()},
+            cpu_us={name: sum(each) * 1e6 / max(1, len(received)) for name, each in spent.items()},
             busiest={name: max(each) / passed for name, each in spent.items()},
         )
 

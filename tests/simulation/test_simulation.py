@@ -28,7 +28,7 @@ def outcome(shape: Shape, runs: int, pace: float, chunks: int) -> Outcome:
 
 
 def test_a_seed_gives_the_same_events_each_time() -> None:
-    assert simulate(TWO, COSTS, 500).heard == simulate(TWO, COSTS, 500).heard
+    assert simulate(TWO, COSTS, 500).received == simulate(TWO, COSTS, 500).received
 
 
 @pytest.mark.parametrize(
@@ -41,10 +41,10 @@ def test_a_seed_gives_the_same_events_each_time() -> None:
     ],
 )
 def test_every_chunk_arrives_once_and_in_its_run_s_order(shape: Shape, pace: float) -> None:
-    heard = outcome(shape, 9, pace, 40).heard
-    assert Counter(run for _, _, run in heard) == dict.fromkeys(range(9), 40)
+    received = outcome(shape, 9, pace, 40).received
+    assert Counter(run for _, _, run in received) == dict.fromkeys(range(9), 40)
     for run in range(9):
-        born = [at for at, _, of in heard if of == run]
+        born = [at for at, _, of in received if of == run]
         assert born == sorted(born)
 
 
@@ -58,21 +58,21 @@ def test_a_dead_worker_holds_up_its_own_partitions_until_they_are_taken_over() -
     deployment = Deployment(TWO, COSTS)
     deployment.feed(even(16, 50, 200))
     deployment.kill("parser", 1.0, take_over_s=1.5)
-    heard = deployment.run(60).heard
-    late = {run for _, wait, run in heard if wait > 0.5}
+    received = deployment.run(60).received
+    late = {run for _, wait, run in received if wait > 0.5}
     assert late
     assert {deployment.placing.partition(run) % 2 for run in late} == {0}
-    assert 1.4 < max(wait for _, wait, _ in heard) < 2.0
-    assert all(wait < 0.1 for born, wait, _ in heard if born > 3.0)
+    assert 1.4 < max(wait for _, wait, _ in received) < 2.0
+    assert all(wait < 0.1 for born, wait, _ in received if born > 3.0)
 
 
 def test_runs_arrive_at_the_rate_that_is_asked_for() -> None:
     runs = arriving(4, 5_000, seed=1, pace=50, chunks=500, burst=5, hot=0.1)
-    said = sum(
+    total = sum(
         max(0.0, min(4, end) - begin) * pace
         for begin, end, pace in zip(runs.begins, runs.ends, runs.paces, strict=True)
     )
-    assert said / 4 == pytest.approx(5_000, rel=0.2)
+    assert total / 4 == pytest.approx(5_000, rel=0.2)
     assert {50.0, 1_000.0} == set(runs.paces)
 
 

@@ -50,7 +50,7 @@ CONTENT = b"word"
 Json = dict[str, Any]
 
 
-def _said() -> list[Json]:
+def _answer_events() -> list[Json]:
     return [{"role": "user", "content": f"Hello {uuid4().hex}."}]
 
 
@@ -66,22 +66,22 @@ PROTOCOLS: dict[str, Protocol] = {
     "Chat Completions": Protocol(
         OpenAIChatSurface.keep_alive,
         "/v1/chat/completions",
-        lambda: {"model": "held/silent", "stream": True, "messages": _said()},
+        lambda: {"model": "held/silent", "stream": True, "messages": _answer_events()},
     ),
     "Responses": Protocol(
         OpenAIResponsesSurface.keep_alive,
         "/v1/responses",
-        lambda: {"model": "held/silent", "stream": True, "input": _said()},
+        lambda: {"model": "held/silent", "stream": True, "input": _answer_events()},
     ),
     "Responses, background": Protocol(
         OpenAIResponsesSurface.keep_alive,
         "/v1/responses",
-        lambda: {"model": "held/silent", "stream": True, "background": True, "store": True, "input": _said()},
+        lambda: {"model": "held/silent", "stream": True, "background": True, "store": True, "input": _answer_events()},
     ),
     "Messages": Protocol(
         AnthropicMessagesSurface.keep_alive,
         "/v1/messages",
-        lambda: {"model": "held/silent", "stream": True, "max_tokens": 99, "messages": _said()},
+        lambda: {"model": "held/silent", "stream": True, "max_tokens": 99, "messages": _answer_events()},
     ),
     "Gemini": Protocol(
         GeminiSurface.keep_alive,
@@ -114,7 +114,7 @@ PROTOCOLS: dict[str, Protocol] = {
     "the bus's own events": Protocol(
         NativeSurface.keep_alive,
         "/runs",
-        lambda: {"model": "held/silent", "messages": _said()},
+        lambda: {"model": "held/silent", "messages": _answer_events()},
     ),
     "Images": Protocol(
         OpenAIImagesSurface.keep_alive,
@@ -174,8 +174,8 @@ class Client(asyncio.Protocol):
     @property
     def is_answer(self) -> bool:
         """Whether a stream began, with the provider's word if it has sent one."""
-        said = CONTENT in self._head or self._protocol.path == PROTOCOLS["Images"].path
-        return self._head.startswith(b"HTTP/1.1 200") and said
+        has_content = CONTENT in self._head or self._protocol.path == PROTOCOLS["Images"].path
+        return self._head.startswith(b"HTTP/1.1 200") and has_content
 
     @property
     def head(self) -> bytes:
@@ -276,8 +276,8 @@ def _problems(
             if not 0.8 * expected - 2 <= client.kept_alive <= 1.1 * expected + 2:
                 found[f"{name}: {client.kept_alive} keep-alives, {expected:.0f} were due"] += 1
     for socket in sockets:
-        if socket.lost or CONTENT not in socket.heard:
-            found[f"{WEBSOCKET}: lost {socket.lost}, heard {socket.heard[-80:]!r}"] += 1
+        if socket.lost or CONTENT not in socket.received:
+            found[f"{WEBSOCKET}: lost {socket.lost}, received {socket.received[-80:]!r}"] += 1
     third = max(1, len(samples) // 3)
     early, late = (sum(s.memory_kb for s in some) / third for some in (samples[:third], samples[-third:]))
     if late > early * (1 + MOST_GROWTH):
@@ -291,7 +291,7 @@ class _Socket:
     """A client of the Responses API over a WebSocket; its keep-alives are the pings of WebSocket."""
 
     def __init__(self, connection: Any) -> None:
-        self.heard = b""
+        self.received = b""
         self.lost = False
         self._connection = connection
         self._reading = asyncio.create_task(self._read(), name="reader of a socket")
@@ -310,7 +310,7 @@ class _Socket:
     async def _read(self) -> None:
         try:
             async for frame in self._connection:
-                self.heard += str(frame).encode()
+                self.received += str(frame).encode()
         finally:
             self.lost = True
 

@@ -120,20 +120,20 @@ def _with_subscriber(stack: Stack, url: str, load: Load) -> _Sample:
     stack.desk.give(subscriber.NAME, Listen(streams, load.total, load.timeout_s))
     stack.desk.answer(subscriber.NAME, bool, timeout_s=30)
     before = cpu_s(stack.pids[GATEWAY]), cpu_s(stack.pids[subscriber.NAME])
-    heard = answered(url, f"{PROVIDER}/{load.name}", load)
+    received = answered(url, f"{PROVIDER}/{load.name}", load)
     beside = stack.desk.answer(subscriber.NAME, Heard, load.timeout_s)
     after = cpu_s(stack.pids[GATEWAY]), cpu_s(stack.pids[subscriber.NAME])
     stack.client.delete(*streams)
     plain = dict(zip(array("q", beside.sent), array("q", beside.arrived), strict=True))
     chunks = load.total / 1e6
-    return _sample(heard, load, plain.get, (after[0] - before[0]) / chunks, (after[1] - before[1]) / chunks)
+    return _sample(received, load, plain.get, (after[0] - before[0]) / chunks, (after[1] - before[1]) / chunks)
 
 
 def _direct(pid: int, url: str, model: str, load: Load) -> _Sample:
     """The load from clients of another proxy."""
     before = cpu_s(pid)
-    heard = answered(url, model, load)
-    return _sample(heard, load, lambda sent: sent, (cpu_s(pid) - before) * 1e6 / load.total, 0.0)
+    received = answered(url, model, load)
+    return _sample(received, load, lambda sent: sent, (cpu_s(pid) - before) * 1e6 / load.total, 0.0)
 
 
 def answered(url: str, model: str, load: Load) -> list[http_clients.Answer]:
@@ -151,9 +151,9 @@ def answered(url: str, model: str, load: Load) -> list[http_clients.Answer]:
 
 
 def _sample(
-    heard: list[http_clients.Answer], load: Load, since: Callable[[int], int | None], cpu_us: float, beside_us: float
+    received: list[http_clients.Answer], load: Load, since: Callable[[int], int | None], cpu_us: float, beside_us: float
 ) -> _Sample:
-    pairs = [(sent, there) for answer in heard for sent, there in zip(answer.sent, answer.arrived, strict=True)]
+    pairs = [(sent, there) for answer in received for sent, there in zip(answer.sent, answer.arrived, strict=True)]
     seconds = (max(there for _, there in pairs) - min(sent for sent, _ in pairs)) / 1e9
     return _Sample(
         cpu_us=cpu_us,

@@ -55,12 +55,12 @@ def _measured(stack: Stack, way: str) -> list[Figure]:
     stack.desk.give(subscriber.NAME, Listen(topics, _SLOW.total, timeout_s=WINDOW_S))
     stack.desk.answer(subscriber.NAME, bool, timeout_s=30)
     before = _cpu(stack)
-    heard = stack.desk.answer(subscriber.NAME, Heard, 3 * WINDOW_S)
+    received = stack.desk.answer(subscriber.NAME, Heard, 3 * WINDOW_S)
     after = _cpu(stack)
     held, keys, still = _memory(stack), _keys(stack, runs), _count(stack)
     if still < RUNS:
         raise TimeoutError(f"{RUNS - still:,} runs were over before the end; this machine is too slow or too busy")
-    sent, arrived = array("q", heard.sent), array("q", heard.arrived)
+    sent, arrived = array("q", received.sent), array("q", received.arrived)
     waits = sorted((there - here) / 1e6 for here, there in zip(sent, arrived, strict=True))
     return [
         *_memory_figures(way, idle, held, keys),

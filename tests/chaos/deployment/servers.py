@@ -285,8 +285,8 @@ async def _run(*command: str) -> str | None:
         process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
     except OSError as e:
         return f"{command[0]}: {e.strerror}"
-    _, said = await process.communicate()
-    return said.decode(errors="replace").strip() or "failed" if process.returncode else None
+    _, output = await process.communicate()
+    return output.decode(errors="replace").strip() or "failed" if process.returncode else None
 
 
 @asynccontextmanager

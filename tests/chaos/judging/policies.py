@@ -53,13 +53,13 @@ def _published(record: Record) -> dict[str, dict[str, str]]:
             else:
                 texts = [value for value in event.values() if isinstance(value, str)]
                 of_run[f"{place}, seq {event['seq']}"].append("\n".join(texts))
-    return defaultdict(dict, {run: {at: "".join(said) for at, said in of.items()} for run, of in published.items()})
+    return defaultdict(dict, {run: {at: "".join(pieces) for at, pieces in of.items()} for run, of in published.items()})
 
 
 def _held_back(guarded: Guarded, published: dict[str, str], ran: list[Line]) -> Iterator[str]:
-    for at, said in published.items():
+    for at, text in published.items():
         for word in guarded.withheld_text:
-            if word in said:
+            if word in text:
                 yield f"{word} is published: {at}"
     for line in ran:
         if f'"{line.what}"' in guarded.withheld_text:

@@ -111,15 +111,15 @@ def _content(story: Story, log: Log) -> str | None:
     for block in blocks:
         if block["kind"] == "tool_result":
             results[block["turn"]].append(block)
-    said = [block for block in blocks if block["kind"] != "tool_result"]
-    if len(said) > len(story.pieces):
-        return f"{len(said)} blocks, and the model wrote {len(story.pieces)}"
-    for block, piece in zip(said, story.pieces, strict=False):
+    model_blocks = [block for block in blocks if block["kind"] != "tool_result"]
+    if len(model_blocks) > len(story.pieces):
+        return f"{len(model_blocks)} blocks, and the model wrote {len(story.pieces)}"
+    for block, piece in zip(model_blocks, story.pieces, strict=False):
         if problem := _piece(story, block, piece, results[piece.turn - 1]):
             return f"block {block['block']}: {problem}"
     if log[-1]["type"] == "completed":
-        if len(said) < len(story.pieces):
-            return f"completed with {len(said)} of {len(story.pieces)} blocks"
+        if len(model_blocks) < len(story.pieces):
+            return f"completed with {len(model_blocks)} of {len(story.pieces)} blocks"
         if any(block.get("cut") for block in blocks):
             return "completed with a block that was cut"
     return None

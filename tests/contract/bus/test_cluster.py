@@ -158,16 +158,16 @@ async def test_the_limits_of_a_call_are_decided_in_one_step_whatever_it_is_limit
 
 
 async def test_control_messages_of_all_partitions_are_received(clustered: Server):
-    heard: list[str] = []
-    listener = ControlListener(clustered, KEYS, lambda message: heard.append(message.run))
+    received: list[str] = []
+    listener = ControlListener(clustered, KEYS, lambda message: received.append(message.run))
     await listener.open()
     for round_ in range(3):
         for partition in range(KEYS.partitions):
             await clustered.client.xadd(
                 KEYS.topic(partition, "control"), {"r": encode(Control(f"{round_}-{partition}"))}
             )
-    await eventually(lambda: len(heard) == 18)
-    assert len(set(heard)) == 18
+    await eventually(lambda: len(received) == 18)
+    assert len(set(received)) == 18
     await listener.close()
 
 

@@ -14,53 +14,53 @@ from tokenbus.events.frames import Control, encode
 
 @asynccontextmanager
 async def listening(server: Server, keys: Keys) -> AsyncGenerator[list[str]]:
-    heard: list[str] = []
-    listener = ControlListener(server, keys, lambda message: heard.append(message.run))
+    received: list[str] = []
+    listener = ControlListener(server, keys, lambda message: received.append(message.run))
     await listener.open()
     try:
-        yield heard
+        yield received
     finally:
         await listener.close()
 
 
-async def tell(server: Server, keys: Keys, *runs: str) -> None:
+async def broadcast(server: Server, keys: Keys, *runs: str) -> None:
     for run in runs:
         await server.client.xadd(keys.topic(keys.partition_of(run), "control"), {run: encode(Control(run))})
 
 
 async def test_every_listener_gets_each_message_once(server: Server, keys: Keys):
-    await tell(server, keys, "before")
+    await broadcast(server, keys, "before")
     runs = [f"r{i}" for i in range(30)]
     async with listening(server, keys) as first, listening(server, keys) as second:
-        await tell(server, keys, *runs)
+        await broadcast(server, keys, *runs)
         await eventually(lambda: sorted(first) == sorted(second) == sorted(runs))
 
 
 async def test_nothing_is_missed_or_doubled_over_lost_connections(server: Server, keys: Keys):
     runs = [f"r{i}" for i in range(50)]
-    async with Server(server.url) as other, listening(other, keys) as heard:
+    async with Server(server.url) as other, listening(other, keys) as received:
         for run in runs:
-            await tell(server, keys, run)
+            await broadcast(server, keys, run)
             await server.client.client_kill_filter(_type="normal", skipme=True)
-        await eventually(lambda: sorted(heard) == sorted(runs))
+        await eventually(lambda: sorted(received) == sorted(runs))
 
 
 async def test_an_unreadable_control_message_does_not_stop_the_reader(server: Server, keys: Keys):
-    async with listening(server, keys) as heard:
+    async with listening(server, keys) as received:
         await server.client.xadd(keys.topic(1, "control"), {"r": "no frame"})
-        await tell(server, keys, "r1", "r2", "r3", "r4")
-        await eventually(lambda: sorted(heard) == ["r1", "r2", "r3", "r4"])
+        await broadcast(server, keys, "r1", "r2", "r3", "r4")
+        await eventually(lambda: sorted(received) == ["r1", "r2", "r3", "r4"])
 
 
 async def test_what_a_message_calls_may_fail(server: Server, keys: Keys):
-    heard: list[str] = []
+    received: list[str] = []
 
-    def told(message: Control) -> None:
-        heard.append(message.run)
+    def on_control(message: Control) -> None:
+        received.append(message.run)
         raise LookupError(message.run)
 
-    listener = ControlListener(server, keys, told)
+    listener = ControlListener(server, keys, on_control)
     await listener.open()
-    await tell(server, keys, "a", "b", "c")
-    await eventually(lambda: sorted(heard) == ["a", "b", "c"])
+    await broadcast(server, keys, "a", "b", "c")
+    await eventually(lambda: sorted(received) == ["a", "b", "c"])
     await listener.close()

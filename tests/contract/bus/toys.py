@@ -76,9 +76,9 @@ class ToyLogic:
         return run in self.runs
 
     def flush(self, commit: Commit) -> None:
-        said, size = self._said, 0
+        outputs, size = self._said, 0
         self.discard_outputs()
-        for run, tally, what in said:
+        for run, tally, what in outputs:
             data = saying(run, tally.seq, what)
             size += len(data)
             commit.publish(self._keys.log(run), f"1-{tally.seq}", data, [self._keys.topic(self._partition, "runs")])

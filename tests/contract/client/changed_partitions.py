@@ -63,17 +63,17 @@ class Readers:
         for subscription in (self.ordered, self.group, self.voice):
             await subscription.aclose()
 
-    async def check(self, written: set[tuple[str, int]], said: dict[str, str]) -> None:
+    async def check(self, written: set[tuple[str, int]], texts: dict[str, str]) -> None:
         """Each has had each event once, and each run's in order."""
         for seen in self.seen:
             await eventually(lambda seen=seen: len(seen) >= len(written))
             assert Counter((e.run, e.seq) for e in seen) == Counter(written)
-            for run in said:
+            for run in texts:
                 seqs = [e.seq for e in seen if e.run == run]
                 assert seqs == sorted(seqs)
-        whole = lambda: sum(len(s.text) for s in self.spoken) >= sum(map(len, said.values()))  # noqa: E731
+        whole = lambda: sum(len(s.text) for s in self.spoken) >= sum(map(len, texts.values()))  # noqa: E731
         await eventually(whole)
-        for run, text in said.items():
+        for run, text in texts.items():
             pieces = [s.text for s in self.spoken if s.run == run]
             assert "".join(pieces) == text
             assert "And " not in pieces or text.endswith("And "), f"a sentence of {run} is torn: {pieces}"
@@ -124,10 +124,10 @@ async def check_readers(server: Server, url: str, keys: Keys) -> None:
             assert {(e.run, e.seq) for e in [await anext(late_group) for _ in new]} == last
             newest = late.cursor
         written |= last
-        said = dict.fromkeys(AFTER, "more of it. And at last. ") | dict.fromkeys(
+        texts = dict.fromkeys(AFTER, "more of it. And at last. ") | dict.fromkeys(
             BEFORE, "It was said. Now more of it. And "
         )
-        await readers.check(written, said)
+        await readers.check(written, texts)
         async with bus.subscribe("visible", kinds=Chunk, from_=Cursor.parse(str(begin))) as again:
             assert {(e.run, e.seq) for e in [await anext(again) for _ in written]} == written
         await check_lists(bus, listed)

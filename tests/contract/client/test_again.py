@@ -25,14 +25,14 @@ REQUEST = Generate(
 
 
 async def ended(
-    server: Server, keys: Keys, said: str = "", *, request: Generate = REQUEST, turn: int = 0, **fields: Any
+    server: Server, keys: Keys, expected: str = "", *, request: Generate = REQUEST, turn: int = 0, **fields: Any
 ) -> Writer:
     """A run that broke off after some text."""
     writer = Writer(server, keys, "r")
     await writer.start()
-    if said:
-        await writer.say(said)
-        about = {"block": 0, "kind": "text", "content": said, "cut": True}
+    if expected:
+        await writer.say(expected)
+        about = {"block": 0, "kind": "text", "content": expected, "cut": True}
         await writer.write((BlockComplete, about))
     await writer.write(
         (Incomplete, {"finish": "unknown", "timing": Timing(total_ms=1), "reason": "cut", "error": LOST})
@@ -71,8 +71,8 @@ async def test_going_on_sends_the_partial_text_as_the_beginning_of_the_answer(bu
     await ended(server, keys, "Hello there, ")
     new = await bus.resume("r")
     [request] = await published(server, keys)
-    said = Message(role="assistant", content=[TextPart(text="Hello there,")])  # providers refuse blanks at the end
-    assert request.messages == [*REQUEST.messages, said]
+    reply = Message(role="assistant", content=[TextPart(text="Hello there,")])  # providers refuse blanks at the end
+    assert request.messages == [*REQUEST.messages, reply]
     assert request.metadata == {"tenant": "t", "resume_of": "r"}
     assert request.id == new.id
 

@@ -84,12 +84,12 @@ async def test_sentences_and_cursors_come_as_they_do_in_the_asynchronous_client(
 
     def work(bus: Client) -> tuple[str, str, str]:
         with bus.sentences(from_="start") as sentences:
-            said = next(sentences).text, next(sentences).text
+            texts = next(sentences).text, next(sentences).text
         with bus.subscribe("visible", kinds=Chunk, from_="start") as events:
             next(events)
             cursor = events.cursor
         with bus.subscribe("visible", kinds=Chunk, from_=cursor) as events:
-            return *said, next(events).text
+            return *texts, next(events).text
 
     assert await script(server_url, keys, work) == ("One is here. ", "Two is here. ", " is here. Three")
 

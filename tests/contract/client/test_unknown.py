@@ -48,10 +48,10 @@ async def story(server: Server, keys: Keys) -> Writer:
 
 async def test_a_follower_gets_every_seq(bus: Client, server: Server, keys: Keys) -> None:
     writer = await story(server, keys)
-    heard = [event async for event in bus.follow("r")]
-    assert heard == writer.events
-    assert [event.seq for event in heard] == list(range(6))
-    assert [event.fields["loud"] for event in heard if isinstance(event, UnknownEvent)] == [[1], [1]]
+    received = [event async for event in bus.follow("r")]
+    assert received == writer.events
+    assert [event.seq for event in received] == list(range(6))
+    assert [event.fields["loud"] for event in received if isinstance(event, UnknownEvent)] == [[1], [1]]
     assert [event async for event in bus.follow("r", after=2)] == writer.events[3:]
 
 
@@ -84,8 +84,8 @@ async def test_screens_get_it_in_its_place(bus: Client, server: Server, keys: Ke
 async def test_a_sentence_subscription_skips_it(bus: Client, server: Server, keys: Keys) -> None:
     writer = await story(server, keys)
     async with bus.sentences(from_="start") as sentences:
-        said = [await anext(sentences) for _ in range(2)]
-    assert [(s.text, s.first, s.last) for s in said] == [(ONE, 1, 1), (TWO, 4, 4)]
+        read = [await anext(sentences) for _ in range(2)]
+    assert [(s.text, s.first, s.last) for s in read] == [(ONE, 1, 1), (TWO, 4, 4)]
     assert isinstance(writer.events[4], Chunk)
 
 
@@ -102,17 +102,17 @@ async def test_scripts_receive_it(server_url: str, bus: Client, server: Server, 
 async def test_a_live_follower_continues_after_it(bus: Client, server: Server, keys: Keys) -> None:
     writer = Writer(server, keys, "r")
     await writer.start()
-    heard: list[PublicEvent] = []
+    received: list[PublicEvent] = []
 
     async def follow() -> None:
-        heard.extend([event async for event in bus.follow("r")])
+        received.extend([event async for event in bus.follow("r")])
 
     following = asyncio.create_task(follow())
     await say_new(server, keys, writer)
     await writer.complete()
     await eventually(following.done)
-    assert heard == writer.events
-    assert isinstance(heard[-1], Completed)
+    assert received == writer.events
+    assert isinstance(received[-1], Completed)
 
 
 @pytest.mark.parametrize("live", [False, True])

@@ -94,12 +94,12 @@ class Faults:
         serve: Any = worker.serve
 
         async def served(*args: Any, **how: Any) -> None:
-            asyncio.get_running_loop().add_signal_handler(SIGNAL, self.heard)
+            asyncio.get_running_loop().add_signal_handler(SIGNAL, self.on_signal)
             await serve(*args, **how)
 
         worker.serve = served
 
-    def heard(self) -> None:
+    def on_signal(self) -> None:
         """Do what the file says."""
         what, _, name = self._file.read_text().partition(" ")
         match what:

@@ -64,10 +64,10 @@ async def test_a_stalled_node_delays_only_its_partitions(tmp_path: Path) -> None
             for run in open_there + open_elsewhere:
                 await send("long", id=run)
 
-            async def heard() -> bool:
+            async def is_closed() -> bool:
                 return all([len(await log_of(server.client, KEYS, run)) > 5 for run in open_there + open_elsewhere])
 
-            await eventually(heard)
+            await eventually(is_closed)
             os.kill(node.pid, signal.SIGSTOP)
             try:
                 late = names(there, RUNS, "late")

@@ -37,7 +37,7 @@ class Listener:
     """Reads all topics from the beginning, across a change of the server, and keeps every event."""
 
     def __init__(self, server: Server, keys: Keys) -> None:
-        self.heard: defaultdict[str, dict[int, set[bytes]]] = defaultdict(lambda: defaultdict(set))
+        self.received: defaultdict[str, dict[int, set[bytes]]] = defaultdict(lambda: defaultdict(set))
         self._reader = StreamReader(server, count=500)
         self._offsets = {keys.topic(p, topic): "0-0" for p in range(keys.partitions) for topic in PUBLIC_TOPICS}
 
@@ -53,7 +53,7 @@ class Listener:
                     self._offsets[stream] = entries[-1][0].decode()
                     for _, fields in entries:
                         event = json.loads(fields[b"__data__"])
-                        self.heard[event["run"]][event["seq"]].add(fields[b"__data__"])
+                        self.received[event["run"]][event["seq"]].add(fields[b"__data__"])
         finally:
             await self._reader.close()
 
@@ -110,13 +110,13 @@ async def test_runs_that_a_fail_over_lost_end_incomplete_under_their_published_n
             for run in runs:
                 await send("story", "tell", id=run, provider="openai-chat")
 
-            def heard_of_all(number: int) -> bool:
-                return all(len(listener.heard[run]) > number for run in runs)
+            def all_received(number: int) -> bool:
+                return all(len(listener.received[run]) > number for run in runs)
 
-            await eventually(lambda: heard_of_all(8), timeout=60)
+            await eventually(lambda: all_received(8), timeout=60)
             await asyncio.to_thread(group.part)
-            parted = {run: max(listener.heard[run]) for run in runs}
-            await eventually(lambda: all(max(listener.heard[run]) > parted[run] + 5 for run in runs), timeout=60)
+            parted = {run: max(listener.received[run]) for run in runs}
+            await eventually(lambda: all(max(listener.received[run]) > parted[run] + 5 for run in runs), timeout=60)
             await asyncio.to_thread(group.fail)
             logs: Any = await ended(_Patient(server), keys, runs)
             await send("short", "tell", id="after", provider="openai-chat")
@@ -131,10 +131,10 @@ async def test_runs_that_a_fail_over_lost_end_incomplete_under_their_published_n
         else:
             assert last["type"] == "completed"
             assert judge.text(logs[run]) == WORDS
-        told = {event["seq"]: event for event in logs[run]}
-        for seq, versions in listener.heard[run].items():
+        logged = {event["seq"]: event for event in logs[run]}
+        for seq, versions in listener.received[run].items():
             assert len(versions) == 1, f"two stories under {run} {seq}"
-            assert json.loads(versions.pop()) == told[seq]
+            assert json.loads(versions.pop()) == logged[seq]
     assert judge.text(logs["after"]) == "All is well."
 
 

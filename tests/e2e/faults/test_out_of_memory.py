@@ -75,10 +75,10 @@ async def under_way(directory: Path, process: EmbeddedServer) -> AsyncGenerator[
         for n in range(RUNS):
             await scene.start(f"run{n}")
 
-        async def heard() -> bool:
+        async def received() -> bool:
             return all([len(await log_of(server.client, keys, run)) > 5 for run in scene.runs])
 
-        await eventually(heard, timeout=60)
+        await eventually(received, timeout=60)
         yield scene
 
 

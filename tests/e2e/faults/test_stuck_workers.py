@@ -170,8 +170,8 @@ async def test_a_workers_runs_end_elsewhere_if_any_of_its_tasks_ends_or_stalls(
                 runs_s = time.monotonic() - began
                 for worker, (kind, task) in zip(workers, now, strict=True):
                     assert await worker.ended(timeout=ENDED_S) == EXIT_STUCK, (kind, task, worker.log[-4000:])
-                    [said] = [line for line in worker.log.splitlines() if '"worker_exiting"' in line]
-                    assert f'"{task}"' in said, (kind, task, said)
+                    [exit_line] = [line for line in worker.log.splitlines() if '"worker_exiting"' in line]
+                    assert f'"{task}"' in exit_line, (kind, task, exit_line)
                 print(f"{fault}: runs ended after {runs_s:.1f} s, workers after {time.monotonic() - began:.1f} s")
 
 
@@ -221,8 +221,8 @@ async def test_a_gateway_exits_if_any_of_its_tasks_ends_or_stalls(
             gateway.tell(f"{fault} {task}")
         for gateway, (fault, task) in zip(gateways, GATEWAY_FAULTS, strict=True):
             assert await gateway.ended(timeout=ENDED_S) == EXIT_STUCK, (fault, task, gateway.log[-4000:])
-            [said] = [line for line in gateway.log.splitlines() if '"worker_exiting"' in line]
-            assert f'"{task}"' in said, (fault, task, said)
+            [exit_line] = [line for line in gateway.log.splitlines() if '"worker_exiting"' in line]
+            assert f'"{task}"' in exit_line, (fault, task, exit_line)
 
 
 async def _are(tasks: Callable[[], Awaitable[set[str]]], wanted: set[str]) -> bool:

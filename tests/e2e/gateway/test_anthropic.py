@@ -147,12 +147,12 @@ def test_an_error_before_the_first_byte_has_its_status_and_form(client: anthropi
 
 
 def test_a_cut_is_an_error_for_every_reader(client: anthropic.Anthropic) -> None:
-    heard = ""
+    received = ""
     with pytest.raises(anthropic.APIStatusError) as caught:  # noqa: PT012 (what came before the error counts)
         for event in client.messages.create(**asking("cut"), stream=True):
             if event.type == "content_block_delta" and event.delta.type == "text_delta":
-                heard += event.delta.text
-    assert heard.startswith("one")
+                received += event.delta.text
+    assert received.startswith("one")
     body: Any = caught.value.body
     assert body["error"]["type"] == "api_error"
     with pytest.raises(anthropic.APIStatusError):

@@ -116,12 +116,12 @@ def test_a_refusal_by_the_provider_keeps_its_status(client: openai.OpenAI, strea
 
 
 def test_a_cut_stream_is_an_error_and_never_a_silent_end(client: openai.OpenAI) -> None:
-    heard = ""
+    received = ""
     with pytest.raises(openai.APIError) as caught:  # noqa: PT012 (what came before the error counts)
         for chunk in client.chat.completions.create(model="anthropic/cut", messages=USER, stream=True):
-            heard += chunk.choices[0].delta.content or ""
-    assert heard == "one two"[: len(heard)]
-    assert heard
+            received += chunk.choices[0].delta.content or ""
+    assert received == "one two"[: len(received)]
+    assert received
     assert caught.value.code
     with pytest.raises(openai.APIStatusError):
         client.chat.completions.create(model="anthropic/cut", messages=USER)
@@ -151,5 +151,5 @@ def test_the_program_of_the_guide_runs_as_it_stands(bus: LocalBus) -> None:
     page = (Path(__file__).parents[3] / "docs" / "guides" / "gateway.md").read_text()
     code = page.partition("```python\n")[2].partition("```")[0]
     served = code.replace("http://127.0.0.1:8088", bus.gateway).replace("mock-anthropic/claude-haiku-4-5", "house")
-    said = subprocess.run([sys.executable, "-c", served], capture_output=True, text=True, timeout=120, check=False)
-    assert said.stdout == "one two three", said.stderr
+    completed = subprocess.run([sys.executable, "-c", served], capture_output=True, text=True, timeout=120, check=False)
+    assert completed.stdout == "one two three", completed.stderr

@@ -67,7 +67,7 @@ class Crowd:
                 await asyncio.sleep(0.05)
         raise AssertionError(f"no gateway took {method} {path}")
 
-    async def read(self, heard: list[bytes], method: str, path: str, body: Any = None, **headers: str) -> bool:
+    async def read(self, received: list[bytes], method: str, path: str, body: Any = None, **headers: str) -> bool:
         """Read a stream from some gateway, and add its complete events. False: it broke off."""
         rest = b""
         fresh = True
@@ -76,20 +76,20 @@ class Crowd:
                 assert answer.status_code == 200, await answer.aread()
                 async for data in answer.aiter_raw():
                     *events, rest = (rest + data).split(b"\n\n")
-                    told = [event for event in events if event.strip() and not _is_keep_alive(event)]
-                    heard += told
-                    self.begun += bool(told and fresh)
-                    fresh = fresh and not told
+                    complete = [event for event in events if event.strip() and not _is_keep_alive(event)]
+                    received += complete
+                    self.begun += bool(complete and fresh)
+                    fresh = fresh and not complete
         except httpx.TransportError:
             return False
         assert not rest.strip(), "an event was cut, and the end was clean"
         return True
 
-    async def to_the_end(self, heard: list[bytes], path: Callable[[list[bytes]], str], **headers: Any) -> bool:
+    async def to_the_end(self, received: list[bytes], path: Callable[[list[bytes]], str], **headers: Any) -> bool:
         """Go on at other gateways until a stream ends cleanly. True if one broke before."""
         for n in range(TRIES):
-            more = {name: of(heard) for name, of in headers.items()}
-            if await self.read(heard, "GET", path(heard), **more):
+            more = {name: of(received) for name, of in headers.items()}
+            if await self.read(received, "GET", path(received), **more):
                 return n > 0
             await asyncio.sleep(0.05)
         raise AssertionError("no gateway told the rest")
@@ -108,10 +108,10 @@ def _data(event: bytes) -> Any:
 
 def foreground(path: str, end: bytes, body: dict[str, Any]) -> Callable[[Crowd, int], Coroutine[Any, Any, str]]:
     async def client(crowd: Crowd, number: int) -> str:
-        heard: list[bytes] = []
-        if not await crowd.read(heard, "POST", path, body):
+        received: list[bytes] = []
+        if not await crowd.read(received, "POST", path, body):
             return "an error"
-        assert end in heard[-1], f"a silent end after {heard[-1]!r}"
+        assert end in received[-1], f"a silent end after {received[-1]!r}"
         return "whole"
 
     return client
@@ -122,31 +122,31 @@ def foreground(path: str, end: bytes, body: dict[str, Any]) -> Callable[[Crowd, 
 
 async def native(crowd: Crowd, number: int) -> str:
     run = (await crowd.json("POST", "/runs", {"model": "anthropic/words", "messages": USER}))["run"]
-    heard: list[bytes] = []
+    received: list[bytes] = []
 
-    def last(heard: list[bytes]) -> str:
-        return heard[-1].partition(b"id: ")[2].partition(b"\n")[0].decode() if heard else "-1"
+    def last(received: list[bytes]) -> str:
+        return received[-1].partition(b"id: ")[2].partition(b"\n")[0].decode() if received else "-1"
 
-    broke = await crowd.to_the_end(heard, lambda _: f"/runs/{run}/events", **{"last-event-id": last})
+    broke = await crowd.to_the_end(received, lambda _: f"/runs/{run}/events", **{"last-event-id": last})
     whole: list[bytes] = []
     await crowd.to_the_end(whole, lambda _: f"/runs/{run}/events")
-    assert heard == whole
+    assert received == whole
     return "resumed" if broke else "whole"
 
 
 async def responses(crowd: Crowd, number: int) -> str:
     body = {"model": "anthropic/words", "input": "hello", "background": True}
     name = (await crowd.json("POST", "/v1/responses", body))["id"]
-    heard: list[bytes] = []
+    received: list[bytes] = []
 
-    def after(heard: list[bytes]) -> str:
-        numbers = [_data(event)["sequence_number"] for event in heard if b"sequence_number" in event]
+    def after(received: list[bytes]) -> str:
+        numbers = [_data(event)["sequence_number"] for event in received if b"sequence_number" in event]
         return f"/v1/responses/{name}?stream=true" + (f"&starting_after={numbers[-1]}" if numbers else "")
 
-    broke = await crowd.to_the_end(heard, after)
+    broke = await crowd.to_the_end(received, after)
     whole: list[bytes] = []
     await crowd.to_the_end(whole, after)
-    assert heard == whole
+    assert received == whole
     return "resumed" if broke else "whole"
 
 
@@ -154,16 +154,16 @@ async def ui(crowd: Crowd, number: int) -> str:
     chat = f"chat-{number}"
     messages = [{"id": "m", "role": "user", "parts": [{"type": "text", "text": "hello"}]}]
     body = {"id": chat, "messages": messages, "trigger": "submit-message", "model": "anthropic/words"}
-    heard: list[bytes] = []
-    if await crowd.read(heard, "POST", "/api/chat", body):
-        assert heard[-1] == b"data: [DONE]"
+    received: list[bytes] = []
+    if await crowd.read(received, "POST", "/api/chat", body):
+        assert received[-1] == b"data: [DONE]"
         return "whole"
-    if not heard:
+    if not received:
         return "an error"  # perhaps it was never asked
     for _ in range(TRIES):
         replay: list[bytes] = []
         if await crowd.read(replay, "GET", f"/api/chat/{chat}/stream"):
-            assert replay[: len(heard)] == heard
+            assert replay[: len(received)] == received
             assert replay[-1] == b"data: [DONE]"
             return "resumed"
         await asyncio.sleep(0.05)
@@ -198,11 +198,11 @@ async def ag_ui(crowd: Crowd, number: int) -> str:
         "messages": [{"id": "m", "role": "user", "content": "hello"}],
         "forwardedProps": {"model": "anthropic/words"},
     }
-    heard: list[bytes] = []
-    if await crowd.read(heard, "POST", "/agui", body):
-        assert b"RUN_FINISHED" in heard[-1]
+    received: list[bytes] = []
+    if await crowd.read(received, "POST", "/agui", body):
+        assert b"RUN_FINISHED" in received[-1]
         return "whole"
-    if not heard:
+    if not received:
         return "an error"
     for _ in range(TRIES):
         joined: list[bytes] = []

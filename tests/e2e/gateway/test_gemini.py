@@ -152,11 +152,11 @@ def test_an_error_before_the_first_byte_has_its_status_and_form(bare: genai.Clie
 
 
 def test_a_cut_is_an_error_for_every_reader(bare: genai.Client) -> None:
-    heard = ""
+    received = ""
     with pytest.raises(errors.ServerError) as caught:  # noqa: PT012 (what came before the error counts)
         for answer in bare.models.generate_content_stream(model="gemini/cut", contents="hello"):
-            heard += answer.text or ""
-    assert heard.startswith("one")
+            received += answer.text or ""
+    assert received.startswith("one")
     assert caught.value.status == "UNAVAILABLE"
     with pytest.raises(errors.ServerError):
         bare.models.generate_content(model="gemini/cut", contents="hello")

@@ -45,8 +45,8 @@ def test_an_image_is_made_by_each_provider_that_can(client: openai.OpenAI, model
 
 def test_previews_come_before_the_image(client: openai.OpenAI) -> None:
     events = list(client.images.generate(model="openai-responses/cat", prompt="a cat", stream=True, partial_images=1))
-    told = [(event.type, b64decode(event.b64_json)) for event in events]
-    assert told == [("image_generation.partial_image", PREVIEW), ("image_generation.completed", IMAGE)]
+    images = [(event.type, b64decode(event.b64_json)) for event in events]
+    assert images == [("image_generation.partial_image", PREVIEW), ("image_generation.completed", IMAGE)]
 
 
 @pytest.mark.parametrize(

@@ -381,7 +381,7 @@ def test_a_changed_key_has_its_new_rules(http: httpx.Client, admin: httpx.Client
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "expected"),
     [
         ({"rules": {"rpm": 3}}, "rpm"),
         ({"rules": {"max_budget": -1}}, "max_budget"),
@@ -390,10 +390,10 @@ def test_a_changed_key_has_its_new_rules(http: httpx.Client, admin: httpx.Client
         ([], "object"),
     ],
 )
-def test_a_wrong_body_is_refused_with_what_is_wrong(admin: httpx.Client, body: Any, told: str) -> None:
+def test_a_wrong_body_is_refused_with_what_is_wrong(admin: httpx.Client, body: Any, expected: str) -> None:
     answer = admin.post("/keys", json=body)
     assert answer.status_code == 400
-    assert told in answer.json()["error"]["message"]
+    assert expected in answer.json()["error"]["message"]
 
 
 def test_keys_of_the_settings_are_shown_and_not_changed(admin: httpx.Client) -> None:
@@ -428,10 +428,10 @@ async def test_two_gateways_share_the_limits_of_a_key_and_its_runs(bus: LocalBus
                 return (await client.post(f"{other}/v1/chat/completions", json=HELLO)).status_code == 200
 
             await eventually(admitted)
-            told = (await client.get(f"{other}/metrics")).text
-    assert 'tokenbus_gateway_key_answers_total{key="pair",status="200"}' in told
-    assert 'tokenbus_gateway_key_answers_total{key="pair",status="429"}' in told
-    assert 'tokenbus_gateway_key_tokens_total{key="pair",kind="output"}' in told
+            metrics = (await client.get(f"{other}/metrics")).text
+    assert 'tokenbus_gateway_key_answers_total{key="pair",status="200"}' in metrics
+    assert 'tokenbus_gateway_key_answers_total{key="pair",status="429"}' in metrics
+    assert 'tokenbus_gateway_key_tokens_total{key="pair",kind="output"}' in metrics
 
 
 def chat_frame(kind: str, request: str, chat: str = "c1", *, key: str = "", **more: Any) -> str:
@@ -440,8 +440,8 @@ def chat_frame(kind: str, request: str, chat: str = "c1", *, key: str = "", **mo
 
 
 def chat_send(request: str, model: str = "text", **more: Any) -> str:
-    said = [{"id": "u1", "role": "user", "parts": [{"type": "text", "text": "hello"}]}]
-    more = {"trigger": "submit-message", "messages": said, "body": {"model": f"anthropic/{model}"}, **more}
+    messages = [{"id": "u1", "role": "user", "parts": [{"type": "text", "text": "hello"}]}]
+    more = {"trigger": "submit-message", "messages": messages, "body": {"model": f"anthropic/{model}"}, **more}
     return chat_frame("send", request, **more)
 
 

@@ -68,22 +68,22 @@ async def test_gateways_come_and_go_and_no_client_is_left_with_a_silent_end(
         stalled = await provider.requested(3)
         stream = await chat.chat.completions.create(model="anthropic/stalls", messages=USER, stream=True)
         assert (await anext(stream)).choices[0].delta.role == "assistant"
-        heard = b""
+        received = b""
         with pytest.raises(httpx.RemoteProtocolError):  # noqa: PT012 (what came before the error counts)
             async with first.stream("GET", f"/runs/{run}/events") as events:
                 async for data in events.aiter_raw():
-                    heard += data
-                    if b"one" in heard:
+                    received += data
+                    if b"one" in received:
                         one.kill()
         with pytest.raises(openai.APIConnectionError):
             async for _ in stream:
                 pass
         provider.resume(stalled)
-        heard = heard.replace(b": \n\n", b"")
-        last = heard.rpartition(b"id: ")[2].partition(b"\n")[0].decode()
+        received = received.replace(b": \n\n", b"")
+        last = received.rpartition(b"id: ")[2].partition(b"\n")[0].decode()
         rest = (await second.get(f"/runs/{run}/events", headers={"last-event-id": last})).content
         whole = (await second.get(f"/runs/{run}/events")).content.replace(b": \n\n", b"")
-        assert heard + rest.replace(b": \n\n", b"") == whole
+        assert received + rest.replace(b": \n\n", b"") == whole
         assert b"event: completed" in rest
         assert goes_on.state == "stalled", "its client left, and it goes on as asked"
 

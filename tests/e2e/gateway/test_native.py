@@ -138,10 +138,10 @@ def test_a_silent_stream_is_kept_alive_and_a_reader_that_leaves_cancels_nothing(
 ) -> None:
     run = published(http, "anthropic/slow")
     with http.stream("GET", f"/runs/{run}/events") as stream:
-        heard = ""
+        received = ""
         for text in stream.iter_text():
-            heard += text
-            if heard.endswith(": \n\n: \n\n"):
+            received += text
+            if received.endswith(": \n\n: \n\n"):
                 break
     assert http.get(f"/runs/{run}").json()["status"] == "open"
     answer = http.post(f"/runs/{run}/cancel", json={"reason": "enough", "heard_through": 1})
@@ -187,12 +187,12 @@ def test_an_image_of_a_run_is_served_to_those_who_may_read_the_run(http: httpx.C
 def test_an_operator_reads_a_topic(http: httpx.Client) -> None:
     run = published(http)
     with http.stream("GET", "/topics/runs", params={"from": "start"}) as stream:
-        heard = ""
+        received = ""
         for text in stream.iter_text():
-            heard += text
-            if run in heard:
+            received += text
+            if run in received:
                 break
-    assert "event: started\ndata: {" in heard
+    assert "event: started\ndata: {" in received
     assert http.get("/topics/raw").status_code == 404
 
 

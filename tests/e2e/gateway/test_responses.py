@@ -116,11 +116,11 @@ def test_a_call_of_a_tool_of_the_client_and_its_result_in_the_next_request(clien
 
 
 def test_calls_of_the_deployments_tools_are_sent_only_on_request(client: openai.OpenAI) -> None:
-    told: Any = {"tools": ["weather"]}
-    hidden = client.responses.create(model="anthropic/by-bus", input="x", extra_body={"tokenbus": told})
+    extension: Any = {"tools": ["weather"]}
+    hidden = client.responses.create(model="anthropic/by-bus", input="x", extra_body={"tokenbus": extension})
     assert {item.type for item in hidden.output} == {"message"}
-    told["show_tools"] = True
-    shown = client.responses.create(model="anthropic/by-bus", input="x", extra_body={"tokenbus": told})
+    extension["show_tools"] = True
+    shown = client.responses.create(model="anthropic/by-bus", input="x", extra_body={"tokenbus": extension})
     assert [item.type for item in shown.output] == ["message", "function_call", "function_call_output", "message"]
 
 
@@ -252,12 +252,12 @@ def test_a_response_that_never_was_is_not_found(client: openai.OpenAI) -> None:
 
 
 def test_the_input_is_listed(client: openai.OpenAI) -> None:
-    said: Any = [
+    messages: Any = [
         {"role": "user", "content": "one"},
         {"role": "assistant", "content": "two"},
         {"role": "user", "content": "three"},
     ]
-    response = client.responses.create(model="anthropic/text", input=said)
+    response = client.responses.create(model="anthropic/text", input=messages)
     items = list(client.responses.input_items.list(response.id, order="asc", limit=2))
     assert [item.content[0].text for item in items] == ["one", "two", "three"]  # type: ignore[union-attr]  # messages
     newest = client.responses.input_items.list(response.id, limit=1)
@@ -329,15 +329,15 @@ by_openai = pytest.mark.filterwarnings("ignore:connect\\(\\) must be used as a c
 def test_several_responses_go_over_one_socket(client: openai.OpenAI) -> None:
     with client.responses.connect() as connection:
         previous: Any = None
-        for said in ("hello", "and now?"):
-            connection.response.create(model="anthropic/text", input=said, previous_response_id=previous)
-            told = ""
+        for text in ("hello", "and now?"):
+            connection.response.create(model="anthropic/text", input=text, previous_response_id=previous)
+            received = ""
             for event in connection:
-                told += event.delta if event.type == "response.output_text.delta" else ""
+                received += event.delta if event.type == "response.output_text.delta" else ""
                 if event.type == "response.completed":
                     previous = event.response.id
                     break
-            assert told == TEXT
+            assert received == TEXT
 
 
 @by_openai

@@ -69,21 +69,21 @@ def bus() -> Generator[LocalBus]:
 @pytest.mark.parametrize("name", ASKED)
 async def test_a_silent_stream_is_kept_alive_in_its_protocol_and_then_continues(bus: LocalBus, name: str) -> None:
     path, body, keep_alive, end = ASKED[name]
-    begun, heard, resumed = len(bus.exchanges), b"", False
+    begun, received, resumed = len(bus.exchanges), b"", False
     async with (
         httpx.AsyncClient(base_url=bus.gateway, timeout=120) as http,
         http.stream("POST", path, json=body) as answer,
     ):
         assert answer.status_code == 200
         async for data in answer.aiter_raw():
-            heard += data
-            if not resumed and b"two" in heard and keep_alive * SILENCES in heard:
+            received += data
+            if not resumed and b"two" in received and keep_alive * SILENCES in received:
                 resumed = True
                 await eventually(lambda: bus.exchanges[begun].state == "stalled")
                 bus.resume(bus.exchanges[begun])
     assert resumed
-    assert b"four" in heard
-    assert end in heard
+    assert b"four" in received
+    assert end in received
 
 
 TOOL: Any = {"name": "place", "parameters": {"type": "object"}}
@@ -126,6 +126,6 @@ async def test_a_call_of_a_failed_attempt_is_never_sent(bus: LocalBus, name: str
     begun = len(bus.exchanges)
     content = msgspec.json.encode(body).replace(b'"hello"', b'"hello, %b"' % name.encode())  # a conversation of its own
     async with httpx.AsyncClient(base_url=bus.gateway, timeout=120) as http:
-        told = (await http.post(path, content=content)).content
-    assert len(bus.exchanges) == begun + 2, told
-    assert told.count(mark) == 1, told
+        answer = (await http.post(path, content=content)).content
+    assert len(bus.exchanges) == begun + 2, answer
+    assert answer.count(mark) == 1, answer

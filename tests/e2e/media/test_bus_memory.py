@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.conftest import sender
 from tests.e2e.fleet import ended
-from tests.e2e.media.test_images import images_api, told
+from tests.e2e.media.test_images import events_of_kind, images_api
 from tests.e2e.media.test_media import MB, PNG, asks, upload, with_store
 from tests.servers import binary
 from tokenbus.blobs import blob_id_of
@@ -69,7 +69,7 @@ async def test_20_mb_in_and_20_mb_out_do_not_raise_the_peak_memory(
 
             run = await send("draws", "A cat.", provider="openai-images")
             logs = await ended(server.client, KEYS, [run], timeout=90)
-            [image] = told(logs[run], "block_complete")
+            [image] = events_of_kind(logs[run], "block_complete")
             assert image["image"]["blob_id"] == blob_id_of(LARGE)
             stored = (await http.get(f"/blobs/{blob_id_of(LARGE)}")).content
             assert sha256(stored).digest() == sha256(LARGE).digest()

@@ -46,7 +46,7 @@ def blob(content: bytes, **known: Any) -> dict[str, Any]:
     return {**where, "width": 640, "height": 480, **known}
 
 
-def told(log: Any, kind: str) -> list[Any]:
+def events_of_kind(log: Any, kind: str) -> list[Any]:
     return [e for e in log if e["type"] == kind and e["kind"] == "image"]
 
 
@@ -86,22 +86,22 @@ async def test_images_come_in_order_with_the_text_as_blobs_and_go_back_with_the_
         places = [again.index(part) for part in sent]
         assert places == sorted(places)
     made = {"size": "1024x1024", "quality": "low", "model": "gpt-image-2"}
-    cat, dog = (e["image"] for e in told(logs["openai-responses"], "block_complete"))
+    cat, dog = (e["image"] for e in events_of_kind(logs["openai-responses"], "block_complete"))
     assert (cat, dog) == (blob(CAT.data, revised_prompt="a black cat", **made), blob(DOG.data, **made))
-    previews = told(logs["openai-responses"], "image_preview")
+    previews = events_of_kind(logs["openai-responses"], "image_preview")
     assert [e["image"] for e in previews] == [blob(data, **made) for data in CAT.previews]
     assert [e["index"] for e in previews] == [0, 1]
-    assert [e["image"]["model"] for e in told(logs["gemini"], "block_complete")] == ["with-text"] * 2
+    assert [e["image"]["model"] for e in events_of_kind(logs["gemini"], "block_complete")] == ["with-text"] * 2
 
-    assert [e["prompt"] for e in told(logs["streamed"], "block_start")] == ["A cat."] * 2
+    assert [e["prompt"] for e in events_of_kind(logs["streamed"], "block_start")] == ["A cat."] * 2
     made = {"prompt": "A cat.", "model": "pictures", "size": "1024x1024"}
-    assert [e["image"] for e in told(logs["streamed"], "image_preview")] == [
+    assert [e["image"] for e in events_of_kind(logs["streamed"], "image_preview")] == [
         blob(CAT.previews[0], quality="low", **made)
     ]
     wanted = [blob(CAT.data, quality="high", **made), blob(DOG.data, quality="high", **made)]
-    assert [e["image"] for e in told(logs["whole"], "block_complete")] == wanted
-    assert told(logs["whole"], "image_preview") == []
-    inline = [e["image"] for e in told(logs["inline"], "block_complete")]
+    assert [e["image"] for e in events_of_kind(logs["whole"], "block_complete")] == wanted
+    assert events_of_kind(logs["whole"], "image_preview") == []
+    inline = [e["image"] for e in events_of_kind(logs["inline"], "block_complete")]
     assert [image["base64"] for image in inline] == [b64encode(p.data).decode() for p in (CAT, DOG)]
     assert not any("blob_id" in image for image in inline)
     result = Response.of(decode(msgspec.json.encode(e)) for e in logs["whole"])
@@ -123,7 +123,7 @@ async def test_a_killed_normalizer_neither_loses_nor_doubles_an_image(
         run = await send("slow", "A cat.", provider="openai-images", images={"previews": 2})
 
         async def begun() -> bool:
-            return bool(told(await log_of(server.client, keys, run), "image_preview"))
+            return bool(events_of_kind(await log_of(server.client, keys, run), "image_preview"))
 
         await eventually(begun)
         normalizer = bus.worker_of("normalizer")
@@ -132,8 +132,10 @@ async def test_a_killed_normalizer_neither_loses_nor_doubles_an_image(
         logs: Any = await ended(server.client, keys, [run])
     judge.check(logs[run])
     assert logs[run][-1]["type"] == "completed"
-    assert [e["image"]["blob_id"] for e in told(logs[run], "image_preview")] == [blob_id_of(p) for p in CAT.previews]
-    assert [e["image"]["blob_id"] for e in told(logs[run], "block_complete")] == [
+    assert [e["image"]["blob_id"] for e in events_of_kind(logs[run], "image_preview")] == [
+        blob_id_of(p) for p in CAT.previews
+    ]
+    assert [e["image"]["blob_id"] for e in events_of_kind(logs[run], "block_complete")] == [
         blob_id_of(p.data) for p in (CAT, DOG)
     ]
 
@@ -152,9 +154,9 @@ async def test_without_a_blob_store_an_image_is_inline_and_its_run_says_why(
     for log in logs.values():
         judge.check(log)
         assert log[-1]["type"] == "completed"
-        cat, dog = told(log, "block_complete")
+        cat, dog = events_of_kind(log, "block_complete")
         assert [e["image"]["base64"] for e in (cat, dog)] == [b64encode(p.data).decode() for p in (CAT, DOG)]
-        assert told(log, "image_preview") == []
+        assert events_of_kind(log, "image_preview") == []
         notes = [note for e in (cat, dog) for note in e["provider_extra"]]
         assert [note["name"] for note in notes] == ["tokenbus.image_not_stored"] * 4
 
@@ -174,7 +176,7 @@ async def test_20_mb_of_image_leave_the_bus_flat(
             stored = await http.head(f"/blobs/{blob_id_of(large.data)}")
         held = await bus_bytes(server, keys)
     judge.check(logs[run])
-    [image] = told(logs[run], "block_complete")
+    [image] = events_of_kind(logs[run], "block_complete")
     assert image["image"]["size_bytes"] == int(stored.headers["content-length"]) == len(large.data)
     assert held < MB
 
@@ -203,7 +205,7 @@ async def test_images_are_edited_by_reference_and_what_was_made_is_edited_again(
         run = await send("edited", messages=whole, images={"mask": mask, "previews": 2}, id="one", **ask)
         logs: Any = await ended(server.client, keys, [run])
         grown, risen = await bus_bytes(server, keys) - held, most_memory(fetcher) - peak
-        [made] = told(logs[run], "block_complete")
+        [made] = events_of_kind(logs[run], "block_complete")
         again = {"type": "blob", "media_type": "image/png", "blob_id": made["image"]["blob_id"]}
         by_url = {"type": "url", "url": "https://example.org/a.png"}
         missing = {"source": {**again, "blob_id": blob_id_of(b"never stored")}}
@@ -221,7 +223,7 @@ async def test_images_are_edited_by_reference_and_what_was_made_is_edited_again(
     assert [file["data"] for file in (*one["image[]"], one["mask"])] == [large, DOG.data, masking]
     assert grown < 64 * 1024
     assert risen < len(large)
-    previews = told(logs["one"], "image_preview")
+    previews = events_of_kind(logs["one"], "image_preview")
     assert [e["image"]["blob_id"] for e in previews] == [blob_id_of(preview) for preview in CAT.previews]
     assert made["image"] == blob(CAT.data, prompt="As one.", model="edited", size="1024x1024", quality="high")
     assert {"image", "images"} == {name for body in later for name in body if name.startswith("image")}

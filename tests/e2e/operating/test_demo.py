@@ -34,7 +34,7 @@ def nothing_left(temporary: dict[str, str]) -> bool:
     return True
 
 
-def said() -> list[Reply]:
+def stored_replies() -> list[Reply]:
     """What the model says in the demo's turns."""
     [script] = demo_scripts()
     replies = [turn.says for turn in script.turns]
@@ -42,7 +42,7 @@ def said() -> list[Reply]:
 
 
 async def test_the_demo_tells_thinking_text_and_the_tools_turn_and_leaves_nothing(temporary: dict[str, str]):
-    first, second = said()
+    first, second = stored_replies()
     ended = await run("demo", **temporary)
     assert ended.code == 0, ended.err
     assert ended.err == ""

@@ -101,12 +101,12 @@ async def test_the_pages_tell_of_runs_calls_and_queues_and_hold_all_that_dashboa
         bad = await send("forecast", provider="nobody")
         await ended(server.client, keys, [*runs, painted, bad])
 
-        async def told() -> Seen:
+        async def metrics() -> Seen:
             seen = await scraped(workers)
             check_sums(seen, runs=len(runs), partitions=keys.partitions)
             return seen
 
-        seen = await eventually(told)  # a worker counts its writes after the server's reply
+        seen = await eventually(metrics)  # a worker counts its writes after the server's reply
 
     assert {has["queue"] for name, has, _ in seen.samples if name == "tokenbus_deployment_queue_entries"} == {
         "requests",

@@ -143,7 +143,7 @@ async def test_a_replay_of_a_recorded_run_is_equal(
         runs.append(await send("paints", "hello", id="paints", **paints))
         runs.append(await send("stalls", "hello", id="stalls", record=True))
         plain = await send("retry", "hello", id="plain", tools=[WEATHER])
-        await eventually(lambda: heard(server, keys, "stalls"), timeout=60)
+        await eventually(lambda: has_visible_text(server, keys, "stalls"), timeout=60)
         await server.client.xadd(keys.requests, {"__data__": json.dumps({"type": "cancel", "run": "stalls"})})
         logs: Any = await ended(server.client, keys, [*runs, plain])
         for run in runs:
@@ -178,7 +178,7 @@ async def test_a_replay_of_a_recorded_run_is_equal(
         assert (missing.code, "no record of run plain" in missing.error) == (1, True)
 
 
-async def heard(server: Server, keys: Keys, run: str) -> bool:
+async def has_visible_text(server: Server, keys: Keys, run: str) -> bool:
     return any(event["type"] == "chunk" for event in await log_of(server.client, keys, run))
 
 
@@ -223,7 +223,7 @@ async def test_a_record_is_complete_without_duplicates_after_every_worker_died(
         await it.workers.start("recorder")
         victims = [worker for worker in it.workers.workers if worker.kind in PIPELINE]
         run = await send("slow", record=True)
-        await eventually(lambda: heard(server, keys, run), timeout=60)
+        await eventually(lambda: has_visible_text(server, keys, run), timeout=60)
         for worker in victims:
             worker.kill()
         await it.workers.start(*PIPELINE)
@@ -238,8 +238,8 @@ async def test_a_record_is_complete_without_duplicates_after_every_worker_died(
 def raw_events(record: Record) -> int:
     """How many events the raw stream and the tape's control frames give."""
     readers = {frame.attempt: AttemptReader(frame.attempt) for frame in record.raw_frames()}
-    said = sum(len(readers[frame.attempt].read(frame)) for frame in record.raw_frames())
-    return said + sum(len(piece.frame.events) for piece in record.taken())
+    decoded = sum(len(readers[frame.attempt].read(frame)) for frame in record.raw_frames())
+    return decoded + sum(len(piece.frame.events) for piece in record.taken())
 
 
 async def test_a_deployment_without_records_refuses_a_run_with_record(

@@ -107,8 +107,8 @@ async def test_runs_before_during_and_after_a_change_end_normally(
             now = await repartition.layout(server, keys)
             assert (now.placing, now.spread) == (3, 7)
             assert await repartition.runs_elsewhere(server, keys, now) > 0
-            told = lambda: set(seen) == set(runs) == {run for run, _ in shared}  # noqa: E731
-            await eventually(told, timeout=60)
+            all_received = lambda: set(seen) == set(runs) == {run for run, _ in shared}  # noqa: E731
+            await eventually(all_received, timeout=60)
             for task in reading:
                 task.cancel()
             await asyncio.gather(*reading, return_exceptions=True)
@@ -211,7 +211,7 @@ class Clients:
 async def check_spend_and_records(server: Server, keys: Keys, results: list[Response]) -> None:
     """Each run is recorded, and counted once."""
     used = [result.usage for result in results if result.usage]
-    given, said = sum(usage.input or 0 for usage in used), sum(usage.output or 0 for usage in used)
+    given, output_tokens = sum(usage.input or 0 for usage in used), sum(usage.output or 0 for usage in used)
 
     async def total() -> Spent:
         return (await read_spend(server, keys, ["ada"]))[0].total
@@ -225,12 +225,12 @@ async def check_spend_and_records(server: Server, keys: Keys, results: list[Resp
     await eventually(counted, timeout=60)
     await eventually(recorded, timeout=60)
     spent = await total()
-    assert (spent.runs, spent.input, spent.output) == (len(results), given, said)
+    assert (spent.runs, spent.input, spent.output) == (len(results), given, output_tokens)
 
 
 async def test_readers_of_the_gateway_policies_records_and_the_spend_continue_during_a_change() -> None:
     text = "The swordfish swims on. " * 8
-    heard = text.replace("swordfish", "*")
+    received = text.replace("swordfish", "*")
     keys = Keys()
     topic, following = "/topics/visible?from=start", "/runs/slow/events"
     with LocalBus(EVERYTHING) as local:
@@ -255,21 +255,23 @@ async def test_readers_of_the_gateway_policies_records_and_the_spend_continue_du
             async with Client(local.url) as bus:
                 results = list(await asyncio.gather(*(bus.result(run) for run in runs)))
                 logs = {run: [event async for event in bus.follow(run)] for run in runs}
-            assert [(result.status, result.text) for result in results] == [("completed", heard)] * len(runs)
+            assert [(result.status, result.text) for result in results] == [("completed", received)] * len(runs)
             for run in moved:
                 assert await server.client.exists(Keys(partitions=13).run(run)), "placed by the new number"
 
             await eventually(lambda: [e["seq"] for e in clients.events(following)] == [e.seq for e in logs["slow"]])
             visible = {run: [e.seq for e in logs[run] if isinstance(e, Chunk) and e.visible] for run in runs}
 
-            def told() -> dict[str, list[int]]:
+            def seqs_by_run() -> dict[str, list[int]]:
                 events = clients.events(topic)
                 return {run: [event["seq"] for event in events if event["run"] == run] for run in runs}
 
-            await eventually(lambda: sum(map(len, told().values())) >= sum(map(len, visible.values())), timeout=60)
-            assert told() == visible, "without a gap, none twice"
+            await eventually(
+                lambda: sum(map(len, seqs_by_run().values())) >= sum(map(len, visible.values())), timeout=60
+            )
+            assert seqs_by_run() == visible, "without a gap, none twice"
             listening.cancel()
-            assert [await clients.text(run) for run in runs] == [heard] * len(runs)
+            assert [await clients.text(run) for run in runs] == [received] * len(runs)
             assert await clients.listed(clients.ada) == sorted(runs)
             assert await clients.listed(clients.ops, "&tenant=ada") == sorted(runs)
             await check_spend_and_records(server, keys, results)

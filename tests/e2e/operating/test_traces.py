@@ -74,7 +74,7 @@ async def test_a_run_is_one_trace_over_all_services_and_stays_one_if_one_of_them
                 toml += f'[blobs]\nservice_url = "{stores.workers[0].url}"\n'
                 async with fleet(bus, server_url, keys, provider.url, KINDS, toml) as services:
                     traceparent = f"00-{TRACE}-{PUBLISHER}-01"
-                    told = await send(
+                    run = await send(
                         *("forecast", CONTENT),
                         provider="keyed",
                         tools=[WEATHER],
@@ -87,7 +87,7 @@ async def test_a_run_is_one_trace_over_all_services_and_stays_one_if_one_of_them
                     unsampled = await send("forecast", traceparent=f"00-{'a' * 32}-{PUBLISHER}-00")
                     lost = await send("gone")
                     keyless_run = await send("forecast", provider="keyless")
-                    await ended(server.client, keys, [told, unsampled, lost, keyless_run])
+                    await ended(server.client, keys, [run, unsampled, lost, keyless_run])
                     await eventually(lambda: check_trace(received.spans(TRACE)), timeout=60)
                     await eventually(lambda: check_asked(received.spans("b" * 32)), timeout=60)
 
@@ -103,7 +103,7 @@ async def test_a_run_is_one_trace_over_all_services_and_stays_one_if_one_of_them
                     await ended(server.client, keys, [unharmed])
                     received.refuses = False
 
-                    story = lines(services, told)
+                    story = lines(services, run)
                     assert {"run_started", "attempt_started", "attempt_ended", "run_ended", "tool_called"} <= set(story)
                     assert story["attempt_ended"]["provider"] == "keyed"
                     not_found = lines(services, lost)["attempt_ended"]

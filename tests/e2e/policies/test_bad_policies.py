@@ -20,8 +20,8 @@ from tokenbus.bus.server.server import Server
 from tokenbus_services.mock_provider import Delivery, MockProvider, Reply, Script, Turn
 
 POLICY: tuple[Kind, ...] = ("policy",)
-SAID = " ".join(f"word{i}" for i in range(30))
-TALK = Script(name="talk", turns=(Turn(says=Reply(text=SAID), delivery=Delivery(pace=40)),))
+REPLY = " ".join(f"word{i}" for i in range(30))
+TALK = Script(name="talk", turns=(Turn(says=Reply(text=REPLY), delivery=Delivery(pace=40)),))
 STARTS = 3
 ONCE = {"Raises", "Never", "Late"}
 """Their executor survives them: no start counts."""
@@ -40,7 +40,7 @@ def bad(use: str, on_error: str = "block", *, name: str = "", chunks: int = 2, t
 
 
 GOOD = policy("good", "Replace", word="word1", by="W")
-HEARD = SAID.replace("word1", "W")
+HEARD = REPLY.replace("word1", "W")
 
 
 class Probes:
@@ -110,7 +110,7 @@ async def test_each_bad_policy_ends_its_own_run_by_its_on_error_and_touches_no_o
         meanwhile = probes.ended
         await probes.finish()
         order = await lifecycle(server, keys)
-        told = {run: await decisions_of(server, keys, run) for run in logs}
+        decisions_published = {run: await decisions_of(server, keys, run) for run in logs}
         counted = {run: await counted_starts(server, keys, run, name) for run, (_, name) in policies.items()}
         owners = {await server.client.hget(keys.lease(p, "policy"), "owner") for p in range(keys.partitions)}
         log_text = services.workers[-1].log.read_text()
@@ -118,10 +118,12 @@ async def test_each_bad_policy_ends_its_own_run_by_its_on_error_and_touches_no_o
         judge.check(logs[run])
         # With pass there is one more start, as far as the policy came; it may end with the run before it is given back.
         due = {0} if use in ONCE else {STARTS, STARTS + 1} if run in passed else {STARTS}
-        if use == "Allocates" and any("no answer in" in d["reason"] for d in told[run] if d["action"] == "error"):
+        if use == "Allocates" and any(
+            "no answer in" in d["reason"] for d in decisions_published[run] if d["action"] == "error"
+        ):
             due = set(range(STARTS + 2))  # a slow machine: the timeout came before the memory was full
         assert counted[run] in due, (name, counted[run])
-        assert {d["policy"] for d in told[run] if d["action"] == "error"} == {name}
+        assert {d["policy"] for d in decisions_published[run] if d["action"] == "error"} == {name}
     for run, use in blocked.items():
         end = logs[run][-1]
         assert (end["type"], end["finish"], end["error"]["code"]) == (
@@ -162,7 +164,7 @@ async def test_a_policy_that_blocks_for_less_than_its_timeout_ends_well_and_hold
     for run, log in logs.items():
         judge.check(log)
         assert log[-1]["type"] == "completed"
-        assert judge.text(log) == (HEARD if run in quick else SAID)
+        assert judge.text(log) == (HEARD if run in quick else REPLY)
 
 
 @pytest.mark.timeout(120)

@@ -108,6 +108,6 @@ async def test_without_a_policy_worker_only_runs_with_policies_wait(
         await services.start("policy")
         logs = await ended(server.client, keys, [long, behind], timeout=120)
         assert "no policy worker runs" not in await services.doctor()
-    for run, said in ((long, PAST_LAG), (behind, "That is all.")):
+    for run, text in ((long, PAST_LAG), (behind, "That is all.")):
         judge.check(logs[run])
-        assert (logs[run][-1]["type"], judge.text(logs[run])) == ("completed", said)
+        assert (logs[run][-1]["type"], judge.text(logs[run])) == ("completed", text)

@@ -62,8 +62,8 @@ def policy(name: str, use: str, more: str = "", **options: str) -> str:
 
 async def decisions_of(server: Server, keys: Keys, run: str) -> list[dict[str, Any]]:
     entries = await server.client.xrange(keys.topic(keys.partition_of(run), "decisions"))
-    told = [msgspec.json.decode(fields[b"__data__"]) for _, fields in entries]
-    return [each for each in told if each["run"] == run]
+    decisions = [msgspec.json.decode(fields[b"__data__"]) for _, fields in entries]
+    return [each for each in decisions if each["run"] == run]
 
 
 async def test_no_output_of_a_run_is_published_before_its_policy_releases_it(
@@ -99,14 +99,16 @@ async def test_a_blocked_tool_never_runs_and_a_parallel_call_does(
         run = await send("calls", tools=[TOUCH_TOOL, WEATHER])
         log: Any = (await ended(server.client, keys, [run]))[run]
         asked = await provider.requested(2)
-        told = await decisions_of(server, keys, run)
+        decisions_published = await decisions_of(server, keys, run)
     judge.check(log)
     kinds = [(e["kind"], e.get("tool_name")) for e in log if e["type"] == "block_complete"]
     assert kinds == [("text", None), ("tool_call", "weather"), ("tool_result", "weather"), ("text", None)]
     assert not (tmp_path / "secret").exists()
     assert b"not this one" in asked.http_request.body
-    assert [(d["policy"], d["action"], d["tool_name"], d["turn"]) for d in told] == [("no_touch", "block", "touch", 0)]
-    assert "secret" in told[0]["original"]
+    assert [(d["policy"], d["action"], d["tool_name"], d["turn"]) for d in decisions_published] == [
+        ("no_touch", "block", "touch", 0)
+    ]
+    assert "secret" in decisions_published[0]["original"]
 
 
 async def test_policies_in_a_chain_replace_across_pieces_and_end_a_run(
@@ -142,13 +144,13 @@ async def test_a_policy_that_fails_blocks_the_run_or_lets_it_pass_as_its_setting
         strict = await send("talk", policies=["strict"])
         loose = await send("talk", policies=["loose"])
         logs: Any = await ended(server.client, keys, [strict, loose])
-        told = await decisions_of(server, keys, strict)
+        decisions_published = await decisions_of(server, keys, strict)
     for log in logs.values():
         judge.check(log)
     assert judge.text(logs[strict]) == ""
     assert logs[strict][-1]["type"] == "incomplete"
     assert judge.text(logs[loose]) == "The password is swordfish, remember it well"
-    assert [(d["action"], "broken on purpose" in d["reason"]) for d in told] == [("error", True)]
+    assert [(d["action"], "broken on purpose" in d["reason"]) for d in decisions_published] == [("error", True)]
 
 
 async def test_without_a_policy_worker_a_run_ends_when_its_patience_does(
@@ -250,7 +252,7 @@ async def test_policies_hold_on_every_node_of_a_cluster_though_their_worker_dies
             first.kill()
             await services.start(*POLICY, env=env)
             logs: Any = await ended(server.client, keys, [*runs])
-            told = {run: await decisions_of(server, keys, run) for run in runs}
+            decisions_published = {run: await decisions_of(server, keys, run) for run in runs}
     for run, (model, _) in runs.items():
         judge.check(logs[run])
         assert logs[run][-1]["type"] == "completed"
@@ -259,7 +261,7 @@ async def test_policies_hold_on_every_node_of_a_cluster_though_their_worker_dies
         else:
             names = [e["tool_name"] for e in logs[run] if e["type"] == "block_complete" and e["kind"] == "tool_call"]
             assert names == ["weather"]
-            assert [(d["action"], d["tool_name"]) for d in told[run]] == [("block", "touch")]
+            assert [(d["action"], d["tool_name"]) for d in decisions_published[run]] == [("block", "touch")]
     assert not (tmp_path / "secret").exists()
 
 
@@ -369,7 +371,7 @@ async def test_the_policy_worker_forgets_a_run_whose_end_a_fail_over_lost(
     ):
         run = await send("long", policies=["good"])
 
-        async def heard(events: int) -> bool:
+        async def received(events: int) -> bool:
             return len(await log_of(server.client, keys, run)) > events
 
         async def forgotten() -> bool:
@@ -380,13 +382,13 @@ async def test_the_policy_worker_forgets_a_run_whose_end_a_fail_over_lost(
             )
             return fields[0] == b"0" and fields[1] == fields[2] and not pending["pending"]
 
-        await eventually(lambda: heard(8))
+        await eventually(lambda: received(8))
         past = await everything(server, keys)
         before = (await ended(server.client, keys, [run]))[run]
         assert before[-1]["type"] == "completed"
-        told = await decisions_of(server, keys, run)
+        decisions_published = await decisions_of(server, keys, run)
         await eventually(forgotten)
         await put_back(server, keys, past)
         assert (await ended(server.client, keys, [run]))[run] == before
         await eventually(forgotten)
-        assert await decisions_of(server, keys, run) == told
+        assert await decisions_of(server, keys, run) == decisions_published

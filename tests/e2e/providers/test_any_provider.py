@@ -71,8 +71,8 @@ async def test_the_schema_of_the_answer_reaches_each_provider(
 async def test_thinking_that_a_vendor_leaves_in_the_text_is_never_visible(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
-    said = Reply(text="<think>Is it?\nI think so.</think>\n\nYes, it <b>is</b>.", chunk_size=3)
-    script = Script(name="inline", turns=(Turn(says=said, delivery=Delivery(cuts=Random(seed=3, largest=50))),))
+    reply = Reply(text="<think>Is it?\nI think so.</think>\n\nYes, it <b>is</b>.", chunk_size=3)
+    script = Script(name="inline", turns=(Turn(says=reply, delivery=Delivery(cuts=Random(seed=3, largest=50))),))
     async with MockProvider([script]) as provider:
         toml = "".join(
             provider_table(f"{api}-inline", api, provider.url, 'quirks = { inline_thinking = ["think"] }')

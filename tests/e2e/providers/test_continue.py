@@ -16,19 +16,19 @@ from tokenbus.bus.server.server import Server
 from tokenbus.events.public import Chunk
 from tokenbus_services.mock_provider import CutOff, MockProvider, Reply, Script, Stall, ToolCall, Turn
 
-SAID = "One two three four five, six seven."
+REPLY = "One two three four five, six seven."
 CALL = '<function_calls><invoke name="weather"><parameter name="city">Bern</parameter></invoke></function_calls>'
 DIES = (Stall(after_text="three"),)
 CHAT = Script(
     name="chat",
     turns=(
-        Turn(says=Reply(text=SAID, tool_calls=(ToolCall(name="weather", arguments={"city": "Bern"}),)), first=DIES),
+        Turn(says=Reply(text=REPLY, tool_calls=(ToolCall(name="weather", arguments={"city": "Bern"}),)), first=DIES),
         Turn(says=Reply(text="Rain.")),
     ),
 )
 PREFILL = Script(
     name="prefill",
-    turns=(Turn(says=Reply(text=f" {SAID}\n{CALL}"), first=DIES), Turn(says=Reply(text="Rain."))),
+    turns=(Turn(says=Reply(text=f" {REPLY}\n{CALL}"), first=DIES), Turn(says=Reply(text="Rain."))),
 )
 GOES_ON = 'quirks = { models_continuing = [""] }'
 
@@ -56,16 +56,16 @@ RUNS = {
 """By run: mode and provider. `anthropic` has its defaults, and a model that cannot continue."""
 
 
-async def listen(bus: Client, run: str, heard: dict[str, str]) -> None:
+async def listen(bus: Client, run: str, received: dict[str, str]) -> None:
     async for event in bus.follow(run):
         if isinstance(event, Chunk) and event.visible:
-            heard[run] = heard.get(run, "") + event.text
+            received[run] = received.get(run, "") + event.text
 
 
 async def test_a_subscriber_does_not_notice_a_fetcher_killed_in_the_middle_of_a_text(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
-    heard: dict[str, str] = {}
+    received: dict[str, str] = {}
     async with (
         MockProvider([CHAT, PREFILL]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS, vendors(provider.url)) as workers,
@@ -74,8 +74,8 @@ async def test_a_subscriber_does_not_notice_a_fetcher_killed_in_the_middle_of_a_
         for run, (mode, name) in RUNS.items():
             more = {"mode": "prefill", "participant": "Claude"} if mode == "prefill" else {}
             await send(mode, f"hello {run}", provider=name, id=run, tools=[WEATHER], on_failure="continue", **more)
-        listeners = [asyncio.create_task(listen(bus, run, heard)) for run in RUNS]
-        await eventually(lambda: all("three" in heard.get(run, "") for run in RUNS))
+        listeners = [asyncio.create_task(listen(bus, run, received)) for run in RUNS]
+        await eventually(lambda: all("three" in received.get(run, "") for run in RUNS))
         workers.workers[0].kill()
         await workers.start(PIPELINE[0])
         logs: Any = await ended(server.client, keys, list(RUNS))
@@ -84,9 +84,9 @@ async def test_a_subscriber_does_not_notice_a_fetcher_killed_in_the_middle_of_a_
     for run, log in logs.items():
         judge.check(log)
         assert log[-1]["type"] == "completed", log[-1]
-        told = "".join(kind_text for kind, kind_text in judge.blocks(log) if kind == "text")
-        assert heard[run] == judge.text(log) == told, "what was heard is what counts"
-        assert heard[run].replace("\n", "").strip() == f"{SAID}Rain.", "no gap and no repeat"
+        text = "".join(kind_text for kind, kind_text in judge.blocks(log) if kind == "text")
+        assert received[run] == judge.text(log) == text, "what was heard is what counts"
+        assert received[run].replace("\n", "").strip() == f"{REPLY}Rain.", "no gap and no repeat"
         kinds = [kind for kind, _ in judge.blocks(log)]
         assert kinds == ["text", "tool_call", "tool_result", "text"], "one seamless block"
         [retrying] = [e for e in log if e["type"] in ("retrying", "restarted")]
@@ -95,14 +95,14 @@ async def test_a_subscriber_does_not_notice_a_fetcher_killed_in_the_middle_of_a_
     judge.check(cut)
     assert cut[-1]["type"] == "incomplete"
     assert "cannot continue the text" in str(cut[-1]["provider_extra"])
-    assert SAID.startswith(heard["chat-newest"])
+    assert REPLY.startswith(received["chat-newest"])
 
 
 async def test_a_stream_that_breaks_twice_is_one_text_with_the_usage_of_all_tries(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     breaks = (CutOff(after_text="three"), CutOff(after_text="five"))
-    script = Script(name="chat", turns=(Turn(says=Reply(text=SAID), first=breaks),))
+    script = Script(name="chat", turns=(Turn(says=Reply(text=REPLY), first=breaks),))
     quick = "\n[retry]\nbase_delay_s = 0.05\n"
     async with (
         MockProvider([script]) as provider,
@@ -111,8 +111,8 @@ async def test_a_stream_that_breaks_twice_is_one_text_with_the_usage_of_all_trie
         run = await send("chat", provider="claude", on_failure="continue")
         log: Any = (await ended(server.client, keys, [run]))[run]
     judge.check(log)
-    assert judge.blocks(log) == [("text", SAID)]
-    assert judge.text(log) == SAID
+    assert judge.blocks(log) == [("text", REPLY)]
+    assert judge.text(log) == REPLY
     usages = [e for e in log if e["type"] == "usage"]
     assert [e["attempt"] for e in usages] == [1, 2, 3]
     assert log[-1]["usage"]["input"] == sum(e["usage"]["input"] for e in usages) == 75

@@ -98,10 +98,10 @@ async def test_recorded_images_lie_in_the_blob_store_and_one_whose_bytes_are_bro
         for api in rows:
             await send(api, id=api, provider=PROVIDERS[api], max_tool_depth=0)
         logs: Any = await ended(server.client, keys, [*rows])
-        told = {
+        published = {
             api: [e for e in log if e["type"] == "block_complete" and e["kind"] == "image"] for api, log in logs.items()
         }
-        [stored], [inline] = told["gemini"], told["openai_responses"]
+        [stored], [inline] = published["gemini"], published["openai_responses"]
         content = (await http.get(f"/blobs/{stored['image']['blob_id']}")).content
     for log in logs.values():
         judge.check(log)

@@ -28,9 +28,9 @@ from tokenbus_services.mock_provider import (
 )
 from tokenbus_services.mock_provider.script import Fault
 
-SAID = "It was said in full, and only once."
+REPLY_TEXT = "It was said in full, and only once."
 THOUGHT = "Let me think of it first."
-REPLY = Reply(thinking=THOUGHT, text=SAID)
+REPLY = Reply(thinking=THOUGHT, text=REPLY_TEXT)
 APIS = [*BASE_PATHS]
 BEFORE_TEXT: dict[str, tuple[Fault, str]] = {
     "rate limit": (Status(status=429, headers={"retry-after": "0.2"}), "rate_limit"),
@@ -67,17 +67,17 @@ def named(name: str) -> str:
 async def test_a_failure_is_retried_unless_visible_text_was_emitted(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, api: str
 ) -> None:
-    status, said = ERROR_EVENT[api]
-    before_text = {**BEFORE_TEXT, "error in thinking": (ErrorEvent(status=status, after_text="think"), said)}
-    in_text = {**IN_TEXT, "error": (ErrorEvent(status=status, after_text="full"), said, "failed")}
+    status, body = ERROR_EVENT[api]
+    before_text = {**BEFORE_TEXT, "error in thinking": (ErrorEvent(status=status, after_text="think"), body)}
+    in_text = {**IN_TEXT, "error": (ErrorEvent(status=status, after_text="full"), body, "failed")}
     once = [Script(name=named(n), turns=(Turn(says=REPLY, first=(fault,)),)) for n, (fault, _) in before_text.items()]
-    heard = [Script(name=named(n), turns=(Turn(says=REPLY, fault=fault),)) for n, (fault, _, _) in in_text.items()]
-    async with MockProvider([*once, *heard]) as provider:
+    received = [Script(name=named(n), turns=(Turn(says=REPLY, fault=fault),)) for n, (fault, _, _) in in_text.items()]
+    async with MockProvider([*once, *received]) as provider:
         toml = QUICK + provider_table("impatient", api, provider.url, "idle_timeout_s = 3")
         async with fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml):
             again = [await send(named(name), name, provider="impatient", id=named(name)) for name in before_text]
-            told = [await send(named(name), name, provider="impatient", id=named(name)) for name in in_text]
-            logs: Any = await ended(server.client, keys, again + told)
+            sent = [await send(named(name), name, provider="impatient", id=named(name)) for name in in_text]
+            logs: Any = await ended(server.client, keys, again + sent)
     for run, (_, kind) in zip(again, before_text.values(), strict=True):
         log = logs[run]
         judge.check(log)
@@ -85,18 +85,18 @@ async def test_a_failure_is_retried_unless_visible_text_was_emitted(
         [retrying] = [e for e in log if e["type"] == "retrying"]
         assert retrying["error"]["class"] == kind, run
         assert retrying["delay_ms"] >= 1000 * retrying["error"].get("retry_after_s", 0), run
-        assert judge.blocks(log) == [("thinking", THOUGHT), ("text", SAID)], run
-        assert judge.text(log) == SAID, run
+        assert judge.blocks(log) == [("thinking", THOUGHT), ("text", REPLY_TEXT)], run
+        assert judge.text(log) == REPLY_TEXT, run
     assert logs[named("rate limit")][1]["error"]["retry_after_s"] == 0.2
     where = {run: next(e for e in logs[run] if e["type"] == "retrying")["error"].get("where") for run in again}
     assert where[named("hang up")] is None
     assert where[named("cut in thinking")] == where[named("reset in thinking")] == "answer"
-    for run, (_, kind, end) in zip(told, in_text.values(), strict=True):
+    for run, (_, kind, end) in zip(sent, in_text.values(), strict=True):
         log = logs[run]
         judge.check(log)
         assert (log[-1]["type"], log[-1]["error"]["class"]) == (end, kind)
         assert log[-1]["error"]["retryable"]
-        assert SAID.startswith(judge.text(log))
+        assert REPLY_TEXT.startswith(judge.text(log))
         assert judge.text(log).endswith("full,"), "what was heard stays, and nothing is heard twice"
 
 
@@ -110,7 +110,7 @@ async def test_restart_says_it_again_and_tells_which_blocks_are_void(
     judge.check(log)
     [restarted] = [e for e in log if e["type"] == "restarted"]
     assert (restarted["drop_from"], restarted["next_attempt"]) == (0, 2)
-    assert judge.blocks(log) == [("thinking", THOUGHT), ("text", SAID)]
+    assert judge.blocks(log) == [("thinking", THOUGHT), ("text", REPLY_TEXT)]
 
 
 async def test_a_deadline_ends_the_run_and_closes_the_socket(
@@ -130,7 +130,7 @@ async def test_a_call_that_does_not_stream_gives_the_same_blocks_with_one_chunk_
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, api: str
 ) -> None:
     turns = (
-        Turn(says=Reply(text=SAID, tool_calls=(ToolCall(name="weather", arguments={"city": "Bern"}),))),
+        Turn(says=Reply(text=REPLY_TEXT, tool_calls=(ToolCall(name="weather", arguments={"city": "Bern"}),))),
         Turn(says=Reply(text="Take it along."), delivery=Delivery(cuts=Random(seed=1, largest=9))),
     )
     async with (

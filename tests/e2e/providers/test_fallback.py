@@ -28,7 +28,7 @@ from tokenbus_services.mock_provider import (
 )
 from tokenbus_services.mock_provider.script import Fault
 
-SAID = "It was said by another, and once."
+REPLY = "It was said by another, and once."
 BROKEN = Reply(thinking="Let me think of it first.", text="Nobody is to hear of this, not a word.")
 QUICK = """
 [retry]
@@ -44,7 +44,7 @@ FAULTS: dict[str, tuple[Fault, int]] = {
     "silent": (Stall(after_text="think"), 2),
 }
 """What goes wrong, and how often the first is asked."""
-SPEAKS = Script(name="speaks", turns=(Turn(says=Reply(text=SAID)),), repeat_last=True)
+SPEAKS = Script(name="speaks", turns=(Turn(says=Reply(text=REPLY)),), repeat_last=True)
 PNG = b64encode(b"\x89PNG\r\n\x1a\n" + bytes(64)).decode()
 GIF = b64encode(b"GIF89a" + bytes(64)).decode()
 
@@ -82,8 +82,8 @@ async def test_a_fallback_answers_if_the_first_fails_before_visible_output(
         assert switches(log) == [None] * (tries - 1) + [to(other)], name
         [usage] = [e for e in log if e["type"] == "usage"]
         assert usage["provider"] == other
-        assert judge.text(log) == SAID
-        assert judge.blocks(log) == [("text", SAID)]
+        assert judge.text(log) == REPLY
+        assert judge.blocks(log) == [("text", REPLY)]
         assert asked.count(name) == tries
     assert asked.count("speaks") == len(FAULTS)
 
@@ -91,7 +91,7 @@ async def test_a_fallback_answers_if_the_first_fails_before_visible_output(
 async def test_after_visible_text_no_fallback_is_tried(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
-    script = Script(name="heard", turns=(Turn(says=Reply(text=SAID), fault=ErrorEvent(after_text="another")),))
+    script = Script(name="heard", turns=(Turn(says=Reply(text=REPLY), fault=ErrorEvent(after_text="another")),))
     async with (
         MockProvider([script, SPEAKS]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, PIPELINE, QUICK),
@@ -101,7 +101,7 @@ async def test_after_visible_text_no_fallback_is_tried(
         asked = len(provider.requests)
     judge.check(log)
     assert (log[-1]["type"], switches(log), asked) == ("failed", [], 1)
-    assert SAID.startswith(judge.text(log))
+    assert REPLY.startswith(judge.text(log))
 
 
 async def test_the_turns_after_tools_stay_with_the_one_that_spoke(
@@ -110,7 +110,7 @@ async def test_the_turns_after_tools_stay_with_the_one_that_spoke(
     """The first calls a tool and then fails; the second reads the first's call and its result."""
     calls = Reply(tool_calls=(ToolCall(name="weather", arguments={"city": "Bern"}),))
     first = Script(name="first", turns=(Turn(says=calls), Turn(says=BROKEN, fault=Status(status=400))))
-    second = Script(name="second", turns=(Turn(says=calls), Turn(says=calls), Turn(says=Reply(text=SAID))))
+    second = Script(name="second", turns=(Turn(says=calls), Turn(says=calls), Turn(says=Reply(text=REPLY))))
     async with (
         MockProvider([first, second]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS, QUICK),
@@ -130,7 +130,7 @@ async def test_on_failure_continue_holds_for_the_one_that_wrote_the_text(
 ) -> None:
     """The first cannot continue from a text and says nothing; the second can, and breaks in the middle."""
     first = Script(name="first", turns=(Turn(says=BROKEN, fault=Status(status=401)),))
-    second = Script(name="second", turns=(Turn(says=Reply(text=SAID), first=(CutOff(after_text="another"),)),))
+    second = Script(name="second", turns=(Turn(says=Reply(text=REPLY), first=(CutOff(after_text="another"),)),))
     async with MockProvider([first, second]) as provider:
         toml = QUICK + provider_table("claude", "anthropic", provider.url, 'quirks = { models_continuing = [""] }')
         async with fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml):
@@ -140,14 +140,14 @@ async def test_on_failure_continue_holds_for_the_one_that_wrote_the_text(
     assert log[-1]["type"] == "completed", log[-1]
     assert switches(log) == [to("claude", "second"), None]
     assert [e.get("continues", False) for e in log if e["type"] == "retrying"] == [False, True]
-    assert judge.text(log) == SAID
+    assert judge.text(log) == REPLY
 
 
 async def test_a_run_is_resumed_with_the_one_that_spoke_and_those_after_it(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     first = Script(name="first", turns=(Turn(says=BROKEN, fault=Status(status=401)),))
-    second = Script(name="second", turns=(Turn(says=Reply(text=SAID), first=(CutOff(after_text="another"),)),))
+    second = Script(name="second", turns=(Turn(says=Reply(text=REPLY), first=(CutOff(after_text="another"),)),))
     async with MockProvider([first, second]) as provider:
         toml = QUICK + provider_table("claude", "anthropic", provider.url, 'quirks = { models_continuing = [""] }')
         async with (
@@ -161,14 +161,14 @@ async def test_a_run_is_resumed_with_the_one_that_spoke_and_those_after_it(
             more: Any = (await ended(server.client, keys, [resumed.id]))[resumed.id]
     assert log[-1]["type"] == "incomplete"
     assert (more[0]["provider"], more[0]["model"], more[0]["fallback"]) == ("claude", "second", [to("gemini")])
-    assert judge.text(log) + judge.text(more) == SAID
+    assert judge.text(log) + judge.text(more) == REPLY
 
 
 async def test_prefill_text_is_read_as_the_one_that_writes_it_marks_its_end(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     first = Script(name="first", turns=(Turn(says=BROKEN, fault=Status(status=401)),))
-    second = Script(name="second", turns=(Turn(says=Reply(text=f" {SAID}<|eot|>\n\nHuman: nobody is to hear this")),))
+    second = Script(name="second", turns=(Turn(says=Reply(text=f" {REPLY}<|eot|>\n\nHuman: nobody is to hear this")),))
     async with (
         MockProvider([first, second]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, PIPELINE, QUICK),
@@ -177,7 +177,7 @@ async def test_prefill_text_is_read_as_the_one_that_writes_it_marks_its_end(
         log: Any = (await ended(server.client, keys, [run]))[run]
     judge.check(log)
     assert log[-1]["type"] == "completed", log[-1]
-    assert judge.text(log).strip() == SAID
+    assert judge.text(log).strip() == REPLY
 
 
 async def test_an_image_that_was_moved_out_of_the_request_reaches_the_next_as_well(
@@ -231,7 +231,7 @@ async def test_an_unsuitable_provider_is_refused_by_name_or_skipped_with_a_note(
         assert (end["type"], end["error"]["code"], end["error"]["where"]) == ("failed", "request_invalid", place)
     log = logs[routed]
     judge.check(log)
-    assert judge.text(log) == SAID
+    assert judge.text(log) == REPLY
     assert log[0]["fallback"] == [to("openai-chat")]
     [note] = log[0]["notes"]
     assert note.startswith("no fallback to speaks at gemini, which cannot take this request:")

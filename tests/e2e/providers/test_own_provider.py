@@ -121,6 +121,6 @@ def test_a_provider_of_no_package_or_of_two_is_an_error_at_start(
     command = [sys.executable, "-c", LAUNCH, "worker", "fetcher", "--port", "0"]
     started = subprocess.run(command, capture_output=True, text=True, env=env, timeout=120, check=False)
     assert started.returncode == 2
-    told = " ".join(started.stderr.split())
+    error_text = " ".join(started.stderr.split())
     expected = "'acme' is provided by acme-fork 2.0 and tokenbus-acme 1.0" if installed else "unknown API 'acme'"
-    assert expected in told, told
+    assert expected in error_text, error_text

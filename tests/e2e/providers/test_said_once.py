@@ -8,7 +8,7 @@ from typing import Any
 from tests.e2e import judge
 from tests.e2e.conftest import WEATHER, Send
 from tests.e2e.fleet import PIPELINE, ended, fleet
-from tests.unit.providers import test_said_once as said
+from tests.unit.providers import test_said_once as shared
 from tests.unit.providers.reading import sse
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
@@ -16,44 +16,44 @@ from tokenbus_services.mock_provider import Delivery, MockProvider, Random, Scri
 
 CALL = {"type": "function_call", "call_id": "c", "name": "weather", "arguments": '{"city":"Bern"}'}
 SHIFTED = [
-    said.CREATED,
-    said.event("reasoning_text.delta", 0, content_index=0, delta="Hm."),
-    said.event("reasoning_summary_text.done", 0, summary_index=0, text="Hm."),
-    said.item("done", 0, "reasoning", summary=said.texts("Hm.")),
-    said.item("added", 1, "message", id="m"),
-    *said.deltas(*said.HA, index=1, content_index=1, item_id="m"),
-    said.event("output_text.done", 1, content_index=0, text="ha ha"),
-    said.item("done", 1, **said.message("ha ha", id="m")),
-    said.item("added", 2, **{**CALL, "arguments": ""}),
-    said.event("function_call_arguments.delta", 2, delta=CALL["arguments"]),
-    said.item("done", 5, **CALL),
-    said.completed(said.message("ha ha"), CALL),
+    shared.CREATED,
+    shared.event("reasoning_text.delta", 0, content_index=0, delta="Hm."),
+    shared.event("reasoning_summary_text.done", 0, summary_index=0, text="Hm."),
+    shared.item("done", 0, "reasoning", summary=shared.texts("Hm.")),
+    shared.item("added", 1, "message", id="m"),
+    *shared.deltas(*shared.HA, index=1, content_index=1, item_id="m"),
+    shared.event("output_text.done", 1, content_index=0, text="ha ha"),
+    shared.item("done", 1, **shared.message("ha ha", id="m")),
+    shared.item("added", 2, **{**CALL, "arguments": ""}),
+    shared.event("function_call_arguments.delta", 2, delta=CALL["arguments"]),
+    shared.item("done", 5, **CALL),
+    shared.completed(shared.message("ha ha"), CALL),
 ]
 WITHOUT_POSITIONS = [{name: value for name, value in event.items() if name != "output_index"} for event in SHIFTED]
 MINIMAX = [
-    said.thinks("Hm."),
-    *(said.chunk(content=piece) for piece in ("<think>Hm.</think>", *said.HA)),
-    said.chunk(tool_calls=[{"index": 0, "id": "c", "function": {"name": "weather", "arguments": CALL["arguments"]}}]),
-    said.chunk("tool_calls"),
-    said.whole(
+    shared.thinks("Hm."),
+    *(shared.chunk(content=piece) for piece in ("<think>Hm.</think>", *shared.HA)),
+    shared.chunk(tool_calls=[{"index": 0, "id": "c", "function": {"name": "weather", "arguments": CALL["arguments"]}}]),
+    shared.chunk("tool_calls"),
+    shared.whole(
         "tool_calls",
         content="<think>Hm.</think>ha ha",
         reasoning_content="Hm.",
         tool_calls=[{"id": "c", "function": {"name": "weather", "arguments": CALL["arguments"]}}],
     ),
-    said.DONE,
+    shared.DONE,
 ]
 TOOL = {"type": "tool_use", "id": "c", "name": "weather", "input": {"city": "Bern"}}
 DIALECT = [
-    said.begun({"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": "ha"}),
-    said.starts(0, type="thinking", thinking=""),
-    *said.grows(0, "H", "m.", kind="thinking"),
-    said.stops(0),
-    said.starts(1, type="text", text="ha"),
-    *said.grows(1, *said.HA),
-    said.stops(1),
-    said.starts(2, **TOOL),
-    said.stops(2),
+    shared.begun({"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": "ha"}),
+    shared.starts(0, type="thinking", thinking=""),
+    *shared.grows(0, "H", "m.", kind="thinking"),
+    shared.stops(0),
+    shared.starts(1, type="text", text="ha"),
+    *shared.grows(1, *shared.HA),
+    shared.stops(1),
+    shared.starts(2, **TOOL),
+    shared.stops(2),
     {"type": "message_delta", "delta": {"stop_reason": "tool_use"}},
     {"type": "message_stop"},
 ]
@@ -65,15 +65,19 @@ STREAMS = {
 }
 HALVES = {
     "anthropic": [
-        said.begun(),
-        said.starts(0, type="text", text=""),
-        *said.grows(0, "a HIGH", "LOW b"),
-        said.stops(0),
+        shared.begun(),
+        shared.starts(0, type="text", text=""),
+        *shared.grows(0, "a HIGH", "LOW b"),
+        shared.stops(0),
         {"type": "message_delta", "delta": {"stop_reason": "end_turn"}},
         {"type": "message_stop"},
     ],
-    "openai-chat": [said.chunk(content="a HIGH"), said.chunk(content="LOW b"), said.chunk("stop"), said.DONE],
-    "openai-responses": [said.CREATED, *said.deltas("a HIGH", "LOW b"), said.completed(said.message("a HIGHLOW b"))],
+    "openai-chat": [shared.chunk(content="a HIGH"), shared.chunk(content="LOW b"), shared.chunk("stop"), shared.DONE],
+    "openai-responses": [
+        shared.CREATED,
+        *shared.deltas("a HIGH", "LOW b"),
+        shared.completed(shared.message("a HIGHLOW b")),
+    ],
     "gemini": [
         {"candidates": [{"content": {"parts": [{"text": "a HIGH"}]}}]},
         {"candidates": [{"content": {"parts": [{"text": "LOW b"}]}, "finishReason": "STOP"}]},
@@ -125,11 +129,11 @@ async def test_no_other_participants_text_is_emitted_for_any_number_of_participa
     """The provider gets ten names as stop strings, and would continue as the eleventh."""
     crowd = [{"role": "user", "participant": f"P{i}", "content": "Hello."} for i in range(14)]
     first, *deltas = (
-        said.begun(),
-        said.starts(0, type="text", text=""),
-        *said.grows(0, " Hi all.\nP", "0", ": never heard"),
+        shared.begun(),
+        shared.starts(0, type="text", text=""),
+        *shared.grows(0, " Hi all.\nP", "0", ": never heard"),
     )
-    end = [said.stops(0), {"type": "message_delta", "delta": {"stop_reason": "end_turn"}}, {"type": "message_stop"}]
+    end = [shared.stops(0), {"type": "message_delta", "delta": {"stop_reason": "end_turn"}}, {"type": "message_stop"}]
     script = wire("crowd", sse(first, *deltas, *end))
     async with MockProvider([script]) as provider, fleet(tmp_path, server_url, keys, provider.url, PIPELINE):
         run = await send("crowd", mode="prefill", participant="Claude", messages=crowd)

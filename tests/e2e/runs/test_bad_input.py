@@ -92,10 +92,10 @@ async def test_a_flood_of_bad_and_huge_requests_keeps_no_good_one_out(
             good.append(await send("hello"))
         logs = await ended(server.client, keys, good)
 
-        async def told() -> bool:
+        async def is_refused() -> bool:
             return await server.client.xlen(keys.dead) == FLOOD + 8
 
-        await eventually(told, timeout=60)
+        await eventually(is_refused, timeout=60)
         assert await server.client.xlen(keys.requests) == 0
         assert len(provider.requests) == len(good)
     assert {log[-1]["type"] for log in logs.values()} == {"completed"}

@@ -63,10 +63,10 @@ async def test_a_cancel_closes_the_providers_socket(
         exchange = await provider.requested()
         if model == "slow":
 
-            async def heard() -> bool:
+            async def received() -> bool:
                 return b"two" in b"".join([f[b"__data__"] for _, f in await server.client.xrange(keys.log(run))])
 
-            await eventually(heard)
+            await eventually(received)
         await cancel(server, keys, run, reason="enough", heard_through=3)
         await provider.disconnected(exchange)
         log: Any = (await ended(server.client, keys, [run]))[run]

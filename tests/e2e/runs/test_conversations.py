@@ -56,12 +56,12 @@ def painted(api: str) -> bytes:
 
 def answer(asked: ModelRequest) -> Turn:
     """The model thinks, writes text, returns an image if its API can, and calls two tools; then it summarises."""
-    said = Reply(thinking="Hm, let me think.", signature=signature(asked.api), text="Let me look.")
+    reply = Reply(thinking="Hm, let me think.", signature=signature(asked.api), text="Let me look.")
     if asked.tool_results:
-        return Turn(says=msgspec.structs.replace(said, text=f"Done by {asked.api}."))
+        return Turn(says=msgspec.structs.replace(reply, text=f"Done by {asked.api}."))
     pictures = (Picture(data=painted(asked.api)),) if asked.api in ("gemini", "openai-responses") else ()
     calls = (ToolCall(name="draw"), ToolCall(name="broken"))
-    return Turn(says=msgspec.structs.replace(said, pictures=pictures, tool_calls=calls))
+    return Turn(says=msgspec.structs.replace(reply, pictures=pictures, tool_calls=calls))
 
 
 def question(order: str, step: int) -> Message:
@@ -117,7 +117,7 @@ async def test_a_conversation_continues_in_every_order_of_four_apis_and_back_to_
             assert (b64encode(painted(api)).decode() in text) == (api in before), "an image of a model goes along"
         if step == 4 and one.api in SIGNED:
             assert text.count(signature(one.api)) >= 2, "what the first run signed is back"
-    notes = [note["note"] for told in extras for note in told]
+    notes = [note["note"] for extra in extras for note in extra]
     assert any("thinking of anthropic was left out" in note for note in notes)
     assert any("the model's images are sent as user images" in note for note in notes)
 
@@ -133,8 +133,8 @@ async def test_large_encrypted_thinking_goes_by_the_blob_store_and_comes_back(
     server: Server, server_url: str, keys: Keys, tmp_path: Path
 ) -> None:
     large = "e" * (LARGE_CHARS + 1)
-    said = Reply(thinking="Hm.", text="Yes.", signature=large)
-    script = Script(name="gpt-5", turns=(Turn(says=said),), repeat_last=True)
+    reply = Reply(thinking="Hm.", text="Yes.", signature=large)
+    script = Script(name="gpt-5", turns=(Turn(says=reply),), repeat_last=True)
     async with (
         MockProvider([script]) as provider,
         with_store(tmp_path, server_url, keys, provider.url),
@@ -228,9 +228,9 @@ async def test_repeated_tool_ids_names_and_odd_media_types_reach_each_provider_i
         dropped = "messages[0], messages[1]: this API has no field for participant names"
         fitted = "messages[0]: the participant 'Ann Lee' is sent as 'Ann_Lee'"
         assert (fitted if api == "openai-chat" else dropped) in notes
-    said = [msgspec.json.encode(one.body).decode() for one in asked if one]
-    assert sum('"Ann Lee: Look"' in body and '"Bob: Well?"' in body for body in said) == len(BASE_PATHS)
-    assert sum('"name":"Ann_Lee"' in body for body in said) == 1
+    bodies = [msgspec.json.encode(one.body).decode() for one in asked if one]
+    assert sum('"Ann Lee: Look"' in body and '"Bob: Well?"' in body for body in bodies) == len(BASE_PATHS)
+    assert sum('"name":"Ann_Lee"' in body for body in bodies) == 1
 
 
 async def test_broken_base64_is_refused_with_its_place_large_or_small(

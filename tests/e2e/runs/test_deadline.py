@@ -16,12 +16,12 @@ from tokenbus.bus.server.server import Server
 from tokenbus.events.frames import CONTROL_ATTEMPT, Accepted, EventFrame, RunLimits, TurnWork, encode
 from tokenbus_services.mock_provider import Delivery, MockProvider, Reply, Script, Stall, ToolCall, Turn
 
-SAID = "One two three."
+REPLY = "One two three."
 CALLS = (ToolCall(name="weather", arguments={"city": "Bern"}), ToolCall(name="weather", arguments={"city": "Rome"}))
 SCRIPTS = [
-    Script(name="slow", turns=(Turn(says=Reply(text=SAID), fault=Stall(after_text="two")),)),
-    Script(name="silent", turns=(Turn(says=Reply(text=SAID), delivery=Delivery(delay_s=3600)),)),
-    Script(name="calls", turns=(Turn(says=Reply(text=SAID, tool_calls=CALLS)), Turn(says=Reply(text="I see.")))),
+    Script(name="slow", turns=(Turn(says=Reply(text=REPLY), fault=Stall(after_text="two")),)),
+    Script(name="silent", turns=(Turn(says=Reply(text=REPLY), delivery=Delivery(delay_s=3600)),)),
+    Script(name="calls", turns=(Turn(says=Reply(text=REPLY, tool_calls=CALLS)), Turn(says=Reply(text="I see.")))),
 ]
 
 

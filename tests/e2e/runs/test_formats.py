@@ -42,10 +42,10 @@ SIGNED = Script(
         Turn(says=Reply(text="Fair.")),
     ),
 )
-SAID = "One. EN two. END of it"
-ENDLESS = Script(name="endless", turns=(Turn(says=Reply(text=SAID, chunk_size=2), fault=Stall(after_text=" o")),))
+REPLY = "One. EN two. END of it"
+ENDLESS = Script(name="endless", turns=(Turn(says=Reply(text=REPLY, chunk_size=2), fault=Stall(after_text=" o")),))
 """It falls silent after the stop string, and its answer never ends by itself."""
-WHOLE = Script(name="whole", turns=(Turn(says=Reply(text=SAID)),), repeat_last=True)
+WHOLE = Script(name="whole", turns=(Turn(says=Reply(text=REPLY)),), repeat_last=True)
 HELLO = Script(name="hello", turns=(Turn(says=Reply(text="Hello")),), repeat_last=True)
 R1 = Script(name="r1-big", turns=(Turn(says=Reply(text="Hm.</think>Yes.", chunk_size=3)),), repeat_last=True)
 INSTRUCT = Script(name="instruct", turns=(Turn(says=Reply(text="Yes.", chunk_size=2)),), repeat_last=True)
@@ -78,15 +78,15 @@ async def test_three_turns_with_parallel_tools_in_chat_are_the_same_for_each_api
             for stream in (True, False)
         ]
         logs: Any = await ended(server.client, keys, runs)
-        heard = {run: await visible(server, keys, run) for run in runs}
+        received = {run: await visible(server, keys, run) for run in runs}
     kinds = ["text", "tool_call", "tool_call", "tool_result", "tool_result", "text", "tool_call", "tool_result", "text"]
     for run in runs:
         judge.check(logs[run])
         assert judge.blocks(logs[run]) == judge.blocks(logs[runs[0]])
         assert [kind for kind, _ in judge.blocks(logs[run])] == kinds
         assert logs[run][-1]["turn"] == 2
-        assert "".join(event["text"] for event in heard[run]) == judge.text(logs[run])
-        assert {event["kind"] for event in heard[run]} == {"text"}
+        assert "".join(event["text"] for event in received[run]) == judge.text(logs[run])
+        assert {event["kind"] for event in received[run]} == {"text"}
 
 
 async def test_signed_thinking_goes_back_with_the_next_turn_as_it_came(

@@ -35,7 +35,7 @@ from tokenbus_services.mock_provider import (
 
 WORDS = " ".join(f"word{n}" for n in range(120))
 STORY = Script(name="story", turns=(Turn(says=Reply(text=WORDS), delivery=Delivery(pace=40)),))
-SAID = Reply(text="One two three four, five six.")
+REPLY = Reply(text="One two three four, five six.")
 SCRIPTS = (
     STORY,
     Script(
@@ -53,9 +53,9 @@ SCRIPTS = (
         ),
     ),
     Script(name="fails", turns=(Turn(says=Reply(), fault=Status(status=400)),), repeat_last=True),
-    Script(name="breaks", turns=(Turn(says=SAID, fault=ErrorEvent(after_text="three")),), repeat_last=True),
-    Script(name="cut", turns=(Turn(says=SAID, first=(CutOff(after_text="three"),)),)),
-    Script(name="hangs", turns=(Turn(says=SAID, fault=Stall(after_text="three")),)),
+    Script(name="breaks", turns=(Turn(says=REPLY, fault=ErrorEvent(after_text="three")),), repeat_last=True),
+    Script(name="cut", turns=(Turn(says=REPLY, first=(CutOff(after_text="three"),)),)),
+    Script(name="hangs", turns=(Turn(says=REPLY, fault=Stall(after_text="three")),)),
     WITH_TEXT,
     PICTURES,
     TALK,
@@ -94,10 +94,10 @@ REQUESTS: Requests = {
 def corpus() -> Generator[tuple[Script, str]]:
     """The recorded streams of real providers, if they are here, as scripts with their providers."""
     for number, row in enumerate(recordings() if CORPUS.exists() else ()):
-        said = Turn(
+        scripted = Turn(
             says=Recording(stream=str(CORPUS / row["file"])), delivery=Delivery(cuts=Random(seed=1, largest=900))
         )
-        script = Script(name=f"recording-{number}", turns=(said, Turn(says=Reply(text=""))))
+        script = Script(name=f"recording-{number}", turns=(scripted, Turn(says=Reply(text=""))))
         yield script, PROVIDERS[row["api"]]
 
 
@@ -105,7 +105,7 @@ def corpus() -> Generator[tuple[Script, str]]:
 async def test_a_pipeline_writes_the_events_that_separate_services_write(
     server: Server, server_url: str, send: Send, keys: Keys, tmp_path: Path
 ) -> None:
-    told: list[dict[str, judge.Log]] = []
+    events: list[dict[str, judge.Log]] = []
     recorded = dict(corpus())
     asked = REQUESTS | {
         script.name: (script.name, {"provider": api, "max_tool_depth": 0}) for script, api in recorded.items()
@@ -120,10 +120,10 @@ async def test_a_pipeline_writes_the_events_that_separate_services_write(
                 toml += provider_table("claude", "anthropic", provider.url, 'quirks = { models_continuing = [""] }')
                 kinds = (*chain, "tools", "policy", "recorder")
                 async with fleet(tmp_path / chain[0], server_url, keys, provider.url, kinds, toml):
-                    told.append(await _logs(server, keys, send, asked))
-    for name, log in told[0].items():
-        assert log == told[1][name], name
-    ends = {name: log[-1]["type"] for name, log in told[0].items()}
+                    events.append(await _logs(server, keys, send, asked))
+    for name, log in events[0].items():
+        assert log == events[1][name], name
+    ends = {name: log[-1]["type"] for name, log in events[0].items()}
     assert (ends["cancelled"], ends["poisoned"], ends["a refusal"]) == ("cancelled", "failed", "failed")
     assert {ends[name] for name in ("many chunks", "prefill", "a restart", "a continuation", "previews")} == {
         "completed"
@@ -143,9 +143,9 @@ async def _logs(server: Server, keys: Keys, send: Send, asked: Requests) -> dict
     for log in logs.values():
         judge.check(log)
     del logs[runs["poisoned"]][-1]["error"]["where"]  # the poison's id, a time
-    told = {name: judge.without_timing(logs[run]) for name, run in runs.items()}
-    told["a policy that ends the run"] = _without_amount(told["a policy that ends the run"])
-    return {name: log if name in REQUESTS else _numbered(log) for name, log in told.items()}
+    published = {name: judge.without_timing(logs[run]) for name, run in runs.items()}
+    published["a policy that ends the run"] = _without_amount(published["a policy that ends the run"])
+    return {name: log if name in REQUESTS else _numbered(log) for name, log in published.items()}
 
 
 def _without_amount(log: judge.Log) -> judge.Log:

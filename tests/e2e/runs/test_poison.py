@@ -55,9 +55,9 @@ async def test_poison_of_every_origin_is_buried_and_what_it_stopped_is_asked_aga
         assert (entry["stage"], entry["entry"], base64.b64decode(entry["bytes"])) == ("intake", garbage, POISON)
 
         again = await command("dead", "retry", "--all", "--json", TOKENBUS_CONFIG=str(tmp_path / "tokenbus.toml"))
-        told = [json.loads(line) for line in again.out.splitlines()]
-        new = [line["run"] for line in told if "run" in line]
-        assert (again.code, len(new), len(told)) == (1, len(victims), len(victims) + 1), "garbage stays"
+        printed = [json.loads(line) for line in again.out.splitlines()]
+        new = [line["run"] for line in printed if "run" in line]
+        assert (again.code, len(new), len(printed)) == (1, len(victims), len(victims) + 1), "garbage stays"
         assert await server.client.xlen(keys.dead) == 1
         for run in new:
             await eventually(lambda run=run: server.client.xlen(keys.log(run)))

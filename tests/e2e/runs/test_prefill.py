@@ -63,7 +63,7 @@ def providers(url: str) -> str:
     )
 
 
-def told(log: judge.Log) -> list[dict[str, Any]]:
+def stable_fields(log: judge.Log) -> list[dict[str, Any]]:
     """The run as a listener knows it: neighbouring chunks joined, without ids, times and counts."""
     out: list[dict[str, Any]] = []
     for event in log:
@@ -83,12 +83,12 @@ def told(log: judge.Log) -> list[dict[str, Any]]:
             "participant",
             "opaque",
         )
-        said = {name: value for name, value in event.items() if name not in hidden}
+        fields = {name: value for name, value in event.items() if name not in hidden}
         last = out[-1] if out else {}
-        if said["type"] == last.get("type") == "chunk" and {**said, "text": ""} == {**last, "text": ""}:
-            last["text"] += said["text"]
+        if fields["type"] == last.get("type") == "chunk" and {**fields, "text": ""} == {**last, "text": ""}:
+            last["text"] += fields["text"]
         else:
-            out.append(said)
+            out.append(fields)
     return out
 
 
@@ -119,7 +119,7 @@ async def test_chat_and_prefill_parity(
         logs: Any = await ended(server.client, keys, [written, spoken])
     for log in logs.values():
         judge.check(log)
-    assert told(logs[written]) == told(logs[spoken])
+    assert stable_fields(logs[written]) == stable_fields(logs[spoken])
     assert judge.blocks(logs[written]) == judge.blocks(logs[spoken])
     kinds = [kind for kind, _ in judge.blocks(logs[written])]
     assert kinds == [*CITIES, "text", "tool_call", "tool_result", "text"]
@@ -146,7 +146,7 @@ async def test_the_end_of_turn_token_ends_the_turn_and_is_never_published(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     names = [("Alice", "Hello"), ("Bob", "Hi there")]
-    messages = [{"role": "user", "participant": who, "content": said} for who, said in names]
+    messages = [{"role": "user", "participant": who, "content": text} for who, text in names]
     async with (
         MockProvider([TURNED]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, PIPELINE, providers(provider.url)),

@@ -13,11 +13,11 @@ USAGE = Usage(input=25, output=3)
 
 
 async def test_cancelled_cut_and_failed_runs_report_usage_and_model() -> None:
-    said = Reply(text="one two three", usage=USAGE)
+    reply = Reply(text="one two three", usage=USAGE)
     with LocalBus() as local:
-        local.model_says("stalls", Turn(says=said, fault=Stall(after_text="two")))
-        local.model_says("cut", Turn(says=said, fault=CutOff(after_text="two")))
-        local.model_says("refused", Turn(says=said, fault=Status(status=400)))
+        local.model_says("stalls", Turn(says=reply, fault=Stall(after_text="two")))
+        local.model_says("cut", Turn(says=reply, fault=CutOff(after_text="two")))
+        local.model_says("refused", Turn(says=reply, fault=Status(status=400)))
         async with local.client() as bus:
             run = await bus.publish(local.request("stalls"))
             await eventually(lambda: [e.state for e in local.exchanges] == ["stalled"])

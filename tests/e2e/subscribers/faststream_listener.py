@@ -19,7 +19,7 @@ app = FastStream(broker, logger=None)
 for n in range(partitions):
 
     @broker.subscriber(stream=StreamSub(f"{prefix}:{{{n}}}:visible", last_id="0-0"))
-    async def heard(event: dict[str, Any]) -> None:
+    async def on_event(event: dict[str, Any]) -> None:
         print(event["seq"], repr(event["text"]), flush=True)
 
 

@@ -14,12 +14,12 @@ from tokenbus.bus.keys import Keys
 from tokenbus.errors import RunIncomplete, RunNotRepeatable
 from tokenbus_services.mock_provider import CutOff, Delivery, Fixed, MockProvider, Reply, Script, Turn
 
-SAID = "Dr. Grey came at 3.30 p.m. and left. Did anybody see her? Nobody did"
+REPLY = "Dr. Grey came at 3.30 p.m. and left. Did anybody see her? Nobody did"
 CUTS = Delivery(cuts=Fixed(size=19))
 BROKEN = Script(
     name="broken",
     turns=(
-        Turn(says=Reply(text=SAID), first=(CutOff(after_text="see"),), delivery=CUTS),
+        Turn(says=Reply(text=REPLY), first=(CutOff(after_text="see"),), delivery=CUTS),
         Turn(says=Reply(text=" her? Nobody did"), delivery=CUTS),
     ),
 )
@@ -51,8 +51,8 @@ async def test_an_interrupted_run_is_continued_or_retried_and_read_in_sentences(
         with pytest.raises(RunIncomplete) as caught:
             await run.result()
         assert caught.value.result
-        heard = caught.value.result.text
-        assert heard.startswith("Dr. Grey")
+        received = caught.value.result.text
+        assert received.startswith("Dr. Grey")
         rest = await (await bus.resume(run)).result()
         for name in ("anthropic", "far"):
             asks = [{"role": "user", "content": f"Go on, {name}."}]  # its own words: a script breaks off once for each
@@ -63,12 +63,12 @@ async def test_an_interrupted_run_is_continued_or_retried_and_read_in_sentences(
                 await bus.resume(stuck)
         again = await bus.retry(run)
         whole = Response.of([event async for event in coalesced(again.events())])
-        assert heard.rstrip() + rest.text == whole.text == SAID
+        assert received.rstrip() + rest.text == whole.text == REPLY
         assert rest.run != whole.run
 
         spoken: dict[str, list[Sentence]] = {}
         async with asyncio.timeout(60):
-            while "".join(s.text for s in spoken.get(whole.run, [])) != SAID:
+            while "".join(s.text for s in spoken.get(whole.run, [])) != REPLY:
                 sentence = await anext(speech)
                 spoken.setdefault(sentence.run, []).append(sentence)
     assert [s.text for s in spoken[whole.run]] == [

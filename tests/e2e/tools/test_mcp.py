@@ -83,8 +83,13 @@ env_pass = ["NOTES"]
     error = logs[unlisted][-1]["error"]
     assert (error["where"], "lists no tool 'nothing'" in error["message"]) == ("tools[1]", True)
     judge.check(logs[killed])
-    [told] = [e for e in logs[killed] if e["type"] == "tool_progress"]
-    assert (told["tool_name"], told["progress"], told["total"], told["message"]) == ("here__slow", 1, 4, "one of four")
+    [progress] = [e for e in logs[killed] if e["type"] == "tool_progress"]
+    assert (progress["tool_name"], progress["progress"], progress["total"], progress["message"]) == (
+        "here__slow",
+        1,
+        4,
+        "one of four",
+    )
     assert _results(logs[killed])[0]["is_error"]
     assert logs[killed][-1]["type"] == "completed", "the model goes on after a tool's error"
     assert not [pid for pid in _pids(notes) if alive(pid)], "a server outlived the services"

@@ -132,10 +132,10 @@ async def test_a_quota_is_reported_over_http_in_the_log_and_as_a_metric(serve: S
         with pytest.raises(BlobQuotaExceeded) as refused, capture_logs() as lines:
             await blobs.store(b"b" * 70, "text/plain")
     assert refused.value.retryable
-    told = [line for line in lines if line["event"] == "blob_store_failed"]
-    assert told
-    assert all("blobs.quota_bytes" in line["hint"] for line in told)
-    assert registry.get_sample_value("tokenbus_blob_failures_total", {"code": "blob_quota_exceeded"}) == len(told)
+    failures = [line for line in lines if line["event"] == "blob_store_failed"]
+    assert failures
+    assert all("blobs.quota_bytes" in line["hint"] for line in failures)
+    assert registry.get_sample_value("tokenbus_blob_failures_total", {"code": "blob_quota_exceeded"}) == len(failures)
 
 
 async def test_s3_gives_out_urls_that_need_no_token(s3_endpoint: str, serve: Serve) -> None:

@@ -29,7 +29,7 @@ TIMING = Timing(first_byte_ms=5, first_visible_ms=12, total_ms=40)
 OVERLOADED = ErrorInfo(code="overloaded_error", kind="overloaded", message="come back later", status=529)
 
 
-class Told:
+class EventFactory:
     """Makes the events of a run."""
 
     def __init__(self, run: str = "r1") -> None:

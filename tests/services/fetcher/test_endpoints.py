@@ -134,14 +134,14 @@ async def test_a_request_for_thinking_uses_the_documented_vendors_own_field(
     settings = msgspec.structs.replace(DOCUMENTED[name], api_key_env="")
     usual = msgspec.json.decode((await call(settings, asked())).content)
     for thinking, wanted in ((Thinking(effort="low", budget_tokens=9), on), (Thinking(enabled=False), off)):
-        said = msgspec.json.decode((await call(settings, asked(thinking=thinking))).content)
-        assert {key: value for key, value in said.items() if key not in usual} == wanted
+        decoded = msgspec.json.decode((await call(settings, asked(thinking=thinking))).content)
+        assert {key: value for key, value in decoded.items() if key not in usual} == wanted
 
 
 async def test_mistral_gets_no_field_that_it_refuses() -> None:
     settings = msgspec.structs.replace(DOCUMENTED["mistral"], api_key_env="")
-    said = msgspec.json.decode((await call(settings, asked(max_tokens=7))).content)
-    assert set(said) == {"model", "messages", "stream", "max_tokens"}
+    decoded = msgspec.json.decode((await call(settings, asked(max_tokens=7))).content)
+    assert set(decoded) == {"model", "messages", "stream", "max_tokens"}
 
 
 async def test_a_path_may_keep_the_one_that_the_api_has_for_the_request() -> None:

@@ -90,13 +90,13 @@ def answer_of(api: ApiName, content: bytes) -> bytes:
     """An answer with this image, as the API has it."""
     text = b64encode(content).decode()
     url = f"data:image/png;base64,{text}"
-    said: Any = {
+    body: Any = {
         "openai-images": {"created": 1, "data": [{"b64_json": text}]},
         "openai-responses": {"output": [{"type": "image_generation_call", "result": text, "status": "completed"}]},
         "openai-chat": {"choices": [{"message": {"images": [{"image_url": {"url": url}}]}}]},
         "gemini": {"candidates": [{"content": {"parts": [{"inlineData": {"mimeType": "image/png", "data": text}}]}}]},
     }[api]
-    return json.dumps(said, indent=1 if api == "gemini" else None).encode()
+    return json.dumps(body, indent=1 if api == "gemini" else None).encode()
 
 
 @pytest.mark.parametrize("api", ["openai-images", "openai-responses", "openai-chat", "gemini"])
@@ -108,9 +108,9 @@ async def test_the_image_of_each_api_goes_to_the_store_and_words_in_its_place(ap
     before, _, behind = answer_of(api, LARGE).partition(b64encode(LARGE))
     assert gone.startswith(before)
     assert gone.endswith(behind)
-    told = found(image(gone[len(before) : -len(behind)].decode()), lifter.secret)
-    assert (told.blob_id, told.size_bytes, told.base64) == (blob_id_of(LARGE), len(LARGE), "")
-    assert (told.width, told.height) == (1024, 768)
+    offloaded = found(image(gone[len(before) : -len(behind)].decode()), lifter.secret)
+    assert (offloaded.blob_id, offloaded.size_bytes, offloaded.base64) == (blob_id_of(LARGE), len(LARGE), "")
+    assert (offloaded.width, offloaded.height) == (1024, 768)
 
 
 @given(
@@ -125,9 +125,9 @@ async def test_wherever_it_is_cut_the_answer_is_the_same(cuts: list[int], images
     answer = f'{{"data":[{items}]}}'.encode()
     store = Store()
     lifter = lifter_of(store)
-    said = json.loads(await passed(lifter, answer, *cuts))
-    told = [found(image(item["b64_json"]), lifter.secret) for item in said["data"]]
-    assert [t.base64 or t.blob_id for t in told] == [
+    decoded = json.loads(await passed(lifter, answer, *cuts))
+    offloaded = [found(image(item["b64_json"]), lifter.secret) for item in decoded["data"]]
+    assert [t.base64 or t.blob_id for t in offloaded] == [
         text if each is SMALL else blob_id_of(each) for each, text in zip(images, texts, strict=True)
     ]
     assert {content for content, _ in store.kept} == set(images) - {SMALL}

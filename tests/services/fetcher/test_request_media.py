@@ -266,12 +266,12 @@ async def test_a_blob_of_another_type_than_the_request_names_is_refused(stored: 
 
 
 @pytest.mark.parametrize(
-    ("stored", "said"),
+    ("stored", "expected"),
     [("application/octet-stream", "image/png"), ("image/jpeg", "image/jpg"), ("image/PNG", "image/png")],
 )
-async def test_a_media_type_in_another_spelling_or_missing_is_accepted(stored: str, said: str) -> None:
+async def test_a_media_type_in_another_spelling_or_missing_is_accepted(stored: str, expected: str) -> None:
     shelf = Shelf()
-    source = BlobSource(blob_id=shelf.put(PNG, stored), media_type=said)
+    source = BlobSource(blob_id=shelf.put(PNG, stored), media_type=expected)
     assert b64encode(PNG) in await sent(shelf, endpoint_of("anthropic"), hello(shows(source)))
 
 

@@ -9,7 +9,7 @@ import msgspec
 from hypothesis import strategies as st
 
 from tests.unit.core.run.script import Story, call, text
-from tests.unit.core.run.test_run_properties import steps, tell
+from tests.unit.core.run.test_run_properties import play, steps
 from tests.unit.policy.streams import recorded_events
 from tests.unit.providers.corpus import APIS, recordings
 from tokenbus.client.response import Response
@@ -40,16 +40,16 @@ def log_of(*attempts: Sequence[BusEvent], **accepted: object) -> Log:
 
 def thinking(block: int, *pieces: str, signature: str = "") -> list[BusEvent]:
     signed = [n.Opaque(block, "signature", signature)] if signature else []
-    told = (n.ThinkingDelta(block, piece) for piece in pieces)
+    deltas = (n.ThinkingDelta(block, piece) for piece in pieces)
     begun = n.Start("m", "r", api="anthropic", provider="anthropic")
-    return [begun, n.BlockStart(block, "thinking"), *told, *signed, n.BlockStop(block)]
+    return [begun, n.BlockStart(block, "thinking"), *deltas, *signed, n.BlockStop(block)]
 
 
 @st.composite
 def any_log(draw: st.DrawFn, policies: Sequence[str] = ("before_first_visible", "fail", "continue")) -> Log:
     """The log of any run: retried, cut, cancelled, unfinished, with events of a newer version."""
     plan: list[list[BusEvent] | BusEvent] = list(draw(steps))
-    log = tell(plan, draw(st.sampled_from(policies)), reborn=False).events
+    log = play(plan, draw(st.sampled_from(policies)), reborn=False).events
     if draw(st.booleans()):
         log = log[: draw(st.integers(1, len(log)))]
     if draw(st.booleans()):
@@ -66,7 +66,7 @@ def visible_text(log: Log) -> str:
 
 def streamed(encoder: Encoder, log: Log) -> bytes:
     """Everything that the encoder emits."""
-    return b"".join(told for event in log for told in encoder.feed(event))
+    return b"".join(data for event in log for data in encoder.feed(event))
 
 
 def answered(whole: WholeAnswer, log: Log) -> tuple[int, dict[str, Any]]:

@@ -40,17 +40,17 @@ async def test_however_the_store_cuts_a_blob_its_base64_is_that_of_the_whole(
     pieces: list[bytes], others: list[bytes]
 ) -> None:
     body = MediaBody([b'{"a":"', embedded(pieces), b'","b":"', embedded(others), b'"}'])
-    said = await whole(body)
-    assert said == b'{"a":"%b","b":"%b"}' % (b64encode(b"".join(pieces)), b64encode(b"".join(others)))
-    assert len(said) == body.size
+    content = await whole(body)
+    assert content == b'{"a":"%b","b":"%b"}' % (b64encode(b"".join(pieces)), b64encode(b"".join(others)))
+    assert len(content) == body.size
 
 
 @given(st.lists(st.binary(max_size=7), max_size=12))
 async def test_a_raw_blob_is_embedded_without_base64(pieces: list[bytes]) -> None:
     body = MediaBody([b"--x", msgspec.structs.replace(embedded(pieces), raw=True), b"--x--"])
-    said = await whole(body)
-    assert said == b"--x%b--x--" % b"".join(pieces)
-    assert len(said) == body.size
+    content = await whole(body)
+    assert content == b"--x%b--x--" % b"".join(pieces)
+    assert len(content) == body.size
 
 
 @given(st.binary(max_size=50))
@@ -59,10 +59,10 @@ def test_the_size_of_base64_is_known_before_it_is_made(content: bytes) -> None:
 
 
 @pytest.mark.parametrize("raw", [False, True])
-@pytest.mark.parametrize("told", [5, 7])
-async def test_a_blob_with_a_wrong_announced_size_ends_the_body_with_an_error(told: int, raw: bool) -> None:
+@pytest.mark.parametrize("announced", [5, 7])
+async def test_a_blob_with_a_wrong_announced_size_ends_the_body_with_an_error(announced: int, raw: bool) -> None:
     with pytest.raises(MediaFailed, match=r"messages\[3\].*received 6 bytes"):
-        await whole(MediaBody([msgspec.structs.replace(embedded([b"abc", b"def"], size=told), raw=raw)]))
+        await whole(MediaBody([msgspec.structs.replace(embedded([b"abc", b"def"], size=announced), raw=raw)]))
 
 
 async def test_a_store_that_breaks_off_ends_the_body_with_its_error_and_a_reader_left_off_is_closed() -> None:

@@ -15,7 +15,7 @@ from tokenbus_services.mock_provider.server import Choose
 MESSAGES = "/v1/messages"
 CHAT = "/v1/chat/completions"
 RESPONSES = "/v1/responses"
-GEMINI = "/v1beta/models/told:streamGenerateContent"
+GEMINI = "/v1beta/models/one-turn:streamGenerateContent"
 
 EVENTS = b"".join(b"event: e\ndata: %d\n\n" % number for number in range(12))
 """A body of twelve events."""
@@ -34,23 +34,23 @@ async def serving(
         yield server, client
 
 
-def told(
+def one_turn(
     says: Reply | Wire | None = None,
     *,
     delivery: Delivery | None = None,
     first: tuple[Fault | None, ...] = (),
     fault: Fault | None = None,
 ) -> Script:
-    """A script `told` of one turn, by default with the twelve events."""
+    """A script `one-turn` of one turn, by default with the twelve events."""
     turn = Turn(says=says or Wire(stream=EVENTS), delivery=delivery or Delivery(), first=first, fault=fault)
-    return Script(name="told", turns=(turn,))
+    return Script(name="one-turn", turns=(turn,))
 
 
 PATHS = (MESSAGES, CHAT, RESPONSES, GEMINI)
 """One of each API, as `post` takes them."""
 
 
-def post(path: str, text: str = "hello", *, model: str = "told", stream: bool = True) -> dict[str, Any]:
+def post(path: str, text: str = "hello", *, model: str = "one-turn", stream: bool = True) -> dict[str, Any]:
     """A request of one user message to any of the four APIs, as arguments of httpx's `post`."""
     if path == RESPONSES:
         return {"url": path, "json": {"model": model, "input": text, "stream": stream}}
@@ -66,7 +66,7 @@ def post(path: str, text: str = "hello", *, model: str = "told", stream: bool = 
 def asking(text: str = "hello", **more: Any) -> dict[str, Any]:
     """A request of one user message, for Messages and Chat Completions alike."""
     return {
-        "model": "told",
+        "model": "one-turn",
         "max_tokens": 64,
         "stream": True,
         "messages": [{"role": "user", "content": text}],

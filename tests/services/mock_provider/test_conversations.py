@@ -16,15 +16,15 @@ from tests.services.mock_provider.asking import (
     PATHS,
     RESPONSES,
     asking,
+    one_turn,
     post,
     serving,
-    told,
 )
 from tokenbus_services.mock_provider import MockProvider, ModelRequest, Reply, Script, ToolCall, Turn, Wire
 from tokenbus_services.mock_provider.reply import Finish
 
 TURNS = Script(
-    name="told",
+    name="one-turn",
     turns=tuple(Turn(says=Wire(stream=b"data: %d\n\n" % number, body=b"%d" % number)) for number in range(3)),
 )
 
@@ -80,7 +80,7 @@ async def test_the_turn_follows_from_the_items_of_a_responses_request() -> None:
         {"type": "function_call_output", "call_id": "a", "output": "rain"},
     ]
     async with serving(TURNS) as (server, client):
-        response = await client.post(RESPONSES, json={"model": "told", "stream": True, "input": items})
+        response = await client.post(RESPONSES, json={"model": "one-turn", "stream": True, "input": items})
     assert response.content == b"data: 1\n\n"
     asked = server.requests[0].request
     assert asked is not None
@@ -126,7 +126,7 @@ async def test_a_history_that_lost_a_call_or_a_result_is_refused(
         (MESSAGES, {**asking(), "messages": []}, "messages"),
         (MESSAGES, {**asking(), "messages": [{"role": "system", "content": "x"}]}, "messages[0].role"),
         (CHAT, {"messages": [_user("a")]}, "model"),
-        (RESPONSES, {"model": "told", "input": "a", "previous_response_id": "r"}, "previous_response_id"),
+        (RESPONSES, {"model": "one-turn", "input": "a", "previous_response_id": "r"}, "previous_response_id"),
         (GEMINI, {"contents": [{"parts": [{"text": "a"}]}]}, "alt"),
         (GEMINI + "?alt=sse", {}, "contents"),
         (MESSAGES, asking(model="unknown"), "unknown"),
@@ -168,7 +168,7 @@ async def test_a_chooser_sees_the_request_and_picks_a_script_a_turn_or_nothing()
             case _:
                 return None
 
-    async with serving(told(), choose=choose) as (_, client):
+    async with serving(one_turn(), choose=choose) as (_, client):
 
         async def ask(case: str) -> bytes:
             return (await client.post(CHAT, json=asking(stop="here"), headers={"x-case": case})).content
@@ -192,7 +192,7 @@ async def test_an_error_in_a_chooser_is_raised_when_the_server_ends() -> None:
 
 async def test_parallel_runs_of_one_script_say_their_own_things() -> None:
     reply = Reply(text="{token} says hello to {token}", tool_calls=(ToolCall(name="say", arguments={"to": "{token}"}),))
-    async with serving(told(reply)) as (_, client):
+    async with serving(one_turn(reply)) as (_, client):
 
         async def run(token: str) -> bool:
             body = (await client.post(CHAT, json=asking(f"my name is {token}", stream=False))).json()
@@ -207,7 +207,7 @@ async def test_parallel_runs_of_one_script_say_their_own_things() -> None:
 @pytest.mark.parametrize(("path", "call", "result"), [(MESSAGES, CALL, RESULT), (CHAT, CHAT_CALL, CHAT_RESULT)])
 async def test_a_reply_can_quote_the_tools_results(path: str, call: dict[str, Any], result: dict[str, Any]) -> None:
     script = Script(
-        name="told", turns=(Turn(says=Reply(text="first")), Turn(says=Reply(text="There is {tool_result}.")))
+        name="one-turn", turns=(Turn(says=Reply(text="first")), Turn(says=Reply(text="There is {tool_result}.")))
     )
     async with serving(script) as (_, client):
         body = asking(messages=[_user("a"), call, result], stream=False)
@@ -217,7 +217,7 @@ async def test_a_reply_can_quote_the_tools_results(path: str, call: dict[str, An
 @pytest.mark.parametrize("path", [MESSAGES, CHAT])
 async def test_tool_ids_differ_between_turns_and_runs_and_not_between_tries(path: str) -> None:
     reply = Reply(tool_calls=(ToolCall(name="a"), ToolCall(name="b")))
-    script = Script(name="told", turns=(Turn(says=reply),), repeat_last=True)
+    script = Script(name="one-turn", turns=(Turn(says=reply),), repeat_last=True)
     histories = [[_user("a")], [_user("b")], [_user("a"), _assistant("x"), _user("a")]]
     async with serving(script) as (_, client):
         ids: list[str] = []
@@ -231,7 +231,7 @@ async def test_tool_ids_differ_between_turns_and_runs_and_not_between_tries(path
 @pytest.mark.parametrize(("path", "name"), [(RESPONSES, "call_id"), (GEMINI, "id")])
 async def test_tool_ids_of_responses_and_gemini_differ_between_runs_and_not_between_tries(path: str, name: str) -> None:
     pattern = re.compile(rf'"{name}": ?"([^"]+)"')
-    async with serving(told(Reply(tool_calls=(ToolCall(name="a"), ToolCall(name="b"))))) as (_, client):
+    async with serving(one_turn(Reply(tool_calls=(ToolCall(name="a"), ToolCall(name="b"))))) as (_, client):
         ids: list[str] = []
         for text in ("a", "b"):
             answers = [(await client.post(**post(path, text, stream=False))).text for _ in range(2)]
@@ -249,14 +249,14 @@ ENDINGS: list[tuple[Finish, tuple[str, str, str, str]]] = [
 
 @pytest.mark.parametrize(("finish", "words"), ENDINGS)
 async def test_the_finish_reason_uses_the_words_of_each_api(finish: Finish, words: tuple[str, ...]) -> None:
-    async with serving(told(Reply(text="hello", finish=finish))) as (_, client):
+    async with serving(one_turn(Reply(text="hello", finish=finish))) as (_, client):
         for path, word in zip(PATHS, words, strict=True):
             for stream in (True, False):
                 assert f'"{word}"' in (await client.post(**post(path, stream=stream))).text
 
 
 async def test_the_records_hold_what_was_sent_and_are_bounded() -> None:
-    async with serving(told(), keep=3) as (server, client):
+    async with serving(one_turn(), keep=3) as (server, client):
         for number in range(5):
             await client.post(MESSAGES, json=asking(f"number {number}"), headers={"X-Api-Key": f"key {number}"})
         latest = await server.requested(5)

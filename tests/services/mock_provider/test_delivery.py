@@ -10,7 +10,7 @@ import httpx
 import msgspec
 import pytest
 
-from tests.services.mock_provider.asking import CHAT, EVENTS, GEMINI, MESSAGES, RESPONSES, asking, serving, told
+from tests.services.mock_provider.asking import CHAT, EVENTS, GEMINI, MESSAGES, RESPONSES, asking, one_turn, serving
 from tokenbus_services.mock_provider import STAMP, Delivery, Fixed, Offsets, Random, Reply, Stall, Whole, Wire
 from tokenbus_services.mock_provider.chunking import read_ends, split_at
 from tokenbus_services.mock_provider.script import Cuts
@@ -21,7 +21,7 @@ ALL_CUTS = [Whole(), Whole(events=5), Fixed(size=1), Fixed(size=7), Random(seed=
 @pytest.mark.parametrize("cuts", ALL_CUTS, ids=lambda cuts: type(cuts).__name__)
 async def test_cuts_arrive_as_sent(cuts: Cuts) -> None:
     async with (
-        serving(told(delivery=Delivery(cuts=cuts))) as (server, client),
+        serving(one_turn(delivery=Delivery(cuts=cuts))) as (server, client),
         client.stream("POST", MESSAGES, json=asking()) as response,
     ):
         # httpx gives a piece for each HTTP chunk, also where the kernel joined several.
@@ -32,7 +32,7 @@ async def test_cuts_arrive_as_sent(cuts: Cuts) -> None:
 
 @pytest.mark.parametrize("cuts", ALL_CUTS, ids=lambda cuts: type(cuts).__name__)
 async def test_on_the_wire_each_read_is_one_http_chunk(cuts: Cuts) -> None:
-    async with serving(told(delivery=Delivery(cuts=cuts))) as (server, _):
+    async with serving(one_turn(delivery=Delivery(cuts=cuts))) as (server, _):
         head, body = await _raw_exchange(server.url)
     assert b"\r\ntransfer-encoding: chunked" in head.lower()
     reads = split_at(EVENTS, read_ends(EVENTS, cuts))
@@ -41,7 +41,7 @@ async def test_on_the_wire_each_read_is_one_http_chunk(cuts: Cuts) -> None:
 
 async def test_what_was_sent_has_left_before_more_is_written() -> None:
     """A read is not kept back to travel with the next: no Nagle, no buffer of ours."""
-    script = told(delivery=Delivery(cuts=Fixed(size=10)), fault=Stall(after_bytes=10))
+    script = one_turn(delivery=Delivery(cuts=Fixed(size=10)), fault=Stall(after_bytes=10))
     async with serving(script) as (server, client), client.stream("POST", MESSAGES, json=asking()) as response:
         reads = response.aiter_raw()
         assert await anext(reads) == EVENTS[:10]
@@ -54,12 +54,12 @@ async def test_what_was_sent_has_left_before_more_is_written() -> None:
     [
         (MESSAGES, asking()),
         (CHAT, asking()),
-        (RESPONSES, {"model": "told", "stream": True, "input": "hello"}),
+        (RESPONSES, {"model": "one-turn", "stream": True, "input": "hello"}),
         (GEMINI + "?alt=sse", {"contents": [{"role": "user", "parts": [{"text": "hello"}]}]}),
     ],
 )
 async def test_every_api_serves_a_recording_byte_for_byte(path: str, body: dict[str, object]) -> None:
-    async with serving(told()) as (_, client):
+    async with serving(one_turn()) as (_, client):
         response = await client.post(path, json=body)
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
     assert response.content == EVENTS
@@ -70,26 +70,26 @@ async def test_every_api_serves_a_recording_byte_for_byte(path: str, body: dict[
     [
         (MESSAGES, asking(stream=False)),
         (CHAT, asking(stream=False)),
-        (RESPONSES, {"model": "told", "input": "hello"}),
-        ("/v1beta/models/told:generateContent", {"contents": [{"parts": [{"text": "hello"}]}]}),
+        (RESPONSES, {"model": "one-turn", "input": "hello"}),
+        ("/v1beta/models/one-turn:generateContent", {"contents": [{"parts": [{"text": "hello"}]}]}),
     ],
 )
 async def test_a_request_that_does_not_stream_gets_the_recorded_body(path: str, body: dict[str, object]) -> None:
-    async with serving(told(Wire(stream=EVENTS, body=b'{"whole": 1}'))) as (_, client):
+    async with serving(one_turn(Wire(stream=EVENTS, body=b'{"whole": 1}'))) as (_, client):
         response = await client.post(path, json=body)
     assert response.headers["content-type"] == "application/json"
     assert response.json() == {"whole": 1}
 
 
 async def test_a_recording_without_a_body_says_so_to_a_request_that_does_not_stream() -> None:
-    async with serving(told()) as (_, client):
+    async with serving(one_turn()) as (_, client):
         response = await client.post(MESSAGES, json=asking(stream=False))
     assert response.status_code == 501
     assert "does not stream" in response.json()["error"]["message"]
 
 
 async def test_the_pace_is_never_faster_than_asked() -> None:
-    async with serving(told(delivery=Delivery(pace=100))) as (server, client):
+    async with serving(one_turn(delivery=Delivery(pace=100))) as (server, client):
         await client.post(MESSAGES, json=asking())
     exchange = server.requests[0]
     assert exchange.ended_at is not None
@@ -100,7 +100,7 @@ async def test_the_pace_is_never_faster_than_asked() -> None:
 
 async def test_a_paced_answer_arrives_read_by_read() -> None:
     """The client sees the beginning while most of the answer is not yet sent."""
-    async with serving(told(Wire(stream=EVENTS * 1000), delivery=Delivery(pace=50))) as (server, client):
+    async with serving(one_turn(Wire(stream=EVENTS * 1000), delivery=Delivery(pace=50))) as (server, client):
         async with client.stream("POST", MESSAGES, json=asking()) as response:
             reads = response.aiter_raw()
             seen = [await anext(reads) for _ in range(3)]
@@ -114,24 +114,24 @@ async def test_a_paced_answer_arrives_read_by_read() -> None:
 async def test_a_stamp_tells_when_its_read_was_written() -> None:
     text = f"at {STAMP} and {STAMP}"
     before = time.monotonic_ns()
-    async with serving(told(Reply(text=text), delivery=Delivery(pace=50))) as (_, client):
+    async with serving(one_turn(Reply(text=text), delivery=Delivery(pace=50))) as (_, client):
         body = (await client.post(CHAT, json=asking())).text
     events = [line.removeprefix("data: ") for line in body.splitlines() if line.startswith("data: {")]
-    said = "".join(msgspec.json.decode(event)["choices"][0]["delta"].get("content") or "" for event in events)
-    first, second = (int(word) for word in said.split() if word.isdigit())
+    joined = "".join(msgspec.json.decode(event)["choices"][0]["delta"].get("content") or "" for event in events)
+    first, second = (int(word) for word in joined.split() if word.isdigit())
     assert before < first < second < time.monotonic_ns()
-    assert len(said) == len(text)
+    assert len(joined) == len(text)
 
 
 async def test_a_connection_serves_one_request_after_another() -> None:
-    async with serving(told()) as (server, client):
+    async with serving(one_turn()) as (server, client):
         for _ in range(3):
             assert (await client.post(MESSAGES, json=asking())).content == EVENTS
             assert server.open_connections == 1
 
 
 async def test_a_client_that_waits_for_100_continue_gets_it() -> None:
-    async with serving(told()) as (server, _):
+    async with serving(one_turn()) as (server, _):
         reader, writer = await asyncio.open_connection(*_address(server.url))
         body = msgspec.json.encode(asking())
         head = b"POST /v1/messages HTTP/1.1\r\nhost: x\r\nanthropic-version: 1\r\nexpect: 100-continue\r\n"
@@ -148,7 +148,7 @@ async def test_a_client_that_waits_for_100_continue_gets_it() -> None:
     [(b"POST /v1/messages HTTP/1.0\r\n\r\n", b"505"), (b"no request at all\r\n\r\n", b"400")],
 )
 async def test_what_is_no_request_gets_a_plain_error_and_a_close(sent: bytes, status: bytes) -> None:
-    async with serving(told()) as (server, _):
+    async with serving(one_turn()) as (server, _):
         reader, writer = await asyncio.open_connection(*_address(server.url))
         writer.write(sent)
         assert (await reader.read()).split()[1] == status

@@ -25,9 +25,9 @@ async def test_a_person_sees_it_stream(path: str) -> None:
 
 def test_the_call_of_the_demo_suits_its_tool() -> None:
     (script,) = demo_scripts()
-    said = script.turns[0].says
-    assert isinstance(said, Reply)
-    (call,) = said.tool_calls
+    reply = script.turns[0].says
+    assert isinstance(reply, Reply)
+    (call,) = reply.tool_calls
     arguments = msgspec.json.decode(call.raw)
     validate(WEATHER_PARAMETERS, arguments)
     assert (call.name, weather(**arguments)["city"]) == ("weather", "Zürich")

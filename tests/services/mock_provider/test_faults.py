@@ -9,7 +9,7 @@ import h11
 import httpx
 import pytest
 
-from tests.services.mock_provider.asking import CHAT, EVENTS, GEMINI, MESSAGES, RESPONSES, asking, serving, told
+from tests.services.mock_provider.asking import CHAT, EVENTS, GEMINI, MESSAGES, RESPONSES, asking, one_turn, serving
 from tokenbus_services.mock_provider import (
     CutOff,
     Delivery,
@@ -28,7 +28,7 @@ from tokenbus_services.mock_provider.script import Cuts
 BODIES = {
     MESSAGES: asking(),
     CHAT: asking(),
-    RESPONSES: {"model": "told", "stream": True, "input": "hello"},
+    RESPONSES: {"model": "one-turn", "stream": True, "input": "hello"},
     GEMINI + "?alt=sse": {"contents": [{"parts": [{"text": "hello"}]}]},
 }
 
@@ -48,7 +48,7 @@ BODIES = {
 async def test_a_status_has_the_error_body_of_its_api(
     path: str, status: int, where: tuple[str, str], kind: str
 ) -> None:
-    async with serving(told(fault=Status(status=status))) as (_, client):
+    async with serving(one_turn(fault=Status(status=status))) as (_, client):
         response = await client.post(path, json=BODIES[path])
     assert response.status_code == status
     assert response.json()[where[0]][where[1]] == kind
@@ -56,14 +56,14 @@ async def test_a_status_has_the_error_body_of_its_api(
 
 async def test_a_status_carries_the_headers_and_body_that_the_script_gives() -> None:
     fault = Status(status=429, headers={"retry-after": "3", "content-type": "text/html"}, body=b"<p>slow down")
-    async with serving(told(fault=fault)) as (_, client):
+    async with serving(one_turn(fault=fault)) as (_, client):
         response = await client.post(MESSAGES, json=asking())
     assert (response.headers["retry-after"], response.headers["content-type"]) == ("3", "text/html")
     assert response.content == b"<p>slow down"
 
 
 async def test_the_first_tries_fail_and_the_next_succeeds() -> None:
-    script = told(first=(Status(status=429), HangUp(), None, Status(status=500)))
+    script = one_turn(first=(Status(status=429), HangUp(), None, Status(status=500)))
     async with serving(script) as (server, client):
         assert (await client.post(MESSAGES, json=asking())).status_code == 429
         with pytest.raises(httpx.RemoteProtocolError):
@@ -75,7 +75,7 @@ async def test_the_first_tries_fail_and_the_next_succeeds() -> None:
 
 
 async def test_tries_are_counted_for_each_conversation_by_itself() -> None:
-    async with serving(told(first=(Status(status=500),))) as (_, client):
+    async with serving(one_turn(first=(Status(status=500),))) as (_, client):
 
         async def tries(text: str) -> list[int]:
             return [(await client.post(MESSAGES, json=asking(text))).status_code for _ in range(2)]
@@ -85,14 +85,14 @@ async def test_tries_are_counted_for_each_conversation_by_itself() -> None:
 
 @pytest.mark.parametrize("path", [MESSAGES, CHAT])
 async def test_a_prefilled_retry_counts_as_a_try_of_the_same_turn(path: str) -> None:
-    async with serving(told(first=(Status(status=500),))) as (_, client):
+    async with serving(one_turn(first=(Status(status=500),))) as (_, client):
         await client.post(path, json=asking())
         messages = [*asking()["messages"], {"role": "assistant", "content": "It is"}]
         assert (await client.post(path, json=asking(messages=messages))).status_code == 200
 
 
 async def test_a_cut_ends_the_connection_without_the_end_of_the_body() -> None:
-    async with serving(told(fault=CutOff(after_events=3))) as (server, client):
+    async with serving(one_turn(fault=CutOff(after_events=3))) as (server, client):
         received = bytearray()
 
         async def read() -> None:
@@ -107,14 +107,14 @@ async def test_a_cut_ends_the_connection_without_the_end_of_the_body() -> None:
 
 
 async def test_a_cut_after_the_last_byte_still_is_no_clean_end() -> None:
-    async with serving(told(fault=CutOff(after_bytes=len(EVENTS)))) as (_, client):
+    async with serving(one_turn(fault=CutOff(after_bytes=len(EVENTS)))) as (_, client):
         with pytest.raises(httpx.RemoteProtocolError):
             await client.post(MESSAGES, json=asking())
 
 
 async def test_a_cut_before_the_first_byte_comes_after_the_head() -> None:
     async with (
-        serving(told(fault=CutOff())) as (_, client),
+        serving(one_turn(fault=CutOff())) as (_, client),
         client.stream("POST", MESSAGES, json=asking()) as response,
     ):
         assert response.status_code == 200
@@ -123,13 +123,13 @@ async def test_a_cut_before_the_first_byte_comes_after_the_head() -> None:
 
 
 async def test_a_reset_is_seen_as_one() -> None:
-    async with serving(told(fault=CutOff(after_events=1, reset=True))) as (_, client):
+    async with serving(one_turn(fault=CutOff(after_events=1, reset=True))) as (_, client):
         with pytest.raises(httpx.ReadError):
             await client.post(MESSAGES, json=asking())
 
 
 async def test_a_body_that_is_not_streamed_can_be_cut_too() -> None:
-    async with serving(told(Reply(text="Hello"), fault=CutOff(after_bytes=20))) as (_, client):
+    async with serving(one_turn(Reply(text="Hello"), fault=CutOff(after_bytes=20))) as (_, client):
         with pytest.raises(httpx.RemoteProtocolError):
             await client.post(CHAT, json=asking(stream=False))
 
@@ -144,7 +144,7 @@ async def test_a_body_that_is_not_streamed_can_be_cut_too() -> None:
     ],
 )
 async def test_an_error_event_follows_the_events_before_it_and_ends_the_body(path: str, mark: bytes) -> None:
-    async with serving(told(fault=ErrorEvent(after_events=2))) as (server, client):
+    async with serving(one_turn(fault=ErrorEvent(after_events=2))) as (server, client):
         content = (await client.post(path, json=BODIES[path])).content
     assert content.startswith(b"event: e\ndata: 0\n\nevent: e\ndata: 1\n\n" + mark)
     assert content.endswith((b"\n\n", b"\r\n\r\n"))
@@ -153,7 +153,7 @@ async def test_an_error_event_follows_the_events_before_it_and_ends_the_body(pat
 
 
 async def test_a_stalled_answer_stays_open_until_the_client_leaves() -> None:
-    async with serving(told(fault=Stall(after_events=2))) as (server, client):
+    async with serving(one_turn(fault=Stall(after_events=2))) as (server, client):
         async with client.stream("POST", MESSAGES, json=asking()) as response:
             reads = response.aiter_raw()
             assert [await anext(reads), await anext(reads)] == [EVENTS[:18], EVENTS[18:36]]
@@ -173,7 +173,7 @@ async def test_a_stalled_answer_stays_open_until_the_client_leaves() -> None:
 async def test_a_stalled_answer_that_continues_is_whole_and_its_connection_serves_the_next(
     cuts: Cuts, place: int
 ) -> None:
-    script = told(delivery=Delivery(cuts=cuts), fault=Stall(after_bytes=place))
+    script = one_turn(delivery=Delivery(cuts=cuts), fault=Stall(after_bytes=place))
     async with serving(script) as (server, client):
         for count in (1, 2):
             answer = asyncio.create_task(client.post(MESSAGES, json=asking()))
@@ -185,7 +185,7 @@ async def test_a_stalled_answer_that_continues_is_whole_and_its_connection_serve
 
 
 async def test_a_server_that_ends_cuts_the_answers_still_open() -> None:
-    async with MockProvider([told(fault=Stall(after_events=1))]) as server:
+    async with MockProvider([one_turn(fault=Stall(after_events=1))]) as server:
         client = httpx.AsyncClient(base_url=server.url, headers={"anthropic-version": "1"}, trust_env=False)
         call = asyncio.create_task(client.post(MESSAGES, json=asking()))
         exchange = await server.requested()
@@ -197,7 +197,7 @@ async def test_a_server_that_ends_cuts_the_answers_still_open() -> None:
 
 
 async def test_headers_that_http_forbids_fail_the_test_that_wrote_them() -> None:
-    server = MockProvider([told(fault=Status(status=500, headers={"retry-after": "1\r\nx: y"}))])
+    server = MockProvider([one_turn(fault=Status(status=500, headers={"retry-after": "1\r\nx: y"}))])
     with pytest.raises(h11.LocalProtocolError):  # noqa: PT012
         async with server, httpx.AsyncClient(base_url=server.url, trust_env=False) as client:
             with pytest.raises(httpx.RemoteProtocolError):
@@ -206,7 +206,7 @@ async def test_headers_that_http_forbids_fail_the_test_that_wrote_them() -> None
 
 
 async def test_clients_that_disconnect_at_any_moment_disturb_no_other() -> None:
-    script = told(Reply(text="word " * 300), delivery=Delivery(cuts=Random(seed=5, largest=200)))
+    script = one_turn(Reply(text="word " * 300), delivery=Delivery(cuts=Random(seed=5, largest=200)))
     async with serving(script) as (server, client):
 
         async def leave_after(reads: int) -> None:
@@ -223,7 +223,7 @@ async def test_clients_that_disconnect_at_any_moment_disturb_no_other() -> None:
 
 
 async def test_silence_before_the_head_ends_when_the_client_leaves() -> None:
-    async with serving(told(delivery=Delivery(delay_s=3600))) as (server, client):
+    async with serving(one_turn(delivery=Delivery(delay_s=3600))) as (server, client):
         call = asyncio.create_task(client.post(MESSAGES, json=asking()))
         exchange = await server.requested()
         call.cancel()
@@ -232,7 +232,7 @@ async def test_silence_before_the_head_ends_when_the_client_leaves() -> None:
 
 
 async def test_a_delay_comes_before_the_head() -> None:
-    async with serving(told(delivery=Delivery(delay_s=0.05))) as (server, client):
+    async with serving(one_turn(delivery=Delivery(delay_s=0.05))) as (server, client):
         start = time.monotonic()
         async with client.stream("POST", MESSAGES, json=asking()) as response:
             assert time.monotonic() - start > 0.045
@@ -241,14 +241,14 @@ async def test_a_delay_comes_before_the_head() -> None:
 
 
 async def test_waiting_for_a_disconnect_that_never_comes_is_an_error() -> None:
-    async with serving(told()) as (server, client):
+    async with serving(one_turn()) as (server, client):
         await client.post(MESSAGES, json=asking())
         with pytest.raises(RuntimeError, match="ended sent"):
             await server.disconnected(server.requests[0])
 
 
 async def test_a_fault_at_a_text_that_is_not_there_fails_the_test_that_wrote_it() -> None:
-    server = MockProvider([told(fault=Stall(after_text="nowhere"))])
+    server = MockProvider([one_turn(fault=Stall(after_text="nowhere"))])
     with pytest.raises(ValueError, match="nowhere"):  # noqa: PT012
         async with server, httpx.AsyncClient(base_url=server.url, trust_env=False) as client:
             response = await client.post(CHAT, json=asking())
@@ -257,7 +257,7 @@ async def test_a_fault_at_a_text_that_is_not_there_fails_the_test_that_wrote_it(
 
 async def test_what_is_wrong_with_a_request_is_answered_and_is_no_error_of_the_server() -> None:
     upload = {"x-goog-upload-command": "start", "x-goog-upload-header-content-length": "many"}
-    async with serving(told()) as (server, client):
+    async with serving(one_turn()) as (server, client):
         deep = b'{"a":' * 100_000
         assert (await client.post(CHAT, content=deep)).status_code == 400
         assert (await client.post(CHAT, content=b'{"model": "\xff"}')).status_code == 400

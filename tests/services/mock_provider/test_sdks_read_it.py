@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.services.mock_provider.asking import CHAT, MESSAGES, RESPONSES, post, serving, told
+from tests.services.mock_provider.asking import CHAT, MESSAGES, RESPONSES, one_turn, post, serving
 from tokenbus.events.usage import Usage
 from tokenbus_services.mock_provider import Delivery, ErrorEvent, Picture, Random, Reply, Script, Status, ToolCall
 from tokenbus_services.mock_provider.demo import DEMO_MODEL, DEMO_PROMPT, demo_scripts, weather
@@ -39,9 +39,13 @@ def reply(request: pytest.FixtureRequest) -> Reply:
 
 async def test_the_anthropic_sdk_reads_stream_and_body(reply: Reply) -> None:
     anthropic = pytest.importorskip("anthropic", reason="the anthropic SDK is not installed")
-    asking: dict[str, Any] = {"model": "told", "max_tokens": 99, "messages": [{"role": "user", "content": "umbrella?"}]}
+    asking: dict[str, Any] = {
+        "model": "one-turn",
+        "max_tokens": 99,
+        "messages": [{"role": "user", "content": "umbrella?"}],
+    }
     async with (
-        serving(told(reply, delivery=ANYHOW)) as (server, _),
+        serving(one_turn(reply, delivery=ANYHOW)) as (server, _),
         anthropic.AsyncAnthropic(base_url=server.url, api_key="none", max_retries=0) as client,
     ):
         async with client.messages.stream(**asking) as stream:
@@ -63,9 +67,9 @@ async def test_the_anthropic_sdk_reads_stream_and_body(reply: Reply) -> None:
 
 async def test_the_openai_sdk_reads_stream_and_body(reply: Reply) -> None:
     openai = pytest.importorskip("openai", reason="the openai SDK is not installed")
-    asking: dict[str, Any] = {"model": "told", "messages": [{"role": "user", "content": "umbrella?"}]}
+    asking: dict[str, Any] = {"model": "one-turn", "messages": [{"role": "user", "content": "umbrella?"}]}
     async with (
-        serving(told(reply, delivery=ANYHOW)) as (server, _),
+        serving(one_turn(reply, delivery=ANYHOW)) as (server, _),
         openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
     ):
         async with client.chat.completions.stream(**asking, stream_options={"include_usage": True}) as stream:
@@ -93,10 +97,10 @@ async def test_the_openai_sdk_reads_stream_and_body(reply: Reply) -> None:
 async def test_the_openai_sdk_reads_stream_and_body_of_completions() -> None:
     openai = pytest.importorskip("openai", reason="the openai SDK is not installed")
     prompt = "Be kind.\n\nAda: umbrella?\nClaude:"
-    asking: dict[str, Any] = {"model": "told", "prompt": prompt, "stop": ["\nAda:"]}
+    asking: dict[str, Any] = {"model": "one-turn", "prompt": prompt, "stop": ["\nAda:"]}
     reply = Reply(text=" {token} Yes.\nAda: thanks", usage=REPLY.usage)
     async with (
-        serving(told(reply, delivery=ANYHOW)) as (server, _),
+        serving(one_turn(reply, delivery=ANYHOW)) as (server, _),
         openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
     ):
         stream = await client.completions.create(**asking, stream=True, stream_options={"include_usage": True})
@@ -111,9 +115,9 @@ async def test_the_openai_sdk_reads_stream_and_body_of_completions() -> None:
 
 async def test_the_openai_sdk_reads_stream_and_body_of_responses(reply: Reply) -> None:
     openai = pytest.importorskip("openai", reason="the openai SDK is not installed")
-    asking: dict[str, Any] = {"model": "told", "input": "umbrella?", "include": ["reasoning.encrypted_content"]}
+    asking: dict[str, Any] = {"model": "one-turn", "input": "umbrella?", "include": ["reasoning.encrypted_content"]}
     async with (
-        serving(told(reply, delivery=ANYHOW)) as (server, _),
+        serving(one_turn(reply, delivery=ANYHOW)) as (server, _),
         openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
     ):
         async with client.responses.stream(**asking) as stream:
@@ -141,8 +145,8 @@ async def test_the_openai_sdk_reads_stream_and_body_of_responses(reply: Reply) -
 
 async def test_the_google_sdk_reads_stream_and_body(reply: Reply) -> None:
     genai = pytest.importorskip("google.genai", reason="the google-genai SDK is not installed")
-    asking: dict[str, Any] = {"model": "told", "contents": "umbrella?"}
-    async with serving(told(reply, delivery=ANYHOW)) as (server, http), _google(genai, server.url, http) as client:
+    asking: dict[str, Any] = {"model": "one-turn", "contents": "umbrella?"}
+    async with serving(one_turn(reply, delivery=ANYHOW)) as (server, http), _google(genai, server.url, http) as client:
         chunks = [chunk async for chunk in await client.models.generate_content_stream(**asking)]
         whole = await client.models.generate_content(**asking)
     for parts in (
@@ -167,15 +171,15 @@ async def test_the_google_sdk_reads_stream_and_body(reply: Reply) -> None:
 
 async def test_the_openai_sdk_reads_pictures_of_both_apis() -> None:
     openai = pytest.importorskip("openai", reason="the openai SDK is not installed")
-    asking: dict[str, Any] = {"model": "told", "prompt": "A cat."}
+    asking: dict[str, Any] = {"model": "one-turn", "prompt": "A cat."}
     tool = {"type": "image_generation", "partial_images": 1, "size": "1024x1024", "quality": "low"}
     async with (
-        serving(told(Reply(pictures=(CAT,)), delivery=ANYHOW)) as (server, _),
+        serving(one_turn(Reply(pictures=(CAT,)), delivery=ANYHOW)) as (server, _),
         openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
     ):
         streamed = [event async for event in await client.images.generate(**asking, stream=True, partial_images=1)]
         whole = await client.images.generate(**asking)
-        stream = await client.responses.create(model="told", input="A cat.", tools=[tool], stream=True)
+        stream = await client.responses.create(model="one-turn", input="A cat.", tools=[tool], stream=True)
         events = [event async for event in stream]
     assert [(event.type, b64decode(event.b64_json)) for event in streamed] == [
         ("image_generation.partial_image", CAT.previews[0]),
@@ -192,10 +196,10 @@ async def test_the_openai_sdk_sends_images_to_edit_and_reads_what_became_of_them
     openai = pytest.importorskip("openai", reason="the openai SDK is not installed")
     images = [("a.png", b"--a\r\n\x00", "image/png"), ("b.webp", b"", "image/webp")]
     async with (
-        serving(told(Reply(pictures=(CAT,)), delivery=ANYHOW)) as (server, client),
+        serving(one_turn(Reply(pictures=(CAT,)), delivery=ANYHOW)) as (server, client),
         openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as sdk,
     ):
-        asking: dict[str, Any] = {"model": "told", "prompt": "Blue."}
+        asking: dict[str, Any] = {"model": "one-turn", "prompt": "Blue."}
         stream = await sdk.images.edit(**asking, image=images, mask=images[0], stream=True, partial_images=1)
         streamed = [event async for event in stream]
         asked = server.requests[-1].request
@@ -218,8 +222,8 @@ async def test_the_openai_sdk_sends_images_to_edit_and_reads_what_became_of_them
 
 async def test_the_google_sdk_reads_a_picture() -> None:
     genai = pytest.importorskip("google.genai", reason="the google-genai SDK is not installed")
-    asking: dict[str, Any] = {"model": "told", "contents": "A cat."}
-    script = told(Reply(text="Here:", pictures=(CAT,)), delivery=ANYHOW)
+    asking: dict[str, Any] = {"model": "one-turn", "contents": "A cat."}
+    script = one_turn(Reply(text="Here:", pictures=(CAT,)), delivery=ANYHOW)
     async with serving(script) as (server, http), _google(genai, server.url, http) as client:
         stream = await client.models.generate_content_stream(**asking)
         streamed = [part async for chunk in stream for part in chunk.candidates[0].content.parts]
@@ -231,18 +235,18 @@ async def test_the_google_sdk_reads_a_picture() -> None:
 
 @pytest.mark.parametrize("path", [MESSAGES, CHAT, RESPONSES])
 async def test_a_picture_that_an_api_was_not_asked_for_or_does_not_make_is_refused(path: str) -> None:
-    async with serving(told(Reply(pictures=(CAT,)))) as (_, client):
+    async with serving(one_turn(Reply(pictures=(CAT,)))) as (_, client):
         assert (await client.post(**post(path))).status_code == 501
 
 
 async def test_without_being_asked_chat_completions_stream_no_usage() -> None:
     openai = pytest.importorskip("openai", reason="the openai SDK is not installed")
     async with (
-        serving(told(REPLY)) as (server, _),
+        serving(one_turn(REPLY)) as (server, _),
         openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client,
     ):
         stream = await client.chat.completions.create(
-            model="told", stream=True, messages=[{"role": "user", "content": "umbrella?"}]
+            model="one-turn", stream=True, messages=[{"role": "user", "content": "umbrella?"}]
         )
         chunks = [chunk async for chunk in stream]
     assert [chunk.usage for chunk in chunks] == [None] * len(chunks)
@@ -252,7 +256,9 @@ async def test_without_being_asked_chat_completions_stream_no_usage() -> None:
 async def test_the_sdks_know_the_errors_for_what_they_are() -> None:
     anthropic = pytest.importorskip("anthropic", reason="the anthropic SDK is not installed")
     openai = pytest.importorskip("openai", reason="the openai SDK is not installed")
-    script = told(REPLY, first=(Status(status=429, headers={"retry-after": "1"}),), fault=ErrorEvent(after_events=4))
+    script = one_turn(
+        REPLY, first=(Status(status=429, headers={"retry-after": "1"}),), fault=ErrorEvent(after_events=4)
+    )
     messages = [{"role": "user", "content": "umbrella?"}]
     async with (
         serving(script) as (server, _),
@@ -260,13 +266,13 @@ async def test_the_sdks_know_the_errors_for_what_they_are() -> None:
         openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as chat,
     ):
         with pytest.raises(anthropic.RateLimitError):
-            await claude.messages.create(model="told", max_tokens=9, messages=messages, stream=True)
-        stream = await claude.messages.create(model="told", max_tokens=9, messages=messages, stream=True)
+            await claude.messages.create(model="one-turn", max_tokens=9, messages=messages, stream=True)
+        stream = await claude.messages.create(model="one-turn", max_tokens=9, messages=messages, stream=True)
         with pytest.raises(anthropic.APIStatusError, match="overloaded_error"):
             _ = [event async for event in stream]
         with pytest.raises(openai.RateLimitError):
-            await chat.chat.completions.create(model="told", messages=messages, stream=True)
-        stream = await chat.chat.completions.create(model="told", messages=messages, stream=True)
+            await chat.chat.completions.create(model="one-turn", messages=messages, stream=True)
+        stream = await chat.chat.completions.create(model="one-turn", messages=messages, stream=True)
         with pytest.raises(openai.APIError, match="mid-stream"):
             _ = [chunk async for chunk in stream]
 
@@ -274,19 +280,21 @@ async def test_the_sdks_know_the_errors_for_what_they_are() -> None:
 async def test_the_sdks_know_the_errors_of_responses_and_gemini_for_what_they_are() -> None:
     openai = pytest.importorskip("openai", reason="the openai SDK is not installed")
     genai = pytest.importorskip("google.genai", reason="the google-genai SDK is not installed")
-    script = told(REPLY, first=(Status(status=429, headers={"retry-after": "1"}),), fault=ErrorEvent(after_events=4))
+    script = one_turn(
+        REPLY, first=(Status(status=429, headers={"retry-after": "1"}),), fault=ErrorEvent(after_events=4)
+    )
     async with (
         serving(script) as (server, http),
         openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
         _google(genai, server.url, http) as gemini,
     ):
         with pytest.raises(openai.RateLimitError):
-            await client.responses.create(model="told", input="umbrella?", stream=True)
-        stream = await client.responses.create(model="told", input="umbrella?", stream=True)
+            await client.responses.create(model="one-turn", input="umbrella?", stream=True)
+        stream = await client.responses.create(model="one-turn", input="umbrella?", stream=True)
         *_, last = [event async for event in stream]
         assert (last.type, last.code) == ("error", "server_error")
         for error, words in ((genai.errors.ClientError, "RESOURCE_EXHAUSTED"), (genai.errors.APIError, "mid-stream")):
-            stream = await gemini.models.generate_content_stream(model="told", contents="umbrella?")
+            stream = await gemini.models.generate_content_stream(model="one-turn", contents="umbrella?")
             with pytest.raises(error, match=words):
                 _ = [chunk async for chunk in stream]
 

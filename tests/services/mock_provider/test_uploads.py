@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.services.mock_provider.asking import serving, told
+from tests.services.mock_provider.asking import one_turn, serving
 from tokenbus_services.mock_provider import MockProvider, Reply
 
 CONTENT = bytes(range(256)) * 300 + b"\r\n--\r\n"
-HELLO = told(Reply(text="Hello"))
+HELLO = one_turn(Reply(text="Hello"))
 
 
 def stored(server: MockProvider, media_type: str) -> str:
@@ -34,7 +34,7 @@ async def test_the_anthropic_sdk_uploads_and_names_a_file() -> None:
         assert made.id == stored(server, "image/png")
         assert made.expires_at is not None
         image = {"type": "image", "source": {"type": "file", "file_id": made.id}}
-        asking: dict[str, Any] = {"model": "told", "max_tokens": 9, "betas": betas}
+        asking: dict[str, Any] = {"model": "one-turn", "max_tokens": 9, "betas": betas}
         asking["messages"] = [{"role": "user", "content": [image]}]
         assert (await client.beta.messages.create(**asking)).content[0].text == "Hello"
         server.files.expire(made.id)
@@ -56,7 +56,7 @@ async def test_the_openai_sdk_uploads_and_names_a_file() -> None:
         assert made.id == stored(server, "application/pdf")
         assert made.expires_at is not None
         part = {"type": "input_file", "file_id": made.id}
-        asking: dict[str, Any] = {"model": "told", "input": [{"role": "user", "content": [part]}]}
+        asking: dict[str, Any] = {"model": "one-turn", "input": [{"role": "user", "content": [part]}]}
         assert (await client.responses.create(**asking)).output_text == "Hello"
         server.files.expire(made.id)
         with pytest.raises(openai.NotFoundError, match=made.id):
@@ -79,9 +79,9 @@ async def test_the_google_sdk_uploads_and_names_a_file() -> None:
             assert made.state == types.FileState.PROCESSING
             assert (await client.aio.files.get(name=made.name)).state == types.FileState.ACTIVE
             contents = [types.Part.from_uri(file_uri=made.uri, mime_type="video/mp4")]
-            assert (await client.aio.models.generate_content(model="told", contents=contents)).text == "Hello"
+            assert (await client.aio.models.generate_content(model="one-turn", contents=contents)).text == "Hello"
             server.files.expire(made.uri)
             with pytest.raises(errors.ClientError, match="permission"):
-                await client.aio.models.generate_content(model="told", contents=contents)
+                await client.aio.models.generate_content(model="one-turn", contents=contents)
         finally:
             await client.aio.aclose()

@@ -17,8 +17,8 @@ print(raise_open_files({needed}), hard)
 """
 
 
-@pytest.mark.parametrize(("needed", "said"), [(100, False), (1_000_000, True)])
-async def test_the_soft_limit_becomes_the_hard_one_and_a_low_one_is_told(needed: int, said: bool) -> None:
+@pytest.mark.parametrize(("needed", "logged"), [(100, False), (1_000_000, True)])
+async def test_the_soft_limit_becomes_the_hard_one_and_a_low_one_is_told(needed: int, logged: bool) -> None:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", CHECK.format(needed=needed)), stdout=asyncio.subprocess.PIPE
     )
@@ -26,4 +26,4 @@ async def test_the_soft_limit_becomes_the_hard_one_and_a_low_one_is_told(needed:
     *log, last = out.decode().splitlines()
     limit, hard = last.split()
     assert limit == hard
-    assert any("open_files_low" in line for line in log) == said
+    assert any("open_files_low" in line for line in log) == logged

@@ -75,11 +75,11 @@ async def kept(store: Store, *given: Image | Opaque) -> list[list[Normalized]]:
     return await ImageKeeper(store, CollectorRegistry()).keep(given)
 
 
-def why(told: Normalized) -> str:
+def why(event: Normalized) -> str:
     """What the note beside an image says."""
-    assert isinstance(told, Extra)
-    assert told.name == "tokenbus.image_not_stored"
-    return msgspec.json.decode(told.json)
+    assert isinstance(event, Extra)
+    assert event.name == "tokenbus.image_not_stored"
+    return msgspec.json.decode(event.json)
 
 
 # --- the keeper -------------------------------------------------------------------------------------------------
@@ -87,9 +87,9 @@ def why(told: Normalized) -> str:
 
 async def test_a_stored_image_is_announced_with_the_size_in_its_header() -> None:
     png = b"\x89PNG\r\n\x1a\n\x00\x00\x00\x0dIHDR" + (640).to_bytes(4) + (480).to_bytes(4)
-    [[told]] = await kept(Store(), image(png))
-    assert isinstance(told, Image)
-    assert (told.width, told.height) == (640, 480)
+    [[event]] = await kept(Store(), image(png))
+    assert isinstance(event, Image)
+    assert (event.width, event.height) == (640, 480)
 
 
 async def test_images_are_sent_as_blob_references() -> None:
@@ -158,14 +158,14 @@ async def test_invalid_base64_is_not_changed(text: str) -> None:
 # --- the logic --------------------------------------------------------------------------------------------------
 
 
-def said(kind: str, content: bytes) -> bytes:
+def image_event(kind: str, content: bytes) -> bytes:
     event = {"type": f"image_generation.{kind}", "b64_json": b64encode(content).decode()}
     return b"data: " + msgspec.json.encode(event) + b"\n\n"
 
 
 def frame(n: int, *sent: tuple[str, bytes], asked: ImagesRequested | None = None) -> bytes:
     """A raw frame of the Images API; an attempt's first one says how the images were asked for."""
-    data = Data(b"".join(said(*event) for event in sent))
+    data = Data(b"".join(image_event(*event) for event in sent))
     opened = Opened("openai-images", 200, {}, True, Quirks(), asked or ImagesRequested())
     return encode(RawFrame(0, 1, n, 0, [opened, data] if n == 0 else [data]))
 
@@ -197,13 +197,13 @@ async def test_each_image_of_a_batch_gets_its_own_blob_at_its_own_place() -> Non
     logic.apply("b", frame(0, ("completed", b"dog"), asked=ImagesRequested(inline=True)))
     logic.apply("a", frame(1, ("completed", b"cow")))
     await logic.finish_replay()
-    told = outputs(logic)
-    assert told["a"] == [
+    emitted = outputs(logic)
+    assert emitted["a"] == [
         Start("", api="openai-images"),
         *(BlockStart(0, "image"), stored(b"c", final=False), stored(b"cat"), BlockStop(0)),
         *(BlockStart(1, "image"), stored(b"cow", block=1), BlockStop(1)),
     ]
-    assert told["b"] == [Start("", api="openai-images"), BlockStart(0, "image"), image(b"dog"), BlockStop(0)]
+    assert emitted["b"] == [Start("", api="openai-images"), BlockStart(0, "image"), image(b"dog"), BlockStop(0)]
 
 
 async def test_notes_and_left_out_previews_move_no_other_image() -> None:

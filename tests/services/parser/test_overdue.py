@@ -23,13 +23,13 @@ PATIENCE = Timeouts.of(SETTINGS)
 
 
 def in_tools(name: str, **changes: object) -> Story:
-    told = Story(**changes)
-    told.provider(*call(0, "a", name), *call(1, "b", name), n.Done("tool_use"))
-    return told
+    scenario = Story(**changes)
+    scenario.provider(*call(0, "a", name), *call(1, "b", name), n.Done("tool_use"))
+    return scenario
 
 
-def vanished(told: Story, after_s: float) -> list[str]:
-    return [p.call.tool_id for p in PATIENCE.overdue_calls(told.run.state, told.at_ms + round(after_s * 1000))]
+def vanished(scenario: Story, after_s: float) -> list[str]:
+    return [p.call.tool_id for p in PATIENCE.overdue_calls(scenario.run.state, scenario.at_ms + round(after_s * 1000))]
 
 
 def test_a_deadline_passes_at_its_moment_and_without_one_never() -> None:
@@ -43,30 +43,30 @@ def test_a_deadline_passes_at_its_moment_and_without_one_never() -> None:
     ("name", "asked_s", "allowed_s"), [("f", None, 20), ("f", 3.0, 3), ("g", None, 60), ("weather", None, 7)]
 )
 def test_a_call_has_its_timeout_and_the_slack(name: str, asked_s: float | None, allowed_s: float) -> None:
-    told = in_tools(name, tool_timeout_s=asked_s)
-    assert vanished(told, allowed_s + 10) == []
-    assert vanished(told, allowed_s + 10.001) == ["a", "b"]
+    scenario = in_tools(name, tool_timeout_s=asked_s)
+    assert vanished(scenario, allowed_s + 10) == []
+    assert vanished(scenario, allowed_s + 10.001) == ["a", "b"]
 
 
 def test_a_call_with_its_result_has_not_vanished() -> None:
-    told = in_tools("f")
-    told.control(ToolReturned(1, "late but here", False))
-    assert vanished(told, 1000) == ["a"]
+    scenario = in_tools("f")
+    scenario.control(ToolReturned(1, "late but here", False))
+    assert vanished(scenario, 1000) == ["a"]
 
 
 def test_a_run_is_silent_only_while_it_waits_for_a_provider() -> None:
     streaming, tools = Story(), in_tools("f")
-    for told, expected in ((streaming, True), (tools, False)):
-        assert PATIENCE.attempt_overdue(told.run.state, told.at_ms + 100_001) is expected
-        assert not PATIENCE.attempt_overdue(told.run.state, told.at_ms + 100_000)
+    for scenario, expected in ((streaming, True), (tools, False)):
+        assert PATIENCE.attempt_overdue(scenario.run.state, scenario.at_ms + 100_001) is expected
+        assert not PATIENCE.attempt_overdue(scenario.run.state, scenario.at_ms + 100_000)
 
 
 def test_a_retry_that_waits_is_not_silent_before_it_is_due() -> None:
-    told = Story()
+    scenario = Story()
     wait = ErrorInfo(code="rate_limit", kind="rate_limit", message="", retryable=True, retry_after_s=20)
-    told.provider(n.Failed(wait))
-    assert not PATIENCE.attempt_overdue(told.run.state, told.at_ms + 119_000)
-    assert PATIENCE.attempt_overdue(told.run.state, told.at_ms + 121_000)
+    scenario.provider(n.Failed(wait))
+    assert not PATIENCE.attempt_overdue(scenario.run.state, scenario.at_ms + 119_000)
+    assert PATIENCE.attempt_overdue(scenario.run.state, scenario.at_ms + 121_000)
 
 
 def test_a_provider_whose_own_timeouts_are_longer_may_be_silent_for_longer() -> None:
@@ -84,65 +84,69 @@ FULL = msgspec.structs.replace(NOBODY, lag_bytes=SETTINGS.limits.lag_bytes)
 
 def drafted() -> HeldStory:
     """A run whose first draft waits for a ruling; its policies have a second."""
-    told = HeldStory()
-    told.provider(n.Start("m"), *text(0, "Hello"))
-    return told
+    scenario = HeldStory()
+    scenario.provider(n.Start("m"), *text(0, "Hello"))
+    return scenario
 
 
-def unjudged(told: HeldStory, after_ms: int, judges: PolicyStageStatus) -> bool:
-    return PATIENCE.policies_overdue(told.run.state, told.at_ms + after_ms, judges)
+def unjudged(scenario: HeldStory, after_ms: int, judges: PolicyStageStatus) -> bool:
+    return PATIENCE.policies_overdue(scenario.run.state, scenario.at_ms + after_ms, judges)
 
 
 @pytest.mark.parametrize("judges", [HERE, NOBODY])
 def test_a_run_waits_for_its_policies_as_long_as_they_may_take(judges: PolicyStageStatus) -> None:
-    told = drafted()
-    assert not unjudged(told, 1_000, judges)
-    assert unjudged(told, 1_001, judges)
-    told.pass_all()
-    assert not unjudged(told, 2_000, judges)
+    scenario = drafted()
+    assert not unjudged(scenario, 1_000, judges)
+    assert unjudged(scenario, 1_001, judges)
+    scenario.pass_all()
+    assert not unjudged(scenario, 2_000, judges)
 
 
 def test_drafts_that_a_slow_stage_has_not_read_wait_for_their_turn() -> None:
-    told = drafted()
-    slow = msgspec.structs.replace(HERE, lag_bytes=1, read_ms=told.at_ms - 1)
-    assert not unjudged(told, 3_600_000, slow)
-    past = msgspec.structs.replace(slow, read_ms=told.at_ms + 1_001)
-    assert unjudged(told, 3_600_000, past)
+    scenario = drafted()
+    slow = msgspec.structs.replace(HERE, lag_bytes=1, read_ms=scenario.at_ms - 1)
+    assert not unjudged(scenario, 3_600_000, slow)
+    past = msgspec.structs.replace(slow, read_ms=scenario.at_ms + 1_001)
+    assert unjudged(scenario, 3_600_000, past)
 
 
 def test_a_stage_that_was_just_lost_has_the_time_to_come_back() -> None:
-    told = drafted()
-    lost = msgspec.structs.replace(NOBODY, alive_ms=told.at_ms + 3_600_000)
-    assert not unjudged(told, 3_601_000, lost)
-    assert unjudged(told, 3_601_001, lost)
+    scenario = drafted()
+    lost = msgspec.structs.replace(NOBODY, alive_ms=scenario.at_ms + 3_600_000)
+    assert not unjudged(scenario, 3_601_000, lost)
+    assert unjudged(scenario, 3_601_001, lost)
 
 
 def test_a_stage_that_restarts_without_reading_counts_as_unavailable() -> None:
-    told, seen = drafted(), PolicyStageObserver()
+    scenario, seen = drafted(), PolicyStageObserver()
     for loss in range(MAX_LOSSES):
         assert not unjudged(
-            told, 0, seen.observe(alive=True, lag_bytes=9, read="5-0", read_ms=0, now_ms=told.at_ms + loss * 500)
+            scenario,
+            0,
+            seen.observe(alive=True, lag_bytes=9, read="5-0", read_ms=0, now_ms=scenario.at_ms + loss * 500),
         )
-        away = seen.observe(alive=False, lag_bytes=9, read="5-0", read_ms=0, now_ms=told.at_ms + loss * 500 + 250)
-        assert not unjudged(told, loss * 500 + 250, away)
+        away = seen.observe(alive=False, lag_bytes=9, read="5-0", read_ms=0, now_ms=scenario.at_ms + loss * 500 + 250)
+        assert not unjudged(scenario, loss * 500 + 250, away)
     lost_ms = (MAX_LOSSES - 1) * 500
-    seen.observe(alive=True, lag_bytes=9, read="5-0", read_ms=0, now_ms=told.at_ms + lost_ms + 500)
-    away = seen.observe(alive=False, lag_bytes=9, read="5-0", read_ms=0, now_ms=told.at_ms + lost_ms + 1_001)
-    assert unjudged(told, lost_ms + 1_001, away)
+    seen.observe(alive=True, lag_bytes=9, read="5-0", read_ms=0, now_ms=scenario.at_ms + lost_ms + 500)
+    away = seen.observe(alive=False, lag_bytes=9, read="5-0", read_ms=0, now_ms=scenario.at_ms + lost_ms + 1_001)
+    assert unjudged(scenario, lost_ms + 1_001, away)
 
 
 def test_a_stage_that_reads_on_between_its_losses_has_the_time_to_come_back() -> None:
-    told, seen = drafted(), PolicyStageObserver()
+    scenario, seen = drafted(), PolicyStageObserver()
     for loss in range(3 * MAX_LOSSES):
-        seen.observe(alive=True, lag_bytes=9, read=f"{loss}-0", read_ms=0, now_ms=told.at_ms + loss * 500)
-        away = seen.observe(alive=False, lag_bytes=9, read=f"{loss}-0", read_ms=0, now_ms=told.at_ms + loss * 500 + 250)
-        assert not unjudged(told, loss * 500 + 250, away)
+        seen.observe(alive=True, lag_bytes=9, read=f"{loss}-0", read_ms=0, now_ms=scenario.at_ms + loss * 500)
+        away = seen.observe(
+            alive=False, lag_bytes=9, read=f"{loss}-0", read_ms=0, now_ms=scenario.at_ms + loss * 500 + 250
+        )
+        assert not unjudged(scenario, loss * 500 + 250, away)
 
 
 def test_a_run_that_is_held_back_for_others_drafts_waits_no_longer_than_they() -> None:
-    told = HeldStory()
-    assert told.drafts == []
-    assert not unjudged(told, 1_000, FULL)
-    assert unjudged(told, 1_001, FULL)
+    scenario = HeldStory()
+    assert scenario.drafts == []
+    assert not unjudged(scenario, 1_000, FULL)
+    assert unjudged(scenario, 1_001, FULL)
     for judges in (NOBODY, msgspec.structs.replace(FULL, alive=True)):
-        assert not unjudged(told, 3_600_000, judges)
+        assert not unjudged(scenario, 3_600_000, judges)

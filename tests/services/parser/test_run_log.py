@@ -100,10 +100,10 @@ def test_no_line_holds_text_of_the_run_or_of_a_providers_error(lines: LogCapture
     parser.accept(metadata={"note": CONTENT}, on_failure="fail")
     parser.feed(n.Start("gpt"), n.BlockStart(0, "text"), n.TextDelta(0, CONTENT))
     parser.feed(n.Failed(ErrorInfo(code="bad", kind="invalid_request", message=CONTENT, raw=SECRET, where=CONTENT)))
-    told = msgspec.json.encode(lines.entries, enc_hook=str).decode()
-    assert "attempt_ended" in told
-    assert CONTENT not in told
-    assert SECRET not in told
+    logged = msgspec.json.encode(lines.entries, enc_hook=str).decode()
+    assert "attempt_ended" in logged
+    assert CONTENT not in logged
+    assert SECRET not in logged
 
 
 @pytest.mark.parametrize(
@@ -130,9 +130,9 @@ def test_an_error_of_the_settings_comes_with_the_setting_to_look_at(
     parser = Parser()
     parser.accept()
     parser.feed(n.Failed(error))
-    told = line(lines, "attempt_ended")
-    assert named in told["hint"]
-    assert told["log_level"] == "warning"
+    entry = line(lines, "attempt_ended")
+    assert named in entry["hint"]
+    assert entry["log_level"] == "warning"
     ended = line(lines, "run_ended")
     assert (ended["code"], ended["status"], ended.get("http_status")) == (error.code, "failed", error.status)
 

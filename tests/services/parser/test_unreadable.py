@@ -51,7 +51,7 @@ async def test_the_parser_ends_it_failed_under_the_number_that_comes_next(server
 async def test_the_blocks_that_are_open_in_its_log_end_as_cut(server: Server, keys: Keys):
     keys = Keys(keys.prefix, 1)
     run = "run-open"
-    said: list[dict[str, Any]] = [
+    chunks: list[dict[str, Any]] = [
         {"type": "started", "provider": "p", "model": "m"},
         {"type": "block_start", "block": 0, "kind": "thinking"},
         {"type": "chunk", "block": 0, "kind": "thinking", "text": "Hm", "visible": False, "depth": 0},
@@ -64,12 +64,12 @@ async def test_the_blocks_that_are_open_in_its_log_end_as_cut(server: Server, ke
     ]
     for part, text in (("name", "f"), ("id", "t"), ("input", '{"a":')):
         chunk = {"type": "chunk", "block": 2, "kind": "tool_call", "text": text, "visible": False, "depth": 0}
-        said.append({**chunk, "tool_call_part": part, "tool_id": "t", "tool_name": "f"})
-    for seq, event in enumerate(said):
+        chunks.append({**chunk, "tool_call_part": part, "tool_id": "t", "tool_name": "f"})
+    for seq, event in enumerate(chunks):
         data = msgspec.json.encode({"run": run, "seq": seq, "turn": 0, "attempt": 1, **event})
         await server.client.xadd(keys.log(run), {"__data__": data}, id=f"1-{seq}")
     await server.client.pexpire(keys.log(run), 60_000)
-    await server.client.hset(keys.run(run), mapping={"status": "open", "turn": 0, "attempt": 1, "seq": len(said)})
+    await server.client.hset(keys.run(run), mapping={"status": "open", "turn": 0, "attempt": 1, "seq": len(chunks)})
     await server.client.hset(keys.state(0, "parser"), run, b"\xc1")
 
     def logic(partition: int) -> ParserLogic:
@@ -78,20 +78,20 @@ async def test_the_blocks_that_are_open_in_its_log_end_as_cut(server: Server, ke
     stage = Stage(server, keys, group="parser", topic="events", worker="w", logic=logic)
     await stage.open()
 
-    async def told() -> list[dict[str, Any]]:
-        entries = await server.client.xrange(keys.log(run), f"1-{len(said)}")
+    async def published() -> list[dict[str, Any]]:
+        entries = await server.client.xrange(keys.log(run), f"1-{len(chunks)}")
         return [msgspec.json.decode(fields[b"__data__"]) for _, fields in entries]
 
     async def ended() -> bool:
-        return len(await told()) >= 3
+        return len(await published()) >= 3
 
     await eventually(ended)
     await stage.close()
-    events = await told()
+    events = await published()
     assert [(e["type"], e["seq"], e.get("block"), e.get("cut")) for e in events] == [
-        ("block_complete", len(said), 1, True),
-        ("block_complete", len(said) + 1, 2, True),
-        ("failed", len(said) + 2, None, None),
+        ("block_complete", len(chunks), 1, True),
+        ("block_complete", len(chunks) + 1, 2, True),
+        ("failed", len(chunks) + 2, None, None),
     ]
     assert events[0]["content"] == "Once upon"
     assert (events[1]["arguments"], events[1]["tool_id"]) == ('{"a":', "t")

@@ -128,7 +128,7 @@ async def ended_run(server: Server, keys: Keys) -> None:
         await server.client.expire(key, 60)
 
 
-async def tell(server: Server, keys: Keys) -> bytes:
+async def record_one(server: Server, keys: Keys) -> bytes:
     """The entry's id."""
     return await server.client.xadd(keys.topic(keys.partition_of(RUN), "records"), {RUN: "completed"})
 
@@ -146,8 +146,8 @@ async def test_a_record_has_all_in_its_order_and_a_second_delivery_changes_nothi
 ) -> None:
     await ended_run(server, keys)
     async with recorder(server_url, keys):
-        await tell(server, keys)
-        await tell(server, keys)
+        await record_one(server, keys)
+        await record_one(server, keys)
         await done(server, keys)
     [entry] = [e async for e in newest_records(server, keys)]
     assert (entry.run, entry.at_ms, entry.status, entry.provider, entry.attempts) == (
@@ -173,7 +173,7 @@ async def test_what_a_dead_recorder_began_to_drop_is_dropped(
     await ended_run(server, keys)
     await server.client.hdel(keys.run(RUN), "record")
     async with recorder(server_url, keys):
-        await tell(server, keys)
+        await record_one(server, keys)
         await done(server, keys)
     assert [e async for e in newest_records(server, keys)] == []
     left = {name for name in await server.client.hkeys(keys.run(RUN)) if not name.startswith(b"history:")}
@@ -187,7 +187,7 @@ async def test_the_recorder_waits_during_an_outage_of_the_store(
     store.failures = [BlobUnavailable("blobs", "away"), BlobUnavailable("blobs", "away")]
     await ended_run(server, keys)
     async with recorder(server_url, keys):
-        await tell(server, keys)
+        await record_one(server, keys)
         await done(server, keys)
     assert (await find_record(server, keys, RUN)).run == RUN
     assert not store.failures
@@ -200,7 +200,7 @@ async def test_a_record_that_the_store_does_not_take_makes_room_for_others(
     store.failures = [BlobUnavailable("blobs", "away"), BlobUnavailable("blobs", "away")]
     await ended_run(server, keys)
     async with recorder(server_url, keys):
-        first = await tell(server, keys)
+        first = await record_one(server, keys)
         await done(server, keys)
     assert (await find_record(server, keys, RUN)).run == RUN
     stream = await server.client.xinfo_stream(keys.topic(keys.partition_of(RUN), "records"))
@@ -214,7 +214,7 @@ async def test_a_record_that_cannot_be_made_is_reported_and_its_run_stays(
     registry = CollectorRegistry()
     await ended_run(server, keys)
     async with recorder(server_url, keys, registry=registry):
-        await tell(server, keys)
+        await record_one(server, keys)
         await done(server, keys)
     [dead] = [d async for d in newest_dead_letters(server, keys, most=5)]
     assert (dead.entry.stage, dead.entry.run) == ("recorder", RUN)
@@ -228,7 +228,7 @@ async def test_a_record_that_cannot_be_made_is_reported_and_its_run_stays(
 async def test_leases_of_what_is_indexed_are_renewed(server: Server, server_url: str, keys: Keys, store: Store) -> None:
     await ended_run(server, keys)
     async with recorder(server_url, keys):
-        await tell(server, keys)
+        await record_one(server, keys)
         await done(server, keys)
     entry = await find_record(server, keys, RUN)
     wanted = {entry.blob_id, *entry.parts}
@@ -243,7 +243,7 @@ async def test_a_record_that_the_store_refuses_to_lease_keeps_no_other_from_it(
 ) -> None:
     await ended_run(server, keys)
     async with recorder(server_url, keys):
-        await tell(server, keys)
+        await record_one(server, keys)
         await done(server, keys)
     entry = await find_record(server, keys, RUN)
     newer = msgspec.structs.replace(entry, run="newer", at_ms=entry.at_ms + 1, blob_id="", parts=())
@@ -262,7 +262,7 @@ async def test_a_run_on_which_recorders_die_is_given_up(
     await ended_run(server, keys)
     queue = keys.topic(keys.partition_of(RUN), "records")
     await server.client.xgroup_create(queue, "recorder", id="0", mkstream=True)
-    await tell(server, keys)
+    await record_one(server, keys)
     [[_, [(entry_id, _)]]] = await server.client.xreadgroup("recorder", "dead", {queue: ">"})
     await server.client.xclaim(queue, "recorder", "dead", 0, [entry_id], idle=86_400_000, retrycount=3)
     async with recorder(server_url, keys):

@@ -24,10 +24,10 @@ async def test_a_flushed_server_gets_the_agreement_again(server: Server, keys: K
     before = await server.client.hgetall(keys.meta)
     await server.client.delete(keys.meta)
 
-    async def told() -> bool:
+    async def is_visible() -> bool:
         return await server.client.hgetall(keys.meta) == before
 
-    await eventually(told)
+    await eventually(is_visible)
     await agreed.close()
     await server.client.delete(keys.meta)
 
@@ -54,10 +54,10 @@ async def test_a_server_that_lost_a_change_of_partitions_gets_it_again(server: S
     await server.client.delete(keys.meta)
     await server.client.hset(keys.meta, mapping=before)
 
-    async def told() -> bool:
+    async def is_visible() -> bool:
         now = await repartition.layout(server, keys)
         return (now.placing, now.numbers, now.spread, now.epoch) == (7, (7, 4), 7, 2)
 
-    await eventually(told)
+    await eventually(is_visible)
     await agreed.close()
     await server.client.delete(keys.meta)

@@ -64,20 +64,20 @@ def in_flight(
 
 
 async def test_a_retried_finish_reports_the_same_outcome():
-    told: list[str] = []
+    calls: list[str] = []
 
     async def work(item: QueueItem) -> None:
-        told.append("done")
+        calls.append("done")
 
     async def again(item: QueueItem) -> None:
         assert item is ITEM
-        told.append("again")
+        calls.append("again")
 
     queue = _Queue()
     inflight = in_flight(queue, work, again=again)
     await inflight.start(ITEM)
     await queue.finished.wait()
-    assert told == ["done", "again"]
+    assert calls == ["done", "again"]
 
 
 async def test_a_poison_entry_is_finished_without_a_message():

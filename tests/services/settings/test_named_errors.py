@@ -22,8 +22,8 @@ async def ended_in(directory: Path, *command: str, **env: str) -> tuple[int | No
         *TOKENBUS, *command, cwd=directory, env=environment(**env), stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE
     )
     async with asyncio.timeout(ENDED_S):
-        _, said = await process.communicate()
-    return process.returncode, said.decode()
+        _, output = await process.communicate()
+    return process.returncode, output.decode()
 
 
 def loaded(directory: Path, text: str) -> Settings:
@@ -110,21 +110,21 @@ async def test_the_settings_file_of_the_working_directory_is_used_and_named(
 ) -> None:
     file = tmp_path / "tokenbus.toml"
     file.write_text("[limits]\nnonsense = 1\n")
-    code, said = await ended_in(tmp_path, *command)
+    code, output = await ended_in(tmp_path, *command)
     assert code == USAGE
-    found, error = said.splitlines()
+    found, error = output.splitlines()
     assert found == f"settings: {file}, in the working directory, because TOKENBUS_CONFIG is not set"
     assert error.startswith(f"error: {file}: ")
     other = tmp_path / "other.toml"
     other.write_text("[limits]\nnonsense = 2\n")
-    code, said = await ended_in(tmp_path, *command, TOKENBUS_CONFIG=str(other))
-    assert (code, said.partition(": ")[2].partition(": ")[0]) == (USAGE, str(other))
+    code, output = await ended_in(tmp_path, *command, TOKENBUS_CONFIG=str(other))
+    assert (code, output.partition(": ")[2].partition(": ")[0]) == (USAGE, str(other))
 
 
 async def test_an_empty_variable_means_no_settings_file(tmp_path: Path) -> None:
     (tmp_path / "tokenbus.toml").write_text("[limits]\nnonsense = 1\n")
-    _, said = await ended_in(
+    _, output = await ended_in(
         tmp_path, "worker", "normalizer", TOKENBUS_CONFIG="", TOKENBUS_REDIS_URL="redis://127.0.0.1:1"
     )
-    assert "tokenbus.toml" not in said
-    assert "127.0.0.1:1 is unavailable" in said
+    assert "tokenbus.toml" not in output
+    assert "127.0.0.1:1 is unavailable" in output

@@ -130,8 +130,8 @@ def test_what_files_hold_is_kept_out_of_logs_and_files_of_provider_keys_reach_no
 
 
 def test_every_variable_of_ours_with_a_secret_has_one_for_a_file_on_the_settings_page() -> None:
-    told = {quoted(name) for name, _, _ in rows(sections(page("reference/settings.md"))["Environment"])}
-    secret = {name for name in told if re.search(r"(PASSWORD|TOKEN|KEY|REDIS_URL)$", name)}
+    documented = {quoted(name) for name, _, _ in rows(sections(page("reference/settings.md"))["Environment"])}
+    secret = {name for name in documented if re.search(r"(PASSWORD|TOKEN|KEY|REDIS_URL)$", name)}
     text = page("reference/settings.md")
     assert len(secret) == 7
     for name in secret:

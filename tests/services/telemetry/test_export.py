@@ -70,7 +70,7 @@ def report(**changes: Any) -> AttemptReport:
     return AttemptReport(**{**fields, **changes})
 
 
-async def told(received: Collector, *reports: AttemptReport, **table: Any) -> Any:
+async def exported(received: Collector, *reports: AttemptReport, **table: Any) -> Any:
     """The attempt spans of a run, as they arrived."""
     tracer = tracer_to(received, **table)
     spans = RunSpans(tracer, Settings(providers=PROVIDERS))
@@ -82,7 +82,7 @@ async def told(received: Collector, *reports: AttemptReport, **table: Any) -> An
 
 
 async def test_an_attempt_has_the_names_of_the_gen_ai_conventions(received: Collector) -> None:
-    [span] = await told(received, report())
+    [span] = await exported(received, report())
     assert span.name == "chat llama"
     assert span.service == "tokenbus-parser"
     assert span.kind == 3, "client"
@@ -108,7 +108,7 @@ async def test_an_attempt_has_the_names_of_the_gen_ai_conventions(received: Coll
 
 async def test_an_error_has_its_class_and_not_its_message(received: Collector) -> None:
     error = ErrorInfo(code="http_404", kind="not_found", message="no model 'a secret garden'", status=404)
-    [span] = await told(received, report(outcome="error", error=error, usage=None))
+    [span] = await exported(received, report(outcome="error", error=error, usage=None))
     assert span.failed
     assert span.attributes["error.type"] == "not_found"
     assert span.attributes["http.response.status_code"] == 404
@@ -116,10 +116,10 @@ async def test_an_error_has_its_class_and_not_its_message(received: Collector) -
 
 
 async def test_content_is_sent_only_if_it_is_asked_for(received: Collector) -> None:
-    [span] = await told(received, report())
+    [span] = await exported(received, report())
     assert "gen_ai.output.messages" not in span.attributes
     assert b"garden" not in received.raw
-    [span] = await told(received, report(), content=True)
+    [span] = await exported(received, report(), content=True)
     assert "a secret garden" in span.attributes["gen_ai.output.messages"]
 
 

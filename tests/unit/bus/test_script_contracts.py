@@ -35,10 +35,10 @@ def contract(one: LuaScript) -> dict[str, str]:
 
 @pytest.mark.parametrize("one", SCRIPTS, ids=lambda one: one.name)
 def test_a_script_opens_with_its_contract_and_uses_no_key_or_argument_beyond_it(one: LuaScript) -> None:
-    told = contract(one)
-    assert told.keys() == {"what", "KEYS", "ARGV", "Reply", "Atomic"}
+    declared = contract(one)
+    assert declared.keys() == {"what", "KEYS", "ARGV", "Reply", "Atomic"}
     for name in ("KEYS", "ARGV"):
-        numbers = {int(n) for n in re.findall(r"\b\d+\b", told[name])}
+        numbers = {int(n) for n in re.findall(r"\b\d+\b", declared[name])}
         used = {int(n) for n in re.findall(rf"{name}\[(\d+)\]", one.text)}
         most = max(numbers, default=0)
-        assert all(n in numbers or ("and further" in told[name] and n > most) for n in used), (name, used)
+        assert all(n in numbers or ("and further" in declared[name] and n > most) for n in used), (name, used)

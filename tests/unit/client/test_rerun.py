@@ -23,10 +23,10 @@ def block(number: int, content: str, turn: int, **fields: Any) -> BlockComplete:
 
 
 def test_earlier_turns_stand_before_the_text_of_the_last():
-    said = Response.of(
+    response = Response.of(
         [block(0, "Let me look.", 0), block(1, "hm", 1, kind="thinking"), block(2, "So it ", 1, cut=True)]
     )
-    request = resumed_request(EndedRun("r", REQUEST, HISTORY, 1), said, again=1)
+    request = resumed_request(EndedRun("r", REQUEST, HISTORY, 1), response, again=1)
     assert request.messages == [
         *REQUEST.messages,
         *HISTORY,
@@ -35,16 +35,16 @@ def test_earlier_turns_stand_before_the_text_of_the_last():
 
 
 def test_a_call_that_was_cut_off_is_left_for_the_model_to_make_again():
-    said = Response.of([block(0, "Let me look.", 0), block(1, "", 0, kind="tool_call", cut=True)])
-    assert resumed_request(EndedRun("r", REQUEST, [], 0), said, again=1).messages[-1].role == "assistant"
+    response = Response.of([block(0, "Let me look.", 0), block(1, "", 0, kind="tool_call", cut=True)])
+    assert resumed_request(EndedRun("r", REQUEST, [], 0), response, again=1).messages[-1].role == "assistant"
 
 
 def test_in_mode_prefill_the_text_is_the_participants_own():
     prefill = msgspec.structs.replace(REQUEST, mode="prefill", participant="Claude")
-    said = Response.of([block(0, "Half", 0)])
-    assert resumed_request(EndedRun("r", prefill, [], 0), said, again=1).messages[-1].participant == "Claude"
+    response = Response.of([block(0, "Half", 0)])
+    assert resumed_request(EndedRun("r", prefill, [], 0), response, again=1).messages[-1].participant == "Claude"
     with pytest.raises(RunNotRepeatable, match="prefill"):
-        resumed_request(EndedRun("r", prefill, HISTORY, 1), said, again=1)
+        resumed_request(EndedRun("r", prefill, HISTORY, 1), response, again=1)
 
 
 def test_a_model_that_cannot_continue_is_named_with_its_provider():

@@ -73,7 +73,7 @@ def fold(*events: PublicEvent) -> Response:
 
 
 def test_a_completed_run_gives_text_thinking_blocks_and_usage():
-    thought, call, said = (
+    thought, call, text_block = (
         whole(0, "hm", "thinking"),
         whole(1, None, "tool_call", arguments="{}"),
         whole(3, "It is sunny."),
@@ -90,7 +90,7 @@ def test_a_completed_run_gives_text_thinking_blocks_and_usage():
         whole(2, "sunny", "tool_result"),
         piece(3, "It is "),
         piece(3, "sunny."),
-        said,
+        text_block,
         UsageReported(**AT, usage=Usage(output=1), total=Usage(output=1)),
         completed(usage=Usage(input=5, output=7), finish_raw="end_turn", stop_string="END"),
     )

@@ -17,7 +17,7 @@ RESET = ErrorInfo(code="network", kind="network", message="reset", retryable=Tru
 TIMEOUT = ErrorInfo(code="idle_timeout", kind="timeout", message="silent", retryable=True)
 
 
-def said(text: str, finish: str | None = None) -> Data:
+def text_chunk(text: str, finish: str | None = None) -> Data:
     chunk = {"id": "c", "model": "m", "choices": [{"index": 0, "delta": {"content": text}, "finish_reason": finish}]}
     return Data(b"data: " + json.dumps(chunk).encode() + b"\n\n")
 
@@ -36,12 +36,12 @@ def read(*frames: RawFrame) -> list[BusEvent]:
 
 
 def test_a_body_that_ends_after_its_finish_reason_is_done() -> None:
-    assert isinstance(read(frame(0, OPENED, said("Hi", "stop")), frame(1, Ended()))[-1], Done)
+    assert isinstance(read(frame(0, OPENED, text_chunk("Hi", "stop")), frame(1, Ended()))[-1], Done)
 
 
 @pytest.mark.parametrize("error", [RESET, TIMEOUT])
 def test_a_connection_that_breaks_after_the_finish_reason_is_cut(error: ErrorInfo) -> None:
-    assert read(frame(0, OPENED, said("Hi", "stop")), frame(1, Ended(error)))[-1] == Cut(error.message, error)
+    assert read(frame(0, OPENED, text_chunk("Hi", "stop")), frame(1, Ended(error)))[-1] == Cut(error.message, error)
 
 
 @pytest.mark.parametrize("finish", ["", "STOP"])
@@ -54,7 +54,7 @@ def test_a_block_that_ends_only_with_a_broken_body_is_not_whole(finish: str) -> 
 
 
 def test_a_connection_that_breaks_after_the_terminal_event_changes_nothing() -> None:
-    events = read(frame(0, OPENED, said("Hi", "stop"), Data(b"data: [DONE]\n\n")), frame(1, Ended(RESET)))
+    events = read(frame(0, OPENED, text_chunk("Hi", "stop"), Data(b"data: [DONE]\n\n")), frame(1, Ended(RESET)))
     assert [type(e) for e in events if isinstance(e, Done | Cut | Failed)] == [Done]
 
 
@@ -63,13 +63,13 @@ def test_an_internal_error_before_any_answer_is_the_attempts_error() -> None:
 
 
 def test_a_copy_of_a_frame_gives_nothing() -> None:
-    first = frame(0, OPENED, said("once"))
-    texts = [e.text for e in read(first, first, frame(1, said("twice"))) if isinstance(e, TextDelta)]
+    first = frame(0, OPENED, text_chunk("once"))
+    texts = [e.text for e in read(first, first, frame(1, text_chunk("twice"))) if isinstance(e, TextDelta)]
     assert texts == ["once", "twice"]
 
 
 def test_a_gap_in_the_frames_cuts_the_attempt() -> None:
-    events = read(frame(0, OPENED, said("Hi")), frame(2, said("!"), Ended()))
+    events = read(frame(0, OPENED, text_chunk("Hi")), frame(2, text_chunk("!"), Ended()))
     assert isinstance(events[-1], Cut)
     assert events[-1].error
     assert events[-1].error.code == "frames_lost"
@@ -78,7 +78,7 @@ def test_a_gap_in_the_frames_cuts_the_attempt() -> None:
 
 def test_ending_a_lost_attempt_needs_none_of_its_frames() -> None:
     reader = AttemptReader(1)
-    reader.read(frame(0, OPENED, said("Hi")))
+    reader.read(frame(0, OPENED, text_chunk("Hi")))
     [end] = [e for e in reader.read(RawFrame(0, 1, ANY_FRAME, 0, [Lost("gone")])) if isinstance(e, Cut)]
     assert (end.reason, reader.over) == ("gone", True)
 
@@ -90,8 +90,8 @@ def test_every_end_of_an_attempt_has_the_providers_call_id(name: str) -> None:
     for frames in (
         [frame(0, refused, Data(b"busy"), Ended())],
         [frame(0, opened), frame(1, Ended(TIMEOUT))],
-        [frame(0, opened, said("Hi")), frame(1, Ended())],
-        [frame(0, opened, said("Hi")), frame(2, Ended())],
+        [frame(0, opened, text_chunk("Hi")), frame(1, Ended())],
+        [frame(0, opened, text_chunk("Hi")), frame(2, Ended())],
         [frame(0, opened, Data(b'data: {"error":{"message":"no"}}\n\n')), frame(1, Ended())],
         [frame(0, opened, Data(b"data: no json\n\n")), frame(1, Ended())],
     ):

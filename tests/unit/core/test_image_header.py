@@ -97,8 +97,8 @@ def test_no_bytes_raise(content: bytes, at: int, instead: bytes) -> None:
 def test_an_image_in_a_blob_is_sent_with_its_size() -> None:
     image = Image(0, "image/png", PIXEL, True, size="1024x1024")
     content = b64decode(PIXEL)
-    told = in_blob(image, content, blob_id_of(content))
-    assert told == Image(
+    reference = in_blob(image, content, blob_id_of(content))
+    assert reference == Image(
         *(0, "image/png", "", True), size="1024x1024", blob_id=blob_id_of(content), size_bytes=70, width=1, height=1
     )
     assert in_blob(image, b"?", "b").width == 0

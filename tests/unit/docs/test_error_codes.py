@@ -49,7 +49,7 @@ def made() -> Iterator[tuple[str, str, bool]]:
 
 
 def test_each_code_of_a_run_is_on_the_page_with_its_class_and_no_other() -> None:
-    assert {(code, told.kind, told.retryable) for code, told in CODES.items()} == set(made())
+    assert {(code, documented.kind, documented.retryable) for code, documented in CODES.items()} == set(made())
 
 
 def test_each_class_is_on_the_page_and_no_other() -> None:

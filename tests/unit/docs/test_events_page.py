@@ -107,8 +107,8 @@ def test_the_fields_are_those_of_the_code(name: str) -> None:
         for field in fields(cls)
         if field.encode_name not in common
     }
-    told = {quoted(field): (kind, always) for field, kind, always, what in rows(PAGE[name]) if what}
-    assert told == expected
+    documented = {quoted(field): (kind, always) for field, kind, always, what in rows(PAGE[name]) if what}
+    assert documented == expected
 
 
 @pytest.mark.parametrize("name", sorted(EVENTS))

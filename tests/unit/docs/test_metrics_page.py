@@ -28,10 +28,10 @@ def made() -> Iterator[Metric]:
 
 
 def test_each_metric_is_on_the_page_and_no_other() -> None:
-    told = {
+    documented = {
         (quoted(name), kind, tuple(re.findall(r"`(\w+)`", labels)))
         for section in sections(page("reference/metrics.md")).values()
         for name, kind, labels, what in rows(section)
         if what and name.startswith("`")
     }
-    assert told == set(made())
+    assert documented == set(made())

@@ -201,8 +201,10 @@ def test_a_field_is_sent_to_the_apis_that_the_page_names_and_its_example_is_take
 @pytest.mark.parametrize("kind", OBJECTS, ids=OBJECTS.values())
 def test_an_object_of_a_request_is_as_the_page_says(kind: type[msgspec.Struct]) -> None:
     expected = {field.encode_name: (value(field.type), default(field)) for field in fields(kind)}
-    told = {quoted(name): (told, otherwise) for name, told, otherwise, what in rows(PAGE[OBJECTS[kind]]) if what}
-    assert told == expected
+    documented = {
+        quoted(name): (documented, otherwise) for name, documented, otherwise, what in rows(PAGE[OBJECTS[kind]]) if what
+    }
+    assert documented == expected
 
 
 @pytest.mark.parametrize("kind", OBJECTS, ids=OBJECTS.values())

@@ -73,7 +73,7 @@ def bounds(kind: inspect.IntType | inspect.FloatType) -> str:
     return f" from {kind.ge}" if kind.le is None else f" {kind.ge} to {kind.le}"
 
 
-def said(field: inspect.Field) -> Row:
+def row_of(field: inspect.Field) -> Row:
     """The cells that a setting must have, its default as JSON."""
     kind = values(field.type)
     if field.required:
@@ -97,18 +97,18 @@ def test_each_table_of_the_file_is_on_the_page_and_no_other() -> None:
 
 @pytest.mark.parametrize("name", sorted(THERE))
 def test_a_tables_settings_are_as_the_page_says(name: str) -> None:
-    told: dict[str, Row] = {}
+    documented: dict[str, Row] = {}
     for key, kind, default, what in rows(SHOWN[name]):
         assert what, key
-        told[quoted(key)] = kind, default if default in ("required", "none", "") else quoted(default)
-    expected = {field.encode_name: said(field) for field in THERE[name].fields}
-    assert told.keys() == expected.keys()
+        documented[quoted(key)] = kind, default if default in ("required", "none", "") else quoted(default)
+    expected = {field.encode_name: row_of(field) for field in THERE[name].fields}
+    assert documented.keys() == expected.keys()
     for key, (kind, default) in expected.items():
-        assert told[key][0] == kind, key
+        assert documented[key][0] == kind, key
         if default in ("required", "none", ""):
-            assert told[key][1] == default, key
+            assert documented[key][1] == default, key
         else:
-            assert json.loads(told[key][1]) == json.loads(default), key
+            assert json.loads(documented[key][1]) == json.loads(default), key
 
 
 def test_each_environment_variable_is_on_the_page_and_no_other() -> None:
@@ -117,6 +117,6 @@ def test_each_environment_variable_is_on_the_page_and_no_other() -> None:
     keys = {registry.get(settings.api).default_key_env for settings in DEFAULT_PROVIDERS.values()}
     table = rows(PAGE["Environment"])
     assert all(what and wrong for _, what, wrong in table)
-    told = {quoted(name) for name, _, _ in table}
+    documented = {quoted(name) for name, _, _ in table}
     assert len(used) > 5
-    assert told == used | keys
+    assert documented == used | keys

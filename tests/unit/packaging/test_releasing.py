@@ -84,7 +84,7 @@ def test_a_release_writes_version_date_and_tag_in_one_commit(release: Release) -
 
 def test_without_do_nothing_is_changed(release: Release) -> None:
     before = release.git("rev-parse", "HEAD")
-    said = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "releasing", "0.2.0"],
         cwd=release.root,
         env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
@@ -92,7 +92,7 @@ def test_without_do_nothing_is_changed(release: Release) -> None:
         text=True,
         check=True,
     ).stdout
-    assert "[ ] make chaos" in said
-    assert "DO=1" in said
+    assert "[ ] make chaos" in completed
+    assert "DO=1" in completed
     assert release.git("rev-parse", "HEAD") == before
     assert release.git("status", "--porcelain") == ""

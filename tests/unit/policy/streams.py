@@ -99,7 +99,7 @@ class Notes(StreamProcessor):
     async def on_chunk(self, chunk: Any, state: StreamState, context: StreamContext[Any]) -> None:
         self.calls.append((state.just_completed, state.finish_reason))
         if block := state.just_completed:
-            self.done.append(said(block))
+            self.done.append(content_of(block))
         self.state = state
         await context.send(chunk)
 
@@ -133,7 +133,7 @@ class CallsApart(ToolCallGate):
         return Block("not allowed", f"[{call.name} blocked]") if call.name in self.blocked else None
 
 
-def said(block: StreamBlock) -> str:
+def content_of(block: StreamBlock) -> str:
     """A block in one word."""
     if isinstance(block, ToolCallStreamBlock):
         return f"{block.name}({block.arguments})"

@@ -41,8 +41,10 @@ TWO_CALLS = [
 def contents(chunks: Sequence[dict[str, Any]]) -> list[str]:
     """Texts and names of calls, in order."""
     deltas = [c["choices"][0]["delta"] for c in chunks if c["choices"]]
-    said = [[d.get("content"), *(t["function"].get("name") for t in d.get("tool_calls") or [])] for d in deltas]
-    return [word for words in said for word in words if word]
+    contents_by_chunk = [
+        [d.get("content"), *(t["function"].get("name") for t in d.get("tool_calls") or [])] for d in deltas
+    ]
+    return [word for words in contents_by_chunk for word in words if word]
 
 
 class Judge(ToolCallGate):
@@ -260,12 +262,12 @@ async def test_an_error_of_the_source_is_raised_after_what_came_before():
         yield TWO_CALLS[0]
         raise ConnectionError
 
-    heard: list[Any] = []
+    received: list[Any] = []
     out = apply_policies(source(), Notes())
-    heard.append(await anext(out))
+    received.append(await anext(out))
     with pytest.raises(ConnectionError):
         await anext(out)
-    assert heard == TWO_CALLS[:1]
+    assert received == TWO_CALLS[:1]
 
 
 async def test_a_run_whose_stream_a_policy_ends_is_cancelled_before_its_end_is_published():

@@ -60,8 +60,8 @@ async def test_where_one_chunk_completes_two_blocks_the_policy_is_called_once_fo
     ]
     notes = Notes()
     out = await under(chunk_stream(notes), chunks)
-    told = [(block and block.id, finish) for block, finish in notes.calls]
-    assert told == [(None, None), ("a", None), ("b", "tool_calls")]
+    finished = [(block and block.id, finish) for block, finish in notes.calls]
+    assert finished == [(None, None), ("a", None), ("b", "tool_calls")]
     assert [c["choices"][0]["finish_reason"] for c in out] == [None, None, "tool_calls"]
     assert [c["choices"][0]["delta"].get("tool_calls") for c in out[:2]] == [
         c["choices"][0]["delta"]["tool_calls"] for c in chunks

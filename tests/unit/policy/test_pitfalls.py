@@ -66,8 +66,8 @@ async def test_chunks_without_choices_pass_and_something_may_be_said_before_the_
     if as_objects:
         source = [ChatCompletionChunk.model_construct(None, **AZURE), *map(ChatCompletionChunk.model_validate, SAYS)]
     out = [c if isinstance(c, dict) else c.model_dump() for c in await under(chunk_stream(Greets()), source)]
-    said = [c["choices"][0]["delta"].get("content") for c in out if c["choices"]]
-    assert said[:-1] == ["First. ", "Hello ", "you"]
+    contents = [c["choices"][0]["delta"].get("content") for c in out if c["choices"]]
+    assert contents[:-1] == ["First. ", "Hello ", "you"]
     assert sum(not c["choices"] for c in out) == 1
 
 

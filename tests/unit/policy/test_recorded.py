@@ -13,10 +13,10 @@ from tests.unit.policy.streams import (
     UntilComplete,
     chunk_stream,
     completions,
+    content_of,
     public_stream,
     recorded_chunks,
     recorded_events,
-    said,
     under,
 )
 from tests.unit.providers.corpus import APIS, Recording, needs_corpus, recordings
@@ -47,7 +47,7 @@ async def test_each_block_is_reported_once_and_whole_on_its_completion(row: Reco
     notes = Notes()
     assert await under(public_stream(notes), events) == events
     whole = [b for b in completions(events) if not b.cut]
-    assert notes.done == [_said(b) for b in whole]
+    assert notes.done == [_text_of(b) for b in whole]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.file)
@@ -86,11 +86,11 @@ async def test_chat_completions_chunks_say_the_same_as_the_bus(row: Recording):
     assert [c for c in out if c in chunks] == [c for c in chunks if c in out]
     assert notes.state
     assert on_bus.state
-    expected = [said(b) for b in on_bus.state.blocks if isinstance(b, ToolCallStreamBlock)]
-    assert [said(b) for b in notes.state.blocks if isinstance(b, ToolCallStreamBlock)] == expected
+    expected = [content_of(b) for b in on_bus.state.blocks if isinstance(b, ToolCallStreamBlock)]
+    assert [content_of(b) for b in notes.state.blocks if isinstance(b, ToolCallStreamBlock)] == expected
 
 
-def _said(block: BlockComplete) -> str:
+def _text_of(block: BlockComplete) -> str:
     match block.kind:
         case "tool_call":
             return f"{block.tool_name}({block.arguments})"

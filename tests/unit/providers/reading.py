@@ -129,15 +129,15 @@ def answer(events: list[Normalized]) -> Answer:
             case _:
                 pass
 
-    def said(kind: type) -> str:
+    def text_of(kind: type) -> str:
         return "".join(text for block in sorted(kinds) for k, text in texts.get(block, []) if k is kind)
 
     arguments = {block: "".join(text for _, text in texts.get(block, [])) for block in calls}
     return Answer(
         model=model,
-        text=said(TextDelta),
-        thinking=said(ThinkingDelta),
-        refusal=said(RefusalDelta),
+        text=text_of(TextDelta),
+        thinking=text_of(ThinkingDelta),
+        refusal=text_of(RefusalDelta),
         calls=[(*calls[block], arguments[block]) for block in sorted(calls)],
         done_calls=done,
         kinds=[kinds[block] for block in sorted(kinds)],

@@ -136,24 +136,24 @@ def kinds_of(row: Recording) -> list[str]:
 
 
 def found_in(events: list[Normalized]) -> dict[str, Any]:
-    said = answer(events)
+    result = answer(events)
     usages = [event.usage.raw for event in events if isinstance(event, UsageSeen)]
     return {
-        "model": said.model or None,
-        "text": said.text,
-        "thinking": said.thinking,
-        "refusal": said.refusal,
-        "calls": [call[:2] for call in said.calls],
-        "arguments": [call[2] for call in said.calls],
-        "blocks": said.kinds,
+        "model": result.model or None,
+        "text": result.text,
+        "thinking": result.thinking,
+        "refusal": result.refusal,
+        "calls": [call[:2] for call in result.calls],
+        "arguments": [call[2] for call in result.calls],
+        "blocks": result.kinds,
         "signatures": signatures(events),
         "redacted": marks(opaque(events, "redacted")),
         "citations": sum(isinstance(event, Extra) and event.name in CITATIONS for event in events),
         "images": [(marks([event.base64])[0], not event.final) for event in events if isinstance(event, Image)],
-        "finish": said.terminal.finish_raw or None if isinstance(said.terminal, Done) else None,
+        "finish": result.terminal.finish_raw or None if isinstance(result.terminal, Done) else None,
         "usage": usages[-1] if usages else {},
-        "error": isinstance(said.terminal, Failed),
-        "terminated": isinstance(said.terminal, Done),
+        "error": isinstance(result.terminal, Failed),
+        "terminated": isinstance(result.terminal, Done),
     }
 
 

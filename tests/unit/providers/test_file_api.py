@@ -34,8 +34,8 @@ def uploaded(
     """The calls of an upload that is answered so, and the file. An answer is a JSON body, or headers and a body."""
     steps = api(name).upload(file, content, base)
     calls = [next(steps)]
-    for said in answers:
-        headers, body = said if isinstance(said, tuple) else ({}, said)
+    for answer in answers:
+        headers, body = answer if isinstance(answer, tuple) else ({}, answer)
         try:
             calls.append(steps.send(FileAnswer(headers=headers, body=msgspec.json.encode(body))))
         except StopIteration as e:

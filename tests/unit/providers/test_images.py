@@ -231,12 +231,12 @@ def test_one_image_to_edit_has_the_name_that_every_vendor_knows_and_several_that
 
 
 def test_a_file_is_named_and_typed_by_what_is_in_it() -> None:
-    for said, name, media_type in (
+    for declared, name, media_type in (
         ("image/jpeg", "image.jpg", "image/jpeg"),
         ("image/JPG; q=1", "image.jpg", "image/jpeg"),
         ("image/webp", "image.webp", "image/webp"),
     ):
-        call = call_of(edit_of("AAAA", media_type=said))
+        call = call_of(edit_of("AAAA", media_type=declared))
         file = read_form(call.headers["content-type"], call.body)["image"]
         assert file == {"filename": name, "media_type": media_type, "data": bytes(3)}
 

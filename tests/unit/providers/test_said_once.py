@@ -26,12 +26,12 @@ def completed(*output: Any, **response: Any) -> dict[str, Any]:
     return {"type": "response.completed", "response": {"status": "completed", "output": [*output], **response}}
 
 
-def texts(*said: str, kind: str = "output_text") -> list[dict[str, Any]]:
-    return [{"type": kind, "text": text} for text in said]
+def texts(*expected: str, kind: str = "output_text") -> list[dict[str, Any]]:
+    return [{"type": kind, "text": text} for text in expected]
 
 
-def message(*said: str, **fields: Any) -> dict[str, Any]:
-    return {"type": "message", "content": texts(*said), **fields}
+def message(*expected: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "message", "content": texts(*expected), **fields}
 
 
 def said_by(api: ApiName, *events: Any) -> Answer:
@@ -74,15 +74,20 @@ BEGUN = [item("added", 0, "message", id="m", content=[]), *deltas(*HA, content_i
 )
 @pytest.mark.parametrize("output", [[], [message("ha ha", id="m")], [message("ha ha")], [message("ha", " ha", id="x")]])
 def test_text_of_deltas_is_emitted_once_wherever_it_ends(end: list[Any], output: list[Any]) -> None:
-    said = responses(*BEGUN, *end, completed(*output))
-    assert (said.text, said.kinds, said.open, said.terminal) == ("ha ha", ["text"], set(), Done("stop", "completed"))
+    result = responses(*BEGUN, *end, completed(*output))
+    assert (result.text, result.kinds, result.open, result.terminal) == (
+        "ha ha",
+        ["text"],
+        set(),
+        Done("stop", "completed"),
+    )
 
 
 def test_text_that_occurs_twice_is_emitted_twice() -> None:
     two = [item("added", 0, "message", id="m"), *deltas("ha"), item("done", 0, "message", id="m", content=texts("ha"))]
     more = [item("added", 1, "message", id="n"), *deltas("ha", "ha", index=1)]
-    said = responses(*two, *more, completed(message("ha", id="m"), message("haha", id="n")))
-    assert (said.text, said.kinds) == ("hahaha", ["text", "text"])
+    result = responses(*two, *more, completed(message("ha", id="m"), message("haha", id="n")))
+    assert (result.text, result.kinds) == ("hahaha", ["text", "text"])
     done_alone = [item("done", at, "message", content=texts("ha")) for at in (0, 1)]
     assert responses(*done_alone, completed(message("ha"), message("ha"))).text == "haha"
     parts = item("done", 0, "message", content=texts("ha", "ha"))
@@ -103,8 +108,8 @@ def test_items_with_one_id_are_as_many_as_their_texts() -> None:
         *deltas("b", index=None, item_id="m"),
         item("done", None, "message", id="m", content=texts("b")),
     ]
-    said = responses(*one, *other, completed(message("a", id="m"), message("b", id="m")))
-    assert (said.text, said.kinds) == ("ab", ["text", "text"])
+    result = responses(*one, *other, completed(message("a", id="m"), message("b", id="m")))
+    assert (result.text, result.kinds) == ("ab", ["text", "text"])
     assert responses(*one, *one[::2], completed(message("a", id="m"))).text == "a"
 
 
@@ -128,8 +133,8 @@ def test_a_refusal_is_emitted_once_and_stays_a_refusal() -> None:
     whole = {"type": "message", "content": [{"type": "refusal", "refusal": "I can't."}]}
     ends = [event("refusal.done", 2, content_index=0, refusal="I can't."), item("done", 0, **whole)]
     for end in ([], ends, ends[1:], [event("content_part.done", 0, content_index=0, part=whole["content"][0])]):
-        said = responses(*begun, *[e for e in end if e.get("output_index") == 0], completed(whole))
-        assert (said.refusal, said.text, said.terminal) == ("I can't.", "", Done("content_filter", "completed"))
+        result = responses(*begun, *[e for e in end if e.get("output_index") == 0], completed(whole))
+        assert (result.refusal, result.text, result.terminal) == ("I can't.", "", Done("content_filter", "completed"))
     as_text = responses(*deltas("I can't."), completed(whole))
     assert (as_text.text, as_text.refusal, as_text.terminal) == ("I can't.", "", Done("content_filter", "completed"))
     assert responses(completed(whole)).refusal == "I can't."
@@ -151,15 +156,15 @@ def test_the_models_words_and_a_summary_of_the_same_text_are_one_thinking(ids: d
         [x for pair in zip(raw, summed, strict=True) for x in pair],
     ):
         for end in ([item("done", 0, **both)], []):
-            said = responses(begin, *streamed, *end, completed(both))
-            assert (said.thinking, said.kinds, said.open) == ("Hm so", ["thinking"], set())
+            result = responses(begin, *streamed, *end, completed(both))
+            assert (result.thinking, result.kinds, result.open) == ("Hm so", ["thinking"], set())
 
 
 def test_a_summary_of_another_text_is_emitted_in_addition_to_the_models_words() -> None:
     raw = event("reasoning_text.delta", 0, content_index=0, delta="Long words.")
     summed = event("reasoning_summary_text.delta", 0, summary_index=0, delta="Short.")
-    said = responses(raw, summed, item("done", 0, "reasoning", summary=texts("Short.")), completed())
-    assert (said.thinking, said.kinds) == ("Long words.Short.", ["thinking", "thinking"])
+    result = responses(raw, summed, item("done", 0, "reasoning", summary=texts("Short.")), completed())
+    assert (result.thinking, result.kinds) == ("Long words.Short.", ["thinking", "thinking"])
 
 
 ARGUMENTS = '{"a": [1, 2]}'
@@ -185,24 +190,24 @@ def test_a_call_announced_at_one_place_and_ended_at_another_is_one(added: Any, d
     known = streamed or at == end or set(begun.values()) & set(ended.values())
     whole = {"type": "function_call", "name": "f", "arguments": ARGUMENTS, **(ended if known else {})}
     for output in ([], [whole]):
-        said = responses(
+        result = responses(
             item("added", at, "function_call", name="f", arguments="", **begun),
             *(pieces if streamed else []),
             *([event("function_call_arguments.done", at, item_id=own, arguments=ARGUMENTS)] if streamed else []),
             item("done", end, **whole),
             completed(*output),
         )
-        assert [call[1:] for call in said.calls] == [("f", ARGUMENTS)]
-        assert (said.done_calls, said.open, said.terminal) == (1, set(), Done("tool_use", "completed"))
+        assert [call[1:] for call in result.calls] == [("f", ARGUMENTS)]
+        assert (result.done_calls, result.open, result.terminal) == (1, set(), Done("tool_use", "completed"))
 
 
 def test_calls_with_one_id_or_of_one_text_are_as_many_as_they_are() -> None:
     calls = [{"type": "function_call", "call_id": name, "name": "f", "arguments": "{}", "id": "same"} for name in "ab"]
     for index in ((0, 1), (None, None), (0, 0)):
         ends = [item(name, at, **call) for at, call in zip(index, calls, strict=True) for name in ("added", "done")]
-        said = responses(*ends, completed(*calls))
-        assert said.calls == [("a", "f", "{}"), ("b", "f", "{}")]
-        assert said.done_calls == 2
+        result = responses(*ends, completed(*calls))
+        assert result.calls == [("a", "f", "{}"), ("b", "f", "{}")]
+        assert result.done_calls == 2
 
 
 def test_a_stream_without_positions_is_read_by_ids() -> None:
@@ -214,7 +219,7 @@ def test_a_stream_without_positions_is_read_by_ids() -> None:
         event("function_call_arguments.delta", None, item_id="fc_1", delta=ARGUMENTS[:5]),
         event("function_call_arguments.delta", None, item_id="fc_1", delta=ARGUMENTS[5:]),
     ]
-    said = responses(
+    result = responses(
         item("added", None, "reasoning", id="rs", summary=[], content=[]),
         event("reasoning_text.delta", None, item_id="rs", delta="H"),
         event("reasoning_text.delta", None, item_id="rs", delta="m"),
@@ -233,10 +238,10 @@ def test_a_stream_without_positions_is_read_by_ids() -> None:
         item("done", None, **second),
         completed(thought, message("Look.", id="m"), call, second),
     )
-    assert (said.thinking, said.text) == ("Hm", "Look.")
-    assert said.calls == [("fc_1", "f", ARGUMENTS), ("fc_2", "f", "{}")]
-    assert said.kinds == ["thinking", "text", "tool_call", "tool_call"]
-    assert (said.done_calls, said.open, said.terminal) == (2, set(), Done("tool_use", "completed"))
+    assert (result.thinking, result.text) == ("Hm", "Look.")
+    assert result.calls == [("fc_1", "f", ARGUMENTS), ("fc_2", "f", "{}")]
+    assert result.kinds == ["thinking", "text", "tool_call", "tool_call"]
+    assert (result.done_calls, result.open, result.terminal) == (2, set(), Done("tool_use", "completed"))
 
 
 # --- Chat Completions ---------------------------------------------------------------------------------------------
@@ -273,16 +278,16 @@ def test_a_whole_completion_after_its_deltas_is_emitted_once(form: str, streamed
     pieces = [chunk(reasoning_content="H"), chunk(reasoning_content="m"), *(chunk(content=piece) for piece in HA)]
     pieces += argued(ARGUMENTS[:4], ARGUMENTS[4:])
     last = whole("tool_calls", form, content="ha ha", reasoning_content="Hm", tool_calls=[CALL])
-    said = chat(*(pieces if streamed else []), last)
-    assert (said.text, said.thinking, said.calls) == ("ha ha", "Hm", [("c", "f", ARGUMENTS)])
-    assert (said.kinds, said.done_calls, said.open) == (["thinking", "text", "tool_call"], 1, set())
-    assert isinstance(said.terminal, Done)
-    assert (said.terminal.finish, said.terminal.usage and said.terminal.usage.total) == ("tool_use", 3)
+    result = chat(*(pieces if streamed else []), last)
+    assert (result.text, result.thinking, result.calls) == ("ha ha", "Hm", [("c", "f", ARGUMENTS)])
+    assert (result.kinds, result.done_calls, result.open) == (["thinking", "text", "tool_call"], 1, set())
+    assert isinstance(result.terminal, Done)
+    assert (result.terminal.finish, result.terminal.usage and result.terminal.usage.total) == ("tool_use", 3)
 
 
 def test_what_deltas_left_out_the_whole_completion_says() -> None:
-    said = chat(chunk(content="Hel"), whole("tool_calls", content="Hello", tool_calls=[CALL]))
-    assert (said.text, said.calls) == ("Hello", [("c", "f", ARGUMENTS)])
+    result = chat(chunk(content="Hel"), whole("tool_calls", content="Hello", tool_calls=[CALL]))
+    assert (result.text, result.calls) == ("Hello", [("c", "f", ARGUMENTS)])
     other = chat(chunk(content="Hello there"), whole(content="Quite another text"))
     assert other.text == "Hello there"
 
@@ -298,7 +303,7 @@ def test_messages_in_place_of_deltas_or_beside_them_are_pieces() -> None:
 
 def test_a_whole_completions_calls_are_known_by_id_or_place() -> None:
     two = [*argued("{}", tool_id="a"), *argued(ARGUMENTS, index=1, tool_id="b")]
-    first, second = ({**CALL, "function": {"name": "f", "arguments": said}} for said in ("{}", ARGUMENTS))
+    first, second = ({**CALL, "function": {"name": "f", "arguments": arguments}} for arguments in ("{}", ARGUMENTS))
     for ids in ("ab", "xy", ("", "")):
         again = [{**call, "id": name, "index": None} for call, name in zip((first, second), ids, strict=True)]
         assert chat(*two, whole("tool_calls", tool_calls=again)).calls == [("a", "f", "{}"), ("b", "f", ARGUMENTS)]
@@ -310,13 +315,13 @@ def test_a_whole_completions_calls_are_known_by_id_or_place() -> None:
     "last", [chunk("stop"), {**chunk(), "choices": [{"index": 0, "delta": None, "finish_reason": "stop"}]}]
 )
 def test_a_last_chunk_whose_delta_is_null_is_an_end(last: dict[str, Any]) -> None:
-    said = chat(chunk(content="ha"), chunk(content="ha"), last)
-    assert (said.text, said.terminal) == ("haha", Done("stop", "stop"))
+    result = chat(chunk(content="ha"), chunk(content="ha"), last)
+    assert (result.text, result.terminal) == ("haha", Done("stop", "stop"))
 
 
 def test_a_call_repeated_after_its_end_is_emitted_once() -> None:
-    said = chat(*argued(ARGUMENTS[:4], ARGUMENTS[4:]), chunk("tool_calls", tool_calls=[CALL]))
-    assert (said.calls, said.done_calls) == ([("c", "f", ARGUMENTS)], 1)
+    result = chat(*argued(ARGUMENTS[:4], ARGUMENTS[4:]), chunk("tool_calls", tool_calls=[CALL]))
+    assert (result.calls, result.done_calls) == ([("c", "f", ARGUMENTS)], 1)
     old = {"name": "f", "arguments": ARGUMENTS}
     both = chat(chunk(tool_calls=[CALL], function_call=old), chunk("tool_calls", function_call=old))
     assert both.calls == [("c", "f", ARGUMENTS)]
@@ -338,8 +343,8 @@ def thinks(piece: str, **more: Any) -> dict[str, Any]:
     ],
 )
 def test_thinking_in_its_field_and_between_tags_is_emitted_once(events: list[Any], quirks: Quirks) -> None:
-    said = answer(read("openai-chat", sse(*events, chunk("stop"), DONE), quirks=quirks))
-    assert (said.thinking, said.text, said.open) == ("Hm.", "Hi", set())
+    result = answer(read("openai-chat", sse(*events, chunk("stop"), DONE), quirks=quirks))
+    assert (result.thinking, result.text, result.open) == ("Hm.", "Hi", set())
 
 
 @pytest.mark.parametrize(
@@ -353,13 +358,13 @@ def test_thinking_in_its_field_and_between_tags_is_emitted_once(events: list[Any
 def test_thinking_in_both_text_and_field_is_emitted_once(late: list[Any]) -> None:
     quirks = Quirks(inline_thinking=("think",))
     events = [chunk(content="<think>H"), chunk(content="m.</think>"), *late, chunk("stop"), DONE]
-    said = answer(read("openai-chat", sse(*events), quirks=quirks))
-    assert (said.thinking, said.text) == ("Hm.", "Hi")
+    result = answer(read("openai-chat", sse(*events), quirks=quirks))
+    assert (result.thinking, result.text) == ("Hm.", "Hi")
 
 
 def test_tags_with_another_text_are_what_they_were() -> None:
-    said = chat(chunk(reasoning_content="Hm."), chunk(content="<think>No.</think>Hi"), chunk("stop"))
-    assert (said.thinking, said.text) == ("Hm.", "<think>No.</think>Hi")
+    result = chat(chunk(reasoning_content="Hm."), chunk(content="<think>No.</think>Hi"), chunk("stop"))
+    assert (result.thinking, result.text) == ("Hm.", "<think>No.</think>Hi")
     open_tag = chat(chunk(reasoning_content="Hm."), chunk(content="<think>Hm."), chunk("stop"))
     assert (open_tag.thinking, open_tag.text) == ("Hm.", "<think>Hm.")
     cut = said_by("openai-chat", chunk(reasoning_content="Hm."), chunk(content="<thi"))
@@ -375,17 +380,17 @@ def test_calls_of_chat_completions_complete_in_the_order_of_other_providers() ->
     mixed = sse(
         first, *argued("{}", index=1, tool_id="d"), *rest, *argued(ARGUMENTS[5:])[1:], chunk("tool_calls"), DONE
     )
-    said = answer(read("openai-chat", mixed))
-    assert said.calls == [("c", "f", ARGUMENTS), ("d", "f", "{}")]
-    assert said.done_calls == 2
+    result = answer(read("openai-chat", mixed))
+    assert result.calls == [("c", "f", ARGUMENTS), ("d", "f", "{}")]
+    assert result.done_calls == 2
     late = said_by("openai-chat", *argued("{}"), *argued("{}", index=1, tool_id="d"), *argued('{"x":1}')[1:])
     assert isinstance(late.terminal, Failed)
 
 
 def test_a_repeated_image_is_emitted_once() -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
-    said = chat(chunk(images=[image]), chunk(images=[image]), whole(content="Hi", images=[image]))
-    assert said.kinds == ["image", "text"]
+    result = chat(chunk(images=[image]), chunk(images=[image]), whole(content="Hi", images=[image]))
+    assert result.kinds == ["image", "text"]
 
 
 # --- Anthropic and its dialects -----------------------------------------------------------------------------------
@@ -417,8 +422,8 @@ def messages(*events: Any, reason: str = "end_turn") -> Answer:
 @pytest.mark.parametrize("first", ["", "ha", "ha ha"])
 @pytest.mark.parametrize("pieces", [HA, ("ha ha",), ("h", "a ha"), ("ha h", "a")])
 def test_what_a_block_begins_with_may_be_its_first_delta_too(kind: str, first: str, pieces: tuple[str, ...]) -> None:
-    said = messages(begun(), starts(0, type=kind, **{kind: first}), *grows(0, *pieces, kind=kind), stops(0))
-    assert (said.text + said.thinking, said.kinds, said.open) == ("ha ha", [kind], set())
+    result = messages(begun(), starts(0, type=kind, **{kind: first}), *grows(0, *pieces, kind=kind), stops(0))
+    assert (result.text + result.thinking, result.kinds, result.open) == ("ha ha", [kind], set())
 
 
 def test_what_a_block_begins_with_and_no_delta_repeats_is_its_beginning() -> None:
@@ -458,11 +463,11 @@ STREAMED = [
 @pytest.mark.parametrize("many", [0, 1, 2, 3, 4])
 @pytest.mark.parametrize("end", [[], [{**begun(*CONTENT)["message"], "type": "message", "stop_reason": "tool_use"}]])
 def test_content_in_message_start_and_then_the_blocks_is_emitted_once(many: int, end: list[Any]) -> None:
-    said = messages(begun(*CONTENT[:many]), *STREAMED, *end, reason="tool_use")
-    assert (said.thinking, said.text) == ("Hm", "ha ha")
-    assert [(name, said.replace(" ", "")) for _, name, said in said.calls] == [("f", '{"a":1}')]
-    assert said.kinds == ["thinking", "text", "tool_call", "anthropic.server_tool_use"]
-    assert (said.done_calls, said.open, said.terminal) == (1, set(), Done("tool_use", "tool_use"))
+    arguments = messages(begun(*CONTENT[:many]), *STREAMED, *end, reason="tool_use")
+    assert (arguments.thinking, arguments.text) == ("Hm", "ha ha")
+    assert [(name, arguments.replace(" ", "")) for _, name, arguments in arguments.calls] == [("f", '{"a":1}')]
+    assert arguments.kinds == ["thinking", "text", "tool_call", "anthropic.server_tool_use"]
+    assert (arguments.done_calls, arguments.open, arguments.terminal) == (1, set(), Done("tool_use", "tool_use"))
 
 
 def test_content_of_message_start_goes_on_in_its_block_or_stands_beside_others() -> None:
@@ -481,9 +486,9 @@ def test_a_whole_message_at_the_end_says_what_the_stream_did_not() -> None:
         "content": [*CONTENT, {"type": "text", "text": "!"}],
         "stop_reason": "end_turn",
     }
-    said = messages(begun(), *STREAMED[:8], last)
-    assert (said.text, said.kinds[-2:]) == ("ha ha!", ["anthropic.server_tool_use", "text"])
-    assert said.done_calls == 1
+    result = messages(begun(), *STREAMED[:8], last)
+    assert (result.text, result.kinds[-2:]) == ("ha ha!", ["anthropic.server_tool_use", "text"])
+    assert result.done_calls == 1
 
 
 # --- Gemini -------------------------------------------------------------------------------------------------------

@@ -264,13 +264,13 @@ def own_turns() -> list[Recording]:
 @needs_corpus
 @pytest.mark.parametrize("row", own_turns(), ids=lambda row: row.file)
 def test_what_a_provider_said_goes_back_as_its_sdk_would_send_it(row: Recording) -> None:
-    said = said_again(read(row.api_name, row.data))
+    result = said_again(read(row.api_name, row.data))
     hi = Message(role="user", content="Hi")
-    assert isinstance(said.content, list)
+    assert isinstance(result.content, list)
     results = [
-        ToolResultPart(tool_id=part.tool_id, content="ok") for part in said.content if isinstance(part, ToolCallPart)
+        ToolResultPart(tool_id=part.tool_id, content="ok") for part in result.content if isinstance(part, ToolCallPart)
     ]
-    history = [said, Message(role="tool", content=list(results)) if results else hi]
+    history = [result, Message(role="tool", content=list(results)) if results else hi]
     request = Generate(provider="p", model="m", messages=[hi])
     built = registry.get(row.api_name).build(request, history, Quirks())
     assert built.notes == ()

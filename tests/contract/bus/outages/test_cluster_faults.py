@@ -104,12 +104,18 @@ async def test_items_on_other_nodes_are_renewed_while_a_node_is_stopped():
         async with Server(group.url) as one, Server(group.url) as two, Server(group.url) as three:
             lost: list[str] = []
 
-            def told(item: QueueItem) -> None:
+            def record_item(item: QueueItem) -> None:
                 lost.append(item.stream)
 
             def queue(worker: str, server: Server) -> WorkQueue:
                 return WorkQueue(
-                    server, group="g", streams=streams, worker=worker, on_claimed_away=told, idle_s=2.0, beat_s=0.1
+                    server,
+                    group="g",
+                    streams=streams,
+                    worker=worker,
+                    on_claimed_away=record_item,
+                    idle_s=2.0,
+                    beat_s=0.1,
                 )
 
             holder, eager = queue("holder", one), queue("eager", two)
@@ -273,26 +279,26 @@ async def test_runs_that_lost_events_with_a_node_end_and_all_others_continue():
         node = group.master_of(KEYS.topic(0, "raw"))
         async with Server(group.url) as server:
             bench = ClusterBench(server, KEYS)
-            heard, spared = bench.runs(0, 2)
+            affected, spared = bench.runs(0, 2)
             elsewhere = next(p for p in range(KEYS.partitions) if group.master_of(KEYS.topic(p, "raw")) is not node)
             [other] = bench.runs(elsewhere, 1)
-            await bench.feed(0, {heard: b"+1", spared: b"+1"})
+            await bench.feed(0, {affected: b"+1", spared: b"+1"})
             await bench.feed(elsewhere, {other: b"+1"})
             async with working(bench.stage("a")):
                 await eventually(bench.through)
                 await server.client.wait(1, 5000, target_nodes=server.client.PRIMARIES)
                 await asyncio.to_thread(part_from_replicas, node.port)
-                await bench.feed(0, {heard: b"+1"}, {heard: b"+2"})
+                await bench.feed(0, {affected: b"+1"}, {affected: b"+2"})
                 await eventually(bench.through)
-                before = await says(bench, heard)
+                before = await says(bench, affected)
                 await asyncio.to_thread(node.stop)
                 await eventually(lambda: group.master_of(KEYS.topic(0, "raw")) is not node)
-                await eventually(lambda: told_of_loss(bench, heard))
-                await bench.feed(0, {heard: b"+3"}, {spared: b"+4"}, {spared: b"end"})
+                await eventually(lambda: told_of_loss(bench, affected))
+                await bench.feed(0, {affected: b"+3"}, {spared: b"+4"}, {spared: b"end"})
                 await bench.feed(elsewhere, {other: b"end"})
                 await eventually(bench.through)
             assert [what for _, what in before] == [1, 2, 4]
-            assert await says(bench, heard) == [*before, ("1-3", LOST_WRITES.code)]
+            assert await says(bench, affected) == [*before, ("1-3", LOST_WRITES.code)]
             assert [what for _, what in await says(bench, spared)] == [1, 5, "end"]
             assert [what for _, what in await says(bench, other)] == [1, "end"]
 

@@ -36,21 +36,21 @@ async def test_runs_that_lost_events_in_a_fail_over_end_and_others_continue(tmp_
     with sentinel_group(tmp_path) as group:
         async with Server(group.url) as server:
             bench = Bench(server, Keys("failover", 2))
-            heard, spared = bench.runs(0, 2)
-            await bench.feed(0, {heard: b"+1", spared: b"+1"})
+            affected, spared = bench.runs(0, 2)
+            await bench.feed(0, {affected: b"+1", spared: b"+1"})
             async with working(bench.stage("a")) as worker:
                 await eventually(bench.through)
                 await server.client.wait(1, 5000)
                 await asyncio.to_thread(group.part)
-                await bench.feed(0, {heard: b"+1"}, {heard: b"+2"})
+                await bench.feed(0, {affected: b"+1"}, {affected: b"+2"})
                 await eventually(bench.through)
-                before = await says(bench, heard)
+                before = await says(bench, affected)
                 await asyncio.to_thread(group.master.stop)
                 await eventually(lambda: not worker.healthy)
                 await eventually(lambda: worker.healthy)
-                await eventually(lambda: ended_by_loss(bench, heard))
-                await bench.feed(0, {heard: b"+3"}, {spared: b"+4"}, {spared: b"end"})
+                await eventually(lambda: ended_by_loss(bench, affected))
+                await bench.feed(0, {affected: b"+3"}, {spared: b"+4"}, {spared: b"end"})
                 await eventually(bench.through)
             assert [what for _, what in before] == [1, 2, 4]
-            assert await says(bench, heard) == [*before, ("1-3", LOST_WRITES.code)]
+            assert await says(bench, affected) == [*before, ("1-3", LOST_WRITES.code)]
             assert [what for _, what in await says(bench, spared)] == [1, 5, "end"]

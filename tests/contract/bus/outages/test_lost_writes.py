@@ -31,29 +31,31 @@ async def ended_by_loss(bench: Bench, run: str) -> bool:
 
 
 async def test_runs_of_which_subscribers_have_seen_more_end_and_the_rest_continues(bench: Bench):
-    heard, ended, silent, new = bench.runs(0, 4)
-    await bench.feed(0, {heard: b"+1", ended: b"+1", silent: b"+1"})
+    affected, ended, silent, new = bench.runs(0, 4)
+    await bench.feed(0, {affected: b"+1", ended: b"+1", silent: b"+1"})
     async with working(bench.stage("a")) as worker:
         await eventually(bench.through)
         past = await everything(bench.server, bench.keys)
-        await bench.feed(0, {heard: b"+1"}, {ended: b"+1"}, {heard: b"+2"}, {ended: b"end"}, {new: b"+7"})
+        await bench.feed(0, {affected: b"+1"}, {ended: b"+1"}, {affected: b"+2"}, {ended: b"end"}, {new: b"+7"})
         await eventually(bench.through)
-        before = {run: await says(bench, run) for run in (heard, ended, new)}
+        before = {run: await says(bench, run) for run in (affected, ended, new)}
         await put_back(bench.server, bench.keys, past)
         # The stage before lost its outputs too, and writes them again: they must not be published twice.
-        await bench.feed(0, {heard: b"+1"}, {ended: b"+1"}, {new: b"+7"}, {silent: b"+4"})
+        await bench.feed(0, {affected: b"+1"}, {ended: b"+1"}, {new: b"+7"}, {silent: b"+4"})
         await eventually(bench.through)
-        await bench.feed(0, {heard: b"+5"}, {silent: b"end"})
+        await bench.feed(0, {affected: b"+5"}, {silent: b"end"})
         await eventually(bench.through)
         await eventually(lambda: worker.owned == [0, 1])
-    assert await says(bench, heard) == [*before[heard], ("1-3", LOST_WRITES.code)]
+    assert await says(bench, affected) == [*before[affected], ("1-3", LOST_WRITES.code)]
     assert await says(bench, ended) == before[ended]
     assert await says(bench, new) == [*before[new], ("1-1", LOST_WRITES.code)]
     assert await says(bench, silent) == [("1-0", 1), ("1-1", 5), ("1-2", "end")]
     found = await Outputs.of(bench.server, bench.keys, 0)
-    for run in (heard, ended, new, silent):
-        told = [msgspec.json.decode(data) for data in found.topic]
-        assert [event["says"] for event in told if event["run"] == run] == [what for _, what in await says(bench, run)]
+    for run in (affected, ended, new, silent):
+        published = [msgspec.json.decode(data) for data in found.topic]
+        assert [event["says"] for event in published if event["run"] == run] == [
+            what for _, what in await says(bench, run)
+        ]
 
 
 async def test_the_loss_is_noticed_even_if_nothing_new_comes(bench: Bench, caplog: pytest.LogCaptureFixture):

@@ -69,9 +69,9 @@ async def _outlast(condition: object) -> bool:
 
 async def test_a_queue_and_a_listener_continue_when_the_server_is_back(mortal: EmbeddedServer):
     keys = Keys("outage", 2)
-    heard: list[str] = []
+    received: list[str] = []
     async with Server(mortal.url) as server, Server(mortal.url) as other:
-        listener = ControlListener(other, keys, lambda message: heard.append(message.run))
+        listener = ControlListener(other, keys, lambda message: received.append(message.run))
         await listener.open()
         queue = WorkQueue(
             other,
@@ -86,7 +86,7 @@ async def test_a_queue_and_a_listener_continue_when_the_server_is_back(mortal: E
         held = await queue.read()
         reading = asyncio.create_task(queue.read())
         await server.client.xadd(keys.topic(1, "control"), {"r": encode(Control("before"))})
-        await eventually(lambda: heard == ["before"])
+        await eventually(lambda: received == ["before"])
         await kill(mortal)
         await eventually(lambda: not queue.healthy)
         finishing = asyncio.create_task(queue.finish([held]))
@@ -98,7 +98,7 @@ async def test_a_queue_and_a_listener_continue_when_the_server_is_back(mortal: E
         item = await asyncio.wait_for(reading, 60)
         assert item.fields == {b"n": b"new"}
         await queue.finish([item])
-        await eventually(lambda: heard == ["before", "after"])
+        await eventually(lambda: received == ["before", "after"])
         assert await server.client.xlen(keys.topic(0, "turns")) == 0
         await eventually(lambda: queue.healthy)
         await queue.close()

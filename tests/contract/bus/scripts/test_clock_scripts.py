@@ -32,7 +32,7 @@ class ClockScene(Scene):
             ),
         )
 
-    async def tell(self) -> int:
+    async def run_once(self) -> int:
         call = append_timeout(
             self.keys.run(self.run),
             self.topic("events"),
@@ -68,7 +68,7 @@ async def test_a_second_clock_and_a_cancel_after_it_change_nothing(scene: ClockS
     before = await everything(scene.server, scene.keys)
     assert await scene.expire() == b"expiring"
     assert await scene.cancel() == b"expiring"
-    assert await scene.tell() == 0
+    assert await scene.run_once() == 0
     assert await everything(scene.server, scene.keys) == before
 
 
@@ -77,7 +77,7 @@ async def test_a_run_that_is_not_open_is_not_reported(scene: ClockScene, status:
     await scene.set(status=status)
     before = await everything(scene.server, scene.keys)
     assert await scene.expire() == status.encode()
-    assert await scene.tell() == 0
+    assert await scene.run_once() == 0
     assert await everything(scene.server, scene.keys) == before
 
 
@@ -91,12 +91,12 @@ async def test_an_attempt_that_ended_is_not_closed_again(scene: ClockScene):
 async def test_a_run_with_missing_keys_is_still_reported(scene: ClockScene):
     await scene.client.delete(scene.keys.run(scene.run))
     assert await scene.expire() == b"gone"
-    assert await scene.tell() == 1
-    said: list[Any] = [frame for entry in await scene.entries("events") for frame in entry.values()]
-    assert said == [b"accepted", b"overdue", b"silent"]
+    assert await scene.run_once() == 1
+    frames: list[Any] = [frame for entry in await scene.entries("events") for frame in entry.values()]
+    assert frames == [b"accepted", b"overdue", b"silent"]
     assert not await scene.client.exists(scene.keys.run(scene.run)), "no key without an end"
 
 
 async def test_silence_fences_nothing(scene: ClockScene):
-    assert await scene.tell() == 1
+    assert await scene.run_once() == 1
     assert (await scene.append(scene.part(0)))[0] == "ok"

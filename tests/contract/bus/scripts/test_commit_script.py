@@ -53,8 +53,8 @@ class Scene:
 
     def close(self, commit: Commit, attempt: int = 1) -> None:
         places = (self.keys.topic(0, "raw"), self.keys.lease(0, "norm"), self.keys.topic(0, "control"))
-        run, told = self.keys.run(self.run), b"closed"
-        commit.close_attempt(run, attempt, *places, run=self.run, lost=b"lost", control_frame=told)
+        run, status = self.keys.run(self.run), b"closed"
+        commit.close_attempt(run, attempt, *places, run=self.run, lost=b"lost", control_frame=status)
 
     async def commit(self, commit: Commit | None = None, *, begin: str = "0-0", end: str, **options: Any) -> list[Any]:
         commit = commit or Commit(self.lease, self.stream)
@@ -156,8 +156,8 @@ async def test_an_attempt_is_closed_once_and_its_fetcher_notified(scene: Scene):
     await scene.commit(commit, begin=second, end=third, watermark="0-0")
     assert await scene.server.client.xlen(scene.stream) == 5
     assert await scene.server.client.hget(scene.keys.lease(0, "norm"), "arrived") == b"8"
-    told = await scene.server.client.xrange(scene.keys.topic(0, "control"))
-    assert [fields for _, fields in told] == [{scene.run.encode(): b"closed"}] * 2
+    broadcast = await scene.server.client.xrange(scene.keys.topic(0, "control"))
+    assert [fields for _, fields in broadcast] == [{scene.run.encode(): b"closed"}] * 2
 
 
 async def test_an_event_that_the_log_has_is_not_published_again_and_stops_no_commit_midway(scene: Scene):

@@ -72,10 +72,10 @@ async def test_a_worker_that_lost_the_partition_counts_nothing(counted: Counted)
     assert await counted.read() == [b"1", None]
 
 
-@pytest.mark.parametrize(("status", "said"), [("failed", b"failed"), ("", b"")])
-async def test_nothing_is_counted_for_a_run_that_is_over(counted: Counted, status: str, said: bytes):
+@pytest.mark.parametrize(("status", "reply"), [("failed", b"failed"), ("", b"")])
+async def test_nothing_is_counted_for_a_run_that_is_over(counted: Counted, status: str, reply: bytes):
     await counted.server.client.hset(counted.run_key, "status", status)
-    assert await counted.count(1) == said
+    assert await counted.count(1) == reply
     assert not await counted.server.client.hexists(counted.run_key, "starts:p")
 
 

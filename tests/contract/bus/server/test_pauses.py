@@ -91,15 +91,15 @@ async def test_a_queue_pauses_for_half_a_second_at_the_most(outage: Outage, othe
 async def test_a_listener_pauses_for_half_a_second_at_the_most(
     outage: Outage, other: Server, server: Server, keys: Keys
 ):
-    heard: list[str] = []
-    listener = ControlListener(other, keys, lambda message: heard.append(message.run))
+    received: list[str] = []
+    listener = ControlListener(other, keys, lambda message: received.append(message.run))
     await listener.open()
     outage.begin()
     await outage.has_been_long("control")
     assert max(outage.pauses["control"]) == LONGEST_PAUSE_S
     outage.end()
     await server.client.xadd(keys.topic(1, "control"), {"r": encode(Control("after"))})
-    await eventually(lambda: heard == ["after"])
+    await eventually(lambda: received == ["after"])
     await listener.close()
 
 

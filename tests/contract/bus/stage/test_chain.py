@@ -445,5 +445,5 @@ async def _as_written(scene: Scene) -> None:
             total += 0 if frame == b"end" else int(frame)
             expected.append("end" if frame == b"end" else str(total))
         assert await scene.log(run) == expected
-        said = [fields[DATA_FIELD.encode()] for _, fields in await client.xrange(scene.keys.topic(0, "runs"))]
-        assert len(said) == len(await scene.log("a")) + len(await scene.log("b"))
+        published = [fields[DATA_FIELD.encode()] for _, fields in await client.xrange(scene.keys.topic(0, "runs"))]
+        assert len(published) == len(await scene.log("a")) + len(await scene.log("b"))

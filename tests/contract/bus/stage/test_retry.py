@@ -90,9 +90,9 @@ async def test_an_entry_whose_commit_breaks_ends_its_run_and_no_other(bench: Ben
     await bench.feed(1, {elsewhere: b"+1"}, {elsewhere: b"end"})
     async with working(bench.stage("a")):
         await eventually(bench.through)
-    said = Outputs.expected([{beside: b"+1"}, {bad: b"+1"}, {bad: b"poison"}, {beside: b"+2"}, {beside: b"end"}])
+    expected = Outputs.expected([{beside: b"+1"}, {bad: b"+1"}, {bad: b"poison"}, {beside: b"+2"}, {beside: b"end"}])
     found = await Outputs.of(bench.server, bench.keys, 0)
-    assert found.logs == said.logs
+    assert found.logs == expected.logs
     assert (await Outputs.of(bench.server, bench.keys, 1)).logs.keys() == {elsewhere}
     [entry] = await bench.server.client.xrange(bench.keys.dead)
     assert bad.encode() in entry[1][b"__data__"]

@@ -139,8 +139,8 @@ async def test_a_run_whose_state_kills_each_worker_that_restores_it_ends_alone_a
     async with working(stage, opened=True):
         await eventually(bench.through)
     found = await Outputs.of(bench.server, bench.keys, 0)
-    said = {run: [msgspec.json.decode(data)["says"] for _, data in log] for run, log in found.logs.items()}
-    assert said == {beside: [1, 3, 7, 15, "end"], victim: [1, 2, "state_unreadable"], later: [1, "end"]}
+    outputs = {run: [msgspec.json.decode(data)["says"] for _, data in log] for run, log in found.logs.items()}
+    assert outputs == {beside: [1, 3, 7, 15, "end"], victim: [1, 2, "state_unreadable"], later: [1, "end"]}
     lease = await bench.server.client.hgetall(bench.keys.lease(0, GROUP))
     assert (lease[b"replays"], lease[b"replaying"]) == (b"0", b"")
     DeadlyReplay.victims.clear()

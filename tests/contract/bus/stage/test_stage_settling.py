@@ -62,7 +62,7 @@ def outside(monkeypatch: pytest.MonkeyPatch) -> Outside:
     return made
 
 
-async def said(bench: Bench, partition: int) -> int:
+async def published_count(bench: Bench, partition: int) -> int:
     return await bench.server.client.xlen(bench.keys.topic(partition, "events"))
 
 
@@ -76,7 +76,7 @@ async def test_outputs_wait_until_it_is_done(bench: Bench, outside: Outside):
     await bench.feed(0, {run: b"+1"}, {run: b"+2"})
     async with working(bench.stage("one", logic=SettlingLogic)):
         await eventually(lambda: outside.begun == 1)
-        assert await said(bench, 0) == 0
+        assert await published_count(bench, 0) == 0
         outside.free.set()
         await eventually(bench.through)
     assert outside.done == ["+1", "+2"]
@@ -92,14 +92,14 @@ async def test_other_partitions_continue_meanwhile(bench: Bench, outside: Outsid
         for said_by_now, frame in enumerate((b"+1", b"+2")):
             await bench.feed(1, {quick: frame})
             await eventually(partial(_said_more, bench, 1, said_by_now))
-        assert await said(bench, 0) == 0
+        assert await published_count(bench, 0) == 0
         outside.free.set()
         await eventually(bench.through)
     await bench.check()
 
 
 async def _said_more(bench: Bench, partition: int, than: int) -> bool:
-    return await said(bench, partition) > than
+    return await published_count(bench, partition) > than
 
 
 async def test_a_worker_that_stops_in_the_middle_leaves_it_to_the_next(bench: Bench, outside: Outside):

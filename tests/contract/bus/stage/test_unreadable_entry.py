@@ -51,12 +51,12 @@ async def test_a_new_owner_replays_past_an_entry_whose_runs_were_ended(bench: Be
 
 async def test_what_an_earlier_owner_could_read_ends_as_a_run_whose_state_cannot_be_read(bench: Bench, server_url: str):
     long, lost = bench.runs(0, 2)
-    said = b"+000000000001"
-    await bench.feed(0, {long: b"+1"}, {lost: b"+1"}, {lost: said}, {long: b"+2"})
+    frame = b"+000000000001"
+    await bench.feed(0, {long: b"+1"}, {lost: b"+1"}, {lost: frame}, {long: b"+2"})
     async with working(bench.stage("a")):
         await eventually(bench.through)
     await bench.feed(0, {lost: b"+1"}, {long: b"end"})
-    async with censoring(server_url, word=said) as url, Server(url) as proxied:
+    async with censoring(server_url, word=frame) as url, Server(url) as proxied:
         for worker in "bc":
             async with working(bench.stage(worker, proxied, logic=EndingLogic)):
                 await eventually(bench.through)
@@ -73,7 +73,7 @@ REQUEST = (
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "expected"),
     [
         (REQUEST, ("generate", "run-7")),
         (
@@ -89,7 +89,7 @@ REQUEST = (
     ],
 )
 async def test_the_server_finds_the_id_of_a_request_in_json_and_tells_nothing_else(
-    bench: Bench, data: bytes, told: tuple[str, str]
+    bench: Bench, data: bytes, expected: tuple[str, str]
 ):
     entry_id = await bench.server.client.xadd(bench.keys.requests, {"tenant": "t", "__data__": data})
-    assert await type_and_id(bench.server, bench.keys.requests, entry_id.decode()) == told
+    assert await type_and_id(bench.server, bench.keys.requests, entry_id.decode()) == expected

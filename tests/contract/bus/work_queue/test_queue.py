@@ -430,14 +430,14 @@ async def _cut(scene: Scene, queue: WorkQueue) -> bool:
 
 async def test_before_a_finish_is_retried_its_work_is_written_again(scene: Scene, monkeypatch: pytest.MonkeyPatch):
     """The server may have failed over, to one that has the item and forgot what it came to."""
-    told: list[str] = []
+    seen: list[str] = []
     sends = item_writes.run_scripts
     async with opened(scene.queue("a")) as queue:
         await scene.put("x")
         item = await queue.read()
 
         async def again() -> None:
-            told.append(f"{await scene.left()} left")
+            seen.append(f"{await scene.left()} left")
 
         async def lost_on_the_way(*args: Any) -> Any:
             monkeypatch.setattr(item_writes, "run_scripts", sends)
@@ -445,10 +445,10 @@ async def test_before_a_finish_is_retried_its_work_is_written_again(scene: Scene
 
         monkeypatch.setattr(item_writes, "run_scripts", lost_on_the_way)
         await queue.finish([item], again=again)
-        assert (told, await scene.left()) == (["1 left"], 0)
+        assert (seen, await scene.left()) == (["1 left"], 0)
         await scene.put("y")
         await queue.finish([await queue.read()], again=again)
-        assert (told, await scene.left()) == (["1 left"], 0)
+        assert (seen, await scene.left()) == (["1 left"], 0)
 
 
 async def test_a_defect_is_reported_and_does_not_end_the_reading(
@@ -468,9 +468,9 @@ async def test_a_defect_is_reported_and_does_not_end_the_reading(
         await failed.wait()
         await scene.put("1")
         await eventually(lambda: done == ["1"])
-    [told] = [record for record in caplog.records if record.levelname == "ERROR"]
-    assert told.exc_info
-    assert isinstance(told.exc_info[1], ValueError)
+    [logged] = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert logged.exc_info
+    assert isinstance(logged.exc_info[1], ValueError)
 
 
 async def test_closing_twice_or_unopened_does_no_harm(scene: Scene):

@@ -104,8 +104,8 @@ async def test_handlers_get_typed_events_in_order_and_those_that_fail_are_skippe
         await writer.complete()
     decisions = keys.topic(keys.partition_of("a"), "decisions")
     newer = {"type": "verdict", "run": "a", "n": 0, "turn": 0, "attempt": 1}
-    told = Decided(run="a", n=1, turn=0, attempt=1, policy="guard", action="block")
-    for data in (json.dumps(newer), encode(told)):
+    decided = Decided(run="a", n=1, turn=0, attempt=1, policy="guard", action="block")
+    for data in (json.dumps(newer), encode(decided)):
         await server.client.xadd(decisions, {"__data__": data})
     expected = {
         *(f"visible Chunk {run} {seq} injected" for run in ("a", "b") for seq in (2, 4)),

@@ -38,8 +38,8 @@ async def test_sentences_come_with_the_seqs_of_their_chunks_and_the_last_when_th
         first, second = await anext(sentences), await anext(sentences)
         last = asyncio.ensure_future(anext(sentences))
         await end_block(writer, "Hello there. How are you? Fine")
-        said = [(s.run, s.block, s.text, s.first, s.last) for s in (first, second, await last)]
-    assert said == [
+        read = [(s.run, s.block, s.text, s.first, s.last) for s in (first, second, await last)]
+    assert read == [
         ("r", 0, "Hello there. ", 1, 2),
         ("r", 0, "How are you? ", 2, 4),
         ("r", 0, "Fine", 4, 5),

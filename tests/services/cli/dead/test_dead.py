@@ -160,9 +160,9 @@ async def test_entries_that_cannot_be_resent_stay_with_the_reason_and_the_others
     good = await morgue.request(json.dumps(ASKED).encode())
     ended = await run("dead", "retry", "--all", TOKENBUS_CONFIG=config)
     assert ended.code == 1
-    told = dict(line.split(" ", 1) for line in ended.out.splitlines())
-    assert [(reason, told[entry]) for entry, reason in why.items() if reason not in told[entry]] == []
-    assert "sent again" in told[good]
+    printed = dict(line.split(" ", 1) for line in ended.out.splitlines())
+    assert [(reason, printed[entry]) for entry, reason in why.items() if reason not in printed[entry]] == []
+    assert "sent again" in printed[good]
     assert await morgue.left() == list(why)
 
 

@@ -107,8 +107,8 @@ def test_each_fault_is_found_and_named_with_a_hint(tmp_path: Path, fault: str) -
 def test_a_valid_file_has_only_notes_about_settings_from_elsewhere(tmp_path: Path) -> None:
     found = found_in(tmp_path, GOOD)
     assert {finding.level for finding in found} == {"ok", "note"}
-    said = {finding.about: finding.says for finding in found if finding.level == "ok"}
-    assert {"tool roll", "tool search", "policy polite", "blob loader"} <= set(said)
+    messages = {finding.about: finding.says for finding in found if finding.level == "ok"}
+    assert {"tool roll", "tool search", "policy polite", "blob loader"} <= set(messages)
     todo = next(finding.todo for finding in found if finding.about == "tool search")
     assert todo == "set THE_SEARCH_AUTH where the tool executors run"
 
@@ -117,8 +117,8 @@ def test_what_the_gateways_guides_take_from_the_mock_provider_is_a_note(tmp_path
     text = '[gateway]\ntools = ["weather"]\n[gateway.aliases]\nfast = ["mock-anthropic/claude-haiku-4-5"]'
     found = found_in(tmp_path, text)
     assert not [finding for finding in found if finding.level == "wrong"]
-    said = [finding.says for finding in found if finding.about == "gateway"]
-    assert said == ["gateway.aliases name mock-anthropic, which only `up --mock` has"]
+    messages = [finding.says for finding in found if finding.about == "gateway"]
+    assert messages == ["gateway.aliases name mock-anthropic, which only `up --mock` has"]
 
 
 async def test_the_command_says_what_is_wrong_and_ends_with_1(tmp_path: Path) -> None:

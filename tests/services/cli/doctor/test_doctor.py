@@ -178,13 +178,13 @@ async def test_a_key_that_its_provider_refuses_and_a_failing_policy_are_reported
         decided = Decided(run=f"r{number}", n=0, turn=0, attempt=1, policy="moderation", action=action, reason=reason)
         await server.client.xadd(keys.topic(0, "decisions"), {"__data__": encode(decided)})
     found = await findings(await deployment(server, server_url, keys, tmp_path, tables), "--keys")
-    told = {name: found[f"provider {name}"][-1] for name in ("well", "refused", "elsewhere")}
-    assert [(f["level"], f["says"]) for f in told.values()] == [
+    results = {name: found[f"provider {name}"][-1] for name in ("well", "refused", "elsewhere")}
+    assert [(f["level"], f["says"]) for f in results.values()] == [
         ("ok", "accepts the key"),
         ("wrong", "refuses the key: HTTP 401"),
         ("note", "did not show whether the key is valid: HTTP 404"),
     ]
-    assert "revoked" not in {f["says"] for f in told.values()}
+    assert "revoked" not in {f["says"] for f in results.values()}
     [policy] = found["policy moderation"]
     assert policy["says"] == "failed 2 times in the last 10 minutes: ConnectionError"
 
@@ -207,12 +207,12 @@ async def test_a_provider_that_fails_or_is_silent_is_named_by_doctor_and_top(
     await fetcher.write()
     config = await deployment(server, server_url, keys, tmp_path)
     found = await findings(config)
-    [*told, more] = [f for f in found["provider openai-chat"] if " failed " in f["says"]]
-    first = next(f for f in told if f["says"].startswith("model-0:"))
+    [*failed, more] = [f for f in found["provider openai-chat"] if " failed " in f["says"]]
+    first = next(f for f in failed if f["says"].startswith("model-0:"))
     assert "4 of 4 calls failed with rate_limit, rate_limit_exceeded, HTTP 429" in first["says"]
-    assert [f["level"] for f in told] == ["wrong"] * 5
+    assert [f["level"] for f in failed] == ["wrong"] * 5
     assert more["says"] == f"12 calls of {MAX_FAILURES - 4} other models failed too", "bounded, however many are tried"
-    assert sum("limits.providers.openai-chat" in f.get("todo", "") for f in told) == 1, "one hint per cause"
+    assert sum("limits.providers.openai-chat" in f.get("todo", "") for f in failed) == 1, "one hint per cause"
     [silent] = [f for f in found["provider gemini"] if "no byte" in f["says"]]
     assert (silent["level"], "first_event_timeout_s in [providers.gemini]" in silent["todo"]) == ("wrong", True)
     assert "secret" not in json.dumps(found)

@@ -35,23 +35,23 @@ async def test_a_key_is_made_listed_rotated_and_revoked(config: str, server: Ser
         TOKENBUS_CONFIG=config,
     )
     assert made.code == 0, made.err
-    told = json.loads(made.out)
+    printed = json.loads(made.out)
     store = KeyStore(server, keys)
-    entry = await store.find(told["id"])
+    entry = await store.find(printed["id"])
     assert entry is not None
-    assert entry.secrets[0].sha256 == digest(told["key"])
+    assert entry.secrets[0].sha256 == digest(printed["key"])
     assert (entry.name, entry.rules.tenant, entry.rules.models, entry.rules.rpm_limit) == (
         *("web", "acme", ("anthropic/*",), 60),
     )
-    rotated = await run("keys", "rotate", told["id"], TOKENBUS_CONFIG=config)
-    assert id_of(rotated.out.strip()) == told["id"]
+    rotated = await run("keys", "rotate", printed["id"], TOKENBUS_CONFIG=config)
+    assert id_of(rotated.out.strip()) == printed["id"]
     listed = await run("keys", "list", TOKENBUS_CONFIG=config)
     assert [line.split()[:3] for line in listed.out.splitlines()] == [
         ["fixed", "active", "settings"],
-        [told["id"], "active", "redis"],
+        [printed["id"], "active", "redis"],
     ]
-    assert told["key"] not in listed.out
-    revoked = await run("keys", "revoke", told["id"], "--json", TOKENBUS_CONFIG=config)
+    assert printed["key"] not in listed.out
+    revoked = await run("keys", "revoke", printed["id"], "--json", TOKENBUS_CONFIG=config)
     assert json.loads(revoked.out)["state"] == "revoked"
 
 

@@ -6,7 +6,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from tests.services.cli.events import Told
+from tests.services.cli.events import EventFactory
 from tokenbus.events.public import ImageRef, PublicEvent
 from tokenbus_services.cli.render.live_view import LiveBlocks, Screen, ShownBlock, panel
 
@@ -22,24 +22,24 @@ def on_screen(*events: PublicEvent, many_runs: bool = False, height: int = 24) -
 
 
 def test_a_block_grows_while_it_is_open_and_is_done_once_complete():
-    told, fold = Told(), LiveBlocks()
-    assert fold.feed(told.opens(0, "text")) == []
-    assert fold.feed(told.chunk(0, "Hel")) == []
-    assert fold.feed(told.chunk(0, "lo")) == []
+    events_of, fold = EventFactory(), LiveBlocks()
+    assert fold.feed(events_of.opens(0, "text")) == []
+    assert fold.feed(events_of.chunk(0, "Hel")) == []
+    assert fold.feed(events_of.chunk(0, "lo")) == []
     [growing] = fold.open
     assert growing.text == "Hello"
-    [done] = fold.feed(told.block(0, "text", content="Hello"))
+    [done] = fold.feed(events_of.block(0, "text", content="Hello"))
     assert isinstance(done, ShownBlock)
     assert (done.kind, done.text) == ("text", "Hello")
     assert fold.open == ()
 
 
 def test_of_a_tool_call_only_its_input_is_content():
-    told, fold = Told(), LiveBlocks()
-    fold.feed(told.chunk(0, "weather", "tool_call", tool_call_part="name", tool_name="weather"))
-    fold.feed(told.chunk(0, "toolu_1", "tool_call", tool_call_part="id"))
-    fold.feed(told.chunk(0, '{"city":', "tool_call", tool_call_part="input"))
-    fold.feed(told.chunk(1, "rain", "tool_result", tool_name="weather"))
+    events_of, fold = EventFactory(), LiveBlocks()
+    fold.feed(events_of.chunk(0, "weather", "tool_call", tool_call_part="name", tool_name="weather"))
+    fold.feed(events_of.chunk(0, "toolu_1", "tool_call", tool_call_part="id"))
+    fold.feed(events_of.chunk(0, '{"city":', "tool_call", tool_call_part="input"))
+    fold.feed(events_of.chunk(1, "rain", "tool_result", tool_name="weather"))
     assert [(block.title, block.text) for block in fold.open] == [
         ("tool call weather", '{"city":'),
         ("tool result weather", "rain"),
@@ -47,21 +47,21 @@ def test_of_a_tool_call_only_its_input_is_content():
 
 
 def test_an_image_shows_its_progress_and_then_its_location():
-    told, fold = Told(), LiveBlocks()
-    fold.feed(told.opens(0, "image", prompt="A cat."))
+    events_of, fold = EventFactory(), LiveBlocks()
+    fold.feed(events_of.opens(0, "image", prompt="A cat."))
     assert [block.text for block in fold.open] == ["A cat."]
-    assert fold.feed(told.preview(0, 1, ImageRef(media_type="image/png", size="8x8", size_bytes=2048))) == []
+    assert fold.feed(events_of.preview(0, 1, ImageRef(media_type="image/png", size="8x8", size_bytes=2048))) == []
     assert [block.text for block in fold.open] == ["preview 1: image/png 8x8 2.0 KB"]
-    [done] = fold.feed(told.block(0, "image", image=ImageRef(media_type="image/png", blob_id="sha256:1")))
+    [done] = fold.feed(events_of.block(0, "image", image=ImageRef(media_type="image/png", blob_id="sha256:1")))
     assert isinstance(done, ShownBlock)
     assert (done.kind, done.text) == ("image", "image/png sha256:1")
 
 
 def test_blocks_of_a_lost_attempt_are_void():
-    told, fold = Told(), LiveBlocks()
-    fold.feed(told.chunk(0, "kept"))
-    fold.feed(told.chunk(1, "lost"))
-    [void, event] = fold.feed(told.restarted(1))
+    events_of, fold = EventFactory(), LiveBlocks()
+    fold.feed(events_of.chunk(0, "kept"))
+    fold.feed(events_of.chunk(1, "lost"))
+    [void, event] = fold.feed(events_of.restarted(1))
     assert isinstance(void, ShownBlock)
     assert (void.text, void.void) == ("lost", True)
     assert not isinstance(event, ShownBlock)
@@ -69,7 +69,7 @@ def test_blocks_of_a_lost_attempt_are_void():
 
 
 def test_the_end_of_a_run_leaves_none_of_its_blocks_open():
-    one, two, fold = Told("one"), Told("two"), LiveBlocks()
+    one, two, fold = EventFactory("one"), EventFactory("two"), LiveBlocks()
     fold.feed(one.chunk(0, "a"))
     fold.feed(two.chunk(0, "b"))
     [cut, _] = fold.feed(one.failed())
@@ -80,7 +80,7 @@ def test_the_end_of_a_run_leaves_none_of_its_blocks_open():
 
 def test_blocks_that_never_end_give_way_to_newer_ones():
     fold = LiveBlocks(most_open=2)
-    runs = [Told(f"r{i}") for i in range(3)]
+    runs = [EventFactory(f"r{i}") for i in range(3)]
     assert fold.feed(runs[0].chunk(0, "a")) == []
     assert fold.feed(runs[1].chunk(0, "b")) == []
     assert fold.feed(runs[0].chunk(0, "c")) == []
@@ -90,14 +90,14 @@ def test_blocks_that_never_end_give_way_to_newer_ones():
 
 
 def test_every_block_is_in_a_panel_and_the_end_shows_usage_and_time():
-    told = Told()
+    events_of = EventFactory()
     screen = on_screen(
-        told.started(),
-        told.block(0, "thinking", content="let me see"),
-        told.block(1, "tool_call", tool_name="weather", arguments='{"city":"Zürich"}'),
-        told.block(2, "tool_result", tool_name="weather", content="light rain"),
-        told.block(3, "text", content="Take it along."),
-        told.completed(),
+        events_of.started(),
+        events_of.block(0, "thinking", content="let me see"),
+        events_of.block(1, "tool_call", tool_name="weather", arguments='{"city":"Zürich"}'),
+        events_of.block(2, "tool_result", tool_name="weather", content="light rain"),
+        events_of.block(3, "text", content="Take it along."),
+        events_of.completed(),
     )
     for shown in ("─ thinking ─", "─ tool call weather ─", '{"city":"Zürich"}', "light rain", "Take it along."):
         assert shown in screen
@@ -106,20 +106,20 @@ def test_every_block_is_in_a_panel_and_the_end_shows_usage_and_time():
 
 
 def test_a_block_still_open_at_the_end_stays_on_the_screen():
-    assert "half a senten" in on_screen(Told().chunk(0, "half a senten"))
+    assert "half a senten" in on_screen(EventFactory().chunk(0, "half a senten"))
 
 
 def test_with_many_runs_each_panel_names_its_run():
-    assert "run-7 · text" in on_screen(Told("run-7").block(0, "text", content="x"), many_runs=True)
+    assert "run-7 · text" in on_screen(EventFactory("run-7").block(0, "text", content="x"), many_runs=True)
 
 
 def test_a_model_cannot_control_the_terminal():
-    told = Told()
+    events_of = EventFactory()
     attack = "\x1b]0;owned\x07\x1b[2Jbye\r\x9b2J"
     screen = on_screen(
-        told.block(0, "text", content=attack),
-        told.block(1, "tool_call", tool_name="\x1b[31mt", arguments=attack),
-        told.chunk(2, attack),
+        events_of.block(0, "text", content=attack),
+        events_of.block(1, "tool_call", tool_name="\x1b[31mt", arguments=attack),
+        events_of.chunk(2, attack),
     )
     for control in ("\x1b]0;owned", "\x1b[2J", "\x07", "\x9b", "\x1b[31m"):
         assert control not in screen
@@ -127,7 +127,7 @@ def test_a_model_cannot_control_the_terminal():
 
 
 def test_markup_in_text_is_text():
-    assert "[bold]x[/bold] :smile:" in on_screen(Told().block(0, "text", content="[bold]x[/bold] :smile:"))
+    assert "[bold]x[/bold] :smile:" in on_screen(EventFactory().block(0, "text", content="[bold]x[/bold] :smile:"))
 
 
 def test_a_live_panel_shows_the_end_of_a_long_text():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-from tests.services.cli.events import Told
+from tests.services.cli.events import EventFactory
 from tokenbus.events.public import ImageRef, PublicEvent
 from tokenbus_services.cli.render.event_text import one_line
 from tokenbus_services.cli.render.plain_text import PlainText
@@ -18,19 +18,19 @@ def written(events: Iterable[PublicEvent]) -> str:
 
 
 def test_visible_text_comes_as_it_is_and_all_else_on_marked_lines():
-    told = Told()
+    events_of = EventFactory()
     events = [
-        told.started(),
-        told.opens(0, "thinking"),
-        told.chunk(0, "hm", "thinking"),
-        told.block(0, "thinking", content="hm,\nwell"),
-        told.chunk(1, "Hel"),
-        told.chunk(1, "lo\nyou"),
-        told.block(1, "text", content="Hello\nyou"),
-        told.block(2, "tool_call", tool_name="weather", tool_id="t", arguments='{"city":"Zürich"}', input={}),
-        told.block(3, "tool_result", tool_name="weather", content="no rain", is_error=True),
-        told.chunk(4, "Bye."),
-        told.completed(),
+        events_of.started(),
+        events_of.opens(0, "thinking"),
+        events_of.chunk(0, "hm", "thinking"),
+        events_of.block(0, "thinking", content="hm,\nwell"),
+        events_of.chunk(1, "Hel"),
+        events_of.chunk(1, "lo\nyou"),
+        events_of.block(1, "text", content="Hello\nyou"),
+        events_of.block(2, "tool_call", tool_name="weather", tool_id="t", arguments='{"city":"Zürich"}', input={}),
+        events_of.block(3, "tool_result", tool_name="weather", content="no rain", is_error=True),
+        events_of.chunk(4, "Bye."),
+        events_of.completed(),
     ]
     assert written(events) == (
         "[started] anthropic m\n"
@@ -47,49 +47,49 @@ def test_visible_text_comes_as_it_is_and_all_else_on_marked_lines():
 
 
 def test_an_image_is_described_by_its_metadata_and_never_by_its_bytes():
-    told = Told()
-    preview = told.preview(0, 0, ImageRef(media_type="image/png", base64="AAAA"))
+    events_of = EventFactory()
+    preview = events_of.preview(0, 0, ImageRef(media_type="image/png", base64="AAAA"))
     image = ImageRef(
         media_type="image/png", base64="AAAA", model="gpt-image-2", revised_prompt="a black cat", draft=True
     )
-    events = [told.opens(0, "image", prompt="A cat."), preview, told.block(0, "image", image=image)]
+    events = [events_of.opens(0, "image", prompt="A cat."), preview, events_of.block(0, "image", image=image)]
     assert written(events) == '[image of] A cat.\n[image] image/png gpt-image-2 draft inline "a black cat"\n'
     assert one_line(preview) == "r1 0 image_preview 0 preview 0 image/png inline"
 
 
 def test_a_tools_progress_is_one_line_for_any_message():
-    told = Told()
-    whole = told.progress(1, 1, total=4, message="one\nof four")
+    events_of = EventFactory()
+    whole = events_of.progress(1, 1, total=4, message="one\nof four")
     assert one_line(whole) == 'r1 0 tool_progress 1 weather 1 of 4 "one\\nof four"'
-    assert written([whole, told.progress(1, 2.5)]) == (
+    assert written([whole, events_of.progress(1, 2.5)]) == (
         '[tool_progress] 1 weather 1 of 4 "one\\nof four"\n[tool_progress] 1 weather 2.5\n'
     )
 
 
 def test_each_piece_is_written_when_it_comes():
-    told, text = Told(), PlainText()
-    assert [text.feed(told.chunk(0, piece)) for piece in ("a", "b", "\n", "c")] == ["a", "b", "\n", "c"]
+    events_of, text = EventFactory(), PlainText()
+    assert [text.feed(events_of.chunk(0, piece)) for piece in ("a", "b", "\n", "c")] == ["a", "b", "\n", "c"]
 
 
 def test_two_text_blocks_do_not_run_into_each_other():
-    told = Told()
-    assert written([told.chunk(0, "one"), told.chunk(1, "two"), told.chunk(2, "")]) == "one\ntwo\n"
+    events_of = EventFactory()
+    assert written([events_of.chunk(0, "one"), events_of.chunk(1, "two"), events_of.chunk(2, "")]) == "one\ntwo\n"
 
 
 def test_a_retry_says_why_and_when():
-    [line] = written([Told().retrying(0)]).splitlines()
+    [line] = written([EventFactory().retrying(0)]).splitlines()
     assert line == "[retrying] attempt 2 in 500 ms, after overloaded_error: come back later (HTTP 529)"
 
 
 def test_every_event_fits_on_one_line_with_any_content():
-    told = Told()
+    events_of = EventFactory()
     for event in (
-        told.chunk(0, "a\nb\x1b[2J"),
-        told.block(0, "text", content="a\nb"),
-        told.restarted(0),
-        told.failed(),
-        told.cancelled(),
-        told.incomplete(),
+        events_of.chunk(0, "a\nb\x1b[2J"),
+        events_of.block(0, "text", content="a\nb"),
+        events_of.restarted(0),
+        events_of.failed(),
+        events_of.cancelled(),
+        events_of.incomplete(),
     ):
         line = one_line(event)
         assert line.startswith(f"r1 {event.seq} ")

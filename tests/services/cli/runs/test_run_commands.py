@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.contract.client.listed import Listed
-from tests.services.cli.events import Told
+from tests.services.cli.events import EventFactory
 from tests.services.cli.process import Command, fed, run, running, settings_file
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.layout import join_deployment
@@ -41,9 +41,9 @@ async def requests(server: Server, keys: Keys) -> list[dict[str, Any]]:
     return [json.loads(fields[b"__data__"]) for _, fields in await server.client.xrange(keys.requests)]
 
 
-def told(end: str) -> list[PublicEvent]:
+def events_until(end: str) -> list[PublicEvent]:
     """A short run."""
-    run = Told()
+    run = EventFactory()
     return [
         run.started(),
         run.chunk(0, "Hel"),
@@ -57,7 +57,7 @@ def told(end: str) -> list[PublicEvent]:
 async def test_follow_ends_with_the_code_of_how_the_run_ended(
     server: Server, keys: Keys, config: str, end: str, code: int
 ):
-    await written(server, keys, told(end))
+    await written(server, keys, events_until(end))
     shown, behind = await asyncio.gather(
         run("follow", "r1", TOKENBUS_CONFIG=config), run("follow", "r1", "--after", "4", TOKENBUS_CONFIG=config)
     )
@@ -68,14 +68,14 @@ async def test_follow_ends_with_the_code_of_how_the_run_ended(
 
 
 async def test_follow_as_json_gives_each_event_as_it_is_on_the_bus(server: Server, keys: Keys, config: str):
-    events = told("completed")
+    events = events_until("completed")
     await written(server, keys, events)
     ended = await run("follow", "r1", "--json", "--after", "0", TOKENBUS_CONFIG=config)
     assert ended.out.encode().splitlines() == [encode(event) for event in events[1:]]
 
 
 async def test_follow_shows_text_while_the_run_streams(server: Server, keys: Keys, config: str, tmp_path: Path):
-    events = told("completed")
+    events = events_until("completed")
     await written(server, keys, events[:2])
     async with running(tmp_path / "err", "follow", "r1", TOKENBUS_CONFIG=config) as follow:
         assert follow.process.stdout
@@ -99,7 +99,7 @@ async def test_send_puts_the_request_on_the_bus_and_prints_its_run(server: Serve
 async def test_send_follow_shows_the_run_and_tells_its_id_beside(
     server: Server, keys: Keys, config: str, tmp_path: Path
 ):
-    await written(server, keys, told("completed"))
+    await written(server, keys, events_until("completed"))
     ask = ("send", "--id", "r1", "--provider", "p", "--model", "m", "--text", "hi", "--follow")
     ended = await run(*ask, TOKENBUS_CONFIG=config)
     assert (ended.code, ended.err) == (0, "r1\n")
@@ -139,7 +139,7 @@ async def next_line(command: Command, server: Server, keys: Keys, event: PublicE
 async def test_tail_shows_a_topic_until_ctrl_c(
     server: Server, keys: Keys, config: str, tmp_path: Path, group: tuple[str, ...]
 ):
-    event = Told().chunk(0, "a\nb")
+    event = EventFactory().chunk(0, "a\nb")
     async with running(tmp_path / "err", "tail", "chunks", "--json", *group, TOKENBUS_CONFIG=config) as tail:
         assert await next_line(tail, server, keys, event) == encode(event) + b"\n"
         assert await tail.stop(signal.SIGINT) == 130
@@ -150,7 +150,7 @@ async def test_tail_from_the_start_shows_what_is_kept_of_the_chosen_runs_and_kin
     server: Server, keys: Keys, config: str, tmp_path: Path
 ):
     for run_id in ("r1", "r2"):
-        for event in (Told(run_id).started(), Told(run_id).failed()):
+        for event in (EventFactory(run_id).started(), EventFactory(run_id).failed()):
             await server.client.xadd(keys.topic(keys.partition_of(run_id), "runs"), {"__data__": encode(event)})
     choice = ("--from", "start", "--run", "r2", "--kind", "failed")
     async with running(tmp_path / "err", "tail", "runs", "--json", *choice, TOKENBUS_CONFIG=config) as tail:
@@ -162,7 +162,7 @@ async def test_tail_from_the_start_shows_what_is_kept_of_the_chosen_runs_and_kin
 
 
 async def test_tail_without_json_is_a_line_an_event(server: Server, keys: Keys, config: str, tmp_path: Path):
-    event = Told().chunk(0, "a\nb")
+    event = EventFactory().chunk(0, "a\nb")
     async with running(tmp_path / "err", "tail", "chunks", TOKENBUS_CONFIG=config) as tail:
         assert await next_line(tail, server, keys, event) == b'r1 0 chunk 0 text "a\\nb"\n'
 
@@ -170,7 +170,7 @@ async def test_tail_without_json_is_a_line_an_event(server: Server, keys: Keys, 
 async def test_a_closed_output_pipe_ends_a_command_without_an_error_message(
     server: Server, keys: Keys, config: str, tmp_path: Path
 ):
-    event = Told().chunk(0, "x" * 4096)
+    event = EventFactory().chunk(0, "x" * 4096)
     async with running(tmp_path / "err", "tail", "chunks", TOKENBUS_CONFIG=config) as tail:
         await next_line(tail, server, keys, event)
         transport: Any = tail.process._transport  # pyright: ignore[reportAttributeAccessIssue]

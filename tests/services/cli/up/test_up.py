@@ -79,8 +79,8 @@ async def test_with_the_mock_provider_up_brings_all_up_a_newcomer_sees_words_wit
 
         sent = await run("send", **env)
         assert (sent.code, "umbrella" in sent.out, "[tool result weather]" in sent.out) == (0, True, True), sent.err
-        told = await run("send", "--text", "Anything?", "--follow", **env)
-        assert "You wrote: “Anything?”" in told.out
+        output = await run("send", "--text", "Anything?", "--follow", **env)
+        assert "You wrote: “Anything?”" in output.out
 
         client = await asyncio.create_subprocess_exec(
             sys.executable, "-c", NEWCOMER, env=environment(**env), stdout=asyncio.subprocess.PIPE

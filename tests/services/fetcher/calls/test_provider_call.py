@@ -33,7 +33,7 @@ async def test_a_timer_that_ran_to_the_deadline_reports_the_deadline_even_if_it_
 
 
 async def test_calls_to_a_silent_provider_do_not_wait_for_a_connection() -> None:
-    silent = Script(name="told", turns=(Turn(says=Reply(text="late"), delivery=Delivery(delay_s=3600)),))
+    silent = Script(name="late", turns=(Turn(says=Reply(text="late"), delivery=Delivery(delay_s=3600)),))
     async with MockProvider([silent]) as provider:
         endpoint = Endpoint("p", ProviderSettings(api="openai-chat", base_url=provider.url, api_key_env=""), {})
         request = endpoint.request(HttpCall(path="v1/chat/completions", body=msgspec.json.encode(asking()), headers={}))

@@ -54,8 +54,8 @@ def test_a_successful_call_used_the_reported_tokens() -> None:
 
 
 def test_what_breaks_off_after_the_providers_last_word_changes_nothing() -> None:
-    heard = tally(200, START, END, ended=False)
-    assert (heard.final_count, heard.used) == (True, 17)
+    received = tally(200, START, END, ended=False)
+    assert (received.final_count, received.used) == (True, 17)
 
 
 def test_the_tokens_of_a_call_that_broke_off_are_unknown() -> None:

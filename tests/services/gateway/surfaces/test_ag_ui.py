@@ -56,29 +56,29 @@ def encoder(join_at: int = -1) -> AgUiStream:
 
 
 def events(log: Log, join_at: int = -1) -> list[dict[str, Any]]:
-    told = streamed(encoder(join_at), log).decode().split("\n\n")
-    assert told.pop() == ""
-    assert all(event.startswith("data: ") and "\n" not in event and "\r" not in event for event in told)
-    read = [msgspec.json.decode(event.removeprefix("data: ")) for event in told]
+    encoded = streamed(encoder(join_at), log).decode().split("\n\n")
+    assert encoded.pop() == ""
+    assert all(event.startswith("data: ") and "\n" not in event and "\r" not in event for event in encoded)
+    read = [msgspec.json.decode(event.removeprefix("data: ")) for event in encoded]
     for event in read:
         VALID.validate_python(event)
         assert None not in event.values()
     return read
 
 
-def types(told: list[dict[str, Any]]) -> list[str]:
-    return [event["type"] for event in told]
+def types(events: list[dict[str, Any]]) -> list[str]:
+    return [event["type"] for event in events]
 
 
 class Agent:
     """The conversation as the client builds it, with the rules of `verifyEvents`."""
 
-    def __init__(self, told: list[dict[str, Any]], had: list[dict[str, Any]] = GIVEN) -> None:
+    def __init__(self, events: list[dict[str, Any]], had: list[dict[str, Any]] = GIVEN) -> None:
         self.messages = [dict(message) for message in had]
         self.open: set[tuple[str, str]] = set()
         self.ended: str | None = None
-        assert not told or told[0]["type"] == "RUN_STARTED"
-        for event in told:
+        assert not events or events[0]["type"] == "RUN_STARTED"
+        for event in events:
             assert self.ended is None
             self._take(event)
 
@@ -157,8 +157,8 @@ RETRIED = log_of(
 
 
 def test_a_text_is_sent_in_its_step() -> None:
-    told = events(log_of([*thinking(0, "Hm", signature="sig"), *text(1, "Hi"), DONE]))
-    assert types(told) == [
+    encoded = events(log_of([*thinking(0, "Hm", signature="sig"), *text(1, "Hi"), DONE]))
+    assert types(encoded) == [
         "RUN_STARTED",
         "STEP_STARTED",
         "REASONING_START",
@@ -174,20 +174,20 @@ def test_a_text_is_sent_in_its_step() -> None:
         "STEP_FINISHED",
         "RUN_FINISHED",
     ]
-    assert (told[0]["threadId"], told[0]["runId"], told[0]["metadata"]) == (
+    assert (encoded[0]["threadId"], encoded[0]["runId"], encoded[0]["metadata"]) == (
         "t",
         "run",
         {"tokenbus": {"seq": 0, "run": "r1"}},
     )
-    assert told[-1]["usage"] == [
+    assert encoded[-1]["usage"] == [
         {"model": "m", "inputTokens": 9, "outputTokens": 5, "reasoningTokens": 2, "cachedInputTokens": 3}
     ]
 
 
 def test_what_a_retry_voids_is_taken_back_by_a_snapshot() -> None:
-    told = events(RETRIED)
-    agent = Agent(told)
-    assert types(told).count("MESSAGES_SNAPSHOT") == 1
+    encoded = events(RETRIED)
+    agent = Agent(encoded)
+    assert types(encoded).count("MESSAGES_SNAPSHOT") == 1
     assert (agent.texts(), agent.texts("reasoning"), agent.calls()) == ("Hi", "", {})
     assert agent.ended == "success"
 
@@ -215,9 +215,9 @@ def test_a_client_that_joins_after_a_retry_loses_the_void_thinking_it_had() -> N
 
 def test_calls_of_the_client_are_named_as_pending() -> None:
     log = log_of([*call(0, "c1", "f", '{"a":', "1}"), n.Done("tool_use", "tool_use", None)], max_tool_depth=0)
-    told = events(log)
-    assert told[-1]["outcome"] == {"type": "success", "pendingToolCallIds": ["c1"]}
-    assert Agent(told).calls() == {"c1": '{"a":1}'}
+    encoded = events(log)
+    assert encoded[-1]["outcome"] == {"type": "success", "pendingToolCallIds": ["c1"]}
+    assert Agent(encoded).calls() == {"c1": '{"a":1}'}
 
 
 def test_a_call_that_the_bus_runs_has_its_result_and_is_not_pending() -> None:
@@ -226,11 +226,11 @@ def test_a_call_that_the_bus_runs_has_its_result_and_is_not_pending() -> None:
         [ToolReturned(1, "no station", True)],
         [*text(0, "Rain."), DONE],
     )
-    told = events(log)
-    result = next(event for event in told if event["type"] == "TOOL_CALL_RESULT")
+    encoded = events(log)
+    result = next(event for event in encoded if event["type"] == "TOOL_CALL_RESULT")
     assert (result["content"], result["metadata"]["tokenbus"]["is_error"]) == ("no station", True)
-    assert told[-1]["outcome"] == {"type": "success"}
-    call_start = next(event for event in told if event["type"] == "TOOL_CALL_START")
+    assert encoded[-1]["outcome"] == {"type": "success"}
+    call_start = next(event for event in encoded if event["type"] == "TOOL_CALL_START")
     assert call_start["parentMessageId"] == "r1:0"
 
 
@@ -243,9 +243,9 @@ def test_a_cut_and_a_failure_are_errors_with_the_code_of_the_bus() -> None:
 
 
 def test_a_cancel_is_an_outcome() -> None:
-    told = events(log_of([n.BlockStart(0, "text"), n.TextDelta(0, "Hal")], [CancelRequested("stop", None)]))
-    assert types(told)[-3:] == ["TEXT_MESSAGE_END", "STEP_FINISHED", "RUN_FINISHED"]
-    assert told[-1]["outcome"] == {"type": "cancelled"}
+    encoded = events(log_of([n.BlockStart(0, "text"), n.TextDelta(0, "Hal")], [CancelRequested("stop", None)]))
+    assert types(encoded)[-3:] == ["TEXT_MESSAGE_END", "STEP_FINISHED", "RUN_FINISHED"]
+    assert encoded[-1]["outcome"] == {"type": "cancelled"}
 
 
 @given(log=any_log())

@@ -62,27 +62,27 @@ def parts(log: Log, ui: int = 5, bus_tools: frozenset[str] = frozenset()) -> lis
     events = data.split("\n\n")
     assert events.pop() == ""
     assert all(event.startswith("data: ") and "\n" not in event for event in events)
-    told = [event.removeprefix("data: ") for event in events]
+    payloads = [event.removeprefix("data: ") for event in events]
     if isinstance(log[-1], TERMINAL):
-        assert told.pop() == "[DONE]"
-    assert "[DONE]" not in told
-    return [msgspec.json.decode(part) for part in told]
+        assert payloads.pop() == "[DONE]"
+    assert "[DONE]" not in payloads
+    return [msgspec.json.decode(part) for part in payloads]
 
 
-def types(told: list[dict[str, Any]]) -> list[str]:
-    return [part["type"] for part in told if part["type"] not in ("message-metadata", "data-tokenbus")]
+def types(events: list[dict[str, Any]]) -> list[str]:
+    return [part["type"] for part in events if part["type"] not in ("message-metadata", "data-tokenbus")]
 
 
 class Screen:
     """The message as the client builds it, with the errors that the client raises."""
 
-    def __init__(self, told: list[dict[str, Any]]) -> None:
+    def __init__(self, events: list[dict[str, Any]]) -> None:
         self.parts: list[dict[str, Any]] = []
         self.error: str | None = None
         self.finish: str | None = None
         self.open: dict[tuple[str, str], dict[str, Any]] = {}
-        assert told[0]["type"] == "start"
-        for part in told:
+        assert events[0]["type"] == "start"
+        for part in events:
             self._take(part)
 
     def _take(self, part: dict[str, Any]) -> None:
@@ -145,8 +145,8 @@ class Screen:
 
 
 def test_a_text_is_sent_with_its_step_and_its_usage() -> None:
-    told = parts(log_of([*text(0, "Hi", " you"), DONE]))
-    assert types(told) == [
+    events = parts(log_of([*text(0, "Hi", " you"), DONE]))
+    assert types(events) == [
         "start",
         "start-step",
         "text-start",
@@ -155,18 +155,18 @@ def test_a_text_is_sent_with_its_step_and_its_usage() -> None:
         "finish-step",
         "finish",
     ]
-    assert told[0] == {"type": "start", "messageId": "r1", "messageMetadata": {"run": "r1", "model": "m"}}
-    usage = next(part for part in told if part["type"] == "message-metadata")["messageMetadata"]["usage"]
+    assert events[0] == {"type": "start", "messageId": "r1", "messageMetadata": {"run": "r1", "model": "m"}}
+    usage = next(part for part in events if part["type"] == "message-metadata")["messageMetadata"]["usage"]
     assert usage == {"inputTokens": 9, "outputTokens": 5, "reasoningTokens": 2, "cachedInputTokens": 3}
-    assert told[-1]["finishReason"] == "stop"
+    assert events[-1]["finishReason"] == "stop"
 
 
 def test_the_signature_comes_with_the_end_of_thinking_once_text_is_heard() -> None:
     log = log_of([*thinking(0, "Hm", signature="sig"), *text(1, "Hi"), DONE])
-    told = parts(log)
-    end = next(part for part in told if part["type"] == "reasoning-end")
+    events = parts(log)
+    end = next(part for part in events if part["type"] == "reasoning-end")
     assert end["providerMetadata"]["tokenbus"]["signature"] == "sig"
-    assert types(told).index("reasoning-end") < types(told).index("text-delta")
+    assert types(events).index("reasoning-end") < types(events).index("text-delta")
 
 
 def test_thinking_that_a_retry_voids_never_gets_its_signature() -> None:
@@ -185,9 +185,9 @@ def test_version_7_takes_a_void_turn_back() -> None:
         [*thinking(0, "Ha"), n.Failed(BUSY)],
         [*text(0, "Hi"), DONE],
     )
-    told = parts(log, ui=7)
-    assert types(told).count("reset-step") == 2
-    assert Screen(told).parts[1:] == [{"type": "text", "text": "Hi", "providerMetadata": {}}]
+    events = parts(log, ui=7)
+    assert types(events).count("reset-step") == 2
+    assert Screen(events).parts[1:] == [{"type": "text", "text": "Hi", "providerMetadata": {}}]
 
 
 def test_a_call_that_a_retry_voids_is_never_available() -> None:
@@ -200,13 +200,13 @@ def test_a_call_of_a_clients_tool_is_sent_whole_at_the_end_of_its_turn() -> None
     log = log_of(
         [*text(0, "Look:"), *call(1, "c1", "f", '{"a":', "1}"), n.Done("tool_use", "tool_use", None)], max_tool_depth=0
     )
-    told = parts(log)
-    assert types(told)[-4:] == ["tool-input-start", "tool-input-available", "finish-step", "finish"]
-    available = told[-3]
+    events = parts(log)
+    assert types(events)[-4:] == ["tool-input-start", "tool-input-available", "finish-step", "finish"]
+    available = events[-3]
     assert available["input"] == {"a": 1}
     assert "providerExecuted" not in available
     assert "dynamic" not in available
-    assert told[-1]["finishReason"] == "tool-calls"
+    assert events[-1]["finishReason"] == "tool-calls"
 
 
 def test_version_7_gets_the_input_of_a_call_as_it_comes() -> None:
@@ -221,10 +221,10 @@ def test_a_call_that_the_bus_runs_and_its_result_are_in_one_step() -> None:
         [ToolReturned(0, "Rain.", False)],
         [*text(0, "Rain."), DONE],
     )
-    told = parts(log, bus_tools=frozenset({"weather"}))
-    kinds = types(told)
+    events = parts(log, bus_tools=frozenset({"weather"}))
+    kinds = types(events)
     assert kinds.index("tool-output-available") < kinds.index("finish-step")
-    assert all(part["dynamic"] and part["providerExecuted"] for part in told if part["type"].startswith("tool-"))
+    assert all(part["dynamic"] and part["providerExecuted"] for part in events if part["type"].startswith("tool-"))
     assert kinds.count("start-step") == kinds.count("finish-step") == 2
 
 
@@ -239,11 +239,11 @@ def test_arguments_that_are_not_json_are_an_input_error() -> None:
 def test_a_cut_is_an_error_after_the_text(ui: int, reason: str) -> None:
     log = log_of([n.BlockStart(0, "text"), n.TextDelta(0, "Hal"), *call(1, "c1", "f", "{}"), CUT])
     assert isinstance(log[-1], Incomplete)
-    told = parts(log, ui=ui)
-    screen = Screen(told)
+    events = parts(log, ui=ui)
+    screen = Screen(events)
     assert (screen.text, screen.finish, screen.error) == ("Hal", reason, "The answer was cut short.")
     assert not screen.open
-    assert "tool-input-available" not in types(told)
+    assert "tool-input-available" not in types(events)
 
 
 def test_a_cancel_ends_the_open_text_and_then_aborts() -> None:
@@ -253,9 +253,9 @@ def test_a_cancel_ends_the_open_text_and_then_aborts() -> None:
 
 def test_a_failure_has_a_sentence_without_the_providers_text() -> None:
     secret = msgspec.structs.replace(BUSY, raw='{"account":"acme"}', message="account acme is busy", retryable=False)
-    told = parts(log_of([n.Failed(secret)]))
-    assert types(told) == ["start", "error", "finish"]
-    assert "acme" not in str(told)
+    events = parts(log_of([n.Failed(secret)]))
+    assert types(events) == ["start", "error", "finish"]
+    assert "acme" not in str(events)
 
 
 @pytest.mark.parametrize("ui", [5, 7])
@@ -281,8 +281,8 @@ def test_an_answer_that_breaks_ends_with_an_error() -> None:
     stream = encoder()
     log = log_of([n.BlockStart(0, "text"), n.TextDelta(0, "Hal")])
     problem = Problem(status=503, code="gateway_restarting", message="x", kind="overloaded")
-    told = streamed(stream, log) + b"".join(stream.broken(problem))
-    assert told.endswith(b'"finishReason":"error"}\n\ndata: [DONE]\n\n')
+    events = streamed(stream, log) + b"".join(stream.broken(problem))
+    assert events.endswith(b'"finishReason":"error"}\n\ndata: [DONE]\n\n')
     assert stream.broken(problem) == []
 
 

@@ -63,8 +63,8 @@ _EVENT = re.compile(rb"event: (\w+)\ndata: (\{[^\r\n]*\})\n\n")
 
 
 def body(*messages: Any, **changes: Any) -> dict[str, Any]:
-    said = messages or ({"role": "user", "content": "Hi"},)
-    return {"model": "anthropic/claude", "max_tokens": 100, "messages": list(said), **changes}
+    conversation = messages or ({"role": "user", "content": "Hi"},)
+    return {"model": "anthropic/claude", "max_tokens": 100, "messages": list(conversation), **changes}
 
 
 def assistant(*blocks: Any) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def message_in(events: list[dict[str, Any]]) -> dict[str, Any]:
     return message
 
 
-def told(log: Log, echo: Echo = ECHO) -> dict[str, Any]:
+def message_of(log: Log, echo: Echo = ECHO) -> dict[str, Any]:
     return message_in(read(streamed(MessagesStream("r1", "m", echo), log)))
 
 
@@ -314,9 +314,9 @@ def test_an_operator_may_have_parameters_dropped() -> None:
 
 
 def test_thinking_text_and_a_call_of_the_client_are_sent_in_order() -> None:
-    said = [*thinking(0, "h", "m", signature="sig"), *text(1, "Let ", "me"), *call(2, "t1", "f", '{"a":', "1}")]
-    log = log_of([*said, n.Done("tool_use", "tool_use", DONE.usage)], max_tool_depth=0)
-    message = told(log)
+    events = [*thinking(0, "h", "m", signature="sig"), *text(1, "Let ", "me"), *call(2, "t1", "f", '{"a":', "1}")]
+    log = log_of([*events, n.Done("tool_use", "tool_use", DONE.usage)], max_tool_depth=0)
+    message = message_of(log)
     assert kinds(message) == ["thinking", "text", "tool_use"]
     thought, spoken, called = message["content"]
     assert (thought["thinking"], thought["signature"], spoken["text"]) == ("hm", "sig", "Let me")
@@ -341,24 +341,24 @@ def test_thinking_text_and_a_call_of_the_client_are_sent_in_order() -> None:
 
 def test_redacted_thinking_is_marked_as_redacted() -> None:
     hidden = [n.BlockStart(0, "thinking"), n.Opaque(0, "redacted", "data"), n.BlockStop(0)]
-    message = told(log_of([*hidden, *text(1, "Hi"), DONE]))
+    message = message_of(log_of([*hidden, *text(1, "Hi"), DONE]))
     assert message["content"][0] == {"type": "redacted_thinking", "data": "data", "json": ""}
 
 
 def test_what_another_provider_wants_back_comes_back_as_it_was() -> None:
     begun = n.Start("m", "r", api="openai-responses", provider="openai")
     kept = [n.BlockStart(0, "thinking"), n.ThinkingDelta(0, "hm"), n.Opaque(0, "encrypted", "e"), n.BlockStop(0)]
-    message = told(log_of([begun, *kept, *text(1, "Hi"), DONE]), Echo(api="openai-responses"))
+    message = message_of(log_of([begun, *kept, *text(1, "Hi"), DONE]), Echo(api="openai-responses"))
     block = {name: value for name, value in message["content"][0].items() if name != "json"}
-    (said,) = translated(SURFACE, asked(body(assistant(block)))).generate.messages
+    (stored_message,) = translated(SURFACE, asked(body(assistant(block)))).generate.messages
     origin = {"api": "openai-responses", "provider": "openai"}
-    assert said.content == [ThinkingPart(text="hm", opaque={"encrypted": "e", **origin})]
+    assert stored_message.content == [ThinkingPart(text="hm", opaque={"encrypted": "e", **origin})]
 
 
 def test_a_run_of_several_turns_is_one_message_without_the_calls_that_the_bus_ran() -> None:
     first = [*text(0, "Let me look. "), *call(1, "t1", "f", "{}"), n.Done("tool_use")]
     log = log_of(first, [ToolReturned(1, "rain", False)], [*text(0, "It rains."), DONE])
-    message = told(log, Echo(api="anthropic", bus_tools=True))
+    message = message_of(log, Echo(api="anthropic", bus_tools=True))
     assert kinds(message) == ["text", "text"]
     assert (text_in(message), message["stop_reason"]) == ("Let me look. It rains.", "end_turn")
     _, whole = answered(WholeMessageAnswer("r1", "m", Echo(api="anthropic", bus_tools=True)), log)
@@ -367,7 +367,7 @@ def test_a_run_of_several_turns_is_one_message_without_the_calls_that_the_bus_ra
 
 def test_a_client_gets_nothing_of_an_attempt_that_failed_after_thinking_and_a_call() -> None:
     failing = [*thinking(0, "wrong"), *call(1, "t1", "f", "{}"), n.Failed(BUSY)]
-    message = told(log_of(failing, [*thinking(0, "right"), *text(1, "Hi"), DONE]))
+    message = message_of(log_of(failing, [*thinking(0, "right"), *text(1, "Hi"), DONE]))
     assert [block.get("thinking") for block in message["content"]] == ["right", None]
     assert message["over"]
 
@@ -382,7 +382,7 @@ def test_a_client_gets_nothing_of_an_attempt_that_failed_after_thinking_and_a_ca
 )
 def test_a_run_that_does_not_complete_ends_in_an_error(end: list[Any], kind: str, code: str) -> None:
     log = log_of([*text(0, "Hal")[:-1]], end)
-    message = told(log)
+    message = message_of(log)
     assert (message["error"]["type"], message["error"]["code"]) == (kind, code)
     assert message["error"]["message"].startswith(code)
     status, whole = answered(WholeMessageAnswer("r1", "m", ECHO), log)
@@ -390,9 +390,9 @@ def test_a_run_that_does_not_complete_ends_in_an_error(end: list[Any], kind: str
 
 
 def test_a_stop_string_and_the_bus_limit_of_tool_turns_have_their_reasons() -> None:
-    assert told(log_of([*text(0, "x"), n.Done("stop", stop_string="END")]))["stop_sequence"] == "END"
+    assert message_of(log_of([*text(0, "x"), n.Done("stop", stop_string="END")]))["stop_sequence"] == "END"
     left = log_of([*call(0, "t1", "f", "{}"), n.Done("tool_use")], max_tool_depth=0)
-    message = told(left, Echo(api="anthropic", bus_tools=True))
+    message = message_of(left, Echo(api="anthropic", bus_tools=True))
     assert (kinds(message), message["stop_reason"]) == ([], "pause_turn")
 
 
@@ -405,7 +405,7 @@ def test_an_answer_that_the_gateway_cannot_continue_ends_in_an_error() -> None:
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.file)
 def test_every_recorded_stream_is_encoded_completely(row: Recording) -> None:
     log = recorded_events(row)
-    message = told(log, Echo(api=row.api_name))
+    message = message_of(log, Echo(api=row.api_name))
     if isinstance(log[-1], TERMINAL):
         assert message["over"]
         assert bool(message["error"]) == (not isinstance(log[-1], Completed))
@@ -420,7 +420,7 @@ def test_every_recorded_stream_is_encoded_completely(row: Recording) -> None:
 
 @given(any_log())
 def test_any_log_gives_a_valid_message_with_the_visible_text(log: Log) -> None:
-    message = told(log)
+    message = message_of(log)
     assert message["over"] == isinstance(log[-1], TERMINAL)
     assert text_in(message) == visible_text(log)
 

@@ -50,7 +50,7 @@ class RecordedLog(msgspec.Struct):
 
 
 @cache
-def _told(file: str) -> list[n.Normalized]:
+def _recorded(file: str) -> list[n.Normalized]:
     (row,) = (row for row in ROWS if row.file == file)
     return read(row.api_name, row.data)
 
@@ -60,7 +60,7 @@ def _short() -> list[Recording]:
 
 
 def _drawn() -> list[Recording]:
-    return [row for row in _short() if any(isinstance(event, n.Image) for event in _told(row.file))]
+    return [row for row in _short() if any(isinstance(event, n.Image) for event in _recorded(row.file))]
 
 
 @st.composite
@@ -73,7 +73,7 @@ def recorded_logs(draw: st.DrawFn, *, of_images: bool = False) -> RecordedLog:
     policy = draw(st.sampled_from(POLICIES))
     story = Story(on_failure=policy, continues=True, max_tool_depth=0)
     for row in rows:
-        events: list[BusEvent] = [*_told(row.file)]
+        events: list[BusEvent] = [*_recorded(row.file)]
         if draw(st.booleans()):
             end = draw(st.sampled_from([n.Failed(BUSY), n.Cut("reset")]))
             events = [*events[: draw(st.integers(0, len(events)))], end]
@@ -86,21 +86,21 @@ def recorded_logs(draw: st.DrawFn, *, of_images: bool = False) -> RecordedLog:
 
 
 def _responses(case: RecordedLog) -> str:
-    told = test_openai_responses_stream.read_back(
+    response = test_openai_responses_stream.read_back(
         test_openai_responses_stream.stream(case.log, test_openai_responses_stream.note(case.policy))
     )
-    test_openai_responses_stream.verify(told, ended=isinstance(case.log[-1], TERMINAL))
-    return "".join(each["delta"] for each in told if each["type"] == "response.output_text.delta")
+    test_openai_responses_stream.verify(response, ended=isinstance(case.log[-1], TERMINAL))
+    return "".join(each["delta"] for each in response if each["type"] == "response.output_text.delta")
 
 
 def _messages(case: RecordedLog) -> str:
     echo = Echo(api=case.api, on_failure=case.policy)
-    return test_anthropic_messages.text_in(test_anthropic_messages.told(case.log, echo))
+    return test_anthropic_messages.text_in(test_anthropic_messages.message_of(case.log, echo))
 
 
 def _gemini(case: RecordedLog) -> str:
     echo = GeminiEcho(api=case.api, thoughts=True, on_failure=case.policy)
-    return test_gemini.text_of(test_gemini.told(case.log, echo)["parts"])
+    return test_gemini.text_of(test_gemini.response_of(case.log, echo)["parts"])
 
 
 def _chat(case: RecordedLog) -> str:
@@ -110,8 +110,8 @@ def _chat(case: RecordedLog) -> str:
 
 
 def _images(case: RecordedLog) -> str:
-    told = ImageStream(GatewayNote(surface="openai_images", version=1, created=1, model="m"), "r")
-    frames = [piece.decode() for event in case.log for piece in told.feed(event)]
+    encoder = ImageStream(GatewayNote(surface="openai_images", version=1, created=1, model="m"), "r")
+    frames = [piece.decode() for event in case.log for piece in encoder.feed(event)]
     made: list[str] = []
     previews = 0
     for frame in frames:

@@ -105,7 +105,7 @@ def response_in(chunks: list[dict[str, Any]]) -> dict[str, Any]:
     return joined
 
 
-def told(log: Log, echo: GeminiEcho = ECHO) -> dict[str, Any]:
+def response_of(log: Log, echo: GeminiEcho = ECHO) -> dict[str, Any]:
     joined = response_in(chunks_in(streamed(EventStream("r1", "m", echo), log)))
     if isinstance(log[-1], TERMINAL):
         array = msgspec.json.decode(streamed(ArrayStream("r1", "m", echo), log))
@@ -335,8 +335,13 @@ def _start(api: str = "gemini", provider: str = "gemini") -> n.Start:
 
 
 def _thought(block: int, *pieces: str) -> list[Any]:
-    told = [n.ThinkingDelta(block, piece) for piece in pieces]
-    return [n.BlockStart(block, "thinking"), *told, n.Opaque(block, "thought_signature", SIGNATURE), n.BlockStop(block)]
+    deltas = [n.ThinkingDelta(block, piece) for piece in pieces]
+    return [
+        n.BlockStart(block, "thinking"),
+        *deltas,
+        n.Opaque(block, "thought_signature", SIGNATURE),
+        n.BlockStop(block),
+    ]
 
 
 def test_thoughts_text_and_a_call_are_sent_in_order() -> None:
@@ -345,7 +350,7 @@ def test_thoughts_text_and_a_call_are_sent_in_order() -> None:
         [_start(), *_thought(0, "h", "m"), *text(1, "Let ", "me"), *called, n.Done("tool_use", "STOP", DONE.usage)],
         max_tool_depth=0,
     )
-    joined = told(log)
+    joined = response_of(log)
     assert (text_of(joined["parts"], thought=True), text_of(joined["parts"])) == ("hm", "Let me")
     assert [part["thoughtSignature"] for part in joined["parts"] if "thoughtSignature" in part] == [SIGNATURE]
     calls = [part["functionCall"] for part in joined["parts"] if "functionCall" in part]
@@ -369,41 +374,41 @@ def test_thoughts_text_and_a_call_are_sent_in_order() -> None:
 
 
 def test_thoughts_are_sent_only_if_the_client_asks_for_them() -> None:
-    joined = told(log_of([_start(), *_thought(0, "hm"), *text(1, "Hi"), DONE]), GeminiEcho(api="gemini"))
+    joined = response_of(log_of([_start(), *_thought(0, "hm"), *text(1, "Hi"), DONE]), GeminiEcho(api="gemini"))
     assert joined["parts"] == [{"text": "Hi"}, {"text": ""}]
 
 
 def test_what_another_provider_wants_back_comes_back_as_it_was() -> None:
     begun = _start("anthropic", "anthropic")
     kept = [n.BlockStart(0, "thinking"), n.ThinkingDelta(0, "hm"), n.Opaque(0, "signature", "s"), n.BlockStop(0)]
-    joined = told(log_of([begun, *kept, *text(1, "Hi"), DONE]))
-    (said,) = translated(SURFACE, request(contents=[model_says(*joined["parts"][:2])])).generate.messages
+    joined = response_of(log_of([begun, *kept, *text(1, "Hi"), DONE]))
+    (message,) = translated(SURFACE, request(contents=[model_says(*joined["parts"][:2])])).generate.messages
     origin = {"api": "anthropic", "provider": "anthropic"}
-    assert said.content == [ThinkingPart(text="hm", opaque={"signature": "s", **origin})]
+    assert message.content == [ThinkingPart(text="hm", opaque={"signature": "s", **origin})]
 
 
 def test_a_run_of_several_turns_is_one_answer_without_the_calls_that_the_bus_ran() -> None:
     first = [*text(0, "Let me look. "), *call(1, "t1", "f", "{}"), n.Done("tool_use")]
     log = log_of(first, [ToolReturned(1, "rain", False)], [*text(0, "It rains."), DONE])
-    joined = told(log, GeminiEcho(api="gemini", bus_tools=True))
+    joined = response_of(log, GeminiEcho(api="gemini", bus_tools=True))
     assert joined["parts"] == [{"text": "Let me look. "}, {"text": "It rains."}, {"text": ""}]
 
 
 def test_calls_left_over_by_the_limit_of_tool_turns_have_their_reason() -> None:
     left = log_of([*call(0, "t1", "f", "{}"), n.Done("tool_use")], max_tool_depth=0)
-    joined = told(left, GeminiEcho(api="gemini", bus_tools=True))
+    joined = response_of(left, GeminiEcho(api="gemini", bus_tools=True))
     assert (joined["parts"], joined["finish"]) == ([{"text": ""}], "TOO_MANY_TOOL_CALLS")
 
 
 def test_an_image_comes_inline() -> None:
     image = [n.BlockStart(0, "image"), n.Image(0, "image/png", "aGk=", final=True), n.BlockStop(0)]
-    joined = told(log_of([_start(), *image, DONE]))
+    joined = response_of(log_of([_start(), *image, DONE]))
     assert joined["parts"][0] == {"inlineData": {"mimeType": "image/png", "data": "aGk="}}
 
 
 def test_a_client_gets_nothing_of_an_attempt_that_failed_after_thinking_and_a_call() -> None:
     failing = [*_thought(0, "wrong"), *call(1, "t1", "f", "{}"), n.Failed(BUSY)]
-    joined = told(log_of(failing, [*_thought(0, "right"), *text(1, "Hi"), DONE]))
+    joined = response_of(log_of(failing, [*_thought(0, "right"), *text(1, "Hi"), DONE]))
     assert text_of(joined["parts"], thought=True) == "right"
     assert not [part for part in joined["parts"] if "functionCall" in part]
 
@@ -418,7 +423,7 @@ def test_a_client_gets_nothing_of_an_attempt_that_failed_after_thinking_and_a_ca
 )
 def test_a_run_that_does_not_complete_ends_in_an_error(end: list[Any], status: str, code: str) -> None:
     log = log_of([*text(0, "Hal")[:-1]], end)
-    error = told(log)["error"]
+    error = response_of(log)["error"]
     assert (error["status"], error["details"][0]["reason"]) == (status, code)
     answer, whole = answered(WholeResponse("r1", "m", ECHO), log)
     assert (answer, whole["error"]) == (error["code"], error)
@@ -447,7 +452,7 @@ def test_blank_space_keeps_both_kinds_of_stream_alive() -> None:
 def test_every_recorded_stream_is_encoded_completely(row: Recording) -> None:
     log = recorded_events(row)
     echo = GeminiEcho(api=row.api_name, thoughts=True)
-    joined = told(log, echo)
+    joined = response_of(log, echo)
     assert text_of(joined["parts"]) == visible_text(log)
     if isinstance(log[-1], TERMINAL):
         assert bool(joined["finish"]) == isinstance(log[-1], Completed)
@@ -462,7 +467,7 @@ def test_every_recorded_stream_is_encoded_completely(row: Recording) -> None:
 
 @given(any_log())
 def test_any_log_gives_a_valid_answer_with_the_visible_text(log: Log) -> None:
-    joined = told(log)
+    joined = response_of(log)
     assert bool(joined["finish"] or joined["error"]) == isinstance(log[-1], TERMINAL)
     assert text_of(joined["parts"]) == visible_text(log)
 

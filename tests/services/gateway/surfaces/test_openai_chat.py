@@ -92,8 +92,8 @@ def test_values_that_clients_send_by_default_change_nothing(model: str) -> None:
         "tools": None,
         "response_format": {"type": "text"},
     }
-    told = msgspec.structs.replace(generated(model, **defaults), parallel_tool_calls=None)
-    assert told == generated(model)
+    expected = msgspec.structs.replace(generated(model, **defaults), parallel_tool_calls=None)
+    assert expected == generated(model)
 
 
 def test_a_whole_conversation_keeps_its_calls_and_results() -> None:

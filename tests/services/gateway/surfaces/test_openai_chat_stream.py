@@ -59,8 +59,8 @@ class Answer:
                 self.error = error
                 continue
             for choice in data["choices"]:
-                for told in choice["delta"].get("tool_calls", ()):
-                    assert None not in told.values()
+                for delta in choice["delta"].get("tool_calls", ()):
+                    assert None not in delta.values()
             chunk = ChatCompletionChunk.model_validate(data)
             state.handle_chunk(chunk)
             self.usage = chunk.usage
@@ -76,7 +76,7 @@ class Answer:
     @property
     def calls(self) -> list[tuple[str, str, str]]:
         calls = (self.message and self.message.tool_calls) or []
-        return [(told.id, told.function.name, told.function.arguments) for told in calls]
+        return [(call.id, call.function.name, call.function.arguments) for call in calls]
 
 
 def check(log: Log, of: GatewayNote | None = None) -> Answer:
@@ -90,7 +90,9 @@ def check(log: Log, of: GatewayNote | None = None) -> Answer:
         assert answer.usage
         standing = [(b.tool_id, b.tool_name, b.arguments or "{}") for b in response.tool_calls if not b.cut]
         cut = [(b.tool_id, b.tool_name, b.arguments) for b in response.tool_calls if b.cut and b.arguments]
-        assert sorted(told for told in answer.calls if told in standing or told not in cut) == sorted(standing)
+        assert sorted(
+            finished_call for finished_call in answer.calls if finished_call in standing or finished_call not in cut
+        ) == sorted(standing)
         status, body = answered(WholeChat(of or note(), "r1"), log)
         whole = ChatCompletion.model_validate(body).choices[0]
         assert (status, whole.message.content or "", whole.finish_reason) == (200, answer.text, answer.finish)

@@ -52,8 +52,8 @@ def problem(**body: Any) -> Problem:
 def repeated(**body: Any) -> Json:
     """What the response repeats of the request."""
     request = of(**body)
-    told = GatewayNote(surface=SURFACE.name, version=1, created=1, model=request.model, echo=request.echo)
-    return read_back(stream(Story().events, told))[0]["response"]
+    note = GatewayNote(surface=SURFACE.name, version=1, created=1, model=request.model, echo=request.echo)
+    return read_back(stream(Story().events, note))[0]["response"]
 
 
 def test_a_text_is_the_users_message() -> None:
@@ -265,9 +265,9 @@ def test_a_refusal_has_openais_shape() -> None:
 
 
 def test_the_response_repeats_the_request() -> None:
-    told = repeated(temperature=0.5, metadata={"k": "v"}, instructions="x", max_output_tokens=7, user="u")
-    assert (told["temperature"], told["metadata"], told["instructions"]) == (0.5, {"k": "v"}, "x")
-    assert (told["max_output_tokens"], told["user"], told["top_p"]) == (7, "u", 1.0)
+    echoed = repeated(temperature=0.5, metadata={"k": "v"}, instructions="x", max_output_tokens=7, user="u")
+    assert (echoed["temperature"], echoed["metadata"], echoed["instructions"]) == (0.5, {"k": "v"}, "x")
+    assert (echoed["max_output_tokens"], echoed["user"], echoed["top_p"]) == (7, "u", 1.0)
 
 
 def test_large_settings_are_not_kept_with_every_run() -> None:

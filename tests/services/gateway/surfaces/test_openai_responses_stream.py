@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 
 from tests.services.gateway.surfaces.test_settling import thinking
 from tests.unit.core.run.script import RUN, Story, call, text
-from tests.unit.core.run.test_run_properties import TRY_AGAIN, policies, steps, tell
+from tests.unit.core.run.test_run_properties import TRY_AGAIN, play, policies, steps
 from tests.unit.providers.corpus import Recording, recordings
 from tests.unit.providers.reading import read
 from tokenbus.events import normalized as n
@@ -160,7 +160,7 @@ def test_tools_that_the_bus_runs_are_sent_only_on_request() -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "told", "status", "reason"),
+    ("end", "expected", "status", "reason"),
     [
         (n.Done("stop"), "completed", "completed", None),
         (n.Done("unknown"), "completed", "completed", None),
@@ -171,14 +171,16 @@ def test_tools_that_the_bus_runs_are_sent_only_on_request() -> None:
         (CancelRequested("enough"), "incomplete", "cancelled", "cancelled"),
     ],
 )
-def test_each_end_has_its_event_status_and_reason(end: BusEvent, told: str, status: str, reason: str | None) -> None:
+def test_each_end_has_its_event_status_and_reason(
+    end: BusEvent, expected: str, status: str, reason: str | None
+) -> None:
     story = Story()
     story.provider(*text(0, "Hi"))
     story.control(end) if isinstance(end, CancelRequested) else story.provider(end)
     events = read_back(stream(story.events))
     verify(events)
     response = events[-1]["response"]
-    assert types(events[-1:]) == [told]
+    assert types(events[-1:]) == [expected]
     assert response["status"] == status
     assert (response["incomplete_details"] or {}).get("reason") == reason
     assert (response["error"] is not None) == (status == "failed")
@@ -271,9 +273,9 @@ def test_a_response_that_is_looked_up_has_the_output_so_far() -> None:
 
 def test_an_unknown_event_is_silent() -> None:
     story = Story()
-    told = len(stream(story.events))
+    event_count = len(stream(story.events))
     unknown = UnknownEvent(run=RUN, seq=1, turn=0, attempt=1, event_type="later", fields={})
-    assert len(stream([*story.events, unknown])) == told
+    assert len(stream([*story.events, unknown])) == event_count
 
 
 def test_the_settings_of_the_request_are_repeated() -> None:
@@ -299,14 +301,14 @@ def test_the_answer_names_who_spoke() -> None:
 def test_any_log_is_accepted_and_its_text_is_the_visible_text(
     plan: list[list[BusEvent] | BusEvent], policy: OnFailure
 ) -> None:
-    log = tell(plan, policy, reborn=False).events
+    log = play(plan, policy, reborn=False).events
     events = read_back(stream(log, note(policy)))
     ended = isinstance(log[-1], Completed) or events[-1]["type"] in ("response.failed", "response.incomplete")
     verify(events, ended=ended)
     if policy == "restart":
         return
-    heard = "".join(e.text for e in log if isinstance(e, Chunk) and e.visible)
-    assert "".join(e["delta"] for e in events if e["type"] == "response.output_text.delta") == heard
+    received = "".join(e.text for e in log if isinstance(e, Chunk) and e.visible)
+    assert "".join(e["delta"] for e in events if e["type"] == "response.output_text.delta") == received
 
 
 @settings(max_examples=40)
@@ -314,7 +316,7 @@ def test_any_log_is_accepted_and_its_text_is_the_visible_text(
 def test_a_resumed_stream_is_the_rest_to_the_byte(
     plan: list[list[BusEvent] | BusEvent], policy: OnFailure, after: int
 ) -> None:
-    log = tell(plan, policy, reborn=False).events
+    log = play(plan, policy, reborn=False).events
     whole, rest = stream(log, note(policy)), stream(log, note(policy), after=after)
     assert rest == whole[after + 1 :] or rest == [DONE]
 
@@ -322,7 +324,7 @@ def test_a_resumed_stream_is_the_rest_to_the_byte(
 @settings(max_examples=40)
 @given(steps, policies)
 def test_frames_carry_the_events_of_the_stream(plan: list[list[BusEvent] | BusEvent], policy: OnFailure) -> None:
-    log = tell(plan, policy, reborn=False).events
+    log = play(plan, policy, reborn=False).events
     frames = ResponseFrames(note(policy), RUN)
     assert [msgspec.json.decode(f) for e in log for f in frames.feed(e)] == read_back(stream(log, note(policy)))
 
@@ -337,10 +339,10 @@ def test_every_recorded_stream_is_accepted(recording: Recording) -> None:
     story.provider(*read(recording.api_name, recording.data))
     events = read_back(stream(story.events, note("fail")))
     verify(events, ended=story.run.over)
-    heard = "".join(e.text for e in story.events if isinstance(e, Chunk) and e.visible)
-    assert "".join(e["delta"] for e in events if e["type"] == "response.output_text.delta") == heard
+    received = "".join(e.text for e in story.events if isinstance(e, Chunk) and e.visible)
+    assert "".join(e["delta"] for e in events if e["type"] == "response.output_text.delta") == received
     calls = [e for e in story.events if isinstance(e, BlockComplete) and e.kind == "tool_call" and not e.cut]
-    told = [e["item"] for e in events if e["type"] == "response.output_item.done"]
-    told_calls = [item for item in told if item["type"] == "function_call" and item["status"] == "completed"]
+    items = [e["item"] for e in events if e["type"] == "response.output_item.done"]
+    completed_calls = [item for item in items if item["type"] == "function_call" and item["status"] == "completed"]
     if isinstance(story.events[-1], Completed):
-        assert sorted(item["call_id"] for item in told_calls) == sorted(e.tool_id or "" for e in calls)
+        assert sorted(item["call_id"] for item in completed_calls) == sorted(e.tool_id or "" for e in calls)

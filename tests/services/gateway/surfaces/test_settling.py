@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.unit.core.run.gated_scripts import HeldStory
 from tests.unit.core.run.script import Story, call, text
-from tests.unit.core.run.test_run_properties import TRY_AGAIN, policies, steps, tell
+from tests.unit.core.run.test_run_properties import TRY_AGAIN, play, policies, steps
 from tokenbus.events import normalized as n
 from tokenbus.events.frames import BusEvent, CancelRequested, ToolReported, ToolReturned
 from tokenbus.events.public import (
@@ -55,7 +55,7 @@ def flat(steps: Iterable[Sequence[PublicEvent]]) -> list[PublicEvent]:
     return [event for step in steps for event in step]
 
 
-def told(steps: Iterable[Sequence[PublicEvent]]) -> list[str]:
+def published(steps: Iterable[Sequence[PublicEvent]]) -> list[str]:
     """Kinds of the blocks that were begun, and types of the other events, in order."""
     names: list[str] = []
     for event in flat(steps):
@@ -74,7 +74,7 @@ def test_a_call_that_a_retry_voids_is_never_sent() -> None:
     story = Story(max_tool_depth=0)
     story.provider(*thinking(0, "hm"), *call(1, "a", "f", "{}"), n.Failed(TRY_AGAIN))
     story.provider(*text(0, "hello"), n.Done("stop"))
-    assert told(settled(story.events)) == ["Started", "Retrying", "text", "Completed"]
+    assert published(settled(story.events)) == ["Started", "Retrying", "text", "Completed"]
 
 
 def test_the_first_visible_chunk_settles_all_before_it_and_after_it() -> None:
@@ -97,7 +97,7 @@ def test_the_start_of_a_text_is_not_told_before_its_first_visible_chunk() -> Non
     story.provider(n.Failed(TRY_AGAIN))
     story.provider(*text(0, "hello"), n.Done("stop"))
     steps = settled(story.events)
-    assert told(steps) == ["Started", "Retrying", "text", "Completed"]
+    assert published(steps) == ["Started", "Retrying", "text", "Completed"]
 
 
 @pytest.mark.parametrize("end", [n.Done("tool_use"), n.Done("stop"), n.Done("length")])
@@ -118,7 +118,7 @@ def test_usage_alone_ends_nothing_because_a_fallback_may_follow() -> None:
     seq = len(story.events)
     retry = Retrying(run="r1", seq=seq + 1, turn=0, attempt=1, error=TRY_AGAIN, next_attempt=2, delay_ms=0, drop_from=0)
     usage = UsageReported(run="r1", seq=seq, turn=0, attempt=1, usage=used, total=used)
-    assert told(settled([*story.events, usage, retry])) == ["Started", "UsageReported", "Retrying"]
+    assert published(settled([*story.events, usage, retry])) == ["Started", "UsageReported", "Retrying"]
 
 
 def test_a_tools_progress_settles_its_call() -> None:
@@ -127,8 +127,8 @@ def test_a_tools_progress_settles_its_call() -> None:
     before = len(story.events)
     story.control(ToolReported(0, 0.5))
     steps = settled(story.events)
-    assert told(steps[:before]) == ["Started"]
-    assert told(steps) == ["Started", "tool_call", "ToolProgress"]
+    assert published(steps[:before]) == ["Started"]
+    assert published(steps) == ["Started", "tool_call", "ToolProgress"]
 
 
 def test_a_tools_result_settles_its_call_and_the_order_is_kept() -> None:
@@ -144,7 +144,7 @@ def test_a_later_turn_settles_the_one_before_it() -> None:
     story.provider(*thinking(0, "hm"), n.Done("pause"))
     story.provider(*thinking(0, "well"))
     steps = settled(story.events)
-    assert told(steps) == ["Started", "thinking"]
+    assert published(steps) == ["Started", "thinking"]
     assert flat(steps)[-1].turn == 0
 
 
@@ -154,7 +154,7 @@ def test_each_turn_settles_for_itself() -> None:
     story.control(ToolReturned(1, "found", is_error=False))
     story.provider(*call(0, "b", "f", "{}"), n.Failed(TRY_AGAIN))
     story.provider(*text(0, "done"), n.Done("stop"))
-    assert told(settled(story.events)) == [
+    assert published(settled(story.events)) == [
         "Started", "text", "tool_call", "tool_result", "Retrying", "text", "Completed",
     ]  # fmt: skip
 
@@ -163,15 +163,15 @@ def test_each_turn_settles_for_itself() -> None:
 def test_a_held_call_of_a_run_that_breaks_off_is_never_sent_as_runnable(end: BusEvent) -> None:
     story = Story(max_tool_depth=0, on_failure="fail")
     story.provider(*thinking(0, "hm"), *call(1, "a", "f", "{}"), end)
-    assert told(settled(story.events, "fail"))[:2] == ["Started", "thinking"]
-    assert "tool_call" not in told(settled(story.events, "fail"))
+    assert published(settled(story.events, "fail"))[:2] == ["Started", "thinking"]
+    assert "tool_call" not in published(settled(story.events, "fail"))
 
 
 def test_a_call_that_a_cancel_cut_is_not_sent() -> None:
     story = Story()
     story.provider(n.ToolCallStart(0, "a", "f"), n.ToolCallDelta(0, "{"))
     story.control(CancelRequested("enough"))
-    assert told(settled(story.events)) == ["Started", "tool_result", "Cancelled"]
+    assert published(settled(story.events)) == ["Started", "tool_result", "Cancelled"]
 
 
 def test_under_continue_a_call_after_text_is_held_until_the_turn_ends() -> None:
@@ -183,7 +183,7 @@ def test_under_continue_a_call_after_text_is_held_until_the_turn_ends() -> None:
     before = len(story.events)
     story.provider(n.Done("tool_use"))
     steps = settled(story.events, "continue")
-    assert "tool_call" not in told(steps[:before])
+    assert "tool_call" not in published(steps[:before])
     calls = [event for event in flat(steps) if isinstance(event, BlockComplete) and event.kind == "tool_call"]
     assert [each.tool_id for each in calls] == ["b"]
 
@@ -203,7 +203,7 @@ def test_under_restart_no_call_is_sent_before_its_turn_ends_and_text_flows() -> 
     story.provider(*call(0, "a", "f", "{}"), *text(1, "hello"), n.Failed(TRY_AGAIN))
     story.provider(*call(0, "b", "f", "{}"), *text(1, "hello"), n.Done("tool_use"))
     steps = settled(story.events, "restart")
-    assert told(steps) == ["Started", "text", "Restarted", "text", "tool_call", "Completed"]
+    assert published(steps) == ["Started", "text", "Restarted", "text", "tool_call", "Completed"]
     calls = [event.tool_id for event in flat(steps) if isinstance(event, BlockComplete) and event.kind == "tool_call"]
     assert calls == ["b"]
 
@@ -213,7 +213,7 @@ def test_an_unknown_on_failure_is_treated_as_continue() -> None:
     story.provider(*text(0, "so "), *call(1, "a", "f", "{}"), n.Cut("cut"))
     story.provider(*text(0, "on"), n.Done("stop"))
     assert settled(story.events, None) == settled(story.events, "continue")
-    assert "tool_call" not in told(settled(story.events, None))
+    assert "tool_call" not in published(settled(story.events, None))
 
 
 def test_no_event_of_an_invisible_run_is_sent_before_its_turn_ends() -> None:
@@ -229,13 +229,13 @@ def test_thinking_that_is_not_held_is_sent_at_once_and_calls_are_still_held() ->
     story = Story(max_tool_depth=0)
     story.provider(*call(0, "a", "f", "{}"))
     story.provider(*thinking(1, "hm"), n.Failed(TRY_AGAIN))
-    assert told(settled(story.events, hold_thinking=False)) == ["Started", "thinking", "Retrying"]
+    assert published(settled(story.events, hold_thinking=False)) == ["Started", "thinking", "Retrying"]
 
 
 def test_calls_that_are_not_held_are_sent_at_once() -> None:
     story = Story(max_tool_depth=0)
     story.provider(*call(0, "a", "f", "{}"), n.Failed(TRY_AGAIN))
-    assert told(settled(story.events, hold_calls=False)) == ["Started", "tool_call", "Retrying"]
+    assert published(settled(story.events, hold_calls=False)) == ["Started", "tool_call", "Retrying"]
 
 
 def test_images_wait_unless_they_are_not_held() -> None:
@@ -259,7 +259,7 @@ def test_a_policys_release_is_settled_like_any_run() -> None:
     story.pass_all()
     story.provider(*text(0, "hello"), n.Done("stop"))
     story.pass_all()
-    assert told(settled(story.heard)) == ["Started", "Retrying", "text", "Completed"]
+    assert published(settled(story.published)) == ["Started", "Retrying", "text", "Completed"]
 
 
 # --- for every story ------------------------------------------------------------------------------------------
@@ -290,7 +290,7 @@ def never_ran(events: Sequence[PublicEvent]) -> set[int]:
 def test_no_void_event_is_sent_and_no_other_is_lost(
     plan: list[list[BusEvent] | BusEvent], policy: OnFailure, known: bool
 ) -> None:
-    events = tell(plan, policy, reborn=False).events
+    events = play(plan, policy, reborn=False).events
     out = flat(settled(events, policy if known or policy == "restart" else None))
     assert len({e.seq for e in out}) == len(out), "each comes out once"
     void = void_blocks(events)
@@ -311,7 +311,7 @@ def test_no_void_event_is_sent_and_no_other_is_lost(
 def test_each_blocks_events_and_all_turns_keep_their_order(
     plan: list[list[BusEvent] | BusEvent], policy: OnFailure
 ) -> None:
-    events = tell(plan, policy, reborn=False).events
+    events = play(plan, policy, reborn=False).events
     out = flat(settled(events, policy))
     assert [e.turn for e in out] == sorted(e.turn for e in out)
     for number in {e.block for e in out if isinstance(e, OF_BLOCK)}:
@@ -323,7 +323,7 @@ def test_each_blocks_events_and_all_turns_keep_their_order(
 
 @given(steps, policies)
 def test_visible_text_is_never_held(plan: list[list[BusEvent] | BusEvent], policy: OnFailure) -> None:
-    for event, step in zip(events := tell(plan, policy, reborn=False).events, settled(events, policy), strict=True):
+    for event, step in zip(events := play(plan, policy, reborn=False).events, settled(events, policy), strict=True):
         if isinstance(event, Chunk) and event.visible:
             assert step[-1] == event
 
@@ -332,7 +332,7 @@ def test_visible_text_is_never_held(plan: list[list[BusEvent] | BusEvent], polic
 def test_by_default_the_blocks_come_in_the_order_of_the_log(
     plan: list[list[BusEvent] | BusEvent], policy: OnFailure
 ) -> None:
-    events = tell(plan, policy, reborn=False).events
+    events = play(plan, policy, reborn=False).events
     blocks = [e.seq for e in flat(settled(events, policy)) if isinstance(e, (*OF_BLOCK, ToolProgress))]
     assert blocks == sorted(blocks)
 
@@ -341,7 +341,7 @@ def test_by_default_the_blocks_come_in_the_order_of_the_log(
 def test_a_log_cut_anywhere_gives_a_prefix_of_the_whole(
     plan: list[list[BusEvent] | BusEvent], policy: OnFailure, at: int
 ) -> None:
-    events = tell(plan, policy, reborn=False).events
+    events = play(plan, policy, reborn=False).events
     whole = flat(settled(events, policy))
     part = flat(settled(events[:at], policy))
     assert part == whole[: len(part)]

@@ -129,13 +129,13 @@ def encoder_of(name: str) -> Encoder:
     return surface.encoder(request, note, "r1")
 
 
-def check(name: str, told: list[bytes], *, over: bool) -> list[dict[str, Any]]:
+def check(name: str, elements: list[bytes], *, over: bool) -> list[dict[str, Any]]:
     """Fail unless every element is one or more whole events of the dialect; return their data."""
     dialect = DIALECTS[name]
     event = re.compile(f"(?:{dialect.event})\n")
     found: list[dict[str, Any]] = []
     done = False
-    for element in told:
+    for element in elements:
         stream = element.decode()  # strict: no byte that is not UTF-8
         assert stream.splitlines() == stream.split("\n")[:-1], "one end of a line, for any client"
         at = 0
@@ -177,18 +177,18 @@ def test_silence_is_filled_with_what_its_clients_skip(name: str) -> None:
 @each_surface
 def test_every_recorded_stream(name: str) -> None:
     for row in ROWS:
-        told = fed(name, recorded_events(row))
-        ended_by_done = DIALECTS[name].done and told[-1:] == [b"data: [DONE]\n\n"]
-        assert check(name, told, over=ended_by_done), row.file
+        elements = fed(name, recorded_events(row))
+        ended_by_done = DIALECTS[name].done and elements[-1:] == [b"data: [DONE]\n\n"]
+        assert check(name, elements, over=ended_by_done), row.file
 
 
 def _any_stream(name: str) -> Callable[[], None]:
     @given(any_log())
     def any_stream(log: Log) -> None:
-        told = fed(name, log)
-        ended_by_done = DIALECTS[name].done and told[-1:] == [b"data: [DONE]\n\n"]
+        elements = fed(name, log)
+        ended_by_done = DIALECTS[name].done and elements[-1:] == [b"data: [DONE]\n\n"]
         assert is_over(log) or not ended_by_done
-        check(name, told, over=ended_by_done)
+        check(name, elements, over=ended_by_done)
 
     return any_stream
 
@@ -202,13 +202,13 @@ def test_any_log(name: str) -> None:
 def test_text_with_other_ends_of_lines_stays_on_one_line(name: str) -> None:
     odd = "a\u2028b\u2029c\x85d\x0be\x0cf\x1cg\r\nh\ti"
     log = log_of([*text(0, odd), n.Done("stop")])
-    told = fed(name, log)
-    check(name, told, over=DIALECTS[name].done)
-    assert odd in "".join(_strings([msgspec.json.decode(line[6:]) for line in _data_lines(told)]))
+    elements = fed(name, log)
+    check(name, elements, over=DIALECTS[name].done)
+    assert odd in "".join(_strings([msgspec.json.decode(line[6:]) for line in _data_lines(elements)]))
 
 
-def _data_lines(told: list[bytes]) -> Iterator[bytes]:
-    for element in told:
+def _data_lines(elements: list[bytes]) -> Iterator[bytes]:
+    for element in elements:
         yield from (line for line in element.split(b"\n") if line.startswith(b"data: {"))
 
 
@@ -231,9 +231,9 @@ def test_a_broken_answer_ends_in_an_event_of_the_dialect(name: str) -> None:
     begun = log_of([*text(0, "Hal")[:-1]])
     for log in ([], begun):
         encoder = encoder_of(name)
-        told = [element for event in log for element in encoder.feed(event)]
+        elements = [element for event in log for element in encoder.feed(event)]
         last = encoder.broken(PROBLEM)
         ended_by_done = DIALECTS[name].done and last[-1:] == [b"data: [DONE]\n\n"]
-        events = check(name, [*told, *last], over=ended_by_done)
+        events = check(name, [*elements, *last], over=ended_by_done)
         assert check(name, last, over=ended_by_done), "never a silent end"
         assert not DIALECTS[name].ends_by_error or "error" in str(events[-1])

@@ -14,7 +14,7 @@ def note(text: str) -> None:
         file.write(text + "\n")
 
 
-def tell(**message: Any) -> None:
+def send(**message: Any) -> None:
     print(json.dumps({"jsonrpc": "2.0", **message}), flush=True)
 
 
@@ -31,17 +31,17 @@ def answer(request: dict[str, Any]) -> None:
             result = {"tools": TOOLS[:1], "nextCursor": "1"}
         case "tools/call" if request["params"]["name"] == "wait":
             TOOLS.append({"name": "late", "inputSchema": {"type": "object"}})
-            tell(method="notifications/tools/list_changed")
+            send(method="notifications/tools/list_changed")
             return  # never answered
         case "tools/call" if request["params"].get("arguments"):
-            tell(id=request["id"], error={"code": -32000, "message": "out of order"})
+            send(id=request["id"], error={"code": -32000, "message": "out of order"})
             return
         case "tools/call":
             result = {"content": [], "structuredContent": {"degrees": 7}}
         case _:
-            tell(id=request["id"], error={"code": -32601, "message": "Method not found"})
+            send(id=request["id"], error={"code": -32601, "message": "Method not found"})
             return
-    tell(id=request["id"], result=result)
+    send(id=request["id"], result=result)
 
 
 note(f"pid {os.getpid()}")

@@ -51,11 +51,11 @@ def settings(port: int, **changes: object) -> McpHttp:
 async def says(executor: object, text: str) -> None:
     """Returns once the server answers a call."""
 
-    async def said() -> bool:
+    async def is_logged() -> bool:
         outcome = await answer(executor, "far__echo", f'{{"text": "{text}"}}')  # type: ignore[arg-type]
         return (outcome.content, outcome.is_error) == (text, False)
 
-    await eventually(said)
+    await eventually(is_logged)
 
 
 async def test_tools_of_a_server_that_comes_up_late_can_be_called(start: Start, serve: Serve, port: int) -> None:

@@ -148,27 +148,27 @@ class Hoarder:
     """A logic whose state is the list of its inputs."""
 
     def __init__(self) -> None:
-        self.told: dict[str, bytes] = {}
+        self.frames: dict[str, bytes] = {}
 
     def apply(self, run: str, frame: bytes) -> None:
-        self.told[run] = self.told.get(run, b"") + frame
+        self.frames[run] = self.frames.get(run, b"") + frame
 
     def fail(self, run: str, error: ErrorInfo) -> None: ...
 
     def abandon(self, run: str, error: ErrorInfo) -> None: ...
 
     def is_open(self, run: str) -> bool:
-        return run in self.told
+        return run in self.frames
 
     def flush(self, commit: Commit) -> None: ...
 
     def discard_outputs(self) -> None: ...
 
     def snapshot(self, run: str) -> bytes:
-        return self.told[run]
+        return self.frames[run]
 
     def restore(self, run: str, state: bytes) -> None:
-        self.told[run] = state
+        self.frames[run] = state
 
     def recall(self, run: str, seq: int) -> None: ...
 

@@ -23,7 +23,7 @@ AT: dict[str, Any] = {"run": "r", "seq": 0, "turn": 0, "attempt": 1}
 STARTED = Started(**AT, provider="p", model="m")
 TEXT = BlockStarted(**AT, block=0, kind="text")
 CHUNK = Chunk(**AT, block=0, kind="text", text="a", visible=True, depth=0)
-SAID = BlockComplete(**AT, block=0, kind="text", content="a")
+REPLY = BlockComplete(**AT, block=0, kind="text", content="a")
 CALL = BlockStarted(**AT, block=1, kind="tool_call")
 CALLED = BlockComplete(**AT, block=1, kind="tool_call", arguments="{}")
 ENDED = Completed(**AT, finish="stop", timing=Timing(total_ms=1))
@@ -36,10 +36,10 @@ UNKNOWN = UnknownEvent(**AT, event_type="sung", fields={})
 @pytest.mark.parametrize(
     ("topic", "kinds", "wanted"),
     [
-        ("blocks", None, [TEXT, SAID, CALL, CALLED, PROGRESS, UNKNOWN]),
-        ("blocks", ["block_complete"], [SAID, CALLED]),
-        ("blocks", BlockComplete, [SAID, CALLED]),
-        ("blocks", [BlockComplete, BlockStarted], [TEXT, SAID, CALL, CALLED]),
+        ("blocks", None, [TEXT, REPLY, CALL, CALLED, PROGRESS, UNKNOWN]),
+        ("blocks", ["block_complete"], [REPLY, CALLED]),
+        ("blocks", BlockComplete, [REPLY, CALLED]),
+        ("blocks", [BlockComplete, BlockStarted], [TEXT, REPLY, CALL, CALLED]),
         ("blocks", ["tool_call"], [CALL, CALLED]),
         ("blocks", [BlockComplete, "tool_call"], [CALLED]),
         ("blocks", "tool_progress", [PROGRESS]),
@@ -51,7 +51,7 @@ UNKNOWN = UnknownEvent(**AT, event_type="sung", fields={})
 )
 def test_kinds_are_types_of_events_and_kinds_of_blocks(topic: Any, kinds: Any, wanted: list[PublicEvent]):
     selection = Selection(topic, kinds)
-    on_topic = {"blocks": [TEXT, SAID, CALL, CALLED, PROGRESS], "runs": [STARTED, ENDED]}.get(topic, [CHUNK])
+    on_topic = {"blocks": [TEXT, REPLY, CALL, CALLED, PROGRESS], "runs": [STARTED, ENDED]}.get(topic, [CHUNK])
     assert [event for event in [*on_topic, UNKNOWN] if selection.wants(event)] == wanted
 
 

@@ -71,22 +71,22 @@ class Reference:
             self.blocks.append(Region(kind, content))
 
     def top(self, at: int) -> None:
-        said, piece = "", ""
+        text, piece = "", ""
         while True:
             tag = tag_at(self.text, at) if at < len(self.text) else None
             if tag and local(tag) in ("invoke", "parameter"):
                 tag = None
             if tag or at >= len(self.text):
                 cut = first_stop(piece, self.stops)
-                said += piece if cut is None else piece[:cut]
+                text += piece if cut is None else piece[:cut]
                 piece = ""
                 if cut is not None or tag is None:
-                    return self.keep("text", said)
+                    return self.keep("text", text)
                 at = tag.end()
                 if tag["close"]:
                     continue
-                self.keep("text", said)
-                said = ""
+                self.keep("text", text)
+                text = ""
                 if local(tag) == "function_calls":
                     return None if tag["alone"] else self.calls(at)
                 if tag["alone"]:
@@ -100,20 +100,20 @@ class Reference:
                 at += 1
 
     def thinking(self, at: int) -> int | None:
-        said = ""
+        text = ""
         while at < len(self.text):
             tag = tag_at(self.text, at)
             if tag and tag["close"] and local(tag) == "thinking":
-                self.keep("thinking", said)
+                self.keep("thinking", text)
                 return tag.end()
             if tag and not tag["close"] and local(tag) == "function_calls":
-                self.keep("thinking", said)
+                self.keep("thinking", text)
                 if not tag["alone"]:
                     self.calls(tag.end())
                 return None
-            said += self.text[at]
+            text += self.text[at]
             at += 1
-        self.keep("thinking", said)
+        self.keep("thinking", text)
         return None
 
     def results(self, at: int) -> int:

@@ -28,17 +28,17 @@ CONTENT = [
 RESULTS = (ToolReturned(2, "sunny", False), ToolReturned(3, "rainy", False))
 
 
-def said(document: str, size: int) -> list[n.Normalized]:
+def events_of(document: str, size: int) -> list[n.Normalized]:
     return [n.TextDelta(0, document[i : i + size]) for i in range(0, len(document), size)]
 
 
 def prefilled(size: int = 3) -> list[PublicEvent]:
     """A run of two turns, each piece in a commit of its own."""
     story = Story(reading=TextReading())
-    for event in said(DOCUMENT, size):
+    for event in events_of(DOCUMENT, size):
         story.provider(event, attempt=1)
     story.control(*RESULTS)
-    for event in [*said("It is sunny.", size), n.Done("stop", "end_turn")]:
+    for event in [*events_of("It is sunny.", size), n.Done("stop", "end_turn")]:
         story.provider(event)
     return story.events
 

@@ -19,11 +19,11 @@ def call(body: str) -> str:
 
 
 def only_call(body: str) -> n.ToolCallDelta:
-    [start, said, done] = joined(read([call(body)], types=TYPES))
+    [start, arguments, done] = joined(read([call(body)], types=TYPES))
     assert isinstance(start, n.ToolCallStart)
-    assert isinstance(said, n.ToolCallDelta)
+    assert isinstance(arguments, n.ToolCallDelta)
     assert done == n.ToolCallDone(0)
-    return said
+    return arguments
 
 
 def problem_of(body: str) -> str:
@@ -52,9 +52,9 @@ def test_a_parameter_of_another_type_is_read_at_its_end_and_integers_stay_exact(
     assert only_call('<parameter name="n"> 90071992547409931 </parameter>').fragment == '{"n":90071992547409931}'
 
 
-@pytest.mark.parametrize(("said", "value"), [("null", None), ("Rome", "Rome"), ("5", "5"), ("", "")])
-def test_where_text_is_one_of_the_types_json_counts_only_if_it_is_of_another(said: str, value: object) -> None:
-    assert json.loads(only_call(f'<parameter name="maybe">{said}</parameter>').fragment) == {"maybe": value}
+@pytest.mark.parametrize(("expected", "value"), [("null", None), ("Rome", "Rome"), ("5", "5"), ("", "")])
+def test_where_text_is_one_of_the_types_json_counts_only_if_it_is_of_another(expected: str, value: object) -> None:
+    assert json.loads(only_call(f'<parameter name="maybe">{expected}</parameter>').fragment) == {"maybe": value}
 
 
 def test_a_value_is_opaque_until_its_own_close() -> None:
@@ -113,11 +113,13 @@ def test_thinking_that_the_prompt_opened_is_the_turns_first_block() -> None:
     assert [(b.kind, b.content) for b in found] == [("thinking", "I think."), ("text", "I say.")]
 
 
-@pytest.mark.parametrize("said", ["<thinking>So it is.", "Well<thinking>So it is.</thinkin", "<thinking>So it is.<b>"])
-def test_thinking_that_never_closes_is_never_emitted_as_text(said: str) -> None:
-    *before, last = regions(read(said))
+@pytest.mark.parametrize(
+    "expected", ["<thinking>So it is.", "Well<thinking>So it is.</thinkin", "<thinking>So it is.<b>"]
+)
+def test_thinking_that_never_closes_is_never_emitted_as_text(expected: str) -> None:
+    *before, last = regions(read(expected))
     assert (last.kind, last.content.startswith("So it is.")) == ("thinking", True)
-    assert [block.content for block in before if block.kind == "text"] == (["Well"] if said.startswith("W") else [])
+    assert [block.content for block in before if block.kind == "text"] == (["Well"] if expected.startswith("W") else [])
 
 
 def test_other_names_of_thinking_are_data_and_close_by_themselves_alone() -> None:
@@ -159,7 +161,7 @@ def test_the_id_of_a_call_is_made_of_run_turn_and_ordinal() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("Hi <|eot|>Bob: never", [("text", "Hi ")]),
         ("<thinking>Hm<|eot|></thinking>never", [("thinking", "Hm")]),
@@ -170,10 +172,10 @@ def test_the_id_of_a_call_is_made_of_run_turn_and_ordinal() -> None:
     ],
 )
 def test_the_end_of_turn_token_ends_the_turn_wherever_it_is_cut(
-    text: str, said: list[tuple[str, str]], size: int
+    text: str, expected: list[tuple[str, str]], size: int
 ) -> None:
     pieces = [text[i : i + size] for i in range(0, len(text), size)]
-    assert [(block.kind, block.content) for block in regions(read(pieces, end_of_turn="<|eot|>"))] == said
+    assert [(block.kind, block.content) for block in regions(read(pieces, end_of_turn="<|eot|>"))] == expected
 
 
 def test_the_token_in_a_value_cuts_the_call_and_between_calls_those_before_it_stay_sound() -> None:
@@ -196,19 +198,21 @@ def test_the_text_of_a_turn_is_without_the_token_and_with_what_only_began_like_i
 
 def test_each_alias_of_thinking_opens_it_and_closes_what_it_opened() -> None:
     text = "<think>a</thinking>b</think>c<reasoning>d</reasoning>"
-    said = [(block.kind, block.content) for block in regions(read(text, thinking=("thinking", "think", "reasoning")))]
-    assert said == [("thinking", "a</thinking>b"), ("text", "c"), ("thinking", "d")]
+    blocks = [(block.kind, block.content) for block in regions(read(text, thinking=("thinking", "think", "reasoning")))]
+    assert blocks == [("thinking", "a</thinking>b"), ("text", "c"), ("thinking", "d")]
 
 
 @pytest.mark.parametrize("pieces", [[" Hello"], [" ", "Hello"], list(" Hello")])
 def test_the_blank_between_a_name_and_the_turns_first_text_is_not_of_the_text(pieces: list[str]) -> None:
-    def heard(said: list[str], *, follows_a_name: bool = True) -> list[str]:
-        return [b.content for b in regions(read(said, follows_a_name=follows_a_name)) if b.kind == "text"]
+    def texts_emitted(pieces: list[str], *, follows_a_name: bool = True) -> list[str]:
+        return [b.content for b in regions(read(pieces, follows_a_name=follows_a_name)) if b.kind == "text"]
 
-    assert heard(pieces) == ["Hello"]
-    assert heard(pieces, follows_a_name=False) == [" Hello"], "where the model's own message goes on it is its own"
-    assert heard([" ", *pieces, "  you"]) == [" Hello  you"], "one blank, and no more"
-    assert heard([" <thinking>Hm</thinking>", *pieces]) == ["Hello"]
+    assert texts_emitted(pieces) == ["Hello"]
+    assert texts_emitted(pieces, follows_a_name=False) == [" Hello"], (
+        "where the model's own message goes on it is its own"
+    )
+    assert texts_emitted([" ", *pieces, "  you"]) == [" Hello  you"], "one blank, and no more"
+    assert texts_emitted([" <thinking>Hm</thinking>", *pieces]) == ["Hello"]
     reading = reader(follows_a_name=True)
     for piece in pieces:
         reading.feed(piece)

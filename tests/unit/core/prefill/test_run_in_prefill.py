@@ -25,18 +25,18 @@ def says(text: str) -> list[n.Normalized]:
     return [n.BlockStart(0, "text"), *(n.TextDelta(0, char) for char in text), n.BlockStop(0)]
 
 
-def blocks(told: Story) -> list[tuple[str, str | None]]:
-    return [(e.kind, e.arguments or e.content) for e in of_type(told.events, BlockComplete)]
+def blocks(scenario: Story) -> list[tuple[str, str | None]]:
+    return [(e.kind, e.arguments or e.content) for e in of_type(scenario.events, BlockComplete)]
 
 
 def test_a_provider_that_stops_on_the_close_of_calls_ends_the_turn_and_the_calls_run() -> None:
-    told = story()
+    scenario = story()
     text = CALL.removesuffix(STOPPED)
-    told.provider(*says(f"Hm.{text}"), n.Done("stop", "stop_sequence", stop_string=STOPPED))
-    [handed] = of_type(told.effects, RunTools)  # pyright: ignore[reportArgumentType]
+    scenario.provider(*says(f"Hm.{text}"), n.Done("stop", "stop_sequence", stop_string=STOPPED))
+    [handed] = of_type(scenario.effects, RunTools)  # pyright: ignore[reportArgumentType]
     assert [(w.name, w.arguments) for w in handed.work] == [("f", '{"q":"a"}')]
-    told.control(ToolReturned(1, "result", False))
-    turn = told.effects[-1]
+    scenario.control(ToolReturned(1, "result", False))
+    turn = scenario.effects[-1]
     assert isinstance(turn, NextTurn)
     assert turn.history
     assert turn.history[0] == Message(role="assistant", content=f"Hm.{CALL}")
@@ -44,22 +44,22 @@ def test_a_provider_that_stops_on_the_close_of_calls_ends_the_turn_and_the_calls
 
 
 def test_a_turn_that_ends_before_its_provider_does_closes_the_attempt() -> None:
-    told = story()
-    told.provider(*says(f"{CALL} and an invented result"))
-    assert [type(effect) for effect in told.effects] == [RunTools, CloseAttempt]
-    assert told.provider(*says("more")) == []
+    scenario = story()
+    scenario.provider(*says(f"{CALL} and an invented result"))
+    assert [type(effect) for effect in scenario.effects] == [RunTools, CloseAttempt]
+    assert scenario.provider(*says("more")) == []
 
 
 def test_a_malformed_call_gets_an_error_result_and_never_runs() -> None:
-    told = story(types={"f": {"q": ["integer"]}})
-    told.provider(*says(CALL))
-    assert not of_type(told.effects, RunTools)  # pyright: ignore[reportArgumentType]
-    call, result = of_type(told.events, BlockComplete)
+    scenario = story(types={"f": {"q": ["integer"]}})
+    scenario.provider(*says(CALL))
+    assert not of_type(scenario.effects, RunTools)  # pyright: ignore[reportArgumentType]
+    call, result = of_type(scenario.events, BlockComplete)
     assert call.input is None
     assert "not JSON" in call.input_error
     assert result.is_error
     assert result.content == call.input_error
-    assert isinstance(told.effects[-1], NextTurn)
+    assert isinstance(scenario.effects[-1], NextTurn)
 
 
 def test_calls_left_open_run_after_a_sound_finish_and_never_after_a_broken_off_one() -> None:
@@ -72,83 +72,83 @@ def test_calls_left_open_run_after_a_sound_finish_and_never_after_a_broken_off_o
 
 
 def test_a_name_ends_the_turn_in_text_and_is_put_back_in_thinking() -> None:
-    told = story()
-    told.provider(*says("<thinking>a"), n.Done("stop", "stop_sequence", stop_string="\nBob:"))
-    resumed = told.effects[-1]
+    scenario = story()
+    scenario.provider(*says("<thinking>a"), n.Done("stop", "stop_sequence", stop_string="\nBob:"))
+    resumed = scenario.effects[-1]
     assert isinstance(resumed, NextTurn)
     assert (resumed.work.turn, resumed.work.attempt) == (0, 2)
     assert (resumed.history, resumed.so_far) == (None, Message(role="assistant", content="<thinking>a\nBob:"))
-    told.reborn()
-    told.provider(*says(" b</thinking>c"), n.Done("stop", "stop_sequence", stop_string="\nBob:"))
-    assert blocks(told) == [("thinking", "a\nBob: b"), ("text", "c")]
-    assert isinstance(told.events[-1], Completed)
+    scenario.reborn()
+    scenario.provider(*says(" b</thinking>c"), n.Done("stop", "stop_sequence", stop_string="\nBob:"))
+    assert blocks(scenario) == [("thinking", "a\nBob: b"), ("text", "c")]
+    assert isinstance(scenario.events[-1], Completed)
 
 
 def test_a_turn_is_not_resumed_for_ever() -> None:
-    told = story()
-    told.provider(*says("<thinking>a"), n.Done("stop", stop_string="\nBob:"))
+    scenario = story()
+    scenario.provider(*says("<thinking>a"), n.Done("stop", stop_string="\nBob:"))
     for _ in range(MAX_IDLE):
-        told.provider(n.Done("stop", stop_string="\nBob:"))
-    assert isinstance(told.events[-1], Completed)
-    assert told.run.state.attempt == 1 + MAX_IDLE
+        scenario.provider(n.Done("stop", stop_string="\nBob:"))
+    assert isinstance(scenario.events[-1], Completed)
+    assert scenario.run.state.attempt == 1 + MAX_IDLE
 
 
 def test_a_provider_that_stopped_inside_a_value_continues_it() -> None:
-    told = story()
-    told.provider(
+    scenario = story()
+    scenario.provider(
         *says('<function_calls><invoke name="f"><parameter name="q">Ask'), n.Done("stop", stop_string="\nBob:")
     )
-    resumed = told.effects[-1]
+    resumed = scenario.effects[-1]
     assert isinstance(resumed, NextTurn)
     assert resumed.so_far
     assert str(resumed.so_far.content).endswith(">Ask\nBob:")
-    told.provider(*says(" hi</parameter></invoke></function_calls>"))
-    assert blocks(told) == [("tool_call", '{"q":"Ask\\nBob: hi"}')]
-    assert of_type(told.effects, RunTools)  # pyright: ignore[reportArgumentType]
+    scenario.provider(*says(" hi</parameter></invoke></function_calls>"))
+    assert blocks(scenario) == [("tool_call", '{"q":"Ask\\nBob: hi"}')]
+    assert of_type(scenario.effects, RunTools)  # pyright: ignore[reportArgumentType]
 
 
 def test_resumptions_are_bounded_by_themselves_and_each_turn_has_its_own() -> None:
-    told = story()
+    scenario = story()
     for turn in range(2):
-        told.provider(*says("<thinking>a"), n.Done("stop", stop_string="\nBob:"))
+        scenario.provider(*says("<thinking>a"), n.Done("stop", stop_string="\nBob:"))
         for _ in range(MAX_RESUMPTIONS - 1):
-            told.provider(*says("b"), n.Done("stop", stop_string="\nBob:"))
-        assert told.run.state.turn == turn
-        assert told.run.state.tool_turns == turn, "a resumption is no tool turn"
-        assert not told.run.over
-        told.provider(*says(f"</thinking>{CALL}"))
-        told.control(ToolReturned(told.run.state.calls[0].call.block, "fine", False))
-    told.provider(*says("<thinking>a"), n.Done("stop", stop_string="\nBob:"))
+            scenario.provider(*says("b"), n.Done("stop", stop_string="\nBob:"))
+        assert scenario.run.state.turn == turn
+        assert scenario.run.state.tool_turns == turn, "a resumption is no tool turn"
+        assert not scenario.run.over
+        scenario.provider(*says(f"</thinking>{CALL}"))
+        scenario.control(ToolReturned(scenario.run.state.calls[0].call.block, "fine", False))
+    scenario.provider(*says("<thinking>a"), n.Done("stop", stop_string="\nBob:"))
     for _ in range(MAX_RESUMPTIONS):
-        told.provider(*says("b"), n.Done("stop", stop_string="\nBob:"))
-    assert isinstance(told.events[-1], Completed)
+        scenario.provider(*says("b"), n.Done("stop", stop_string="\nBob:"))
+    assert isinstance(scenario.events[-1], Completed)
 
 
 def test_withheld_text_is_released_when_the_stream_breaks() -> None:
-    told = story()
-    told.provider(*says("Hi\nBo"), n.Cut("cut"))
-    assert "".join(chunk.text for chunk in of_type(told.events, Chunk)) == "Hi\nBo"
-    assert blocks(told) == [("text", "Hi\nBo")]
-    assert isinstance(told.events[-1], Incomplete)
+    scenario = story()
+    scenario.provider(*says("Hi\nBo"), n.Cut("cut"))
+    assert "".join(chunk.text for chunk in of_type(scenario.events, Chunk)) == "Hi\nBo"
+    assert blocks(scenario) == [("text", "Hi\nBo")]
+    assert isinstance(scenario.events[-1], Incomplete)
 
 
 def test_a_retry_reads_the_turn_from_its_beginning() -> None:
-    told = story(inside="thinking")
+    scenario = story(inside="thinking")
     busy = ErrorInfo(code="overloaded_error", kind="overloaded", message="busy", retryable=True)
-    told.provider(*says("half a thou"), n.Failed(busy))
-    told.provider(*says("A thought.</thinking>Hi"), n.Done("stop"))
-    assert blocks(told)[1:] == [("thinking", "A thought."), ("text", "Hi")]
+    scenario.provider(*says("half a thou"), n.Failed(busy))
+    scenario.provider(*says("A thought.</thinking>Hi"), n.Done("stop"))
+    assert blocks(scenario)[1:] == [("thinking", "A thought."), ("text", "Hi")]
 
 
 def test_thinking_that_a_call_interrupted_continues_in_the_next_turn() -> None:
-    told = story()
-    told.provider(*says(f"<thinking>a{CALL}"))
-    told.control(ToolReturned(1, "r", False))
-    told.provider(*says("b</thinking>c"), n.Done("stop"))
-    assert [kind for kind, _ in blocks(told)] == ["thinking", "tool_call", "tool_result", "thinking", "text"]
+    scenario = story()
+    scenario.provider(*says(f"<thinking>a{CALL}"))
+    scenario.control(ToolReturned(1, "r", False))
+    scenario.provider(*says("b</thinking>c"), n.Done("stop"))
+    assert [kind for kind, _ in blocks(scenario)] == ["thinking", "tool_call", "tool_result", "thinking", "text"]
 
 
 def test_a_call_of_the_providers_own_never_runs_in_prefill() -> None:
-    told = story()
-    told.provider(n.ToolCallStart(0, "x", "f"), n.ToolCallDelta(0, "{}"), n.ToolCallDone(0), n.Done("tool_use"))
-    assert told.effects == [EndRun("completed")]
+    scenario = story()
+    scenario.provider(n.ToolCallStart(0, "x", "f"), n.ToolCallDelta(0, "{}"), n.ToolCallDone(0), n.Done("tool_use"))
+    assert scenario.effects == [EndRun("completed")]

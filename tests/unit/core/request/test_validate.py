@@ -22,7 +22,7 @@ def request(**fields: Any) -> Generate:
     return msgspec.convert({**base, **fields}, Generate)
 
 
-def said(role: str, *parts: dict[str, Any]) -> Generate:
+def request_with(role: str, *parts: dict[str, Any]) -> Generate:
     return request(messages=[{"role": role, "content": list(parts)}])
 
 
@@ -43,14 +43,14 @@ def said(role: str, *parts: dict[str, Any]) -> Generate:
         (request(tool_choice={"name": "weather"}), "tool_choice.name"),
         (request(tool_choice="any"), "tool_choice"),
         (request(messages=[{"role": "tool", "content": "sunny"}]), "messages[0].content"),
-        (said("tool", {"type": "text", "text": "sunny"}), "messages[0].content[0]"),
-        (said("assistant", RESULT), "messages[0].content[0]"),
-        (said("user", CALL), "messages[0].content[0]"),
-        (said("user", {"type": "thinking", "text": "hm"}), "messages[0].content[0]"),
-        (said("system", IMAGE), "messages[0].content[0]"),
-        (said("tool", {**RESULT, "tool_id": ""}), "messages[0].content[0].tool_id"),
-        (said("assistant", {**CALL, "tool_id": ""}), "messages[0].content[0].tool_id"),
-        (said("assistant", {**CALL, "tool_name": ""}), "messages[0].content[0].tool_name"),
+        (request_with("tool", {"type": "text", "text": "sunny"}), "messages[0].content[0]"),
+        (request_with("assistant", RESULT), "messages[0].content[0]"),
+        (request_with("user", CALL), "messages[0].content[0]"),
+        (request_with("user", {"type": "thinking", "text": "hm"}), "messages[0].content[0]"),
+        (request_with("system", IMAGE), "messages[0].content[0]"),
+        (request_with("tool", {**RESULT, "tool_id": ""}), "messages[0].content[0].tool_id"),
+        (request_with("assistant", {**CALL, "tool_id": ""}), "messages[0].content[0].tool_id"),
+        (request_with("assistant", {**CALL, "tool_name": ""}), "messages[0].content[0].tool_name"),
         (request(mode="prefill"), "participant"),
         (request(mode="prefill", participant=" "), "participant"),
         (request(mode="prefill", participant="Ada", tools=[TOOL], tool_choice="any"), "tool_choice"),
@@ -81,10 +81,12 @@ def test_a_broken_rule_is_named_with_its_place(broken: Generate, where: str):
         request(tool_choice="none"),
         request(mode="prefill", participant="Ada", prefill={"delimiter": "", "end_of_turn": "<|eot|>"}),
         request(mode="prefill", participant="Ada", prefill={"delimiter": "\n--\n", "unnamed": ["Ada"]}),
-        said("user", {"type": "text", "text": "look"}, IMAGE),
-        said("user", RESULT),
-        said("tool", RESULT, {**RESULT, "tool_id": "t2"}),
-        said("assistant", {"type": "thinking", "text": "hm"}, CALL, {"type": "extra", "name": "n", "json": "{}"}),
+        request_with("user", {"type": "text", "text": "look"}, IMAGE),
+        request_with("user", RESULT),
+        request_with("tool", RESULT, {**RESULT, "tool_id": "t2"}),
+        request_with(
+            "assistant", {"type": "thinking", "text": "hm"}, CALL, {"type": "extra", "name": "n", "json": "{}"}
+        ),
         request(mode="prefill", participant="Ada"),
         Cancel(run="a"),
     ],
@@ -113,9 +115,9 @@ def test_media_that_are_no_base64_are_refused_with_their_place_large_or_small(da
     source = {"type": "base64", "media_type": "image/png", "data": data}
     image, document = {"type": "image", "source": source}, {"type": "document", "source": source}
     places = {
-        "messages[0].content[1].source.data": said("user", {"type": "text", "text": "x"}, image),
-        "messages[0].content[0].source.data": said("user", document),
-        "messages[0].content[0].content[0].source.data": said("tool", {**RESULT, "content": [image]}),
+        "messages[0].content[1].source.data": request_with("user", {"type": "text", "text": "x"}, image),
+        "messages[0].content[0].source.data": request_with("user", document),
+        "messages[0].content[0].content[0].source.data": request_with("tool", {**RESULT, "content": [image]}),
         "images.mask.source.data": request(images={"mask": image}),
     }
     for where, asked in places.items():
@@ -129,10 +131,12 @@ def test_media_that_are_no_base64_are_refused_with_their_place_large_or_small(da
 def test_what_is_no_media_type_is_refused_with_its_place(written: str) -> None:
     source = {"type": "base64", "media_type": written, "data": PNG}
     with pytest.raises(RequestInvalid) as refused:
-        check_request(said("user", {"type": "image", "source": source}))
+        check_request(request_with("user", {"type": "image", "source": source}))
     assert refused.value.where == "messages[0].content[0].source.media_type"
 
 
 @pytest.mark.parametrize("written", ["image/jpg", "IMAGE/PNG", " image/png ; q=1", 'text/plain;charset="x y"'])
 def test_odd_spellings_of_media_types_are_taken(written: str) -> None:
-    check_request(said("user", {"type": "image", "source": {"type": "base64", "media_type": written, "data": PNG}}))
+    check_request(
+        request_with("user", {"type": "image", "source": {"type": "base64", "media_type": written, "data": PNG}})
+    )

@@ -24,7 +24,7 @@ class HeldStory:
     def __init__(self, policing: PolicyPlan = JUDGED, **changes: Any) -> None:
         self.run = GatedRun.accept(RUN, accepted(policing=policing, **changes), START_MS)
         self.drafts: list[PublicEvent] = []
-        self.heard: list[PublicEvent] = []
+        self.published: list[PublicEvent] = []
         self.effects: list[Effect] = []
         self.at_ms = START_MS
         self.ruled = 0
@@ -39,17 +39,17 @@ class HeldStory:
         """What comes from elsewhere than the attempt."""
         return self._step(0, CONTROL_ATTEMPT, events)
 
-    def rule(self, *steps: PolicyVerdict, teller: str = "first", first: int | None = None) -> list[PublicEvent]:
+    def rule(self, *steps: PolicyVerdict, worker: str = "first", first: int | None = None) -> list[PublicEvent]:
         """Apply these verdicts; return the events that they release."""
-        return self.control(PolicyVerdicts(teller, list(steps), first))
+        return self.control(PolicyVerdicts(worker, list(steps), first))
 
-    def pass_all(self, teller: str = "first") -> list[PublicEvent]:
+    def pass_all(self, worker: str = "first") -> list[PublicEvent]:
         """Every draft so far as it is; so often, as long as that brings more."""
-        heard: list[PublicEvent] = []
+        received: list[PublicEvent] = []
         while self.ruled < len(self.drafts):
             fresh, self.ruled = self.drafts[self.ruled :], len(self.drafts)
-            heard += self.rule(*(PolicyVerdict(d.seq, events=[d]) for d in fresh), teller=teller)
-        return heard
+            received += self.rule(*(PolicyVerdict(d.seq, events=[d]) for d in fresh), worker=worker)
+        return received
 
     def reborn(self) -> None:
         """Go on from a checkpoint of the state."""
@@ -74,7 +74,7 @@ class HeldStory:
         state = self.run.state
         new = self.run.out.number(state.run, state.seq)
         state.seq += len(new)
-        self.heard += new
+        self.published += new
         for effect in self.run.effects:
             if isinstance(effect, Draft):
                 self.drafts += effect.events

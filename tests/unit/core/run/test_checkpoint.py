@@ -120,7 +120,7 @@ def test_any_state_of_any_run_survives_a_save_and_restore(
 
 
 def test_what_all_checkpoints_of_a_run_write_grows_with_the_run_and_not_with_its_square() -> None:
-    said = []
+    published = []
     for blocks in (8, 16, 32):
         run, store, total = machine(), Store(), 0
         for block in range(blocks):
@@ -132,8 +132,8 @@ def test_what_all_checkpoints_of_a_run_write_grows_with_the_run_and_not_with_its
                 store.save(run.state)
             feed(run, n.BlockStop(block))
         assert meaning(store.load()) != meaning(run.state)  # the last block ended after it
-        said.append(store.written / total)
-    assert max(said) < 1.2, said
+        published.append(store.written / total)
+    assert max(published) < 1.2, published
 
 
 def test_a_block_that_ended_is_not_written_again() -> None:

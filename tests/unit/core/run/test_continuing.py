@@ -43,31 +43,31 @@ def begun(*pieces: str, block: int = 0) -> list[BusEvent]:
     return [n.BlockStart(block, "text"), *(n.TextDelta(block, piece) for piece in pieces)]
 
 
-def heard(events: list[PublicEvent]) -> str:
+def visible_text(events: list[PublicEvent]) -> str:
     return "".join(e.text for e in events if isinstance(e, Chunk) and e.visible)
 
 
-def next_attempt(told: Story) -> NextTurn:
-    effect = told.effects[-1]
+def next_attempt(scenario: Story) -> NextTurn:
+    effect = scenario.effects[-1]
     assert isinstance(effect, NextTurn)
     return effect
 
 
 @pytest.mark.parametrize("end", [LOST, BUSY, CUT], ids=["worker", "provider", "stream"])
 def test_the_next_attempt_continues_in_the_open_block(end: BusEvent) -> None:
-    told = story()
-    told.provider(n.Start("m"), *begun("Hello", " wor"), end)
-    [retrying] = of_type(told.events, Retrying)
+    scenario = story()
+    scenario.provider(n.Start("m"), *begun("Hello", " wor"), end)
+    [retrying] = of_type(scenario.events, Retrying)
     assert (retrying.attempt, retrying.next_attempt, retrying.drop_from, retrying.continues) == (1, 2, 1, True)
-    effect = next_attempt(told)
+    effect = next_attempt(scenario)
     assert (effect.work.turn, effect.work.attempt, effect.history) == (0, 2, None)
     assert effect.so_far == Message(role="assistant", content=[TextPart(text="Hello wor")])
-    told.provider(n.Start("m"), *text(0, "ld", "."), n.Done("stop"))
-    assert heard(told.events) == "Hello world."
-    assert [e.block for e in of_type(told.events, BlockStarted)] == [0]
-    [whole] = of_type(told.events, BlockComplete)
+    scenario.provider(n.Start("m"), *text(0, "ld", "."), n.Done("stop"))
+    assert visible_text(scenario.events) == "Hello world."
+    assert [e.block for e in of_type(scenario.events, BlockStarted)] == [0]
+    [whole] = of_type(scenario.events, BlockComplete)
     assert (whole.block, whole.content, whole.cut) == (0, "Hello world.", None)
-    assert isinstance(told.events[-1], Completed)
+    assert isinstance(scenario.events[-1], Completed)
 
 
 @given(st.text(alphabet=" \n\tab", max_size=6), st.text(alphabet=" \n\tab", min_size=1, max_size=6), st.data())
@@ -95,150 +95,152 @@ def test_whitespace_at_the_seam_is_emitted_once_for_any_cut(before: str, rest: s
     ],
 )
 def test_a_blank_at_the_seam_is_neither_doubled_nor_lost(first: str, second: str, whole: str) -> None:
-    told = story()
-    told.provider(*begun(first), LOST)
-    so_far = next_attempt(told).so_far
+    scenario = story()
+    scenario.provider(*begun(first), LOST)
+    so_far = next_attempt(scenario).so_far
     assert so_far
     assert so_far.content == [TextPart(text=first.rstrip())], "no provider is sent blank space at the end"
-    told.provider(*text(0, *second), n.Done("stop"))
-    assert heard(told.events) == whole
-    assert of_type(told.events, BlockComplete)[-1].content == whole
+    scenario.provider(*text(0, *second), n.Done("stop"))
+    assert visible_text(scenario.events) == whole
+    assert of_type(scenario.events, BlockComplete)[-1].content == whole
 
 
 def test_it_may_break_again_and_again() -> None:
-    told = story()
-    told.provider(*begun("a"), LOST)
-    told.provider(*begun("b"), LOST)
-    told.provider(n.Start("m"), LOST)
-    assert next_attempt(told).so_far == Message(role="assistant", content=[TextPart(text="ab")])
-    told.provider(*text(0, "c"), n.Done("stop"))
-    assert heard(told.events) == "abc"
-    assert [(e.block, e.content) for e in of_type(told.events, BlockComplete)] == [(0, "abc")]
+    scenario = story()
+    scenario.provider(*begun("a"), LOST)
+    scenario.provider(*begun("b"), LOST)
+    scenario.provider(n.Start("m"), LOST)
+    assert next_attempt(scenario).so_far == Message(role="assistant", content=[TextPart(text="ab")])
+    scenario.provider(*text(0, "c"), n.Done("stop"))
+    assert visible_text(scenario.events) == "abc"
+    assert [(e.block, e.content) for e in of_type(scenario.events, BlockComplete)] == [(0, "abc")]
 
 
 def test_an_empty_continuation_completes_the_text() -> None:
-    told = story()
-    told.provider(*begun("All of it."), CUT)
-    told.provider(n.Start("m"), n.Done("stop"))
-    assert [(e.content, e.cut) for e in of_type(told.events, BlockComplete)] == [("All of it.", None)]
-    assert isinstance(told.events[-1], Completed)
+    scenario = story()
+    scenario.provider(*begun("All of it."), CUT)
+    scenario.provider(n.Start("m"), n.Done("stop"))
+    assert [(e.content, e.cut) for e in of_type(scenario.events, BlockComplete)] == [("All of it.", None)]
+    assert isinstance(scenario.events[-1], Completed)
 
 
 def test_complete_blocks_before_the_text_stay_and_what_began_after_it_is_void() -> None:
-    told = story()
-    told.provider(n.BlockStart(0, "thinking"), n.ThinkingDelta(0, "hm"), n.Opaque(0, "signature", "S"), n.BlockStop(0))
-    told.provider(*text(1, "Let me look."), n.ToolCallStart(2, "a", "f"), n.ToolCallDelta(2, '{"x'), LOST)
-    [cut] = [e for e in of_type(told.events, BlockComplete) if e.cut]
-    [retrying] = of_type(told.events, Retrying)
+    scenario = story()
+    scenario.provider(
+        n.BlockStart(0, "thinking"), n.ThinkingDelta(0, "hm"), n.Opaque(0, "signature", "S"), n.BlockStop(0)
+    )
+    scenario.provider(*text(1, "Let me look."), n.ToolCallStart(2, "a", "f"), n.ToolCallDelta(2, '{"x'), LOST)
+    [cut] = [e for e in of_type(scenario.events, BlockComplete) if e.cut]
+    [retrying] = of_type(scenario.events, Retrying)
     assert (cut.block, retrying.drop_from) == (2, 2)
-    assert next_attempt(told).so_far == Message(
+    assert next_attempt(scenario).so_far == Message(
         role="assistant",
         content=[
             ThinkingPart(text="hm", signature="S"),
             TextPart(text="Let me look."),
         ],
     )
-    told.provider(*call(0, "b", "f", "{}"), n.Done("tool_use"))
-    assert [e.block for e in of_type(told.events, BlockStarted)] == [0, 1, 2, 3]
+    scenario.provider(*call(0, "b", "f", "{}"), n.Done("tool_use"))
+    assert [e.block for e in of_type(scenario.events, BlockStarted)] == [0, 1, 2, 3]
 
 
 def test_the_whole_answer_goes_back_with_the_next_turn() -> None:
-    told = story()
-    told.provider(*begun("Let me"), LOST)
-    told.provider(*text(0, " look."), *call(1, "a", "weather", "{}"), n.Done("tool_use"))
-    [said] = told.run.state.history
-    assert [getattr(part, "text", "call") for part in said.content] == ["Let me look.", "call"]
+    scenario = story()
+    scenario.provider(*begun("Let me"), LOST)
+    scenario.provider(*text(0, " look."), *call(1, "a", "weather", "{}"), n.Done("tool_use"))
+    [message] = scenario.run.state.history
+    assert [getattr(part, "text", "call") for part in message.content] == ["Let me look.", "call"]
 
 
 def test_a_call_ends_the_text_that_another_attempt_left_open() -> None:
-    told = story()
-    told.provider(*begun("Let me look."), LOST)
-    events = told.provider(n.ToolCallStart(0, "a", "f"))
+    scenario = story()
+    scenario.provider(*begun("Let me look."), LOST)
+    events = scenario.provider(n.ToolCallStart(0, "a", "f"))
     assert [type(e) for e in events] == [BlockComplete, BlockStarted, Chunk, Chunk]
 
 
 def test_thinking_before_the_continuation_leaves_the_text_open() -> None:
-    told = story()
-    told.provider(*begun("Hel"), LOST)
-    told.provider(n.BlockStart(0, "thinking"), n.ThinkingDelta(0, "again"), n.BlockStop(0), *text(1, "lo"))
-    told.provider(n.Done("stop"))
-    assert [(e.block, e.content) for e in of_type(told.events, BlockComplete)] == [(1, "again"), (0, "Hello")]
+    scenario = story()
+    scenario.provider(*begun("Hel"), LOST)
+    scenario.provider(n.BlockStart(0, "thinking"), n.ThinkingDelta(0, "again"), n.BlockStop(0), *text(1, "lo"))
+    scenario.provider(n.Done("stop"))
+    assert [(e.block, e.content) for e in of_type(scenario.events, BlockComplete)] == [(1, "again"), (0, "Hello")]
 
 
 def test_a_text_after_a_call_cannot_be_continued() -> None:
-    told = story()
-    told.provider(*call(0, "a", "f", "{}"), *begun("And", block=1), LOST)
-    end = told.events[-1]
+    scenario = story()
+    scenario.provider(*call(0, "a", "f", "{}"), *begun("And", block=1), LOST)
+    end = scenario.events[-1]
     assert isinstance(end, Incomplete)
     assert end.provider_extra
     assert "cannot continue the text" in str(end.provider_extra[-1]["note"])
 
 
 def test_where_provider_or_model_cannot_the_run_ends_as_by_default() -> None:
-    told = Story(on_failure="continue")
-    told.provider(*begun("Hel"), LOST)
-    assert isinstance(told.events[-1], Incomplete)
-    assert told.events[-1].provider_extra
+    scenario = Story(on_failure="continue")
+    scenario.provider(*begun("Hel"), LOST)
+    assert isinstance(scenario.events[-1], Incomplete)
+    assert scenario.events[-1].provider_extra
 
 
 def test_before_any_visible_text_the_turn_begins_again() -> None:
-    told = story()
-    told.provider(n.BlockStart(0, "thinking"), n.ThinkingDelta(0, "hm"), BUSY)
-    [retrying] = of_type(told.events, Retrying)
+    scenario = story()
+    scenario.provider(n.BlockStart(0, "thinking"), n.ThinkingDelta(0, "hm"), BUSY)
+    [retrying] = of_type(scenario.events, Retrying)
     assert (retrying.drop_from, retrying.continues) == (0, None)
-    assert next_attempt(told).so_far is None
+    assert next_attempt(scenario).so_far is None
 
 
 def test_tries_are_bounded_as_for_any_retry() -> None:
-    told = story(rules=RunLimits(max_attempts=2))
-    told.provider(*begun("a"), BUSY)
-    told.provider(*begun("b"), BUSY)
-    end = told.events[-1]
+    scenario = story(rules=RunLimits(max_attempts=2))
+    scenario.provider(*begun("a"), BUSY)
+    scenario.provider(*begun("b"), BUSY)
+    end = scenario.events[-1]
     assert isinstance(end, RunFailedEvent)
     assert end.provider_extra is None
-    assert heard(told.events) == "ab"
+    assert visible_text(scenario.events) == "ab"
 
 
 def test_the_usage_of_all_attempts_adds_up() -> None:
-    told = story()
-    told.provider(*begun("a"), n.UsageSeen(Usage(input=5, output=1)), LOST)
-    told.provider(*text(0, "b"), n.Done("stop", usage=Usage(input=6, output=2)))
-    assert [(e.attempt, e.usage.input) for e in of_type(told.events, UsageReported)] == [(1, 5), (2, 6)]
-    end = told.events[-1]
+    scenario = story()
+    scenario.provider(*begun("a"), n.UsageSeen(Usage(input=5, output=1)), LOST)
+    scenario.provider(*text(0, "b"), n.Done("stop", usage=Usage(input=6, output=2)))
+    assert [(e.attempt, e.usage.input) for e in of_type(scenario.events, UsageReported)] == [(1, 5), (2, 6)]
+    end = scenario.events[-1]
     assert isinstance(end, Completed)
     assert end.usage == Usage(input=11, output=3)
 
 
 def test_whitespace_alone_cannot_be_continued() -> None:
-    told = story()
-    told.provider(*begun("\n"), LOST)
-    assert next_attempt(told).so_far is None
-    told.provider(*text(0, "\nHello"), n.Done("stop"))
-    assert heard(told.events) == "\nHello"
+    scenario = story()
+    scenario.provider(*begun("\n"), LOST)
+    assert next_attempt(scenario).so_far is None
+    scenario.provider(*text(0, "\nHello"), n.Done("stop"))
+    assert visible_text(scenario.events) == "\nHello"
 
 
 def test_a_new_attempt_continues_from_a_message_that_begins_again() -> None:
-    told = story()
-    told.provider(n.Start("m"), *begun("one"), n.Start("m", "again", 1), *begun("one", block=1))
-    assert next_attempt(told).work.attempt == 2
-    assert heard(told.events) == "one", "what the old attempt still says is dropped"
+    scenario = story()
+    scenario.provider(n.Start("m"), *begun("one"), n.Start("m", "again", 1), *begun("one", block=1))
+    assert next_attempt(scenario).work.attempt == 2
+    assert visible_text(scenario.events) == "one", "what the old attempt still says is dropped"
 
 
 def test_prefill_continues_in_the_middle_of_a_tag_of_thinking_and_of_a_call() -> None:
-    told = story(reading=TextReading())
+    scenario = story(reading=TextReading())
     pieces = ["Well. <thin", "king>so", '</thinking><function_calls><invoke name="f"><parameter name="q">a', "b"]
     for piece in pieces[:-1]:
-        told.provider(*begun(piece), LOST)
-    so_far = next_attempt(told).so_far
+        scenario.provider(*begun(piece), LOST)
+    so_far = next_attempt(scenario).so_far
     assert so_far == Message(role="assistant", content="".join(pieces[:-1]))
-    told.provider(*begun("b</parameter></invoke></function_calls>"))
-    blocks = [(e.kind, e.content, e.arguments, e.cut) for e in of_type(told.events, BlockComplete)]
+    scenario.provider(*begun("b</parameter></invoke></function_calls>"))
+    blocks = [(e.kind, e.content, e.arguments, e.cut) for e in of_type(scenario.events, BlockComplete)]
     assert blocks == [
         ("text", "Well. ", None, None),
         ("thinking", "so", None, None),
         ("tool_call", None, '{"q":"ab"}', None),
     ]
-    assert [e.drop_from for e in of_type(told.events, Retrying)] == [1, 2, 3]
+    assert [e.drop_from for e in of_type(scenario.events, Retrying)] == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -286,33 +288,33 @@ fragments = st.sampled_from(
 documents = st.lists(fragments, min_size=1, max_size=12).map("".join)
 
 
-def tell(said: str, breaks: list[int], reading: TextReading | None) -> Story:
+def play(full_text: str, breaks: list[int], reading: TextReading | None) -> Story:
     """The events of a model with this text, whose attempts break after these numbers of characters."""
-    told = story(reading=reading, rules=RunLimits(max_losses=99))
+    scenario = story(reading=reading, rules=RunLimits(max_losses=99))
     for size in breaks:
-        if told.run.over or told.run.state.phase != "streaming":
+        if scenario.run.over or scenario.run.state.phase != "streaming":
             break
-        rest = said[len(so_far(told)) :]
-        told.provider(n.Start("m"), *begun(*rest[:size]), LOST)
-    if not told.run.over and told.run.state.phase == "streaming":
-        rest = said[len(so_far(told)) :]
-        told.provider(n.Start("m"), *text(0, *rest), n.Done("stop"))
-    return told
+        rest = full_text[len(so_far(scenario)) :]
+        scenario.provider(n.Start("m"), *begun(*rest[:size]), LOST)
+    if not scenario.run.over and scenario.run.state.phase == "streaming":
+        rest = full_text[len(so_far(scenario)) :]
+        scenario.provider(n.Start("m"), *text(0, *rest), n.Done("stop"))
+    return scenario
 
 
-def so_far(told: Story) -> str:
+def so_far(scenario: Story) -> str:
     """What the request of the present attempt has of the answer."""
-    effect = told.effects[-1] if told.effects else None
+    effect = scenario.effects[-1] if scenario.effects else None
     if not isinstance(effect, NextTurn) or effect.so_far is None:
         return ""
     content = effect.so_far.content
     return content if isinstance(content, str) else "".join(p.text for p in content if isinstance(p, TextPart))
 
 
-def counted(told: Story) -> list[tuple[object, ...]]:
+def counted(scenario: Story) -> list[tuple[object, ...]]:
     """The blocks that count."""
     kept: dict[int, tuple[object, ...]] = {}
-    for event in told.events:
+    for event in scenario.events:
         match event:
             case Retrying():
                 kept = {number: block for number, block in kept.items() if number < event.drop_from}
@@ -325,8 +327,8 @@ def counted(told: Story) -> list[tuple[object, ...]]:
 
 @given(documents, st.lists(st.integers(0, 12), max_size=4), st.sampled_from([None, TextReading()]))
 def test_wherever_an_answer_breaks_its_blocks_are_those_of_an_unbroken_one(
-    said: str, breaks: list[int], reading: TextReading | None
+    text: str, breaks: list[int], reading: TextReading | None
 ) -> None:
-    broken, whole = tell(said, breaks, reading), tell(said, [], reading)
+    broken, whole = play(text, breaks, reading), play(text, [], reading)
     assert counted(broken) == counted(whole)
-    assert heard(broken.events) == heard(whole.events)
+    assert visible_text(broken.events) == visible_text(whole.events)

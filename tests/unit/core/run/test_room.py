@@ -20,7 +20,7 @@ def begin(policing: PolicyPlan | None, **fields: object) -> RunMachine | GatedRu
     return accept(RUN, msgspec.structs.replace(accepted(rules=RULES, **fields), policing=policing), START_MS)
 
 
-def say(run: RunMachine | GatedRun, size: int, *events: BusEvent, control: bool = False) -> None:
+def apply(run: RunMachine | GatedRun, size: int, *events: BusEvent, control: bool = False) -> None:
     attempt = CONTROL_ATTEMPT if control else run.state.attempt
     run.handle(EventFrame(run.state.turn, attempt, START_MS, list(events)), size)
 
@@ -33,9 +33,9 @@ def error_of(run: RunMachine | GatedRun) -> str | None:
 @MACHINES
 def test_a_turn_over_the_output_limit_fails_its_run_before_the_rest_is_applied(policing: PolicyPlan | None) -> None:
     run = begin(policing)
-    say(run, 100, n.BlockStart(0, "text"), n.TextDelta(0, "short"))
+    apply(run, 100, n.BlockStart(0, "text"), n.TextDelta(0, "short"))
     assert not run.over
-    say(run, 1, n.TextDelta(0, "more"))
+    apply(run, 1, n.TextDelta(0, "more"))
     assert run.over
     assert "".join(run.state.blocks.open[0].pieces if run.state.blocks.open else []) in ("", "short")
     assert error_of(run) == "turn_too_large"
@@ -45,7 +45,7 @@ def test_a_turn_over_the_output_limit_fails_its_run_before_the_rest_is_applied(p
 def test_all_attempts_of_a_turn_count_together(policing: PolicyPlan | None) -> None:
     run = begin(policing)
     for _ in range(2):
-        say(run, 60, n.Cut("cut"))
+        apply(run, 60, n.Cut("cut"))
     assert run.over
     assert error_of(run) == "turn_too_large"
 
@@ -53,11 +53,11 @@ def test_all_attempts_of_a_turn_count_together(policing: PolicyPlan | None) -> N
 def test_each_turn_has_its_own_bound_and_the_run_has_one_for_all() -> None:
     run = begin(None, tools=["t"], max_tool_depth=9)
     for turn in range(2):
-        say(run, 90, n.ToolCallStart(0, f"id{turn}", "t"), n.ToolCallDone(0), n.Done("tool_use"))
+        apply(run, 90, n.ToolCallStart(0, f"id{turn}", "t"), n.ToolCallDone(0), n.Done("tool_use"))
         call = run.state.calls[0].call.block
-        say(run, 30, ToolReturned(call, "done", is_error=False), control=True)
+        apply(run, 30, ToolReturned(call, "done", is_error=False), control=True)
         assert run.state.turn == turn + 1
     assert not run.over
-    say(run, 20, n.BlockStart(0, "text"))
+    apply(run, 20, n.BlockStart(0, "text"))
     assert run.over
     assert error_of(run) == "run_too_large"

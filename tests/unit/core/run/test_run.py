@@ -131,8 +131,8 @@ def test_calls_are_handed_out_and_their_results_lead_to_the_next_turn() -> None:
         (3, "b", "weather", '{"x":1}'),
     ]
     assert story.control(ToolReturned(3, "second", False)) == [], "told in the order of the calls"
-    told = story.control(ToolReturned(2, "first", True))
-    assert [(e.tool_id, e.content, e.is_error, e.block) for e in of_type(told, BlockComplete)] == [
+    returned = story.control(ToolReturned(2, "first", True))
+    assert [(e.tool_id, e.content, e.is_error, e.block) for e in of_type(returned, BlockComplete)] == [
         ("a", "first", True, 4),
         ("b", "second", None, 5),
     ]
@@ -441,8 +441,8 @@ def test_images_of_a_result_go_to_the_model_and_are_published() -> None:
     here = ResultImage("image/png", "aGk=")
     both = ResultImage("image/webp", blob_id="sha256:1", size_bytes=2)
     far = ResultImage("image/gif", blob_id="sha256:2")
-    told = story.control(ToolReturned(0, "a chart", False, images=[here, both, far]))
-    [shown] = of_type(told, BlockComplete)
+    returned = story.control(ToolReturned(0, "a chart", False, images=[here, both, far]))
+    [shown] = of_type(returned, BlockComplete)
     assert shown.images == [
         ImageRef(media_type="image/png", base64="aGk="),
         ImageRef(media_type="image/webp", blob_id="sha256:1", size_bytes=2),

@@ -66,7 +66,7 @@ steps = st.lists(st.one_of(attempts(), controls), min_size=1, max_size=8)
 policies = st.sampled_from(["before_first_visible", "restart", "fail", "continue"])
 
 
-def tell(plan: list[list[BusEvent] | BusEvent], policy: str, reborn: bool) -> Story:
+def play(plan: list[list[BusEvent] | BusEvent], policy: str, reborn: bool) -> Story:
     story = Story(on_failure=policy, continues=True)
     for step in plan:
         if reborn:
@@ -84,7 +84,7 @@ def tell(plan: list[list[BusEvent] | BusEvent], policy: str, reborn: bool) -> St
 
 @given(steps, policies)
 def test_every_story_is_numbered_ordered_and_ends_once(plan: list[list[BusEvent] | BusEvent], policy: str) -> None:
-    events = tell(plan, policy, reborn=False).events
+    events = play(plan, policy, reborn=False).events
     assert [e.seq for e in events] == list(range(len(events)))
     assert all(a.attempt <= b.attempt and a.turn <= b.turn for a, b in itertools.pairwise(events))
     ends = [i for i, e in enumerate(events) if isinstance(e, TERMINAL)]
@@ -124,21 +124,21 @@ def check_blocks(events: list[PublicEvent], *, ended: bool) -> None:
 
 @given(steps, policies)
 def test_a_checkpoint_anywhere_changes_nothing(plan: list[list[BusEvent] | BusEvent], policy: str) -> None:
-    whole, parts = tell(plan, policy, reborn=False), tell(plan, policy, reborn=True)
+    whole, parts = play(plan, policy, reborn=False), play(plan, policy, reborn=True)
     assert parts.events == whole.events
     assert parts.effects == whole.effects
 
 
 @given(steps)
 def test_published_output_is_never_void_under_continue(plan: list[list[BusEvent] | BusEvent]) -> None:
-    events = tell(plan, "continue", reborn=False).events
-    heard: set[int] = set()
+    events = play(plan, "continue", reborn=False).events
+    received: set[int] = set()
     for event in events:
         match event:
             case Chunk() if event.visible:
-                heard.add(event.block)
+                received.add(event.block)
             case Retrying():
-                assert all(block < event.drop_from for block in heard)
+                assert all(block < event.drop_from for block in received)
             case Restarted():
                 raise AssertionError("nothing begins again once it was heard")
             case _:

@@ -249,8 +249,10 @@ def test_a_result_may_hold_text_and_images() -> None:
 def test_thinking_is_asked_for_by_budget_or_by_effort(
     thinking: Thinking, max_tokens: int | None, sent: dict[str, Any]
 ) -> None:
-    said = body(thinking=thinking, max_tokens=max_tokens)
-    assert {name: said[name] for name in ("max_tokens", "thinking", "output_config") if name in said} == sent
+    request_body = body(thinking=thinking, max_tokens=max_tokens)
+    assert {
+        name: request_body[name] for name in ("max_tokens", "thinking", "output_config") if name in request_body
+    } == sent
 
 
 @pytest.mark.parametrize(
@@ -259,15 +261,15 @@ def test_thinking_is_asked_for_by_budget_or_by_effort(
 def test_a_model_that_accepts_only_budgets_receives_one_for_the_effort(
     effort: Any, max_tokens: Any, budget: int
 ) -> None:
-    said = body(thinking=Thinking(effort=effort), max_tokens=max_tokens, model="claude-sonnet-4-5-20250929")
-    assert said["thinking"] == {"type": "enabled", "budget_tokens": budget}
-    assert "output_config" not in said
+    sent = body(thinking=Thinking(effort=effort), max_tokens=max_tokens, model="claude-sonnet-4-5-20250929")
+    assert sent["thinking"] == {"type": "enabled", "budget_tokens": budget}
+    assert "output_config" not in sent
 
 
 def test_the_schema_of_the_answer_stands_beside_the_effort() -> None:
     city = {"type": "object", "properties": {"city": {"type": "string"}}, "additionalProperties": False}
-    said = body(output_schema=OutputSchema(schema=city, name="city", strict=True), thinking=Thinking(effort="low"))
-    assert said["output_config"] == {"effort": "low", "format": {"type": "json_schema", "schema": city}}
+    sent = body(output_schema=OutputSchema(schema=city, name="city", strict=True), thinking=Thinking(effort="low"))
+    assert sent["output_config"] == {"effort": "low", "format": {"type": "json_schema", "schema": city}}
     assert body(output_schema=OutputSchema(schema=city))["output_config"] == {
         "format": {"type": "json_schema", "schema": city}
     }

@@ -80,7 +80,7 @@ def test_the_json_type_decides_not_the_event_name() -> None:
 
 
 def test_a_signature_belongs_to_its_thinking_which_may_be_empty() -> None:
-    said = events_of(
+    events = events_of(
         block(0, type="thinking", thinking="", signature=""),
         delta(0, "thinking_delta", thinking="Hm"),
         delta(0, "thinking_delta", thinking=""),
@@ -93,7 +93,7 @@ def test_a_signature_belongs_to_its_thinking_which_may_be_empty() -> None:
         end(2),
         *stop("end_turn"),
     )
-    assert said[:-1] == [
+    assert events[:-1] == [
         BlockStart(0, "thinking"),
         ThinkingDelta(0, "Hm"),
         Opaque(0, "signature", "s0"),
@@ -121,13 +121,13 @@ def test_a_signature_belongs_to_its_thinking_which_may_be_empty() -> None:
 def test_a_tool_calls_arguments_are_the_raw_text_of_its_deltas_or_else_of_its_start(
     prefilled: bytes, pieces: list[str], fragments: list[str]
 ) -> None:
-    said = events_of(
+    events = events_of(
         block(0, type="tool_use", id="t", name="f", input=msgspec.Raw(prefilled)),
         *(delta(0, "input_json_delta", partial_json=piece) for piece in pieces),
         end(0),
         *stop("tool_use"),
     )
-    assert said == [
+    assert events == [
         ToolCallStart(0, "t", "f"),
         *(ToolCallDelta(0, fragment) for fragment in fragments),
         ToolCallDone(0),
@@ -137,12 +137,12 @@ def test_a_tool_calls_arguments_are_the_raw_text_of_its_deltas_or_else_of_its_st
 
 def test_further_fields_of_a_call_are_kept_to_be_sent_back() -> None:
     caller = msgspec.Raw(b'{"type":"code_execution_20250825","tool_id":"s"}')
-    said = events_of(block(0, type="tool_use", id="t", name="f", input={}, caller=caller, other=None), end(0))
-    assert Opaque(0, "fields", '{"caller":{"type":"code_execution_20250825","tool_id":"s"}}') in said
+    events = events_of(block(0, type="tool_use", id="t", name="f", input={}, caller=caller, other=None), end(0))
+    assert Opaque(0, "fields", '{"caller":{"type":"code_execution_20250825","tool_id":"s"}}') in events
 
 
 def test_a_server_tool_is_never_a_call_but_an_item_at_its_place() -> None:
-    said = events_of(
+    events = events_of(
         *text(0, "a"),
         block(1, type="server_tool_use", id="s", name="web_search", input={}),
         delta(1, "input_json_delta", partial_json='{"q":'),
@@ -153,7 +153,7 @@ def test_a_server_tool_is_never_a_call_but_an_item_at_its_place() -> None:
         *text(3, "b"),
         *stop("end_turn"),
     )
-    items = [event for event in said if isinstance(event, Extra)]
+    items = [event for event in events if isinstance(event, Extra)]
     assert items == [
         Extra(
             "anthropic.server_tool_use",
@@ -166,23 +166,23 @@ def test_a_server_tool_is_never_a_call_but_an_item_at_its_place() -> None:
             ordinal=2,
         ),
     ]
-    assert answer([Start("m"), *said]).kinds == [
+    assert answer([Start("m"), *events]).kinds == [
         "text",
         "anthropic.server_tool_use",
         "anthropic.web_search_tool_result",
         "text",
     ]
-    assert said[-1] == Done("stop", "end_turn")
+    assert events[-1] == Done("stop", "end_turn")
 
 
 def test_a_server_tools_input_that_was_cut_stays_out_of_its_item() -> None:
-    said = events_of(
+    events = events_of(
         block(0, type="server_tool_use", id="s", name="f", input={}),
         delta(0, "input_json_delta", partial_json='{"q":'),
         end(0),
         *stop("max_tokens"),
     )
-    assert said[0] == Extra(
+    assert events[0] == Extra(
         "anthropic.server_tool_use", '{"type":"server_tool_use","id":"s","name":"f","input":{}}', ordinal=0
     )
 
@@ -191,13 +191,13 @@ def test_server_tools_may_give_more_in_all_than_one_may_give() -> None:
     def page(index: int) -> list[dict[str, Any]]:
         return [block(index, type="web_fetch_tool_result", content="x" * 1_000_000), end(index)]
 
-    said = events_of(*(event for index in range(12) for event in page(index)), *stop("end_turn"))
-    assert len(said) == 13
-    assert said[-1] == Done("stop", "end_turn")
+    events = events_of(*(event for index in range(12) for event in page(index)), *stop("end_turn"))
+    assert len(events) == 13
+    assert events[-1] == Done("stop", "end_turn")
 
 
 def test_a_compaction_is_an_item_with_what_its_deltas_brought() -> None:
-    said = events_of(
+    events = events_of(
         block(0, type="compaction", content=None),
         delta(0, "compaction_delta", content=None),
         delta(0, "compaction_delta", content="Sum", encrypted_content="e"),
@@ -205,11 +205,11 @@ def test_a_compaction_is_an_item_with_what_its_deltas_brought() -> None:
         *stop("end_turn"),
     )
     json = '{"type":"compaction","content":"Sum","encrypted_content":"e"}'
-    assert said[0] == Extra("anthropic.compaction", json, ordinal=0)
+    assert events[0] == Extra("anthropic.compaction", json, ordinal=0)
 
 
 def test_citations_are_shown_at_once_and_go_back_with_their_block() -> None:
-    said = events_of(
+    events = events_of(
         block(0, type="text", text=""),
         delta(0, "citations_delta", citation={"url": "u"}),
         delta(0, "text_delta", text="a"),
@@ -218,7 +218,7 @@ def test_citations_are_shown_at_once_and_go_back_with_their_block() -> None:
         delta(0, "citations_delta", citation={"url": "late"}),
         *stop("end_turn"),
     )
-    assert said[:-1] == [
+    assert events[:-1] == [
         BlockStart(0, "text"),
         Extra("anthropic.citation", '{"url":"u"}', 0),
         TextDelta(0, "a"),
@@ -230,7 +230,7 @@ def test_citations_are_shown_at_once_and_go_back_with_their_block() -> None:
 
 
 def test_blocks_may_be_open_at_once() -> None:
-    said = answer(
+    result = answer(
         read(
             "anthropic",
             sse(
@@ -246,12 +246,12 @@ def test_blocks_may_be_open_at_once() -> None:
             ),
         )
     )
-    assert said.calls == [("a", "f", "{}"), ("b", "g", "{}")]
-    assert said.done_calls == 2
+    assert result.calls == [("a", "f", "{}"), ("b", "g", "{}")]
+    assert result.done_calls == 2
 
 
 def test_what_has_no_name_stays_visible() -> None:
-    said = events_of(
+    events = events_of(
         {"type": "weather", "sun": True},
         block(0, type="text", text=""),
         delta(0, "signature_delta", signature="x"),
@@ -261,7 +261,7 @@ def test_what_has_no_name_stays_visible() -> None:
         {"type": "message_delta", "delta": {"stop_reason": "tired", "stop_details": {"a": 1}}},
         STOP,
     )
-    assert said == [
+    assert events == [
         Extra("anthropic.weather", '{"type":"weather","sun":true}'),
         Extra("anthropic.signature_delta", '{"type":"signature_delta","signature":"x"}'),
         Extra("anthropic.mood_delta", '{"type":"mood_delta","mood":"good"}'),
@@ -306,16 +306,16 @@ def test_counts_are_the_last_that_are_not_null_and_never_a_sum() -> None:
     last = {"input_tokens": 7, "output_tokens": 9, "cache_read_input_tokens": None}
     last |= {"output_tokens_details": {"thinking_tokens": 4}, "cache_creation_input_tokens": 3}
     start = {"type": "message_start", "message": {"id": "m", "model": "c", "usage": first}}
-    said = read("anthropic", sse(start, {"type": "message_delta", "delta": {}, "usage": last}, STOP))
+    events = read("anthropic", sse(start, {"type": "message_delta", "delta": {}, "usage": last}, STOP))
     raw = {**first, **last, "cache_read_input_tokens": 2}
     usage = Usage(input=7, output=9, reasoning=4, cache_read=2, cache_write=3, raw=raw)
-    assert said[1] == UsageSeen(Usage(input=5, output=1, cache_read=2, raw=first))
-    assert said[2:] == [UsageSeen(usage), Done("unknown", "", usage)]
+    assert events[1] == UsageSeen(Usage(input=5, output=1, cache_read=2, raw=first))
+    assert events[2:] == [UsageSeen(usage), Done("unknown", "", usage)]
 
 
 def test_a_message_that_begins_again_voids_earlier_content() -> None:
     anew = {"type": "message_start", "message": {"id": "msg_2", "model": "claude"}}
-    said = events_of(
+    events = events_of(
         *text(0, "old"),
         block(1, type="tool_use", id="old", name="f", input={}),
         delta(1, "input_json_delta", partial_json='{"half'),
@@ -323,8 +323,8 @@ def test_a_message_that_begins_again_voids_earlier_content() -> None:
         *text(0, "new"),
         *stop("end_turn"),
     )
-    again = said.index(Start("claude", "msg_2", 2))
-    assert said[again + 1 :] == [
+    again = events.index(Start("claude", "msg_2", 2))
+    assert events[again + 1 :] == [
         BlockStart(2, "text"),
         TextDelta(2, "new"),
         BlockStop(2),
@@ -369,7 +369,7 @@ def test_content_inside_of_message_start_counts() -> None:
 
 
 def test_a_call_without_its_stop_event_is_not_complete() -> None:
-    said = answer(
+    result = answer(
         read(
             "anthropic",
             sse(
@@ -381,9 +381,9 @@ def test_a_call_without_its_stop_event_is_not_complete() -> None:
             ),
         )
     )
-    assert said.done_calls == 0
-    assert said.open == {0}
-    assert said.terminal == Done("unknown", "tool_use")
+    assert result.done_calls == 0
+    assert result.open == {0}
+    assert result.terminal == Done("unknown", "tool_use")
 
 
 @pytest.mark.parametrize(
@@ -444,13 +444,13 @@ def test_an_error_in_a_sound_answer_ends_the_attempt_first_or_later(stream: byte
 
 
 def test_an_error_leaves_open_blocks_open() -> None:
-    said = answer(
+    result = answer(
         read(
             "anthropic", sse(START, block(0, type="text", text="a"), {"type": "error", "error": {"type": "api_error"}})
         )
     )
-    assert said.text == "a"
-    assert said.open == {0}
+    assert result.text == "a"
+    assert result.open == {0}
 
 
 @pytest.mark.parametrize(
@@ -517,5 +517,5 @@ def test_a_whole_message_gives_the_events_of_the_stream_with_one_delta_a_block()
 
 def test_half_a_surrogate_pair_is_read_as_a_replacement_character() -> None:
     halves = msgspec.Raw(b'"a\\ud83d \\\\ud83d \\ud83d\\ude00"')
-    said = answer(read("anthropic", sse(START, block(0, type="text", text=halves), end(0), *stop("end_turn"))))
-    assert said.text == "a\ufffd \\ud83d 😀"
+    result = answer(read("anthropic", sse(START, block(0, type="text", text=halves), end(0), *stop("end_turn"))))
+    assert result.text == "a\ufffd \\ud83d 😀"

@@ -233,16 +233,16 @@ def test_results_find_their_calls_even_where_ids_repeat() -> None:
 
 @pytest.mark.parametrize("arguments", ["{not json", "[1]"])
 def test_arguments_that_are_no_object_are_shown_as_what_they_were(arguments: str) -> None:
-    [said] = parts_of(call("a", arguments))
-    assert said["functionCall"]["args"] == {"invalid_arguments": arguments}
+    [items] = parts_of(call("a", arguments))
+    assert items["functionCall"]["args"] == {"invalid_arguments": arguments}
 
 
 def test_system_text_goes_to_the_front() -> None:
     late = Message(role="system", content="Late.")
     built = build(Generate(provider="p", model="gemini-3-pro", messages=[HI, late], system="Early."))
-    said = msgspec.json.decode(built.call.body)
-    assert said["systemInstruction"] == {"parts": [{"text": "Early."}, {"text": "Late."}]}
-    assert said["contents"] == [{"role": "user", "parts": [{"text": "Hi"}]}]
+    decoded = msgspec.json.decode(built.call.body)
+    assert decoded["systemInstruction"] == {"parts": [{"text": "Early."}, {"text": "Late."}]}
+    assert decoded["contents"] == [{"role": "user", "parts": [{"text": "Hi"}]}]
     assert [note.split(":")[0] for note in built.notes] == ["messages[1]"]
 
 
@@ -263,8 +263,8 @@ def test_thinking_is_asked_for_by_budget_or_level(thinking: Thinking, config: An
 
 
 def test_an_older_model_gets_a_budget_for_the_effort() -> None:
-    said = body(thinking=Thinking(effort="low"), model="models/gemini-2.5-flash")["generationConfig"]
-    assert said == {"thinkingConfig": {"includeThoughts": True, "thinkingBudget": 4096}}
+    sent = body(thinking=Thinking(effort="low"), model="models/gemini-2.5-flash")["generationConfig"]
+    assert sent == {"thinkingConfig": {"includeThoughts": True, "thinkingBudget": 4096}}
 
 
 def test_the_schema_of_the_answer_makes_it_json() -> None:

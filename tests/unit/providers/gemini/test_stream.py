@@ -34,8 +34,8 @@ CALLED = Done("tool_use", "STOP")
 
 
 def chunk(*parts: dict[str, Any], finish: str | None = None, **candidate: Any) -> dict[str, Any]:
-    said = {"content": {"role": "model", "parts": list(parts)}, "index": 0, **candidate}
-    return {**HEAD, "candidates": [said | ({"finishReason": finish} if finish else {})]}
+    candidate_fields = {"content": {"role": "model", "parts": list(parts)}, "index": 0, **candidate}
+    return {**HEAD, "candidates": [candidate_fields | ({"finishReason": finish} if finish else {})]}
 
 
 def text(piece: str, **fields: Any) -> dict[str, Any]:
@@ -75,8 +75,8 @@ def test_text_and_thinking_follow_each_other() -> None:
 
 def test_a_finish_reason_is_not_the_end_and_the_last_one_counts() -> None:
     last = {**HEAD, "candidates": [{"finishReason": "SAFETY"}]}
-    said = events_of(chunk(text("a"), finish="STOP"), chunk(text("b"), finish="STOP"), last)
-    assert said == [
+    events = events_of(chunk(text("a"), finish="STOP"), chunk(text("b"), finish="STOP"), last)
+    assert events == [
         BlockStart(0, "text"),
         TextDelta(0, "a"),
         TextDelta(0, "b"),
@@ -104,8 +104,8 @@ def test_why_it_ended(raw: str, finish: Any) -> None:
 
 def test_what_a_filter_says_of_its_reasons_is_shown() -> None:
     ratings = [{"category": "X", "probability": "HIGH"}]
-    said = events_of(chunk(finish="SAFETY", safetyRatings=ratings, finishMessage="No."))
-    assert said == [
+    events = events_of(chunk(finish="SAFETY", safetyRatings=ratings, finishMessage="No."))
+    assert events == [
         Extra("gemini.finishMessage", '"No."'),
         Extra("gemini.safetyRatings", '[{"category":"X","probability":"HIGH"}]'),
         Done("content_filter", "SAFETY"),
@@ -139,9 +139,9 @@ def test_a_call_comes_whole_and_its_arguments_are_compact_whatever_the_layout() 
 
 
 def test_a_call_without_id_or_arguments_gets_both() -> None:
-    said = answer(read("gemini", sse(chunk(function(name="f")), chunk(function(name="f", args=None)), STOP)))
-    assert said.calls == [("call_0", "f", "{}"), ("call_1", "f", "{}")]
-    assert said.done_calls == 2
+    result = answer(read("gemini", sse(chunk(function(name="f")), chunk(function(name="f", args=None)), STOP)))
+    assert result.calls == [("call_0", "f", "{}"), ("call_1", "f", "{}")]
+    assert result.done_calls == 2
 
 
 @pytest.mark.parametrize("finish", ["MAX_TOKENS", "SAFETY", "MALFORMED_FUNCTION_CALL", "OTHER"])
@@ -186,14 +186,14 @@ def test_pieces_may_name_their_call_each_time_and_end_with_the_last() -> None:
         function(name="f", partialArgs=[{"jsonPath": "$.a", "numberValue": 1}], willContinue=True),
         function(name="f", partialArgs=[{"jsonPath": "$.b", "nullValue": None}]),
     ]
-    said = answer(read("gemini", sse(*(chunk(piece) for piece in pieces), STOP)))
-    assert said.calls == [("call_0", "f", '{"a":1,"b":null}')]
-    assert said.done_calls == 1
+    result = answer(read("gemini", sse(*(chunk(piece) for piece in pieces), STOP)))
+    assert result.calls == [("call_0", "f", '{"a":1,"b":null}')]
+    assert result.done_calls == 1
 
 
 def test_a_call_whose_arguments_never_end_is_not_completed() -> None:
-    said = answer(read("gemini", sse(chunk(function(name="f", willContinue=True)), STOP)))
-    assert (said.open, said.done_calls, said.terminal) == ({0}, 0, STOPPED)
+    result = answer(read("gemini", sse(chunk(function(name="f", willContinue=True)), STOP)))
+    assert (result.open, result.done_calls, result.terminal) == ({0}, 0, STOPPED)
 
 
 def test_a_signature_belongs_to_its_part() -> None:
@@ -243,10 +243,10 @@ def test_a_signature_without_an_open_text_is_sent_back_at_its_place(alone: dict[
 
 
 def test_two_signatures_of_one_text_are_two_parts() -> None:
-    said = events_of(
+    events = events_of(
         chunk(text("a", thoughtSignature="s0"), text("b", thoughtSignature="s1"), {"thoughtSignature": "s2"}), STOP
     )
-    assert said == [
+    assert events == [
         BlockStart(0, "text"),
         TextDelta(0, "a"),
         Opaque(0, "thought_signature", "s0"),
@@ -308,12 +308,12 @@ def test_images_are_blocks_those_of_thoughts_drafts_and_other_media_items() -> N
 
 
 def test_sources_are_shown_with_the_text_that_is_open() -> None:
-    said = events_of(
+    events = events_of(
         chunk(text("a"), citationMetadata={"citations": [1]}),
         chunk(groundingMetadata={"g": 1}, urlContextMetadata={"u": 1}),
         STOP,
     )
-    assert [e for e in said if isinstance(e, Extra)] == [
+    assert [e for e in events if isinstance(e, Extra)] == [
         Extra("gemini.citationMetadata", '{"citations":[1]}', 0),
         Extra("gemini.groundingMetadata", '{"g":1}', 0),
         Extra("gemini.urlContextMetadata", '{"u":1}', 0),
@@ -323,9 +323,9 @@ def test_sources_are_shown_with_the_text_that_is_open() -> None:
 def test_only_the_first_candidate_is_the_answer() -> None:
     other = {"index": 1, "content": {"parts": [{"text": "b"}]}, "finishReason": "SAFETY"}
     both = {**HEAD, "candidates": [*chunk(text("a"), finish="STOP")["candidates"], other]}
-    said = events_of(both)
-    assert Extra("gemini.candidate", msgspec.json.encode(other).decode()) in said
-    assert (said[1], said[-1]) == (TextDelta(0, "a"), STOPPED)
+    events = events_of(both)
+    assert Extra("gemini.candidate", msgspec.json.encode(other).decode()) in events
+    assert (events[1], events[-1]) == (TextDelta(0, "a"), STOPPED)
 
 
 def test_counts_are_the_last_of_each_and_thoughts_are_never_subtracted() -> None:
@@ -338,10 +338,10 @@ def test_counts_are_the_last_of_each_and_thoughts_are_never_subtracted() -> None
     second = {"promptTokenCount": 5, "candidatesTokenCount": 4, "totalTokenCount": 18, "cachedContentTokenCount": 2}
     usage = Usage(input=5, output=1, reasoning=9, total=15, raw=first)
     last = Usage(input=5, output=4, reasoning=9, total=18, cache_read=2, raw={**first, **second})
-    said = events_of(
+    events = events_of(
         {**chunk(), "usageMetadata": first}, {**chunk(), "usageMetadata": first}, {**STOP, "usageMetadata": second}
     )
-    assert said == [UsageSeen(usage), UsageSeen(last), Done("stop", "STOP", last)]
+    assert events == [UsageSeen(usage), UsageSeen(last), Done("stop", "STOP", last)]
 
 
 @pytest.mark.parametrize(
@@ -382,10 +382,10 @@ def test_line_ends_and_an_array_in_place_of_a_stream_are_no_matter() -> None:
 
 
 def test_a_body_without_a_finish_reason_is_cut() -> None:
-    said = answer(read("gemini", sse(chunk(text("a")))))
-    assert (said.text, said.open, said.terminal) == ("a", {0}, Cut("the stream ended before finishReason"))
+    result = answer(read("gemini", sse(chunk(text("a")))))
+    assert (result.text, result.open, result.terminal) == ("a", {0}, Cut("the stream ended before finishReason"))
     assert read("gemini", b"") == [Cut("the body held no answer")]
-    assert read("gemini", sse({**HEAD, "candidates": [{"content": {"missing-parts": True}}]}))[-1] == said.terminal
+    assert read("gemini", sse({**HEAD, "candidates": [{"content": {"missing-parts": True}}]}))[-1] == result.terminal
 
 
 def test_an_unknown_chunk_is_shown() -> None:

@@ -158,10 +158,10 @@ def test_a_request_with_everything() -> None:
 
 def test_a_vendors_quirks_change_names_and_leave_out_what_it_refuses() -> None:
     quirks = {"max_tokens_field": "max_tokens", "stream_usage": False, "system_role": "developer"}
-    said = body(system="Be brief.", max_tokens=5, quirks=quirks)
-    assert said["max_tokens"] == 5
-    assert "stream_options" not in said
-    assert said["messages"][0] == {"role": "developer", "content": "Be brief."}
+    sent = body(system="Be brief.", max_tokens=5, quirks=quirks)
+    assert sent["max_tokens"] == 5
+    assert "stream_options" not in sent
+    assert sent["messages"][0] == {"role": "developer", "content": "Be brief."}
 
 
 def test_thinking_goes_back_only_where_a_vendor_wants_it() -> None:
@@ -175,8 +175,8 @@ def test_cache_marks_are_sent_only_to_a_vendor_that_takes_them() -> None:
     marked = Message(role="user", content=[TextPart(text="a", cache=True)])
     system = [TextPart(text="s", cache=True)]
     part = {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}
-    said = body(marked, system=system, quirks={"cache_marks": True})["messages"]
-    assert said == [
+    sent = body(marked, system=system, quirks={"cache_marks": True})["messages"]
+    assert sent == [
         {"role": "system", "content": [{**part, "text": "s"}]},
         {"role": "user", "content": [part]},
     ]
@@ -191,9 +191,9 @@ def test_a_message_with_nothing_for_this_provider_is_left_out() -> None:
 
 def test_a_message_of_calls_alone_has_null_for_its_text() -> None:
     call = ToolCallPart(tool_id="t", tool_name="f", arguments="{not json")
-    said = body(Message(role="assistant", content=[call]))["messages"][0]
-    assert said["content"] is None
-    assert said["tool_calls"][0]["function"]["arguments"] == "{not json"
+    sent = body(Message(role="assistant", content=[call]))["messages"][0]
+    assert sent["content"] is None
+    assert sent["tool_calls"][0]["function"]["arguments"] == "{not json"
 
 
 def test_long_ids_are_made_to_fit_for_call_and_result_alike() -> None:
@@ -255,18 +255,18 @@ NESTED: dict[str, Any] = {
 def test_how_a_vendor_is_asked_for_thinking_is_data(
     quirks: dict[str, Any], thinking: Thinking, sent: dict[str, Any]
 ) -> None:
-    said = body(quirks=quirks, thinking=thinking)
+    request_body = body(quirks=quirks, thinking=thinking)
     usual = body(quirks=quirks)
-    assert {name: value for name, value in said.items() if name not in usual} == sent
+    assert {name: value for name, value in request_body.items() if name not in usual} == sent
 
 
-@pytest.mark.parametrize(("strict", "said"), [(None, {}), (True, {"strict": True}), (False, {"strict": False})])
-def test_the_schema_of_the_answer_is_named(strict: bool | None, said: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("strict", "expected"), [(None, {}), (True, {"strict": True}), (False, {"strict": False})])
+def test_the_schema_of_the_answer_is_named(strict: bool | None, expected: dict[str, Any]) -> None:
     city = {"type": "object", "properties": {"city": {"type": "string"}}}
     asked = body(output_schema=OutputSchema(schema=city, name="city", strict=strict))
     assert asked["response_format"] == {
         "type": "json_schema",
-        "json_schema": {"name": "city", "schema": city, **said},
+        "json_schema": {"name": "city", "schema": city, **expected},
     }
 
 

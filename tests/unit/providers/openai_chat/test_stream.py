@@ -56,10 +56,10 @@ def events_of(*events: Any, quirks: Quirks | None = None) -> list[Normalized]:
 
 
 def calls_of(*pieces: Any) -> list[tuple[str, str, str]]:
-    said = answer(read("openai-chat", sse(*calls(*pieces), DONE)))
-    assert said.terminal == Done("tool_use", "tool_calls")
-    assert said.done_calls == len(said.calls)
-    return said.calls
+    result = answer(read("openai-chat", sse(*calls(*pieces), DONE)))
+    assert result.terminal == Done("tool_use", "tool_calls")
+    assert result.done_calls == len(result.calls)
+    return result.calls
 
 
 def test_text_ends_with_finish_reason_and_the_response_with_done() -> None:
@@ -102,13 +102,13 @@ def test_counts_come_after_finish_reason_and_count() -> None:
 )
 def test_counts_stand_under_each_vendors_names(raw: dict[str, Any], usage: Usage) -> None:
     kept = {name: value for name, value in raw.items() if value is not None}
-    said = events_of(chunk("stop"), {**HEAD, "choices": None, "usage": raw}, DONE)
-    assert said[-1] == Done("stop", "stop", msgspec.structs.replace(usage, raw=kept))
+    events = events_of(chunk("stop"), {**HEAD, "choices": None, "usage": raw}, DONE)
+    assert events[-1] == Done("stop", "stop", msgspec.structs.replace(usage, raw=kept))
 
 
 def test_groqs_counts_stand_apart() -> None:
-    said = events_of({**chunk("stop"), "x_groq": {"id": "r", "usage": {"prompt_tokens": 1}}}, DONE)
-    assert said[-1] == Done("stop", "stop", Usage(input=1, raw={"prompt_tokens": 1}))
+    events = events_of({**chunk("stop"), "x_groq": {"id": "r", "usage": {"prompt_tokens": 1}}}, DONE)
+    assert events[-1] == Done("stop", "stop", Usage(input=1, raw={"prompt_tokens": 1}))
 
 
 @pytest.mark.parametrize(
@@ -129,8 +129,8 @@ def test_finish_reasons_map_to_one_set_and_keep_their_raw_value(reason: str, fin
 def test_a_repeated_finish_reason_is_one_end_with_its_stop_string() -> None:
     last = chunk("stop", content="")
     last["choices"][0]["stop_reason"] = "END"
-    said = events_of(chunk("stop", content="a"), last, DONE)
-    assert said[2:] == [BlockStop(0), Done("stop", "stop", stop_string="END")]
+    events = events_of(chunk("stop", content="a"), last, DONE)
+    assert events[2:] == [BlockStop(0), Done("stop", "stop", stop_string="END")]
 
 
 def test_content_after_finish_reason_is_a_block_of_its_own() -> None:
@@ -147,15 +147,15 @@ def test_content_after_finish_reason_is_a_block_of_its_own() -> None:
 
 def test_without_done_the_end_of_the_body_ends_it_if_a_finish_reason_came() -> None:
     assert events_of(chunk("stop", content="a"))[-1] == Done("stop", "stop")
-    said = answer(read("openai-chat", sse(chunk(content="a"))))
-    assert said.terminal == Cut("the stream ended before finish_reason and [DONE]")
-    assert said.open == {0}
+    result = answer(read("openai-chat", sse(chunk(content="a"))))
+    assert result.terminal == Cut("the stream ended before finish_reason and [DONE]")
+    assert result.open == {0}
 
 
 def test_done_without_a_finish_reason_is_an_end_of_which_no_call_runs() -> None:
-    said = answer(read("openai-chat", sse(chunk(tool_calls=[call(0, "c", "f", "{}")]), DONE)))
-    assert said.calls == [("c", "f", "{}")]
-    assert said.terminal == Done("unknown", "")
+    result = answer(read("openai-chat", sse(chunk(tool_calls=[call(0, "c", "f", "{}")]), DONE)))
+    assert result.calls == [("c", "f", "{}")]
+    assert result.terminal == Done("unknown", "")
 
 
 def test_done_alone_and_an_empty_body_are_cut() -> None:
@@ -165,15 +165,15 @@ def test_done_alone_and_an_empty_body_are_cut() -> None:
 
 @pytest.mark.parametrize("reason", ["length", "content_filter", "error"])
 def test_a_call_that_was_cut_by_length_or_filter_is_never_done(reason: str) -> None:
-    said = answer(read("openai-chat", sse(chunk(tool_calls=[call(0, "c", "f", '{"a":1}')]), chunk(reason), DONE)))
-    assert said.done_calls == 0
-    assert said.open == {0}
-    assert said.terminal == Done(reason, reason)  # pyright: ignore[reportArgumentType]
+    result = answer(read("openai-chat", sse(chunk(tool_calls=[call(0, "c", "f", '{"a":1}')]), chunk(reason), DONE)))
+    assert result.done_calls == 0
+    assert result.open == {0}
+    assert result.terminal == Done(reason, reason)  # pyright: ignore[reportArgumentType]
 
 
 def test_a_stop_reason_with_a_call_is_tool_use() -> None:
-    said = events_of(chunk(tool_calls=[call(0, "c", "f", "{}")]), chunk("stop"), DONE)
-    assert said[-2:] == [ToolCallDone(0), Done("tool_use", "stop")]
+    events = events_of(chunk(tool_calls=[call(0, "c", "f", "{}")]), chunk("stop"), DONE)
+    assert events[-2:] == [ToolCallDone(0), Done("tool_use", "stop")]
 
 
 # --- tool calls ---------------------------------------------------------------------------------------------------
@@ -188,13 +188,13 @@ def test_parallel_calls_come_interleaved_or_several_in_a_chunk() -> None:
 
 
 def test_text_ends_where_a_call_begins_and_blank_content_beside_it_is_none() -> None:
-    said = events_of(
+    events = events_of(
         chunk(content="Let me look."),
         chunk(content="", tool_calls=[call(0, "a", "f", "")]),
         chunk("tool_calls", content="", tool_calls=[call(0, None, None, "{}")]),
         DONE,
     )
-    assert said == [
+    assert events == [
         BlockStart(0, "text"),
         TextDelta(0, "Let me look."),
         BlockStop(0),
@@ -233,11 +233,11 @@ def test_arguments_may_be_null_or_an_object() -> None:
 
 
 def test_the_old_function_call_is_a_call() -> None:
-    said = answer(
+    result = answer(
         read("openai-chat", sse(chunk(function_call={"name": "f", "arguments": "{}"}), chunk("function_call")))
     )
-    assert said.calls == [("call_0", "f", "{}")]
-    assert said.terminal == Done("tool_use", "function_call")
+    assert result.calls == [("call_0", "f", "{}")]
+    assert result.terminal == Done("tool_use", "function_call")
 
 
 def test_an_empty_piece_is_nothing() -> None:
@@ -260,8 +260,8 @@ def test_what_a_call_carries_for_its_provider_is_kept() -> None:
 
 @pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
 def test_reasoning_is_thinking_and_ends_where_text_begins(field: str) -> None:
-    said = events_of(chunk(content="", **{field: "Hm"}), chunk(content="a", **{field: ""}), chunk("stop"), DONE)
-    assert said[:5] == [
+    events = events_of(chunk(content="", **{field: "Hm"}), chunk(content="a", **{field: ""}), chunk("stop"), DONE)
+    assert events[:5] == [
         BlockStart(0, "thinking"),
         ThinkingDelta(0, "Hm"),
         BlockStop(0),
@@ -281,9 +281,9 @@ def test_the_same_reasoning_in_several_fields_is_read_once() -> None:
 
 def test_a_vendors_own_field_of_reasoning_is_named_by_its_quirks() -> None:
     quirks = Quirks(reasoning_fields=("thoughts", "reasoning"))
-    said = events_of(chunk(thoughts="Hm", reasoning="no"), chunk("stop", content="a"), DONE, quirks=quirks)
-    assert said[1] == ThinkingDelta(0, "Hm")
-    assert said[4] == TextDelta(1, "a")
+    events = events_of(chunk(thoughts="Hm", reasoning="no"), chunk("stop", content="a"), DONE, quirks=quirks)
+    assert events[1] == ThinkingDelta(0, "Hm")
+    assert events[4] == TextDelta(1, "a")
 
 
 def test_reasoning_details_go_back_whole_with_the_thinking_where_they_hold_something_opaque() -> None:
@@ -291,10 +291,10 @@ def test_reasoning_details_go_back_whole_with_the_thinking_where_they_hold_somet
         return chunk(reasoning_details=[{"type": "reasoning.text", "index": 0, "format": "f", **fields}])
 
     encrypted = chunk(content="a", reasoning_details=[{"type": "reasoning.encrypted", "index": 1, "data": "e"}])
-    said = events_of(
+    events = events_of(
         piece(text="H", signature=""), piece(text="m"), piece(signature="s"), encrypted, chunk("stop"), DONE
     )
-    [kept] = [event for event in said if isinstance(event, Opaque)]
+    [kept] = [event for event in events if isinstance(event, Opaque)]
     assert (kept.block, kept.name) == (0, "reasoning_details")
     assert msgspec.json.decode(kept.value) == [
         {"type": "reasoning.text", "index": 0, "format": "f", "text": "Hm", "signature": "s"},
@@ -339,19 +339,19 @@ def test_a_refusal_is_shown_in_a_text_block() -> None:
 
 def test_what_has_no_name_stays_visible() -> None:
     other = {**HEAD, "choices": [{"index": 1, "delta": {"content": "b"}}]}
-    said = events_of(
+    events = events_of(
         chunk(content="a", annotations=[{"url": "u"}], executed_tools=None, audio=[]),
         other,
         {"id": "x", "type": "ping"},
         chunk("stop"),
         DONE,
     )
-    assert [event for event in said if isinstance(event, Extra)] == [
+    assert [event for event in events if isinstance(event, Extra)] == [
         Extra("openai-chat.annotations", '[{"url":"u"}]', 0),
         Extra("openai-chat.choice", '{"index":1,"delta":{"content":"b"}}'),
         Extra("openai-chat.event", '{"id":"x","type":"ping"}'),
     ]
-    assert answer([Start("gpt"), *said]).text == "a"
+    assert answer([Start("gpt"), *events]).text == "a"
 
 
 def test_an_image_of_the_answer_is_an_image_block() -> None:

@@ -33,8 +33,8 @@ build, body, refused = REQUESTS.build, REQUESTS.body, REQUESTS.refused
 
 def items_of(*parts: Any, quirks: dict[str, Any] | None = None, **fields: Any) -> list[Any]:
     """The items that an assistant's message becomes."""
-    said = Message(role="assistant", content=list(parts))
-    return body(HI, history=[said], quirks=quirks, **fields)["input"][1:]
+    reply = Message(role="assistant", content=list(parts))
+    return body(HI, history=[reply], quirks=quirks, **fields)["input"][1:]
 
 
 def test_the_smallest_request() -> None:
@@ -203,12 +203,12 @@ def test_text_without_an_item_is_one_plain_message() -> None:
 
 def test_ids_that_the_api_would_not_take_are_left_out() -> None:
     copilot = "x" * 200
-    said = items_of(
+    items = items_of(
         ThinkingPart(text="Hm", opaque={"item_id": copilot, "encrypted": "enc"}),
         TextPart(text="a", opaque={"item_id": copilot}),
         ToolCallPart(tool_id="c", tool_name="f", arguments="{}", opaque={"item_id": "msg_1"}),
     )
-    assert said[:3] == [
+    assert items[:3] == [
         {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm"}], "encrypted_content": "enc"},
         {"type": "message", "role": "assistant", "content": "a"},
         {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
@@ -256,10 +256,10 @@ def test_cache_marks_are_sent_only_where_they_are_taken() -> None:
 def test_long_ids_are_made_to_fit_for_call_and_result_alike() -> None:
     ids = ["chatcmpl-tool-" + "a" * 64, "chatcmpl-tool-" + "a" * 63 + "b"]
     calls = [ToolCallPart(tool_id=i, tool_name="f", arguments="{}") for i in ids]
-    said = items_of(*calls)
-    assert [item["call_id"] for item in said[:2]] == [item["call_id"] for item in said[2:]]
-    assert len({item["call_id"] for item in said}) == 2
-    assert all(len(item["call_id"]) == 64 for item in said)
+    items = items_of(*calls)
+    assert [item["call_id"] for item in items[:2]] == [item["call_id"] for item in items[2:]]
+    assert len({item["call_id"] for item in items}) == 2
+    assert all(len(item["call_id"]) == 64 for item in items)
 
 
 @pytest.mark.parametrize(
@@ -276,11 +276,11 @@ def test_thinking_is_asked_for_by_effort(thinking: Thinking | None, reasoning: A
     assert body(thinking=thinking).get("reasoning") == reasoning
 
 
-@pytest.mark.parametrize(("strict", "said"), [(None, {}), (True, {"strict": True}), (False, {"strict": False})])
-def test_the_schema_of_the_answer_is_named(strict: bool | None, said: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("strict", "expected"), [(None, {}), (True, {"strict": True}), (False, {"strict": False})])
+def test_the_schema_of_the_answer_is_named(strict: bool | None, expected: dict[str, Any]) -> None:
     city = {"type": "object", "properties": {"city": {"type": "string"}}}
     asked = body(output_schema=OutputSchema(schema=city, name="city", strict=strict))
-    assert asked["text"] == {"format": {"type": "json_schema", "name": "city", "schema": city, **said}}
+    assert asked["text"] == {"format": {"type": "json_schema", "name": "city", "schema": city, **expected}}
 
 
 @pytest.mark.parametrize(("choice", "sent"), [("auto", "auto"), ("any", "required"), ("none", "none"), (None, None)])

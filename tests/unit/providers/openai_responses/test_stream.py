@@ -68,7 +68,7 @@ STOPPED = Done("stop", "completed")
 
 
 def test_text_is_distinguished_by_item_and_part() -> None:
-    said = events_of(
+    events = events_of(
         added(0, "message", id="m0"),
         event("content_part.added", 0, content_index=0),
         text(0, "Hel"),
@@ -82,7 +82,7 @@ def test_text_is_distinguished_by_item_and_part() -> None:
         done(1, "message", id="m1", phase="final_answer"),
         COMPLETED,
     )
-    assert said == [
+    assert events == [
         BlockStart(0, "text"),
         TextDelta(0, "Hel"),
         TextDelta(0, "lo"),
@@ -102,7 +102,7 @@ def test_text_is_distinguished_by_item_and_part() -> None:
 
 
 def test_ids_that_change_from_event_to_event_are_no_matter() -> None:
-    said = answer(
+    result = answer(
         read(
             "openai-responses",
             sse(
@@ -115,7 +115,7 @@ def test_ids_that_change_from_event_to_event_are_no_matter() -> None:
             ),
         )
     )
-    assert (said.text, said.kinds, said.terminal) == ("Hello", ["text"], STOPPED)
+    assert (result.text, result.kinds, result.terminal) == ("Hello", ["text"], STOPPED)
 
 
 def test_what_comes_only_at_the_end_of_a_part_or_item_is_one_delta() -> None:
@@ -128,7 +128,7 @@ def test_what_comes_only_at_the_end_of_a_part_or_item_is_one_delta() -> None:
 
 
 def test_what_deltas_said_stands_whatever_the_end_says() -> None:
-    said = answer(
+    result = answer(
         read(
             "openai-responses",
             sse(
@@ -141,11 +141,11 @@ def test_what_deltas_said_stands_whatever_the_end_says() -> None:
             ),
         )
     )
-    assert said.text == "said"
+    assert result.text == "said"
 
 
 def test_a_reasonings_parts_are_blocks_that_end_with_what_must_go_back_with_them() -> None:
-    said = events_of(
+    events = events_of(
         added(0, "reasoning", id="rs", summary=[], encrypted_content="unfinished"),
         event("reasoning_summary_part.added", 0, summary_index=0),
         event("reasoning_summary_text.delta", 0, summary_index=0, delta="One"),
@@ -156,7 +156,7 @@ def test_a_reasonings_parts_are_blocks_that_end_with_what_must_go_back_with_them
         done(0, "reasoning", id="rs", summary=[{"text": "One"}, {"text": "Two"}], encrypted_content="enc"),
         COMPLETED,
     )
-    assert said == [
+    assert events == [
         BlockStart(0, "thinking"),
         ThinkingDelta(0, "One"),
         BlockStart(1, "thinking"),
@@ -171,12 +171,12 @@ def test_a_reasonings_parts_are_blocks_that_end_with_what_must_go_back_with_them
 
 
 def test_a_reasoning_may_hold_encrypted_content_alone() -> None:
-    said = events_of(
+    events = events_of(
         added(0, "reasoning", id="rs", summary=[]),
         done(0, "reasoning", id="rs", summary=[], encrypted_content="enc"),
         COMPLETED,
     )
-    assert said == [
+    assert events == [
         BlockStart(0, "thinking"),
         Opaque(0, "encrypted", "enc"),
         Opaque(0, "item_id", "rs"),
@@ -212,7 +212,7 @@ def test_reasoning_in_the_models_own_words_is_marked_and_told_once() -> None:
 
 
 def test_a_call_has_its_name_from_its_announcement_and_its_arguments_from_deltas() -> None:
-    said = events_of(
+    events = events_of(
         added(0, "function_call", id="fc", call_id="c", name="f", arguments=""),
         event("function_call_arguments.delta", 0, delta='{"a"'),
         event("function_call_arguments.delta", 0, delta=": 1}"),
@@ -220,7 +220,7 @@ def test_a_call_has_its_name_from_its_announcement_and_its_arguments_from_deltas
         done(0, "function_call", id="fc", call_id="c", name="f", arguments='{"a": 1}', caller={"type": "program"}),
         COMPLETED,
     )
-    assert said == [
+    assert events == [
         ToolCallStart(0, "c", "f"),
         ToolCallDelta(0, '{"a"'),
         ToolCallDelta(0, ": 1}"),
@@ -254,14 +254,14 @@ def test_a_call_has_its_name_from_its_announcement_and_its_arguments_from_deltas
     ],
 )
 def test_a_call_is_sent_whole_for_any_order_of_its_parts(events: list[Any]) -> None:
-    said = answer(read("openai-responses", sse(CREATED, *events, COMPLETED)))
-    assert said.calls == [("c", "f", '{"a":1}')]
-    assert said.done_calls == 1
-    assert said.terminal == Done("tool_use", "completed")
+    result = answer(read("openai-responses", sse(CREATED, *events, COMPLETED)))
+    assert result.calls == [("c", "f", '{"a":1}')]
+    assert result.done_calls == 1
+    assert result.terminal == Done("tool_use", "completed")
 
 
 def test_calls_that_interleave_and_end_out_of_order_keep_their_arguments() -> None:
-    said = answer(
+    result = answer(
         read(
             "openai-responses",
             sse(
@@ -276,7 +276,7 @@ def test_calls_that_interleave_and_end_out_of_order_keep_their_arguments() -> No
             ),
         )
     )
-    assert said.calls == [("a", "f", "1"), ("b", "g", "2")]
+    assert result.calls == [("a", "f", "1"), ("b", "g", "2")]
 
 
 def custom(*tools: dict[str, Any]) -> list[Normalized]:
@@ -318,7 +318,7 @@ def test_a_custom_tool_that_the_request_did_not_have_was_run_by_the_provider() -
 
 def test_a_server_tool_is_an_item_at_its_place_told_when_it_is_complete() -> None:
     item = {"id": "ws", "status": "completed", "action": {"query": "q"}}
-    said = events_of(
+    events = events_of(
         added(0, "web_search_call", id="ws", status="in_progress"),
         event("web_search_call.searching", 0),
         added(1, "message"),
@@ -330,13 +330,13 @@ def test_a_server_tool_is_an_item_at_its_place_told_when_it_is_complete() -> Non
         {"type": "response.odd", "output_index": [0]},
         COMPLETED,
     )
-    [raw] = [e.json for e in said if isinstance(e, Extra) and e.ordinal == 0]
+    [raw] = [e.json for e in events if isinstance(e, Extra) and e.ordinal == 0]
     assert msgspec.json.decode(raw) == {"type": "web_search_call", **item}
-    assert [e for e in said if isinstance(e, Extra)][1:] == [
+    assert [e for e in events if isinstance(e, Extra)][1:] == [
         Extra("openai-responses.odd", '{"type":"response.odd","x":1}'),
         Extra("openai-responses.odd", '{"type":"response.odd","output_index":[0]}'),
     ]
-    assert BlockStart(1, "text") in said
+    assert BlockStart(1, "text") in events
 
 
 def test_a_refusal_is_shown_text_and_ends_in_content_filter() -> None:
@@ -358,8 +358,8 @@ def test_a_refusal_is_shown_text_and_ends_in_content_filter() -> None:
         [added(0, "message"), event("refusal.done", 0, refusal="No")],
         [done(0, "message", content=[{"type": "refusal", "refusal": "No"}])],
     ):
-        said = answer(read("openai-responses", sse(CREATED, *events, COMPLETED)))
-        assert (said.refusal, said.terminal) == ("No", Done("content_filter", "completed"))
+        result = answer(read("openai-responses", sse(CREATED, *events, COMPLETED)))
+        assert (result.refusal, result.terminal) == ("No", Done("content_filter", "completed"))
 
 
 def test_citations_are_shown_at_once_and_go_back_with_their_block() -> None:
@@ -368,7 +368,7 @@ def test_citations_are_shown_at_once_and_go_back_with_their_block() -> None:
             "output_text.annotation.added", 0, content_index=0, annotation_index=index, annotation={"n": index}
         )
 
-    said = events_of(
+    events = events_of(
         added(0, "message"),
         cited(0),
         text(0, "a"),
@@ -379,7 +379,7 @@ def test_citations_are_shown_at_once_and_go_back_with_their_block() -> None:
         cited(2),
         COMPLETED,
     )
-    assert said == [
+    assert events == [
         BlockStart(0, "text"),
         Extra("openai-responses.annotation", '{"n":0}', 0),
         TextDelta(0, "a"),
@@ -393,7 +393,7 @@ def test_citations_are_shown_at_once_and_go_back_with_their_block() -> None:
 
 def test_an_image_has_previews_and_the_final_one_in_its_item() -> None:
     final = {"result": "BBBB", "output_format": "webp", "revised_prompt": "a cat", "status": "completed"}
-    said = events_of(
+    events = events_of(
         added(0, "image_generation_call", status="in_progress"),
         event("image_generation_call.partial_image", 0, partial_image_b64="AAAA", output_format="webp"),
         done(0, "image_generation_call", **final),
@@ -401,7 +401,7 @@ def test_an_image_has_previews_and_the_final_one_in_its_item() -> None:
         done(1, "image_generation_call", status="failed"),
         COMPLETED,
     )
-    assert said == [
+    assert events == [
         BlockStart(0, "image"),
         Image(0, "image/webp", "AAAA", final=False),
         Image(0, "image/webp", "BBBB", final=True, revised_prompt="a cat"),
@@ -433,7 +433,7 @@ def test_how_a_response_ends(terminal: Any, done: Done) -> None:
 
 def test_a_call_in_an_incomplete_response_is_complete_only_if_its_item_is() -> None:
     late = {"call_id": "b", "name": "g", "arguments": '{"a', "status": "incomplete"}
-    said = answer(
+    result = answer(
         read(
             "openai-responses",
             sse(
@@ -446,9 +446,9 @@ def test_a_call_in_an_incomplete_response_is_complete_only_if_its_item_is() -> N
             ),
         )
     )
-    assert said.done_calls == 1
-    assert said.open == {1}
-    assert said.terminal == Done("length", "incomplete:max_output_tokens")
+    assert result.done_calls == 1
+    assert result.open == {1}
+    assert result.terminal == Done("length", "incomplete:max_output_tokens")
 
 
 def test_items_without_their_end_are_as_the_response_at_its_end_has_them() -> None:
@@ -457,22 +457,22 @@ def test_items_without_their_end_are_as_the_response_at_its_end_has_them() -> No
         {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
         {"type": "message", "content": [{"text": "other"}]},
     ]
-    said = events_of(
+    events = events_of(
         added(0, "mcp_list_tools", tools=[]),
         added(1, "function_call", call_id="c", name="f"),
         added(2, "message"),
         text(2, "open"),
         ended("completed", output=output),
     )
-    assert Extra("openai-responses.mcp_list_tools", '{"type":"mcp_list_tools","tools":[1]}', ordinal=0) in said
-    assert [e for e in said if isinstance(e, TextDelta)] == [TextDelta(2, "open")]
-    assert said[-1] == Done("tool_use", "completed")
+    assert Extra("openai-responses.mcp_list_tools", '{"type":"mcp_list_tools","tools":[1]}', ordinal=0) in events
+    assert [e for e in events if isinstance(e, TextDelta)] == [TextDelta(2, "open")]
+    assert events[-1] == Done("tool_use", "completed")
     unannounced = answer(read("openai-responses", sse(CREATED, ended("completed", output=output))))
     assert (unannounced.calls, unannounced.text) == ([("c", "f", "{}")], "other")
 
 
 def test_an_item_that_the_end_of_the_response_does_not_have_is_not_completed() -> None:
-    said = answer(
+    result = answer(
         read(
             "openai-responses",
             sse(
@@ -487,9 +487,9 @@ def test_an_item_that_the_end_of_the_response_does_not_have_is_not_completed() -
             ),
         )
     )
-    assert said.open == {0}
-    assert said.done_calls == 0
-    assert said.terminal == STOPPED
+    assert result.open == {0}
+    assert result.done_calls == 0
+    assert result.terminal == STOPPED
 
 
 def test_counts_come_with_the_end_of_the_response() -> None:
@@ -549,10 +549,10 @@ def test_events_without_content_are_ignored() -> None:
 
 def test_an_item_announced_twice_is_one() -> None:
     item = added(0, "function_call", call_id="c", name="f")
-    said = events_of(
+    events = events_of(
         item, item, done(0, "function_call", arguments="{}", name="f"), done(0, "function_call"), COMPLETED
     )
-    assert said == [
+    assert events == [
         ToolCallStart(0, "c", "f"),
         ToolCallDelta(0, "{}"),
         ToolCallDone(0),
@@ -561,7 +561,7 @@ def test_an_item_announced_twice_is_one() -> None:
 
 
 def test_an_output_index_may_be_taken_again_once_its_item_has_ended() -> None:
-    said = answer(
+    result = answer(
         read(
             "openai-responses",
             sse(
@@ -575,7 +575,7 @@ def test_an_output_index_may_be_taken_again_once_its_item_has_ended() -> None:
             ),
         )
     )
-    assert (said.kinds, said.text) == (["thinking", "text"], "a")
+    assert (result.kinds, result.text) == (["thinking", "text"], "a")
 
 
 @pytest.mark.parametrize(

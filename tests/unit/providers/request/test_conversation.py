@@ -32,7 +32,7 @@ def spoken(
     return conversation(request, history or [], takes)
 
 
-def said(role: str, *parts: ContentPart | str) -> Message:
+def message_of(role: str, *parts: ContentPart | str) -> Message:
     content = [TextPart(text=part) if isinstance(part, str) else part for part in parts]
     return Message(role=role, content=content)  # pyright: ignore[reportArgumentType]
 
@@ -67,8 +67,8 @@ def test_a_sound_history_stays_as_it_is() -> None:
         Message(role="system", content="Be brief."),
         Message(role="user", content="Hi", participant="Ann"),
         history=[
-            said("assistant", ThinkingPart(text="Hm", signature="s"), "Wait.", call("a"), call("b")),
-            said("tool", result("a"), result("b")),
+            message_of("assistant", ThinkingPart(text="Hm", signature="s"), "Wait.", call("a"), call("b")),
+            message_of("tool", result("a"), result("b")),
         ],
         takes=msgspec.structs.replace(PLAIN, names=True),
     )
@@ -85,7 +85,9 @@ def test_a_sound_history_stays_as_it_is() -> None:
 
 def test_results_stand_in_the_order_of_their_calls_whatever_message_brought_them() -> None:
     messages, notes = spoken(
-        said("assistant", call("a"), call("b")), said("tool", result("b")), said("user", result("a"), "go on")
+        message_of("assistant", call("a"), call("b")),
+        message_of("tool", result("b")),
+        message_of("user", result("a"), "go on"),
     )
     assert shape(messages) == [
         ("assistant", ["call a", "call b"]),
@@ -96,7 +98,9 @@ def test_results_stand_in_the_order_of_their_calls_whatever_message_brought_them
 
 
 def test_a_call_without_a_result_gets_an_error_result_and_a_note() -> None:
-    messages, notes = spoken(said("assistant", call("a"), call("b")), said("tool", result("b")), said("user", "So?"))
+    messages, notes = spoken(
+        message_of("assistant", call("a"), call("b")), message_of("tool", result("b")), message_of("user", "So?")
+    )
     assert shape(messages)[1] == ("tool", [f"result a: {NO_RESULT}", "result b: ok"])
     put_in = messages[1].parts[0]
     assert isinstance(put_in, ToolResultPart)
@@ -105,7 +109,7 @@ def test_a_call_without_a_result_gets_an_error_result_and_a_note() -> None:
 
 
 def test_a_result_without_a_call_is_left_out_with_a_note() -> None:
-    messages, notes = spoken(said("tool", result("x")), said("user", "Hi", result("y")))
+    messages, notes = spoken(message_of("tool", result("x")), message_of("user", "Hi", result("y")))
     assert shape(messages) == [("user", ["Hi"])]
     assert notes == (
         "messages[0]: the result of call x has no call before it and was left out",
@@ -114,23 +118,25 @@ def test_a_result_without_a_call_is_left_out_with_a_note() -> None:
 
 
 def test_a_second_result_of_a_call_is_left_out() -> None:
-    messages, notes = spoken(said("assistant", call("a")), said("tool", result("a", "1"), result("a", "2")))
+    messages, notes = spoken(message_of("assistant", call("a")), message_of("tool", result("a", "1"), result("a", "2")))
     assert shape(messages)[1] == ("tool", ["result a: 1"])
     assert len(notes) == 1
 
 
 def test_a_result_that_comes_late_is_moved_to_its_call_with_a_note() -> None:
-    messages, notes = spoken(said("assistant", call("a")), said("user", "Hurry"), said("tool", result("a")))
+    messages, notes = spoken(
+        message_of("assistant", call("a")), message_of("user", "Hurry"), message_of("tool", result("a"))
+    )
     assert shape(messages) == [("assistant", ["call a"]), ("tool", ["result a: ok"]), ("user", ["Hurry"])]
     assert notes == ("messages[2]: the result of call a was moved to its call",)
 
 
 def test_an_id_may_be_used_again_in_a_later_turn() -> None:
     messages, notes = spoken(
-        said("assistant", call("a")),
-        said("tool", result("a", "first")),
-        said("assistant", call("a")),
-        said("tool", result("a", "second")),
+        message_of("assistant", call("a")),
+        message_of("tool", result("a", "first")),
+        message_of("assistant", call("a")),
+        message_of("tool", result("a", "second")),
     )
     assert shape(messages)[1] == ("tool", ["result a: first"])
     assert shape(messages)[3] == ("tool", ["result a: second"])
@@ -138,19 +144,25 @@ def test_an_id_may_be_used_again_in_a_later_turn() -> None:
 
 
 def test_empty_texts_and_empty_messages_vanish() -> None:
-    messages, _ = spoken(said("user", "", "Hi"), said("assistant", ""), Message(role="user", content=""))
+    messages, _ = spoken(message_of("user", "", "Hi"), message_of("assistant", ""), Message(role="user", content=""))
     assert shape(messages) == [("user", ["Hi"])]
 
 
 @pytest.mark.parametrize(
     ("message", "where"),
     [
-        (said("user", call("a")), "messages[0].content[0]"),
-        (said("user", "x", ThinkingPart()), "messages[0].content[1]"),
-        (said("assistant", result("a")), "messages[0].content[0]"),
-        (said("system", ImagePart(source=BlobSource(blob_id="b", media_type="image/png"))), "messages[0].content[0]"),
+        (message_of("user", call("a")), "messages[0].content[0]"),
+        (message_of("user", "x", ThinkingPart()), "messages[0].content[1]"),
+        (message_of("assistant", result("a")), "messages[0].content[0]"),
+        (
+            message_of("system", ImagePart(source=BlobSource(blob_id="b", media_type="image/png"))),
+            "messages[0].content[0]",
+        ),
         (Message(role="tool", content="ok"), "messages[0]"),
-        (said("user", ImagePart(source=BlobSource(blob_id="b", media_type="image/png"))), "messages[0].content[0]"),
+        (
+            message_of("user", ImagePart(source=BlobSource(blob_id="b", media_type="image/png"))),
+            "messages[0].content[0]",
+        ),
         (Message(role="user", content=""), "messages"),
     ],
 )
@@ -174,11 +186,11 @@ def test_a_providers_own_item_goes_back_to_that_provider_alone() -> None:
 
 # --- thinking without a signature ---------------------------------------------------------------------------------
 
-UNSIGNED = said("assistant", ThinkingPart(text="Hm."), "Yes.")
+UNSIGNED = message_of("assistant", ThinkingPart(text="Hm."), "Yes.")
 
 
 def test_unsigned_thinking_of_a_request_is_left_out_with_a_note() -> None:
-    messages, notes = spoken(said("user", "Hi"), UNSIGNED)
+    messages, notes = spoken(message_of("user", "Hi"), UNSIGNED)
     assert shape(messages) == [("user", ["Hi"]), ("assistant", ["Yes."])]
     assert notes == ("messages[1]: thinking was left out: this provider accepts it only with its signature",)
 
@@ -190,26 +202,32 @@ def test_unsigned_thinking_becomes_text_where_the_request_says_so_and_a_note_tel
 
 
 def test_thinking_goes_back_as_it_came_where_it_is_signed_or_its_provider_takes_it_plain() -> None:
-    signed = said("assistant", ThinkingPart(text="Hm.", signature="s"), ThinkingPart(opaque={"redacted": "x"}), "Yes.")
+    signed = message_of(
+        "assistant", ThinkingPart(text="Hm.", signature="s"), ThinkingPart(opaque={"redacted": "x"}), "Yes."
+    )
     assert spoken(signed)[0][0].parts == signed.content
     plain = Takes(api="openai-chat", plain_thinking=True)
     assert spoken(UNSIGNED, takes=plain)[0][0].parts == UNSIGNED.content
 
 
 def test_what_the_runs_own_turns_thought_in_plain_words_is_left_out_without_a_word() -> None:
-    messages, notes = spoken(said("user", "Hi"), history=[UNSIGNED])
+    messages, notes = spoken(message_of("user", "Hi"), history=[UNSIGNED])
     assert shape(messages) == [("user", ["Hi"]), ("assistant", ["Yes."])]
     assert notes == ()
 
 
 def test_thinking_without_a_word_and_without_a_signature_is_nothing() -> None:
-    assert shape(spoken(said("assistant", ThinkingPart(), "Yes."))[0]) == shape(spoken(said("assistant", "Yes."))[0])
+    assert shape(spoken(message_of("assistant", ThinkingPart(), "Yes."))[0]) == shape(
+        spoken(message_of("assistant", "Yes."))[0]
+    )
 
 
 def test_a_thousand_calls_of_one_id_get_an_id_and_a_result_each() -> None:
     count = 3_000
-    calls = said("assistant", *(call("c") for _ in range(count)))
-    messages, notes = spoken(said("user", "go"), calls, said("tool", *(result("c", f"{n}") for n in range(count))))
+    calls = message_of("assistant", *(call("c") for _ in range(count)))
+    messages, notes = spoken(
+        message_of("user", "go"), calls, message_of("tool", *(result("c", f"{n}") for n in range(count)))
+    )
     assert [part.content for part in messages[2].parts if isinstance(part, ToolResultPart)] == [*map(str, range(count))]
     ids = [part.tool_id for part in messages[1].parts if isinstance(part, ToolCallPart)]
     assert ids == ["c", *(f"c_{n}" for n in range(2, count + 1))]

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.unit.providers.request.test_conversation import call, result, said, shape, spoken
+from tests.unit.providers.request.test_conversation import call, message_of, result, shape, spoken
 from tokenbus.events.quirks import ApiName, Quirks
 from tokenbus.events.requests import (
     Base64Source,
@@ -50,7 +50,7 @@ def parts_of(message: Spoken) -> list[ContentPart]:
 
 
 def test_opaque_data_go_back_to_the_provider_that_they_are_of_without_the_words_that_say_so() -> None:
-    own = said(
+    own = message_of(
         "assistant",
         ThinkingPart(text="Hm", opaque={"encrypted": "e", **OF_OPENAI}),
         TextPart(text="Yes", opaque={"item_id": "msg_1", "citations": "[]", **OF_OPENAI}),
@@ -67,13 +67,13 @@ def test_opaque_data_go_back_to_the_provider_that_they_are_of_without_the_words_
 def test_those_of_another_provider_are_left_out_with_a_note_though_it_speaks_the_same_api(
     origin: dict[str, str],
 ) -> None:
-    foreign = said(
+    foreign = message_of(
         "assistant",
         ThinkingPart(text="Hm", signature="s", opaque={"encrypted": "e", **origin}),
         TextPart(text="Yes", opaque={"citations": "[]", **origin}),
         ToolCallPart(tool_id="a", tool_name="f", arguments="{}", opaque={"fields": '{"caller":1}', **origin}),
     )
-    [message, _], notes = spoken(foreign, said("tool", result("a")), takes=RESPONSES)
+    [message, _], notes = spoken(foreign, message_of("tool", result("a")), takes=RESPONSES)
     assert parts_of(message) == [TextPart(text="Yes"), ToolCallPart(tool_id="a", tool_name="f", arguments="{}")]
     maker = origin["provider"]
     assert notes == (
@@ -83,19 +83,19 @@ def test_those_of_another_provider_are_left_out_with_a_note_though_it_speaks_the
 
 
 def test_an_older_history_tells_by_the_names_of_its_data_whose_they_are() -> None:
-    signed = said("assistant", ThinkingPart(text="Hm", signature="s"), "Yes")
+    signed = message_of("assistant", ThinkingPart(text="Hm", signature="s"), "Yes")
     assert shape(spoken(signed, takes=GEMINI)[0]) == [("assistant", ["Yes"])]
     assert shape(spoken(signed, takes=ANTHROPIC)[0]) == [("assistant", ["ThinkingPart", "Yes"])]
 
 
 def test_foreign_thinking_becomes_text_where_the_request_says_so() -> None:
-    foreign = said("assistant", ThinkingPart(text="Hm", signature="s", opaque=dict(OF_ANOTHER)), "Yes")
+    foreign = message_of("assistant", ThinkingPart(text="Hm", signature="s", opaque=dict(OF_ANOTHER)), "Yes")
     [message], _ = spoken(foreign, takes=ANTHROPIC, convert_unsigned_thinking_to_text=True)
     assert parts_of(message)[0] == TextPart(text="<thinking>Hm</thinking>")
 
 
 def test_the_parts_of_one_reasoning_stay_together() -> None:
-    own = said(
+    own = message_of(
         "assistant",
         ThinkingPart(text="One", opaque={"encrypted": "e", "item_id": "rs_1", **OF_OPENAI}),
         ThinkingPart(text="Two", opaque={"item_id": "rs_1", **OF_OPENAI}),
@@ -107,25 +107,25 @@ def test_the_parts_of_one_reasoning_stay_together() -> None:
 
 
 def test_final_thinking_is_left_out_unless_the_model_continues_it() -> None:
-    thought = said("assistant", "So.", ThinkingPart(text="Hm", signature="s"))
-    messages, notes = spoken(thought, said("user", "Well?"), takes=ANTHROPIC)
+    thought = message_of("assistant", "So.", ThinkingPart(text="Hm", signature="s"))
+    messages, notes = spoken(thought, message_of("user", "Well?"), takes=ANTHROPIC)
     assert shape(messages) == [("assistant", ["So."]), ("user", ["Well?"])]
     assert notes == ("messages[0]: thinking at the end of a message was left out",)
-    messages, notes = spoken(said("user", "Hi"), history=[thought], takes=ANTHROPIC)
+    messages, notes = spoken(message_of("user", "Hi"), history=[thought], takes=ANTHROPIC)
     assert shape(messages)[1] == ("assistant", ["So.", "ThinkingPart"]), "a paused turn goes on from there"
     assert notes == ()
 
 
 def test_an_item_of_another_api_is_left_out_with_a_note() -> None:
     item = ExtraPart(name="anthropic.server_tool_use", json="{}")
-    messages, notes = spoken(said("assistant", item, "Yes"), takes=CHAT)
+    messages, notes = spoken(message_of("assistant", item, "Yes"), takes=CHAT)
     assert shape(messages) == [("assistant", ["Yes"])]
     [note] = notes
     assert note.startswith("messages[0]: an item of anthropic (anthropic.server_tool_use) was left out")
 
 
 def test_many_places_share_one_note() -> None:
-    messages = [said("assistant", ThinkingPart(text="Hm"), "Yes") for _ in range(6)]
+    messages = [message_of("assistant", ThinkingPart(text="Hm"), "Yes") for _ in range(6)]
     _, notes = spoken(*messages, takes=GEMINI)
     [note] = notes
     assert note.startswith("messages[0], messages[1], messages[2] and 3 more: thinking was left out")
@@ -136,8 +136,10 @@ def test_many_places_share_one_note() -> None:
 
 @pytest.mark.parametrize("api", ["anthropic", "openai-chat", "openai-responses", "gemini"])
 def test_an_image_of_another_providers_model_goes_as_the_users_after_the_results_of_its_calls(api: ApiName) -> None:
-    made = said("assistant", ImagePart(source=PNG, opaque={"api": "x", "provider": "y"}), "Here.", call("a"))
-    body, notes = built(api, said("user", "Draw"), made, said("tool", result("a")), said("user", "Thanks"))
+    made = message_of("assistant", ImagePart(source=PNG, opaque={"api": "x", "provider": "y"}), "Here.", call("a"))
+    body, notes = built(
+        api, message_of("user", "Draw"), made, message_of("tool", result("a")), message_of("user", "Thanks")
+    )
     turns = body.get("messages") or body.get("input") or body["contents"]
     text = [str(turn) for turn in turns]
     [image] = [i for i, turn in enumerate(text) if "AAAA" in turn]
@@ -149,7 +151,7 @@ def test_an_image_of_another_providers_model_goes_as_the_users_after_the_results
 
 
 def test_an_image_of_its_own_goes_back_as_the_models() -> None:
-    own = said("assistant", ImagePart(source=PNG, opaque={"api": "gemini", "provider": "p"}), "Here.")
+    own = message_of("assistant", ImagePart(source=PNG, opaque={"api": "gemini", "provider": "p"}), "Here.")
     messages, notes = spoken(own, takes=GEMINI)
     assert shape(messages) == [("assistant", ["ImagePart", "Here."])]
     assert notes == ()
@@ -164,7 +166,7 @@ def ids(messages: list[Spoken]) -> list[str]:
 
 
 KIMI = "functions.weather:0"
-REPEATED = [said("assistant", call(KIMI)), said("tool", result(KIMI, "one"))] * 3
+REPEATED = [message_of("assistant", call(KIMI)), message_of("tool", result(KIMI, "one"))] * 3
 
 
 def test_repeated_tool_ids_are_made_unique_where_the_api_wants_it_and_results_follow_their_calls() -> None:
@@ -178,7 +180,7 @@ def test_repeated_tool_ids_are_made_unique_where_the_api_wants_it_and_results_fo
 
 
 def test_anthropic_gets_no_tool_id_twice_in_its_own_letters() -> None:
-    body, _ = built("anthropic", said("user", "Hi"), *REPEATED)
+    body, _ = built("anthropic", message_of("user", "Hi"), *REPEATED)
     blocks = [block for message in body["messages"] for block in message["content"]]
     used = [block["id"] for block in blocks if block["type"] == "tool_use"]
     assert len(set(used)) == len(used) == 3
@@ -188,8 +190,8 @@ def test_anthropic_gets_no_tool_id_twice_in_its_own_letters() -> None:
 @pytest.mark.parametrize("takes", [ANTHROPIC, CHAT, GEMINI])
 def test_two_calls_of_one_message_never_share_an_id(takes: Takes) -> None:
     messages, _ = spoken(
-        said("assistant", call("a"), call("a"), call("a_2")),
-        said("tool", result("a", "1"), result("a", "2")),
+        message_of("assistant", call("a"), call("a"), call("a_2")),
+        message_of("tool", result("a", "1"), result("a", "2")),
         takes=takes,
     )
     called, answered = ids(messages)[:3], ids(messages)[3:]
@@ -206,7 +208,7 @@ def test_two_calls_of_one_message_never_share_an_id(takes: Takes) -> None:
 @pytest.mark.parametrize("api", ["anthropic", "openai-chat", "openai-responses", "gemini"])
 def test_media_types_go_in_the_one_spelling_that_every_api_takes(api: ApiName, written: str) -> None:
     source = Base64Source(media_type=written, data="AAAA")
-    body, notes = built(api, said("user", "Look", ImagePart(source=source)))
+    body, notes = built(api, message_of("user", "Look", ImagePart(source=source)))
     assert "image/jpeg" in str(body)
     assert written not in str(body)
     assert notes == (f"messages[0].content[1].source.media_type: {written!r} is sent as 'image/jpeg'",)
@@ -216,7 +218,9 @@ def test_those_inside_of_tool_results_and_of_documents_too() -> None:
     image = ImagePart(source=Base64Source(media_type="IMAGE/PNG", data="AAAA"))
     answer = ToolResultPart(tool_id="a", content=[image])
     document = DocumentPart(source=Base64Source(media_type="Application/PDF;v=1", data="AAAA"))
-    body, notes = built("anthropic", said("user", document), said("assistant", call("a")), said("tool", answer))
+    body, notes = built(
+        "anthropic", message_of("user", document), message_of("assistant", call("a")), message_of("tool", answer)
+    )
     assert [note.partition(":")[0] for note in notes] == [
         "messages[0].content[0].source.media_type",
         "messages[2].content[0].content[0].source.media_type",
@@ -290,13 +294,13 @@ def test_a_message_that_begins_with_an_image_has_its_speakers_name_before_it() -
 
 def test_anthropic_is_not_asked_to_think_about_results_of_calls_that_another_model_made() -> None:
     asked = {"model": "claude-sonnet-4-5", "thinking": Thinking(budget_tokens=2000)}
-    begun = [said("user", "Hi"), said("assistant", call("a")), said("tool", result("a"))]
+    begun = [message_of("user", "Hi"), message_of("assistant", call("a")), message_of("tool", result("a"))]
     body, notes = built("anthropic", *begun, **asked, output_schema=OutputSchema(schema={"type": "object"}))
     assert body["thinking"] == {"type": "disabled"}
     assert body["output_config"] == {"format": {"type": "json_schema", "schema": {"type": "object"}}}
     assert [note.partition(":")[0] for note in notes] == ["thinking was turned off"]
-    signed = said("assistant", ThinkingPart(text="Hm", signature="s"), call("a"))
-    for fine in ([begun[0], signed, begun[2]], [*begun, said("assistant", "Yes"), said("user", "More")]):
+    signed = message_of("assistant", ThinkingPart(text="Hm", signature="s"), call("a"))
+    for fine in ([begun[0], signed, begun[2]], [*begun, message_of("assistant", "Yes"), message_of("user", "More")]):
         body, notes = built("anthropic", *fine, **asked)
         assert body["thinking"]["type"] == "enabled"
         assert notes == ()

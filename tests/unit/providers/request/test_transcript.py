@@ -298,7 +298,7 @@ def test_the_blank_after_a_name_is_told_of_where_the_text_follows_one() -> None:
 
 
 def test_a_predicate_becomes_empty_names_before_the_request_travels() -> None:
-    asked = unnamed_where(request(*CROWD), lambda said: said.participant == "Ann" and said.content == "b")
+    asked = unnamed_where(request(*CROWD), lambda m: m.participant == "Ann" and m.content == "b")
     assert text_of(asked) == "Ann: a\nb\nBob: c\nClaude: d\nUser: e\nClaude:"
     nobody = unnamed_where(request(message("a", "Ann"), message("b", role="assistant")), lambda _: True)
     assert text_of(nobody) == "a\nb", "the model's own last message is continued, named or not"

@@ -58,14 +58,14 @@ def blocks(events: list[Normalized]) -> Blocks:
     """The blocks with their content, each whole: begun, written, ended."""
     answer(events)
     kinds = {event.block: event.kind for event in events if isinstance(event, BlockStart)}
-    said = dict.fromkeys(kinds, "")
+    texts = dict.fromkeys(kinds, "")
     for event in events:
         if isinstance(event, TextDelta | ThinkingDelta):
             assert isinstance(event, ThinkingDelta) == (kinds[event.block] == "thinking")
-            said[event.block] += event.text
+            texts[event.block] += event.text
     assert list(kinds) == sorted(kinds)
     assert sum(isinstance(event, BlockStop) for event in events) == len(kinds)
-    return [(kinds[block], said[block]) for block in kinds]
+    return [(kinds[block], texts[block]) for block in kinds]
 
 
 def plain(text: str, names: tuple[str, ...], inside: str = "") -> Blocks:
@@ -85,10 +85,14 @@ def plain(text: str, names: tuple[str, ...], inside: str = "") -> Blocks:
         else:
             pieces[-1] = (pieces[-1][0], pieces[-1][1] + text[at])
             at += 1
-    return [(kind, said) for kind, said in pieces if said.strip(" \t\r\n") or len(said) > 256 or (said and not tagged)]
+    return [
+        (kind, content)
+        for kind, content in pieces
+        if content.strip(" \t\r\n") or len(content) > 256 or (content and not tagged)
+    ]
 
 
-SAID: dict[str, Blocks] = {
+REPLY: dict[str, Blocks] = {
     "<think>a</think>b": [("thinking", "a"), ("text", "b")],
     "<think \t>a</think\r\n>b": [("thinking", "a"), ("text", "b")],
     "a<think>b": [("text", "a"), ("thinking", "b")],
@@ -115,10 +119,10 @@ SAID: dict[str, Blocks] = {
 }
 
 
-@pytest.mark.parametrize("text", SAID, ids=repr)
+@pytest.mark.parametrize("text", REPLY, ids=repr)
 def test_text_becomes_the_blocks_that_it_holds_whole_or_by_the_character(text: str) -> None:
-    assert blocks(of_text(text)) == SAID[text]
-    assert blocks(of_text(*text)) == SAID[text]
+    assert blocks(of_text(text)) == REPLY[text]
+    assert blocks(of_text(*text)) == REPLY[text]
 
 
 def test_each_name_is_a_tag_and_closes_its_own_tag() -> None:
@@ -239,8 +243,8 @@ def test_thinking_continues_after_a_call_in_between() -> None:
         BlockStop(2),
         Done("tool_use"),
     )
-    said = [event for event in events if isinstance(event, TextDelta | ThinkingDelta)]
-    assert said == [ThinkingDelta(at(0), "first"), ThinkingDelta(at(2), "then"), TextDelta(at(2, 1), "said")]
+    deltas = [event for event in events if isinstance(event, TextDelta | ThinkingDelta)]
+    assert deltas == [ThinkingDelta(at(0), "first"), ThinkingDelta(at(2), "then"), TextDelta(at(2, 1), "said")]
 
 
 def test_texts_that_are_open_together_are_read_apart() -> None:
@@ -383,9 +387,9 @@ def test_without_the_quirk_a_tag_is_text(api: ApiName) -> None:
 def test_a_recorded_stream_of_deepseek_r1_is_thinking_and_then_text() -> None:
     data = (CORPUS / "openai_chat" / "pydantic-pydantic-ai__test_hf_model_thinking_part_iter.sse").read_bytes()
     [(_, text)] = blocks(read("openai-chat", data))
-    thought, closed, said = text.removeprefix("<think>").partition("</think>")
+    thought, closed, answer_text = text.removeprefix("<think>").partition("</think>")
     assert closed
-    assert blocks(read("openai-chat", data, quirks=THINK)) == [("thinking", thought), ("text", said)]
+    assert blocks(read("openai-chat", data, quirks=THINK)) == [("thinking", thought), ("text", answer_text)]
 
 
 @needs_corpus

@@ -39,7 +39,7 @@ NOT_LAST: list[tuple[ApiName, bytes]] = [
 ]
 APIS_WITH_ONE: tuple[ApiName, ...] = ("anthropic", "openai-chat", "openai-responses")
 ROWS = recordings(*APIS)
-SAID: dict[ApiName, bytes] = {
+REPLY: dict[ApiName, bytes] = {
     "anthropic": b'"message_stop"',
     "openai-chat": b"[DONE]",
     "openai-responses": b'{"type":"response.completed"',
@@ -81,8 +81,8 @@ def test_a_finish_reason_or_usage_is_not_the_end(api: ApiName, event: bytes) -> 
     places=st.lists(st.integers(0, 400), max_size=6),
 )
 def test_a_text_that_holds_last_events_is_no_last_event(text: str, places: list[int]) -> None:
-    said = msgspec.json.encode({"type": "content_block_delta", "text": text})
-    stream = b"event: content_block_delta\ndata: " + said + b"\n\n"
+    data = msgspec.json.encode({"type": "content_block_delta", "text": text})
+    stream = b"event: content_block_delta\ndata: " + data + b"\n\n"
     for api in APIS_WITH_ONE:
         last = watch(api)
         assert not any(last.feed(piece) for piece in cut(stream, [p for p in places if p < len(stream)]))
@@ -108,7 +108,7 @@ def test_in_recorded_streams_it_is_there_where_the_api_has_one() -> None:
     missed: list[str] = []
     found = 0
     for row in ROWS:
-        mark = SAID.get(row.api_name)
+        mark = REPLY.get(row.api_name)
         whole = decoder(row.api_name)
         done = any(isinstance(event, Done) for event in whole.feed(row.data))
         if mark and done and mark in row.data:

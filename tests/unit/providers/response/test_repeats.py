@@ -17,17 +17,17 @@ from tokenbus.providers.response.surrogates import SurrogateJoiner, with_placeho
 TEXTS = st.text(st.sampled_from("ab \n\u00e9\U0001f600\U0001f642"), max_size=12)
 
 
-def told(*pieces: str) -> EmittedText:
-    said = EmittedText()
+def emitted_text(*pieces: str) -> EmittedText:
+    emitted = EmittedText()
     for piece in pieces:
-        said.add(piece)
-    return said
+        emitted.add(piece)
+    return emitted
 
 
 @given(pieces=st.lists(TEXTS), more=TEXTS)
 def test_the_rest_of_a_text_begins_after_the_emitted_part(pieces: list[str], more: str) -> None:
     text = "".join(pieces)
-    rest = told(*pieces).rest(text + more)
+    rest = emitted_text(*pieces).rest(text + more)
     assert rest is not None
     assert rest.split() == more.split() or text + rest == text + more
     if more.strip() and not more[0].isspace():
@@ -39,15 +39,15 @@ def test_how_a_text_was_divided_does_not_matter(parts: list[str], cuts: list[int
     text = "".join(parts)
     edges = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     again = [text[a:b] for a, b in pairwise(edges)]
-    assert not_emitted([told(part) for part in parts], again) == [""] * len(again)
+    assert not_emitted([emitted_text(part) for part in parts], again) == [""] * len(again)
 
 
 def test_another_text_is_not_sent() -> None:
-    assert told("ha").rest("hu ha") is None
-    assert told("ha").rest("h") is None
-    assert told().rest("ha") == "ha"
-    assert told("ha").rest("ha ha") == " ha"
-    assert told("ha ").rest("ha ha") == "ha"
+    assert emitted_text("ha").rest("hu ha") is None
+    assert emitted_text("ha").rest("h") is None
+    assert emitted_text().rest("ha") == "ha"
+    assert emitted_text("ha").rest("ha ha") == " ha"
+    assert emitted_text("ha ").rest("ha ha") == "ha"
 
 
 @given(text=TEXTS, cuts=st.lists(st.integers(0, 24)))
@@ -56,18 +56,18 @@ def test_a_character_cut_in_two_is_one_however_the_text_is_cut(text: str, cuts: 
     edges = sorted({0, len(units), *(2 * cut for cut in cuts if 2 * cut < len(units))})
     pieces = [units[a:b].decode("utf-16-le", "surrogatepass") for a, b in pairwise(edges)]
     halves = SurrogateJoiner()
-    said: list[Normalized] = []
+    events: list[Normalized] = []
     for piece in pieces:
         data, _ = with_placeholders(json.dumps(piece).encode())
-        said += halves.join([TextDelta(0, json.loads(data))])
-    assert "".join(event.text for event in said if isinstance(event, TextDelta)) == text
+        events += halves.join([TextDelta(0, json.loads(data))])
+    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == text
 
 
-@pytest.mark.parametrize("said", ["\U0010f83d", "\U0010f83d\\ud83d"])
-def test_a_placeholder_from_the_provider_is_kept_verbatim(said: str) -> None:
+@pytest.mark.parametrize("expected", ["\U0010f83d", "\U0010f83d\\ud83d"])
+def test_a_placeholder_from_the_provider_is_kept_verbatim(expected: str) -> None:
     def delta(text: str) -> bytes:
         return b'data: {"choices":[{"delta":{"content":"%s"}}]}\n\n' % text.encode()
 
     end = {"choices": [{"delta": {}, "finish_reason": "stop"}]}
-    whole = answer(read("openai-chat", delta(said) + sse(end)))
-    assert whole.text == said.replace("\\ud83d", "\ufffd")
+    whole = answer(read("openai-chat", delta(expected) + sse(end)))
+    assert whole.text == expected.replace("\\ud83d", "\ufffd")

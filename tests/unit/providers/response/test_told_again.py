@@ -112,17 +112,17 @@ def known_by(event: Json, known: set[str]) -> bool:
 
 def whole_completion(events: list[Json], chance: random.Random) -> None:
     """A last chunk that is the whole answer."""
-    said = answer(read("openai-chat", sse(*events, b"data: [DONE]\n\n")))
-    if not isinstance(said.terminal, Done) or any("choices" not in e for e in events):
+    result = answer(read("openai-chat", sse(*events, b"data: [DONE]\n\n")))
+    if not isinstance(result.terminal, Done) or any("choices" not in e for e in events):
         return
     calls = [
         {"id": name and chance.choice((name, "x")), "type": "function", "function": {"name": tool, "arguments": args}}
-        for name, tool, args in said.calls
+        for name, tool, args in result.calls
     ]
-    message = {"role": "assistant", "content": said.text or None, "refusal": said.refusal or None}
-    message |= {"reasoning_content": said.thinking} if said.thinking else {}
+    message = {"role": "assistant", "content": result.text or None, "refusal": result.refusal or None}
+    message |= {"reasoning_content": result.thinking} if result.thinking else {}
     message |= {"tool_calls": calls} if calls else {}
-    choice = {"index": 0, "message": message, "finish_reason": said.terminal.finish_raw or None}
+    choice = {"index": 0, "message": message, "finish_reason": result.terminal.finish_raw or None}
     head = {name: events[0].get(name) for name in ("id", "model")}
     events.append({**head, "object": "chat.completion", "choices": [choice]})
 
@@ -211,9 +211,9 @@ CHANGES: dict[str, list[Change]] = {
 CLASHING = [{items_elsewhere, other_ids}, {no_positions, other_ids}, {no_positions, items_elsewhere}]
 
 
-def compact(said: Answer) -> Answer:
+def compact(result: Answer) -> Answer:
     """Arguments that arrived whole keep their provider's layout."""
-    return msgspec.structs.replace(said, calls=[(a, b, c.replace(" ", "")) for a, b, c in said.calls])
+    return msgspec.structs.replace(result, calls=[(a, b, c.replace(" ", "")) for a, b, c in result.calls])
 
 
 @pytest.mark.parametrize("row", recordings(*APIS), ids=lambda row: row.file)

@@ -70,19 +70,19 @@ def test_what_was_cut_off_inside_of_thinking_is_thinking(end: Normalized) -> Non
 def test_a_call_without_a_close_before_it_shows_that_it_was_text() -> None:
     events = read(*text("Let me look."), ToolCallStart(1, "t", "f"), ToolCallDone(1), Done("tool_use"))
     assert [type(event) for event in events[1:5]] == [BlockStart, TextDelta, BlockStop, ToolCallStart]
-    said = [*text("Look."), ToolCallStart(1, "t", "f"), ToolCallDone(1), *text("So.", block=2), Done("tool_use")]
-    assert blocks(read(*said)) == [("text", "Look."), ("text", "So.")]
+    given = [*text("Look."), ToolCallStart(1, "t", "f"), ToolCallDone(1), *text("So.", block=2), Done("tool_use")]
+    assert blocks(read(*given)) == [("text", "Look."), ("text", "So.")]
 
 
 def test_it_may_continue_in_the_next_text_and_is_one_block_there() -> None:
-    said = [*text("Hm, ", block=0), *text("so.</think>Yes.", block=1), Done("stop")]
-    assert blocks(read(*said)) == [("thinking", "Hm, so."), ("text", "Yes.")]
+    events = [*text("Hm, ", block=0), *text("so.</think>Yes.", block=1), Done("stop")]
+    assert blocks(read(*events)) == [("thinking", "Hm, so."), ("text", "Yes.")]
 
 
 def test_what_belongs_to_it_waits_with_it() -> None:
-    said = [*text("Hm"), Opaque(0, "item_id", "msg_1")]
+    given = [*text("Hm"), Opaque(0, "item_id", "msg_1")]
     for end, kind in ((Done("stop"), TextDelta), (Done("length"), ThinkingDelta)):
-        events = read(*said, end)
+        events = read(*given, end)
         assert [type(event) for event in events[1:]] == [BlockStart, kind, Opaque, BlockStop, Done]
         assert (
             len(

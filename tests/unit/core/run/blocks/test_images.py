@@ -20,7 +20,7 @@ from tokenbus.events.requests import Base64Source, BlobSource, ImagePart
 STORED = Image(0, "image/png", "", True, blob_id="sha256:1", size_bytes=3)
 
 
-def told(*events: Normalized, limit: int = 100) -> tuple[list[PublicEvent], RunState]:
+def published(*events: Normalized, limit: int = 100) -> tuple[list[PublicEvent], RunState]:
     """The public events of an attempt that says this, and the run's state after it."""
     state = RunState(
         "r",
@@ -37,7 +37,7 @@ def told(*events: Normalized, limit: int = 100) -> tuple[list[PublicEvent], RunS
 def test_an_image_is_started_shown_and_completed() -> None:
     first = msgspec.structs.replace(STORED, final=False)
     second = Image(0, "image/png", "AAAA", False)
-    found, _ = told(BlockStart(0, "image", "A cat."), first, second, STORED, BlockStop(0))
+    found, _ = published(BlockStart(0, "image", "A cat."), first, second, STORED, BlockStop(0))
     about = {"run": "r", "turn": 0, "attempt": 1, "block": 0, "kind": "image"}
     stored = ImageRef(media_type="image/png", blob_id="sha256:1", size_bytes=3)
     assert found == [
@@ -49,39 +49,39 @@ def test_an_image_is_started_shown_and_completed() -> None:
 
 
 def test_an_image_goes_back_by_reference_with_what_its_provider_wants_back() -> None:
-    _, state = told(BlockStart(0, "image"), STORED, Opaque(0, "thought_signature", "s"), BlockStop(0))
+    _, state = published(BlockStart(0, "image"), STORED, Opaque(0, "thought_signature", "s"), BlockStop(0))
     source = BlobSource(blob_id="sha256:1", media_type="image/png", size_bytes=3)
     assert state.blocks.message_parts() == [ImagePart(source=source, opaque={"thought_signature": "s"})]
 
 
 def test_opaque_data_of_an_image_may_come_after_its_end() -> None:
-    _, state = told(BlockStart(0, "image"), STORED, BlockStop(0), Opaque(0, "item_id", "ig_1"))
+    _, state = published(BlockStart(0, "image"), STORED, BlockStop(0), Opaque(0, "item_id", "ig_1"))
     [part] = state.blocks.message_parts()
     assert isinstance(part, ImagePart)
     assert part.opaque == {"item_id": "ig_1"}
 
 
 def test_an_image_in_no_blob_goes_back_with_its_bytes() -> None:
-    _, state = told(BlockStart(0, "image"), Image(0, "image/png", "AAAA", True), BlockStop(0))
+    _, state = published(BlockStart(0, "image"), Image(0, "image/png", "AAAA", True), BlockStop(0))
     assert state.blocks.message_parts() == [ImagePart(source=Base64Source(media_type="image/png", data="AAAA"))]
 
 
 @pytest.mark.parametrize("events", [(), (msgspec.structs.replace(STORED, draft=True),)], ids=["none", "draft"])
 def test_drafts_and_missing_images_are_not_sent_back(events: tuple[Image, ...]) -> None:
-    _, state = told(BlockStart(0, "image"), *events, BlockStop(0))
+    _, state = published(BlockStart(0, "image"), *events, BlockStop(0))
     assert state.blocks.message_parts() == []
 
 
 @pytest.mark.parametrize("final", [True, False])
 def test_inline_bytes_are_bounded_as_all_of_a_block_is(final: bool) -> None:
     with pytest.raises(TooLarge, match="block 0"):
-        told(BlockStart(0, "image"), Image(0, "image/png", "A" * 101, final))
+        published(BlockStart(0, "image"), Image(0, "image/png", "A" * 101, final))
 
 
 def test_values_missing_in_the_answer_are_those_of_the_request() -> None:
     asked = ImagesRequested(prompt="A cat.", model="gpt-image-2", size="8x8", quality="low")
-    said = {"type": "image_generation.completed", "b64_json": "AAAA", "size": "9x9"}
-    data = Data(b"data: " + msgspec.json.encode(said) + b"\n\n")
+    completed = {"type": "image_generation.completed", "b64_json": "AAAA", "size": "9x9"}
+    data = Data(b"data: " + msgspec.json.encode(completed) + b"\n\n")
     reader = AttemptReader(1)
     reader.read(RawFrame(0, 1, 0, 0, [Opened("openai-images", 200, {}, True, Quirks(), asked)]))
     reader = AttemptReader.load(reader.save())

@@ -56,9 +56,9 @@ def test_the_messages_of_a_run_are_those_that_its_own_next_turn_sends() -> None:
     story.control(ToolReturned(2, "a chart", False, images=[image, ResultImage("image/gif", blob_id="sha256:2")]))
     sent = history(story)
     story.provider(START, *text(0, "Done."), n.Done("stop"))
-    said = Response.of(story.events).messages
-    assert said[:-1] == sent
-    assert said == [
+    response = Response.of(story.events).messages
+    assert response[:-1] == sent
+    assert response == [
         Message(
             role="assistant",
             content=[
@@ -90,7 +90,7 @@ def test_the_messages_of_a_run_are_those_that_its_own_next_turn_sends() -> None:
 
 def test_the_end_of_a_block_carries_what_must_go_back_and_whose_it_is() -> None:
     story = Story()
-    told = story.provider(
+    published = story.provider(
         START,
         n.BlockStart(0, "thinking"),
         n.Opaque(0, "signature", "s"),
@@ -99,7 +99,7 @@ def test_the_end_of_a_block_carries_what_must_go_back_and_whose_it_is() -> None:
         n.BlockStop(0),
         *text(1, "plain"),
     )
-    thinking, plain = of_type(told, BlockComplete)
+    thinking, plain = of_type(published, BlockComplete)
     assert thinking.signature == "s"
     assert thinking.opaque == {"item_id": "rs_1", **ORIGIN}
     assert thinking.opaque_blobs == {"redacted": "sha256:5"}, "a large value lies in its blob, and not in the event"
@@ -182,8 +182,8 @@ def test_a_value_that_is_too_large_without_a_blob_store_is_left_out_with_a_note(
     assert end.provider_extra == [{"note": "'encrypted' is too large to be handed on without a blob store"}]
     story.provider(*call(1, "a", "f"), n.Done("tool_use"))
     story.control(ToolReturned(1, "", False))
-    [said, _] = history(story)
-    assert isinstance(part := said.content[0], ThinkingPart)
+    [answer, _] = history(story)
+    assert isinstance(part := answer.content[0], ThinkingPart)
     assert part.opaque == {"encrypted": large, **ORIGIN}, "the run's own next turn has it at hand"
 
 
@@ -191,8 +191,8 @@ def test_a_value_that_is_too_large_without_a_blob_store_is_left_out_with_a_note(
 def test_opaque_data_of_a_block_are_bounded_as_its_content_is(ended: bool) -> None:
     story = Story(rules=RunLimits(block_chars=10))
     story.provider(START, n.BlockStart(0, "thinking"), n.Opaque(0, "a", "x" * 6))
-    told = story.provider(*([n.BlockStop(0)] if ended else []), n.Opaque(0, "b", "x" * 5))
-    [end] = of_type(told, RunFailedEvent)
+    published = story.provider(*([n.BlockStop(0)] if ended else []), n.Opaque(0, "b", "x" * 5))
+    [end] = of_type(published, RunFailedEvent)
     assert end.error.code == "too_large"
     assert " characters, the limit is 10" in end.error.message
 

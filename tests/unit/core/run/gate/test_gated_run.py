@@ -44,23 +44,23 @@ from tokenbus.events.usage import Usage
 PASSING = msgspec.structs.replace(JUDGED, on_error="pass")
 
 
-def heard(story: HeldStory) -> list[dict[str, Any]]:
+def visible_chunks(story: HeldStory) -> list[dict[str, Any]]:
     """The log as its reader sees it, judged by the rules of every log."""
-    log: list[dict[str, Any]] = msgspec.to_builtins(story.heard)
+    log: list[dict[str, Any]] = msgspec.to_builtins(story.published)
     judge.check(log)
     return log
 
 
 def shown(story: HeldStory) -> str:
-    return "".join(e.text for e in story.heard if isinstance(e, Chunk))
+    return "".join(e.text for e in story.published if isinstance(e, Chunk))
 
 
-def said(story: HeldStory) -> str:
-    return judge.text(heard(story))
+def published_text(story: HeldStory) -> str:
+    return judge.text(visible_chunks(story))
 
 
 def end_of(story: HeldStory) -> Any:
-    return story.heard[-1]
+    return story.published[-1]
 
 
 def held_back(drafts: list[PublicEvent], *, block: int) -> list[PolicyVerdict]:
@@ -76,7 +76,7 @@ async def test_what_policies_changed_takes_nothing_back_to_its_provider() -> Non
     )
     changed = [msgspec.structs.replace(d, text="Ho") if isinstance(d, Chunk) else d for d in story.drafts]
     story.rule(*(PolicyVerdict(d.seq, events=[d]) for d in changed))
-    [block] = of_type(story.heard, BlockComplete)
+    [block] = of_type(story.published, BlockComplete)
     assert (block.content, block.opaque) == ("Ho", None)
     assert end_of(story).provider_extra == [{"name": "anthropic.item", "json": "{}"}], "told, and nowhere placed"
 
@@ -84,7 +84,7 @@ async def test_what_policies_changed_takes_nothing_back_to_its_provider() -> Non
 async def test_only_the_start_is_published_before_a_verdict() -> None:
     story = HeldStory()
     story.provider(n.Start("m"), *text(0, "Hello"), n.Done("stop"))
-    assert [type(e) for e in story.heard] == [Started]
+    assert [type(e) for e in story.published] == [Started]
     assert not story.run.over
 
 
@@ -94,7 +94,7 @@ async def test_passed_output_is_published_unchanged() -> None:
     story.pass_all()
     story.provider(*text(1, "!"), n.Done("stop", usage=Usage(input=1, output=2)))
     story.pass_all()
-    assert said(story) == "Hello you!"
+    assert published_text(story) == "Hello you!"
     assert end_of(story).finish == "stop"
     assert story.of(EndRun) == [EndRun("completed")]
     assert story.of(Draft)[-1].over
@@ -106,10 +106,10 @@ async def test_a_verdict_that_arrives_twice_counts_once() -> None:
     again = [PolicyVerdict(d.seq, events=[d]) for d in story.drafts]
     story.pass_all()
     assert story.rule(*again) == []
-    assert story.rule(*again, teller="second") == []
+    assert story.rule(*again, worker="second") == []
     story.provider(n.Done("stop"))
     story.pass_all()
-    assert said(story) == "Hello"
+    assert published_text(story) == "Hello"
 
 
 async def test_a_second_worker_continues_in_the_block_where_the_first_one_died() -> None:
@@ -119,8 +119,8 @@ async def test_a_second_worker_continues_in_the_block_where_the_first_one_died()
     story.reborn()
     story.provider(n.TextDelta(0, "lo"), n.BlockStop(0), n.Done("stop"))
     # The second one has other numbers for the same blocks, as where its policies put a block before them.
-    story.rule(*(PolicyVerdict(d.seq, events=[renumbered(d, 7)]) for d in story.drafts), teller="second")
-    assert said(story) == "Hello"
+    story.rule(*(PolicyVerdict(d.seq, events=[renumbered(d, 7)]) for d in story.drafts), worker="second")
+    assert published_text(story) == "Hello"
 
 
 async def test_deferred_output_is_published_once_and_the_end_waits_for_it() -> None:
@@ -136,7 +136,7 @@ async def test_deferred_output_is_published_once_and_the_end_waits_for_it() -> N
     assert not story.run.over
     late = PolicyVerdict(first[-1].seq, "1", events=first)
     story.rule(late)
-    assert said(story) == "secondfirst"
+    assert published_text(story) == "secondfirst"
     assert story.rule(late) == []
 
 
@@ -152,7 +152,7 @@ async def test_tools_run_once_their_whole_turn_is_judged() -> None:
     assert [w.work.turn for w in story.of(NextTurn)] == [1]
     story.provider(n.Start("m"), *text(0, "It is warm"), n.Done("stop"))
     story.pass_all()
-    assert judge.blocks(heard(story)) == [("tool_call", "{}"), ("tool_result", "warm"), ("text", "It is warm")]
+    assert judge.blocks(visible_chunks(story)) == [("tool_call", "{}"), ("tool_result", "warm"), ("text", "It is warm")]
 
 
 async def test_a_withheld_call_never_runs_and_only_the_model_gets_the_reason() -> None:
@@ -174,7 +174,7 @@ async def test_a_withheld_call_never_runs_and_only_the_model_gets_the_reason() -
     assert [p.tool_id for p in next_turn.history[0].content] == ["c1", "c2"]
     story.provider(n.Done("stop"))
     story.pass_all()
-    assert judge.blocks(heard(story)) == [("tool_call", '{"x":1}'), ("tool_result", "done")]
+    assert judge.blocks(visible_chunks(story)) == [("tool_call", '{"x":1}'), ("tool_result", "done")]
     assert story.decisions == ["block"]
 
 
@@ -186,9 +186,9 @@ async def test_a_tools_progress_is_published_under_the_number_of_its_call() -> N
     (run,) = story.of(RunTools)
     story.control(ToolReported(run.work[0].block, 0.5))
     story.pass_all()
-    (told,) = of_type(story.heard, ToolProgress)
-    (shown,) = of_type(story.heard, BlockComplete)
-    assert (told.block, told.tool_id) == (shown.block, "c2")
+    (progress,) = of_type(story.published, ToolProgress)
+    (shown,) = of_type(story.published, BlockComplete)
+    assert (progress.block, progress.tool_id) == (shown.block, "c2")
 
 
 async def test_a_turn_whose_calls_were_all_withheld_continues_at_once() -> None:
@@ -213,7 +213,7 @@ async def test_a_changed_call_runs_with_the_changed_arguments() -> None:
     story.rule(*(PolicyVerdict(d.seq, events=[changed(d)]) for d in story.drafts))
     (run,) = story.of(RunTools)
     assert run.work[0].arguments == '{"city":"Oslo"}'
-    (shown,) = of_type(story.heard, BlockComplete)
+    (shown,) = of_type(story.published, BlockComplete)
     assert shown.input == {"city": "Oslo"}
 
 
@@ -236,7 +236,7 @@ async def test_a_policy_ends_the_run_and_what_is_open_is_cut() -> None:
     assert "enough" in end.reason
     assert story.of(EndRun) == [EndRun("incomplete")]
     assert story.provider(n.TextDelta(0, "more")) == []
-    heard(story)
+    visible_chunks(story)
 
 
 async def test_after_a_cancel_no_waiting_output_is_published() -> None:
@@ -245,7 +245,7 @@ async def test_after_a_cancel_no_waiting_output_is_published() -> None:
     story.pass_all()
     story.provider(n.TextDelta(0, " secret"))
     story.control(CancelRequested("enough"))
-    assert said(story) == "Hello"
+    assert published_text(story) == "Hello"
     assert isinstance(end_of(story), Cancelled)
     assert story.pass_all() == []
 
@@ -254,7 +254,7 @@ async def test_a_cancel_while_the_end_waits_to_be_judged_ends_the_run_cancelled(
     story = HeldStory()
     story.provider(n.Start("m"), *text(0, "Hello"), n.Done("stop", usage=Usage(input=1, output=5)))
     story.control(CancelRequested())
-    assert said(story) == ""
+    assert published_text(story) == ""
     assert isinstance(end_of(story), Cancelled)
     assert end_of(story).usage.output == 5
 
@@ -265,14 +265,14 @@ async def test_a_cancel_during_a_tool_gives_results_to_the_published_calls() -> 
     story.ruled = len(story.drafts)
     story.rule(*held_back(story.drafts, block=0))
     story.control(CancelRequested())
-    assert judge.blocks(heard(story)) == [("tool_call", "{}"), ("tool_result", "cancelled")]
+    assert judge.blocks(visible_chunks(story)) == [("tool_call", "{}"), ("tool_result", "cancelled")]
 
 
 async def test_where_no_worker_answers_the_run_ends_when_it_must() -> None:
     story = HeldStory()
     story.provider(n.Start("m"), *text(0, "Hello"))
     story.control(DeadlinePassed("policy", 0))
-    assert said(story) == ""
+    assert published_text(story) == ""
     end = end_of(story)
     assert isinstance(end, RunFailedEvent)
     assert end.error.code == "policy_silent"
@@ -282,10 +282,10 @@ async def test_where_no_worker_answers_the_run_ends_when_it_must() -> None:
 async def test_a_run_that_has_ended_before_is_over_and_its_policies_learn_it() -> None:
     story = HeldStory()
     story.provider(n.Start("m"), *text(0, "Hello"))
-    before = len(story.heard)
+    before = len(story.published)
     story.control(DeadlinePassed("silent", HAS_ENDED), CancelRequested())
     assert story.run.over
-    assert len(story.heard) == before
+    assert len(story.published) == before
     assert story.of(ForgetRun) == [ForgetRun()]
     assert story.of(Draft)[-1] == Draft([], over=True)
 
@@ -299,7 +299,7 @@ async def test_a_run_continues_without_its_policy_worker_if_allowed(judged: int)
     story.reborn()
     story.control(DeadlinePassed("policy", story.run.state.gate.signs_of_life if story.run.state.gate else -1))
     story.provider(*text(1, "you"), n.Done("stop"))
-    assert said(story) == "Hello you"
+    assert published_text(story) == "Hello you"
     assert isinstance(end_of(story), Completed)
 
 
@@ -310,7 +310,7 @@ async def test_a_late_answer_counts() -> None:
     story.control(DeadlinePassed("policy", 0))
     story.provider(n.Done("stop"))
     story.pass_all()
-    assert said(story) == "Hello"
+    assert published_text(story) == "Hello"
     assert isinstance(end_of(story), Completed)
 
 
@@ -320,7 +320,7 @@ async def test_a_run_that_waits_for_a_policy_slot_is_not_without_a_worker() -> N
     story.control(PolicyVerdicts("first", []), DeadlinePassed("policy", 0))
     story.provider(n.Done("stop"))
     story.pass_all()
-    assert said(story) == "Hello"
+    assert published_text(story) == "Hello"
     assert isinstance(end_of(story), Completed)
 
 
@@ -330,7 +330,7 @@ async def test_a_worker_that_repeats_released_output_counts_as_alive() -> None:
     story.rule(PolicyVerdict(0, events=[story.drafts[0]]))
     assert story.run.state.gate
     since_ms = story.run.state.gate.since_ms
-    story.rule(PolicyVerdict(0, events=[story.drafts[0]]), teller="second")
+    story.rule(PolicyVerdict(0, events=[story.drafts[0]]), worker="second")
     assert story.run.state.gate.since_ms > since_ms
 
 
@@ -339,14 +339,14 @@ async def test_workers_without_progress_do_not_extend_the_deadline() -> None:
     story.provider(n.Start("m"), *text(0, "Hello"))
     story.rule(PolicyVerdict(0, events=[story.drafts[0]]))
     for number in range(MAX_WORKERS_WITHOUT_PROGRESS):
-        story.rule(PolicyVerdict(0, events=[story.drafts[0]]), teller=f"other {number}")
+        story.rule(PolicyVerdict(0, events=[story.drafts[0]]), worker=f"other {number}")
     story.reborn()
     assert story.run.state.gate
     alive = story.run.state.gate.signs_of_life
     story.control(PolicyVerdicts("one more", []))
-    story.rule(PolicyVerdict(0, events=[story.drafts[0]]), teller="one more")
+    story.rule(PolicyVerdict(0, events=[story.drafts[0]]), worker="one more")
     assert story.run.state.gate.signs_of_life == alive
-    story.rule(PolicyVerdict(1, events=[story.drafts[1]]), teller="one more")
+    story.rule(PolicyVerdict(1, events=[story.drafts[1]]), worker="one more")
     story.control(PolicyVerdicts("another", []))
     assert story.run.state.gate.signs_of_life > alive + 1
 
@@ -363,10 +363,10 @@ async def test_steps_after_a_lost_message_of_their_worker_are_no_verdicts() -> N
     since_ms = story.run.state.gate.since_ms
     story.reborn()
     # The message with the second worker's repeated steps was lost with a server, and with it the number of its block.
-    assert not story.rule(*rest, teller="second", first=len(repeated))
+    assert not story.rule(*rest, worker="second", first=len(repeated))
     assert story.run.state.gate.since_ms == since_ms, "not a sign of life either: the policies may time out"
     story.reborn()
-    story.rule(*repeated, *rest, teller="third", first=0)
+    story.rule(*repeated, *rest, worker="third", first=0)
     assert shown(story) == "Hello"
 
 
@@ -413,7 +413,7 @@ async def test_a_policy_that_is_no_longer_called_ends_the_run_at_any_point() -> 
             WHOLE_RUN, decisions=[RecordedDecision("guard", "error", "it blocked")], ends="guard: failed: it blocked"
         )
     )
-    assert said(story) == "Hello"
+    assert published_text(story) == "Hello"
     end = end_of(story)
     assert isinstance(end, Incomplete)
     assert (end.error and end.error.code, end.finish) == ("policy_terminated", "content_filter")
@@ -427,7 +427,7 @@ async def test_a_run_that_is_held_back_before_its_first_draft_waits_no_longer_th
     story.control(DeadlinePassed("policy", story.run.state.gate.signs_of_life if story.run.state.gate else -1))
     story.provider(n.Start("m"), *text(0, "Hello"), n.Done("stop"))
     assert len(story.of(ReleaseFromPolicies)) == may_pass
-    assert said(story) == ("Hello" if may_pass else "")
+    assert published_text(story) == ("Hello" if may_pass else "")
     assert isinstance(end_of(story), Completed if may_pass else RunFailedEvent)
 
 
@@ -443,11 +443,11 @@ async def test_a_retry_voids_published_blocks_under_their_published_numbers() ->
     fresh = story.drafts[story.ruled :]
     story.ruled = len(story.drafts)
     story.rule(*(PolicyVerdict(d.seq, events=[renumbered(d, -1)]) for d in fresh))
-    (restarted,) = of_type(story.heard, Restarted)
+    (restarted,) = of_type(story.published, Restarted)
     assert restarted.drop_from == 0
     story.provider(n.Start("m"), *text(0, "Again"), n.Done("stop"))
     story.pass_all()
-    assert judge.blocks(heard(story)) == [("text", "Again")]
+    assert judge.blocks(visible_chunks(story)) == [("text", "Again")]
 
 
 def renumbered(event: Any, by: int) -> Any:
@@ -471,7 +471,7 @@ async def test_a_replay_restores_the_same_state() -> None:
         story.pass_all()
         story.provider(n.Done("stop"))
         story.pass_all()
-    assert one.heard == two.heard
+    assert one.published == two.published
     assert one.effects == two.effects
 
 
@@ -479,7 +479,7 @@ async def test_usage_is_sent_in_its_place() -> None:
     story = HeldStory()
     story.provider(n.Start("m"), *text(0, "Hello"), n.Done("stop", usage=Usage(input=1, output=2)))
     story.pass_all()
-    assert [type(e) for e in story.heard][-2:] == [UsageReported, Completed]
+    assert [type(e) for e in story.published][-2:] == [UsageReported, Completed]
 
 
 async def test_a_broken_ruling_harms_no_listener() -> None:
@@ -494,7 +494,7 @@ async def test_a_broken_ruling_harms_no_listener() -> None:
         PolicyVerdict(9),
     )
     story.control(CancelRequested())
-    assert said(story) == ""
+    assert published_text(story) == ""
 
 
 async def test_a_withheld_call_gets_no_published_result_if_its_turn_fails() -> None:
@@ -504,7 +504,7 @@ async def test_a_withheld_call_gets_no_published_result_if_its_turn_fails() -> N
     story.ruled = len(story.drafts)
     story.rule(*held_back(story.drafts, block=0))
     story.pass_all()
-    assert judge.blocks(heard(story)) == [("tool_call", '{"x":1}'), ("tool_result", late.message)]
+    assert judge.blocks(visible_chunks(story)) == [("tool_call", '{"x":1}'), ("tool_result", late.message)]
 
 
 async def test_a_result_that_is_cut_says_of_which_call_it_is() -> None:
@@ -516,5 +516,5 @@ async def test_a_result_that_is_cut_says_of_which_call_it_is() -> None:
     start = next(d for d in story.drafts if isinstance(d, BlockStarted) and d.kind == "tool_result")
     story.rule(PolicyVerdict(start.seq, events=[start]))
     story.control(CancelRequested())
-    (cut,) = [e for e in of_type(story.heard, BlockComplete) if e.kind == "tool_result"]
+    (cut,) = [e for e in of_type(story.published, BlockComplete) if e.kind == "tool_result"]
     assert (cut.cut, cut.tool_id, cut.tool_name) == (True, "c1", "weather")
