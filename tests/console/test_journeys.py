@@ -116,7 +116,7 @@ async def test_what_policies_decided_is_shown_with_what_they_judged(page: Any, b
     await expect(page.locator(".k-text .model-text")).to_have_text("[kept back]")
 
 
-async def test_the_attempts_of_a_retry_stand_side_by_side(page: Any, bus: LocalBus) -> None:
+async def test_the_attempts_of_a_retry_are_shown_side_by_side(page: Any, bus: LocalBus) -> None:
     run = await asyncio.to_thread(ended, bus, "stumbles", on_failure="restart")
     await see(page, bus, f"#run={run}")
     await page.get_by_role("button", name="Compare attempts").click()

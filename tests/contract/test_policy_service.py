@@ -91,7 +91,7 @@ async def test_a_second_workers_repeated_output_is_published_once(server: Server
     await bench.draft([], over=True)
 
 
-async def test_a_run_that_ended_is_no_longer_judged(server: Server, server_url: str, keys: Keys) -> None:
+async def test_policies_do_not_judge_a_run_that_ended(server: Server, server_url: str, keys: Keys) -> None:
     bench, story = Bench(server, server_url, keys), HeldStory()
     await bench.accept()
     await server.client.hset(keys.run(RUN), "status", "cancelling")

@@ -59,7 +59,7 @@ def test_every_object_is_what_the_api_server_accepts(everything: list[dict[str, 
             kubernetes_validate.validate(each, version, strict=True)
 
 
-def test_the_overlay_as_it_stands_has_a_server_and_no_optional_service() -> None:
+def test_the_unchanged_overlay_has_a_server_and_no_optional_service() -> None:
     objects = render(KUBERNETES / "overlays/one-namespace")
     assert set(of_kind(objects, "Deployment")) == {"fetcher", "normalizer", "parser", "tools", "blobs"}
     assert set(of_kind(objects, "StatefulSet")) == {"valkey"}
@@ -125,7 +125,7 @@ def test_provider_keys_reach_only_what_calls_providers_and_as_files(everything: 
         assert all(file.startswith(f"{folder}/") for file in files)
 
 
-def test_pipelines_stand_in_the_place_of_the_three_services_that_they_contain(everything: list[dict[str, Any]]) -> None:
+def test_pipelines_replace_the_three_services_that_they_contain(everything: list[dict[str, Any]]) -> None:
     deployments = of_kind(everything, "Deployment")
     replicas = {name: deployment["spec"]["replicas"] for name, deployment in deployments.items()}
     assert {replicas[name] for name in ("fetcher", "normalizer", "parser")} == {0}

@@ -25,7 +25,7 @@ class StopsAtPears(StreamProcessor):
         await context.send(chunk)
 
 
-async def test_policies_work_on_a_run_as_it_is_said(deployment: Deployment) -> None:
+async def test_policies_run_while_the_answer_streams(deployment: Deployment) -> None:
     bus = deployment.bus
     names = ReplaceText.from_options({"rules": [{"find": "Dr. Grey", "replace": "Somebody"}]})
     tale = Response.of([e async for e in apply_policies(bus.stream(deployment.request("tale")), names)])

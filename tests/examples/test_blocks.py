@@ -207,7 +207,7 @@ _PNG = bytes.fromhex(
 )
 
 
-async def test_the_python_of_every_page_runs_as_it_stands(tmp_path: Path, bus_environment: Mapping[str, str]) -> None:
+async def test_the_python_of_every_page_runs_unchanged(tmp_path: Path, bus_environment: Mapping[str, str]) -> None:
     python = [b for b in blocks() if b.language == "python" and not b.note.startswith("not run")]
     assert {"README.md", "docs/guides/subscribing.md"} <= {block.page for block in python}
     for block in python:
@@ -222,7 +222,7 @@ async def test_the_python_of_every_page_runs_as_it_stands(tmp_path: Path, bus_en
 
 
 @of("toml")
-def test_settings_of_a_page_load_as_they_stand(block: CodeBlock, tmp_path: Path) -> None:
+def test_settings_of_a_page_load_unchanged(block: CodeBlock, tmp_path: Path) -> None:
     path = tmp_path / "tokenbus.toml"
     path.write_text(block.code)
     assert isinstance(load({"TOKENBUS_CONFIG": str(path)}), Settings)

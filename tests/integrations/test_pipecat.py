@@ -127,7 +127,7 @@ def model_of(bus: Client, name: str, **fields: Any) -> TokenbusLLMService:
     return TokenbusLLMService(bus, provider="anthropic", model=name, heard_wait_s=30, **fields)
 
 
-async def test_an_answer_goes_through_the_pipeline(local: LocalBus, bus: Client) -> None:
+async def test_an_answer_passes_through_the_pipeline(local: LocalBus, bus: Client) -> None:
     async with talking(model_of(bus, "text", temperature=0.5)) as talk:
         await talk.ask()
         await eventually(lambda: talk.speaker.answers)

@@ -177,7 +177,7 @@ async def test_a_redirect_to_an_address_that_may_not_be_reached_is_refused(monke
                 await client.get(f"http://localhost:{server.sockets[0].getsockname()[1]}/")
 
 
-async def test_the_certificate_is_the_names_although_the_connection_goes_to_an_address(
+async def test_the_certificate_is_checked_for_the_name_although_the_connection_is_to_an_address(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     authority = trustme.CA()

@@ -143,7 +143,7 @@ async def test_programs_and_the_services_own_page_can_write_by_each_name_it_has(
             assert (await http.post("/blobs", content=b"x", headers=headers)).status_code == 201
 
 
-async def test_the_blob_service_wants_a_token_where_others_reach_it(server_url: str, tmp_path: Path) -> None:
+async def test_the_blob_service_requires_a_token_if_other_hosts_can_reach_it(server_url: str, tmp_path: Path) -> None:
     config = settings_file(tmp_path, f'redis_url = "{server_url}"\ndata_dir = "{tmp_path}"')
     worker = ("worker", "blobs", "--host", "0.0.0.0", "--port", "0")
     refused = await run(*worker, TOKENBUS_CONFIG=config)

@@ -54,7 +54,7 @@ SECRETS = ["abcabc", "abcabc-old", "abcabcabd", "cabbage"]
 @given(
     pieces=st.lists(st.sampled_from(["a", "b", "c", "abc", "bag", "-old", "-", "d", "\n", *SECRETS])), data=st.data()
 )
-def test_however_a_stream_is_cut_no_secret_goes_through(pieces: list[str], data: st.DataObject) -> None:
+def test_no_secret_is_emitted_for_any_cut_of_a_stream(pieces: list[str], data: st.DataObject) -> None:
     content = "".join(pieces).encode()
     cuts = sorted(data.draw(st.lists(st.integers(0, len(content)), max_size=8)))
     stream = Redaction(SECRETS).stream()
@@ -160,7 +160,7 @@ def test_a_key_in_any_spelling_place_and_cut_is_found_nowhere(
 
 
 @given(text=st.text('\\u002B%&#;ampx/"n5', max_size=60), data=st.data())
-def test_what_holds_no_secret_goes_through_unchanged_however_it_is_cut(text: str, data: st.DataObject) -> None:
+def test_text_without_a_secret_passes_unchanged_for_every_cut(text: str, data: st.DataObject) -> None:
     content = text.encode()
     cuts = sorted(data.draw(st.lists(st.integers(0, len(content)), max_size=8)))
     stream = Redaction(["sk-a+b/c_d"]).stream()
@@ -278,7 +278,7 @@ def test_only_an_event_that_may_begin_a_secret_waits_and_only_for_a_while() -> N
     assert stream.feed(event % b"3456-and-more!") == event % b"[redacted]!"
 
 
-def test_what_is_nearly_a_secret_does_not_go_out_where_its_rest_never_comes() -> None:
+def test_the_start_of_a_secret_is_not_emitted_if_its_rest_never_comes() -> None:
     event = b'data: {"content":"%s"}\n\n'
     stream = RedactedEvents(Redaction(["sk-123456-and-more"]))
     assert stream.feed(event % b"sk-1234") + stream.feed(event % b"56-and") == b""

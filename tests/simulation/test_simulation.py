@@ -159,7 +159,7 @@ class Worker(Process):
         return 0, 0, sum(messages), lambda: self.ended.append(self.clock.now)
 
 
-def test_a_process_that_wakes_goes_before_the_one_that_runs_and_nothing_is_worked_twice() -> None:
+def test_a_process_that_wakes_preempts_the_running_one_and_no_work_is_done_twice() -> None:
     clock = Clock()
     machine = Machine(clock, 1)
     first, second = Worker(clock, machine), Worker(clock, machine)

@@ -48,7 +48,7 @@ def test_a_pool_that_grows_to_its_busiest_moment_is_flat_and_a_leak_of_sockets_i
     assert grows([20 + n // 8 for n in range(400)], "sockets")
 
 
-def test_the_slope_is_that_of_the_line_whatever_a_few_points_say() -> None:
+def test_the_slope_is_that_of_the_line_despite_a_few_outliers() -> None:
     points = [(float(n), 3.0 * n) for n in range(50)]
     points[7] = (7.0, 1e9)
     assert slope(points) == pytest.approx(3.0)

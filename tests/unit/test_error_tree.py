@@ -29,7 +29,7 @@ def test_each_has_a_code_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("error", ALL)
-def test_each_error_stands_below_its_base_class_in_the_docstrings_tree(error: type[TokenbusError]) -> None:
+def test_each_error_is_below_its_base_class_in_the_docstrings_tree(error: type[TokenbusError]) -> None:
     lines = str(errors.__doc__).splitlines()
     [at] = [n for n, line in enumerate(lines) if re.search(rf"(^|[ ─]){error.__name__}( |$)", line)]
     if error is not TokenbusError:

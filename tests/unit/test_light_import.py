@@ -36,7 +36,7 @@ print(*sorted(loaded - ALLOWED - set(sys.stdlib_module_names)))
 """
 
 
-def test_the_whole_library_imports_where_nothing_but_msgspec_and_redis_is_installed():
+def test_the_whole_library_imports_with_only_msgspec_and_redis_installed():
     result = subprocess.run([sys.executable, "-c", _IMPORT], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert result.stdout.split() == []

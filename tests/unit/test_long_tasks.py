@@ -115,7 +115,7 @@ def test_every_task_is_watched_or_has_a_reason_why_not() -> None:
     assert found == {scope: STARTED_IN_ONE.get(scope, 1) for scope in UNWATCHED}
 
 
-def test_a_task_is_found_wherever_it_starts() -> None:
+def test_a_task_is_found_in_every_place_that_can_start_one() -> None:
     source = "class A:\n async def b(self):\n  def c(): self.t = loop().create_task(x())\n  Thread(target=c)"
     assert [*started_in(source)] == ["A.b.c", "A.b"]
     twice = "def a():\n create_task(x())\n create_task(y())"

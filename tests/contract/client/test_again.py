@@ -108,9 +108,7 @@ async def test_runs_that_cannot_be_taken_up_again_are_errors_by_name(bus: Client
     assert await published(server, keys) == []
 
 
-async def test_what_said_nothing_or_broke_off_among_calls_cannot_be_gone_on_with(
-    bus: Client, server: Server, keys: Keys
-):
+async def test_a_turn_without_text_or_cut_among_calls_cannot_be_continued(bus: Client, server: Server, keys: Keys):
     writer = await ended(server, keys)
     with pytest.raises(RunNotRepeatable, match="no text to continue"):
         await bus.resume("r")
@@ -125,9 +123,7 @@ async def test_what_said_nothing_or_broke_off_among_calls_cannot_be_gone_on_with
         await bus.resume("r")
 
 
-async def test_what_intake_said_of_going_on_counts_and_not_what_the_provider_is_called(
-    bus: Client, server: Server, keys: Keys
-):
+async def test_intakes_word_on_continuing_counts_and_not_the_providers_name(bus: Client, server: Server, keys: Keys):
     writer = await ended(server, keys, "Half", request=msgspec.structs.replace(REQUEST, provider="openai-responses"))
     await bus.resume("r")  # nobody said that it could not
     await server.client.hset(keys.run("r"), "continues", 1)

@@ -183,7 +183,7 @@ async def test_an_unknown_run_is_not_found_in_time(bus: Client):
     assert loop.time() - asked >= 0.3
 
 
-async def test_a_run_that_was_cancelled_before_its_request_came_is_waited_for_no_longer_than_an_unknown_one(
+async def test_a_client_waits_for_a_run_cancelled_before_its_request_as_long_as_for_an_unknown_one(
     bus: Client, server: Server, keys: Keys
 ):
     await server.client.hset(keys.run("ghost"), STATUS, "awaited")

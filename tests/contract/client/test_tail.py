@@ -43,7 +43,7 @@ async def feed_of(hub: Hub, stream: str, position: str) -> AsyncGenerator[Stream
         hub.close_feed(feed)
 
 
-async def test_a_reader_that_joins_behind_one_that_waits_misses_nothing(server: Server, keys: Keys):
+async def test_a_reader_that_joins_behind_a_waiting_one_misses_nothing(server: Server, keys: Keys):
     hub, stream = Hub(server), keys.log("r")
     await write(server, stream, 1, 2)
     async with feed_of(hub, stream, "1-2") as ahead:
@@ -56,7 +56,7 @@ async def test_a_reader_that_joins_behind_one_that_waits_misses_nothing(server: 
     await hub.aclose()
 
 
-async def test_a_slow_reader_beside_a_quick_one_is_held_little_for_and_misses_nothing(server: Server, keys: Keys):
+async def test_a_slow_reader_beside_a_quick_one_needs_little_memory_and_misses_nothing(server: Server, keys: Keys):
     hub, stream, rounds = Hub(server), keys.log("r"), 5
     async with feed_of(hub, stream, "0-0") as slow, feed_of(hub, stream, "0-0") as quick:
         for n in range(rounds):

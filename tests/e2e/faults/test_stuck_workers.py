@@ -151,7 +151,7 @@ async def own_partitions(server: Server, keys: Keys, workers: Sequence[FaultyWor
 @pytest.mark.leaves_pending  # a consumer that ended as it was keeps its name until a later worker sweeps it away
 @pytest.mark.parametrize("fault", ["end", "freeze"])
 @pytest.mark.timeout(600)
-async def test_a_workers_runs_end_elsewhere_if_any_of_its_tasks_ends_or_stalls(
+async def test_another_worker_ends_a_workers_runs_if_any_of_its_tasks_ends_or_stalls(
     server: Server, server_url: str, keys: Keys, tmp_path: Path, fault: str
 ) -> None:
     planned: list[tuple[Kind, str]] = [(kind, task) for kind in TASKS for task in sorted(TASKS[kind])]

@@ -147,7 +147,7 @@ def test_a_model_of_no_provider_is_not_found(client: openai.OpenAI) -> None:
     assert (caught.value.param, caught.value.code) == ("model", "model_not_found")
 
 
-def test_the_program_of_the_guide_runs_as_it_stands(bus: LocalBus) -> None:
+def test_the_program_of_the_guide_runs_unchanged(bus: LocalBus) -> None:
     page = (Path(__file__).parents[3] / "docs" / "guides" / "gateway.md").read_text()
     code = page.partition("```python\n")[2].partition("```")[0]
     served = code.replace("http://127.0.0.1:8088", bus.gateway).replace("mock-anthropic/claude-haiku-4-5", "house")

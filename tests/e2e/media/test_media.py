@@ -115,7 +115,7 @@ async def test_large_base64_of_a_request_is_in_the_store_and_not_in_the_runs_rec
     assert await bus_bytes(server, keys) < 64 * 1024
 
 
-async def test_without_a_store_base64_is_taken_as_it_is_and_a_reference_fails_as_one_that_may_be_tried_again(
+async def test_without_a_store_base64_is_sent_unchanged_and_a_reference_fails_as_retryable(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     image = PNG + bytes(MB // 4)
@@ -139,7 +139,7 @@ async def test_without_a_store_base64_is_taken_as_it_is_and_a_reference_fails_as
     assert error["where"] == "messages[0].content[1]"
 
 
-async def test_what_cannot_be_sent_fails_before_any_call_and_says_where_it_stands(
+async def test_content_that_cannot_be_sent_fails_before_any_call_and_its_place_is_named(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     async with (

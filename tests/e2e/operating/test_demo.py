@@ -41,7 +41,7 @@ def stored_replies() -> list[Reply]:
     return [reply for reply in replies if isinstance(reply, Reply)]
 
 
-async def test_the_demo_tells_thinking_text_and_the_tools_turn_and_leaves_nothing(temporary: dict[str, str]):
+async def test_the_demo_shows_thinking_text_and_the_tools_turn_and_leaves_nothing_behind(temporary: dict[str, str]):
     first, second = stored_replies()
     ended = await run("demo", **temporary)
     assert ended.code == 0, ended.err

@@ -89,7 +89,7 @@ def asked() -> Iterator[str]:
         yield from (rule["expr"] for rule in group["rules"])
 
 
-async def test_the_pages_tell_of_runs_calls_and_queues_and_hold_all_that_dashboard_and_alerts_ask_for(
+async def test_the_pages_have_metrics_of_runs_calls_and_queues_and_all_that_dashboard_and_alerts_use(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ):
     async with (

@@ -126,7 +126,7 @@ async def test_runs_before_during_and_after_a_change_end_normally(
         assert await running.doctor()
 
 
-async def test_a_worker_or_gateway_that_does_not_say_that_it_knows_both_stops_the_change(
+async def test_the_change_is_refused_unless_every_worker_and_gateway_reports_both_numbers(
     server: Server, keys: Keys
 ) -> None:
     await join_deployment(server, keys)

@@ -45,7 +45,7 @@ def recordings() -> list[dict[str, Any]]:
 
 
 @pytest.mark.skipif(not CORPUS.exists(), reason="no corpus: it lies beside the project, or where TOKENBUS_CORPUS says")
-async def test_recorded_streams_come_out_as_they_were_said(
+async def test_recorded_streams_give_the_recorded_answers(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     rows = recordings()

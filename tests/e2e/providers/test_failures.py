@@ -100,7 +100,7 @@ async def test_a_failure_is_retried_unless_visible_text_was_emitted(
         assert judge.text(log).endswith("full,"), "what was heard stays, and nothing is heard twice"
 
 
-async def test_restart_says_it_again_and_tells_which_blocks_are_void(
+async def test_restart_repeats_the_answer_and_reports_which_blocks_are_void(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     script = Script(name="again", turns=(Turn(says=REPLY, first=(CutOff(after_text="full"),)),))

@@ -104,7 +104,7 @@ async def test_after_visible_text_no_fallback_is_tried(
     assert REPLY.startswith(judge.text(log))
 
 
-async def test_the_turns_after_tools_stay_with_the_one_that_spoke(
+async def test_the_turns_after_tools_stay_with_the_provider_that_answered(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     """The first calls a tool and then fails; the second reads the first's call and its result."""
@@ -125,7 +125,7 @@ async def test_the_turns_after_tools_stay_with_the_one_that_spoke(
     assert [kind for kind, _ in judge.blocks(log)] == ["tool_call", "tool_result"] * 2 + ["text"]
 
 
-async def test_on_failure_continue_holds_for_the_one_that_wrote_the_text(
+async def test_on_failure_continue_applies_to_the_provider_that_wrote_the_text(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     """The first cannot continue from a text and says nothing; the second can, and breaks in the middle."""
@@ -143,7 +143,7 @@ async def test_on_failure_continue_holds_for_the_one_that_wrote_the_text(
     assert judge.text(log) == REPLY
 
 
-async def test_a_run_is_resumed_with_the_one_that_spoke_and_those_after_it(
+async def test_a_run_is_resumed_with_the_provider_that_answered_and_the_fallbacks_after_it(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     first = Script(name="first", turns=(Turn(says=BROKEN, fault=Status(status=401)),))
@@ -164,7 +164,7 @@ async def test_a_run_is_resumed_with_the_one_that_spoke_and_those_after_it(
     assert judge.text(log) + judge.text(more) == REPLY
 
 
-async def test_prefill_text_is_read_as_the_one_that_writes_it_marks_its_end(
+async def test_the_end_of_prefill_text_is_read_as_its_provider_marks_it(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     first = Script(name="first", turns=(Turn(says=BROKEN, fault=Status(status=401)),))

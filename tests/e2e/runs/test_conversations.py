@@ -129,7 +129,7 @@ def place_of(text: str) -> tuple[tuple[str, ...], int]:
     return tuple(order), step
 
 
-async def test_large_encrypted_thinking_goes_by_the_blob_store_and_comes_back(
+async def test_large_encrypted_thinking_is_stored_as_a_blob_and_sent_back(
     server: Server, server_url: str, keys: Keys, tmp_path: Path
 ) -> None:
     large = "e" * (LARGE_CHARS + 1)

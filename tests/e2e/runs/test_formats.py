@@ -89,7 +89,7 @@ async def test_three_turns_with_parallel_tools_in_chat_are_the_same_for_each_api
         assert {event["kind"] for event in received[run]} == {"text"}
 
 
-async def test_signed_thinking_goes_back_with_the_next_turn_as_it_came(
+async def test_signed_thinking_is_sent_back_unchanged_with_the_next_turn(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     async with MockProvider([SIGNED]) as provider, fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS):
@@ -109,7 +109,7 @@ async def test_signed_thinking_goes_back_with_the_next_turn_as_it_came(
     assert SIGNATURE not in json.dumps(asked["openai-chat"]), "it has no place for one"
 
 
-async def test_a_stop_string_ends_the_turn_whether_its_provider_knows_it_or_not(
+async def test_a_stop_string_ends_the_turn_whether_its_provider_supports_it_or_not(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     async with MockProvider([ENDLESS, WHOLE]) as provider:
@@ -129,7 +129,7 @@ async def test_a_stop_string_ends_the_turn_whether_its_provider_knows_it_or_not(
         assert (log[-1]["type"], log[-1]["finish"], log[-1]["stop_string"]) == ("completed", "stop", "END")
 
 
-async def test_thinking_of_another_model_is_left_out_or_becomes_text_as_the_run_tells(
+async def test_thinking_of_another_model_is_left_out_or_becomes_text_as_the_request_sets(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     messages = [

@@ -128,7 +128,7 @@ async def test_chat_and_prefill_parity(
 
 
 @pytest.mark.parametrize("name", ["anthropic", "continuing", "completing"])
-async def test_a_provider_that_stopped_inside_thinking_is_resumed_and_one_that_stopped_in_text_is_done(
+async def test_an_answer_that_stops_inside_thinking_is_resumed_and_one_that_stops_in_text_is_done(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, name: str
 ) -> None:
     async with (

@@ -322,7 +322,7 @@ async def test_the_client_raises_the_errors_of_the_service(blobs: HttpBlobs) -> 
         await blobs.store(b"x" * (MAX_BYTES + 1), "text/plain")
 
 
-async def test_the_client_takes_no_more_than_it_was_allowed(service: Served, blobs: HttpBlobs) -> None:
+async def test_the_client_loads_no_more_than_its_limit(service: Served, blobs: HttpBlobs) -> None:
     ref = await blobs.store(b"x" * 1000, "text/plain")
     async with HttpBlobs(service.url, max_bytes=999) as careful:
         with pytest.raises(BlobTooLarge):

@@ -91,7 +91,7 @@ async def test_what_cannot_be_is_a_named_error(blobs: Blobs, shelf: Shelf) -> No
     assert shelf.everything() == before
 
 
-async def test_nobody_there_is_no_hang_and_no_other_error() -> None:
+async def test_an_absent_server_raises_its_own_error_and_does_not_hang() -> None:
     gone = Blobs("http://127.0.0.1:1")
     for ask in (gone.put(b"x"), gone.get(blob_id_of(b"x")), gone.head(blob_id_of(b"x"))):
         with pytest.raises(BlobUnavailable) as caught:
@@ -99,7 +99,7 @@ async def test_nobody_there_is_no_hang_and_no_other_error() -> None:
         assert caught.value.retryable
 
 
-async def test_the_token_goes_along_from_the_argument_the_environment_or_a_file(
+async def test_the_token_is_sent_from_the_argument_the_environment_or_a_file(
     shelf: Shelf, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service = await serve(BlobRoutes(shelf.store, token="a-long-token"))
@@ -125,7 +125,7 @@ def test_an_invalid_address_is_reported(url: str) -> None:
         Blobs(url)
 
 
-async def test_content_that_is_not_what_its_id_says_is_corrupt_however_the_service_tells(serve: Serve) -> None:
+async def test_content_that_does_not_match_its_id_is_corrupt_for_every_service(serve: Serve) -> None:
     blob_id = blob_id_of(b"right")
 
     async def wrong(scope: Scope, receive: Receive, send: Send) -> None:

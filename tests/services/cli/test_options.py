@@ -24,7 +24,7 @@ from tokenbus_services.settings import (
 )
 
 
-def test_up_runs_one_worker_of_each_service_and_those_for_records_policies_and_the_gateway_where_there_are_any():
+def test_up_runs_one_worker_of_each_service_and_those_for_records_policies_and_the_gateway_if_configured():
     policies = {"guard": PolicySettings(use="a:B")}
     everything = Settings(records=RecordSettings(), policies=policies, gateway=GatewaySettings())
     assert services_of(everything) == [service for service in SERVICES if service != "pipeline"]
@@ -35,7 +35,7 @@ def test_up_runs_one_worker_of_each_service_and_those_for_records_policies_and_t
     assert not any(post.arguments for post in posts), "each on the port of the settings"
 
 
-def test_chained_one_pipeline_worker_stands_for_fetcher_normalizer_and_parser():
+def test_chained_one_pipeline_worker_replaces_fetcher_normalizer_and_parser():
     chained = Settings(stages=StageSettings(chained=True))
     assert services_of(chained) == ["pipeline", "blobs"]
     assert services_of(replace(chained, records=RecordSettings())) == ["pipeline", "blobs", "recorder"]

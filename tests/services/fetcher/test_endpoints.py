@@ -144,7 +144,7 @@ async def test_mistral_gets_no_field_that_it_refuses() -> None:
     assert set(decoded) == {"model", "messages", "stream", "max_tokens"}
 
 
-async def test_a_path_may_keep_the_one_that_the_api_has_for_the_request() -> None:
+async def test_a_path_may_contain_the_apis_own_path_of_the_request() -> None:
     settings = ProviderSettings(
         api="openai-images", base_url="http://h", path="/deployments/{model}{path}", api_key_env=""
     )
@@ -158,7 +158,7 @@ async def test_a_path_may_keep_the_one_that_the_api_has_for_the_request() -> Non
     assert paths == [b"/deployments/%7Bpath%7D/images/generations", b"/deployments/%7Bpath%7D/images/edits"]
 
 
-async def test_a_model_in_the_path_is_one_part_of_it_and_leads_nowhere_else() -> None:
+async def test_a_model_in_the_path_is_one_segment_and_cannot_change_the_path() -> None:
     settings = ProviderSettings(api="openai-chat", base_url="http://h/v1", path="/of/{model}/chat", api_key_env="")
     sent = await call(settings, asked("a/b c?d=é"))
     assert sent.url.raw_path == b"/v1/of/a%2Fb%20c%3Fd%3D%C3%A9/chat"

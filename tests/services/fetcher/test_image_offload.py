@@ -100,7 +100,7 @@ def answer_of(api: ApiName, content: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("api", ["openai-images", "openai-responses", "openai-chat", "gemini"])
-async def test_the_image_of_each_api_goes_to_the_store_and_words_in_its_place(api: ApiName) -> None:
+async def test_the_image_of_each_api_is_stored_and_replaced_by_a_note(api: ApiName) -> None:
     store = Store()
     lifter = lifter_of(store, api)
     gone = await passed(lifter, answer_of(api, LARGE))
@@ -118,7 +118,9 @@ async def test_the_image_of_each_api_goes_to_the_store_and_words_in_its_place(ap
     images=st.lists(st.sampled_from([LARGE, OTHER, SMALL]), min_size=1, max_size=3),
     escapes=st.booleans(),
 )
-async def test_wherever_it_is_cut_the_answer_is_the_same(cuts: list[int], images: list[bytes], escapes: bool) -> None:
+async def test_the_answer_is_the_same_for_every_cut_of_the_bytes(
+    cuts: list[int], images: list[bytes], escapes: bool
+) -> None:
     texts = [b64encode(each).decode() for each in images]
     spelled = [t.replace("/", "\\/").replace("=", "\\u003D") if escapes else t for t in texts]
     items = ",".join(f'{{"about":"\\"b64_json\\":\\"no\\"","b64_json" : "{text}"}}' for text in spelled)
@@ -145,7 +147,7 @@ async def test_wherever_it_is_cut_the_answer_is_the_same(cuts: list[int], images
     ],
     ids=["cut", "padded in the middle", "no base64", "quotes in it", "too large"],
 )
-async def test_what_is_no_image_for_the_store_goes_on_to_the_letter(text: str, largest: int) -> None:
+async def test_an_answer_without_a_stored_image_is_passed_on_byte_by_byte(text: str, largest: int) -> None:
     answer = f'{{"b64_json":"{text}","b64_json":"{b64encode(SMALL).decode()}"}}'.encode()
     store = Store()
     assert await passed(lifter_of(store, largest_bytes=largest), answer, 100, 5000) == answer
@@ -160,7 +162,7 @@ async def test_a_brief_outage_of_the_store_is_retried(monkeypatch: pytest.Monkey
     assert store.kept == [(LARGE, "image/png")]
 
 
-async def test_without_a_store_the_image_goes_on_as_it_came_and_the_next_does_not_wait_for_it(
+async def test_without_a_store_the_image_is_passed_on_unchanged_and_the_next_does_not_wait_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(patience, "PAUSE_S", 0)
@@ -182,7 +184,7 @@ async def test_a_store_that_refuses_one_image_is_asked_for_the_next() -> None:
     assert store.kept == [(OTHER, "image/png")]
 
 
-async def test_an_image_that_breaks_off_goes_nowhere() -> None:
+async def test_an_incomplete_image_is_not_stored() -> None:
     store = Store()
     answer = answer_of("openai-images", LARGE)
     gone = await passed(lifter_of(store), answer[: len(answer) // 2], 100)
@@ -196,7 +198,7 @@ def test_words_that_do_not_know_the_secret_name_no_blob() -> None:
     assert found(forged, "") == forged
 
 
-async def test_a_full_disk_ends_the_attempt_to_be_tried_elsewhere(
+async def test_a_full_disk_ends_the_attempt_and_another_worker_retries(
     server: Server, keys: Keys, run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(self: Base64Spool, data: bytes) -> None:

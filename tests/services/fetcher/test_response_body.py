@@ -155,7 +155,7 @@ async def test_of_an_errors_body_only_the_beginning_is_read_and_its_coding_is_no
     assert await read(bomb) == (MAX_ERROR_BODY_BYTES, MAX_ERROR_BODY_BYTES)
 
 
-async def test_only_the_beginning_of_an_answer_is_read_where_no_more_is_asked_for() -> None:
+async def test_only_the_beginning_of_an_answer_is_read_if_no_more_is_requested() -> None:
     assert await beginning(answer(*([bytes(100)] * 3)), 150) == bytes(150)
     assert await beginning(answer(gzip.compress(bytes(10**7)), encoding="gzip"), 150) == bytes(150)
     assert await beginning(answer(b"short"), 150) == b"short"

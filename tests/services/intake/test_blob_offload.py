@@ -65,7 +65,7 @@ def asks(*content: Any) -> Generate:
     return Generate(provider="p", model="m", messages=[Message(role="user", content=[TextPart(text="Look"), *content])])
 
 
-async def test_what_is_large_becomes_a_reference_wherever_it_stands_and_all_else_stays() -> None:
+async def test_large_data_in_any_field_becomes_a_reference_and_the_rest_is_unchanged() -> None:
     shelf = Shelf()
     url = ImagePart(source=UrlSource(url="https://example.org/a.png"))
     request = asks(

@@ -28,7 +28,7 @@ async def test_a_blob_is_read_from_the_store_once_and_keeps_its_metadata() -> No
     assert (await blobs.find(blob_id)).media_type == "image/png"
 
 
-async def test_the_longest_unused_goes_first_and_the_bound_holds() -> None:
+async def test_the_least_recently_used_is_evicted_first_and_the_bound_holds() -> None:
     shelf = Shelf()
     blobs = RecentBlobs(shelf, 4 * 1024)
     ids = [shelf.put(bytes([n]) * 1024, "image/png") for n in range(6)]

@@ -27,7 +27,7 @@ def test_any_way_of_cutting_gives_the_body_again_and_no_empty_read(body: bytes, 
 
 
 @given(ends=st.lists(line_ends, min_size=1, max_size=4))
-def test_an_event_ends_with_its_empty_line_whatever_ends_a_line(ends: list[bytes]) -> None:
+def test_an_event_ends_with_its_empty_line_for_every_line_ending(ends: list[bytes]) -> None:
     events = [b"data: x" + end + end for end in ends]
     # An event that ends in CR and an LF right after it would be one CRLF; the next event begins with a letter.
     assert split_at(b"".join(events), event_ends(b"".join(events))) == events
@@ -37,7 +37,7 @@ def test_a_crlf_is_one_line_end_not_two() -> None:
     assert event_ends(b"event: a\r\ndata: 1\r\n\r\ndata: 2\r\n\n") == [21, 31]
 
 
-def test_whole_events_may_share_a_read_and_an_unfinished_one_stands_alone() -> None:
+def test_whole_events_may_share_a_read_and_an_unfinished_one_does_not() -> None:
     body = b"a\n\nb\n\nc\n\nd"
     assert split_at(body, read_ends(body, Whole(events=2))) == [b"a\n\nb\n\n", b"c\n\nd"]
 

@@ -111,7 +111,7 @@ async def test_a_paced_answer_arrives_read_by_read() -> None:
     assert b"".join(seen) == EVENTS[: len(b"".join(seen))]
 
 
-async def test_a_stamp_tells_when_its_read_was_written() -> None:
+async def test_a_stamp_is_the_time_at_which_its_read_was_written() -> None:
     text = f"at {STAMP} and {STAMP}"
     before = time.monotonic_ns()
     async with serving(one_turn(Reply(text=text), delivery=Delivery(pace=50))) as (_, client):

@@ -41,7 +41,7 @@ async def opened(client: httpx.AsyncClient, path: str = "/") -> httpx.Response:
     return await client.send(client.build_request("GET", f"http://provider{path}"), stream=True)
 
 
-async def test_calls_at_once_share_pools_of_few_and_the_next_ones_go_where_there_is_room() -> None:
+async def test_parallel_calls_share_small_pools_and_the_next_calls_use_a_pool_with_room() -> None:
     made = Made()
     async with httpx.AsyncClient(transport=Pools(made.make)) as client:
         given_up, *answers = [await opened(client) for _ in range(2 * AT_ONCE + 1)]

@@ -145,7 +145,7 @@ async def test_the_longest_waiting_connection_makes_room_and_a_working_one_does_
             one.close()
 
 
-async def test_where_all_are_at_work_the_newest_is_refused() -> None:
+async def test_the_newest_is_refused_if_all_are_busy() -> None:
     async with served(app, HttpBounds(connections=2)) as served_app:
         working = [await served_app.connect(HEAD) for _ in range(2)]
         await until(lambda: len(served_app.server.server_state.tasks) == 2)

@@ -18,7 +18,7 @@ print(raise_open_files({needed}), hard)
 
 
 @pytest.mark.parametrize(("needed", "logged"), [(100, False), (1_000_000, True)])
-async def test_the_soft_limit_becomes_the_hard_one_and_a_low_one_is_told(needed: int, logged: bool) -> None:
+async def test_the_soft_limit_becomes_the_hard_one_and_a_low_one_is_logged(needed: int, logged: bool) -> None:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", CHECK.format(needed=needed)), stdout=asyncio.subprocess.PIPE
     )

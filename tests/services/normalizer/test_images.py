@@ -245,7 +245,7 @@ async def test_a_replay_stores_nothing() -> None:
     assert store.held == [b"cat"]
 
 
-async def test_a_restored_attempt_knows_how_its_images_were_asked_for() -> None:
+async def test_a_restored_attempt_keeps_the_options_of_its_images() -> None:
     before = NormalizerLogic(0, KEYS)
     before.apply("a", frame(0, ("partial_image", b"c"), asked=ImagesRequested(inline=True, prompt="A cat.", model="m")))
     store = Store()

@@ -33,7 +33,7 @@ def test_the_running_call_is_blamed_for_a_crash_or_a_stall():
     assert culprit(marks(ONE), "blocked", memory_bytes=LIMIT, alone=False) == ONE
 
 
-def test_nobody_is_at_fault_if_no_call_was_at_work_and_several_runs_were_there():
+def test_no_run_is_at_fault_if_no_call_was_active_among_several_runs():
     assert culprit(marks(None), "exited", memory_bytes=LIMIT, alone=False) is None
 
 
@@ -58,7 +58,7 @@ def test_the_end_of_a_shared_executor_is_evidence_only_of_a_call_that_did_not_re
     assert is_evidence("memory", alone=True)
 
 
-def test_memory_is_the_fault_of_the_call_that_took_most_of_it_and_not_of_the_one_that_was_refused():
+def test_the_call_with_the_most_memory_is_at_fault_and_not_the_refused_one():
     seen = marks(ONE, grew=OTHER, grew_bytes=LIMIT * 3 // 4, out_of_memory=True)
     assert culprit(seen, "exited", memory_bytes=LIMIT, alone=False) == OTHER
 
@@ -102,7 +102,7 @@ def test_after_its_last_start_pass_calls_the_policy_as_far_as_it_came_and_then_n
     assert decided == StartDecision(failing={"a": Failing(0, reason(MOST))})
 
 
-def test_a_run_that_lost_one_worker_shares_an_executor_and_one_that_lost_several_is_isolated():
+def test_a_run_shares_an_executor_after_one_lost_worker_and_is_isolated_after_several():
     assert not decide(RunStarts(lost_in_shared=1), a="block").isolated
     assert decide(RunStarts(lost_in_shared=WORKERS_IN_SHARED), a="block") == StartDecision(isolated=True)
 

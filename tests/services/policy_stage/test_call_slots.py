@@ -56,7 +56,7 @@ async def test_no_more_calls_run_at_once_than_there_are_seats() -> None:
         await eventually(lambda: made.seated == ["r0", "r1", "r2"])
 
 
-async def test_a_run_with_many_calls_takes_turns_with_one_that_has_few() -> None:
+async def test_a_run_with_many_calls_takes_turns_with_a_run_with_few() -> None:
     async with calls(1) as made:
         for n in range(4):
             made.call("many", f"many {n}")

@@ -145,7 +145,7 @@ def test_a_directory_that_cannot_be_made_is_an_error(tmp_path: Path):
         EmbeddedServer(tmp_path / "file" / "data", binary=binary()).start()
 
 
-def test_a_server_on_the_path_goes_before_the_carried_one_unless_it_is_too_old(
+def test_a_server_on_the_path_is_preferred_to_the_bundled_one_unless_it_is_too_old(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     program = tmp_path / "redis-server"

@@ -32,7 +32,7 @@ async def test_a_flushed_server_gets_the_agreement_again(server: Server, keys: K
     await server.client.delete(keys.meta)
 
 
-async def test_another_deployment_set_up_meanwhile_ends_the_worker(server: Server, keys: Keys):
+async def test_a_worker_ends_if_another_deployment_replaced_its_own(server: Server, keys: Keys):
     liveness, ended = Liveness(), list[str]()
     liveness.ended = lambda long_task: ended.append(long_task.name)
     agreed = DeploymentAgreement(server, keys, liveness)

@@ -305,7 +305,7 @@ async def test_work_that_gets_on_is_left_to_it(monkeypatch: pytest.MonkeyPatch):
     await queue.finished.wait()
 
 
-async def test_work_that_cannot_be_done_now_goes_to_the_end_of_its_queue():
+async def test_work_that_cannot_be_done_now_is_requeued_at_the_end_of_its_queue():
     async def work(item: QueueItem) -> None:
         raise Later
 

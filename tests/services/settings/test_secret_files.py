@@ -94,7 +94,7 @@ def test_every_setting_that_names_a_variable_is_tried_here() -> None:
 
 
 @pytest.mark.parametrize("setting", sorted(READERS))
-def test_a_secret_in_a_file_is_used_and_so_is_the_one_that_replaces_it(setting: str, tmp_path: Path) -> None:
+def test_a_secret_in_a_file_is_used_and_so_is_its_replacement(setting: str, tmp_path: Path) -> None:
     file = tmp_path / "secret"
     file.write_text(f"{OLD}\n")
     read = READERS[setting]({"X_FILE": str(file)})

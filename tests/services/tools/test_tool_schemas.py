@@ -57,7 +57,7 @@ def test_each_problem_names_its_place() -> None:
     assert any("city" in problem for problem in problems)
 
 
-def test_what_the_model_is_told_is_bounded() -> None:
+def test_the_text_sent_to_the_model_is_bounded() -> None:
     problems = compile_schema({"items": {}, "additionalProperties": {"type": "integer"}}).problems(
         {f"k{i}" * 500: "x" * 10_000 for i in range(50)}
     )
@@ -146,7 +146,7 @@ def test_a_schema_over_a_bound_is_refused() -> None:
         check_tools([tool({"properties": {"a": {"pattern": f"^{i}"}}}) for i in range(MAX_PATTERNS + 1)])
 
 
-def test_references_that_multiply_are_refused_wherever_they_hide() -> None:
+def test_references_that_multiply_are_refused_in_every_place_of_a_schema() -> None:
     bomb = doubling(15)
     hidden = {"properties": {"definitions": {"$ref": "#/$defs/d0"}}, "$defs": bomb["$defs"]}
     for schema in (bomb, hidden):
@@ -182,7 +182,7 @@ def test_a_schema_that_refers_to_itself_is_checked_all_the_way_down() -> None:
 
 
 @pytest.mark.parametrize("keyword", ["anyOf", "oneOf", "allOf"])
-def test_wrong_arguments_of_a_recursive_union_are_told_at_once(keyword: str) -> None:
+def test_wrong_arguments_of_a_recursive_union_are_reported_at_once(keyword: str) -> None:
     """Naming each alternative's errors takes the validator 4**depth steps."""
     child = {"properties": {"x": {"$ref": "#/$defs/a"}}}
     schema = compile_schema({"$ref": "#/$defs/a", "$defs": {"a": {"type": "object", keyword: [child, child]}}})
@@ -192,7 +192,7 @@ def test_wrong_arguments_of_a_recursive_union_are_told_at_once(keyword: str) -> 
     assert schema.problems({"x": deep}), "told at all: 4**depth steps never end"
 
 
-def test_keywords_that_look_twice_are_refused_where_they_multiply() -> None:
+def test_keywords_that_validate_twice_are_refused_if_they_multiply() -> None:
     schema: dict[str, object] = {"properties": {"a": {"type": "integer"}}}
     for _ in range(25):
         schema = {"anyOf": [schema], "unevaluatedProperties": False}

@@ -66,7 +66,7 @@ def test_percentiles_are_between_the_bounds_of_their_buckets() -> None:
 
 
 @pytest.mark.parametrize("status", [429, None])
-def test_a_failure_is_read_as_it_was_written_whatever_its_names_are(status: int | None) -> None:
+def test_a_failure_is_read_as_it_was_written_for_all_names(status: int | None) -> None:
     error = ErrorInfo(code="x\x1fy" + "z" * 200, kind="rate_limit", message="secret", status=status)
     failure = failure_of("p", "m\n\x1f" + "n" * 200, error)
     assert failure

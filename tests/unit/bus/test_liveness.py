@@ -12,7 +12,7 @@ from tests.waiting import eventually
 from tokenbus.bus.liveness import MAX_DEFECTS, Defects, Liveness, acquire, beat, rest, slack, wait_briefly
 
 
-async def test_a_task_that_ends_is_reported_and_one_that_may_end_is_not():
+async def test_a_task_that_ends_is_reported_unless_it_may_end():
     liveness, ended = Liveness(), list[str]()
     liveness.ended = lambda long_task: ended.append(long_task.name)
 

@@ -22,7 +22,7 @@ def block(number: int, content: str, turn: int, **fields: Any) -> BlockComplete:
     return BlockComplete(turn=turn, block=number, content=content, **about)
 
 
-def test_earlier_turns_stand_before_the_text_of_the_last():
+def test_earlier_turns_precede_the_text_of_the_last():
     response = Response.of(
         [block(0, "Let me look.", 0), block(1, "hm", 1, kind="thinking"), block(2, "So it ", 1, cut=True)]
     )

@@ -48,7 +48,7 @@ def stored(sanitized: Sanitized) -> Any:
 
 
 @pytest.mark.parametrize("text", SPELLINGS.values(), ids=SPELLINGS)
-def test_long_base64_goes_and_comes_back_as_it_was_spelled(text: str) -> None:
+def test_long_base64_round_trips_with_its_spelling(text: str) -> None:
     sanitized = sanitize({"deep": [{"data": text}]})
     assert len(json.dumps(sanitized.value)) < 400
     [part] = sanitized.parts.values()
@@ -106,7 +106,7 @@ def test_values_that_resemble_references_survive() -> None:
     assert stored(sanitized) == value
 
 
-def test_a_value_inside_itself_is_refused_and_one_that_occurs_twice_is_not() -> None:
+def test_a_value_inside_itself_is_refused_and_a_repeated_value_is_not() -> None:
     twice = [PLAIN]
     assert stored(sanitize({"a": twice, "b": twice})) == {"a": twice, "b": twice}
     circle: dict[str, Any] = {"a": [1]}

@@ -91,7 +91,7 @@ def test_each_event_is_on_the_page_and_no_other() -> None:
     assert set(PAGE) == {COMMON, *STRUCTS}
 
 
-def test_what_every_event_has_stands_in_front() -> None:
+def test_common_fields_of_every_event_come_first() -> None:
     assert [quoted(name) for name, *_ in rows(PAGE[COMMON])] == [
         "type",
         *(field.encode_name for field in fields(Event)),
@@ -112,7 +112,7 @@ def test_the_fields_are_those_of_the_code(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(EVENTS))
-def test_the_example_is_such_an_event_letter_by_letter_and_on_these_topics(name: str) -> None:
+def test_the_example_is_exactly_such_an_event_on_these_topics(name: str) -> None:
     text = example(name)
     event = public.decode(text)
     assert type(event) is EVENTS[name]
@@ -122,7 +122,7 @@ def test_the_example_is_such_an_event_letter_by_letter_and_on_these_topics(name:
     assert set(re.findall(r"`([a-z]+)`", where[1])) & set(PUBLIC_TOPICS) == topics(event)
 
 
-def test_the_examples_of_what_is_no_event_of_a_run_are_such_too() -> None:
+def test_the_examples_of_other_messages_are_exact_too() -> None:
     decision, dead = example("decision"), example("a dead entry")
     assert json.loads(decisions.encode(decisions.decoder.decode(decision))) == json.loads(decision)
     assert json.loads(msgspec.json.encode(msgspec.json.decode(dead, type=DeadLetter))) == json.loads(dead)

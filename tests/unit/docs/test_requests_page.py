@@ -221,7 +221,7 @@ def test_the_bounds_are_those_of_the_code() -> None:
     assert {what: int(most.split()[0].replace(",", "")) for what, most in rows(PAGE["Bounds"])} == MOST
 
 
-def test_the_command_is_one_that_is_run_elsewhere_and_the_examples_are_the_same_request() -> None:
+def test_the_command_is_run_by_another_test_and_the_examples_are_the_same_request() -> None:
     first = json.loads(re.findall(r"```json\n(.+)\n```", TEXT)[0])
     (command,) = commands(TEXT)
     assert command in commands(page("guides/any-language.md"))

@@ -25,7 +25,7 @@ def test_a_file_equals_the_generated_one(name: SchemaName) -> None:
     assert (FILES / f"{name}.json").read_text(encoding="utf-8") == text(name), "run make schemas"
 
 
-def test_no_file_lies_there_that_nothing_writes() -> None:
+def test_the_folder_has_no_file_that_nothing_writes() -> None:
     assert {path.name for path in FILES.iterdir()} == {f"{name}.json" for name in UNIONS}
 
 

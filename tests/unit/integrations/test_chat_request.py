@@ -43,7 +43,7 @@ def test_a_tool_without_parameters_is_not_taken_for_one_of_the_deployment() -> N
     assert got.tools[0].parameters == {"type": "object"}
 
 
-def test_one_tool_may_be_named_and_without_tools_nothing_is_said_of_them() -> None:
+def test_one_tool_may_be_forced_and_a_request_without_tools_has_no_tool_fields() -> None:
     choice = {"type": "function", "function": {"name": "place"}}
     named = request([{"role": "user", "content": "x"}], [TOOL], choice)
     assert named.tool_choice

@@ -36,7 +36,7 @@ def test_an_empty_spoken_text_matches_no_piece() -> None:
 
 
 @given(st.lists(st.text(min_size=1), min_size=1), st.data())
-def test_the_pieces_up_to_any_end_are_heard_if_they_were_spoken(pieces: list[str], data: st.DataObject) -> None:
+def test_spoken_pieces_count_as_heard_up_to_any_end(pieces: list[str], data: st.DataObject) -> None:
     spoken = data.draw(st.integers(1, len(pieces)))
     text, received = spoken_text(*pieces), "".join(pieces[:spoken])
     if any(letter.isalnum() for letter in received.casefold()):

@@ -43,7 +43,7 @@ def test_the_bare_command_says_what_to_install() -> None:
     assert "'click' is not installed" in line
 
 
-def test_nothing_tells_anybody_to_install_a_name_that_is_not_published() -> None:
+def test_no_text_names_an_unpublished_package_to_install() -> None:
     assert UNPUBLISHED.search("pip install 'tokenbus[embedded]'")
     assert UNPUBLISHED.search("uv add tokenbus")
     assert UNPUBLISHED_ON_NPM.search("npm install ws @tokenbus/client")

@@ -99,6 +99,6 @@ def test_a_lock_file_holds_names_and_versions_and_no_addresses(name: str) -> Non
         assert re.fullmatch(r"[A-Za-z0-9._-]+==[^\s/:@]+( ; [^/:@]+)?", line), line
 
 
-def test_a_python_that_the_classifiers_name_is_one_that_we_require() -> None:
+def test_each_python_of_the_classifiers_satisfies_requires_python() -> None:
     versions = [line.rpartition(" :: ")[2] for line in PROJECT["classifiers"] if "Python :: 3." in line]
     assert versions[0] == PROJECT["requires-python"].removeprefix(">=")

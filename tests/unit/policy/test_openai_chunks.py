@@ -53,7 +53,7 @@ async def test_arguments_stay_the_raw_string():
     assert (block.id, block.index, block.name, block.arguments) == ("a", 0, "f", '{"a": tru')
 
 
-async def test_where_one_chunk_completes_two_blocks_the_policy_is_called_once_for_each():
+async def test_a_chunk_that_completes_two_blocks_calls_the_policy_once_for_each():
     chunks = [
         calls(call(0, "{}", call_id="a", name="f")),
         calls(call(1, "{}", call_id="b", name="g"), finish="tool_calls"),
@@ -185,7 +185,7 @@ async def test_objects_of_the_sdk_pass_as_they_are_and_what_is_new_is_of_their_k
     assert passed[0] is chunks[0]
 
 
-async def test_where_every_call_is_blocked_the_finish_reason_is_stop():
+async def test_the_finish_reason_is_stop_if_every_call_is_blocked():
     out = await under(
         chunk_stream(CallsApart(["f"])), [calls(call(0, "{}", call_id="a", name="f")), chunk(finish="tool_calls")]
     )

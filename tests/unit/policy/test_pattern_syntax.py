@@ -32,7 +32,7 @@ def test_operators_have_these_names(pattern: str):
     assert [str(operator) for operator, _ in Pattern(pattern, 0).items] == OPERATORS[pattern]
 
 
-def test_a_pattern_knows_the_least_and_the_most_characters_of_a_match():
+def test_a_pattern_has_the_minimum_and_maximum_length_of_a_match():
     parsed = Pattern("a{2,5}(?:bc|d)[ef]", 0)
     assert (parsed.shortest, parsed.longest) == (4, 8)
     assert Pattern("a*", 0).longest > 2**31

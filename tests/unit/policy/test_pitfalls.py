@@ -52,7 +52,7 @@ async def test_a_stream_that_is_ended_at_its_end_is_no_success() -> None:
 
 
 @pytest.mark.parametrize("as_objects", [False, True])
-async def test_chunks_without_choices_pass_and_something_may_be_said_before_the_first_choice(as_objects: bool) -> None:
+async def test_chunks_without_choices_pass_and_the_policy_may_emit_before_the_first_choice(as_objects: bool) -> None:
     class Greets(StreamProcessor):
         greeted = False
 
@@ -155,7 +155,7 @@ TWO = [
 ]
 
 
-async def test_of_two_parallel_calls_the_forbidden_one_never_goes_out() -> None:
+async def test_of_two_parallel_calls_the_forbidden_one_is_never_published() -> None:
     out = await under(chunk_stream(PerCall()), TWO)
     deltas = [c["choices"][0]["delta"] for c in out]
     assert [d["content"] for d in deltas if d.get("content")] == ["Let me see."]

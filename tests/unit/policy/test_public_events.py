@@ -129,7 +129,7 @@ async def test_a_notice_replaces_a_blocked_call_without_a_gap():
     )
 
 
-async def test_where_every_call_is_blocked_the_finish_reason_is_stop():
+async def test_the_finish_reason_is_stop_if_every_call_is_blocked():
     out = await under(public_stream(CallsApart(["f", "g"])), ANSWER)
     check_sound(out)
     assert out[-1].finish == "stop"
@@ -245,7 +245,7 @@ async def test_blocks_that_a_restart_makes_void_are_void_here_too():
     assert [block.number for block in notes.state.blocks] == [2]
 
 
-async def test_what_tells_of_a_block_goes_where_the_block_went_or_nowhere():
+async def test_an_event_about_a_block_moves_with_its_block_or_is_dropped():
     story = Story(max_tool_depth=0)
     story.provider(*call(0, "f", "{}"), n.BlockStart(1, "image"), n.Image(1, "image/png", "AAAA", final=False))
     story.provider(n.Image(1, "image/png", "BBBB", final=True), n.BlockStop(1), n.Done("stop"))
@@ -258,7 +258,7 @@ async def test_what_tells_of_a_block_goes_where_the_block_went_or_nowhere():
     assert not any(isinstance(event, ImagePreview) for event in await under(public_stream(hidden), story.events))
 
 
-async def test_usage_comes_through_wherever_it_stands():
+async def test_usage_is_read_from_every_place_that_vendors_use():
     out = await under(public_stream(CallsApart(["f"])), ANSWER)
     assert [event.usage.output for event in out if isinstance(event, UsageReported)] == [3]
 

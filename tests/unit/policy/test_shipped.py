@@ -75,7 +75,7 @@ async def test_a_text_that_is_replaced_by_nothing_is_not_published():
     assert b"Hello" not in b"".join(str(event).encode() for event in out)
 
 
-async def test_secrets_are_redacted_wherever_a_block_holds_them():
+async def test_secrets_are_redacted_in_every_field_of_a_block():
     half = len(KEY) // 2
     events = answer(
         *(n.BlockStart(0, "thinking"), n.ThinkingDelta(0, KEY[:half]), n.ThinkingDelta(0, KEY[half:]), n.BlockStop(0)),

@@ -210,7 +210,7 @@ def test_a_small_stream_says_the_same_cut_at_every_byte_and_at_any_byte(row: Rec
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.bytes < 1500], ids=lambda row: row.file)
-def test_a_stream_broken_off_anywhere_is_cut_and_nothing_else(row: Recording) -> None:
+def test_a_stream_that_breaks_at_any_point_ends_with_cut_only(row: Recording) -> None:
     data = row.data
     whole = answer(read(row.api_name, data)).terminal
     for place in range(0, len(data), 5):

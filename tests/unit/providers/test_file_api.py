@@ -77,7 +77,7 @@ def test_openai_gets_the_purpose_and_the_expiry_of_the_file() -> None:
     ("name", "field", "most"),
     [("anthropic", "expires_in_seconds", 90 * 86_400), ("openai-chat", "expires_after[seconds]", 30 * 86_400)],
 )
-def test_no_file_is_to_live_longer_than_its_api_takes(name: ApiName, field: str, most: int) -> None:
+def test_no_file_lives_longer_than_its_api_allows(name: ApiName, field: str, most: int) -> None:
     [call], _ = uploaded(name, [{"id": "f"}], file=IMAGE, content=b"jpg")
     assert read_form(call.headers["content-type"], call.body)[field] == str(most)
 

@@ -139,7 +139,7 @@ def test_an_event_of_twenty_megabytes_of_image_is_read() -> None:
     assert len(final.base64) == len(data)
 
 
-def test_the_responses_tool_tells_what_made_the_image_and_its_id_goes_back() -> None:
+def test_the_responses_tool_names_the_images_model_and_its_id_is_sent_back() -> None:
     tool = {"type": "image_generation", "model": "gpt-image-2"}
     item = {"id": "ig_1", "type": "image_generation_call", "status": "completed", "result": "BBBB", **FORM}
     about = {"output_index": 0, "item_id": "ig_1"}
@@ -223,7 +223,7 @@ def test_the_images_api_takes_one_prompt_and_images_and_refuses_a_conversation(
     assert refused("openai-images", **fields) == where
 
 
-def test_one_image_to_edit_has_the_name_that_every_vendor_knows_and_several_that_of_a_list() -> None:
+def test_one_image_to_edit_has_the_common_field_name_and_several_have_that_of_a_list() -> None:
     for datas, names in ((["AAAA"], ["image"]), (["AAAA", "BBBB"], ["image[]"])):
         call = call_of(edit_of(*datas))
         form = read_form(call.headers["content-type"], call.body)
@@ -290,7 +290,7 @@ def test_an_api_that_takes_no_image_of_the_model_gets_it_as_the_users_and_the_ru
     assert built.notes == ("history[0]: the model's images are sent as user images",)
 
 
-def test_what_was_asked_goes_with_the_answer() -> None:
+def test_the_requested_image_options_are_kept_for_the_answer() -> None:
     options = ImageOptions(size="1024x1024", quality="auto", deliver="base64")
     request = Generate(provider="p", model="gpt-image-2", messages=[CAT], images=options)
     assert registry.get("openai-images").images_asked(request) == ImagesRequested(

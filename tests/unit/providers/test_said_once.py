@@ -73,7 +73,7 @@ BEGUN = [item("added", 0, "message", id="m", content=[]), *deltas(*HA, content_i
     ],
 )
 @pytest.mark.parametrize("output", [[], [message("ha ha", id="m")], [message("ha ha")], [message("ha", " ha", id="x")]])
-def test_text_of_deltas_is_emitted_once_wherever_it_ends(end: list[Any], output: list[Any]) -> None:
+def test_text_of_deltas_is_emitted_once_at_any_end(end: list[Any], output: list[Any]) -> None:
     result = responses(*BEGUN, *end, completed(*output))
     assert (result.text, result.kinds, result.open, result.terminal) == (
         "ha ha",
@@ -470,7 +470,7 @@ def test_content_in_message_start_and_then_the_blocks_is_emitted_once(many: int,
     assert (arguments.done_calls, arguments.open, arguments.terminal) == (1, set(), Done("tool_use", "tool_use"))
 
 
-def test_content_of_message_start_goes_on_in_its_block_or_stands_beside_others() -> None:
+def test_content_of_message_start_continues_in_its_block_or_is_a_block_beside_others() -> None:
     start = begun({"type": "text", "text": "Hello"})
     assert messages(start, starts(0, type="text", text=""), *grows(0, " you"), stops(0)).text == "Hello you"
     beside = messages(start, starts(1, type="text", text=""), *grows(1, "Hello"), stops(1))

@@ -263,7 +263,7 @@ def own_turns() -> list[Recording]:
 
 @needs_corpus
 @pytest.mark.parametrize("row", own_turns(), ids=lambda row: row.file)
-def test_what_a_provider_said_goes_back_as_its_sdk_would_send_it(row: Recording) -> None:
+def test_an_answer_is_sent_back_as_the_providers_sdk_would_send_it(row: Recording) -> None:
     result = said_again(read(row.api_name, row.data))
     hi = Message(role="user", content="Hi")
     assert isinstance(result.content, list)

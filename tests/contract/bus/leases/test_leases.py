@@ -251,7 +251,7 @@ async def test_a_connection_that_broke_unnoticed_does_not_keep_the_leases_from_o
         assert b.held == {0, 1, 2, 3}
 
 
-async def test_members_that_died_are_no_longer_counted(server: Server, keys: Keys):
+async def test_dead_members_are_not_counted(server: Server, keys: Keys):
     await server.client.zadd(keys.members("g"), {f"dead{i}": 1 for i in range(50)})
     async with running(Worker(server, keys, "a")) as a:
         assert len(a.held) == 4

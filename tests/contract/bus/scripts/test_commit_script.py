@@ -127,7 +127,7 @@ async def test_a_commit_to_a_server_that_lost_its_data_is_fenced(scene: Scene):
     assert await everything(scene.server, scene.keys) == before
 
 
-async def test_a_commit_that_begins_elsewhere_than_the_offset_writes_nothing(scene: Scene):
+async def test_a_commit_that_does_not_begin_at_the_offset_writes_nothing(scene: Scene):
     first, second, third = await scene.feed(3)
     await scene.commit(end=first)
     before = await everything(scene.server, scene.keys)

@@ -213,7 +213,7 @@ async def test_an_order_that_was_lost_is_made_again_from_the_stream(inbound: Inb
     assert await inbound.names(10) == [f"a{n}" for n in range(8)]
 
 
-async def test_a_worker_that_knows_no_order_takes_over_what_waits_in_it(inbound: Inbound):
+async def test_a_worker_without_fair_order_processes_entries_that_wait_in_it(inbound: Inbound):
     await inbound.put("a", "x", "y", "z")
     await inbound.ask(0)
     old = claim(inbound.stream, group=GROUP, consumer="old", idle_ms=4000, start="0-0", count=2)

@@ -143,7 +143,7 @@ async def _acquired(scene: Scene, owner: str) -> bool:
     return bool((await scene.acquire(owner))[0])
 
 
-async def test_renewing_mends_the_lag_only_where_all_input_is_consumed(scene: Scene):
+async def test_renewing_corrects_the_lag_only_if_all_input_is_consumed(scene: Scene):
     token = (await scene.acquire("a"))[0]
     last = await scene.server.client.xadd(scene.stream, {"r": "1"})
     await scene.server.client.hset(scene.lease, mapping={"arrived": 100, "done": 40})

@@ -115,7 +115,7 @@ async def test_what_time_gave_back_already_is_not_given_back_again(scene: Scene)
     assert int(await scene.server.client.hget(scope.key, "tokens")) == int(reply[1])
 
 
-async def test_a_request_larger_than_the_bucket_goes_when_the_bucket_is_full(scene: Scene) -> None:
+async def test_a_request_larger_than_the_bucket_is_sent_when_the_bucket_is_full(scene: Scene) -> None:
     scope = scene.scope(tokens_per_minute=SLOW_TOKENS)
     assert (await scene.reserve(scope, tokens=600))[0] == b"ok"
     verdict, _, ms = await scene.reserve(scope, call="next", tokens=1)
@@ -123,7 +123,7 @@ async def test_a_request_larger_than_the_bucket_goes_when_the_bucket_is_full(sce
     assert ms > 500_000, "the debt is paid first"
 
 
-async def test_nothing_is_taken_of_one_scope_where_another_refuses(scene: Scene) -> None:
+async def test_no_scope_is_charged_if_another_scope_refuses(scene: Scene) -> None:
     free = scene.scope("provider", "free", requests_per_second=100.0, tokens_per_minute=10**6, concurrency=9)
     busy = scene.scope("tenant", "busy", concurrency=1)
     await scene.reserve(busy, call="other")
@@ -135,7 +135,7 @@ async def test_nothing_is_taken_of_one_scope_where_another_refuses(scene: Scene)
     )
 
 
-async def test_a_refused_run_goes_before_later_ones(scene: Scene) -> None:
+async def test_a_refused_run_is_served_before_later_ones(scene: Scene) -> None:
     scope = scene.scope(concurrency=1)
     running = await scene.reserve(scope, call="a", worker="w1")
     assert (await scene.reserve(scope, call="b", worker="w2"))[0] == b"wait"
@@ -171,7 +171,7 @@ async def test_a_reservation_whose_reply_was_lost_is_not_made_twice(scene: Scene
     assert await everything(scene.server, scene.keys) == before
 
 
-async def test_a_pause_holds_everybody_back_and_a_shorter_one_does_not_end_it(scene: Scene) -> None:
+async def test_a_pause_delays_all_callers_and_a_shorter_one_does_not_end_it(scene: Scene) -> None:
     scope = scene.scope("model", "p/m")
     await run_script(scene.server, limits.pause(scope, ms=60_000))
     await run_script(scene.server, limits.pause(scope, ms=10))

@@ -85,7 +85,7 @@ async def test_nothing_is_counted_for_a_run_that_is_gone(counted: Counted):
     assert not await counted.server.client.exists(counted.run_key)
 
 
-async def test_a_worker_that_was_lost_with_the_run_is_counted_once_where_it_had_it(counted: Counted):
+async def test_a_worker_lost_with_the_run_is_counted_once_if_it_had_the_run(counted: Counted):
     assert await counted.lost() == (0, 0)
     assert await counted.lost() == (0, 0), "the same owner reads again"
     await counted.new_owner("8:other")

@@ -335,7 +335,7 @@ async def test_a_fenced_stage_loses_the_partition_and_the_attempt_continues(scen
         assert (await scene.log("a"))[-1] == str(before + 1)
 
 
-async def test_poison_goes_the_long_way_and_ends_its_run_alone(scene: Scene) -> None:
+async def test_poison_takes_the_long_path_and_ends_only_its_run(scene: Scene) -> None:
     async with scene.worker() as both:
         await both.until_short(a=b"+1")
         assert await both.write(a=b"+1", b=b"poison") == "long"

@@ -164,7 +164,7 @@ async def test_a_lease_lost_in_a_long_replay_ends_it(bench: Bench, server: Serve
 # --- poison -----------------------------------------------------------------------------------------------------
 
 
-async def test_poison_goes_to_the_dead_stream_its_run_ends_and_the_partition_continues(bench: Bench):
+async def test_poison_becomes_a_dead_letter_its_run_ends_and_the_partition_continues(bench: Bench):
     bad, good = bench.runs(0, 2)
     await bench.feed(0, {bad: b"+1", good: b"+1"}, {bad: b"\xff?", good: b"+2"}, {good: b"end"})
     await bench.finish()
@@ -189,7 +189,7 @@ async def test_poison_is_poison_in_a_replay_too_and_is_not_buried_again(bench: B
     await bench.check()
 
 
-async def test_a_frame_of_a_run_that_lives_elsewhere_is_poison(bench: Bench):
+async def test_a_frame_of_a_run_of_another_partition_is_poison(bench: Bench):
     [here], [elsewhere] = bench.runs(0, 1), bench.runs(1, 1)
     await bench.server.client.xadd(bench.keys.topic(0, "raw"), {elsewhere: b"+1", b"\xfe\xff": b"+1"})
     await bench.feed(0, {here: b"+1"})

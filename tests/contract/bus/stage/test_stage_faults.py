@@ -121,5 +121,7 @@ async def test_a_worker_may_be_stopped_at_any_command(server: Server, keys: Keys
 
 
 @pytest.mark.parametrize("fault", ["dies after", "freezes before", "freezes after"])
-async def test_numbers_have_no_gap_and_no_double_wherever_a_worker_is_stopped(server: Server, keys: Keys, fault: Fault):
+async def test_numbers_have_no_gap_and_no_duplicate_at_whatever_point_a_worker_stops(
+    server: Server, keys: Keys, fault: Fault
+):
     await Scenario(server, keys, fault, replay=True, joined=True).stopped_anywhere()

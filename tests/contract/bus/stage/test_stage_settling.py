@@ -83,7 +83,7 @@ async def test_outputs_wait_until_it_is_done(bench: Bench, outside: Outside):
     await bench.check()
 
 
-async def test_other_partitions_continue_meanwhile(bench: Bench, outside: Outside):
+async def test_other_partitions_continue_during_the_outage(bench: Bench, outside: Outside):
     [slow], [quick] = bench.runs(0, 1), bench.runs(1, 1)
     logic = {0: SettlingLogic, 1: ToyLogic}
     async with working(bench.stage("one", logic=lambda partition, keys: logic[partition](partition, keys))):

@@ -88,7 +88,7 @@ REQUEST = (
         (b"", ("", "")),
     ],
 )
-async def test_the_server_finds_the_id_of_a_request_in_json_and_tells_nothing_else(
+async def test_the_server_finds_the_id_of_a_request_in_json_and_returns_nothing_else(
     bench: Bench, data: bytes, expected: tuple[str, str]
 ):
     entry_id = await bench.server.client.xadd(bench.keys.requests, {"tenant": "t", "__data__": data})

@@ -130,7 +130,7 @@ async def test_each_item_goes_to_one_worker_and_is_gone_when_finished(scene: Sce
     assert await scene.left() == 0
 
 
-async def test_an_item_tells_its_stream_its_fields_and_that_it_is_new(scene: Scene):
+async def test_an_item_has_its_stream_its_fields_and_whether_it_is_new(scene: Scene):
     async with opened(scene.queue("a")) as queue:
         await scene.put("x", stream=2)
         item = await queue.read()
@@ -140,7 +140,7 @@ async def test_an_item_tells_its_stream_its_fields_and_that_it_is_new(scene: Sce
         assert queue.claimed == 0
 
 
-async def test_no_more_is_taken_than_somebody_waits_for_and_one_read_brings(scene: Scene):
+async def test_no_more_is_read_than_waiters_need_and_one_read_returns(scene: Scene):
     async with opened(scene.queue("a", count=2)) as queue:
         for stream in range(4):
             await scene.put(*"12345", stream=stream)
@@ -533,7 +533,7 @@ async def test_an_item_that_breaks_each_connection_is_isolated_and_others_are_pr
     assert [(item.stream, item.fields) for item in apart] == [(scene.streams[0], {b"n": b""})]
 
 
-async def test_a_worker_takes_items_of_streams_it_does_not_prefer_only_where_no_other_takes_them(scene: Scene):
+async def test_a_worker_reads_streams_that_it_does_not_prefer_only_if_no_other_worker_reads_them(scene: Scene):
     first: list[str] = []
     second: list[str] = []
     halves = set(scene.streams[:2]), set(scene.streams[2:])

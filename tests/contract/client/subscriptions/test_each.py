@@ -98,7 +98,7 @@ async def test_events_may_be_acknowledged_in_any_order_and_the_open_ones_come_ag
         assert await anext(events) == c  # an offset has no holes: at least once
 
 
-async def test_no_more_than_the_prefetch_is_given_out_unacknowledged(bus: Client, server: Server, keys: Keys):
+async def test_at_most_the_prefetch_is_delivered_unacknowledged(bus: Client, server: Server, keys: Keys):
     writer = Writer(server, keys, "r")
     await writer.say(*map(str, range(9)))
     async with bus.subscribe("visible", kinds=Chunk, group="tts", from_="start", ack="explicit", prefetch=2) as events:

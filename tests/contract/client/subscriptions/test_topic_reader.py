@@ -15,7 +15,7 @@ async def next_read(reader: TopicReader) -> list[int]:
     return [len(entries) for _, entries in found]
 
 
-async def test_a_read_brings_no_more_over_all_partitions_when_some_are_added(server: Server, keys: Keys) -> None:
+async def test_a_read_returns_no_more_entries_when_partitions_are_added(server: Server, keys: Keys) -> None:
     keys.apply((1,), 1, 1, (1,))
     for partition in range(4):
         for n in range(4):

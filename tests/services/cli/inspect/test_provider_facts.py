@@ -47,7 +47,7 @@ def test_a_misspelt_model_is_down_though_its_provider_answers_others() -> None:
     assert (found.failure.model, found.attempts, found.is_down) == ("typo", 3, True)
 
 
-def test_silent_calls_are_those_that_each_fetcher_said_last() -> None:
+def test_silent_calls_are_those_that_each_fetcher_reported_last() -> None:
     before = {("p", "m", "a"): 5, ("p", "m", "b"): 2, ("p", "m", "gone"): 9}
     slots = {
         NOW - 2: slot(silent={("p", "m", "gone"): 9}),

@@ -55,7 +55,7 @@ async def test_a_key_is_made_listed_rotated_and_revoked(config: str, server: Ser
     assert json.loads(revoked.out)["state"] == "revoked"
 
 
-async def test_a_key_for_the_settings_is_printed_with_its_hash_and_stored_nowhere(
+async def test_a_key_for_the_settings_is_printed_with_its_hash_and_not_stored(
     config: str, server: Server, keys: Keys
 ) -> None:
     made = await run(*("keys", "create", "web", "--settings", "--tenant", "acme", "--operator"), TOKENBUS_CONFIG=config)

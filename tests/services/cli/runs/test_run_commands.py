@@ -96,7 +96,7 @@ async def test_send_puts_the_request_on_the_bus_and_prints_its_run(server: Serve
     assert (by_file.code, json.loads(by_file.out), two["id"]) == (0, {"run": "mine"}, "mine")
 
 
-async def test_send_follow_shows_the_run_and_tells_its_id_beside(
+async def test_send_follow_shows_the_run_and_prints_its_id_on_stderr(
     server: Server, keys: Keys, config: str, tmp_path: Path
 ):
     await written(server, keys, events_until("completed"))

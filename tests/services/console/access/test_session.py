@@ -158,7 +158,7 @@ async def test_the_pages_token_is_of_its_login(sessions: ConsoleSessions) -> Non
             await sessions.check_csrf(request(cookie, x_console_csrf=wrong))
 
 
-async def test_without_keys_everybody_has_the_roles_of_the_settings() -> None:
+async def test_without_keys_all_callers_have_the_roles_of_the_settings() -> None:
     sessions = ConsoleSessions(ConsoleSettings(), Signer(Secret()), None)
     assert not sessions.needs_login
     assert (await sessions.viewer(request())).roles == {"see_runs", "act"}

@@ -95,7 +95,7 @@ class Stopping(Shelf):
             self.open_readers -= 1
 
 
-async def test_the_length_is_told_and_the_whole_arrives() -> None:
+async def test_the_length_is_sent_and_the_whole_body_arrives() -> None:
     shelf = Shelf()
     async with calling(shelf) as (provider, writer, task):
         await task

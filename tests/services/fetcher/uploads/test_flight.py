@@ -16,7 +16,9 @@ from tokenbus_services.fetcher.uploads.flight import Flight
 from tokenbus_services.media.blob_cache import Found
 
 
-async def test_what_waits_for_an_upload_progresses_while_it_does_and_no_longer(monkeypatch: pytest.MonkeyPatch):
+async def test_a_turn_that_waits_for_an_upload_counts_as_progressing_only_while_it_does(
+    monkeypatch: pytest.MonkeyPatch,
+):
     monkeypatch.setattr(flight_module, "IDLE_S", 0.01)
     monkeypatch.setattr(flight_module, "PIECE_S", 0.0)
     monkeypatch.setattr(liveness_module, "IDLE_S", 0.01)

@@ -170,7 +170,7 @@ async def test_small_blobs_and_images_for_chat_completions_and_what_the_model_ma
     assert bench.asked == 0
 
 
-async def test_nothing_is_uploaded_where_the_provider_has_no_table_for_it(bench: Bench) -> None:
+async def test_nothing_is_uploaded_if_the_provider_has_no_uploads_table(bench: Bench) -> None:
     settings = ProviderSettings(api="gemini", base_url=bench.provider.url + "/v1beta", api_key_env="")
     endpoint = Endpoint("p", settings, {})
     bench.endpoints.append(endpoint)
@@ -296,7 +296,7 @@ async def test_two_fetchers_that_upload_at_once_do_no_harm(bench: Bench) -> None
         (Status(status=500, body=b"file-1"), False),
     ],
 )
-async def test_an_error_that_names_no_file_is_passed_on_and_one_that_does_leaves_nothing_written(
+async def test_an_error_without_a_file_is_passed_on_and_an_error_with_one_leaves_nothing_written(
     fault: Status, lost: bool
 ) -> None:
     writer: Any = Written()

@@ -109,7 +109,9 @@ async def test_a_run_that_cannot_be_counted_holds_up_no_other(scene: Scene) -> N
     assert (await scene.counted(runs=1)).total.cost == pytest.approx(3 + 15)
 
 
-async def test_the_longest_price_that_fits_holds_and_what_answered_goes_before_what_was_asked(scene: Scene) -> None:
+async def test_the_longest_matching_price_applies_and_the_answering_model_precedes_the_requested_one(
+    scene: Scene,
+) -> None:
     usage = Usage(input=MILLION)
     run = await scene.started("r1")
     await run.write(reported(usage, model="claude-haiku-4-5"), (Completed, {**END, "usage": usage}))

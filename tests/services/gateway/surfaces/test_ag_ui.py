@@ -298,7 +298,7 @@ def test_the_input_of_a_run_becomes_a_request() -> None:
     assert (asks.stream, asks.on_disconnect, asks.echo) == (True, "continue", {"thread": "t", "run": "run"})
 
 
-def test_options_stand_in_the_forwarded_props() -> None:
+def test_options_are_read_from_the_forwarded_props() -> None:
     props = {"model": "fast", "temperature": 0.5, "maxTokens": 9, "tokenbus": {"tools": ["weather"]}}
     generate = translated(SURFACE, asked(body(forwardedProps=props)), rules(tools=None)).generate
     assert (generate.temperature, generate.max_tokens, generate.provider) == (0.5, 9, "gemini")

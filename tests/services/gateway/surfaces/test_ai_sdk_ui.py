@@ -161,7 +161,7 @@ def test_a_text_is_sent_with_its_step_and_its_usage() -> None:
     assert events[-1]["finishReason"] == "stop"
 
 
-def test_the_signature_comes_with_the_end_of_thinking_once_text_is_heard() -> None:
+def test_the_signature_comes_with_the_end_of_thinking_once_text_is_visible() -> None:
     log = log_of([*thinking(0, "Hm", signature="sig"), *text(1, "Hi"), DONE])
     events = parts(log)
     end = next(part for part in events if part["type"] == "reasoning-end")

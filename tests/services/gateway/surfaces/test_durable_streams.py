@@ -78,7 +78,7 @@ def test_every_data_event_is_followed_by_a_control_event() -> None:
     }
 
 
-def test_an_event_of_a_newer_version_goes_out_as_it_was_written() -> None:
+def test_an_event_of_a_newer_version_is_sent_as_it_was_written() -> None:
     fields: dict[str, object] = {"type": "new", "run": "r1", "seq": 0, "turn": 0, "attempt": 1, "more": [1]}
     event = UnknownEvent(run="r1", seq=0, turn=0, attempt=1, event_type="new", fields=fields)
     assert msgspec.json.decode(protocol.body_of([event])) == [fields]

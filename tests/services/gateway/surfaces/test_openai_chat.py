@@ -71,7 +71,7 @@ def test_what_has_no_counterpart_is_refused_by_name(param: str, value: Any) -> N
         ("safety_identifier", "s"),
     ],
 )
-def test_what_only_some_providers_have_goes_to_those_and_is_refused_for_others(param: str, value: Any) -> None:
+def test_a_feature_of_some_providers_is_sent_to_those_and_refused_for_others(param: str, value: Any) -> None:
     given: dict[str, Any] = {param: value}
     assert generated(**given) != generated()
     lacks = {"user": "gemini/x", "parallel_tool_calls": "gemini/x"}.get(param, "anthropic/x")

@@ -119,7 +119,7 @@ def test_images_and_files_are_parts() -> None:
     ]
 
 
-def test_what_a_response_said_can_be_sent_back_as_it_came() -> None:
+def test_the_messages_of_a_response_can_be_sent_back_unchanged() -> None:
     story = Story(max_tool_depth=0)
     signed = [*thinking(0, "hm")]
     signed.insert(2, n.Opaque(0, "signature", "sig"))
@@ -175,7 +175,7 @@ def test_reasoning_is_thinking(reasoning: Json, means: Thinking | None) -> None:
     assert generated(reasoning=reasoning).thinking == means
 
 
-def test_a_json_schema_is_the_output_schema_and_verbosity_goes_to_the_provider() -> None:
+def test_a_json_schema_is_the_output_schema_and_verbosity_is_sent_to_the_provider() -> None:
     form = {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}
     generate = generated(text={"format": form, "verbosity": "low"})
     assert generate.output_schema == OutputSchema(name="n", schema={"type": "object"}, strict=True)

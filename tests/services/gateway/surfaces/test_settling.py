@@ -91,7 +91,7 @@ def test_the_first_visible_chunk_settles_all_before_it_and_after_it() -> None:
     assert [step for step in steps[rest:] if len(step) != 1] == []
 
 
-def test_the_start_of_a_text_is_not_told_before_its_first_visible_chunk() -> None:
+def test_the_start_of_a_text_is_not_published_before_its_first_visible_chunk() -> None:
     story = Story()
     story.provider(n.BlockStart(0, "text"))
     story.provider(n.Failed(TRY_AGAIN))

@@ -182,7 +182,7 @@ async def test_a_signed_call_names_its_run_and_any_change_of_it_is_refused(
             verify(*changed)
 
 
-async def test_metadata_that_no_header_can_hold_is_left_out_and_unsigned_calls_tell_nothing(
+async def test_metadata_that_does_not_fit_a_header_is_left_out_and_unsigned_calls_have_none(
     tool: MakeTool, endpoint: Endpoint
 ) -> None:
     asked = call("t", tenant="acme", metadata={"tenant": "acme", "notes": "x" * 5000})

@@ -46,7 +46,7 @@ async def test_a_media_type_that_is_none_does_not_lose_the_content(blobs: Memory
     assert blobs.media_types[got.blob_id or ""] == "application/octet-stream"
 
 
-async def test_structured_content_stands_in_where_there_is_no_other(blobs: MemoryBlobs) -> None:
+async def test_structured_content_is_used_if_there_is_no_other_content(blobs: MemoryBlobs) -> None:
     assert (await outcome(blobs, structured_content={"a": 1})).content == '{"a":1}'
     assert (await outcome(blobs, text("said"), structured_content={"a": 1})).content == "said"
 

@@ -13,7 +13,7 @@ def tool(name: str, schema: dict[str, object] | None = None, **fields: str) -> t
     return types.Tool(name=name, input_schema=schema or OBJECT, **fields)  # type: ignore[arg-type]
 
 
-def test_a_name_is_made_one_that_providers_take() -> None:
+def test_a_name_is_made_valid_for_providers() -> None:
     found = usable("s", "s__", [tool("files/read.all")])
     assert {name: listed.remote_name for name, listed in found.items()} == {"s__files_read_all": "files/read.all"}
 

@@ -70,9 +70,7 @@ async def test_the_server_sees_the_variables_that_are_passed_and_no_others(
     assert (await answer(executor, "here__variable", '{"name": "PRIVATE"}')).content == "not set"
 
 
-async def test_an_image_goes_to_the_blob_store_and_its_note_stands_among_the_text(
-    start: Start, blobs: MemoryBlobs
-) -> None:
+async def test_an_image_is_stored_as_a_blob_and_its_note_is_in_the_text(start: Start, blobs: MemoryBlobs) -> None:
     executor = await start(here=stdio())
     outcome = await answer(executor, "here__picture")
     [blob_id] = blobs.contents

@@ -22,7 +22,7 @@ def filled(*times: float, data: bytes = b"") -> tuple[CommitJournal, list[Prepar
     return kept, works
 
 
-def test_what_came_after_an_offset_is_told_in_order():
+def test_entries_after_an_offset_are_returned_in_order():
     kept, works = filled(1.0, 2.0, 3.0)
     assert kept.after("0-0") == works
     assert kept.after("1-0") == works[1:]
@@ -42,14 +42,14 @@ def test_the_journal_drops_nothing_during_an_outage():
     assert kept.after("0-0") == works  # nothing but a commit lets time pass
 
 
-def test_it_holds_no_more_bytes_than_its_bound_however_large_the_outputs():
+def test_it_buffers_no_more_bytes_than_its_bound_for_outputs_of_any_size():
     data = bytes(MAX_BYTES // 4)
     kept, works = filled(*[0.0] * 20, data=data)
     assert kept.after("17-0") == works[17:]
     assert kept.after("16-0") == []
 
 
-def test_payloads_count_wherever_a_commit_has_them():
+def test_payloads_count_in_every_operation_of_a_commit():
     commit = Commit("lease", "stream")
     before = commit.held
     commit.publish("log", "1-0", bytes(1000), [])

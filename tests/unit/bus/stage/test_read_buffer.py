@@ -47,7 +47,7 @@ def test_a_partition_with_much_to_do_delays_another_by_one_round() -> None:
     assert busy.stream in in_hand
 
 
-def test_each_entry_comes_once_and_in_order_even_where_one_is_larger_than_a_round() -> None:
+def test_each_entry_comes_once_and_in_order_even_if_one_is_larger_than_a_round() -> None:
     parts = [partition(0)]
     in_hand = ReadBuffer(most=256)
     in_hand.add(parts[0], entries(5, 2 * ROUND_BYTES))

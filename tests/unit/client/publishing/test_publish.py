@@ -55,7 +55,7 @@ def test_structs_inside_a_mapping_are_taken():
     assert decode_request({b"__data__": data}) == REQUEST
 
 
-def test_a_field_that_this_version_does_not_know_is_refused_with_the_one_that_was_meant():
+def test_an_unknown_field_is_refused_with_the_name_that_was_probably_meant():
     with pytest.raises(RequestInvalid, match=r"max_token: .*did you mean 'max_tokens'\?") as caught:
         encoded({**PLAIN, "type": "generate", "max_token": 1}, limit=1000)
     assert caught.value.where == "max_token"

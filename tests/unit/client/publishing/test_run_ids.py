@@ -25,7 +25,7 @@ def test_a_new_id_is_a_uuid7_of_now():
 
 
 @given(st.lists(st.integers(min_value=0, max_value=2**48 - 1), min_size=2, max_size=50))
-def test_ids_ascend_whatever_the_clock_does(clock: list[int]):
+def test_ids_ascend_even_if_the_clock_jumps(clock: list[int]):
     ticks = iter(clock)
     ids = RunIds(lambda: next(ticks))
     made = [ids() for _ in clock]

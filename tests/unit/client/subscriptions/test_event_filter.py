@@ -71,7 +71,7 @@ def test_a_kind_that_the_topic_never_has_is_refused_with_the_nearest(topic: Any,
 
 
 @pytest.mark.parametrize("runs", ["r", ["r"], {"r", "s"}, lambda run: run == "r"])
-def test_runs_are_named_or_told_by_a_predicate(runs: Any):
+def test_runs_are_selected_by_name_or_by_a_predicate(runs: Any):
     assert Selection("visible", runs=runs).wants(CHUNK)
     assert not Selection("visible", runs=["s"]).wants(CHUNK)
 

@@ -53,7 +53,7 @@ def test_a_parameter_of_another_type_is_read_at_its_end_and_integers_stay_exact(
 
 
 @pytest.mark.parametrize(("expected", "value"), [("null", None), ("Rome", "Rome"), ("5", "5"), ("", "")])
-def test_where_text_is_one_of_the_types_json_counts_only_if_it_is_of_another(expected: str, value: object) -> None:
+def test_if_a_string_is_allowed_json_is_read_only_as_another_allowed_type(expected: str, value: object) -> None:
     assert json.loads(only_call(f'<parameter name="maybe">{expected}</parameter>').fragment) == {"maybe": value}
 
 
@@ -102,7 +102,7 @@ def test_an_unknown_tag_is_text_and_so_is_the_markup_of_calls_outside_of_calls()
     assert [(b.kind, b.content) for b in regions(read(text))] == [("text", text)]
 
 
-def test_what_can_no_longer_become_a_tag_comes_out_at_once() -> None:
+def test_text_that_cannot_become_a_tag_is_emitted_at_once() -> None:
     reading = reader()
     assert reading.feed("<thi") == []
     assert reading.feed("ef") == [n.BlockStart(0, "text"), n.TextDelta(0, "<thief")]
@@ -171,7 +171,7 @@ def test_the_id_of_a_call_is_made_of_run_turn_and_ordinal() -> None:
         ("<|eot|>never", []),
     ],
 )
-def test_the_end_of_turn_token_ends_the_turn_wherever_it_is_cut(
+def test_the_end_of_turn_token_ends_the_turn_for_every_cut(
     text: str, expected: list[tuple[str, str]], size: int
 ) -> None:
     pieces = [text[i : i + size] for i in range(0, len(text), size)]

@@ -80,7 +80,7 @@ def test_data_without_a_run_id_gives_none(data: bytes):
     assert rejected_run_id({b"__data__": data}) is None
 
 
-def test_the_last_of_two_fields_counts_as_where_the_request_is_sound():
+def test_the_last_of_two_equal_fields_counts_as_in_a_valid_request():
     assert top_texts(b'{"id":"a","x":NaN,"id":"b"}', "id") == {"id": "b"}
     assert decode_request(request(more=b',"id":"b"')).id == "b"  # pyright: ignore[reportAttributeAccessIssue]
 

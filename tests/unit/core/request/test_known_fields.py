@@ -89,7 +89,7 @@ def test_a_misspelt_field_is_refused_by_its_place_with_the_nearest_there_is(name
 
 
 @pytest.mark.parametrize("name", [n for n in MISSPELT if n not in ("message", "part", "tool_choice", "prefill")])
-def test_where_requests_are_taken_in_such_a_field_is_noted_and_has_no_effect(name: str) -> None:
+def test_an_accepted_request_gets_a_note_for_an_unknown_field_which_has_no_effect(name: str) -> None:
     changes, where, _ = MISSPELT[name]
     _, notes = decode_with_notes(entry(**changes))
     [note] = notes

@@ -238,7 +238,7 @@ def test_any_value_in_any_field_gives_a_request_or_a_named_error(field: str, val
         assert isinstance(outcome, Generate) or outcome.where == "$" or outcome.where.startswith(field)
 
 
-async def test_the_id_of_a_refused_request_is_read_where_it_can_be():
+async def test_the_id_of_a_refused_request_is_read_if_possible():
     broken = {**GENERATE, "model": 5}
     for data in await every_form(broken):
         assert rejected_run_id(entry(data)) == "run-1"

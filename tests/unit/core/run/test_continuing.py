@@ -144,7 +144,7 @@ def test_complete_blocks_before_the_text_stay_and_what_began_after_it_is_void() 
     assert [e.block for e in of_type(scenario.events, BlockStarted)] == [0, 1, 2, 3]
 
 
-def test_the_whole_answer_goes_back_with_the_next_turn() -> None:
+def test_the_whole_answer_is_sent_back_with_the_next_turn() -> None:
     scenario = story()
     scenario.provider(*begun("Let me"), LOST)
     scenario.provider(*text(0, " look."), *call(1, "a", "weather", "{}"), n.Done("tool_use"))
@@ -176,7 +176,7 @@ def test_a_text_after_a_call_cannot_be_continued() -> None:
     assert "cannot continue the text" in str(end.provider_extra[-1]["note"])
 
 
-def test_where_provider_or_model_cannot_the_run_ends_as_by_default() -> None:
+def test_a_run_ends_as_by_default_if_its_provider_or_model_cannot_continue() -> None:
     scenario = Story(on_failure="continue")
     scenario.provider(*begun("Hel"), LOST)
     assert isinstance(scenario.events[-1], Incomplete)
@@ -326,7 +326,7 @@ def counted(scenario: Story) -> list[tuple[object, ...]]:
 
 
 @given(documents, st.lists(st.integers(0, 12), max_size=4), st.sampled_from([None, TextReading()]))
-def test_wherever_an_answer_breaks_its_blocks_are_those_of_an_unbroken_one(
+def test_an_answer_that_breaks_at_any_point_has_the_blocks_of_an_unbroken_one(
     text: str, breaks: list[int], reading: TextReading | None
 ) -> None:
     broken, whole = play(text, breaks, reading), play(text, [], reading)

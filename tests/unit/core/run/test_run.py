@@ -256,7 +256,7 @@ def test_a_run_without_visible_output_can_be_retried_completely() -> None:
     assert end.timing.first_visible_ms is None
 
 
-def test_restart_tells_which_blocks_are_void() -> None:
+def test_restart_reports_which_blocks_are_void() -> None:
     story = Story(on_failure="restart")
     story.provider(*text(0, "one"), n.BlockStart(1, "text"), n.TextDelta(1, "tw"), LOST)
     again = story.events[-1]
@@ -511,7 +511,7 @@ def test_an_attempt_that_breaks_after_the_deadline_ends_the_run_as_the_deadline_
     assert end.error.code == "deadline"
 
 
-def test_a_run_that_ends_during_a_call_names_the_providers_id_of_the_call_whatever_the_error_is() -> None:
+def test_a_run_that_ends_during_a_call_has_the_providers_id_of_the_call_for_every_error() -> None:
     passed = ErrorInfo(code="deadline", kind="timeout", message="", request_id="req-1")
     silent, clock, done = Story(), Story(), Story()
     silent.provider(n.Failed(passed))  # before the provider's first event
@@ -529,7 +529,7 @@ def test_a_run_that_ends_during_a_call_names_the_providers_id_of_the_call_whatev
     assert end.error.request_id is None, "no call was running"
 
 
-def test_a_run_without_a_worker_ends_incomplete_unless_an_event_arrived_meanwhile() -> None:
+def test_a_run_without_a_worker_ends_incomplete_unless_an_event_arrives_first() -> None:
     story = Story()
     story.provider(n.BlockStart(0, "text"), n.TextDelta(0, "Hel"))
     judged = story.run.state.events_applied

@@ -44,7 +44,7 @@ def test_however_the_text_is_cut_it_ends_before_the_first_stop_string(places: li
     assert scenario.effects == [EndRun("completed")]
 
 
-def test_what_only_began_like_a_stop_string_is_heard_at_the_blocks_end() -> None:
+def test_the_start_of_a_stop_string_is_emitted_at_the_blocks_end() -> None:
     scenario = story()
     scenario.provider(*text(0, "The EN"), *text(1, "D"), n.Done("stop"))
     assert contents(scenario) == ["The EN", "D"]
@@ -71,7 +71,7 @@ def test_thinking_and_arguments_are_no_place_for_a_stop_string() -> None:
     assert [block.kind for block in of_type(scenario.events, BlockComplete)] == ["thinking", "tool_call"]
 
 
-def test_a_call_that_was_complete_before_the_stop_string_runs_and_one_that_was_not_never_does() -> None:
+def test_a_call_complete_before_the_stop_string_runs_and_an_incomplete_one_does_not() -> None:
     scenario = story()
     scenario.provider(*call(0, "t1", "f", "{}"), n.ToolCallStart(1, "t2", "g"), n.BlockStart(2, "text"))
     scenario.provider(n.TextDelta(2, "Wait. END"))

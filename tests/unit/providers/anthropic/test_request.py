@@ -183,7 +183,7 @@ def test_repairs_are_reported() -> None:
     assert msgspec.json.decode(built.call.body)["system"] == [{"type": "text", "text": "Be brief."}]
 
 
-def test_a_calls_raw_arguments_go_back_as_they_came_where_they_are_an_object() -> None:
+def test_a_calls_raw_arguments_are_sent_back_unchanged_if_they_are_an_object() -> None:
     def sent(arguments: str) -> bytes:
         call = ToolCallPart(tool_id="t", tool_name="f", arguments=arguments)
         request = Generate(provider="p", model="m", messages=[Message(role="assistant", content=[call])])
@@ -266,7 +266,7 @@ def test_a_model_that_accepts_only_budgets_receives_one_for_the_effort(
     assert "output_config" not in sent
 
 
-def test_the_schema_of_the_answer_stands_beside_the_effort() -> None:
+def test_the_schema_of_the_answer_is_sent_beside_the_effort() -> None:
     city = {"type": "object", "properties": {"city": {"type": "string"}}, "additionalProperties": False}
     sent = body(output_schema=OutputSchema(schema=city, name="city", strict=True), thinking=Thinking(effort="low"))
     assert sent["output_config"] == {"effort": "low", "format": {"type": "json_schema", "schema": city}}

@@ -209,7 +209,7 @@ def test_a_request_with_everything() -> None:
     }
 
 
-def test_a_call_of_another_model_is_marked_as_one_where_the_model_wants_signatures() -> None:
+def test_a_call_of_another_model_gets_the_marker_if_the_model_requires_signatures() -> None:
     marked = {"functionCall": {"name": "f", "args": {}}, "thoughtSignature": "skip_thought_signature_validator"}
     bare = {"functionCall": {"name": "f", "args": {}}}
     assert parts_of(call("a"), call("b")) == [marked, bare]
@@ -218,7 +218,7 @@ def test_a_call_of_another_model_is_marked_as_one_where_the_model_wants_signatur
     assert parts_of(call("a"), call("b", thought_signature="s")) == [bare, signed]
 
 
-def test_results_find_their_calls_even_where_ids_repeat() -> None:
+def test_results_match_their_calls_even_if_ids_repeat() -> None:
     turn = [
         Message(role="assistant", content=[call("call_0", item_id="first")]),
         Message(role="tool", content=[ToolResultPart(tool_id="call_0", content="1")]),
@@ -237,7 +237,7 @@ def test_arguments_that_are_no_object_are_shown_as_what_they_were(arguments: str
     assert items["functionCall"]["args"] == {"invalid_arguments": arguments}
 
 
-def test_system_text_goes_to_the_front() -> None:
+def test_system_text_is_moved_to_the_front() -> None:
     late = Message(role="system", content="Late.")
     built = build(Generate(provider="p", model="gemini-3-pro", messages=[HI, late], system="Early."))
     decoded = msgspec.json.decode(built.call.body)

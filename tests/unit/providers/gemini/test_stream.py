@@ -124,7 +124,7 @@ def test_a_blocked_prompt_ends_in_content_filter() -> None:
     )
 
 
-def test_a_call_comes_whole_and_its_arguments_are_compact_whatever_the_layout() -> None:
+def test_a_call_is_complete_and_its_arguments_are_compact_for_every_layout() -> None:
     laid_out = msgspec.Raw(b'{ "city" : "Bonn",  "n": 1.0, "u": "\\u00fc"}')
     assert events_of(chunk(text("Wait"), function(id="x", name="f", args=laid_out)), STOP) == [
         BlockStart(0, "text"),
@@ -145,7 +145,7 @@ def test_a_call_without_id_or_arguments_gets_both() -> None:
 
 
 @pytest.mark.parametrize("finish", ["MAX_TOKENS", "SAFETY", "MALFORMED_FUNCTION_CALL", "OTHER"])
-def test_calls_are_no_tool_use_where_the_finish_is_not_sound(finish: str) -> None:
+def test_calls_are_no_tool_use_if_the_finish_reason_is_a_failure(finish: str) -> None:
     terminal = events_of(chunk(function(name="f"), finish=finish))[-1]
     assert isinstance(terminal, Done)
     assert terminal.finish != "tool_use"

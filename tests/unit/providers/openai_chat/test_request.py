@@ -164,7 +164,7 @@ def test_a_vendors_quirks_change_names_and_leave_out_what_it_refuses() -> None:
     assert sent["messages"][0] == {"role": "developer", "content": "Be brief."}
 
 
-def test_thinking_goes_back_only_where_a_vendor_wants_it() -> None:
+def test_thinking_is_sent_back_only_to_vendors_that_want_it() -> None:
     turn = [Message(role="assistant", content=[ThinkingPart(text="Hm"), TextPart(text="a")])]
     assert body(history=turn)["messages"][1] == {"role": "assistant", "content": "a"}
     back = body(history=turn, quirks={"reasoning_back": "reasoning_content"})["messages"][1]

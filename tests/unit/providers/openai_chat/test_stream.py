@@ -72,7 +72,7 @@ def test_text_ends_with_finish_reason_and_the_response_with_done() -> None:
     ]
 
 
-def test_the_model_is_told_even_where_the_first_chunk_has_none() -> None:
+def test_the_model_is_reported_even_if_the_first_chunk_has_none() -> None:
     first = {"id": "", "model": "", "choices": [], "prompt_filter_results": []}
     assert read("openai-chat", sse(first, chunk("stop"), DONE)) == [Start("gpt", "c1"), Done("stop", "stop")]
 
@@ -100,13 +100,13 @@ def test_counts_come_after_finish_reason_and_count() -> None:
         ({"prompt_tokens": 1e30, "completion_tokens": -1, "total_tokens": 0.5}, Usage()),
     ],
 )
-def test_counts_stand_under_each_vendors_names(raw: dict[str, Any], usage: Usage) -> None:
+def test_counts_are_read_under_each_vendors_names(raw: dict[str, Any], usage: Usage) -> None:
     kept = {name: value for name, value in raw.items() if value is not None}
     events = events_of(chunk("stop"), {**HEAD, "choices": None, "usage": raw}, DONE)
     assert events[-1] == Done("stop", "stop", msgspec.structs.replace(usage, raw=kept))
 
 
-def test_groqs_counts_stand_apart() -> None:
+def test_groqs_counts_are_read_from_its_own_field() -> None:
     events = events_of({**chunk("stop"), "x_groq": {"id": "r", "usage": {"prompt_tokens": 1}}}, DONE)
     assert events[-1] == Done("stop", "stop", Usage(input=1, raw={"prompt_tokens": 1}))
 
@@ -187,7 +187,7 @@ def test_parallel_calls_come_interleaved_or_several_in_a_chunk() -> None:
     assert answer(read("openai-chat", sse(both, DONE))).calls == wanted
 
 
-def test_text_ends_where_a_call_begins_and_blank_content_beside_it_is_none() -> None:
+def test_text_ends_where_a_call_begins_and_blank_content_beside_it_is_no_block() -> None:
     events = events_of(
         chunk(content="Let me look."),
         chunk(content="", tool_calls=[call(0, "a", "f", "")]),
@@ -286,7 +286,7 @@ def test_a_vendors_own_field_of_reasoning_is_named_by_its_quirks() -> None:
     assert events[4] == TextDelta(1, "a")
 
 
-def test_reasoning_details_go_back_whole_with_the_thinking_where_they_hold_something_opaque() -> None:
+def test_reasoning_details_are_sent_back_whole_with_the_thinking_if_they_contain_opaque_data() -> None:
     def piece(**fields: Any) -> dict[str, Any]:
         return chunk(reasoning_details=[{"type": "reasoning.text", "index": 0, "format": "f", **fields}])
 

@@ -215,7 +215,7 @@ def test_ids_that_the_api_would_not_take_are_left_out() -> None:
     ]
 
 
-def test_reasoning_goes_back_only_where_the_api_can_use_it() -> None:
+def test_reasoning_is_sent_back_only_to_apis_that_can_use_it() -> None:
     plain = ThinkingPart(text="Hm", opaque={"item_id": "rs_1"})
     own_words = ThinkingPart(text="Hm", opaque={"item_id": "rs_1", "fields": '{"type":"reasoning_text"}'})
     foreign = ThinkingPart(text="Hm", signature="sig")
@@ -228,7 +228,7 @@ def test_reasoning_goes_back_only_where_the_api_can_use_it() -> None:
     assert items_of(foreign, quirks=back) == [{"type": "reasoning", "summary": [], "content": in_words}]
 
 
-def test_encrypted_reasoning_is_asked_for_where_the_model_reasons_and_nothing_is_stored() -> None:
+def test_encrypted_reasoning_is_requested_if_the_model_reasons_and_nothing_is_stored() -> None:
     assert "include" not in body(model="gpt-4o-mini")
     assert "include" not in body(model="grok-3", quirks={"models_without_reasoning": ("grok-3",)})
     stored = body(extra={"store": True})
@@ -242,7 +242,7 @@ def test_a_provider_item_of_another_api_is_left_out() -> None:
     ]
 
 
-def test_cache_marks_are_sent_only_where_they_are_taken() -> None:
+def test_cache_marks_are_sent_only_to_providers_that_accept_them() -> None:
     marked = Message(role="user", content=[TextPart(text="a", cache=True)])
     system = [TextPart(text="s", cache=True)]
     mark = {"prompt_cache_breakpoint": {"mode": "explicit"}}

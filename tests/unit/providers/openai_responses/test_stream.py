@@ -127,7 +127,7 @@ def test_what_comes_only_at_the_end_of_a_part_or_item_is_one_delta() -> None:
         assert events_of(*events, COMPLETED) == [BlockStart(0, "text"), TextDelta(0, "whole"), BlockStop(0), STOPPED]
 
 
-def test_what_deltas_said_stands_whatever_the_end_says() -> None:
+def test_text_of_deltas_is_kept_if_the_end_differs() -> None:
     result = answer(
         read(
             "openai-responses",
@@ -185,7 +185,7 @@ def test_a_reasoning_may_hold_encrypted_content_alone() -> None:
     ]
 
 
-def test_reasoning_in_the_models_own_words_is_marked_and_told_once() -> None:
+def test_raw_reasoning_is_marked_and_emitted_once() -> None:
     summary = [{"type": "summary_text", "text": "Hm"}]
     content = [{"type": "reasoning_text", "text": "Hm"}, {"type": "reasoning_text", "text": "so"}]
     streamed = events_of(
@@ -316,7 +316,7 @@ def test_a_custom_tool_that_the_request_did_not_have_was_run_by_the_provider() -
     assert terminal == STOPPED
 
 
-def test_a_server_tool_is_an_item_at_its_place_told_when_it_is_complete() -> None:
+def test_a_server_tool_is_an_item_at_its_place_emitted_when_it_is_complete() -> None:
     item = {"id": "ws", "status": "completed", "action": {"query": "q"}}
     events = events_of(
         added(0, "web_search_call", id="ws", status="in_progress"),

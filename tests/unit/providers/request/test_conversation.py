@@ -83,7 +83,7 @@ def test_a_sound_history_stays_as_it_is() -> None:
     assert notes == ()
 
 
-def test_results_stand_in_the_order_of_their_calls_whatever_message_brought_them() -> None:
+def test_results_are_in_the_order_of_their_calls_for_every_order_of_messages() -> None:
     messages, notes = spoken(
         message_of("assistant", call("a"), call("b")),
         message_of("tool", result("b")),
@@ -172,7 +172,7 @@ def test_what_no_provider_could_take_is_refused_with_its_place(message: Message,
     assert refused.value.where == where
 
 
-def test_a_providers_own_item_goes_back_to_that_provider_alone() -> None:
+def test_a_providers_own_item_is_sent_back_to_that_provider_only() -> None:
     item = ExtraPart(name="anthropic.server_tool_use", json='{"a": 1}')
     own = own_extra(item, "anthropic", "here")
     assert own is not None
@@ -195,13 +195,13 @@ def test_unsigned_thinking_of_a_request_is_left_out_with_a_note() -> None:
     assert notes == ("messages[1]: thinking was left out: this provider accepts it only with its signature",)
 
 
-def test_unsigned_thinking_becomes_text_where_the_request_says_so_and_a_note_tells_it() -> None:
+def test_unsigned_thinking_becomes_text_if_the_request_sets_it_and_a_note_reports_it() -> None:
     [message], notes = spoken(UNSIGNED, convert_unsigned_thinking_to_text=True)
     assert message.parts == [TextPart(text="<thinking>Hm.</thinking>"), TextPart(text="Yes.")]
     assert notes == ("messages[0]: thinking without a signature was turned into text",)
 
 
-def test_thinking_goes_back_as_it_came_where_it_is_signed_or_its_provider_takes_it_plain() -> None:
+def test_thinking_is_sent_back_unchanged_if_it_is_signed_or_its_provider_accepts_it_unsigned() -> None:
     signed = message_of(
         "assistant", ThinkingPart(text="Hm.", signature="s"), ThinkingPart(opaque={"redacted": "x"}), "Yes."
     )

@@ -129,7 +129,7 @@ def test_parallel_calls_are_disabled_for_anthropic_with_any_tool_choice(choice: 
 
 
 @pytest.mark.parametrize("api", ["anthropic", "openai-chat", "openai-responses"])
-def test_without_tools_nothing_is_said_of_parallel_calls(api: ApiName) -> None:
+def test_a_request_without_tools_has_no_parallel_calls_field(api: ApiName) -> None:
     body, _ = built(api, parallel_tool_calls=False)
     assert not body.keys() & {"parallel_tool_calls", "tool_choice"}
 

@@ -82,13 +82,13 @@ def test_those_of_another_provider_are_left_out_with_a_note_though_it_speaks_the
     )
 
 
-def test_an_older_history_tells_by_the_names_of_its_data_whose_they_are() -> None:
+def test_the_data_names_of_an_older_history_give_its_provider() -> None:
     signed = message_of("assistant", ThinkingPart(text="Hm", signature="s"), "Yes")
     assert shape(spoken(signed, takes=GEMINI)[0]) == [("assistant", ["Yes"])]
     assert shape(spoken(signed, takes=ANTHROPIC)[0]) == [("assistant", ["ThinkingPart", "Yes"])]
 
 
-def test_foreign_thinking_becomes_text_where_the_request_says_so() -> None:
+def test_foreign_thinking_becomes_text_if_the_request_sets_it() -> None:
     foreign = message_of("assistant", ThinkingPart(text="Hm", signature="s", opaque=dict(OF_ANOTHER)), "Yes")
     [message], _ = spoken(foreign, takes=ANTHROPIC, convert_unsigned_thinking_to_text=True)
     assert parts_of(message)[0] == TextPart(text="<thinking>Hm</thinking>")
@@ -169,7 +169,7 @@ KIMI = "functions.weather:0"
 REPEATED = [message_of("assistant", call(KIMI)), message_of("tool", result(KIMI, "one"))] * 3
 
 
-def test_repeated_tool_ids_are_made_unique_where_the_api_wants_it_and_results_follow_their_calls() -> None:
+def test_repeated_tool_ids_are_made_unique_if_the_api_requires_it_and_results_match_their_calls() -> None:
     messages, notes = spoken(*REPEATED, takes=ANTHROPIC)
     assert ids(messages) == [KIMI, KIMI, f"{KIMI}_2", f"{KIMI}_2", f"{KIMI}_3", f"{KIMI}_3"]
     assert notes == (

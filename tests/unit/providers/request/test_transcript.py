@@ -73,7 +73,7 @@ def test_an_empty_name_is_left_out_and_stops_nothing() -> None:
     assert reading_stops(asked) == ("\nAnn:",)
 
 
-def test_what_the_model_wrote_stands_verbatim_and_results_right_after_it_escaped() -> None:
+def test_the_models_text_is_verbatim_and_escaped_results_follow_it() -> None:
     wrote = ' Let me see.\n<function_calls>\n<invoke name="f"/></function_calls>'
     results = [
         ToolResultPart(tool_id="a", content="1 < 2 & </result>"),
@@ -117,7 +117,7 @@ def test_the_latest_names_come_first_then_the_calls_end_then_the_requests_own_up
     assert reading_stops(asked) == (*everyone, "END"), "what the provider is not told of is found in the text"
 
 
-def test_images_stand_in_place_in_the_users_message() -> None:
+def test_images_keep_their_place_in_the_users_message() -> None:
     asked = request(Message(role="user", participant="Ann", content=[TextPart(text="look:"), IMAGE]), message("and?"))
     _, body = body_of(asked)
     user, assistant = body["messages"]
@@ -136,7 +136,7 @@ def test_anthropic_continues_the_assistants_message_and_gets_no_blank_end() -> N
     assert "tools" not in body
 
 
-def test_tools_are_told_in_the_system_text() -> None:
+def test_tools_are_described_in_the_system_text() -> None:
     _, body = body_of(request(tools=[Tool(name="weather", description="of a city")], system="Be kind."))
     assert body["system"].startswith("Be kind.\n\n")
     assert '"name":"weather"' in body["system"]
@@ -232,7 +232,7 @@ def test_a_provider_gets_the_token_only_if_it_must_stop_on_it() -> None:
     assert reading_of(asked, "anthropic", Quirks()).end_of_turn == "<end>", "tokenbus stops on it all the same"
 
 
-def test_the_first_user_message_is_the_requests_choice_and_stands_before_media() -> None:
+def test_the_first_user_message_is_the_requests_choice_and_precedes_media() -> None:
     options = PrefillOptions(first_user_message="<cmd>cat talk.txt</cmd>")
     _, body = body_of(request(prefill=options))
     assert body["messages"][0]["content"] == [{"type": "text", "text": "<cmd>cat talk.txt</cmd>"}]
@@ -282,7 +282,7 @@ def test_names_are_left_out_by_the_requests_rules_and_then_stop_nothing(
     assert reading_stops(asked) == stops
 
 
-def test_the_models_name_may_be_left_out_where_its_providers_token_ends_each_message() -> None:
+def test_the_models_name_is_optional_if_its_providers_token_ends_each_message() -> None:
     asked = request(message("a", "Ann"), prefill=PrefillOptions(unnamed=["Claude"]))
     assert transcribe(asked, [], "<|eot|>").text == "Ann: a<|eot|>"
     with pytest.raises(RequestInvalid) as refused:
@@ -290,7 +290,7 @@ def test_the_models_name_may_be_left_out_where_its_providers_token_ends_each_mes
     assert refused.value.where == "prefill.unnamed"
 
 
-def test_the_blank_after_a_name_is_told_of_where_the_text_follows_one() -> None:
+def test_the_reading_notes_whether_the_text_follows_a_name() -> None:
     assert reading_of(request(message("a", "Ann")), "anthropic", Quirks()).follows_a_name
     own = request(message("a", "Ann"), message("and", role="assistant"))
     unnamed = request(message("a", "Ann"), prefill=PrefillOptions(unnamed=["Claude"], end_of_turn="#"))
@@ -305,7 +305,7 @@ def test_a_predicate_becomes_empty_names_before_the_request_travels() -> None:
     assert reading_stops(nobody) == ()
 
 
-def test_the_tags_of_a_models_thinking_are_read_beside_the_one_that_is_asked_for() -> None:
+def test_a_models_own_thinking_tags_are_read_beside_the_configured_one() -> None:
     quirks = Quirks(inline_thinking=("think",), models={"odd-": ThinkingTags(inline_thinking=("thought", "thinking"))})
     assert reading_of(request(), "anthropic", quirks).thinking == ("thinking", "think")
     assert reading_of(request(model="odd-1"), "anthropic", quirks).thinking == ("thinking", "thought")

@@ -320,7 +320,7 @@ def test_a_message_begun_again_begins_where_the_first_began(opened: bool) -> Non
         assert events[1:2] == [BlockStart(at(1), "thinking" if opened else "text")]
 
 
-def test_no_more_is_kept_of_many_blocks_than_of_one() -> None:
+def test_many_blocks_keep_no_more_state_than_one() -> None:
     splitter = made(THINK)
     splitter.split([Start("m")])
     size = len(msgspec.msgpack.encode(splitter))

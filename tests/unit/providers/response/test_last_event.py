@@ -104,7 +104,7 @@ def test_in_recorded_streams_nothing_of_worth_follows_it(row: Recording) -> None
 
 
 @needs_corpus
-def test_in_recorded_streams_it_is_there_where_the_api_has_one() -> None:
+def test_recorded_streams_have_it_if_their_api_does() -> None:
     missed: list[str] = []
     found = 0
     for row in ROWS:

@@ -88,7 +88,7 @@ def test_an_error_that_no_provider_can_avoid_uses_no_fallback(code: str, kind: E
     assert isinstance(story.events[-1], RunFailedEvent)
 
 
-def test_later_turns_stay_with_the_one_that_spoke_and_a_checkpoint_knows_it() -> None:
+def test_later_turns_stay_with_the_provider_that_answered_and_a_checkpoint_keeps_it() -> None:
     story = Story(fallback=(SECOND,))
     story.provider(REFUSED)
     story.provider(
@@ -116,7 +116,7 @@ def test_the_provider_of_a_text_decides_if_it_can_be_continued() -> None:
     assert isinstance(story.events[-1], Completed)
 
 
-def test_in_prefill_mode_the_text_is_read_as_the_one_that_writes_it_marks_its_end() -> None:
+def test_in_prefill_mode_the_end_of_the_text_is_read_as_its_provider_marks_it() -> None:
     plan = FallbackPlan("second", "b", reading=TextReading(end_of_turn="<|eot|>"))
     story = Story(fallback=(plan,), reading=TextReading())
     story.provider(REFUSED)
@@ -125,7 +125,7 @@ def test_in_prefill_mode_the_text_is_read_as_the_one_that_writes_it_marks_its_en
     assert isinstance(story.events[-1], Completed)
 
 
-def test_an_extra_goes_to_the_provider_it_was_written_for() -> None:
+def test_an_extra_is_sent_to_the_provider_it_was_written_for() -> None:
     assert [(r.provider, r.model, r.extra) for r in all_choices(REQUEST)] == [
         ("first", "a", {"seed": 7}),
         ("first", "b", {"seed": 7}),

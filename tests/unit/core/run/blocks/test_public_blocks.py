@@ -42,7 +42,7 @@ def test_an_end_whose_content_went_out_as_it_is_is_not_changed() -> None:
     assert changed_fields(CALL, "tool_call", '{"a":1}') == {}
 
 
-def test_the_signature_of_a_block_goes_if_its_content_was_changed() -> None:
+def test_the_signature_of_a_block_is_dropped_if_its_content_was_changed() -> None:
     changed = msgspec.structs.replace(END, **changed_fields(END, "text", "masked"))
     assert (changed.content, changed.signature, changed.opaque) == ("masked", None, None)
     called = msgspec.structs.replace(CALL, **changed_fields(CALL, "tool_call", '{"b":2}'))

@@ -106,7 +106,7 @@ def test_the_end_of_a_block_carries_what_must_go_back_and_whose_it_is() -> None:
     assert (plain.opaque, plain.opaque_blobs) == (None, None), "what has nothing to go back says nothing"
 
 
-def test_what_comes_after_a_blocks_end_is_told_with_the_runs_end_and_goes_back_all_the_same() -> None:
+def test_data_after_a_blocks_end_is_published_with_the_runs_end_and_sent_back() -> None:
     story = Story()
     story.provider(START, n.BlockStart(0, "thinking"), n.ThinkingDelta(0, "Hm."), n.BlockStop(0), *text(1, "Yes."))
     story.provider(n.Opaque(0, "reasoning_details", "[1]"), n.Opaque(0, "encrypted", "e", "sha256:6"), n.Done("stop"))
@@ -166,7 +166,7 @@ def test_calls_that_did_not_run_stay_open_for_the_caller() -> None:
     assert message.content == [ToolCallPart(tool_id="a", tool_name="f", arguments="")]
 
 
-def test_the_models_messages_stand_under_its_participants_name() -> None:
+def test_the_models_messages_have_its_participants_name() -> None:
     story = Story(participant="Claude")
     story.provider(START, *text(0, "Hi."), n.Done("stop"))
     [message] = Response.of(story.events).messages

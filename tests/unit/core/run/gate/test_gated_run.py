@@ -268,7 +268,7 @@ async def test_a_cancel_during_a_tool_gives_results_to_the_published_calls() -> 
     assert judge.blocks(visible_chunks(story)) == [("tool_call", "{}"), ("tool_result", "cancelled")]
 
 
-async def test_where_no_worker_answers_the_run_ends_when_it_must() -> None:
+async def test_the_run_ends_at_its_deadline_if_no_policy_worker_answers() -> None:
     story = HeldStory()
     story.provider(n.Start("m"), *text(0, "Hello"))
     story.control(DeadlinePassed("policy", 0))
@@ -403,7 +403,7 @@ async def test_steps_of_an_older_version_are_not_counted() -> None:
     assert shown(story) == "Hello"
 
 
-async def test_a_policy_that_is_no_longer_called_ends_the_run_at_any_point() -> None:
+async def test_a_policy_that_stopped_being_called_ends_the_run_at_any_point() -> None:
     story = HeldStory()
     story.provider(n.Start("m"), n.BlockStart(0, "text"), n.TextDelta(0, "Hello"))
     story.pass_all()
