@@ -178,10 +178,10 @@ class BlobRoutes:
             await _send_json(send, _status(e), _problem(e), challenge)
 
     async def _link(self, scope: Scope, blob_id: str) -> BlobLink:
-        asked = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1"))).get("seconds", "300")
-        if not (re.fullmatch(r"[0-9]{1,4}", asked) and 1 <= int(asked) <= MAX_LINK_S):
+        seconds = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1"))).get("seconds", "300")
+        if not (re.fullmatch(r"[0-9]{1,4}", seconds) and 1 <= int(seconds) <= MAX_LINK_S):
             raise BlobRefused("seconds", f"must be 1 to {MAX_LINK_S}")
-        return BlobLink(url=await self._store.link(blob_id, seconds=int(asked)), seconds=int(asked))
+        return BlobLink(url=await self._store.link(blob_id, seconds=int(seconds)), seconds=int(seconds))
 
     async def _put(self, scope: Scope, receive: Receive, blob_id: str | None) -> BlobRef:
         headers = dict[bytes, bytes](scope["headers"])

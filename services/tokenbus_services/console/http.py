@@ -143,8 +143,8 @@ def refused(problem: Problem) -> Response:
 
 async def body_of(request: Request) -> dict[str, Any]:
     """The JSON object of a request; empty without a body. Raises Refusal (400, 413)."""
-    asked = await read_request(request, most_bytes=MAX_BODY)
+    gateway_request = await read_request(request, most_bytes=MAX_BODY)
     try:
-        return msgspec.json.decode(asked.body or b"{}", type=dict[str, Any])
+        return msgspec.json.decode(gateway_request.body or b"{}", type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError):
         raise invalid(None, "the body is not a JSON object") from None

@@ -94,8 +94,8 @@ class Endpoint:
         and query.
         """
         settings = self.settings
-        said = (settings.api, str(self._client.base_url), settings.headers, settings.query, self._credential)
-        return blake2b(msgspec.json.encode(said, order="sorted"), digest_size=16).hexdigest()
+        identity = (settings.api, str(self._client.base_url), settings.headers, settings.query, self._credential)
+        return blake2b(msgspec.json.encode(identity, order="sorted"), digest_size=16).hexdigest()
 
     def build(self, request: Generate, history: list[Message]) -> Built:
         """Build the call for the request's next turn, in this provider's format. Raises RequestInvalid, naming the

@@ -209,9 +209,9 @@ def check_blob(where: str, source: BlobSource, found: Found) -> None:
     """Check the blob against the request. Raises RequestInvalid if they differ. A store without a specific media
     type proves nothing.
     """
-    stored, said = found.media_type, source.media_type
-    if stored and plain_media_type(stored) not in (DEFAULT_MEDIA_TYPE, plain_media_type(said)):
-        raise RequestInvalid(f"{where}.source.media_type", f"the blob is {plain_media_type(stored)}, not {said}")
+    stored, declared = found.media_type, source.media_type
+    if stored and plain_media_type(stored) not in (DEFAULT_MEDIA_TYPE, plain_media_type(declared)):
+        raise RequestInvalid(f"{where}.source.media_type", f"the blob is {plain_media_type(stored)}, not {declared}")
     if source.size_bytes not in (None, found.size):
         raise RequestInvalid(f"{where}.source.size_bytes", f"the blob has {found.size} bytes, not {source.size_bytes}")
 

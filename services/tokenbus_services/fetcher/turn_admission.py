@@ -95,14 +95,14 @@ class TurnAdmission:
         turn = await self._look_up(run, work)
         if turn is None:
             return None
-        ask = self._ask(run, work, turn)
-        grant = self._admission.enter_at_once(ask)
+        request = self._reservation_request(run, work, turn)
+        grant = self._admission.enter_at_once(request)
         if grant is None:
             deadline, turn = turn.deadline, None  # free the request's memory while it waits
             if not waits:
                 waits = True
                 await self._queue.mark(item, begun=False)
-            grant = await self._enter(ask, deadline)
+            grant = await self._enter(request, deadline)
         ready = None
         try:
             if not waits or await self._queue.mark(item, begun=True):
@@ -128,17 +128,17 @@ class TurnAdmission:
             behind = await retry_until_available(self._server, lambda: look(waits=True), what="lag of the policy stage")
         return marked
 
-    async def _enter(self, ask: ReservationRequest, deadline: float | None) -> Reservation:
+    async def _enter(self, request: ReservationRequest, deadline: float | None) -> Reservation:
         """Wait for the run's turn. Raises NotCalled, NotStarted."""
         try:
             async with asyncio.timeout_at(deadline):
-                return await self._admission.enter(ask)
+                return await self._admission.enter(request)
         except TimeoutError:
             raise NotCalled(DEADLINE_PASSED) from None
         except WaitedTooLong:
             raise NotCalled(LONGEST_WAIT) from None
 
-    def _ask(self, run: str, work: TurnWork, turn: Turn) -> ReservationRequest:
+    def _reservation_request(self, run: str, work: TurnWork, turn: Turn) -> ReservationRequest:
         request, tenant = turn.request, tenant_of(turn.request.metadata)
         scopes = self._scopes.of(request.provider, request.model, tenant)
         limited = any(scope.tokens_per_minute for scope in scopes)

@@ -41,8 +41,8 @@ class WithCors:
             return
         allowed = origin.decode("latin-1").lower() in self._origins
         if scope["method"] == "OPTIONS" and b"access-control-request-method" in headers:
-            asked = headers.get(b"access-control-request-headers", b"").decode("latin-1")
-            answer = [_VARY, *(_preflight(origin, asked) if allowed else ())]
+            requested = headers.get(b"access-control-request-headers", b"").decode("latin-1")
+            answer = [_VARY, *(_preflight(origin, requested) if allowed else ())]
             await send({"type": "http.response.start", "status": 204 if allowed else 403, "headers": answer})
             await send({"type": "http.response.body"})
             return
@@ -56,8 +56,8 @@ class WithCors:
         await self.app(scope, receive, with_origin)
 
 
-def _preflight(origin: bytes, asked: str) -> list[tuple[bytes, bytes]]:
-    names = [name for each in asked.split(",") if _is_allowed(name := each.strip().lower())]
+def _preflight(origin: bytes, requested: str) -> list[tuple[bytes, bytes]]:
+    names = [name for each in requested.split(",") if _is_allowed(name := each.strip().lower())]
     return [
         (b"access-control-allow-origin", origin),
         (b"access-control-allow-methods", _METHODS.encode()),

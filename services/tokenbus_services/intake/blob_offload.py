@@ -80,7 +80,7 @@ class IntakeMedia:
         except ValueError:  # binascii.Error, or ValueError for non-ASCII text
             raise RequestInvalid(f"{where}.source.data", "it is not base64") from None
         try:
-            blob_id = await self._asked(lambda: self._blobs.store(content, plain_media_type(source.media_type)))
+            blob_id = await self._call_store(lambda: self._blobs.store(content, plain_media_type(source.media_type)))
         except BlobRefused as e:
             raise RequestInvalid(f"{where}.source.media_type", e.problem) from None
         except BlobError:
@@ -90,9 +90,9 @@ class IntakeMedia:
     async def _lease(self, blob_id: str) -> None:
         """Lease the blob. Errors are ignored here: the turn reports them if it ever sends the blob."""
         with suppress(BlobError):
-            await self._asked(lambda: self._blobs.lease(blob_id))
+            await self._call_store(lambda: self._blobs.lease(blob_id))
 
-    async def _asked(self, ask: Callable[[], Awaitable[T]]) -> T:
+    async def _call_store(self, call: Callable[[], Awaitable[T]]) -> T:
         """Ask the store, up to `TRIES` times. Raises BlobError."""
         async with self._at_once:
             for left in reversed(range(TRIES)):
@@ -100,7 +100,7 @@ class IntakeMedia:
                     break
                 try:
                     async with asyncio.timeout(TRY_S):
-                        return await ask()
+                        return await call()
                 except (BlobUnavailable, BlobUnauthorized, TimeoutError) as e:
                     if not left:
                         self._away_until = self._clock() + AWAY_S

@@ -79,7 +79,7 @@ class Cancels:
         keys, run = self._keys, request.run
         partition = keys.partition_of(run)
         now = self._server.clock.now_ms()
-        asked = CancelRequested(request.reason, request.heard_through)
+        cancel = CancelRequested(request.reason, request.heard_through)
         return scripts.cancel(
             keys.run(run),
             keys.topic(partition, "events"),
@@ -89,7 +89,7 @@ class Cancels:
             normalizer_lease=keys.lease(partition, "normalizer"),
             run=run,
             awaited_ms=awaited_ms,
-            frame=encode(EventFrame(0, CONTROL_ATTEMPT, now, [asked])),
+            frame=encode(EventFrame(0, CONTROL_ATTEMPT, now, [cancel])),
             control_frame=encode(Control(run)),
             epoch=keys.epoch,
         )

@@ -28,8 +28,8 @@ class PolicyRoutes:
         for i, name in enumerate(request.policies):
             if name not in self._policies:
                 raise RequestInvalid(f"policies[{i}]", f"there is no policy {name!r} here")
-        asked = all_choices(request)
-        routed = [name for route in self._routes if any(on_route(a, route) for a in asked) for name in route.policies]
+        choices = all_choices(request)
+        routed = [name for route in self._routes if any(on_route(a, route) for a in choices) for name in route.policies]
         names = tuple(dict.fromkeys([*routed, *request.policies]))
         if not names:
             return None

@@ -61,7 +61,7 @@ class RunCreation:
         run = run_of(request, item)
         now = self._server.clock.now_ms()
         deadline_ms = now + round(request.deadline_s * 1000) if request.deadline_s else 0
-        plans = [self._plan(asked) for asked in all_choices(request)]
+        plans = [self._plan(choice) for choice in all_choices(request)]
         accepted = Accepted(
             provider=request.provider,
             model=request.model,
@@ -88,7 +88,7 @@ class RunCreation:
         if tenant := tenant_of(request.metadata):
             fields += [TENANT, tenant]
         # For `Client.resume`, which only knows the provider's name: one digit per provider that the run may call.
-        fields += [CONTINUES, "".join(str(int(self._continues(asked))) for asked in all_choices(request))]
+        fields += [CONTINUES, "".join(str(int(self._continues(choice))) for choice in all_choices(request))]
         if accepted.record and self._settings.records:
             fields += [RECORD, self._settings.records.raw_bytes]
         if deadline_ms:

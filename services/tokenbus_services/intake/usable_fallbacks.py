@@ -82,21 +82,21 @@ class Fallbacks:
         Builds the request as the choice would get it. Blobs and large media are not loaded: the request states their
         types and sizes.
         """
-        asked = request_for(request, choice)
-        provider = self._providers(asked.provider)
+        candidate = request_for(request, choice)
+        provider = self._providers(candidate.provider)
         limits = limits_of(provider.settings.api, provider.settings.media)
-        turn = CallInput(asked, [])
-        asked = turn.without(refused_media(limits, turn, dict(media_of(asked)))).request
-        media = dict(media_of(asked))
+        turn = CallInput(candidate, [])
+        candidate = turn.without(refused_media(limits, turn, dict(media_of(candidate)))).request
+        media = dict(media_of(candidate))
         check_media(limits, media.items())
         stubs: dict[str, Source] = {}
         for where, part in media.items():
             match part.source:
-                case FileSource() if asked.provider != request.provider:
-                    problem = f"it is stored with {request.provider}, and {asked.provider} does not have it"
+                case FileSource() if candidate.provider != request.provider:
+                    problem = f"it is stored with {request.provider}, and {candidate.provider} does not have it"
                     raise RequestInvalid(f"{where}.source", problem)
                 case Base64Source(media_type=media_type) | BlobSource(media_type=media_type):
                     stubs[where] = Base64Source(media_type=media_type, data=_STUB)
                 case _:
                     pass
-        provider.build(request_with(asked, stubs), [])
+        provider.build(request_with(candidate, stubs), [])

@@ -119,8 +119,8 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
 
         Stops at the first stop string, which is not included.
         """
-        said = next(size for size in range(len(self.text), -1, -1) if before.endswith(self.text[:size]))
-        rest = self.text[said:]
+        repeated = next(size for size in range(len(self.text), -1, -1) if before.endswith(self.text[:size]))
+        rest = self.text[repeated:]
         ends = [(at, stop) for stop in stops if (at := rest.find(stop)) >= 0]
         if not ends:
             return msgspec.structs.replace(self, text=rest)

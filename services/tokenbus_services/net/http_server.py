@@ -122,9 +122,9 @@ class BoundedProtocol(H11Protocol):
     def _cut(self) -> None:
         """The client was too slow: close the connection, with a 408 if a request has begun and no response has."""
         _log.info("http_request_cut", phase=self._phase.value)
-        asked = self._window_bytes > 0 or self._phase is _Phase.BODY
+        in_request = self._window_bytes > 0 or self._phase is _Phase.BODY
         answering = self._phase is _Phase.BODY and self.cycle.response_started
-        if asked and not answering:
+        if in_request and not answering:
             self.transport.write(_TIMED_OUT)
         self.transport.close()
         self._abort_later()

@@ -44,11 +44,13 @@ class NormalizerLogic:
         if reader is None or raw.attempt > reader.attempt:
             reader = self._readers[run] = AttemptReader(raw.attempt)
         if events := reader.read(raw):
-            said = self._emit(run, EventFrame(raw.turn, raw.attempt, raw.at_ms, events))
+            emitted = self._emit(run, EventFrame(raw.turn, raw.attempt, raw.at_ms, events))
             if self._keeper:
-                places = range(len(said) - len(events), len(said))
+                places = range(len(emitted) - len(events), len(emitted))
                 self._large += [
-                    (said, place) for place in places if belongs_in_blob(said[place], images=not reader.images.inline)
+                    (emitted, place)
+                    for place in places
+                    if belongs_in_blob(emitted[place], images=not reader.images.inline)
                 ]
         if reader.over:
             if self._spans:
@@ -76,11 +78,11 @@ class NormalizerLogic:
     def abandon(self, run: str, error: ErrorInfo) -> None:
         self._readers.pop(run, None)  # the normalizer publishes nothing itself
 
-    def fail_unreadable(self, run: str, error: ErrorInfo, standing: RunPosition) -> None:
+    def fail_unreadable(self, run: str, error: ErrorInfo, position: RunPosition) -> None:
         """The attempt's stream cannot be read any further: report it as lost, and let the parser decide what to do."""
         self._readers.pop(run, None)
         cut = ErrorInfo(code=WORKER_LOST, kind="internal", message=error.message, retryable=True)
-        self._emit(run, EventFrame(standing.turn, standing.attempt, 0, [Cut(error.message, cut)]))
+        self._emit(run, EventFrame(position.turn, position.attempt, 0, [Cut(error.message, cut)]))
 
     def is_open(self, run: str) -> bool:
         return run in self._readers

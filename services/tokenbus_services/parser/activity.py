@@ -58,7 +58,7 @@ class ActivityCounter:
         self._keys = keys
         self._models = KnownModels(settings)
         self._characters = characters
-        self._characters_told = 0
+        self._characters_reported = 0
         self._owned = owned
         self._counts: Counter[str] = Counter()
         self._failures: Counter[Failure] = Counter()
@@ -96,7 +96,7 @@ class ActivityCounter:
         """Add what was counted since the last call. Raises redis-py's errors; what was counted is then dropped."""
         characters = self._characters()
         counts, self._counts = self._counts, Counter()
-        counts[CHARACTERS], self._characters_told = characters - self._characters_told, characters
+        counts[CHARACTERS], self._characters_reported = characters - self._characters_reported, characters
         failures, self._failures = self._failures, Counter()
         levels = await self._open_runs()
         fields = [(name, count) for name, count in counts.items() if count]

@@ -117,11 +117,11 @@ class ParserLogic:
     def learn(self, run: str, event: bytes) -> None:
         self._open_blocks.setdefault(run, OpenBlocks()).read(event)
 
-    def fail_unreadable(self, run: str, error: ErrorInfo, standing: RunPosition) -> None:
+    def fail_unreadable(self, run: str, error: ErrorInfo, position: RunPosition) -> None:
         """End the run as `failed`, under its next seq; blocks still open in its log are cut."""
         self._runs.pop(run, None)
         self._checkpoints.pop(run, None)
-        turn, attempt = standing.turn, max(1, standing.attempt)
+        turn, attempt = position.turn, max(1, position.attempt)
         nothing = Accepted(provider="", model="", on_failure="fail", max_tool_depth=0, rules=RunLimits(), tools=[])
         blocks = BlockTable(turn, attempt, 0, 0)
         if open_blocks := self._open_blocks.pop(run, None):
@@ -133,7 +133,7 @@ class ParserLogic:
             blocks=blocks,
             turn=turn,
             attempt=attempt,
-            seq=standing.seq,
+            seq=position.seq,
         )
         self._changed[run] = machine = RunMachine(state)
         machine.fail(error)
@@ -253,11 +253,11 @@ class ParserLogic:
         return [JUDGING, since_ms]
 
     def _observe(self, state: RunState, reports: Sequence[AttemptReport], events: Sequence[PublicEvent]) -> None:
-        told = [e for e in events if type(e) is not Chunk]  # most are chunks
-        for event in told if self._on_block else ():
+        without_chunks = [e for e in events if type(e) is not Chunk]  # most are chunks
+        for event in without_chunks if self._on_block else ():
             if self._on_block and isinstance(event, BlockComplete):
                 self._on_block(state, event)
-        lifecycle = [e for e in told if isinstance(e, RunEvent)]
+        lifecycle = [e for e in without_chunks if isinstance(e, RunEvent)]
         for observer in self._observers:
             for report in reports:
                 observer.attempt_over(state, report)

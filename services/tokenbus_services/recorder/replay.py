@@ -27,14 +27,14 @@ def replay(record: Record) -> list[PublicEvent]:
     The parser applies the tape in order: external events as recorded, and for an attempt the same number of events as
     originally, decoded from the raw stream, or fewer if it has fewer. Raises Malformed.
     """
-    said = _normalized(record.raw_frames())
+    decoded = _normalized(record.raw_frames())
     taken = record.taken()
     machine = _begun(record.run, taken)
     events: list[PublicEvent] = []
     for piece in taken:
         frame = piece.frame
         if frame.attempt != CONTROL_ATTEMPT:
-            waiting = said[frame.attempt]
+            waiting = decoded[frame.attempt]
             of_attempt = [waiting.popleft() for _ in range(min(piece.events, len(waiting)))]
             frame = EventFrame(frame.turn, frame.attempt, frame.at_ms, of_attempt)
         machine.handle(frame)
@@ -65,14 +65,14 @@ def _begun(run: str, taken: list[TapedFrame]) -> RunMachine | GatedRun:
 def _normalized(frames: list[RawFrame]) -> defaultdict[int, deque[BusEvent]]:
     """The normalizer's output of each attempt."""
     readers: dict[int, AttemptReader] = {}
-    said: defaultdict[int, deque[BusEvent]] = defaultdict(deque)
+    decoded: defaultdict[int, deque[BusEvent]] = defaultdict(deque)
     for frame in frames:
         reader = readers.setdefault(frame.attempt, AttemptReader(frame.attempt))
         events = reader.read(frame)
         if not reader.images.inline:
             events = [_in_blob(event) if isinstance(event, Image) else event for event in events]
-        said[frame.attempt].extend(events)
-    return said
+        decoded[frame.attempt].extend(events)
+    return decoded
 
 
 def _in_blob(image: Image) -> Image:

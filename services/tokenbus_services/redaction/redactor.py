@@ -214,11 +214,11 @@ def secrets_of(settings: Settings, env: Mapping[str, str]) -> set[str]:
     with secret names, and the server's password.
     """
     names = provider_key_variables(settings)
-    for asked in (*settings.tools.values(), *settings.mcp.values()):
-        if isinstance(asked, HttpTool | McpHttp):
-            names |= {*asked.header_env.values()}
-        if isinstance(asked, HttpTool) and asked.signing_env:
-            names |= {asked.signing_env}
+    for tool in (*settings.tools.values(), *settings.mcp.values()):
+        if isinstance(tool, HttpTool | McpHttp):
+            names |= {*tool.header_env.values()}
+        if isinstance(tool, HttpTool) and tool.signing_env:
+            names |= {tool.signing_env}
     values = named_secret(env) | {env.get(name, "") for name in names}
     for name in names:
         values.update(key_in_file(env.get(f"{name}{FILE}")))
@@ -251,14 +251,14 @@ def provider_key_variables(settings: Settings) -> frozenset[str]:
 def tool_variables(settings: Settings) -> frozenset[str]:
     """The environment variables passed by name to HTTP tools and MCP servers."""
     names: set[str] = set()
-    for asked in (*settings.tools.values(), *settings.mcp.values()):
-        match asked:
+    for tool in (*settings.tools.values(), *settings.mcp.values()):
+        match tool:
             case HttpTool():
-                names |= {*asked.header_env.values(), *filter(None, [asked.signing_env])}
+                names |= {*tool.header_env.values(), *filter(None, [tool.signing_env])}
             case McpHttp():
-                names |= {*asked.header_env.values()}
+                names |= {*tool.header_env.values()}
             case McpStdio():
-                names |= {*asked.env_pass}
+                names |= {*tool.env_pass}
             case _:
                 pass
     return frozenset(names)

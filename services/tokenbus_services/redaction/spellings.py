@@ -124,17 +124,17 @@ def open_escape(text: bytes) -> int:
 
 def _undone(escape: re.Match[bytes]) -> bytes | None:
     """The bytes encoded by an escape; None if it is not a valid one."""
-    said = escape[escape.lastgroup or 0]
+    digits = escape[escape.lastgroup or 0]
     match escape.lastgroup:
         case "run":
             return b"\\"
         case "byte" | "percent":
-            return bytes.fromhex(said.decode())
+            return bytes.fromhex(digits.decode())
         case "short":
-            return _SHORT[said]
+            return _SHORT[digits]
         case "name":
-            char = html5.get(f"{said.decode()};")
+            char = html5.get(f"{digits.decode()};")
             return char.encode() if char else None
         case kind:
-            number = int(said, 10 if kind == "number" else 16)
+            number = int(digits, 10 if kind == "number" else 16)
             return chr(number).encode(errors="surrogatepass") if 0 < number < 0x110000 else None

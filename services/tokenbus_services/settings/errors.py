@@ -259,9 +259,9 @@ def _of_kind(problem: str) -> str:
     def words(match: re.Match[str]) -> str:
         return " or ".join(_KINDS.get(name, name) for name in match[1].split(" | ") if name != "null")
 
-    said = re.sub(r"`([a-z |]+)`", words, problem)
-    said = said.replace("Invalid RFC3339 encoded datetime", "must be a time as 2027-01-31T12:00:00Z")
-    said = (
-        said.replace("Expected ", "must be ", 1).replace(", got ", ", not ", 1).replace("of length >=", "of at least")
+    text = re.sub(r"`([a-z |]+)`", words, problem)
+    text = text.replace("Invalid RFC3339 encoded datetime", "must be a time as 2027-01-31T12:00:00Z")
+    text = (
+        text.replace("Expected ", "must be ", 1).replace(", got ", ", not ", 1).replace("of length >=", "of at least")
     )
-    return said.replace(">=", "of at least").replace("<=", "of at most").replace(" > ", " above ")
+    return text.replace(">=", "of at least").replace("<=", "of at most").replace(" > ", " above ")

@@ -90,8 +90,8 @@ class LocalBus:
         A `Reply` has thinking, text and tool calls; a `Turn` also sets delivery and faults. Replaces the model's
         earlier script. ``repeat_last``: if False, a turn beyond the script is an error.
         """
-        said = tuple(turn if isinstance(turn, Turn) else Turn(says=_reply(turn)) for turn in turns)
-        self._scripts[model] = Script(name=model, turns=said, repeat_last=repeat_last)
+        scripted = tuple(turn if isinstance(turn, Turn) else Turn(says=_reply(turn)) for turn in turns)
+        self._scripts[model] = Script(name=model, turns=scripted, repeat_last=repeat_last)
 
     def request(self, model: str, text: str = "Go on.", **fields: object) -> dict[str, object]:
         """Build a request for ``Client.publish``: one user message to this model, at provider `anthropic` by
@@ -146,10 +146,10 @@ class LocalBus:
         if self._unknown and error is None:
             raise NoSuchModel(f"no script for model {self._unknown[0]!r}: call model_says({self._unknown[0]!r}, …)")
 
-    def _script_of(self, asked: ModelRequest) -> Script:
-        script = self._scripts.get(asked.model)
+    def _script_of(self, request: ModelRequest) -> Script:
+        script = self._scripts.get(request.model)
         if script is None:
-            self._unknown.append(asked.model)
+            self._unknown.append(request.model)
             return Script(turns=(Turn(says=Reply(), fault=Status(status=404)),), repeat_last=True)
         return script
 
@@ -202,8 +202,8 @@ class LocalBus:
         return msgspec.structs.replace(settings, limits=limits)
 
 
-def _reply(said: str | Reply) -> Reply:
-    return Reply(text=said) if isinstance(said, str) else said
+def _reply(reply: str | Reply) -> Reply:
+    return Reply(text=reply) if isinstance(reply, str) else reply
 
 
 @asynccontextmanager

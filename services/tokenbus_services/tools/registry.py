@@ -43,9 +43,9 @@ class ToolRegistry:
         secret = named_secret(env)
         passed = {
             passed_value(name, env)
-            for asked in servers.values()
-            if isinstance(asked, McpStdio)
-            for name in asked.env_pass
+            for server in servers.values()
+            if isinstance(server, McpStdio)
+            for name in server.env_pass
         }
         self.redact_result = Redaction(secret)
         """Redacts secrets from tool results."""

@@ -146,8 +146,8 @@ async def _workers(server: Server, keys: Keys) -> dict[str, int | None]:
         for members in (*map(keys.members, GROUPS), keys.gateway_members):
             found: list[bytes] = await server.client.zrange(members, since, "+inf", byscore=True)
             names |= dict.fromkeys(name.decode() for name in found)
-        said: dict[bytes, bytes] = await server.client.hgetall(keys.meta)
-    for field, epoch in said.items():
+        stored: dict[bytes, bytes] = await server.client.hgetall(keys.meta)
+    for field, epoch in stored.items():
         worker = field.decode().removeprefix(SEEN)
         if worker in names and field.startswith(SEEN.encode()):
             names[worker] = int(epoch)

@@ -69,19 +69,19 @@ class IndexReader:
 
     def ask(self, pipe: Any, count: int) -> None:
         """Add the read of the next page to a pipeline."""
-        self._asked = count + self._ties
+        self._requested = count + self._ties
         start = self._after.at_ms if self._after else None
         if self._newest_first:
             most = min((ms for ms in (start, self._until_ms) if ms is not None), default="+inf")
-            pipe.zrevrangebyscore(self._key, most, "-inf", start=0, num=self._asked, withscores=True)
+            pipe.zrevrangebyscore(self._key, most, "-inf", start=0, num=self._requested, withscores=True)
         else:
             least = "-inf" if start is None else start
             most = "+inf" if self._until_ms is None else self._until_ms
-            pipe.zrangebyscore(self._key, least, most, start=0, num=self._asked, withscores=True)
+            pipe.zrangebyscore(self._key, least, most, start=0, num=self._requested, withscores=True)
 
     def take(self, reply: Sequence[tuple[bytes, float]]) -> None:
         """Take in the answer to `ask`."""
-        self.exhausted = len(reply) < self._asked
+        self.exhausted = len(reply) < self._requested
         page = [Position(int(score), run.decode()) for run, score in reply]
         fresh = [place for place in page if self._is_new(place)]
         if page:
@@ -109,12 +109,12 @@ async def read_summaries(client: Any, keys: Keys, runs: Sequence[str]) -> list[S
     for at in range(0, len(runs), COMMANDS):
         some = runs[at : at + COMMANDS]
         pipe = client.pipeline(transaction=False)
-        asked = [(run, keys.places(run)) for run in some]  # other tasks may note a run's partition meanwhile
-        for run, partitions in asked:
+        located = [(run, keys.places(run)) for run in some]  # other tasks may note a run's partition meanwhile
+        for run, partitions in located:
             for partition in partitions:
                 pipe.hmget(keys.within(partition).run(run), _FIELDS)
         replies = iter(await pipe.execute(raise_on_error=False))
-        for run, partitions in asked:
+        for run, partitions in located:
             known = [(place, summary) for place in partitions if (summary := _summary(run, next(replies)))]
             if known:
                 keys.note(run, known[0][0])

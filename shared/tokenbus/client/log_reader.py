@@ -131,10 +131,10 @@ class LogReader:
         return reply[0][1] if reply else []
 
     async def _new(self, keys: Keys, feed: StreamFeed) -> list[Entry]:
-        asked = time.monotonic()
+        requested_at = time.monotonic()
         entries = await feed.take(self._timeout_s())
         if not entries:
-            self._waited_s += time.monotonic() - asked
+            self._waited_s += time.monotonic() - requested_at
             self._look_s = min(2 * self._look_s, LONGEST_LOOK_S)
             async with self._deployment.hub.reads:
                 with translated(self._deployment.server):

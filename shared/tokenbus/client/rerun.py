@@ -52,7 +52,7 @@ async def ended_run(deployment: Deployment, run: str) -> EndedRun:
     # Read single fields: the hash of a recorded run also holds its raw stream.
     with translated(deployment.server):
         fields = [STATUS, REQUEST, TURN, CONTINUES, CHOICE]
-        found, request, last_turn, continues, asked = await client.hmget(keys.run(run), fields)
+        found, request, last_turn, continues, stored_choice = await client.hmget(keys.run(run), fields)
     status = status_of(found)
     if status in (None, "awaited"):
         raise RunNotFound(run)
@@ -70,7 +70,7 @@ async def ended_run(deployment: Deployment, run: str) -> EndedRun:
         if None in turns:  # expired between the two reads
             raise RunNotFound(run)
         history = [message for encoded in turns for message in history_decoder.decode(encoded)]
-    choice = int(asked or 0)
+    choice = int(stored_choice or 0)
     goes_on = (continues or b"")[choice : choice + 1] != b"0"
     return EndedRun(
         run=run,
@@ -101,13 +101,13 @@ def resumed_request(ended: EndedRun, response: Response, *, again: int) -> Gener
     """Build the request that continues the last turn's text. Raises RunNotRepeatable if that is not possible."""
     check_resumable(ended)
     request, run = ended.request, ended.run
-    said: list[ContentPart] = []
+    parts: list[ContentPart] = []
     for block in response.blocks:
         if block.turn == ended.turn and block.kind in ("tool_call", "tool_result") and not block.cut:
             raise RunNotRepeatable(run, "it ended among its tool calls")
         if block.turn == ended.turn and block.kind == "text":
-            said.append(TextPart(text=block.content or ""))
-    message, _ = partial_message(said)
+            parts.append(TextPart(text=block.content or ""))
+    message, _ = partial_message(parts)
     if message is None:
         raise RunNotRepeatable(run, "it has no text to continue")
     if request.mode == "prefill":

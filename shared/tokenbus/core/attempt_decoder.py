@@ -165,16 +165,16 @@ class AttemptReader:
 
     def _with_request_model(self, event: BlockStart | Image) -> BlockStart | Image:
         """Add the request's image settings if the answer has none."""
-        asked = self.images
+        requested = self.images
         if isinstance(event, BlockStart):
-            start = event.kind == "image" and asked.prompt and not event.prompt
-            return msgspec.structs.replace(event, prompt=asked.prompt) if start else event
+            start = event.kind == "image" and requested.prompt and not event.prompt
+            return msgspec.structs.replace(event, prompt=requested.prompt) if start else event
         return msgspec.structs.replace(
-            found(event, asked.moved),
-            prompt=event.prompt or asked.prompt,
-            model=event.model or asked.model,
-            size=event.size or asked.size,
-            quality=event.quality or asked.quality,
+            found(event, requested.moved),
+            prompt=event.prompt or requested.prompt,
+            model=event.model or requested.model,
+            size=event.size or requested.size,
+            quality=event.quality or requested.quality,
         )
 
     def save(self) -> bytes:

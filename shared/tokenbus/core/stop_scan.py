@@ -35,9 +35,9 @@ class StopScan(msgspec.Struct):
         match event:
             case n.TextDelta():
                 text = self.texts[event.block]
-                said, text.state, found = stops(self.strings).take(text.state, event.text)
-                if said:
-                    self._emit(event.block, text, said, out)
+                visible, text.state, found = stops(self.strings).take(text.state, event.text)
+                if visible:
+                    self._emit(event.block, text, visible, out)
                 if found:
                     out += self.release()
                 return out, found
@@ -76,9 +76,9 @@ class StopScan(msgspec.Struct):
             held, text.state = stops(self.strings).held(text.state), 0
             self._emit(block, text, held, out)
 
-    def _emit(self, block: int, text: _Text, said: str, out: list[n.Normalized]) -> None:
+    def _emit(self, block: int, text: _Text, visible: str, out: list[n.Normalized]) -> None:
         self._begin(block, text, out)
-        out.append(n.TextDelta(block, said))
+        out.append(n.TextDelta(block, visible))
 
     def _begin(self, block: int, text: _Text, out: list[n.Normalized]) -> None:
         if not text.begun:

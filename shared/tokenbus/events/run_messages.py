@@ -35,17 +35,17 @@ def messages_of(blocks: Sequence[BlockComplete], extras: Extras, participant: st
     placed = [turn for extra in extras if isinstance(turn := extra.get("turn"), int)]
     for turn in sorted({*(block.turn for block in blocks), *placed}):
         own = [block for block in blocks if block.turn == turn]
-        said = list(_said(own, late, _items(extras, turn)))
-        if said:
-            messages.append(Message(role="assistant", content=said, participant=participant))
-        called = {part.tool_id for part in said if isinstance(part, ToolCallPart)}
+        parts = list(_parts_of_turn(own, late, _items(extras, turn)))
+        if parts:
+            messages.append(Message(role="assistant", content=parts, participant=participant))
+        called = {part.tool_id for part in parts if isinstance(part, ToolCallPart)}
         results = [_result(block) for block in own if block.kind == "tool_result" and block.tool_id in called]
         if results:
             messages.append(Message(role="tool", content=list[ContentPart](results)))
     return messages
 
 
-def _said(
+def _parts_of_turn(
     blocks: Sequence[BlockComplete], late: Mapping[int, Mapping[str, object]], items: Sequence[tuple[int, ExtraPart]]
 ) -> Iterator[ContentPart]:
     """The turn's parts, the provider's own items among them."""

@@ -35,8 +35,8 @@ def _message(message: Mapping[str, Any], where: str) -> Json:
         raise RequestInvalid(f"{where}.role", f"unknown role {role!r}")
     content = _content(message.get("content") or "", where)
     if calls := message.get("tool_calls"):
-        said = [{"type": "text", "text": content}] if isinstance(content, str) and content else content or []
-        content = [*said, *(_call(call) for call in calls)]
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) and content else content or []
+        content = [*parts, *(_call(call) for call in calls)]
     return {"role": _ROLES[role], "content": content}
 
 

@@ -125,13 +125,13 @@ class TokenbusLLMService(LLMService[Any]):
 
     async def _request(self, context: LLMContext, system_instruction: str | None = None) -> dict[str, Any]:
         instruction = system_instruction or self._settings.system_instruction
-        asked: Any = await self.get_llm_adapter().get_llm_invocation_params(
+        params: Any = await self.get_llm_adapter().get_llm_invocation_params(
             context, system_instruction=instruction or None, convert_developer_to_user=False
         )
-        tools, choice = _given(asked.get("tools")) or [], _given(asked.get("tool_choice"))
+        tools, choice = _given(params.get("tools")) or [], _given(params.get("tool_choice"))
         settings = {name: value for name in _SETTINGS if (value := getattr(self._settings, name, None)) is not None}
         model = {"model": self._settings.model}
-        return {**self._fields, **model, **settings, **chat_request(asked["messages"], tools, choice)}
+        return {**self._fields, **model, **settings, **chat_request(params["messages"], tools, choice)}
 
 
 def _given(value: Any) -> Any:

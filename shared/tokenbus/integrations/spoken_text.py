@@ -29,9 +29,9 @@ class SpokenText:
 
     def overlap(self, spoken: str) -> int:
         """How many letters this text and the spoken one have in common from the beginning."""
-        said = _letters(spoken)
-        both = enumerate(zip(self._letters, said, strict=False))
-        return next((i for i, (ours, theirs) in both if ours != theirs), min(len(self._letters), len(said)))
+        letters = _letters(spoken)
+        both = enumerate(zip(self._letters, letters, strict=False))
+        return next((i for i, (ours, theirs) in both if ours != theirs), min(len(self._letters), len(letters)))
 
     def through(self, spoken: str) -> int:
         """Seq of the last piece that was spoken whole; -1 if none was."""

@@ -69,12 +69,12 @@ class VoiceTurn:
         async with aclosing(self._bus.follow(self.run, after=self._seq)) as events:
             async for event in events:
                 self._seq = event.seq
-                for text in self._told(event):
+                for text in self._texts_of(event):
                     yield text
         if not self.ended:
             raise Malformed(f"run {self.run}", "it ended in a way that this version of tokenbus does not know")
 
-    def _told(self, event: PublicEvent) -> list[str]:
+    def _texts_of(self, event: PublicEvent) -> list[str]:
         match event:
             case Chunk(kind="text", visible=True, text=text) if text:
                 seam = ["\n\n"] if self._text_of not in (None, event.turn) else []

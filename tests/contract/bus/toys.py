@@ -120,8 +120,8 @@ class JoiningLogic(ToyLogic):
 class EndingLogic(ToyLogic):
     """Can end a run of which it knows its number alone."""
 
-    def fail_unreadable(self, run: str, error: ErrorInfo, standing: RunPosition) -> None:
-        self.runs[run] = Tally(seq=standing.seq)
+    def fail_unreadable(self, run: str, error: ErrorInfo, position: RunPosition) -> None:
+        self.runs[run] = Tally(seq=position.seq)
         self.fail(run, error)
 
 

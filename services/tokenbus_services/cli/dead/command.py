@@ -78,12 +78,12 @@ async def retry(entry_ids: Sequence[str], *, as_json: bool) -> int:
                 run = await retry_dead_letter(bus, server, keys, dead)
             except CannotRetry as e:
                 kept += 1
-                _tell(dead, as_json, f"stays: {e.problem}", problem=e.problem)
+                _print_outcome(dead, as_json, f"stays: {e.problem}", problem=e.problem)
                 continue
             # Delete only now: after a crash in between, the request is sent again under the same id, which is the same
             # run.
             await drop_dead_letter(server, keys, [dead.id])
-            _tell(dead, as_json, f"sent again as run {run.id}", run=run.id)
+            _print_outcome(dead, as_json, f"sent again as run {run.id}", run=run.id)
     return ending.OTHER if kept else 0
 
 
@@ -98,7 +98,7 @@ async def drop(entry_ids: Sequence[str], *, as_json: bool) -> None:
     async with _reached() as (server, keys):
         async for dead in _chosen(server, keys, entry_ids):
             await drop_dead_letter(server, keys, [dead.id])
-            _tell(dead, as_json, "dropped")
+            _print_outcome(dead, as_json, "dropped")
 
 
 @asynccontextmanager
@@ -127,7 +127,7 @@ def _facts(dead: StoredDeadLetter) -> dict[str, Any]:
     return {"id": dead.id, **facts}
 
 
-def _tell(dead: StoredDeadLetter, as_json: bool, words: str, **facts: str) -> None:
+def _print_outcome(dead: StoredDeadLetter, as_json: bool, words: str, **facts: str) -> None:
     if as_json:
         _print_json({"id": dead.id, **facts})
     else:

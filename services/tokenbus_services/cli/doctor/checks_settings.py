@@ -105,14 +105,14 @@ def _tools(settings: Settings, env: Env) -> Iterator[Finding]:
         yield from _tried(about, connect, ok=says, todo="fix the table, or what it names")
 
 
-def _variables(asked: ToolSettings | McpSettings) -> list[str]:
-    match asked:
+def _variables(tool: ToolSettings | McpSettings) -> list[str]:
+    match tool:
         case HttpTool():
-            return [*asked.header_env.values(), *([asked.signing_env] if asked.signing_env else [])]
+            return [*tool.header_env.values(), *([tool.signing_env] if tool.signing_env else [])]
         case McpHttp():
-            return [*asked.header_env.values()]
+            return [*tool.header_env.values()]
         case McpStdio():
-            return [*asked.env_pass]
+            return [*tool.env_pass]
         case _:
             return []
 

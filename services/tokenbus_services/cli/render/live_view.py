@@ -79,9 +79,9 @@ class LiveBlocks:
         """Fold in one event; return what is finished with it."""
         match event:
             case BlockStarted():
-                said = [event.prompt] if event.prompt else []
+                lines = [event.prompt] if event.prompt else []
                 self._open[event.run, event.block] = ShownBlock(
-                    event.run, event.block, event.kind, wording.title(event), said
+                    event.run, event.block, event.kind, wording.title(event), lines
                 )
                 return self._overflow()
             case Chunk():

@@ -59,7 +59,7 @@ async def cancel_all(found: Sequence[RunInfo], *, reason: str | None, as_json: b
             some = found[at : at + AT_ONCE]
             await asyncio.gather(*(bus.cancel(info.run, reason) for info in some))
             for info in some:
-                _tell(info, as_json)
+                _print_outcome(info, as_json)
 
 
 async def _known(bus: Client, run: str) -> RunInfo | None:
@@ -71,7 +71,7 @@ async def _known(bus: Client, run: str) -> RunInfo | None:
     return None
 
 
-def _tell(info: RunInfo, as_json: bool) -> None:
+def _print_outcome(info: RunInfo, as_json: bool) -> None:
     if as_json:
         sys.stdout.buffer.write(msgspec.json.encode({"run": info.run}) + b"\n")
         sys.stdout.buffer.flush()

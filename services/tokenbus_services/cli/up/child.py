@@ -26,8 +26,8 @@ class ChildGone(TokenbusError):
     code = "child_gone"
 
     def __init__(self, name: str, exit_code: int, last_line: str = "") -> None:
-        said = last_line.removeprefix("error: ")
-        super().__init__(f"{name} {how_it_ended(exit_code)}" + (f": {said}" if said else ""))
+        message = last_line.removeprefix("error: ")
+        super().__init__(f"{name} {how_it_ended(exit_code)}" + (f": {message}" if message else ""))
         self.name = name
         self.exit_code = exit_code or ending.OTHER
 

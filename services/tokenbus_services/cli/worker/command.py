@@ -73,9 +73,9 @@ def run(
         log.warning("setting_renamed", old=old, new=new)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # at lower levels it logs sentences, not events
     assert settings.redis_url
-    asked = getattr(settings.http, service) if port is None else port
+    wanted = getattr(settings.http, service) if port is None else port
     raise_open_files(_files_needed(service, settings))
-    with listening(service, host or settings.http.host, asked) as listener:
+    with listening(service, host or settings.http.host, wanted) as listener:
         if service == "blobs":
             check_exposed(settings.blobs, os.environ, listener.getsockname()[0])
         if service == "gateway":

@@ -103,15 +103,15 @@ class _PageStream:
                 async with asyncio.timeout(max(0.01, check_at - clock())):
                     await self._page.news.wait()
             news = self._page.take()
-            told = b"".join(b"event: %s\ndata: %s\n\n" % (name.encode(), data) for name, data in news.items())
+            events = b"".join(b"event: %s\ndata: %s\n\n" % (name.encode(), data) for name, data in news.items())
             if clock() >= check_at:
                 if not await self._pages.is_valid(self._request, self._viewer):
                     return
                 check_at = clock() + CHECK_S
-                told = told or _KEEP_ALIVE
-            if told and not gone.done():
+                events = events or _KEEP_ALIVE
+            if events and not gone.done():
                 async with asyncio.timeout(self._pages.send_timeout_s):
-                    await send({"type": "http.response.body", "body": told, "more_body": True})
+                    await send({"type": "http.response.body", "body": events, "more_body": True})
 
 
 async def _disconnected(receive: Any) -> None:

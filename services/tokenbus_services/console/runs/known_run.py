@@ -42,9 +42,9 @@ class KnownRun:
         self.end: RunEnd | None = None
         self.cost: float | None = None
         self._words = ""
-        self._told: State | None = None
+        self._last_state: State | None = None
         """The state after its newest event, which was one of this attempt:"""
-        self._told_attempt = 0
+        self._last_attempt = 0
         self._chars = 0.0
         """Characters of an event, on average over those that were looked at last."""
         self._rate: float | None = None
@@ -59,7 +59,9 @@ class KnownRun:
     @property
     def is_silent(self) -> bool:
         """Whether its current attempt has published nothing yet."""
-        return self.info.is_open and (self._told_attempt < self.info.attempt or self._told in (None, "first_byte"))
+        return self.info.is_open and (
+            self._last_attempt < self.info.attempt or self._last_state in (None, "first_byte")
+        )
 
     def update(self, summary: Summary, now: float) -> None:
         """Take in a newer summary. ``now``: a monotonic time in seconds."""
@@ -94,10 +96,10 @@ class KnownRun:
         if chunks:
             self._chars = sum(chunks) / len(fresh)
         for event in fresh:
-            self._told = state_after(event) or self._told
+            self._last_state = state_after(event) or self._last_state
         last = fresh[-1]
         self.seq = last.seq
-        self._told_attempt = last.attempt
+        self._last_attempt = last.attempt
         if isinstance(last, RunEnd):
             self.end = last
 
@@ -108,8 +110,8 @@ class KnownRun:
             return cast("State", info.state)
         if self._judging_ms and now_ms - self._judging_ms >= JUDGED_MS:
             return "judged"
-        if not self.is_silent and self._told:
-            return self._told
+        if not self.is_silent and self._last_state:
+            return self._last_state
         turn = self.waiting
         if turn and turn.attempt >= info.attempt:
             return "retrying" if turn.not_before_ms > now_ms else "waiting"

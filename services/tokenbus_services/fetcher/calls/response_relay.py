@@ -113,18 +113,18 @@ def _opened(
     redact = endpoint.redact
     # Redact before truncating: half a key would not be recognised.
     headers = {n: redact(response.headers[n])[:MAX_HEADER_CHARS] for n in PASSED_HEADERS if n in response.headers}
-    asked = endpoint.api.images_asked(request)
+    images = endpoint.api.images_asked(request)
     offloader = None
-    if options.images and endpoint.api.image_keys and not asked.inline and response.status_code < 300:
+    if options.images and endpoint.api.image_keys and not images.inline and response.status_code < 300:
         offloader = ImageOffloader(endpoint.api.image_keys, options.images, silence.paused)
-        asked = msgspec.structs.replace(asked, moved=offloader.secret)
+        images = msgspec.structs.replace(images, moved=offloader.secret)
     opened = Opened(
         api=endpoint.settings.api,
         status=response.status_code,
         headers=headers,
         stream=request.stream,
         quirks=endpoint.quirks_of(request),
-        images=asked,
+        images=images,
         provider=endpoint.name,
         called_ms=options.called_ms,
         traceparent=request.traceparent or "",

@@ -103,16 +103,16 @@ class Limiter:
 
     def refund(self, reservation: Reservation, used: int | None) -> None:
         """End the call, which took ``used`` tokens (None: unknown, and the estimate counts)."""
-        ask = reservation.request
-        if not ask.scopes:
+        request = reservation.request
+        if not request.scopes:
             return
-        for scope in ask.scopes:
+        for scope in request.scopes:
             if members := self._running.get(scope):
-                members.discard(ask.member)
+                members.discard(request.member)
                 if not members:
                     del self._running[scope]
-        left = 0 if used is None else ask.tokens - used
-        self._later(scripts.refund(ask.scopes, member=ask.member, left=left, taken=reservation.tokens_until))
+        left = 0 if used is None else request.tokens - used
+        self._later(scripts.refund(request.scopes, member=request.member, left=left, taken=reservation.tokens_until))
 
     def pause(self, request: ReservationRequest, seconds: float) -> None:
         """Pause all fetchers' calls of this provider and model, as the provider asked."""

@@ -31,8 +31,8 @@ class WaitedTooLong(Exception):
 class _Waiting:
     """A waiting run, and the future for its reservation."""
 
-    def __init__(self, ask: ReservationRequest) -> None:
-        self.ask = ask
+    def __init__(self, request: ReservationRequest) -> None:
+        self.request = request
         self.granted: asyncio.Future[Reservation] = asyncio.get_running_loop().create_future()
 
 
@@ -123,23 +123,23 @@ class FairQueue:
             if await wait_briefly(self._closing, timeout_s=left):
                 raise NotStarted
 
-    def enter_at_once(self, ask: ReservationRequest) -> Reservation | None:
+    def enter_at_once(self, request: ReservationRequest) -> Reservation | None:
         """Start a call without waiting; None unless a slot is free, no run waits and no limit applies. End it with
         `leave`.
         """
-        if ask.scopes or self.full or self._lanes or self._closing.is_set():
+        if request.scopes or self.full or self._lanes or self._closing.is_set():
             return None
-        return self._begin(Reservation(ask, ()))
+        return self._begin(Reservation(request, ()))
 
-    async def enter(self, ask: ReservationRequest) -> Reservation:
+    async def enter(self, request: ReservationRequest) -> Reservation:
         """Wait for this run's turn to call. End it with `leave`.
 
         Raises WaitedTooLong; NotStarted if this fetcher closes.
         """
         if self._closing.is_set():
             raise NotStarted
-        waiting = _Waiting(ask)
-        self._lanes.setdefault(ask.tenant, OrderedDict()).setdefault(ask.scopes, deque()).append(waiting)
+        waiting = _Waiting(request)
+        self._lanes.setdefault(request.tenant, OrderedDict()).setdefault(request.scopes, deque()).append(waiting)
         self._changed.set()
         try:
             with slack(self._longest_wait_s):
@@ -181,7 +181,7 @@ class FairQueue:
                 self._take_out(waiting)
                 continue
             try:
-                verdict = await self._limiter.reserve(waiting.ask)
+                verdict = await self._limiter.reserve(waiting.request)
             except Exception as e:  # concerns this run's limits only; the others continue
                 if not waiting.granted.done():
                     self._take_out(waiting)
@@ -216,12 +216,12 @@ class FairQueue:
         await wait_briefly(self._changed, timeout_s=until - now)
 
     def _take_out(self, waiting: _Waiting) -> None:
-        ask = waiting.ask
-        lanes = self._lanes.get(ask.tenant)
-        lane = lanes.get(ask.scopes) if lanes else None
+        request = waiting.request
+        lanes = self._lanes.get(request.tenant)
+        lane = lanes.get(request.scopes) if lanes else None
         if lanes and lane and waiting in lane:
             lane.remove(waiting)
             if not lane:
-                del lanes[ask.scopes]
+                del lanes[request.scopes]
             if not lanes:
-                del self._lanes[ask.tenant]
+                del self._lanes[request.tenant]

@@ -232,8 +232,8 @@ def _sendable(endpoint: Endpoint, api: FileApi, where: str, part: Media, found: 
     media_type = plain_media_type(source.media_type)
     if not found.size or found.size > api.max_bytes or not api.takes(kind, media_type):
         return None
-    said = (endpoint.account, source.blob_id, kind, media_type)
-    name = blake2b(msgspec.json.encode(said), digest_size=16).hexdigest()
+    identity = (endpoint.account, source.blob_id, kind, media_type)
+    name = blake2b(msgspec.json.encode(identity), digest_size=16).hexdigest()
     return Sendable(where=where, kind=kind, media_type=media_type, blob_id=source.blob_id, found=found, name=name)
 
 

@@ -33,14 +33,14 @@ class UploadedFiles:
         """Return the file ids of the names that have a row (`SENT` for an empty one); None if the server is
         unavailable.
         """
-        asked = list(dict.fromkeys(names))
+        distinct = list(dict.fromkeys(names))
         try:
             # One command each: in a Cluster the keys may be on any node.
-            values = await asyncio.gather(*(self._server.client.get(self._keys.file(name)) for name in asked))
+            values = await asyncio.gather(*(self._server.client.get(self._keys.file(name)) for name in distinct))
         except (RedisError, OSError) as e:
             log.warning("upload_registry_not_read", error=str(e))
             return None
-        return {name: value.decode() for name, value in zip(asked, values, strict=True) if value is not None}
+        return {name: value.decode() for name, value in zip(distinct, values, strict=True) if value is not None}
 
     async def sent(self, names: Iterable[str], keep_s: float) -> None:
         """Record that these were sent, but not as files. Existing rows stay."""

@@ -106,8 +106,8 @@ async def _answered(endpoint: Endpoint, call: FileCall, body: MediaBody) -> File
         await response.aclose()
     headers: Mapping[str, str] = response.headers
     if response.status_code >= 300:
-        said = {name: endpoint.redact(value) for name, value in headers.items()}
-        raise UploadFailed(http_failure(response.status_code, endpoint.redact.data(content), said))
+        redacted = {name: endpoint.redact(value) for name, value in headers.items()}
+        raise UploadFailed(http_failure(response.status_code, endpoint.redact.data(content), redacted))
     return FileAnswer(headers={name.lower(): value for name, value in headers.items()}, body=content)
 
 

@@ -218,7 +218,7 @@ class SpendCounter:
         written = -(-characters // CHARACTERS_PER_TOKEN)
         given = reported.input
         if given is None:
-            given = -(-await self._asked(run) // CHARACTERS_PER_TOKEN)
+            given = -(-await self._request_characters(run) // CHARACTERS_PER_TOKEN)
         return msgspec.structs.replace(reported, input=given, output=max(written, reported.output or 0))
 
     async def _written(self, run: str) -> int:
@@ -233,7 +233,7 @@ class SpendCounter:
                 return characters
             after = f"({page[-1][0].decode()}"
 
-    async def _asked(self, run: str) -> int:
+    async def _request_characters(self, run: str) -> int:
         """Characters of the request's texts; 0 if it is not kept any more."""
         with translated(self._server):
             await locate(self._server, self._keys, run)
@@ -268,9 +268,9 @@ def _origin(event: Started) -> RunOwner | None:
 
 def _names(origin: RunOwner, provider: str, answered: str | None) -> list[str]:
     """Names to look for a price: what answered, and what was asked of that provider."""
-    asked = [origin.model] if provider == origin.provider else []
-    asked += [model for name, model in origin.others if name == provider]
-    return [f"{provider}/{model}" for model in (answered, *asked) if model]
+    models = [origin.model] if provider == origin.provider else []
+    models += [model for name, model in origin.others if name == provider]
+    return [f"{provider}/{model}" for model in (answered, *models) if model]
 
 
 def _events(entries: list[Any]) -> list[Any]:

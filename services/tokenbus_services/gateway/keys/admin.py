@@ -130,9 +130,9 @@ class AdminApi:
         return Starlette(routes=routes, exception_handlers=handlers)
 
     async def _create(self, request: Request) -> Response:
-        asked = await _body(request, CreateKey)
-        made = await self._store.create(asked.rules, name=asked.name, lifetime_s=asked.duration_s)
-        log.info("key_created", key=made.id, tenant=asked.rules.tenant)
+        body = await _body(request, CreateKey)
+        made = await self._store.create(body.rules, name=body.name, lifetime_s=body.duration_s)
+        log.info("key_created", key=made.id, tenant=body.rules.tenant)
         return _json({"key": made.text, **await self._shown(await self._entry(made.id))}, 201)
 
     async def _list(self, request: Request) -> Response:
@@ -152,9 +152,9 @@ class AdminApi:
         return _json(await self._shown(entry))
 
     async def _rotate(self, request: Request) -> Response:
-        asked = await _body(request, RotateKey)
+        body = await _body(request, RotateKey)
         key_id = request.path_params["key_id"]
-        made = await self._store.rotate(key_id, grace_s=asked.grace_s, lifetime_s=asked.duration_s)
+        made = await self._store.rotate(key_id, grace_s=body.grace_s, lifetime_s=body.duration_s)
         log.info("key_rotated", key=key_id)
         return _json({"key": made.text, **await self._shown(await self._entry(key_id))}, 201)
 

@@ -103,14 +103,14 @@ class Settling:
             self._held = [each for each in self._held if each.kind != "tool_call" or each.block not in cut]
             out += self._settle_turn()
         elif isinstance(event, Chunk) and event.visible:
-            out += self._heard(event)
+            out += self._on_visible(event)
         if self._is_settled(event):
             out.append(event)
         else:
             self._held.append(event)
         return out
 
-    def _heard(self, chunk: Chunk) -> list[PublicEvent]:
+    def _on_visible(self, chunk: Chunk) -> list[PublicEvent]:
         """Release what a visible chunk settles."""
         if self._chunk_settles_turn:
             return self._settle_turn()

@@ -48,8 +48,8 @@ class MockOpenAIImages:
             raise HttpError(400, f"Unknown parameter: {_edits(body)!r}.")
         if route[1] == "edits" and not _edits(body):
             raise HttpError(400, "Missing required parameter: 'image'.")
-        said = [(HistoryItem(role="user", text=request.prompt),)]
-        return ParsedBody(model=request.model, stream=bool(request.stream), history_field="prompt", messages=said)
+        history = [(HistoryItem(role="user", text=request.prompt),)]
+        return ParsedBody(model=request.model, stream=bool(request.stream), history_field="prompt", messages=history)
 
     def error(self, status: int, message: str) -> bytes:
         return openai_chat.mock_api.error(status, message)

@@ -77,8 +77,8 @@ class MockOpenAIResponses:
             raise HttpError(400, "previous_response_id: the mock provider stores no responses; send the whole input")
         request = decode_as(body, _Request)
         items = [_Item(role="user", content=request.input)] if isinstance(request.input, str) else request.input
-        said = [_history_items(item) for item in items]
-        return ParsedBody(model=request.model, stream=bool(request.stream), history_field="input", messages=said)
+        history = [_history_items(item) for item in items]
+        return ParsedBody(model=request.model, stream=bool(request.stream), history_field="input", messages=history)
 
     def error(self, status: int, message: str) -> bytes:
         return _encode(error_object(status, message))

@@ -36,9 +36,9 @@ class PartitionGauges:
         """Set all gauges. Raises redis-py's errors; the gauges are then absent rather than stale."""
         self._lag.clear()
         pipe = server.client.pipeline(transaction=False)
-        asked = [(stage, p) for stage, owned in self._stages for p in owned()]
-        for stage, p in asked:
+        pairs = [(stage, p) for stage, owned in self._stages for p in owned()]
+        for stage, p in pairs:
             pipe.hmget(self._keys.lease(p, stage), LAG_FIELDS)
-        replies: list[Any] = await pipe.execute() if asked else []
-        for (stage, p), reply in zip(asked, replies, strict=True):
+        replies: list[Any] = await pipe.execute() if pairs else []
+        for (stage, p), reply in zip(pairs, replies, strict=True):
             self._lag.labels(stage, p).set(lag_of(*reply))

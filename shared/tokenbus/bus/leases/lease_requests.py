@@ -76,9 +76,9 @@ class LeaseRequests:
         return None
 
 
-async def first_error(asked: Sequence[asyncio.Task[Exception | None]], patience_s: float) -> Exception | None:
+async def first_error(requests: Sequence[asyncio.Task[Exception | None]], patience_s: float) -> Exception | None:
     """Wait up to ``patience_s`` for the answers; return the first error, or TimeoutError if some are still pending."""
-    if not asked:
+    if not requests:
         return None
-    done, late = await asyncio.wait(asked, timeout=patience_s)
+    done, late = await asyncio.wait(requests, timeout=patience_s)
     return next((error for task in done if (error := task.result())), TimeoutError() if late else None)

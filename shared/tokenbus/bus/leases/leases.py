@@ -142,14 +142,14 @@ class Leases:
         """Wait for pending requests; a cancelled one might acquire leases unnoticed. The wait is bounded so that leases
         on the other nodes of a Cluster can still be released.
         """
-        asked: set[asyncio.Task[Any]] = self._requests.pending
+        pending: set[asyncio.Task[Any]] = self._requests.pending
         if self._counted:
-            asked.add(self._counted)
-        if asked:
-            _, late = await asyncio.wait(asked, timeout=self._ttl_s / 2)
+            pending.add(self._counted)
+        if pending:
+            _, late = await asyncio.wait(pending, timeout=self._ttl_s / 2)
             for task in late:
                 task.cancel()
-            await asyncio.gather(*asked, return_exceptions=True)
+            await asyncio.gather(*pending, return_exceptions=True)
 
     def committed(self, partition: int, offset: str) -> None:
         """Record the offset of the owner's last commit."""
@@ -214,12 +214,12 @@ class Leases:
         # Supervised: if it stalled, this worker would keep its partitions, and never release or acquire any.
         name = f"members of {self._group}"
         self._counted = self._counted or self._liveness.start_passing(self._count(), name=name)
-        asked = [
+        requests = [
             self._requests.ask(group, self._renew)
             for group in self._requests.groups(self._owned)
             if any(self._renew_at[p] <= now for p in group)
         ]
-        await asyncio.wait([self._counted, *asked], timeout=self._tick_s)
+        await asyncio.wait([self._counted, *requests], timeout=self._tick_s)
         if self._counted.done():
             counted, self._counted = self._counted, None
             await self._share(counted.result(), patience_s=self._tick_s)
@@ -245,9 +245,9 @@ class Leases:
         random.shuffle(free)  # so that several new workers do not all ask for the same ones
         error = None
         while (wanted := due - len(self._owned)) > 0 and free and not error:
-            asked = [self._requests.ask(group, self._acquire) for group in self._requests.groups(free[:wanted])]
+            requests = [self._requests.ask(group, self._acquire) for group in self._requests.groups(free[:wanted])]
             free = free[wanted:]
-            error = await first_error(asked, patience_s)
+            error = await first_error(requests, patience_s)
         return error
 
     async def _renew(self, partitions: list[int]) -> None:

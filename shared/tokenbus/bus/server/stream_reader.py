@@ -127,11 +127,11 @@ class StreamReader:
     async def _read_separately(self, offsets: Mapping[str, str], block_ms: int) -> Found:
         """Keep one read waiting for each slot; return the results that have arrived."""
         groups = {tuple(group): {k: offsets[k] for k in group} for group in self._server.read_groups(list(offsets))}
-        await self._cancel([g for g, (asked, _) in self._apart.items() if groups.get(g) != asked])
-        for group, asked in groups.items():
+        await self._cancel([g for g, (streams, _) in self._apart.items() if groups.get(g) != streams])
+        for group, streams in groups.items():
             if group not in self._apart:
-                read = self._read_slot(asked, block_ms or MAX_BLOCK_MS, self._pauses.get(group, 0))
-                self._apart[group] = asked, asyncio.ensure_future(read)
+                read = self._read_slot(streams, block_ms or MAX_BLOCK_MS, self._pauses.get(group, 0))
+                self._apart[group] = streams, asyncio.ensure_future(read)
         tasks = [task for _, task in self._apart.values()]
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED, timeout=block_ms / 1000)
         found: Found = []
@@ -153,10 +153,10 @@ class StreamReader:
             raise failed
         return found
 
-    async def _read_slot(self, asked: dict[str, str], block_ms: int, pause: float) -> Any:
+    async def _read_slot(self, streams: dict[str, str], block_ms: int, pause: float) -> Any:
         if pause:
             await asyncio.sleep(pause)
-        return await self._server.client.xread(asked, count=self.count, block=block_ms)
+        return await self._server.client.xread(streams, count=self.count, block=block_ms)
 
     async def _cancel(self, groups: list[tuple[str, ...]]) -> None:
         tasks = [self._apart.pop(g)[1] for g in groups]

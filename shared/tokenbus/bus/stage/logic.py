@@ -136,7 +136,7 @@ class LearnsFromLog(Protocol):
 class FailsUnreadable(Protocol):
     """Logic that can end a run without having its state."""
 
-    def fail_unreadable(self, run: str, error: ErrorInfo, standing: RunPosition) -> None:
+    def fail_unreadable(self, run: str, error: ErrorInfo, position: RunPosition) -> None:
         """End this open run, whose state is lost, in ``error``. Any state still held for it is invalid. Must not
         raise.
         """

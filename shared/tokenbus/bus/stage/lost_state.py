@@ -57,7 +57,7 @@ class LostState:
 
     def end_runs(
         self,
-        standing: Mapping[str, RunPosition],
+        positions: Mapping[str, RunPosition],
         commit: Commit,
         *,
         logic: StageLogic,
@@ -75,7 +75,7 @@ class LostState:
             )
             problem = f"the state of the run cannot be read: {reason}"
             error = ErrorInfo(code="state_unreadable", kind="internal", message=problem)
-            known = standing.get(run)
+            known = positions.get(run)
             if known and not known.over and isinstance(logic, FailsUnreadable):
                 logic.fail_unreadable(run, error, known)
             elif logic.is_open(run):

@@ -207,7 +207,7 @@ class Partition:
         """Runs with an unreadable checkpoint or entry."""
         return self._lost_state.runs
 
-    def fail_unreadable(self, standing: Mapping[str, RunPosition]) -> Commit | None:
+    def fail_unreadable(self, positions: Mapping[str, RunPosition]) -> Commit | None:
         """Call after `finish_replay`: end the runs whose state is unreadable, using the positions from their hashes.
 
         None if there is no such run. The commit moves no offset. A run that the replay from the watermark restored
@@ -215,7 +215,7 @@ class Partition:
         """
         commit = Commit(self.lease_key, self.stream)
         if not self._lost_state.end_runs(
-            standing,
+            positions,
             commit,
             logic=self.logic,
             open_runs=self.runs,

@@ -144,16 +144,16 @@ class TopicReader:
         """
         if time.monotonic() - self._read_at > LATE_S:
             self._unverified.update(self._positions)
-        asked = dict(self._positions)
+        positions = dict(self._positions)
         count = self._reader.count = self._count
         with translated(self._server):
-            offsets = {stream: "0-0" if at == OLDEST else at for stream, at in asked.items()}
+            offsets = {stream: "0-0" if at == OLDEST else at for stream, at in positions.items()}
             found = await self._reader.read(offsets, block_ms=MAX_BLOCK_MS)
         self._unverified.update(stream for stream, entries in found if len(entries) >= count)
-        await self._verify_positions({s: asked[s] for s, _ in found if s in asked and s in self._unverified})
+        await self._verify_positions({s: positions[s] for s, _ in found if s in positions and s in self._unverified})
         self._read_at = time.monotonic()
         # A partition may have been dropped, or dropped and re-acquired at another position, during the read.
-        found = [(s, entries) for s, entries in found if s in asked and self._positions.get(s) == asked[s]]
+        found = [(s, entries) for s, entries in found if s in positions and self._positions.get(s) == positions[s]]
         for stream, entries in found:
             self._positions[stream] = entries[-1][0].decode()
             if len(entries) < count:

@@ -94,9 +94,9 @@ class OpenCall(msgspec.Struct):
             return
         value = "".join(self.pieces)
         self.pieces = []
-        said = value.strip(BLANKS)
-        problem = self._misread(said)
-        self._write(self._head() + (f'"{_escaped(value)}"' if problem else said), out)
+        raw = value.strip(BLANKS)
+        problem = self._misread(raw)
+        self._write(self._head() + (f'"{_escaped(value)}"' if problem else raw), out)
         self.names.append(self.key)
         if problem and "string" not in self.types[self.key]:
             self.problem = self.problem or f"the parameter {self.key!r} is not JSON: {problem}"
@@ -114,10 +114,10 @@ class OpenCall(msgspec.Struct):
     def _head(self) -> str:
         return f'{"," if self.names else "{"}"{_escaped(self.key)}":'
 
-    def _misread(self, said: str) -> str:
+    def _misread(self, raw: str) -> str:
         """Why the value is not JSON; empty if it is. If text is valid too, the value must be of another type."""
         try:
-            read = msgspec.json.decode(said)
+            read = msgspec.json.decode(raw)
         except (msgspec.DecodeError, RecursionError) as e:
             return str(e)
         types = self.types[self.key]

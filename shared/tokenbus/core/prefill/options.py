@@ -41,18 +41,18 @@ def _types_of(schema: object) -> list[str]:
     """The types that a schema allows; empty if it does not say."""
     if not isinstance(schema, dict):
         return []
-    said = cast("dict[str, object]", schema)
-    match said.get("type"):
+    fields = cast("dict[str, object]", schema)
+    match fields.get("type"):
         case str(one):
             return [one]
         case list():
-            return [str(name) for name in cast("list[object]", said["type"])]
+            return [str(name) for name in cast("list[object]", fields["type"])]
         case _:
             pass
     types: list[str] = []
     for word in ("anyOf", "oneOf", "allOf"):
-        if isinstance(branches := said.get(word), list):
+        if isinstance(branches := fields.get(word), list):
             types += [name for branch in cast("list[object]", branches) for name in _types_of(branch) or ["any"]]
-    if not types and "$ref" in said:
+    if not types and "$ref" in fields:
         return ["any"]
     return list(dict.fromkeys(types))

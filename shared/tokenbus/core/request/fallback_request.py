@@ -16,11 +16,11 @@ def request_for(request: Generate, choice: int) -> Generate:
     if not choice:
         return request
     assert request.fallback
-    asked = request.fallback[choice - 1]
-    extra = asked.extra
-    if extra is None and asked.provider == request.provider:
+    fallback = request.fallback[choice - 1]
+    extra = fallback.extra
+    if extra is None and fallback.provider == request.provider:
         extra = request.extra
-    return msgspec.structs.replace(request, provider=asked.provider, model=asked.model, extra=extra)
+    return msgspec.structs.replace(request, provider=fallback.provider, model=fallback.model, extra=extra)
 
 
 def all_choices(request: Generate) -> list[Generate]:

@@ -265,7 +265,7 @@ class RunMachine:
                 if event.void_before:
                     self._restarted()
                 origin = {"api": event.api, "provider": event.provider}
-                s.blocks.origin = {name: said for name, said in origin.items() if said}
+                s.blocks.origin = {name: data for name, data in origin.items() if data}
             case n.Done():
                 self._done(event)
             case _:

@@ -70,9 +70,9 @@ class CallJudge(ToolCallGate):
 
     def _question(self, call: ToolCallStreamBlock, run: str) -> Generate:
         shown = msgspec.json.encode({"tool": call.name, "arguments": call.arguments}).decode()
-        asked = hashlib.sha256(msgspec.json.encode([run, msgspec.to_builtins(self.options), shown])).hexdigest()
+        digest = hashlib.sha256(msgspec.json.encode([run, msgspec.to_builtins(self.options), shown])).hexdigest()
         return Generate(
-            id=f"judge-{asked[:40]}",
+            id=f"judge-{digest[:40]}",
             provider=self.options.provider,
             model=self.options.model,
             system=INSTRUCTIONS.replace("{rules}", self.options.rules),

@@ -99,8 +99,8 @@ def _lacks_its_thinking(turns: list[tuple[str, Content]], body: dict[str, object
     The API rejects that: https://platform.claude.com/docs/en/build-with-claude/extended-thinking, "Extended thinking
     with tool use". Models with adaptive thinking accept it.
     """
-    asked = body.get("thinking")
-    if not (isinstance(asked, dict) and "budget_tokens" in asked) or len(turns) < 2:
+    thinking = body.get("thinking")
+    if not (isinstance(thinking, dict) and "budget_tokens" in thinking) or len(turns) < 2:
         return False
     (_, payload), (_, answer) = turns[-2:]
     return _type(answer[0]) == "tool_result" and _type(payload[0]) not in ("thinking", "redacted_thinking")

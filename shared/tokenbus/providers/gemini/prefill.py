@@ -37,7 +37,7 @@ def build_prefill(request: Generate, history: list[Message], quirks: Quirks) -> 
     if system := system_text(request):
         body["systemInstruction"] = {"parts": [{"text": system}]}
     stop = provider_stops(request, token, max_stops(quirks))
-    asked = msgspec.structs.replace(request, thinking=None, stop=stop)
-    if generation := generation_of(asked, quirks):
+    adapted = msgspec.structs.replace(request, thinking=None, stop=stop)
+    if generation := generation_of(adapted, quirks):
         body["generationConfig"] = generation
     return built(body, request, transcript.notes)

@@ -129,12 +129,12 @@ def generation_of(request: Generate, quirks: Quirks) -> dict[str, object]:
         payload["thinkingConfig"] = {"thinkingBudget": 0}
     elif thinking:
         # Budget and level are mutually exclusive. All generations accept a budget; older ones do not accept a level.
-        asked: dict[str, object] = {}
+        config: dict[str, object] = {}
         if thinking.budget_tokens or begins_with(request.model, quirks.models_with_budgets):
-            asked = {"thinkingBudget": budget} if (budget := budget_of(thinking)) else {}
+            config = {"thinkingBudget": budget} if (budget := budget_of(thinking)) else {}
         elif thinking.effort:
-            asked = {"thinkingLevel": nearest_effort(thinking.effort, EFFORTS).upper()}
-        payload["thinkingConfig"] = {"includeThoughts": True, **asked}
+            config = {"thinkingLevel": nearest_effort(thinking.effort, EFFORTS).upper()}
+        payload["thinkingConfig"] = {"includeThoughts": True, **config}
     return payload
 
 

@@ -109,17 +109,17 @@ def max_stops(quirks: Quirks) -> int:
     return MAX_STOP_STRINGS if quirks.max_stop_strings is None else quirks.max_stop_strings
 
 
-def _thinking(asked: Thinking, quirks: Quirks) -> dict[str, object]:
+def _thinking(thinking: Thinking, quirks: Quirks) -> dict[str, object]:
     """Thinking options. The API itself has efforts but no budgets: a budget without a vendor field becomes an
     effort.
     """
-    if not asked.wanted:
+    if not thinking.wanted:
         return quirks.thinking_off or _placed(quirks.effort_field, "none")
     payload = quirks.thinking_on
-    if effort := asked.effort if quirks.budget_field else effort_of(asked):
+    if effort := thinking.effort if quirks.budget_field else effort_of(thinking):
         payload = deep_merged(payload, _placed(quirks.effort_field, effort))
-    if asked.budget_tokens:
-        payload = deep_merged(payload, _placed(quirks.budget_field, asked.budget_tokens))
+    if thinking.budget_tokens:
+        payload = deep_merged(payload, _placed(quirks.budget_field, thinking.budget_tokens))
     return payload
 
 

@@ -28,13 +28,13 @@ def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
     if request.user_id is not None:
         body["user"] = request.user_id
     known = ("size", "quality", "format", "background", "count", "previews", "mask")
-    asked = image_options(request, *known) or ImageOptions()
-    body |= image_fields(asked)
-    if asked.count > 1:
-        body["n"] = asked.count
+    options = image_options(request, *known) or ImageOptions()
+    body |= image_fields(options)
+    if options.count > 1:
+        body["n"] = options.count
     if images:
-        return Built(call=edit(body, images, asked.mask, request.extra))
-    if asked.mask:
+        return Built(call=edit(body, images, options.mask, request.extra))
+    if options.mask:
         raise RequestInvalid(MASK, "a mask requires an image to edit")
     encoded = msgspec.json.encode(with_extra(body, request.extra))
     headers = {"content-type": "application/json"}

@@ -26,7 +26,7 @@ def reject_missing_options(request: Generate, has: frozenset[RequestOption]) -> 
 
     A value that means what every API does anyway is accepted: no strictness, parallel calls, a penalty of 0.
     """
-    for option, where in _asked(request):
+    for option, where in _used_options(request):
         if option not in has:
             problem = f"the API of provider {request.provider!r} has no such option"
             raise RequestInvalid(where, f"{problem}; {_INSTEAD[option]}" if option in _INSTEAD else problem)
@@ -35,7 +35,7 @@ def reject_missing_options(request: Generate, has: frozenset[RequestOption]) -> 
 _INSTEAD: dict[RequestOption, str] = {"json_object": "`output_schema` may do, or the prompt"}
 
 
-def _asked(request: Generate) -> Iterator[tuple[RequestOption, str]]:
+def _used_options(request: Generate) -> Iterator[tuple[RequestOption, str]]:
     """Each option that the request uses, and the place of its field."""
     if request.json_object:
         yield "json_object", "json_object"

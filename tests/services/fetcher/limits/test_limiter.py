@@ -45,8 +45,8 @@ async def test_a_fetcher_counted_as_dead_frees_its_own_slot_and_not_its_successo
 async def test_asking_again_after_a_lost_reply_takes_no_second_place(server: Server, keys: Keys) -> None:
     scopes = (Scope("provider", keys.limit("provider:p"), concurrency=2),)
     async with limiter(server, "a") as fetcher:
-        ask = ReservationRequest("run/1", "", scopes, 0)
+        request = ReservationRequest("run/1", "", scopes, 0)
         for _ in range(2):
-            assert isinstance(await fetcher.reserve(ask), Reservation)
+            assert isinstance(await fetcher.reserve(request), Reservation)
         assert await server.client.zcard(scopes[0].held) == 1
-        fetcher.refund(Reservation(ask, (0,)), used=0)
+        fetcher.refund(Reservation(request, (0,)), used=0)

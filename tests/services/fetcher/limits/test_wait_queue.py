@@ -27,20 +27,20 @@ class Server:
         self.closed: dict[Scope, float] = {}
         """Scopes that refuse, each with the wait that it reports."""
         self.settled: list[tuple[str, int | None]] = []
-        self.asked: list[str] = []
+        self.requested: list[str] = []
         self.broken: str | None = None
         self.answers = asyncio.Event()
         self.answers.set()
 
-    async def reserve(self, ask: ReservationRequest) -> Reservation | LimitRefusal:
-        self.asked.append(ask.call)
+    async def reserve(self, request: ReservationRequest) -> Reservation | LimitRefusal:
+        self.requested.append(request.call)
         await self.answers.wait()
-        if ask.call == self.broken:
+        if request.call == self.broken:
             raise RuntimeError("no permission")
-        for scope in ask.scopes:
+        for scope in request.scopes:
             if scope in self.closed:
                 return LimitRefusal(scope, self.closed[scope])
-        return Reservation(ask, (0,) * len(ask.scopes))
+        return Reservation(request, (0,) * len(request.scopes))
 
     def refund(self, grant: Reservation, used: int | None) -> None:
         self.settled.append((grant.request.call, used))
@@ -68,11 +68,11 @@ class Hall:
         self.tasks[call] = asyncio.create_task(self._wait(ReservationRequest(call, tenant, scopes, 0)))
         return self.tasks[call]
 
-    async def _wait(self, ask: ReservationRequest) -> None:
-        with self.admission.arriving(ask.tenant):
-            grant = self.admission.enter_at_once(ask) or await self.admission.enter(ask)
-        self.entered.append(ask.call)
-        self.grants[ask.call] = grant
+    async def _wait(self, request: ReservationRequest) -> None:
+        with self.admission.arriving(request.tenant):
+            grant = self.admission.enter_at_once(request) or await self.admission.enter(request)
+        self.entered.append(request.call)
+        self.grants[request.call] = grant
 
     async def all_wait(self, count: int) -> None:
         await eventually(lambda: self.admission.waiting == count)
@@ -96,7 +96,7 @@ async def hall() -> AsyncGenerator[Hall]:
 async def test_a_run_that_nothing_limits_enters_without_asking_the_server(hall: Hall) -> None:
     await hall.arrive("a")
     assert hall.entered == ["a"]
-    assert hall.server.asked == []
+    assert hall.server.requested == []
     assert hall.admission.running == 1
 
 
@@ -126,18 +126,18 @@ async def test_tenants_take_turns_and_each_keeps_its_order(hall: Hall) -> None:
 async def test_a_limit_that_refuses_delays_only_its_own_runs(hall: Hall) -> None:
     hall.server.closed[MODEL] = 3600.0
     hall.arrive("held", MODEL)
-    await eventually(lambda: hall.server.asked == ["held"])
+    await eventually(lambda: hall.server.requested == ["held"])
     await hall.arrive("free", OTHER)
     assert hall.entered == ["free"]
     hall.arrive("held too", MODEL)
     await hall.all_wait(2)
-    assert hall.server.asked == ["held", "free"], "what was refused is not asked for again before its time"
+    assert hall.server.requested == ["held", "free"], "what was refused is not asked for again before its time"
 
 
 async def test_a_run_that_was_refused_asks_again_when_its_time_has_come(hall: Hall) -> None:
     hall.server.closed[MODEL] = 0.001
     hall.arrive("a", MODEL)
-    await eventually(lambda: len(hall.server.asked) > 1)
+    await eventually(lambda: len(hall.server.requested) > 1)
     del hall.server.closed[MODEL]
     await eventually(lambda: hall.entered == ["a"])
     refused = hall.registry.get_sample_value("tokenbus_calls_refused_total", {"limit": "model"})
@@ -151,7 +151,7 @@ async def test_the_end_of_a_call_lets_the_next_of_its_limit_ask_at_once() -> Non
     await hall.arrive("a", MODEL)
     hall.server.closed[MODEL] = 3600.0
     hall.arrive("b", MODEL)
-    await eventually(lambda: hall.server.asked == ["a", "b"])
+    await eventually(lambda: hall.server.requested == ["a", "b"])
     hall.server.closed.clear()
     await hall.leave("a")
     assert hall.entered == ["a", "b"]
@@ -185,7 +185,7 @@ async def test_a_waiter_that_leaves_as_its_turn_comes_blocks_no_other(hall: Hall
 async def test_a_grant_that_arrives_too_late_is_returned(hall: Hall) -> None:
     hall.server.answers.clear()
     task = hall.arrive("a", MODEL)
-    await eventually(lambda: hall.server.asked == ["a"])
+    await eventually(lambda: hall.server.requested == ["a"])
     task.cancel()
     hall.server.answers.set()
     await asyncio.gather(task, return_exceptions=True)

@@ -128,10 +128,10 @@ def _messages(body: Fields) -> list[Message]:
                 if text or back:
                     thinking.append(ThinkingPart(text=text, **back))
             case "assistant":
-                said = [*thinking, *_said(message)]
+                parts = [*thinking, *_content_of(message)]
                 thinking = []
-                if said:
-                    messages.append(Message(role="assistant", content=said))
+                if parts:
+                    messages.append(Message(role="assistant", content=parts))
             case "tool":
                 _add_result(messages, message)
             case _:  # of the screen alone
@@ -140,18 +140,18 @@ def _messages(body: Fields) -> list[Message]:
     return messages
 
 
-def _said(message: Fields) -> list[ContentPart]:
+def _content_of(message: Fields) -> list[ContentPart]:
     message.text("name")
     text, back = message.text("content"), _given_back(message)
     back.pop("signature", None)
-    said: list[ContentPart] = [TextPart(text=text, **back)] if text else []
+    parts: list[ContentPart] = [TextPart(text=text, **back)] if text else []
     for call in message.each("toolCalls"):
         call.take("metadata")
         call.only("type", "function")
         function = call.needed("function", call.fields("function"))
         kept = _given_back(call)
         kept.pop("signature", None)
-        said.append(
+        parts.append(
             ToolCallPart(
                 tool_id=call.needed("id", call.text("id")),
                 tool_name=function.needed("name", function.text("name")),
@@ -160,7 +160,7 @@ def _said(message: Fields) -> list[ContentPart]:
             )
         )
         function.end()
-    return said
+    return parts
 
 
 def _add_result(messages: list[Message], message: Fields) -> None:

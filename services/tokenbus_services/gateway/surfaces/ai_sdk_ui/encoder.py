@@ -35,7 +35,7 @@ from tokenbus_services.gateway.surfaces.ai_sdk_ui.parts import DONE, METADATA, P
 from tokenbus_services.gateway.surfaces.contract import Encoder
 
 VOID: Part = {"providerMetadata": {METADATA: {"void": True}}}
-_SAID = (Chunk, BlockStarted, BlockComplete, ImagePreview, ToolProgress)
+_CONTENT_EVENTS = (Chunk, BlockStarted, BlockComplete, ImagePreview, ToolProgress)
 
 
 class UiStream(Encoder):
@@ -69,7 +69,7 @@ class UiStream(Encoder):
         if self._ended:
             return []
         self._begin()
-        if isinstance(event, _SAID):
+        if isinstance(event, _CONTENT_EVENTS):
             if event.turn != self._turn:
                 self._next_turn(event.turn)
             if self._first_block is None:

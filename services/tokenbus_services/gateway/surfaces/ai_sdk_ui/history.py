@@ -48,9 +48,9 @@ def messages_of(values: list[object]) -> list[Message]:
                 content = "".join(_text(part, f"{at}.parts[{n}]") for n, part in enumerate(parts))
                 messages.append(Message(role="system", content=content))
             case "user":
-                said = list(_user_parts(parts, at))
-                if said:
-                    messages.append(Message(role="user", content=said))
+                collected = list(_user_parts(parts, at))
+                if collected:
+                    messages.append(Message(role="user", content=collected))
             case "assistant":
                 messages += _assistant(parts, at)
             case other:
@@ -77,15 +77,15 @@ def _user_parts(parts: list[Json], at: str) -> Iterator[ContentPart]:
 def _assistant(parts: list[Json], at: str) -> list[Message]:
     """Each step's message and its results."""
     messages: list[Message] = []
-    said: list[ContentPart] = []
+    content: list[ContentPart] = []
     results: list[ContentPart] = []
 
     def step() -> None:
-        if said:
-            messages.append(Message(role="assistant", content=[*said]))
+        if content:
+            messages.append(Message(role="assistant", content=[*content]))
         if results:
             messages.append(Message(role="tool", content=[*results]))
-        said.clear()
+        content.clear()
         results.clear()
 
     for n, part in enumerate(parts):
@@ -100,15 +100,15 @@ def _assistant(parts: list[Json], at: str) -> list[Message]:
                 step()
             case "text":
                 if text := _text(part, where):
-                    said.append(TextPart(text=text, **_without(back, "signature")))
+                    content.append(TextPart(text=text, **_without(back, "signature")))
             case "reasoning":
                 if not cut:
-                    said.append(ThinkingPart(text=_text(part, where), **back))
+                    content.append(ThinkingPart(text=_text(part, where), **back))
             case "file":
-                said.append(_file(part, where))
+                content.append(_file(part, where))
             case str() if kind == "dynamic-tool" or kind.startswith("tool-"):
                 if called := _tool(part, where):
-                    said.append(called[0])
+                    content.append(called[0])
                     results.append(called[1])
             case str() if kind in _IGNORED or kind.startswith("data-"):
                 pass

@@ -67,10 +67,10 @@ def translate(request: GatewayRequest, rules: TranslationRules) -> Translated:
 
 def version(request: GatewayRequest) -> int:
     """The `ai` version that the client asks for, by `?ui=7`; 5 is the subset that all of them read."""
-    asked = request.query.get("ui", "5")
-    if asked not in VERSIONS:
+    requested = request.query.get("ui", "5")
+    if requested not in VERSIONS:
         raise invalid("ui", "must be 5, 6 or 7")
-    return int(asked)
+    return int(requested)
 
 
 def _check_ends(own: Extension, ui: int) -> None:

@@ -41,12 +41,12 @@ class AiSdkUiSurface(Surface):
 
     def encoder(self, request: GatewayRequest | None, note: GatewayNote, run: str) -> Encoder:
         """See `Surface.encoder`. A client that joins may ask for another version than the one that began."""
-        asked = request is not None and "ui" in request.query
+        has_version = request is not None and "ui" in request.query
         return UiStream(
             run,
             model=note.model,
             message_id=str(note.echo.get("message_id", run)),
-            ui=version(request) if asked and request else cast("int", note.echo.get("ui", 5)),
+            ui=version(request) if has_version and request else cast("int", note.echo.get("ui", 5)),
             bus_tools=frozenset(cast("list[str]", note.echo.get("bus_tools", []))),
         )
 

@@ -74,8 +74,8 @@ def _assistant(fields: Fields) -> str | list[ContentPart]:
         function.end()
     if not calls:
         return content
-    said: list[ContentPart] = [TextPart(text=content)] if isinstance(content, str) and content else []
-    return [*(content if isinstance(content, list) else said), *calls]
+    parts: list[ContentPart] = [TextPart(text=content)] if isinstance(content, str) and content else []
+    return [*(content if isinstance(content, list) else parts), *calls]
 
 
 def _content(fields: Fields) -> str | list[ContentPart]:

@@ -68,7 +68,7 @@ class Message(OutputItem):
     prefix = "msg"
 
     def _begun(self, start: BlockStarted | Chunk | BlockComplete) -> Json:
-        self._said = False
+        self._has_content = False
         return {"id": self.id, "type": "message", "role": "assistant", "status": "in_progress", "content": []}
 
     def chunk(self, chunk: Chunk) -> list[Json]:
@@ -92,9 +92,9 @@ class Message(OutputItem):
         ]
 
     def _part_begun(self) -> list[Json]:
-        if self._said:
+        if self._has_content:
             return []
-        self._said = True
+        self._has_content = True
         return [self._event("content_part.added", content_index=0, part=_text_part(""))]
 
     def _partial(self, content: str) -> Json:

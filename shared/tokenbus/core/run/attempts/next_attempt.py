@@ -68,7 +68,7 @@ def continue_turn(
     s: RunState, out: Outbox, error: ErrorInfo, delay_ms: int, not_before_ms: int, *, at_ms: int
 ) -> NextTurn:
     """Continue the turn from its visible text without dropping it; the open text stays open."""
-    told_by, table, void_from = s.attempt, s.blocks, s.blocks.next_number
+    answered_by, table, void_from = s.attempt, s.blocks, s.blocks.next_number
     if s.text:
         so_far, seam = partial_text(s.text.reader.text)
         complete_other_blocks(s.text, s.blocks, out, cut=True)
@@ -77,7 +77,7 @@ def continue_turn(
         so_far, seam = partial_message(parts)
     out.event(
         s.turn,
-        told_by,
+        answered_by,
         Retrying,
         error=error,
         next_attempt=s.attempt + 1,
