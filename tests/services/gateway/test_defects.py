@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any, ClassVar, cast
 
+import msgspec
 import pytest
+from starlette.websockets import WebSocketDisconnect
 
 from tests.waiting import eventually
-from tokenbus.bus.liveness import MAX_DEFECTS, Liveness, LongTask
+from tokenbus.bus.liveness import MAX_DEFECTS, Liveness, LongTask, stop_task
 from tokenbus.bus.server.server import Server
 from tokenbus_services.gateway.budgets import counter
 from tokenbus_services.gateway.budgets.counter import SpendCounter
 from tokenbus_services.gateway.keys import access
 from tokenbus_services.gateway.keys.access import KeyAccess
+from tokenbus_services.gateway.routes.sockets import handshake
+from tokenbus_services.gateway.routes.sockets.response_socket import ResponseSocket
 from tokenbus_services.settings import Settings
 
 
@@ -55,3 +61,43 @@ async def test_a_renewal_of_places_that_always_fails_ends(server: Server, monkey
     await keyed.open(liveness)
     await eventually(lambda: bool(ended))
     assert isinstance(ended[0].task.exception(), RuntimeError)
+
+
+async def test_a_defect_of_an_answer_over_a_socket_is_told_and_not_taken_for_a_client_that_left() -> None:
+    """Starlette reports a closed socket by a RuntimeError, and so does Python many a defect."""
+
+    class Socket:
+        headers: ClassVar[dict[str, str]] = {}
+        sent: ClassVar[list[dict[str, Any]]] = []
+
+        async def send_text(self, text: str) -> None:
+            self.sent.append(msgspec.json.decode(text))
+
+    gateway = SimpleNamespace(
+        settings=SimpleNamespace(send_timeout_s=30.0),
+        frame_audit=lambda *_, **__: nullcontext(SimpleNamespace(status=200, caller=None)),
+    )
+    socket = Socket()
+    serving: Any = ResponseSocket(
+        cast("Any", gateway), cast("Any", SimpleNamespace(name="s")), cast("Any", None), cast("Any", socket)
+    )
+
+    async def broken(*_: Any) -> None:
+        raise RuntimeError("dictionary changed size during iteration")
+
+    serving._answer = broken
+    serving._waiting.put_nowait(b"{}")
+    answering = asyncio.create_task(serving._answer_all(None))
+    await eventually(lambda: bool(socket.sent) or answering.done())
+    assert [frame["status"] for frame in socket.sent] == [500]
+    assert not answering.done()
+    await stop_task(answering)
+
+
+async def test_a_socket_that_is_closed_is_a_client_that_left() -> None:
+    class Closed:
+        async def send_text(self, text: str) -> None:
+            raise RuntimeError('Cannot call "send" once a close message has been sent.')
+
+    with pytest.raises(WebSocketDisconnect):
+        await handshake.send_text(cast("Any", Closed()), b"{}")

@@ -152,8 +152,9 @@ class ChatSocket:
             except TokenbusError as e:
                 await self._refuse(request, of_exception(e), audit)
             except TimeoutError:  # the client reads nothing
-                await self._socket.close(_SLOW, "the client reads too slowly")
-            except (WebSocketDisconnect, RuntimeError):  # it has gone
+                with suppress(RuntimeError):
+                    await self._socket.close(_SLOW, "the client reads too slowly")
+            except WebSocketDisconnect:  # it has gone
                 pass
             except Exception as e:
                 log.exception("answer_failed")
@@ -228,9 +229,9 @@ class ChatSocket:
 
     async def _refuse(self, request: str, problem: Problem, audit: FrameAudit) -> None:
         audit.status = problem.status
-        with suppress(WebSocketDisconnect, RuntimeError, TimeoutError):
+        with suppress(WebSocketDisconnect, TimeoutError):
             await self._tell(frames.error(request, self._chats.surface.refusal(problem).body.decode()))
 
     async def _tell(self, data: bytes) -> None:
         async with asyncio.timeout(self._gateway.settings.send_timeout_s), self._sending:
-            await self._socket.send_text(data.decode())
+            await handshake.send_text(self._socket, data)

@@ -6,13 +6,15 @@ import re
 from collections.abc import Collection, Mapping
 
 from starlette.responses import Response
-from starlette.websockets import WebSocket
+from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from tokenbus_services.gateway import idempotency
 from tokenbus_services.gateway.problem import Problem, Refusal
 
 SERVER_STOPS = 1012
 """Close code with which the server ends a socket when it stops."""
+GONE = 1006
+"""Code of a connection that ended without a close frame."""
 MISUSED = 1008
 """Close code for a client that breaks the rules."""
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f]")
@@ -50,3 +52,12 @@ async def deny(websocket: WebSocket, response: Response) -> None:
         await websocket.send_denial_response(response)
     else:
         await websocket.close(MISUSED)
+
+
+async def send_text(websocket: WebSocket, data: bytes) -> None:
+    """Send a frame. Raises WebSocketDisconnect if the client has gone, and no RuntimeError, which would be a defect."""
+    text = data.decode()
+    try:
+        await websocket.send_text(text)
+    except RuntimeError as e:  # Starlette and uvicorn, once the socket is closed
+        raise WebSocketDisconnect(GONE) from e

@@ -90,7 +90,7 @@ class ResponseSocket:
                 await self._send_error(Problem(status=429, code="too_many_requests", message=why, kind="rate_limit"))
 
     async def _answer_all(self, caller: Caller) -> None:
-        with suppress(WebSocketDisconnect, RuntimeError):  # the client has disconnected while a frame was sent
+        with suppress(WebSocketDisconnect):  # the client has disconnected while a frame was sent
             while True:
                 frame = await self._waiting.get()
                 with self._gateway.frame_audit(self._surface.name, method="CREATE") as audit:
@@ -101,7 +101,7 @@ class ResponseSocket:
                         await self._send_error(e.problem, audit)
                     except TokenbusError as e:
                         await self._send_error(of_exception(e), audit)
-                    except (WebSocketDisconnect, RuntimeError):
+                    except WebSocketDisconnect:
                         raise
                     except Exception as e:
                         log.exception("answer_failed")
@@ -133,9 +133,10 @@ class ResponseSocket:
                 await self._send(data)
         except TimeoutError:  # the client reads nothing
             self._client_left = True
-            await self._socket.close(handshake.MISUSED)
+            with suppress(RuntimeError):
+                await self._socket.close(handshake.MISUSED)
             raise WebSocketDisconnect(handshake.MISUSED) from None
-        except (WebSocketDisconnect, RuntimeError):
+        except WebSocketDisconnect:
             self._client_left = True
             raise
         finally:
@@ -158,7 +159,7 @@ class ResponseSocket:
 
     async def _send(self, data: bytes) -> None:
         async with asyncio.timeout(self._gateway.settings.send_timeout_s):
-            await self._socket.send_text(data.decode())
+            await handshake.send_text(self._socket, data)
 
     async def _send_error(self, problem: Problem, audit: FrameAudit | None = None) -> None:
         if audit:
