@@ -7,7 +7,8 @@ remaining work is proportional to schema size times argument size; the validator
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from itertools import islice
 
@@ -50,12 +51,16 @@ class Schema:
         """
         if deeper_than(MAX_ARGUMENT_DEPTH, arguments):
             return [f"arguments: nested deeper than {MAX_ARGUMENT_DEPTH} levels"]
-        if self._validator.is_valid(arguments):
-            return []
         problems: list[str] = []
-        if len(msgspec.json.encode(arguments)) * self._size <= _MOST_TO_EXPLAIN:
-            errors = islice(self._explainer.iter_errors(arguments), _MOST_PROBLEMS)
-            problems += (f"{_path('arguments', e.instance_path)}: {_short(e.message)}" for e in errors)
+        try:
+            with _panics_as_errors():
+                if self._validator.is_valid(arguments):
+                    return []
+                if len(msgspec.json.encode(arguments)) * self._size <= _MOST_TO_EXPLAIN:
+                    errors = islice(self._explainer.iter_errors(arguments), _MOST_PROBLEMS)
+                    problems += (f"{_path('arguments', e.instance_path)}: {_short(e.message)}" for e in errors)
+        except SchemaError as e:
+            return [f"arguments: they cannot be checked: {e}"]
         return problems or ["arguments: they do not match the tool's schema"]
 
 
@@ -107,16 +112,33 @@ def _compile(encoded: bytes) -> Schema:
         raise SchemaError(f"{patterns} patterns, the limit is {MAX_PATTERNS}")
     size, loops = unfold(schema)
     try:
-        validator = explainer = validator_for(schema, offline=True, pattern_options=_PATTERNS)
-        for node, reference in loops:
-            del node[reference]
-        if loops:
-            explainer = validator_for(schema, offline=True, pattern_options=_PATTERNS)
+        with _panics_as_errors():
+            validator = explainer = validator_for(schema, offline=True, pattern_options=_PATTERNS)
+            for node, reference in loops:
+                del node[reference]
+            if loops:
+                explainer = validator_for(schema, offline=True, pattern_options=_PATTERNS)
         return Schema(validator, explainer, size=size, patterns=patterns)
     except ValidationError as e:
         raise SchemaError(f"not a JSON schema: {_path('$', e.instance_path)}: {_short(e.message)}") from None
     except (ReferencingError, ValueError) as e:
         raise SchemaError(f"not a JSON schema: {_short(str(e))}") from None
+
+
+@contextmanager
+def _panics_as_errors() -> Generator[None]:
+    """Convert a panic of the validator, which is written in Rust, to a SchemaError.
+
+    Its `PanicException` is no `Exception`, so it would end the worker, and each that gets the request after it.
+    """
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException as e:
+        if type(e).__name__ != "PanicException":
+            raise
+        raise SchemaError(f"the validator failed: {_short(str(e))}") from e
 
 
 def _patterns(node: dict[str, Json]) -> int:

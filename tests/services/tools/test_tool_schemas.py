@@ -8,6 +8,7 @@ import pytest
 
 from tokenbus.errors import RequestInvalid
 from tokenbus.events.requests import OutputSchema, Tool
+from tokenbus_services.json_schema import check
 from tokenbus_services.json_schema.check import (
     MAX_ARGUMENT_DEPTH,
     MAX_PATTERNS,
@@ -232,3 +233,26 @@ def test_an_answer_may_have_any_schema_or_none() -> None:
     check_output(None)
     check_output(OutputSchema(schema=WEATHER))
     check_output(OutputSchema(schema={"type": "array", "items": {"enum": [1, 2]}}))
+
+
+class PanicException(BaseException):
+    """As a library written in Rust raises it."""
+
+
+def test_a_panic_of_the_validator_refuses_the_schema(monkeypatch: pytest.MonkeyPatch) -> None:
+    def panic(*_: object, **__: object) -> None:
+        raise PanicException("index out of bounds")
+
+    monkeypatch.setattr(check, "validator_for", panic)
+    with pytest.raises(RequestInvalid, match="the validator failed: index out of bounds"):
+        check_tools([tool({"type": "object", "title": "panics"})])
+
+
+def test_a_panic_of_the_validator_refuses_the_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Validator:
+        def is_valid(self, arguments: object) -> bool:
+            raise PanicException("index out of bounds")
+
+    schema = compile_schema(WEATHER)
+    monkeypatch.setattr(schema, "_validator", Validator())
+    assert schema.problems({}) == ["arguments: they cannot be checked: the validator failed: index out of bounds"]
