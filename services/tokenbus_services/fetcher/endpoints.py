@@ -131,8 +131,12 @@ class Endpoint:
         ours = self._client.base_url
         headers = {"accept-encoding": "identity", **self._with_configured(call.headers)}
         if "://" in call.path:
-            url, query = httpx.URL(call.path), None
-            if (url.scheme, url.host, url.port) != (ours.scheme, ours.host, ours.port):
+            try:
+                url, query = httpx.URL(call.path), None
+                there = url.scheme, url.host, url.port
+            except (httpx.InvalidURL, UnicodeError):  # the latter for a host that is no valid internationalized name
+                raise RequestInvalid("file", f"{self.name} wants it uploaded to what is no address") from None
+            if there != (ours.scheme, ours.host, ours.port):
                 raise RequestInvalid("file", f"{self.name} wants it uploaded to another address than its own")
         else:
             url, query = ours.copy_with(path=call.path, query=None), self.settings.query or None

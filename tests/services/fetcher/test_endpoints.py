@@ -19,7 +19,9 @@ import pytest
 from tokenbus.errors import RequestInvalid, SettingsError
 from tokenbus.events.requests import Base64Source, Generate, ImagePart, Message, TextPart, Thinking
 from tokenbus.providers.auth import Token, TokenAuth
+from tokenbus.providers.file_api import FileCall
 from tokenbus_services.fetcher.endpoints import Endpoint, Providers
+from tokenbus_services.media.body import MediaBody
 from tokenbus_services.redaction.events import RedactedEvents
 from tokenbus_services.redaction.redactor import LEARNED
 from tokenbus_services.settings import ProviderSettings, Settings
@@ -263,4 +265,12 @@ async def test_a_token_is_taken_out_even_after_it_was_refused_and_of_what_its_so
             await endpoint.send(endpoint.request(call))
         assert endpoint.rejected()
     assert endpoint.redact(" ".join(used)) == LEARNED(" ".join(used)) == "[redacted] [redacted]"
+    await endpoint.close()
+
+
+@pytest.mark.parametrize("url", ["https://xn--a/x", "https://xn--/x", "https://[::1/x", "https://a\x00b/x"])
+async def test_an_upload_address_of_a_provider_that_is_none_is_refused_by_name(url: str) -> None:
+    endpoint = Endpoint("p", ProviderSettings(api="gemini", api_key_env=""), {})
+    with pytest.raises(RequestInvalid, match="no address"):
+        endpoint.file_request(FileCall(path=url), MediaBody([b"content"]))
     await endpoint.close()
