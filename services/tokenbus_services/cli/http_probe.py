@@ -34,9 +34,11 @@ async def page(url: str) -> ProbedPage:
             parts.hostname, parts.port or (443 if tls else 80), ssl=tls or None
         )
         try:
-            writer.write(
-                f"GET {parts.path or '/'} HTTP/1.1\r\nhost: {parts.netloc}\r\nconnection: close\r\n\r\n".encode()
-            )
+            request = f"GET {parts.path or '/'} HTTP/1.1\r\nhost: {parts.netloc}\r\nconnection: close\r\n\r\n"
+            try:
+                writer.write(request.encode())
+            except RuntimeError as e:  # uvloop, if the peer has reset the connection
+                raise ConnectionResetError(str(e)) from e
             first, *lines = (await _head(reader)).split("\r\n")
             version, status, *_ = first.split()
             body = await _body(reader)
