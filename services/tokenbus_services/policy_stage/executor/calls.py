@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from contextvars import ContextVar
 
 import msgspec
 import structlog
 
+from tokenbus.bus.liveness import stop_task
 from tokenbus.client.client import Client
 from tokenbus.events.frames import PolicyVerdict, RecordedDecision, drafts_decoder
 from tokenbus.events.public import TERMINAL, PublicEvent
@@ -253,9 +254,7 @@ class _RunInExecutor:
         try:
             await asyncio.wait({more, *pending}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            more.cancel()
-            with suppress(asyncio.CancelledError):
-                await more
+            await stop_task(more)  # awaited by itself, it could not be told from this task's own cancellation
 
     def _send_verdicts(self, trace: Provenance, out: Sequence[PublicEvent], stream: PolicyStream[PublicEvent]) -> None:
         stream.decisions()  # the trace has them, each with its origin
