@@ -11,9 +11,10 @@ import httpx
 from tokenbus_services.net.chunked_body import ChunkedBody
 from tokenbus_services.net.connection import Backend, Connection
 from tokenbus_services.net.connection_pools import Pools
+from tokenbus_services.net.freed_responses import FreeingClient
 
 
-class BoundedClient(httpx.AsyncClient):
+class BoundedClient(FreeingClient):
     """httpx's client with limited response heads, except through a SOCKS proxy. Designed for many concurrent calls
     (`Pools`).
     """

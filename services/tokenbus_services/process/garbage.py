@@ -7,7 +7,8 @@ import gc
 YOUNG = 10_000
 """New objects before the youngest generation is looked at. Python's default of 700 (2,000 from 3.13 on) is reached
 several times in one batch, and what a batch makes is freed by its reference counts."""
-MIDDLE, OLD = 20, 20
+MIDDLE, OLD = 10, 10
+"""Python's defaults. Garbage that is old waits for ten times ten of these looks."""
 
 
 def collect_less_often() -> None:

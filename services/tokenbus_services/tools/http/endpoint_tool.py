@@ -14,6 +14,7 @@ from tokenbus.errors import BlobRefused, ToolFailure
 from tokenbus.tools import ToolContext
 from tokenbus_services.net.egress import AddressRefused, GuardedTransport
 from tokenbus_services.net.fair_reads import TooManyCrumbs, fair_reads
+from tokenbus_services.net.freed_responses import FreeingClient
 from tokenbus_services.settings import HttpTool
 from tokenbus_services.tools.http.endpoint_settings import Headers, Learn, egress_of, endpoint_url, signing_secret
 from tokenbus_services.tools.http.signature import signed_headers
@@ -43,7 +44,7 @@ class EndpointTool:
         self._headers = Headers(settings, env, learn)
         self._signing = signing_secret(settings, env)
         self._learn = learn
-        self._client = httpx.AsyncClient(
+        self._client = FreeingClient(
             transport=GuardedTransport(
                 egress_of(settings),
                 limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),

@@ -1,0 +1,46 @@
+"""Frees a response of httpx when it is closed, instead of at some later look of Python's collector."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+from httpx import USE_CLIENT_DEFAULT
+
+
+class FreeingClient(httpx.AsyncClient):
+    """httpx's client, whose responses are freed once they are closed and no longer used.
+
+    httpx's response and its stream refer to each other (httpx/_client.py, `BoundAsyncStream`). So a closed response
+    stays until the collector runs, with its request, its connection and the buffers of both: 30 KB and more a call. In
+    a worker that lives for weeks the collector looks at old objects hours apart.
+    """
+
+    async def send(
+        self,
+        request: httpx.Request,
+        *,
+        stream: bool = False,
+        auth: Any = USE_CLIENT_DEFAULT,
+        follow_redirects: Any = USE_CLIENT_DEFAULT,
+    ) -> httpx.Response:
+        response = await super().send(request, stream=stream, auth=auth, follow_redirects=follow_redirects)
+        if response.is_closed:
+            response.stream = httpx.ByteStream(b"")
+        else:
+            assert isinstance(response.stream, httpx.AsyncByteStream)
+            response.stream = _DroppedWhenClosed(response.stream)
+        return response
+
+
+class _DroppedWhenClosed(httpx.AsyncByteStream):
+    def __init__(self, stream: httpx.AsyncByteStream) -> None:
+        self._stream = stream
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return aiter(self._stream)
+
+    async def aclose(self) -> None:
+        stream, self._stream = self._stream, httpx.ByteStream(b"")
+        await stream.aclose()
