@@ -8,11 +8,14 @@ from contextlib import suppress
 from typing import Any
 
 from redis.asyncio import RedisCluster
+from redis.asyncio.cluster import ClusterPipeline
 from redis.exceptions import ConnectionError as ConnectionLost
 from redis.exceptions import RedisClusterException, RedisError
 from redis.exceptions import TimeoutError as NoReply
 
 from tokenbus.bus.liveness import beat, stop_task
+
+_RedisPipeline: Any = ClusterPipeline  # parts of it are untyped
 
 
 class ClusterClient(RedisCluster):
@@ -50,12 +53,25 @@ class ClusterClient(RedisCluster):
                     self._asking = asyncio.create_task(self._ask_for_slots(failed), name="slots of the Cluster")
             raise
 
+    def pipeline(self, transaction: Any = None, shard_hint: Any = None) -> ClusterPipeline:
+        return _Pipeline(self, transaction)
+
     async def _ask_for_slots(self, failed: str) -> None:
         """Reload the slots from another node, if there is one. If none answers, the next failing command tries
         again.
         """
         with suppress(RedisError, RedisClusterException, OSError):
             await self.nodes_manager.initialize(last_failed_node_name=failed)
+
+
+class _Pipeline(_RedisPipeline):
+    """redis-py's, with the same errors as a command alone."""
+
+    async def execute(self, raise_on_error: bool = True, allow_redirections: bool = True) -> list[Any]:
+        try:
+            return await _RedisPipeline.execute(self, raise_on_error, allow_redirections)
+        except RedisClusterException as e:
+            raise ConnectionLost(str(e)) from e
 
 
 def _streams_at(command: Sequence[Any]) -> int:

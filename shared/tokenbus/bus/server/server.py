@@ -182,6 +182,8 @@ class Server:
             return _prompt_cluster(ClusterClient(startup_nodes=nodes, **pool, **login))
         if url.topology == "sentinel":
             group: Any = Sentinel(url.nodes, sentinel_kwargs=pool)
+            for sentinel in group.sentinels:  # each command that needs a connection to the master may ask them
+                _prompt(sentinel)
             self._sentinel = group
             return _prompt(group.master_for(url.master, redis_class=FastRedis, db=url.db, **pool, **login))
         if url.path is not None:
