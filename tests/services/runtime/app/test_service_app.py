@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from tokenbus.bus.liveness import Liveness, stop_task
-from tokenbus_services.runtime.app import WorkerApp, make_app, make_broker
+from tokenbus_services.runtime.app.service_app import WorkerApp, make_app, make_broker
 from tokenbus_services.runtime.supervision import WorkerStuck
 from tokenbus_services.settings import Settings
 
