@@ -23,7 +23,6 @@ from tokenbus.errors import AttemptRefused, RequestError, SettingsError
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import Ended, Noted, TurnWork, turn_decoder
 from tokenbus.providers.api import HttpCall
-from tokenbus_services.fetcher.attempt_writer import AttemptWriter
 from tokenbus_services.fetcher.calls.call_options import CallOptions
 from tokenbus_services.fetcher.calls.call_spans import CallFacts, CallSpans
 from tokenbus_services.fetcher.calls.call_timeouts import DEADLINE_PASSED
@@ -35,10 +34,11 @@ from tokenbus_services.fetcher.limits.limiter import Reservation
 from tokenbus_services.fetcher.limits.scopes import Scopes
 from tokenbus_services.fetcher.limits.token_estimate import TokenTally
 from tokenbus_services.fetcher.limits.wait_queue import FairQueue
-from tokenbus_services.fetcher.raw_writer import RawWriter
 from tokenbus_services.fetcher.request_media import TurnMedia
 from tokenbus_services.fetcher.turn_admission import NotCalled, Turn, TurnAdmission, waits_as
 from tokenbus_services.fetcher.uploads.upload import UploadFailed
+from tokenbus_services.fetcher.writing.attempt_writer import AttemptWriter
+from tokenbus_services.fetcher.writing.raw_writer import RawWriter
 from tokenbus_services.media.body import MediaBody
 from tokenbus_services.media.errors import MediaFailed
 

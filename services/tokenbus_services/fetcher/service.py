@@ -26,11 +26,11 @@ from tokenbus_services.fetcher.limits.limiter import Limiter
 from tokenbus_services.fetcher.limits.scopes import Scopes
 from tokenbus_services.fetcher.limits.wait_queue import FairQueue
 from tokenbus_services.fetcher.metrics import AdmissionMetrics, UploadMetrics
-from tokenbus_services.fetcher.raw_writer import RawWriter
 from tokenbus_services.fetcher.request_media import TurnMedia
 from tokenbus_services.fetcher.turn_admission import waits_as
 from tokenbus_services.fetcher.uploads.plan import Uploads
 from tokenbus_services.fetcher.uploads.registry import UploadedFiles
+from tokenbus_services.fetcher.writing.raw_writer import RawWriter
 from tokenbus_services.intake.accept import Intake
 from tokenbus_services.intake.blob_offload import IntakeMedia
 from tokenbus_services.intake.cancels import Cancels

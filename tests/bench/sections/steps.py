@@ -38,7 +38,7 @@ from tokenbus.events.frames import (
     encode,
 )
 from tokenbus.events.quirks import Quirks
-from tokenbus_services.fetcher.attempt_writer import FRAME_BYTES
+from tokenbus_services.fetcher.writing.attempt_writer import FRAME_BYTES
 from tokenbus_services.normalizer.logic import NormalizerLogic
 from tokenbus_services.parser.logic import ParserLogic
 from tokenbus_services.process.embedded_server import EmbeddedServer

@@ -21,8 +21,8 @@ from tokenbus_services.fetcher.attempt_runner import AttemptRunner
 from tokenbus_services.fetcher.endpoints import Providers
 from tokenbus_services.fetcher.image_offload.offload import ImageStore
 from tokenbus_services.fetcher.limits.scopes import Scopes
-from tokenbus_services.fetcher.raw_writer import RawWriter
 from tokenbus_services.fetcher.request_media import TurnMedia
+from tokenbus_services.fetcher.writing.raw_writer import RawWriter
 from tokenbus_services.runtime.in_flight import NotStarted
 from tokenbus_services.settings import LimitSettings, ProviderSettings, Settings
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.services.fetcher.test_raw_writer import frames, run, writing
+from tests.services.fetcher.writing.test_raw_writer import frames, run, writing
 from tests.unit.core.test_image_header import PNG
 from tokenbus.blobs import BlobRef, blob_id_of
 from tokenbus.bus.keys import Keys

@@ -17,7 +17,6 @@ from tokenbus.events.requests import Generate
 from tokenbus.providers.api import HttpCall
 from tokenbus.providers.file_api import LOST_STATUSES, lost_files
 from tokenbus.providers.response.decoder import MAX_ERROR_BODY_BYTES
-from tokenbus_services.fetcher.attempt_writer import AttemptWriter
 from tokenbus_services.fetcher.auth import KeyMissing, KeyUnusable
 from tokenbus_services.fetcher.calls.call_options import PLAIN, CallOptions
 from tokenbus_services.fetcher.calls.call_timeouts import CallTimeouts
@@ -25,6 +24,7 @@ from tokenbus_services.fetcher.calls.response_relay import relay_response
 from tokenbus_services.fetcher.endpoints import AuthUnavailable, Endpoint
 from tokenbus_services.fetcher.response_body import BodyRefused, beginning, described, read_body
 from tokenbus_services.fetcher.uploads.upload import AUTH_UNAVAILABLE
+from tokenbus_services.fetcher.writing.attempt_writer import AttemptWriter
 from tokenbus_services.media.body import MediaBody
 from tokenbus_services.media.errors import MediaFailed
 from tokenbus_services.net.head_bound import HeadRefused

@@ -14,12 +14,12 @@ from tokenbus.events.frames import Data, Opened
 from tokenbus.events.requests import Generate
 from tokenbus.providers.response.error_mapping import REQUEST_ID_HEADERS
 from tokenbus.providers.response.last_event import LastEvent
-from tokenbus_services.fetcher.attempt_writer import AttemptWriter
 from tokenbus_services.fetcher.calls.call_options import CallOptions
 from tokenbus_services.fetcher.calls.call_timeouts import CallTimeouts
 from tokenbus_services.fetcher.endpoints import Endpoint
 from tokenbus_services.fetcher.image_offload.offload import ImageOffloader
 from tokenbus_services.fetcher.response_body import BodyRefused
+from tokenbus_services.fetcher.writing.attempt_writer import AttemptWriter
 from tokenbus_services.redaction.events import RedactedEvents
 from tokenbus_services.redaction.redactor import RedactedStream
 

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from tests.e2e.fleet import BASE_PATHS
-from tests.services.fetcher.test_raw_writer import frames, run, writing
+from tests.services.fetcher.writing.test_raw_writer import frames, run, writing
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server

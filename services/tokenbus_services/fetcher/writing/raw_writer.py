@@ -29,9 +29,9 @@ from tokenbus.bus.server.server import Server
 from tokenbus.bus.stage.chain import Chain, Flush
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import ANY_FRAME, Ended, Lost, RawFrame, encode
-from tokenbus_services.fetcher.attempt_writer import FRAME_BYTES, AttemptWriter
 from tokenbus_services.fetcher.backpressure import LAG_POLL_S, Backpressure
-from tokenbus_services.fetcher.linger import Linger
+from tokenbus_services.fetcher.writing.attempt_writer import FRAME_BYTES, AttemptWriter
+from tokenbus_services.fetcher.writing.linger import Linger
 from tokenbus_services.runtime.task_failures import LoggedTasks
 
 FULL_PATIENCE_S = 10.0

@@ -10,7 +10,7 @@ from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
 from tokenbus.events.frames import Data, Ended
-from tokenbus_services.fetcher.raw_writer import RawWriter
+from tokenbus_services.fetcher.writing.raw_writer import RawWriter
 
 KEYS = Keys("apart", 6)
 

@@ -16,11 +16,11 @@ from tokenbus.bus.server.server import Server
 from tokenbus.errors import AttemptRefused
 from tokenbus.events.frames import Data, Ended, Lost, RawFrame, RawItem, raw_decoder
 from tokenbus.events.requests import Generate, Message
-from tokenbus_services.fetcher import raw_writer
-from tokenbus_services.fetcher.attempt_writer import AttemptWriter, FramesRefused
 from tokenbus_services.fetcher.calls.provider_call import fetch
 from tokenbus_services.fetcher.endpoints import Endpoint
-from tokenbus_services.fetcher.raw_writer import RawWriter
+from tokenbus_services.fetcher.writing import raw_writer
+from tokenbus_services.fetcher.writing.attempt_writer import AttemptWriter, FramesRefused
+from tokenbus_services.fetcher.writing.raw_writer import RawWriter
 from tokenbus_services.mock_provider import MockProvider, Reply, Script, Stall, Turn
 from tokenbus_services.settings import ProviderSettings
 
@@ -249,7 +249,7 @@ async def test_a_writer_that_a_defect_ended_raises_its_error(
     await writer.open()
     try:
         assert writer.healthy
-        monkeypatch.setattr("tokenbus_services.fetcher.raw_writer.run_scripts", broken)
+        monkeypatch.setattr("tokenbus_services.fetcher.writing.raw_writer.run_scripts", broken)
         await writer.attempt(run, 0, 1, lambda reason: None).write(Data(b"a"), urgent=True)
         await eventually(lambda: not writer.healthy)
     finally:
