@@ -4,7 +4,7 @@ The log is a stream with entry ids ``<attempt>-<seq>``. A cursor is a ``seq`` al
 locates its entry, and from then on the entry ids are the position. So a connection may break between any two reads.
 
 Stored entries are read with plain reads, few of them at once over all readers of a client. A reader that has caught up
-waits for new entries on the shared connection (stream_tail.py).
+waits for new entries on the shared connection (tailing/stream_tail.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tokenbus.bus.server.server import translated
 from tokenbus.bus.server.stream_reader import Entry, id_key
 from tokenbus.client.decode import is_end, public_event
 from tokenbus.client.deployment import Deployment, Outage
-from tokenbus.client.stream_tail import StreamFeed
+from tokenbus.client.tailing.stream_tail import StreamFeed
 from tokenbus.errors import CursorAhead, CursorTrimmed, RunNotFound, ServerUnavailable
 from tokenbus.events.public import PublicEvent
 

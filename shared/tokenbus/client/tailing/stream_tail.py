@@ -18,7 +18,7 @@ from tokenbus.bus.liveness import Liveness, wait_briefly
 from tokenbus.bus.server.fast_client import FastRedis
 from tokenbus.bus.server.server import Server, translated
 from tokenbus.bus.server.stream_reader import MAX_BLOCK_MS, Entry, id_key
-from tokenbus.client.wakeup import Wakeup
+from tokenbus.client.tailing.wakeup import Wakeup
 from tokenbus.errors import ServerUnavailable
 
 ROOM = 256

@@ -10,7 +10,7 @@ import asyncio
 
 from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.server.server import Server
-from tokenbus.client.stream_tail import StreamFeed, Tail
+from tokenbus.client.tailing.stream_tail import StreamFeed, Tail
 
 STREAMS = 1000
 """Maximum streams per tail: the server checks each of them whenever a read starts."""
