@@ -54,7 +54,7 @@ class WorkQueue:
         - ``members``: sorted set in which the worker signs on, even while the queue is empty.
         - ``idle_only``: while it returns True, take only items that no other worker takes at once.
         - ``prefers``: of streams for which it returns False, take only items that no other worker takes at once.
-        - ``fair``: tenants take turns while items wait (scripts/order.py); None: items come in stream order.
+        - ``fair``: tenants take turns while items wait (scripts/fair_order.py); None: items come in stream order.
         - ``urgent`` is called with each new item of a fair queue when it is read, even if no caller waits in `read`. It
           returns True if it has handled the item, which then does not wait for its turn.
         - ``unreadable`` is awaited with an item that breaks every connection on which it is read. The values of its
