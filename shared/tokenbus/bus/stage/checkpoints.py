@@ -138,6 +138,10 @@ class OpenRuns:
         self._since[run] = max(saved.at, offset, key=id_key), 0
         self._saved[run] = size
 
+    def not_restored(self, run: str, *, size: int) -> None:
+        """The run's checkpoint cannot be read. If the replay restores the run all the same, its end deletes it."""
+        self._saved[run] = size
+
     def finish_replay(self) -> list[str]:
         """Order the runs by their offsets; return them."""
         self._since = OrderedDict(sorted(self._since.items(), key=lambda item: id_key(item[1][0])))
@@ -196,6 +200,7 @@ class OpenRuns:
 
     def drop_unread(self, run: str, commit: Commit) -> None:
         """Delete a checkpoint that could not be restored, and its pieces, whose numbers are not known then."""
+        self._saved.pop(run, None)
         commit.drop(self._state_key, run)
         commit.expire(self._pieces_key(run), 0)
 

@@ -169,6 +169,7 @@ class Partition:
                     self.runs.restore(run, saved, of_run, size=len(data), offset=self.offset)
             except Exception as e:  # written by another version, for example: affects this run only
                 self._lost_state.unread_checkpoint(run, f"{type(e).__name__}: {e}")
+                self.runs.not_restored(run, size=len(data))
 
     def replay(self, entries: Sequence[Entry]) -> None:
         """Apply entries that an earlier owner committed; drop their outputs."""

@@ -238,3 +238,15 @@ def test_a_checkpoint_that_cannot_be_read_costs_its_own_run_alone(broken: bytes)
     assert part.unread == ["broken", "\ufffd"]
     part.apply_and_build([(b"2-0", {b"broken": b"+1", b"whole": b"+2"})])
     assert (logic.runs["broken"].total, logic.runs["whole"].total) == (1, 7)
+
+
+def test_a_checkpoint_that_cannot_be_read_and_is_not_needed_goes_with_its_run() -> None:
+    entries = entries_of([{"a": b"+1"}, {"a": b"end"}])
+    store = Store(entries)
+    part = store.take_over(ToyLogic(0, KEYS), 1)
+    store.commit(part, part.apply_and_build(entries[:1]))
+    store.states[b"a"] = b"\xc1"
+    part = store.take_over(ToyLogic(0, KEYS), 1)
+    assert part.fail_unreadable({}) is None, "its input is there, so it continues"
+    store.commit(part, part.apply_and_build(entries[1:]))
+    assert store.states == {}
