@@ -12,6 +12,7 @@ from msgspec import inspect
 
 from tests.clients.plain import commands
 from tests.unit.docs.pages import page, quoted, rows, sections
+from tests.unit.docs.sent_fields import OF_ONE_API, SENT
 from tokenbus.core.request import bounds
 from tokenbus.core.request.parse import MAX_REQUEST_BYTES, request_from
 from tokenbus.core.request.tenant import MAX_TENANT_CHARS
@@ -169,11 +170,25 @@ def body(api: str, given: dict[str, Any]) -> bytes | None:
     return call.path.encode() + call.body
 
 
+def named(apis: list[str]) -> str:
+    return "all" if len(apis) == len(MODELS) else ", ".join(f"`{api}`" for api in apis) or BUS
+
+
 def sent_to(field: str, example: Any) -> str:
     """The APIs whose calls differ with the field, in the page's words."""
     beside = BESIDE.get(field, {})
-    apis = [api for api in MODELS if body(api, {**beside, field: example}) not in (None, body(api, beside))]
-    return "all" if len(apis) == len(MODELS) else ", ".join(f"`{api}`" for api in apis) or BUS
+    return named([api for api in MODELS if body(api, {**beside, field: example}) not in (None, body(api, beside))])
+
+
+def field_sent_to(name: str, field: str) -> str:
+    """The same for a field of an object of a request: the APIs whose calls differ with its value."""
+    if field in OF_ONE_API:
+        return OF_ONE_API[field]
+    example, others, requests_with = SENT[name]
+    other = example | {field: others[field]}
+    return named(
+        [api for api in MODELS if any(body(api, w(other)) not in (None, body(api, w(example))) for w in requests_with)]
+    )
 
 
 def test_each_object_of_a_request_is_on_the_page_and_no_other() -> None:
@@ -201,10 +216,15 @@ def test_a_field_is_sent_to_the_apis_that_the_page_names_and_its_example_is_take
 @pytest.mark.parametrize("kind", OBJECTS, ids=OBJECTS.values())
 def test_an_object_of_a_request_is_as_the_page_says(kind: type[msgspec.Struct]) -> None:
     expected = {field.encode_name: (value(field.type), default(field)) for field in fields(kind)}
-    documented = {
-        quoted(name): (documented, otherwise) for name, documented, otherwise, what in rows(PAGE[OBJECTS[kind]]) if what
-    }
-    assert documented == expected
+    table = rows(PAGE[OBJECTS[kind]])
+    assert {quoted(name): (kind, otherwise) for name, kind, otherwise, *_, what in table if what} == expected
+
+
+@pytest.mark.parametrize("name", SENT)
+def test_the_fields_of_an_object_are_sent_to_the_apis_that_the_page_names(name: str) -> None:
+    documented = {quoted(field): apis for field, _, _, apis, _ in rows(PAGE[name])}
+    assert documented == {field: field_sent_to(name, field) for field in documented}
+    assert SENT[name].others.keys() == documented.keys() - OF_ONE_API.keys()
 
 
 @pytest.mark.parametrize("kind", OBJECTS, ids=OBJECTS.values())
