@@ -44,6 +44,6 @@ class ConsumerGroup:
         if "NOGROUP" in str(error):  # the stream was deleted, or the server restarted empty
             with suppress(RedisError, OSError):
                 await self.declare(self.streams)
-        else:
-            beat()
-            await asyncio.sleep(pause)
+                return
+        beat()
+        await asyncio.sleep(pause)
