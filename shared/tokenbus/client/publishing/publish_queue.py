@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -114,20 +114,28 @@ class PublishQueue:
     async def _send_all(self) -> None:
         while batch := self._batch():
             try:
-                replies = await self._send(batch)
+                self._pass_on(batch, await self._send(batch))
+            except asyncio.CancelledError:  # `close` is cancelled: no caller may wait for an answer any more
+                self._fail(batch, RuntimeError("the client is closed"))
+                raise
             except Exception as e:
-                for entry in batch:
-                    if not entry.taken.done():
-                        entry.taken.set_exception(e)
+                self._fail(batch, e)
+
+    def _pass_on(self, batch: Sequence[_Entry], replies: Sequence[Any]) -> None:
+        for entry, reply in zip(batch, replies, strict=True):
+            if entry.taken.done():
                 continue
-            for entry, reply in zip(batch, replies, strict=True):
-                if entry.taken.done():
-                    continue
-                if reply is None:
-                    full = ServerFull(self._stream, f"{entry.most} requests wait to be taken in")
-                    entry.taken.set_exception(full)
-                else:
-                    entry.taken.set_result(None)
+            if reply is None:
+                full = ServerFull(self._stream, f"{entry.most} requests wait to be taken in")
+                entry.taken.set_exception(full)
+            else:
+                entry.taken.set_result(None)
+
+    @staticmethod
+    def _fail(batch: Sequence[_Entry], error: Exception) -> None:
+        for entry in batch:
+            if not entry.taken.done():
+                entry.taken.set_exception(error)
 
     def _batch(self) -> list[_Entry]:
         """The next batch, without entries whose callers have stopped waiting."""
