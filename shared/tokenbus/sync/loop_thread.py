@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -25,16 +26,30 @@ class LoopThread:
         return self._thread is not None
 
     def start(self) -> None:
-        """Start the thread; return once its loop runs."""
-        started = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run(started)), name="tokenbus", daemon=True)
+        """Start the thread; return once its loop runs. Raises OSError if no loop can be made."""
+        started: Future[None] = Future()
+        self._thread = threading.Thread(target=self._main, args=(started,), name="tokenbus", daemon=True)
         self._thread.start()
-        started.wait()
+        try:
+            started.result()
+        except OSError:
+            self._thread = None
+            raise
 
-    async def _run(self, started: threading.Event) -> None:
+    def _main(self, started: Future[None]) -> None:
+        work = self._run(started)
+        try:
+            asyncio.run(work)
+        except BaseException as e:
+            work.close()
+            if started.done():
+                raise
+            started.set_exception(e)  # no loop could be made, for example: too many open files
+
+    async def _run(self, started: Future[None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._over = asyncio.Event()
-        started.set()
+        started.set_result(None)
         await self._over.wait()
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
