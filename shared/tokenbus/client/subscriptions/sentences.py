@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import aclosing
 from typing import Literal
 
@@ -25,10 +25,11 @@ from tokenbus.client.deployment import Deployment
 from tokenbus.client.subscriptions.async_iteration import EnteredOrIterated, until_stopped
 from tokenbus.client.subscriptions.block_sentences import LOOK_S, BlockSentences, Sentence
 from tokenbus.client.subscriptions.cursor import Cursor
+from tokenbus.client.subscriptions.gaps import Gaps
 from tokenbus.client.subscriptions.group import SharedSubscription
 from tokenbus.client.subscriptions.ordered import OrderedSubscription
 from tokenbus.client.subscriptions.per_run_handlers import each
-from tokenbus.errors import ServerUnavailable
+from tokenbus.errors import Malformed, ServerUnavailable
 from tokenbus.events.public import (
     TERMINAL,
     BlockComplete,
@@ -203,7 +204,20 @@ class SentenceSubscription(EnteredOrIterated[Sentence]):
                         return "open"
         except ServerUnavailable:
             return "open"
-        return "complete" if gone else run_outcome(voice.block, [public_event(log, entry) for entry in entries])
+        return "complete" if gone else run_outcome(voice.block, events_of(log, entries, self._chunks.gaps))
+
+
+def events_of(log: str, entries: Iterable[Entry], gaps: Gaps) -> list[PublicEvent]:
+    """The events of a run's log. Entries that are none are counted and skipped, as those of a topic are: they end no
+    other run's sentences.
+    """
+    events: list[PublicEvent] = []
+    for entry in entries:
+        try:
+            events.append(public_event(log, entry))
+        except Malformed as e:
+            gaps.was_malformed(e)
+    return events
 
 
 def run_outcome(block: int, events: list[PublicEvent]) -> Fate:
