@@ -7,6 +7,7 @@ the first result is returned while the others keep waiting.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
@@ -17,6 +18,8 @@ from redis.exceptions import TimeoutError as NoReply
 from tokenbus.bus.server.error_replies import is_alien, is_final, may_pass
 from tokenbus.bus.server.retry import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from tokenbus.bus.server.server import Server
+
+log = logging.getLogger(__name__)
 
 Fields: TypeAlias = dict[bytes, bytes]
 Entry: TypeAlias = tuple[bytes, Fields]
@@ -142,6 +145,8 @@ class StreamReader:
             del self._apart[group]
             self._count(group, task.exception())
             if error := task.exception():
+                if group not in self._pauses and not isinstance(error, RedisError | OSError):
+                    log.error("read of %s failed, and is tried again", ", ".join(group), exc_info=error)
                 failed = error
                 pause = self._pauses.get(group, FIRST_PAUSE_S / 2)
                 self._pauses[group] = min(2 * pause, LONGEST_PAUSE_S)
