@@ -201,7 +201,12 @@ class InFlight:
 
     async def _begin(self, work: _Work) -> None:
         work.progress = ItemWork(self._liveness)
-        await self._work(work.item)
+        try:
+            await self._work(work.item)
+        except (asyncio.CancelledError, NotStarted, Later) as e:
+            # The task keeps the error, its traceback keeps the work's frames, and their timeouts know the task. Only
+            # Python's collector would free all that.
+            raise e.with_traceback(None) from None
 
     def _ended(self, work: _Work, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else _error_of(task)
@@ -251,6 +256,7 @@ class InFlight:
     def _remove(self, work: _Work) -> None:
         if self._items.get(_key(work.item)) is work:  # false if the item came back while its lost work was ending
             del self._items[_key(work.item)]
+        work.task = None
         self._room.release()
         if not work.over.done():
             work.over.set_result(None)

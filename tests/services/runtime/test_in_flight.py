@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TypeAlias, cast
 from unittest.mock import AsyncMock, Mock
+from weakref import ref
 
 import pytest
 
@@ -315,3 +317,35 @@ async def test_work_that_cannot_be_done_now_is_requeued_at_the_end_of_its_queue(
     await eventually(lambda: not len(inflight))
     queue.requeue.assert_awaited_once_with([ITEM])
     queue.finish.assert_not_awaited()
+
+
+class _Buffer:
+    """What the work holds."""
+
+
+@pytest.mark.parametrize("ends", ["stopped", Later])
+async def test_the_frames_of_stopped_and_postponed_work_are_freed_without_the_collector(ends: object) -> None:
+    begun, held = asyncio.Event(), list[ref[_Buffer]]()
+
+    async def work(item: QueueItem) -> None:
+        buffer, limit = _Buffer(), asyncio.timeout(60)
+        held.append(ref(buffer))
+        async with limit:  # knows this task
+            begun.set()
+            if ends is Later:
+                raise Later
+            await asyncio.Event().wait()
+        del buffer
+
+    queue = Mock(finish=AsyncMock(), requeue=AsyncMock())
+    inflight = in_flight(queue, work)
+    gc.collect()
+    gc.disable()
+    try:
+        await inflight.start(ITEM)
+        await begun.wait()
+        inflight.stop_item(ITEM)
+        await inflight.drain(60)
+        await eventually(lambda: held[0]() is None, timeout=10)
+    finally:
+        gc.enable()
