@@ -16,17 +16,17 @@ RUNS = 10_000
 
 
 async def main(forbidden: list[str]) -> None:
-    said: dict[str, str] = defaultdict(str)
+    tails: dict[str, str] = defaultdict(str)
     stopped: set[str] = set()
 
     async with Client() as bus:
 
         async def watch(chunk: Chunk) -> None:
-            said[chunk.run] = (said[chunk.run] + chunk.text.casefold())[-KEPT:]
-            if len(said) > RUNS:
-                stopped.discard(oldest := next(iter(said)))
-                del said[oldest]
-            found = next((word for word in forbidden if word in said[chunk.run]), None)
+            tails[chunk.run] = (tails[chunk.run] + chunk.text.casefold())[-KEPT:]
+            if len(tails) > RUNS:
+                stopped.discard(oldest := next(iter(tails)))
+                del tails[oldest]
+            found = next((word for word in forbidden if word in tails[chunk.run]), None)
             if found and chunk.run not in stopped:  # chunks already published still arrive
                 stopped.add(chunk.run)
                 await bus.cancel(chunk.run, f"moderation: {found}", heard_through=chunk.seq)

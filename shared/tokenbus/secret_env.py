@@ -58,7 +58,7 @@ class Secret:
 
     @property
     def value(self) -> str:
-        """The secret as it is now. If its file has gone or is not valid any more, the last one."""
+        """The secret as it is now. If its file is missing or no longer valid, the last value."""
         if self._path and self._clock() - self._looked_at >= POLL_S:
             self._look()
         return self._value
@@ -81,7 +81,7 @@ class Secret:
         try:
             found = read_secret(self.name, self._path)
         except SettingsError:
-            return  # half written, perhaps: the next look tells
+            return  # perhaps half written: read again at the next check
         if not self._problem(found):
             self._stamp = stamp
             if found != self._value:

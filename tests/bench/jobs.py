@@ -53,7 +53,7 @@ class Listen(msgspec.Struct, frozen=True):
     timeout_s: float
 
 
-class Heard(msgspec.Struct, frozen=True):
+class Received(msgspec.Struct, frozen=True):
     """The subscriber's answer: arrays of int64, nanoseconds of the monotonic clock, which all processes share."""
 
     sent: bytes

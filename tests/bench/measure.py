@@ -12,7 +12,7 @@ from uuid import uuid4
 import msgspec
 
 from tests.bench import bare, subscriber
-from tests.bench.jobs import CHAIN, Heard, Listen, Load
+from tests.bench.jobs import CHAIN, Listen, Load, Received
 from tests.bench.procs import cpu_s
 from tests.bench.stack import PIPELINE, PROVIDER, SERVICES, Stack, service_of
 
@@ -84,7 +84,7 @@ class Meter:
         ready = self._listen(streams, load)
         before = self._state()
         runs = self._publish(load, load.name, fields)
-        received = self._heard(ready, load)
+        received = self._received(ready, load)
         self._ended(runs, b"completed")
         time.sleep(settle_s)
         counted = tuple(name for name in stack.pids if service_of(name) in (*SERVICES_COUNTED, PIPELINE))
@@ -98,7 +98,7 @@ class Meter:
         ready = self._listen([bare.STREAMS[-1]], load)
         before = self._state()
         stack.desk.give("source", load)
-        received = self._heard(ready, load)
+        received = self._received(ready, load)
         stack.desk.answer("source", bool, load.timeout_s)
         sample = self._sample(received, load, before, BARE_COUNTED)
         stack.client.delete(*bare.STREAMS)
@@ -110,7 +110,7 @@ class Meter:
         streams = self._visible()
         ready = self._listen(streams, load)
         runs = self._publish(load, script, {})
-        self._heard(ready, load)
+        self._received(ready, load)
         yield
         for run in runs:
             self._request({"type": "cancel", "run": run})
@@ -149,8 +149,8 @@ class Meter:
     def _request(self, request: dict[str, object]) -> None:
         self._stack.client.xadd(self._stack.keys.requests, {"__data__": msgspec.json.encode(request)})
 
-    def _heard(self, begin: float, load: Load) -> Heard:
-        received = self._stack.desk.answer(subscriber.NAME, Heard, load.timeout_s + 10)
+    def _received(self, begin: float, load: Load) -> Received:
+        received = self._stack.desk.answer(subscriber.NAME, Received, load.timeout_s + 10)
         if (came := len(received.sent) // 8) != load.total:
             took = time.monotonic() - begin
             raise TimeoutError(f"{came} of {load.total} chunks came within {took:.0f} s")
@@ -173,7 +173,7 @@ class Meter:
         return {name: cpu_s(pid) for name, pid in self._stack.pids.items()}, counts
 
     def _sample(
-        self, received: Heard, load: Load, before: tuple[dict[str, float], dict[str, int]], counted: tuple[str, ...]
+        self, received: Received, load: Load, before: tuple[dict[str, float], dict[str, int]], counted: tuple[str, ...]
     ) -> Sample:
         after = self._state()
         sent, arrived = array("q", received.sent), array("q", received.arrived)

@@ -15,7 +15,7 @@ import msgspec
 import redis.asyncio
 import uvloop
 
-from tests.bench.jobs import Heard, Listen, Worker
+from tests.bench.jobs import Listen, Received, Worker
 
 NAME = "subscriber"
 READ_COUNT = 1000
@@ -46,7 +46,7 @@ async def _end(client: Any, stream: str) -> Any:
     return last[0][0] if last else "0-0"
 
 
-async def _listen(client: Any, job: Listen, offsets: dict[str, Any]) -> Heard:
+async def _listen(client: Any, job: Listen, offsets: dict[str, Any]) -> Received:
     sent, arrived = array("q"), array("q")
     now = asyncio.get_running_loop().time
     until = now() + job.timeout_s
@@ -59,7 +59,7 @@ async def _listen(client: Any, job: Listen, offsets: dict[str, Any]) -> Heard:
                 stamps = [int(word) for word in _decoder.decode(fields[b"__data__"]).text.split()]
                 sent.extend(stamps)
                 arrived.extend([time.monotonic_ns()] * len(stamps))
-    return Heard(sent.tobytes(), arrived.tobytes())
+    return Received(sent.tobytes(), arrived.tobytes())
 
 
 if __name__ == "__main__":

@@ -128,19 +128,19 @@ async def watch(signals: Signals) -> None:
     """Read the signals once a second; the doctor and the metrics at their times."""
     clock = asyncio.get_running_loop().time
     begin, doctors, metrics = clock(), list(DOCTOR_AT), list(METRICS_AT)
-    asked: list[asyncio.Task[None]] = []
+    request_tasks: list[asyncio.Task[None]] = []
     while (since := clock() - begin) < WATCH_S:
         await signals.look()
         if doctors and since >= doctors[0]:
             doctors.pop(0)
-            asked.append(asyncio.create_task(signals.doctor()))
+            request_tasks.append(asyncio.create_task(signals.doctor()))
         if metrics and since >= metrics[0]:
             metrics.pop(0)
             await signals.metrics()
         await asyncio.sleep(1)
-    for task in asked:
+    for task in request_tasks:
         task.cancel()  # a doctor that takes this long is no help
-    await asyncio.gather(*asked, return_exceptions=True)
+    await asyncio.gather(*request_tasks, return_exceptions=True)
 
 
 def main() -> None:

@@ -112,12 +112,12 @@ def _has(share: float, number: int, shift: int) -> bool:
 
 def _plan(names: str) -> Plan:
     """Plan a round with these faults alone. Ends the program if one is unknown."""
-    asked = {name.strip() for name in names.split(",")}
-    if unknown := asked - {*ALL, *THROUGHOUT}:
+    selected = {name.strip() for name in names.split(",")}
+    if unknown := selected - {*ALL, *THROUGHOUT}:
         sys.exit(f"no such fault: {', '.join(unknown)}; the known faults are {', '.join((*ALL, *THROUGHOUT))}")
-    weights: dict[Fault, int] = {fault: weight for fault, weight in ALL.items() if fault in asked}
-    plan = Plan(seed="", seconds=0, harmful=HARMFUL, rates=Rates(weights=weights), clocks="clocks" in asked)
-    return plan if "hostile" in asked else msgspec.structs.replace(plan, hostile=0.0)
+    weights: dict[Fault, int] = {fault: weight for fault, weight in ALL.items() if fault in selected}
+    plan = Plan(seed="", seconds=0, harmful=HARMFUL, rates=Rates(weights=weights), clocks="clocks" in selected)
+    return plan if "hostile" in selected else msgspec.structs.replace(plan, hostile=0.0)
 
 
 def _rounds(seconds: float, only: int | None, longest: float) -> Iterator[tuple[int, float]]:

@@ -187,9 +187,9 @@ async def hostile_provider(*, port: int = 0) -> AsyncGenerator[str]:
             with suppress(OSError, RuntimeError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
                 head = (await reader.readuntil(b"\r\n\r\n")).lower()
                 size = int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0)
-                asked: dict[str, Any] = msgspec.json.decode(await reader.readexactly(size))
+                request_body: dict[str, Any] = msgspec.json.decode(await reader.readexactly(size))
                 async with asyncio.timeout(_LONG_S):
-                    await ways[asked["model"]](send)
+                    await ways[request_body["model"]](send)
         except asyncio.CancelledError:
             return  # the round is over; asyncio's streams treat a cancelled callback as a failed one
         finally:

@@ -99,7 +99,7 @@ class Exit(msgspec.Struct, frozen=True):
 
     kind: str
     pid: int
-    asked: int | None
+    requested: int | None
     """The signal that was sent to end it; None: it ended by itself."""
     status: int
     ready: bool

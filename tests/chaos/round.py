@@ -126,7 +126,7 @@ async def play(plan: Plan, directory: Path) -> Record:
         await asyncio.gather(publishing, visiting, audience.keep_looking(until=visiting))
         if not await audience.all_ended(plan.settle_s):
             for worker in workers.well():
-                worker.tell()
+                worker.report_tasks()
         with suppress(AssertionError):  # the judge reports what still changes
             await eventually(
                 lambda: observer.at_rest(client, prefix, audience.spread), timeout=min(REST_S, plan.settle_s)

@@ -104,11 +104,11 @@ class Stage:
         self.scenes[scene.story.run] = scene
         return scene
 
-    def script_for(self, asked: ModelRequest) -> Script | None:
+    def script_for(self, request: ModelRequest) -> Script | None:
         """The provider's answer: the last word of a request is its run."""
-        if asked.token.startswith(crowd.TOKEN):
+        if request.token.startswith(crowd.TOKEN):
             return crowd.SCRIPT
-        scene = self.scenes.get(asked.token)
+        scene = self.scenes.get(request.token)
         return scene.script if scene else None
 
 

@@ -122,9 +122,9 @@ def key(name: str, **fields: Any) -> Callable[[Record], None]:
 
 
 def ended(
-    asked: int | None, status: int, ready: bool = True, task_fault_s: float | None = None
+    requested: int | None, status: int, ready: bool = True, task_fault_s: float | None = None
 ) -> Callable[[Record], None]:
-    return lambda record: record.exits.append(Exit("tools", 9, asked, status, ready, "2-tools.log", task_fault_s))
+    return lambda record: record.exits.append(Exit("tools", 9, requested, status, ready, "2-tools.log", task_fault_s))
 
 
 def changed(placing: int = 5, fresh: tuple[str, ...] = (RUN,)) -> Callable[[Record], None]:
@@ -326,10 +326,10 @@ def test_a_worker_that_found_no_server_at_its_start_may_exit():
     assert judge(record) == []
 
 
-@pytest.mark.parametrize(("asked", "status", "task_fault_s"), [(None, 7, 3.0), (None, 7, None), (15, 0, 2.0)])
-def test_a_worker_that_could_not_continue_may_exit(asked: int | None, status: int, task_fault_s: float | None):
+@pytest.mark.parametrize(("requested", "status", "task_fault_s"), [(None, 7, 3.0), (None, 7, None), (15, 0, 2.0)])
+def test_a_worker_that_could_not_continue_may_exit(requested: int | None, status: int, task_fault_s: float | None):
     record = well()
-    ended(asked, status, task_fault_s=task_fault_s)(record)
+    ended(requested, status, task_fault_s=task_fault_s)(record)
     assert judge(record) == []
 
 

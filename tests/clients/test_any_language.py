@@ -190,12 +190,12 @@ def test_a_group_shares_acknowledges_and_takes_over(bus: LocalBus, execute: Exec
 
 def test_a_gap_shows_as_nothing_kept_up_to_a_position(bus: LocalBus, execute: Execute) -> None:
     two_runs(bus, execute)
-    (ask,) = section("What is kept")
+    (request,) = section("What is kept")
     entries = ids(execute(bus.url, "XRANGE tokenbus:{6}:visible - +"))
     assert len(entries) > 1
-    assert ids(execute(bus.url, ask.replace(" ID ", f" {entries[0]} "))) == entries[:1]
+    assert ids(execute(bus.url, request.replace(" ID ", f" {entries[0]} "))) == entries[:1]
     execute(bus.url, "XTRIM tokenbus:{6}:visible MAXLEN 1")
-    assert ids(execute(bus.url, ask.replace(" ID ", f" {entries[0]} "))) == []
+    assert ids(execute(bus.url, request.replace(" ID ", f" {entries[0]} "))) == []
 
 
 def test_an_invalid_request_is_reported(bus: LocalBus, execute: Execute) -> None:

@@ -35,16 +35,18 @@ WEATHER = {"name": "weather", "parameters": {"type": "object", "properties": {"c
 GATE = {"name": "gate", "parameters": {"type": "object", "properties": {"gate": {"type": "string"}}}}
 
 
-def asks(gate: str) -> ToolCall:
+def tool_call(gate: str) -> ToolCall:
     """A call that returns once this gate is open."""
     return ToolCall(name="gate", arguments={"gate": gate})
 
 
 ACTS = (
-    Turn(says=Reply(text="I ask.", tool_calls=(asks("acts-0"),)), fault=Stall()),
-    Turn(says=Reply(thinking="well well", text="So.", tool_calls=(asks("acts-1"),)), fault=Stall(after_text="well")),
-    Turn(says=Reply(text="as I said", tool_calls=(asks("acts-2"),)), fault=Stall(after_text="said")),
-    Turn(says=Reply(text=f"{HELD}acts-3", tool_calls=(asks("acts-2"),))),
+    Turn(says=Reply(text="I ask.", tool_calls=(tool_call("acts-0"),)), fault=Stall()),
+    Turn(
+        says=Reply(thinking="well well", text="So.", tool_calls=(tool_call("acts-1"),)), fault=Stall(after_text="well")
+    ),
+    Turn(says=Reply(text="as I said", tool_calls=(tool_call("acts-2"),)), fault=Stall(after_text="said")),
+    Turn(says=Reply(text=f"{HELD}acts-3", tool_calls=(tool_call("acts-2"),))),
     Turn(says=Reply(text="never"), fault=Status(status=429, headers={"retry-after": "29"})),
 )
 """Of one run, each state in a turn of its own."""

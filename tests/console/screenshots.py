@@ -40,7 +40,7 @@ TEXTS = (
     "Dear Ms Okafor, thank you for your patience. Your refund of 84.20 was sent today; it reaches you by Thursday.",
 )
 WEATHER = {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}
-ASKS = Turn(
+TOOL_TURN = Turn(
     says=Reply(
         thinking="The user asks about an umbrella this afternoon. That depends on rain, so I look at the weather, "
         "and say so, because the wait is long enough to notice.",
@@ -69,7 +69,7 @@ def script(bus: LocalBus) -> None:
         bus.model_says(f"{model}-long", slow)
     bus.model_says("gpt-6-mini", Turn(says=Reply(), fault=Status(status=400)))
     bus.model_says("claude-haiku-5", Turn(says=Reply(text="Let me "), fault=Stall()))
-    bus.model_says("claude-opus-5", ASKS, ANSWERS)
+    bus.model_says("claude-opus-5", TOOL_TURN, ANSWERS)
 
 
 def publish(bus: LocalBus, provider: str, model: str, tenant: str, **fields: Any) -> str:

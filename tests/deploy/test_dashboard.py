@@ -18,7 +18,7 @@ import pytest
 from tests.deploy.prometheus_server import OBSERVABILITY, Prometheus, needs_prometheus, prometheus
 from tests.e2e.conftest import WEATHER, sender
 from tests.e2e.fleet import WITH_TOOLS, Fleet, Kind, ended, fleet
-from tests.e2e.media.test_media import PNG, asks, upload
+from tests.e2e.media.test_media import PNG, message_with, upload
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
@@ -128,10 +128,10 @@ async def test_every_query_of_every_panel_finds_data_after_a_load(
             def of(name: str, **fields: Any) -> Any:
                 return send(name, f"{name} {wave} {fields}", metadata={"tenant": "acme"}, **fields)
 
-            seen = send("plain", provider="openai-responses", messages=asks(source))
-            asked = [of("forecast", tools=[WEATHER], record=True), of("painted", provider="gemini"), of("retried")]
-            asked += [of("plain", policies=["stops"]), of("plain", policies=["exits"]), of("gone"), seen]
-            runs = await asyncio.gather(*asked, send("plain", provider="nobody"))
+            seen = send("plain", provider="openai-responses", messages=message_with(source))
+            request = [of("forecast", tools=[WEATHER], record=True), of("painted", provider="gemini"), of("retried")]
+            request += [of("plain", policies=["stops"]), of("plain", policies=["exits"]), of("gone"), seen]
+            runs = await asyncio.gather(*request, send("plain", provider="nobody"))
             await asyncio.to_thread(complete, gateway.url, f"gateway {wave}")
             await ended(server.client, keys, runs)
 

@@ -35,8 +35,8 @@ async def test_policies_run_while_the_answer_streams(deployment: Deployment) -> 
     judge = CallJudge(CallJudgeOptions(provider="anthropic", model="strict", notice="Blocked: {reason}."))
     decisions: list[Decision] = []
     tools = [{"name": "weather", "parameters": {"type": "object"}}]
-    asked = bus.stream(deployment.request("asks", tools=tools))
-    received = Response.of([e async for e in apply_policies(asked, judge, client=bus, on_decision=decisions.append)])
+    request = bus.stream(deployment.request("asks", tools=tools))
+    received = Response.of([e async for e in apply_policies(request, judge, client=bus, on_decision=decisions.append)])
     assert not received.tool_calls
     assert received.text.startswith("Blocked: it is nobody's business.")
     assert [(d.action, d.tool_name) for d in decisions] == [("block", "weather")]

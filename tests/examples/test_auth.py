@@ -120,6 +120,6 @@ async def test_entra_id_asks_with_the_clients_secret(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("AZURE_CLIENT_SECRET", "s3cret-of-azure")
     auth = example("entra_id").azure("contoso", "client-1")
     assert await auth.headers(CALL) == {"authorization": "Bearer token-1"}
-    [asked] = issuer.asked
-    assert str(asked.url) == "https://login.microsoftonline.com/contoso/oauth2/v2.0/token"
-    assert b"client_secret=s3cret-of-azure" in asked.content
+    [request] = issuer.asked
+    assert str(request.url) == "https://login.microsoftonline.com/contoso/oauth2/v2.0/token"
+    assert b"client_secret=s3cret-of-azure" in request.content

@@ -43,10 +43,10 @@ class Voice(tts.TTS):
         super().__init__(capabilities=tts.TTSCapabilities(streaming=False), sample_rate=RATE, num_channels=1)
 
     def synthesize(self, text: str, *, conn_options: APIConnectOptions = AT_ONCE) -> tts.ChunkedStream:
-        return Silence(tts=self, input_text=text, conn_options=conn_options)
+        return SilentAudio(tts=self, input_text=text, conn_options=conn_options)
 
 
-class Silence(tts.ChunkedStream):
+class SilentAudio(tts.ChunkedStream):
     async def _run(self, output_emitter: tts.AudioEmitter) -> None:
         output_emitter.initialize(request_id="voice", sample_rate=RATE, num_channels=1, mime_type="audio/pcm")
         output_emitter.push(bytes(2 * RATE))
@@ -93,14 +93,14 @@ async def session_with(model: llm.LLM, *tools: Any, speaker: Speaker | None = No
     return session
 
 
-def asking(text: str = "Hello.") -> llm.ChatContext:
+def chat_context(text: str = "Hello.") -> llm.ChatContext:
     context = llm.ChatContext.empty()
     context.add_message(role="user", content=text)
     return context
 
 
 async def test_an_answer_has_its_text_its_usage_and_the_id_of_its_run(local: LocalBus, bus: Client) -> None:
-    stream = livekit.LLM(bus, provider="anthropic", model="text").chat(chat_ctx=asking())
+    stream = livekit.LLM(bus, provider="anthropic", model="text").chat(chat_ctx=chat_context())
     answer = await stream.collect()
     assert answer.text == SENTENCES
     assert answer.usage
@@ -129,8 +129,8 @@ async def test_an_interrupted_turn_is_cancelled_with_what_was_spoken_of_it(local
     speaker.playing = False
     reply = session.generate_reply(user_input="I shall be brief, too.")
     await eventually(lambda: len(local.exchanges) > begun + 1 and model._turns._recent[-1].ended)
-    asked = local.requests[begun + 1]["messages"]
-    assert [part["text"] for message in asked if message["role"] == "assistant" for part in message["content"]] == [
+    requests = local.requests[begun + 1]["messages"]
+    assert [part["text"] for message in requests if message["role"] == "assistant" for part in message["content"]] == [
         HEARD
     ]
     started = await anext(aiter(bus.follow(model._turns._recent[-1].run)))
@@ -160,25 +160,25 @@ async def test_a_turn_that_livekit_requests_again_is_one_run_and_continues(
     errors: list[Any] = []
     model.on("error", errors.append)
     begun = len(local.exchanges)
-    answer = await model.chat(chat_ctx=asking(), conn_options=AT_ONCE).collect()
+    answer = await model.chat(chat_ctx=chat_context(), conn_options=AT_ONCE).collect()
     assert answer.text == SENTENCES
     assert [error.recoverable for error in errors] == [True]
     assert len(local.exchanges) == begun + 1
 
 
 async def test_a_tool_of_the_agent_runs_there_and_its_result_goes_back(local: LocalBus, bus: Client) -> None:
-    asked: list[str] = []
+    requested: list[str] = []
 
     @function_tool
     async def place(of: str) -> str:
         """Where somebody is."""
-        asked.append(of)
+        requested.append(of)
         return f"{of} is here"
 
     model = livekit.LLM(bus, provider="anthropic", model="calls")
     session = await session_with(model, place)
     result = await session.run(user_input="Where is Ann?")
-    assert asked == ["Ann"]
+    assert requested == ["Ann"]
     message: Any = result.events[-1].item
     assert message.text_content == "So: Ann is here"
     await session.aclose()
@@ -186,7 +186,7 @@ async def test_a_tool_of_the_agent_runs_there_and_its_result_goes_back(local: Lo
 
 async def test_what_a_policy_replaces_is_never_spoken(local: LocalBus, bus: Client) -> None:
     model = livekit.LLM(bus, provider="anthropic", model="text", policies=["quiet"])
-    answer = await model.chat(chat_ctx=asking()).collect()
+    answer = await model.chat(chat_ctx=chat_context()).collect()
     assert answer.text == SENTENCES.replace("umbrella", "coat")
 
 
@@ -194,7 +194,7 @@ async def test_what_a_policy_replaces_is_never_spoken(local: LocalBus, bus: Clie
 async def test_a_failure_that_the_bus_has_tried_is_not_tried_again(
     local: LocalBus, bus: Client, name: str, status: int
 ) -> None:
-    stream = livekit.LLM(bus, provider="anthropic", model=name).chat(chat_ctx=asking(), conn_options=AT_ONCE)
+    stream = livekit.LLM(bus, provider="anthropic", model=name).chat(chat_ctx=chat_context(), conn_options=AT_ONCE)
     with pytest.raises(APIStatusError) as caught:
         await stream.collect()
     assert (caught.value.status_code, caught.value.retryable) == (status, False)
@@ -202,7 +202,7 @@ async def test_a_failure_that_the_bus_has_tried_is_not_tried_again(
 
 async def test_text_that_may_be_taken_back_is_refused(bus: Client) -> None:
     with pytest.raises(Exception, match="takes text back"):
-        livekit.LLM(bus, provider="anthropic", model="text", on_failure="restart").chat(chat_ctx=asking())
+        livekit.LLM(bus, provider="anthropic", model="text", on_failure="restart").chat(chat_ctx=chat_context())
 
 
 async def test_the_agent_of_the_guide_runs(local: LocalBus, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,7 +238,7 @@ async def plain(local: LocalBus) -> AsyncGenerator[Any]:
 
 async def test_livekits_own_openai_plug_in_reads_the_gateway(local: LocalBus, plain: Any) -> None:
     plain._opts.model = "anthropic/text"
-    answer = await plain.chat(chat_ctx=asking()).collect()
+    answer = await plain.chat(chat_ctx=chat_context()).collect()
     assert answer.text == SENTENCES
 
 
@@ -246,7 +246,7 @@ async def test_an_interruption_of_livekits_own_plug_in_closes_the_call_of_the_pr
     local: LocalBus, plain: Any
 ) -> None:
     begun = len(local.exchanges)
-    stream = plain.chat(chat_ctx=asking())
+    stream = plain.chat(chat_ctx=chat_context())
     await anext(aiter(stream))
     await eventually(lambda: local.exchanges[begun].state == "stalled")
     await stream.aclose()
@@ -256,5 +256,5 @@ async def test_an_interruption_of_livekits_own_plug_in_closes_the_call_of_the_pr
 async def test_a_failure_reaches_livekits_own_plug_in_once(local: LocalBus, plain: Any) -> None:
     plain._opts.model, begun = "anthropic/failing", len(local.exchanges)
     with pytest.raises(APIStatusError):
-        await plain.chat(chat_ctx=asking(), conn_options=AT_ONCE).collect()
+        await plain.chat(chat_ctx=chat_context(), conn_options=AT_ONCE).collect()
     assert len(local.exchanges) == begun + 1

@@ -8,30 +8,13 @@ from typing import Any
 
 import msgspec
 
+from tests.commits import RecordingCommit
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.scripts import Arg, Commit
 from tokenbus.bus.server.stream_reader import Entry, id_key
 from tokenbus.bus.stage.logic import StageLogic
 from tokenbus.events.frames import CONTROL_ATTEMPT, EventFrame, event_decoder
 
 EventFields = dict[str, Any]
-
-
-class _Written(Commit):
-    """Remembers what a logic writes in place of sending it."""
-
-    def __init__(self, oracle: Undisturbed) -> None:
-        super().__init__("", "")
-        self._oracle = oracle
-
-    def publish(self, log: str, entry_id: str, data: bytes, topics: Sequence[str]) -> None:
-        self._oracle.published[log].append(msgspec.json.decode(data))
-
-    def append(self, stream: str, fields: Sequence[Arg]) -> None:
-        for run, frame in zip(fields[::2], fields[1::2], strict=True):
-            assert isinstance(run, str)
-            assert isinstance(frame, bytes)
-            self._oracle.appended[stream].append((run, frame))
 
 
 class Undisturbed:
@@ -55,7 +38,12 @@ class Undisturbed:
             _, fields = self._waiting.pop(0)
             for run, frame in fields.items():
                 self.logic.apply(run.decode(), frame)
-            self.logic.flush(_Written(self))
+            commit = RecordingCommit()
+            self.logic.flush(commit)
+            for log, event in commit.published:
+                self.published[log].append(msgspec.json.decode(event))
+            for stream, frames in commit.appended.items():
+                self.appended[stream] += frames
         self.offset = offset
 
     def check_memory(self, logic: StageLogic, runs: Sequence[str]) -> None:

@@ -22,10 +22,10 @@ models = ["openai-chat/obliging"]
 class ObligingBus(LocalBus):
     """Its model `obliging` answers as requested: with a call of the forced tool, or JSON of the schema."""
 
-    def _script_of(self, asked: ModelRequest) -> Script:
-        if asked.model != "obliging":
-            return super()._script_of(asked)
-        return Script(turns=(Turn(says=_obliging(asked.body)),), repeat_last=True)
+    def _script_of(self, request: ModelRequest) -> Script:
+        if request.model != "obliging":
+            return super()._script_of(request)
+        return Script(turns=(Turn(says=_obliging(request.body)),), repeat_last=True)
 
 
 def _obliging(body: Any) -> Reply:

@@ -157,12 +157,12 @@ class Writer:
         name = request.path_params["name"]
         stream = self._streams.get(name)
         path = f"/v1/stream/{stream.run if stream else 'nobody'}"
-        asked = self._http.build_request(
+        http_request = self._http.build_request(
             request.method,
             f"{path}?{request.url.query}" if request.url.query else path,
             headers={n: v for n, v in request.headers.items() if n in _ASKED or n.startswith("access-control-")},
         )
-        answer = await self._http.send(asked, stream=True)
+        answer = await self._http.send(http_request, stream=True)
         headers = {n: v for n, v in answer.headers.items() if n not in _OWN}
         if stream and answer.status_code == 200 and headers["content-type"].startswith("text/event-stream"):
             return StreamingResponse(_frames(stream, answer), 200, headers)

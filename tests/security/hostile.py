@@ -28,8 +28,10 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
         if path.startswith("/tool/"):
             await _tool(writer, path.rpartition("/")[2], request_head)
         else:
-            asked = json.loads(body)
-            await _provider(writer, asked["model"], request_head, answered=asked["messages"][-1]["role"] == "tool")
+            request_body = json.loads(body)
+            await _provider(
+                writer, request_body["model"], request_head, answered=request_body["messages"][-1]["role"] == "tool"
+            )
         await writer.drain()
     writer.close()
 

@@ -54,7 +54,7 @@ SERVICES = ("fetcher", "normalizer", "parser", "pipeline", "policy", "tools", "r
 NAMES = ("publisher", "subscriber", *SERVICES, "operator", "scripts")
 KEYS = Keys(partitions=2)
 RECORDED = '[records]\nsample = 1.0\n[blobs]\nloader = "tests.e2e.media.own_store:create"\n'
-ASKS = Script(
+TOOL_SCRIPT = Script(
     name="asks",
     turns=(
         Turn(says=Reply(text="Let me look.", tool_calls=(ToolCall(name="weather", arguments={"city": "Oslo"}),))),
@@ -124,7 +124,7 @@ async def test_each_service_does_its_work_as_its_own_user(
     guarded: Guarded, scripts: Command, tmp_path: Path, chain: tuple[Kind, ...]
 ) -> None:
     async with (
-        MockProvider([ASKS]) as provider,
+        MockProvider([TOOL_SCRIPT]) as provider,
         fleet(tmp_path, guarded.url("operator"), KEYS, provider.url, (), RECORDED + PASSES + GATEWAY) as workers,
         Client(guarded.url("publisher")) as publisher,
         Client(guarded.url("subscriber")) as subscriber,

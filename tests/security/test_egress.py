@@ -122,14 +122,14 @@ def test_an_invalid_network_is_an_error_at_the_start(make_executor: MakeExecutor
 @contextmanager
 def names(monkeypatch: pytest.MonkeyPatch, answers: Iterator[list[str]]) -> Iterator[list[str]]:
     """The resolver says this, one answer a question; what was asked."""
-    asked: list[str] = []
+    requested: list[str] = []
 
     async def getaddrinfo(host: str, port: int, **_: Any) -> list[Any]:
-        asked.append(host)
+        requested.append(host)
         return [(2, 1, 6, "", (address, port)) for address in next(answers)]
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
-    yield asked
+    yield requested
 
 
 async def test_a_name_that_changes_after_the_check_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,10 +142,10 @@ async def test_a_name_that_changes_after_the_check_is_not_asked_again(monkeypatc
 
     monkeypatch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", send)
     answers = iter([["93.184.215.14"], ["127.0.0.1"]])
-    with names(monkeypatch, answers) as asked:
+    with names(monkeypatch, answers) as generate:
         async with httpx.AsyncClient(transport=GuardedTransport(Egress())) as client:
             await client.get("https://rebinding.example/")
-            assert asked == ["rebinding.example"]
+            assert generate == ["rebinding.example"]
             with pytest.raises(AddressRefused) as refused:
                 await client.get("https://rebinding.example/")
     assert seen == ["93.184.215.14 rebinding.example rebinding.example"]

@@ -75,11 +75,11 @@ async def test_no_secret_is_in_anything_that_a_deployment_writes(locked: tuple[s
         toml = f'{settings_for(hostile)}[blobs]\nservice_url = "{store.url}"\n'
         async with fleet(tmp_path, url, keys, hostile, (), toml) as others:
             workers = [store, *await others.start(*WITH_TOOLS, "recorder", env=env)]
-            runs = [await put(client, keys, *asked) for asked in ASKED]
+            runs = [await put(client, keys, *request) for request in REQUEST]
             logs: Any = await ended(client, keys, runs)
             await eventually(lambda: all_recorded(client, keys, runs))
             pages = [text async for text in pages_of([worker.url for worker in workers])]
-    for (provider, model), run in zip(ASKED, runs, strict=True):
+    for (provider, model), run in zip(REQUEST, runs, strict=True):
         assert (logs[run][-1]["type"] == "completed") == (provider == "chat" and model in COMPLETES), logs[run][-1]
     written = {f"key {name}": text async for name, text in everything(client)}
     written |= {f"file {path}": path.read_bytes() for path in files(tmp_path)}
@@ -92,7 +92,7 @@ async def test_no_secret_is_in_anything_that_a_deployment_writes(locked: tuple[s
 
 
 COMPLETES = ("chatty", "spells", "+".join(TOOLS))
-ASKED = [
+REQUEST = [
     ("chat", "chatty"),
     ("chat", "spells"),
     ("chat", "unauthorized"),

@@ -45,7 +45,7 @@ def made(service: ServiceName, directory: Path, **http: Any) -> AsgiApp:
 
 
 @asynccontextmanager
-async def asking(app: AsgiApp, host: str = "127.0.0.1:8085") -> AsyncGenerator[httpx.AsyncClient]:
+async def browser_client(app: AsgiApp, host: str = "127.0.0.1:8085") -> AsyncGenerator[httpx.AsyncClient]:
     async with httpx.AsyncClient(transport=httpx.ASGITransport(cast(Any, app)), base_url=f"http://{host}") as http:
         yield http
 
@@ -61,7 +61,7 @@ async def test_a_service_has_these_pages_and_no_others_and_none_takes_anything(
     app = inner.app if isinstance(inner, (WithBlobs, WithPages)) else inner  # the gateway's routes: test_gateway_keys
     assert isinstance(app, AsgiFastStream)
     assert sorted(path for path, _ in app.routes) == PAGES
-    async with asking(guard) as http:
+    async with browser_client(guard) as http:
         for method in METHODS:
             for page in PAGES:
                 assert (await http.request(method, page)).status_code == 405
@@ -71,7 +71,7 @@ async def test_a_service_has_these_pages_and_no_others_and_none_takes_anything(
 
 @pytest.mark.parametrize("service", SERVICES)
 async def test_no_page_loads_or_runs_anything(service: ServiceName, tmp_path: Path) -> None:
-    async with asking(made(service, tmp_path)) as http:
+    async with browser_client(made(service, tmp_path)) as http:
         page = await http.get("/asyncapi")
     assert page.headers["content-security-policy"].startswith("default-src 'none'")
     assert not re.search(r"<(script|link|img|iframe|object|base)|\bon\w+=|src=|url\(|@import|javascript:", page.text)
@@ -79,7 +79,7 @@ async def test_no_page_loads_or_runs_anything(service: ServiceName, tmp_path: Pa
 
 async def test_the_index_of_a_gateway_names_each_api_with_its_page_to_programs_of_this_machine(tmp_path: Path) -> None:
     guard: Any = made("gateway", tmp_path)
-    async with asking(guard) as http:
+    async with browser_client(guard) as http:
         index = await http.get("/")
         rebound = await http.get("/", headers={"Host": "rebound.example"})
     assert (index.status_code, index.headers["content-type"]) == (200, "application/json")
@@ -117,7 +117,7 @@ HOME = {"Host": "127.0.0.1:8085"}
 async def test_a_page_of_another_site_can_write_nothing(
     headers: dict[str, str], status: int, code: str, tmp_path: Path
 ) -> None:
-    async with asking(made("blobs", tmp_path)) as http:
+    async with browser_client(made("blobs", tmp_path)) as http:
         for method, path in (("POST", "/blobs"), ("PUT", f"/blobs/{blob_id_of(b'x')}"), ("POST", "/blobs/x/lease")):
             answer = await http.request(method, path, headers={**HOME, **headers}, content=b"x")
             assert (answer.status_code, answer.json()["code"]) == (status, code)
@@ -125,7 +125,7 @@ async def test_a_page_of_another_site_can_write_nothing(
 
 
 async def test_a_name_that_was_pointed_here_can_read_no_blob(tmp_path: Path) -> None:
-    async with asking(made("blobs", tmp_path)) as http:
+    async with browser_client(made("blobs", tmp_path)) as http:
         blob = (await http.post("/blobs", content=b"x")).json()["blob_id"]
         assert (await http.get(f"/blobs/{blob}")).content == b"x"
         assert (await http.get(f"/blobs/{blob}", headers={"Host": "rebound.example"})).status_code == 421
@@ -136,7 +136,7 @@ async def test_a_name_that_was_pointed_here_can_read_no_blob(tmp_path: Path) -> 
     ["127.0.0.1:8085", "localhost", "LOCALHOST.:8085", "[::1]:8085", "10.1.2.3", "blobs:8080", "store.corp.example"],
 )
 async def test_programs_and_the_services_own_page_can_write_by_each_name_it_has(host: str, tmp_path: Path) -> None:
-    async with asking(made("blobs", tmp_path, hosts=("store.corp.example",)), host) as http:
+    async with browser_client(made("blobs", tmp_path, hosts=("store.corp.example",)), host) as http:
         given = {"Host": host}
         own = {**given, "Origin": f"http://{host}", "Sec-Fetch-Site": "same-origin"}
         for headers in (given, own):

@@ -164,7 +164,7 @@ class Fetcher(Process):
         self.on_read(read)
         each = Counter(run for run, _ in read)
         items, chunks = sum(-(-count // SOCKET_CHUNKS) for count in each.values()), len(read)
-        self._urgent |= any(born == MARK for _, born in read)
+        self._urgent |= any(written_at == MARK for _, written_at in read)
         flushed: dict[int, Entry] = {}
         if self._pending and not self._flying and not self._lingers():
             flushed, self._pending = self._pending, defaultdict(list)
@@ -268,7 +268,7 @@ class Subscriber(Reader):
 
     def _done(self, channels: list[Channel], chunks: list[Chunk]) -> None:
         now = self.clock.now
-        self.received += [(born, now - born, run) for run, born in chunks]
+        self.received += [(written_at, now - written_at, run) for run, written_at in chunks]
         for channel in channels:
             channel.node.send(Read(channel))
 

@@ -235,7 +235,7 @@ class Deployment:
         before = {process: process.used.cpu_s for each in self.kinds.values() for process in each}
         self.clock.run(seconds)
         received = [h for subscriber in self.subscribers for h in subscriber.received if h[0] >= warm_s]
-        last = max((born + wait for born, wait, _ in received), default=seconds)
+        last = max((written_at + wait for written_at, wait, _ in received), default=seconds)
         passed = min(seconds, last) - warm_s
         spent = {name: [process.used.cpu_s - before[process] for process in each] for name, each in self.kinds.items()}
         return Outcome(

@@ -118,7 +118,7 @@ class Machine:
     def _next(self, core: Core) -> None:
         if core.waiting:
             core.running = core.waiting.popleft()
-            core.running.go_on()
+            core.running.proceed()
 
     def _pull(self, core: Core) -> None:
         for other in self._cores:
@@ -208,7 +208,7 @@ class Process(ABC):
             self._ready_at = self.clock.now
             self._host.machine.wake(self, waker)
 
-    def go_on(self) -> None:
+    def proceed(self) -> None:
         """Start to work: it has a core, for a slice."""
         self.used.ready_s += self.clock.now - self._ready_at
         self._slice_s = SLICE_S

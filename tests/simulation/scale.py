@@ -236,10 +236,10 @@ def killed(plan: Plan, costs: Costs, kind: str, *, at: float = 1.0, seconds: flo
     deployment.feed(runs)
     deployment.kill(kind, at, take_over_s=TAKE_OVER_S)
     outcome = deployment.run(seconds)
-    late = [(born, wait, run) for born, wait, run in outcome.received if wait > 1.0]
+    late = [(written_at, wait, run) for written_at, wait, run in outcome.received if wait > 1.0]
     if not late:
         return Loss(f"a {kind} dies", 0, 0, 0)
-    over = max(born + wait for born, wait, _ in outcome.received if wait > 0.1) - at - TAKE_OVER_S
+    over = max(written_at + wait for written_at, wait, _ in outcome.received if wait > 0.1) - at - TAKE_OVER_S
     return Loss(f"a {kind} dies", len({run for _, _, run in late}), max(wait for _, wait, _ in late), over)
 
 

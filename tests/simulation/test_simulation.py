@@ -44,8 +44,8 @@ def test_every_chunk_arrives_once_and_in_its_run_s_order(shape: Shape, pace: flo
     received = outcome(shape, 9, pace, 40).received
     assert Counter(run for _, _, run in received) == dict.fromkeys(range(9), 40)
     for run in range(9):
-        born = [at for at, _, of in received if of == run]
-        assert born == sorted(born)
+        written_at = [at for at, _, of in received if of == run]
+        assert written_at == sorted(written_at)
 
 
 def test_batches_grow_with_load_so_a_chunk_costs_less() -> None:
@@ -63,7 +63,7 @@ def test_a_dead_worker_holds_up_its_own_partitions_until_they_are_taken_over() -
     assert late
     assert {deployment.placing.partition(run) % 2 for run in late} == {0}
     assert 1.4 < max(wait for _, wait, _ in received) < 2.0
-    assert all(wait < 0.1 for born, wait, _ in received if born > 3.0)
+    assert all(wait < 0.1 for written_at, wait, _ in received if written_at > 3.0)
 
 
 def test_runs_arrive_at_the_rate_that_is_asked_for() -> None:

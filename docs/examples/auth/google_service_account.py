@@ -39,8 +39,8 @@ async def fetch() -> Token:
 
 def jws(header: bytes, payload: bytes, key: RSAPrivateKey) -> str:
     """RFC 7515, 3.1."""
-    said = f"{base64url(header)}.{base64url(payload)}"
-    return f"{said}.{base64url(key.sign(said.encode(), PKCS1v15(), SHA256()))}"
+    signed = f"{base64url(header)}.{base64url(payload)}"
+    return f"{signed}.{base64url(key.sign(signed.encode(), PKCS1v15(), SHA256()))}"
 
 
 def base64url(data: bytes) -> str:

@@ -58,5 +58,5 @@ class SigV4:
             key = hmac.digest(key, part.encode(), "sha256")
         signature = hmac.digest(key, f"AWS4-HMAC-SHA256\n{at}\n{scope}\n{digest}".encode(), "sha256").hex()
         credential = f"{self._env['AWS_ACCESS_KEY_ID']}/{scope}"
-        said = f"Credential={credential}, SignedHeaders={names}, Signature={signature}"
-        return {**added, "authorization": f"AWS4-HMAC-SHA256 {said}"}
+        parameters = f"Credential={credential}, SignedHeaders={names}, Signature={signature}"
+        return {**added, "authorization": f"AWS4-HMAC-SHA256 {parameters}"}

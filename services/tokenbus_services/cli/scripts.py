@@ -46,7 +46,7 @@ async def load_scripts(*, keep: bool) -> None:
     async with Server(settings.redis_url) as server:
         with translated(server):
             loaded = await _load_missing(server, scripts)
-        stop = stop_on_signal() if keep else None  # before it says that it is ready: somebody may stop it at once
+        stop = stop_on_signal() if keep else None  # before it reports ready: it may be stopped at once
         print(f"{loaded} of {len(scripts)} scripts loaded, the others were there", flush=True)
         if stop is None:
             return

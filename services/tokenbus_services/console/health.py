@@ -17,7 +17,7 @@ _POLICY: tuple[str, InternalTopic] = ("policy", "drafts")
 _QUEUES: tuple[tuple[str, InternalTopic], ...] = (("fetcher", "turns"), ("tools", "tools"))
 _INTAKE = "intake"
 GONE_MS = 60_000
-"""A worker without a sign of life for this long is not listed any more."""
+"""A worker without a heartbeat for this long is no longer listed."""
 
 
 class PartitionHealth(msgspec.Struct, frozen=True, kw_only=True):

@@ -50,7 +50,7 @@ class Admitted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AccessControl(ABC):
-    """Tells who asks, and whether the request may be published now."""
+    """Identifies the caller, and decides whether the request may be published now."""
 
     async def open(self, liveness: Liveness) -> None:  # noqa: B027 (an implementation may need none of the three)
         """Called before the first request. ``liveness``: starts what works for as long as the gateway."""

@@ -28,7 +28,7 @@ class ResolvedModel(msgspec.Struct, frozen=True, kw_only=True):
     api: ApiName
     """API of the provider: decides which parameters it takes."""
     fallback: tuple[RoutedModel, ...] = ()
-    """Tried in turn while nothing visible was heard."""
+    """Tried in turn until something visible is emitted."""
 
     @property
     def fallbacks(self) -> list[Fallback] | None:

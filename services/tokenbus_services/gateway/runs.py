@@ -200,7 +200,7 @@ class GatewayRuns:
         self._later(run, self.cancel(run, reason))
 
     def leave(self, access: AccessControl, opened: GatewayRun) -> None:
-        """Tell access control that an answer has ended."""
+        """Report to access control that an answer has ended."""
         self._later(opened.id, access.leave(opened.caller, opened.admission.generate.id or opened.id))
 
     async def cancel(self, run: str, reason: str) -> None:

@@ -18,7 +18,7 @@ from tokenbus_services.media.provider_limits import check_media, limits_of
 from tokenbus_services.settings import FallbackChoice, FallbackRoute, ProviderSettings
 
 _STUB = "eA=="
-"""Stands in for media whose content no request builder reads."""
+"""A stub for media whose content no request builder reads."""
 
 
 class Callee(Protocol):

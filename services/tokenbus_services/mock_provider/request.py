@@ -87,7 +87,7 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def token(self) -> str:
-        """The last word of the user's last text, which tells runs of one script apart."""
+        """The last word of the user's last text, which distinguishes runs of one script."""
         words = self.user_text.rsplit(maxsplit=1)
         return words[-1] if words else ""
 

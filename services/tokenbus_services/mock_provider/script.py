@@ -82,7 +82,7 @@ class _Placed(_Choice, frozen=True, kw_only=True):
     after_events: Natural | None = None
     after_bytes: Natural | None = None
     after_text: str | None = None
-    """As it stands in the JSON. A body that lacks it is an error."""
+    """As in the JSON. A body without it is an error."""
 
     def __post_init__(self) -> None:
         if sum(place is not None for place in (self.after_events, self.after_bytes, self.after_text)) > 1:

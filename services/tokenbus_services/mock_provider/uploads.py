@@ -27,7 +27,7 @@ from tokenbus_services.mock_provider.script import Status
 
 BETA = "files-api-2025-04-14"
 FILES = "/v1/files"
-"""Anthropic's and OpenAI's alike; their versions tell them apart."""
+"""For Anthropic and OpenAI; the version headers distinguish them."""
 
 _GEMINI_UPLOAD = re.compile(r"/upload/v1beta/files")
 _GEMINI_FILE = re.compile(r"/v1beta/(files/[a-z0-9-]+)")

@@ -2,7 +2,7 @@
 
 A provider sends each event as an HTTP chunk of its own, and one packet holds many. The HTTP library returns them one by
 one through seven layers, which costs a fetcher more than everything else that it does with an event. Here one read is
-one piece. What ends the body, and whatever is not plain chunks, is left to the library, with its own errors.
+one piece. The library handles the end of the body and all that is not plain chunks, with its own errors.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class Connection(httpcore.AsyncNetworkStream, asyncio.Protocol):
 
     @property
     def is_closed(self) -> bool:
-        """Whether nothing can be written any more."""
+        """Whether nothing more can be written."""
         return self._lost or self._transport is None or self._transport.is_closing()
 
     @property
@@ -168,7 +168,7 @@ class Connection(httpcore.AsyncNetworkStream, asyncio.Protocol):
         return inner
 
     def get_extra_info(self, info: str) -> Any:
-        if info == "is_readable":  # called for an idle connection that cannot be used any more
+        if info == "is_readable":  # called for an idle connection that is no longer usable
             return bool(self._size or self._ended or self._lost)
         name = _EXTRAS.get(info)
         return self._transport.get_extra_info(name) if self._transport and name else None

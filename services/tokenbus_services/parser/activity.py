@@ -38,7 +38,7 @@ from tokenbus_services.runtime.metrics.label_names import KnownModels
 from tokenbus_services.settings import Settings
 
 MAX_FAILURES = 16
-"""Maximum kinds of failures that are told apart between two writes. Names of models and codes come from outside."""
+"""Maximum kinds of failures that are counted separately between two writes. Models and codes are external input."""
 
 
 class ActivityCounter:

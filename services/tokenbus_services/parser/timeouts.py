@@ -47,7 +47,7 @@ CHECKS_PER_TIMEOUT = 30
 """How often to look for silent runs during the time after which a run counts as silent."""
 PAGE = 1000
 ABANDONED = (b"cancelling", b"expiring")
-"""Statuses under which no worker may write any more; the event that ends the run was written with them."""
+"""Statuses under which no worker may write; the event that ends the run was written with them."""
 
 
 class TimeoutClock:

@@ -1,7 +1,7 @@
 """A worker's agreement with the deployment on partitions and wire version: made at startup and repeated.
 
 A server that was flushed, or came back empty, has lost the agreement. Then a new process could set up another
-deployment over the running one. So each worker repeats it. In this way it also learns of a change of the number of
+deployment over the running one. So each worker repeats it. In this way it also detects a change of the number of
 partitions (tokenbus/bus/layout.py).
 """
 

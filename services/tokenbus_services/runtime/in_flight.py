@@ -292,7 +292,7 @@ class InFlight:
             self._queue.release([item])
             raise
         except Exception as e:
-            # If kept alive here, no worker would handle it. Its delivery count tells the next worker that it was begun.
+            # If kept alive here, no worker would handle it. Its delivery count shows the next worker that it was begun.
             log.error("item_not_finished", stream=item.stream, entry=item.entry_id, exc_info=e)
             self._queue.release([item])
         finally:

@@ -91,7 +91,7 @@ class WorkerSupervisor:
         self._closed.set()
 
     def wait_or_fail(self, receive: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
-        """Wrap the lifespan's ASGI ``receive``: it also tells the app to shut down if the worker cannot continue."""
+        """Wrap the lifespan's ASGI ``receive``: it also shuts the app down if the worker cannot continue."""
 
         async def receive_or_failed() -> Any:
             message, failed = asyncio.ensure_future(receive()), asyncio.ensure_future(self._failed.wait())

@@ -130,7 +130,7 @@ class ToolService:
         for data in item.fields.values():
             work = tool_decoder.decode(data)
             if item.deliveries > 1 and not await self._is_open(work):
-                continue  # its worker died after delivering the result, or nothing waits for it any more
+                continue  # its worker died after delivering the result, or nothing waits for it
             begin_ms = self._spans.now_ms()
             if item.deliveries > MOST_DELIVERIES:
                 problem = f"the tool's worker was lost {item.deliveries - 1} times"

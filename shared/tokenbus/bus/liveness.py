@@ -280,7 +280,7 @@ async def wait_briefly(event: asyncio.Event, *, timeout_s: float = IDLE_S) -> bo
     """Wait for the event for at most `IDLE_S`, with a `beat` before and after; for polling loops. Returns whether it is
     set.
     """
-    beat()  # the step before may have been a command that waited in vain, which takes almost all of `STUCK_S`
+    beat()  # the step before may have been a command that got no answer, which takes almost all of `STUCK_S`
     try:
         async with asyncio.timeout(min(max(timeout_s, 0.0), IDLE_S)):
             await event.wait()
@@ -291,7 +291,7 @@ async def wait_briefly(event: asyncio.Event, *, timeout_s: float = IDLE_S) -> bo
 
 
 async def stop_task(task: asyncio.Task[Any] | None) -> None:
-    """Cancel a task and wait for its end, whatever it is. No effect if there is none."""
+    """Cancel a task and wait until it ends, with or without an error. No effect if there is none."""
     if task:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -120,7 +120,7 @@ async def runs_elsewhere(server: Server, keys: Keys, now: Layout) -> int:
 
 
 async def forget(server: Server, keys: Keys, now: Layout) -> None:
-    """Look no run up by earlier numbers any more. Only if `runs_elsewhere` is 0.
+    """Stop looking runs up by earlier numbers. Only if `runs_elsewhere` is 0.
 
     Raises RepartitionRefused, ServerUnavailable.
     """

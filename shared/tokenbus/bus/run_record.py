@@ -13,7 +13,7 @@ import msgspec
 RunStatus: TypeAlias = Literal[
     "awaited", "open", "cancelling", "expiring", "completed", "incomplete", "failed", "cancelled"
 ]
-"""``awaited``: a cancel arrived before its run. ``cancelling``, ``expiring``: the run may not write any more, and its
+"""``awaited``: a cancel arrived before its run. ``cancelling``, ``expiring``: the run may no longer write, and its
 parser is about to end it.
 """
 UNENDED: tuple[RunStatus, ...] = ("open", "cancelling", "expiring")
@@ -24,7 +24,7 @@ STATUS = "status"
 TURN = "turn"
 ATTEMPT = "attempt"
 CLOSED = "closed"
-"""The newest attempt that may not write any more, although the run may be open."""
+"""The newest attempt that may no longer write, although the run may be open."""
 RAW = "raw"
 """Number of frames of the current attempt."""
 SEQ = "seq"

@@ -85,7 +85,7 @@ class RunCancelled(RunError):
 
 
 class AttemptRefused(TokenbusError):
-    """The attempt may not write any more: the run ended, was cancelled, or continued with a newer attempt."""
+    """The attempt may write nothing more: the run ended, was cancelled, or continued with a newer attempt."""
 
     code = "attempt_refused"
 

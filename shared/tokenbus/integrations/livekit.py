@@ -8,7 +8,7 @@
         model.listen(session)
 
 A turn is one run, also if LiveKit asks again after a lost connection. An interrupted turn is cancelled with what was
-spoken of it; the next run's metadata say it too (`heard`), as a model often ends long before the speech does.
+spoken of it; the next run's metadata contain it too (`heard`), as a model often ends long before the speech does.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
         model = TokenbusLLMService(bus, provider="anthropic", model="claude-haiku-4-5", policies=["no_secrets"])
         pipeline = Pipeline([…, aggregators.user(), model, tts, transport.output(), aggregators.assistant()])
 
-An interrupted turn is cancelled with what was spoken of it: the assistant's aggregator tells that upstream. The next
-run's metadata say it too (`heard`), as a model often ends long before the speech does.
+An interrupted turn is cancelled with what was spoken of it: the assistant's aggregator reports that upstream. The next
+run's metadata contain it too (`heard`), as a model often ends long before the speech does.
 """
 
 from __future__ import annotations

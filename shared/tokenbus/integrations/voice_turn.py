@@ -34,7 +34,7 @@ HEARD_WAIT_S = 1.0
 RECENT = 8
 CANCEL_TRIES, CANCEL_PAUSE_S = 20, 0.5
 HEARD = "heard"
-"""Key in a run's metadata of what the listener heard of the run before."""
+"""Key in a run's metadata: how much of the previous run the listener heard."""
 
 
 class VoiceTurn:
@@ -119,7 +119,7 @@ class VoiceTurns:
         self._last_heard: dict[str, object] | None = None
 
     def begin(self, request: dict[str, Any]) -> VoiceTurn:
-        """A turn with this request. Its metadata say what was heard of the turn before. Raises RequestInvalid."""
+        """A turn with this request. Its metadata say how much of the previous turn was heard. Raises RequestInvalid."""
         if request.get("on_failure") == "restart":
             raise RequestInvalid("on_failure", "'restart' takes text back, and it may be spoken already")
         metadata = dict(request.get("metadata") or {})

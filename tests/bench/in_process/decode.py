@@ -63,11 +63,11 @@ def _blank(stream: bytes) -> bytes:
 
 def _stream(api: ApiName) -> bytes:
     reply = Reply(text=" word" * CHUNKS)
-    asked = ModelRequest(
+    request = ModelRequest(
         api=api, headers={}, body={"model": "m", "messages": [{"role": "user", "content": "Go"}], "stream": True},
         model="m", stream=True, turn=0, user_text="Go", tool_results=(), key="0" * 32,
     )  # fmt: skip
-    return DIALECTS[api].stream(reply, asked)
+    return DIALECTS[api].stream(reply, request)
 
 
 def seconds(work: Callable[[], None]) -> float:

@@ -90,7 +90,7 @@ async def _all_go(url: str, protocol: str, provider: MockProvider) -> list[float
         return sum(e.reads_sent > PACE / 5 for e in reading) >= CLIENTS
 
     await provider.until(streaming)
-    await asyncio.gather(*(client.hears.wait() for client in clients.values()))
+    await asyncio.gather(*(client.is_streaming.wait() for client in clients.values()))
     exchanges = {e.request.user_text: e for e in provider.requests if e.request}
     began: dict[str, float] = {}
     for text, client in clients.items():
@@ -104,7 +104,7 @@ class _Reader(asyncio.Protocol):
     """A client of a stream over HTTP."""
 
     def __init__(self, url: str, protocol: str) -> None:
-        self.hears = asyncio.Event()
+        self.is_streaming = asyncio.Event()
         self._at = urlsplit(url)
         self._path, self._body = PROTOCOLS[protocol]
         self._transport: asyncio.Transport | None = None
@@ -114,7 +114,7 @@ class _Reader(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if b"word" in data:
-            self.hears.set()
+            self.is_streaming.set()
 
     async def ask(self, text: str) -> None:
         assert self._transport
@@ -134,7 +134,7 @@ class _SocketReader:
     """A client of the Responses API over a WebSocket."""
 
     def __init__(self, connection: ClientConnection) -> None:
-        self.hears = asyncio.Event()
+        self.is_streaming = asyncio.Event()
         self._connection = connection
         self._reading = asyncio.create_task(self._read(), name="reader of a socket")
 
@@ -149,7 +149,7 @@ class _SocketReader:
     async def _read(self) -> None:
         async for frame in self._connection:
             if "word" in str(frame):
-                self.hears.set()
+                self.is_streaming.set()
 
 
 async def _connected(url: str, protocol: str) -> _Reader | _SocketReader:

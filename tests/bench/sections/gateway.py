@@ -25,7 +25,7 @@ import uvloop
 
 from tests.bench import http_clients, subscriber
 from tests.bench.figures import ROUNDS, WARM, Figure
-from tests.bench.jobs import Heard, Listen, Load
+from tests.bench.jobs import Listen, Load, Received
 from tests.bench.procs import ROOT, Processes, answers, cpu_s, resident_kb
 from tests.bench.stack import PROVIDER, SERVICES, Stack, running
 from tokenbus.client.publishing.new_run_id import new_run_id
@@ -121,7 +121,7 @@ def _with_subscriber(stack: Stack, url: str, load: Load) -> _Sample:
     stack.desk.answer(subscriber.NAME, bool, timeout_s=30)
     before = cpu_s(stack.pids[GATEWAY]), cpu_s(stack.pids[subscriber.NAME])
     received = answered(url, f"{PROVIDER}/{load.name}", load)
-    beside = stack.desk.answer(subscriber.NAME, Heard, load.timeout_s)
+    beside = stack.desk.answer(subscriber.NAME, Received, load.timeout_s)
     after = cpu_s(stack.pids[GATEWAY]), cpu_s(stack.pids[subscriber.NAME])
     stack.client.delete(*streams)
     plain = dict(zip(array("q", beside.sent), array("q", beside.arrived), strict=True))

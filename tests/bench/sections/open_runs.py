@@ -18,7 +18,7 @@ import msgspec
 
 from tests.bench import subscriber
 from tests.bench.figures import WARM, Figure
-from tests.bench.jobs import Heard, Listen, Load
+from tests.bench.jobs import Listen, Load, Received
 from tests.bench.measure import Meter
 from tests.bench.procs import cpu_s, resident_kb
 from tests.bench.stack import PIPELINE, PROVIDER, SERVICES, Stack, running, service_of
@@ -55,7 +55,7 @@ def _measured(stack: Stack, way: str) -> list[Figure]:
     stack.desk.give(subscriber.NAME, Listen(topics, _SLOW.total, timeout_s=WINDOW_S))
     stack.desk.answer(subscriber.NAME, bool, timeout_s=30)
     before = _cpu(stack)
-    received = stack.desk.answer(subscriber.NAME, Heard, 3 * WINDOW_S)
+    received = stack.desk.answer(subscriber.NAME, Received, 3 * WINDOW_S)
     after = _cpu(stack)
     held, keys, still = _memory(stack), _keys(stack, runs), _count(stack)
     if still < RUNS:

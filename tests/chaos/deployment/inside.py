@@ -22,7 +22,7 @@ from tokenbus_services.cli.worker import command as worker
 
 LEFT_BEHIND = "left behind:"
 """Prefix of a worker's last line if it ended with open tasks or sockets."""
-TELL = signal.SIGUSR1
+REPORT = signal.SIGUSR1
 """On this signal a worker logs where each of its tasks waits."""
 END, FREEZE = signal.SIGUSR2, signal.SIGWINCH
 """On these signals one of its long-lived tasks ends, or stalls forever."""
@@ -57,7 +57,7 @@ def _watched(serve: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[N
     async def watched(*args: Any, **how: Any) -> None:
         sockets = _sockets()
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(TELL, _tell_tasks)
+        loop.add_signal_handler(REPORT, _report_tasks)
         old: list[asyncio.Task[Any]] = []
         loop.call_later(_OLD_S, lambda: old.extend(_long_lived()))
         loop.add_signal_handler(END, _inject, old, _end)
@@ -72,7 +72,7 @@ def _watched(serve: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[N
     return watched
 
 
-def _tell_tasks() -> None:
+def _report_tasks() -> None:
     for task in asyncio.all_tasks():
         print(path_of(task), flush=True)
 

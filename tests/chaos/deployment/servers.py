@@ -215,9 +215,9 @@ class Nodes:
             os.kill(server.pid, signal.SIGCONT)
         await self._in_step(old)
 
-    async def _master(self, slot: int, asked: int) -> int:
+    async def _master(self, slot: int, requested: int) -> int:
         """The owner of the slot, as reported by the node on the port ``asked``."""
-        async with Redis(port=asked) as client:
+        async with Redis(port=requested) as client:
             ranges: Any = await client.execute_command("CLUSTER SLOTS")
         return next(int(master[1]) for first, last, master, *_ in ranges if first <= slot <= last)
 
@@ -230,8 +230,8 @@ class Nodes:
                 return replication.get("master_link_status") == "up"
 
         async def well() -> bool:
-            for asked in self._servers:
-                async with Redis(port=asked, decode_responses=True) as client:
+            for request in self._servers:
+                async with Redis(port=request, decode_responses=True) as client:
                     nodes: Any = await client.execute_command("CLUSTER NODES")
                     state: Any = await client.execute_command("CLUSTER INFO")
                 if "fail" in str(nodes) or state["cluster_state"] != "ok":

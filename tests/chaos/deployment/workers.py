@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Literal, Self
 
 from tests.chaos.deployment import inside
-from tests.chaos.deployment.inside import END, FREEZE, TELL
+from tests.chaos.deployment.inside import END, FREEZE, REPORT
 from tests.chaos.record import Exit
 from tests.e2e.fleet import CHAINED, SEPARATE, Kind
 from tests.fork_server import Forked, ForkServer
@@ -86,9 +86,9 @@ class Worker:
             self._signal(signal.SIGKILL)
             await self._process.wait()
 
-    def tell(self) -> None:
+    def report_tasks(self) -> None:
         """Make it log where each task waits."""
-        self._signal(TELL)
+        self._signal(REPORT)
 
     def exit(self) -> Exit:
         """How it ended."""

@@ -234,7 +234,7 @@ class Bench:
         async with working(self.stage(worker, **options)):
             await eventually(self.through)
 
-    async def bury(self) -> None:
+    async def dead_letter(self) -> None:
         """The time in which dead workers' leases run out, made short."""
         await self.server.client.delete(self.keys.members(GROUP))
         for partition in range(self.keys.partitions):

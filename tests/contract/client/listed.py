@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.commits import commit_call
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.scripts import Arg, Commit
@@ -58,18 +59,7 @@ class Listed:
         places = (keys.open_runs(partition), keys.ended_runs(partition))
         commit.end_run(keys.run(run), *places, of_tenant=self._of_tenant(run), run=run, keep_ms=keep_ms)
         commit.expire(keys.run(run), keep_ms)
-        call = commit.call(
-            token="1",
-            ttl_ms=1000,
-            begin="0-0",
-            end="0-0",
-            watermark="0-0",
-            entries=0,
-            size=0,
-            mirror="",
-            entries_read=True,
-            topic_entries=1000,
-        )
+        call = commit_call(commit, entries=0, size=0)
         assert (await run_script(self.server, call))[0] == b"ok"
 
     def _of_tenant(self, run: str) -> tuple[str, str] | None:

@@ -121,10 +121,10 @@ async def test_an_end_of_a_new_kind_is_an_end_and_no_success(
 ) -> None:
     writer = Writer(server, keys, "r")
     await writer.start()
-    asking = asyncio.create_task(bus.result("r")) if live else None
+    result_task = asyncio.create_task(bus.result("r")) if live else None
     await say_new(server, keys, writer, type="completed", finish="applause", timing={"total_ms": 1})
     with pytest.raises(Malformed, match="ended in a way"):
-        await (asking or bus.result("r"))
+        await (result_task or bus.result("r"))
     assert [event async for event in bus.follow("r")] == writer.events
 
 

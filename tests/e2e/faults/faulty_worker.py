@@ -150,7 +150,7 @@ class FaultyWorker:
         await eventually(lambda: "ready " in self.log or self._process.returncode is not None, timeout=STARTED_S)
         assert self._process.returncode is None, (self._process.returncode, self.log)
 
-    def tell(self, fault: str) -> None:
+    def inject(self, fault: str) -> None:
         """Let this happen to it."""
         self._file.write_text(fault)
         self._process.send_signal(SIGNAL)
@@ -159,7 +159,7 @@ class FaultyWorker:
         """Of its long-lived tasks."""
         listed = self._file.with_suffix(".names")
         listed.unlink(missing_ok=True)
-        self.tell("list")
+        self.inject("list")
 
         def written() -> set[str]:
             return set(listed.read_text().split("\n")) if listed.exists() else set()

@@ -165,7 +165,7 @@ async def test_another_worker_ends_a_workers_runs_if_any_of_its_tasks_ends_or_st
                 await own_partitions(server, keys, workers)
                 open_then, began = set(load.open), time.monotonic()
                 for worker, (_, task) in zip(workers, now, strict=True):
-                    worker.tell(f"{fault} {task}")
+                    worker.inject(f"{fault} {task}")
                 await eventually(lambda then=open_then: not then & load.open, timeout=ENDED_S)
                 runs_s = time.monotonic() - began
                 for worker, (kind, task) in zip(workers, now, strict=True):
@@ -202,7 +202,7 @@ async def test_a_gateway_exits_if_any_of_its_tasks_ends_or_stalls(
 ) -> None:
     monkeypatch.setenv("TOKENBUS_GATEWAY_ADMIN_TOKEN", "a-token-of-the-test")
     Fleet(tmp_path, server_url, keys, "http://127.0.0.1:1", GATEWAY)  # writes the settings
-    asked: Any = {"model": "anthropic/any", "messages": [{"role": "user", "content": "hello"}], "stream": True}
+    messages: Any = {"model": "anthropic/any", "messages": [{"role": "user", "content": "hello"}], "stream": True}
     async with (
         AsyncExitStack() as answers,
         httpx.AsyncClient(headers={"authorization": f"Bearer {KEY.text}"}, timeout=ENDED_S) as http,
@@ -210,7 +210,7 @@ async def test_a_gateway_exits_if_any_of_its_tasks_ends_or_stalls(
     ):
         for gateway in gateways:  # no intake accepts its run, so the answer stays open and waits for the log
             url = gateway.log.partition("ready gateway ")[2].split()[0]
-            answer = await answers.enter_async_context(http.stream("POST", f"{url}/v1/chat/completions", json=asked))
+            answer = await answers.enter_async_context(http.stream("POST", f"{url}/v1/chat/completions", json=messages))
             assert answer.status_code == 200
 
             async def tasks(gateway: FaultyWorker = gateway) -> set[str]:
@@ -218,7 +218,7 @@ async def test_a_gateway_exits_if_any_of_its_tasks_ends_or_stalls(
 
             await eventually(lambda tasks=tasks: _are(tasks, GATEWAY_TASKS))
         for gateway, (fault, task) in zip(gateways, GATEWAY_FAULTS, strict=True):
-            gateway.tell(f"{fault} {task}")
+            gateway.inject(f"{fault} {task}")
         for gateway, (fault, task) in zip(gateways, GATEWAY_FAULTS, strict=True):
             assert await gateway.ended(timeout=ENDED_S) == EXIT_STUCK, (fault, task, gateway.log[-4000:])
             [exit_line] = [line for line in gateway.log.splitlines() if '"worker_exiting"' in line]
@@ -234,6 +234,6 @@ async def test_a_worker_whose_event_loop_is_blocked_ends(
     server: Server, server_url: str, keys: Keys, tmp_path: Path
 ) -> None:
     async with loaded(server, server_url, keys, tmp_path), faulty(tmp_path, "blocked", ("fetcher",)) as [worker]:
-        worker.tell("block")
+        worker.inject("block")
         assert await worker.ended(timeout=ENDED_S) == EXIT_STUCK
         assert "event_loop_blocked" in worker.log

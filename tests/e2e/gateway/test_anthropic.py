@@ -61,7 +61,7 @@ def _client(base: str) -> anthropic.Anthropic:
     return anthropic.Anthropic(api_key="k", base_url=base, max_retries=0, _strict_response_validation=True)
 
 
-def asking(model: str, **more: Any) -> dict[str, Any]:
+def request_fields(model: str, **more: Any) -> dict[str, Any]:
     return {"model": f"anthropic/{model}", "max_tokens": 100, "messages": HELLO, **more}
 
 
@@ -72,7 +72,7 @@ def read(client: anthropic.Anthropic, **request: Any) -> anthropic.types.Message
 
 def test_text_and_thinking_are_read_under_each_base_url(base: str) -> None:
     with _client(base) as client:
-        streamed, whole = read(client, **asking("text")), client.messages.create(**asking("text"))
+        streamed, whole = read(client, **request_fields("text")), client.messages.create(**request_fields("text"))
     for message in (streamed, whole):
         thought, spoken = message.content
         assert thought.type == "thinking"
@@ -83,7 +83,7 @@ def test_text_and_thinking_are_read_under_each_base_url(base: str) -> None:
 
 
 def test_raw_events_name_the_run(client: anthropic.Anthropic, bus: LocalBus) -> None:
-    answer = client.messages.with_raw_response.create(**asking("text"), stream=True)
+    answer = client.messages.with_raw_response.create(**request_fields("text"), stream=True)
     run = answer.headers["x-tokenbus-run"]
     first, *_, last = list(answer.parse())
     assert first.type == "message_start"
@@ -93,19 +93,19 @@ def test_raw_events_name_the_run(client: anthropic.Anthropic, bus: LocalBus) -> 
 
 
 def test_a_tool_of_the_client_is_called_and_its_result_goes_back(client: anthropic.Anthropic, bus: LocalBus) -> None:
-    asked = asking("calls", tools=[TOOL], thinking={"type": "adaptive"}, stream=False)
-    called = read(client, **{name: value for name, value in asked.items() if name != "stream"})
+    request = request_fields("calls", tools=[TOOL], thinking={"type": "adaptive"}, stream=False)
+    called = read(client, **{name: value for name, value in request.items() if name != "stream"})
     assert called.stop_reason == "tool_use"
     (call,) = [block for block in called.content if block.type == "tool_use"]
     assert (call.name, call.input) == ("weather", {"city": "Rome"})
-    assert client.messages.create(**asked).content[-1].type == "tool_use"
+    assert client.messages.create(**request).content[-1].type == "tool_use"
     result = {"type": "tool_result", "tool_use_id": call.id, "content": "sun"}
-    asked["messages"] = [
+    request["messages"] = [
         *HELLO,
         {"role": "assistant", "content": called.content},
         {"role": "user", "content": [result]},
     ]
-    answer = client.messages.create(**asked)
+    answer = client.messages.create(**request)
     assert [block.text for block in answer.content if block.type == "text"] == ["Sunny."]
     _, assistant, results = bus.requests[-1]["messages"]
     assert assistant["content"][0] == {"type": "thinking", "thinking": "hm", "signature": SIGNATURE}
@@ -113,24 +113,27 @@ def test_a_tool_of_the_client_is_called_and_its_result_goes_back(client: anthrop
 
 
 def test_thinking_of_another_provider_comes_back_to_it_as_it_was(client: anthropic.Anthropic, bus: LocalBus) -> None:
-    asked = {**asking("calls", tools=[TOOL], thinking={"type": "adaptive"}), "model": "openai-responses/calls"}
-    called = read(client, **asked)
+    request = {
+        **request_fields("calls", tools=[TOOL], thinking={"type": "adaptive"}),
+        "model": "openai-responses/calls",
+    }
+    called = read(client, **request)
     (call,) = [block for block in called.content if block.type == "tool_use"]
     result = {"type": "tool_result", "tool_use_id": call.id, "content": "sun"}
-    asked["messages"] = [
+    request["messages"] = [
         *HELLO,
         {"role": "assistant", "content": called.content},
         {"role": "user", "content": [result]},
     ]
-    assert client.messages.create(**asked).stop_reason == "end_turn"
+    assert client.messages.create(**request).stop_reason == "end_turn"
     (reasoning,) = [item for item in bus.requests[-1]["input"] if item.get("type") == "reasoning"]
     assert reasoning["encrypted_content"] == SIGNATURE
 
 
 def test_a_tool_of_the_deployment_runs_on_the_bus_within_one_message(client: anthropic.Anthropic) -> None:
     for message in (
-        read(client, **asking("calls", extra_body={"tokenbus": {"tools": ["weather"]}})),
-        client.messages.create(**asking("calls", extra_headers={"x-tokenbus-tools": "weather"})),
+        read(client, **request_fields("calls", extra_body={"tokenbus": {"tools": ["weather"]}})),
+        client.messages.create(**request_fields("calls", extra_headers={"x-tokenbus-tools": "weather"})),
     ):
         assert [block.type for block in message.content] == ["thinking", "text"]
         assert message.stop_reason == "end_turn"
@@ -139,7 +142,7 @@ def test_a_tool_of_the_deployment_runs_on_the_bus_within_one_message(client: ant
 @pytest.mark.parametrize("stream", [True, False])
 def test_an_error_before_the_first_byte_has_its_status_and_form(client: anthropic.Anthropic, stream: bool) -> None:
     with pytest.raises(anthropic.BadRequestError) as caught:
-        client.messages.create(**asking("refuses"), stream=stream)
+        client.messages.create(**request_fields("refuses"), stream=stream)
     body: Any = caught.value.body
     assert body["error"]["type"] == "invalid_request_error"
     assert caught.value.response.headers["x-should-retry"] == "false"
@@ -149,20 +152,20 @@ def test_an_error_before_the_first_byte_has_its_status_and_form(client: anthropi
 def test_a_cut_is_an_error_for_every_reader(client: anthropic.Anthropic) -> None:
     received = ""
     with pytest.raises(anthropic.APIStatusError) as caught:  # noqa: PT012 (what came before the error counts)
-        for event in client.messages.create(**asking("cut"), stream=True):
+        for event in client.messages.create(**request_fields("cut"), stream=True):
             if event.type == "content_block_delta" and event.delta.type == "text_delta":
                 received += event.delta.text
     assert received.startswith("one")
     body: Any = caught.value.body
     assert body["error"]["type"] == "api_error"
     with pytest.raises(anthropic.APIStatusError):
-        read(client, **asking("cut"))
+        read(client, **request_fields("cut"))
     with pytest.raises(anthropic.APIStatusError):
-        client.messages.create(**asking("cut"))
+        client.messages.create(**request_fields("cut"))
 
 
 def test_a_client_that_leaves_ends_the_call_of_the_provider(client: anthropic.Anthropic, bus: LocalBus) -> None:
-    stream = client.messages.create(**asking("slow"), stream=True)
+    stream = client.messages.create(**request_fields("slow"), stream=True)
     for event in stream:
         if event.type == "content_block_delta":
             break
@@ -172,7 +175,7 @@ def test_a_client_that_leaves_ends_the_call_of_the_provider(client: anthropic.An
 
 def test_a_parameter_without_a_counterpart_is_refused_by_name(client: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.BadRequestError) as caught:
-        client.messages.create(**asking("text"), service_tier="standard_only")
+        client.messages.create(**request_fields("text"), service_tier="standard_only")
     assert "service_tier" in caught.value.message
 
 
@@ -199,7 +202,7 @@ def test_an_old_client_and_claude_code_are_answered(bus: LocalBus, auth: dict[st
         "user-agent": "claude-cli/2.1.330 (external, cli)",
     }
     cached = {"type": "ephemeral"}
-    body = asking(
+    body = request_fields(
         "text",
         stream=True,
         system=[
@@ -237,4 +240,4 @@ def test_the_page_for_users_of_this_client_holds(bus: LocalBus) -> None:
 
 
 def test_an_alias_is_answered_under_its_own_name(client: anthropic.Anthropic) -> None:
-    assert read(client, **{**asking(""), "model": "house"}).model == "house"
+    assert read(client, **{**request_fields(""), "model": "house"}).model == "house"

@@ -245,7 +245,7 @@ def test_admins_see_keys_spend_and_dead_letters_and_no_secret(bus: LocalBus, per
         assert not [key for key in (ADA, BOB, OPS, PLAIN) if key.sha256 in text or key.text in text]
     assert {key["id"] for key in ops.get("/keys")["keys"]} == {"ada", "bob", "ops", "plain"}
     body = {"type": "generate", "provider": "anthropic", "model": "text", "messages": "none", "secret": SECRET}
-    bury(bus, body)
+    add_dead_letter(bus, body)
     eventually_sync(lambda: ops.get("/dead")["entries"])
     [entry, *_] = ops.get("/dead")["entries"]
     assert entry["bytes"]
@@ -256,7 +256,7 @@ def test_admins_see_keys_spend_and_dead_letters_and_no_secret(bus: LocalBus, per
     assert ops.post(f"/dead/{entry['id']}/drop").status_code == 404
 
 
-def bury(bus: LocalBus, body: object) -> None:
+def add_dead_letter(bus: LocalBus, body: object) -> None:
     """Write a request that no one can accept, past the client."""
     with redis.Redis.from_url(bus.url) as client:
         client.xadd("tokenbus:requests", {"__data__": msgspec.json.encode(body)})

@@ -84,13 +84,13 @@ def text(found: list[types.Part], *, thought: bool = False) -> str:
 
 
 def test_text_and_thinking_are_read_in_each_version(client: genai.Client) -> None:
-    asking: Any = {
+    request: Any = {
         "model": "gemini/text",
         "contents": "hello",
         "config": types.GenerateContentConfig(thinking_config=THOUGHTS, system_instruction="Be brief"),
     }
-    streamed = list(client.models.generate_content_stream(**asking))
-    whole = client.models.generate_content(**asking)
+    streamed = list(client.models.generate_content_stream(**request))
+    whole = client.models.generate_content(**request)
     for answers in (streamed, [whole]):
         assert (text(parts(answers)), text(parts(answers), thought=True)) == ("one two\u2028three", "let me see")
         last = answers[-1]

@@ -152,8 +152,8 @@ def test_a_request_beyond_what_the_key_allows_is_refused(http: httpx.Client) -> 
 def test_what_the_key_forces_reaches_the_provider_and_the_alias_falls_back(http: httpx.Client, bus: LocalBus) -> None:
     answer = chat(http, TIGHT, "house", max_tokens=5000)
     assert answer.json()["choices"][0]["message"]["content"] == "one two three"
-    asked = [request for request in bus.requests if request.get("model") == "broken"]
-    assert asked[-1]["max_tokens"] == 7
+    requests = [request for request in bus.requests if request.get("model") == "broken"]
+    assert requests[-1]["max_tokens"] == 7
     with bus.sync_client() as direct:
         *_, end = direct.follow(answer.headers["x-tokenbus-run"])
     assert isinstance(end, Completed)

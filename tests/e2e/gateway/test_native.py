@@ -226,8 +226,11 @@ def test_a_body_beyond_the_limit_is_refused_before_it_is_read(http: httpx.Client
 
 
 def test_pages_of_listed_origins_may_call_and_no_others(http: httpx.Client) -> None:
-    asked = {"access-control-request-method": "POST", "access-control-request-headers": "x-stainless-os, x-evil"}
-    answer = http.options("/v1/chat/completions", headers={**ORIGIN, **asked})
+    request_headers = {
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "x-stainless-os, x-evil",
+    }
+    answer = http.options("/v1/chat/completions", headers={**ORIGIN, **request_headers})
     assert answer.status_code == 204
     assert answer.headers["access-control-allow-origin"] == ORIGIN["origin"]
     assert answer.headers["access-control-allow-headers"] == "x-stainless-os"
@@ -236,7 +239,7 @@ def test_pages_of_listed_origins_may_call_and_no_others(http: httpx.Client) -> N
     assert got.status_code == 202
     assert "x-tokenbus-run" in got.headers["access-control-expose-headers"]
     other = {"origin": "https://evil.example.com"}
-    assert http.options("/v1/chat/completions", headers={**other, **asked}).status_code == 403
+    assert http.options("/v1/chat/completions", headers={**other, **request_headers}).status_code == 403
     assert http.post("/runs", json=request(), headers=other).status_code == 403
     assert http.get("/v1/models", headers={"host": "evil.example.com"}).status_code == 421
     assert "access-control-allow-origin" not in http.get("/v1/models", headers=other).headers

@@ -106,13 +106,13 @@ def test_a_whole_answer_names_its_run_in_a_header(client: openai.OpenAI) -> None
 
 
 def test_a_call_of_a_tool_of_the_client_and_its_result_in_the_next_request(client: openai.OpenAI) -> None:
-    asked: list[Any] = [{"role": "user", "content": "weather?"}]
-    response = client.responses.create(model="anthropic/calls", input=asked, tools=[TOOL])
+    messages: list[Any] = [{"role": "user", "content": "weather?"}]
+    response = client.responses.create(model="anthropic/calls", input=messages, tools=[TOOL])
     [call] = [item for item in response.output if item.type == "function_call"]
     assert (call.name, call.arguments) == ("weather", '{"city":"Rome"}')
-    asked += response.output
-    asked.append({"type": "function_call_output", "call_id": call.call_id, "output": "sunny"})
-    assert client.responses.create(model="anthropic/text", input=asked, tools=[TOOL]).output_text == TEXT
+    messages += response.output
+    messages.append({"type": "function_call_output", "call_id": call.call_id, "output": "sunny"})
+    assert client.responses.create(model="anthropic/text", input=messages, tools=[TOOL]).output_text == TEXT
 
 
 def test_calls_of_the_deployments_tools_are_sent_only_on_request(client: openai.OpenAI) -> None:

@@ -19,7 +19,7 @@ UI: Any = [{"id": "m", "role": "user", "parts": [{"type": "text", "text": "hello
 AGENT: Any = {"threadId": "t", "runId": "r", "tools": [], "context": [], "state": {}}
 COMMENT = b": keep-alive\n\n"
 CHAT: Any = {"model": "anthropic/stalls", "messages": USER, "stream": True}
-ASKED: dict[str, tuple[str, Any, bytes, bytes]] = {
+REQUEST: dict[str, tuple[str, Any, bytes, bytes]] = {
     "chat": ("/v1/chat/completions", CHAT, COMMENT, b"[DONE]"),
     "responses": ("/v1/responses", {"model": "anthropic/stalls", "input": "hello", "stream": True}, COMMENT, b"[DONE]"),
     "messages": (
@@ -66,9 +66,9 @@ def bus() -> Generator[LocalBus]:
         yield running
 
 
-@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("name", REQUEST)
 async def test_a_silent_stream_is_kept_alive_in_its_protocol_and_then_continues(bus: LocalBus, name: str) -> None:
-    path, body, keep_alive, end = ASKED[name]
+    path, body, keep_alive, end = REQUEST[name]
     begun, received, resumed = len(bus.exchanges), b"", False
     async with (
         httpx.AsyncClient(base_url=bus.gateway, timeout=120) as http,

@@ -63,7 +63,7 @@ async def wait_unbegun(server: Server, keys: Keys, count: int) -> bool:
     return [entry["times_delivered"] for entry in pending].count(0) == count
 
 
-async def in_hand(server: Server, keys: Keys, run: str) -> bool:
+async def is_running(server: Server, keys: Keys, run: str) -> bool:
     """Whether a fetcher has found the run in its queue, however many are before it."""
     stream = keys.topic(keys.partition_of(run), "turns")
     pending = await server.client.xpending_range(stream, "fetcher", "-", "+", count=1000)
@@ -132,7 +132,7 @@ async def test_a_single_run_does_not_wait_behind_another_tenants_flood(
         await provider.requested()
         await eventually(lambda: server.client.hget(keys.run(flood[-1]), "status"))
         single = await send("paced", "single", metadata={"tenant": "single"})
-        await eventually(lambda: in_hand(server, keys, single))
+        await eventually(lambda: is_running(server, keys, single))
         before = len(provider.requests)
         logs = await ended(server.client, keys, [single, *flood])
         assert "single" in tenants(provider)[: before + 3], "it came after two of the others at the most"
@@ -203,12 +203,12 @@ async def test_a_providers_retry_after_holds_for_all_fetchers_and_all_runs_of_th
         fleet(tmp_path, server_url, keys, provider.url, TWO_FETCHERS, "[limits.providers.anthropic]\n"),
     ):
         first = await send("busy")
-        asked = await provider.requested()
+        requests = await provider.requested()
         await eventually(lambda: server.client.hget(keys.limit("model:anthropic/busy"), "paused"))
         others = [await send("busy", f"other {n}") for n in range(4)]
         free = await send("quick")
         await ended(server.client, keys, [first, *others, free])
-    begun = [(e.received_at - asked.received_at, e.request.model) for e in provider.requests[1:] if e.request]
+    begun = [(e.received_at - requests.received_at, e.request.model) for e in provider.requests[1:] if e.request]
     assert all(seconds > 3.5 for seconds, model in begun if model == "busy"), begun
     assert begun[0][1] == "quick", "another model goes on"
 

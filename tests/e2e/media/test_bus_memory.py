@@ -13,7 +13,7 @@ import pytest
 from tests.e2e.conftest import sender
 from tests.e2e.fleet import ended
 from tests.e2e.media.test_images import events_of_kind, images_api
-from tests.e2e.media.test_media import MB, PNG, asks, upload, with_store
+from tests.e2e.media.test_media import MB, PNG, message_with, upload, with_store
 from tests.servers import binary
 from tokenbus.blobs import blob_id_of
 from tokenbus.bus.keys import Keys
@@ -61,7 +61,7 @@ async def test_20_mb_in_and_20_mb_out_do_not_raise_the_peak_memory(
             before = await peak(server)
 
             source = await upload(blobs.url, LARGE)
-            run = await send("sees", provider="openai-responses", messages=asks(source))
+            run = await send("sees", provider="openai-responses", messages=message_with(source))
             logs: Any = await ended(server.client, KEYS, [run], timeout=90)
             assert logs[run][-1]["type"] == "completed", logs[run][-1]
             assert b64encode(LARGE) in provider.requests[-1].http_request.body

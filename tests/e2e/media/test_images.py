@@ -54,7 +54,7 @@ async def test_images_come_in_order_with_the_text_as_blobs_and_go_back_with_the_
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     calling = {"tools": [WEATHER], "max_tool_depth": 1}
-    asked: dict[str, dict[str, Any]] = {
+    request: dict[str, dict[str, Any]] = {
         "openai-responses": {"size": "1024x1024", "quality": "low", "previews": 2, "model": "gpt-image-2"},
         "gemini": {},
     }
@@ -63,13 +63,13 @@ async def test_images_come_in_order_with_the_text_as_blobs_and_go_back_with_the_
         with_store(tmp_path, server_url, keys, provider.url, images_api(provider.url)) as (bus, blobs),
     ):
         await bus.start("tools")
-        for api, images in asked.items():
+        for api, images in request.items():
             await send("with-text", f"hello {api}", provider=api, id=api, images=images, **calling)
         images = {"quality": "low", "count": 2, "previews": 1}
         await send("pictures", "A cat.", provider="openai-images", id="streamed", images=images)
         await send("pictures", "A cat.", provider="openai-images", id="whole", stream=False)
         await send("pictures", "A cat.", provider="openai-images", id="inline", images={"deliver": "base64"})
-        logs: Any = await ended(server.client, keys, [*asked, "streamed", "whole", "inline"])
+        logs: Any = await ended(server.client, keys, [*request, "streamed", "whole", "inline"])
         async with httpx.AsyncClient(base_url=blobs.url, timeout=60) as http:
             found = [await http.get(f"/blobs/{blob_id_of(data)}") for data in (CAT.data, DOG.data, *CAT.previews)]
         bodies = [e.http_request.body.decode() for e in provider.requests]
@@ -78,7 +78,7 @@ async def test_images_come_in_order_with_the_text_as_blobs_and_go_back_with_the_
         judge.check(log)
         assert log[-1]["type"] == "completed", log[-1]
 
-    for api in asked:
+    for api in request:
         blocks = [e["kind"] for e in logs[api] if e["type"] == "block_complete"]
         assert blocks == ["text", "image", "image", "tool_call", "tool_result", "text"]
         [again] = [body for body in bodies if f"hello {api}" in body and '"Here:"' in body]
@@ -196,29 +196,29 @@ async def test_images_are_edited_by_reference_and_what_was_made_is_edited_again(
         MockProvider([edited]) as provider,
         with_store(tmp_path, server_url, keys, provider.url, images_api(provider.url)) as (bus, blobs),
     ):
-        ask: dict[str, Any] = {"provider": "openai-images"}
-        await ended(server.client, keys, [await send("edited", messages=edits(inline), id="warm", **ask)])
+        request: dict[str, Any] = {"provider": "openai-images"}
+        await ended(server.client, keys, [await send("edited", messages=edits(inline), id="warm", **request)])
         mask = {"source": await upload(blobs.url, masking)}
         [fetcher] = [worker for worker in bus.workers if worker.kind == PIPELINE[0]]
         held, peak = await bus_bytes(server, keys), most_memory(fetcher)
         whole = edits(await upload(blobs.url, large), inline)
-        run = await send("edited", messages=whole, images={"mask": mask, "previews": 2}, id="one", **ask)
+        run = await send("edited", messages=whole, images={"mask": mask, "previews": 2}, id="one", **request)
         logs: Any = await ended(server.client, keys, [run])
         grown, risen = await bus_bytes(server, keys) - held, most_memory(fetcher) - peak
         [made] = events_of_kind(logs[run], "block_complete")
         again = {"type": "blob", "media_type": "image/png", "blob_id": made["image"]["blob_id"]}
         by_url = {"type": "url", "url": "https://example.org/a.png"}
         missing = {"source": {**again, "blob_id": blob_id_of(b"never stored")}}
-        await send("edited", messages=edits(again), id="again", stream=False, **ask)
-        await send("edited", messages=edits(again, by_url), id="by_url", **ask)
-        await send("edited", messages=edits(again), images={"mask": missing}, id="unmasked", **ask)
+        await send("edited", messages=edits(again), id="again", stream=False, **request)
+        await send("edited", messages=edits(again, by_url), id="by_url", **request)
+        await send("edited", messages=edits(again), images={"mask": missing}, id="unmasked", **request)
         logs |= await ended(server.client, keys, ["again", "by_url", "unmasked"])
-        asked = {exchange.http_request.path: exchange.request for exchange in provider.requests}
+        requests = {exchange.http_request.path: exchange.request for exchange in provider.requests}
         bodies = [exchange.request.body for exchange in provider.requests if exchange.request]
     for log in logs.values():
         judge.check(log)
     assert [logs[name][-1]["type"] for name in ("one", "again", "by_url")] == ["completed"] * 3
-    assert asked.keys() == {"/v1/images/edits"}
+    assert requests.keys() == {"/v1/images/edits"}
     _, one, *later = bodies
     assert [file["data"] for file in (*one["image[]"], one["mask"])] == [large, DOG.data, masking]
     assert grown < 64 * 1024

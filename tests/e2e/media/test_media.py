@@ -51,7 +51,7 @@ async def upload(url: str, content: bytes, media_type: str = "image/png") -> dic
     return {"type": "blob", "blob_id": answer["blob_id"], "media_type": media_type}
 
 
-def asks(*sources: dict[str, str]) -> list[dict[str, Any]]:
+def message_with(*sources: dict[str, str]) -> list[dict[str, Any]]:
     images = [{"type": "image", "source": source} for source in sources]
     return [{"role": "user", "content": [{"type": "text", "text": "What is it?"}, *images]}]
 
@@ -83,7 +83,7 @@ async def test_20_mb_of_image_by_reference_leave_bus_and_fetcher_flat(
         source = await upload(blobs.url, image)
         fetcher = bus.worker_of("fetcher")
         before, fetcher_before = await bus_bytes(server, keys), most_memory(fetcher)
-        run = await send("sees", provider="openai-responses", messages=asks(source), id="large")
+        run = await send("sees", provider="openai-responses", messages=message_with(source), id="large")
         logs: Any = await ended(server.client, keys, [run])
         after, fetcher_after = await bus_bytes(server, keys), most_memory(fetcher)
         body = provider.requests[-1].http_request.body
@@ -105,7 +105,7 @@ async def test_large_base64_of_a_request_is_in_the_store_and_not_in_the_runs_rec
         with_store(tmp_path, server_url, keys, provider.url) as (_, blobs),
         httpx.AsyncClient(timeout=60) as http,
     ):
-        run = await send("sees", provider="gemini", messages=asks(source))
+        run = await send("sees", provider="gemini", messages=message_with(source))
         logs: Any = await ended(server.client, keys, [run])
         body = provider.requests[-1].http_request.body
         stored = await http.get(f"{blobs.url}/blobs/{blob_id_of(image)}")
@@ -126,7 +126,7 @@ async def test_without_a_store_base64_is_sent_unchanged_and_a_reference_fails_as
         MockProvider([SEES]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, PIPELINE, away),
     ):
-        runs = [await send("sees", messages=asks(source)) for source in (value, name)]
+        runs = [await send("sees", messages=message_with(source)) for source in (value, name)]
         logs: Any = await ended(server.client, keys, runs)
         bodies = [exchange.http_request.body for exchange in provider.requests]
     by_value, by_name = (logs[run] for run in runs)
@@ -156,7 +156,7 @@ async def test_content_that_cannot_be_sent_fails_before_any_call_and_its_place_i
             await upload(blobs.url, b"<svg/>", "image/svg+xml"),
             large,
         ]
-        runs = [await send("sees", messages=asks(png, source)) for source in sources]
+        runs = [await send("sees", messages=message_with(png, source)) for source in sources]
         logs: Any = await ended(server.client, keys, runs)
         assert len(provider.requests) == 0
     errors = [logs[run][-1]["error"] for run in runs]
@@ -184,7 +184,7 @@ async def test_a_custom_store_replaces_the_blob_service(
         MockProvider([SEES]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, PIPELINE, OWN_STORE),
     ):
-        run = await send("sees", messages=asks(source))
+        run = await send("sees", messages=message_with(source))
         logs: Any = await ended(server.client, keys, [run])
         body = provider.requests[-1].http_request.body
     assert logs[run][-1]["type"] == "completed", logs[run][-1]
@@ -238,16 +238,16 @@ async def test_a_corrupt_blob_is_reported_before_a_provider_is_called_and_never_
         spoilt = await bus.blobs.put(PNG + b"x" * size, "image/png")
         spoil(tmp_path, spoilt.blob_id)
         sources = [{"type": "blob", "blob_id": b.blob_id, "media_type": b.media_type} for b in (sound, spoilt)]
-        run = await send("sees", messages=asks(*sources), fallback=[{"provider": "gemini", "model": "sees"}])
+        run = await send("sees", messages=message_with(*sources), fallback=[{"provider": "gemini", "model": "sees"}])
         log: Any = (await ended(server.client, keys, [run]))[run]
         with pytest.raises(BlobCorrupt):
             await bus.blobs.get(spoilt.blob_id)
-        asked = len(provider.requests)
-        again = await send("sees", messages=asks(sources[0]))
+        request_count = len(provider.requests)
+        again = await send("sees", messages=message_with(sources[0]))
         whole: Any = (await ended(server.client, keys, [again]))[again]
     judge.check(log)
     assert [e["type"] for e in log] == ["started", "failed"]
     assert (log[-1]["error"]["code"], log[-1]["error"]["where"]) == ("blob_corrupt", "messages[0].content[2]")
     assert "retryable" not in log[-1]["error"]
-    assert asked == 0
+    assert request_count == 0
     assert whole[-1]["type"] == "completed"

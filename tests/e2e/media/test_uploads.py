@@ -13,7 +13,7 @@ import pytest
 from tests.e2e import judge
 from tests.e2e.conftest import WEATHER, Send
 from tests.e2e.fleet import ended
-from tests.e2e.media.test_media import MB, PNG, asks, bus_bytes, most_memory, upload, with_store
+from tests.e2e.media.test_media import MB, PNG, bus_bytes, message_with, most_memory, upload, with_store
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
 from tokenbus_services.mock_provider import Exchange, MockProvider, Reply, Script, Status, ToolCall, Turn
@@ -58,7 +58,7 @@ async def test_the_same_blob_in_three_turns_and_a_second_run_is_uploaded_once_an
         source = await upload(blobs.url, IMAGE)
         for number in range(2):
             runs = [
-                await send("looks", provider=api, id=f"{api}-{number}", messages=asks(source), tools=[WEATHER])
+                await send("looks", provider=api, id=f"{api}-{number}", messages=message_with(source), tools=[WEATHER])
                 for api in APIS
             ]
             check(await ended(server.client, keys, runs))
@@ -84,7 +84,7 @@ async def test_an_expired_file_costs_one_more_call_and_is_invisible_to_subscribe
         source = await upload(blobs.url, IMAGE)
         for number in range(2):
             runs = [
-                await send("looks", provider=api, id=f"{api}-{number}", messages=asks(source), tools=[WEATHER])
+                await send("looks", provider=api, id=f"{api}-{number}", messages=message_with(source), tools=[WEATHER])
                 for api in APIS
             ]
             before = len(provider.requests)
@@ -110,16 +110,16 @@ async def test_fetchers_share_their_files_and_an_upload_that_fails_costs_no_run(
     ):
         await bus.start("fetcher", "tools")
         source, other = await upload(blobs.url, IMAGE), await upload(blobs.url, OTHER)
-        asked: dict[str, Any] = {"provider": "anthropic", "tools": [WEATHER]}
-        runs = [await send("looks", f"hello {n}", messages=asks(source), **asked) for n in range(12)]
+        fields: dict[str, Any] = {"provider": "anthropic", "tools": [WEATHER]}
+        runs = [await send("looks", f"hello {n}", messages=message_with(source), **fields) for n in range(12)]
         check(await ended(server.client, keys, runs))
         made = len(provider.files.files)
         assert 1 <= made <= 2
-        runs = [await send("looks", f"hello {n}", messages=asks(source), **asked) for n in range(4)]
+        runs = [await send("looks", f"hello {n}", messages=message_with(source), **fields) for n in range(4)]
         check(await ended(server.client, keys, runs))
         assert len(provider.files.files) == made
         provider.files.fail_next_uploads(*[Status(status=404)] * 2)
-        run = await send("looks", messages=asks(other), **asked)
+        run = await send("looks", messages=message_with(other), **fields)
         check(await ended(server.client, keys, [run]))
         calls = calls_of(provider.requests)
     assert sum(b64encode(OTHER) in call.http_request.body for call in calls) == 3
@@ -136,13 +136,13 @@ async def test_an_upload_of_20_mb_leaves_bus_and_fetcher_flat(
         with_store(tmp_path, server_url, keys, provider.url, UPLOADS) as (bus, blobs),
     ):
         await bus.start("tools")
-        asked: dict[str, Any] = {"provider": "openai-responses", "tools": [WEATHER]}
-        first = await send("looks", messages=asks(await upload(blobs.url, IMAGE)), **asked)
+        fields: dict[str, Any] = {"provider": "openai-responses", "tools": [WEATHER]}
+        first = await send("looks", messages=message_with(await upload(blobs.url, IMAGE)), **fields)
         await ended(server.client, keys, [first])
         source = await upload(blobs.url, image)
         fetcher = bus.worker_of("fetcher")
         before, fetcher_before = await bus_bytes(server, keys), most_memory(fetcher)
-        run = await send("looks", messages=asks(source), **asked)
+        run = await send("looks", messages=message_with(source), **fields)
         check(await ended(server.client, keys, [run]))
         after, fetcher_after = await bus_bytes(server, keys), most_memory(fetcher)
         sizes = [len(call.http_request.body) for call in calls_of(provider.requests)]

@@ -68,15 +68,15 @@ async def test_on_a_terminal_the_blocks_are_in_panels_and_a_real_provider_gets_i
 ):
     """Of one provider; `test_plan` says of each which key, address and model its services get."""
     [script] = demo_scripts()
-    choose: Callable[..., Turn] = lambda asked: script.turns[asked.turn]  # noqa: E731
+    choose: Callable[..., Turn] = lambda requests: script.turns[requests.turn]  # noqa: E731
     async with MockProvider(choose=choose) as provider:
         env = {"GEMINI_API_KEY": "sk-real", "GOOGLE_GEMINI_BASE_URL": provider.url, **temporary}
         code, screen = await on_terminal("demo", "--provider", "gemini", "--model", "chosen", **env)
-        asked = [exchange.request for exchange in provider.requests]
+        requests = [exchange.request for exchange in provider.requests]
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen)
     assert code == 0, text
-    assert [a.model for a in asked if a] == ["chosen", "chosen"]
-    assert all("sk-real" in " ".join(a.headers.values()) for a in asked if a)
+    assert [a.model for a in requests if a] == ["chosen", "chosen"]
+    assert all("sk-real" in " ".join(a.headers.values()) for a in requests if a)
     assert "sk-real" not in text
     for title in ("user", "thinking", "text", "tool call weather", "tool result weather"):
         assert f"╭─ {title} ─" in text
@@ -111,7 +111,7 @@ async def on_terminal(*arguments: str, **env: str) -> tuple[int, str]:
 
 async def test_a_key_that_the_provider_refuses_is_the_error_in_event_and_record(temporary: dict[str, str]):
     refusing = Turn(says=Reply(text=""), fault=Status(status=401))
-    async with MockProvider(choose=lambda asked: refusing) as provider:
+    async with MockProvider(choose=lambda request: refusing) as provider:
         env = {"ANTHROPIC_API_KEY": "sk-wrong", "ANTHROPIC_BASE_URL": provider.url, **temporary}
         ended = await run("demo", "--provider", "anthropic", "--keep", **env)
     assert ended.code == 5

@@ -38,7 +38,7 @@ from tokenbus_services.recorder import record as records
 from tokenbus_services.recorder.record import Record
 from tokenbus_services.recorder.replay import differences, replay
 
-ASKS = Reply(
+TOOL_REPLY = Reply(
     thinking="Let me think of it first.",
     text="I shall look it up.",
     tool_calls=(ToolCall(name="weather", arguments={"city": "Bern"}),),
@@ -47,7 +47,7 @@ CUTS = Delivery(cuts=Random(seed=7, largest=11))
 WITH_A_RETRY = Script(
     name="retry",
     turns=(
-        Turn(says=ASKS, first=(Status(status=529), CutOff(after_text="think")), delivery=CUTS),
+        Turn(says=TOOL_REPLY, first=(Status(status=529), CutOff(after_text="think")), delivery=CUTS),
         Turn(says=Reply(text="It is fair. " * 200), delivery=CUTS),
     ),
 )
@@ -136,9 +136,9 @@ async def test_a_replay_of_a_recorded_run_is_equal(
 ) -> None:
     async with MockProvider(SCRIPTS) as provider, scene(server, server_url, keys, tmp_path, provider) as it:
         await it.workers.start("recorder")
-        asked: dict[str, Any] = {"tools": [WEATHER], "record": True}
-        runs = [await send("retry", f"hello {api}", provider=api, id=api, **asked) for api in BASE_PATHS]
-        runs.append(await send("prefill", "hello", id="prefill", mode="prefill", participant="Claude", **asked))
+        fields: dict[str, Any] = {"tools": [WEATHER], "record": True}
+        runs = [await send("retry", f"hello {api}", provider=api, id=api, **fields) for api in BASE_PATHS]
+        runs.append(await send("prefill", "hello", id="prefill", mode="prefill", participant="Claude", **fields))
         paints: dict[str, Any] = {"provider": "openai-responses", "images": {"previews": 1}, "record": True}
         runs.append(await send("paints", "hello", id="paints", **paints))
         runs.append(await send("stalls", "hello", id="stalls", record=True))

@@ -59,8 +59,8 @@ class Reader:
     def _body(self) -> dict[str, Any]:
         model = f"anthropic/{self.name}"
         if self.surface == "chat":
-            asked = {"id": "m1", "role": "user", "parts": [{"type": "text", "text": self.name}]}
-            return {"id": f"chat-{self.name}", "model": model, "messages": [asked]}
+            request = {"id": "m1", "role": "user", "parts": [{"type": "text", "text": self.name}]}
+            return {"id": f"chat-{self.name}", "model": model, "messages": [request]}
         if self.surface == "responses":
             return {"model": model, "input": self.name, "stream": True}
         return {"id": self.name, "model": model, "messages": [{"role": "user", "content": self.name}]}

@@ -138,9 +138,9 @@ def check_asked(spans: list[Received]) -> bool:
     """The gateway's span is beneath its client's, and the run beneath the gateway's."""
     by_name = {span.name: span for span in spans}
     assert {"gateway openai_chat", "run gone"} <= set(by_name)
-    asked = by_name["gateway openai_chat"]
-    assert (asked.service, asked.attributes["http.response.status_code"]) == ("tokenbus-gateway", 404)
-    assert by_name["run gone"].parent_id == asked.span_id
+    gateway_span = by_name["gateway openai_chat"]
+    assert (gateway_span.service, gateway_span.attributes["http.response.status_code"]) == ("tokenbus-gateway", 404)
+    assert by_name["run gone"].parent_id == gateway_span.span_id
     connected(spans, PUBLISHER)
     return True
 

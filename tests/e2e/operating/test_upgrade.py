@@ -94,7 +94,7 @@ async def test_each_kind_of_worker_is_replaced_by_the_next_release_and_back_unde
 async def imported_from(env: dict[str, str]) -> str:
     """Where an interpreter with these variables finds the services."""
     code = "import tokenbus, tokenbus_services as s; print(tokenbus.__file__, s.__file__)"
-    asked = await asyncio.create_subprocess_exec(
+    process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", code), env={**os.environ, **env}, stdout=asyncio.subprocess.PIPE
     )
-    return (await asked.communicate())[0].decode()
+    return (await process.communicate())[0].decode()

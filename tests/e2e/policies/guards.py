@@ -151,9 +151,9 @@ class AsksTheBus(StreamProcessor):
 
     async def on_end(self, state: StreamState, context: StreamContext) -> None:
         assert context.client
-        asked = await context.client.publish(
+        published = await context.client.publish(
             {"provider": "anthropic", "model": "short", "messages": [{"role": "user", "content": "Well?"}]}
         )
-        await context.send(NewText(f"[{(await asked.result()).text}] "))
+        await context.send(NewText(f"[{(await published.result()).text}] "))
         for each in self._held:
             await context.send(each)

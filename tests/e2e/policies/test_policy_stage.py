@@ -98,13 +98,13 @@ async def test_a_blocked_tool_never_runs_and_a_parallel_call_does(
         await services.start(*PIPELINE, *POLICY, env={"MARKS": str(tmp_path)})
         run = await send("calls", tools=[TOUCH_TOOL, WEATHER])
         log: Any = (await ended(server.client, keys, [run]))[run]
-        asked = await provider.requested(2)
+        requests = await provider.requested(2)
         decisions_published = await decisions_of(server, keys, run)
     judge.check(log)
     kinds = [(e["kind"], e.get("tool_name")) for e in log if e["type"] == "block_complete"]
     assert kinds == [("text", None), ("tool_call", "weather"), ("tool_result", "weather"), ("text", None)]
     assert not (tmp_path / "secret").exists()
-    assert b"not this one" in asked.http_request.body
+    assert b"not this one" in requests.http_request.body
     assert [(d["policy"], d["action"], d["tool_name"], d["turn"]) for d in decisions_published] == [
         ("no_touch", "block", "touch", 0)
     ]

@@ -58,13 +58,13 @@ async def test_the_schema_of_the_answer_reaches_each_provider(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     async with MockProvider([HELLO]) as provider, fleet(tmp_path, server_url, keys, provider.url, PIPELINE, QUICK):
-        asked = {"schema": CITY, "name": "city", "strict": True}
-        runs = [await send("hello", provider=api, output_schema=asked) for api in BASE_PATHS]
+        output_schema = {"schema": CITY, "name": "city", "strict": True}
+        runs = [await send("hello", provider=api, output_schema=output_schema) for api in BASE_PATHS]
         await ended(server.client, keys, runs)
         bodies = {exchange.request.api: exchange.request.body for exchange in provider.requests if exchange.request}
     assert bodies["anthropic"]["output_config"]["format"]["schema"] == CITY
-    assert bodies["openai-chat"]["response_format"]["json_schema"] == asked
-    assert bodies["openai-responses"]["text"]["format"] == {"type": "json_schema", **asked}
+    assert bodies["openai-chat"]["response_format"]["json_schema"] == output_schema
+    assert bodies["openai-responses"]["text"]["format"] == {"type": "json_schema", **output_schema}
     assert bodies["gemini"]["generationConfig"]["responseJsonSchema"] == CITY
 
 

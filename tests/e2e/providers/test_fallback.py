@@ -73,7 +73,7 @@ async def test_a_fallback_answers_if_the_first_fails_before_visible_output(
         async with fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml):
             runs = {n: await send(n, provider="impatient", fallback=[to(other)]) for n in FAULTS}
             logs: Any = await ended(server.client, keys, list(runs.values()))
-        asked = [exchange.request.model for exchange in provider.requests if exchange.request]
+        requests = [exchange.request.model for exchange in provider.requests if exchange.request]
     for name, (_, tries) in FAULTS.items():
         log = logs[runs[name]]
         judge.check(log)
@@ -84,8 +84,8 @@ async def test_a_fallback_answers_if_the_first_fails_before_visible_output(
         assert usage["provider"] == other
         assert judge.text(log) == REPLY
         assert judge.blocks(log) == [("text", REPLY)]
-        assert asked.count(name) == tries
-    assert asked.count("speaks") == len(FAULTS)
+        assert requests.count(name) == tries
+    assert requests.count("speaks") == len(FAULTS)
 
 
 async def test_after_visible_text_no_fallback_is_tried(
@@ -98,9 +98,9 @@ async def test_after_visible_text_no_fallback_is_tried(
     ):
         run = await send("heard", fallback=[to("gemini")])
         log: Any = (await ended(server.client, keys, [run]))[run]
-        asked = len(provider.requests)
+        request_count = len(provider.requests)
     judge.check(log)
-    assert (log[-1]["type"], switches(log), asked) == ("failed", [], 1)
+    assert (log[-1]["type"], switches(log), request_count) == ("failed", [], 1)
     assert REPLY.startswith(judge.text(log))
 
 
@@ -117,10 +117,12 @@ async def test_the_turns_after_tools_stay_with_the_provider_that_answered(
     ):
         run = await send("first", fallback=[to("openai-responses", "second")], tools=[WEATHER])
         log: Any = (await ended(server.client, keys, [run]))[run]
-        asked = [(exchange.request.model, exchange.request.turn) for exchange in provider.requests if exchange.request]
+        requests = [
+            (exchange.request.model, exchange.request.turn) for exchange in provider.requests if exchange.request
+        ]
     judge.check(log)
     assert log[-1]["type"] == "completed", log[-1]
-    assert asked == [("first", 0), ("first", 1), ("second", 1), ("second", 2)]
+    assert requests == [("first", 0), ("first", 1), ("second", 1), ("second", 2)]
     assert [e["provider"] for e in log if e["type"] == "usage"] == ["anthropic", *["openai-responses"] * 2]
     assert [kind for kind, _ in judge.blocks(log)] == ["tool_call", "tool_result"] * 2 + ["text"]
 

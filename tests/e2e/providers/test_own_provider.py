@@ -41,7 +41,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return site
 
 
-class Asked:
+class ReceivedRequest:
     """What Acme was asked."""
 
     def __init__(self, head: str, body: Any) -> None:
@@ -51,15 +51,15 @@ class Asked:
 
 
 @asynccontextmanager
-async def acme(*answers: tuple[int, list[Any]]) -> AsyncGenerator[tuple[str, list[Asked]]]:
+async def acme(*answers: tuple[int, list[Any]]) -> AsyncGenerator[tuple[str, list[ReceivedRequest]]]:
     """Acme itself: each request gets the next answer. Its address, and what it was asked."""
-    asked: list[Asked] = []
+    received: list[ReceivedRequest] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         size = int(next(line for line in head.lower().split("\r\n") if line.startswith("content-length")).split()[1])
-        asked.append(Asked(head, json.loads(await reader.readexactly(size))))
-        status, events = answers[len(asked) - 1]
+        received.append(ReceivedRequest(head, json.loads(await reader.readexactly(size))))
+        status, events = answers[len(received) - 1]
         body = "".join(f"data: {json.dumps(event)}\n\n" for event in events) if status < 300 else json.dumps(events[0])
         kind = "text/event-stream" if status < 300 else "application/json"
         writer.write(
@@ -70,7 +70,7 @@ async def acme(*answers: tuple[int, list[Any]]) -> AsyncGenerator[tuple[str, lis
         writer.close()
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", asked
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", received
 
 
 async def test_a_provider_of_a_package_is_used_as_any_other(
@@ -78,7 +78,7 @@ async def test_a_provider_of_a_package_is_used_as_any_other(
 ) -> None:
     busy = {"error": {"type": "overloaded_error", "message": "later"}}
     answers = ((503, [busy]), (200, [*CALLS, {"end": "done"}]), (200, SAYS))
-    async with acme(*answers) as (url, asked):
+    async with acme(*answers) as (url, received):
         fleet = Fleet(tmp_path, server_url, keys, url, TABLE % url + "[retry]\nbase_delay_s = 0.02\n")
         try:
             await fleet.start(*WITH_TOOLS, env={"PYTHONPATH": str(site), "ACME_API_KEY": KEY})
@@ -95,11 +95,11 @@ async def test_a_provider_of_a_package_is_used_as_any_other(
     kinds = [(kind, whole) for kind, whole in judge.blocks(log) if kind != "tool_result"]
     assert kinds == [("text", "Let me look."), ("tool_call", '{"city": "Bern"}'), ("text", "It rains.")]
     assert log[-1]["usage"] == {"input": 12, "output": 34}
-    assert [a.path for a in asked] == ["/v1/talk"] * 3
-    assert all(a.headers["authorization"] == f"bearer {KEY}" for a in asked)
-    assert (asked[0].body["region"], asked[0].body["limit"]) == ("eu", 99)
-    assert [line["who"] for line in asked[2].body["lines"]] == ["user", "assistant", "assistant", "tool"]
-    assert asked[2].body["lines"][-1]["call"] == "c1"
+    assert [a.path for a in received] == ["/v1/talk"] * 3
+    assert all(a.headers["authorization"] == f"bearer {KEY}" for a in received)
+    assert (received[0].body["region"], received[0].body["limit"]) == ("eu", 99)
+    assert [line["who"] for line in received[2].body["lines"]] == ["user", "assistant", "assistant", "tool"]
+    assert received[2].body["lines"][-1]["call"] == "c1"
     [failed] = [e for e in logs[refused] if e["type"] == "failed"]
     assert (failed["error"]["code"], failed["error"]["where"]) == ("request_invalid", "mode")
 

@@ -62,10 +62,10 @@ async def test_each_bad_request_is_reported_by_name_and_valid_ones_continue(
         runs = [name.replace(" ", "-") for name in REJECTED]
         logs: Any = await ended(server.client, keys, [*runs, refused, good])
 
-        async def buried() -> bool:
+        async def is_dead_letter() -> bool:
             return await server.client.xlen(keys.dead) == len(REJECTED) + len(garbage) + 1
 
-        await eventually(buried)
+        await eventually(is_dead_letter)
         dead = [json.loads(f[b"__data__"]) for _, f in await server.client.xrange(keys.dead)]
     assert [e["type"] for e in logs[good]][-1] == "completed"
     end = logs[refused][-1]

@@ -54,12 +54,12 @@ def painted(api: str) -> bytes:
     return PNG + f"painted by {api}".encode()
 
 
-def answer(asked: ModelRequest) -> Turn:
+def answer(request: ModelRequest) -> Turn:
     """The model thinks, writes text, returns an image if its API can, and calls two tools; then it summarises."""
-    reply = Reply(thinking="Hm, let me think.", signature=signature(asked.api), text="Let me look.")
-    if asked.tool_results:
-        return Turn(says=msgspec.structs.replace(reply, text=f"Done by {asked.api}."))
-    pictures = (Picture(data=painted(asked.api)),) if asked.api in ("gemini", "openai-responses") else ()
+    reply = Reply(thinking="Hm, let me think.", signature=signature(request.api), text="Let me look.")
+    if request.tool_results:
+        return Turn(says=msgspec.structs.replace(reply, text=f"Done by {request.api}."))
+    pictures = (Picture(data=painted(request.api)),) if request.api in ("gemini", "openai-responses") else ()
     calls = (ToolCall(name="draw"), ToolCall(name="broken"))
     return Turn(says=msgspec.structs.replace(reply, pictures=pictures, tool_calls=calls))
 
@@ -101,9 +101,9 @@ async def test_a_conversation_continues_in_every_order_of_four_apis_and_back_to_
     ):
         await services.start("tools")
         extras = await asyncio.gather(*(converse(bus, order) for order in orders))
-        asked = [exchange.request for exchange in provider.requests]
-    assert len(asked) == 24 * 5 * 2, "no request was refused, and none was made twice"
-    for one in asked:
+        requests = [exchange.request for exchange in provider.requests]
+    assert len(requests) == 24 * 5 * 2, "no request was refused, and none was made twice"
+    for one in requests:
         assert one
         body: Any = msgspec.json.decode(msgspec.json.encode(one.body))
         SOUND[one.api](body)
@@ -211,9 +211,9 @@ async def test_repeated_tool_ids_names_and_odd_media_types_reach_each_provider_i
         plain = [await send(script.name, provider=api, messages=messages) for api in BASE_PATHS]
         named = [await send(script.name, provider=api, messages=messages, names_in_text=True) for api in BASE_PATHS]
         logs: Any = await ended(server.client, keys, [*plain, *named])
-        asked = [exchange.request for exchange in provider.requests]
-    assert len(asked) == 2 * len(BASE_PATHS)
-    for one in asked:
+        requests = [exchange.request for exchange in provider.requests]
+    assert len(requests) == 2 * len(BASE_PATHS)
+    for one in requests:
         assert one
         body: Any = msgspec.json.decode(msgspec.json.encode(one.body))
         if one.api == "gemini":  # its calls have no signature, for the model of this name needs none here
@@ -228,7 +228,7 @@ async def test_repeated_tool_ids_names_and_odd_media_types_reach_each_provider_i
         dropped = "messages[0], messages[1]: this API has no field for participant names"
         fitted = "messages[0]: the participant 'Ann Lee' is sent as 'Ann_Lee'"
         assert (fitted if api == "openai-chat" else dropped) in notes
-    bodies = [msgspec.json.encode(one.body).decode() for one in asked if one]
+    bodies = [msgspec.json.encode(one.body).decode() for one in requests if one]
     assert sum('"Ann Lee: Look"' in body and '"Bob: Well?"' in body for body in bodies) == len(BASE_PATHS)
     assert sum('"name":"Ann_Lee"' in body for body in bodies) == 1
 

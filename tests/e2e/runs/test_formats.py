@@ -95,18 +95,18 @@ async def test_signed_thinking_is_sent_back_unchanged_with_the_next_turn(
     async with MockProvider([SIGNED]) as provider, fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS):
         runs = [await send("signed", provider=api, tools=[WEATHER], id=api) for api in BASE_PATHS]
         logs: Any = await ended(server.client, keys, runs)
-        asked = {e.request.api: e.request.body for e in provider.requests if e.request and e.request.turn}
+        requests = {e.request.api: e.request.body for e in provider.requests if e.request and e.request.turn}
     assert {logs[run][-1]["type"] for run in runs} == {"completed"}
-    assert asked["anthropic"]["messages"][1]["content"][0] == {
+    assert requests["anthropic"]["messages"][1]["content"][0] == {
         "type": "thinking",
         "thinking": THOUGHT,
         "signature": SIGNATURE,
     }
-    [reasoning] = [item for item in asked["openai-responses"]["input"] if item.get("type") == "reasoning"]
+    [reasoning] = [item for item in requests["openai-responses"]["input"] if item.get("type") == "reasoning"]
     assert (reasoning["encrypted_content"], reasoning["summary"][0]["text"]) == (SIGNATURE, THOUGHT)
-    [call] = [part for part in asked["gemini"]["contents"][1]["parts"] if "functionCall" in part]
+    [call] = [part for part in requests["gemini"]["contents"][1]["parts"] if "functionCall" in part]
     assert call["thoughtSignature"] == SIGNATURE
-    assert SIGNATURE not in json.dumps(asked["openai-chat"]), "it has no place for one"
+    assert SIGNATURE not in json.dumps(requests["openai-chat"]), "it has no place for one"
 
 
 async def test_a_stop_string_ends_the_turn_whether_its_provider_supports_it_or_not(

@@ -107,7 +107,7 @@ async def test_a_pipeline_writes_the_events_that_separate_services_write(
 ) -> None:
     events: list[dict[str, judge.Log]] = []
     recorded = dict(corpus())
-    asked = REQUESTS | {
+    request = REQUESTS | {
         script.name: (script.name, {"provider": api, "max_tool_depth": 0}) for script, api in recorded.items()
     }
     for name in ("store", *(chain[0] for chain in (SEPARATE, CHAINED))):
@@ -120,7 +120,7 @@ async def test_a_pipeline_writes_the_events_that_separate_services_write(
                 toml += provider_table("claude", "anthropic", provider.url, 'quirks = { models_continuing = [""] }')
                 kinds = (*chain, "tools", "policy", "recorder")
                 async with fleet(tmp_path / chain[0], server_url, keys, provider.url, kinds, toml):
-                    events.append(await _logs(server, keys, send, asked))
+                    events.append(await _logs(server, keys, send, request))
     for name, log in events[0].items():
         assert log == events[1][name], name
     ends = {name: log[-1]["type"] for name, log in events[0].items()}
@@ -130,9 +130,9 @@ async def test_a_pipeline_writes_the_events_that_separate_services_write(
     }
 
 
-async def _logs(server: Server, keys: Keys, send: Send, asked: Requests) -> dict[str, judge.Log]:
+async def _logs(server: Server, keys: Keys, send: Send, request: Requests) -> dict[str, judge.Log]:
     """Ask for all of it, disturb what is to be disturbed, and return the logs without what depends on time."""
-    runs = {name: await send(model, name, **fields) for name, (model, fields) in asked.items()}
+    runs = {name: await send(model, name, **fields) for name, (model, fields) in request.items()}
     for name in ("cancelled", "poisoned"):
         await eventually(lambda run=runs[name]: _heard(server, keys, run, "three"), timeout=60)
     cancel = {"type": "cancel", "run": runs["cancelled"], "reason": "enough"}

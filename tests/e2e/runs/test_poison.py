@@ -40,10 +40,10 @@ async def test_poison_of_every_origin_is_buried_and_what_it_stopped_is_asked_aga
             error: Any = log[-1]["error"]
             assert (log[-1]["type"], error["code"], error["class"]) == ("failed", "poison", "internal"), run
 
-        async def buried() -> bool:
+        async def is_dead_letter() -> bool:
             return await server.client.xlen(keys.dead) == len(victims) + 1
 
-        await eventually(buried)
+        await eventually(is_dead_letter)
         dead = {e.get("run"): e for e in [json.loads(f[b"__data__"]) for _, f in await server.client.xrange(keys.dead)]}
         for topic, run in victims.items():
             entry = dead[run]

@@ -55,8 +55,10 @@ async def test_an_interrupted_run_is_continued_or_retried_and_read_in_sentences(
         assert received.startswith("Dr. Grey")
         rest = await (await bus.resume(run)).result()
         for name in ("anthropic", "far"):
-            asks = [{"role": "user", "content": f"Go on, {name}."}]  # its own words: a script breaks off once for each
-            stuck = await bus.publish({**REQUEST, "provider": name, "messages": asks})
+            messages = [
+                {"role": "user", "content": f"Go on, {name}."}
+            ]  # its own words: a script breaks off once for each
+            stuck = await bus.publish({**REQUEST, "provider": name, "messages": messages})
             with pytest.raises(RunIncomplete):
                 await stuck.result()
             with pytest.raises(RunNotRepeatable, match=f"broken at {name} cannot continue"):

@@ -53,7 +53,7 @@ env_pass = ["NOTES"]
         run = await send("both", tools=named)
         unlisted = await send("both", tools=[{"name": "here__echo"}, {"name": "here__nothing"}])
         logs: Any = await ended(server.client, keys, [run, unlisted])
-        asked = json.loads(provider.requests[0].http_request.body)
+        request_body = json.loads(provider.requests[0].http_request.body)
 
         killed = await send("never", tools=[{"name": "here__slow"}])
         await eventually(lambda: "began" in notes.read_text(), timeout=60)
@@ -75,8 +75,8 @@ env_pass = ["NOTES"]
 
         await eventually(works, timeout=60)
     judge.check(logs[run])
-    assert asked["tools"][0]["description"] == "Says it again."
-    assert asked["tools"][0]["input_schema"]["required"] == ["text"]
+    assert request_body["tools"][0]["description"] == "Says it again."
+    assert request_body["tools"][0]["input_schema"]["required"] == ["text"]
     first, second = _results(logs[run])
     assert (first["content"], first.get("is_error", False)) == ("well", False)
     assert (second["content"].strip(), second["is_error"]) == ("Error executing tool fail: x", True)

@@ -48,5 +48,5 @@ async def test_an_image_of_a_tool_reaches_the_model_and_the_subscribers(
         [result] = [e for e in log if e["type"] == "block_complete" and e["kind"] == "tool_result"]
         # No blob service runs here, so events hold the bytes themselves.
         assert result["images"] == [{"media_type": "image/png", "base64": image}]
-        asked = [body for body in bodies if f"hello {run}" in body]
-        assert [image in body for body in asked] == [False, True], run
+        requests = [body for body in bodies if f"hello {run}" in body]
+        assert [image in body for body in requests] == [False, True], run

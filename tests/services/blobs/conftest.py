@@ -24,7 +24,7 @@ from tokenbus_services.process.embedded_server import free_port
 MAX_BYTES = 8 * 2**20
 
 
-class Shelf:
+class MemoryBlobs:
     """A `BlobStore` and its storage."""
 
     def __init__(self, objects: LocalStore | MemoryStore | S3Store, root: Path | None) -> None:
@@ -79,19 +79,19 @@ def s3_store(endpoint: str) -> S3Store:
 
 
 @pytest.fixture(params=["local", "memory", "s3"])
-def shelf(request: pytest.FixtureRequest, tmp_path: Path) -> Shelf:
+def blob_store(request: pytest.FixtureRequest, tmp_path: Path) -> MemoryBlobs:
     if request.param == "memory":
-        return Shelf(MemoryStore(), None)
+        return MemoryBlobs(MemoryStore(), None)
     if request.param == "s3":
-        return Shelf(s3_store(request.getfixturevalue("s3_endpoint")), None)
+        return MemoryBlobs(s3_store(request.getfixturevalue("s3_endpoint")), None)
     root = tmp_path / "blobs"
-    return Shelf(LocalStore(root, mkdir=True, automatic_cleanup=True), root)
+    return MemoryBlobs(LocalStore(root, mkdir=True, automatic_cleanup=True), root)
 
 
 @pytest.fixture
-def local_shelf(tmp_path: Path) -> Shelf:
+def local_store(tmp_path: Path) -> MemoryBlobs:
     root = tmp_path / "blobs"
-    return Shelf(LocalStore(root, mkdir=True, automatic_cleanup=True), root)
+    return MemoryBlobs(LocalStore(root, mkdir=True, automatic_cleanup=True), root)
 
 
 class Served:
@@ -159,6 +159,6 @@ async def serve() -> AsyncIterator[Serve]:
 
 
 @pytest.fixture
-async def service(shelf: Shelf, serve: Serve) -> Served:
-    """The blob routes over the shelf of this test."""
-    return await serve(BlobRoutes(shelf.store, idle_s=5.0))
+async def service(blob_store: MemoryBlobs, serve: Serve) -> Served:
+    """The blob routes over the blob store of this test."""
+    return await serve(BlobRoutes(blob_store.store, idle_s=5.0))

@@ -12,7 +12,7 @@ from obstore.store import MemoryStore
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from tests.services.blobs.conftest import Serve, Shelf, s3_store
+from tests.services.blobs.conftest import MemoryBlobs, Serve, s3_store
 from tokenbus.blobs import blob_id_of
 from tokenbus.client.blobs import Blobs
 from tokenbus.errors import BlobQuotaExceeded, BlobRefused, BlobTooLarge, BlobUnauthorized, SettingsError
@@ -26,17 +26,17 @@ from tokenbus_services.settings import BlobSettings
 TOKEN = "a-long-random-token"
 
 
-async def test_nothing_is_given_or_taken_without_the_token(local_shelf: Shelf, serve: Serve) -> None:
-    served = await serve(BlobRoutes(local_shelf.store, token=TOKEN))
+async def test_nothing_is_given_or_taken_without_the_token(local_store: MemoryBlobs, serve: Serve) -> None:
+    served = await serve(BlobRoutes(local_store.store, token=TOKEN))
     settings = BlobSettings(service_url=served.url)
     async with HttpBlobs.from_settings(settings, {"TOKENBUS_BLOB_TOKEN": TOKEN}) as blobs:
         ref = await blobs.store(b"secret", "text/plain")
         assert await blobs.load(ref.blob_id) == b"secret"
     for wrong in ("", "wrong", TOKEN[:-1], TOKEN + "x"):
         async with HttpBlobs.from_settings(settings, {"TOKENBUS_BLOB_TOKEN": wrong}) as blobs:
-            for ask in (blobs.load, blobs.lease, lambda _: blobs.store(b"x", "text/plain")):
+            for call in (blobs.load, blobs.lease, lambda _: blobs.store(b"x", "text/plain")):
                 with pytest.raises(BlobUnauthorized) as refused:
-                    await ask(ref.blob_id)
+                    await call(ref.blob_id)
                 assert TOKEN not in str(refused.value)
     async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
         for method in ("GET", "HEAD", "PUT", "DELETE"):
@@ -46,7 +46,7 @@ async def test_nothing_is_given_or_taken_without_the_token(local_shelf: Shelf, s
 
 
 async def test_services_and_clients_of_the_blob_store_take_a_new_token_whichever_sees_it_first(
-    local_shelf: Shelf, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    local_store: MemoryBlobs, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tokenbus.secret_env.POLL_S", 0.0)
     files = {who: tmp_path / who for who in ("store", "fetcher", "client")}
@@ -54,7 +54,7 @@ async def test_services_and_clients_of_the_blob_store_take_a_new_token_whichever
         file.write_text("the-old-token")
     monkeypatch.setenv("TOKENBUS_BLOB_TOKEN_FILE", str(files["client"]))
     monkeypatch.delenv("TOKENBUS_BLOB_TOKEN", raising=False)
-    served = await serve(BlobRoutes(local_shelf.store, token=secret_of("X", {"X_FILE": str(files["store"])})))
+    served = await serve(BlobRoutes(local_store.store, token=secret_of("X", {"X_FILE": str(files["store"])})))
     client = Blobs(served.url)
     settings = BlobSettings(service_url=served.url)
     async with HttpBlobs.from_settings(settings, {"TOKENBUS_BLOB_TOKEN_FILE": str(files["fetcher"])}) as fetcher:
@@ -115,12 +115,14 @@ async def test_room_comes_when_blobs_expire() -> None:
     await store.put(_once(b"b" * 70), "text/plain")
 
 
-async def test_an_expired_blob_can_be_stored_again(shelf: Shelf) -> None:
-    await shelf.store.put(_once(b"again"), "text/plain")
-    counting = BlobStore(shelf.objects, max_bytes=80, ttl_s=100.0, lease_s=100.0, quota_bytes=5, clock=shelf.clock)
-    shelf.now = 200
+async def test_an_expired_blob_can_be_stored_again(blob_store: MemoryBlobs) -> None:
+    await blob_store.store.put(_once(b"again"), "text/plain")
+    counting = BlobStore(
+        blob_store.objects, max_bytes=80, ttl_s=100.0, lease_s=100.0, quota_bytes=5, clock=blob_store.clock
+    )
+    blob_store.now = 200
     ref = await counting.put(_once(b"again"), "text/plain")
-    shelf.now = 0
+    blob_store.now = 0
     assert (await counting.head(ref.blob_id)).size == 5
 
 
@@ -143,24 +145,24 @@ async def test_s3_gives_out_urls_that_need_no_token(s3_endpoint: str, serve: Ser
     served = await serve(BlobRoutes(store, token=TOKEN))
     async with HttpBlobs(served.url, token=TOKEN) as blobs, httpx.AsyncClient(timeout=60) as http:
         ref = await blobs.store(b"a picture", "image/png")
-        asked = f"{served.url}/blobs/{ref.blob_id}/link"
+        link_url = f"{served.url}/blobs/{ref.blob_id}/link"
         bearer = {"Authorization": f"Bearer {TOKEN}"}
-        assert (await http.get(asked)).status_code == 401
-        link = (await http.get(asked, params={"seconds": "60"}, headers=bearer)).json()
+        assert (await http.get(link_url)).status_code == 401
+        link = (await http.get(link_url, params={"seconds": "60"}, headers=bearer)).json()
         assert link["seconds"] == 60
         assert "X-Amz-Expires=60" in link["url"]
         assert (await http.get(link["url"])).content == b"a picture"
         for seconds in ("0", "3601", "-1", "x", ""):
-            wrong = await http.get(f"{asked}?seconds={seconds}&x=", headers=bearer)
+            wrong = await http.get(f"{link_url}?seconds={seconds}&x=", headers=bearer)
             assert wrong.status_code == (200 if seconds == "" else 400)
         missing = await http.get(f"{served.url}/blobs/{blob_id_of(b'none')}/link", headers=bearer)
         assert missing.status_code == 404
 
 
-async def test_a_store_without_urls_raises_an_error(local_shelf: Shelf, tmp_path: Path) -> None:
-    ref = await local_shelf.store.put(_once(b"x"), "text/plain")
+async def test_a_store_without_urls_raises_an_error(local_store: MemoryBlobs, tmp_path: Path) -> None:
+    ref = await local_store.store.put(_once(b"x"), "text/plain")
     with pytest.raises(BlobRefused, match="only S3"):
-        await local_shelf.store.link(ref.blob_id, seconds=60)
+        await local_store.store.link(ref.blob_id, seconds=60)
 
 
 async def _once(content: bytes):

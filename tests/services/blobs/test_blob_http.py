@@ -27,7 +27,7 @@ from tokenbus_services.blobs.client import HttpBlobs
 from tokenbus_services.blobs.http import BlobRoutes, Receive, Scope, Send, WithBlobs
 from tokenbus_services.net.connection_pools import AT_ONCE, Pools
 
-from .conftest import MAX_BYTES, Serve, Served, Shelf
+from .conftest import MAX_BYTES, MemoryBlobs, Serve, Served
 
 
 @pytest.fixture
@@ -100,10 +100,10 @@ async def test_a_known_etag_is_answered_without_the_content(http: httpx.AsyncCli
     assert (other.status_code, other.content) == (200, b"abc")
 
 
-async def test_an_upload_to_an_address_must_have_that_content(http: httpx.AsyncClient, shelf: Shelf) -> None:
+async def test_an_upload_to_an_address_must_have_that_content(http: httpx.AsyncClient, blob_store: MemoryBlobs) -> None:
     wrong = await http.put(f"/blobs/{blob_id_of(b'this')}", content=b"that")
     assert (wrong.status_code, wrong.json()["code"]) == (400, "blob_refused")
-    assert shelf.everything() == []
+    assert blob_store.everything() == []
     right = await http.put(f"/blobs/{blob_id_of(b'this')}", content=b"this")
     assert right.status_code == 201
 
@@ -143,11 +143,11 @@ async def test_a_path_that_is_no_id_is_400(service: Served, path: str) -> None:
     "media_type",
     ["text", "text/", "/plain", "te xt/plain", "text/plain; a", "a/b/c", "image/..", "x/" + "y" * 200, "é/a"],
 )
-async def test_what_is_no_media_type_is_415(service: Served, shelf: Shelf, media_type: str) -> None:
+async def test_what_is_no_media_type_is_415(service: Served, blob_store: MemoryBlobs, media_type: str) -> None:
     answer = await raw(service, head("PUT", "/blobs", f"Content-Type: {media_type}", "Content-Length: 1") + b"x")
     assert answer.startswith(b"HTTP/1.1 415 ")
     assert b'"code":"blob_refused"' in answer
-    assert shelf.everything() == []
+    assert blob_store.everything() == []
 
 
 async def test_an_encoded_upload_is_415(http: httpx.AsyncClient) -> None:
@@ -155,14 +155,16 @@ async def test_an_encoded_upload_is_415(http: httpx.AsyncClient) -> None:
     assert answer.status_code == 415
 
 
-async def test_an_upload_declared_too_large_is_413_before_any_of_it_is_sent(service: Served, shelf: Shelf) -> None:
+async def test_an_upload_declared_too_large_is_413_before_any_of_it_is_sent(
+    service: Served, blob_store: MemoryBlobs
+) -> None:
     answer = await raw(service, head("PUT", "/blobs", f"Content-Length: {MAX_BYTES + 1}", "Expect: 100-continue"))
     assert answer.startswith(b"HTTP/1.1 413 ")
     assert b"100 Continue" not in answer
-    assert shelf.everything() == []
+    assert blob_store.everything() == []
 
 
-async def test_an_upload_of_unknown_length_over_the_limit_is_413(blobs: HttpBlobs, shelf: Shelf) -> None:
+async def test_an_upload_of_unknown_length_over_the_limit_is_413(blobs: HttpBlobs, blob_store: MemoryBlobs) -> None:
     async def long() -> AsyncIterator[bytes]:
         for _ in range(MAX_BYTES // 2**20 + 4):
             yield b"x" * 2**20
@@ -170,7 +172,7 @@ async def test_an_upload_of_unknown_length_over_the_limit_is_413(blobs: HttpBlob
     with pytest.raises(BlobTooLarge) as refused:
         await blobs.store(long(), "text/plain")
     assert refused.value.limit == MAX_BYTES
-    assert shelf.everything() == []
+    assert blob_store.everything() == []
 
 
 @pytest.mark.parametrize(
@@ -184,7 +186,7 @@ async def test_an_upload_of_unknown_length_over_the_limit_is_413(blobs: HttpBlob
 )
 @pytest.mark.parametrize("reset", [True, False])
 async def test_a_client_that_disconnects_leaves_no_task_or_connection(
-    service: Served, shelf: Shelf, sent: bytes, reset: bool
+    service: Served, blob_store: MemoryBlobs, sent: bytes, reset: bool
 ) -> None:
     """``reset``: as a killed process with unread data does it, with RST in place of FIN."""
     connection = socket.create_connection(("127.0.0.1", service.port))
@@ -194,30 +196,30 @@ async def test_a_client_that_disconnects_leaves_no_task_or_connection(
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
     connection.close()
     await service.idle()
-    assert shelf.everything() == []
+    assert blob_store.everything() == []
 
 
-async def test_a_body_shorter_than_declared_is_not_stored(service: Served, shelf: Shelf) -> None:
+async def test_a_body_shorter_than_declared_is_not_stored(service: Served, blob_store: MemoryBlobs) -> None:
     await raw(service, head("PUT", "/blobs", "Content-Length: 10") + b"short", half_close=True)
     await service.idle()
-    assert shelf.everything() == []
+    assert blob_store.everything() == []
 
 
-async def test_a_body_longer_than_declared_is_stored_up_to_there(service: Served, shelf: Shelf) -> None:
+async def test_a_body_longer_than_declared_is_stored_up_to_there(service: Served, blob_store: MemoryBlobs) -> None:
     answer = await raw(service, head("PUT", "/blobs", "Content-Length: 5") + b"hello, smuggled")
     assert blob_id_of(b"hello").encode() in answer
-    assert len(shelf.everything()) == 1
+    assert len(blob_store.everything()) == 1
 
 
-async def test_broken_chunk_framing_is_not_stored(service: Served, shelf: Shelf) -> None:
+async def test_broken_chunk_framing_is_not_stored(service: Served, blob_store: MemoryBlobs) -> None:
     framed = head("PUT", "/blobs", "Transfer-Encoding: chunked") + b"5\r\nhello\r\nnot-hex\r\n"
     answer = await raw(service, framed)
     await service.idle()
     assert not answer.startswith(b"HTTP/1.1 2")
-    assert shelf.everything() == []
+    assert blob_store.everything() == []
 
 
-async def test_a_length_that_a_server_did_not_check_is_checked(shelf: Shelf) -> None:
+async def test_a_length_that_a_server_did_not_check_is_checked(blob_store: MemoryBlobs) -> None:
     """Other ASGI servers may pass on a body whose length differs from its head."""
     messages = iter([{"type": "http.request", "body": b"short", "more_body": False}])
     sent: list[dict[str, object]] = []
@@ -229,58 +231,60 @@ async def test_a_length_that_a_server_did_not_check_is_checked(shelf: Shelf) -> 
         sent.append(message)
 
     scope = {"type": "http", "method": "PUT", "path": "/blobs", "headers": [(b"content-length", b"10")]}
-    await BlobRoutes(shelf.store)(scope, receive, send)  # type: ignore[arg-type]
+    await BlobRoutes(blob_store.store)(scope, receive, send)  # type: ignore[arg-type]
     assert sent[0]["status"] == 400
-    assert shelf.everything() == []
+    assert blob_store.everything() == []
 
 
-async def test_a_stalled_upload_is_given_up(shelf: Shelf, serve: Serve) -> None:
-    service = await serve(BlobRoutes(shelf.store, idle_s=0.05))
+async def test_a_stalled_upload_is_given_up(blob_store: MemoryBlobs, serve: Serve) -> None:
+    service = await serve(BlobRoutes(blob_store.store, idle_s=0.05))
     answer = await raw(service, head("PUT", "/blobs", "Content-Length: 10") + b"short")
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert b"no data for 0.05 s" in answer
-    assert shelf.everything() == []
+    assert blob_store.everything() == []
 
 
-async def test_the_same_content_uploaded_twice_at_once_is_stored_once(blobs: HttpBlobs, shelf: Shelf) -> None:
+async def test_the_same_content_uploaded_twice_at_once_is_stored_once(
+    blobs: HttpBlobs, blob_store: MemoryBlobs
+) -> None:
     content = os.urandom(2 * 2**20)
     refs = await asyncio.gather(*(blobs.store(content, "image/png") for _ in range(6)))
     assert set(refs) == {BlobRef(blob_id=blob_id_of(content), media_type="image/png", size=len(content))}
-    assert len(shelf.everything()) == 1
+    assert len(blob_store.everything()) == 1
     assert await blobs.load(refs[0].blob_id) == content
 
 
-async def test_the_blob_routes_take_their_paths_and_no_other(shelf: Shelf, serve: Serve) -> None:
+async def test_the_blob_routes_take_their_paths_and_no_other(blob_store: MemoryBlobs, serve: Serve) -> None:
     async def rest(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 299, "headers": []})
         await send({"type": "http.response.body", "body": scope["path"].encode()})
 
-    service = await serve(WithBlobs(rest, BlobRoutes(shelf.store)))
+    service = await serve(WithBlobs(rest, BlobRoutes(blob_store.store)))
     async with httpx.AsyncClient(base_url=service.url, timeout=60) as http:
         for path in ("/health", "/blobsy", "/", "/x/blobs"):
             assert (await http.get(path)).text == path
         assert (await http.put("/blobs", content=b"x")).status_code == 201
 
 
-async def test_a_scope_other_than_http_goes_to_the_app(shelf: Shelf) -> None:
+async def test_a_scope_other_than_http_goes_to_the_app(blob_store: MemoryBlobs) -> None:
     seen: list[str] = []
 
     async def rest(scope: Scope, receive: Receive, send: Send) -> None:
         seen.append(scope["type"])
 
-    app = WithBlobs(rest, BlobRoutes(shelf.store))
+    app = WithBlobs(rest, BlobRoutes(blob_store.store))
     await app({"type": "lifespan"}, None, None)  # type: ignore[arg-type]
     await app({"type": "websocket", "path": "/blobs"}, None, None)  # type: ignore[arg-type]
     assert seen == ["lifespan", "websocket"]
 
 
-async def test_rotten_bytes_never_arrive_as_a_whole_blob(local_shelf: Shelf, serve: Serve) -> None:
-    service = await serve(BlobRoutes(local_shelf.store))
+async def test_rotten_bytes_never_arrive_as_a_whole_blob(local_store: MemoryBlobs, serve: Serve) -> None:
+    service = await serve(BlobRoutes(local_store.store))
     async with HttpBlobs(service.url) as blobs:
         ref = await blobs.store(b"x" * 2**20, "text/plain")
-        (stored,) = local_shelf.everything()
-        assert local_shelf.root is not None
-        (local_shelf.root / stored).write_bytes(b"y" * 2**20)
+        (stored,) = local_store.everything()
+        assert local_store.root is not None
+        (local_store.root / stored).write_bytes(b"y" * 2**20)
         with pytest.raises(BlobCorrupt):
             await blobs.load(ref.blob_id)
         with pytest.raises(BlobCorrupt):
@@ -299,7 +303,7 @@ async def test_the_client_streams_and_loads(blobs: HttpBlobs) -> None:
 
 
 async def test_content_that_breaks_off_in_the_client_is_its_own_error_and_leaves_nothing(
-    blobs: HttpBlobs, service: Served, shelf: Shelf
+    blobs: HttpBlobs, service: Served, blob_store: MemoryBlobs
 ) -> None:
     async def broken() -> AsyncIterator[bytes]:
         yield b"x" * 2**20
@@ -308,7 +312,7 @@ async def test_content_that_breaks_off_in_the_client_is_its_own_error_and_leaves
     with pytest.raises(LookupError, match="broke off"):
         await blobs.store(broken(), "text/plain")
     await service.idle()
-    assert shelf.everything() == []
+    assert blob_store.everything() == []
 
 
 async def test_the_client_raises_the_errors_of_the_service(blobs: HttpBlobs) -> None:
@@ -384,12 +388,16 @@ async def test_an_error_without_end_is_not_waited_for(serve: Serve) -> None:
 
 @pytest.mark.parametrize(("error", "status"), [(BlobStoreFull, 507), (BlobUnavailable, 503)])
 async def test_a_failing_store_is_answered_with_its_code(
-    http: httpx.AsyncClient, shelf: Shelf, monkeypatch: pytest.MonkeyPatch, error: type[BlobUnavailable], status: int
+    http: httpx.AsyncClient,
+    blob_store: MemoryBlobs,
+    monkeypatch: pytest.MonkeyPatch,
+    error: type[BlobUnavailable],
+    status: int,
 ) -> None:
     async def failing(*_: object, **__: object) -> BlobRef:
         raise error("put", "the disk")
 
-    monkeypatch.setattr(shelf.store, "put", failing)
+    monkeypatch.setattr(blob_store.store, "put", failing)
     answer = await http.put("/blobs", content=b"x")
     assert (answer.status_code, answer.json()["code"]) == (status, error.code)
 

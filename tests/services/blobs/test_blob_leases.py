@@ -7,83 +7,83 @@ import asyncio
 import httpx
 import pytest
 
-from tests.services.blobs.conftest import Served, Shelf
+from tests.services.blobs.conftest import MemoryBlobs, Served
 from tokenbus.blobs import blob_id_of
 from tokenbus.errors import BlobNotFound
 from tokenbus_services.blobs.client import HttpBlobs
 
 CONTENT = b"needed by a run"
 TTL_S, LEASE_S = 100, 1000
-"""Of the shelf's store."""
+"""The clock of the local store."""
 
 
-async def test_a_leased_blob_outlives_its_lifetime_and_is_removed_with_its_lease(shelf: Shelf) -> None:
-    ref = await shelf.store.put(_once(CONTENT), "text/plain")
-    await shelf.store.lease(ref.blob_id)
-    shelf.now = TTL_S + 10
-    assert await shelf.store.sweep() == 0
-    assert (await shelf.store.head(ref.blob_id)).size == len(CONTENT)
-    shelf.now = LEASE_S + 10
+async def test_a_leased_blob_outlives_its_lifetime_and_is_removed_with_its_lease(blob_store: MemoryBlobs) -> None:
+    ref = await blob_store.store.put(_once(CONTENT), "text/plain")
+    await blob_store.store.lease(ref.blob_id)
+    blob_store.now = TTL_S + 10
+    assert await blob_store.store.sweep() == 0
+    assert (await blob_store.store.head(ref.blob_id)).size == len(CONTENT)
+    blob_store.now = LEASE_S + 10
     with pytest.raises(BlobNotFound):
-        await shelf.store.head(ref.blob_id)
-    assert await shelf.store.sweep() == 1
-    assert shelf.everything() == [], "the lease goes too"
+        await blob_store.store.head(ref.blob_id)
+    assert await blob_store.store.sweep() == 1
+    assert blob_store.everything() == [], "the lease goes too"
 
 
-async def test_a_blob_without_a_lease_is_removed_after_its_lifetime(shelf: Shelf) -> None:
-    ref = await shelf.store.put(_once(CONTENT), "text/plain")
-    kept = await shelf.store.put(_once(b"kept"), "text/plain")
-    await shelf.store.lease(kept.blob_id)
-    shelf.now = TTL_S + 10
-    assert await shelf.store.sweep() == 1
+async def test_a_blob_without_a_lease_is_removed_after_its_lifetime(blob_store: MemoryBlobs) -> None:
+    ref = await blob_store.store.put(_once(CONTENT), "text/plain")
+    kept = await blob_store.store.put(_once(b"kept"), "text/plain")
+    await blob_store.store.lease(kept.blob_id)
+    blob_store.now = TTL_S + 10
+    assert await blob_store.store.sweep() == 1
     with pytest.raises(BlobNotFound):
-        await shelf.store.lease(ref.blob_id)
+        await blob_store.store.lease(ref.blob_id)
 
 
-async def test_a_lease_is_renewed_only_when_half_of_it_is_over(shelf: Shelf) -> None:
-    ref = await shelf.store.put(_once(CONTENT), "text/plain")
+async def test_a_lease_is_renewed_only_when_half_of_it_is_over(blob_store: MemoryBlobs) -> None:
+    ref = await blob_store.store.put(_once(CONTENT), "text/plain")
     for _ in range(5):
-        await shelf.store.lease(ref.blob_id)
-    assert _leases(shelf) == 1
-    shelf.now = LEASE_S * 0.6
-    await shelf.store.lease(ref.blob_id)
-    assert _leases(shelf) == 2
-    shelf.now = LEASE_S * 1.2
-    assert await shelf.store.sweep() == 0
-    assert _leases(shelf) == 1, "the older one is over"
-    assert (await shelf.store.head(ref.blob_id)).size == len(CONTENT)
+        await blob_store.store.lease(ref.blob_id)
+    assert _leases(blob_store) == 1
+    blob_store.now = LEASE_S * 0.6
+    await blob_store.store.lease(ref.blob_id)
+    assert _leases(blob_store) == 2
+    blob_store.now = LEASE_S * 1.2
+    assert await blob_store.store.sweep() == 0
+    assert _leases(blob_store) == 1, "the older one is over"
+    assert (await blob_store.store.head(ref.blob_id)).size == len(CONTENT)
 
 
-async def test_one_lease_of_many_that_are_asked_for_at_once(shelf: Shelf) -> None:
-    ref = await shelf.store.put(_once(CONTENT), "text/plain")
-    await asyncio.gather(*(shelf.store.lease(ref.blob_id) for _ in range(10)))
-    assert _leases(shelf) == 1
+async def test_one_lease_of_many_that_are_asked_for_at_once(blob_store: MemoryBlobs) -> None:
+    ref = await blob_store.store.put(_once(CONTENT), "text/plain")
+    await asyncio.gather(*(blob_store.store.lease(ref.blob_id) for _ in range(10)))
+    assert _leases(blob_store) == 1
 
 
-async def test_only_a_read_of_a_whole_blob_takes_a_lease(shelf: Shelf, service: Served) -> None:
+async def test_only_a_read_of_a_whole_blob_takes_a_lease(blob_store: MemoryBlobs, service: Served) -> None:
     async with HttpBlobs(service.url) as blobs, httpx.AsyncClient(base_url=service.url, timeout=60) as http:
         ref = await blobs.store(CONTENT, "text/plain")
         await http.head(f"/blobs/{ref.blob_id}")
         await http.get(f"/blobs/{ref.blob_id}", headers={"Range": "bytes=0-1"})
-        assert _leases(shelf) == 0
+        assert _leases(blob_store) == 0
         await blobs.load(ref.blob_id)
-        assert _leases(shelf) == 1
-        shelf.now = TTL_S + 10
-        await shelf.store.sweep()
+        assert _leases(blob_store) == 1
+        blob_store.now = TTL_S + 10
+        await blob_store.store.sweep()
         assert await blobs.load(ref.blob_id) == CONTENT
 
 
-async def test_a_lease_can_be_asked_for(shelf: Shelf, service: Served) -> None:
+async def test_a_lease_can_be_asked_for(blob_store: MemoryBlobs, service: Served) -> None:
     async with HttpBlobs(service.url) as blobs:
         ref = await blobs.store(CONTENT, "text/plain")
         await blobs.lease(ref.blob_id)
-        assert _leases(shelf) == 1
+        assert _leases(blob_store) == 1
         with pytest.raises(BlobNotFound):
             await blobs.lease(blob_id_of(b"never stored"))
 
 
-def _leases(shelf: Shelf) -> int:
-    return sum("leases/" in path for path in shelf.everything())
+def _leases(blob_store: MemoryBlobs) -> int:
+    return sum("leases/" in path for path in blob_store.everything())
 
 
 async def _once(content: bytes):

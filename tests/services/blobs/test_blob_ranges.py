@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from tests.services.blobs.conftest import Served, Shelf
+from tests.services.blobs.conftest import MemoryBlobs, Served
 from tokenbus_services.blobs.client import HttpBlobs
 from tokenbus_services.blobs.ranges import ByteRange, OutOfRange, part_of
 
@@ -45,7 +45,7 @@ def test_a_range_beyond_the_end_is_reported(header: str, size: int) -> None:
         part_of(header, size)
 
 
-async def test_a_part_is_given_out_with_its_place(service: Served, shelf: Shelf) -> None:
+async def test_a_part_is_given_out_with_its_place(service: Served, blob_store: MemoryBlobs) -> None:
     async with HttpBlobs(service.url) as blobs, httpx.AsyncClient(base_url=service.url, timeout=60) as http:
         ref = await blobs.store(CONTENT, "video/mp4")
         url, size = f"/blobs/{ref.blob_id}", len(CONTENT)

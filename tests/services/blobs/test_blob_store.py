@@ -31,7 +31,7 @@ from tokenbus_services.blobs import store as store_module
 from tokenbus_services.blobs.store import BlobStore, create
 from tokenbus_services.settings import BlobSettings
 
-from .conftest import MAX_BYTES, Shelf
+from .conftest import MAX_BYTES, MemoryBlobs
 
 TEXT = "text/plain"
 
@@ -46,13 +46,13 @@ async def content_of(store: BlobStore, blob_id: str) -> bytes:
 
 
 @pytest.mark.parametrize("size", [0, 1, 2**20 - 1, 2**20, 2**20 + 1, 6 * 2**20])
-async def test_a_blob_comes_back_as_it_was_put(shelf: Shelf, size: int) -> None:
+async def test_a_blob_comes_back_as_it_was_put(blob_store: MemoryBlobs, size: int) -> None:
     content = os.urandom(size)
-    ref = await shelf.store.put(body(content[: size // 3], content[size // 3 :]), "Image/PNG")
+    ref = await blob_store.store.put(body(content[: size // 3], content[size // 3 :]), "Image/PNG")
     assert ref.blob_id == f"sha256:{sha256(content).hexdigest()}"
     assert (ref.media_type, ref.size) == ("image/png", size)
-    assert await shelf.store.head(ref.blob_id) == ref
-    assert await content_of(shelf.store, ref.blob_id) == content
+    assert await blob_store.store.head(ref.blob_id) == ref
+    assert await content_of(blob_store.store, ref.blob_id) == content
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -65,37 +65,37 @@ def test_the_address_does_not_depend_on_how_the_body_was_cut(chunks: list[bytes]
     assert asyncio.run(put()) == blob_id_of(b"".join(chunks))
 
 
-async def test_the_same_content_is_stored_once(shelf: Shelf) -> None:
-    first = await shelf.store.put(body(b"twice"), TEXT)
-    second = await shelf.store.put(body(b"tw", b"ice"), TEXT)
+async def test_the_same_content_is_stored_once(blob_store: MemoryBlobs) -> None:
+    first = await blob_store.store.put(body(b"twice"), TEXT)
+    second = await blob_store.store.put(body(b"tw", b"ice"), TEXT)
     assert first == second
-    assert len(shelf.everything()) == 1
+    assert len(blob_store.everything()) == 1
 
 
-async def test_the_same_content_put_many_times_at_once_is_whole_and_stored_once(shelf: Shelf) -> None:
+async def test_the_same_content_put_many_times_at_once_is_whole_and_stored_once(blob_store: MemoryBlobs) -> None:
     content = os.urandom(3 * 2**20)
-    refs = await asyncio.gather(*(shelf.store.put(body(content), TEXT) for _ in range(12)))
+    refs = await asyncio.gather(*(blob_store.store.put(body(content), TEXT) for _ in range(12)))
     assert len(set(refs)) == 1
-    assert len(shelf.everything()) == 1
-    assert await content_of(shelf.store, refs[0].blob_id) == content
+    assert len(blob_store.everything()) == 1
+    assert await content_of(blob_store.store, refs[0].blob_id) == content
 
 
-async def test_the_media_type_given_last_answers(shelf: Shelf) -> None:
-    ref = await shelf.store.put(body(b"{}"), TEXT)
-    before = (await shelf.store.head(ref.blob_id)).media_type
-    await shelf.store.put(body(b"{}"), "application/json; charset=utf-8")
-    assert (before, (await shelf.store.head(ref.blob_id)).media_type) == (TEXT, "application/json;charset=utf-8")
+async def test_the_media_type_given_last_answers(blob_store: MemoryBlobs) -> None:
+    ref = await blob_store.store.put(body(b"{}"), TEXT)
+    before = (await blob_store.store.head(ref.blob_id)).media_type
+    await blob_store.store.put(body(b"{}"), "application/json; charset=utf-8")
+    assert (before, (await blob_store.store.head(ref.blob_id)).media_type) == (TEXT, "application/json;charset=utf-8")
 
 
-async def test_content_that_is_not_what_its_address_says_is_not_stored(shelf: Shelf) -> None:
+async def test_content_that_is_not_what_its_address_says_is_not_stored(blob_store: MemoryBlobs) -> None:
     with pytest.raises(BlobRefused, match="not sha256:"):
-        await shelf.store.put(body(b"other"), TEXT, expected=blob_id_of(b"this"))
-    assert shelf.everything() == []
-    ref = await shelf.store.put(body(b"this"), TEXT, expected=blob_id_of(b"this"))
+        await blob_store.store.put(body(b"other"), TEXT, expected=blob_id_of(b"this"))
+    assert blob_store.everything() == []
+    ref = await blob_store.store.put(body(b"this"), TEXT, expected=blob_id_of(b"this"))
     assert ref.blob_id == blob_id_of(b"this")
 
 
-async def test_a_body_over_the_limit_is_given_up_at_once_and_leaves_nothing(shelf: Shelf) -> None:
+async def test_a_body_over_the_limit_is_given_up_at_once_and_leaves_nothing(blob_store: MemoryBlobs) -> None:
     read = 0
 
     async def endless() -> AsyncIterator[bytes]:
@@ -105,24 +105,24 @@ async def test_a_body_over_the_limit_is_given_up_at_once_and_leaves_nothing(shel
             yield b"x" * 2**20
 
     with pytest.raises(BlobTooLarge) as refused:
-        await shelf.store.put(endless(), TEXT)
+        await blob_store.store.put(endless(), TEXT)
     assert refused.value.limit == MAX_BYTES
     assert read == MAX_BYTES // 2**20 + 1
-    assert shelf.everything() == []
+    assert blob_store.everything() == []
 
 
 @pytest.mark.parametrize("sent", [10, 5 * 2**20])
-async def test_a_body_that_breaks_off_leaves_nothing(shelf: Shelf, sent: int) -> None:
+async def test_a_body_that_breaks_off_leaves_nothing(blob_store: MemoryBlobs, sent: int) -> None:
     async def broken() -> AsyncIterator[bytes]:
         yield b"x" * sent
         raise ConnectionResetError("cut")
 
     with pytest.raises(ConnectionResetError):
-        await shelf.store.put(broken(), TEXT)
-    assert shelf.everything() == []
+        await blob_store.store.put(broken(), TEXT)
+    assert blob_store.everything() == []
 
 
-async def test_a_cancelled_upload_leaves_nothing(shelf: Shelf) -> None:
+async def test_a_cancelled_upload_leaves_nothing(blob_store: MemoryBlobs) -> None:
     waiting = asyncio.Event()
 
     async def stalled() -> AsyncIterator[bytes]:
@@ -130,15 +130,15 @@ async def test_a_cancelled_upload_leaves_nothing(shelf: Shelf) -> None:
         waiting.set()
         await asyncio.Event().wait()
 
-    upload = asyncio.create_task(shelf.store.put(stalled(), TEXT))
+    upload = asyncio.create_task(blob_store.store.put(stalled(), TEXT))
     await waiting.wait()
     upload.cancel()
     with pytest.raises(asyncio.CancelledError):
         await upload
-    assert shelf.everything() == []
+    assert blob_store.everything() == []
 
 
-async def test_a_full_disk_under_the_store_is_named(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_disk_under_the_store_is_named(blob_store: MemoryBlobs, monkeypatch: pytest.MonkeyPatch) -> None:
     async def full(*_: object, **__: object) -> None:
         # What obstore 0.12 raises for a full local disk, word for word.
         raise GenericError(
@@ -148,10 +148,10 @@ async def test_a_full_disk_under_the_store_is_named(shelf: Shelf, monkeypatch: p
 
     monkeypatch.setattr(obstore, "put_async", full)
     with pytest.raises(BlobStoreFull, match=r"No space left on device \(os error 28\)$"):
-        await shelf.store.put(body(b"x"), TEXT)
+        await blob_store.store.put(body(b"x"), TEXT)
 
 
-async def test_a_full_temporary_disk_is_named(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_temporary_disk_is_named(blob_store: MemoryBlobs, monkeypatch: pytest.MonkeyPatch) -> None:
     class FullFile:
         def write(self, _: bytes) -> int:
             raise OSError(28, "No space left on device")
@@ -168,17 +168,19 @@ async def test_a_full_temporary_disk_is_named(shelf: Shelf, monkeypatch: pytest.
 
     monkeypatch.setattr(store_module, "SpooledTemporaryFile", Spool)
     with pytest.raises(BlobStoreFull, match="No space left"):
-        await shelf.store.put(body(b"x"), TEXT)
-    assert shelf.everything() == []
+        await blob_store.store.put(body(b"x"), TEXT)
+    assert blob_store.everything() == []
 
 
-async def test_any_other_failure_of_the_store_is_retryable(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_any_other_failure_of_the_store_is_retryable(
+    blob_store: MemoryBlobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def unreachable(*_: object, **__: object) -> None:
         raise GenericError("Generic S3 error: error sending request\n\nDebug source:\n…")
 
     monkeypatch.setattr(obstore, "put_async", unreachable)
     with pytest.raises(BlobUnavailable, match=r"error sending request$") as failed:
-        await shelf.store.put(body(b"x"), TEXT)
+        await blob_store.store.put(body(b"x"), TEXT)
     assert failed.value.retryable
     assert not isinstance(failed.value, BlobStoreFull)
 
@@ -197,43 +199,45 @@ async def test_any_other_failure_of_the_store_is_retryable(shelf: Shelf, monkeyp
         "../" * 20 + "etc/passwd",
     ],
 )
-async def test_what_is_no_id_never_becomes_a_path(shelf: Shelf, blob_id: str) -> None:
-    for call in (shelf.store.open, shelf.store.head, shelf.store.lease):
+async def test_what_is_no_id_never_becomes_a_path(blob_store: MemoryBlobs, blob_id: str) -> None:
+    for call in (blob_store.store.open, blob_store.store.head, blob_store.store.lease):
         with pytest.raises(BlobRefused, match="blob id"):
             await call(blob_id)
 
 
-async def test_an_unknown_blob_is_not_found(shelf: Shelf) -> None:
+async def test_an_unknown_blob_is_not_found(blob_store: MemoryBlobs) -> None:
     with pytest.raises(BlobNotFound):
-        await shelf.store.open(blob_id_of(b"nobody"))
+        await blob_store.store.open(blob_id_of(b"nobody"))
 
 
-async def test_an_expired_blob_is_not_given_out_even_before_the_sweep(shelf: Shelf) -> None:
-    ref = await shelf.store.put(body(b"x"), TEXT)
-    shelf.now = 99.0
-    assert await content_of(shelf.store, ref.blob_id) == b"x"
-    shelf.now = 101.0
+async def test_an_expired_blob_is_not_given_out_even_before_the_sweep(blob_store: MemoryBlobs) -> None:
+    ref = await blob_store.store.put(body(b"x"), TEXT)
+    blob_store.now = 99.0
+    assert await content_of(blob_store.store, ref.blob_id) == b"x"
+    blob_store.now = 101.0
     with pytest.raises(BlobNotFound):
-        await shelf.store.open(ref.blob_id)
+        await blob_store.store.open(ref.blob_id)
 
 
-async def test_a_sweep_removes_expired_blobs_and_nothing_else(shelf: Shelf) -> None:
-    await obstore.put_async(shelf.objects, "sha256/notes.txt", b"another's")
-    await shelf.store.put(body(b"old"), TEXT)
-    assert await shelf.store.sweep() == 0
-    assert await shelf.store.sweep(time.time() + 101) == 1
-    assert shelf.everything() == ["sha256/notes.txt"]
+async def test_a_sweep_removes_expired_blobs_and_nothing_else(blob_store: MemoryBlobs) -> None:
+    await obstore.put_async(blob_store.objects, "sha256/notes.txt", b"another's")
+    await blob_store.store.put(body(b"old"), TEXT)
+    assert await blob_store.store.sweep() == 0
+    assert await blob_store.store.sweep(time.time() + 101) == 1
+    assert blob_store.everything() == ["sha256/notes.txt"]
 
 
-async def test_a_swept_local_store_leaves_no_empty_directories(local_shelf: Shelf) -> None:
-    await local_shelf.store.put(body(b"old"), TEXT)
-    assert await local_shelf.store.sweep(time.time() + 101) == 1
-    assert local_shelf.root is not None
-    assert list(local_shelf.root.iterdir()) == []
+async def test_a_swept_local_store_leaves_no_empty_directories(local_store: MemoryBlobs) -> None:
+    await local_store.store.put(body(b"old"), TEXT)
+    assert await local_store.store.sweep(time.time() + 101) == 1
+    assert local_store.root is not None
+    assert list(local_store.root.iterdir()) == []
 
 
-async def test_a_blob_put_again_after_the_sweep_listed_it_stays(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
-    ref = await shelf.store.put(body(b"renewed"), TEXT)
+async def test_a_blob_put_again_after_the_sweep_listed_it_stays(
+    blob_store: MemoryBlobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref = await blob_store.store.put(body(b"renewed"), TEXT)
     real = store_module.listed
 
     async def stale(objects: MemoryStore, prefix: str) -> AsyncIterator[list[dict[str, object]]]:
@@ -243,41 +247,43 @@ async def test_a_blob_put_again_after_the_sweep_listed_it_stays(shelf: Shelf, mo
 
     with monkeypatch.context() as patched:
         patched.setattr(store_module, "listed", stale)
-        assert await shelf.store.sweep() == 0
-    assert await content_of(shelf.store, ref.blob_id) == b"renewed"
+        assert await blob_store.store.sweep() == 0
+    assert await content_of(blob_store.store, ref.blob_id) == b"renewed"
 
 
-async def test_a_sweep_removes_the_staged_file_of_a_killed_writer_but_not_one_being_written(local_shelf: Shelf) -> None:
-    assert local_shelf.root is not None
-    ref = await local_shelf.store.put(body(b"x"), TEXT)
-    (stored,) = local_shelf.everything()
-    stale, fresh = (local_shelf.root / f"{stored}#{n}" for n in (1, 2))
+async def test_a_sweep_removes_the_staged_file_of_a_killed_writer_but_not_one_being_written(
+    local_store: MemoryBlobs,
+) -> None:
+    assert local_store.root is not None
+    ref = await local_store.store.put(body(b"x"), TEXT)
+    (stored,) = local_store.everything()
+    stale, fresh = (local_store.root / f"{stored}#{n}" for n in (1, 2))
     for path in (stale, fresh):
         path.write_bytes(b"half")
     os.utime(stale, (0, time.time() - 7200))
-    await local_shelf.store.sweep()
-    assert local_shelf.everything() == sorted([stored, f"{stored}#2"])
-    assert await content_of(local_shelf.store, ref.blob_id) == b"x"
+    await local_store.store.sweep()
+    assert local_store.everything() == sorted([stored, f"{stored}#2"])
+    assert await content_of(local_store.store, ref.blob_id) == b"x"
 
 
-async def test_bytes_that_rotted_on_the_disk_are_never_given_out_whole(local_shelf: Shelf) -> None:
-    assert local_shelf.root is not None
+async def test_bytes_that_rotted_on_the_disk_are_never_given_out_whole(local_store: MemoryBlobs) -> None:
+    assert local_store.root is not None
     content = os.urandom(2**20)
-    ref = await local_shelf.store.put(body(content), TEXT)
-    (stored,) = local_shelf.everything()
-    (local_shelf.root / stored).write_bytes(b"!" + content[1:])
+    ref = await local_store.store.put(body(content), TEXT)
+    (stored,) = local_store.everything()
+    (local_store.root / stored).write_bytes(b"!" + content[1:])
     got = b""
 
     async def read() -> None:
         nonlocal got
-        async for chunk in (await local_shelf.store.open(ref.blob_id)).chunks():
+        async for chunk in (await local_store.store.open(ref.blob_id)).chunks():
             got += chunk
 
     with pytest.raises(BlobCorrupt, match="checksum"):
         await read()
     assert 0 < len(got) < len(content)
-    await local_shelf.store.put(body(content), TEXT)
-    assert await content_of(local_shelf.store, ref.blob_id) == content
+    await local_store.store.put(body(content), TEXT)
+    assert await content_of(local_store.store, ref.blob_id) == content
 
 
 async def test_settings_choose_the_backend(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.services.blobs.conftest import Serve, Served, Shelf
+from tests.services.blobs.conftest import MemoryBlobs, Serve, Served
 from tokenbus.blobs import BlobRef, BlobStreams, blob_id_of
 from tokenbus.errors import BlobCorrupt, BlobNotFound, BlobRefused, BlobUnauthorized, BlobUnavailable
 from tokenbus.events.requests import Base64Source, BlobSource, Generate, ImagePart, Message
@@ -19,7 +19,7 @@ from tokenbus_services.media.blob_cache import RecentBlobs
 
 CONTENT = bytes(range(256)) * 8000
 TTL_S, LEASE_S = 100, 1000
-"""Of the shelf's store."""
+"""The clock of the local store."""
 
 
 @pytest.fixture
@@ -71,9 +71,9 @@ async def test_the_last_piece_of_what_is_not_the_blob_never_comes(serve: Serve) 
 
 
 async def test_each_call_to_a_service_that_needs_a_token_or_is_down_raises_its_error(
-    serve: Serve, local_shelf: Shelf
+    serve: Serve, local_store: MemoryBlobs
 ) -> None:
-    served = await serve(BlobRoutes(local_shelf.store, token="secret"))
+    served = await serve(BlobRoutes(local_store.store, token="secret"))
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         down = f"http://127.0.0.1:{unused.getsockname()[1]}"
@@ -85,7 +85,7 @@ async def test_each_call_to_a_service_that_needs_a_token_or_is_down_raises_its_e
                     await read(blobs, blob_id_of(CONTENT))
 
 
-async def test_a_request_keeps_its_blobs_alive_while_its_run_waits(blobs: HttpBlobs, shelf: Shelf) -> None:
+async def test_a_request_keeps_its_blobs_alive_while_its_run_waits(blobs: HttpBlobs, blob_store: MemoryBlobs) -> None:
     named = await blobs.store(b"uploaded before", "image/png")
     request = Generate(
         provider="p",
@@ -103,8 +103,8 @@ async def test_a_request_keeps_its_blobs_alive_while_its_run_waits(blobs: HttpBl
     recent = RecentBlobs(blobs, 0)
     await IntakeMedia(recent, inline_characters=1000).offload(request)
     unnamed = await blobs.store(b"nobody's", "image/png")
-    shelf.now = TTL_S + 10
-    assert await shelf.store.sweep() == 1
+    blob_store.now = TTL_S + 10
+    assert await blob_store.store.sweep() == 1
     assert (await recent.find(named.blob_id)).size == len(b"uploaded before")
     assert (await recent.find(blob_id_of(CONTENT))).size == len(CONTENT)
     with pytest.raises(BlobNotFound):

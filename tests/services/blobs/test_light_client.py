@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.services.blobs.conftest import MAX_BYTES, Serve, Served, Shelf
+from tests.services.blobs.conftest import MAX_BYTES, MemoryBlobs, Serve, Served
 from tokenbus import restore_from_storage, sanitize_for_storage
 from tokenbus.blobs import BlobStreams, blob_id_of
 from tokenbus.bus.keys import Keys
@@ -68,19 +68,19 @@ async def test_many_at_once_do_not_meet(blobs: Blobs) -> None:
     assert await asyncio.gather(*(blobs.get(ref.blob_id) for ref in refs)) == contents
 
 
-async def test_what_cannot_be_is_a_named_error(blobs: Blobs, shelf: Shelf) -> None:
+async def test_what_cannot_be_is_a_named_error(blobs: Blobs, blob_store: MemoryBlobs) -> None:
     nobody = blob_id_of(b"nobody")
-    for ask in (blobs.get, blobs.head, blobs.lease, blobs.check):
+    for call in (blobs.get, blobs.head, blobs.lease, blobs.check):
         with pytest.raises(BlobNotFound):
-            await ask(nobody)
+            await call(nobody)
         with pytest.raises(BlobRefused):
-            await ask("sha256:../../etc/passwd")
+            await call("sha256:../../etc/passwd")
     with pytest.raises(BlobRefused):
         await blobs.put(b"x", "no type")
     with pytest.raises(BlobTooLarge) as caught:
         await blobs.put(pieces(bytes(2 * MAX_BYTES)))
     assert caught.value.limit == MAX_BYTES
-    before = shelf.everything()
+    before = blob_store.everything()
 
     async def breaks_off() -> AsyncIterator[bytes]:
         yield b"half"
@@ -88,21 +88,21 @@ async def test_what_cannot_be_is_a_named_error(blobs: Blobs, shelf: Shelf) -> No
 
     with pytest.raises(OSError, match="the file is gone"):
         await blobs.put(breaks_off())
-    assert shelf.everything() == before
+    assert blob_store.everything() == before
 
 
 async def test_an_absent_server_raises_its_own_error_and_does_not_hang() -> None:
     gone = Blobs("http://127.0.0.1:1")
-    for ask in (gone.put(b"x"), gone.get(blob_id_of(b"x")), gone.head(blob_id_of(b"x"))):
+    for call in (gone.put(b"x"), gone.get(blob_id_of(b"x")), gone.head(blob_id_of(b"x"))):
         with pytest.raises(BlobUnavailable) as caught:
-            await ask
+            await call
         assert caught.value.retryable
 
 
 async def test_the_token_is_sent_from_the_argument_the_environment_or_a_file(
-    shelf: Shelf, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    blob_store: MemoryBlobs, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    service = await serve(BlobRoutes(shelf.store, token="a-long-token"))
+    service = await serve(BlobRoutes(blob_store.store, token="a-long-token"))
     ref = await Blobs(service.url, token="a-long-token").put(b"content")
     with pytest.raises(BlobUnauthorized):
         await Blobs(service.url).get(ref.blob_id)

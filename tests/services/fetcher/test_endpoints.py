@@ -83,7 +83,7 @@ CALLED: dict[str, tuple[str, tuple[str, str, str]]] = {
 KEY_HEADERS = ("authorization", "api-key", "x-api-key", "x-goog-api-key")
 
 
-def asked(model: str = "m", **fields: Any) -> Generate:
+def generate_for(model: str = "m", **fields: Any) -> Generate:
     return Generate(provider="p", model=model, messages=[Message(role="user", content="Hi")], **fields)
 
 
@@ -105,7 +105,7 @@ async def call(settings: ProviderSettings, request: Generate, **env: str) -> htt
 async def test_a_documented_vendor_is_called_at_its_own_url_with_its_key(name: str) -> None:
     url, (variable, header, value) = CALLED[name]
     settings = DOCUMENTED[name]
-    sent = await call(settings, asked(), **({variable: "secret"} if variable else {}))
+    sent = await call(settings, generate_for(), **({variable: "secret"} if variable else {}))
     assert sent.url == httpx.URL(url)
     assert {key: sent.headers[key] for key in KEY_HEADERS if key in sent.headers} == ({header: value} if header else {})
     assert (settings.api_key_env or "") == variable
@@ -134,15 +134,15 @@ async def test_a_request_for_thinking_uses_the_documented_vendors_own_field(
     name: str, on: dict[str, Any], off: dict[str, Any]
 ) -> None:
     settings = msgspec.structs.replace(DOCUMENTED[name], api_key_env="")
-    usual = msgspec.json.decode((await call(settings, asked())).content)
+    usual = msgspec.json.decode((await call(settings, generate_for())).content)
     for thinking, wanted in ((Thinking(effort="low", budget_tokens=9), on), (Thinking(enabled=False), off)):
-        decoded = msgspec.json.decode((await call(settings, asked(thinking=thinking))).content)
+        decoded = msgspec.json.decode((await call(settings, generate_for(thinking=thinking))).content)
         assert {key: value for key, value in decoded.items() if key not in usual} == wanted
 
 
 async def test_mistral_gets_no_field_that_it_refuses() -> None:
     settings = msgspec.structs.replace(DOCUMENTED["mistral"], api_key_env="")
-    decoded = msgspec.json.decode((await call(settings, asked(max_tokens=7))).content)
+    decoded = msgspec.json.decode((await call(settings, generate_for(max_tokens=7))).content)
     assert set(decoded) == {"model", "messages", "stream", "max_tokens"}
 
 
@@ -162,17 +162,17 @@ async def test_a_path_may_contain_the_apis_own_path_of_the_request() -> None:
 
 async def test_a_model_in_the_path_is_one_segment_and_cannot_change_the_path() -> None:
     settings = ProviderSettings(api="openai-chat", base_url="http://h/v1", path="/of/{model}/chat", api_key_env="")
-    sent = await call(settings, asked("a/b c?d=é"))
+    sent = await call(settings, generate_for("a/b c?d=é"))
     assert sent.url.raw_path == b"/v1/of/a%2Fb%20c%3Fd%3D%C3%A9/chat"
     for model in (".", "..", "a/../b", "a%2f..%2fb", "a\\b", "/a"):
         with pytest.raises(RequestInvalid) as error:
-            await call(settings, asked(model))
+            await call(settings, generate_for(model))
         assert error.value.where == "model"
 
 
 async def test_parameters_of_the_url_join_those_of_the_api() -> None:
     settings = ProviderSettings(api="openai-chat", base_url="http://h", query={"a": "1 2", "b": ""}, api_key_env="")
-    assert (await call(settings, asked())).url == httpx.URL("http://h/chat/completions?a=1+2&b=")
+    assert (await call(settings, generate_for())).url == httpx.URL("http://h/chat/completions?a=1+2&b=")
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ async def test_the_key_is_where_and_as_the_settings_say(
     header: str | None, form: str | None, sent: tuple[str, str]
 ) -> None:
     settings = ProviderSettings(api="anthropic", base_url="http://h", key_header=header, key_format=form)
-    headers = (await call(settings, asked(), ANTHROPIC_API_KEY="secret")).headers
+    headers = (await call(settings, generate_for(), ANTHROPIC_API_KEY="secret")).headers
     assert {key: headers[key] for key in KEY_HEADERS if key in headers} == {sent[0]: sent[1]}
 
 

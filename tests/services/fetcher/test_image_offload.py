@@ -213,8 +213,8 @@ async def test_a_full_disk_ends_the_attempt_and_another_worker_retries(
         base_url = f"{provider.url}/v1"
         endpoint = Endpoint("p", ProviderSettings(api="openai-images", base_url=base_url, api_key_env=""), {})
         call = endpoint.build(request, []).call
-        shelf = ImageStore(RecentBlobs(Store(), 0), largest_bytes=2**20)
-        await fetch(endpoint, request, call, writer=attempt, deadline=None, options=CallOptions(images=shelf))
+        blob_store = ImageStore(RecentBlobs(Store(), 0), largest_bytes=2**20)
+        await fetch(endpoint, request, call, writer=attempt, deadline=None, options=CallOptions(images=blob_store))
         await endpoint.close()
     [*_, last] = await frames(server, keys, run)
     end = last.items[-1]

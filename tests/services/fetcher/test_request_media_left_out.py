@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.services.fetcher.shelf import Shelf
+from tests.services.fetcher.blob_store import MemoryBlobs
 from tests.services.fetcher.test_request_media import JPEG, PNG, endpoint_of
 from tokenbus.errors import BlobUnavailable, RequestInvalid
 from tokenbus.events.quirks import ApiName
@@ -52,12 +52,16 @@ def drawn(*sources: Source, text: str = "") -> list[Message]:
 
 
 async def made(
-    api: ApiName, request: list[Message], history: list[Message] | None = None, shelf: Shelf | None = None, **media: Any
+    api: ApiName,
+    request: list[Message],
+    history: list[Message] | None = None,
+    blob_store: MemoryBlobs | None = None,
+    **media: Any,
 ) -> tuple[Built, str]:
     """The call, and its body with all blobs in it."""
-    asked = Generate(provider="p", model="m", messages=request)
-    blobs = TurnMedia(RecentBlobs(shelf or Shelf(), 0))
-    built, body = await blobs.build(endpoint_of(api, **media), asked, history or [])
+    generate = Generate(provider="p", model="m", messages=request)
+    blobs = TurnMedia(RecentBlobs(blob_store or MemoryBlobs(), 0))
+    built, body = await blobs.build(endpoint_of(api, **media), generate, history or [])
     whole = built.call.body if body is None else b"".join([piece async for piece in body])
     msgspec.json.decode(whole)
     return built, whole.decode()
@@ -98,19 +102,19 @@ async def test_what_a_vendors_own_table_does_not_take_of_a_tool_is_left_out(
 
 async def test_of_too_many_images_the_oldest_of_tools_go() -> None:
     old, new = drawn(inline("image/png", b"old one")), drawn(inline("image/png", b"new one"))
-    asked = Message(role="user", content=[ImagePart(source=inline("image/png", b"asked for"))])
-    _, body = await made("openai-chat", [asked, *old, *new], images=2)
+    generate = Message(role="user", content=[ImagePart(source=inline("image/png", b"asked for"))])
+    _, body = await made("openai-chat", [generate, *old, *new], images=2)
     shown = [name for name in (b"asked for", b"old one", b"new one") if b64encode(name).decode() in body]
     assert shown == [b"asked for", b"new one"]
 
 
 @pytest.mark.parametrize("api", APIS)
 async def test_a_tools_image_whose_blob_is_gone_is_left_out_and_those_beside_it_go(api: ApiName) -> None:
-    shelf = Shelf()
-    there = BlobSource(blob_id=shelf.put(JPEG, "image/jpeg"), media_type="image/jpeg", size_bytes=len(JPEG))
+    blob_store = MemoryBlobs()
+    there = BlobSource(blob_id=blob_store.put(JPEG, "image/jpeg"), media_type="image/jpeg", size_bytes=len(JPEG))
     gone = BlobSource(blob_id=f"sha256:{'0' * 64}", media_type="image/png", size_bytes=9)
     odd = BlobSource(blob_id=there.blob_id, media_type="image/jpeg", size_bytes=1)
-    built, body = await made(api, [HI], drawn(gone, there, odd), shelf)
+    built, body = await made(api, [HI], drawn(gone, there, odd), blob_store)
     assert body.count(b64encode(JPEG).decode()) == 1
     assert [note.partition(": ")[2] for note in built.notes] == [
         "the image was left out: its blob is gone",
@@ -146,36 +150,36 @@ def thought(blob_id: str, api: str = "openai-responses") -> Message:
 
 
 async def test_opaque_data_are_loaded_for_the_provider_that_they_are_of_alone() -> None:
-    shelf = Shelf()
-    blob_id = shelf.put(b"secret thoughts", "text/plain")
-    _, body = await made("openai-responses", [HI, thought(blob_id), HI], shelf=shelf)
+    blob_store = MemoryBlobs()
+    blob_id = blob_store.put(b"secret thoughts", "text/plain")
+    _, body = await made("openai-responses", [HI, thought(blob_id), HI], blob_store=blob_store)
     assert '"encrypted_content":"secret thoughts"' in body
-    assert shelf.leased == [blob_id]
-    shelf.read.clear()
-    built, body = await made("gemini", [HI, thought(blob_id), HI], shelf=shelf)
+    assert blob_store.leased == [blob_id]
+    blob_store.read.clear()
+    built, body = await made("gemini", [HI, thought(blob_id), HI], blob_store=blob_store)
     assert "secret thoughts" not in body
-    assert shelf.read == []
+    assert blob_store.read == []
     assert built.notes == ("messages[1]: thinking of p was left out: other providers do not accept it",)
 
 
 async def test_opaque_data_that_are_gone_too_large_or_no_text_are_left_out_with_a_note(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    shelf = Shelf()
-    large, bytes_ = shelf.put(b"x" * 100, "text/plain"), shelf.put(b"\xff\xfe", "text/plain")
+    blob_store = MemoryBlobs()
+    large, bytes_ = blob_store.put(b"x" * 100, "text/plain"), blob_store.put(b"\xff\xfe", "text/plain")
     monkeypatch.setattr(opaque_blobs, "MOST_BYTES", 99)
     for blob_id in (f"sha256:{'0' * 64}", "no id at all", large, bytes_):
-        built, body = await made("openai-responses", [HI, thought(blob_id), HI], shelf=shelf)
+        built, body = await made("openai-responses", [HI, thought(blob_id), HI], blob_store=blob_store)
         assert "encrypted_content" not in body.replace("reasoning.encrypted_content", "")
         assert "messages[1].content[0].opaque_blobs.encrypted: left out" in built.notes[0]
 
 
 async def test_a_short_outage_of_the_store_ends_the_attempt_as_retryable() -> None:
-    shelf = Shelf()
-    blob_id = shelf.put(b"secret thoughts", "text/plain")
-    shelf.failure = BlobUnavailable("blobs", "no connection")
+    blob_store = MemoryBlobs()
+    blob_id = blob_store.put(b"secret thoughts", "text/plain")
+    blob_store.failure = BlobUnavailable("blobs", "no connection")
     with pytest.raises(MediaFailed) as failed:
-        await made("openai-responses", [HI, thought(blob_id), HI], shelf=shelf)
+        await made("openai-responses", [HI, thought(blob_id), HI], blob_store=blob_store)
     assert failed.value.error.retryable
 
 

@@ -25,7 +25,7 @@ def rules(**changes: Any) -> TranslationRules:
     return TranslationRules(models=ModelTable(APIS, ALIASES), **changes)
 
 
-def asked(body: object, *, headers: dict[str, str] | None = None, **more: Any) -> GatewayRequest:
+def gateway_request(body: object, *, headers: dict[str, str] | None = None, **more: Any) -> GatewayRequest:
     data = body if isinstance(body, bytes) else msgspec.json.encode(body)
     return GatewayRequest(body=data, headers=headers or {}, **more)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from tests.services.gateway.rules import APIS, asked, refused, rules
+from tests.services.gateway.rules import APIS, gateway_request, refused, rules
 from tokenbus.events.requests import Generate, Message, TextPart, Tool
 from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.keys.allowed import check_allowed, check_tools, rules_for
@@ -42,7 +42,7 @@ TOOLS, EXTRA = "gateway.tools", "gateway.allow_extra"
 def test_what_the_deployment_does_not_open_is_refused_with_its_setting(
     surface: Surface, body: object, headers: Mapping[str, str], setting: str
 ) -> None:
-    assert setting in refused(surface, asked(body, headers=dict(headers))).message
+    assert setting in refused(surface, gateway_request(body, headers=dict(headers))).message
 
 
 def test_what_a_key_does_not_open_is_refused_with_its_field() -> None:

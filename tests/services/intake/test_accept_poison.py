@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.services.fetcher.shelf import Shelf
+from tests.services.fetcher.blob_store import MemoryBlobs
 from tokenbus.bus.dead_letters import DeadLetter, all_dead_letters, drop_dead_letter
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
@@ -60,7 +60,7 @@ def make_intake(server: Server, keys: Keys, queue: Finished, **tables: Any) -> I
     vendors = {name: ProviderSettings(api="anthropic") for name in ("good", "broken")}
     settings = Settings(prefix=keys.prefix, partitions=keys.partitions, providers=vendors, **tables)
     stand_in: Any = queue
-    media = IntakeMedia(RecentBlobs(Shelf(), 0), inline_characters=1)
+    media = IntakeMedia(RecentBlobs(MemoryBlobs(), 0), inline_characters=1)
     cancels = Cancels(server, keys, stand_in)
     return Intake(server, settings, stand_in, cancels, providers=providers, tools=(), media=media)
 

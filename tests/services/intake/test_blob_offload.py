@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.services.fetcher.shelf import Shelf
+from tests.services.fetcher.blob_store import MemoryBlobs
 from tokenbus.blobs import blob_id_of, parse_media_type
 from tokenbus.errors import BlobQuotaExceeded, BlobUnauthorized, BlobUnavailable, RequestInvalid
 from tokenbus.events.requests import (
@@ -33,8 +33,8 @@ LARGE = bytes(range(256)) * 3
 SMALL = b"small"
 
 
-class Asked(Shelf):
-    """A shelf that counts every question, those that fail too."""
+class CountingStore(MemoryBlobs):
+    """Counts every call, failed ones included."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,22 +53,22 @@ class Clock:
         return self.now
 
 
-def intake(shelf: Shelf, clock: Clock | None = None) -> IntakeMedia:
-    return IntakeMedia(RecentBlobs(shelf, 0), inline_characters=len(b64encode(LARGE)) - 1, clock=clock or Clock())
+def intake(blob_store: MemoryBlobs, clock: Clock | None = None) -> IntakeMedia:
+    return IntakeMedia(RecentBlobs(blob_store, 0), inline_characters=len(b64encode(LARGE)) - 1, clock=clock or Clock())
 
 
 def inline(content: bytes, media_type: str = "image/png") -> Base64Source:
     return Base64Source(media_type=media_type, data=b64encode(content).decode())
 
 
-def asks(*content: Any) -> Generate:
+def request_with(*content: Any) -> Generate:
     return Generate(provider="p", model="m", messages=[Message(role="user", content=[TextPart(text="Look"), *content])])
 
 
 async def test_large_data_in_any_field_becomes_a_reference_and_the_rest_is_unchanged() -> None:
-    shelf = Shelf()
+    blob_store = MemoryBlobs()
     url = ImagePart(source=UrlSource(url="https://example.org/a.png"))
-    request = asks(
+    request = request_with(
         ImagePart(source=inline(LARGE), cache=True),
         ImagePart(source=inline(SMALL)),
         url,
@@ -76,7 +76,7 @@ async def test_large_data_in_any_field_becomes_a_reference_and_the_rest_is_uncha
         ToolResultPart(tool_id="c", content=[TextPart(text="here"), ImagePart(source=inline(LARGE, "image/gif"))]),
     )
     moved = {"blob_id": blob_id_of(LARGE), "size_bytes": len(LARGE)}
-    assert await intake(shelf).offload(request) == asks(
+    assert await intake(blob_store).offload(request) == request_with(
         ImagePart(source=BlobSource(media_type="image/png", **moved), cache=True),
         ImagePart(source=inline(SMALL)),
         url,
@@ -86,52 +86,52 @@ async def test_large_data_in_any_field_becomes_a_reference_and_the_rest_is_uncha
             content=[TextPart(text="here"), ImagePart(source=BlobSource(media_type="image/gif", **moved))],
         ),
     )
-    assert shelf.contents[blob_id_of(LARGE)][0] == LARGE
+    assert blob_store.contents[blob_id_of(LARGE)][0] == LARGE
 
 
 async def test_a_mask_is_moved_and_leased_as_any_image() -> None:
-    shelf = Shelf()
+    blob_store = MemoryBlobs()
 
     def masked(source: Any) -> Generate:
-        return msgspec.structs.replace(asks(), images=ImageOptions(mask=ImagePart(source=source), previews=1))
+        return msgspec.structs.replace(request_with(), images=ImageOptions(mask=ImagePart(source=source), previews=1))
 
     stored = BlobSource(media_type="image/png", blob_id=blob_id_of(LARGE), size_bytes=len(LARGE))
-    assert await intake(shelf).offload(masked(inline(LARGE))) == masked(stored)
-    shelf.leased.clear()
-    await intake(shelf).offload(masked(stored))
-    assert shelf.leased == [stored.blob_id]
+    assert await intake(blob_store).offload(masked(inline(LARGE))) == masked(stored)
+    blob_store.leased.clear()
+    await intake(blob_store).offload(masked(stored))
+    assert blob_store.leased == [stored.blob_id]
 
 
 async def test_a_request_without_media_asks_no_store() -> None:
-    shelf = Asked()
+    blob_store = CountingStore()
     request = Generate(provider="p", model="m", messages=[Message(role="user", content="Hi")])
-    assert await intake(shelf).offload(request) == request
-    assert shelf.questions == 0
+    assert await intake(blob_store).offload(request) == request
+    assert blob_store.questions == 0
 
 
 async def test_a_blob_that_the_request_names_is_leased_and_a_missing_one_is_left_to_its_turn() -> None:
-    shelf = Shelf()
-    there = BlobSource(blob_id=shelf.put(LARGE, "image/png"), media_type="image/png")
-    request = asks(
+    blob_store = MemoryBlobs()
+    there = BlobSource(blob_id=blob_store.put(LARGE, "image/png"), media_type="image/png")
+    request = request_with(
         ImagePart(source=there),
         ImagePart(source=BlobSource(blob_id=blob_id_of(b"gone"), media_type="image/png")),
         ImagePart(source=BlobSource(blob_id="no id", media_type="image/png")),
     )
-    assert await intake(shelf).offload(request) == request
-    assert shelf.leased == [there.blob_id]
+    assert await intake(blob_store).offload(request) == request
+    assert blob_store.leased == [there.blob_id]
 
 
 async def test_a_blob_is_leased_once_however_often_it_is_named_and_too_many_blobs_are_refused() -> None:
-    shelf = Shelf()
+    blob_store = MemoryBlobs()
     images = [
-        ImagePart(source=BlobSource(blob_id=shelf.put(b"%d" % n, "image/png"), media_type="image/png"))
+        ImagePart(source=BlobSource(blob_id=blob_store.put(b"%d" % n, "image/png"), media_type="image/png"))
         for n in range(MOST_BLOBS + 1)
     ]
-    media = intake(shelf)
-    await media.offload(asks(*images[:3] * 400))
-    assert len(shelf.leased) == 3
+    media = intake(blob_store)
+    await media.offload(request_with(*images[:3] * 400))
+    assert len(blob_store.leased) == 3
     with pytest.raises(RequestInvalid) as e:
-        await media.offload(asks(*images))
+        await media.offload(request_with(*images))
     assert e.value.where == f"messages[0].content[{MOST_BLOBS + 1}]"
 
 
@@ -146,11 +146,11 @@ async def test_a_blob_is_leased_once_however_often_it_is_named_and_too_many_blob
 )
 async def test_large_media_that_are_none_are_refused_by_their_place(source: Base64Source, where: str) -> None:
     with pytest.raises(RequestInvalid) as e:
-        await intake(Checking()).offload(asks(ImagePart(source=source)))
+        await intake(Checking()).offload(request_with(ImagePart(source=source)))
     assert e.value.where == where
 
 
-class Checking(Shelf):
+class Checking(MemoryBlobs):
     """As the blob service does it."""
 
     async def store(self, content: Any, media_type: str) -> Any:
@@ -161,59 +161,59 @@ class Checking(Shelf):
     "failure", [BlobUnavailable("blobs", "away"), BlobQuotaExceeded("blobs", "full"), BlobUnauthorized("blobs")]
 )
 async def test_a_store_that_fails_leaves_the_request_whole_and_is_left_in_peace_for_a_while(failure: Any) -> None:
-    shelf, clock = Asked(), Clock()
-    media = intake(shelf, clock)
-    request = asks(ImagePart(source=inline(LARGE)), ImagePart(source=inline(LARGE)))
-    shelf.failure = failure
+    blob_store, clock = CountingStore(), Clock()
+    media = intake(blob_store, clock)
+    request = request_with(ImagePart(source=inline(LARGE)), ImagePart(source=inline(LARGE)))
+    blob_store.failure = failure
     assert await media.offload(request) == request
-    assert shelf.questions == TRIES
-    shelf.failure = None
+    assert blob_store.questions == TRIES
+    blob_store.failure = None
     assert await media.offload(request) == request
-    assert shelf.questions == TRIES
+    assert blob_store.questions == TRIES
     clock.now += AWAY_S
     assert await media.offload(request) != request
 
 
 async def test_a_store_that_failed_once_is_tried_again() -> None:
-    class Stumbling(Shelf):
+    class Stumbling(MemoryBlobs):
         async def store(self, content: Any, media_type: str) -> Any:
             self.failure, failure = None, self.failure
             if failure:
                 raise failure
             return await super().store(content, media_type)
 
-    shelf = Stumbling()
-    shelf.failure = BlobUnavailable("blobs", "away")
-    await intake(shelf).offload(asks(ImagePart(source=inline(LARGE))))
-    assert shelf.stored == [blob_id_of(LARGE)]
+    blob_store = Stumbling()
+    blob_store.failure = BlobUnavailable("blobs", "away")
+    await intake(blob_store).offload(request_with(ImagePart(source=inline(LARGE))))
+    assert blob_store.stored == [blob_id_of(LARGE)]
 
 
 async def test_a_store_that_never_answers_holds_a_request_up_for_a_bounded_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Silent(Shelf):
+    class Silent(MemoryBlobs):
         async def store(self, content: Any, media_type: str) -> Any:
             await asyncio.Event().wait()
 
     monkeypatch.setattr("tokenbus_services.intake.blob_offload.TRY_S", 0.01)
-    request = asks(ImagePart(source=inline(LARGE)))
+    request = request_with(ImagePart(source=inline(LARGE)))
     assert await intake(Silent()).offload(request) == request
 
 
 async def test_blobs_of_opaque_data_live_from_intake_on_too() -> None:
-    shelf = Shelf()
-    blob_id = shelf.put(b"thoughts", "text/plain")
+    blob_store = MemoryBlobs()
+    blob_id = blob_store.put(b"thoughts", "text/plain")
     request = Generate(provider="p", model="m", messages=[Message(role="assistant", content=[THOUGHT])])
-    assert await intake(shelf).offload(request) == request
-    assert shelf.leased == [blob_id]
+    assert await intake(blob_store).offload(request) == request
+    assert blob_store.leased == [blob_id]
 
 
 async def test_large_media_of_an_odd_type_are_stored_under_the_plain_one() -> None:
-    shelf = Shelf()
+    blob_store = MemoryBlobs()
     image = ImagePart(source=inline(LARGE, "IMAGE/JPG; q=1"))
     request = Generate(provider="p", model="m", messages=[Message(role="user", content=[image])])
-    taken = await intake(shelf).offload(request)
-    [(_, stored)] = shelf.contents.values()
+    taken = await intake(blob_store).offload(request)
+    [(_, stored)] = blob_store.contents.values()
     assert stored == "image/jpeg"
     [part] = taken.messages[0].content
     assert isinstance(part, ImagePart)

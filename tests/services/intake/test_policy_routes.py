@@ -47,8 +47,8 @@ def request(model: str = "m", **fields: Any) -> Generate:
     return Generate(provider="anthropic", model=model, messages=[Message(role="user", content="hi")], **fields)
 
 
-def names(routes: PolicyRoutes, asked: Generate) -> tuple[str, ...]:
-    policing = routes.plan_for(asked)
+def names(routes: PolicyRoutes, request: Generate) -> tuple[str, ...]:
+    policing = routes.plan_for(request)
     return policing.names if policing else ()
 
 

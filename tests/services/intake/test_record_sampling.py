@@ -11,7 +11,7 @@ from tokenbus_services.intake.record_sampling import is_recorded
 from tokenbus_services.settings import RecordSettings
 
 
-def asks(**changes: Any) -> Generate:
+def request_with(**changes: Any) -> Generate:
     fields: dict[str, Any] = {"provider": "p", "model": "gpt-5-mini", "metadata": {"tenant": "ada"}, **changes}
     return Generate(messages=[Message(role="user", content="hi")], **fields)
 
@@ -31,7 +31,7 @@ def asks(**changes: Any) -> Generate:
 def test_the_requests_own_value_takes_precedence(
     record: bool | None, settings: RecordSettings | None, recorded: bool
 ) -> None:
-    assert is_recorded("r", asks(record=record), settings) is recorded
+    assert is_recorded("r", request_with(record=record), settings) is recorded
 
 
 @pytest.mark.parametrize(
@@ -47,13 +47,13 @@ def test_the_requests_own_value_takes_precedence(
     ],
 )
 def test_of_the_others_those_to_which_all_applies(only: dict[str, Any], recorded: bool) -> None:
-    assert is_recorded("r", asks(), RecordSettings(sample=1, **only)) is recorded
+    assert is_recorded("r", request_with(), RecordSettings(sample=1, **only)) is recorded
 
 
 def test_a_sample_is_a_share_of_runs_and_for_a_run_always_the_same() -> None:
     runs = [f"run-{i}" for i in range(2000)]
-    chosen = [run for run in runs if is_recorded(run, asks(), RecordSettings(sample=0.1))]
+    chosen = [run for run in runs if is_recorded(run, request_with(), RecordSettings(sample=0.1))]
     assert 140 < len(chosen) < 260
-    assert chosen == [run for run in runs if is_recorded(run, asks(), RecordSettings(sample=0.1))]
-    more = {run for run in runs if is_recorded(run, asks(), RecordSettings(sample=0.3))}
+    assert chosen == [run for run in runs if is_recorded(run, request_with(), RecordSettings(sample=0.1))]
+    more = {run for run in runs if is_recorded(run, request_with(), RecordSettings(sample=0.3))}
     assert set(chosen) < more

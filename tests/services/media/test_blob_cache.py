@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.services.fetcher.shelf import Shelf
+from tests.services.fetcher.blob_store import MemoryBlobs
 from tokenbus.blobs import BlobLoader, BlobRef, blob_id_of
 from tokenbus.errors import BlobNotFound, BlobUnavailable
 from tokenbus_services.media.blob_cache import RecentBlobs
@@ -20,34 +20,34 @@ async def read(blobs: RecentBlobs, blob_id: str) -> bytes:
 
 
 async def test_a_blob_is_read_from_the_store_once_and_keeps_its_metadata() -> None:
-    shelf = Shelf()
-    blobs = RecentBlobs(shelf, 100 * 1024)
-    blob_id = shelf.put(KB, "image/png")
+    blob_store = MemoryBlobs()
+    blobs = RecentBlobs(blob_store, 100 * 1024)
+    blob_id = blob_store.put(KB, "image/png")
     assert [await read(blobs, blob_id) for _ in range(3)] == [KB] * 3
-    assert shelf.read == [blob_id]
+    assert blob_store.read == [blob_id]
     assert (await blobs.find(blob_id)).media_type == "image/png"
 
 
 async def test_the_least_recently_used_is_evicted_first_and_the_bound_holds() -> None:
-    shelf = Shelf()
-    blobs = RecentBlobs(shelf, 4 * 1024)
-    ids = [shelf.put(bytes([n]) * 1024, "image/png") for n in range(6)]
+    blob_store = MemoryBlobs()
+    blobs = RecentBlobs(blob_store, 4 * 1024)
+    ids = [blob_store.put(bytes([n]) * 1024, "image/png") for n in range(6)]
     for blob_id in (*ids[:4], ids[0], ids[4]):
         await read(blobs, blob_id)
         assert blobs.held_bytes <= 4 * 1024
-    shelf.read.clear()
+    blob_store.read.clear()
     for blob_id in (ids[0], ids[2], ids[3], ids[4]):
         await read(blobs, blob_id)
-    assert shelf.read == []
+    assert blob_store.read == []
     await read(blobs, ids[1])
-    assert shelf.read == [ids[1]]
+    assert blob_store.read == [ids[1]]
 
 
 async def test_what_is_being_read_counts_too_however_many_read_at_once() -> None:
-    shelf = Shelf()
-    blobs = RecentBlobs(shelf, 4 * 1024)
-    await read(blobs, shelf.put(b"before" * 170, "image/png"))
-    readers = [(await blobs.find(shelf.put(bytes([n]) * 1024, "image/png"))).pieces() for n in range(8)]
+    blob_store = MemoryBlobs()
+    blobs = RecentBlobs(blob_store, 4 * 1024)
+    await read(blobs, blob_store.put(b"before" * 170, "image/png"))
+    readers = [(await blobs.find(blob_store.put(bytes([n]) * 1024, "image/png"))).pieces() for n in range(8)]
     for reader in readers:
         await anext(reader)
         assert blobs.held_bytes <= 4 * 1024
@@ -57,30 +57,30 @@ async def test_what_is_being_read_counts_too_however_many_read_at_once() -> None
 
 
 async def test_a_large_blob_is_never_kept() -> None:
-    shelf = Shelf()
-    blobs = RecentBlobs(shelf, 4 * 1024)
-    blob_id = shelf.put(KB + b"y", "image/png")
+    blob_store = MemoryBlobs()
+    blobs = RecentBlobs(blob_store, 4 * 1024)
+    blob_id = blob_store.put(KB + b"y", "image/png")
     await read(blobs, blob_id)
     await read(blobs, blob_id)
-    assert (blobs.held_bytes, len(shelf.read)) == (0, 2)
+    assert (blobs.held_bytes, len(blob_store.read)) == (0, 2)
 
 
 async def test_a_reading_that_was_broken_off_leaves_nothing() -> None:
-    shelf = Shelf()
-    blobs = RecentBlobs(shelf, 100 * 1024)
-    found = await blobs.find(shelf.put(KB * 3, "image/png"))
+    blob_store = MemoryBlobs()
+    blobs = RecentBlobs(blob_store, 100 * 1024)
+    found = await blobs.find(blob_store.put(KB * 3, "image/png"))
     pieces = found.pieces()
     await anext(pieces)
     await pieces.aclose()
-    assert (blobs.held_bytes, shelf.open_readers) == (0, 0)
+    assert (blobs.held_bytes, blob_store.open_readers) == (0, 0)
 
 
 async def test_a_blob_deleted_from_the_store_is_removed_from_memory() -> None:
-    shelf = Shelf()
-    blobs = RecentBlobs(shelf, 100 * 1024)
-    blob_id = shelf.put(KB, "image/png")
+    blob_store = MemoryBlobs()
+    blobs = RecentBlobs(blob_store, 100 * 1024)
+    blob_id = blob_store.put(KB, "image/png")
     await read(blobs, blob_id)
-    shelf.contents.clear()
+    blob_store.contents.clear()
     with pytest.raises(BlobNotFound):
         await blobs.find(blob_id)
 

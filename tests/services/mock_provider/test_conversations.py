@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from tests.services.mock_provider.asking import (
+from tests.services.mock_provider.requests import (
     CHAT,
     EVENTS,
     GEMINI,
     MESSAGES,
     PATHS,
     RESPONSES,
-    asking,
+    one_message,
     one_turn,
     post,
     serving,
@@ -64,10 +64,10 @@ CHAT_RESULT = {"role": "tool", "tool_call_id": "t1", "content": "rain"}
 )
 async def test_the_turn_follows_from_the_history(path: str, messages: list[dict[str, Any]], turn: int) -> None:
     async with serving(TURNS) as (server, client):
-        assert (await client.post(path, json=asking(messages=messages))).content == b"data: %d\n\n" % turn
-    asked = server.requests[0].request
-    assert asked is not None
-    assert asked.turn == turn
+        assert (await client.post(path, json=one_message(messages=messages))).content == b"data: %d\n\n" % turn
+    request = server.requests[0].request
+    assert request is not None
+    assert request.turn == turn
 
 
 async def test_the_turn_follows_from_the_items_of_a_responses_request() -> None:
@@ -82,9 +82,9 @@ async def test_the_turn_follows_from_the_items_of_a_responses_request() -> None:
     async with serving(TURNS) as (server, client):
         response = await client.post(RESPONSES, json={"model": "one-turn", "stream": True, "input": items})
     assert response.content == b"data: 1\n\n"
-    asked = server.requests[0].request
-    assert asked is not None
-    assert (asked.token, asked.tool_results) == ("today?", ("sun", "rain"))
+    request = server.requests[0].request
+    assert request is not None
+    assert (request.token, request.tool_results) == ("today?", ("sun", "rain"))
 
 
 async def test_the_turn_follows_from_the_contents_of_a_gemini_request() -> None:
@@ -96,9 +96,9 @@ async def test_the_turn_follows_from_the_contents_of_a_gemini_request() -> None:
     async with serving(TURNS) as (server, client):
         response = await client.post(GEMINI + "?alt=sse", json={"contents": contents})
     assert response.content == b"data: 1\n\n"
-    asked = server.requests[0].request
-    assert asked is not None
-    assert (asked.token, asked.tool_results) == ("today?", ('{"sky":"rain"}',))
+    request = server.requests[0].request
+    assert request is not None
+    assert (request.token, request.tool_results) == ("today?", ('{"sky":"rain"}',))
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ async def test_a_history_that_lost_a_call_or_a_result_is_refused(
     path: str, messages: list[dict[str, Any]], problem: str
 ) -> None:
     async with serving(TURNS) as (_, client):
-        response = await client.post(path, json=asking(messages=messages))
+        response = await client.post(path, json=one_message(messages=messages))
     assert response.status_code == 400
     assert problem in response.json()["error"]["message"]
 
@@ -122,15 +122,15 @@ async def test_a_history_that_lost_a_call_or_a_result_is_refused(
 @pytest.mark.parametrize(
     ("path", "body", "problem"),
     [
-        (MESSAGES, {**asking(), "max_tokens": None}, "max_tokens"),
-        (MESSAGES, {**asking(), "messages": []}, "messages"),
-        (MESSAGES, {**asking(), "messages": [{"role": "system", "content": "x"}]}, "messages[0].role"),
+        (MESSAGES, {**one_message(), "max_tokens": None}, "max_tokens"),
+        (MESSAGES, {**one_message(), "messages": []}, "messages"),
+        (MESSAGES, {**one_message(), "messages": [{"role": "system", "content": "x"}]}, "messages[0].role"),
         (CHAT, {"messages": [_user("a")]}, "model"),
         (RESPONSES, {"model": "one-turn", "input": "a", "previous_response_id": "r"}, "previous_response_id"),
         (GEMINI, {"contents": [{"parts": [{"text": "a"}]}]}, "alt"),
         (GEMINI + "?alt=sse", {}, "contents"),
-        (MESSAGES, asking(model="unknown"), "unknown"),
-        ("/v1/complete", asking(), "/v1/complete"),
+        (MESSAGES, one_message(model="unknown"), "unknown"),
+        ("/v1/complete", one_message(), "/v1/complete"),
     ],
 )
 async def test_what_the_api_would_refuse_is_refused_by_name(path: str, body: dict[str, Any], problem: str) -> None:
@@ -153,25 +153,25 @@ async def test_past_its_last_turn_a_script_refuses_or_repeats_as_it_says() -> No
     messages = [_user("a"), *[_assistant("b"), _user("c")] * 5]
     repeating = Script(name="again", turns=TURNS.turns, repeat_last=True)
     async with serving(TURNS, repeating) as (_, client):
-        assert (await client.post(CHAT, json=asking(messages=messages))).status_code == 400
-        response = await client.post(CHAT, json=asking(messages=messages, model="again"))
+        assert (await client.post(CHAT, json=one_message(messages=messages))).status_code == 400
+        response = await client.post(CHAT, json=one_message(messages=messages, model="again"))
         assert response.content == b"data: 2\n\n"
 
 
 async def test_a_chooser_sees_the_request_and_picks_a_script_a_turn_or_nothing() -> None:
-    def choose(asked: ModelRequest) -> Script | Turn | None:
-        match asked.headers.get("x-case"):
+    def choose(request: ModelRequest) -> Script | Turn | None:
+        match request.headers.get("x-case"):
             case "script":
                 return TURNS
             case "turn":
-                return Turn(says=Wire(stream=b"data: %b\n\n" % asked.body["stop"].encode()))
+                return Turn(says=Wire(stream=b"data: %b\n\n" % request.body["stop"].encode()))
             case _:
                 return None
 
     async with serving(one_turn(), choose=choose) as (_, client):
 
         async def ask(case: str) -> bytes:
-            return (await client.post(CHAT, json=asking(stop="here"), headers={"x-case": case})).content
+            return (await client.post(CHAT, json=one_message(stop="here"), headers={"x-case": case})).content
 
         assert [await ask("script"), await ask("turn"), await ask("none")] == [
             b"data: 0\n\n",
@@ -181,12 +181,12 @@ async def test_a_chooser_sees_the_request_and_picks_a_script_a_turn_or_nothing()
 
 
 async def test_an_error_in_a_chooser_is_raised_when_the_server_ends() -> None:
-    def choose(asked: ModelRequest) -> None:
+    def choose(request: ModelRequest) -> None:
         raise LookupError("no idea")
 
     with pytest.raises(LookupError, match="no idea"):  # noqa: PT012
         async with serving(choose=choose) as (_, client):
-            response = await client.post(CHAT, json=asking())
+            response = await client.post(CHAT, json=one_message())
             assert (response.status_code, "no idea" in response.text) == (500, True)
 
 
@@ -195,7 +195,7 @@ async def test_parallel_runs_of_one_script_say_their_own_things() -> None:
     async with serving(one_turn(reply)) as (_, client):
 
         async def run(token: str) -> bool:
-            body = (await client.post(CHAT, json=asking(f"my name is {token}", stream=False))).json()
+            body = (await client.post(CHAT, json=one_message(f"my name is {token}", stream=False))).json()
             message = body["choices"][0]["message"]
             expected = reply.with_marks_filled(token=token)
             called = message["tool_calls"][0]["function"]["arguments"]
@@ -210,7 +210,7 @@ async def test_a_reply_can_quote_the_tools_results(path: str, call: dict[str, An
         name="one-turn", turns=(Turn(says=Reply(text="first")), Turn(says=Reply(text="There is {tool_result}.")))
     )
     async with serving(script) as (_, client):
-        body = asking(messages=[_user("a"), call, result], stream=False)
+        body = one_message(messages=[_user("a"), call, result], stream=False)
         assert "There is rain." in (await client.post(path, json=body)).text
 
 
@@ -222,7 +222,9 @@ async def test_tool_ids_differ_between_turns_and_runs_and_not_between_tries(path
     async with serving(script) as (_, client):
         ids: list[str] = []
         for messages in histories:
-            answers = [(await client.post(path, json=asking(messages=messages, stream=False))).json() for _ in range(2)]
+            answers = [
+                (await client.post(path, json=one_message(messages=messages, stream=False))).json() for _ in range(2)
+            ]
             assert answers[0] == answers[1]
             ids += _ids(answers[0])
     assert len(set(ids)) == len(ids) == 6
@@ -258,7 +260,7 @@ async def test_the_finish_reason_uses_the_words_of_each_api(finish: Finish, word
 async def test_the_records_hold_what_was_sent_and_are_bounded() -> None:
     async with serving(one_turn(), keep=3) as (server, client):
         for number in range(5):
-            await client.post(MESSAGES, json=asking(f"number {number}"), headers={"X-Api-Key": f"key {number}"})
+            await client.post(MESSAGES, json=one_message(f"number {number}"), headers={"X-Api-Key": f"key {number}"})
         latest = await server.requested(5)
     kept = server.requests
     assert [exchange.http_request.headers["x-api-key"] for exchange in kept] == ["key 2", "key 3", "key 4"]

@@ -10,7 +10,16 @@ import httpx
 import msgspec
 import pytest
 
-from tests.services.mock_provider.asking import CHAT, EVENTS, GEMINI, MESSAGES, RESPONSES, asking, one_turn, serving
+from tests.services.mock_provider.requests import (
+    CHAT,
+    EVENTS,
+    GEMINI,
+    MESSAGES,
+    RESPONSES,
+    one_message,
+    one_turn,
+    serving,
+)
 from tokenbus_services.mock_provider import STAMP, Delivery, Fixed, Offsets, Random, Reply, Stall, Whole, Wire
 from tokenbus_services.mock_provider.chunking import read_ends, split_at
 from tokenbus_services.mock_provider.script import Cuts
@@ -22,7 +31,7 @@ ALL_CUTS = [Whole(), Whole(events=5), Fixed(size=1), Fixed(size=7), Random(seed=
 async def test_cuts_arrive_as_sent(cuts: Cuts) -> None:
     async with (
         serving(one_turn(delivery=Delivery(cuts=cuts))) as (server, client),
-        client.stream("POST", MESSAGES, json=asking()) as response,
+        client.stream("POST", MESSAGES, json=one_message()) as response,
     ):
         # httpx gives a piece for each HTTP chunk, also where the kernel joined several.
         reads = [read async for read in response.aiter_raw()]
@@ -42,7 +51,7 @@ async def test_on_the_wire_each_read_is_one_http_chunk(cuts: Cuts) -> None:
 async def test_what_was_sent_has_left_before_more_is_written() -> None:
     """A read is not kept back to travel with the next: no Nagle, no buffer of ours."""
     script = one_turn(delivery=Delivery(cuts=Fixed(size=10)), fault=Stall(after_bytes=10))
-    async with serving(script) as (server, client), client.stream("POST", MESSAGES, json=asking()) as response:
+    async with serving(script) as (server, client), client.stream("POST", MESSAGES, json=one_message()) as response:
         reads = response.aiter_raw()
         assert await anext(reads) == EVENTS[:10]
         server.resume(server.requests[0])
@@ -52,8 +61,8 @@ async def test_what_was_sent_has_left_before_more_is_written() -> None:
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        (MESSAGES, asking()),
-        (CHAT, asking()),
+        (MESSAGES, one_message()),
+        (CHAT, one_message()),
         (RESPONSES, {"model": "one-turn", "stream": True, "input": "hello"}),
         (GEMINI + "?alt=sse", {"contents": [{"role": "user", "parts": [{"text": "hello"}]}]}),
     ],
@@ -68,8 +77,8 @@ async def test_every_api_serves_a_recording_byte_for_byte(path: str, body: dict[
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        (MESSAGES, asking(stream=False)),
-        (CHAT, asking(stream=False)),
+        (MESSAGES, one_message(stream=False)),
+        (CHAT, one_message(stream=False)),
         (RESPONSES, {"model": "one-turn", "input": "hello"}),
         ("/v1beta/models/one-turn:generateContent", {"contents": [{"parts": [{"text": "hello"}]}]}),
     ],
@@ -83,14 +92,14 @@ async def test_a_request_that_does_not_stream_gets_the_recorded_body(path: str, 
 
 async def test_a_recording_without_a_body_says_so_to_a_request_that_does_not_stream() -> None:
     async with serving(one_turn()) as (_, client):
-        response = await client.post(MESSAGES, json=asking(stream=False))
+        response = await client.post(MESSAGES, json=one_message(stream=False))
     assert response.status_code == 501
     assert "does not stream" in response.json()["error"]["message"]
 
 
 async def test_the_pace_is_never_faster_than_asked() -> None:
     async with serving(one_turn(delivery=Delivery(pace=100))) as (server, client):
-        await client.post(MESSAGES, json=asking())
+        await client.post(MESSAGES, json=one_message())
     exchange = server.requests[0]
     assert exchange.ended_at is not None
     assert exchange.reads_sent == 12
@@ -101,7 +110,7 @@ async def test_the_pace_is_never_faster_than_asked() -> None:
 async def test_a_paced_answer_arrives_read_by_read() -> None:
     """The client sees the beginning while most of the answer is not yet sent."""
     async with serving(one_turn(Wire(stream=EVENTS * 1000), delivery=Delivery(pace=50))) as (server, client):
-        async with client.stream("POST", MESSAGES, json=asking()) as response:
+        async with client.stream("POST", MESSAGES, json=one_message()) as response:
             reads = response.aiter_raw()
             seen = [await anext(reads) for _ in range(3)]
             exchange = server.requests[0]
@@ -115,7 +124,7 @@ async def test_a_stamp_is_the_time_at_which_its_read_was_written() -> None:
     text = f"at {STAMP} and {STAMP}"
     before = time.monotonic_ns()
     async with serving(one_turn(Reply(text=text), delivery=Delivery(pace=50))) as (_, client):
-        body = (await client.post(CHAT, json=asking())).text
+        body = (await client.post(CHAT, json=one_message())).text
     events = [line.removeprefix("data: ") for line in body.splitlines() if line.startswith("data: {")]
     joined = "".join(msgspec.json.decode(event)["choices"][0]["delta"].get("content") or "" for event in events)
     first, second = (int(word) for word in joined.split() if word.isdigit())
@@ -126,14 +135,14 @@ async def test_a_stamp_is_the_time_at_which_its_read_was_written() -> None:
 async def test_a_connection_serves_one_request_after_another() -> None:
     async with serving(one_turn()) as (server, client):
         for _ in range(3):
-            assert (await client.post(MESSAGES, json=asking())).content == EVENTS
+            assert (await client.post(MESSAGES, json=one_message())).content == EVENTS
             assert server.open_connections == 1
 
 
 async def test_a_client_that_waits_for_100_continue_gets_it() -> None:
     async with serving(one_turn()) as (server, _):
         reader, writer = await asyncio.open_connection(*_address(server.url))
-        body = msgspec.json.encode(asking())
+        body = msgspec.json.encode(one_message())
         head = b"POST /v1/messages HTTP/1.1\r\nhost: x\r\nanthropic-version: 1\r\nexpect: 100-continue\r\n"
         writer.write(head + b"content-length: %d\r\n\r\n" % len(body))
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100")
@@ -160,7 +169,7 @@ async def test_what_is_no_request_gets_a_plain_error_and_a_close(sent: bytes, st
 async def _raw_exchange(url: str) -> tuple[bytes, bytes]:
     """Head and body of one answer, as they are on the socket."""
     reader, writer = await asyncio.open_connection(*_address(url))
-    request = httpx.Request("POST", url + MESSAGES, json=asking(), headers={"anthropic-version": "1"})
+    request = httpx.Request("POST", url + MESSAGES, json=one_message(), headers={"anthropic-version": "1"})
     head = b"".join(b"%b: %b\r\n" % field for field in request.headers.raw)
     writer.write(b"POST /v1/messages HTTP/1.1\r\n%bconnection: close\r\n\r\n%b" % (head, request.content))
     answer = await reader.read()

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from jsonschema_rs import validate
 
-from tests.services.mock_provider.asking import MESSAGES, PATHS, post, serving
+from tests.services.mock_provider.requests import MESSAGES, PATHS, post, serving
 from tokenbus_services.mock_provider import Reply
 from tokenbus_services.mock_provider.demo import DEMO_MODEL, WEATHER_PARAMETERS, demo_scripts, weather
 

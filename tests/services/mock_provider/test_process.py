@@ -15,7 +15,7 @@ import httpx
 import msgspec
 import pytest
 
-from tests.services.mock_provider.asking import CHAT, EVENTS, asking, serving
+from tests.services.mock_provider.requests import CHAT, EVENTS, one_message, serving
 from tokenbus_services.mock_provider import Reply, Script, Turn, load_scripts
 
 
@@ -44,7 +44,7 @@ async def test_a_directory_gives_a_script_for_each_stream_directory_and_json_fil
             messages = [{"role": "user", "content": "a"}]
             for text in earlier:
                 messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "and?"}]
-            response = await client.post(CHAT, json=asking(model=model, messages=messages, stream=stream))
+            response = await client.post(CHAT, json=one_message(model=model, messages=messages, stream=stream))
             return response.text
 
         assert await ask("recorded") == EVENTS.decode()
@@ -89,7 +89,7 @@ async def process(*arguments: str) -> AsyncIterator[tuple[Process, str]]:
 async def test_as_a_process_it_prints_its_url_serves_and_ends_on_sigterm(directory: Path) -> None:
     async with process("--scripts", str(directory), "--rate", "1000") as (child, url):
         async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as client:
-            assert (await client.post(CHAT, json=asking(model="recorded"))).content == EVENTS
+            assert (await client.post(CHAT, json=one_message(model="recorded"))).content == EVENTS
         child.send_signal(signal.SIGTERM)
         assert await child.wait() == 0
 
@@ -97,7 +97,7 @@ async def test_as_a_process_it_prints_its_url_serves_and_ends_on_sigterm(directo
 async def test_as_a_process_it_serves_the_demo_and_ends_with_its_parent() -> None:
     async with process("--with-parent", "--rate", "0") as (child, url):
         async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as client:
-            assert "Zür" in (await client.post(CHAT, json=asking(model="demo"))).text
+            assert "Zür" in (await client.post(CHAT, json=one_message(model="demo"))).text
         assert child.stdin is not None
         child.stdin.close()
         assert await child.wait() == 0

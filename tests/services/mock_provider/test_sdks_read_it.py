@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.services.mock_provider.asking import CHAT, MESSAGES, RESPONSES, one_turn, post, serving
+from tests.services.mock_provider.requests import CHAT, MESSAGES, RESPONSES, one_turn, post, serving
 from tokenbus.events.usage import Usage
 from tokenbus_services.mock_provider import Delivery, ErrorEvent, Picture, Random, Reply, Script, Status, ToolCall
 from tokenbus_services.mock_provider.demo import DEMO_MODEL, DEMO_PROMPT, demo_scripts, weather
@@ -39,7 +39,7 @@ def reply(request: pytest.FixtureRequest) -> Reply:
 
 async def test_the_anthropic_sdk_reads_stream_and_body(reply: Reply) -> None:
     anthropic = pytest.importorskip("anthropic", reason="the anthropic SDK is not installed")
-    asking: dict[str, Any] = {
+    request: dict[str, Any] = {
         "model": "one-turn",
         "max_tokens": 99,
         "messages": [{"role": "user", "content": "umbrella?"}],
@@ -48,9 +48,9 @@ async def test_the_anthropic_sdk_reads_stream_and_body(reply: Reply) -> None:
         serving(one_turn(reply, delivery=ANYHOW)) as (server, _),
         anthropic.AsyncAnthropic(base_url=server.url, api_key="none", max_retries=0) as client,
     ):
-        async with client.messages.stream(**asking) as stream:
+        async with client.messages.stream(**request) as stream:
             streamed = await stream.get_final_message()
-        whole = await client.messages.create(**asking)
+        whole = await client.messages.create(**request)
     for message in (streamed, whole):
         thinking, text, *calls = message.content
         assert (thinking.type, thinking.thinking, thinking.signature) == ("thinking", REPLY.thinking, REPLY.signature)
@@ -67,15 +67,15 @@ async def test_the_anthropic_sdk_reads_stream_and_body(reply: Reply) -> None:
 
 async def test_the_openai_sdk_reads_stream_and_body(reply: Reply) -> None:
     openai = pytest.importorskip("openai", reason="the openai SDK is not installed")
-    asking: dict[str, Any] = {"model": "one-turn", "messages": [{"role": "user", "content": "umbrella?"}]}
+    request: dict[str, Any] = {"model": "one-turn", "messages": [{"role": "user", "content": "umbrella?"}]}
     async with (
         serving(one_turn(reply, delivery=ANYHOW)) as (server, _),
         openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
     ):
-        async with client.chat.completions.stream(**asking, stream_options={"include_usage": True}) as stream:
+        async with client.chat.completions.stream(**request, stream_options={"include_usage": True}) as stream:
             pieces = [event.chunk async for event in stream if event.type == "chunk"]
             streamed = await stream.get_final_completion()
-        whole = await client.chat.completions.create(**asking)
+        whole = await client.chat.completions.create(**request)
     deltas = [chunk.choices[0].delta for chunk in pieces if chunk.choices]
     assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas) == REPLY.thinking
     assert whole.choices[0].message.reasoning_content == REPLY.thinking
@@ -97,15 +97,15 @@ async def test_the_openai_sdk_reads_stream_and_body(reply: Reply) -> None:
 async def test_the_openai_sdk_reads_stream_and_body_of_completions() -> None:
     openai = pytest.importorskip("openai", reason="the openai SDK is not installed")
     prompt = "Be kind.\n\nAda: umbrella?\nClaude:"
-    asking: dict[str, Any] = {"model": "one-turn", "prompt": prompt, "stop": ["\nAda:"]}
+    request: dict[str, Any] = {"model": "one-turn", "prompt": prompt, "stop": ["\nAda:"]}
     reply = Reply(text=" {token} Yes.\nAda: thanks", usage=REPLY.usage)
     async with (
         serving(one_turn(reply, delivery=ANYHOW)) as (server, _),
         openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
     ):
-        stream = await client.completions.create(**asking, stream=True, stream_options={"include_usage": True})
+        stream = await client.completions.create(**request, stream=True, stream_options={"include_usage": True})
         pieces = [chunk async for chunk in stream]
-        whole = await client.completions.create(**asking)
+        whole = await client.completions.create(**request)
     assert "".join(piece.choices[0].text for piece in pieces if piece.choices) == whole.choices[0].text
     assert whole.choices[0].text == " umbrella? Yes."
     for end, counted in ((pieces[-2].choices[0], pieces[-1]), (whole.choices[0], whole)):
@@ -115,15 +115,15 @@ async def test_the_openai_sdk_reads_stream_and_body_of_completions() -> None:
 
 async def test_the_openai_sdk_reads_stream_and_body_of_responses(reply: Reply) -> None:
     openai = pytest.importorskip("openai", reason="the openai SDK is not installed")
-    asking: dict[str, Any] = {"model": "one-turn", "input": "umbrella?", "include": ["reasoning.encrypted_content"]}
+    request: dict[str, Any] = {"model": "one-turn", "input": "umbrella?", "include": ["reasoning.encrypted_content"]}
     async with (
         serving(one_turn(reply, delivery=ANYHOW)) as (server, _),
         openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
     ):
-        async with client.responses.stream(**asking) as stream:
+        async with client.responses.stream(**request) as stream:
             events = [event async for event in stream]
             streamed = await stream.get_final_response()
-        whole = await client.responses.create(**asking)
+        whole = await client.responses.create(**request)
     assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == REPLY.text
     assert "".join(e.delta for e in events if e.type == "response.reasoning_summary_text.delta") == REPLY.thinking
     assert [event.sequence_number for event in events] == list(range(len(events)))
@@ -145,10 +145,10 @@ async def test_the_openai_sdk_reads_stream_and_body_of_responses(reply: Reply) -
 
 async def test_the_google_sdk_reads_stream_and_body(reply: Reply) -> None:
     genai = pytest.importorskip("google.genai", reason="the google-genai SDK is not installed")
-    asking: dict[str, Any] = {"model": "one-turn", "contents": "umbrella?"}
+    request: dict[str, Any] = {"model": "one-turn", "contents": "umbrella?"}
     async with serving(one_turn(reply, delivery=ANYHOW)) as (server, http), _google(genai, server.url, http) as client:
-        chunks = [chunk async for chunk in await client.models.generate_content_stream(**asking)]
-        whole = await client.models.generate_content(**asking)
+        chunks = [chunk async for chunk in await client.models.generate_content_stream(**request)]
+        whole = await client.models.generate_content(**request)
     for parts in (
         [part for chunk in chunks for part in chunk.candidates[0].content.parts],
         whole.candidates[0].content.parts,
@@ -171,14 +171,14 @@ async def test_the_google_sdk_reads_stream_and_body(reply: Reply) -> None:
 
 async def test_the_openai_sdk_reads_pictures_of_both_apis() -> None:
     openai = pytest.importorskip("openai", reason="the openai SDK is not installed")
-    asking: dict[str, Any] = {"model": "one-turn", "prompt": "A cat."}
+    request: dict[str, Any] = {"model": "one-turn", "prompt": "A cat."}
     tool = {"type": "image_generation", "partial_images": 1, "size": "1024x1024", "quality": "low"}
     async with (
         serving(one_turn(Reply(pictures=(CAT,)), delivery=ANYHOW)) as (server, _),
         openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
     ):
-        streamed = [event async for event in await client.images.generate(**asking, stream=True, partial_images=1)]
-        whole = await client.images.generate(**asking)
+        streamed = [event async for event in await client.images.generate(**request, stream=True, partial_images=1)]
+        whole = await client.images.generate(**request)
         stream = await client.responses.create(model="one-turn", input="A cat.", tools=[tool], stream=True)
         events = [event async for event in stream]
     assert [(event.type, b64decode(event.b64_json)) for event in streamed] == [
@@ -199,15 +199,15 @@ async def test_the_openai_sdk_sends_images_to_edit_and_reads_what_became_of_them
         serving(one_turn(Reply(pictures=(CAT,)), delivery=ANYHOW)) as (server, client),
         openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as sdk,
     ):
-        asking: dict[str, Any] = {"model": "one-turn", "prompt": "Blue."}
-        stream = await sdk.images.edit(**asking, image=images, mask=images[0], stream=True, partial_images=1)
+        request: dict[str, Any] = {"model": "one-turn", "prompt": "Blue."}
+        stream = await sdk.images.edit(**request, image=images, mask=images[0], stream=True, partial_images=1)
         streamed = [event async for event in stream]
-        asked = server.requests[-1].request
-        whole = await sdk.images.edit(**asking, image=images[0])
+        generate = server.requests[-1].request
+        whole = await sdk.images.edit(**request, image=images[0])
         with pytest.raises(openai.BadRequestError, match="Missing required parameter: 'image'"):
-            await sdk.post("/images/edits", body=asking, cast_to=object)
+            await sdk.post("/images/edits", body=request, cast_to=object)
         with pytest.raises(openai.BadRequestError, match="Unknown parameter: 'images'"):
-            await sdk.images.generate(**asking, extra_body={"images": [{"image_url": "x"}]})
+            await sdk.images.generate(**request, extra_body={"images": [{"image_url": "x"}]})
         bad = {"content-type": "multipart/form-data; boundary=x"}
         assert (await client.post("/v1/images/edits", content=b"{}", headers=bad)).status_code == 400
     assert [(event.type, b64decode(event.b64_json)) for event in streamed] == [
@@ -215,19 +215,19 @@ async def test_the_openai_sdk_sends_images_to_edit_and_reads_what_became_of_them
         ("image_edit.completed", CAT.data),
     ]
     assert b64decode(whole.data[0].b64_json) == CAT.data
-    assert asked is not None
-    files = [*asked.body["image[]"], asked.body["mask"]]
+    assert generate is not None
+    files = [*generate.body["image[]"], generate.body["mask"]]
     assert [(file["filename"], file["data"], file["media_type"]) for file in files] == [*images, images[0]]
 
 
 async def test_the_google_sdk_reads_a_picture() -> None:
     genai = pytest.importorskip("google.genai", reason="the google-genai SDK is not installed")
-    asking: dict[str, Any] = {"model": "one-turn", "contents": "A cat."}
+    request: dict[str, Any] = {"model": "one-turn", "contents": "A cat."}
     script = one_turn(Reply(text="Here:", pictures=(CAT,)), delivery=ANYHOW)
     async with serving(script) as (server, http), _google(genai, server.url, http) as client:
-        stream = await client.models.generate_content_stream(**asking)
+        stream = await client.models.generate_content_stream(**request)
         streamed = [part async for chunk in stream for part in chunk.candidates[0].content.parts]
-        whole = await client.models.generate_content(**asking)
+        whole = await client.models.generate_content(**request)
     for parts in (streamed, whole.candidates[0].content.parts):
         [picture] = [part for part in parts if part.inline_data]
         assert (picture.inline_data.mime_type, picture.inline_data.data) == ("image/png", CAT.data)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.services.mock_provider.asking import one_turn, serving
+from tests.services.mock_provider.requests import one_turn, serving
 from tokenbus_services.mock_provider import MockProvider, Reply
 
 CONTENT = bytes(range(256)) * 300 + b"\r\n--\r\n"
@@ -34,12 +34,12 @@ async def test_the_anthropic_sdk_uploads_and_names_a_file() -> None:
         assert made.id == stored(server, "image/png")
         assert made.expires_at is not None
         image = {"type": "image", "source": {"type": "file", "file_id": made.id}}
-        asking: dict[str, Any] = {"model": "one-turn", "max_tokens": 9, "betas": betas}
-        asking["messages"] = [{"role": "user", "content": [image]}]
-        assert (await client.beta.messages.create(**asking)).content[0].text == "Hello"
+        request: dict[str, Any] = {"model": "one-turn", "max_tokens": 9, "betas": betas}
+        request["messages"] = [{"role": "user", "content": [image]}]
+        assert (await client.beta.messages.create(**request)).content[0].text == "Hello"
         server.files.expire(made.id)
         with pytest.raises(anthropic.NotFoundError, match=made.id):
-            await client.beta.messages.create(**asking)
+            await client.beta.messages.create(**request)
 
 
 async def test_the_openai_sdk_uploads_and_names_a_file() -> None:
@@ -56,11 +56,11 @@ async def test_the_openai_sdk_uploads_and_names_a_file() -> None:
         assert made.id == stored(server, "application/pdf")
         assert made.expires_at is not None
         part = {"type": "input_file", "file_id": made.id}
-        asking: dict[str, Any] = {"model": "one-turn", "input": [{"role": "user", "content": [part]}]}
-        assert (await client.responses.create(**asking)).output_text == "Hello"
+        request: dict[str, Any] = {"model": "one-turn", "input": [{"role": "user", "content": [part]}]}
+        assert (await client.responses.create(**request)).output_text == "Hello"
         server.files.expire(made.id)
         with pytest.raises(openai.NotFoundError, match=made.id):
-            await client.responses.create(**asking)
+            await client.responses.create(**request)
         with pytest.raises(openai.BadRequestError, match="purpose"):
             await client.files.create(file=("a.pdf", io.BytesIO(CONTENT)), purpose="fine-tune")
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from base64 import b64encode
-from collections.abc import AsyncIterable, Sequence
+from collections import defaultdict
+from collections.abc import AsyncIterable
 
 import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
+from tests.commits import RecordingCommit
 from tokenbus.blobs import BlobRef, blob_id_of
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.scripts import Arg, Commit
 from tokenbus.errors import BlobRefused, BlobUnavailable
 from tokenbus.events.frames import BusEvent, Data, ImagesRequested, Opened, RawFrame, encode, event_decoder
 from tokenbus.events.normalized import BlockStart, BlockStop, Extra, Image, Normalized, Opaque, Start
@@ -163,32 +164,21 @@ def image_event(kind: str, content: bytes) -> bytes:
     return b"data: " + msgspec.json.encode(event) + b"\n\n"
 
 
-def frame(n: int, *sent: tuple[str, bytes], asked: ImagesRequested | None = None) -> bytes:
+def frame(n: int, *sent: tuple[str, bytes], requested: ImagesRequested | None = None) -> bytes:
     """A raw frame of the Images API; an attempt's first one says how the images were asked for."""
     data = Data(b"".join(image_event(*event) for event in sent))
-    opened = Opened("openai-images", 200, {}, True, Quirks(), asked or ImagesRequested())
+    opened = Opened("openai-images", 200, {}, True, Quirks(), requested or ImagesRequested())
     return encode(RawFrame(0, 1, n, 0, [opened, data] if n == 0 else [data]))
 
 
-class Written(Commit):
-    """Keeps the events that are appended, by run."""
-
-    def __init__(self) -> None:
-        super().__init__("lease", "raw")
-        self.events: dict[str, list[BusEvent]] = {}
-
-    def append(self, stream: str, fields: Sequence[Arg]) -> None:
-        for run, data in zip(fields[::2], fields[1::2], strict=True):
-            assert isinstance(run, str)
-            assert isinstance(data, bytes)
-            self.events.setdefault(run, []).extend(event_decoder.decode(data).events)
-
-
 def outputs(logic: NormalizerLogic) -> dict[str, list[BusEvent]]:
-    """What the logic puts out now."""
-    written = Written()
-    logic.flush(written)
-    return written.events
+    """The events that the logic appends now, by run."""
+    commit = RecordingCommit()
+    logic.flush(commit)
+    events: defaultdict[str, list[BusEvent]] = defaultdict(list)
+    for run, frame in (pair for pairs in commit.appended.values() for pair in pairs):
+        events[run] += event_decoder.decode(frame).events
+    return dict(events)
 
 
 async def test_each_image_of_a_batch_gets_its_own_blob_at_its_own_place() -> None:

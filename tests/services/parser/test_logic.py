@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.commits import commit_call
 from tokenbus.bus.keys import Keys, PublicTopic
 from tokenbus.bus.scripts import Commit
 from tokenbus.events import normalized as n
@@ -36,18 +37,7 @@ class Parser:
     def commit(self) -> list[Any]:
         commit = Commit(KEYS.lease(0, "parser"), KEYS.topic(0, "events"))
         self.logic.flush(commit)
-        call = commit.call(
-            token="1",
-            ttl_ms=1000,
-            begin="0-0",
-            end="1-0",
-            watermark="0-0",
-            entries=1,
-            size=1,
-            mirror="",
-            entries_read=False,
-            topic_entries=0,
-        )
+        call = commit_call(commit, end="1-0")
         return [*call.keys, *call.args]
 
     def kinds(self) -> list[type]:

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from tests.commits import commit_call
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.scripts import Commit
@@ -79,18 +80,7 @@ async def apply_and_commit(server: Server, keys: Keys, partition: int, logic: Pa
     commit = Commit(keys.lease(partition, "parser"), keys.topic(partition, "events"))
     logic.flush(commit)
     await server.client.hset(keys.lease(partition, "parser"), mapping={"token": "1", "offset": "0-0"})
-    call = commit.call(
-        token="1",
-        ttl_ms=1000,
-        begin="0-0",
-        end=entry_id.decode(),
-        watermark="0-0",
-        entries=1,
-        size=1,
-        mirror="",
-        entries_read=True,
-        topic_entries=1000,
-    )
+    call = commit_call(commit, end=entry_id.decode())
     assert (await run_script(server, call))[0] == b"ok"
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from tests.commits import commit_call
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.scripts import Commit
@@ -102,18 +103,7 @@ def test_the_normalizer_says_that_the_attempt_is_lost_so_that_the_next_may_follo
     logic.fail_unreadable("r", ErrorInfo(code="state_unreadable", kind="internal", message="why"), RunPosition(1, 3, 0))
     commit = Commit("lease", "stream")
     logic.flush(commit)
-    call = commit.call(
-        token="t",
-        ttl_ms=1,
-        begin="0-0",
-        end="0-0",
-        watermark="0-0",
-        entries=0,
-        size=0,
-        mirror="",
-        entries_read=True,
-        topic_entries=1,
-    )
+    call = commit_call(commit)
     frame = event_decoder.decode(call.args[list(call.args).index("r") + 1])  # pyright: ignore[reportArgumentType]
     assert (frame.turn, frame.attempt) == (1, 3)
     [cut] = frame.events

@@ -101,19 +101,19 @@ async def test_work_that_ends_with_no_ordinary_exception_is_poison_and_not_taken
     class Panic(BaseException):
         pass
 
-    told: list[str] = []
+    reported: list[str] = []
 
     async def work(item: QueueItem) -> None:
         raise Panic("index out of bounds")
 
     async def poisoned(item: QueueItem, error: Exception) -> None:
-        told.append(str(error))
+        reported.append(str(error))
 
     queue = _Queue()
     inflight = in_flight(queue, work, poisoned=poisoned, again=never)
     await inflight.start(ITEM)
     await queue.finished.wait()
-    assert told == ["the work ended with Panic: index out of bounds"]
+    assert reported == ["the work ended with Panic: index out of bounds"]
 
 
 async def test_work_that_is_stopped_twice_still_closes_what_it_holds():
@@ -205,10 +205,10 @@ async def test_an_item_that_comes_back_while_its_lost_work_ends_is_worked_and_co
     let_close = asyncio.Event()
 
     async def work(item: QueueItem) -> None:
-        go_on = asyncio.Event()
-        begun.append(go_on)
+        proceed = asyncio.Event()
+        begun.append(proceed)
         try:
-            await go_on.wait()
+            await proceed.wait()
         finally:
             if len(begun) == 1:
                 await let_close.wait()
@@ -228,9 +228,9 @@ async def test_an_item_that_comes_back_while_its_lost_work_ends_is_worked_and_co
         await asyncio.wait_for(inflight.room(), timeout=60)
 
 
-@pytest.mark.parametrize("ends_when_told", [True, False])
+@pytest.mark.parametrize("ends_when_cancelled", [True, False])
 async def test_work_without_progress_for_longer_than_its_bound_is_stopped_and_is_poison(
-    monkeypatch: pytest.MonkeyPatch, ends_when_told: bool
+    monkeypatch: pytest.MonkeyPatch, ends_when_cancelled: bool
 ):
     monkeypatch.setattr(module, "CHECK_S", 0.01)
     monkeypatch.setattr(module, "ABANDON_S", 0.01)
@@ -240,7 +240,7 @@ async def test_work_without_progress_for_longer_than_its_bound_is_stopped_and_is
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
-            if ends_when_told:
+            if ends_when_cancelled:
                 raise
             await let_end.wait()
 
@@ -261,11 +261,11 @@ async def test_work_without_progress_for_longer_than_its_bound_is_stopped_and_is
 
 async def test_a_step_with_a_bound_of_its_own_may_take_that_and_the_next_one_may_not(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "CHECK_S", 0.01)
-    in_next, go_on, why = asyncio.Event(), asyncio.Event(), list[Exception]()
+    in_next, proceed, why = asyncio.Event(), asyncio.Event(), list[Exception]()
 
     async def work(item: QueueItem) -> None:
         with slack(100):
-            await asyncio.create_task(go_on.wait())
+            await asyncio.create_task(proceed.wait())
         in_next.set()
         await asyncio.Event().wait()
 
@@ -279,7 +279,7 @@ async def test_a_step_with_a_bound_of_its_own_may_take_that_and_the_next_one_may
     liveness.elapsed_s += 150
     await asyncio.sleep(0.05)
     assert not why
-    go_on.set()
+    proceed.set()
     await in_next.wait()
     await asyncio.sleep(0.05)
     assert not why

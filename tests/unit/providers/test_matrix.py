@@ -131,7 +131,7 @@ NAMED = [
 """Where a cell has no place for media."""
 
 
-def asked(name: str) -> tuple[Generate, list[Message]]:
+def request_and_history(name: str) -> tuple[Generate, list[Message]]:
     """The request of a cell, and what the run's first turn brought."""
     api, mode, _ = CELLS[name]
     if name in IMAGES:
@@ -166,7 +166,7 @@ def asked(name: str) -> tuple[Generate, list[Message]]:
 def made(name: str) -> dict[str, Any]:
     """The call that a cell makes, as its file has it."""
     api, _, quirks = CELLS[name]
-    built = registry.get(api).build(*asked(name), quirks)
+    built = registry.get(api).build(*request_and_history(name), quirks)
     call = built.call
     content_type = call.headers["content-type"]
     if content_type.startswith(MULTIPART):
@@ -200,7 +200,7 @@ def test_every_cell_of_the_matrix_is_here_and_the_others_are_refused_by_name() -
 @pytest.mark.parametrize("name", CELLS)
 def test_a_cell_is_a_pure_function(name: str) -> None:
     api, mode, quirks = CELLS[name]
-    request, history = asked(name)
+    request, history = request_and_history(name)
     before = msgspec.json.encode((request, history))
     first, second = (registry.get(api).formats[mode](request, history, quirks) for _ in range(2))
     assert first == second

@@ -89,7 +89,7 @@ class _Call(msgspec.Struct):
     input: msgspec.Raw
 
 
-class _Said(msgspec.Struct):
+class _Data(msgspec.Struct):
     text: str = ""
     call: _Call | None = None
     error: dict[str, object] | None = None
@@ -98,7 +98,7 @@ class _Said(msgspec.Struct):
     gave: int | None = msgspec.field(name="out", default=None)
 
 
-_said = msgspec.json.Decoder(_Said)
+_data = msgspec.json.Decoder(_Data)
 
 
 class AcmeDecoder(ResponseDecoder, kw_only=True):
@@ -112,31 +112,31 @@ class AcmeDecoder(ResponseDecoder, kw_only=True):
 
     def _read(self, event: SseEvent, out: list[Normalized]) -> Terminal | None:
         try:
-            said = _said.decode(event.data)
+            data = _data.decode(event.data)
         except msgspec.ValidationError as e:
             raise Malformed("event", str(e)) from None
         if not self.begun:
             self.begun = True
             out.append(Start("acme"))
-        if said.text:
+        if data.text:
             if self.text is None:
                 self.text = self._block()
                 out.append(BlockStart(self.text, "text"))
-            out.append(TextDelta(self.text, said.text))
-        if said.call:
+            out.append(TextDelta(self.text, data.text))
+        if data.call:
             self._close_text(out)
             block = self._block()
-            arguments = bytes(said.call.input).decode()
-            out += [ToolCallStart(block, said.call.id, said.call.name), ToolCallDelta(block, arguments)]
+            arguments = bytes(data.call.input).decode()
+            out += [ToolCallStart(block, data.call.id, data.call.name), ToolCallDelta(block, arguments)]
             out.append(ToolCallDone(block))
             self.calls += 1
-        if said.error:
-            return Failed(provider_failure({"error": said.error}))
-        if said.end is None:
+        if data.error:
+            return Failed(provider_failure({"error": data.error}))
+        if data.end is None:
             return None
         self._close_text(out)
-        finish = finish_of("stop" if said.end == "done" else "length", self.calls)
-        return Done(finish, said.end, Usage(input=said.took, output=said.gave))
+        finish = finish_of("stop" if data.end == "done" else "length", self.calls)
+        return Done(finish, data.end, Usage(input=data.took, output=data.gave))
 
     def _closed(self, out: list[Normalized]) -> Terminal:
         return Cut("the stream ended before Acme's end")

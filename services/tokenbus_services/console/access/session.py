@@ -51,7 +51,7 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ConsoleSessions:
-    """Tells who looks."""
+    """Identifies the viewer of a request."""
 
     def __init__(
         self,

@@ -88,10 +88,10 @@ class KnownRun:
         fresh = [event for event in events if event.seq > self.seq]
         if not fresh:
             return
-        said = end_of_text(fresh)
+        last_words = end_of_text(fresh)
         goes_on = fresh[0].seq == self.seq + 1
-        if said:
-            self._words = (self._words + said if goes_on and self._words else said)[-MAX_WORDS:]
+        if last_words:
+            self._words = (self._words + last_words if goes_on and self._words else last_words)[-MAX_WORDS:]
         chunks = [len(event.text) for event in fresh if isinstance(event, Chunk)]
         if chunks:
             self._chars = sum(chunks) / len(fresh)

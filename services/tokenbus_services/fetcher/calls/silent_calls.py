@@ -18,7 +18,7 @@ from tokenbus_services.runtime.metrics.activity_writes import write_regularly
 from tokenbus_services.runtime.metrics.label_names import KnownModels
 
 MAX_MODELS = 16
-"""Maximum models that are told apart; the rest of a provider's are `other`."""
+"""Maximum models that are counted separately; the rest of a provider's are `other`."""
 
 Model = tuple[str, str]
 """Provider and model."""
@@ -78,7 +78,7 @@ class SilentCalls:
         return ended
 
     async def write(self) -> None:
-        """Say how many are silent, and once that none are any more. Raises redis-py's errors."""
+        """Report how many are silent, and once when none are left. Raises redis-py's errors."""
         levels = Counter[str]()
         for name in self._written | set(self._since):
             many, since = silent_fields(*name, self._worker)

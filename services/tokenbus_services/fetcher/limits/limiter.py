@@ -64,7 +64,7 @@ class LimitRefusal(msgspec.Struct, frozen=True):
 
 
 class Limiter:
-    """Call `open`, and `close` when no call is running any more."""
+    """Call `open`, and `close` when no call is running."""
 
     def __init__(self, server: Server, *, worker: str, liveness: Liveness | None = None) -> None:
         self._server = server

@@ -1,6 +1,6 @@
 """A fair queue for provider calls: runs that wait for a slot or a limit take turns by tenant.
 
-Waiting runs stand in lanes, one per tenant and set of limits. Tenants take turns, and within a tenant its lanes do; a
+Waiting runs are in lanes, one per tenant and set of limits. Tenants take turns, and within a tenant its lanes do; a
 lane whose limit refused is skipped until it makes sense to ask again. So a run waits only for its own limits and its
 turn, never behind other tenants' backlogs. A run without limits causes no server call here.
 

@@ -110,7 +110,7 @@ class RawWriter:
         )
 
     async def lost(self, run: str, turn: int, attempt: int, reason: str) -> None:
-        """End an attempt that no worker runs any more, with any frames. Does nothing if it has ended
+        """End an attempt that no worker runs, with any frames. Does nothing if it has ended
         already.
         """
         frame = encode(RawFrame(turn, attempt, ANY_FRAME, self.now_ms(), [Lost(reason)]))

@@ -122,7 +122,7 @@ class SpendCounter:
                         await self._count_or_pass(event)
             except ServerError as e:
                 log.info("spend_counting_interrupted", error=str(e))
-            except Exception as e:  # a defect must not end the count in silence: budgets would hold nothing any more
+            except Exception as e:  # a defect must not stop the count unnoticed: budgets would no longer limit anything
                 log.exception("spend_counting_interrupted")
                 self._defects.count(e)
             await rest(RETRY_S)
@@ -234,7 +234,7 @@ class SpendCounter:
             after = f"({page[-1][0].decode()}"
 
     async def _request_characters(self, run: str) -> int:
-        """Characters of the request's texts; 0 if it is not kept any more."""
+        """Characters of the request's texts; 0 if it is no longer stored."""
         with translated(self._server):
             await locate(self._server, self._keys, run)
             stored: bytes | None = await self._server.client.hget(self._keys.run(run), REQUEST)

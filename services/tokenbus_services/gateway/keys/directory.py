@@ -53,7 +53,7 @@ class KeyDirectory:
         return self._settings.get(key_id) or await self._stored(key_id)
 
     async def valid_rules(self, key_id: str) -> KeyRules | None:
-        """The rules of the client with this id; None if none of its keys is valid any more.
+        """The rules of the client with this id; None if none of its keys is valid.
 
         A client may have been let in long ago: a WebSocket sends its key once.
         """

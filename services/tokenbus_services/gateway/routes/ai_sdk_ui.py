@@ -1,7 +1,7 @@
 """Routes of `useChat`: a chat's request, its resume after a reload, its stop, and the WebSocket of all three.
 
 A chat has one open run. A second request for the same chat wins: the earlier run is cancelled, because its client has
-stopped listening, and over HTTP `stop()` of the AI SDK tells the server nothing.
+stopped listening, and over HTTP `stop()` of the AI SDK sends the server nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What routes of several client protocols share: paths where a header tells whose request it is, and plain answers."""
+"""What routes of several client protocols share: paths that a header assigns to a protocol, and plain answers."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Encoder(ABC):
-    """Tells one run's log in a client's protocol. One instance for one answer, fed from seq 0 without a gap."""
+    """Encodes one run's log in a client's protocol. One instance for one answer, fed from seq 0 without a gap."""
 
     @abstractmethod
     def feed(self, event: PublicEvent) -> list[bytes]:

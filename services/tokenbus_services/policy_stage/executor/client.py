@@ -41,7 +41,7 @@ class ExecutorProcess(asyncio.Protocol):
         self.only_policy: str | None = None
         """The policy of the run that it was opened for, if this has a single one."""
         self.emptied = False
-        """Whether no run needs it any more. It gets no further ones."""
+        """Whether its runs are done and it gets no further ones."""
         self.runs: dict[int, RunInExecutor] = {}
         """By task."""
         self.page = MarksPage()
@@ -99,12 +99,12 @@ class ExecutorProcess(asyncio.Protocol):
             self._end_if_empty()
 
     def leave_unused(self) -> None:
-        """End it, unless it has got a run: the one that it was forked for does not need it any more."""
+        """End it, unless it has a run: the run that it was forked for no longer needs it."""
         self.takes_place = False
         self._end_if_empty()
 
     def half_close(self) -> None:
-        """Tell it to finish running work and exit."""
+        """Request that it finishes running work and exits."""
         if self._transport and not self._transport.is_closing():
             self._transport.write_eof()
 

@@ -1,4 +1,4 @@
-"""Tells an HTTP tool whose run it works for, in headers that it can trust. Pure.
+"""Signs the headers that identify run, tool call and tenant for an HTTP tool. Pure.
 
 ``Tokenbus-Run``        base64url of a JSON object: run, turn, tool_id, tool, tenant, metadata
 ``Tokenbus-Timestamp``  Unix time in seconds

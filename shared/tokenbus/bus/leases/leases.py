@@ -6,7 +6,7 @@ beyond its share and acquires free ones below it; it never acquires a lease that
 its leases both expire after ``ttl_ms``, so its partitions are acquired within that time and one tick.
 
 A Cluster node that does not answer blocks only the requests to that node; leases on other nodes are renewed and
-acquired meanwhile. The member set lies on one node. While that node is unavailable, no partition changes hands.
+acquired meanwhile. The member set is on one node. While that node is unavailable, no partition changes hands.
 """
 
 from __future__ import annotations

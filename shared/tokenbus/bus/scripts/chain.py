@@ -147,7 +147,7 @@ def chain(
     Reply: ``['ok', offset, offset]``, with the policy stage's lag in bytes if ``policy_lease`` is given; ``['already',
     offset, offset]``. All others write nothing: ``['fenced', token, token]``; ``['moved', offset, offset]`` or
     ``['gone']`` (a fail-over lost writes); ``['unread', entries, entries]``: what neither stage has applied;
-    ``['refused', run]``: `append_raw` tells why; ``['misfit']``: a key has another type; ``['full']``.
+    ``['refused', run]``: see `append_raw`; ``['misfit']``: a key has another type; ``['full']``.
     """
     mirrored = "7" if entries_read else "6"
     args: list[Arg] = [first.token, second.token, first.begin, first.seen, second.begin, second.seen, ttl_ms]

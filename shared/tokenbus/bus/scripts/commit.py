@@ -189,7 +189,7 @@ class Commit:
         control_frame: bytes,
     ) -> None:
         """Close the attempt unless it is closed: end it in `raw` with the frame ``lost``, refuse its further writes,
-        and notify its fetcher, which would not learn of it while its provider is silent.
+        and notify its fetcher, which would not notice while its provider is silent.
         """
         places = (self._key(raw, "s"), self._key(normalizer_lease, "h"), self._key(control, "s"))
         self._ops += (CLOSE_ATTEMPT.letter, self._key(run_key, "H"), attempt, *places, run, lost, control_frame)

@@ -1,4 +1,4 @@
-"""Timeouts that the parser's clock sends to a run: its deadline has passed, or no worker processes it any more."""
+"""Timeouts that the parser's clock sends to a run: its deadline has passed, or no worker processes it."""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ class Stage:
         return part if part and self._input.is_ready(part) and part.loads <= CAREFUL_LOADS else None
 
     def rest(self, partition: int, seconds: float) -> None:
-        """Do not wait for entries of the partition for a while, because another task learns of them; 0: from now on."""
+        """Do not wait for entries of the partition for a while, another task is notified of them; 0: wait again."""
         self._input.rest(self._keys.topic(partition, self._topic), seconds)
 
     async def catch_up(self, partition: int) -> bool:

@@ -71,7 +71,7 @@ class BlockSentences:
         return self._made(self._text.end())
 
     def rest(self) -> list[Chunk]:
-        """The remaining chunks, which no sentence needs any more."""
+        """The remaining chunks, which no sentence needs."""
         return [chunk for _, chunk in self._pieces]
 
     def _made(self, texts: list[str]) -> list[tuple[Sentence, list[Chunk]]]:

@@ -84,7 +84,7 @@ class OffsetCommitter:
             return refused
 
     async def _mirror(self, new: list[OwnedPartition]) -> None:
-        """Set the entry counts of new partitions' mirrors to what lies before the group's offset."""
+        """Set the entry counts of new partitions' mirrors to the entries before the group's offset."""
         if not new:
             return
         calls = [

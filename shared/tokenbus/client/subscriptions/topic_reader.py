@@ -114,7 +114,7 @@ class TopicReader:
         return max(1, min(COUNT, self._most // self._keys.partitions))
 
     def oldest_after(self, gap: CursorTrimmed) -> Iterator[tuple[int, str]]:
-        """Yield the partition with the gap and its oldest entry. Yields nothing if it is not read any more or the
+        """Yield the partition with the gap and its oldest entry. Yields nothing if it is no longer read or the
         stream was deleted.
         """
         partition = self._partitions.get(gap.key)

@@ -40,7 +40,7 @@ class Draft(msgspec.Struct, frozen=True):
 
     events: list[PublicEvent]
     over: bool = False
-    """The run has ended; nothing of it is judged any more."""
+    """The run has ended; policies judge nothing more of it."""
 
 
 class Decide(msgspec.Struct, frozen=True):
@@ -57,7 +57,7 @@ class ReleaseFromPolicies(msgspec.Struct, frozen=True):
 
 
 class EndRun(msgspec.Struct, frozen=True):
-    """End the run; its attempt may not write any more."""
+    """End the run; its attempt may write nothing more."""
 
     status: EndStatus
 

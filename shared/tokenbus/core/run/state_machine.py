@@ -23,7 +23,7 @@ Rules:
 - All times come from the events, so a replay of the same events produces the same state and the same outputs.
 
 If the run has policies, its output is drafts, and a `GatedRun` around it decides what is released (`gated`). The phase
-`judged` then lies between the end of a turn and its tools.
+`judged` is then between the end of a turn and its tools.
 
 In prefill mode the model's text contains the blocks: `TurnText` parses it into the events of a chat decoder. The turn
 may end before the provider's answer does, or continue in another attempt if the provider stopped too early. In chat

@@ -29,7 +29,7 @@ DEADLINE = "deadline"
 TERMINATED = "policy_terminated"
 """Error code of a run that a policy ended."""
 LOST = "lost"
-"""Error code of a run that no worker processes any more."""
+"""Error code of a run that no worker processes."""
 
 STATUS: dict[type[TerminalEvent], EndStatus] = {
     Completed: "completed",

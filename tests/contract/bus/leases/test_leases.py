@@ -115,15 +115,15 @@ async def test_a_partition_is_released_only_after_its_running_work(server: Serve
     async with running(Worker(server, keys, "a")) as a:
         await eventually(lambda: len(a.held) == 4)
         may_go = asyncio.Event()
-        asked: list[int] = []
+        requested: list[int] = []
 
         async def finish(partition: int) -> None:
-            asked.append(partition)
+            requested.append(partition)
             await may_go.wait()
 
         a.before_gone = finish
         async with running(Worker(server, keys, "b", ttl_s=5.0)) as b:
-            await eventually(lambda: asked)
+            await eventually(lambda: requested)
             for _ in range(3):
                 await run_script(server, scripts.present(keys.members("g"), member="b", ttl_ms=5000))
             assert b.held == set()

@@ -224,10 +224,10 @@ async def test_partitions_on_other_nodes_that_become_free_are_taken_while_a_node
 
 
 async def test_commands_to_other_nodes_do_not_wait_until_the_slots_were_asked_for(monkeypatch: pytest.MonkeyPatch):
-    asked = asyncio.Event()
+    was_requested = asyncio.Event()
 
     async def never_told(*_: object, **__: object) -> None:
-        asked.set()
+        was_requested.set()
         await asyncio.Event().wait()
 
     monkeypatch.setattr(server_module, "REPLY_TIMEOUT_S", 2.0)
@@ -240,7 +240,7 @@ async def test_commands_to_other_nodes_do_not_wait_until_the_slots_were_asked_fo
             with stopped(node):
                 with pytest.raises(NoReply):
                     await server.client.get("there")
-                await asked.wait()
+                await was_requested.wait()
                 assert await server.client.get(elsewhere) is None
 
 

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 from redis.exceptions import ResponseError
 
+from tests.commits import commit_call
 from tests.contract.bus.state import everything
 from tests.contract.bus.toys import Bench, working
 from tests.servers import binary
@@ -54,10 +55,7 @@ async def test_a_commit_is_accepted_on_a_full_server_because_it_frees_memory():
             await run_script(server, scripts.note(lease, "suspect", "1-0 1"))
             commit = Commit(lease, stream)
             commit.publish(keys.log("r"), "1-0", b"{}", [keys.topic(0, "visible")])
-            call = commit.call(
-                token=token, ttl_ms=60_000, begin="0-0", end=end, watermark=end, entries=1, size=1,
-                mirror="g", entries_read=True, topic_entries=100,
-            )  # fmt: skip
+            call = commit_call(commit, token=token, ttl_ms=60_000, end=end, watermark=end, mirror="g")
             assert (await run_script(server, call))[0] == b"ok"
             with pytest.raises(ResponseError, match="maxmemory"):
                 await server.client.xadd(stream, {"r": "2"})
@@ -122,10 +120,7 @@ async def test_a_commit_that_begins_in_time_is_written_whole_though_it_fills_the
         commit = Commit(lease, stream)
         for n in range(200):
             commit.publish(keys.log("r"), f"1-{n}", bytes(50_000), [keys.topic(0, "visible")])
-        call = commit.call(
-            token=token, ttl_ms=60_000, begin="0-0", end=end, watermark=end, entries=1, size=1,
-            mirror="", entries_read=True, topic_entries=1000,
-        )  # fmt: skip
+        call = commit_call(commit, token=token, ttl_ms=60_000, end=end, watermark=end)
         await run_script(
             server, scripts.release(keys.lease(0, "other"), token="")
         )  # the connection's buffers are there

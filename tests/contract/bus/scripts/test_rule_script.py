@@ -13,7 +13,7 @@ from tokenbus.bus.server.server import Server
 RUN = "r1"
 
 
-class Stand:
+class VerdictScene:
     """A run, and a policy worker that owns its partition's drafts."""
 
     def __init__(self, server: Server, keys: Keys) -> None:
@@ -49,34 +49,34 @@ class Stand:
 
 
 @pytest.fixture
-def stand(server: Server, keys: Keys) -> Stand:
-    return Stand(server, keys)
+def scene(server: Server, keys: Keys) -> VerdictScene:
+    return VerdictScene(server, keys)
 
 
-async def test_the_owner_of_the_drafts_writes_a_verdict(stand: Stand) -> None:
-    await stand.own("w1")
-    await stand.run("open")
-    assert await stand.rule() == b"ok"
-    ((_, fields),) = await stand.server.client.xrange(stand.events)
+async def test_the_owner_of_the_drafts_writes_a_verdict(scene: VerdictScene) -> None:
+    await scene.own("w1")
+    await scene.run("open")
+    assert await scene.rule() == b"ok"
+    ((_, fields),) = await scene.server.client.xrange(scene.events)
     assert fields == {RUN.encode(): b"ruling"}
-    assert await stand.server.client.hget(stand.keys.lease(stand.partition, "parser"), "arrived") == b"6"
+    assert await scene.server.client.hget(scene.keys.lease(scene.partition, "parser"), "arrived") == b"6"
 
 
-async def test_a_zombie_publishes_nothing_after_the_takeover(stand: Stand) -> None:
-    old = await stand.own("w1")
-    await stand.own("w2")
-    await stand.run("open")
-    before = await everything(stand.server, stand.keys)
-    assert await stand.rule(old) == b"fenced"
-    assert await everything(stand.server, stand.keys) == before
-    assert await stand.rule() == b"ok"
+async def test_a_zombie_publishes_nothing_after_the_takeover(scene: VerdictScene) -> None:
+    old = await scene.own("w1")
+    await scene.own("w2")
+    await scene.run("open")
+    before = await everything(scene.server, scene.keys)
+    assert await scene.rule(old) == b"fenced"
+    assert await everything(scene.server, scene.keys) == before
+    assert await scene.rule() == b"ok"
 
 
 @pytest.mark.parametrize("status", ["cancelling", "expiring", "completed", ""])
-async def test_nothing_is_emitted_for_a_run_that_is_not_open(stand: Stand, status: str) -> None:
-    await stand.own("w1")
+async def test_nothing_is_emitted_for_a_run_that_is_not_open(scene: VerdictScene, status: str) -> None:
+    await scene.own("w1")
     if status:
-        await stand.run(status)
-    before = await everything(stand.server, stand.keys)
-    assert await stand.rule() == (status or "gone").encode()
-    assert await everything(stand.server, stand.keys) == before
+        await scene.run(status)
+    before = await everything(scene.server, scene.keys)
+    assert await scene.rule() == (status or "gone").encode()
+    assert await everything(scene.server, scene.keys) == before

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from redis.exceptions import ResponseError
 
+from tests.commits import commit_call
 from tests.waiting import eventually
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
@@ -110,11 +111,8 @@ async def test_commits_of_many_partitions_are_each_fenced_for_itself(server: Ser
     tokens = [token.decode() for token, *_ in acquired]
     tokens[1] = "1:a"  # that of an owner before
     calls = [
-        scripts.Commit(lease, keys.topic(p, "raw")).call(
-            token=token, ttl_ms=60_000, begin="0-0", end="1-0", watermark="1-0", entries=1, size=1,
-            mirror="", entries_read=True, topic_entries=10,
-        )
+        commit_call(scripts.Commit(lease, keys.topic(p, "raw")), token=token, ttl_ms=60_000, end="1-0", watermark="1-0")
         for p, (lease, token) in enumerate(zip(leases, tokens, strict=True))
-    ]  # fmt: skip
+    ]
     assert [reply[0] for reply in await run_scripts(server, calls)] == [b"ok", b"fenced", b"ok"]
     assert [await server.client.hget(lease, "offset") for lease in leases] == [b"1-0", b"0-0", b"1-0"]

@@ -151,7 +151,7 @@ async def test_a_lease_lost_in_a_long_replay_ends_it(bench: Bench, server: Serve
         worker = bench.stage("frozen", other)
         await worker.open()
         gate.shut()
-        await bench.bury()
+        await bench.dead_letter()
         await bench.feed(0, {run: b"+1"})
         await bench.finish("second")
         async with working(bench.stage("third")) as third:
@@ -432,7 +432,7 @@ async def test_closing_does_not_hang_on_a_commit_that_gets_no_reply(
         assert worker.owned == []
         gate.open()
         await processing
-    await bench.bury()
+    await bench.dead_letter()
     await bench.finish()
     await bench.check()
 

@@ -104,13 +104,13 @@ class Scenario:
         running = asyncio.create_task(doomed.run(victim, bench.through))
         await eventually(lambda: running.done() or doomed.reached.is_set())
         if self._fault.startswith("freezes") and doomed.reached.is_set():
-            await bench.bury()
+            await bench.dead_letter()
             await bench.finish("other", **self._options, max_records=1)
             for number in range(bench.keys.partitions):
                 await bench.feed(number, *first_half(bench, number, "late"), *last(bench, number))
             doomed.thaw()
         await running
-        await bench.bury()
+        await bench.dead_letter()
         await bench.finish(**self._options)
 
 

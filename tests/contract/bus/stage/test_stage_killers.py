@@ -131,7 +131,7 @@ async def test_a_run_whose_state_kills_each_worker_that_restores_it_ends_alone_a
         if 0 in stage.owned:
             break
         await _vanish(bench, stage)
-        await bench.bury()
+        await bench.dead_letter()
         died += 1
         assert died <= CAREFUL_REPLAYS + 1 + MOST_DEATHS, "the tries are bounded"
     assert DeadlyReplay.deaths == [victim] * (CAREFUL_REPLAYS + 1 + MOST_DEATHS)

@@ -16,7 +16,7 @@ from tokenbus.bus.keys import Keys
 from tokenbus.bus.layout import join_deployment
 from tokenbus.bus.server.server import Server
 
-ASKED: dict[str, Any] = {
+REQUEST: dict[str, Any] = {
     "type": "generate",
     "provider": "p",
     "model": "m",
@@ -114,18 +114,18 @@ async def test_an_entry_of_another_program_is_shown_and_can_be_dropped(
 
 
 async def test_a_refused_request_is_sent_again_as_a_run_of_its_own(morgue: Morgue, config: str):
-    entry = await morgue.request(json.dumps({**ASKED, "id": "mine"}).encode(), run="mine")
+    entry = await morgue.request(json.dumps({**REQUEST, "id": "mine"}).encode(), run="mine")
     ended = await run("dead", "retry", entry, "--json", TOKENBUS_CONFIG=config)
     [request] = await morgue.sent()
     assert (ended.code, json.loads(ended.out)) == (0, {"id": entry, "run": request["id"]})
     assert request["id"] != "mine", "that run has ended, and its subscribers have heard it"
-    assert request["messages"] == ASKED["messages"]
+    assert request["messages"] == REQUEST["messages"]
     assert request["metadata"] == {"retry_of": "mine"}
     assert await morgue.left() == []
 
 
 async def test_however_often_an_entry_is_sent_again_it_is_one_run(morgue: Morgue, config: str):
-    data = json.dumps(ASKED).encode()
+    data = json.dumps(REQUEST).encode()
     for _ in range(2):  # a crash in burying shows it twice; one in a retry leaves it where it was
         await morgue.request(data)
     assert (await run("dead", "retry", "--all", TOKENBUS_CONFIG=config)).code == 0
@@ -137,7 +137,7 @@ async def test_however_often_an_entry_is_sent_again_it_is_one_run(morgue: Morgue
 
 
 async def test_a_step_of_a_failed_run_sends_its_request_again(morgue: Morgue, config: str):
-    await morgue.run("r1", status="failed", request=json.dumps({**ASKED, "id": "r1"}))
+    await morgue.run("r1", status="failed", request=json.dumps({**REQUEST, "id": "r1"}))
     entry = await morgue.step("r1")
     assert (await run("dead", "retry", entry, TOKENBUS_CONFIG=config)).code == 0
     [request] = await morgue.sent()
@@ -146,18 +146,18 @@ async def test_a_step_of_a_failed_run_sends_its_request_again(morgue: Morgue, co
 
 
 async def test_entries_that_cannot_be_resent_stay_with_the_reason_and_the_others_are_sent(morgue: Morgue, config: str):
-    await morgue.run("done", status="completed", request=json.dumps(ASKED))
+    await morgue.run("done", status="completed", request=json.dumps(REQUEST))
     await morgue.run("never", status="failed")
     why = {
         await morgue.request(b"\xff no request"): "neither a JSON object",
-        await morgue.request(json.dumps({**ASKED, "max_tokens": "many"}).encode()): "max_tokens",
+        await morgue.request(json.dumps({**REQUEST, "max_tokens": "many"}).encode()): "max_tokens",
         await morgue.request(b'{"type":"cancel","run":"r"}'): "cancel",
-        await morgue.request(json.dumps({**ASKED, "system": "x" * KEPT_BYTES}).encode()): "publish the request again",
+        await morgue.request(json.dumps({**REQUEST, "system": "x" * KEPT_BYTES}).encode()): "publish the request again",
         await morgue.step("unknown"): "unknown run unknown",
         await morgue.step("done"): "completed",
         await morgue.step("never"): "refused",
     }
-    good = await morgue.request(json.dumps(ASKED).encode())
+    good = await morgue.request(json.dumps(REQUEST).encode())
     ended = await run("dead", "retry", "--all", TOKENBUS_CONFIG=config)
     assert ended.code == 1
     printed = dict(line.split(" ", 1) for line in ended.out.splitlines())

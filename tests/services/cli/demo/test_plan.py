@@ -86,8 +86,8 @@ def test_the_settings_are_what_the_services_read(tmp_path: Path):
     assert settings.blobs.service_url == f"http://127.0.0.1:{settings.http.blobs}"
     provider = settings.providers[request_of(plan).provider]
     assert (provider.base_url, provider.api_key_env) == ("http://h:2", "")
-    [asked] = request_of(plan).tools
-    tool = settings.tools[asked.name]
+    [request] = request_of(plan).tools
+    tool = settings.tools[request.name]
     assert isinstance(tool, PythonTool)
     assert tool.parameters == WEATHER_PARAMETERS
     assert msgspec.json.encode(settings.tool_definitions)

@@ -121,8 +121,8 @@ async def test_providers_are_asked_only_on_request(server: Server, server_url: s
     )
     config = await deployment(server, server_url, keys, tmp_path, unreachable + defaults)
     assert [f["says"] for f in (await findings(config))["provider mine"]] == ["needs no key"]
-    asked = (await findings(config, "--providers"))["provider mine"]
-    assert "no answer from http://127.0.0.1:1" in asked[1]["says"]
+    finding = (await findings(config, "--providers"))["provider mine"]
+    assert "no answer from http://127.0.0.1:1" in finding[1]["says"]
 
 
 async def test_a_shared_key_of_the_wrong_type_is_named_with_its_fix(

@@ -100,8 +100,8 @@ async def test_send_follow_shows_the_run_and_prints_its_id_on_stderr(
     server: Server, keys: Keys, config: str, tmp_path: Path
 ):
     await written(server, keys, events_until("completed"))
-    ask = ("send", "--id", "r1", "--provider", "p", "--model", "m", "--text", "hi", "--follow")
-    ended = await run(*ask, TOKENBUS_CONFIG=config)
+    request = ("send", "--id", "r1", "--provider", "p", "--model", "m", "--text", "hi", "--follow")
+    ended = await run(*request, TOKENBUS_CONFIG=config)
     assert (ended.code, ended.err) == (0, "r1\n")
     assert "Hello\n[completed]" in ended.out
 

@@ -120,8 +120,8 @@ async def test_a_cancel_of_many_runs_requires_a_confirmation(deployment: tuple[L
     ended_ones = await run("cancel", "--state", "failed", "--yes", TOKENBUS_CONFIG=config)
     assert "have ended" in ended_ones.error
     assert await requests(listed.server, listed.keys) == []
-    asked = await run("cancel", "--tenant", "acme", "--yes", "--reason", "stop", TOKENBUS_CONFIG=config)
-    assert (asked.code, asked.out) == (0, "r1\nr2\n")
+    command = await run("cancel", "--tenant", "acme", "--yes", "--reason", "stop", TOKENBUS_CONFIG=config)
+    assert (command.code, command.out) == (0, "r1\nr2\n")
     assert sorted(request["run"] for request in await requests(listed.server, listed.keys)) == ["r1", "r2"]
 
 

@@ -149,9 +149,9 @@ async def test_any_free_port_of_the_blob_service_reaches_services_and_clients_an
 
         settings = BlobSettings(service_url=url)
         async with HttpBlobs.from_settings(settings, {"TOKENBUS_DEPLOYMENT": "another"}) as blobs:
-            for ask in (blobs.load, blobs.head, blobs.lease):
+            for call in (blobs.load, blobs.head, blobs.lease):
                 with pytest.raises(BlobUnavailable, match="not the blob service of this deployment"):
-                    await ask(ref.blob_id)
+                    await call(ref.blob_id)
         other = {**env, "TOKENBUS_DATA": str(tmp_path / "other"), "TOKENBUS_BLOBS_URL": url}
         ask_another = await run(
             "doctor", "--json", **other, TOKENBUS_DEPLOYMENT="another", TOKENBUS_REDIS_URL="redis://127.0.0.1:1"

@@ -122,10 +122,10 @@ async def test_the_first_signal_lets_a_run_finish_and_the_second_does_not(server
         )
         async with running(tmp_path / "err", "worker", "fetcher", TOKENBUS_CONFIG=config) as fetcher:
             page = (await fetcher.says("ready ")).split()[2]
-            asked = (
+            request = (
                 b'{"type":"generate","provider":"anthropic","model":"slow","messages":[{"role":"user","content":"hi"}]}'
             )
-            await server.client.xadd(keys.requests, {"__data__": asked})
+            await server.client.xadd(keys.requests, {"__data__": request})
             await provider.requested()
             fetcher.process.terminate()
             await eventually(lambda: _closed(page))

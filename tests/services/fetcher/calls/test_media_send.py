@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.services.fetcher.shelf import Shelf
+from tests.services.fetcher.blob_store import MemoryBlobs
 from tests.waiting import eventually
 from tokenbus.errors import BlobError, BlobUnavailable
 from tokenbus.events.frames import Data, Ended, Opened
@@ -56,16 +56,16 @@ class Provider:
 
 
 @asynccontextmanager
-async def calling(shelf: Shelf) -> AsyncIterator[tuple[Provider, Written, asyncio.Task[None]]]:
+async def calling(blob_store: MemoryBlobs) -> AsyncIterator[tuple[Provider, Written, asyncio.Task[None]]]:
     """The call of a request with one large blob, under way."""
     provider, writer = Provider(), Written()
     listener = await asyncio.start_server(provider.serve, "127.0.0.1", 0)
     port = listener.sockets[0].getsockname()[1]
     settings = ProviderSettings(api="gemini", base_url=f"http://127.0.0.1:{port}", api_key_env="")
     endpoint = Endpoint("p", settings, {})
-    image = ImagePart(source=BlobSource(blob_id=shelf.put(LARGE, "image/png"), media_type="image/png"))
+    image = ImagePart(source=BlobSource(blob_id=blob_store.put(LARGE, "image/png"), media_type="image/png"))
     request = Generate(provider="p", model="m", messages=[Message(role="user", content=[image])])
-    built, body = await TurnMedia(RecentBlobs(shelf, 0)).build(endpoint, request, [])
+    built, body = await TurnMedia(RecentBlobs(blob_store, 0)).build(endpoint, request, [])
     stand_in: Any = writer
     task = asyncio.create_task(fetch(endpoint, request, built.call, body, writer=stand_in, deadline=None))
     try:
@@ -77,7 +77,7 @@ async def calling(shelf: Shelf) -> AsyncIterator[tuple[Provider, Written, asynci
         listener.close()
 
 
-class Stopping(Shelf):
+class Stopping(MemoryBlobs):
     """Gives the beginning of a blob; then it breaks off, or nothing more comes."""
 
     def __init__(self, failure: BlobError | None = None) -> None:
@@ -96,8 +96,8 @@ class Stopping(Shelf):
 
 
 async def test_the_length_is_sent_and_the_whole_body_arrives() -> None:
-    shelf = Shelf()
-    async with calling(shelf) as (provider, writer, task):
+    blob_store = MemoryBlobs()
+    async with calling(blob_store) as (provider, writer, task):
         await task
     head, _, body = provider.received.partition(b"\r\n\r\n")
     assert b"content-length: %d\r\n" % len(body) in head.lower() + b"\r\n"
@@ -108,22 +108,22 @@ async def test_the_length_is_sent_and_the_whole_body_arrives() -> None:
 
 
 async def test_a_store_that_breaks_off_in_the_middle_ends_the_attempt_with_its_error() -> None:
-    shelf = Stopping(BlobUnavailable("blobs", "broke off"))
-    async with calling(shelf) as (provider, writer, task):
+    blob_store = Stopping(BlobUnavailable("blobs", "broke off"))
+    async with calling(blob_store) as (provider, writer, task):
         await task
     [ended] = writer.items
     assert (ended.error.code, ended.error.retryable) == ("blob_unavailable", True)
     assert ended.error.where == "messages[0].content[0]"
     assert not provider.received.endswith(b"}")
-    assert shelf.open_readers == 0
+    assert blob_store.open_readers == 0
 
 
 async def test_a_call_that_is_stopped_in_the_middle_closes_its_reader() -> None:
-    shelf = Stopping()
-    async with calling(shelf) as (provider, _, task):
+    blob_store = Stopping()
+    async with calling(blob_store) as (provider, _, task):
         await eventually(lambda: b64encode(LARGE[:999]) in provider.received)
-        assert shelf.open_readers == 1
+        assert blob_store.open_readers == 1
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert shelf.open_readers == 0
+        assert blob_store.open_readers == 0

@@ -6,7 +6,7 @@ import asyncio
 
 import msgspec
 
-from tests.services.mock_provider.asking import asking
+from tests.services.mock_provider.requests import one_message
 from tokenbus.providers.api import HttpCall
 from tokenbus_services.fetcher.calls.call_timeouts import DEADLINE_PASSED, CallTimeouts
 from tokenbus_services.fetcher.endpoints import Endpoint
@@ -36,7 +36,9 @@ async def test_calls_to_a_silent_provider_do_not_wait_for_a_connection() -> None
     silent = Script(name="late", turns=(Turn(says=Reply(text="late"), delivery=Delivery(delay_s=3600)),))
     async with MockProvider([silent]) as provider:
         endpoint = Endpoint("p", ProviderSettings(api="openai-chat", base_url=provider.url, api_key_env=""), {})
-        request = endpoint.request(HttpCall(path="v1/chat/completions", body=msgspec.json.encode(asking()), headers={}))
+        request = endpoint.request(
+            HttpCall(path="v1/chat/completions", body=msgspec.json.encode(one_message()), headers={})
+        )
         calls = [asyncio.create_task(endpoint.send(request)) for _ in range(MANY)]
         await provider.requested(MANY)
         for call in calls:

@@ -20,7 +20,7 @@ END = (
 )
 
 
-def asking(*content: object, **fields: object) -> Generate:
+def request_with(*content: object, **fields: object) -> Generate:
     messages = [Message(role="user", content=c) for c in content]  # pyright: ignore[reportArgumentType]
     return Generate(provider="p", model="m", messages=messages, **fields)  # pyright: ignore[reportArgumentType]
 
@@ -36,17 +36,17 @@ def tally(status: int, *reads: bytes, ended: bool = True, wait: str = "0") -> To
 
 
 def test_a_request_reserves_its_text_its_history_and_the_most_that_it_may_answer() -> None:
-    short = estimate(asking("hi", max_tokens=100), [])
+    short = estimate(request_with("hi", max_tokens=100), [])
     assert 100 <= short < 120
-    assert estimate(asking("x" * 4000, max_tokens=100), []) == pytest.approx(short + 1000, abs=2)
-    grown = estimate(asking("hi", max_tokens=100), [Message(role="assistant", content="y" * 400)])
+    assert estimate(request_with("x" * 4000, max_tokens=100), []) == pytest.approx(short + 1000, abs=2)
+    grown = estimate(request_with("hi", max_tokens=100), [Message(role="assistant", content="y" * 400)])
     assert grown == pytest.approx(short + 100, abs=2)
-    assert estimate(asking("hi"), []) == short - 100 + UNBOUNDED_OUTPUT_TOKENS
+    assert estimate(request_with("hi"), []) == short - 100 + UNBOUNDED_OUTPUT_TOKENS
 
 
 def test_an_image_counts_as_an_image_and_not_as_its_base64() -> None:
     picture = ImagePart(source=Base64Source(media_type="image/png", data="A" * 10**6))
-    assert estimate(asking([picture], max_tokens=1), []) < 2 * IMAGE_TOKENS
+    assert estimate(request_with([picture], max_tokens=1), []) < 2 * IMAGE_TOKENS
 
 
 def test_a_successful_call_used_the_reported_tokens() -> None:

@@ -22,12 +22,12 @@ async def test_a_turn_that_waits_for_an_upload_counts_as_progressing_only_while_
     monkeypatch.setattr(flight_module, "IDLE_S", 0.01)
     monkeypatch.setattr(flight_module, "PIECE_S", 0.0)
     monkeypatch.setattr(liveness_module, "IDLE_S", 0.01)
-    liveness, flight, go_on = Liveness(), Flight(), asyncio.Event()
+    liveness, flight, proceed = Liveness(), Flight(), asyncio.Event()
     works: list[ItemWork] = []
 
     async def pieces() -> AsyncGenerator[bytes]:
         yield b"first"
-        await go_on.wait()
+        await proceed.wait()
         yield b"last"
 
     async def upload() -> ProviderFile:
@@ -50,5 +50,5 @@ async def test_a_turn_that_waits_for_an_upload_counts_as_progressing_only_while_
     for _ in range(20):
         await asyncio.sleep(0.01)
     assert [work.still_s for work in works] == [100.0, 100.0]
-    go_on.set()
+    proceed.set()
     assert [(await one).file_id for one in waiting] == ["file-1"] * 2

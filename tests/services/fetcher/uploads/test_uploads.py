@@ -13,8 +13,8 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
+from tests.services.fetcher.blob_store import MemoryBlobs
 from tests.services.fetcher.calls.test_media_send import Written
-from tests.services.fetcher.shelf import Shelf
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
@@ -58,7 +58,7 @@ class Bench:
 
     def __init__(self, provider: MockProvider, server: Server, keys: Keys) -> None:
         self.provider = provider
-        self.shelf = Shelf()
+        self.blob_store = MemoryBlobs()
         self.endpoints: list[Endpoint] = []
         self._server = server
         self._keys = keys
@@ -66,7 +66,7 @@ class Bench:
 
     def fetcher(self) -> TurnMedia:
         files = UploadedFiles(self._server, self._keys)
-        return TurnMedia(RecentBlobs(self.shelf, 0), Uploads(files, UploadMetrics(CollectorRegistry())))
+        return TurnMedia(RecentBlobs(self.blob_store, 0), Uploads(files, UploadMetrics(CollectorRegistry())))
 
     def endpoint(self, api: ApiName = "openai-responses", *, key: str = "", **media: Any) -> Endpoint:
         settings = ProviderSettings(
@@ -80,10 +80,10 @@ class Bench:
         return self.endpoints[-1]
 
     def image(self, content: bytes = PNG) -> ImagePart:
-        return ImagePart(source=BlobSource(blob_id=self.shelf.put(content, "image/png"), media_type="image/png"))
+        return ImagePart(source=BlobSource(blob_id=self.blob_store.put(content, "image/png"), media_type="image/png"))
 
     def document(self, content: bytes = PDF) -> DocumentPart:
-        blob_id = self.shelf.put(content, "application/pdf")
+        blob_id = self.blob_store.put(content, "application/pdf")
         return DocumentPart(source=BlobSource(blob_id=blob_id, media_type="application/pdf"))
 
     @property
@@ -114,7 +114,7 @@ async def bench(server: Server, keys: Keys) -> AsyncIterator[Bench]:
             await endpoint.close()
 
 
-def asks(*parts: Any, tools: bool = False) -> Generate:
+def request_with(*parts: Any, tools: bool = False) -> Generate:
     content = [TextPart(text="Look:"), *parts]
     tool = [TOOL] if tools else []
     return Generate(provider="p", model="m", messages=[Message(role="user", content=content)], tools=tool)
@@ -132,7 +132,7 @@ async def test_a_run_with_tools_uploads_at_once_and_only_once_and_the_file_is_th
     bench: Bench, api: ApiName
 ) -> None:
     endpoint = bench.endpoint(api)
-    request = asks(bench.document(), tools=True)
+    request = request_with(bench.document(), tools=True)
     bodies = [await bench.sent(endpoint, request) for _ in range(3)]
     [file] = bench.provider.files.files.values()
     assert (file.sha256, file.media_type) == (sha256(PDF).hexdigest(), "application/pdf")
@@ -144,7 +144,7 @@ async def test_a_run_with_tools_uploads_at_once_and_only_once_and_the_file_is_th
 async def test_without_tools_a_blob_is_uploaded_when_it_is_sent_a_second_time_by_whichever_fetcher(
     bench: Bench,
 ) -> None:
-    endpoint, request, another = bench.endpoint(), asks(bench.image()), bench.fetcher()
+    endpoint, request, another = bench.endpoint(), request_with(bench.image()), bench.fetcher()
     assert is_inside(PNG, await bench.sent(endpoint, request))
     assert bench.uploads == 0
     for media in (another, bench.media, another):
@@ -155,17 +155,17 @@ async def test_without_tools_a_blob_is_uploaded_when_it_is_sent_a_second_time_by
 async def test_a_later_turn_of_a_run_uploads_what_its_tools_brought(bench: Bench) -> None:
     call = Message(role="assistant", content=[ToolCallPart(tool_id="c", tool_name="look", arguments="{}")])
     result = Message(role="tool", content=[ToolResultPart(tool_id="c", content=[bench.image()])])
-    body = await bench.sent(bench.endpoint("anthropic"), asks(), history=[call, result])
+    body = await bench.sent(bench.endpoint("anthropic"), request_with(), history=[call, result])
     assert not is_inside(PNG, body)
     assert bench.uploads == 1
 
 
 async def test_small_blobs_and_images_for_chat_completions_and_what_the_model_made_go_inside(bench: Bench) -> None:
     small, made = PNG[:999], PNG + b"made"
-    assert is_inside(small, await bench.sent(bench.endpoint(), asks(bench.image(small), tools=True)))
-    assert is_inside(PNG, await bench.sent(bench.endpoint("openai-chat"), asks(bench.image(), tools=True)))
+    assert is_inside(small, await bench.sent(bench.endpoint(), request_with(bench.image(small), tools=True)))
+    assert is_inside(PNG, await bench.sent(bench.endpoint("openai-chat"), request_with(bench.image(), tools=True)))
     own = Message(role="assistant", content=[TextPart(text="Here"), bench.image(made)])
-    request = asks(tools=True)
+    request = request_with(tools=True)
     assert is_inside(made, await bench.sent(bench.endpoint("gemini"), request, history=[own]))
     assert bench.asked == 0
 
@@ -175,20 +175,20 @@ async def test_nothing_is_uploaded_if_the_provider_has_no_uploads_table(bench: B
     endpoint = Endpoint("p", settings, {})
     bench.endpoints.append(endpoint)
     for _ in range(3):
-        assert is_inside(PNG, await bench.sent(endpoint, asks(bench.image(), tools=True)))
+        assert is_inside(PNG, await bench.sent(endpoint, request_with(bench.image(), tools=True)))
     assert bench.asked == 0
 
 
 async def test_what_does_not_fit_into_a_request_is_uploaded_the_largest_first(bench: Bench) -> None:
     large, small = PNG * 3, PNG + b"other"
     endpoint = bench.endpoint(request_bytes=len(PNG) * 3)
-    body = await bench.sent(endpoint, asks(bench.image(small), bench.image(large)))
+    body = await bench.sent(endpoint, request_with(bench.image(small), bench.image(large)))
     assert (is_inside(small, body), is_inside(large, body)) == (True, False)
     assert bench.uploads == 1
 
 
 async def test_files_are_shared_by_those_of_one_key_alone(bench: Bench) -> None:
-    request = asks(bench.image(), tools=True)
+    request = request_with(bench.image(), tools=True)
     for key in ("key-of-one", "key-of-another", "key-of-one"):
         await bench.sent(bench.endpoint(key=key), request)
     assert bench.uploads == 2
@@ -196,7 +196,7 @@ async def test_files_are_shared_by_those_of_one_key_alone(bench: Bench) -> None:
 
 async def test_a_film_is_named_once_it_is_processed(bench: Bench) -> None:
     bench.provider.files.processing = 2
-    await bench.sent(bench.endpoint("gemini"), asks(bench.document(), tools=True))
+    await bench.sent(bench.endpoint("gemini"), request_with(bench.document(), tools=True))
     assert [exchange.http_request.method for exchange in bench.provider.requests] == ["POST", "POST", "GET", "GET"]
 
 
@@ -206,12 +206,12 @@ async def test_a_film_is_named_once_it_is_processed(bench: Bench) -> None:
 @pytest.mark.parametrize("fault", [Status(status=500), Status(status=429, headers={"retry-after": "0"})])
 async def test_an_upload_is_retried_if_a_call_would_be(bench: Bench, fault: Status) -> None:
     bench.provider.files.fail_next_uploads(fault)
-    assert not is_inside(PNG, await bench.sent(bench.endpoint(), asks(bench.image(), tools=True)))
+    assert not is_inside(PNG, await bench.sent(bench.endpoint(), request_with(bench.image(), tools=True)))
     assert (bench.asked, bench.uploads) == (2, 1)
 
 
 @pytest.mark.parametrize(
-    ("faults", "asked"),
+    ("faults", "uploads_expected"),
     [
         ([Status(status=503), Status(status=503)], 2),
         ([Status(status=429, headers={"retry-after": "60"})], 1),
@@ -220,36 +220,36 @@ async def test_an_upload_is_retried_if_a_call_would_be(bench: Bench, fault: Stat
     ],
 )
 async def test_after_a_failed_upload_media_go_inline_and_uploads_pause(
-    bench: Bench, faults: list[Status], asked: int
+    bench: Bench, faults: list[Status], uploads_expected: int
 ) -> None:
     bench.provider.files.fail_next_uploads(*faults)
     endpoint = bench.endpoint()
     for content in (PNG, PNG, PNG + b"other"):
-        assert is_inside(content, await bench.sent(endpoint, asks(bench.image(content), tools=True)))
-    assert (bench.asked, bench.uploads) == (asked, 0)
+        assert is_inside(content, await bench.sent(endpoint, request_with(bench.image(content), tools=True)))
+    assert (bench.asked, bench.uploads) == (uploads_expected, 0)
 
 
 async def test_a_refused_file_does_not_affect_other_files(bench: Bench) -> None:
     bench.provider.files.fail_next_uploads(Status(status=413))
     endpoint, other = bench.endpoint(), PNG + b"other"
     for _ in range(2):
-        assert is_inside(PNG, await bench.sent(endpoint, asks(bench.image(), tools=True)))
-    assert not is_inside(other, await bench.sent(endpoint, asks(bench.image(other), tools=True)))
+        assert is_inside(PNG, await bench.sent(endpoint, request_with(bench.image(), tools=True)))
+    assert not is_inside(other, await bench.sent(endpoint, request_with(bench.image(other), tools=True)))
     assert (bench.asked, bench.uploads) == (2, 1)
 
 
 async def test_what_fits_nowhere_else_ends_the_attempt_with_the_uploads_error(bench: Bench) -> None:
     bench.provider.files.fail_next_uploads(Status(status=503), Status(status=503))
     with pytest.raises(UploadFailed) as e:
-        await bench.sent(bench.endpoint(request_bytes=len(PNG)), asks(bench.image()))
+        await bench.sent(bench.endpoint(request_bytes=len(PNG)), request_with(bench.image()))
     error = e.value.error
     assert (error.kind, error.retryable, error.where) == ("overloaded", True, "messages[0].content[1]")
     with pytest.raises(RequestInvalid, match="with its media"):
-        await bench.sent(bench.endpoint("openai-chat", request_bytes=len(PNG)), asks(bench.image()))
+        await bench.sent(bench.endpoint("openai-chat", request_bytes=len(PNG)), request_with(bench.image()))
 
 
 async def test_a_lost_file_is_sent_inline_and_uploaded_again_the_next_time(bench: Bench) -> None:
-    endpoint, request = bench.endpoint(), asks(bench.image(), bench.document(), tools=True)
+    endpoint, request = bench.endpoint(), request_with(bench.image(), bench.document(), tools=True)
     await bench.sent(endpoint, request)
     lost = next(name for name, file in bench.provider.files.files.items() if file.media_type == "image/png")
     body = await bench.sent(endpoint, request, lost=[lost])
@@ -262,7 +262,7 @@ async def test_a_lost_file_is_sent_inline_and_uploaded_again_the_next_time(bench
 
 
 async def test_a_lost_file_too_large_to_inline_is_uploaded_again_at_once(bench: Bench) -> None:
-    endpoint, request = bench.endpoint(request_bytes=len(PNG)), asks(bench.image())
+    endpoint, request = bench.endpoint(request_bytes=len(PNG)), request_with(bench.image())
     await bench.sent(endpoint, request)
     [lost] = bench.provider.files.files
     assert lost.encode() not in await bench.sent(endpoint, request, lost=[lost])
@@ -270,14 +270,14 @@ async def test_a_lost_file_too_large_to_inline_is_uploaded_again_at_once(bench: 
 
 
 async def test_turns_that_want_the_same_blob_at_once_share_its_upload(bench: Bench) -> None:
-    endpoint, request = bench.endpoint(), asks(bench.image(), tools=True)
+    endpoint, request = bench.endpoint(), request_with(bench.image(), tools=True)
     bodies = await asyncio.gather(*(bench.sent(endpoint, request) for _ in range(8)))
     assert bench.uploads == 1
     assert len(set(bodies)) == 1
 
 
 async def test_two_fetchers_that_upload_at_once_do_no_harm(bench: Bench) -> None:
-    endpoint, request, another = bench.endpoint(), asks(bench.image(), tools=True), bench.fetcher()
+    endpoint, request, another = bench.endpoint(), request_with(bench.image(), tools=True), bench.fetcher()
     sending = (bench.sent(endpoint, request, media=media) for media in (bench.media, another))
     for body in await asyncio.gather(*sending):
         assert any(file_id.encode() in body for file_id in bench.provider.files.files)
@@ -304,7 +304,7 @@ async def test_an_error_without_a_file_is_passed_on_and_an_error_with_one_leaves
     async with MockProvider([script]) as provider:
         settings = ProviderSettings(api="openai-responses", base_url=f"{provider.url}/v1", api_key_env="")
         endpoint = Endpoint("p", settings, {})
-        request = asks()
+        request = request_with()
         call = msgspec.structs.replace(endpoint.build(request, []).call, files=("file-1",))
         calling = fetch(endpoint, request, call, writer=writer, deadline=None)
         if lost:
@@ -322,12 +322,12 @@ async def test_an_error_without_a_file_is_passed_on_and_an_error_with_one_leaves
     assert ended.error is None
 
 
-class Halting(Shelf):
+class Halting(MemoryBlobs):
     """Gives the beginning of a blob; then it breaks off, or waits to continue."""
 
     def __init__(self, failure: BlobUnavailable | None = None) -> None:
         super().__init__()
-        self.go_on = asyncio.Event()
+        self.proceed = asyncio.Event()
         self._breaks_off = failure
 
     async def chunks(self, blob_id: str) -> AsyncGenerator[bytes]:
@@ -337,20 +337,20 @@ class Halting(Shelf):
             yield content[:1000]
             if self._breaks_off:
                 raise self._breaks_off
-            await self.go_on.wait()
+            await self.proceed.wait()
             yield content[1000:]
         finally:
             self.open_readers -= 1
 
 
 @asynccontextmanager
-async def two_turns(bench: Bench, shelf: Halting) -> AsyncIterator[list[asyncio.Task[bytes]]]:
+async def two_turns(bench: Bench, blob_store: Halting) -> AsyncIterator[list[asyncio.Task[bytes]]]:
     """Two turns wait for one upload, which halts half-way."""
-    bench.shelf = shelf
+    bench.blob_store = blob_store
     bench.media = bench.fetcher()
-    endpoint, request = bench.endpoint(), asks(bench.image(), tools=True)
+    endpoint, request = bench.endpoint(), request_with(bench.image(), tools=True)
     turns = [asyncio.create_task(bench.sent(endpoint, request)) for _ in range(2)]
-    await eventually(lambda: shelf.open_readers == 1)
+    await eventually(lambda: blob_store.open_readers == 1)
     try:
         yield turns
     finally:
@@ -360,23 +360,23 @@ async def two_turns(bench: Bench, shelf: Halting) -> AsyncIterator[list[asyncio.
 
 
 async def test_an_upload_continues_for_the_requests_that_still_need_it(bench: Bench) -> None:
-    shelf = Halting()
-    async with two_turns(bench, shelf) as (one, other):
+    blob_store = Halting()
+    async with two_turns(bench, blob_store) as (one, other):
         one.cancel()
         with pytest.raises(asyncio.CancelledError):
             await one
-        shelf.go_on.set()
+        blob_store.proceed.set()
         assert not is_inside(PNG, await other)
     assert bench.uploads == 1
 
 
 async def test_an_upload_that_no_request_needs_any_more_is_cancelled(bench: Bench) -> None:
-    shelf = Halting()
-    async with two_turns(bench, shelf) as turns:
+    blob_store = Halting()
+    async with two_turns(bench, blob_store) as turns:
         for turn in turns:
             turn.cancel()
         await asyncio.gather(*turns, return_exceptions=True)
-        assert shelf.open_readers == 0
+        assert blob_store.open_readers == 0
     await eventually(lambda: bench.provider.open_connections == 0)
     assert bench.uploads == 0
 
@@ -406,16 +406,16 @@ async def test_an_upload_that_drips_is_given_up_and_the_media_go_inside(
             uploads=UploadSettings(min_bytes=1000),
         )
         bench.endpoints.append(Endpoint("p", settings, {}))
-        assert is_inside(large, await bench.sent(bench.endpoints[-1], asks(bench.image(large), tools=True)))
+        assert is_inside(large, await bench.sent(bench.endpoints[-1], request_with(bench.image(large), tools=True)))
         over.set()
     assert capsys.readouterr().out.count("upload_too_slow") == 1  # it is not tried again
 
 
 async def test_a_store_that_breaks_off_ends_the_attempt_as_it_does_for_a_call(bench: Bench) -> None:
-    bench.shelf = Halting(BlobUnavailable("blobs", "broke off"))
+    bench.blob_store = Halting(BlobUnavailable("blobs", "broke off"))
     bench.media = bench.fetcher()
     with pytest.raises(MediaFailed) as e:
-        await bench.sent(bench.endpoint(), asks(bench.image(), tools=True))
+        await bench.sent(bench.endpoint(), request_with(bench.image(), tools=True))
     assert (e.value.error.code, e.value.error.retryable) == ("blob_unavailable", True)
     assert e.value.error.where == "messages[0].content[1]"
 
@@ -423,9 +423,9 @@ async def test_a_store_that_breaks_off_ends_the_attempt_as_it_does_for_a_call(be
 async def test_an_outage_of_the_server_loses_the_file_and_not_the_run(bench: Bench, keys: Keys) -> None:
     async with Server("redis://127.0.0.1:1") as away:
         media = TurnMedia(
-            RecentBlobs(bench.shelf, 0), Uploads(UploadedFiles(away, keys), UploadMetrics(CollectorRegistry()))
+            RecentBlobs(bench.blob_store, 0), Uploads(UploadedFiles(away, keys), UploadMetrics(CollectorRegistry()))
         )
-        assert is_inside(PNG, await bench.sent(bench.endpoint(), asks(bench.image(), tools=True), media=media))
+        assert is_inside(PNG, await bench.sent(bench.endpoint(), request_with(bench.image(), tools=True), media=media))
     assert bench.asked == 0
 
 
@@ -451,7 +451,7 @@ async def test_the_beta_of_files_does_not_take_the_place_of_betas_in_the_setting
     )
     endpoint = Endpoint("p", settings, {})
     bench.endpoints.append(endpoint)
-    built, body = await bench.media.build(endpoint, asks(bench.image(), tools=True), [])
+    built, body = await bench.media.build(endpoint, request_with(bench.image(), tools=True), [])
     request = endpoint.request(built.call, body)
     assert request.headers["anthropic-beta"] == "one-2025-01-01,files-api-2025-04-14"
     assert bench.uploads == 1

@@ -133,8 +133,8 @@ async def test_each_turn_is_counted_at_the_price_of_its_provider_and_a_failed_at
 
 async def test_a_client_that_disconnects_early_pays_for_the_text_that_it_received(scene: Scene) -> None:
     run = await scene.started("r1")
-    asked = Generate(provider="anthropic", model="claude-opus", messages=[Message(role="user", content="x" * 400)])
-    await scene.server.client.hset(scene.keys.run("r1"), "request", msgspec.json.encode(asked))
+    request = Generate(provider="anthropic", model="claude-opus", messages=[Message(role="user", content="x" * 400)])
+    await scene.server.client.hset(scene.keys.run("r1"), "request", msgspec.json.encode(request))
     await run.say("a" * 4000, "b" * 3)
     await run.write((Cancelled, END))
     spend = await scene.counted(runs=1)

@@ -25,7 +25,7 @@ from tests.services.gateway.logs import (
     thinking,
     visible_text,
 )
-from tests.services.gateway.rules import asked, refused, rules, translated
+from tests.services.gateway.rules import gateway_request, refused, rules, translated
 from tests.unit.providers.corpus import Recording
 from tokenbus.events import normalized as n
 from tokenbus.events.frames import CancelRequested, ToolReturned
@@ -292,15 +292,21 @@ def body(*messages: Any, **more: Any) -> dict[str, Any]:
 def test_the_input_of_a_run_becomes_a_request() -> None:
     tools = [{"name": "f", "description": "F", "parameters": {"type": "object"}}]
     context = [{"description": "Place", "value": "Bonn"}]
-    asks = translated(SURFACE, asked(body(tools=tools, context=context, state={}, resume=[], protocolVersion="1.0")))
-    assert (asks.generate.system, asks.generate.max_tool_depth) == ("Place:\nBonn", 0)
-    assert asks.generate.tools == [Tool(name="f", description="F", parameters={"type": "object"})]
-    assert (asks.stream, asks.on_disconnect, asks.echo) == (True, "continue", {"thread": "t", "run": "run"})
+    translation = translated(
+        SURFACE, gateway_request(body(tools=tools, context=context, state={}, resume=[], protocolVersion="1.0"))
+    )
+    assert (translation.generate.system, translation.generate.max_tool_depth) == ("Place:\nBonn", 0)
+    assert translation.generate.tools == [Tool(name="f", description="F", parameters={"type": "object"})]
+    assert (translation.stream, translation.on_disconnect, translation.echo) == (
+        True,
+        "continue",
+        {"thread": "t", "run": "run"},
+    )
 
 
 def test_options_are_read_from_the_forwarded_props() -> None:
     props = {"model": "fast", "temperature": 0.5, "maxTokens": 9, "tokenbus": {"tools": ["weather"]}}
-    generate = translated(SURFACE, asked(body(forwardedProps=props)), rules(tools=None)).generate
+    generate = translated(SURFACE, gateway_request(body(forwardedProps=props)), rules(tools=None)).generate
     assert (generate.temperature, generate.max_tokens, generate.provider) == (0.5, 9, "gemini")
     assert (generate.tools, generate.max_tool_depth) == ([Tool(name="weather")], 10)
 
@@ -312,7 +318,7 @@ def test_the_encoders_output_can_be_read_as_history() -> None:
         [*text(0, "Rain."), DONE],
     )
     snapshot = next(event for event in events(log, len(log) - 1) if event["type"] == "MESSAGES_SNAPSHOT")
-    generate = translated(SURFACE, asked(body(*snapshot["messages"]))).generate
+    generate = translated(SURFACE, gateway_request(body(*snapshot["messages"]))).generate
     assert generate.messages == [
         Message(role="user", content=[TextPart(text="Hello")]),
         Message(
@@ -334,7 +340,9 @@ def test_parts_of_a_users_message_become_images_and_documents() -> None:
         {"type": "image", "source": source},
         {"type": "document", "source": source},
     ]
-    (message,) = translated(SURFACE, asked(body({"id": "u", "role": "user", "content": content}))).generate.messages
+    (message,) = translated(
+        SURFACE, gateway_request(body({"id": "u", "role": "user", "content": content}))
+    ).generate.messages
     url = UrlSource(url="https://example.org/a")
     assert message.content == [TextPart(text="See"), ImagePart(source=url), DocumentPart(source=url)]
 
@@ -358,7 +366,7 @@ def test_parts_of_a_users_message_become_images_and_documents() -> None:
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(change: dict[str, Any], param: str) -> None:
-    problem = refused(SURFACE, asked({**body(), **change}))
+    problem = refused(SURFACE, gateway_request({**body(), **change}))
     assert problem.param == param
     answer = SURFACE.refusal(problem)
     assert msgspec.json.decode(answer.body)["error"]["code"] == problem.code

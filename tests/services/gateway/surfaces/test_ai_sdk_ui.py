@@ -22,7 +22,7 @@ from tests.services.gateway.logs import (
     thinking,
     visible_text,
 )
-from tests.services.gateway.rules import asked, refused, rules, translated
+from tests.services.gateway.rules import gateway_request, refused, rules, translated
 from tests.unit.providers.corpus import Recording
 from tokenbus.client.response import Response
 from tokenbus.events import normalized as n
@@ -266,8 +266,8 @@ def test_any_log_is_encoded_without_a_client_error_and_gives_the_visible_text(ui
     if isinstance(log[-1], TERMINAL):
         assert screen.finish
         assert not screen.open
-    standing = {block.tool_id for block in Response.of(log).blocks if block.kind == "tool_call" and not block.cut}
-    assert {part["toolCallId"] for part in screen.parts if part.get("state") == "input-available"} <= standing
+    complete = {block.tool_id for block in Response.of(log).blocks if block.kind == "tool_call" and not block.cut}
+    assert {part["toolCallId"] for part in screen.parts if part.get("state") == "input-available"} <= complete
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.file)
@@ -294,27 +294,27 @@ def body(*messages: Any, **more: Any) -> dict[str, Any]:
 
 
 def messages(*given: Any) -> list[Message]:
-    return translated(SURFACE, asked(body(*given))).generate.messages
+    return translated(SURFACE, gateway_request(body(*given))).generate.messages
 
 
 def test_a_chat_continues_without_its_client_and_is_streamed() -> None:
-    asks = translated(SURFACE, asked(body()))
-    assert (asks.stream, asks.on_disconnect, asks.model) == (True, "continue", "anthropic/m")
-    assert asks.generate.messages == [Message(role="user", content=[TextPart(text="Hello")])]
-    assert asks.generate.max_tool_depth == 0
+    translation = translated(SURFACE, gateway_request(body()))
+    assert (translation.stream, translation.on_disconnect, translation.model) == (True, "continue", "anthropic/m")
+    assert translation.generate.messages == [Message(role="user", content=[TextPart(text="Hello")])]
+    assert translation.generate.max_tool_depth == 0
 
 
 def test_a_request_without_a_model_takes_the_alias_default() -> None:
-    problem = refused(SURFACE, asked(body(model=None)))
+    problem = refused(SURFACE, gateway_request(body(model=None)))
     assert (problem.status, problem.code) == (404, "model_not_found")
     assert "'default'" in problem.message
-    assert translated(SURFACE, asked(body(model=None), query={"model": "fast"})).generate.provider == "gemini"
+    assert translated(SURFACE, gateway_request(body(model=None), query={"model": "fast"})).generate.provider == "gemini"
 
 
 def test_options_are_named_as_in_the_ai_sdk() -> None:
     options = {"temperature": 0.5, "topP": 0.9, "maxOutputTokens": 9, "stopSequences": ["x"], "system": "Be brief."}
     more = {"reasoning": "low", "toolChoice": {"type": "tool", "toolName": "f"}, "tools": [{"name": "f"}], "seed": 7}
-    generate = translated(SURFACE, asked(body(**options, **more))).generate
+    generate = translated(SURFACE, gateway_request(body(**options, **more))).generate
     assert (generate.temperature, generate.top_p, generate.max_tokens, generate.stop) == (0.5, 0.9, 9, ["x"])
     assert (generate.system, generate.thinking, generate.seed) == ("Be brief.", Thinking(effort="low"), 7)
     assert (generate.tools, generate.tool_choice) == (
@@ -325,11 +325,11 @@ def test_options_are_named_as_in_the_ai_sdk() -> None:
 
 def test_the_bus_runs_the_tools_that_are_named_and_the_client_those_that_are_described() -> None:
     allowed = rules(tools=frozenset({"weather"}))
-    named = translated(SURFACE, asked(body(tools=["weather"])), allowed)
+    named = translated(SURFACE, gateway_request(body(tools=["weather"])), allowed)
     assert (named.generate.tools, named.generate.max_tool_depth) == ([Tool(name="weather")], 10)
     assert named.echo["bus_tools"] == ["weather"]
-    assert refused(SURFACE, asked(body(tools=["shell"])), allowed).param == "tools[0]"
-    assert refused(SURFACE, asked(body(tools=["weather", {"name": "f"}])), allowed).param == "tools"
+    assert refused(SURFACE, gateway_request(body(tools=["shell"])), allowed).param == "tools[0]"
+    assert refused(SURFACE, gateway_request(body(tools=["weather", {"name": "f"}])), allowed).param == "tools"
 
 
 def test_the_history_of_a_tool_run_comes_back_step_by_step() -> None:
@@ -420,9 +420,9 @@ def test_files_become_images_and_documents() -> None:
 
 def test_an_answer_to_the_clients_tool_continues_the_message_on_its_screen() -> None:
     tool = {"type": "tool-f", "toolCallId": "c1", "state": "output-available", "input": {}, "output": "x"}
-    asks = translated(SURFACE, asked(body(USER, {"id": "a1", "role": "assistant", "parts": [tool]})))
-    assert asks.echo["message_id"] == "a1"
-    note = GatewayNote(surface="ai_sdk_ui", version=1, created=0, model="m", echo=asks.echo)
+    translation = translated(SURFACE, gateway_request(body(USER, {"id": "a1", "role": "assistant", "parts": [tool]})))
+    assert translation.echo["message_id"] == "a1"
+    note = GatewayNote(surface="ai_sdk_ui", version=1, created=0, model="m", echo=translation.echo)
     (start, *_) = SURFACE.encoder(None, note, "r1").feed(log_of([DONE])[0])
     assert b'"messageId":"a1"' in start
 
@@ -451,7 +451,7 @@ def test_an_answer_to_the_clients_tool_continues_the_message_on_its_screen() -> 
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name_in_plain_text(change: dict[str, Any], param: str) -> None:
-    problem = refused(SURFACE, asked({**body(), **change}))
+    problem = refused(SURFACE, gateway_request({**body(), **change}))
     assert (problem.status, problem.param) == (400, param)
     answer = SURFACE.refusal(problem)
     assert answer.media_type.startswith("text/plain")
@@ -464,5 +464,5 @@ def test_a_failure_before_the_first_byte_is_a_sentence() -> None:
 
 
 def test_the_version_is_5_6_or_7() -> None:
-    assert refused(SURFACE, asked(body(), query={"ui": "8"})).param == "ui"
-    assert translated(SURFACE, asked(body(), query={"ui": "7"})).echo["ui"] == 7
+    assert refused(SURFACE, gateway_request(body(), query={"ui": "8"})).param == "ui"
+    assert translated(SURFACE, gateway_request(body(), query={"ui": "7"})).echo["ui"] == 7

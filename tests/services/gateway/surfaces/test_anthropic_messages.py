@@ -25,7 +25,7 @@ from tests.services.gateway.logs import (
     thinking,
     visible_text,
 )
-from tests.services.gateway.rules import asked, refused, rules, translated
+from tests.services.gateway.rules import gateway_request, refused, rules, translated
 from tests.unit.providers.corpus import Recording
 from tokenbus.client.response import Response
 from tokenbus.events import normalized as n
@@ -153,7 +153,7 @@ def test_a_conversation_with_everything_in_it_is_translated() -> None:
             }
         ),
     )
-    generate = translated(SURFACE, asked(conversation)).generate
+    generate = translated(SURFACE, gateway_request(conversation)).generate
     image = ImagePart(source=Base64Source(media_type="image/png", data="aGk="))
     plain = Base64Source(media_type="text/plain", data=b64encode("ü".encode()).decode())
     assert generate.messages == [
@@ -184,7 +184,7 @@ def _document() -> dict[str, Any]:
 
 
 def test_the_parameters_are_translated() -> None:
-    asking = body(
+    request = body(
         system=[{"type": "text", "text": "Be brief", "cache_control": {"type": "ephemeral", "ttl": "5m"}}],
         stop_sequences=["END"],
         temperature=0.5,
@@ -200,7 +200,7 @@ def test_the_parameters_are_translated() -> None:
         service_tier="auto",
         context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
     )
-    answer = translated(SURFACE, asked(asking, query={"beta": "true"}))
+    answer = translated(SURFACE, gateway_request(request, query={"beta": "true"}))
     generate = answer.generate
     assert (answer.stream, answer.model, answer.on_disconnect) == (True, "anthropic/claude", "cancel")
     assert (generate.provider, generate.model, generate.max_tokens) == ("anthropic", "claude", 100)
@@ -217,7 +217,7 @@ def test_the_parameters_are_translated() -> None:
 
 
 def test_an_alias_falls_back_to_its_next_provider() -> None:
-    answer = translated(SURFACE, asked(body(model="fast", top_k=3, metadata={"user_id": "u1"})))
+    answer = translated(SURFACE, gateway_request(body(model="fast", top_k=3, metadata={"user_id": "u1"})))
     assert answer.generate.fallback == [Fallback(provider="anthropic", model="haiku")]
     assert answer.model == "fast"
     assert answer.generate.top_k == 3, "both providers have it"
@@ -225,8 +225,8 @@ def test_an_alias_falls_back_to_its_next_provider() -> None:
 
 
 def test_a_cache_mark_of_a_tool_covers_the_system_text_that_follows_the_tools() -> None:
-    asking = body(system="Be brief", tools=[{**TOOL, "cache_control": EPHEMERAL}])
-    assert translated(SURFACE, asked(asking)).generate.system == [TextPart(text="Be brief", cache=True)]
+    request = body(system="Be brief", tools=[{**TOOL, "cache_control": EPHEMERAL}])
+    assert translated(SURFACE, gateway_request(request)).generate.system == [TextPart(text="Be brief", cache=True)]
 
 
 @pytest.mark.parametrize(
@@ -239,14 +239,14 @@ def test_a_cache_mark_of_a_tool_covers_the_system_text_that_follows_the_tools() 
     ],
 )
 def test_thinking_and_effort(thinking: Any, effort: Any, model: str, expected: Any, extra: Any) -> None:
-    asking = body(model=model, thinking=thinking, output_config=effort and {"effort": effort})
-    generate = translated(SURFACE, asked(asking)).generate
+    request = body(model=model, thinking=thinking, output_config=effort and {"effort": effort})
+    generate = translated(SURFACE, gateway_request(request)).generate
     assert (generate.thinking, generate.extra) == (expected, extra)
 
 
 def test_tools_of_the_deployment_are_run_by_the_bus() -> None:
-    asking = asked(body(), headers={"x-tokenbus-tools": "weather", "x-tokenbus-max-tool-depth": "2"})
-    answer = translated(SURFACE, asking, rules(tools=None))
+    with_headers = gateway_request(body(), headers={"x-tokenbus-tools": "weather", "x-tokenbus-max-tool-depth": "2"})
+    answer = translated(SURFACE, with_headers, rules(tools=None))
     assert (answer.generate.tools, answer.generate.max_tool_depth) == ([Tool(name="weather")], 2)
     assert answer.echo["bus_tools"] is True
 
@@ -295,7 +295,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("param", "changes"), REFUSED, ids=[f"{param}-{n}" for n, (param, _) in enumerate(REFUSED)])
 def test_what_cannot_be_honoured_is_refused_by_name(param: str, changes: dict[str, Any]) -> None:
-    problem = refused(SURFACE, asked(body(**changes)), rules(tools=None))
+    problem = refused(SURFACE, gateway_request(body(**changes)), rules(tools=None))
     assert problem.param == param
     answer = SURFACE.refusal(problem)
     error = msgspec.json.decode(answer.body)["error"]
@@ -306,8 +306,8 @@ def test_what_cannot_be_honoured_is_refused_by_name(param: str, changes: dict[st
 
 def test_an_operator_may_have_parameters_dropped() -> None:
     allowed = rules(drop_unsupported=frozenset({"speed", "top_k", "tools.defer_loading"}))
-    asking = body(model="openai/m", speed="fast", top_k=3, tools=[{**TOOL, "defer_loading": True}])
-    assert translated(SURFACE, asked(asking), allowed).generate.extra is None
+    request = body(model="openai/m", speed="fast", top_k=3, tools=[{**TOOL, "defer_loading": True}])
+    assert translated(SURFACE, gateway_request(request), allowed).generate.extra is None
 
 
 # --- answers ------------------------------------------------------------------------------------------------------
@@ -350,7 +350,7 @@ def test_what_another_provider_wants_back_comes_back_as_it_was() -> None:
     kept = [n.BlockStart(0, "thinking"), n.ThinkingDelta(0, "hm"), n.Opaque(0, "encrypted", "e"), n.BlockStop(0)]
     message = message_of(log_of([begun, *kept, *text(1, "Hi"), DONE]), Echo(api="openai-responses"))
     block = {name: value for name, value in message["content"][0].items() if name != "json"}
-    (stored_message,) = translated(SURFACE, asked(body(assistant(block)))).generate.messages
+    (stored_message,) = translated(SURFACE, gateway_request(body(assistant(block)))).generate.messages
     origin = {"api": "openai-responses", "provider": "openai"}
     assert stored_message.content == [ThinkingPart(text="hm", opaque={"encrypted": "e", **origin})]
 

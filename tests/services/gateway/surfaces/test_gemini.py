@@ -23,7 +23,7 @@ from tests.services.gateway.logs import (
     text,
     visible_text,
 )
-from tests.services.gateway.rules import asked, refused, translated
+from tests.services.gateway.rules import gateway_request, refused, translated
 from tests.unit.providers.corpus import Recording
 from tokenbus.client.response import Response
 from tokenbus.events import normalized as n
@@ -65,7 +65,7 @@ HI = {"role": "user", "parts": [{"text": "Hi"}]}
 def request(*, model: str = "gemini/flash", method: str = "generateContent", **more: Any) -> GatewayRequest:
     query, headers = more.pop("query", {}), more.pop("headers", {})
     fields = {"contents": [HI], **more}
-    return asked(fields, path={"model": model, "method": method}, query=query, headers=headers)
+    return gateway_request(fields, path={"model": model, "method": method}, query=query, headers=headers)
 
 
 def config(**fields: Any) -> dict[str, Any]:
@@ -232,8 +232,8 @@ def test_thinking(asked_for: dict[str, Any], thinking: Thinking | None) -> None:
 
 
 def test_images_are_asked_for_by_modality_and_come_inline() -> None:
-    asking = request(**config(responseModalities=["TEXT", "IMAGE"], imageConfig={"aspectRatio": "16:9"}))
-    assert translated(SURFACE, asking).generate.images == ImageOptions(aspect_ratio="16:9", deliver="base64")
+    fields = request(**config(responseModalities=["TEXT", "IMAGE"], imageConfig={"aspectRatio": "16:9"}))
+    assert translated(SURFACE, fields).generate.images == ImageOptions(aspect_ratio="16:9", deliver="base64")
 
 
 def test_json_without_a_schema() -> None:

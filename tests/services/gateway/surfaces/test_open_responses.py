@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 from tests.services.gateway.logs import BUSY, DONE, ROWS, Log, any_log, log_of, recorded_events, thinking
-from tests.services.gateway.rules import asked, rules, translated
+from tests.services.gateway.rules import gateway_request, rules, translated
 from tests.services.gateway.surfaces import open_responses as spec
 from tests.unit.core.run.script import RUN, call, text
 from tests.unit.providers.corpus import needs_corpus
@@ -31,9 +31,9 @@ ALLOWED = rules(tools=frozenset({"weather"}))
 
 def note(model: str = "openai/m", **more: Any) -> GatewayNote:
     """The note of a run for this request."""
-    ask = translated(SURFACE, asked({"model": model, "input": "Hi", **more}), ALLOWED)
+    request = translated(SURFACE, gateway_request({"model": model, "input": "Hi", **more}), ALLOWED)
     return GatewayNote(
-        surface=SURFACE.name, version=SURFACE.version, created=1_763_784_000, model=ask.model, echo=ask.echo
+        surface=SURFACE.name, version=SURFACE.version, created=1_763_784_000, model=request.model, echo=request.echo
     )
 
 

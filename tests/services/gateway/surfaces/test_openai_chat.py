@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.services.gateway.rules import asked, refused, rules, translated
+from tests.services.gateway.rules import gateway_request, refused, rules, translated
 from tokenbus.core.request.parse import request_from
 from tokenbus.errors import RequestInvalid
 from tokenbus.events.requests import Generate, TextPart, ToolCallPart, ToolChoice, ToolResultPart
@@ -22,7 +22,7 @@ def body(model: str = "openai/gpt", **more: Any) -> dict[str, Any]:
 
 
 def generated(model: str = "openai/gpt", **more: Any) -> Generate:
-    generate = translated(SURFACE, asked(body(model, **more))).generate
+    generate = translated(SURFACE, gateway_request(body(model, **more))).generate
     try:
         request_from(msgspec.to_builtins(generate))
     except RequestInvalid as e:
@@ -50,10 +50,10 @@ def generated(model: str = "openai/gpt", **more: Any) -> Generate:
     ],
 )
 def test_what_has_no_counterpart_is_refused_by_name(param: str, value: Any) -> None:
-    problem = refused(SURFACE, asked(body(**{param: value})))
+    problem = refused(SURFACE, gateway_request(body(**{param: value})))
     assert (problem.status, problem.code, problem.param) == (400, "unsupported_parameter", param)
     dropped = rules(drop_unsupported=frozenset({param}))
-    assert translated(SURFACE, asked(body(**{param: value})), dropped).generate == generated()
+    assert translated(SURFACE, gateway_request(body(**{param: value})), dropped).generate == generated()
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_feature_of_some_providers_is_sent_to_those_and_refused_for_others(par
     given: dict[str, Any] = {param: value}
     assert generated(**given) != generated()
     lacks = {"user": "gemini/x", "parallel_tool_calls": "gemini/x"}.get(param, "anthropic/x")
-    assert refused(SURFACE, asked(body(lacks, **{param: value}))).param == param
+    assert refused(SURFACE, gateway_request(body(lacks, **{param: value}))).param == param
 
 
 @pytest.mark.parametrize("model", ["openai/gpt", "anthropic/x", "gemini/x", "responses/x"])
@@ -119,12 +119,12 @@ def test_tools_and_choice_are_the_clients_own_and_run_there() -> None:
     generate = generated(tools=[tool], tool_choice={"type": "function", "function": {"name": "w"}})
     assert (generate.max_tool_depth, generate.tool_choice) == (0, ToolChoice(name="w"))
     assert generated(tools=[tool], tool_choice="required").tool_choice == "any"
-    assert refused(SURFACE, asked(body(tools=[{"type": "custom"}]))).param == "tools[0].type"
-    assert refused(SURFACE, asked(body(tools=[tool], tool_choice="allowed"))).param == "tool_choice"
+    assert refused(SURFACE, gateway_request(body(tools=[{"type": "custom"}]))).param == "tools[0].type"
+    assert refused(SURFACE, gateway_request(body(tools=[tool], tool_choice="allowed"))).param == "tool_choice"
     allowed = rules(tools=frozenset({"clock"}))
     both = body(tools=[tool], tokenbus={"tools": ["clock"]})
-    assert refused(SURFACE, asked(both), allowed).param == "tokenbus.tools"
-    assert refused(SURFACE, asked(body(tokenbus={"tools": ["bomb"]})), allowed).param == "tokenbus.tools[0]"
+    assert refused(SURFACE, gateway_request(both), allowed).param == "tokenbus.tools"
+    assert refused(SURFACE, gateway_request(body(tokenbus={"tools": ["bomb"]})), allowed).param == "tokenbus.tools[0]"
 
 
 def test_limits_formats_and_effort_have_the_names_of_the_bus() -> None:
@@ -142,13 +142,13 @@ def test_limits_formats_and_effort_have_the_names_of_the_bus() -> None:
     formatted = generated(response_format=schema).output_schema
     assert formatted
     assert (formatted.name, formatted.strict) == ("n", True)
-    assert refused(SURFACE, asked(body(max_tokens=1, max_completion_tokens=2))).param == "max_tokens"
-    assert refused(SURFACE, asked(body("anthropic/x", response_format={"type": "json_object"}))).param == (
+    assert refused(SURFACE, gateway_request(body(max_tokens=1, max_completion_tokens=2))).param == "max_tokens"
+    assert refused(SURFACE, gateway_request(body("anthropic/x", response_format={"type": "json_object"}))).param == (
         "response_format.type"
     )
 
 
 def test_a_stream_cannot_take_text_back() -> None:
     restart: dict[str, Any] = {"tokenbus": {"on_failure": "restart"}}
-    assert refused(SURFACE, asked(body(stream=True, **restart))).param == "tokenbus.on_failure"
+    assert refused(SURFACE, gateway_request(body(stream=True, **restart))).param == "tokenbus.on_failure"
     assert generated(**restart).on_failure == "restart"

@@ -88,16 +88,16 @@ def check(log: Log, of: GatewayNote | None = None) -> Answer:
     if answer.done:
         assert answer.finish
         assert answer.usage
-        standing = [(b.tool_id, b.tool_name, b.arguments or "{}") for b in response.tool_calls if not b.cut]
+        complete = [(b.tool_id, b.tool_name, b.arguments or "{}") for b in response.tool_calls if not b.cut]
         cut = [(b.tool_id, b.tool_name, b.arguments) for b in response.tool_calls if b.cut and b.arguments]
         assert sorted(
-            finished_call for finished_call in answer.calls if finished_call in standing or finished_call not in cut
-        ) == sorted(standing)
+            finished_call for finished_call in answer.calls if finished_call in complete or finished_call not in cut
+        ) == sorted(complete)
         status, body = answered(WholeChat(of or note(), "r1"), log)
         whole = ChatCompletion.model_validate(body).choices[0]
         assert (status, whole.message.content or "", whole.finish_reason) == (200, answer.text, answer.finish)
         given = body["choices"][0]["message"].get("tool_calls", [])
-        assert [(c["id"], c["function"]["name"], c["function"]["arguments"]) for c in given] == standing
+        assert [(c["id"], c["function"]["name"], c["function"]["arguments"]) for c in given] == complete
     return answer
 
 

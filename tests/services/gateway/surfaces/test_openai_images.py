@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.services.gateway.rules import asked, refused, translated
+from tests.services.gateway.rules import gateway_request, refused, translated
 from tokenbus.events.requests import ImageOptions, Message
 from tokenbus_services.gateway.models import ModelTable
 from tokenbus_services.gateway.surfaces.contract import TranslationRules
@@ -25,7 +25,7 @@ def test_a_prompt_with_its_options_is_an_image_run() -> None:
         "output_format": "webp", "background": "opaque", "stream": True, "partial_images": 2, "user": "u",
         "response_format": "b64_json", "moderation": "auto",
     }  # fmt: skip
-    request = translated(SURFACE, asked(body), allowed())
+    request = translated(SURFACE, gateway_request(body), allowed())
     assert request.stream
     assert request.generate.messages == [Message(role="user", content="a cat")]
     assert request.generate.user_id == "u"
@@ -47,4 +47,4 @@ def test_a_prompt_with_its_options_is_an_image_run() -> None:
 )
 def test_what_a_provider_lacks_is_refused_by_name(body: dict[str, Any], param: str) -> None:
     asked_for = {"model": "gemini/flash-image", "prompt": "a cat", **body}
-    assert refused(SURFACE, asked(asked_for), allowed()).param == param
+    assert refused(SURFACE, gateway_request(asked_for), allowed()).param == param

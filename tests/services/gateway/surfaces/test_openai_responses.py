@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.services.gateway.rules import asked, refused, rules, translated
+from tests.services.gateway.rules import gateway_request, refused, rules, translated
 from tests.services.gateway.surfaces.test_openai_responses_stream import note, read_back, stream
 from tests.services.gateway.surfaces.test_settling import thinking
 from tests.unit.core.run.script import Story, call
@@ -38,7 +38,7 @@ Json = dict[str, Any]
 
 
 def of(**body: Any) -> Translated:
-    return translated(SURFACE, asked({"model": "responses/gpt-5", "input": "Hi", **body}))
+    return translated(SURFACE, gateway_request({"model": "responses/gpt-5", "input": "Hi", **body}))
 
 
 def generated(**body: Any) -> Generate:
@@ -46,7 +46,7 @@ def generated(**body: Any) -> Generate:
 
 
 def problem(**body: Any) -> Problem:
-    return refused(SURFACE, asked({"model": "responses/gpt-5", "input": "Hi", **body}))
+    return refused(SURFACE, gateway_request({"model": "responses/gpt-5", "input": "Hi", **body}))
 
 
 def repeated(**body: Any) -> Json:
@@ -154,7 +154,7 @@ def test_tools_are_the_clients_to_run() -> None:
 def test_tools_of_the_deployment_are_run_by_the_bus() -> None:
     request = translated(
         SURFACE,
-        asked({"model": "responses/m", "input": "Hi", "tokenbus": {"tools": ["look"], "show_tools": True}}),
+        gateway_request({"model": "responses/m", "input": "Hi", "tokenbus": {"tools": ["look"], "show_tools": True}}),
         rules(tools=None),
     )
     assert [tool.name for tool in request.generate.tools] == ["look"]
@@ -194,15 +194,15 @@ def test_openais_own_parameters_go_to_openai() -> None:
 @pytest.mark.parametrize("name", ["user", "safety_identifier", "prompt_cache_key"])
 def test_a_provider_that_has_none_of_them_refuses_them_by_name(name: str) -> None:
     body = {"model": "gemini/m", "input": "Hi", name: "x"}
-    assert refused(SURFACE, asked(body)).param == name
-    assert translated(SURFACE, asked(body), rules(drop_unsupported=frozenset({name}))).generate.extra is None
+    assert refused(SURFACE, gateway_request(body)).param == name
+    assert translated(SURFACE, gateway_request(body), rules(drop_unsupported=frozenset({name}))).generate.extra is None
 
 
 def test_a_json_object_without_a_schema_is_for_providers_that_have_it() -> None:
     form = {"format": {"type": "json_object"}}
     assert generated(text=form).json_object
     body = {"model": "anthropic/m", "input": "Hi", "text": form}
-    assert refused(SURFACE, asked(body)).param == "text.format.type"
+    assert refused(SURFACE, gateway_request(body)).param == "text.format.type"
 
 
 def test_values_that_change_nothing_pass() -> None:
@@ -211,7 +211,7 @@ def test_values_that_change_nothing_pass() -> None:
         "stream_options": {"include_obfuscation": False}, "service_tier": "auto", "parallel_tool_calls": True,
         "text": {"format": {"type": "text"}, "verbosity": "medium"}, "metadata": {}, "background": False,
     }  # fmt: skip
-    request = translated(SURFACE, asked({"model": "anthropic/m", "input": "Hi", **body}))
+    request = translated(SURFACE, gateway_request({"model": "anthropic/m", "input": "Hi", **body}))
     assert request.generate.extra is None
 
 

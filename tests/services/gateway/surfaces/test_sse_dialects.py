@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 
 from tests.services.gateway.logs import ROWS, Log, any_log, log_of, recorded_events, text
-from tests.services.gateway.rules import asked, rules
+from tests.services.gateway.rules import gateway_request, rules
 from tests.unit.providers.corpus import needs_corpus
 from tokenbus.events import normalized as n
 from tokenbus.events.public import TERMINAL
@@ -32,7 +32,7 @@ COMMENT = b": keep-alive\n\n"
 PROBLEM = Problem(status=503, code="gateway_restarting", message="later", kind="overloaded", run="r1")
 
 
-class Dialect(msgspec.Struct, frozen=True, kw_only=True):
+class SseFormat(msgspec.Struct, frozen=True, kw_only=True):
     """What may stand in a stream, and a request that asks for one."""
 
     event: str
@@ -51,30 +51,32 @@ DATA = r"data: (?P<data>\{[^\r\n]+\})\n"
 NAMED = rf"event: (?P<name>[\w.:-]+)\n{DATA}"
 UI = [{"id": "u1", "role": "user", "parts": [{"type": "text", "text": "Hi"}]}]
 DIALECTS = {
-    "openai_chat": Dialect(
+    "openai_chat": SseFormat(
         event=DATA,
         keep_alive=COMMENT,
-        request=asked({"model": "openai/m", "messages": HI, "stream": True, "stream_options": {"include_usage": True}}),
+        request=gateway_request(
+            {"model": "openai/m", "messages": HI, "stream": True, "stream_options": {"include_usage": True}}
+        ),
         done=True,
     ),
-    "openai_responses": Dialect(
+    "openai_responses": SseFormat(
         event=NAMED,
         keep_alive=COMMENT,
-        request=asked({"model": "openai/m", "input": "Hi", "stream": True}),
+        request=gateway_request({"model": "openai/m", "input": "Hi", "stream": True}),
         done=True,
         named=True,
         ends_by_error=False,
     ),
-    "anthropic_messages": Dialect(
+    "anthropic_messages": SseFormat(
         event=NAMED,
         keep_alive=b'event: ping\ndata: {"type": "ping"}\n\n',
-        request=asked({"model": "anthropic/m", "max_tokens": 9, "messages": HI, "stream": True}),
+        request=gateway_request({"model": "anthropic/m", "max_tokens": 9, "messages": HI, "stream": True}),
         named=True,
     ),
-    "gemini": Dialect(
+    "gemini": SseFormat(
         event=DATA,
         keep_alive=b"\n",
-        request=asked(
+        request=gateway_request(
             {
                 "contents": [{"parts": [{"text": "Hi"}]}],
                 "generationConfig": {"thinkingConfig": {"includeThoughts": True}},
@@ -82,16 +84,16 @@ DIALECTS = {
             path={"model": "gemini/m", "method": "streamGenerateContent"},
         ),
     ),
-    "ai_sdk_ui": Dialect(
+    "ai_sdk_ui": SseFormat(
         event=DATA,
         keep_alive=COMMENT,
-        request=asked({"id": "c", "messages": UI, "trigger": "submit-message", "model": "openai/m"}),
+        request=gateway_request({"id": "c", "messages": UI, "trigger": "submit-message", "model": "openai/m"}),
         done=True,
     ),
-    "ag_ui": Dialect(
+    "ag_ui": SseFormat(
         event=DATA,
         keep_alive=COMMENT,
-        request=asked(
+        request=gateway_request(
             {
                 "threadId": "t",
                 "runId": "r",

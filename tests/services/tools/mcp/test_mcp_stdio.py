@@ -139,9 +139,9 @@ async def test_the_list_is_read_again_when_the_server_says_that_it_changed(start
 
 
 async def test_a_server_that_never_answers_delays_a_call_no_longer_than_its_timeout(start: Start) -> None:
-    executor = await start(mute=stdio(script="import sys\nfor line in sys.stdin: pass", connect_timeout_s=0.5))
+    executor = await start(silent_server=stdio(script="import sys\nfor line in sys.stdin: pass", connect_timeout_s=0.5))
     assert executor.mcp.definitions == {}
-    assert (await answer(executor, "mute__any")).is_error
+    assert (await answer(executor, "silent_server__any")).is_error
 
 
 async def test_a_missing_command_does_not_affect_the_other_servers(start: Start) -> None:

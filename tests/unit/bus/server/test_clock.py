@@ -15,7 +15,7 @@ from tokenbus.bus.server.clock import ServerClock
 HOUR_S = 3600
 
 
-class Asked:
+class TimeCalls:
     """A server whose clock is an hour ahead of the host's."""
 
     def __init__(self) -> None:
@@ -35,13 +35,13 @@ def ahead_s(clock: ServerClock) -> float:
 
 
 async def test_it_returns_the_servers_time_and_not_the_hosts() -> None:
-    clock = ServerClock(Asked())
+    clock = ServerClock(TimeCalls())
     await clock.measure()
     assert ahead_s(clock) == pytest.approx(HOUR_S, abs=5)
 
 
 async def test_a_hosts_clock_that_is_changed_has_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = ServerClock(Asked())
+    clock = ServerClock(TimeCalls())
     await clock.measure()
     before = clock.now_ms()
     monkeypatch.setattr(time, "time_ns", lambda: 0)
@@ -53,25 +53,25 @@ async def test_it_refreshes_in_the_background_and_survives_an_outage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(server_clock, "LOOK_S", 0.0)
-    asked = Asked()
-    clock = ServerClock(asked)
+    calls = TimeCalls()
+    clock = ServerClock(calls)
     await clock.measure()
-    asked.away, asked.ahead_s = True, HOUR_S + 0.9
+    calls.away, calls.ahead_s = True, HOUR_S + 0.9
     assert ahead_s(clock) == pytest.approx(HOUR_S, abs=5)
-    await eventually(lambda: clock.now_ms() and asked.times > 3)
+    await eventually(lambda: clock.now_ms() and calls.times > 3)
     assert ahead_s(clock) == pytest.approx(HOUR_S, abs=5)
-    asked.away = False
+    calls.away = False
     await eventually(lambda: ahead_s(clock) > HOUR_S + 0.8)
     await clock.close()
     assert not [task for task in asyncio.all_tasks() if task.get_name() == "the server's time"]
 
 
 async def test_a_slow_reply_does_not_change_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = Asked()
-    clock = ServerClock(asked)
+    calls = TimeCalls()
+    clock = ServerClock(calls)
     await clock.measure()
     monkeypatch.setattr(server_clock, "LONGEST_LOOK_S", 0.0)
-    asked.ahead_s = 2.0 * HOUR_S
+    calls.ahead_s = 2.0 * HOUR_S
     await clock.measure()
     assert ahead_s(clock) == pytest.approx(HOUR_S, abs=5)
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.commits import commit_call
 from tests.contract.bus.toys import Tally, ToyLogic
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.leases.lease import Lease
@@ -74,18 +75,7 @@ class Store:
 
 def operations(commit: Commit) -> Iterator[tuple[str, str, list[Any]]]:
     """The writes of a commit as (operation, key, arguments)."""
-    call = commit.call(
-        token="1:a",
-        ttl_ms=1,
-        begin="",
-        end="",
-        watermark="",
-        entries=0,
-        size=0,
-        mirror="",
-        entries_read=True,
-        topic_entries=1,
-    )
+    call = commit_call(commit)
     args: list[Any] = list(call.args)[10:]
     while args:
         op = args[0]

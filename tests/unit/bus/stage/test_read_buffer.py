@@ -25,10 +25,10 @@ def entries(count: int, size: int) -> list[Entry]:
     return [(f"{n}-0".encode(), {b"run": b"x" * size}) for n in range(1, count + 1)]
 
 
-def work(in_hand: ReadBuffer, parts: Sequence[Partition]) -> list[tuple[int, list[bytes]]]:
+def work(buffer: ReadBuffer, parts: Sequence[Partition]) -> list[tuple[int, list[bytes]]]:
     """One round, committed."""
     by_stream = {part.stream: part for part in parts}
-    round_ = in_hand.next_round(by_stream, lambda part: not part.paused)
+    round_ = buffer.next_round(by_stream, lambda part: not part.paused)
     for batch in round_:
         part = parts[batch.partition]
         assert part.offset == batch.begin
@@ -38,53 +38,53 @@ def work(in_hand: ReadBuffer, parts: Sequence[Partition]) -> list[tuple[int, lis
 
 def test_a_partition_with_much_to_do_delays_another_by_one_round() -> None:
     busy, calm = parts = [partition(0), partition(1)]
-    in_hand = ReadBuffer(most=256)
-    in_hand.add(busy, entries(100, ROUND_BYTES // 4))
-    assert work(in_hand, parts) == [(0, [b"1-0", b"2-0", b"3-0", b"4-0"])]
-    in_hand.add(calm, entries(3, 10))
-    assert work(in_hand, parts) == [(0, [b"5-0", b"6-0"]), (1, [b"1-0", b"2-0", b"3-0"])]
-    assert calm.stream not in in_hand
-    assert busy.stream in in_hand
+    buffer = ReadBuffer(most=256)
+    buffer.add(busy, entries(100, ROUND_BYTES // 4))
+    assert work(buffer, parts) == [(0, [b"1-0", b"2-0", b"3-0", b"4-0"])]
+    buffer.add(calm, entries(3, 10))
+    assert work(buffer, parts) == [(0, [b"5-0", b"6-0"]), (1, [b"1-0", b"2-0", b"3-0"])]
+    assert calm.stream not in buffer
+    assert busy.stream in buffer
 
 
 def test_each_entry_comes_once_and_in_order_even_if_one_is_larger_than_a_round() -> None:
     parts = [partition(0)]
-    in_hand = ReadBuffer(most=256)
-    in_hand.add(parts[0], entries(5, 2 * ROUND_BYTES))
-    seen = [ids for _ in range(5) for _, ids in work(in_hand, parts)]
+    buffer = ReadBuffer(most=256)
+    buffer.add(parts[0], entries(5, 2 * ROUND_BYTES))
+    seen = [ids for _ in range(5) for _, ids in work(buffer, parts)]
     assert seen == [[f"{n}-0".encode()] for n in range(1, 6)]
-    assert work(in_hand, parts) == []
+    assert work(buffer, parts) == []
 
 
 def test_a_partition_that_waits_for_the_next_stage_keeps_its_place() -> None:
     parts = [partition(0)]
-    in_hand = ReadBuffer(most=256)
-    in_hand.add(parts[0], entries(2, 10))
+    buffer = ReadBuffer(most=256)
+    buffer.add(parts[0], entries(2, 10))
     parts[0].paused = True
-    assert work(in_hand, parts) == []
-    assert parts[0].stream in in_hand
+    assert work(buffer, parts) == []
+    assert parts[0].stream in buffer
     parts[0].paused = False
-    assert work(in_hand, parts) == [(0, [b"1-0", b"2-0"])]
+    assert work(buffer, parts) == [(0, [b"1-0", b"2-0"])]
 
 
 def test_entries_of_a_partition_that_moved_on_or_was_reloaded_are_dropped() -> None:
     parts = [partition(0), partition(1)]
-    in_hand = ReadBuffer(most=256)
-    in_hand.add(parts[0], entries(20, ROUND_BYTES // 4))
-    in_hand.add(parts[1], entries(20, ROUND_BYTES // 4))
-    work(in_hand, parts)
+    buffer = ReadBuffer(most=256)
+    buffer.add(parts[0], entries(20, ROUND_BYTES // 4))
+    buffer.add(parts[1], entries(20, ROUND_BYTES // 4))
+    work(buffer, parts)
     parts[0].offset = "1-0"  # one entry of the batch was worked by itself
     parts[1] = partition(1)  # dropped and loaded again
-    assert work(in_hand, parts) == []
-    assert not in_hand.has_any(lambda part: True)
+    assert work(buffer, parts) == []
+    assert not buffer.has_any(lambda part: True)
 
 
 @pytest.mark.parametrize(("size", "most"), [(10, 256), (READ_BYTES // 8, 8), (2 * READ_BYTES, 1)])
 def test_large_entries_are_read_a_few_at_a_time(size: int, most: int) -> None:
-    in_hand = ReadBuffer(most=256)
-    assert in_hand.count == 256
-    in_hand.add(partition(0), entries(4, size))
-    assert in_hand.count == most
+    buffer = ReadBuffer(most=256)
+    assert buffer.count == 256
+    buffer.add(partition(0), entries(4, size))
+    assert buffer.count == most
 
 
 def test_the_size_of_an_entry_is_that_of_its_frames() -> None:

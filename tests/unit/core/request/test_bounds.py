@@ -12,7 +12,7 @@ from tokenbus.core.request.parse import decode_request, request_from
 from tokenbus.errors import RequestInvalid
 
 
-def asked(**fields: Any) -> dict[str, Any]:
+def request_with(**fields: Any) -> dict[str, Any]:
     message = {"role": "user", "content": "hello"}
     return {"type": "generate", "provider": "p", "model": "m", "messages": [message], **fields}
 
@@ -83,12 +83,12 @@ URL = {"type": "url", "url": "https://" + "x" * bounds.MAX_URL_CHARS}
 )
 def test_too_much_of_anything_is_refused_with_its_place(fields: dict[str, Any], where: str) -> None:
     with pytest.raises(RequestInvalid) as refused:
-        request_from(asked(**fields))
+        request_from(request_with(**fields))
     assert refused.value.where == where or (where.startswith("extra.x[") and refused.value.where.startswith("extra.x["))
 
 
 def test_what_is_just_within_the_bounds_is_taken() -> None:
-    request = asked(
+    request = request_with(
         messages=[{"role": "user", "content": "x"}] * bounds.MAX_MESSAGES,
         tools=[{"name": f"t{i}"} for i in range(bounds.MAX_TOOLS)],
         stop=["x" * bounds.MAX_STOP_CHARS] * bounds.MAX_STOPS,

@@ -120,9 +120,9 @@ def test_media_that_are_no_base64_are_refused_with_their_place_large_or_small(da
         "messages[0].content[0].content[0].source.data": request_with("tool", {**RESULT, "content": [image]}),
         "images.mask.source.data": request(images={"mask": image}),
     }
-    for where, asked in places.items():
+    for where, generate in places.items():
         with pytest.raises(RequestInvalid) as refused:
-            check_request(asked)
+            check_request(generate)
         assert refused.value.where == where
         assert large or refused.value.problem.startswith(BROKEN[data])
 

@@ -263,8 +263,8 @@ def test_how_a_vendor_is_asked_for_thinking_is_data(
 @pytest.mark.parametrize(("strict", "expected"), [(None, {}), (True, {"strict": True}), (False, {"strict": False})])
 def test_the_schema_of_the_answer_is_named(strict: bool | None, expected: dict[str, Any]) -> None:
     city = {"type": "object", "properties": {"city": {"type": "string"}}}
-    asked = body(output_schema=OutputSchema(schema=city, name="city", strict=strict))
-    assert asked["response_format"] == {
+    sent = body(output_schema=OutputSchema(schema=city, name="city", strict=strict))
+    assert sent["response_format"] == {
         "type": "json_schema",
         "json_schema": {"name": "city", "schema": city, **expected},
     }

@@ -279,8 +279,8 @@ def test_thinking_is_asked_for_by_effort(thinking: Thinking | None, reasoning: A
 @pytest.mark.parametrize(("strict", "expected"), [(None, {}), (True, {"strict": True}), (False, {"strict": False})])
 def test_the_schema_of_the_answer_is_named(strict: bool | None, expected: dict[str, Any]) -> None:
     city = {"type": "object", "properties": {"city": {"type": "string"}}}
-    asked = body(output_schema=OutputSchema(schema=city, name="city", strict=strict))
-    assert asked["text"] == {"format": {"type": "json_schema", "name": "city", "schema": city, **expected}}
+    sent = body(output_schema=OutputSchema(schema=city, name="city", strict=strict))
+    assert sent["text"] == {"format": {"type": "json_schema", "name": "city", "schema": city, **expected}}
 
 
 @pytest.mark.parametrize(("choice", "sent"), [("auto", "auto"), ("any", "required"), ("none", "none"), (None, None)])

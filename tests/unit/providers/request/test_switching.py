@@ -293,15 +293,15 @@ def test_a_message_that_begins_with_an_image_has_its_speakers_name_before_it() -
 
 
 def test_anthropic_is_not_asked_to_think_about_results_of_calls_that_another_model_made() -> None:
-    asked = {"model": "claude-sonnet-4-5", "thinking": Thinking(budget_tokens=2000)}
+    fields = {"model": "claude-sonnet-4-5", "thinking": Thinking(budget_tokens=2000)}
     begun = [message_of("user", "Hi"), message_of("assistant", call("a")), message_of("tool", result("a"))]
-    body, notes = built("anthropic", *begun, **asked, output_schema=OutputSchema(schema={"type": "object"}))
+    body, notes = built("anthropic", *begun, **fields, output_schema=OutputSchema(schema={"type": "object"}))
     assert body["thinking"] == {"type": "disabled"}
     assert body["output_config"] == {"format": {"type": "json_schema", "schema": {"type": "object"}}}
     assert [note.partition(":")[0] for note in notes] == ["thinking was turned off"]
     signed = message_of("assistant", ThinkingPart(text="Hm", signature="s"), call("a"))
     for fine in ([begun[0], signed, begun[2]], [*begun, message_of("assistant", "Yes"), message_of("user", "More")]):
-        body, notes = built("anthropic", *fine, **asked)
+        body, notes = built("anthropic", *fine, **fields)
         assert body["thinking"]["type"] == "enabled"
         assert notes == ()
     assert built("anthropic", *begun, model="claude-opus-4-7", thinking=Thinking())[0]["thinking"] == {

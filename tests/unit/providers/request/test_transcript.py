@@ -39,38 +39,38 @@ def request(*messages: Message, **fields: Any) -> Generate:
     return Generate(**{**given, "messages": list(messages) or [message("hello", "Ann")], **fields})
 
 
-def text_of(asked: Generate, history: list[Message] | None = None) -> str:
-    [text] = transcribe(asked, history or []).parts
+def text_of(request: Generate, history: list[Message] | None = None) -> str:
+    [text] = transcribe(request, history or []).parts
     assert isinstance(text, str)
     return text
 
 
-def body_of(asked: Generate, api: Any = "anthropic", **quirks: Any) -> tuple[str, dict[str, Any]]:
-    call = registry.get(api).build(asked, [], Quirks(**quirks)).call
+def body_of(request: Generate, api: Any = "anthropic", **quirks: Any) -> tuple[str, dict[str, Any]]:
+    call = registry.get(api).build(request, [], Quirks(**quirks)).call
     return call.path, json.loads(call.body)
 
 
 def test_a_line_a_message_and_the_models_name_at_the_end() -> None:
-    asked = request(message("hello", "Ann"), message("hi", role="assistant"), message("and you?", "Bob"))
-    assert text_of(asked) == "Ann: hello\nClaude: hi\nBob: and you?\nClaude:"
+    generate = request(message("hello", "Ann"), message("hi", role="assistant"), message("and you?", "Bob"))
+    assert text_of(generate) == "Ann: hello\nClaude: hi\nBob: and you?\nClaude:"
 
 
 def test_thinking_that_is_on_begins_in_the_text_and_so_does_its_reading() -> None:
-    asked = request(thinking=Thinking())
-    assert text_of(asked).endswith("\nClaude: <thinking>")
-    assert reading_of(asked, "anthropic", Quirks()).inside == "thinking"
+    generate = request(thinking=Thinking())
+    assert text_of(generate).endswith("\nClaude: <thinking>")
+    assert reading_of(generate, "anthropic", Quirks()).inside == "thinking"
 
 
 def test_the_models_own_last_message_is_continued() -> None:
-    asked = request(message("hello", "Ann"), message("I am", role="assistant"), thinking=Thinking())
-    assert text_of(asked) == "Ann: hello\nClaude: I am"
-    assert reading_of(asked, "anthropic", Quirks()).inside == ""
+    generate = request(message("hello", "Ann"), message("I am", role="assistant"), thinking=Thinking())
+    assert text_of(generate) == "Ann: hello\nClaude: I am"
+    assert reading_of(generate, "anthropic", Quirks()).inside == ""
 
 
 def test_an_empty_name_is_left_out_and_stops_nothing() -> None:
-    asked = request(message("It rains.", ""), message("hello", "Ann"))
-    assert text_of(asked) == "It rains.\nAnn: hello\nClaude:"
-    assert reading_stops(asked) == ("\nAnn:",)
+    generate = request(message("It rains.", ""), message("hello", "Ann"))
+    assert text_of(generate) == "It rains.\nAnn: hello\nClaude:"
+    assert reading_stops(generate) == ("\nAnn:",)
 
 
 def test_the_models_text_is_verbatim_and_escaped_results_follow_it() -> None:
@@ -89,12 +89,12 @@ def test_the_models_text_is_verbatim_and_escaped_results_follow_it() -> None:
 
 def test_calls_of_an_earlier_conversation_are_written_as_the_model_writes_them() -> None:
     call = ToolCallPart(tool_id="a", tool_name="f", arguments='{"q":"x","n":[1]}')
-    asked = request(
+    generate = request(
         message("hello", "Ann"),
         Message(role="assistant", content=[TextPart(text="Let me see."), call]),
         Message(role="tool", content=[ToolResultPart(tool_id="a", content="7")]),
     )
-    assert text_of(asked).endswith(
+    assert text_of(generate).endswith(
         'Let me see.\n<function_calls>\n<invoke name="f">\n<parameter name="q">x</parameter>\n'
         '<parameter name="n">[1]</parameter>\n</invoke>\n</function_calls><function_results>\n'
         '<result tool_use_id="a">7</result>\n</function_results>'
@@ -104,22 +104,24 @@ def test_calls_of_an_earlier_conversation_are_written_as_the_model_writes_them()
 @pytest.mark.parametrize("arguments", ["{", "[1]", '{"a":' + "[" * 10_000 + "]" * 10_000 + "}"])
 def test_arguments_that_are_no_object_or_nested_too_deeply_are_written_as_they_are(arguments: str) -> None:
     call = ToolCallPart(tool_id="c1", tool_name="find", arguments=arguments)
-    asked = request(message("hello", "Ann"), Message(role="assistant", content=[call]))
-    assert f'<parameter name="invalid_arguments">{arguments}</parameter>' in text_of(asked)
+    generate = request(message("hello", "Ann"), Message(role="assistant", content=[call]))
+    assert f'<parameter name="invalid_arguments">{arguments}</parameter>' in text_of(generate)
 
 
 def test_the_latest_names_come_first_then_the_calls_end_then_the_requests_own_up_to_the_limit() -> None:
-    asked = request(*(message("x", f"P{i}") for i in range(12)), message("y", role="assistant"), stop=["END"])
+    generate = request(*(message("x", f"P{i}") for i in range(12)), message("y", role="assistant"), stop=["END"])
     names = [f"\nP{i}:" for i in range(11, 1, -1)]
-    assert provider_stops(asked, "", None) == [*names, *CALLS_CLOSES, "END"]
-    assert provider_stops(asked, "", 11) == [*names, CALLS_CLOSES[0]]
+    assert provider_stops(generate, "", None) == [*names, *CALLS_CLOSES, "END"]
+    assert provider_stops(generate, "", 11) == [*names, CALLS_CLOSES[0]]
     everyone = [*names, "\nP1:", "\nP0:"]
-    assert reading_stops(asked) == (*everyone, "END"), "what the provider is not told of is found in the text"
+    assert reading_stops(generate) == (*everyone, "END"), "what the provider is not told of is found in the text"
 
 
 def test_images_keep_their_place_in_the_users_message() -> None:
-    asked = request(Message(role="user", participant="Ann", content=[TextPart(text="look:"), IMAGE]), message("and?"))
-    _, body = body_of(asked)
+    generate = request(
+        Message(role="user", participant="Ann", content=[TextPart(text="look:"), IMAGE]), message("and?")
+    )
+    _, body = body_of(generate)
     user, assistant = body["messages"]
     assert [block["type"] for block in user["content"]] == ["text", "image"]
     assert user["content"][0]["text"] == "Ann: look:"
@@ -172,8 +174,8 @@ def test_parameters_that_are_text_need_no_type_and_all_others_have_theirs() -> N
         "several": {"type": ["number", "null"]},
         "elsewhere": {"$ref": "#/$defs/x"},
     }
-    asked = request(tools=[Tool(name="f", parameters={"type": "object", "properties": properties})])
-    assert reading_of(asked, "anthropic", Quirks()).types == {
+    generate = request(tools=[Tool(name="f", parameters={"type": "object", "properties": properties})])
+    assert reading_of(generate, "anthropic", Quirks()).types == {
         "f": {
             "count": ["integer"],
             "maybe": ["string", "null"],
@@ -219,11 +221,11 @@ def test_a_gemini_model_that_takes_no_last_turn_of_its_own_gets_the_text_as_the_
 def test_the_separator_of_messages_comes_from_the_request_or_the_vendor(
     options: PrefillOptions, quirk: str | None, written: str, token: str
 ) -> None:
-    asked = request(message("a", "Ann"), message("b", "Bob"), prefill=options)
-    _, body = body_of(asked, end_of_turn=quirk)
+    generate = request(message("a", "Ann"), message("b", "Bob"), prefill=options)
+    _, body = body_of(generate, end_of_turn=quirk)
     assert body["messages"][1]["content"] == written
     assert (body["stop_sequences"][0] == token) is bool(token)
-    assert reading_of(asked, "anthropic", Quirks(end_of_turn=quirk)).end_of_turn == token
+    assert reading_of(generate, "anthropic", Quirks(end_of_turn=quirk)).end_of_turn == token
 
 
 def test_a_provider_gets_the_token_only_if_it_must_stop_on_it() -> None:
@@ -277,16 +279,16 @@ CROWD = (message("a", "Ann"), message("b", "Ann"), message("c", "Bob"), message(
 def test_names_are_left_out_by_the_requests_rules_and_then_stop_nothing(
     options: PrefillOptions, written: str, stops: tuple[str, ...]
 ) -> None:
-    asked = request(*CROWD, prefill=options)
-    assert text_of(asked) == written
-    assert reading_stops(asked) == stops
+    generate = request(*CROWD, prefill=options)
+    assert text_of(generate) == written
+    assert reading_stops(generate) == stops
 
 
 def test_the_models_name_is_optional_if_its_providers_token_ends_each_message() -> None:
-    asked = request(message("a", "Ann"), prefill=PrefillOptions(unnamed=["Claude"]))
-    assert transcribe(asked, [], "<|eot|>").text == "Ann: a<|eot|>"
+    generate = request(message("a", "Ann"), prefill=PrefillOptions(unnamed=["Claude"]))
+    assert transcribe(generate, [], "<|eot|>").text == "Ann: a<|eot|>"
     with pytest.raises(RequestInvalid) as refused:
-        transcribe(asked, [])
+        transcribe(generate, [])
     assert refused.value.where == "prefill.unnamed"
 
 
@@ -294,7 +296,7 @@ def test_the_reading_notes_whether_the_text_follows_a_name() -> None:
     assert reading_of(request(message("a", "Ann")), "anthropic", Quirks()).follows_a_name
     own = request(message("a", "Ann"), message("and", role="assistant"))
     unnamed = request(message("a", "Ann"), prefill=PrefillOptions(unnamed=["Claude"], end_of_turn="#"))
-    assert not any(reading_of(asked, "anthropic", Quirks()).follows_a_name for asked in (own, unnamed))
+    assert not any(reading_of(generate, "anthropic", Quirks()).follows_a_name for generate in (own, unnamed))
 
 
 def test_a_predicate_becomes_empty_names_before_the_request_travels() -> None:

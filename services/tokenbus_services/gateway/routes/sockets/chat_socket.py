@@ -208,7 +208,7 @@ class ChatSocket:
         *,
         after: int = -1,
     ) -> None:
-        """Tell a run as numbered chunks. Its problems are parts of the stream too."""
+        """Send a run as numbered chunks. Its errors are parts of the stream too."""
         encoder: Encoder | None = None
         chunks = ChunkFrames(request, after)
         await self._tell(frames.frame("start", request))

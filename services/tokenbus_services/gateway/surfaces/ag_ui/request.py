@@ -1,6 +1,6 @@
 """`RunAgentInput` as a request of the bus. Pure.
 
-Model and options of the bus stand in `forwardedProps`. `state` belongs to the client: no model sees it.
+Model and options of the bus are in `forwardedProps`. `state` belongs to the client: no model sees it.
 """
 
 from __future__ import annotations

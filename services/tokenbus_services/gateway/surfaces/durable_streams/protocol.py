@@ -33,7 +33,7 @@ class Ask(msgspec.Struct, frozen=True):
     """What a reader asks for."""
 
     offset: int | None
-    """None: the tail, wherever it is."""
+    """None: the current tail."""
     live: Live | None
     cursor: int | None
 

@@ -1,4 +1,4 @@
-"""Tells one run's log as the events of a response. Pure: the same log gives the same events and numbers.
+"""Encodes one run's log as the events of a response. Pure: the same log gives the same events and numbers.
 
 The stream begins with `response.created` and ends with one of `response.completed`, `response.incomplete` and
 `response.failed`. Only settled blocks become output items, since an item cannot be taken back (see `settling`).

@@ -79,11 +79,11 @@ def test_inline_bytes_are_bounded_as_all_of_a_block_is(final: bool) -> None:
 
 
 def test_values_missing_in_the_answer_are_those_of_the_request() -> None:
-    asked = ImagesRequested(prompt="A cat.", model="gpt-image-2", size="8x8", quality="low")
+    request = ImagesRequested(prompt="A cat.", model="gpt-image-2", size="8x8", quality="low")
     completed = {"type": "image_generation.completed", "b64_json": "AAAA", "size": "9x9"}
     data = Data(b"data: " + msgspec.json.encode(completed) + b"\n\n")
     reader = AttemptReader(1)
-    reader.read(RawFrame(0, 1, 0, 0, [Opened("openai-images", 200, {}, True, Quirks(), asked)]))
+    reader.read(RawFrame(0, 1, 0, 0, [Opened("openai-images", 200, {}, True, Quirks(), request)]))
     reader = AttemptReader.load(reader.save())
     events = reader.read(RawFrame(0, 1, 1, 0, [data]))
     image = Image(0, "image/png", "AAAA", True, prompt="A cat.", model="gpt-image-2", size="9x9", quality="low")

@@ -55,7 +55,7 @@ def post(path: str, text: str = "hello", *, model: str = "one-turn", stream: boo
     if path == RESPONSES:
         return {"url": path, "json": {"model": model, "input": text, "stream": stream}}
     if path != GEMINI:
-        return {"url": path, "json": asking(text, model=model, stream=stream)}
+        return {"url": path, "json": one_message(text, model=model, stream=stream)}
     method = "streamGenerateContent?alt=sse" if stream else "generateContent"
     return {
         "url": f"/v1beta/models/{model}:{method}",
@@ -63,7 +63,7 @@ def post(path: str, text: str = "hello", *, model: str = "one-turn", stream: boo
     }
 
 
-def asking(text: str = "hello", **more: Any) -> dict[str, Any]:
+def one_message(text: str = "hello", **more: Any) -> dict[str, Any]:
     """A request of one user message, for Messages and Chat Completions alike."""
     return {
         "model": "one-turn",

@@ -10,7 +10,7 @@ from tokenbus.errors import BlobCorrupt, BlobError, BlobNotFound
 PIECE = 1000
 
 
-class Shelf:
+class MemoryBlobs:
     """A `tokenbus.blobs.BlobStreams`."""
 
     def __init__(self) -> None:
