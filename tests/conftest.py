@@ -63,7 +63,7 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    if call.excinfo and str(call.excinfo.value).startswith("Timeout (>"):  # pytest-timeout's, which tells of threads
+    if call.excinfo and str(call.excinfo.value).startswith("Timeout (>"):  # pytest-timeout's, which names threads
         report.sections.append(("Where each task waited", all_paths()))
     if report.when == "call":
         item.stash[_outcome] = report

@@ -80,7 +80,7 @@ class Forked:
 
     def send_signal(self, number: int) -> None:
         """Send it this signal, if it has not ended."""
-        if self.returncode is None:  # an id is not given away again before the server has told of the end
+        if self.returncode is None:  # an id is not reused before the server has reported the end
             os.kill(self.pid, number)
 
     def terminate(self) -> None:

@@ -155,7 +155,7 @@ def _sees(node: redis.Redis, nodes: int) -> bool:
 
 
 def part_from_replicas(port: int) -> None:
-    """The master on this port lets no replica follow it any more."""
+    """The master on this port refuses all replicas from now on."""
     with closing(redis.Redis(port=port)) as master:
         master.execute_command("ACL SETUSER default -psync -sync")
         master.execute_command("CLIENT KILL TYPE replica")
@@ -170,7 +170,7 @@ class SentinelGroup:
         self.url = f"redis+sentinel://127.0.0.1:{sentinel_port}/{MASTER}"
 
     def part(self) -> None:
-        """From now on nothing reaches the replica any more: what the master writes, a fail-over will lose."""
+        """Stop replication: a fail-over loses what the master writes from now on."""
         part_from_replicas(self.master.port)
 
 

@@ -129,7 +129,7 @@ class Change(msgspec.Struct, frozen=True):
     placing: int
     """The number by which runs are placed in the end."""
     fresh: list[str]
-    """Runs that were requested when no worker could place by the old number any more."""
+    """Runs that were requested when no worker could place by the old number."""
 
 
 class Violation(msgspec.Struct, frozen=True, order=True):

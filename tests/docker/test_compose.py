@@ -37,7 +37,7 @@ async def send(bus: Server, count: int = RUNS) -> list[str]:
             "model": DEMO_MODEL,
             "messages": [{"role": "user", "content": f"{run}: {DEMO_PROMPT}"}],
             "tools": [WEATHER],
-            "on_failure": "restart",  # so that a run whose fetcher died in mid-speech is told again, and whole
+            "on_failure": "restart",  # a run whose fetcher died restarts, and its text is whole
         }
         await bus.client.xadd(KEYS.requests, {DATA_FIELD: msgspec.json.encode(request)})
     return runs

@@ -107,7 +107,7 @@ class StageWorker:
         return True
 
     def send(self, *, reply_lost: bool) -> str:
-        """Send the commit. Without its reply the worker knows nothing, and will send it again. The verdict."""
+        """Send the commit and return the verdict. Without a reply the worker sends it again."""
         assert self.pending
         reply = self._wire.run(self.pending)
         verdict: str = reply[0].decode()

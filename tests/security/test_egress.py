@@ -150,7 +150,7 @@ async def test_a_name_that_changes_after_the_check_is_not_asked_again(monkeypatc
                 await client.get("https://rebinding.example/")
     assert seen == ["93.184.215.14 rebinding.example rebinding.example"]
     assert refused.value.kind == "loopback"
-    assert "127" not in str(refused.value), "what is behind the name is not told to whoever chose the name"
+    assert "127" not in str(refused.value), "the address behind the name is not shown to the caller who chose the name"
 
 
 async def test_of_several_addresses_those_that_may_be_reached_are_tried_in_turn(

@@ -1,6 +1,6 @@
 """Secrets planted in a deployment are searched for in all that it writes: every key of the server, logs, pages, blobs.
 
-Provider and tools tell all that they were sent, which is what a wrong key's error, a proxy or a debugging page does.
+Provider and tools echo all that they were sent, which is what a wrong key's error, a proxy or a debugging page does.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ def _cpu(stack: Stack) -> dict[str, float]:
 
 
 def _memory(stack: Stack) -> dict[str, float]:
-    """KB: each service's share of the machine's memory, and what the server says it uses."""
+    """KB: each service's share of the machine's memory, and the server's reported memory."""
     info: dict[str, Any] = stack.client.info("memory")
     own = {
         name: float(resident_kb(pid)) for name, pid in stack.pids.items() if service_of(name) in (*SERVICES, PIPELINE)

@@ -80,7 +80,7 @@ def _of_run(name: _Names, log: list[dict[str, Any]], executions: dict[str, Line]
 
 
 def _what(call: dict[str, Any]) -> str:
-    """What the call asks for; all of its arguments if they are not valid any more."""
+    """What the call asks for; all of its arguments if they are no longer valid."""
     try:
         return json.loads(call["arguments"])["what"]
     except ValueError:

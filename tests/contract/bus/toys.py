@@ -1,6 +1,6 @@
 """A toy stage: small enough that a test computes its outputs by itself, with everything that a real one does.
 
-A frame ``+5`` adds to the run's sum and says the sum; ``end`` says it for the last time and closes the run; any other
+A frame ``+5`` adds to the run's sum and emits the sum; ``end`` emits ``end`` and closes the run; any other
 frame is poison. Each saying goes to the run's log, to `runs` and to `events`. It is numbered when it is committed,
 as the parser does it: so a replay cannot know the number reached.
 """

@@ -125,12 +125,12 @@ async def test_a_turn_without_text_or_cut_among_calls_cannot_be_continued(bus: C
 
 async def test_intakes_word_on_continuing_counts_and_not_the_providers_name(bus: Client, server: Server, keys: Keys):
     writer = await ended(server, keys, "Half", request=msgspec.structs.replace(REQUEST, provider="openai-responses"))
-    await bus.resume("r")  # nobody said that it could not
+    await bus.resume("r")  # no flag forbids it
     await server.client.hset(keys.run("r"), "continues", 1)
     await bus.resume("r", again=2)
     assert len(await published(server, keys)) == 2
     await server.client.hset(keys.run("r"), "continues", 0)
-    await server.client.unlink(writer.log)  # it is told before the run's text is read
+    await server.client.unlink(writer.log)  # it is raised before the run's text is read
     with pytest.raises(RunNotRepeatable, match="cannot continue") as e:
         await bus.resume("r")
     assert (e.value.code, e.value.run) == ("run_not_repeatable", "r")

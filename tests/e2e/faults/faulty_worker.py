@@ -1,7 +1,7 @@
 """`tokenbus worker KIND` whose long-lived tasks a test can list, end and freeze.
 
 On SIGUSR1 it reads its file: ``list`` writes the names of its tasks beside it; ``end NAME`` and ``freeze NAME`` do that
-to each task of this name at its next wake-up, wherever it waits; ``block`` never gives the event loop back. It changes
+to each task of this name at its next wake-up, in any await; ``block`` never gives the event loop back. It changes
 its own copy of the product, as the broken builds of the chaos do.
 """
 

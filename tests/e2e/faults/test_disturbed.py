@@ -80,7 +80,7 @@ async def test_killed_and_frozen_workers_lose_double_and_reorder_nothing(
         if end["type"] == "incomplete":
             incomplete += 1
             assert end["error"]["code"] == "worker_lost"
-            assert judge.text(log), "only a run that was heard may end incomplete"
+            assert judge.text(log), "only a run with visible text may end incomplete"
             continue
         assert end["type"] == "completed", end
         [result] = [content for kind, content in judge.blocks(log) if kind == "tool_result"]

@@ -187,7 +187,7 @@ def test_a_failed_run_is_found_by_its_error_code_and_retried(bus: LocalBus, pers
     run, ada = ended(bus, ADA, "broken"), person(ADA)
     shown = ada.get(f"/runs/{run}")
     assert shown["row"]["state"] == "failed"
-    assert shown["actions"] == ["retry"], "this provider goes on from no partial answer"
+    assert shown["actions"] == ["retry"], "this provider continues no partial answer"
     assert shown["request"] is None
     code = shown["row"]["error"]
     assert run in ids(ada.sees(lambda sample: run in ids(sample), f"error={code}&state=failed"))

@@ -85,7 +85,7 @@ async def test_gateways_come_and_go_and_no_client_is_left_with_a_silent_end(
         whole = (await second.get(f"/runs/{run}/events")).content.replace(b": \n\n", b"")
         assert received + rest.replace(b": \n\n", b"") == whole
         assert b"event: completed" in rest
-        assert goes_on.state == "stalled", "its client left, and it goes on as asked"
+        assert goes_on.state == "stalled", "its client disconnected, and it continues as requested"
 
         # A gateway that stops ends its streams with an error; the run continues.
         async with openai.AsyncOpenAI(api_key="k", base_url=f"{other.url}/v1", max_retries=0) as again:

@@ -282,7 +282,7 @@ def test_the_stream_of_a_background_response_that_waits_for_intake_begins_with_i
     run = "waits-for-intake"
     note = {"surface": "openai_responses", "version": 1, "created": 1, "model": "anthropic/text"}
     noted = msgspec.json.encode({"note": note, "tenant": ""})
-    with redis.Redis.from_url(bus.url) as server:  # as a gateway notes it that waited in vain
+    with redis.Redis.from_url(bus.url) as server:  # as a gateway notes it after its wait timed out
         server.set(f"tokenbus:{{gateway}}:published:{run}", noted, ex=60)
     with client.responses.retrieve(f"resp_{run}", stream=True) as stream, bus.sync_client() as direct:
         direct.publish(bus.request("text", id=run, metadata={"gateway": note}))

@@ -53,7 +53,7 @@ async def test_a_stalled_parser_stops_the_reading_of_sockets_and_nothing_is_lost
         parser.freeze()
         partition = keys.partition_of(run)
         await eventually(lambda: _over(server, keys.lease(partition, "parser"), LAG_BYTES), timeout=60)
-        # A fetcher that has stopped reading goes on at half the lag, so that is the least that waits.
+        # A fetcher that stopped reading continues at half the lag, so at least that much waits.
         await eventually(lambda: _over(server, keys.lease(partition, "normalizer"), LAG_BYTES // 2), timeout=60)
         await eventually(lambda: _sends_nothing(exchange), timeout=60)
         # What waits on the server is bounded, and so the rest is still at the provider.

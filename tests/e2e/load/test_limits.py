@@ -210,7 +210,7 @@ async def test_a_providers_retry_after_holds_for_all_fetchers_and_all_runs_of_th
         await ended(server.client, keys, [first, *others, free])
     begun = [(e.received_at - requests.received_at, e.request.model) for e in provider.requests[1:] if e.request]
     assert all(seconds > 3.5 for seconds, model in begun if model == "busy"), begun
-    assert begun[0][1] == "quick", "another model goes on"
+    assert begun[0][1] == "quick", "another model continues"
 
 
 async def test_tokens_are_reserved_for_the_call_and_settled_by_its_usage(

@@ -119,7 +119,7 @@ async def test_the_pages_have_metrics_of_runs_calls_and_queues_and_all_that_dash
     for expression in expressions:
         named = set(re.findall(r"\b(?:tokenbus_[a-z_]+|process_[a-z_]+|up(?=\{))", expression))
         assert named, expression
-        assert named <= seen.names, f"{expression}: nobody shows {named - seen.names}"
+        assert named <= seen.names, f"{expression}: no worker exports {named - seen.names}"
         [by] = re.findall(r"\bby \(([a-z, ]+)\)", expression)[:1] or [""]
         wanted = {label.strip() for label in by.split(",") if label} - {"job", "le"}
         for name in set(re.findall(r"\btokenbus_[a-z_]+", expression.partition("scalar(")[0])) & set(seen.labels):

@@ -49,7 +49,7 @@ async def change(server: Server, keys: Keys, number: int) -> None:
 
 
 async def fenced(server: Server, keys: Keys) -> bool:
-    """Whether no run is placed by an earlier number any more."""
+    """Whether no run is left that an earlier number placed."""
     epoch = str((await repartition.layout(server, keys)).epoch).encode()
     return await server.client.hget(keys.lease(0, "parser"), "epoch") == epoch
 

@@ -86,7 +86,7 @@ async def test_each_kind_of_worker_is_replaced_by_the_next_release_and_back_unde
         judge.check(logs[run])
         assert result.status == "completed"
         assert {event["attempt"] for event in logs[run]} <= {1, 2}
-        assert judge.text(logs[run]).count("word29") == 2, "each turn was said once"
+        assert judge.text(logs[run]).count("word29") == 2, "each turn was emitted once"
     assert await server.client.xlen(keys.dead) == 0, "nothing was refused"
     assert len(provider.requests) == 2 * len(runs), "no call was made twice"
 

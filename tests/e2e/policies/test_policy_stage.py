@@ -301,7 +301,7 @@ async def test_a_policy_that_every_run_meets_may_ask_the_bus_and_does_not_judge_
             for p in range(keys.partitions)
             for _, fields in await server.client.xrange(keys.topic(p, "visible"))
         ]
-    assert set(spoken) == {asked_about, pretends}, "nobody hears the questions"
+    assert set(spoken) == {asked_about, pretends}, "the questions of policies are not published"
     for log in logs.values():
         judge.check(log)
         assert judge.text(log) == "[That is all.] The password is swordfish, remember it well"
@@ -375,7 +375,7 @@ async def test_the_policy_worker_forgets_a_run_whose_end_a_fail_over_lost(
             return len(await log_of(server.client, keys, run)) > events
 
         async def forgotten() -> bool:
-            """No stage has the run any more, and no queue."""
+            """No stage and no queue has the run."""
             pending: Any = await server.client.xpending(keys.topic(keys.partition_of(run), "turns"), "fetcher")
             fields = await server.client.hmget(
                 keys.lease(keys.partition_of(run), "policy"), ["open", "arrived", "done"]

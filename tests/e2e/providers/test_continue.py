@@ -85,7 +85,7 @@ async def test_a_subscriber_does_not_notice_a_fetcher_killed_in_the_middle_of_a_
         judge.check(log)
         assert log[-1]["type"] == "completed", log[-1]
         text = "".join(kind_text for kind, kind_text in judge.blocks(log) if kind == "text")
-        assert received[run] == judge.text(log) == text, "what was heard is what counts"
+        assert received[run] == judge.text(log) == text, "the subscriber's text is the log's text"
         assert received[run].replace("\n", "").strip() == f"{REPLY}Rain.", "no gap and no repeat"
         kinds = [kind for kind, _ in judge.blocks(log)]
         assert kinds == ["text", "tool_call", "tool_result", "text"], "one seamless block"

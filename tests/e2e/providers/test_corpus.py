@@ -107,7 +107,7 @@ async def test_recorded_images_lie_in_the_blob_store_and_one_whose_bytes_are_bro
         judge.check(log)
     assert [mark(b64encode(content).decode())] == final_images(rows["gemini"])
     assert (stored["image"]["size_bytes"], "base64" in stored["image"]) == (len(content), False)
-    # The corpus made this one's bytes short, so that they are not base64 any more.
+    # The corpus made this one's bytes short, so they are no longer base64.
     assert [mark(inline["image"]["base64"])] == final_images(rows["openai_responses"])
     assert [note["name"] for note in inline["provider_extra"]] == ["tokenbus.image_not_stored"] * 2
 

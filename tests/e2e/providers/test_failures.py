@@ -97,7 +97,7 @@ async def test_a_failure_is_retried_unless_visible_text_was_emitted(
         assert (log[-1]["type"], log[-1]["error"]["class"]) == (end, kind)
         assert log[-1]["error"]["retryable"]
         assert REPLY_TEXT.startswith(judge.text(log))
-        assert judge.text(log).endswith("full,"), "what was heard stays, and nothing is heard twice"
+        assert judge.text(log).endswith("full,"), "visible text stays, and nothing is repeated"
 
 
 async def test_restart_repeats_the_answer_and_reports_which_blocks_are_void(

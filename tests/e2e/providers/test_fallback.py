@@ -239,5 +239,5 @@ async def test_an_unsuitable_provider_is_refused_by_name_or_skipped_with_a_note(
     assert note.startswith("no fallback to speaks at gemini, which cannot take this request:")
     assert "image/gif" in note
     for run in (alone, failing):
-        assert logs[run][-1]["error"]["class"] == "auth", "nobody else is asked"
+        assert logs[run][-1]["error"]["class"] == "auth", "no other provider is called"
         assert "fallback" not in logs[run][0]

@@ -144,7 +144,7 @@ async def taken(server: Server, keys: Keys) -> bool:
 
 
 async def gone(server: Server, keys: Keys, run: str) -> bool:
-    """Whether nothing of the run is on its queue any more."""
+    """Whether nothing of the run is left on its queue."""
     entries = await server.client.xrange(keys.topic(keys.partition_of(run), "turns"))
     return all(run.encode() not in fields for _, fields in entries)
 

@@ -33,6 +33,6 @@ async def test_cancelled_cut_and_failed_runs_report_usage_and_model() -> None:
         result = error.value.result
         assert result
         assert result.usage
-        assert result.usage.input == USAGE.input, "Anthropic tells it as the message starts"
+        assert result.usage.input == USAGE.input, "Anthropic reports it at message_start"
         assert result.model
         assert result.response_id

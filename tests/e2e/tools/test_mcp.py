@@ -91,7 +91,7 @@ env_pass = ["NOTES"]
         "one of four",
     )
     assert _results(logs[killed])[0]["is_error"]
-    assert logs[killed][-1]["type"] == "completed", "the model goes on after a tool's error"
+    assert logs[killed][-1]["type"] == "completed", "the model continues after a tool's error"
     assert not [pid for pid in _pids(notes) if alive(pid)], "a server outlived the services"
 
 

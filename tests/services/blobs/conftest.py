@@ -129,7 +129,7 @@ class Served:
         await until(lambda: self._begun > 0)
 
     async def idle(self) -> None:
-        """Returns when a request has reached the app and none is being handled any more."""
+        """Returns when a request has reached the app and none is being handled."""
         await until(lambda: self._begun > 0 and not self._server.server_state.tasks)
 
 

@@ -1,4 +1,4 @@
-"""The probe of a page: whatever the peer does is one of two errors."""
+"""The probe of a page: every fault of the peer is one of two errors."""
 
 from __future__ import annotations
 

@@ -16,4 +16,4 @@ def test_a_model_that_a_route_names_by_an_alias_has_its_true_name() -> None:
     request = Generate(provider="a", model="m-1", messages=[Message(role="user", content="Hi")], max_tokens=9)
     settled, notes = Fallbacks((route,), providers.get).resolve(request)
     assert settled.fallback == [Fallback(provider="a", model="m-2"), Fallback(provider="b", model="newest")]
-    assert len(notes) == 1, "nobody is configured, and the last is whom the run asks in any case"
+    assert len(notes) == 1, "no provider is configured, and the last one is called in any case"

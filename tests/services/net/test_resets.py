@@ -29,7 +29,7 @@ async def url(monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[str]:
         cast(asyncio.Transport, transport).abort()
 
     def reset_by_anyio(stream: Any) -> None:
-        """As uvloop has it then: no socket any more."""
+        """As with uvloop: no socket is left."""
         stream._transport.abort()
 
     monkeypatch.setattr(Connection, "connection_made", reset)

@@ -184,7 +184,7 @@ def outputs(logic: NormalizerLogic) -> dict[str, list[BusEvent]]:
 async def test_each_image_of_a_batch_gets_its_own_blob_at_its_own_place() -> None:
     logic = NormalizerLogic(0, KEYS, ImageKeeper(Store(), CollectorRegistry()))
     logic.apply("a", frame(0, ("partial_image", b"c"), ("completed", b"cat")))
-    logic.apply("b", frame(0, ("completed", b"dog"), asked=ImagesRequested(inline=True)))
+    logic.apply("b", frame(0, ("completed", b"dog"), requested=ImagesRequested(inline=True)))
     logic.apply("a", frame(1, ("completed", b"cow")))
     await logic.finish_replay()
     emitted = outputs(logic)
@@ -237,7 +237,9 @@ async def test_a_replay_stores_nothing() -> None:
 
 async def test_a_restored_attempt_keeps_the_options_of_its_images() -> None:
     before = NormalizerLogic(0, KEYS)
-    before.apply("a", frame(0, ("partial_image", b"c"), asked=ImagesRequested(inline=True, prompt="A cat.", model="m")))
+    before.apply(
+        "a", frame(0, ("partial_image", b"c"), requested=ImagesRequested(inline=True, prompt="A cat.", model="m"))
+    )
     store = Store()
     logic = NormalizerLogic(0, KEYS, ImageKeeper(store, CollectorRegistry()))
     logic.restore("a", before.snapshot("a"))

@@ -58,7 +58,7 @@ async def judged(order: str) -> dict[tuple[int, str], tuple[list[str], list[str]
     def note(out: list[PublicEvent]) -> None:
         for known in trace.take(out):
             at = known.origin.draft, known.origin.part
-            assert at not in found, "an origin is told once"
+            assert at not in found, "an origin is reported once"
             found[at] = ([e.text for e in known.events if isinstance(e, Chunk)], known.later)
 
     for draft in drafts():

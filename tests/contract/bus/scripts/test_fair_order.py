@@ -189,7 +189,7 @@ async def test_what_was_put_back_in_front_is_next_and_as_if_never_delivered(inbo
     ids = [each[0].decode() for each in taken]
     call = put_back(inbound.stream, "requests", group=GROUP, consumer="a", ids=ids)
     assert await run_script(inbound.server, call) == 2
-    assert await run_script(inbound.server, call) == 0  # a second time they are nobody's
+    assert await run_script(inbound.server, call) == 0  # after the second one they have no owner
     _, _, taken = await inbound.ask(3, consumer="b")
     assert [(name_of(each), each[1]) for each in taken] == [("a0", 1), ("a1", 1), ("a2", 1)]
 

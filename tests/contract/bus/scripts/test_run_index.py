@@ -113,7 +113,7 @@ async def test_a_run_is_listed_by_its_tenant_too_and_the_index_expires_with_the_
     opened, ended = listed.keys.open_runs(partition, "acme"), listed.keys.ended_runs(partition, "acme")
     await listed.client.zadd(opened, {"lost": 5_000})
     await listed.accept("a", 5_000 + LIFETIMES * TTL_MS, "tenant", "acme")
-    assert await listed.client.zrange(opened, 0, -1) == [b"a"], "what nobody ended there is dropped some day"
+    assert await listed.client.zrange(opened, 0, -1) == [b"a"], "an entry that no one ends there expires"
     assert 0 < await listed.client.pttl(opened) <= TTL_MS
     at_ms = await listed.end("a", keep_ms=200)
     assert await listed.client.zrange(ended, 0, -1, withscores=True) == [(b"a", at_ms)]

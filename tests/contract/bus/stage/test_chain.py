@@ -206,7 +206,7 @@ def before_script(server: Server, do: Callable[[], Awaitable[object]], name: str
 
 
 def _is_chain(args: tuple[Any, ...]) -> bool:
-    script = chain._CHAIN  # pyright: ignore[reportPrivateUsage]  # there is no other way to tell it from others
+    script = chain._CHAIN  # pyright: ignore[reportPrivateUsage]  # nothing else distinguishes it
     return args[1] in (script.sha, script.text)
 
 
@@ -283,7 +283,7 @@ async def test_a_run_that_was_cancelled_is_refused_and_its_state_rebuilt(scene: 
         before_script(scene.server, lambda: run_script(scene.server, call))
         assert await both.write(a=b"+1", b=b"+4") == "long"
         await eventually(scene.at_rest)
-        assert (await scene.log("a"))[-2:] == [str(before), "end"], "the frame after the cancel was never heard"
+        assert (await scene.log("a"))[-2:] == [str(before), "end"], "the frame after the cancel was not applied"
         await both.until_short(b=b"+1")
         assert (await scene.log("b"))[0] == "4"
 

@@ -548,7 +548,7 @@ async def test_a_worker_reads_streams_that_it_does_not_prefer_only_if_no_other_w
         assert sum(stream in halves[0] for stream in first) >= 15
         assert sum(stream in halves[1] for stream in second) >= 15
         done = len(first)
-        for n in range(3):  # nobody prefers these now
+        for n in range(3):  # no worker prefers these now
             await scene.put(str(n), stream=3)
             await eventually(lambda n=n: len(first) == done + n + 1)
     assert await scene.left() == 0

@@ -143,7 +143,7 @@ async def test_ordinary_tools_see_the_lag_of_a_group(bus: Client, server: Server
         assert await anext(events)
         for _ in range(kept - 1):
             await anext(events)
-        assert 0 <= await lag(server, keys, "r", "g") <= kept, "told now and then"
+        assert 0 <= await lag(server, keys, "r", "g") <= kept, "reported at intervals"
     assert await lag(server, keys, "r", "g") == 0
     await writer.say("a", "b", "c")
     assert await lag(server, keys, "r", "g") == 3

@@ -193,7 +193,7 @@ async def test_what_a_killed_worker_had_not_acknowledged_comes_again_and_nothing
             lines = [await doomed.stdout.readline() for _ in range(3)]
         finally:
             doomed.kill()
-            rest = (await doomed.stdout.read()).split(b"\n")[:-1]  # the last line may be cut, and counts as never told
+            rest = (await doomed.stdout.read()).split(b"\n")[:-1]  # the last line may be cut, and does not count
             await doomed.wait()
         await say_all(writers, 5)
         theirs = {(run.decode(), int(seq)) for run, seq in (line.split() for line in lines + rest)}

@@ -118,7 +118,7 @@ async def test_a_refused_request_is_sent_again_as_a_run_of_its_own(morgue: Morgu
     ended = await run("dead", "retry", entry, "--json", TOKENBUS_CONFIG=config)
     [request] = await morgue.sent()
     assert (ended.code, json.loads(ended.out)) == (0, {"id": entry, "run": request["id"]})
-    assert request["id"] != "mine", "that run has ended, and its subscribers have heard it"
+    assert request["id"] != "mine", "that run has ended, and its subscribers have its end"
     assert request["messages"] == REQUEST["messages"]
     assert request["metadata"] == {"retry_of": "mine"}
     assert await morgue.left() == []

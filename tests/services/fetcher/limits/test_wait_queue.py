@@ -222,7 +222,7 @@ async def test_at_a_shutdown_all_waiting_runs_are_released_and_none_is_admitted(
     for task in cast("tuple[asyncio.Task[Any], ...]", (waiting, sleeping, later)):
         with pytest.raises(NotStarted):
             await task
-    assert hall.admission.running == 1, "what runs goes on"
+    assert hall.admission.running == 1, "running calls continue"
 
 
 async def test_however_many_wait_there_is_a_place_for_a_further_tenant() -> None:

@@ -67,7 +67,7 @@ class Answer:
             snapshot = state.current_completion_snapshot
             self.message = snapshot.choices[0].message
             self.finish = snapshot.choices[0].finish_reason
-        assert not (self.done and self.error), "an error is the last that is told"
+        assert not (self.done and self.error), "an error is the last event"
 
     @property
     def text(self) -> str:

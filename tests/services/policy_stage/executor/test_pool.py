@@ -108,7 +108,7 @@ async def test_a_caller_that_stops_waiting_leaves_no_wrong_process_id():
         await eventually(executors[1].gone.done)
         assert [bool(run.losses) for run in runs] == [False, True, False, False]
         assert ends == ["exited"]
-        await eventually(lambda: pool.count == MAX_SEPARATE)  # the others, and the shared one; nobody's are gone
+        await eventually(lambda: pool.count == MAX_SEPARATE)  # the others, and the shared one; unused ones have exited
 
 
 async def test_a_fork_server_that_is_given_up_is_no_runs_fault(monkeypatch: pytest.MonkeyPatch):

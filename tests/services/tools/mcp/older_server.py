@@ -1,4 +1,4 @@
-"""An MCP server of 2025-06-18 for tests, written by hand: knows nothing of what came later."""
+"""An MCP server of 2025-06-18 for tests, written by hand, without features of later versions."""
 
 import json
 import os
