@@ -1,7 +1,7 @@
 """`python -m tests.fuzz SECONDS [libFuzzer options]`: fuzz the decoders for so long.
 
 The recorded streams, where they are, are its first inputs. A failing input is kept in the temporary directory, under a
-name that is printed; `python -m tests.fuzz 0 FILE` reads it again. Without atheris, which not every machine can have, it
+name that is shown; `python -m tests.fuzz 0 FILE` reads it again. Without atheris, which not every machine can have, it
 says so and ends.
 """
 
