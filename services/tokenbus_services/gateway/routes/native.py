@@ -35,7 +35,7 @@ from tokenbus_services.gateway.routes.run_list import RunQuery, page_of
 from tokenbus_services.gateway.routes.session_routes import rejoined
 from tokenbus_services.gateway.runs import not_found
 from tokenbus_services.gateway.surfaces.contract import Answer
-from tokenbus_services.gateway.surfaces.fields import Fields, json_body
+from tokenbus_services.gateway.surfaces.fields import Fields, is_whole, json_body
 from tokenbus_services.gateway.surfaces.native import NativeSurface
 from tokenbus_services.gateway.surfaces.native.surface import NativeEncoder, accepted, event_lines
 
@@ -207,7 +207,7 @@ class _TopicAnswer:
 def _after(request: Request) -> int:
     """The seq after which the client resumes. `Last-Event-ID` of a reconnecting EventSource takes precedence."""
     given = headers_in(request).get("last-event-id") or request.query_params.get("after", "-1")
-    if not given.removeprefix("-").isascii() or not given.removeprefix("-").isdigit() or int(given) < -1:
+    if not is_whole(given.removeprefix("-")) or int(given) < -1:
         raise invalid("after", "must be the seq of an event")
     return int(given)
 

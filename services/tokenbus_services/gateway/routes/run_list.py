@@ -15,6 +15,7 @@ from tokenbus.client.run_list import RunFilter, RunLister, run_filter
 from tokenbus.core.nearest_name import unknown_name
 from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.problem import invalid
+from tokenbus_services.gateway.surfaces.fields import is_whole
 
 MOST_RUNS = 200
 """Runs in one page."""
@@ -100,7 +101,7 @@ def _filter(states: Sequence[str], once: dict[str, str]) -> RunFilter:
 def _limit(given: str | None) -> int:
     if given is None:
         return _DEFAULT_LIMIT
-    if not (given.isascii() and given.isdigit() and 1 <= int(given) <= MOST_RUNS):
+    if not (is_whole(given) and 1 <= int(given) <= MOST_RUNS):
         raise invalid("limit", f"must be a whole number from 1 to {MOST_RUNS}")
     return int(given)
 

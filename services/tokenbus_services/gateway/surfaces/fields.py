@@ -13,6 +13,8 @@ from tokenbus_services.gateway.problem import Problem, Refusal, invalid, unsuppo
 
 Json = dict[str, Any]
 T = TypeVar("T")
+MAX_DIGITS = 18
+"""Digits of a whole number in a text. Python refuses to convert thousands of them."""
 _INDEX = re.compile(r"\[\d+\]")
 _decode = msgspec.json.Decoder().decode
 
@@ -28,6 +30,11 @@ def json_body(body: bytes) -> Json:
     if not isinstance(value, dict):
         raise invalid(None, "the body must be a JSON object")
     return cast("Json", value)
+
+
+def is_whole(text: str) -> bool:
+    """Whether ``int`` reads the text: a whole number without a sign, of a size that anything here may have."""
+    return len(text) <= MAX_DIGITS and text.isascii() and text.isdigit()
 
 
 class Fields:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from tokenbus_services.gateway.problem import invalid
+from tokenbus_services.gateway.surfaces.fields import is_whole
 
 Json = dict[str, Any]
 
@@ -39,7 +40,7 @@ def json_schema(schema: Json, at: str) -> Json:
                 raise invalid(where, "must be a list")
             out[name] = [_inner(inner, f"{where}[{i}]") for i, inner in enumerate(cast("list[Any]", value))]
         elif name in _COUNTS:
-            out[name] = int(value) if isinstance(value, str) and value.isdigit() else value
+            out[name] = int(value) if isinstance(value, str) and is_whole(value) else value
         elif name not in _NO_EFFECT:
             out[name] = value
     if schema.get("nullable") is True and isinstance(out.get("type"), str):

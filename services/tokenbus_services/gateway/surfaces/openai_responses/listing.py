@@ -20,6 +20,7 @@ from tokenbus.events.requests import (
     UrlSource,
 )
 from tokenbus_services.gateway.problem import invalid, unsupported
+from tokenbus_services.gateway.surfaces.fields import is_whole
 from tokenbus_services.gateway.surfaces.openai_responses.opaque_items import Carried, field_of, sealed
 
 MAX_ITEMS, DEFAULT_ITEMS = 100, 20
@@ -33,7 +34,7 @@ def listed(items: Sequence[Json], query: Mapping[str, str]) -> Json:
     if order not in ("asc", "desc"):
         raise invalid("order", "must be 'asc' or 'desc'")
     limit = query.get("limit", str(DEFAULT_ITEMS))
-    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit) <= MAX_ITEMS):
+    if not (is_whole(limit) and 1 <= int(limit) <= MAX_ITEMS):
         raise invalid("limit", f"must be a whole number from 1 to {MAX_ITEMS}")
     if "include" in query or "include[]" in query:
         raise unsupported("include", "'include' is not supported by this gateway")
