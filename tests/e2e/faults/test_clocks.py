@@ -25,6 +25,9 @@ async def slow() -> str:
 """
 SHIFT = """
 import time
+from pathlib import Path
+
+Path(__file__).with_name("in-use").touch()
 
 def shifted(clock, ahead):
     return lambda: clock() + ahead
@@ -71,6 +74,7 @@ async def test_workers_with_clocks_minutes_apart_answer_no_tool_and_end_no_run_b
             logs |= await ended(server.client, keys, [calls, again])
         finally:
             await running.stop()
+    assert all((tmp_path / f"ahead{ahead}" / "in-use").exists() for ahead in AHEAD_S.values())
     for log in logs.values():
         judge.check(log)
     assert logs[silent][-1]["error"]["code"] == "deadline"

@@ -257,6 +257,15 @@ async def test_dead_members_are_not_counted(server: Server, keys: Keys):
         assert len(a.held) == 4
 
 
+async def test_a_worker_that_has_failed_renews_nothing_more(server: Server, keys: Keys):
+    liveness = Liveness()
+    async with running(Worker(server, keys, "a", liveness=liveness)) as a:
+        await eventually(lambda: len(a.held) == keys.partitions)
+        liveness.failed = True  # the supervisor, before the worker hands over
+        async with running(Worker(server, keys, "b")) as b:  # beside one that works it would get half
+            await eventually(lambda: len(b.held) == keys.partitions)
+
+
 async def test_a_stalled_membership_check_is_noticed(server: Server, keys: Keys, monkeypatch: pytest.MonkeyPatch):
     liveness = Liveness()
     async with running(Worker(server, keys, "a", liveness=liveness)) as worker:

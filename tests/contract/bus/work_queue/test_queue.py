@@ -19,6 +19,7 @@ from tests.servers import binary
 from tests.waiting import eventually
 from tokenbus.bus.backlog import LONG_MS
 from tokenbus.bus.keys import Keys
+from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.work_queue import BLOCK_MS, QueueItem, WorkQueue, item_writes
 from tokenbus.events.frames import TurnWork, encode
@@ -214,6 +215,22 @@ async def test_a_dead_workers_items_go_to_another_and_say_so(scene: Scene, other
         await b.finish(list(found.values()))
     gate.open()
     await dead.close()
+
+
+async def test_a_worker_that_has_failed_claims_and_keeps_nothing_more(scene: Scene):
+    liveness = Liveness()
+    async with opened(scene.queue("a", liveness=liveness)) as a:
+        await scene.put("held")
+        await a.read()
+        liveness.failed = True  # the supervisor, before the worker hands over
+        reading = asyncio.create_task(a.read())
+        await scene.put("new")
+        async with opened(scene.queue("b")) as b:
+            found = {name(item): item for item in [await b.read(), await b.read()]}
+            assert {item: each.deliveries for item, each in found.items()} == {"held": 2, "new": 1}
+            await b.finish(list(found.values()))
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
 
 
 async def test_a_zombie_that_wakes_is_notified_of_lost_items_and_can_neither_finish_nor_return_them(

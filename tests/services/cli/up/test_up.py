@@ -169,16 +169,25 @@ async def test_any_free_port_of_the_blob_service_reaches_services_and_clients_an
         assert "the loader beside the settings was imported" in imported
 
 
-async def test_what_dies_is_started_again(tmp_path: Path):
-    env = {"TOKENBUS_CONFIG": settings_file(tmp_path), "TOKENBUS_DATA": str(tmp_path / "data")}
+def environ_of(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/environ").read_bytes()
+
+
+async def test_what_dies_is_started_again_and_no_stage_gets_a_providers_key(tmp_path: Path):
+    config = settings_file(tmp_path, '[providers.p]\napi = "anthropic"\napi_key_env = "P_KEY"\n')
+    env = {"TOKENBUS_CONFIG": config, "TOKENBUS_DATA": str(tmp_path / "data"), "P_KEY": "sk-of-this-test"}
     async with running(tmp_path / "err", "up", "--services", "normalizer", **env) as up:
         url = await redis_url(up)
         await up.says("ready normalizer")
         first = pid_of(tmp_path, "worker normalizer")
+        assert b"sk-of-this-test" in environ_of(up.process.pid)
+        assert b"sk-of-this-test" not in environ_of(first)
         os.kill(first, signal.SIGKILL)
         assert "was ended by SIGKILL; starting again in 0.25 s" in await up.says("died normalizer")
         await up.says("ready normalizer")
-        assert pid_of(tmp_path, "worker normalizer") != first
+        second = pid_of(tmp_path, "worker normalizer")
+        assert second != first
+        assert b"sk-of-this-test" not in environ_of(second)
 
         async with redis.asyncio.Redis.from_url(url) as client:
             await client.set("kept", "yes")
