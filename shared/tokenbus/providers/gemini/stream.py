@@ -126,7 +126,7 @@ class GeminiDecoder(
             out.append(Start(chunk.model_version or "", chunk.response_id or ""))
         for place, candidate in enumerate(chunk.candidates or ()):
             if candidate.index:
-                self._extra("candidate", text_of(_raw_candidate(data, place)), out)
+                self._extra("candidate", text_of(wire.candidate_in(data, place)), out)
             else:
                 self._candidate(candidate, data, place, out)
         if chunk.prompt_feedback and chunk.prompt_feedback.block_reason:
@@ -150,7 +150,7 @@ class GeminiDecoder(
     def _candidate(self, candidate: wire.Candidate, data: bytes, place: int, out: list[Normalized]) -> None:
         for i, part in enumerate((candidate.content and candidate.content.parts) or ()):
             if not self._part(part, out):
-                self._other_part(_raw_part(data, place, i), part.thought_signature, out)
+                self._other_part(wire.part_in(data, place, i), part.thought_signature, out)
         if not (
             candidate.grounding_metadata
             is candidate.citation_metadata
@@ -309,14 +309,3 @@ def usage_of(raw: dict[str, object]) -> Usage:
 def _compact(args: msgspec.Raw) -> str:
     """JSON without whitespace between tokens; a missing value is an empty object."""
     return "{}" if is_null(args) else msgspec.json.format(bytes(args), indent=-1).decode()
-
-
-def _raw_candidate(data: bytes, place: int) -> msgspec.Raw:
-    """A candidate of a chunk as raw JSON."""
-    return (read(wire.raw_chunk, data, "chunk").candidates or [])[place]
-
-
-def _raw_part(data: bytes, place: int, i: int) -> msgspec.Raw:
-    """A part of a candidate as raw JSON."""
-    content = read(wire.raw_candidate, bytes(_raw_candidate(data, place)), "candidate").content
-    return ((content and content.parts) or [])[i]

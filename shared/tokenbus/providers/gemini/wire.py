@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from tokenbus.providers.response.json_decode import Index
+from tokenbus.providers.response.json_decode import Index, read
 
 NOTHING = Raw(b"")
 """An absent field of raw JSON."""
@@ -115,3 +115,14 @@ raw_candidate = msgspec.json.Decoder(RawCandidate)
 fields = msgspec.json.Decoder(dict[str, Raw])
 anything = msgspec.json.Decoder()
 usage = msgspec.json.Decoder(dict[str, Any])
+
+
+def candidate_in(data: bytes, place: int) -> Raw:
+    """A candidate of a chunk as raw JSON."""
+    return (read(raw_chunk, data, "chunk").candidates or [])[place]
+
+
+def part_in(data: bytes, place: int, i: int) -> Raw:
+    """A part of a candidate as raw JSON."""
+    content = read(raw_candidate, bytes(candidate_in(data, place)), "candidate").content
+    return ((content and content.parts) or [])[i]
