@@ -187,7 +187,7 @@ async def test_a_host_that_cannot_fork_executors_ends_the_worker(
     monkeypatch.setattr(pool, "FORK_PAUSE_S", 0.0)
     executors = ExecutorPool(SETUP, most=1, on_end=NOTHING)
     executors._failed_work = liveness.failed_work
-    monkeypatch.setattr(executors, "_fork", Failing(BlockingIOError("fork: no more processes")))
+    monkeypatch.setattr(executors._forks, "fork", Failing(BlockingIOError("fork: no more processes")))
     await ends(executors._watch(), NoExecutor)
     assert failures == [pool.FORK] * MAX_DEFECTS
 

@@ -11,8 +11,6 @@ runs.
 from __future__ import annotations
 
 import asyncio
-import resource
-import sys
 import time
 from collections.abc import Callable
 
@@ -21,10 +19,11 @@ import structlog
 from tokenbus.bus.liveness import Defects, Liveness, beat, rest, stop_task
 from tokenbus_services.policy_stage.blame import End, Fault, culprit, is_evidence
 from tokenbus_services.policy_stage.executor.client import ExecutorProcess, Serves
-from tokenbus_services.policy_stage.executor.fork_server import ForkServer
+from tokenbus_services.policy_stage.executor.forking import ExecutorForks
 from tokenbus_services.policy_stage.executor.interface import Executor
 from tokenbus_services.policy_stage.executor.marks import MarkedCall
 from tokenbus_services.policy_stage.executor.messages import Overran, Setup
+from tokenbus_services.policy_stage.executor.resident_memory import rss_bytes
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -58,10 +57,8 @@ class ExecutorPool:
         self._timeouts = [policy.timeout_s for policy in setup.policies.values()]
         self._most = most
         self._on_end = on_end
-        self._server: ForkServer | None = None
-        self._forking = asyncio.Lock()
+        self._forks = ExecutorForks(setup, make=self._make, on_forked=self._forked, on_server_lost=self._server_lost)
         self._restricting = asyncio.Lock()
-        self._forks: set[asyncio.Task[ExecutorProcess]] = set()
         self._processes: set[ExecutorProcess] = set()
         self._separate = asyncio.Semaphore(MAX_SEPARATE)
         self._changed = asyncio.Event()
@@ -84,26 +81,21 @@ class ExecutorPool:
     async def start(self, liveness: Liveness) -> None:
         """See `Executors.start`. Also raises OSError."""
         self._failed_work = liveness.failed_work
-        self._server = ForkServer(self._setup)
-        await self._server.open()
+        await self._forks.open()
         for _ in range(self._most):
-            await self._fork("all")
+            await self._forks.fork("all")
         self._watching = liveness.start(self._watch(), name="executors")
 
     async def stop(self) -> None:
         self._closed = True
+        self._forks.keep_server()
         await stop_task(self._watching)
         running = [*self._processes]
         for each in running:
             each.half_close()
         if running:
             await asyncio.wait([each.gone for each in running], timeout=CLOSE_S)
-        forks = [*self._forks]
-        for fork in forks:
-            fork.cancel()
-        await asyncio.gather(*forks, return_exceptions=True)
-        if self._server:
-            await self._server.close()
+        await self._forks.close()
         if running:
             await asyncio.wait([each.gone for each in running])
 
@@ -153,7 +145,7 @@ class ExecutorPool:
     async def _fork_until_done(self, serves: Serves) -> ExecutorProcess:
         while True:
             try:
-                return await self._fork(serves)
+                return await self._forks.fork(serves)
             except OSError as e:  # the run's policy timeout ends it, and so this; `_watch` ends the worker
                 log.warning("policy_executor_not_started", problem=str(e))
                 self._failed_work(FORK)
@@ -163,43 +155,21 @@ class ExecutorPool:
     def _shared(self) -> list[ExecutorProcess]:
         return [each for each in self._processes if each.serves == "all"]
 
-    async def _fork(self, serves: Serves) -> ExecutorProcess:
-        """Fork one. If the caller is cancelled, the fork is completed all the same: the fork server answers in order,
-        and an unread answer would be taken for that of the next fork.
-        """
-        forking = asyncio.create_task(self._complete_fork(serves), name="fork of an executor")
-        self._forks.add(forking)
-        forking.add_done_callback(self._forks.discard)
-        try:
-            return await asyncio.shield(forking)
-        except asyncio.CancelledError:
-            forking.add_done_callback(_leave_unused)
-            raise
-
-    async def _complete_fork(self, serves: Serves) -> ExecutorProcess:
-        async with self._forking:
-            assert self._server
-            process = ExecutorProcess(
-                serves=serves, next_task=self._next_task, on_end=self._ended, on_overrun=self._overran
-            )
-            try:
-                await process.start(self._server, rss_bytes)
-            except (OSError, TimeoutError):
-                if not self._closed:
-                    for each in self._processes:
-                        each.killed_with_all = True
-                    await self._server.close()
-                    self._server = ForkServer(self._setup)
-                    await self._server.open()
-                raise
-            self._processes.add(process)
-            if serves == "all":
-                self._changed.set()
-            return process
+    def _make(self, serves: Serves) -> ExecutorProcess:
+        return ExecutorProcess(serves=serves, next_task=self._next_task, on_end=self._ended, on_overrun=self._overran)
 
     def _next_task(self) -> int:
         self._tasks += 1
         return self._tasks
+
+    def _forked(self, process: ExecutorProcess) -> None:
+        self._processes.add(process)
+        if process.serves == "all":
+            self._changed.set()
+
+    def _server_lost(self) -> None:
+        for each in self._processes:
+            each.killed_with_all = True
 
     # --- what becomes of them -------------------------------------------------------------------------------------
 
@@ -215,7 +185,7 @@ class ExecutorPool:
                     self._look_at(process, passed_s)
                 while len(self._shared) < self._most:
                     beat()
-                    await self._fork("all")
+                    await self._forks.fork("all")
                 defects.none()
             except Exception as e:
                 log.warning("policy_executors_failed", problem=f"{type(e).__name__}: {e}")
@@ -249,9 +219,8 @@ class ExecutorPool:
             self._kill(process, "memory")
 
     def _kill(self, process: ExecutorProcess, end: End) -> None:
-        assert self._server
         process.killed_for = process.killed_for or end
-        self._server.kill(process.pid)
+        self._forks.kill(process)
 
     def _leave_to(self, process: ExecutorProcess, call: MarkedCall) -> None:
         """Leave the executor to that call's run, and let it end with that run; all other runs start again elsewhere."""
@@ -278,8 +247,7 @@ class ExecutorPool:
         runs, process.runs = process.runs, {}
         marks = process.page.read()
         process.page.close()
-        if self._server:
-            self._server.kill(process.pid)  # it may only have closed its connection
+        self._forks.kill(process)  # it may only have closed its connection
         if self._closed or (process.emptied and not runs):
             return
         if process.killed_with_all:
@@ -306,19 +274,3 @@ class ExecutorPool:
 
     def _note(self, policy: str) -> None:
         self._blocks_until[policy] = time.monotonic() + SEPARATE_S
-
-
-def _leave_unused(fork: asyncio.Task[ExecutorProcess]) -> None:
-    if not fork.cancelled() and not fork.exception():
-        fork.result().leave_unused()
-
-
-def rss_bytes(pid: int) -> int:
-    """Return the process's resident memory in bytes; 0 if it is gone or the system does not report it."""
-    if sys.platform != "linux":
-        return 0
-    try:
-        with open(f"/proc/{pid}/statm", encoding="ascii") as statm:
-            return int(statm.read().split()[1]) * resource.getpagesize()
-    except (OSError, IndexError):
-        return 0
