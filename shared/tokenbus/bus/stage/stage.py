@@ -20,9 +20,9 @@ from redis.exceptions import RedisError
 
 from tokenbus.bus.keys import InternalTopic, Keys
 from tokenbus.bus.liveness import Liveness, holding, slack
-from tokenbus.bus.server.error_replies import is_alien
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.stage.background_tasks import BackgroundTasks
+from tokenbus.bus.stage.commit_replies import CommitReplies
 from tokenbus.bus.stage.committer import AppliedBatch, Committer
 from tokenbus.bus.stage.loading.owned_partitions import OwnedPartitions
 from tokenbus.bus.stage.logic import FinishesReplay, StageLogic
@@ -73,7 +73,6 @@ class Stage:
         self._group = group
         self._liveness = liveness = liveness or Liveness()
         self._topic: InternalTopic = topic
-        self._lag_bytes = lag_bytes
         self._lease_s = lease_s
         self._is_cluster = server.topology == "cluster"
         """Partitions lie on different nodes (Cluster); a failing node must not block the others."""
@@ -104,8 +103,10 @@ class Stage:
             on_change=self._wake,
         )
         self._parts = self._partitions.parts
-        self._journals = self._partitions.journals
         self._leases = self._partitions.leases
+        self._replies = CommitReplies(
+            self._partitions, self._commits, group=group, lag_bytes=lag_bytes, shun_s=2 * lease_s
+        )
         self._input = StageInput(
             server,
             keys,
@@ -210,7 +211,7 @@ class Stage:
     async def committed(self, part: Partition, work: PreparedCommit, reply: list[Any]) -> None:
         """Take the reply to a commit of this partition that another task sent, holding `lock_of`."""
         if self._parts.get(part.stream) is part:
-            await self._committed(part, work, reply)
+            await self._replies.handle(part, work, reply)
 
     def reload(self, part: Partition) -> None:
         """Rebuild the partition under its lease: its state is ahead of the log. No effect if it is not owned now."""
@@ -237,7 +238,7 @@ class Stage:
         with self._uncommitted(worked):
             replies = await self._commits.submit(worked)
         for each, reply in zip(worked, replies, strict=True):
-            await self._committed(each.part, each.work, reply)
+            await self._replies.handle(each.part, each.work, reply)
 
     @contextmanager
     def _uncommitted(self, worked: Sequence[AppliedBatch]) -> Generator[None]:
@@ -305,34 +306,3 @@ class Stage:
         part.isolated = part.isolated.after(first[0][0].decode())
         await self._commits.note(part, TRIES_FIELD, part.isolated.stored())
         return Batch(batch.partition, batch.begin, first)
-
-    async def _committed(self, part: Partition, work: PreparedCommit, reply: list[Any]) -> None:
-        if reply[0] in (b"ok", b"already"):
-            self._journals[part.number].keep(part.offset, work, asyncio.get_running_loop().time())
-            self._leases.committed(part.number, part.offset)
-            part.loads = 0
-            self._partitions.blocked_keys.discard(part.number)
-            part.paused = any(lag > self._lag_bytes for lag in reply[2:])
-            return
-        if reply[0] == b"refused" and is_alien(error := reply[1]):
-            self._partitions.block(part, str(error))
-            return
-        # Another owner committed, the server rolled back, or the commit cannot succeed: this worker's state is invalid.
-        log.warning("%s partition %d: dropped: %s", self._group, part.number, reply)
-        given_up = part.isolated.exhausted
-        try:
-            if reply[0] == b"refused" and not given_up:
-                await self._quarantine(part)
-            if reply[0] == b"moved" and self._journals[part.number].is_ahead_of(reply[1].decode()):
-                await self._partitions.recover_rollback(part)
-        finally:
-            self._partitions.drop(part, shun_s=2 * self._lease_s if reply[0] == b"refused" and given_up else 0)
-
-    async def _quarantine(self, part: Partition) -> None:
-        """The server refuses this commit. Process the entries one at a time next; if it was a single entry already,
-        quarantine it and end its runs so that the others continue.
-        """
-        if part.loads > CAREFUL_LOADS:
-            await self._commits.note(part, TRIES_FIELD, part.isolated.refused().stored())
-        else:
-            await self._commits.note(part, "loads", CAREFUL_LOADS)
