@@ -31,10 +31,10 @@ from tokenbus.events.public import (
 )
 from tokenbus_services.gateway.problem import Problem
 from tokenbus_services.gateway.surfaces.ai_sdk_ui import parts
-from tokenbus_services.gateway.surfaces.ai_sdk_ui.parts import DONE, METADATA, Part, written
+from tokenbus_services.gateway.surfaces.ai_sdk_ui.parts import DONE, VOID, Part, written
+from tokenbus_services.gateway.surfaces.ai_sdk_ui.tool_parts import ToolParts
 from tokenbus_services.gateway.surfaces.contract import Encoder
 
-VOID: Part = {"providerMetadata": {METADATA: {"void": True}}}
 _CONTENT_EVENTS = (Chunk, BlockStarted, BlockComplete, ImagePreview, ToolProgress)
 
 
@@ -46,7 +46,7 @@ class UiStream(Encoder):
         self._model = model
         self._message_id = message_id
         self._v7 = ui >= 7
-        self._bus_tools = bus_tools
+        self._tools = ToolParts(self._emit, bus_tools)
         self._out: list[bytes] = []
         self._began = False
         self._ended = False
@@ -57,12 +57,6 @@ class UiStream(Encoder):
         """Open text and reasoning parts, by block: `text` or `reasoning`."""
         self._thoughts: dict[int, BlockComplete] = {}
         """Complete thinking that is not settled; its part is still open."""
-        self._calls: dict[int, BlockComplete] = {}
-        """Complete calls of the turn, not sent as available yet."""
-        self._begun_calls: dict[int, BlockStarted] = {}
-        """Calls whose input is sent as it comes."""
-        self._known_calls: set[str] = set()
-        """Ids of the calls that the client knows."""
 
     def feed(self, event: PublicEvent) -> list[bytes]:
         """See `Encoder.feed`."""
@@ -87,7 +81,7 @@ class UiStream(Encoder):
                     self._emit({"type": "data-image-preview", "id": str(event.block), "data": data, "transient": True})
             case ToolProgress():
                 self._settle_turn()
-                self._progress(event)
+                self._tools.progress(event)
             case Retrying() | Restarted():
                 self._void(event)
             case UsageReported():
@@ -133,8 +127,7 @@ class UiStream(Encoder):
             case "thinking":
                 self._start(event.block, "reasoning")
             case "tool_call" if self._v7:
-                self._begun_calls[event.block] = event
-                self._begin_call(event.tool_id or "", event.tool_name or "")
+                self._tools.begin(event)
             case _:
                 pass
 
@@ -151,9 +144,8 @@ class UiStream(Encoder):
                 if event.block not in self._open:
                     self._start(event.block, kind)
                 self._emit({"type": f"{kind}-delta", "id": str(event.block), "delta": event.text})
-            case "tool_call" if event.block in self._begun_calls and event.tool_call_part == "input":
-                tool_id = self._begun_calls[event.block].tool_id or ""
-                self._emit({"type": "tool-input-delta", "toolCallId": tool_id, "inputTextDelta": event.text})
+            case "tool_call" if event.tool_call_part == "input":
+                self._tools.add_input(event)
             case _:
                 pass
 
@@ -167,10 +159,10 @@ class UiStream(Encoder):
                     self._thoughts[event.block] = event
             case "tool_call":
                 if not event.cut:
-                    self._calls[event.block] = event
+                    self._tools.complete(event)
             case "tool_result":
                 self._settle_turn()
-                self._result(event)
+                self._tools.result(event)
             case "image":
                 self._image(event)
 
@@ -191,60 +183,19 @@ class UiStream(Encoder):
         """The turn is over: its thinking is final, and its calls run."""
         for block in list(self._thoughts):
             self._stop(block, parts.provider_metadata(self._thoughts.pop(block)))
-        for block in list(self._calls):
-            self._call(self._calls.pop(block))
-
-    def _call(self, event: BlockComplete) -> None:
-        tool_id, tool_name = event.tool_id or "", event.tool_name or ""
-        if self._begun_calls.pop(event.block, None) is None:
-            self._begin_call(tool_id, tool_name)
-        self._known_calls.add(tool_id)
-        call: Part = {"toolCallId": tool_id, "toolName": tool_name, **self._flags(tool_name)}
-        metadata = parts.provider_metadata(event)
-        if event.input_error is not None:
-            error = {"input": event.arguments, "errorText": event.input_error}
-            self._emit({"type": "tool-input-error", **call, **error, **metadata})
-        else:
-            self._emit({"type": "tool-input-available", **call, "input": event.input or {}, **metadata})
-
-    def _begin_call(self, tool_id: str, tool_name: str) -> None:
-        flags = self._flags(tool_name)
-        self._emit({"type": "tool-input-start", "toolCallId": tool_id, "toolName": tool_name, **flags})
-
-    def _flags(self, tool_name: str) -> Part:
-        # Without them, the client would run the bus's tool too.
-        return {"dynamic": True, "providerExecuted": True} if tool_name in self._bus_tools else {}
-
-    def _progress(self, event: ToolProgress) -> None:
-        if event.tool_id not in self._known_calls:
-            return
-        given = {"progress": event.progress, "total": event.total, "message": event.message}
-        output = {name: value for name, value in given.items() if value is not None}
-        self._output(event.tool_id, event.tool_name, "available", {"output": output, "preliminary": True})
-
-    def _result(self, event: BlockComplete) -> None:
-        # A client fails on an output without its call, which a policy may have removed.
-        if event.tool_id not in self._known_calls:
-            return
-        if event.is_error:
-            self._output(event.tool_id, event.tool_name, "error", {"errorText": event.content or ""})
-        else:
-            self._output(event.tool_id, event.tool_name, "available", {"output": event.content or ""})
-
-    def _output(self, tool_id: str, tool_name: str | None, how: str, values: Part) -> None:
-        self._emit({"type": f"tool-output-{how}", "toolCallId": tool_id, **self._flags(tool_name or ""), **values})
+        self._tools.settle()
 
     def _void(self, event: Retrying | Restarted) -> None:
         self._emit({"type": "data-tokenbus", "data": _notice(event), "transient": True})
         if self._first_block is None:
             return
-        self._calls = {n: call for n, call in self._calls.items() if n < event.drop_from}
+        self._tools.drop_from(event.drop_from)
         if self._v7 and event.drop_from <= self._first_block:
             self._emit({"type": "reset-step"})
             self._first_block = None
             self._open.clear()
             self._thoughts.clear()
-            self._begun_calls.clear()
+            self._tools.forget_begun()
         else:
             self._stop_from(event.drop_from)
 
@@ -253,20 +204,7 @@ class UiStream(Encoder):
         for block in [n for n in self._open if n >= first]:
             self._thoughts.pop(block, None)
             self._stop(block, VOID)
-        for block in [n for n in self._begun_calls if n >= first]:
-            call = self._begun_calls.pop(block)
-            name = call.tool_name or ""
-            self._emit(
-                {
-                    "type": "tool-input-error",
-                    "toolCallId": call.tool_id or "",
-                    "toolName": name,
-                    "input": "",
-                    "errorText": "The answer was cut here; the call did not run.",
-                    **self._flags(name),
-                    **VOID,
-                }
-            )
+        self._tools.void_from(first)
 
     def _stop(self, block: int, metadata: Part) -> None:
         kind = self._open.pop(block)
@@ -275,7 +213,7 @@ class UiStream(Encoder):
     def _close(self, *, void: bool) -> None:
         """End all open parts. ``void``: what is not settled does not stand."""
         if void:
-            self._calls.clear()
+            self._tools.drop_from(0)
         self._settle_turn()
         for block in [n for n, kind in self._open.items() if kind == "text"]:
             self._stop(block, {})

@@ -14,6 +14,8 @@ Part = dict[str, object]
 DONE = b"data: [DONE]\n\n"
 METADATA = "tokenbus"
 """Key of our values in `providerMetadata`, which clients send back with their messages."""
+VOID: Part = {"providerMetadata": {METADATA: {"void": True}}}
+"""Of a part that a retry voided."""
 
 FINISH: Mapping[FinishReason, str] = {
     "stop": "stop",
