@@ -20,7 +20,7 @@ import asyncio
 import math
 import re
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Callable
+from collections.abc import AsyncIterable, Callable
 from datetime import timedelta
 from hashlib import sha256
 from pathlib import Path
@@ -32,14 +32,10 @@ import obstore
 from obstore.store import AzureStore, GCSStore, LocalStore, ObjectStore, S3Store
 
 from tokenbus.blobs import BlobRef, blob_id_from_digest, parse_blob_id, parse_media_type
-from tokenbus.errors import (
-    BlobCorrupt,
-    BlobNotFound,
-    BlobRefused,
-    BlobTooLarge,
-)
+from tokenbus.errors import BlobNotFound, BlobRefused, BlobTooLarge
 from tokenbus_services.blobs import backend, leases
 from tokenbus_services.blobs.backend import listed, remove_staged, store_errors
+from tokenbus_services.blobs.open_blob import OpenBlob
 from tokenbus_services.blobs.quota import Quota
 from tokenbus_services.blobs.ranges import ByteRange
 from tokenbus_services.settings import BlobSettings, RetentionSettings
@@ -70,34 +66,6 @@ def create(settings: BlobSettings, directory: Path, *, lease_s: float = Retentio
         lease_s=lease_s,
         quota_bytes=settings.quota_bytes or None,
     )
-
-
-class OpenBlob:
-    """A blob opened for reading."""
-
-    def __init__(self, ref: BlobRef, digest: str | None, read: AsyncIterator[bytes]) -> None:
-        """``digest``: None for a part, which cannot be verified."""
-        self.ref = ref
-        self._digest = digest
-        self._read = read
-
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the content, once. The last chunk is yielded only after the whole was verified.
-
-        Raises BlobCorrupt if the stored bytes do not match the id, BlobUnavailable if the store fails.
-        """
-        hasher = sha256()
-        held = b""
-        with store_errors("read"):
-            async for chunk in self._read:
-                hasher.update(chunk)
-                if held:
-                    yield held
-                held = chunk
-        if self._digest not in {None, hasher.hexdigest()}:
-            raise BlobCorrupt(self.ref.blob_id)
-        if held:
-            yield held
 
 
 class BlobStore:
