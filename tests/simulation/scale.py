@@ -51,7 +51,7 @@ Assumed.
 """
 POLLS = 2.5
 """Commands a second that a fetcher sends for each partition of a Cluster, at any load: a read of `turns` every 500 ms,
-one of `control` every 2 s (`bus/work_queue.py`, `bus/control.py`).
+one of `control` every 2 s (`bus/work_queue/`, `bus/control.py`).
 """
 MAX_CLIENTS = 10_000
 """Default number of connections of a server."""
