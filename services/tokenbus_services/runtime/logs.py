@@ -50,7 +50,17 @@ def configure(level: str, *, service: str, secrets: Iterable[str] = ()) -> None:
     root.setLevel(level.upper())
     for noisy in ("uvicorn.access", "httpx", "httpcore"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    logging.getLogger("asyncio").addFilter(_no_removed_node)
     structlog.contextvars.bind_contextvars(service=service)
+
+
+def _no_removed_node(record: logging.LogRecord) -> bool:
+    """Drop redis-py's error about a node that left the Cluster while a command to it was in progress.
+
+    redis-py forgets the node with its connection, which is closed when it is freed (redis/asyncio/cluster.py,
+    `ClusterNode.__del__`).
+    """
+    return not record.getMessage().startswith("Unclosed ClusterNode object")
 
 
 def _made_safe(logger: object, name: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:

@@ -34,6 +34,31 @@ def test_on_a_terminal_no_control_character_of_a_stranger_gets_through() -> None
     assert not [control for control in ("\x1b]", "\x1b[2J", "\x07", "\x9b") if control in shown]
 
 
+LOGS_A_REMOVED_NODE = r"""
+import asyncio, logging
+from redis.asyncio.cluster import ClusterNode
+from tokenbus_services.runtime import logs
+logs.configure("info", service="gateway")
+
+class Connected:
+    is_connected = True
+
+async def main():
+    node = ClusterNode("127.0.0.1", 7001)
+    node._connections.append(Connected())
+    del node
+    asyncio.get_running_loop().call_exception_handler({"message": "a task broke"})
+
+asyncio.run(main())
+"""
+
+
+def test_a_node_that_left_the_cluster_is_no_error_and_a_defect_of_a_task_is() -> None:
+    run = subprocess.run([sys.executable, "-c", LOGS_A_REMOVED_NODE], capture_output=True, text=True, check=True)
+    (line,) = run.stderr.splitlines()
+    assert "a task broke" in line
+
+
 def _read(terminal: int) -> str:
     try:
         return os.read(terminal, 2**16).decode()
