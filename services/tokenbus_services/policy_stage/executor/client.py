@@ -52,6 +52,8 @@ class ExecutorProcess(asyncio.Protocol):
         """The step in progress at the last look, and how long it has lasted."""
         self.beats, self.silent_s = 0, 0.0
         """The same for its event loop, while it has work to do."""
+        self.dead_s = 0.0
+        """How long its process has been gone while its connection is open."""
         self.killed_for: End | None = None
         self.overran: messages.Overran | None = None
         self._next_task = next_task
@@ -107,6 +109,11 @@ class ExecutorProcess(asyncio.Protocol):
         """Request that it finishes running work and exits."""
         if self._transport and not self._transport.is_closing():
             self._transport.write_eof()
+
+    def cut_off(self) -> None:
+        """Close the connection: the process is gone, but one that it left behind may hold the other end."""
+        if self._transport:
+            self._transport.abort()
 
     def _end_if_empty(self) -> None:
         if self.serves != "all" and not self.runs:

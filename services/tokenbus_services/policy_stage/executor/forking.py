@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from tokenbus_services.policy_stage.executor.client import ExecutorProcess, Serves
 from tokenbus_services.policy_stage.executor.fork_server import ForkServer
+from tokenbus_services.policy_stage.executor.host_process import rss_bytes
 from tokenbus_services.policy_stage.executor.messages import Setup
-from tokenbus_services.policy_stage.executor.resident_memory import rss_bytes
 
 
 class ExecutorForks:

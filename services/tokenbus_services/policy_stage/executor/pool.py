@@ -20,10 +20,10 @@ from tokenbus.bus.liveness import Defects, Liveness, beat, rest, stop_task
 from tokenbus_services.policy_stage.blame import End, Fault, culprit, is_evidence
 from tokenbus_services.policy_stage.executor.client import ExecutorProcess, Serves
 from tokenbus_services.policy_stage.executor.forking import ExecutorForks
+from tokenbus_services.policy_stage.executor.host_process import is_gone, rss_bytes
 from tokenbus_services.policy_stage.executor.interface import Executor
 from tokenbus_services.policy_stage.executor.marks import MarkedCall
 from tokenbus_services.policy_stage.executor.messages import Overran, Setup
-from tokenbus_services.policy_stage.executor.resident_memory import rss_bytes
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -38,6 +38,8 @@ MAX_WAIT_S = 60.0
 """How long a run's policy timeout is kept from expiring while the run waits for an executor of its own."""
 SILENT_S = 10.0
 """An executor whose event loop has not turned for this long, without a call in progress, counts as dead."""
+DEAD_S = 0.5
+"""How long the connection of an executor whose process is gone may stay open: until everything sent is read."""
 CLOSE_S = 4.0
 FORK_PAUSE_S = 0.5
 FORK = "fork of an executor"
@@ -96,6 +98,8 @@ class ExecutorPool:
         if running:
             await asyncio.wait([each.gone for each in running], timeout=CLOSE_S)
         await self._forks.close()
+        for each in running:
+            each.cut_off()
         if running:
             await asyncio.wait([each.gone for each in running])
 
@@ -195,6 +199,11 @@ class ExecutorPool:
                 await rest(FORK_PAUSE_S)
 
     def _look_at(self, process: ExecutorProcess, passed_s: float) -> None:
+        if is_gone(process.pid):
+            process.dead_s += passed_s
+            if process.dead_s > DEAD_S:
+                process.cut_off()
+            return
         marks = process.page.read()
         if marks.call and marks.step == process.step:
             process.still_s += passed_s

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import threading
 import time
+from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from tokenbus.policy.processor import StreamContext, StreamProcessor
 from tokenbus.policy.stream_state import StreamState
@@ -39,6 +42,23 @@ class ExitsLater(StreamProcessor):
 
     async def on_chunk(self, chunk: Any, state: StreamState, context: StreamContext[Any]) -> None:
         threading.Timer(0.1, lambda: os._exit(3)).start()
+        await context.send(chunk)
+
+
+class LeavesChild(StreamProcessor):
+    """Forks a process, which inherits the executor's connection, and may end its own. Says the child's id in a file."""
+
+    class Options(msgspec.Struct):
+        file: str
+        exits: bool
+
+    async def on_chunk(self, chunk: Any, state: StreamState, context: StreamContext[Any]) -> None:
+        if (child := os.fork()) == 0:
+            time.sleep(60)  # noqa: ASYNC251 - it has no event loop
+            os._exit(0)
+        Path(self.options.file).write_text(str(child))  # noqa: ASYNC240 - nothing else runs here
+        if self.options.exits:
+            os._exit(3)
         await context.send(chunk)
 
 

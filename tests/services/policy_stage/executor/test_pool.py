@@ -8,8 +8,10 @@ import signal
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import cast
 
+import msgspec
 import pytest
 
 from tests.services.policy_stage.executor.harmful import MEMORY_BYTES
@@ -208,3 +210,24 @@ async def test_a_wait_for_an_executor_is_reported_until_it_is_too_long(monkeypat
         assert len(reports) == reported
         os.kill(alone[0].pid, signal.SIGKILL)
         assert (await waiting).single, "it is still its turn once a place is free"
+
+
+@pytest.mark.parametrize("exits", [True, False])
+async def test_an_executor_that_is_gone_is_lost_although_a_process_of_its_policy_holds_its_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exits: bool
+):
+    monkeypatch.setattr(pool_module, "CLOSE_S", 0.1)
+    left = tmp_path / "pid"
+    leaves = PolicySpec(
+        policy=f"{HARMFUL}:LeavesChild", options={"file": str(left), "exits": exits}, timeout_s=5.0, name="leaves"
+    )
+    pool = ExecutorPool(msgspec.structs.replace(SETUP, policies={"leaves": leaves}), most=1, on_end=lambda end: None)
+    await pool.start(Liveness())
+    try:
+        run = judge(await separate(pool), "leaves")
+        await eventually(lambda: bool(run.losses) if exits else run.seen == 2)
+        assert run.losses == ([(Fault("leaves", 0, "exited"), True)] if exits else [])
+        await pool.stop()
+        os.kill(int(left.read_text()), 0)  # it still runs
+    finally:
+        os.kill(int(left.read_text()), signal.SIGKILL)

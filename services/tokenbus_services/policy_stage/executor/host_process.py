@@ -1,9 +1,21 @@
-"""How much memory a process has, as the system reports it to another process."""
+"""What the system says of a process of this host."""
 
 from __future__ import annotations
 
+import os
 import resource
 import sys
+
+
+def is_gone(pid: int) -> bool:
+    """Whether no process has this id any more."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:  # it runs as another user
+        pass
+    return False
 
 
 def rss_bytes(pid: int) -> int:
