@@ -36,8 +36,9 @@ from tokenbus_services.intake.blob_offload import IntakeMedia
 from tokenbus_services.intake.cancels import Cancels
 from tokenbus_services.intake.intake_spans import IntakeSpans
 from tokenbus_services.media.blob_cache import RecentBlobs
-from tokenbus_services.runtime.in_flight import InFlight, dead_letter_item
+from tokenbus_services.runtime.in_flight import InFlight
 from tokenbus_services.runtime.metrics.label_names import KnownModels
+from tokenbus_services.runtime.poison_items import dead_letter_item
 from tokenbus_services.runtime.task_failures import LoggedTasks
 from tokenbus_services.runtime.worker_core import WorkerCore
 

@@ -6,7 +6,7 @@ from tokenbus.core.request.fallback_request import all_choices
 from tokenbus.errors import RequestInvalid
 from tokenbus.events.frames import PolicyPlan
 from tokenbus.events.requests import Generate
-from tokenbus_services.intake.request_match import on_route
+from tokenbus_services.intake.settings_match import on_route
 from tokenbus_services.settings import Settings
 
 

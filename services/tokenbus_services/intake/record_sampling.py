@@ -7,7 +7,7 @@ from __future__ import annotations
 from hashlib import sha256
 
 from tokenbus.events.requests import Generate
-from tokenbus_services.intake.request_match import meets
+from tokenbus_services.intake.settings_match import meets
 from tokenbus_services.settings import RecordSettings
 
 

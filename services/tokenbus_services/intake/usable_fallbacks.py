@@ -11,7 +11,7 @@ from tokenbus.core.request.fallback_request import request_for
 from tokenbus.errors import RequestInvalid, SettingsError, TokenbusError
 from tokenbus.events.requests import Base64Source, BlobSource, Fallback, FileSource, Generate, Message, Source
 from tokenbus.providers.api import Built
-from tokenbus_services.intake.request_match import on_route
+from tokenbus_services.intake.settings_match import on_route
 from tokenbus_services.intake.unasked_media import CallInput, refused_media
 from tokenbus_services.media.locate import media_of, request_with
 from tokenbus_services.media.provider_limits import check_media, limits_of

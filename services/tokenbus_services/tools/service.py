@@ -34,8 +34,8 @@ from tokenbus.events.frames import (
 )
 from tokenbus_services.runtime.app.service_app import worker_name
 from tokenbus_services.runtime.deployment_agreement import DeploymentAgreement
-from tokenbus_services.runtime.in_flight import dead_letter_item
 from tokenbus_services.runtime.mcp_tool_cache import McpToolCache
+from tokenbus_services.runtime.poison_items import dead_letter_item
 from tokenbus_services.runtime.queue_work import QueueWork
 from tokenbus_services.settings import Settings
 from tokenbus_services.telemetry import RunTracer

@@ -20,26 +20,20 @@ from tokenbus.bus.liveness import Defects, Liveness, beat, rest, stop_task
 from tokenbus_services.policy_stage.blame import End, Fault, culprit, is_evidence
 from tokenbus_services.policy_stage.executor.client import ExecutorProcess, Serves
 from tokenbus_services.policy_stage.executor.forking import ExecutorForks
-from tokenbus_services.policy_stage.executor.host_process import is_gone, rss_bytes
 from tokenbus_services.policy_stage.executor.interface import Executor
 from tokenbus_services.policy_stage.executor.marks import MarkedCall
 from tokenbus_services.policy_stage.executor.messages import Overran, Setup
+from tokenbus_services.policy_stage.executor.watchdog import examine
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 CHECK_S = 0.1
-BLOCKED_S = 1.0
-"""A shared executor stuck in one step of a call for this long is left to that call's run."""
 MAX_SEPARATE = 4
 """Maximum executors for single runs."""
 SEPARATE_S = 60.0
 """How long all runs of a policy that ended or blocked an executor are kept apart from others."""
 MAX_WAIT_S = 60.0
 """How long a run's policy timeout is kept from expiring while the run waits for an executor of its own."""
-SILENT_S = 10.0
-"""An executor whose event loop has not turned for this long, without a call in progress, counts as dead."""
-DEAD_S = 0.5
-"""How long the connection of an executor whose process is gone may stay open: until everything sent is read."""
 CLOSE_S = 4.0
 FORK_PAUSE_S = 0.5
 FORK = "fork of an executor"
@@ -199,33 +193,13 @@ class ExecutorPool:
                 await rest(FORK_PAUSE_S)
 
     def _look_at(self, process: ExecutorProcess, passed_s: float) -> None:
-        if is_gone(process.pid):
-            process.dead_s += passed_s
-            if process.dead_s > DEAD_S:
-                process.cut_off()
-            return
-        marks = process.page.read()
-        if marks.call and marks.step == process.step:
-            process.still_s += passed_s
-            timeout_s = self._timeouts[marks.call.policy]
-            if process.still_s > timeout_s:
-                self._kill(process, "blocked")
-                return
-            if process.still_s > BLOCKED_S and process.serves == "all":
-                self._leave_to(process, marks.call)
-            elif process.still_s > BLOCKED_S and process.serves == "restricted":
-                self._kill(process, "stalled")  # its run waits for a place: there is no bound on executors left to one
-        else:
-            process.step, process.still_s = marks.step, 0.0
-        if marks.call or marks.beats != process.beats or not (process.runs or process.emptied):
-            process.beats, process.silent_s = marks.beats, 0.0
-        else:
-            process.silent_s += passed_s
-            if process.silent_s > SILENT_S:
-                self._kill(process, "blocked")
-                return
-        if rss_bytes(process.pid) - process.base_bytes > self._setup.memory_bytes:
-            self._kill(process, "memory")
+        found = examine(process, passed_s, timeouts_s=self._timeouts, memory_bytes=self._setup.memory_bytes)
+        if found == "gone":
+            process.cut_off()
+        elif isinstance(found, MarkedCall):
+            self._leave_to(process, found)
+        elif found:
+            self._kill(process, found)
 
     def _kill(self, process: ExecutorProcess, end: End) -> None:
         process.killed_for = process.killed_for or end

@@ -18,7 +18,7 @@ EMPTY = LogPage(start=2, events=[], tail=2, closed=False)
 
 
 @pytest.mark.parametrize(
-    ("query", "request"),
+    ("query", "position"),
     [
         ([], Ask(0, None, None)),
         ([("offset", "-1"), ("other", "x")], Ask(0, None, None)),
@@ -26,8 +26,8 @@ EMPTY = LogPage(start=2, events=[], tail=2, closed=False)
         ([("offset", "0000000000000012"), ("live", "long-poll"), ("cursor", "7")], Ask(12, "long-poll", 7)),
     ],
 )
-def test_a_reader_says_where_it_begins_and_how_it_reads(query: list[tuple[str, str]], request: Ask) -> None:
-    assert protocol.asked(query) == request
+def test_a_reader_says_where_it_begins_and_how_it_reads(query: list[tuple[str, str]], position: Ask) -> None:
+    assert protocol.asked(query) == position
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def test_the_body_and_the_headers_say_what_is_asked_of_the_bus() -> None:
 
 
 @pytest.mark.parametrize(
-    ("request", "headers", "param"),
+    ("extra", "headers", "param"),
     [
         ({"tools": ["shell"]}, {}, "tokenbus.tools[0]"),
         ({"extra": {"a": 1}}, {}, "tokenbus.extra.a"),
@@ -89,9 +89,9 @@ def test_the_body_and_the_headers_say_what_is_asked_of_the_bus() -> None:
     ],
 )
 def test_what_is_not_allowed_or_not_known_is_refused(
-    request: dict[str, Any], headers: dict[str, str], param: str
+    extra: dict[str, Any], headers: dict[str, str], param: str
 ) -> None:
-    assert problem_of(lambda: extension(Fields({"tokenbus": request}), headers, rules())).param == param
+    assert problem_of(lambda: extension(Fields({"tokenbus": extra}), headers, rules())).param == param
 
 
 def test_what_the_key_allows_is_taken() -> None:
