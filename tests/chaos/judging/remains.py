@@ -99,14 +99,14 @@ def _lease(key: KeyFact, living: list[int]) -> Iterator[Violation]:
 
 def _exit(end: Exit) -> str | None:
     if end.task_fault_s is not None:
-        if end.asked is None:
+        if end.requested is None:
             return None if end.status == STUCK else f"one of its tasks was ended or frozen, exit code {end.status}"
         return (
             f"one of its tasks was ended or frozen {end.task_fault_s:.0f} s before, and it was still running"
             if end.task_fault_s > EXIT_S
             else None
         )
-    match end.asked:
+    match end.requested:
         case signal.SIGKILL:
             return None
         case signal.SIGTERM:
