@@ -5,7 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from tokenbus.events.usage import Usage
+from tokenbus.providers import registry
 from tokenbus.providers.api import ApiName
+from tokenbus.providers.base import ProviderBase
 
 
 class TokenCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,20 +33,21 @@ class TokenCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def token_counts(usage: Usage | None, api: ApiName) -> TokenCounts:
-    """The counts of ``usage`` as this API means them.
+    """The counts of ``usage`` as this API means them (`ProviderBase.input_has_cached`, `output_has_reasoning`).
 
-    Anthropic reports cached input separately from the rest, and Gemini reasoning separately from the answer; the others
-    include both.
+    ``api``: empty for a provider that the settings no longer have.
     """
     usage = usage or Usage()
     read, write, reasoning = usage.cache_read or 0, usage.cache_write or 0, usage.reasoning or 0
     given, written = usage.input or 0, usage.output or 0
-    if api == "anthropic":
-        return TokenCounts(fresh=given, cache_read=read, cache_write=write, output=written, reasoning=reasoning)
+    # Optional, so that a plug-in of an earlier release can be used.
+    provider = registry.get(api) if api else ProviderBase
+    input_has_cached: bool = getattr(provider, "input_has_cached", True)
+    output_has_reasoning: bool = getattr(provider, "output_has_reasoning", True)
     return TokenCounts(
-        fresh=max(0, given - read - write),
+        fresh=max(0, given - read - write) if input_has_cached else given,
         cache_read=read,
         cache_write=write,
-        output=written + reasoning if api == "gemini" else written,
+        output=written if output_has_reasoning else written + reasoning,
         reasoning=reasoning,
     )

@@ -38,6 +38,12 @@ class ProviderBase:
     """What that GET needs besides the key."""
     makes_images: bool = False
     """Whether models of this API can generate images."""
+    takes_max_tokens: bool = True
+    """Whether a request may bound its output."""
+    input_has_cached: bool = True
+    """Whether the reported input includes what was read from the provider's cache and written to it."""
+    output_has_reasoning: bool = True
+    """Whether the reported output includes reasoning."""
     options: frozenset[RequestOption] = frozenset()
     """The optional request fields that this API has; a request with another one is rejected by name."""
 

@@ -14,6 +14,8 @@ from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server, translated
 from tokenbus.errors import ServerError
 from tokenbus.events.requests import Generate
+from tokenbus.providers import registry
+from tokenbus.providers.base import ProviderBase
 from tokenbus_services.gateway.callers import AccessControl, Admitted, Caller
 from tokenbus_services.gateway.keys.allowed import Aliases, check_allowed, check_tools, rules_for, with_forced
 from tokenbus_services.gateway.keys.directory import KeyDirectory
@@ -88,7 +90,8 @@ class KeyAccess(AccessControl):
         if rules.max_budget is not None:
             self._check_priced(generate)
         provider = self._settings.providers.get(generate.provider)
-        forced = with_forced(generate, rules, takes_max_tokens=provider is None or provider.api != "openai-images")
+        api = registry.get(provider.api) if provider else ProviderBase
+        forced = with_forced(generate, rules, takes_max_tokens=getattr(api, "takes_max_tokens", True))
         reply = await self._admitted(caller.key, generate.id, rules)
         headers = headers_of(reply, rules)
         if reply.refused:

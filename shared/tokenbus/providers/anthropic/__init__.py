@@ -27,6 +27,7 @@ class Anthropic(ProviderBase):
     default_base_url = "https://api.anthropic.com"
     default_key_env = "ANTHROPIC_API_KEY"
     models_path = "/v1/models"
+    input_has_cached = False
     models_headers: Mapping[str, str] = {"anthropic-version": API_VERSION}
     # Start and stop of blocks and of the message, and the ping that often comes between a block's start and its first
     # chunk. A text that contains such a word is merely forwarded sooner.

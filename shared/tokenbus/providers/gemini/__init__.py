@@ -50,6 +50,7 @@ class Gemini(ProviderBase):
         request_bytes=100 * MIB,
     )
     makes_images = True
+    output_has_reasoning = False
     end_of_turn = END_OF_TURN
     takes_path = False
     options = frozenset({"json_object", "seed", "top_k", "frequency_penalty", "presence_penalty"})

@@ -38,6 +38,7 @@ class OpenAIImages(ProviderBase):
         request_bytes=512 * MIB,
     )
     makes_images = True
+    takes_max_tokens = False
     options = frozenset({"user_id"})
 
     def images_asked(self, request: Generate) -> ImagesRequested:
