@@ -13,7 +13,10 @@ from hypothesis.stateful import run_state_machine_as_test
 from tests.model.actors import Wire
 from tests.model.machine import Protocol
 from tests.servers import binary
-from tokenbus.bus.scripts import attempt_fence, chain, commit, run_inputs, runs
+from tokenbus.bus.scripts import chain, commit
+from tokenbus.bus.scripts.runs import accept as runs
+from tokenbus.bus.scripts.runs import attempt_fence
+from tokenbus.bus.scripts.runs import inputs as run_inputs
 from tokenbus.bus.scripts.script import script
 from tokenbus.bus.stage import checkpoints
 from tokenbus_services.process.embedded_server import EmbeddedServer

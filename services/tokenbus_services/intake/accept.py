@@ -20,7 +20,7 @@ from tokenbus.bus.keys import DATA_FIELD, Keys
 from tokenbus.bus.layout import changed, locate
 from tokenbus.bus.liveness import beating
 from tokenbus.bus.run_record import ASKED
-from tokenbus.bus.scripts.runs import STALE
+from tokenbus.bus.scripts.runs.accept import STALE
 from tokenbus.bus.server.retry import ISOLATED_TRIES, retry_until_available
 from tokenbus.bus.server.run_scripts import run_script, run_scripts
 from tokenbus.bus.server.server import Server

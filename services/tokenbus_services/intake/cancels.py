@@ -15,7 +15,7 @@ from tokenbus.bus.keys import DATA_FIELD, Keys
 from tokenbus.bus.layout import changed, locate
 from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.scripts.fair_order import URGENT_BYTES
-from tokenbus.bus.scripts.runs import STALE
+from tokenbus.bus.scripts.runs.accept import STALE
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.run_scripts import run_scripts
 from tokenbus.bus.server.server import Server

@@ -15,7 +15,7 @@ from redis.exceptions import ResponseError
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.run_index import IndexReader
 from tokenbus.bus.run_record import TENANT
-from tokenbus.bus.scripts.run_index import OpenRun, list_ended, list_open, unlist_ended
+from tokenbus.bus.scripts.runs.index import OpenRun, list_ended, list_open, unlist_ended
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
 from tokenbus.core.request.tenant import tenant_of

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import msgspec
 
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.scripts.runs import ask
+from tokenbus.bus.scripts.runs.accept import ask
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server

@@ -7,7 +7,7 @@ that is not found there is looked up by the earlier ones (`locate`).
 A change has two steps. *Announced*: all workers serve the partitions of both numbers, look runs up by both, and confirm
 that in ``meta``. *Placed*: intake places by the new number. Each change raises the epoch, and intake writes it into
 every partition before it places by it (`fence`). A worker that has not read the new epoch can then create no run by the
-old number (scripts/runs.py), so no request becomes two runs.
+old number (scripts/runs/accept.py), so no request becomes two runs.
 """
 
 from __future__ import annotations

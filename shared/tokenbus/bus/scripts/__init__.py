@@ -12,11 +12,11 @@ The counters ``arrived`` and ``done`` in a lease hash are bytes of frames writte
 input. Their difference is the lag that drives backpressure.
 """
 
-from tokenbus.bus.scripts.attempt_fence import RawPart, append_raw
 from tokenbus.bus.scripts.commit import Commit
 from tokenbus.bus.scripts.leases import acquire, count, note, present, release, renew, withdraw_replay
-from tokenbus.bus.scripts.run_inputs import append_verdicts, tool_progress, tool_result
-from tokenbus.bus.scripts.runs import accept, cancel
+from tokenbus.bus.scripts.runs.accept import accept, cancel
+from tokenbus.bus.scripts.runs.attempt_fence import RawPart, append_raw
+from tokenbus.bus.scripts.runs.inputs import append_verdicts, tool_progress, tool_result
 from tokenbus.bus.scripts.script import Arg, LuaScript, ScriptCall, joined
 from tokenbus.bus.scripts.work_queue import claim, finish, hand_back, heartbeat, mark, requeue, retire
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tokenbus.bus.scripts.attempt_fence import RawPart
 from tokenbus.bus.scripts.commit import Commit
 from tokenbus.bus.scripts.commit_operations import OPERATE
+from tokenbus.bus.scripts.runs.attempt_fence import RawPart
 from tokenbus.bus.scripts.script import NOW, ROOM, Arg, ScriptCall, script
 
 MOST_UNREAD = 64

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from tokenbus.bus.scripts.run_index import INDEX_ENDED
+from tokenbus.bus.scripts.runs.index import INDEX_ENDED
 
 
 class Operation(NamedTuple):

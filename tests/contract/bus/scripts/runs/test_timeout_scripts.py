@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.contract.bus.scripts.test_run_scripts import Scene
+from tests.contract.bus.scripts.runs.test_accept_scripts import Scene
 from tests.contract.bus.state import everything
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.scripts.timeouts import append_timeout, expire
+from tokenbus.bus.scripts.runs.timeouts import append_timeout, expire
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
 from tokenbus.events.frames import ANY_FRAME, Lost, RawFrame, raw_decoder

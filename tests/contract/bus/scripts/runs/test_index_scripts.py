@@ -9,7 +9,7 @@ from tests.contract.bus.state import everything
 from tests.contract.client.listed import TTL_MS, Listed
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.scripts.run_index import LIFETIMES, MOST_FORGOTTEN
+from tokenbus.bus.scripts.runs.index import LIFETIMES, MOST_FORGOTTEN
 from tokenbus.bus.server.server import Server
 from tokenbus.core.run.blocks.block_table import BlockTable
 from tokenbus.core.run.state import RunState

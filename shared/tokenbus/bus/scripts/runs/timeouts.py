@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from tokenbus.bus.scripts.runs import STOP
+from tokenbus.bus.scripts.runs.accept import STOP
 from tokenbus.bus.scripts.script import NOW, ROOM, ScriptCall, script
 
 RunIs: TypeAlias = Literal["open", "abandoned", "ended"]

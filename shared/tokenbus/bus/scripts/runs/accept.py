@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tokenbus.bus.scripts.run_index import LIST_OF_TENANT
+from tokenbus.bus.scripts.runs.index import LIST_OF_TENANT
 from tokenbus.bus.scripts.script import ROOM, Arg, ScriptCall, script
 
 RUNS_SHARE = 0.9
