@@ -70,7 +70,7 @@ def _row(finding: Finding) -> tuple[str, ...]:
 
 
 def _amount(value: float, unit: Unit) -> str:
-    return f"{value / 2**20:,.1f} MiB" if unit == "bytes" else f"{value:,.0f}"
+    return f"{value / 2**20:,.1f} MiB" if unit in ("bytes", "level") else f"{value:,.0f}"
 
 
 if __name__ == "__main__":

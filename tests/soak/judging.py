@@ -8,7 +8,8 @@ from typing import Literal
 
 import msgspec
 
-Unit = Literal["bytes", "count", "sockets"]
+Unit = Literal["bytes", "count", "sockets", "level"]
+"""``level``: bytes that rise and fall in waves of many minutes."""
 WARM = 0.3
 """The first share of the time, which is not judged: caches fill, and what has a TTL has not expired yet."""
 _APART = 0.4
@@ -49,7 +50,9 @@ class Finding(msgspec.Struct, frozen=True):
     """The median of the judged time."""
     highest: float
     grew: float
-    """The fitted growth over that time; below 0 it shrank."""
+    """The fitted growth over that time; below 0 it shrank. Of a level: the second half's median beyond the first half's
+    highest.
+    """
     allowed: float
 
     @property
@@ -73,11 +76,16 @@ def _finding(series: Series, tolerance: Tolerance) -> Finding:
     if len(judged) < 4:
         raise ValueError(f"{series.name}: {len(judged)} measurements are too few")
     middle = median(value for _, value in judged)
-    grew = slope(judged) * (judged[-1][0] - judged[0][0])
+    if series.unit == "level":
+        half = len(series.values) // 2
+        grew = median(series.values[half:]) - max(series.values[:half])
+    else:
+        grew = slope(judged) * (judged[-1][0] - judged[0][0])
     least = {
         "bytes": tolerance.least_bytes,
         "count": tolerance.least_count,
         "sockets": tolerance.least_sockets,
+        "level": tolerance.least_bytes,
     }[series.unit]
     allowed = max(tolerance.share * middle, least)
     return Finding(series.name, series.unit, middle, max(value for _, value in judged), grew, allowed)

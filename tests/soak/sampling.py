@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,14 @@ from tests.soak.judging import Series, Unit
 class Sampler:
     """All series of a soak."""
 
-    def __init__(self, pids: Mapping[str, int], client: Any) -> None:
-        """``pids``: by name; `server` is the Redis or Valkey server that ``client`` reaches."""
+    def __init__(self, pids: Mapping[str, int], client: Any, inputs: Sequence[str]) -> None:
+        """``pids``: by name; `server` is the Redis or Valkey server that ``client`` reaches.
+
+        ``inputs``: the streams that the stages read. Each is trimmed up to its oldest open run, so its size goes with
+        the age of that run.
+        """
         self._pids = dict(pids)
+        self._inputs = inputs
         self._client = client
         self._series: dict[str, Series] = {}
 
@@ -30,7 +35,9 @@ class Sampler:
             self._add(f"{name}: open files", "sockets", at_s, open_files(pid))
         memory: dict[str, Any] = await self._client.info("memory")
         clients: dict[str, Any] = await self._client.info("clients")
-        self._add("server: used_memory", "bytes", at_s, memory["used_memory"])
+        inputs = [await self._client.memory_usage(key, samples=0) or 0 for key in self._inputs]
+        self._add("server: inputs of stages", "level", at_s, sum(inputs))
+        self._add("server: other used_memory", "bytes", at_s, memory["used_memory"] - sum(inputs))
         self._add("server: script cache", "count", at_s, memory["number_of_cached_scripts"])
         self._add("server: connections", "sockets", at_s, clients["connected_clients"])
         # One key per slot of ten seconds for an hour at any load: they grow only in the first hour.

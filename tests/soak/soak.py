@@ -22,11 +22,13 @@ from tests.soak.judging import Finding, Series, Tolerance, judge
 from tests.soak.load import Load
 from tests.soak.sampling import Sampler
 from tests.waiting import eventually
+from tokenbus.bus.keys import InternalTopic, Keys
 from tokenbus_services.mock_provider import MockProvider
 from tokenbus_services.process.embedded_server import EmbeddedServer, free_port
 
 SERVICES = ("fetcher", "normalizer", "parser", "tools", "policy", "recorder", "blobs")
 PREFIX, PARTITIONS = "soak", 4
+_INPUTS: tuple[InternalTopic, ...] = ("raw", "events", "drafts")
 _SAMPLES = 400
 _MOST_OPEN = 200
 """Concurrent runs while the machine's maximum rate is measured; also the upper limit later."""
@@ -86,7 +88,9 @@ async def soak(plan: Plan, directory: Path) -> Result:
         _say(f"{saturated:.1f} runs a second at the most; now {plan.share:.0%} of that for {plan.seconds:.0f} s")
         clock = asyncio.get_running_loop().time
         begin = clock()
-        sampler = Sampler({**processes.pids, "server": server.pid}, client)
+        keys = Keys(PREFIX, PARTITIONS)
+        inputs = [keys.topic(n, topic) for n in range(PARTITIONS) for topic in _INPUTS]
+        sampler = Sampler({**processes.pids, "server": server.pid}, client, inputs)
         loading = asyncio.create_task(load.keep(plan.share * saturated, _MOST_OPEN, begin + plan.seconds))
         while not loading.done():
             await sampler.sample(clock() - begin)

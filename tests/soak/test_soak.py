@@ -48,6 +48,12 @@ def test_a_pool_that_grows_to_its_busiest_moment_is_flat_and_a_leak_of_sockets_i
     assert grows([20 + n // 8 for n in range(400)], "sockets")
 
 
+def test_a_level_may_move_in_waves_and_must_not_leave_them() -> None:
+    waves = [(5 + 4 * math.sin(n / 60)) * MIB for n in range(400)]
+    assert not grows(waves, "level")
+    assert grows([value + n * 0.12 * MIB for n, value in enumerate(waves)], "level")
+
+
 def test_the_slope_is_that_of_the_line_despite_a_few_outliers() -> None:
     points = [(float(n), 3.0 * n) for n in range(50)]
     points[7] = (7.0, 1e9)
