@@ -51,6 +51,8 @@ class Crowd:
         self._enough = asyncio.Event()
         self._begun = 0
         self.visits: list[Visit] = []
+        self._responses_begun: dict[str, str] = {}
+        """The run of each background response that a client waits for, by the client's text."""
         self._kinds: dict[str, Callable[[httpx.AsyncClient, str], Coroutine[Any, Any, Visit]]] = {
             "native": self._native,
             "responses": self._responses,
@@ -76,7 +78,8 @@ class Crowd:
                     visit = self._kinds.get(kind)
                     self.visits.append(await (visit(http, says) if visit else self._foreground(http, kind, says)))
             except TimeoutError:
-                self.visits.append(Visit(kind, "hangs"))
+                self.visits.append(Visit(kind, "hangs", run=self._responses_begun.get(says, "")))
+            self._responses_begun.pop(says, None)
 
     async def _url(self) -> str:
         """The URL of a gateway that is running, or was a moment ago."""
@@ -132,6 +135,7 @@ class Crowd:
     async def _responses(self, http: httpx.AsyncClient, says: str) -> Visit:
         body = {"model": f"anthropic/{MODEL}", "input": says, "background": True}
         name: str = (await self._begin(http, "/v1/responses", body))["id"]
+        self._responses_begun[says] = name.removeprefix("resp_")
         numbers: list[int] = []
         last, tries = "", 0
         while True:

@@ -333,6 +333,18 @@ def test_a_worker_that_could_not_continue_may_exit(requested: int | None, status
     assert judge(record) == []
 
 
+def test_a_client_may_wait_for_a_response_whose_request_a_fail_over_lost_and_for_no_other():
+    def judged(run: str, *, lossy: bool) -> bool:
+        record = well()
+        visited("responses", "hangs", run=run)(record)
+        return "crowd" in {v.rule for v in judge(msgspec.structs.replace(record, lossy=lossy))}
+
+    assert not judged("lost", lossy=True)
+    assert judged("lost", lossy=False)
+    assert judged(next(iter(well().logs)), lossy=True)
+    assert judged("", lossy=True)
+
+
 def test_the_judge_imports_none_of_the_code_that_it_judges():
     look = "import sys, tests.chaos.judging; sys.exit(any(name.startswith('tokenbus') for name in sys.modules))"
     assert subprocess.run([sys.executable, "-c", look], cwd=ROOT, check=False).returncode == 0
