@@ -92,6 +92,10 @@ class PolicyExecutor:
         self._marking = marking
         self._out_of_memory = out_of_memory
         self._runs: dict[int, _RunInExecutor] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        """Runs that were closed and have not ended. The event loop alone does not keep a task from being freed, and a
+        policy may take its time.
+        """
         self._running_calls: set[_RunningCall] = set()
         self._watching: asyncio.Task[None] | None = None
 
@@ -111,12 +115,14 @@ class PolicyExecutor:
             case messages.Close():
                 if run := self._runs.pop(message.task, None):
                     run.close()
+                    self._closing.add(run.task)
+                    run.task.add_done_callback(self._closing.discard)
         if self._watching is None:
             self._watching = asyncio.create_task(self._watch())
 
     async def close(self) -> None:
         """Cancel all running work."""
-        tasks = [run.task for run in self._runs.values()]
+        tasks = [*self._closing, *(run.task for run in self._runs.values())]
         for run in self._runs.values():
             run.close()
         self._runs.clear()
