@@ -26,6 +26,7 @@ def prompt(kind: Any) -> type[Any]:
 
     class Prompt(kind):
         socket_timeout: float | None
+        _writer: Any
 
         async def send_packed_command(self, command: bytes | str | Iterable[bytes], check_health: bool = True) -> None:
             limit, self.socket_timeout = self.socket_timeout, None
@@ -36,6 +37,10 @@ def prompt(kind: Any) -> type[Any]:
                 raise NoReply("the server takes nothing") from e
             except RuntimeError as e:  # redis-py has closed the connection by now
                 raise ConnectionLost(str(e)) from e
+            except AttributeError as e:  # another task closed it while this one connected: redis-py has no writer
+                if self._writer is not None:
+                    raise
+                raise ConnectionLost("the connection was closed while a command was sent") from e
             finally:
                 self.socket_timeout = limit
 
