@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from redis.exceptions import RedisError
-
+from tests.chaos.lost_connections import is_lost
 from tests.chaos.record import Change
 from tests.waiting import eventually
 
@@ -62,14 +61,18 @@ class Repartition:
             epoch = await self._client.hget(f"{self._prefix}:meta", "epoch")
             leases = [f"{self._prefix}:{{{n}}}:lease:parser" for n in range(NUMBER)]
             return all([await self._client.hget(lease, "epoch") == epoch for lease in leases])
-        except (RedisError, OSError):
+        except Exception as e:
+            if not is_lost(e):
+                raise
             return False
 
     async def _placing(self) -> int:
         while True:
             try:
                 return int(await self._client.hget(f"{self._prefix}:meta", "partitions") or 0)
-            except (RedisError, OSError):
+            except Exception as e:
+                if not is_lost(e):
+                    raise
                 await asyncio.sleep(0.1)
 
     async def _command(self, *arguments: str, killed_after_s: float | None = None) -> int:

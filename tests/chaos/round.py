@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 from zlib import crc32
 
 import msgspec
-from redis.exceptions import RedisClusterException, RedisError
 
 from tests.chaos import guards, hostile, ledger, observer, rogue
 from tests.chaos.crowd import MODEL, SETTINGS, Crowd
@@ -23,6 +22,7 @@ from tests.chaos.deployment.proxy import Proxy
 from tests.chaos.deployment.servers import KINDS, Deployed, Kind
 from tests.chaos.deployment.workers import BESIDE, FLEETS, Workers
 from tests.chaos.faults import Chaos, Rates
+from tests.chaos.lost_connections import is_lost
 from tests.chaos.record import Entry, Record, places_of
 from tests.chaos.repartition import NUMBER, Repartition
 from tests.chaos.stories import CONTINUING, LOOK, Scene, Stage
@@ -294,7 +294,9 @@ async def _until_accepted(command: Callable[[], Awaitable[T]]) -> T:
     while True:
         try:
             return await command()
-        except (RedisError, RedisClusterException, OSError, RuntimeError):  # the last is uvloop's, for a reset socket
+        except Exception as e:
+            if not is_lost(e):
+                raise
             await asyncio.sleep(0.1)
 
 

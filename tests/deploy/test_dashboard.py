@@ -129,9 +129,9 @@ async def test_every_query_of_every_panel_finds_data_after_a_load(
                 return send(name, f"{name} {wave} {fields}", metadata={"tenant": "acme"}, **fields)
 
             seen = send("plain", provider="openai-responses", messages=message_with(source))
-            request = [of("forecast", tools=[WEATHER], record=True), of("painted", provider="gemini"), of("retried")]
-            request += [of("plain", policies=["stops"]), of("plain", policies=["exits"]), of("gone"), seen]
-            runs = await asyncio.gather(*request, send("plain", provider="nobody"))
+            wave_runs = [of("forecast", tools=[WEATHER], record=True), of("painted", provider="gemini"), of("retried")]
+            wave_runs += [of("plain", policies=["stops"]), of("plain", policies=["exits"]), of("gone"), seen]
+            runs = await asyncio.gather(*wave_runs, send("plain", provider="nobody"))
             await asyncio.to_thread(complete, gateway.url, f"gateway {wave}")
             await ended(server.client, keys, runs)
 

@@ -133,8 +133,6 @@ def _panics_as_errors() -> Generator[None]:
     """
     try:
         yield
-    except Exception:
-        raise
     except BaseException as e:
         if type(e).__name__ != "PanicException":
             raise

@@ -1,4 +1,4 @@
-"""Frees a response of httpx when it is closed, instead of at some later look of Python's collector."""
+"""Frees a response of httpx when it is closed, and not when Python's collector finds it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class FreeingClient(httpx.AsyncClient):
     """httpx's client, whose responses are freed once they are closed and no longer used.
 
     httpx's response and its stream refer to each other (httpx/_client.py, `BoundAsyncStream`). So a closed response
-    stays until the collector runs, with its request, its connection and the buffers of both: 30 KB and more a call. In
-    a worker that lives for weeks the collector looks at old objects hours apart.
+    would stay until the collector finds it, with its request, its connection and the buffers of both; and the collector
+    looks at old objects seldom.
     """
 
     async def send(

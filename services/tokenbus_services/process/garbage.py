@@ -8,7 +8,7 @@ YOUNG = 10_000
 """New objects before the youngest generation is looked at. Python's default of 700 (2,000 from 3.13 on) is reached
 several times in one batch, and what a batch makes is freed by its reference counts."""
 MIDDLE, OLD = 10, 10
-"""Python's defaults. Garbage that is old waits for ten times ten of these looks."""
+"""Python's defaults: old objects are looked at once in a hundred looks at the youngest."""
 
 
 def collect_less_often() -> None:

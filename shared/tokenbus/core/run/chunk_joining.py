@@ -28,7 +28,7 @@ class JoinedChunk(msgspec.Struct):
     size: int
 
     def join(self, block: int, part: ToolCallPart | None, text: str) -> bool:
-        """Append ``text`` if it is of the same block and part and the chunk stays in its limit; whether it did."""
+        """Append ``text`` if it is of the same block and part, and within the limit. Return whether it was."""
         if self.block != block or self.part != part or self.size + len(text) > JOIN_LIMIT:
             return False
         self.pieces.append(text)
