@@ -5,7 +5,7 @@ The settings never contain provider keys; they name the variable (`api_key_env`)
 
 from __future__ import annotations
 
-from tokenbus_services.settings.file import Settings, load, old_names_in, read_file
+from tokenbus_services.settings.file import Settings, load, read_file
 from tokenbus_services.settings.tables.console import CONSOLE_ROLES, ConsoleRole, ConsoleSettings
 from tokenbus_services.settings.tables.fallbacks import FallbackChoice, FallbackRoute
 from tokenbus_services.settings.tables.gateway import GatewaySettings
@@ -66,6 +66,5 @@ __all__ = [
     "ToolSettings",
     "UploadSettings",
     "load",
-    "old_names_in",
     "read_file",
 ]

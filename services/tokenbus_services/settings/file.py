@@ -17,7 +17,6 @@ from tokenbus.bus.server.url import url_in_env, with_password
 from tokenbus.errors import SettingsError
 from tokenbus.events.requests import Tool
 from tokenbus_services.settings.errors import explained, unknown_value
-from tokenbus_services.settings.renamed import old_names, with_new_names
 from tokenbus_services.settings.tables.console import ConsoleSettings
 from tokenbus_services.settings.tables.fallbacks import FallbackRoute
 from tokenbus_services.settings.tables.gateway import GatewaySettings
@@ -153,10 +152,6 @@ def _with_address(settings: Settings, env: Mapping[str, str]) -> BlobSettings:
 def read_file(path: Path) -> Settings:
     """Read one `tokenbus.toml`. Raises SettingsError."""
     raw = _read(path)
-    try:
-        raw = with_new_names(raw)
-    except ValueError as e:
-        raise SettingsError(str(path), "file", str(e)) from None
     if isinstance(raw.get("providers"), dict):
         providers: dict[str, Any] = raw["providers"]
         raw["providers"] = {name: _with_api(name, table) for name, table in providers.items()}
@@ -165,12 +160,6 @@ def read_file(path: Path) -> Settings:
     except msgspec.ValidationError as e:
         where, problem = explained(e, raw, Settings)
         raise SettingsError(str(path), where, problem) from None
-
-
-def old_names_in(env: Mapping[str, str] = os.environ) -> list[tuple[str, str]]:
-    """The old names of settings that the file has, each with the new one. Raises SettingsError."""
-    path = env.get("TOKENBUS_CONFIG")
-    return old_names(_read(Path(path))) if path else []
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.services.cli.process import ENDED_S, TOKENBUS, environment
 from tokenbus.errors import SettingsError
-from tokenbus_services.settings import Settings, load, old_names_in
+from tokenbus_services.settings import Settings, load
 
 USAGE = 2
 """Exit code of a wrong setting."""
@@ -82,26 +82,6 @@ def test_a_default_provider_with_one_override_needs_no_api(tmp_path: Path) -> No
     assert (provider.api, provider.base_url) == ("anthropic", "https://a.example")
     with pytest.raises(SettingsError, match=r"providers\.mine: the key `api` is missing"):
         loaded(tmp_path, '[providers.mine]\nbase_url = "https://a.example"')
-
-
-OLD = "[limits]\nblock_bytes = 1\nrun_events = 2\n[blobs]\ninline_bytes = 3\n"
-
-
-def test_old_names_of_settings_work_with_a_warning(tmp_path: Path) -> None:
-    settings = loaded(tmp_path, OLD)
-    assert (settings.limits.block_characters, settings.limits.run_input_events) == (1, 2)
-    assert settings.blobs.inline_characters == 3
-    assert old_names_in({"TOKENBUS_CONFIG": str(tmp_path / "tokenbus.toml")}) == [
-        ("limits.block_bytes", "limits.block_characters"),
-        ("limits.run_events", "limits.run_input_events"),
-        ("blobs.inline_bytes", "blobs.inline_characters"),
-    ]
-    assert old_names_in({}) == []
-
-
-def test_both_names_of_one_setting_are_an_error(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="leave one of them"):
-        loaded(tmp_path, "[limits]\nblock_bytes = 1\nblock_characters = 2\n")
 
 
 @pytest.mark.parametrize("command", [("up",), ("worker", "normalizer")])

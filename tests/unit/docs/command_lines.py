@@ -101,7 +101,7 @@ def _tests_in(path: Path) -> list[str]:
 
 
 def files() -> set[str]:
-    """The files and folders of the repository, each with all ends of its path: `settings/renamed.py` is one."""
+    """The files and folders of the repository, each with all ends of its path: `settings/file.py` is one."""
     ends: set[str] = set()
     for folder, below, names in os.walk(ROOT):
         below[:] = [name for name in below if name not in _NOT_OURS]

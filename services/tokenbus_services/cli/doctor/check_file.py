@@ -31,9 +31,6 @@ def examine(env: Mapping[str, str]) -> list[Finding]:
     except SettingsError as e:
         return [Finding(level="wrong", about="settings", says=str(e), todo="fix it: nothing starts with these")]
     found = [Finding(level="ok", about="settings", says=env.get("TOKENBUS_CONFIG") or "defaults")]
-    for old, new in configuration.old_names_in(env):
-        says = f"{old} is the old name of {new}"
-        found.append(Finding(level="note", about="settings", says=says, todo=f"rename it to {new}"))
     found += check_settings(settings, env)
     # Keys may be set only for the fetchers, so a key that is missing here is no fault of the file.
     for finding in checks_providers.check_providers(settings, env):

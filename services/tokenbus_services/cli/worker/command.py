@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from typing import Literal
 
 import msgspec
-import structlog
 import uvicorn
 from redis.exceptions import RedisError
 
@@ -34,8 +33,6 @@ from tokenbus_services.process.garbage import collect_less_often
 from tokenbus_services.redaction.redactor import secrets_of
 from tokenbus_services.runtime import logs
 from tokenbus_services.settings import ConsoleSettings, Settings
-
-log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 _HTTP_GRACE_S = 3
 """How long HTTP requests in progress may take at shutdown."""
@@ -69,8 +66,6 @@ def run(
 
         secrets |= {admin_token(settings.gateway.admin, os.environ).value}
     logs.configure(settings.log_level, service=service, secrets=secrets)
-    for old, new in configuration.old_names_in():
-        log.warning("setting_renamed", old=old, new=new)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # at lower levels it logs sentences, not events
     assert settings.redis_url
     wanted = getattr(settings.http, service) if port is None else port

@@ -19,7 +19,7 @@ PIECE = 128 * 1024
 """Maximum characters of one piece."""
 
 Path: TypeAlias = tuple[str | int, ...]
-"""Path of a text in the state: fields by their stored names, keys and list indexes."""
+"""Path of a text in the state: names of fields, keys and list indexes."""
 
 _HOLDERS: tuple[type, ...] = (str, list, dict, msgspec.Struct)
 _GROWING = frozenset({"pieces", "raw"})
@@ -109,11 +109,11 @@ class Checkpoints:
             self._found[path] = self._text_of(value, path)
             return ""
         changed: dict[Any, Any] = {}
-        for key, stored, inner in _inside(value):
-            if isinstance(inner, list) and stored in _GROWING:
-                light: Any = self._light_parts(cast("list[Any]", inner), (*path, stored))
+        for key, inner in _inside(value):
+            if isinstance(inner, list) and key in _GROWING:
+                light: Any = self._light_parts(cast("list[Any]", inner), (*path, key))
             else:
-                light = self._light(inner, (*path, stored))
+                light = self._light(inner, (*path, key))
             if light is not inner:
                 changed[key] = light
         if not changed:
@@ -160,18 +160,17 @@ class Checkpoints:
         return list(range(first, self._next))
 
 
-def _inside(value: Any) -> Iterable[tuple[str | int, str | int, Any]]:
-    """The members of the value that may hold text: field, key or index; the same as stored; the member."""
+def _inside(value: Any) -> Iterable[tuple[str | int, Any]]:
+    """The members of the value that may hold text, each with its field, key or index."""
     if isinstance(value, msgspec.Struct):
-        names = zip(value.__struct_fields__, value.__struct_encode_fields__, strict=True)
-        inside: Iterable[tuple[Any, Any, Any]] = [(name, stored, getattr(value, name)) for name, stored in names]
+        inside: Iterable[tuple[Any, Any]] = [(name, getattr(value, name)) for name in value.__struct_fields__]
     elif isinstance(value, dict):
-        inside = [(key, key, inner) for key, inner in cast("dict[Any, Any]", value).items()]
+        inside = cast("dict[Any, Any]", value).items()
     elif isinstance(value, list):
-        inside = [(i, i, inner) for i, inner in enumerate(cast("list[Any]", value))]
+        inside = enumerate(cast("list[Any]", value))
     else:
         return ()
-    return [each for each in inside if each[2] and isinstance(each[2], _HOLDERS)]
+    return [(key, inner) for key, inner in inside if inner and isinstance(inner, _HOLDERS)]
 
 
 def _same(one: str, other: str) -> bool:
@@ -191,16 +190,8 @@ def _put(state: Any, path: Path, text: str) -> None:
     """Set the text at this path."""
     *way, last = path
     for key in way:
-        state = getattr(state, _field(state, key)) if isinstance(state, msgspec.Struct) else state[key]
+        state = getattr(state, cast("str", key)) if isinstance(state, msgspec.Struct) else state[key]
     if isinstance(state, msgspec.Struct):
-        msgspec.structs.force_setattr(state, _field(state, last), text)
+        msgspec.structs.force_setattr(state, cast("str", last), text)
     else:
         state[last] = text
-
-
-def _field(state: msgspec.Struct, stored: str | int) -> str:
-    """The field that is stored under this name. Raises KeyError."""
-    for name, encoded in zip(state.__struct_fields__, state.__struct_encode_fields__, strict=True):
-        if encoded == stored:
-            return name
-    raise KeyError(stored)

@@ -18,7 +18,7 @@ from tokenbus.events.requests import Message
 from tokenbus.events.usage import Usage
 
 
-class PendingCall(msgspec.Struct, rename={"published": "told", "changed": "ruled"}):
+class PendingCall(msgspec.Struct):
     """A tool call that was handed out, and its result once it has arrived."""
 
     call: CompleteCall
@@ -33,7 +33,7 @@ class PendingCall(msgspec.Struct, rename={"published": "told", "changed": "ruled
         return self.changed or self.call
 
 
-class RunState(msgspec.Struct, rename={"events_applied": "taken", "visible_emitted": "heard", "late_opaque": "late"}):
+class RunState(msgspec.Struct):
     """State of one open run. Only `RunMachine` and its modules change it."""
 
     run: str

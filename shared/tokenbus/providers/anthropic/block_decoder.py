@@ -23,7 +23,7 @@ from tokenbus.providers.response.decoder import MAX_OPEN_BLOCKS, ResponseDecoder
 from tokenbus.providers.response.json_decode import is_null, tag_of, text_of
 
 
-class BlockDecoder(ResponseDecoder, kw_only=True, rename={"emitted": "told"}):
+class BlockDecoder(ResponseDecoder, kw_only=True):
     """Emits what blocks bring. The subclass decodes the message around them."""
 
     blocks: dict[int, StreamedBlock] = msgspec.field(default_factory=dict[int, StreamedBlock])

@@ -15,7 +15,7 @@ from tokenbus.providers.response.surrogates import from_units, to_units
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-class StreamedBlock(msgspec.Struct, rename={"emitted": "told"}):
+class StreamedBlock(msgspec.Struct):
     """An open block, including data that can be emitted only at its stop."""
 
     kind: Literal["text", "thinking", "tool", "item"]

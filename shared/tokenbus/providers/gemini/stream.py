@@ -73,7 +73,7 @@ _NOTHING_COUNTED = (b"", b"null", b"{}")
 _OF_A_THOUGHT = frozenset({"thought", "thoughtSignature"})
 
 
-class StreamedCall(msgspec.Struct, rename={"emitted": "told"}):
+class StreamedCall(msgspec.Struct):
     """A call whose arguments arrive in pieces."""
 
     ordinal: int
@@ -85,11 +85,7 @@ class StreamedCall(msgspec.Struct, rename={"emitted": "told"}):
     """Its arguments emitted so far."""
 
 
-class GeminiDecoder(
-    ResponseDecoder,
-    kw_only=True,
-    rename={"emitted_calls": "told_calls", "emitted_media": "told_media", "usage_reported": "usage_said"},
-):
+class GeminiDecoder(ResponseDecoder, kw_only=True):
     """Decodes one response of generateContent or streamGenerateContent; see `tokenbus.providers.api.Decoder`."""
 
     started: bool = False

@@ -47,7 +47,7 @@ class ObjectEnd(msgspec.Struct):
                     self.closed = self.closed or (self.depth == 0 and found[0] == "}")
 
 
-class ReceivedCall(msgspec.Struct, rename={"emitted": "told"}):
+class ReceivedCall(msgspec.Struct):
     """A tool call being received. It starts, and gets its ordinal, once its name is known."""
 
     ordinal: int = -1

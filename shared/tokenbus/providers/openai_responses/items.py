@@ -35,7 +35,7 @@ _MAX_COMPARED = 32
 _encode = msgspec.json.encode
 
 
-class StreamedPart(msgspec.Struct, rename={"emitted": "told"}):
+class StreamedPart(msgspec.Struct):
     """A part of a message or of a reasoning item: one block."""
 
     ordinal: int
@@ -49,7 +49,7 @@ class StreamedPart(msgspec.Struct, rename={"emitted": "told"}):
     """The key in the event that ended it; some vendors number differently there."""
 
 
-class StreamedItem(msgspec.Struct, rename={"emitted": "told"}):
+class StreamedItem(msgspec.Struct):
     """The state of an item. For an ended item, only what identifies it."""
 
     type: str

@@ -39,7 +39,7 @@ def test_progress_is_sent_with_its_call_and_changes_nothing_else() -> None:
     ]
     after = msgspec.to_builtins(story.run.state)
     changed = {name for name in after if after[name] != before[name]}
-    assert changed == {"seq", "taken", "seen_ms"}, "it counts as an event, and shows that the call is alive"
+    assert changed == {"seq", "events_applied", "seen_ms"}, "it counts as an event, and shows that the call is alive"
 
 
 def test_a_call_with_a_result_that_is_not_emitted_yet_makes_no_progress() -> None:

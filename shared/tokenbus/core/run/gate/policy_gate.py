@@ -12,25 +12,7 @@ MAX_WORKERS_WITHOUT_PROGRESS = 8
 """Maximum workers in a row whose signs of life count although none of them released anything new."""
 
 
-class PolicyGate(
-    msgspec.Struct,
-    rename={
-        "draft_count": "drafted",
-        "judged_count": "ruled",
-        "deferred_parts": "awaited",
-        "signs_of_life": "alive",
-        "undecided": "waiting",
-        "undecided_starts": "begun",
-        "first_visible_ms": "first_heard_ms",
-        "bypassed": "passing",
-        "released": "heard",
-        "decision_count": "decided",
-        "last_worker": "teller",
-        "workers_without_progress": "tellers",
-        "terminal_event": "last",
-        "unsent_drafts": "beginning",
-    },
-):
+class PolicyGate(msgspec.Struct):
     """How far a run's drafts are judged."""
 
     draft_count: int = 0

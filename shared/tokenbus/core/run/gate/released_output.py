@@ -31,15 +31,7 @@ class ReleasedBlock(msgspec.Struct):
     pieces: list[str] = []
 
 
-class ReleasedOutput(
-    msgspec.Struct,
-    rename={
-        "released_numbers": "names",
-        "numbers_by_origin": "born",
-        "tool_verdicts": "judged",
-        "calls_without_result": "unanswered",
-    },
-):
+class ReleasedOutput(msgspec.Struct):
     """The run's blocks as released to subscribers."""
 
     turn: int = 0

@@ -10,7 +10,7 @@ BLOCKED = "the call was blocked by a policy"
 """What the model reads if the policy gave no reason."""
 
 
-class ToolVerdicts(msgspec.Struct, rename={"released": "heard"}):
+class ToolVerdicts(msgspec.Struct):
     """The published calls of one turn, and the reasons for blocking others."""
 
     released: list[CompleteCall] = []
