@@ -1,8 +1,8 @@
 """Makes provider attempts: each item of the `turns` queue is one attempt of one run.
 
 If another worker had already begun an item, it is not retried here: its attempt is closed as lost, and the parser
-decides on the next one. So an attempt only ever has one fetcher. A run that was only waiting, for a slot or for its
-retry delay, is taken over as it is: it loses nothing, however many fetchers die.
+decides on the next one. So an attempt only ever has one fetcher. An attempt begins before its call or its end is
+written. One that has not begun is taken over as it is: it loses nothing, however its fetcher ends.
 """
 
 from __future__ import annotations
@@ -48,6 +48,17 @@ MEDIA_S = 60.0
 """How long finding a turn's media and uploading them to its provider may go without progress: a piece of a blob, or a
 step of an upload (`uploads.flight`).
 """
+
+
+MOST_DELIVERIES = 2
+"""An attempt that has not begun although two fetchers were lost with it is closed: it may be what kills them. One that
+waits for its turn is not counted.
+"""
+
+
+def is_lost(item: QueueItem) -> bool:
+    """Whether the attempt must not be made here, because another worker had begun it or it may kill its workers."""
+    return item.begun or item.deliveries > MOST_DELIVERIES
 
 
 class AttemptRunner:
@@ -103,7 +114,7 @@ class AttemptRunner:
             await self._writer.lost(name.decode(), work.turn, work.attempt, reason)
 
     async def _attempt(self, run: str, work: TurnWork, item: QueueItem) -> None:
-        if item.deliveries > 1:
+        if is_lost(item):
             log.info("attempt_lost", run=run, turn=work.turn, attempt=work.attempt)
             await self._writer.lost(run, work.turn, work.attempt, "the fetcher was lost")
             return
@@ -113,7 +124,8 @@ class AttemptRunner:
                 with self._admission.arriving(waits_as(work)):
                     ready = await self._turns.admit(item, run, work)
             except NotCalled as e:
-                await writer.end(Ended(e.error))
+                if await self._queue.mark(item, begun=True):
+                    await writer.end(Ended(e.error))
                 return
             if ready:
                 if self._spans:

@@ -16,7 +16,7 @@ from tokenbus.bus.work_queue import QueueItem, WorkQueue
 from tokenbus.events.frames import Control, turn_decoder
 from tokenbus.events.requests import Tool
 from tokenbus_services.blobs.loader import loader_of
-from tokenbus_services.fetcher.attempt_runner import AttemptRunner
+from tokenbus_services.fetcher.attempt_runner import AttemptRunner, is_lost
 from tokenbus_services.fetcher.calls.call_spans import CallSpans
 from tokenbus_services.fetcher.calls.silent_calls import SilentCalls
 from tokenbus_services.fetcher.cancelled_calls import stop_calls
@@ -195,10 +195,10 @@ class FetcherService:
         await self._attempts.drain(0 if failed else self._settings.stages.drain_s)
         await self._attempts.stop()
         await self._limiter.close()
-        # Handlers that still work on an item may finish it; but if this worker has failed, it is unknown whether they
+        # Handlers that still accept a request may finish it; but if this worker has failed, it is unknown whether they
         # do.
-        await self._requests.close(begun=lambda item: not failed)
-        await self._queue.close(begun=lambda item: not failed or item in self._attempts)
+        await self._requests.close(used=lambda item: not failed)
+        await self._queue.close()
         await self._control.close()
         await self._silent.close()
         await self._writer.close()
@@ -231,8 +231,8 @@ class FetcherService:
         """Start the attempts; those of a tenant that has used up its waiting places are requeued."""
         away: list[QueueItem] = []
         for item in items:
-            # An item that another worker had begun is only closed here, and needs no place.
-            if item.deliveries > 1 or self.admission.has_place(_tenant(item)):
+            # An attempt that is lost already is only closed here, and needs no place.
+            if is_lost(item) or self.admission.has_place(_tenant(item)):
                 await self._attempts.start(item)
                 # Start one per pass of the event loop: the busier the loop, the fewer runs start. Started all at once,
                 # each would wait for the steps of all others, and so would cancels and intake.

@@ -1,7 +1,7 @@
 """Admits a turn to its provider: waits until its call may start, then reads what the call needs.
 
 A turn waits for its retry delay, for the policy stage if that lags, and for a slot under the limits. Meanwhile its item
-is marked as not begun, so another fetcher can take it over as it is.
+is marked as not begun, so another fetcher can take it over as it is. It begins when its call may start.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class TurnAdmission:
     async def admit(self, item: QueueItem, run: str, work: TurnWork) -> tuple[Turn, Reservation] | None:
         """Return the turn once its call may start; None if the attempt is over or another worker owns it.
 
-        Raises NotCalled, NotStarted. While it waits, the item is marked as not begun.
+        Raises NotCalled, NotStarted. While it waits, the item is marked as not begun, and as begun before this returns.
         """
         waits = work.not_before_ms > 0
         if waits:
@@ -105,9 +105,9 @@ class TurnAdmission:
             grant = await self._enter(request, deadline)
         ready = None
         try:
-            if not waits or await self._queue.mark(item, begun=True):
-                turn = turn or await self._look_up(run, work)
-                ready = turn and (turn, grant)
+            turn = turn or await self._look_up(run, work)
+            if turn and await self._queue.mark(item, begun=True):
+                ready = turn, grant
         finally:
             if ready is None:
                 self._admission.leave(grant, used=0)

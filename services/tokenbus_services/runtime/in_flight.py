@@ -94,8 +94,8 @@ class InFlight:
         *,
         most: int,
         work: Callable[[QueueItem], Awaitable[None]],
-        abandon: Callable[[QueueItem], Awaitable[None]],
         poisoned: Callable[[QueueItem, Exception], Awaitable[None]],
+        abandon: Callable[[QueueItem], Awaitable[None]] | None = None,
         again: Callable[[QueueItem], Awaitable[None]] | None = None,
         still_s: Callable[[QueueItem], float],
         liveness: Liveness | None = None,
@@ -104,8 +104,9 @@ class InFlight:
 
         - ``most``: maximum items at once.
         - ``work``: may raise NotStarted and Later.
-        - ``abandon``: awaited on shutdown, instead of finishing, for items that are stopped.
         - ``poisoned``: awaited before finishing an item whose work raised, because a retry would raise again.
+        - ``abandon``: awaited on shutdown for stopped items that have begun (`WorkQueue.mark`); the others are handed
+          back. None: all are.
         - ``again``: see `WorkQueue.finish`.
         - ``still_s``: longest time between two `beat` calls of an item's work, by the clock of ``liveness``, plus the
           `slack` of its current step.
@@ -138,8 +139,12 @@ class InFlight:
         self._room.release()
 
     async def start(self, item: QueueItem) -> None:
-        """Start work on an item."""
+        """Start work on an item, or hand it back if this worker stops."""
         await acquire(self._room)
+        if self._stopping:
+            self._room.release()
+            await self._queue.hand_back([item])
+            return
         work = self._items[_key(item)] = _Work(item, self._still_s(item))
         work.task = asyncio.create_task(self._begin(work), name=f"work {item.entry_id}")
         work.task.add_done_callback(partial(self._ended, work))
@@ -168,10 +173,10 @@ class InFlight:
             await asyncio.wait(over, timeout=seconds)
 
     async def stop(self) -> None:
-        """Stop and abandon what is still in progress.
+        """Stop what is still in progress: abandon what has begun, hand back the rest.
 
         Ends within ABANDON_S; items that an unavailable server does not accept until then are left for other workers to
-        claim.
+        claim. The server knows of each whether it had begun.
         """
         self._stopping = True
         works = list(self._items.values())
@@ -264,7 +269,10 @@ class InFlight:
             if work.lost:
                 return  # its new worker finishes it
             if self._stopping and task.cancelled():
-                await self._abandon(item)
+                if self._abandon and self._queue.has_begun(item):
+                    await self._abandon(item)
+                else:
+                    await self._queue.hand_back([item])
                 return
             if task.cancelled() and not work.stopped:
                 log.error("work_task_cancelled", stream=item.stream, entry=item.entry_id)
@@ -285,7 +293,7 @@ class InFlight:
             self._queue.release([item])
             raise
         except Exception as e:
-            # If kept alive here, no worker would handle it. Its delivery count shows the next worker that it was begun.
+            # If kept alive here, no worker would handle it. The server tells the next worker whether it had begun.
             log.error("item_not_finished", stream=item.stream, entry=item.entry_id, exc_info=e)
             self._queue.release([item])
         finally:

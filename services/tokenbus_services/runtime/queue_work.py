@@ -57,7 +57,6 @@ class QueueWork:
             self._queue,
             most=most,
             work=work,
-            abandon=lambda item: self._queue.hand_back([item]),
             poisoned=poisoned,
             still_s=still_s,
             liveness=liveness,
@@ -78,12 +77,10 @@ class QueueWork:
 
     async def close(self) -> None:
         """Stop reading, let items finish for a while, then hand the rest back."""
-        failed = self._liveness.failed
         await self._queue.stop_reading()
-        await self._items.drain(0 if failed else self._drain_s)
+        await self._items.drain(0 if self._liveness.failed else self._drain_s)
         await self._items.stop()
-        # Work that still has an item may finish it; but if this worker has failed, it is unknown whether it does.
-        await self._queue.close(begun=lambda item: not failed or item in self._items)
+        await self._queue.close()
 
     async def add_partitions(self, keys: Keys) -> None:
         """Read the streams of new partitions too."""

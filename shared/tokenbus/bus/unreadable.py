@@ -130,7 +130,7 @@ async def never_arrived(
     server: Server, stream: str, *, group: str, consumer: str, held: Collection[tuple[str, str]]
 ) -> list[tuple[str, int]]:
     """Ids and delivery counts of entries that were delivered to this worker, and others before it, but never
-    arrived.
+    arrived. The count of an entry that an earlier worker had begun is above `BEGUN`.
     """
     client: Any = server.client
     pending = await client.xpending_range(

@@ -113,9 +113,9 @@ class Bench:
         await self.server.client.hset(self.keys.run(RUN), mapping=mapping)
         await self.server.client.pexpire(self.keys.run(RUN), 60_000)
 
-    def item(self, *, deliveries: int = 1, attempt: int = 1, not_before_ms: int = 0) -> QueueItem:
+    def item(self, *, deliveries: int = 1, begun: bool = False, attempt: int = 1, not_before_ms: int = 0) -> QueueItem:
         work = TurnWork(RUN, 0, attempt, not_before_ms)
-        return QueueItem("turns", "1-0", {RUN.encode(): encode(work)}, deliveries)
+        return QueueItem("turns", "1-0", {RUN.encode(): encode(work)}, deliveries, begun)
 
     @property
     def errors(self) -> list[str]:
@@ -134,7 +134,23 @@ async def bench(server: Server, keys: Keys) -> AsyncGenerator[Bench]:
 
 async def test_an_item_that_another_worker_had_begun_is_closed_as_lost_and_not_called(bench: Bench) -> None:
     await bench.accept()
+    await bench.runner.work(bench.item(deliveries=2, begun=True))
+    assert bench.writer.closed == [(RUN, 0, 1, "the fetcher was lost")]
+    assert not bench.media.built
+
+
+async def test_an_item_whose_worker_was_lost_before_it_began_is_called(bench: Bench) -> None:
+    await bench.accept()
     await bench.runner.work(bench.item(deliveries=2))
+    assert not bench.writer.closed
+    assert len(bench.media.built) == 1
+
+
+async def test_an_item_that_never_began_with_two_workers_is_closed_as_lost_because_it_may_kill_them(
+    bench: Bench,
+) -> None:
+    await bench.accept()
+    await bench.runner.work(bench.item(deliveries=3))
     assert bench.writer.closed == [(RUN, 0, 1, "the fetcher was lost")]
     assert not bench.media.built
 
@@ -152,7 +168,7 @@ async def test_a_call_that_cannot_be_built_ends_the_attempt_and_returns_its_slot
     assert [request.model for request in bench.media.built] == ["m"]
     assert bench.errors == ["request_invalid"]
     assert bench.hall.admission.running == 0
-    assert bench.queue.marks == [], "an attempt that starts at once needs no mark"
+    assert bench.queue.marks == [True]
 
 
 @pytest.mark.parametrize(
@@ -196,7 +212,7 @@ async def test_a_run_without_a_free_slot_ends_after_the_longest_wait(bench: Benc
     await eventually(lambda: bench.hall.admission.running == 1)
     await bench.runner.work(bench.item())
     assert bench.errors == ["limit_wait"]
-    assert bench.queue.marks == [False]
+    assert bench.queue.marks == [False, True], "its end is written by the worker that owns it"
     assert not bench.media.built
 
 

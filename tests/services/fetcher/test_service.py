@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+
+import pytest
 
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.work_queue import QueueItem
+from tokenbus.bus.work_queue.item_writes import ItemWrites
 from tokenbus.events.frames import Control, TurnWork, encode
 from tokenbus_services.fetcher.app import fetcher
 from tokenbus_services.fetcher.service import FetcherService
@@ -87,15 +91,25 @@ async def test_a_cancel_on_control_ends_an_attempt_that_waits(server: Server, se
         await eventually(lambda: finished(server, stream))
 
 
+@pytest.mark.parametrize("late_s", [0.0, 0.3])
 async def test_an_attempt_that_waits_when_its_fetcher_stops_is_new_to_the_next_one(
-    server: Server, server_url: str, keys: Keys
+    server: Server, server_url: str, keys: Keys, monkeypatch: pytest.MonkeyPatch, late_s: float
 ) -> None:
+    """Also if the fetcher stops before the server has answered that the attempt waits."""
+    mark = ItemWrites.mark
+
+    async def late(writes: ItemWrites, item: QueueItem, *, begun: bool) -> bool:
+        await asyncio.sleep(late_s)
+        return await mark(writes, item, begun=begun)
+
     await hand_out(server, keys)
-    async with opened(server_url, keys) as stopped:
-        await stopped.start_turns([await first_turn(stopped)])
+    with monkeypatch.context() as patch:
+        patch.setattr(ItemWrites, "mark", late)
+        async with opened(server_url, keys) as stopped:
+            await stopped.start_turns([await first_turn(stopped)])
     async with opened(server_url, keys) as service:
         item = await first_turn(service)
         assert item.deliveries == 1, "it had not begun, so it is not lost"
-        begun = QueueItem(item.stream, item.entry_id, item.fields, deliveries=2)
+        begun = QueueItem(item.stream, item.entry_id, item.fields, deliveries=2, begun=True)
         await service.start_turns([begun])  # a fetcher closes an attempt that another one had begun
         await eventually(lambda: finished(server, item.stream))

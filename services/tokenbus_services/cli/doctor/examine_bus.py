@@ -15,6 +15,7 @@ from tokenbus.bus.activity_slots import ActivitySlots
 from tokenbus.bus.dead_letters import newest_dead_letters
 from tokenbus.bus.keys import TOPICS, InternalTopic, Keys
 from tokenbus.bus.layout import learn
+from tokenbus.bus.scripts import BEGUN
 from tokenbus.bus.server.server import Server, ServerInfo
 from tokenbus.errors import ServerUnavailable
 from tokenbus_services.cli.doctor import checks, checks_failures, checks_work
@@ -213,7 +214,7 @@ async def _stuck(server: Server, group: str, streams: Sequence[str]) -> StuckFac
         except ResponseError:
             continue  # no such stream or group yet
         abandoned += sum(entry["time_since_delivered"] > STUCK_MS for entry in pending)
-        again = [entry["message_id"].decode() for entry in pending if entry["times_delivered"] > OFTEN]
+        again = [entry["message_id"].decode() for entry in pending if entry["times_delivered"] % BEGUN > OFTEN]
         often += len(again)
         example = example or (f"{stream} {again[0]}" if again else "")
     return StuckFacts(abandoned=abandoned, often=often, example=example)

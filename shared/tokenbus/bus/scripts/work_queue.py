@@ -69,12 +69,15 @@ def claim(stream: str, *, group: str, consumer: str, idle_ms: int, start: str, c
     return ScriptCall(_CLAIM, [stream], [group, consumer, idle_ms, start, count])
 
 
+BEGUN = 1000
+"""Added to an entry's number of deliveries while work on it has begun. An entry is given up long before so many."""
+
 _MARK = script(
     "mark",
     """
--- Record whether work on one of the consumer's entries has begun, as its number of deliveries.
+-- Record in its number of deliveries whether work on one of the consumer's entries has begun.
 -- KEYS: 1 queue (stream).
--- ARGV: 1 group, 2 consumer, 3 entry id, 4 deliveries to record (1 begun, 0 not).
+-- ARGV: 1 group, 2 consumer, 3 entry id, 4 deliveries to record.
 -- Reply: 1, or 0 if another consumer owns the entry.
 -- Atomic: as for `heartbeat`.
 if not redis.pcall('XPENDING', KEYS[1], ARGV[1], ARGV[3], ARGV[3], 1, ARGV[2])[1] then return 0 end
@@ -87,9 +90,10 @@ return 1
 def mark(stream: str, *, group: str, consumer: str, entry: str, begun: bool) -> ScriptCall:
     """Record whether work on one of the consumer's entries has begun: 1, or 0 if it is no longer ours.
 
-    An entry that was not begun is claimed from a dead worker as if never delivered.
+    An entry marked as not begun is claimed from a dead worker as if never delivered. An entry marked as begun is
+    claimed with more than `BEGUN` deliveries.
     """
-    return ScriptCall(_MARK, [stream], [group, consumer, entry, 1 if begun else 0])
+    return ScriptCall(_MARK, [stream], [group, consumer, entry, BEGUN + 1 if begun else 0])
 
 
 def _with_ours(name: str, what: str, deed: str) -> LuaScript:

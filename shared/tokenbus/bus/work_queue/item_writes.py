@@ -75,11 +75,12 @@ class ItemWrites:
     async def mark(self, item: QueueItem, *, begun: bool) -> bool:
         """See `WorkQueue.mark`."""
         call = scripts.mark(item.stream, group=self._group, consumer=self._worker, entry=item.entry_id, begun=begun)
-        return bool(
-            await retry_until_available(
-                self._server, lambda: run_script(self._server, call), what=f"mark of {self._group}"
-            )
+        ours = await retry_until_available(
+            self._server, lambda: run_script(self._server, call), what=f"mark of {self._group}"
         )
+        if ours and begun:
+            self._claimed.begin(item)
+        return bool(ours)
 
     async def retire(self, streams: Sequence[str]) -> None:
         """Remove the worker's consumer from the streams if it holds nothing. Raises redis-py's errors."""

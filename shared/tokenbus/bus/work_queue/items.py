@@ -10,6 +10,7 @@ import msgspec
 
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.liveness import IDLE_S, beat, wait_briefly
+from tokenbus.bus.scripts import BEGUN
 from tokenbus.bus.server.stream_reader import Fields
 
 
@@ -20,7 +21,9 @@ class QueueItem(msgspec.Struct, frozen=True, eq=False):
     entry_id: str
     fields: Fields
     deliveries: int
-    """Number of deliveries, including this one; above 1 an earlier worker was lost after it had begun the item."""
+    """Number of deliveries, including this one; above 1 an earlier worker was lost while it held the item."""
+    begun: bool = False
+    """Whether an earlier worker was lost after it had begun the item (`WorkQueue.mark`)."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -30,7 +33,8 @@ class QueueItem(msgspec.Struct, frozen=True, eq=False):
 
 def queue_item(stream: str, entry_id: bytes, deliveries: int, flat: list[bytes]) -> QueueItem:
     """The item of a script's reply."""
-    return QueueItem(stream, entry_id.decode(), dict(zip(flat[::2], flat[1::2], strict=True)), deliveries)
+    fields = dict(zip(flat[::2], flat[1::2], strict=True))
+    return QueueItem(stream, entry_id.decode(), fields, deliveries % BEGUN, begun=deliveries > BEGUN)
 
 
 class ClaimedItems:
@@ -40,6 +44,7 @@ class ClaimedItems:
         """``keys``: for queues whose fields are named by runs; notes the partitions of held items' runs."""
         self._keys = keys
         self._items: dict[tuple[str, str], QueueItem] = {}
+        self._begun: set[tuple[str, str]] = set()
 
     def __len__(self) -> int:
         return len(self._items)
@@ -70,9 +75,19 @@ class ClaimedItems:
     def drop(self, stream: str, entry_id: str) -> QueueItem | None:
         """Stop keeping the item alive. None: it was not held."""
         item = self._items.pop((stream, entry_id), None)
+        self._begun.discard((stream, entry_id))
         if item and self._keys:
             self._keys.release(_runs_of(item))
         return item
+
+    def begin(self, item: QueueItem) -> None:
+        """Note that work on the item has begun."""
+        if item in self:
+            self._begun.add(item.key)
+
+    def has_begun(self, item: QueueItem) -> bool:
+        """Whether work on the item has begun, here or by an earlier worker."""
+        return item.begun or item.key in self._begun
 
     def release(self, items: Sequence[QueueItem]) -> dict[str, list[str]]:
         """`drop` these items; return their entry ids by stream."""

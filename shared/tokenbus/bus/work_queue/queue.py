@@ -156,12 +156,18 @@ class WorkQueue:
         await self._writes.requeue(items)
 
     async def mark(self, item: QueueItem, *, begun: bool) -> bool:
-        """Record whether work on the item has begun; initially it counts as begun.
+        """Record whether work on the item has begun. Returns False if another worker owns the item: then the work must
+        not begin. Retries until the server accepts it.
 
-        If this worker dies before the work has begun, the next worker gets the item as if it was never delivered.
-        Returns False if another worker owns the item. Retries until the server accepts it.
+        If this worker is lost after that, the next one gets the item with `QueueItem.begun`. If this worker is lost
+        while the item is marked as not begun, the next one gets it as if it was never delivered; without any mark, the
+        next one sees one delivery more.
         """
         return await self._writes.mark(item, begun=begun)
+
+    def has_begun(self, item: QueueItem) -> bool:
+        """Whether work on the item has begun, here or by an earlier worker."""
+        return self._claimed.has_begun(item)
 
     async def discard(self, items: Sequence[QueueItem]) -> None:
         """Return items of a fair queue that were not begun to wait for their turn. Retries until the server accepts
@@ -170,18 +176,22 @@ class WorkQueue:
         await self._writes.discard(items)
 
     async def stop_reading(self) -> None:
-        """Stop taking items; return those that `read` has not handed out. Held items stay alive."""
+        """Stop taking items; return those that `read` has not handed out and that no earlier worker had begun. Held
+        items stay alive.
+        """
         self._ready.close()
         await self._reader.stop()
         waiting = self._ready.read_ready()
+        self.release([item for item in waiting if item.begun])
+        waiting = [item for item in waiting if not item.begun]
         try:
             await self._writes.put_back(waiting, in_front=True)
         except (RedisError, OSError) as e:
             log.warning("queue %s: %d items left to be claimed: %s", self._group.name, len(waiting), e)
 
-    async def close(self, *, begun: Callable[[QueueItem], bool] = lambda item: True) -> None:
-        """Stop completely. Held items that are not ``begun`` are returned; the others are left for another worker to
-        claim.
+    async def close(self, *, used: Callable[[QueueItem], bool] = lambda item: False) -> None:
+        """Stop completely. Held items that have not begun and are not ``used`` are returned; the others are left for
+        another worker to claim.
 
         Removes the consumer if it holds nothing.
         """
@@ -189,7 +199,8 @@ class WorkQueue:
             await self.stop_reading()
         await self._heartbeats.stop()
         try:
-            await self._writes.put_back([item for item in self._claimed.all if not begun(item)], in_front=True)
+            unused = [item for item in self._claimed.all if not self.has_begun(item) and not used(item)]
+            await self._writes.put_back(unused, in_front=True)
             await self._writes.retire(self._group.streams)
             await self._heartbeats.sign_off()
         except (RedisError, OSError) as e:

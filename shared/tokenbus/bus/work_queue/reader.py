@@ -132,9 +132,10 @@ class QueueReader:
                 for entry_id, deliveries in await never_arrived(
                     self._server, stream, group=group, consumer=consumer, held=self._claimed.places
                 ):
-                    item = QueueItem(stream, entry_id, {}, deliveries)
+                    item = queue_item(stream, entry_id.encode(), deliveries, [])
                     if not (why := await why_unreadable(self._server, stream, entry_id)):
-                        await self._writes.hand_back([item])
+                        if not item.begun:  # else the next claim must find that it was begun
+                            await self._writes.hand_back([item])
                         continue
                     names = await names_in(self._server, stream, entry_id)
                     log.error("queue %s: entry %s of %s cannot be read: %s", group, entry_id, stream, why)

@@ -490,6 +490,44 @@ async def test_a_defect_is_reported_and_does_not_end_the_reading(
     assert isinstance(logged.exc_info[1], ValueError)
 
 
+@pytest.mark.parametrize("mark", [None, False, True], ids=["unmarked", "not begun", "begun"])
+async def test_the_next_worker_learns_whether_a_lost_one_had_begun_an_item(
+    scene: Scene, other: Server, mark: bool | None
+):
+    gate = Gate(other)
+    lost = scene.queue("lost", other)
+    await lost.open()
+    await scene.put("1")
+    item = await lost.read()
+    if mark is not None:
+        assert await lost.mark(item, begun=mark)
+    gate.shut()
+    async with opened(scene.queue("b")) as b:
+        item = await b.read()
+        assert (item.begun, item.deliveries) == {None: (False, 2), False: (False, 1), True: (True, 2)}[mark]
+        await b.finish([item])
+    gate.open()
+    await lost.close()
+
+
+async def test_an_item_that_had_begun_stays_so_while_workers_that_hold_it_stop(scene: Scene):
+    await scene.put("1")
+    async with opened(scene.queue("a")) as a:
+        item = await a.read()
+        assert await a.mark(item, begun=True)
+    for _ in range(2):  # they get it, and stop before they read it
+        idle = scene.queue("idle")
+        async with opened(idle):
+            reading = asyncio.create_task(idle.read())
+            await eventually(lambda idle=idle: idle.claimed)
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+    async with opened(scene.queue("b")) as b:
+        item = await b.read()
+        assert item.begun
+        await b.finish([item])
+
+
 async def test_closing_twice_or_unopened_does_no_harm(scene: Scene):
     queue = scene.queue("a")
     await queue.close()
@@ -517,7 +555,7 @@ async def test_a_worker_that_reads_what_waited_takes_the_rest_by_turn(scene: Sce
         assert [run for run in runs if run != "first"] == [f"big{n}" for n in range(8)]
         await queue.finish(items)
     finally:
-        await queue.close(begun=lambda item: False)
+        await queue.close()
 
 
 @pytest.mark.parametrize("defect", [False, True], ids=["reported", "and the report fails"])
