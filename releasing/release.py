@@ -21,7 +21,6 @@ BY_HAND = (
 )
 """What no command can decide, or takes too long for one."""
 _VERSION = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(?:(a|b|rc)(\d+))?")
-_BEFORE = re.compile(r'^RELEASE_BEFORE = "[^"]*"$', re.MULTILINE)
 
 
 class Release:
@@ -32,7 +31,6 @@ class Release:
         self.version = version
         self._init = root / "shared/tokenbus/__init__.py"
         self._changelog = root / "CHANGELOG.md"
-        self._upgrade_test = root / "tests/e2e/operating/test_upgrade.py"
         self._package = root / "clients/typescript/package.json"
         self._package_lock = root / "clients/typescript/package-lock.json"
 
@@ -60,8 +58,6 @@ class Release:
         """Put version and date where they stand."""
         _replace(self._init, f'__version__ = "{self.current}"', f'__version__ = "{self.version}"')
         _replace(self._changelog, f"{UNRELEASED}\n", f"{UNRELEASED}\n\n## {self.version} - {day.isoformat()}\n")
-        tests = self._upgrade_test.read_text(encoding="utf-8")
-        self._upgrade_test.write_text(_BEFORE.sub(f'RELEASE_BEFORE = "v{self.version}"', tests), encoding="utf-8")
         for path in (self._package, self._package_lock):
             _set_version(path, _for_npm(self.version))
 

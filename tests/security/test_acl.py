@@ -197,7 +197,7 @@ async def test_the_parser_makes_the_index_of_runs_whole(guarded: Guarded, script
     async with listed.server, Server(guarded.url(kind)) as parser:
         for run in runs:
             await listed.accept(run, 1000, "tenant", "acme")
-        await guarded.admin.hset(KEYS.run(runs[0]), "status", "failed")  # ended by an older parser
+        await guarded.admin.hset(KEYS.run(runs[0]), "status", "failed")  # ended, but still listed as open
         accepted = Accepted(provider="p", model="m", on_failure="fail", max_tool_depth=0, rules=RunLimits(), tools=[])
         unlisted = RunState(runs[1], accepted, 1000, BlockTable(0, 1, 0, 0))
         await guarded.admin.zrem(KEYS.open_runs(0), runs[1])

@@ -55,7 +55,7 @@ async def run(number: int, *, wait_s: float, as_json: bool) -> None:
         if late:
             await change.give_up(server, keys, now)
             names = ", ".join(late[:5]) + (f" and {len(late) - 5} more" if len(late) > 5 else "")
-            problem = f"nothing was changed: not ready after {wait_s:g} s, or of an older release: {names}"
+            problem = f"nothing was changed: not ready after {wait_s:g} s: {names}"
             raise RepartitionRefused(problem)
         await change.place(server, keys, now)
         before = now.placing

@@ -159,7 +159,7 @@ class EffectWriter:
 
 
 def _summary(s: RunState, end: TerminalEvent | None) -> list[Arg]:
-    """Fields of the run's hash by which an ended run is listed. A run accepted by an older version has none before."""
+    """Fields of the run's hash by which an ended run is listed."""
     fields: list[Arg] = []
     if s.target.provider:  # else the run was refused, or its state was unreadable
         fields += [PROVIDER, s.target.provider, MODEL, s.target.model]

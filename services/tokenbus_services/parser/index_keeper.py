@@ -1,7 +1,7 @@
 """Keeps the index of runs complete: adds open runs that are missing, and removes runs that are no longer open.
 
-Intake and the parser list runs as they accept and end them. This finds what they could not: runs accepted or ended by
-a version without an index, or without one by tenant, an index that was lost, hashes that expired.
+Intake and the parser list runs as they accept and end them. This finds what they could not: an index that was lost or
+could not be written, runs whose hash expired, runs that are open for longer than their tenant's index lives.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ import structlog
 from redis.exceptions import ResponseError
 
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.run_index import IndexReader
-from tokenbus.bus.run_record import TENANT
-from tokenbus.bus.scripts.runs.index import OpenRun, list_ended, list_open, unlist_ended
+from tokenbus.bus.scripts.runs.index import OpenRun, list_open, unlist_ended
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
 from tokenbus.core.request.tenant import tenant_of
@@ -25,8 +23,6 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 PAGE = 500
 """Runs looked at in one partition at once, of either kind."""
-MOST_PAGES = 20
-"""Pages in a row, while most of a page is gone: after a time with parsers of a version without an index, say."""
 
 
 class IndexKeeper:
@@ -44,9 +40,6 @@ class IndexKeeper:
         """When to list all open runs once more, so that a tenant's index outlives a run that is open for long."""
         self._at: dict[int, int] = {}
         """By partition: how much of the index this pass has looked at."""
-        self._ended: dict[int, IndexReader] = {}
-        """By partition: reads ended runs since it was acquired, the newest first. The reader is kept between looks, as
-        it alone knows how many runs of its last millisecond it has read."""
 
     async def look(self, runs: Mapping[int, Sequence[RunState]]) -> None:
         """Look at each of these partitions, given its open runs. Raises redis-py's errors if the server is
@@ -54,15 +47,10 @@ class IndexKeeper:
         self._listed = {p: listed for p, listed in self._listed.items() if p in runs}
         if time.monotonic() >= self._list_again:
             self._listed, self._list_again = {}, time.monotonic() + self._open_ms / 2000
-        self._ended = {p: self._ended.get(p) or self._ended_reader(p) for p in runs}
         for partition, states in runs.items():
             try:
                 await self._list(partition, states)
-                known = {s.run for s in states}
-                for _ in range(MOST_PAGES):
-                    if await self._unlist(partition, known) < PAGE // 2:
-                        break
-                await self._list_ended(partition)
+                await self._unlist(partition, {s.run for s in states})
             except ResponseError as e:  # a key of a wrong type, say; runs continue without an index
                 log.warning("run_index_not_repaired", partition=partition, problem=str(e))
 
@@ -75,8 +63,8 @@ class IndexKeeper:
             listed.update(run.decode() for run in reply)
         self._listed[partition] = listed
 
-    async def _unlist(self, partition: int, open_runs: Collection[str]) -> int:
-        """Look at one page; return how many runs of it are listed as open no more."""
+    async def _unlist(self, partition: int, open_runs: Collection[str]) -> None:
+        """Look at one page, and remove the runs that are no longer open."""
         keys, at = self._keys.within(partition), self._at.get(partition, 0)
         page: list[bytes] = await self._server.client.zrange(keys.open_runs(partition), at, at + PAGE - 1)
         doubtful = [run for run in (member.decode() for member in page) if run not in open_runs]
@@ -84,39 +72,7 @@ class IndexKeeper:
         if doubtful:
             names, places = [keys.run(run) for run in doubtful], (keys.open_runs(partition), keys.ended_runs(partition))
             gone = await run_script(self._server, unlist_ended(*places, names, doubtful, keep_ms=self._keep_ms))
-            if gone:  # those have to be listed by tenant
-                self._ended[partition] = self._ended_reader(partition)
         self._at[partition] = at + PAGE - gone if len(page) == PAGE else 0
-        return gone
-
-    async def _list_ended(self, partition: int) -> None:
-        """Look at one page of the ended runs, and list those of tenants by tenant. Once for each acquisition."""
-        reader = self._ended[partition]
-        if reader.exhausted:
-            return
-        del self._ended[partition]  # begin again if this page fails
-        keys = self._keys.within(partition)
-        pipe = self._server.client.pipeline(transaction=False)
-        reader.ask(pipe, PAGE)
-        reader.take((await pipe.execute())[0])
-        places = reader.found
-        if places:
-            pipe = self._server.client.pipeline(transaction=False)
-            for place in places:
-                pipe.hget(keys.run(place.run), TENANT)
-            tenants: list[bytes | Exception | None] = await pipe.execute(raise_on_error=False)
-            runs = [
-                (keys.ended_runs(partition, tenant.decode(errors="replace")), place.run, place.at_ms)
-                for place, tenant in zip(places, tenants, strict=True)
-                if isinstance(tenant, bytes)
-            ]
-            if runs:
-                await run_script(self._server, list_ended(runs, keep_ms=self._keep_ms))
-        self._ended[partition] = reader
-
-    def _ended_reader(self, partition: int) -> IndexReader:
-        key = self._keys.within(partition).ended_runs(partition)
-        return IndexReader(key, newest_first=True, after=None, until_ms=None)
 
     def _open_run(self, partition: int, s: RunState) -> OpenRun:
         tenant = tenant_of(s.accepted.metadata)

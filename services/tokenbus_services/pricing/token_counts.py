@@ -40,7 +40,7 @@ def token_counts(usage: Usage | None, api: ApiName) -> TokenCounts:
     usage = usage or Usage()
     read, write, reasoning = usage.cache_read or 0, usage.cache_write or 0, usage.reasoning or 0
     given, written = usage.input or 0, usage.output or 0
-    # Optional, so that a plug-in of an earlier release can be used.
+    # A plug-in need not derive from ProviderBase.
     provider = registry.get(api) if api else ProviderBase
     input_has_cached: bool = getattr(provider, "input_has_cached", True)
     output_has_reasoning: bool = getattr(provider, "output_has_reasoning", True)

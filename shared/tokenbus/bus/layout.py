@@ -30,7 +30,7 @@ from tokenbus.bus.server.server import Server, translated
 from tokenbus.errors import DeploymentMismatch
 
 CHANGED_WIRE_VERSION = 2
-"""Of a deployment whose number of partitions was changed: older releases would not find all runs, so they refuse it."""
+"""Of a deployment whose number of partitions was changed: a client that knows one number alone must not use it."""
 KNOWN_WIRE_VERSIONS = (WIRE_VERSION, CHANGED_WIRE_VERSION)
 FIELDS = ("partitions", "wire_version", "numbers", "ever", "spread", "epoch", "announced")
 CHANGED_LOOK_S = 0.05

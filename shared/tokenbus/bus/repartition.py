@@ -83,10 +83,7 @@ async def announce(server: Server, keys: Keys, now: Layout, number: int) -> None
 
 
 async def lagging(server: Server, keys: Keys, now: Layout) -> list[str]:
-    """Workers and gateways that have not confirmed both numbers; those of an older release never do.
-
-    Raises ServerUnavailable.
-    """
+    """Workers and gateways that have not confirmed both numbers. Raises ServerUnavailable."""
     workers = await _workers(server, keys)
     return sorted(name for name, epoch in workers.items() if epoch is None or epoch < now.epoch)
 

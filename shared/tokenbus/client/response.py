@@ -111,7 +111,7 @@ class ResponseBuilder:
                 self._answered_by = event.model, event.response_id
             case Completed() | Incomplete() | RunFailedEvent() | Cancelled():
                 self._usage = event.usage
-                if event.model or event.response_id:  # an older server reports them only with the usage
+                if event.model or event.response_id:  # else nothing answered in the last attempt
                     self._answered_by = event.model, event.response_id
                 return True
             case _:

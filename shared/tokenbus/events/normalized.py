@@ -36,7 +36,7 @@ class Start(_Normal, frozen=True, tag="start"):
     void_before: int = 0
     """Blocks and items below this ordinal are void, closed or not; 0 unless the message was restarted."""
     api: str = ""
-    """API and configured name of the provider: the origin of the opaque data. Empty if written by an older fetcher."""
+    """API and configured name of the provider: the origin of the opaque data."""
     provider: str = ""
     called_ms: int = 0
     """Unix time when the provider was called; 0: unknown."""

@@ -22,9 +22,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
     accepted_ms: int
     provider: str | None = None
-    """The provider that is called, or was called last. None if the request was refused without naming one, and for an
-    open run that was accepted by a version without lists of runs.
-    """
+    """The provider that is called, or was called last. None if the request was refused without naming one."""
     model: str | None = None
     """The model of that provider, as requests name it."""
     tenant: str | None = None

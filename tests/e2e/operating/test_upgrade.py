@@ -1,7 +1,7 @@
-"""The release before beside this one: each kind of worker is replaced in turn under load, and back again.
+"""The previous release beside this one: each kind of worker is replaced in turn under load, and back again.
 
-The release before is a commit of this repository (`RELEASE_BEFORE`), unpacked by `git archive` and run by this
-environment's interpreter. Where the history lacks it (a shallow clone, the sdist), the test is skipped by name.
+The previous release is the newest tag `v*` before this commit, unpacked by `git archive` and run by this environment's
+interpreter. Until there is one, the test is skipped.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
 from tokenbus_services.mock_provider import Delivery, MockProvider, Reply, Script, ToolCall, Turn
 
-RELEASE_BEFORE = "19bb526"
-"""The commit that upgrades are tested from. Set it to the tag of each release."""
 KINDS: tuple[Kind, ...] = ("parser", "normalizer", "fetcher", "tools")
 WORDS = " ".join(f"word{n}" for n in range(30))
 ROUNDS = int(os.environ.get("UPGRADE_ROUNDS", "1"))
@@ -37,10 +35,12 @@ EACH = int(os.environ.get("UPGRADE_RUNS", "2"))
 
 @pytest.fixture(scope="module")
 def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sources of the release before."""
-    packed = subprocess.run(["git", "archive", RELEASE_BEFORE], cwd=ROOT, capture_output=True, check=False)
-    if packed.returncode:
-        pytest.skip(f"the release before ({RELEASE_BEFORE}) is not in this checkout's history")
+    """The sources of the previous release."""
+    newest = ["git", "describe", "--tags", "--abbrev=0", "--match", "v[0-9]*", "HEAD^"]
+    found = subprocess.run(newest, cwd=ROOT, capture_output=True, text=True, check=False)
+    if found.returncode:
+        pytest.skip("no release before this commit: it has no ancestor with a tag v*")
+    packed = subprocess.run(["git", "archive", found.stdout.strip()], cwd=ROOT, capture_output=True, check=True)
     directory = tmp_path_factory.mktemp("before")
     with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as archive:
         archive.extractall(directory, filter="data")
@@ -64,7 +64,7 @@ async def test_each_kind_of_worker_is_replaced_by_the_next_release_and_back_unde
         running = Fleet(tmp_path, server_url, keys, provider.url)
         try:
             workers: dict[Kind, Worker] = dict(zip(KINDS, await running.start(*KINDS, env=old), strict=True))
-            assert "/before" in await imported_from(old), "the old workers are of the release before"
+            assert "/before" in await imported_from(old), "the old workers are of the previous release"
 
             async def load() -> None:
                 for _ in range(EACH):

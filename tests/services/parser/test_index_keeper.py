@@ -1,4 +1,4 @@
-"""The index of runs after versions without one, lost writes and expired hashes: the parser's clock makes it whole."""
+"""The index of runs after lost writes and expired hashes: the parser's clock makes it whole."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def listed_runs(server: Server, keys: Keys, name: str = "open") -> set[str
     return {run.decode() for members in found for run in members}
 
 
-async def test_a_run_accepted_before_the_index_is_listed_by_the_parsers_clock(
+async def test_a_run_that_is_missing_from_the_index_is_listed_by_the_parsers_clock(
     server: Server, server_url: str, keys: Keys
 ) -> None:
     run, logic = await open_run(server, keys, 1, deadline_ms=0)
@@ -70,22 +70,13 @@ async def test_what_is_listed_as_open_and_is_not_is_unlisted_page_by_page_and_no
         await listed.accept(run, 1000 + n)
     for run in names[::3]:  # its hash has expired
         await server.client.delete(keys.run(run))
-    for run in names[1::3]:  # a parser of the version before ended it
+    for run in names[1::3]:  # it ended, and the index could not be written
         await server.client.hset(keys.run(run), "status", "failed")
     keeper = IndexKeeper(server, keys, keep_ms=KEEP_MS, open_ms=OPEN_MS)
     for _ in range(12):
         await keeper.look({0: []})
     assert await listed_runs(server, keys) == set(names[2::3])
     assert await listed_runs(server, keys, "ended") == set(names[1::3])
-
-
-async def test_an_index_that_is_mostly_stale_is_cleaned_in_one_look(
-    server: Server, keys: Keys, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(index_keeper, "PAGE", 3)
-    await server.client.zadd(keys.open_runs(0), {f"gone{n}": n for n in range(20)})
-    await IndexKeeper(server, keys, keep_ms=KEEP_MS, open_ms=OPEN_MS).look({0: []})
-    assert await listed_runs(server, keys) == set()
 
 
 async def test_an_index_of_another_type_holds_up_nothing(server: Server, keys: Keys) -> None:

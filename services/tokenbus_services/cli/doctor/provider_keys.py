@@ -40,7 +40,7 @@ async def _try(
         return Finding(level="note", about=about, says=f"{provider.auth} was not tried: only fetchers call it")
     if not headers:
         return None
-    path: str = getattr(api, "models_path", "")  # optional, so that a plug-in of an earlier release can be used
+    path: str = getattr(api, "models_path", "")  # a plug-in need not derive from ProviderBase
     if not path:
         return Finding(level="note", about=about, says=f"its key was not tried: {provider.api} has no free call")
     url = (provider.base_url or api.default_base_url).rstrip("/") + path

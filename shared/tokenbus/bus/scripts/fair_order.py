@@ -5,8 +5,8 @@ tag and the smallest waiting tag. The tenant's next tag is that plus the entry's
 
 Entries stay in their stream until they are finished. Beside the stream, in the same slot, are a sorted set (entry ids
 by tag) and a hash (each tenant's next tag). Both are deleted with the last waiting entry. They are only an index: an
-indexed entry is pending with `NOBODY`, like one that was handed back. A worker of an older version without fair order
-therefore claims it too, and `reclaim` adds entries that are missing from the index.
+indexed entry is pending with `NOBODY`, like one that was handed back, and `reclaim` adds entries that are missing from
+the index.
 """
 
 from __future__ import annotations

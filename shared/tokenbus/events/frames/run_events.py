@@ -60,7 +60,7 @@ class ToolReported(msgspec.Struct, frozen=True, array_like=True, tag="tool_progr
 
 
 HAS_ENDED = -1
-"""`DeadlinePassed.taken` of a `silent` run that has ended: nothing more is written of it. Older versions ignore it."""
+"""`DeadlinePassed.taken` of a `silent` run that has ended: nothing more is written of it."""
 
 
 class DeadlinePassed(msgspec.Struct, frozen=True, array_like=True, tag="overdue"):
@@ -117,8 +117,8 @@ class PolicyVerdicts(msgspec.Struct, frozen=True, array_like=True, tag="ruled"):
     """The policy worker that numbers the blocks; a different one starts numbering again."""
     steps: list[PolicyVerdict]
     """Empty: a heartbeat. The run is queued at a live policy worker."""
-    first: int | None = None
-    """How many steps this worker sent before these. None: a worker of an older version, which does not say."""
+    first: int
+    """How many steps this worker sent before these."""
 
 
 ControlEvent = (

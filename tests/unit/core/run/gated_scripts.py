@@ -39,7 +39,7 @@ class HeldStory:
         """What comes from elsewhere than the attempt."""
         return self._step(0, CONTROL_ATTEMPT, events)
 
-    def rule(self, *steps: PolicyVerdict, worker: str = "first", first: int | None = None) -> list[PublicEvent]:
+    def rule(self, *steps: PolicyVerdict, worker: str = "first", first: int = 0) -> list[PublicEvent]:
         """Apply these verdicts; return the events that they release."""
         return self.control(PolicyVerdicts(worker, list(steps), first))
 

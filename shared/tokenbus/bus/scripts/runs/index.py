@@ -1,6 +1,6 @@
 """Repair of a partition's index of runs. `accept` and `Commit.end_run` write it; here is what they cannot know.
 
-An index lacks runs that a version without it accepted or ended, and it keeps open runs whose hash has expired.
+An index may have been lost, or could not be written, and it keeps open runs whose hash has expired.
 """
 
 from __future__ import annotations
@@ -97,38 +97,6 @@ def list_open(open_runs: str, runs: Sequence[OpenRun], *, ttl_ms: int) -> Script
         keys += (run.key, run.of_tenant)
         args += (run.run, run.accepted_ms, run.provider, run.model, run.tenant)
     return ScriptCall(_LIST_OPEN, keys, args)
-
-
-_LIST_ENDED = script(
-    "list_ended",
-    """
--- List ended runs in the indexes of their tenants.
--- KEYS: of each run, the ended runs of its tenant (sorted set).
--- ARGV: 1 how long ended runs are listed, in ms, 2 and further: run and time of its end in ms, of each.
--- Reply: how many were added, or the server's error. A key of another type is passed over.
--- Atomic: no index is left without its time to live.
-local added = 0
-for k = 1, #KEYS do
-  local new = redis.pcall('ZADD', KEYS[k], 'NX', ARGV[2 * k + 1], ARGV[2 * k])
-  if new == 1 then
-    added = added + 1
-    local left = redis.pcall('PTTL', KEYS[k])
-    if type(left) == 'number' and left < tonumber(ARGV[1]) then redis.pcall('PEXPIRE', KEYS[k], ARGV[1]) end
-  elseif type(new) == 'table' and not new.err:find('WRONGTYPE', 1, true) then
-    return new
-  end
-end
-return added
-""",
-)
-
-
-def list_ended(runs: Sequence[tuple[str, str, int]], *, keep_ms: int) -> ScriptCall:
-    """List ended runs, each given as its tenant's index, its id and the time of its end. Reply: how many were new."""
-    args: list[Arg] = [keep_ms]
-    for _, run, ended_ms in runs:
-        args += (run, ended_ms)
-    return ScriptCall(_LIST_ENDED, [index for index, _, _ in runs], args)
 
 
 _UNLIST_ENDED = script(

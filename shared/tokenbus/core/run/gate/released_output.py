@@ -41,8 +41,8 @@ class ReleasedOutput(msgspec.Struct):
     numbered_by: str = ""
     released_numbers: dict[int, int] = {}
     """Maps the current policy worker's block numbers to the released numbers."""
-    steps_read: int | None = None
-    """How many steps that worker has sent. None: unknown, as in the state of an older version."""
+    steps_read: int = 0
+    """How many steps that worker has sent."""
     numbers_by_origin: dict[str, int] = {}
     """Maps a block's origin (draft, part, and how many blocks began there before it) to its released number. This
     identifies the blocks of another policy worker, which may use other numbers.
@@ -63,18 +63,17 @@ class ReleasedOutput(msgspec.Struct):
                 name: self.numbers_by_origin[place] for place, name in places.items() if place in self.numbers_by_origin
             }
 
-    def is_next(self, worker: str, first: int | None) -> bool:
+    def is_next(self, worker: str, first: int) -> bool:
         """Whether no step of the worker is missing before the one that it counts as ``first``.
 
         A server that fails may lose a message. The steps after it name blocks whose numbers are unknown here, so their
         text would be left out, and a retry would not make it void.
         """
-        read = self.steps_read if worker == self.numbered_by else 0
-        return first is None or read is None or first <= read
+        return first <= (self.steps_read if worker == self.numbered_by else 0)
 
-    def count_steps(self, first: int | None, steps: int) -> None:
+    def count_steps(self, first: int, steps: int) -> None:
         """Count steps of the current worker. A message may arrive a second time, also after later ones."""
-        self.steps_read = None if first is None else max(self.steps_read or 0, first + steps)
+        self.steps_read = max(self.steps_read, first + steps)
 
     def release_verdict(self, step: PolicyVerdict, out: Outbox, *, known: bool) -> None:
         """Release a verdict's events. ``known``: they were released already; only read the worker's block numbers from

@@ -11,10 +11,6 @@ from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.scripts.runs.index import LIFETIMES, MOST_FORGOTTEN
 from tokenbus.bus.server.server import Server
-from tokenbus.core.run.blocks.block_table import BlockTable
-from tokenbus.core.run.state import RunState
-from tokenbus.events.frames import Accepted, RunLimits
-from tokenbus_services.parser import index_keeper
 
 
 @pytest.fixture
@@ -125,58 +121,6 @@ async def test_a_run_without_a_tenant_is_in_no_tenants_index(listed: Listed) -> 
     await listed.accept("a", 1000)
     await listed.end("a")
     assert not [key async for key in listed.client.scan_iter(f"{listed.keys.prefix}:*:index:*:*")]
-
-
-@pytest.mark.parametrize("most_at_once", [1, 6, 10])
-async def test_the_parser_lists_by_tenant_what_an_older_version_did_not(
-    listed: Listed, monkeypatch: pytest.MonkeyPatch, most_at_once: int
-) -> None:
-    monkeypatch.setattr(index_keeper, "PAGE", 4)
-    names = [name for name in (f"r{n}" for n in range(1000)) if listed.keys.partition_of(name) == 0][:11]
-    for run in names:
-        await listed.accept(run, 1000, "tenant", "acme")
-    for run in names[1:]:
-        await listed.end(run)
-    ended, opened = listed.keys.ended_runs(0, "acme"), listed.keys.open_runs(0, "acme")
-    for n, run in enumerate(names[1:]):  # more of them than a page holds may have ended in one millisecond
-        at_ms = 5_000 + n // most_at_once
-        await listed.client.zadd(listed.keys.ended_runs(0), {run: at_ms})
-        await listed.client.zadd(ended, {run: at_ms})
-    times = await listed.client.zrange(ended, 0, -1, withscores=True)
-    await listed.client.delete(ended, opened)
-    accepted = Accepted(
-        provider="p",
-        model="m",
-        on_failure="fail",
-        max_tool_depth=0,
-        rules=RunLimits(),
-        tools=[],
-        metadata={"tenant": "acme"},
-    )
-    state = RunState(names[0], accepted, 1000, BlockTable(0, 1, 0, 0))
-    keeper = index_keeper.IndexKeeper(listed.server, listed.keys, keep_ms=TTL_MS, open_ms=TTL_MS)
-    for looks in range(1, 5):
-        await keeper.look({0: [state]})
-        assert await listed.client.zcard(ended) <= 4 * looks, "one page at each look"
-    assert await listed.client.zrange(ended, 0, -1, withscores=True) == times
-    assert await listed.client.zrange(opened, 0, -1) == [names[0].encode()]
-    assert await listed.client.pttl(ended) > 0
-    assert await listed.client.pttl(opened) > 0
-
-
-async def test_ended_runs_that_a_full_server_could_not_list_by_tenant_are_listed_later() -> None:
-    async with small_server() as server:
-        listed = Listed(server, Keys("full", 1))
-        await listed.accept("a", 1000, "tenant", "acme")
-        at_ms = await listed.end("a")
-        of_tenant = listed.keys.ended_runs(0, "acme")
-        await listed.client.delete(of_tenant)
-        keeper = index_keeper.IndexKeeper(server, listed.keys, keep_ms=TTL_MS, open_ms=TTL_MS)
-        async with full(server):
-            await keeper.look({0: []})
-        assert not await listed.client.exists(of_tenant)
-        await keeper.look({0: []})
-        assert await listed.client.zrange(of_tenant, 0, -1, withscores=True) == [(b"a", at_ms)]
 
 
 async def test_open_runs_cost_little_memory(listed: Listed) -> None:

@@ -317,7 +317,7 @@ async def test_a_late_answer_counts() -> None:
 async def test_a_run_that_waits_for_a_policy_slot_is_not_without_a_worker() -> None:
     story = HeldStory()
     story.provider(n.Start("m"), *text(0, "Hello"))
-    story.control(PolicyVerdicts("first", []), DeadlinePassed("policy", 0))
+    story.control(PolicyVerdicts("first", [], 0), DeadlinePassed("policy", 0))
     story.provider(n.Done("stop"))
     story.pass_all()
     assert published_text(story) == "Hello"
@@ -343,11 +343,11 @@ async def test_workers_without_progress_do_not_extend_the_deadline() -> None:
     story.reborn()
     assert story.run.state.gate
     alive = story.run.state.gate.signs_of_life
-    story.control(PolicyVerdicts("one more", []))
+    story.control(PolicyVerdicts("one more", [], 0))
     story.rule(PolicyVerdict(0, events=[story.drafts[0]]), worker="one more")
     assert story.run.state.gate.signs_of_life == alive
     story.rule(PolicyVerdict(1, events=[story.drafts[1]]), worker="one more")
-    story.control(PolicyVerdicts("another", []))
+    story.control(PolicyVerdicts("another", [], 0))
     assert story.run.state.gate.signs_of_life > alive + 1
 
 
@@ -391,16 +391,6 @@ async def test_a_run_whose_verdicts_were_lost_says_so_when_its_policies_time_out
     story.control(DeadlinePassed("policy", story.run.state.gate.signs_of_life))
     assert end_of(story).error.code == "policy_silent"
     assert "lost verdicts" in end_of(story).error.message
-
-
-async def test_steps_of_an_older_version_are_not_counted() -> None:
-    story = HeldStory()
-    story.provider(n.Start("m"), *text(0, "Hello"))
-    steps = [PolicyVerdict(d.seq, events=[d]) for d in story.drafts]
-    story.rule(*steps[:2])
-    story.reborn()
-    story.rule(*steps[2:], first=17)  # this worker was upgraded, or this parser
-    assert shown(story) == "Hello"
 
 
 async def test_a_policy_that_stopped_being_called_ends_the_run_at_any_point() -> None:
