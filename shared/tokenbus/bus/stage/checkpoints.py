@@ -147,20 +147,25 @@ class OpenRuns:
         self._since = OrderedDict(sorted(self._since.items(), key=lambda item: id_key(item[1][0])))
         return list(self._since)
 
-    def write_due(self, commit: Commit, offset: str) -> None:
-        """Checkpoint the oldest runs, and so advance the watermark, if a replay would grow too long.
+    def write_due(self, commit: Commit, offset: str) -> dict[str, str]:
+        """Checkpoint the oldest runs, and so advance the watermark, if a replay would grow too long. Returns the runs
+        whose state cannot be serialized, with the reason: they hold the watermark back until they end.
 
         The span between checkpoints grows with the size of the state, so that checkpoint writes stay linear in the
         input. The total over all runs is capped; the part that a single run's checkpoint rewrites is not.
         """
-        written = 0
+        written, failed = 0, dict[str, str]()
         while self.is_due and written < CHECKPOINT_BYTES:
             run = next(iter(self._since))
             if run in self._changed:
-                written += self._write(run, commit, offset)
+                try:
+                    written += self._write(run, commit, offset)
+                except Exception as e:  # else no commit of the partition would succeed again
+                    failed[run] = f"{type(e).__name__}: {e}"
                 self._changed.discard(run)
             self._since[run] = (offset, self.consumed)
             self._since.move_to_end(run)
+        return failed
 
     @property
     def is_due(self) -> bool:

@@ -84,12 +84,14 @@ class Partition:
         return AppliedEntries(entries, size, poison, ended, void)
 
     def build_commit(self, taken: AppliedEntries) -> PreparedCommit:
-        """Build the commit of an applied batch. If the logic's `flush` or `snapshot` raises, reload the partition."""
+        """Build the commit of an applied batch. If the logic's `flush` raises, reload the partition."""
         commit = Commit(self.lease_key, self.stream)
         self.add_outputs(taken, commit)
         for run in taken.void:
             self._quarantine.write_void(run, commit)
-        self.runs.write_due(commit, self.offset)
+        if failed := self.runs.write_due(commit, self.offset):
+            taken.poison.extend(self._quarantine.fail_states(failed, self.offset, commit))
+            self.logic.flush(commit)
         return self._finished(commit, taken.entries, taken.size, taken.poison)
 
     def quarantine(self, entry: Entry, reason: str) -> PreparedCommit:

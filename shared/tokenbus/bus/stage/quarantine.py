@@ -7,6 +7,7 @@ An entry whose processing crashes its workers leaves no error behind. So a parti
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Self
 
 import msgspec
@@ -100,6 +101,13 @@ class Quarantine:
             if self._fail_and_void(run, entry_id, found.reason):
                 void.add(run)
         return poison
+
+    def fail_states(self, failed: Mapping[str, str], offset: str, commit: Commit) -> list[Poison]:
+        """Fail the runs whose state cannot be checkpointed, by run and reason."""
+        for run, reason in failed.items():
+            self._fail_and_void(run, offset, reason)
+            self.write_void(run, commit)
+        return [Poison(run, offset, b"", f"its state cannot be stored: {why}") for run, why in failed.items()]
 
     def _fail_and_void(self, run: str, entry_id: str, reason: str) -> bool:
         """False: the run is not of this partition."""

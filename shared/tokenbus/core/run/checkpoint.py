@@ -23,7 +23,9 @@ Path: TypeAlias = tuple[str | int, ...]
 
 _HOLDERS: tuple[type, ...] = (str, list, dict, msgspec.Struct)
 _GROWING = frozenset({"pieces", "raw"})
-"""Fields that hold one text as an append-only list of parts."""
+"""Fields of structs that hold one text as an append-only list of parts. A dict may have such a key, too: a tool's
+arguments, for example.
+"""
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -109,8 +111,9 @@ class Checkpoints:
             self._found[path] = self._text_of(value, path)
             return ""
         changed: dict[Any, Any] = {}
+        of_struct = isinstance(value, msgspec.Struct)
         for key, inner in _inside(value):
-            if isinstance(inner, list) and key in _GROWING:
+            if of_struct and key in _GROWING and isinstance(inner, list):
                 light: Any = self._light_parts(cast("list[Any]", inner), (*path, key))
             else:
                 light = self._light(inner, (*path, key))
@@ -118,7 +121,7 @@ class Checkpoints:
                 changed[key] = light
         if not changed:
             return value
-        if isinstance(value, msgspec.Struct):
+        if of_struct:
             return msgspec.structs.replace(value, **changed)
         if isinstance(value, dict):
             return {**cast("dict[Any, Any]", value), **changed}

@@ -231,6 +231,34 @@ async def test_a_bug_in_the_logic_stops_only_its_partition(bench: Bench, caplog:
     await bench.check()
 
 
+class UnstorableLogic(ToyLogic):
+    """Cannot serialize the state of one run."""
+
+    unstorable = ""
+
+    def snapshot(self, run: str) -> bytes:
+        if run == self.unstorable:
+            raise OverflowError("a number too large")
+        return super().snapshot(run)
+
+
+async def test_a_run_whose_state_cannot_be_stored_ends_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_SPAN", 10)
+    bad, good = bench.runs(0, 2)
+    monkeypatch.setattr(UnstorableLogic, "unstorable", bad)
+    entries = [{bad: b"+1", good: b"+1"}, *({good: b"+1"} for _ in range(12)), {good: b"end"}]
+    await bench.feed(0, *entries)
+    await bench.finish("first", logic=UnstorableLogic)
+    log = await bench.server.client.xrange(bench.keys.log(bad))
+    assert [msgspec.json.decode(fields[b"__data__"])["says"] for _, fields in log] == [1, "poison"]
+    [entry] = await dead(bench)
+    assert (entry["run"], entry["reason"]) == (bad, "its state cannot be stored: OverflowError: a number too large")
+    logics: dict[int, ToyLogic] = {}
+    await bench.feed(0, {good: b"+5"}, {bad: b"+7"})
+    await bench.finish("second", logics=logics)
+    assert logics[0].runs[good].total == 5, "no other run lost an event"
+
+
 async def _committed(bench: Bench, number: int) -> bool:
     return await bench.offset(number) == bench.last[number]
 

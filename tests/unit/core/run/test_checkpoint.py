@@ -16,6 +16,7 @@ from tokenbus.core.run.state import RunState
 from tokenbus.core.run.state_machine import RunMachine
 from tokenbus.events import normalized as n
 from tokenbus.events.frames import Accepted, EventFrame, PolicyPlan, RunLimits, TextReading
+from tokenbus.events.public import BlockComplete
 
 HUGE = RunLimits(block_chars=2**40)
 
@@ -73,6 +74,20 @@ def test_a_small_run_has_no_pieces() -> None:
     run = machine()
     feed(run, n.BlockStart(0, "text"), n.TextDelta(0, "short"))
     assert Checkpoints().save(run.state) is None
+
+
+@pytest.mark.parametrize("name", ["pieces", "raw"])
+@pytest.mark.parametrize("items", [[1, 2, 3], [{"x": 1}], ["a" * LONG, "b" * LONG], ["a" * (LONG + 1), "b"]], ids=repr)
+def test_arguments_of_a_call_are_no_growing_text_whatever_their_names(name: str, items: list[object]) -> None:
+    run, store = machine(policing=PolicyPlan(("p",), "pass", 1000)), Store()
+    arguments = msgspec.json.encode({name: items}).decode()
+    feed(run, n.ToolCallStart(0, "id", "t"), n.ToolCallDelta(0, arguments), n.ToolCallDone(0))
+    feed(run, n.BlockStart(1, "text"), n.TextDelta(1, "x" * (2 * LONG)))
+    store.save(run.state)
+    again = store.load()
+    assert again.gate
+    [end] = [event for event in again.gate.undecided if isinstance(event, BlockComplete)]
+    assert end.input == {name: items}
 
 
 steps = st.lists(

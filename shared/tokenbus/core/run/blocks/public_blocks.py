@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
-from tokenbus.core.run.blocks.tool_arguments import check_arguments, parse_arguments
+from tokenbus.core.run.blocks.tool_arguments import check_arguments, packable_arguments
 from tokenbus.core.run.outbox import Outbox
 from tokenbus.events.normalized import FinishReason
 from tokenbus.events.public import BlockComplete, BlockKind, BlockStarted, ImageRef
@@ -30,15 +30,15 @@ def call_heads(name: str | None, tool_id: str | None) -> Sequence[tuple[ToolCall
 def content_fields(
     kind: BlockKind, content: str, *, cut: bool = False, problem: str = "", as_json: bool = False
 ) -> dict[str, Any]:
-    """Content fields of `block_complete`; none for an image. ``problem``: why a call is malformed. ``as_json``: long
-    arguments stay JSON (`check_arguments`).
+    """Content fields of `block_complete`; none for an image. ``problem``: why a call is malformed. ``as_json``: the event is
+    only encoded as JSON, so long arguments stay JSON (`check_arguments`).
     """
     if kind == "image":
         return {}
     if kind != "tool_call":
         return {"content": content}
     problem = CALL_CUT if cut else problem
-    read = check_arguments if as_json else parse_arguments
+    read = check_arguments if as_json else packable_arguments
     parsed, misread = (None, problem) if problem else read(content)
     return {"arguments": content, "input": parsed, "input_error": misread}
 

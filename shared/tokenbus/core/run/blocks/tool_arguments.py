@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from tokenbus.providers.request.json_object import check_object
@@ -15,6 +17,8 @@ _SHAPE = bytes(
 """Maps each digit to 0, and E to e."""
 _LONG_RUN, _LARGE_EXPONENT = b"0" * 200, b"e000"
 """A number with fewer digits and an exponent of two digits is below 1e308."""
+_MANY_DIGITS = re.compile(r"[0-9]{19}")
+"""An integer beyond 64 bits has at least these."""
 
 
 def parse_arguments(arguments: str) -> tuple[dict[str, object] | None, str | None]:
@@ -27,6 +31,19 @@ def parse_arguments(arguments: str) -> tuple[dict[str, object] | None, str | Non
         return msgspec.json.decode(arguments, type=dict[str, object]), None
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError, UnicodeEncodeError) as e:
         return None, f"not a JSON object: {e}"
+
+
+def packable_arguments(arguments: str) -> tuple[dict[str, object] | None, str | None]:
+    """Like `parse_arguments`, for an event that is encoded as msgpack: integers beyond 64 bits, which JSON allows and
+    msgpack does not, are an error text. The call itself is not affected, because tools get the text.
+    """
+    parsed, problem = parse_arguments(arguments)
+    if parsed and _MANY_DIGITS.search(arguments):
+        try:
+            msgspec.msgpack.encode(parsed)
+        except OverflowError:
+            return None, "a number exceeds 64 bits: read it from `arguments`"
+    return parsed, problem
 
 
 def check_arguments(arguments: str) -> tuple[msgspec.Raw | dict[str, object] | None, str | None]:

@@ -15,7 +15,7 @@ from tokenbus.core.run.blocks.public_blocks import (
     fitting_finish,
     write_result,
 )
-from tokenbus.core.run.blocks.tool_arguments import LONG_ARGUMENTS
+from tokenbus.core.run.blocks.tool_arguments import LONG_ARGUMENTS, parse_arguments
 from tokenbus.core.run.outbox import Outbox
 from tokenbus.events.normalized import FinishReason
 from tokenbus.events.public import BlockComplete, BlockStarted, Chunk, decode, encode
@@ -31,6 +31,22 @@ def test_a_call_ends_with_its_arguments_as_an_object_or_with_what_is_wrong_with_
     assert content_fields("tool_call", "")["input"] == {}
     assert "not a JSON object" in content_fields("tool_call", "[1]")["input_error"]
     assert content_fields("tool_call", "{}", problem="no name")["input_error"] == "no name"
+
+
+@pytest.mark.parametrize("number", [2**64 - 1, -(2**63), 2**64, -(2**63) - 1, 10**40])
+@pytest.mark.parametrize("as_json", [True, False])
+def test_any_number_in_a_call_can_be_sent_and_none_changes(number: int, as_json: bool) -> None:
+    arguments = json.dumps({"n": [{"of": number}]})
+    fields = content_fields("tool_call", arguments, as_json=as_json)
+    if as_json:
+        assert msgspec.json.decode(msgspec.json.encode(fields))["input"] == json.loads(arguments)
+        return
+    again = msgspec.msgpack.decode(msgspec.msgpack.encode(fields))
+    assert again["arguments"] == arguments
+    if -(2**63) <= number < 2**64:
+        assert again["input"] == json.loads(arguments)
+    else:
+        assert (again["input"], again["input_error"]) == (None, "a number exceeds 64 bits: read it from `arguments`")
 
 
 def test_a_call_that_was_cut_has_no_input() -> None:
@@ -105,7 +121,7 @@ LONG = LONG_ARGUMENTS * "x"
 def test_long_arguments_of_an_event_that_is_only_json_are_the_same_object(arguments: str) -> None:
     arguments = arguments.replace("LONG", LONG).replace("DIGITS", "9" * 400).replace("FEWER", "9" * 250)
     arguments = arguments.replace("NESTED", "[" * 3000 + "]" * 3000)
-    built = content_fields("tool_call", arguments)
+    built = dict(zip(("input", "input_error"), parse_arguments(arguments), strict=True))
     checked = content_fields("tool_call", arguments, as_json=True)
     assert (checked["input_error"] is None) == (built["input_error"] is None)
     if "\ud800" not in arguments:
