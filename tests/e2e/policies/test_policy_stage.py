@@ -111,6 +111,35 @@ async def test_a_blocked_tool_never_runs_and_a_parallel_call_does(
     assert "secret" in decisions_published[0]["original"]
 
 
+async def test_a_call_with_a_number_beyond_64_bits_runs_and_holds_up_nothing(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    huge = 10**30
+    large = Script(
+        name="large",
+        turns=(
+            Turn(says=Reply(tool_calls=(ToolCall(name="double", arguments={"n": huge}),))),
+            Turn(says=Reply(text="It is done.")),
+        ),
+    )
+    (tmp_path / "double_tool.py").write_text("def double(n: int) -> str:\n    return str(2 * n)\n")
+    toml = '[tools.double]\nkind = "python"\ncall = "double_tool:double"\n' + policy("hide", "Replace", word="x", by="y")
+    tool = {"name": "double", "parameters": {"type": "object", "properties": {"n": {"type": "integer"}}}}
+    async with (
+        MockProvider([large]) as provider,
+        fleet(tmp_path, server_url, keys, provider.url, (), toml) as services,
+    ):
+        await services.start("tools", env={"PYTHONPATH": path_with(tmp_path)})
+        await services.start(*PIPELINE, *POLICY)
+        run = await send("large", tools=[tool], policies=["hide"])
+        log: Any = (await ended(server.client, keys, [run]))[run]
+    judge.check(log)
+    call, result, _ = (e for e in log if e["type"] == "block_complete")
+    assert (call["arguments"], call.get("input")) == (f'{{"n":{huge}}}', {"n": huge})
+    assert result["content"] == str(2 * huge)
+    assert log[-1]["type"] == "completed"
+
+
 async def test_policies_in_a_chain_replace_across_pieces_and_end_a_run(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:

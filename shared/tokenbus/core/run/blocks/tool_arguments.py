@@ -17,6 +17,8 @@ _SHAPE = bytes(
 """Maps each digit to 0, and E to e."""
 _LONG_RUN, _LARGE_EXPONENT = b"0" * 200, b"e000"
 """A number with fewer digits and an exponent of two digits is below 1e308."""
+NOT_PACKABLE = "a number exceeds 64 bits: read it from `arguments`"
+"""Error text of `packable_arguments`."""
 _MANY_DIGITS = re.compile(r"[0-9]{19}")
 """An integer beyond 64 bits has at least these."""
 
@@ -42,7 +44,7 @@ def packable_arguments(arguments: str) -> tuple[dict[str, object] | None, str | 
         try:
             msgspec.msgpack.encode(parsed)
         except OverflowError:
-            return None, "a number exceeds 64 bits: read it from `arguments`"
+            return None, NOT_PACKABLE
     return parsed, problem
 
 

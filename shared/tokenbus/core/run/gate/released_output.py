@@ -14,6 +14,7 @@ import msgspec
 
 from tokenbus.core.run.blocks.block_table import CompleteCall
 from tokenbus.core.run.blocks.public_blocks import changed_fields, content_fields, first_void, write_result
+from tokenbus.core.run.blocks.tool_arguments import NOT_PACKABLE
 from tokenbus.core.run.gate.tool_verdicts import ToolVerdicts
 from tokenbus.core.run.outbox import Outbox
 from tokenbus.events.frames import PolicyVerdict
@@ -174,6 +175,8 @@ class ReleasedOutput(msgspec.Struct):
         content = "".join(block.pieces)
         fields = _fields(event) | {"block": number} | changed_fields(event, block.kind, content)
         if block.kind == "tool_call":
+            if event.input_error == NOT_PACKABLE:  # drafts and verdicts are msgpack; what is published is JSON
+                fields |= content_fields(block.kind, content, as_json=True)
             call = CompleteCall(number, block.tool_id or "", block.tool_name or "", content)
             self.calls_without_result.append(call)
             if not event.cut:

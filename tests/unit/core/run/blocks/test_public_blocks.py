@@ -15,7 +15,7 @@ from tokenbus.core.run.blocks.public_blocks import (
     fitting_finish,
     write_result,
 )
-from tokenbus.core.run.blocks.tool_arguments import LONG_ARGUMENTS, parse_arguments
+from tokenbus.core.run.blocks.tool_arguments import LONG_ARGUMENTS, NOT_PACKABLE, parse_arguments
 from tokenbus.core.run.outbox import Outbox
 from tokenbus.events.normalized import FinishReason
 from tokenbus.events.public import BlockComplete, BlockStarted, Chunk, decode, encode
@@ -46,7 +46,7 @@ def test_any_number_in_a_call_can_be_sent_and_none_changes(number: int, as_json:
     if -(2**63) <= number < 2**64:
         assert again["input"] == json.loads(arguments)
     else:
-        assert (again["input"], again["input_error"]) == (None, "a number exceeds 64 bits: read it from `arguments`")
+        assert (again["input"], again["input_error"]) == (None, NOT_PACKABLE)
 
 
 def test_a_call_that_was_cut_has_no_input() -> None:
