@@ -211,6 +211,18 @@ def test_the_usage_of_all_attempts_adds_up() -> None:
     assert end.usage == Usage(input=11, output=3)
 
 
+def test_an_attempt_without_an_answer_is_not_reported_with_that_of_the_one_before_it() -> None:
+    scenario = story(rules=RunLimits(max_attempts=2))
+    scenario.provider(n.Start("m", "resp-1", request_id="req-1"), *begun("a"), BUSY)
+    scenario.provider(BUSY)
+    first, second = scenario.run.reports
+    assert (first.attempt, first.response_id, first.request_id) == (1, "resp-1", "req-1")
+    assert (second.attempt, second.answered_model, second.response_id, second.request_id) == (2, "", "", "")
+    end = scenario.events[-1]
+    assert isinstance(end, RunFailedEvent)
+    assert (end.response_id, end.error.request_id) == ("resp-1", None)
+
+
 def test_whitespace_alone_cannot_be_continued() -> None:
     scenario = story()
     scenario.provider(*begun("\n"), LOST)

@@ -93,8 +93,7 @@ def continue_turn(
 def resume(s: RunState, out: Outbox, so_far: Message | None, at_ms: int, not_before_ms: int = 0) -> NextTurn:
     """Start another attempt of the turn with the open blocks. The usage of the last attempt counts."""
     publish_usage(s, out, s.usage)
-    s.attempt += 1
-    _set_times(s, not_before_ms or at_ms)
+    _number_attempt(s, not_before_ms or at_ms)
     s.blocks.attempt = s.attempt
     return NextTurn(turn_work(s, not_before_ms), so_far=so_far)
 
@@ -117,16 +116,16 @@ def turn_work(s: RunState, not_before_ms: int = 0) -> TurnWork:
     return TurnWork(s.run, s.turn, s.attempt, not_before_ms, choice=s.choice)
 
 
-def _set_times(s: RunState, handed_out_ms: int) -> None:
+def _number_attempt(s: RunState, handed_out_ms: int) -> None:
+    s.attempt += 1
     s.handed_out_ms, s.answered_ms, s.visible_ms = handed_out_ms, 0, 0
+    s.answered, s.start = s.start or s.answered, None
 
 
 def begin_attempt(s: RunState, handed_out_ms: int) -> None:
-    s.attempt += 1
-    _set_times(s, handed_out_ms)
+    _number_attempt(s, handed_out_ms)
     s.phase = "streaming"
     count(s)
-    s.answered, s.start = s.start or s.answered, None
     s.seam = None
     s.first_block = s.blocks.next_number
     s.blocks = fresh_table(s)
