@@ -123,7 +123,8 @@ async def test_a_call_with_a_number_beyond_64_bits_runs_and_holds_up_nothing(
         ),
     )
     (tmp_path / "double_tool.py").write_text("def double(n: int) -> str:\n    return str(2 * n)\n")
-    toml = '[tools.double]\nkind = "python"\ncall = "double_tool:double"\n' + policy("hide", "Replace", word="x", by="y")
+    toml = '[tools.double]\nkind = "python"\ncall = "double_tool:double"\n'
+    toml += policy("hide", "Replace", word="x", by="y")
     tool = {"name": "double", "parameters": {"type": "object", "properties": {"n": {"type": "integer"}}}}
     async with (
         MockProvider([large]) as provider,

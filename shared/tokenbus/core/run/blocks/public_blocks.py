@@ -30,8 +30,8 @@ def call_heads(name: str | None, tool_id: str | None) -> Sequence[tuple[ToolCall
 def content_fields(
     kind: BlockKind, content: str, *, cut: bool = False, problem: str = "", as_json: bool = False
 ) -> dict[str, Any]:
-    """Content fields of `block_complete`; none for an image. ``problem``: why a call is malformed. ``as_json``: the event is
-    only encoded as JSON, so long arguments stay JSON (`check_arguments`).
+    """Content fields of `block_complete`; none for an image. ``problem``: why a call is malformed. ``as_json``: the
+    event is only encoded as JSON, so long arguments stay JSON (`check_arguments`).
     """
     if kind == "image":
         return {}
