@@ -116,7 +116,7 @@ class Timeouts(msgspec.Struct, frozen=True):
 
     def attempt_overdue(self, s: RunState, now_ms: int) -> bool:
         """Whether the provider would have sent something by now if it had been called."""
-        allowed_s = max(self.silent_s, self.providers_s.get(s.accepted.provider, 0))
+        allowed_s = max(self.silent_s, self.providers_s.get(s.target.provider, 0))
         return s.phase == "streaming" and now_ms - max(s.seen_ms, s.accepted_ms) > allowed_s * 1000
 
     def _tool_s(self, name: str, requested_s: float | None) -> float:

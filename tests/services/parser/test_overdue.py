@@ -9,7 +9,7 @@ from tests.unit.core.run.gated_scripts import HeldStory
 from tests.unit.core.run.script import START_MS, Story, call, text
 from tokenbus.events import normalized as n
 from tokenbus.events.error_info import ErrorInfo
-from tokenbus.events.frames import ToolReturned
+from tokenbus.events.frames import FallbackPlan, ToolReturned
 from tokenbus_services.parser.overdue import MAX_LOSSES, PolicyStageObserver, PolicyStageStatus, Timeouts
 from tokenbus_services.settings import LimitSettings, McpStdio, ProviderSettings, PythonTool, Settings
 
@@ -75,6 +75,16 @@ def test_a_provider_whose_own_timeouts_are_longer_may_be_silent_for_longer() -> 
     s = Story().run.state
     assert not patience.attempt_overdue(s, START_MS + 3_600_000)
     assert patience.attempt_overdue(s, START_MS + 4_000_000)
+
+
+def test_a_fallback_has_the_timeouts_of_its_own_provider() -> None:
+    slow = ProviderSettings(api="anthropic", first_event_timeout_s=3600)
+    patience = Timeouts.of(Settings(providers={"slow": slow}, limits=SETTINGS.limits))
+    scenario = Story(fallback=[FallbackPlan("slow", "m")])
+    scenario.provider(n.Failed(ErrorInfo(code="bad", kind="invalid_request", message="")))
+    s = scenario.run.state
+    assert s.target.provider == "slow"
+    assert not patience.attempt_overdue(s, scenario.at_ms + 3_600_000)
 
 
 HERE = PolicyStageStatus(alive_ms=START_MS, alive=True, lag_bytes=0, read_ms=START_MS)
