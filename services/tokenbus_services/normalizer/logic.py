@@ -13,9 +13,11 @@ from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import CONTROL_ATTEMPT, BusEvent, EventFrame, decode_raw, encode
 from tokenbus.events.normalized import Cut, Failed, Image, Opaque
 from tokenbus_services.normalizer.decode_spans import DecodeSpans
-from tokenbus_services.normalizer.divide import ENTRY_CHARS, divided
+from tokenbus_services.normalizer.divide import divided, may_be_divided
 from tokenbus_services.normalizer.image_offload import ImageKeeper, belongs_in_blob
 
+EVENTS_A_WRITE = 8
+"""Events that become one entry, about."""
 RUNS_AN_ENTRY = 1000
 """Maximum runs in one entry: a Lua script can unpack a few thousand values."""
 
@@ -33,6 +35,7 @@ class NormalizerLogic:
         self._readers: dict[str, AttemptReader] = {}
         self._frames: dict[str, list[EventFrame]] = {}
         self._keeper = images
+        self.outputs = 0
         self._large: list[tuple[list[BusEvent], int]] = []
         """Events since the last flush that need offloading, by list and index."""
 
@@ -92,13 +95,14 @@ class NormalizerLogic:
         self._large = []
         # An entry has each run once; a second frame of a run (its next attempt began, or a part of a large frame) goes
         # into another entry.
+        self.outputs = 0
         while self._frames:
             fields: list[Arg] = []
             for run in list(self._frames)[:RUNS_AN_ENTRY]:
                 frames = self._frames[run]
                 frame = frames.pop(0)
                 data = encode(frame)
-                if len(data) > ENTRY_CHARS and len(parts := divided(frame)) > 1:
+                if may_be_divided(frame, len(data)) and len(parts := divided(frame)) > 1:
                     data = encode(parts[0])
                     frames[:0] = parts[1:]
                 size += len(data)
@@ -112,6 +116,7 @@ class NormalizerLogic:
     def discard_outputs(self) -> None:
         self._frames = {}
         self._large = []
+        self.outputs = 0
 
     def snapshot(self, run: str) -> bytes:
         return self._readers[run].save()
@@ -124,6 +129,7 @@ class NormalizerLogic:
 
     def _emit(self, run: str, frame: EventFrame) -> list[BusEvent]:
         """Add a frame and return the event list that now ends in its events."""
+        self.outputs += 1 + len(frame.events) // EVENTS_A_WRITE
         frames = self._frames.setdefault(run, [])
         if frames and frames[-1].attempt == frame.attempt:
             frames[-1].events.extend(frame.events)

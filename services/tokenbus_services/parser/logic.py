@@ -72,6 +72,7 @@ class ParserLogic:
         observers see the end of its attempt.
         """
         self._keys = keys
+        self.outputs = 0
         self._effects = EffectWriter(partition, keys, open_run_ms=open_run_ms, finished_run_ms=finished_run_ms)
         self._open_run_ms = open_run_ms
         self._topics_of = PublicTopics(partition, keys, topics).of
@@ -96,7 +97,9 @@ class ParserLogic:
             return  # the run is over; later events are ignored
         if machine.state.accepted.record:
             self._tape(run, events)
+        before = len(machine.out)
         machine.handle(events, len(frame))
+        self.outputs += len(machine.out) - before
         self._changed[run] = machine
         if machine.over:
             del self._runs[run]
@@ -155,6 +158,7 @@ class ParserLogic:
         for machine in self._changed.values():
             self._write(machine, commit)
         self._changed = {}
+        self.outputs = 0
 
     def discard_outputs(self) -> None:
         self._tapes = {}
@@ -163,6 +167,7 @@ class ParserLogic:
             machine.effects.clear()
             machine.reports.clear()
         self._changed = {}
+        self.outputs = 0
 
     def repeat(self, lost: Commit, runs: Collection[str], commit: Commit) -> None:
         self._effects.repeat(lost, runs, commit)

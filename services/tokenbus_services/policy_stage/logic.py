@@ -27,6 +27,8 @@ MakeRunTask = Callable[[str, tuple[str, ...]], PolicyRunTask]
 class PolicyLogic:
     """The policy stage's logic (see `tokenbus.bus.stage.stage`)."""
 
+    outputs = 0
+
     def __init__(self, make: MakeRunTask, on_judged: OnJudged | None = None) -> None:
         self._make = make
         self._on_judged = on_judged

@@ -52,6 +52,10 @@ class ToyLogic:
         self._partition = partition
         self._said: list[tuple[str, Tally, Says]] = []
 
+    @property
+    def outputs(self) -> int:
+        return len(self._said)
+
     def apply(self, run: str, frame: bytes) -> None:
         if frame == b"end":
             if run in self.runs:

@@ -11,9 +11,9 @@ import pytest
 from tests.services.parser.test_logic import KEYS
 from tokenbus.bus.scripts import Commit
 from tokenbus.events.frames import Data, Ended, EventFrame, Opened, RawFrame, decode_events, encode
-from tokenbus.events.normalized import BlockStart, TextDelta, ThinkingDelta, ToolCallDelta
+from tokenbus.events.normalized import BlockStart, BlockStop, TextDelta, ThinkingDelta, ToolCallDelta
 from tokenbus.events.quirks import Quirks
-from tokenbus_services.normalizer.divide import ENTRY_CHARS, PIECE_CHARS, divided
+from tokenbus_services.normalizer.divide import ENTRY_COST, PIECE_CHARS, divided
 from tokenbus_services.normalizer.logic import NormalizerLogic
 
 TEXT = "".join(f"word {n} \U0001f600 " for n in range(40_000))
@@ -55,10 +55,28 @@ def test_an_answer_in_one_event_becomes_small_entries_for_the_parser(stream: boo
     frames = [decode_events(entry[b"run"]) for entry in entries]
     texts = [event.text for frame in frames for event in frame.events if isinstance(event, TextDelta)]
     assert "".join(texts) == TEXT
-    assert max(len(entry[b"run"]) for entry in entries) < 5 * ENTRY_CHARS
-    assert len(entries) > len(TEXT) // ENTRY_CHARS
+    assert max(len(entry[b"run"]) for entry in entries) < 5 * ENTRY_COST
+    assert len(entries) > len(TEXT) // ENTRY_COST
     logic.flush(again := Commit("lease", "raw"))
     assert not again.operations
+
+
+def test_many_short_blocks_are_divided_too() -> None:
+    events: list[Any] = [
+        event for n in range(5000) for event in (BlockStart(n, "text"), TextDelta(n, "x"), BlockStop(n))
+    ]
+    parts = divided(EventFrame(0, 1, 5, events))
+    assert [event for part in parts for event in part.events] == events
+    assert max(len(part.events) for part in parts) < 500
+    body = [{"text": "x", "thought": bool(n % 2)} for n in range(5000)]
+    data = json.dumps({"candidates": [{"content": {"parts": body}, "index": 0}]}).encode()
+    opened = Opened(api="gemini", status=200, headers={}, stream=True, quirks=Quirks())
+    logic = NormalizerLogic(0, KEYS)
+    logic.apply("run", encode(RawFrame(0, 1, 0, 1, [opened, Data(b"data: " + data + b"\n\n"), Ended()])))
+    logic.flush(commit := Commit("lease", "raw"))
+    frames = [decode_events(entry[b"run"]) for entry in commit.appended(KEYS.topic(0, "events"))]
+    assert sum(isinstance(event, TextDelta | ThinkingDelta) for frame in frames for event in frame.events) == 5000
+    assert max(len(frame.events) for frame in frames) < 500
 
 
 def test_a_frame_of_a_size_that_models_send_stays_one_entry() -> None:

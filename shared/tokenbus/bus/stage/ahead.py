@@ -46,7 +46,10 @@ class Side:
 
     def apply_between(self, entries: Sequence[Entry]) -> None:
         """Apply entries that came in between. Raises NotAhead."""
-        self._take(self.part.apply(entries))
+        taken = self.part.apply(entries)
+        if len(taken.entries) < len(entries):
+            raise NotAhead
+        self._take(taken)
         self._between += entries
         self._seen = self.part.offset
 

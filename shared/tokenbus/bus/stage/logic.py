@@ -18,6 +18,11 @@ class StageLogic(Protocol):
     run open it again, its last frame must close it.
     """
 
+    @property
+    def outputs(self) -> int:
+        """Approximate number of writes since the last `flush` or `discard_outputs`."""
+        ...
+
     def apply(self, run: str, frame: bytes) -> None:
         """Apply one frame of a run to the state and the outputs. If it raises, `fail` follows."""
         ...

@@ -24,6 +24,9 @@ from tokenbus.bus.stage.quarantine import IsolatedTries, Quarantine
 
 log = logging.getLogger(__name__)
 
+ROUND_OUTPUTS = 400
+"""A batch ends early once its entries have this many outputs, so that mostly one script can commit them."""
+
 
 class Partition:
     """The partition of a lease. Call `restore`, `replay` from the watermark, `finish_replay`, then
@@ -73,9 +76,14 @@ class Partition:
         return self.build_commit(self.apply(entries))
 
     def apply(self, entries: Sequence[Entry]) -> AppliedEntries:
-        """Apply the entries; call `build_commit` before the next `apply`."""
+        """Apply the entries, or the first of them that have many outputs; call `build_commit` before the next
+        `apply`.
+        """
         poison, ended, void, size = list[Poison](), set[str](), set[str](), 0
-        for entry in entries:
+        for n, entry in enumerate(entries):
+            if self.logic.outputs >= ROUND_OUTPUTS and n:
+                entries = entries[:n]
+                break
             size += self._apply(entry, poison, ended)
             if (found := self.unreadable) and found.entry[0] == entry[0]:
                 poison += self._quarantine.fail_unreadable(found, void)

@@ -59,6 +59,13 @@ class ReadBuffer:
         average = sum(map(size_of, entries)) / len(entries)
         self._average = max(average, (self._average + average) / 2)
 
+    def put_back(self, part: Partition, entries: Sequence[Entry]) -> None:
+        """Hand out the last entries of the partition's latest batch again. Its offset is that before them."""
+        read = self._reads.setdefault(part.stream, _Read(part, part.offset, deque()))
+        if read.part is part:
+            read.begin = part.offset
+            read.entries.extendleft(reversed(entries))
+
     def has_any(self, ready: Callable[[Partition], bool]) -> bool:
         """Whether any ``ready`` partition has buffered entries."""
         return any(ready(read.part) for read in self._reads.values())

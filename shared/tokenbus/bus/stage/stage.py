@@ -259,11 +259,11 @@ class Stage:
                 return part.quarantine(
                     first, f"{part.loads - 1} tries did not commit: its workers died, or the stage raised"
                 )
-            logic = part.finishes_replay
-            if logic is None:
-                return part.apply_and_build(batch.entries)
             taken = part.apply(batch.entries)
-            if logic.replay_unfinished:
+            if rest := batch.entries[len(taken.entries) :]:
+                self._input.put_back(part, rest)
+            logic = part.finishes_replay
+            if logic and logic.replay_unfinished:
                 if not self._is_cluster:
                     task = self._background.start(part.number, partial(self._finish, part, logic, batch, taken))
                     task.add_done_callback(lambda _: self._input.wake())

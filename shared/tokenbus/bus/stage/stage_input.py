@@ -14,7 +14,7 @@ from redis.exceptions import ResponseError
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.error_replies import is_alien
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.server.stream_reader import StreamReader
+from tokenbus.bus.server.stream_reader import Entry, StreamReader
 from tokenbus.bus.stage.background_tasks import BackgroundTasks
 from tokenbus.bus.stage.partition import Partition
 from tokenbus.bus.stage.read_buffer import Batch, ReadBuffer
@@ -122,6 +122,10 @@ class StageInput:
                 if (part := self._parts.get(stream)) and part.offset == offsets.get(stream):
                     self._buffer.add(part, entries)
         return self._buffer.next_round(self._parts, self.is_ready)
+
+    def put_back(self, part: Partition, entries: Sequence[Entry]) -> None:
+        """These entries of a batch, the last ones, are not applied yet: hand them out again."""
+        self._buffer.put_back(part, entries)
 
     async def _look_for_unreadable(self, part: Partition) -> None:
         """Read this partition alone, entry by entry, because one of its entries may be what breaks each read. The

@@ -49,6 +49,25 @@ sent back.
 MAX_HELD_BYTES = MAX_EVENT_BYTES
 """Maximum content that a decoder may buffer because it can be emitted only later (a server tool's input, citations)."""
 
+MAX_EVENTS = 16_384
+"""Maximum normalized events that one event of the provider may become: 5,000 short blocks. All of them are decoded at
+once, so more would hold up every other run of the worker.
+"""
+
+
+class _Events(list[Normalized]):
+    """What `ResponseDecoder._read` appends to, up to a limit."""
+
+    def append(self, event: Normalized, /) -> None:
+        """Raises TooLarge over the limit, so that the rest of the provider's event is not decoded."""
+        super().append(event)
+        if len(self) > MAX_EVENTS:
+            raise _too_many(len(self))
+
+
+def _too_many(number: int) -> TooLarge:
+    return TooLarge("server-sent event", number, MAX_EVENTS, unit="pieces")
+
 
 class _AbstractStruct(msgspec.StructMeta, ABCMeta):
     """Metaclass for structs with abstract methods."""
@@ -135,23 +154,25 @@ class ResponseDecoder(msgspec.Struct, metaclass=_AbstractStruct, kw_only=True):
                 return
             if at_end and is_cut_done(event.data):
                 continue
-            before = len(out)
+            found = _Events()
             try:
                 if not event.data.isascii():
                     _check_text(event.data)
                 terminal = (
-                    self._read(self._with_placeholders(event), out)
+                    self._read(self._with_placeholders(event), found)
                     if event.name != b"error"
                     else Failed(_error_of(event.data))
                 )
-                if long := _too_long(out[before:], terminal):
-                    del out[before:]
-                    raise long
+                if wrong := _too_long(found, terminal):
+                    found.clear()
+                    raise wrong
             except (Malformed, TooLarge) as e:
                 cut = cut_inside_event(event.data) if at_end else None
                 terminal = cut or Failed(wire_failure(e, event.data))
             except RecursionError:
                 terminal = Failed(wire_failure(Malformed("event", "nested too deeply"), event.data))
+            if len(found) <= MAX_EVENTS:
+                out += found
             if terminal is not None:
                 self._close(terminal, out)
         if self.sse.oversize and not self.ended:
@@ -187,9 +208,11 @@ class ResponseDecoder(msgspec.Struct, metaclass=_AbstractStruct, kw_only=True):
 
 
 def _too_long(events: list[Normalized], terminal: Terminal | None) -> TooLarge | None:
-    """Find the first name, id or keyword that is too long. These are copied into keys, hashes and every event of a
-    block.
+    """Find that there are too many events, or the first name, id or keyword that is too long. These are copied into
+    keys, hashes and every event of a block.
     """
+    if len(events) > MAX_EVENTS:  # `_read` may add several at once
+        return _too_many(len(events))
     for event in (*events, terminal):
         match event:
             case ToolCallStart():

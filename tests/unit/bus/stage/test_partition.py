@@ -137,6 +137,8 @@ def test_any_cut_and_any_takeover_give_the_undisturbed_outputs_and_state(
 class Hoarder:
     """A logic whose state is the list of its inputs."""
 
+    outputs = 0
+
     def __init__(self) -> None:
         self.frames: dict[str, bytes] = {}
 
