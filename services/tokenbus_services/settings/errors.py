@@ -1,75 +1,49 @@
-"""Where in a settings file a value is wrong, with the name of its table, and which values would be right. Pure."""
+"""What is wrong in a settings file: the place as TOML writes it, and what would be right there. Pure.
+
+The words come from the types: their kinds and bounds, and the `Meta(description=…)` of a value that has a pattern.
+"""
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, cast
+from typing import Any, Final, TypeAlias, cast
 
 import msgspec
 from msgspec import inspect
 
 from tokenbus.core.nearest_name import nearest
 
-_ANY: Final = None
-"""A key of a table whose keys are names; msgspec does not say which one."""
-_Segment = str | int | None
-_SEGMENT = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|(\[\.\.\.\])")
-_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
-_MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
-_PATTERN = re.compile(r"Expected `str` matching regex (.*)", re.DOTALL)
-_KINDS = {
-    "object": "a table",
-    "array": "a list",
-    "str": "text in quotes",
-    "int": "a whole number",
-    "float": "a number",
-    "bool": "true or false",
-    "null": "nothing",
+Path: TypeAlias = tuple[str | int, ...]
+"""Keys of tables, and indexes of lists."""
+Problem: TypeAlias = tuple[Path, str | inspect.StructType]
+"""What is wrong with a value; of an unknown key: the table that does not have it."""
+
+_KINDS: Final[Mapping[type, str]] = {
+    dict: "a table",
+    list: "a list",
+    str: "text in quotes",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    dt.datetime: "a time with a date",
+    dt.date: "a date",
+    dt.time: "a time without a date",
 }
-"""What TOML's readers call the types that msgspec names."""
+"""The types that TOML has, in its readers' words."""
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]+")
-
-PATTERN_WORDS: Final[Mapping[str, str]] = {
-    r"^https?://[^/?#\s]+[^?#\s]*$(?!\n)": "an address as `https://HOST` or `http://HOST:PORT/PATH`",
-    r"^https?://[^/?#\s*]+$(?!\n)": "an origin as `https://HOST` or `https://HOST:PORT`",
-    r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$(?!\n)": "the name of an HTTP header",
-    r"^[ -~]*$(?!\n)": "text in ASCII on one line",
-    r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$(?!\n)": "`module:name`",
-    r"^[^/\s]+/\S+$(?!\n)": "`PROVIDER/MODEL`",
-    r"^(\*|[a-z]+/(\*|[a-z0-9.+-]+))$(?!\n)": "a media type as `image/png`, `image/*` or `*`",
-    r"^[ -z|~]*\{\}[ -z|~]*$(?!\n)": "text with `{}` for the key",
-    r"^[0-9a-f]{64}$(?!\n)": "a SHA-256 of 64 hex digits",
-    r"^[!-~]([ -~]*[!-~])?$|^$": "ASCII text without blanks at its ends",
-    r"^[A-Za-z][A-Za-z0-9_:.-]{0,63}$(?!\n)": "the name of a tag, without its brackets",
-}
-"""What each pattern of a setting means, for a person."""
+_ANY = "NAME"
+"""In a path of a table that is not in the file: a key that users choose."""
 
 
-def explained(error: msgspec.ValidationError, raw: Mapping[str, Any], kind: type) -> tuple[str, str]:
-    """The path of the value or key that is wrong, with every table named, and what is wrong with it."""
-    problem, _, where = str(error).partition(" - at `")
-    of_key = where.startswith("key` in `")
-    path, raw = _resolved(_segments(where.removeprefix("key` in `")), dict(raw), kind, problem)
+def first_problem(raw: Mapping[str, Any], kind: type) -> tuple[str, str] | None:
+    """The place of the first wrong value or key, and what is wrong with it; None if ``raw`` converts to ``kind``."""
     root = inspect.type_info(kind)
-    if unknown := _UNKNOWN.fullmatch(problem):
-        return shown_path([*path, unknown[1]]), _unknown_key(unknown[1], path, _table(root, raw, path), root)
-    value = _at(raw, path)
-    if problem.startswith(("Invalid enum value", "Invalid value")):
-        known = [str(one) for one in _values(root, path)]
-        return shown_path(path), unknown_value(value, known)
-    if missing := _MISSING.fullmatch(problem):
-        values = [str(one) for one in _values(root, [*path, missing[1]])]
-        may_be = f"; it may be {', '.join(values)}" if values else ""
-        return shown_path(path), f"the key `{missing[1]}` is missing{may_be}"
-    if _PATTERN.fullmatch(problem):
-        words = PATTERN_WORDS.get(_pattern(problem), problem)
-        # The value is not shown: it may be a secret in the wrong place.
-        return shown_path(path), f"{'its keys must each be' if of_key else 'must be'} {words}"
-    field, _, rest = problem.partition(": ")
-    if rest and field in {f.encode_name for f in _fields(_table(root, raw, path))}:
-        return shown_path([*path, field]), rest  # what `__post_init__` of a table says
-    return shown_path(path), _of_kind(problem)
+    for path, problem in _problems(root, raw, ()):
+        words = problem if isinstance(problem, str) else _unknown_key(path, problem, root)
+        return shown_path(path), words
+    return None
 
 
 def unknown_value(value: object, known: Sequence[str], *, what: str = "") -> str:
@@ -80,34 +54,179 @@ def unknown_value(value: object, known: Sequence[str], *, what: str = "") -> str
     return f"unknown {f'{what} ' if what else ''}{value!r}: {meant}{there[:1].upper() + there[1:] if meant else there}"
 
 
-def shown_path(path: Sequence[_Segment]) -> str:
+def shown_path(path: Path) -> str:
     """The path as one would write it in TOML; `file` for the file as a whole."""
     text = ""
     for segment in path:
         if isinstance(segment, int):
             text += f"[{segment}]"
         else:
-            name = segment or "NAME"
-            text += f".{name}" if _PLAIN_KEY.fullmatch(name) else f".{msgspec.json.encode(name).decode()}"
+            text += f".{segment}" if _PLAIN_KEY.fullmatch(segment) else f".{msgspec.json.encode(segment).decode()}"
     return text.removeprefix(".") or "file"
 
 
-def _unknown_key(key: str, path: Sequence[_Segment], table: inspect.StructType | None, root: inspect.Type) -> str:
-    names = [field.encode_name for field in _fields(table)]
-    if table is not None and table.tag_field:
-        names.append(table.tag_field)
-    close = nearest(key, names)
-    elsewhere = [] if close else [one for one in _tables_with(root, key, []) if one != shown_path(path)]
-    if close:
+# --- finding -------------------------------------------------------------------------------------------------------
+
+
+def _problems(kind: inspect.Type, value: Any, path: Path, words: str = "") -> Iterator[Problem]:
+    """The problems of this value, in the file's order. ``words``: what its type says that it is."""
+    match kind:
+        case inspect.Metadata():
+            schema = cast("dict[str, str]", kind.extra_json_schema or {})  # pyright: ignore[reportUnknownMemberType]
+            yield from _problems(kind.type, value, path, schema.get("description", ""))
+        case inspect.UnionType():
+            yield from _problems_of_union(
+                [each for each in kind.types if not isinstance(each, inspect.NoneType)], value, path
+            )
+        case inspect.StructType() if isinstance(value, dict):
+            yield from _problems_of_table([kind], cast("dict[str, Any]", value), path)
+        case inspect.DictType() if isinstance(value, dict):
+            for key, inner in cast("dict[str, Any]", value).items():
+                for _, problem in _problems(kind.key_type, key, path):
+                    yield path, f"its keys {problem}".replace("must be", "must each be", 1)
+                yield from _problems(kind.value_type, inner, (*path, key))
+        case inspect.VarTupleType() if isinstance(value, list) and _fits(kind, cast("list[Any]", value)):
+            for i, inner in enumerate(cast("list[Any]", value)):
+                yield from _problems(kind.item_type, inner, (*path, i))
+        case inspect.LiteralType() if type(cast("object", value)) in _types(kind):
+            if value not in kind.values:
+                yield path, unknown_value(cast("object", value), [str(each) for each in kind.values])
+        case _ if not _fits(kind, value):
+            yield path, f"must be {words or _expected(kind)}{_shown(kind, value)}"
+        case _:
+            pass
+
+
+def _problems_of_union(kinds: Sequence[inspect.Type], value: Any, path: Path) -> Iterator[Problem]:
+    tables = [kind for kind in kinds if isinstance(kind, inspect.StructType)]
+    if tables and isinstance(value, dict):
+        yield from _problems_of_table(tables, cast("dict[str, Any]", value), path)
+        return
+    found = [list(_problems(kind, value, path)) for kind in kinds]
+    if [] in found:
+        return
+    alike = [problems for kind, problems in zip(kinds, found, strict=True) if type(value) in _types(kind)]
+    if alike or len(kinds) == 1:
+        yield from (alike or found)[0]
+    else:
+        yield path, f"must be {' or '.join(dict.fromkeys(map(_expected, kinds)))}, not {_kind_of(value)}"
+
+
+def _problems_of_table(kinds: Sequence[inspect.StructType], value: dict[str, Any], path: Path) -> Iterator[Problem]:
+    """``kinds``: if there are several, the value of their tag says which one it is."""
+    tag, tags = kinds[0].tag_field, [str(kind.tag) for kind in kinds]
+    if tag and tag not in value:
+        yield path, f"the key `{tag}` is missing; it may be {', '.join(tags)}"
+        return
+    if tag and value[tag] not in tags:
+        yield (*path, tag), unknown_value(value[tag], tags)
+        return
+    [table] = [kind for kind in kinds if not tag or str(kind.tag) == value[tag]]
+    fields = {field.encode_name: field for field in table.fields}
+    for key, inner in value.items():
+        if key in fields:
+            yield from _problems(fields[key].type, inner, (*path, key))
+        elif key != tag and table.forbid_unknown_fields:
+            yield (*path, key), table
+    for name, field in fields.items():
+        if field.required and name not in value:
+            yield path, f"the key `{name}` is missing"
+    try:
+        msgspec.convert(value, table.cls)
+    except msgspec.ValidationError as e:
+        # All else is found above, so this is from `__post_init__`. Its message may begin with the key that it is about.
+        key, _, rest = str(e.__cause__ or e).partition(": ")
+        yield ((*path, key), rest) if rest and key in fields else (path, str(e.__cause__ or e))
+
+
+def _fits(kind: inspect.Type, value: Any) -> bool:
+    """Whether the value has this kind and is within its bounds. What a table or a list contains is not looked at."""
+    if isinstance(kind, inspect.CustomType | inspect.AnyType):
+        return True
+    if type(value) not in _types(kind):
+        return False
+    match kind:
+        case inspect.IntType() | inspect.FloatType():
+            least, most = kind.ge is None or value >= kind.ge, kind.le is None or value <= kind.le
+            return least and most and (kind.gt is None or value > kind.gt)
+        case inspect.StrType() | inspect.VarTupleType():
+            matches = isinstance(kind, inspect.VarTupleType) or not kind.pattern or re.search(kind.pattern, value)
+            return bool(matches) and (kind.min_length or 0) <= len(value) <= (kind.max_length or len(value))
+        case _:
+            return True
+
+
+def _types(kind: inspect.Type) -> tuple[type, ...]:
+    """The types of TOML's values that this kind may have."""
+    match kind:
+        case inspect.Metadata():
+            return _types(kind.type)
+        case inspect.StructType() | inspect.DictType():
+            return (dict,)
+        case inspect.VarTupleType():
+            return (list,)
+        case inspect.StrType():
+            return (str,)
+        case inspect.BoolType():
+            return (bool,)
+        case inspect.IntType():
+            return (int,)
+        case inspect.FloatType():
+            return (float, int)
+        case inspect.DateTimeType():
+            return (dt.datetime,)
+        case inspect.LiteralType():
+            return tuple(dict.fromkeys(map(type, kind.values)))
+        case _:
+            raise NotImplementedError(kind)
+
+
+# --- in words ------------------------------------------------------------------------------------------------------
+
+
+def _expected(kind: inspect.Type) -> str:
+    """What a value of this kind is."""
+    match kind:
+        case inspect.IntType() | inspect.FloatType():
+            bounds = [f"of at least {kind.ge}"] if kind.ge is not None else []
+            bounds += [f"above {kind.gt}"] if kind.gt is not None else []
+            bounds += [f"of at most {kind.le}"] if kind.le is not None else []
+            return " ".join([_KINDS[_types(kind)[0]], " and ".join(bounds)]).strip()
+        case inspect.VarTupleType():
+            bounds = [f"at least {kind.min_length}"] if kind.min_length else []
+            bounds += [f"at most {kind.max_length}"] if kind.max_length else []
+            return _KINDS[list] + (f" of {' and '.join(bounds)}" if bounds else "")
+        case inspect.DateTimeType():
+            return "a time as 2027-01-31T12:00:00Z"
+        case _:
+            return " or ".join(_KINDS[each] for each in _types(kind))
+
+
+def _shown(kind: inspect.Type, value: Any) -> str:
+    """What there is instead. Text of the right kind is not shown: it may be a secret in the wrong place."""
+    if type(value) not in _types(kind):
+        return f", not {_kind_of(value)}"
+    return f", not {value}" if isinstance(value, int | float) else ""
+
+
+def _kind_of(value: object) -> str:
+    return _KINDS.get(type(value), "that")
+
+
+def _unknown_key(path: Path, table: inspect.StructType, root: inspect.Type) -> str:
+    """What to say of a key that its table does not have."""
+    key = str(path[-1])
+    names = [field.encode_name for field in table.fields] + ([table.tag_field] if table.tag_field else [])
+    if close := nearest(key, names):
         hint = f"did you mean {close!r}? "
-    elif elsewhere:
-        hint = f"it is a key of [{elsewhere[0]}]. " if elsewhere[0] != "file" else "it is a key of no table. "
+    elif elsewhere := next(_tables_with(root, key, ()), None):
+        hint = f"it is a key of [{elsewhere}]. " if elsewhere != "file" else "it is a key of no table. "
     else:
         hint = ""
     return f"unknown key: {hint}Known keys here: {', '.join(sorted(names))}"
 
 
-def _tables_with(kind: inspect.Type, key: str, path: list[_Segment]) -> Iterator[str]:
+def _tables_with(kind: inspect.Type, key: str, path: Path) -> Iterator[str]:
     """The tables of the whole file in which this key is known."""
     match kind:
         case inspect.UnionType():
@@ -117,151 +236,10 @@ def _tables_with(kind: inspect.Type, key: str, path: list[_Segment]) -> Iterator
             for field in kind.fields:
                 if field.encode_name == key:
                     yield shown_path(path)
-                yield from _tables_with(field.type, key, [*path, field.encode_name])
+                yield from _tables_with(field.type, key, (*path, field.encode_name))
         case inspect.DictType():
-            yield from _tables_with(kind.value_type, key, [*path, _ANY])
+            yield from _tables_with(kind.value_type, key, (*path, _ANY))
         case inspect.VarTupleType():
             yield from _tables_with(kind.item_type, key, path)
         case _:
             pass
-
-
-# --- the path ----------------------------------------------------------------------------------------------------
-
-
-def _segments(where: str) -> list[_Segment]:
-    return [
-        _ANY if any_name else int(index) if index else name
-        for name, index, any_name in _SEGMENT.findall(where.rstrip("`"))
-    ]
-
-
-def _resolved(
-    path: list[_Segment], raw: dict[str, Any], kind: type, problem: str
-) -> tuple[list[_Segment], dict[str, Any]]:
-    """The path with the names for which msgspec writes `[...]`: found by trying each key alone."""
-    for i, segment in enumerate(path):
-        if segment is not _ANY:
-            continue
-        found = _at(raw, path[:i])
-        for key in cast("dict[str, Any]", found) if isinstance(found, dict) else ():
-            trial = _only(raw, path[:i], key)
-            if _fails_alike(trial, kind, problem):
-                raw, path = trial, [*path[:i], key, *path[i + 1 :]]
-                break
-        else:
-            return path[:i], raw
-    return path, raw
-
-
-def _at(value: Any, path: Sequence[_Segment]) -> Any:
-    for segment in path:
-        try:
-            value = value[segment]
-        except (KeyError, IndexError, TypeError):
-            return None
-    return value
-
-
-def _only(value: Any, path: Sequence[_Segment], key: str) -> Any:
-    """A copy in which the table at the path has this key alone."""
-    if not path:
-        return {key: value[key]}
-    first, *rest = path
-    if isinstance(value, list):
-        items = cast("list[Any]", value)
-        return [_only(item, rest, key) if i == first else item for i, item in enumerate(items)]
-    return {**value, first: _only(value[first], rest, key)}
-
-
-def _fails_alike(raw: Mapping[str, Any], kind: type, problem: str) -> bool:
-    try:
-        msgspec.convert(raw, kind)
-    except msgspec.ValidationError as e:
-        return str(e).startswith(problem)
-    return False
-
-
-# --- what the settings allow there -------------------------------------------------------------------------------
-
-
-def _fields(table: inspect.StructType | None) -> Sequence[inspect.Field]:
-    return () if table is None else table.fields
-
-
-def _inside(kind: inspect.Type, segment: _Segment) -> Iterator[inspect.Type]:
-    """The types that a value may have at this step into a value of the type ``kind``."""
-    match kind:
-        case inspect.UnionType():
-            for one in kind.types:
-                yield from _inside(one, segment)
-        case inspect.StructType():
-            yield from (field.type for field in kind.fields if field.encode_name == segment)
-        case inspect.DictType():
-            yield kind.value_type
-        case inspect.VarTupleType() | inspect.ListType():
-            yield kind.item_type
-        case _:
-            pass
-
-
-def _structs(kind: inspect.Type) -> Iterator[inspect.StructType]:
-    if isinstance(kind, inspect.StructType):
-        yield kind
-    elif isinstance(kind, inspect.UnionType):
-        for one in kind.types:
-            yield from _structs(one)
-
-
-def _table(root: inspect.Type, raw: Mapping[str, Any], path: Sequence[_Segment]) -> inspect.StructType | None:
-    """The table at the path; of several kinds, the one whose tag the file has."""
-    kinds = [root]
-    for segment in path:
-        kinds = [inner for kind in kinds for inner in _inside(kind, segment)]
-    found = [struct for kind in kinds for struct in _structs(kind)]
-    tagged = [s for s in found if s.tag_field and _at(raw, [*path, s.tag_field]) == s.tag]
-    return (tagged or found or [None])[0]
-
-
-def _values(kind: inspect.Type, path: Sequence[_Segment]) -> Iterator[object]:
-    """The values that a choice at this path has."""
-    match kind:
-        case inspect.UnionType():
-            for one in kind.types:
-                yield from _values(one, path)
-        case inspect.LiteralType() if not path:
-            yield from kind.values
-        case inspect.StructType() if len(path) == 1 and path[0] == kind.tag_field:
-            yield kind.tag
-        case _ if path:
-            for inner in _inside(kind, path[0]):
-                yield from _values(inner, path[1:])
-        case _:
-            pass
-
-
-# --- in words ------------------------------------------------------------------------------------------------------
-
-
-def _pattern(problem: str) -> str:
-    """The pattern that msgspec quotes as Python would."""
-    import ast
-
-    try:
-        return str(ast.literal_eval(problem.removeprefix("Expected `str` matching regex ")))
-    except (ValueError, SyntaxError):
-        return ""
-
-
-def _of_kind(problem: str) -> str:
-    """Such as ``Expected `int`, got `str```, in the words of TOML."""
-
-    def words(match: re.Match[str]) -> str:
-        return " or ".join(_KINDS.get(name, name) for name in match[1].split(" | ") if name != "null")
-
-    text = re.sub(r"`([a-z |]+)`", words, problem)
-    text = text.replace("Invalid RFC3339 encoded datetime", "must be a time as 2027-01-31T12:00:00Z")
-    text = (
-        text.replace("Expected ", "must be ", 1).replace(", got ", ", not ", 1).replace("of length >=", "of at least")
-    )
-    return text.replace(">=", "of at least").replace("<=", "of at most").replace(" > ", " above ")

@@ -16,7 +16,7 @@ from tokenbus.bus.keys import DEFAULT_PARTITIONS, DEFAULT_PREFIX, MAX_PARTITIONS
 from tokenbus.bus.server.url import url_in_env, with_password
 from tokenbus.errors import SettingsError
 from tokenbus.events.requests import Tool
-from tokenbus_services.settings.errors import explained, unknown_value
+from tokenbus_services.settings.errors import first_problem, unknown_value
 from tokenbus_services.settings.tables.console import ConsoleSettings
 from tokenbus_services.settings.tables.fallbacks import FallbackRoute
 from tokenbus_services.settings.tables.gateway import GatewaySettings
@@ -158,7 +158,7 @@ def read_file(path: Path) -> Settings:
     try:
         return msgspec.convert(raw, Settings)
     except msgspec.ValidationError as e:
-        where, problem = explained(e, raw, Settings)
+        where, problem = first_problem(raw, Settings) or ("file", str(e))
         raise SettingsError(str(path), where, problem) from None
 
 

@@ -1,4 +1,4 @@
-"""The base of all settings tables, and the types of their values."""
+"""The base of all settings tables, and the types of their values, each described in the words of an error."""
 
 from __future__ import annotations
 
@@ -10,11 +10,18 @@ from msgspec import Meta
 Seconds = Annotated[float, Meta(gt=0)]
 Count = Annotated[int, Meta(ge=1)]
 Bytes = Annotated[int, Meta(ge=1)]
-HttpUrl = Annotated[str, Meta(pattern=r"^https?://[^/?#\s]+[^?#\s]*$(?!\n)")]
-HeaderName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$(?!\n)")]
-HeaderValue = Annotated[str, Meta(pattern=r"^[ -~]*$(?!\n)")]
-ImportPath = Annotated[str, Meta(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$(?!\n)")]
-"""`module:name`."""
+HttpUrl = Annotated[
+    str,
+    Meta(
+        pattern=r"^https?://[^/?#\s]+[^?#\s]*$(?!\n)",
+        description="an address as `https://HOST` or `http://HOST:PORT/PATH`",
+    ),
+]
+HeaderName = Annotated[
+    str, Meta(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$(?!\n)", description="the name of an HTTP header")
+]
+HeaderValue = Annotated[str, Meta(pattern=r"^[ -~]*$(?!\n)", description="text in ASCII on one line")]
+ImportPath = Annotated[str, Meta(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$(?!\n)", description="`module:name`")]
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -14,7 +14,9 @@ ApiName = str
 BUILT_IN = ("anthropic", "openai-chat", "openai-responses", "openai-images", "gemini")
 
 
-TagName = Annotated[str, Meta(pattern=r"^[A-Za-z][A-Za-z0-9_:.-]{0,63}$(?!\n)")]
+TagName = Annotated[
+    str, Meta(pattern=r"^[A-Za-z][A-Za-z0-9_:.-]{0,63}$(?!\n)", description="the name of a tag, without its brackets")
+]
 
 
 class ThinkingTags(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

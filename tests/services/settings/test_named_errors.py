@@ -45,7 +45,7 @@ def loaded(directory: Path, text: str) -> Settings:
         (
             '[limits.providers.gemini.models."a.b"]\nconcurrency = "x"',
             'limits.providers.gemini.models."a.b".concurrency',
-            "must be a whole number, not text in quotes",
+            "must be a whole number of at least 1, not text in quotes",
         ),
         ('[policies.p]\nuse = "a:b"\non_error = "maybe"', "policies.p.on_error", "it may be block, pass"),
         ('topics = ["visble"]', "topics[0]", "did you mean 'visible'? It may be blocks, chunks, visible"),
@@ -55,7 +55,7 @@ def loaded(directory: Path, text: str) -> Settings:
         ('[tools.a]\nkind = "python"\ncall = "a:b"\nmethod = "GET"', "tools.a.method", "Known keys here: call, desc"),
         ("[limits]\nlease_s = 3", "limits.lease_s", "it is a key of [stages]"),
         ("[providr.x]", "providr", "did you mean 'providers'?"),
-        ("[stages]\nlinger_ms = 200", "stages.linger_ms", "a number of at most 100"),
+        ("[stages]\nlinger_ms = 200", "stages.linger_ms", "a number of at least 0 and of at most 100, not 200"),
         ('[providers.x]\napi = "gemini"\nheaders = {"a b" = "c"}', "providers.x.headers", "the name of an HTTP header"),
         ('[gateway.keys.k]\nsha256 = "sk-plain"', "gateway.keys.k.sha256", "must be a SHA-256 of 64 hex digits"),
         ("[limits.providers.gemni]", "limits.providers.gemni", "unknown provider 'gemni': did you mean 'gemini'?"),

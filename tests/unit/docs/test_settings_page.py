@@ -61,6 +61,8 @@ def values(kind: inspect.Type) -> str:
             return "true or false"
         case inspect.StrType():
             return "text"
+        case inspect.Metadata():
+            return values(kind.type)
         case _:
             return "anything"
 

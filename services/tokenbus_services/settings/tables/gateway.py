@@ -15,9 +15,11 @@ from tokenbus_services.settings.tables.gateway_keys import (
 )
 from tokenbus_services.settings.types import Bytes, Count, Seconds, Table
 
-ModelName = Annotated[str, Meta(pattern=r"^[^/\s]+/\S+$(?!\n)")]
+ModelName = Annotated[str, Meta(pattern=r"^[^/\s]+/\S+$(?!\n)", description="`PROVIDER/MODEL`")]
 """`PROVIDER/MODEL`."""
-Origin = Annotated[str, Meta(pattern=r"^https?://[^/?#\s*]+$(?!\n)")]
+Origin = Annotated[
+    str, Meta(pattern=r"^https?://[^/?#\s*]+$(?!\n)", description="an origin as `https://HOST` or `https://HOST:PORT`")
+]
 """`https://HOST` or `https://HOST:PORT`, as browsers send it."""
 
 

@@ -23,10 +23,17 @@ SurfaceName = Literal[
     "durable_streams",
 ]
 ALL_SURFACES: tuple[SurfaceName, ...] = get_args(SurfaceName)
-Tenant = Annotated[str, Meta(max_length=128, pattern=r"^[!-~]([ -~]*[!-~])?$|^$")]
+Tenant = Annotated[
+    str,
+    Meta(
+        max_length=128,
+        pattern=r"^[!-~]([ -~]*[!-~])?$|^$",
+        description="ASCII text of at most 128 characters, without blanks at its ends",
+    ),
+]
 Money = Annotated[float, Meta(gt=0, le=1_000_000_000)]
 Price = Annotated[float, Meta(ge=0, le=1_000_000)]
-Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$(?!\n)")]
+Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$(?!\n)", description="a SHA-256 of 64 hex digits")]
 BudgetPeriod = Literal["day", "week", "month"]
 
 

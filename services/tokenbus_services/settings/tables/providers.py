@@ -14,7 +14,15 @@ from tokenbus.providers import plugins, registry
 from tokenbus.providers.api import ApiName, Quirks
 from tokenbus_services.settings.types import Bytes, Count, HeaderName, HeaderValue, HttpUrl, ImportPath, Seconds, Table
 
-MediaTypes = tuple[Annotated[str, Meta(pattern=r"^(\*|[a-z]+/(\*|[a-z0-9.+-]+))$(?!\n)")], ...]
+MediaType = Annotated[
+    str,
+    Meta(
+        pattern=r"^(\*|[a-z]+/(\*|[a-z0-9.+-]+))$(?!\n)",
+        description="a media type as `image/png`, `image/*` or `*`",
+    ),
+]
+KeyFormat = Annotated[str, Meta(pattern=r"^[ -z|~]*\{\}[ -z|~]*$(?!\n)", description="text with `{}` for the key")]
+MediaTypes = tuple[MediaType, ...]
 """Media types, as `image/png`, `image/*` or `*`."""
 
 
@@ -74,7 +82,7 @@ class ProviderSettings(Table, frozen=True, kw_only=True):
     """Arguments of the factory. Not for secrets."""
     key_header: HeaderName | None = None
     """Header that carries the key."""
-    key_format: Annotated[str, Meta(pattern=r"^[ -z|~]*\{\}[ -z|~]*$(?!\n)")] | None = None
+    key_format: KeyFormat | None = None
     """Value of that header, with `{}` for the key. None: with `key_header` only the key, otherwise the API's format."""
     headers: dict[HeaderName, HeaderValue] = {}
     """Sent with each call. Not for secrets."""
