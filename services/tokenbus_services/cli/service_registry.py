@@ -58,13 +58,20 @@ def app_module(service: ServiceName) -> str:
 
 def create(service: ServiceName, settings: Settings) -> AsgiApp:
     """Create the ASGI app of one service, wrapped in its request guard. Raises SettingsError."""
-    app = importlib.import_module(app_module(service)).create(settings)
     names = (*settings.http.hosts, urlsplit(settings.blobs.address).hostname or "")
-    if service != "gateway" or settings.gateway is None:
+    if service != "gateway":
+        app = importlib.import_module(app_module(service)).create(settings)
         return RequestGuard(app, hosts=names, private=("/blobs",))
+    from tokenbus_services.gateway.app import create as create_gateway
     from tokenbus_services.gateway.callers import has_keys
 
+    if settings.console and settings.console.enabled:
+        from tokenbus_services.console.app import create as create_console
+
+        app = create_gateway(settings, create_console=create_console)
+    else:
+        app = create_gateway(settings)
+    if settings.gateway is None or has_keys(settings):
+        return app
     # Without keys any page in a browser on this machine could read runs, so the guard comes first.
-    return (
-        app if has_keys(settings) else RequestGuard(app, hosts=names, private=("",), origins=settings.gateway.origins)
-    )
+    return RequestGuard(app, hosts=names, private=("",), origins=settings.gateway.origins)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 import msgspec
@@ -22,10 +22,11 @@ from tokenbus_services.gateway.gateway import Gateway
 from tokenbus_services.gateway.http_request import AfterRouting, AsgiApp, WithRequestId
 from tokenbus_services.gateway.keys.access import KeyAccess
 from tokenbus_services.gateway.keys.create import keyed_parts
+from tokenbus_services.gateway.keys.directory import KeyDirectory
 from tokenbus_services.gateway.metrics import GatewayMetrics
 from tokenbus_services.gateway.models import ModelTable, RoutedModel
 from tokenbus_services.gateway.request_spans import RequestSpans
-from tokenbus_services.gateway.routes.registry import console_of, routes_of
+from tokenbus_services.gateway.routes.registry import routes_of
 from tokenbus_services.gateway.runs import GatewayRuns
 from tokenbus_services.gateway.service import GatewayPart, GatewayService
 from tokenbus_services.gateway.surfaces.contract import TranslationRules
@@ -64,7 +65,11 @@ class WithConsole:
         await (self._console if ours else self.app)(scope, receive, send)
 
 
-def create(settings: Settings) -> AsgiApp:
+CreateConsole = Callable[[Settings, Gateway, KeyDirectory | None], tuple[AsgiApp, list[GatewayPart]]]
+"""Makes the console's app, and what works beside it. The directory is None at a gateway without keys."""
+
+
+def create(settings: Settings, *, create_console: CreateConsole | None = None) -> AsgiApp:
     """Create a gateway. Raises SettingsError if the settings have no table `[gateway]`."""
     table = settings.gateway
     if table is None:
@@ -79,10 +84,9 @@ def create(settings: Settings) -> AsgiApp:
     spans = RequestSpans(tracer, server.clock.now_ms) if tracer else None
     runs = GatewayRuns(table, bus=bus, server=server, keys=settings.keys, spans=spans)
     gateway = Gateway(settings, runs=runs, access=access, models=models, metrics=GatewayMetrics(registry), spans=spans)
-    has_console = settings.console is not None and settings.console.enabled
-    front = routes(gateway, console=f"{CONSOLE}/" if has_console else None)
-    if has_console:
-        console, more = console_of(settings, gateway, access.directory if isinstance(access, KeyAccess) else None)
+    front = routes(gateway, console=f"{CONSOLE}/" if create_console else None)
+    if create_console:
+        console, more = create_console(settings, gateway, access.directory if isinstance(access, KeyAccess) else None)
         front, parts = WithRequestId(WithConsole(front, console)), [*parts, *more]
     service = GatewayService(settings, server=server, bus=bus, gateway=gateway, parts=parts, tracer=tracer)
     app = make_app(service, make_broker(settings, registry), registry, stuck_s=stuck_after_s(settings.redis_url))

@@ -16,12 +16,10 @@ from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute, Route
 
 from tokenbus_services.gateway.gateway import Gateway
-from tokenbus_services.gateway.http_request import AsgiApp, headers_in
-from tokenbus_services.gateway.keys.directory import KeyDirectory
+from tokenbus_services.gateway.http_request import headers_in
 from tokenbus_services.gateway.routes import models as routes_models
-from tokenbus_services.gateway.service import GatewayPart
 from tokenbus_services.gateway.surfaces.openai_chat.errors import refusal
-from tokenbus_services.settings import Settings, SurfaceName
+from tokenbus_services.settings import SurfaceName
 
 GUIDE = "docs/guides/gateway.md"
 
@@ -52,19 +50,6 @@ SURFACES: Mapping[SurfaceName, ServedApi] = {
 
 class _Routes(Protocol):
     def routes(self, gateway: Gateway) -> list[BaseRoute]: ...
-
-
-class _Console(Protocol):
-    def create(
-        self, settings: Settings, gateway: Gateway, directory: KeyDirectory | None
-    ) -> tuple[AsgiApp, list[GatewayPart]]: ...
-
-
-def console_of(
-    settings: Settings, gateway: Gateway, directory: KeyDirectory | None
-) -> tuple[AsgiApp, list[GatewayPart]]:
-    """The console's app, and what works beside it. The console knows the gateway, so it is named here alone."""
-    return cast(_Console, importlib.import_module("tokenbus_services.console.app")).create(settings, gateway, directory)
 
 
 def routes_of(gateway: Gateway, *, console: str | None = None) -> list[BaseRoute]:
