@@ -23,6 +23,7 @@ from tokenbus.events.normalized import (
 )
 from tokenbus.providers.openai_chat import wire
 from tokenbus.providers.openai_chat.calls import CallTable, ReceivedCall
+from tokenbus.providers.openai_chat.reasoning import EmittedThinking
 from tokenbus.providers.openai_chat.repeated_thinking import RepeatedThinking
 from tokenbus.providers.response.decoder import ResponseDecoder
 from tokenbus.providers.response.json_decode import is_null, read, text_of
@@ -37,13 +38,11 @@ class AnswerDecoder(ResponseDecoder, kw_only=True):
     open_ordinal: int = -1
     """Ordinal of the open text or thinking block."""
     last_thinking: int = -1
-    reasoning_field: str = ""
-    """The first field of reasoning that had text. Often several hold the same text, so only one is read."""
     echo: RepeatedThinking
     text: EmittedText = msgspec.field(default_factory=EmittedText)
-    thought: EmittedText = msgspec.field(default_factory=EmittedText)
+    thought: EmittedThinking = msgspec.field(default_factory=EmittedThinking)
     refused: EmittedText = msgspec.field(default_factory=EmittedText)
-    """What was emitted: the answer, the reasoning from its fields, and the refusal."""
+    """What was emitted: the answer, the reasoning outside of its text, and the refusal."""
     thought_late: list[str] = msgspec.field(default_factory=list[str])
     """Reasoning that began after the text contained thinking, held back until it is known whether they are equal.
     """
@@ -56,7 +55,7 @@ class AnswerDecoder(ResponseDecoder, kw_only=True):
     # --- text and thinking -----------------------------------------------------------------------------------
 
     def _emit_text(self, text: str, out: list[Normalized]) -> None:
-        if text and (text := self.echo.take(text, self.thought)):
+        if text and (text := self.echo.take(text, self.thought.emitted)):
             self._emit_late_thinking(out)
             self.text.add(text)
             out.append(TextDelta(self._block("text", out), text))
@@ -72,19 +71,15 @@ class AnswerDecoder(ResponseDecoder, kw_only=True):
         """Emit held-back reasoning unless the text already had it."""
         late, self.thought_late = "".join(self.thought_late), []
         if late and not self.echo.says(late):
-            self.thought.add(late)
             out.append(ThinkingDelta(self._block("thinking", out), late))
 
-    def _think(self, text: str, field: str, out: list[Normalized]) -> None:
-        """Emit reasoning from a field. Only the first field with content is used."""
-        if text and self.reasoning_field in ("", field):
-            self.reasoning_field = field
-            if self.echo.inner and not self.thought:
-                self._hold(len(text))
-                self.thought_late.append(text)
-            else:
-                self.thought.add(text)
-                out.append(ThinkingDelta(self._block("thinking", out), text))
+    def _think(self, text: str, out: list[Normalized]) -> None:
+        """Emit reasoning that came outside of the text, and that no other place brought."""
+        if text and (self.thought_late or (self.echo.inner and self.last_thinking < 0)):
+            self._hold(len(text))
+            self.thought_late.append(text)
+        elif text:
+            out.append(ThinkingDelta(self._block("thinking", out), text))
 
     # --- tool calls ------------------------------------------------------------------------------------------
 

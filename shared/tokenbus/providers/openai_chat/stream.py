@@ -8,8 +8,8 @@ providers.md ("OpenAI Chat Completions") describes real streams. Design choices:
   response, or never, if the response was cut off by length, a filter or an error.
 - A `message` is the whole answer, unless no delta came and the object says it is a chunk. Parts that were already
   emitted are skipped: text by content, calls by id or position.
-- If several reasoning fields have content, only the first one with text is read. repeated_thinking.py handles thinking
-  that is also in the text.
+- Reasoning comes from fields and from parts of the content list. What a second place repeats is skipped (reasoning.py).
+  repeated_thinking.py handles thinking that is also in the text.
 - `[DONE]` ends the response. Without it, the end of the body does, if a `finish_reason` came. `[DONE]` without a
   `finish_reason` is a normal end with finish `unknown`, so that none of its calls run.
 - Only choice 0 is the answer; others become `Extra`.
@@ -31,7 +31,6 @@ from tokenbus.events.normalized import (
     RefusalDelta,
     Start,
     Terminal,
-    TextDelta,
     UsageSeen,
 )
 from tokenbus.events.usage import Usage
@@ -41,6 +40,7 @@ from tokenbus.providers.response.decoder import finish_of
 from tokenbus.providers.response.end_of_stream import cut_before
 from tokenbus.providers.response.error_mapping import provider_failure
 from tokenbus.providers.response.json_decode import read, text_of
+from tokenbus.providers.response.repeats import not_emitted
 from tokenbus.providers.response.sse import SseEvent
 from tokenbus.providers.response.usage import count, latest
 
@@ -111,9 +111,9 @@ class ChatDecoder(AnswerDecoder, kw_only=True):
         is_whole = form == "chat.completion" or (choice.delta is None and self.streamed)
         # next to a delta, the message is the same piece
         if choice.message is not None and (is_whole or choice.delta is None):
-            self._delta(self._remaining_of(choice.message) if is_whole else choice.message, out, whole=is_whole)
+            self._delta(choice.message, out, whole=is_whole)
         if choice.delta is choice.message is None and choice.text:
-            out.append(TextDelta(self._block("text", out), choice.text))
+            self._emit_text(choice.text, out)
         if choice.finish_reason:
             self.finish = choice.finish_reason
             stop = choice.stop_reason or choice.matched_stop
@@ -122,15 +122,20 @@ class ChatDecoder(AnswerDecoder, kw_only=True):
             self._close_open_block(out)
 
     def _delta(self, delta: wire.Delta, out: list[Normalized], *, whole: bool = False) -> None:
-        self._reasoning(delta, out)
-        if isinstance(delta.content, str):
-            self._emit_text(delta.content, out)
-        elif delta.content:
-            self._parts(delta.content, out)
-        if delta.refusal:
+        self._reasoning(delta, out, whole=whole)
+        content = [("text", delta.content)] if isinstance(delta.content, str) else self._parts(delta.content or [])
+        for kind, text in self._remaining_of(content) if whole else content:
+            match kind:
+                case "text":
+                    self._emit_text(text, out)
+                case "thinking":
+                    self._think(text if whole else self.thought.new_part("content", text), out)
+                case _:
+                    out.append(Extra("openai-chat.content_part", text, self._open_or_none()))
+        if refusal := self._remaining_refusal(delta.refusal) if whole else delta.refusal:
             self._release(out)
-            self.refused.add(delta.refusal)
-            out.append(RefusalDelta(self._block("text", out), delta.refusal))
+            self.refused.add(refusal)
+            out.append(RefusalDelta(self._block("text", out), refusal))
         for place, call in enumerate(delta.tool_calls or ()):
             self._call(call, out, place=place if whole else None)
         if delta.function_call and not (delta.tool_calls or self.table.listed):
@@ -139,54 +144,48 @@ class ChatDecoder(AnswerDecoder, kw_only=True):
         if not (delta.annotations is delta.executed_tools is delta.audio is delta.images is wire.NOTHING):
             self._further(delta, out, whole=whole)
 
-    def _remaining_of(self, message: wire.Delta) -> wire.Delta:
-        """Remove the parts of a whole message that were already emitted. If its text differs, emitted text stays."""
-        content = message.content
-        if self.text and content:
-            parsed = content if isinstance(content, str) else "".join(self._texts(content))
-            content = self.text.rest(parsed) or ""
-        refusal = message.refusal
-        if refusal and (self.refused or self.text.units):
-            sent_as_text = self.text.rest(refusal) == ""
-            refusal = "" if sent_as_text else self.refused.rest(refusal)
-        changed: dict[str, object] = {"content": content, "refusal": refusal}
+    def _remaining_of(self, content: list[tuple[str, str]]) -> list[tuple[str, str]]:
+        """Remove what was emitted from the content of a whole message. If its text differs, emitted text stays."""
+        texts = [text for kind, text in content if kind == "text"]
+        thoughts = [text for kind, text in content if kind == "thinking"]
+        if self.text:
+            texts = not_emitted([self.text], texts) or [""] * len(texts)
+        if thoughts:
+            thoughts = self.thought.rest_of_whole("content", thoughts)
+        rests = {"text": iter(texts), "thinking": iter(thoughts)}
+        return [(kind, next(rests[kind]) if kind in rests else text) for kind, text in content]
+
+    def _remaining_refusal(self, refusal: str | None) -> str | None:
+        if not refusal or not (self.refused or self.text.units):
+            return refusal
+        return "" if self.text.rest(refusal) == "" else self.refused.rest(refusal)
+
+    def _reasoning(self, delta: wire.Delta, out: list[Normalized], *, whole: bool) -> None:
         for field in self.reasoning_fields:
-            if isinstance(value := getattr(message, field, None), str):
-                emitted = self.thought.rest(value) if self.thought else value
-                changed[field] = "" if self.echo.says(value) else emitted
-            elif value and self.thought:
-                changed[field] = None
-        if self.details:
-            changed["reasoning_details"] = None
-        return msgspec.structs.replace(message, **changed)
-
-    def _texts(self, parts: list[msgspec.Raw]) -> list[str]:
-        read_parts = (read(wire.content_part, bytes(raw), "content part") for raw in parts)
-        return [part.text or "" for part in read_parts if part.type == "text"]
-
-    def _reasoning(self, delta: wire.Delta, out: list[Normalized]) -> None:
-        for field in (self.reasoning_field,) if self.reasoning_field else self.reasoning_fields:
             if value := getattr(delta, field, None):
                 text = value if isinstance(value, str) else reasoning.text_of(reasoning.pieces_of(value))
-                if text:
-                    self._think(text, field, out)
-                    break
-        if delta.reasoning_details:
+                if text and not (whole and self.echo.says(text)):
+                    rest = self.thought.rest_of_whole(field, [text])[0] if whole else self.thought.new_part(field, text)
+                    self._think(rest, out)
+        if delta.reasoning_details and not (whole and self.details):
             for piece in reasoning.pieces_of(delta.reasoning_details):
                 self._hold(reasoning.add(self.details, piece))
 
-    def _parts(self, parts: list[msgspec.Raw], out: list[Normalized]) -> None:
-        """Decode content given as a list (Mistral)."""
+    def _parts(self, parts: list[msgspec.Raw]) -> list[tuple[str, str]]:
+        """The kind and text of the parts of content given as a list (Mistral); of other kinds, the whole part."""
+        found: list[tuple[str, str]] = []
         for raw in parts:
             part = read(wire.content_part, bytes(raw), "content part")
-            if part.type == "text":
-                self._emit_text(part.text or "", out)
-            elif part.type == "thinking":
-                parsed = part.thinking
-                text = parsed if isinstance(parsed, str) else "".join(inner.text or "" for inner in parsed or ())
-                self._think(text, "content", out)
-            else:
-                out.append(Extra("openai-chat.content_part", text_of(raw), self._open_or_none()))
+            match part.type:
+                case "text":
+                    found.append(("text", part.text or ""))
+                case "thinking":
+                    parsed = part.thinking
+                    text = parsed if isinstance(parsed, str) else "".join(inner.text or "" for inner in parsed or ())
+                    found.append(("thinking", text))
+                case _:
+                    found.append(("", text_of(raw)))
+        return found
 
     # --- the end --------------------------------------------------------------------------------------------
 

@@ -281,7 +281,7 @@ def test_the_same_reasoning_in_several_fields_is_read_once() -> None:
 
 def test_a_vendors_own_field_of_reasoning_is_named_by_its_quirks() -> None:
     quirks = Quirks(reasoning_fields=("thoughts", "reasoning"))
-    events = events_of(chunk(thoughts="Hm", reasoning="no"), chunk("stop", content="a"), DONE, quirks=quirks)
+    events = events_of(chunk(thoughts="Hm", reasoning="Hm"), chunk("stop", content="a"), DONE, quirks=quirks)
     assert events[1] == ThinkingDelta(0, "Hm")
     assert events[4] == TextDelta(1, "a")
 
