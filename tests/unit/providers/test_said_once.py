@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -81,6 +82,28 @@ def test_text_of_deltas_is_emitted_once_at_any_end(end: list[Any], output: list[
         set(),
         Done("stop", "completed"),
     )
+
+
+@pytest.mark.parametrize("numbers", list(product(range(3), repeat=3)), ids=str)
+@pytest.mark.parametrize("spoken", [("ha ha",), ("Hello", "you"), ("Hello", "Hello")])
+@pytest.mark.parametrize("kind", ["output_text", "refusal"])
+def test_each_type_of_event_may_number_the_parts_of_a_message_in_its_own_way(
+    numbers: tuple[int, int, int], spoken: tuple[str, ...], kind: str
+) -> None:
+    field = "text" if kind == "output_text" else kind
+    streamed: list[Any] = []
+    for at, text in enumerate(spoken):
+        by_delta, by_done, by_part = (number + at for number in numbers)
+        streamed += [
+            *(event(f"{kind}.delta", content_index=by_delta, delta=piece) for piece in (text[:2], text[2:])),
+            event(f"{kind}.done", content_index=by_done, **{field: text}),
+            event("content_part.done", content_index=by_part, part={"type": kind, field: text}),
+        ]
+    content = [{"type": kind, field: text} for text in spoken]
+    whole = {"type": "message", "id": "m", "content": content}
+    result = responses(item("added", 0, "message", id="m"), *streamed, item("done", 0, **whole), completed(whole))
+    assert result.text + result.refusal == "".join(spoken)
+    assert (result.kinds, result.open) == (["text"] * len(spoken), set())
 
 
 def test_text_that_occurs_twice_is_emitted_twice() -> None:

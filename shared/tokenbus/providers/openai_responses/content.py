@@ -50,23 +50,31 @@ class ContentDecoder(ResponseDecoder, kw_only=True):
             out.append(RefusalDelta(part.ordinal, text))
 
     def _end_part(
-        self, item: StreamedItem, key: str, kind: OpenKind, whole: str, out: list[Normalized], *, refusal: bool = False
+        self,
+        item: StreamedItem,
+        key: str,
+        kind: OpenKind,
+        whole: str,
+        out: list[Normalized],
+        *,
+        event: str,
+        refusal: bool = False,
     ) -> None:
         """Process the end of a part with its full text. Deltas already brought it; if they lack the end, the item's end
-        adds it.
+        adds it. ``event``: the type of the event, because the number of a part may be another in each.
         """
         self.refused = self.refused or refusal
         if self._is_beside(item, key):
             if key not in item.beside:
                 self._emit_text(item, key, kind, whole, out)
             return
-        part = item.part_ended(key, whole)
+        part = item.part_ended(event, key, whole)
         if part is None and refusal:
             self._refuse(item, key, whole, out)
         elif part is None:
             self._emit_text(item, key, kind, whole, out)
         if part := part or item.open_part(key):
-            part.ended_as = key
+            part.ended_as[event] = key
 
     def _is_beside(self, item: StreamedItem, key: str) -> bool:
         return item.kind == "reasoning" and bool(item.parts) and is_raw(item.parts[0].key) != is_raw(key)

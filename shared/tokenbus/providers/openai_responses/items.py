@@ -45,8 +45,8 @@ class StreamedPart(msgspec.Struct):
     citations: list[str] = []
     cited: bool = False
     """Citations came while it was open. Its own events carry its text, so an end event adds none."""
-    ended_as: str = ""
-    """The key in the event that ended it; some vendors number differently there."""
+    ended_as: dict[str, str] = {}
+    """The key in each type of event that ended it; some vendors number differently in one of them."""
 
 
 class StreamedItem(msgspec.Struct):
@@ -118,17 +118,21 @@ class StreamedItem(msgspec.Struct):
         texts = [text for _, _, text, _ in texts_of(parsed)]
         return self.has_content and not_emitted([part.emitted for part in self.parts], texts) == [""] * len(texts)
 
-    def part_ended(self, key: str, whole: str) -> StreamedPart | None:
-        """Return the part that ends under this key: the one with the key, or else one with equal text."""
+    def part_ended(self, event: str, key: str, whole: str) -> StreamedPart | None:
+        """Return the part that ends under this key in this type of event: the one with the key, else one with equal
+        text.
+        """
         latest = self.parts[-_MAX_COMPARED:]
-        for part in latest:
-            if part.ended_as == key or (part.key == key and not part.ended_as):
-                return part
-        others = [part for part in latest if part.emitted and not part.ended_as]
-        for part in others:
-            if part.emitted.rest(whole) == "":
-                return part
-        return others[0] if len(self.parts) == 1 and others and others[0].emitted.rest(whole) is not None else None
+        if again := next((part for part in latest if part.ended_as.get(event) == key), None):
+            return again
+        others = [part for part in latest if event not in part.ended_as]
+        own = next((part for part in others if part.key == key), None)
+        if own and own.emitted.rest(whole) is not None:
+            return own
+        others = [part for part in others if part.emitted]
+        if equal := next((part for part in others if part.emitted.rest(whole) == ""), None):
+            return equal
+        return own or (others[0] if len(self.parts) == 1 and others and others[0].emitted.rest(whole) else None)
 
     def remaining_of(self, whole: Sequence[tuple[str, str]]) -> list[str]:
         """Return the part of each final text that was not emitted yet.

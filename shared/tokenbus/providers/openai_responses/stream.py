@@ -197,14 +197,14 @@ class ResponsesDecoder(OutputDecoder, kw_only=True):
         """Process the full text of a part. For an item that has ended, nothing is new."""
         at = self.table.of_delta("message" if kind == "text" else "reasoning", parsed.output_index, parsed.item_id)
         if at is None or at in self.table.open or self.table.items[at].again is not None:
-            self._end_part(self._content_item(parsed, kind, out), key, kind, whole, out, refusal=refusal)
+            self._end_part(self._content_item(parsed, kind, out), key, kind, whole, out, event="text", refusal=refusal)
 
     def _part_done(self, at: int | None, key: str, kind: OpenKind, data: msgspec.Raw, out: list[Normalized]) -> None:
         """Process the final form of a part. Its block ends with its item, because data to send back comes only then."""
         if at is not None and not is_null(data):
             part = read(wire.content_part, bytes(data), "part")
             if whole := part.refusal or part.text:
-                self._end_part(self.table.items[at], key, kind, whole, out, refusal=bool(part.refusal))
+                self._end_part(self.table.items[at], key, kind, whole, out, event="part", refusal=bool(part.refusal))
 
     def _text(self, parsed: wire.ItemEvent, key: str, kind: OpenKind, text: str, out: list[Normalized]) -> None:
         self._emit_text(self._content_item(parsed, kind, out), key, kind, text, out)
