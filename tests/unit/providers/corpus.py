@@ -48,8 +48,17 @@ class Recording(msgspec.Struct):
 
 def recordings(*apis: str) -> list[Recording]:
     """The rows of these APIs; none without a corpus."""
-    manifest = CORPUS / "manifest.jsonl"
+    return _rows("", apis)
+
+
+def further_recordings(*apis: str) -> list[Recording]:
+    """Streams and whole answers of more hosts, with less in their manifest; none without a corpus."""
+    return _rows("more/", apis)
+
+
+def _rows(folder: str, apis: tuple[str, ...]) -> list[Recording]:
+    manifest = CORPUS / folder / "manifest.jsonl"
     if not manifest.exists():
         return []
     rows = [msgspec.json.decode(line, type=Recording) for line in manifest.read_bytes().splitlines()]
-    return [row for row in rows if row.api in apis]
+    return [msgspec.structs.replace(row, file=folder + row.file) for row in rows if row.api in apis]

@@ -45,6 +45,9 @@ WE_DIFFER: dict[str, dict[str, str]] = {
         "error": "an event that is not JSON ends the attempt (providers.md, For all four, 9)",
         "terminated": "the same",
     },
+    "vercel-ai__inline-handle-both-url_citation-and-file_citation-annotations.sse": {
+        "text": "the text stands in the end of its part alone; the manifest's reader knows only deltas",
+    },
     "vercel-ai__openai-error.1.sse": {
         "finish": "the response failed: that is an error, and no finish",
         "terminated": "the same",

@@ -85,7 +85,6 @@ class ContentDecoder(ResponseDecoder, kw_only=True):
         self._hold_for(item, len(json) + 64)
         part = self._part(item, key, "text", out)
         part.citations.append(json)
-        part.cited = True
         self._extra("annotation", json, out, part.ordinal)
 
     def _end_content(self, item: StreamedItem, parsed: wire.Item, data: bytes, out: list[Normalized]) -> None:

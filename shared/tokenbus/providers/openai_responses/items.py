@@ -43,8 +43,6 @@ class StreamedPart(msgspec.Struct):
     """Kind and index, taken from its first content."""
     emitted: EmittedText = msgspec.field(default_factory=EmittedText)
     citations: list[str] = []
-    cited: bool = False
-    """Citations came while it was open. Its own events carry its text, so an end event adds none."""
     ended_as: dict[str, str] = {}
     """The key in each type of event that ended it; some vendors number differently in one of them."""
 
@@ -125,11 +123,10 @@ class StreamedItem(msgspec.Struct):
         latest = self.parts[-_MAX_COMPARED:]
         if again := next((part for part in latest if part.ended_as.get(event) == key), None):
             return again
-        others = [part for part in latest if event not in part.ended_as]
+        others = [part for part in latest if part.emitted and event not in part.ended_as]
         own = next((part for part in others if part.key == key), None)
         if own and own.emitted.rest(whole) is not None:
             return own
-        others = [part for part in others if part.emitted]
         if equal := next((part for part in others if part.emitted.rest(whole) == ""), None):
             return equal
         return own or (others[0] if len(self.parts) == 1 and others and others[0].emitted.rest(whole) else None)
@@ -141,8 +138,7 @@ class StreamedItem(msgspec.Struct):
         however divided. If that fails, parts are matched by equal text, else by key, else by order, and emitted text
         stays.
         """
-        cited = {part.key for part in self.parts if part.cited and not part.emitted}
-        texts = ["" if key in cited else text for key, text in whole]
+        texts = [text for _, text in whole]
         parts = [part for part in self.parts if part.emitted]
         for ordered in (sorted(parts, key=lambda part: place_of(part.key)), parts):
             rests = not_emitted([part.emitted for part in ordered], texts)
