@@ -6,6 +6,7 @@ import base64
 import html
 import json
 import re
+import textwrap
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote, unquote
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenbus_services.redaction.events import MAX_HELD_LINES, MAX_LINE_BYTES, RedactedEvents
+from tokenbus_services.redaction.events import MAX_HELD_LINES, MAX_LINE_BYTES, MAX_TAILS, RedactedEvents
 from tokenbus_services.redaction.redactor import MARK, Redaction, named_secret, secrets_of
 from tokenbus_services.settings import HttpTool, McpHttp, ProviderSettings, Settings
 
@@ -115,6 +116,17 @@ SPELLINGS: dict[str, Callable[[str], str]] = {
     "Basic": lambda key: "Basic " + base64.b64encode(f":{key}".encode()).decode(),
     "Basic of a name": lambda key: "Basic " + base64.b64encode(f"me:{key}\n".encode()).decode(),
     "base64 for urls": lambda key: base64.urlsafe_b64encode(key.encode()).decode().rstrip("="),
+    "capitals": str.upper,
+    "small letters": str.lower,
+    "hexadecimal": lambda key: key.encode().hex(),
+    "hexadecimal in capitals": lambda key: key.encode().hex().upper(),
+    "base64 of a MIME body": lambda key: base64.encodebytes(f"{'x' * 50}{key}{'y' * 60}".encode()).decode(),
+    "base64 of PEM": lambda key: "\\r\\n".join(
+        textwrap.wrap(base64.b64encode(f"{'x' * 50}{key}{'y' * 60}".encode()).decode(), 64)
+    ),
+    "base64 of a MIME body in JSON": lambda key: json.dumps(
+        base64.encodebytes(f"{'x' * 50}{key}{'y' * 60}".encode()).decode()
+    ),
     "base64 in JSON": lambda key: base64.b64encode(key.encode()).decode().replace("+", "\\u002b").replace("/", "\\/"),
 }
 PLACES = {
@@ -128,18 +140,27 @@ keys = st.text("abcdefXYZ0189-_+/=.", min_size=16, max_size=60).map("sk-".__add_
 
 
 def undone(text: str) -> list[str]:
-    """What readers of JSON, urls, HTML and base64 would make of a text, escapes inside of escapes included."""
+    """What readers of JSON, urls, HTML, hexadecimal and base64 would make of a text, escapes inside of escapes
+    included.
+    """
     layers = [text]
+    unfolded = re.sub(r"\\+[rn]|[\r\n]", "", text)
     for _ in range(6):
         text = re.sub(r"\\u([0-9a-fA-F]{4})", lambda found: chr(int(found[1], 16)), text)
         text = re.sub(r"\\+([\"/\\]?)", r"\1", text) if not re.search(r"\\u", text) else text.replace("\\\\", "\\")
         text = html.unescape(unquote(text, errors="replace"))
         layers.append(text)
-    for run in re.findall(r"[A-Za-z0-9+/_-]{16,}", " ".join(layers)):
+    layers += [bytes.fromhex(run).decode("latin-1") for run in re.findall(r"(?:[0-9a-fA-F]{2}){16,}", text)]
+    for run in re.findall(r"[A-Za-z0-9+/_-]{16,}", " ".join([*layers, unfolded])):
         for cut in range(4):
             whole = run[cut : cut + (len(run) - cut) // 4 * 4].translate(str.maketrans("-_", "+/"))
             layers.append(base64.b64decode(whole).decode("latin-1"))
     return layers
+
+
+def shows(key: str, text: str) -> bool:
+    """Whether a reader finds the key in the text, in capitals or not."""
+    return key in text or key.upper() in text or key.lower() in text
 
 
 @settings(max_examples=300, deadline=None)
@@ -148,7 +169,7 @@ def test_a_key_in_any_spelling_place_and_cut_is_found_nowhere(
     key: str, spelling: str, place: str, data: st.DataObject
 ) -> None:
     planted = PLACES[place].format(SPELLINGS[spelling](key))
-    assert any(key in layer for layer in undone(planted)) or "base64" in spelling.lower() or "Basic" in spelling
+    assert any(shows(key, layer) for layer in undone(planted)) or "base64" in spelling.lower() or "Basic" in spelling
     content = planted.encode()
     cuts = sorted(data.draw(st.lists(st.integers(0, len(content)), max_size=12)))
     stream = Redaction([key]).stream()
@@ -156,7 +177,7 @@ def test_a_key_in_any_spelling_place_and_cut_is_found_nowhere(
     cut = (b"".join(stream.feed(piece) for piece in read) + stream.end()).decode()
     for clean in (cut, Redaction([key])(planted)):
         assert MARK in clean
-        assert not any(key in layer for layer in undone(clean)), clean
+        assert not any(shows(key, layer) for layer in undone(clean)), clean
 
 
 @given(text=st.text('\\u002B%&#;ampx/"n5', max_size=60), data=st.data())
@@ -206,10 +227,33 @@ def texts_by_block(lines: bytes) -> dict[tuple[object, str], str]:
         elif isinstance(value, str):
             texts[index, key] = texts.get((index, key), "") + value
 
-    for line in re.split(rb"[\r\n]+", lines):
-        if line.startswith(b"data: "):
-            walk(json.loads(line[6:]), None, "")
+    for event in re.split(rb"(?:\r\n){2}|\n{2}|\r{2}", lines):
+        if data := b"\n".join(line[6:] for line in re.split(rb"[\r\n]+", event) if line.startswith(b"data: ")):
+            walk(json.loads(data), None, "")
     return texts
+
+
+def with_escaped_keys(event: bytes) -> bytes:
+    return re.sub(
+        rb'"(content|reasoning|arguments|text|thinking|delta)":',
+        lambda found: b'"' + escaped_json(found[1].decode()[0]).encode() + found[1][1:] + b'":',
+        event,
+    )
+
+
+def shadowed(event: bytes) -> bytes:
+    """Each text twice in its object; readers take the second."""
+    return re.sub(rb'"(content|reasoning|arguments|thinking)": "', rb'"\1": "words, ", "\1": "', event)
+
+
+HIDDEN: dict[str, Callable[[bytes], bytes]] = {
+    "not": lambda event: event,
+    "by escaped keys": with_escaped_keys,
+    "on several lines": lambda event: b"\ndata: ".join(
+        json.dumps(json.loads(event), indent=1, ensure_ascii=False).encode().splitlines()
+    ),
+    "by two values of a key": shadowed,
+}
 
 
 def cut(data: st.DataObject, content: Any, most: int) -> list[Any]:
@@ -229,26 +273,63 @@ APIS = ["chat", "calls", "anthropic", "gemini", "responses"]
     line_end=st.sampled_from([b"\n", b"\r\n", b"\r"]),
     beside=st.sampled_from([None, "", "the words that come beside it: s", "sk-"]),
     thinking=st.booleans(),
+    hidden=st.sampled_from(sorted(HIDDEN)),
     data=st.data(),
 )
 def test_a_key_split_over_events_is_found_in_any_spelling_and_cut(
-    key: str, spelling: str, api: str, line_end: bytes, beside: str | None, thinking: bool, data: st.DataObject
+    key: str,
+    spelling: str,
+    api: str,
+    line_end: bytes,
+    beside: str | None,
+    thinking: bool,
+    hidden: str,
+    data: st.DataObject,
 ) -> None:
-    text = f"It is {SPELLINGS[spelling](key)}, I think."
+    pieces = cut(data, f"It is {SPELLINGS[spelling](key)}, I think.", 40)
     events: list[bytes] = []
-    for piece in cut(data, text, 40):
-        events.append(delta(api, piece, 1, thinking=thinking))
+    for n, piece in enumerate(pieces):
+        hide = HIDDEN[hidden] if n % 2 else HIDDEN["not"]
+        events.append(hide(delta(api, piece, 1, thinking=thinking)))
         if beside is not None:
             events.append(delta(api, beside, 2, thinking=thinking))
+            other = {"type": "other", "beside": {"of": {"index": 3, "delta": json.loads(delta(api, beside, 3))}}}
+            events.append(json.dumps(other).encode())
     content = b"".join(b"event: e" + line_end + b"data: " + event + 2 * line_end for event in events)
+    content = content.replace(b"\ndata: ", line_end + b"data: ") if hidden == "on several lines" else content
     stream = RedactedEvents(Redaction([key]))
     clean = b"".join(stream.feed(piece) for piece in cut(data, content, 60)) + stream.end()
     texts = texts_by_block(clean)
     joined = [text for (index, _), text in texts.items() if index == 1]
     assert any(MARK in text for text in joined)
     for value in (*texts.values(), clean.decode()):
-        assert not any(key in layer for layer in undone(value)), value
+        assert not any(shows(key, layer) for layer in undone(value)), value
     assert any(text.startswith("It is ") and text.endswith(", I think.") for text in joined)
+
+
+@pytest.mark.parametrize("at", [4, 12, 18])
+@pytest.mark.parametrize("read", [4096, 2**20])
+def test_a_key_whose_rest_comes_with_an_image_is_found(at: int, read: int) -> None:
+    key = "sk-123456-and-more"
+    first, rest = key[:at], f"{key[at:]} {'A' * (2 * MAX_LINE_BYTES)} {key[:at]}"
+    texts = ["it is " + first, rest, key[at:] + "!", f"{'A' * (2 * MAX_LINE_BYTES)} {first}", key[at:]]
+    content = b"".join(b"data: " + delta("chat", text, 0) + b"\n\n" for text in texts)
+    stream = RedactedEvents(Redaction([key]))
+    clean = b"".join(stream.feed(content[i : i + read]) for i in range(0, len(content), read)) + stream.end()
+    [text] = [text for (index, name), text in texts_by_block(clean).items() if name == "content"]
+    assert key not in text
+    assert text.count("A") == 4 * MAX_LINE_BYTES
+
+
+def test_a_key_behind_more_texts_than_any_answer_has_is_found() -> None:
+    key = "sk-123456-and-more"
+    event = 'data: {"%s":"%s"}\n\n'
+    content = event % ("content", "sk-123456") + "".join(event % (f"k{n}", "sk-1234") for n in range(3 * MAX_TAILS))
+    content += event % ("content", "-and-more") + event % ("late", "sk-123456") + event % ("late", "-and-more")
+    stream = RedactedEvents(Redaction([key]))
+    clean = stream.feed(content.encode()) + stream.end()
+    for name in ("content", "late"):
+        assert key not in "".join(json.loads(line[6:]).get(name, "") for line in clean.splitlines() if line)
 
 
 @settings(deadline=None)

@@ -1,9 +1,10 @@
-"""Finds secrets that a provider spreads over several events, as when a model writes one token by token.
+"""Finds secrets that a provider spreads over several strings, as when a model writes one token by token.
 
-Consecutive strings under the same JSON key are treated as one text: `content` of a chat, `text`, `thinking` and
-`partial_json` of a block, `arguments` of a call. If a string may end in the beginning of a secret, that tail is
-remembered. Once it has `HELD_CHARS` characters of a secret, its event is held back for the next ones. Nothing else is
-delayed, and events of a stream without such a tail are scanned once.
+Strings are joined as a reader of the answer joins them: those at one place of its JSON (`json_strings`), such as the
+`content` of a chat or the `text` of the block with this index, and, for other ways of reading, those under one key. If
+a string may end in the beginning of a secret, that tail is remembered. Once it has `HELD_CHARS` characters of a secret,
+its event is held back for the next ones. Nothing else is delayed, and events of a stream without such a tail are
+scanned once.
 """
 
 from __future__ import annotations
@@ -13,18 +14,19 @@ from collections.abc import Iterable
 
 import msgspec
 
+from tokenbus_services.redaction.json_strings import JsonStrings, Place
 from tokenbus_services.redaction.redactor import MARK, RedactedStream, Redaction
-from tokenbus_services.redaction.secret_beginnings import HELD_CHARS, VALUE_ENDS
+from tokenbus_services.redaction.spellings import HELD_CHARS, VALUE_ENDS
 
 MAX_HELD_LINES = 48
 """About 16 events. A tail followed by this many lines is emitted, rather than delaying what follows."""
 MAX_HELD_BYTES = 2**20
 MAX_LINE_BYTES = 256 * 2**10
-"""A longer line is an image, not a delta; it is passed on as it is read."""
-MAX_TAILS = 256
+"""A longer line is an image, not a delta; it is read and passed on as it arrives."""
+MAX_TAILS = 512
+"""No answer has as many texts at once that may all end in a secret. The tails of further ones are redacted."""
 
-_STRING = re.compile(rb'"([^"\\]*+(?:\\.[^"\\]*+)*+)"(\s*:)?')
-_INDEX = re.compile(rb'"[A-Za-z_]{0,16}[iI]ndex"\s*:\s*([0-9]{1,9})')
+_EVENT_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
 _LINE_END = re.compile(rb"[\r\n]")
 _OPEN_ESCAPE = re.compile(
     rb"(?:\\\\(?:u[0-9a-fA-F]{0,3}|x[0-9a-fA-F]?)?|%[0-9a-fA-F]?|&(?:\#[xX]?[0-9a-fA-F]{0,19}|[A-Za-z]{0,24}))"
@@ -78,15 +80,26 @@ class RedactedEvents:
         self._line = bytearray()
         """The beginning of an incomplete line, which readers cannot use yet."""
         self._giant = False
+        """Whether this line is passed on in pieces."""
+        self._after_return = False
+        """Whether the last line ended in a carriage return, which a line feed may complete."""
+        self._strings, self._read_any = JsonStrings(), False
+        """Of the present event, and whether they are in use."""
+        self._reading: _Line | None = None
+        """The first line whose strings wait for the end of their event."""
+        self._unread = bytearray()
+        """The lines of the present event that its strings were not looked for in, as they concern no secret."""
         self._held: list[_Line] = []
-        self._tails: dict[tuple[bytes, ...], _Tail] = {}
+        self._tails: dict[tuple[bytes, Place], _Tail] = {}
+        """By the key, and the place under which it is remembered; None: the key alone."""
 
     def feed(self, data: bytes) -> bytes:
         """Add data. Return what can be emitted, which may be empty."""
         data = self._within.feed(data)
         if not (data and self._redaction):
             return data
-        if not (self._line or self._held or self._giant) and data.endswith(b"\n") and not self._concerns(data):
+        if not (self._line or self._held or self._giant) and data.endswith(_EVENT_ENDS) and not self._concerns(data):
+            self._end_event()
             return data  # the usual case
         return self._take(data)
 
@@ -101,7 +114,9 @@ class RedactedEvents:
 
     def _concerns(self, data: bytes) -> bool:
         """Whether a text in it may end in the beginning of a secret, or continue one."""
-        return self._begins(data, 0, len(data)) or any(channel[0] in data for channel in self._tails)
+        if self._begins(data, 0, len(data)):
+            return True
+        return bool(self._tails) and (b"\\u" in data or any(key in data for key, _ in self._tails))
 
     def _begins(self, data: bytes, begin: int, end: int) -> bool:
         if self._redaction.heads.search(data, begin, end):
@@ -111,43 +126,54 @@ class RedactedEvents:
         return self._redaction.may_be_escaped(data, begin, end) or _OPEN_ESCAPE.search(data, begin, end) is not None
 
     def _take(self, data: bytes) -> bytes:
-        out = b""
-        if self._giant:
-            end = _LINE_END.search(data)
-            cut = end.end() if end else len(data)
-            self._giant = end is None
-            out, data = data[:cut], data[cut:]
-        cut = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
-        if cut:
-            lines = data[:cut].splitlines(keepends=True)
-            lines[0] = bytes(self._line) + lines[0]
-            self._line.clear()
-            for line in lines:
-                self._read(line)
-            out += self._release()
-        self._line += data[cut:]
-        if len(self._line) > MAX_LINE_BYTES:
-            out += self._give_up() + bytes(self._line)
-            self._line.clear()
-            self._giant = True
-        return out
+        self._line += data
+        cut = max(self._line.rfind(b"\n"), self._line.rfind(b"\r")) + 1
+        if self._giant or len(self._line) - cut > MAX_LINE_BYTES:
+            self._giant, cut = cut < len(self._line), len(self._line)
+        whole = bytes(self._line[:cut])
+        del self._line[:cut]
+        for line in whole.splitlines(keepends=True):
+            self._read(line)
+        return self._release() if cut else b""
 
     def _read(self, data: bytes) -> None:
+        """Look for strings in a line, or in a piece of one that is too long."""
         line = _Line(data)
         self._held.append(line)
-        if not self._concerns(data):
+        completes, self._after_return = self._after_return and data == b"\n", data.endswith(b"\r")
+        if completes:
             return
-        indices = tuple(_INDEX.findall(data))
-        key = b'""'
-        for string in _STRING.finditer(data):
-            if string[2]:
-                key = data[string.start() : string.end(1) + 1]
-                continue
-            # Parallel calls are distinguished by index, but not every event of a text has one.
-            for channel in ((key,), (key, *indices)) if indices else ((key,),):
-                self._value(channel, line, *string.span(1))
+        if not data.strip(b"\r\n"):
+            self._end_event()  # its end
+            return
+        waits = not (self._reading or self._giant or len(self._unread) > MAX_LINE_BYTES)
+        if waits and not self._concerns(data):
+            self._unread += data
+            return
+        if self._unread:
+            self._strings.feed(bytes(self._unread))
+            self._strings.take()
+            self._unread.clear()
+        self._reading = self._reading or line
+        self._strings.feed(data, line)
+        self._read_any = True
+        if self._strings.complete or self._giant:
+            self._join()
 
-    def _value(self, channel: tuple[bytes, ...], line: _Line, begin: int, end: int) -> None:
+    def _join(self) -> None:
+        """Join the strings that were found to the texts at their places."""
+        self._reading = None
+        for string in self._strings.take():
+            for place in (None, string.place):
+                self._value((string.key, place), string.line, string.begin, string.end)
+
+    def _end_event(self) -> None:
+        if self._read_any:
+            self._join()
+            self._strings, self._read_any = JsonStrings(), False
+        self._unread.clear()
+
+    def _value(self, channel: tuple[bytes, Place], line: _Line, begin: int, end: int) -> None:
         tail = self._tails.pop(channel, None)
         if begin == end:
             if tail:
@@ -166,7 +192,8 @@ class RedactedEvents:
         at, chars, telling = self._redaction.opened(raw[done:])
         if done + at < len(raw):
             if len(self._tails) >= MAX_TAILS:
-                del self._tails[next(iter(self._tails))]
+                self._cut_out(pieces, done + at, len(raw))
+                return
             left = list(_part(pieces, done + at, len(raw)))
             self._tails[channel] = _Tail(raw[done + at :], left, chars, telling)
 
@@ -179,6 +206,8 @@ class RedactedEvents:
     def _release(self) -> bytes:
         """Emit the lines before the first one that is held back."""
         waiting = {id(line) for tail in self._tails.values() if tail.holds for line, _, _ in tail.pieces}
+        if self._reading:
+            waiting.add(id(self._reading))
         places = [n for n, line in enumerate(self._held) if id(line) in waiting] if waiting else []
         here, last = (places[0], places[-1]) if places else (len(self._held), len(self._held))
         idle = len(self._held) - last
@@ -189,6 +218,7 @@ class RedactedEvents:
 
     def _give_up(self) -> bytes:
         """Emit all held-back lines, without parts that are nearly a secret."""
+        self._join()
         for tail in self._tails.values():
             if tail.telling:
                 self._cut_out([piece for piece in tail.pieces if not piece[0].out], 0, len(tail.raw))

@@ -15,8 +15,17 @@ from tokenbus.bus.server.url import URL_FILE_ENV, parse_url
 from tokenbus.errors import SettingsError
 from tokenbus.providers import registry
 from tokenbus.secret_env import FILE
-from tokenbus_services.redaction.secret_beginnings import heads_of
-from tokenbus_services.redaction.spellings import LONGEST_ESCAPE, Layers, marks, needles, open_escape
+from tokenbus_services.redaction.spellings import (
+    LONGEST_ESCAPE,
+    Layers,
+    base64_of,
+    ends_in_fold,
+    folded_heads_of,
+    heads_of,
+    marks,
+    needles,
+    open_escape,
+)
 from tokenbus_services.settings import HttpTool, McpHttp, McpStdio, Settings
 
 MARK = "[redacted]"
@@ -60,7 +69,8 @@ class Redaction:
         self._leads, self._marks = marks(self._needles)
         self._longest = max(map(len, self._needles), default=0)
         self.heads = heads_of(self._needles)
-        """See `redaction.secret_beginnings`."""
+        """Matches where a secret may begin (`spellings.heads_of`)."""
+        self._folded_heads = folded_heads_of(part for secret in secrets for part in base64_of(secret))
         self._across_lines = any("\n" in secret for secret in secrets)
 
     def __bool__(self) -> bool:
@@ -109,7 +119,9 @@ class Redaction:
         """Return the redacted part of ``data`` that can be emitted, and the raw end that may be an incomplete
         secret.
         """
-        if not self._needles or (data.endswith(b"\n") and not self._across_lines):
+        if not self._needles:
+            return data, b""
+        if data.endswith(b"\n") and not self._across_lines and not ends_in_fold(data):
             return self.data(data), b""
         cut = self.open_at(data)
         if cut < len(data) and self._may_hold(data):
@@ -128,12 +140,13 @@ class Redaction:
         """
         first, chars, part = self._begun(data)
         window = max(0, len(data) - self._longest * LONGEST_ESCAPE)
-        if open_escape(data) < len(data) or self._marks.search(data, window):
+        if open_escape(data) < len(data) or self.may_be_escaped(data, window):
             layers = Layers(data[window:])
             for text in layers:
                 whole = open_escape(text)
                 begun, chars_here, part_here = self._begun(text[:whole])
-                if begun < len(text):
+                # An open escape may be a secret's first character; a line end may only follow it.
+                if begun < (whole if text[whole : whole + 1] in (b"\r", b"\n") else len(text)):
                     first = min(first, window + layers.begin(begun))
                     chars, part = max(chars, chars_here), max(part, part_here)
                 layers.text = text[:whole]  # half an escape would decode to something else
@@ -159,13 +172,18 @@ class Redaction:
         end = len(data) if end is None else end
         for lead in self._leads:
             if data.find(lead, begin, end) >= 0:
-                return self._marks.search(data, begin, end) is not None
-        return False
+                if self._marks.search(data, begin, end):
+                    return True
+                break
+        if data.find(b"\\n", begin, end) < 0 and not -1 < data.find(b"\n", begin, end) < end - 2:
+            return False  # no line end within
+        return any(data.find(head, begin, end) >= 0 for head in self._folded_heads)
 
     def _may_hold(self, data: bytes) -> bool:
-        for needle in self._needles:
-            if needle in data:
-                return True
+        if self.heads.search(data):
+            for needle in self._needles:
+                if needle in data:
+                    return True
         return self.may_be_escaped(data)
 
     def found(self, data: bytes) -> list[tuple[int, int]]:
