@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.unit.providers.reading import Answer, answer, read, sse
-from tokenbus.events.normalized import Cut, Done, Failed, ToolCallDone, ToolCallStart
+from tokenbus.events.normalized import Cut, Done, Extra, Failed, ToolCallDone, ToolCallStart
 from tokenbus.events.quirks import ApiName, Quirks
 
 CREATED = {"type": "response.created", "response": {"id": "r", "model": "m", "tools": []}}
@@ -104,6 +104,17 @@ def test_each_type_of_event_may_number_the_parts_of_a_message_in_its_own_way(
     result = responses(item("added", 0, "message", id="m"), *streamed, item("done", 0, **whole), completed(whole))
     assert result.text + result.refusal == "".join(spoken)
     assert (result.kinds, result.open) == (["text"] * len(spoken), set())
+
+
+def test_citations_that_come_only_with_the_final_form_are_of_its_text() -> None:
+    cited = [{"type": "output_text", "text": "ha ha", "annotations": [{"type": "url_citation", "url": "u"}]}]
+    whole = {"type": "message", "id": "m", "content": cited}
+    added = event("output_text.annotation.added", content_index=1, annotation=cited[0]["annotations"][0], item_id="m")
+    for before in ([], [added]):
+        for ends in ([item("done", 0, **whole)], [], [item("done", 0, **whole)] * 2):
+            events = read("openai-responses", sse(CREATED, *BEGUN, *before, *ends, completed(whole)))
+            found = [e for e in events if isinstance(e, Extra)]
+            assert found == [Extra("openai-responses.annotation", '{"type":"url_citation","url":"u"}', 0)]
 
 
 def test_text_that_occurs_twice_is_emitted_twice() -> None:
@@ -460,6 +471,8 @@ def test_what_a_block_begins_with_and_no_delta_repeats_is_its_beginning() -> Non
         assert messages(begun(), starts(0, type="text", text="Hel"), *grows(0, *pieces), stops(0)).text == text
 
 
+LAST = {"type": "message", "id": "msg", "model": "m", "stop_reason": "end_turn"}
+DELTA = {"type": "content_block_delta"}
 CONTENT = [
     {"type": "thinking", "thinking": "Hm", "signature": "s"},
     {"type": "text", "text": "ha ha"},
@@ -512,6 +525,25 @@ def test_a_whole_message_at_the_end_says_what_the_stream_did_not() -> None:
     result = messages(begun(), *STREAMED[:8], last)
     assert (result.text, result.kinds[-2:]) == ("ha ha!", ["anthropic.server_tool_use", "text"])
     assert result.done_calls == 1
+
+
+def test_a_call_that_the_whole_message_lacks_stays_incomplete() -> None:
+    said = messages(begun(), starts(0, type="tool_use", id="t", name="f", input={}), {**LAST, "content": CONTENT[1:2]})
+    assert (said.text, said.done_calls, said.open, said.terminal) == ("ha ha", 0, {0}, Done("stop", "end_turn"))
+
+
+def test_calls_without_ids_take_the_rest_of_their_own_input_from_the_whole_message() -> None:
+    def call(text: str, index: int) -> list[Any]:
+        delta = {"type": "input_json_delta", "partial_json": text}
+        return [starts(index, type="tool_use", id="", name="f", input={}), {**DELTA, "index": index, "delta": delta}]
+
+    content = [{"type": "tool_use", "id": "", "name": "f", "input": {"a": a}} for a in (1, 2)]
+    for second, left in (('{"a":2', set[int]()), ('{"a":3', {1})):
+        said = messages(begun(), *call('{"a":1}', 0), stops(0), *call(second, 1), {**LAST, "content": content})
+        done = [arguments for place, (*_, arguments) in enumerate(said.calls) if place not in left]
+        assert (done, said.open) == (['{"a":1}', '{"a":2}'], left)
+    whole = said_by("anthropic", {**LAST, "content": content, "stop_reason": "tool_use"})
+    assert [arguments for *_, arguments in whole.calls] == ['{"a":1}', '{"a":2}']
 
 
 # --- Gemini -------------------------------------------------------------------------------------------------------

@@ -54,6 +54,8 @@ from tokenbus.providers.request.json_object import check_object
 MIN_BUDGET = 1024
 EFFORTS: tuple[Effort, ...] = ("low", "medium", "high", "xhigh", "max")
 
+NO_MESSAGE = "The tool failed without a message."
+"""The API rejects an error result without content."""
 _TOOL_ID = re.compile(r"[A-Za-z0-9_-]+")
 _MAX_TOOL_ID = 128
 _arguments = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -255,6 +257,7 @@ def _tool_result(part: ToolResultPart) -> dict[str, object]:
         payload["content"] = [block for block in blocks if block is not None]
     if part.is_error:
         payload["is_error"] = True
+        payload["content"] = payload["content"] or NO_MESSAGE
     return payload | _cache(part.cache)
 
 

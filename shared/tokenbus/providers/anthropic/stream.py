@@ -130,7 +130,7 @@ class AnthropicDecoder(BlockDecoder, kw_only=True):
         left = remaining_of([parsed for _, parsed in content], self.emitted)
         for (data, _), rest in zip(content, left, strict=True):
             if rest is not None:
-                index = self.last_index + 1
+                index = max(self.last_index, *self.blocks, -1) + 1  # a call that the message lacks is still open
                 self._open(index, data, out, text=rest)
                 self._close_block(index, out)
         return self._finish(out)
@@ -139,12 +139,16 @@ class AnthropicDecoder(BlockDecoder, kw_only=True):
         self, index: int, content: Sequence[tuple[bytes, wire.Block | wire.Unknown]], out: list[Normalized]
     ) -> None:
         """Close a block that is open when the whole message arrives. A call takes its input from the message, matched
-        by id.
+        by id and by what was streamed of it; vendors send several calls without an id.
         """
         block = self.blocks[index]
         if block.kind == "tool":
             calls = [
-                parsed for _, parsed in content if isinstance(parsed, wire.ToolUseBlock) and parsed.id == block.tool_id
+                parsed
+                for _, parsed in content
+                if isinstance(parsed, wire.ToolUseBlock)
+                and parsed.id == block.tool_id
+                and (not block.streamed or block.emitted.rest(text_of(parsed.input)) is not None)
             ]
             if not calls:
                 return

@@ -7,6 +7,7 @@ is never revisited.
 
 from __future__ import annotations
 
+import json
 import re
 
 import msgspec
@@ -21,6 +22,7 @@ _SEGMENT = re.compile(
     r"""\.([^.\[\]'"]+)|\[(\d{1,9})\]|\['((?:[^'\\]|\\.)*)'\]|\["((?:[^"\\]|\\.)*)"\]""",
     re.DOTALL,
 )
+_QUOTES = re.compile(r"""\\.|\"""", re.DOTALL)
 _encode = msgspec.json.encode
 
 Segment = str | int
@@ -97,12 +99,22 @@ def parse(path: str) -> list[Segment]:
         if index is not None:
             segments.append(int(index))
         else:
-            quoted = single if single is not None else double
-            segments.append(name if name is not None else re.sub(r"\\(.)", r"\1", quoted, flags=re.DOTALL))
+            segments.append(name if name is not None else _unescaped(single if single is not None else double))
         at = found.end()
     if not path.startswith("$") or at < len(path) or not segments or not isinstance(segments[0], str):
         raise Malformed("partialArgs", f"unsupported path {path[:100]!r}")
     return segments
+
+
+def _unescaped(quoted: str) -> str:
+    """A quoted name without its escapes: those of JSON strings, and of single quotes. Raises Malformed."""
+    inner = _QUOTES.sub(lambda found: {"\\'": "'", '"': '\\"'}.get(found[0], found[0]), quoted)
+    try:
+        name: str = json.loads(f'"{inner}"', strict=False)  # a name may have a raw line break
+        name.encode()
+    except ValueError:
+        raise Malformed("partialArgs", f"unsupported name {quoted[:100]!r}") from None
+    return name
 
 
 def _text_of(piece: PartialArg) -> str | None:

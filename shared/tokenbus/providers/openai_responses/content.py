@@ -103,15 +103,14 @@ class ContentDecoder(ResponseDecoder, kw_only=True):
             texts = [text for text in texts if is_raw(text[0]) == is_raw(item.parts[0].key)]
         rests = item.remaining_of([(key, text) for key, _, text, _ in texts])
         for (key, kind, whole, part), rest in zip(texts, rests, strict=True):
-            if not rest:
-                continue
             open_part = item.open_part(key) or (item.open_part(next(reversed(item.open))) if item.open else None)
             at = open_part.key if open_part and rest != whole else key
-            if part.refusal:
+            if rest and part.refusal:
                 self._refuse(item, at, rest, out)
-            else:
+            elif rest:
                 self._emit_text(item, at, kind, rest, out)
-            for citation in part.annotations or () if rest == whole else ():
+            known = item.open_part(at)
+            for citation in part.annotations or () if known and not (known.citations or item.ended) else ():
                 self._cite(item, at, citation, out)
 
     def _emit_alternate(self, item: StreamedItem, out: list[Normalized]) -> None:

@@ -103,7 +103,8 @@ class Input:
         opaque = part.opaque or {}
         before = self._last(first, "message")
         item_id = _item_id(opaque, "msg")
-        if before is not None and before.get("id") == item_id:
+        more = _fields(opaque, where)
+        if before is not None and before.get("id") == item_id and (item_id or before.get("phase") == more.get("phase")):
             if item_id:
                 cast("list[Json]", before["content"]).append(_output_text(part.text, opaque, where))
             else:
@@ -114,7 +115,7 @@ class Input:
             payload |= {"id": item_id, "status": "completed", "content": [_output_text(part.text, opaque, where)]}
         else:
             payload["content"] = part.text
-        self.items.append(payload | _fields(opaque, where))
+        self.items.append(payload | more)
 
     def _thinking(self, part: ThinkingPart, where: str, first: int) -> None:
         """Add reasoning if the API can use it: encrypted, stored, or as plain text for vendors that want it.

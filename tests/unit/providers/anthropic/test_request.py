@@ -302,3 +302,16 @@ def test_what_this_provider_cannot_take_is_refused_with_its_place() -> None:
     assert refused(Message(role="user", content=[pdf])) == "messages[0].content[0].source.data"
     assert refused(Message(role="assistant", content=[cited])) == "messages[0].content[0].opaque.citations"
     assert refused(Message(role="assistant", content=[fields])) == "messages[0].content[0].opaque.fields"
+
+
+def test_an_error_without_a_message_gets_one_because_the_api_rejects_it_empty() -> None:
+    call = Message(role="assistant", content=[ToolCallPart(tool_id="t", tool_name="f", arguments="{}")])
+    for result in (
+        ToolResultPart(tool_id="t", content="", is_error=True),
+        ToolResultPart(tool_id="t", content=[], is_error=True),
+        ToolResultPart(tool_id="t", content=[TextPart(text=" ")], is_error=True),
+    ):
+        sent = body(HI, call, Message(role="tool", content=[result]))["messages"][-1]["content"][0]
+        assert sent["content"] == "The tool failed without a message."
+    fine = Message(role="tool", content=[ToolResultPart(tool_id="t", content="")])
+    assert not body(HI, call, fine)["messages"][-1]["content"][0]["content"]

@@ -94,6 +94,7 @@ def test_nothing_is_an_empty_object_and_a_place_without_a_value_is_nothing() -> 
         ("$.a[0][12].b", ["a", 0, 12, "b"]),
         ("$['a.b'][\"c'd\"]", ["a.b", "c'd"]),
         ("$['a\\'b\\\\']", ["a'b\\"]),
+        (r"$['\u263a\n']['a\"b']", ["☺\n", 'a"b']),
     ],
 )
 def test_a_path_names_keys_and_indexes(path: str, segments: list[Any]) -> None:
@@ -101,7 +102,21 @@ def test_a_path_names_keys_and_indexes(path: str, segments: list[Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["", "$", "a", "$.", "$..a", "$[0]", "$.a[-1]", "$.a[*]", "$.a b]", "$" + ".a" * (MAX_DEPTH + 1)]
+    "path",
+    [
+        "",
+        "$",
+        "a",
+        "$.",
+        "$..a",
+        "$[0]",
+        "$.a[-1]",
+        "$.a[*]",
+        "$.a b]",
+        r"$['\ud800']",
+        r"$['\q']",
+        "$" + ".a" * (MAX_DEPTH + 1),
+    ],
 )
 def test_a_path_that_names_no_single_place_in_an_object_is_refused(path: str) -> None:  # fmt: skip
     with pytest.raises(Malformed):

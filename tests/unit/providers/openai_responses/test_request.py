@@ -310,3 +310,15 @@ def test_repairs_are_reported() -> None:
     orphan = Message(role="tool", content=[ToolResultPart(tool_id="x", content="?")])
     built = build(Generate(provider="p", model="gpt-5", messages=[HI, orphan]))
     assert [("x" in note) for note in built.notes] == [True]
+
+
+def test_texts_of_different_phases_are_messages_of_their_own() -> None:
+    texts = [
+        TextPart(text=text, opaque={"api": "openai-responses", "fields": f'{{"phase":"{phase}"}}'})
+        for text, phase in (("Let me", "commentary"), (" see.", "commentary"), ("Rain.", "final_answer"))
+    ]
+    items = body(HI, Message(role="assistant", content=[*texts]))["input"][1:]
+    assert [(item["content"], item["phase"]) for item in items] == [
+        ("Let me see.", "commentary"),
+        ("Rain.", "final_answer"),
+    ]
