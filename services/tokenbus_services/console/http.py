@@ -85,8 +85,7 @@ class Desk:
         """The run of the path. Raises Refusal (404) if it does not exist, or is not one that the viewer may see."""
         run: str = request.path_params["run"]
         viewer.check_run(run)
-        await self.gateway.runs.owned(run, caller_of(viewer, self.gateway))
-        return run
+        return (await self.gateway.runs.owned(run, caller_of(viewer, self.gateway))).id
 
     def audit(self, action: str, viewer: Viewer, **facts: object) -> None:
         """One line in the log for an action. Never any content."""

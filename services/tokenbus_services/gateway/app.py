@@ -30,7 +30,7 @@ from tokenbus_services.gateway.routes.registry import routes_of
 from tokenbus_services.gateway.runs import GatewayRuns
 from tokenbus_services.gateway.service import GatewayPart, GatewayService
 from tokenbus_services.gateway.surfaces.contract import TranslationRules
-from tokenbus_services.runtime.app.service_app import make_app, make_broker
+from tokenbus_services.runtime.app.service_app import make_app, make_broker, worker_name
 from tokenbus_services.runtime.supervision import stuck_after_s
 from tokenbus_services.settings import GatewaySettings, Settings
 from tokenbus_services.telemetry import open_tracer
@@ -82,13 +82,16 @@ def create(settings: Settings, *, create_console: CreateConsole | None = None) -
     access, parts = make_access(settings, table, models, server, bus)
     tracer = open_tracer(settings, "gateway", registry)
     spans = RequestSpans(tracer, server.clock.now_ms) if tracer else None
-    runs = GatewayRuns(table, bus=bus, server=server, keys=settings.keys, spans=spans)
+    worker = worker_name()
+    runs = GatewayRuns(table, bus=bus, server=server, keys=settings.keys, access=access, worker=worker, spans=spans)
     gateway = Gateway(settings, runs=runs, access=access, models=models, metrics=GatewayMetrics(registry), spans=spans)
     front = routes(gateway, console=f"{CONSOLE}/" if create_console else None)
     if create_console:
         console, more = create_console(settings, gateway, access.directory if isinstance(access, KeyAccess) else None)
         front, parts = WithRequestId(WithConsole(front, console)), [*parts, *more]
-    service = GatewayService(settings, server=server, bus=bus, gateway=gateway, parts=parts, tracer=tracer)
+    service = GatewayService(
+        settings, worker=worker, server=server, bus=bus, gateway=gateway, parts=parts, tracer=tracer
+    )
     app = make_app(service, make_broker(settings, registry), registry, stuck_s=stuck_after_s(settings.redis_url))
     return WithPages(app, front)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from hashlib import sha256
 from ipaddress import ip_address
 
 import msgspec
@@ -14,6 +15,8 @@ from tokenbus.events.requests import Generate
 from tokenbus_services.gateway.problem import Problem, Refusal
 from tokenbus_services.gateway.surfaces.contract import TranslationRules
 from tokenbus_services.settings import Settings
+
+_MARK_CHARS = 20
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +35,16 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     def owns(self, tenant: str) -> bool:
         """Whether it may see the runs of this tenant."""
         return self.operator or tenant == self.tenant
+
+    def run_named(self, name: str) -> str:
+        """The id of the run to which this client gives the id ``name``: that of no other tenant's run is the same.
+
+        It has the tenant's mark, ``name@MARK``, so the tenant's runs are found by the beginning of their ids.
+        """
+        if not self.tenant:
+            return name
+        mark = f"@{sha256(self.tenant.encode()).hexdigest()[:_MARK_CHARS]}"
+        return name if name.endswith(mark) else name + mark
 
     def may_use(self, surface: str) -> None:
         """Raises Refusal (403) if the key is not for this surface."""

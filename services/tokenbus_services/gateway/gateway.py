@@ -92,23 +92,29 @@ class Gateway:
         self, caller: Caller, surface: Surface, asked: GatewayRequest, translated: Translated
     ) -> RunAnswer:
         """Like `run`, for a translated request."""
-        opened = await self.runs.publish(self.access, caller, surface, asked, translated)
+        opened = await self.runs.publish(caller, surface, asked, translated)
         return self.answer(opened, surface, asked, translated)
 
-    def answer(self, opened: GatewayRun, surface: Surface, asked: GatewayRequest, translated: Translated) -> RunAnswer:
-        """The answer to a published request."""
-        cancels = translated.on_disconnect == "cancel" and not translated.background
+    def answer(
+        self,
+        opened: GatewayRun,
+        surface: Surface,
+        asked: GatewayRequest | None = None,
+        translated: Translated | None = None,
+    ) -> RunAnswer:
+        """The answer to a published request. Without ``translated``: to a run that continues without its client."""
+        cancels = translated is not None and translated.on_disconnect == "cancel" and not translated.background
         how: dict[str, Any] = {
             "refusal": surface.refusal,
             "headers": opened.admission.headers,
             "on_client_gone": (lambda: self.runs.client_gone(opened)) if cancels else _stay,
-            "on_end": lambda: self.runs.leave(self.access, opened),
+            "on_end": lambda: self.runs.leave(opened),
             "times": self.times,
         }
         use = AuditedRun(run=opened.id, model=opened.note.model, span=opened.span)
         events = use.watched(self.runs.follow(opened.id, new=not opened.joined))
         how["use"] = use
-        if not translated.stream:
+        if translated is None or not translated.stream:
             return WholeRunAnswer(
                 opened.id, events, whole=lambda first: surface.whole(opened.note_for(first), opened.id), **how
             )

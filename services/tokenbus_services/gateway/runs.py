@@ -1,31 +1,39 @@
-"""The runs behind the answers: publish one, join one by its `Idempotency-Key`, cancel one whose client has gone."""
+"""The runs behind the answers, and the one door through which every new run begins.
+
+`GatewayRuns` alone can publish: the bus's client is private to it, and everything that it publishes has passed
+`AccessControl.admit`, which bills the caller.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import AsyncGenerator
-from typing import Any
+from contextlib import suppress
+from typing import Any, Literal
 
 import msgspec
 import structlog
 
 from tokenbus import Client
-from tokenbus.bus.keys import Keys
+from tokenbus.bus.dead_letters import StoredDeadLetter
+from tokenbus.bus.keys import Keys, PublicTopic
 from tokenbus.bus.layout import locate
-from tokenbus.bus.run_record import ENDED, REQUEST, read_status
+from tokenbus.bus.run_record import ENDED, REQUEST, UNENDED, read_status
 from tokenbus.bus.server.server import Server, translated
 from tokenbus.client.decode import public_event
 from tokenbus.client.deployment import Deployment
 from tokenbus.client.publishing.new_run_id import new_run_id
+from tokenbus.client.rerun import How, derived_id, request_again
+from tokenbus.client.retry_dead_letter import dead_letter_request
 from tokenbus.core.request.tenant import tenant_of
 from tokenbus.core.request.traceparent import is_traceparent
-from tokenbus.errors import RunNotFound, RunNotRepeatable, ServerError
-from tokenbus.events.public import PublicEvent, Started
-from tokenbus.events.requests import Generate
+from tokenbus.errors import ServerError
+from tokenbus.events.public import PublicEvent, Started, blobs_of
+from tokenbus.events.requests import MAX_RUN_ID_CHARS, Generate, Message
 from tokenbus_services.gateway import idempotency
 from tokenbus_services.gateway.callers import AccessControl, Admitted, Caller
-from tokenbus_services.gateway.problem import Problem, Refusal
+from tokenbus_services.gateway.problem import Problem, Refusal, invalid
 from tokenbus_services.gateway.request_spans import RequestSpan, RequestSpans
 from tokenbus_services.gateway.surfaces.contract import NOTE, GatewayNote, GatewayRequest, Surface, Translated
 from tokenbus_services.settings import GatewaySettings
@@ -37,8 +45,20 @@ GONE = "client_disconnected"
 CANCEL_TRIES, CANCEL_PAUSE_S = 20, 0.5
 MAX_RETRIES_OF_A_KEY = 16
 """Runs in a row under one Idempotency-Key."""
-JOINS_KEPT_S = 3600
+SHARES_KEPT_S = 86_400
+"""As long as a run may be open by default."""
+LOOK_S = 5.0
+"""How often a client's gateway looks whether the others that have its run are still there."""
+_STAYS = b"stays"
 READ_COUNT = 1000
+
+
+class OwnedRun(msgspec.Struct, frozen=True):
+    """A run that its caller may see."""
+
+    id: str
+    note: GatewayNote | None
+    """None if another service published it."""
 
 
 class GatewayRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,8 +71,12 @@ class GatewayRun(msgspec.Struct, frozen=True, kw_only=True):
     joined: bool = False
     """It was not new, so it may be of another body, tenant or surface; see `note_for`."""
     span: RequestSpan | None = None
-    ticket: int | None = None
-    """Number of this reader among those of an Idempotency-Key. Only the newest one cancels."""
+    share: int | None = None
+    """This request's number among those that share the run. The last one to leave cancels it."""
+    may_cancel: bool = True
+    """Whether the run may end with this request's client: not if it began under another request."""
+    rejoins: bool = False
+    """Its client may come back, under an Idempotency-Key."""
 
     def note_for(self, first: PublicEvent) -> GatewayNote:
         """The note of the run, given its first event. Raises Refusal if the run is not one of this request."""
@@ -76,11 +100,22 @@ class GatewayRuns:
     """The bus, as the surfaces use it. Call `open` first and `close` last."""
 
     def __init__(
-        self, settings: GatewaySettings, *, bus: Client, server: Server, keys: Keys, spans: RequestSpans | None = None
+        self,
+        settings: GatewaySettings,
+        *,
+        bus: Client,
+        server: Server,
+        keys: Keys,
+        access: AccessControl,
+        worker: str,
+        spans: RequestSpans | None = None,
     ) -> None:
-        self.bus = bus
+        """``worker``: this gateway's name among the live ones, in `Keys.gateway_members`."""
+        self._bus = bus
         self._spans = spans
         self._settings = settings
+        self._access = access
+        self._worker = worker.encode()
         self.server = server
         self.keys = keys
         self.deployment = Deployment(server, keys.prefix, keys.partitions)
@@ -93,14 +128,13 @@ class GatewayRuns:
         self._closing.set()
         await asyncio.gather(*self._leaving, return_exceptions=True)
 
+    # --- every way to begin a run -------------------------------------------------------------------------------
+
     async def publish(
-        self, access: AccessControl, caller: Caller, surface: Surface, request: GatewayRequest, translated: Translated
+        self, caller: Caller, surface: Surface, request: GatewayRequest, translated: Translated
     ) -> GatewayRun:
         """Publish a translated request, or join the run that it names. Raises Refusal, TokenbusError."""
         key = request.headers.get(idempotency.HEADER)
-        run = idempotency.run_of(caller.tenant, key, surface.name) if key is not None else translated.run
-        if translated.run is not None and key is None:
-            await self._check_owner(translated.run, caller)
         note = GatewayNote(
             surface=surface.name,
             version=surface.version,
@@ -110,60 +144,181 @@ class GatewayRuns:
             body=idempotency.hash_of(request.body) if key is not None else None,
             echo=translated.echo,
         )
-        generate = self._with_note(translated, run or new_run_id(), caller, note)
+        metadata = {k: v for k, v in (translated.generate.metadata or {}).items() if k not in (NOTE, "tenant")}
+        if caller.tenant:
+            metadata["tenant"] = caller.tenant
+        if key is not None:
+            run, failed = await self._newest(idempotency.run_of(caller.tenant, key, surface.name), note)
+            metadata |= {"retry_of": failed} if failed else {}
+        elif translated.run is not None:
+            run = await self._named(translated.run, caller)
+        else:
+            run = new_run_id()
+        deadline = translated.generate.deadline_s
+        if deadline is None and not translated.background:
+            deadline = self._settings.deadline_s
         traceparent = request.headers.get("traceparent", "")
-        if generate.traceparent is None and is_traceparent(traceparent):
-            generate = msgspec.structs.replace(generate, traceparent=traceparent)
-        span = None
-        if self._spans and generate.id:
-            span = self._spans.begin(generate.id, generate.traceparent)
+        if translated.generate.traceparent is not None or not is_traceparent(traceparent):
+            traceparent = translated.generate.traceparent
+        generate = msgspec.structs.replace(
+            translated.generate, id=run, metadata=metadata, deadline_s=deadline, traceparent=traceparent
+        )
+        stays = translated.background or translated.on_disconnect == "continue"
+        return await self._begin(
+            caller,
+            surface.name,
+            generate,
+            note,
+            may_exist=key is not None or translated.run is not None,
+            rejoins=key is not None,
+            stays=stays,
+        )
+
+    async def again(self, caller: Caller, surface: str, run: str, how: How, *, again: int) -> GatewayRun:
+        """Retry or resume a run that the caller may see, as a run that is billed to the caller.
+
+        Raises Refusal; RunOpen, RunNotFound, RunNotRepeatable; ServerError.
+        """
+        generate = await request_again(self.deployment, run, how, again=again, events=self.follow(run))
+        return await self._forward(caller, surface, generate)
+
+    async def retry_dead_letter(self, caller: Caller, surface: str, dead: StoredDeadLetter) -> GatewayRun:
+        """Publish the request behind a dead letter, billed to the caller. Raises Refusal, CannotRetry, ServerError."""
+        generate = await dead_letter_request(self.deployment, dead, events=self.follow)
+        return await self._forward(caller, surface, generate)
+
+    async def _forward(self, caller: Caller, surface: str, generate: Generate) -> GatewayRun:
+        """Begin a stored request again. The new run stays with its tenant, who may not be the caller's."""
+        note = note_in(generate.metadata) or GatewayNote(
+            surface=surface, version=1, created=int(time.time()), model=f"{generate.provider}/{generate.model}"
+        )
+        note = msgspec.structs.replace(note, key=caller.key)
+        return await self._begin(caller, surface, generate, note, may_exist=True, rejoins=False, stays=True)
+
+    async def _begin(
+        self,
+        caller: Caller,
+        surface: str,
+        generate: Generate,
+        note: GatewayNote,
+        *,
+        may_exist: bool,
+        rejoins: bool,
+        stays: bool,
+    ) -> GatewayRun:
+        """The door: admit, then publish unless the run exists.
+
+        ``may_exist``: others know its id. ``stays``: it continues without the client. Raises Refusal, TokenbusError.
+        """
+        run = generate.id
+        assert run
+        generate = msgspec.structs.replace(
+            generate, metadata={**(generate.metadata or {}), NOTE: msgspec.to_builtins(note)}
+        )
+        span = self._spans.begin(run, generate.traceparent) if self._spans else None
+        if span:
             generate = msgspec.structs.replace(generate, traceparent=span.traceparent)
-        admission = await access.admit(caller, surface.name, generate)
-        generate = admission.generate
-        assert generate.id
+        admission = await self._access.admit(caller, surface, generate)
         try:
-            ticket = await self._ticket(generate.id) if key is not None else None
-            name = await self._published(generate, may_exist=run is not None)
+            exists = may_exist and await self._status(run) in (*UNENDED, *ENDED)
+            may_cancel = rejoins or not exists
+            share = await self._shared(run, stays=stays) if may_exist and may_cancel else None
+            if not exists:
+                await self._bus.publish(admission.generate)
         except BaseException:
-            await access.leave(caller, generate.id)
+            await self._access.leave(caller, run)
             raise
         return GatewayRun(
-            id=name, note=note, caller=caller, admission=admission, joined=run is not None, span=span, ticket=ticket
+            id=run,
+            note=note,
+            caller=caller,
+            admission=admission,
+            joined=may_exist,
+            span=span,
+            share=share,
+            may_cancel=may_cancel,
+            rejoins=rejoins,
         )
+
+    async def _named(self, name: str, caller: Caller) -> str:
+        """The run to which a client gives this id: one that it may see, or a new one. Raises Refusal."""
+        with suppress(Refusal):
+            return (await self.owned(name, caller)).id
+        run = caller.run_named(name)
+        if len(run) > MAX_RUN_ID_CHARS:
+            raise invalid("run", f"a run's id has at most {MAX_RUN_ID_CHARS - len(run) + len(name)} characters here")
+        return run
+
+    async def _newest(self, run: str, note: GatewayNote) -> tuple[str, str | None]:
+        """The run of an Idempotency-Key: the first one, or a retry of one that ended with an error that may pass.
+
+        The second value is the run that it retries. Raises Refusal if a run to retry had another body.
+        """
+        failed: str | None = None
+        for _ in range(MAX_RETRIES_OF_A_KEY):
+            if await self._status(run) not in ENDED:
+                break
+            end = await self.last_event(run)
+            if end is None or not idempotency.may_be_retried(end):
+                break
+            found = await self._note_of(run)
+            if found is not None and found.body != note.body:
+                raise idempotency.mismatch(run)
+            run, failed = derived_id(run, "retry", 1), run
+        return run, failed
+
+    async def _status(self, run: str) -> str | None:
+        with translated(self.server):
+            await locate(self.server, self.keys, run)
+            return await read_status(self.server.client, self.keys.run(run))
+
+    # --- runs that there are --------------------------------------------------------------------------------------
 
     def follow(self, run: str, *, after: int = -1, new: bool = False) -> AsyncGenerator[PublicEvent]:
         """See `Client.follow`."""
-        return self.bus.follow(run, after=after, new=new)
+        return self._bus.follow(run, after=after, new=new)
 
-    async def owned(self, run: str, caller: Caller) -> GatewayNote | None:
-        """The note of a run that the caller may see; None if it was published by another service.
+    async def messages(self, run: str, *, wait_s: float) -> list[Message]:
+        """See `Client.messages`."""
+        return await self._bus.messages(run, wait_s=wait_s)
+
+    async def of_topic(
+        self, topic: PublicTopic, group: str | None, begin: Literal["now", "start"]
+    ) -> AsyncGenerator[PublicEvent]:
+        """Live events of all runs."""
+        subscribe: Any = self._bus.subscribe
+        async with subscribe(topic, group=group, from_=begin) as subscription:
+            async for event in subscription:
+                yield event
+
+    async def owned(self, name: str, caller: Caller) -> OwnedRun:
+        """The run that a client names, by its id or by the id that the client gave it.
 
         Raises Refusal (404) for another tenant's run exactly as for one that does not exist, and ServerUnavailable.
         """
+        for run in dict.fromkeys((name, caller.run_named(name))):
+            known, metadata = await self._metadata(run)
+            if known is not None and caller.owns(tenant_of(metadata)) and (known or caller.operator):
+                return OwnedRun(run, note_in(metadata))
+        raise not_found(name)
+
+    async def _note_of(self, run: str) -> GatewayNote | None:
+        return note_in((await self._metadata(run))[1])
+
+    async def _metadata(self, run: str) -> tuple[bool | None, dict[str, object] | None]:
+        """Whether the run's metadata is known (None: no such run), and the metadata."""
         keys = self.keys
         with translated(self.server):
             await locate(self.server, keys, run)
             first: list[Any] = await self.server.client.xrange(keys.log(run), count=1)
         event = public_event(run, first[0]) if first else None
         if isinstance(event, Started):
-            metadata = event.metadata
-        else:  # not accepted yet, refused, or the log's beginning is trimmed
-            with translated(self.server):
-                stored: bytes | None = await self.server.client.hget(keys.run(run), REQUEST)
-            metadata = msgspec.json.decode(stored, type=_Stored).metadata if stored else None
-            if stored is None and not (caller.operator and event is not None):
-                raise not_found(run)
-        if not caller.owns(tenant_of(metadata)):
-            raise not_found(run)
-        return note_in(metadata)
-
-    async def _check_owner(self, run: str, caller: Caller) -> None:
-        """Raise Refusal (404) if a run with the id that the client chose is another tenant's."""
-        with translated(self.server):
-            await locate(self.server, self.keys, run)
-            exists = await self.server.client.exists(self.keys.run(run), self.keys.log(run))
-        if exists:
-            await self.owned(run, caller)
+            return True, event.metadata
+        with translated(self.server):  # not accepted yet, refused, or the log's beginning is trimmed
+            stored: bytes | None = await self.server.client.hget(keys.run(run), REQUEST)
+        if stored is not None:
+            return True, msgspec.json.decode(stored, type=_Stored).metadata
+        return (None, None) if event is None else (False, None)
 
     async def stored(self, run: str) -> list[PublicEvent]:
         """The events that the run has now, from seq 0."""
@@ -187,27 +342,29 @@ class GatewayRuns:
         return public_event(log_key, last[0]) if last else None
 
     async def names_blob(self, run: str, blob_id: str) -> bool:
-        """Whether one of the run's events names this blob."""
-        name = msgspec.json.encode(blob_id)
-        return any(name in msgspec.json.encode(event) for event in await self.stored(run))
+        """Whether a field of the run's events that is for the ids of blobs has this one."""
+        return any(blob_id in blobs_of(event) for event in await self.stored(run))
 
     def client_gone(self, opened: GatewayRun) -> None:
-        """Cancel a run whose client disconnected, in a separate task, because the request's task is ending."""
-        self._later(opened.id, self._cancel_left(opened))
+        """Cancel a run whose client disconnected, unless others share it, in a separate task, because the request's
+        task is ending.
+        """
+        if opened.may_cancel:
+            self._later(opened.id, self._cancel_left(opened))
 
     def cancel_later(self, run: str, reason: str) -> None:
         """Cancel in a separate task, which outlives the request that asks for it."""
         self._later(run, self.cancel(run, reason))
 
-    def leave(self, access: AccessControl, opened: GatewayRun) -> None:
-        """Report to access control that an answer has ended."""
-        self._later(opened.id, access.leave(opened.caller, opened.admission.generate.id or opened.id))
+    def leave(self, opened: GatewayRun) -> None:
+        """Report that an answer has ended, in any way."""
+        self._later(opened.id, self._left_by(opened))
 
-    async def cancel(self, run: str, reason: str) -> None:
+    async def cancel(self, run: str, reason: str | None, *, heard_through: int | None = None) -> None:
         """Cancel, also if the server is unavailable for some seconds. Raises ServerError after that."""
         for n in range(CANCEL_TRIES):
             try:
-                await self.bus.cancel(run, reason)
+                await self._bus.cancel(run, reason, heard_through=heard_through)
                 return
             except ServerError:
                 if n == CANCEL_TRIES - 1 or self._closing.is_set():
@@ -216,61 +373,66 @@ class GatewayRuns:
 
     # ----------------------------------------------------------------------------------------------------------
 
-    def _with_note(self, translated: Translated, run: str, caller: Caller, note: GatewayNote) -> Generate:
-        metadata = {k: v for k, v in (translated.generate.metadata or {}).items() if k not in (NOTE, "tenant")}
-        if caller.tenant:
-            metadata["tenant"] = caller.tenant
-        metadata[NOTE] = msgspec.to_builtins(note)
-        deadline = translated.generate.deadline_s
-        if deadline is None and not translated.background:
-            deadline = self._settings.deadline_s
-        return msgspec.structs.replace(translated.generate, id=run, metadata=metadata, deadline_s=deadline)
-
-    async def _published(self, generate: Generate, *, may_exist: bool) -> str:
-        """Publish the request unless its run exists. If it ended with an error that may pass, use a retry of it."""
-        assert generate.id
-        run = generate.id
-        for _ in range(MAX_RETRIES_OF_A_KEY if may_exist else 0):
-            keys = self.keys
-            with translated(self.server):
-                await locate(self.server, keys, run)
-                status = await read_status(self.server.client, keys.run(run))
-                if status not in ENDED:
-                    break
-                last: list[Any] = await self.server.client.xrevrange(keys.log(run), count=1)
-            if not last or not idempotency.may_be_retried(public_event(run, last[0])):
-                return run
-            try:
-                run = (await self.bus.retry(run)).id
-            except (RunNotFound, RunNotRepeatable):
-                return run  # not repeatable: the client gets the end that the run had
-        if run == generate.id:
-            await self.bus.publish(generate)
-        return run
-
-    async def _ticket(self, run: str) -> int:
-        key = self._joins(run)
-        with translated(self.server):
-            number = int(await self.server.client.incr(key))
-            await self.server.client.expire(key, JOINS_KEPT_S)
-        return number
+    async def _left_by(self, opened: GatewayRun) -> None:
+        await self._access.leave(opened.caller, opened.id)
+        if opened.share is not None:
+            await self._unshared(opened.id, opened.share)
 
     async def _cancel_left(self, opened: GatewayRun) -> None:
-        if opened.ticket is not None:
-            try:
-                async with asyncio.timeout(self._settings.rejoin_s):
-                    await self._closing.wait()
-            except TimeoutError:
-                pass
-            assert opened.admission.generate.id
-            with translated(self.server):
-                newest = await self.server.client.get(self._joins(opened.admission.generate.id))
-            if newest is not None and int(newest) != opened.ticket:
-                return  # a retry has joined the run
-        await self.cancel(opened.id, GONE)
+        if opened.share is None or await self._is_last(opened, opened.share):
+            await self.cancel(opened.id, GONE)
 
-    def _joins(self, run: str) -> str:
-        return f"{self.keys.prefix}:{{gateway}}:joins:{run}"
+    async def _is_last(self, opened: GatewayRun, share: int) -> bool:
+        """Whether the last client of a run has gone with this one; known once a client may no longer come back, and
+        the gateways of others that have the run either live or not.
+        """
+        await self._unshared(opened.id, share, last=True)
+        wait_s = self._settings.rejoin_s if opened.rejoins else 0.0
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._closing.wait()
+            match await self._others(opened.id, share):
+                case "none":
+                    return True
+                case "later":
+                    return False
+                case "some":
+                    if self._closing.is_set() or await self._status(opened.id) in ENDED:
+                        return False
+            wait_s = LOOK_S
+
+    async def _shared(self, run: str, *, stays: bool) -> int:
+        """Count a request among those that share the run; returns its number."""
+        key = self._shares(run)
+        with translated(self.server):
+            number = int(await self.server.client.hincrby(key, "count", 1))
+            await self.server.client.hset(key, str(number), _STAYS if stays else self._worker)
+            await self.server.client.expire(key, SHARES_KEPT_S)
+        return number
+
+    async def _unshared(self, run: str, share: int, *, last: bool = False) -> None:
+        """One of them has left. ``last``: its client did, so it cancels the run if no other comes or leaves later."""
+        key = self._shares(run)
+        with translated(self.server):
+            if await self.server.client.hget(key, str(share)) == self._worker:
+                await self.server.client.hdel(key, str(share))
+            if last:
+                await self.server.client.hset(key, "last", str(share))
+                await self.server.client.expire(key, SHARES_KEPT_S)
+
+    async def _others(self, run: str, share: int) -> Literal["none", "some", "later"]:
+        """Who else has the run: a client that stays or is connected to a live gateway, or one that left later."""
+        with translated(self.server):
+            fields: dict[bytes, bytes] = await self.server.client.hgetall(self._shares(run))
+            gateways = set[bytes](await self.server.client.zrange(self.keys.gateway_members, 0, -1))
+        if fields.pop(b"last", None) not in (None, str(share).encode()):
+            return "later"
+        fields.pop(b"count", None)
+        return "some" if any(holder == _STAYS or holder in gateways for holder in fields.values()) else "none"
+
+    def _shares(self, run: str) -> str:
+        return f"{self.keys.prefix}:{{gateway}}:shares:{run}"
 
     def _later(self, run: str, work: Any) -> None:
         task: asyncio.Task[None] = asyncio.create_task(work, name=run)

@@ -17,7 +17,6 @@ from tokenbus.bus.server.server import Server
 from tokenbus.client.client import watch_readers
 from tokenbus.errors import ServerFull, ServerUnavailable
 from tokenbus_services.gateway.gateway import Gateway
-from tokenbus_services.runtime.app.service_app import worker_name
 from tokenbus_services.runtime.deployment_agreement import DeploymentAgreement
 from tokenbus_services.settings import Settings
 from tokenbus_services.telemetry import RunTracer
@@ -45,6 +44,7 @@ class GatewayService:
         self,
         settings: Settings,
         *,
+        worker: str,
         server: Server,
         bus: Client,
         gateway: Gateway,
@@ -56,7 +56,7 @@ class GatewayService:
         self._server = server
         self._bus = bus
         self._gateway = gateway
-        self._worker = worker_name()
+        self._worker = worker
         self._deployment = DeploymentAgreement(server, settings.keys, self.liveness, worker=self._worker)
         self._parts = parts
         self._tracer = tracer

@@ -20,7 +20,7 @@ from tokenbus.client.log_reader import follow
 from tokenbus.client.publishing import publish as publishing
 from tokenbus.client.publishing.new_run_id import new_run_id
 from tokenbus.client.publishing.publish_queue import PublishQueue
-from tokenbus.client.rerun import check_resumable, ended_run, resumed_request, retried_request
+from tokenbus.client.rerun import How, request_again
 from tokenbus.client.response import Response, ResponseBuilder
 from tokenbus.client.run import PUBLISHED_WAIT_S, Run
 from tokenbus.client.run_list import StateFilter, describe_runs, list_runs, run_filter
@@ -228,11 +228,12 @@ class Client(TopicSubscriber):
     async def retry(self, run: Run | str, *, again: int = 1) -> Run:
         """Publish the request of an incomplete, failed or cancelled run again, as a new run.
 
-        The new id is derived from the old one, so repeating the call gives the same new run; ``again`` selects further
-        ones. The new run's metadata, which `Started` carries, names the old run as ``retry_of``. Raises RunOpen;
-        RunNotFound, also if the records have expired; RunNotRepeatable; and the errors of `publish`.
+        The new id is derived from the old one, so repeating the call gives the same new run; ``again``, from 1 to 1000,
+        selects further ones. The new run's metadata, which `Started` carries, names the old run as ``retry_of``. Raises
+        RunOpen; RunNotFound, also if the records have expired; RunNotRepeatable; ValueError for an invalid ``again``;
+        and the errors of `publish`.
         """
-        return await self.publish(retried_request(await ended_run(self._deployment, _run_id(run)), again=again))
+        return await self._publish_again(run, "retry", again)
 
     async def resume(self, run: Run | str, *, again: int = 1) -> Run:
         """Continue from the visible text of the last turn of an incomplete, failed or cancelled run, as a new run.
@@ -242,13 +243,11 @@ class Client(TopicSubscriber):
         provider and model cannot continue a partial answer to this request (see docs/guides/providers.md), if the run
         produced no text, or if it ended among its tool calls.
         """
-        ended = await ended_run(self._deployment, _run_id(run))
-        check_resumable(ended)
-        builder = ResponseBuilder()
-        async with aclosing(self.follow(run)) as events:
-            async for event in events:
-                builder.add(event)
-        return await self.publish(resumed_request(ended, builder.response, again=again))
+        return await self._publish_again(run, "resume", again)
+
+    async def _publish_again(self, run: Run | str, how: How, again: int) -> Run:
+        events = self.follow(run)
+        return await self.publish(await request_again(self._deployment, _run_id(run), how, again=again, events=events))
 
     def runs(
         self,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from hashlib import sha256
 from typing import Literal
 
@@ -11,14 +12,17 @@ import msgspec
 from tokenbus.bus.run_record import CHOICE, CONTINUES, REQUEST, STATUS, TURN, UNENDED, history_fields, status_of
 from tokenbus.bus.server.server import translated
 from tokenbus.client.deployment import Deployment
-from tokenbus.client.response import Response
+from tokenbus.client.response import Response, ResponseBuilder
 from tokenbus.core.request.fallback_request import left_from
 from tokenbus.core.run.continuation import partial_message
 from tokenbus.errors import RunNotFound, RunNotRepeatable, RunOpen
 from tokenbus.events.frames import history_decoder
+from tokenbus.events.public import PublicEvent
 from tokenbus.events.requests import ContentPart, Generate, Message, TextPart
 
 How = Literal["retry", "resume"]
+MAX_AGAIN = 1000
+"""New runs that one run may lead to in each way."""
 _request = msgspec.json.Decoder(Generate)
 
 
@@ -39,6 +43,27 @@ class EndedRun(msgspec.Struct, frozen=True):
     def last_request(self) -> Generate:
         """The request as last sent to a provider."""
         return left_from(self.request, self.choice)
+
+
+async def request_again(
+    deployment: Deployment, run: str, how: How, *, again: int, events: AsyncGenerator[PublicEvent]
+) -> Generate:
+    """Build the request that retries or resumes a run. ``events``: all of the run's, read only for a resume.
+
+    Raises ValueError if ``again`` is not from 1 to `MAX_AGAIN`; RunNotFound, RunOpen, RunNotRepeatable; the errors of
+    ``events``.
+    """
+    if type(again) is not int or not 1 <= again <= MAX_AGAIN:
+        raise ValueError(f"again: {again!r} is not a whole number from 1 to {MAX_AGAIN}")
+    async with aclosing(events):
+        ended = await ended_run(deployment, run)
+        if how == "retry":
+            return retried_request(ended, again=again)
+        check_resumable(ended)
+        builder = ResponseBuilder()
+        async for event in events:
+            builder.add(event)
+    return resumed_request(ended, builder.response, again=again)
 
 
 async def ended_run(deployment: Deployment, run: str) -> EndedRun:

@@ -6,18 +6,21 @@ id is derived from the old one, or from the entry's position. So repeated retrie
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Callable
+
 import msgspec
 
 from tokenbus.bus.dead_letters import StoredDeadLetter
 from tokenbus.bus.keys import DATA_FIELD, Keys
-from tokenbus.bus.layout import locate
 from tokenbus.bus.run_record import read_status
 from tokenbus.bus.server.server import Server
 from tokenbus.client.client import Client
-from tokenbus.client.rerun import derived_id
+from tokenbus.client.deployment import Deployment
+from tokenbus.client.rerun import derived_id, request_again
 from tokenbus.client.run import Run
 from tokenbus.core.request.parse import decode_request
 from tokenbus.errors import CannotRetry, RequestError, RunError, WireError
+from tokenbus.events.public import PublicEvent
 from tokenbus.events.requests import Generate
 
 
@@ -25,17 +28,28 @@ async def retry_dead_letter(bus: Client, server: Server, keys: Keys, dead: Store
     """Publish the request behind the entry. Raises CannotRetry; ServerUnavailable and ServerFull, after which it may
     be retried.
     """
+    try:
+        deployment = Deployment(server, keys.prefix, keys.partitions)
+        return await bus.publish(await dead_letter_request(deployment, dead, events=bus.follow))
+    except (RequestError, RunError) as problem:
+        raise CannotRetry(dead.id, str(problem)) from None
+
+
+async def dead_letter_request(
+    deployment: Deployment, dead: StoredDeadLetter, *, events: Callable[[str], AsyncGenerator[PublicEvent]]
+) -> Generate:
+    """The request behind the entry, as a new run. Raises CannotRetry, ServerUnavailable."""
     e = dead.entry
     try:
-        if e.stream == keys.requests:
-            return await bus.publish(_inbound(dead))
+        if e.stream == (await deployment.keys()).requests:
+            return _inbound(dead)
         if e.run is None:
             raise CannotRetry(dead.id, "it names no run")
-        await locate(server, keys, e.run)
-        status = await read_status(server.client, keys.run(e.run))
+        keys = await deployment.keys_of(e.run)
+        status = await read_status(deployment.server.client, keys.run(e.run))
         if status not in (None, "failed"):
             raise CannotRetry(dead.id, f"run {e.run} is {status}: it continued without this entry")
-        return await bus.retry(e.run)
+        return await request_again(deployment, e.run, "retry", again=1, events=events(e.run))
     except (RequestError, RunError, WireError) as problem:
         raise CannotRetry(dead.id, str(problem)) from None
 

@@ -285,3 +285,16 @@ encode = msgspec.json.Encoder().encode
 def decode(data: bytes) -> PublicEvent:
     """Decode one public event from JSON. Raises msgspec.ValidationError or msgspec.DecodeError."""
     return _decoder.decode(data)
+
+
+def blobs_of(event: PublicEvent) -> set[str]:
+    """Ids of the blobs that the event names, in the fields that are for such ids. A text names none."""
+    match event:
+        case ImagePreview(image=image):
+            named = [image.blob_id]
+        case BlockComplete():
+            images = [event.image, *(event.images or ())]
+            named = [event.blob_id, *(event.opaque_blobs or {}).values(), *(one.blob_id for one in images if one)]
+        case _:
+            return set()
+    return {blob_id for blob_id in named if blob_id}

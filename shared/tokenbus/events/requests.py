@@ -8,7 +8,8 @@ import msgspec
 from msgspec import Meta
 
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
-RunId = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9._:@~+=-]+$(?!\n)")]
+MAX_RUN_ID_CHARS = 128
+RunId = Annotated[str, Meta(min_length=1, max_length=MAX_RUN_ID_CHARS, pattern=r"^[A-Za-z0-9._:@~+=-]+$(?!\n)")]
 """Safe in a key and in a shell; a UUIDv7 if the client gives none."""
 TRACEPARENT_PATTERN = r"^[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})$(?!\n)"
 """Version, trace id, span id of the parent, flags."""

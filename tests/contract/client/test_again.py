@@ -67,6 +67,18 @@ async def test_a_repeated_request_gives_the_same_new_run_unless_another_is_reque
     assert len(set(ids)) == 3
 
 
+async def test_the_runs_that_one_run_may_lead_to_are_bounded(bus: Client, server: Server, keys: Keys):
+    await ended(server, keys, "Half")
+    for number in (0, -1, 1001, True, "2"):
+        again: Any = number
+        with pytest.raises(ValueError, match="from 1 to 1000"):
+            await bus.retry("r", again=again)
+        with pytest.raises(ValueError, match="from 1 to 1000"):
+            await bus.resume("r", again=again)
+    assert await published(server, keys) == []
+    await bus.retry("r", again=1000)
+
+
 async def test_going_on_sends_the_partial_text_as_the_beginning_of_the_answer(bus: Client, server: Server, keys: Keys):
     await ended(server, keys, "Hello there, ")
     new = await bus.resume("r")

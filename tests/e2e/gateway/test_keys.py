@@ -5,25 +5,22 @@ from __future__ import annotations
 import json
 import re
 import socket
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import httpx
-import msgspec
 import pytest
-from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
+from tests.e2e.gateway.served import auth, gateway_routes
 from tests.services.cli.process import running
 from tests.waiting import eventually, eventually_sync
 from tokenbus.events.public import Completed, Started
 from tokenbus.testing import LocalBus
-from tokenbus_services.gateway.app import create
 from tokenbus_services.gateway.keys.key import NewKey, new_key
 from tokenbus_services.mock_provider import Reply, Stall, Status, Turn
-from tokenbus_services.settings import GatewaySettings, Settings
 
 ADA, BOB, OPS, TIGHT, RATED, POOR, SLOW, PAIR = (new_key() for _ in range(8))
 HELLO: Any = {"model": "anthropic/text", "messages": [{"role": "user", "content": "hello"}]}
@@ -99,10 +96,6 @@ def admin(bus: LocalBus) -> Generator[httpx.Client]:
     headers = {"authorization": f"Bearer {ADMIN}"}
     with httpx.Client(base_url=f"http://127.0.0.1:{PORT}", headers=headers, timeout=60) as client:
         yield client
-
-
-def auth(key: NewKey | str) -> dict[str, str]:
-    return {"authorization": f"Bearer {key if isinstance(key, str) else key.text}"}
 
 
 def chat(http: httpx.Client, key: Any, model: str = "anthropic/text", **more: Any) -> httpx.Response:
@@ -201,11 +194,45 @@ def test_answers_in_progress_are_limited_and_a_disconnect_makes_room(http: httpx
     eventually_sync(lambda: chat(http, SLOW).status_code == 200)
 
 
-def test_a_run_of_another_tenant_is_not_to_be_had_by_naming_it(http: httpx.Client, bus: LocalBus) -> None:
+def test_one_run_id_of_two_tenants_is_two_runs_and_no_answer_tells_of_the_other(http: httpx.Client) -> None:
+    def told(key: NewKey, name: str) -> tuple[str, list[tuple[int, str]]]:
+        """The run's full id, and all that the gateway says when the client gives a run this id."""
+        before = http.get(f"/runs/{name}", headers=auth(key))
+        made = http.post("/runs", json={**HELLO, "id": name}, headers=auth(key))
+        run = made.json()["run"]
+        assert run == made.headers["x-tokenbus-run"]
+        after = http.get(f"/runs/{name}?wait=true", headers=auth(key))
+        joined = chat(http, key, tokenbus={"run": name})
+        answers = [(each.status_code, each.text) for each in (before, made, after, joined)]
+        texts = [(status, text.replace(run, "RUN").replace(name, "RUN")) for status, text in answers]
+        return run, [(status, re.sub(r"\d+", "N", text)) for status, text in texts]
+
+    ada, first = told(ADA, "umbrella")
+    bob, second = told(BOB, "umbrella")
+    nobodys, third = told(BOB, "a-name-of-nobody")
+    assert len({ada, bob, nobodys}) == 3
+    assert [status for status, _ in first] == [404, 202, 200, 409]
+    assert first == second == third
+    for name in (ada, "umbrella"):
+        assert http.get(f"/runs/{name}", headers=auth(ADA)).json()["run"] == ada
+    assert http.get(f"/runs/{ada}", headers=auth(BOB)).status_code == 404
+    squatted = http.post("/runs", json={**HELLO, "id": ada}, headers=auth(BOB)).json()["run"]
+    assert squatted not in (ada, bob)
+    listed = http.get("/runs", params={"prefix": "umbrella"}, headers=auth(ADA)).json()["runs"]
+    assert [info["run"] for info in listed] == [ada]
+
+
+def test_a_run_id_that_leaves_no_room_for_the_tenants_mark_is_refused_with_the_room(http: httpx.Client) -> None:
+    answer = http.post("/runs", json={**HELLO, "id": "r" * 108}, headers=auth(ADA))
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "run")
+    assert "at most 107 characters" in answer.json()["error"]["message"]
+    assert http.post("/runs", json={**HELLO, "id": "r" * 107}, headers=auth(ADA)).status_code == 202
+
+
+def test_a_request_that_names_a_run_of_its_tenant_joins_it(http: httpx.Client) -> None:
     run = chat(http, ADA).headers["x-tokenbus-run"]
-    named = chat(http, BOB, tokenbus={"run": run})
-    assert (named.status_code, code_of(named)) == (404, "run_not_found")
     again = chat(http, ADA, tokenbus={"run": run})
+    assert again.headers["x-tokenbus-run"] == run
     assert again.json()["choices"][0]["message"]["content"] == "one two three"
 
 
@@ -272,28 +299,7 @@ def test_no_key_is_in_a_log_and_each_request_is(http: httpx.Client, capfd: pytes
 # Tenant isolation over every route that there is. ------------------------------------------------------------------
 
 
-def all_routes(routes: list[BaseRoute], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Each method and path of the app."""
-    for route in routes:
-        if isinstance(route, Mount):
-            yield from all_routes(list(route.routes), prefix + route.path)
-        elif isinstance(route, Route):
-            for method in sorted((route.methods or {"GET"}) - {"HEAD", "OPTIONS"}):
-                yield method, prefix + route.path
-        else:
-            assert isinstance(route, WebSocketRoute), f"a kind of route that this test does not know: {route}"
-
-
-def gateway_routes() -> list[tuple[str, str]]:
-    """Of a gateway with every surface."""
-    settings = msgspec.structs.replace(Settings(), redis_url="redis://127.0.0.1:1", gateway=GatewaySettings())
-    app: Any = create(settings)
-    while not hasattr(app, "router"):
-        app = getattr(app, "_routes", None) or app.app
-    return list(all_routes(app.router.routes))
-
-
-ROUTES = gateway_routes()
+ROUTES = [(method, path) for method, path in gateway_routes() if method != "WEBSOCKET"]
 ABOUT_A_RUN = [
     (method, path) for method, path in ROUTES if re.search(r"\{\w*(run|response|id|chat|thread)\w*(:path)?\}", path)
 ]

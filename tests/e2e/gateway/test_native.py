@@ -179,9 +179,17 @@ def test_an_image_of_a_run_is_served_to_those_who_may_read_the_run(http: httpx.C
     answer = http.get(f"/runs/{run}/blobs/{blob}")
     assert (answer.content, answer.headers["content-type"]) == (b"\x89PNG not really", "image/png")
     assert answer.headers["content-security-policy"] == "sandbox"
-    other = published(http)
-    http.get(f"/runs/{other}/events")
+
+
+def test_a_blob_is_not_served_for_its_id_in_a_text_of_a_run(http: httpx.Client, bus: LocalBus) -> None:
+    run = published(http, "gemini/image", images={})
+    whole = http.get(f"/runs/{run}", params={"wait": "true"}).json()
+    blob = next(block["image"]["blob_id"] for block in whole["blocks"] if block["kind"] == "image")
+    bus.model_says("quotes", Reply(text=f'{{"blob_id": "{blob}"}} {blob}'))
+    other = published(http, "anthropic/quotes", metadata={"image": {"blob_id": blob}, blob: blob, "blob_id": blob})
+    assert blob in http.get(f"/runs/{other}/events").text
     assert http.get(f"/runs/{other}/blobs/{blob}").status_code == 404
+    assert http.get(f"/runs/{run}/blobs/{blob}").status_code == 200
 
 
 def test_an_operator_reads_a_topic(http: httpx.Client) -> None:

@@ -81,7 +81,7 @@ POINTS: dict[str, list[str]] = {
     ],
     "another tenant's run is a 404 on every path": [
         "e2e/gateway/test_keys.py::test_another_tenants_run_looks_like_an_unknown_one",
-        "e2e/gateway/test_keys.py::test_a_run_of_another_tenant_is_not_to_be_had_by_naming_it",
+        "e2e/gateway/test_keys.py::test_one_run_id_of_two_tenants_is_two_runs_and_no_answer_tells_of_the_other",
         "e2e/gateway/test_keys.py::test_a_list_of_runs_has_only_the_keys_own_runs",
     ],
     "each refused parameter is named": [

@@ -13,11 +13,10 @@ from starlette.routing import BaseRoute, Route
 
 from tokenbus.bus.dead_letters import StoredDeadLetter, drop_dead_letter, find_dead_letter, newest_dead_letters
 from tokenbus.bus.server.server import translated
-from tokenbus.client.retry_dead_letter import retry_dead_letter
 from tokenbus.errors import CannotRetry, DeadNotFound
 from tokenbus_services.console.access.session import PATH
 from tokenbus_services.console.access.viewer import Viewer
-from tokenbus_services.console.http import Desk, json
+from tokenbus_services.console.http import SURFACE, Desk, json
 from tokenbus_services.gateway.budgets.spend import Spent, read_spend, today
 from tokenbus_services.gateway.keys.directory import entry_of, summary
 from tokenbus_services.gateway.keys.key import KeyEntry
@@ -45,6 +44,7 @@ def routes(desk: Desk, settings: Settings) -> list[BaseRoute]:
 class _AdminRoutes:
     def __init__(self, desk: Desk, settings: Settings) -> None:
         self._desk = desk
+        self._runs = desk.gateway.runs
         self._server = desk.gateway.runs.server
         self._keys = desk.gateway.runs.keys
         self._store = KeyStore(self._server, self._keys)
@@ -67,15 +67,16 @@ class _AdminRoutes:
     async def retry(self, request: Request, viewer: Viewer) -> Response:
         dead = await self._found(request)
         try:
-            run = await retry_dead_letter(self._desk.gateway.runs.bus, self._server, self._keys, dead)
+            made = await self._runs.retry_dead_letter(request.state.caller, SURFACE, dead)
         except CannotRetry as e:
             why = e.problem if viewer.may("see_content") else "this entry cannot be retried: drop it"
             raise Refusal(Problem(status=409, code=e.code, message=why, kind="invalid_request")) from None
+        self._runs.leave(made)
         # After the publication: a crash in between repeats it under the same id, which is the same run.
         with translated(self._server, self._keys.dead):
             await drop_dead_letter(self._server, self._keys, [dead.id])
-        self._desk.audit("dead_retry", viewer, entry=dead.id, run=dead.entry.run, new_run=run.id)
-        return json({"run": run.id}, 202)
+        self._desk.audit("dead_retry", viewer, entry=dead.id, run=dead.entry.run, new_run=made.id)
+        return json({"run": made.id}, 202)
 
     async def drop(self, request: Request, viewer: Viewer) -> Response:
         dead = await self._found(request)

@@ -17,13 +17,14 @@ from tokenbus.bus.run_index import Summary, read_summaries
 from tokenbus.bus.run_record import CHOICE, CONTINUES, REQUEST, STATUS, UNENDED, status_of
 from tokenbus.bus.server.server import translated
 from tokenbus.client.decode import public_event
+from tokenbus.client.rerun import MAX_AGAIN, How
 from tokenbus.events import decisions
 from tokenbus.events.public import TERMINAL, PublicEvent, UnknownEvent
 from tokenbus_services.console.access.hiding import hidden
 from tokenbus_services.console.access.session import PATH
 from tokenbus_services.console.access.viewer import Viewer
 from tokenbus_services.console.costs import Costs
-from tokenbus_services.console.http import Desk, body_of, json, refusal
+from tokenbus_services.console.http import SURFACE, Desk, body_of, json, refusal
 from tokenbus_services.console.runs.known_run import KnownRun
 from tokenbus_services.console.runs.run_view import attempts_of
 from tokenbus_services.console.runs.turn_queue import TurnQueue
@@ -193,7 +194,7 @@ class _RunRoutes:
     async def cancel(self, request: Request, viewer: Viewer) -> Response:
         run = await self._desk.run(request, viewer)
         await body_of(request)
-        await self._runs.bus.cancel(run, "cancelled at the console")
+        await self._runs.cancel(run, "cancelled at the console")
         self._desk.audit("cancel", viewer, run=run)
         return json({"run": run}, 202)
 
@@ -203,15 +204,17 @@ class _RunRoutes:
     async def resume(self, request: Request, viewer: Viewer) -> Response:
         return await self._again("resume", request, viewer)
 
-    async def _again(self, how: str, request: Request, viewer: Viewer) -> Response:
+    async def _again(self, how: How, request: Request, viewer: Viewer) -> Response:
         run = await self._desk.run(request, viewer)
         again = (await body_of(request)).get("again", 1)
-        if not isinstance(again, int) or isinstance(again, bool) or not 1 <= again <= 1000:
-            raise invalid("again", "must be a number from 1 to 1000")
-        publish = self._runs.bus.retry if how == "retry" else self._runs.bus.resume
-        made = await publish(run, again=again)
-        self._desk.audit(how, viewer, run=run, new_run=made.id)
-        await self._until_accepted(made.id)
+        if not isinstance(again, int) or isinstance(again, bool) or not 1 <= again <= MAX_AGAIN:
+            raise invalid("again", f"must be a number from 1 to {MAX_AGAIN}")
+        made = await self._runs.again(request.state.caller, SURFACE, run, how, again=again)
+        try:
+            self._desk.audit(how, viewer, run=run, new_run=made.id)
+            await self._until_accepted(made.id)
+        finally:
+            self._runs.leave(made)
         return json({"run": made.id}, 202)
 
     async def _until_accepted(self, run: str) -> None:

@@ -83,7 +83,7 @@ class _SessionRoutes:
             raise invalid("run", "must be the id of a run")
         if seq is not None and (not isinstance(seq, int) or isinstance(seq, bool) or seq < 0):
             raise invalid("seq", "must be the seq of an event")
-        await self._desk.gateway.runs.owned(run, caller_of(viewer, self._desk.gateway))
+        run = (await self._desk.gateway.runs.owned(run, caller_of(viewer, self._desk.gateway))).id
         text, expires_ms = await self._desk.sessions.ticket(viewer, run)
         self._desk.audit("ticket", viewer, run=run)
         place = f"run={quote(run, safe='')}" + ("" if seq is None else f"&seq={seq}")

@@ -86,7 +86,11 @@ class KeyAccess(AccessControl):
             raise _unauthorized()
         _check_blocked(rules)
         check_allowed(generate, rules, self._aliases)
-        check_tools(generate, caller.rules.tools, {tool.name: self._is_ours(tool.name) for tool in generate.tools})
+        check_tools(
+            generate,
+            rules_for(rules, self._rules).tools,
+            {tool.name: self._is_ours(tool.name) for tool in generate.tools},
+        )
         if rules.max_budget is not None:
             self._check_priced(generate)
         provider = self._settings.providers.get(generate.provider)

@@ -73,7 +73,9 @@ class _Agent:
         """The run of the client's `runId`. Raises Refusal (404)."""
         name: str = request.path_params["run"]
         session = await self._sessions.get(caller.tenant, name)
-        note = await self._gateway.runs.owned(session.run, caller) if session else None
-        if session is None or note is None:
+        if session is None:
+            raise not_found(name)
+        note = (await self._gateway.runs.owned(session.run, caller)).note
+        if note is None:
             raise not_found(name)
         return session, note

@@ -47,6 +47,6 @@ class Chats:
     async def note(self, caller: Caller, run: str) -> GatewayNote | None:
         """The note of a chat's run; None if it cannot be read yet, or no longer."""
         try:
-            return await self.gateway.runs.owned(run, caller)
+            return (await self.gateway.runs.owned(run, caller)).note
         except Refusal:  # it was not accepted yet, or its retention has passed
             return None

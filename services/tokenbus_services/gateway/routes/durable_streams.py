@@ -40,8 +40,7 @@ class _Logs:
     async def read(self, request: Request) -> Any:
         """Answer a reader."""
         caller = await self._gateway.caller(request, name=NAME)
-        run: str = request.path_params["run"]
-        await self._gateway.runs.owned(run, caller)
+        run = (await self._gateway.runs.owned(request.path_params["run"], caller)).id
         if request.method == "HEAD":
             page = await self._page(run, None)
             return _response(b"", 200, protocol.headers_of(page) | {"content-type": "application/json"})

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, MutableMapping
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import msgspec
 from starlette.requests import Request
@@ -25,6 +25,7 @@ from starlette.routing import BaseRoute, Route
 from tokenbus import Response
 from tokenbus.bus.keys import PublicTopic
 from tokenbus.bus.liveness import stop_task
+from tokenbus.client.rerun import MAX_AGAIN, How
 from tokenbus.events.public import TERMINAL, PublicEvent
 from tokenbus_services.gateway.answers import asgi
 from tokenbus_services.gateway.callers import Caller
@@ -101,23 +102,25 @@ class _NativeRoutes:
         assert fields
         reason, heard = fields.text("reason"), fields.whole("heard_through", least=-1)
         fields.end()
-        await self._gateway.runs.bus.cancel(run, reason, heard_through=heard)
+        await self._gateway.runs.cancel(run, reason, heard_through=heard)
         return _sent(accepted(run))
 
     async def retry(self, request: Request) -> Any:
         """The same request as a new run."""
-        return await self._again(request, self._gateway.runs.bus.retry)
+        return await self._again(request, "retry")
 
     async def resume(self, request: Request) -> Any:
         """A new run that continues the text of this one."""
-        return await self._again(request, self._gateway.runs.bus.resume)
+        return await self._again(request, "resume")
 
-    async def _again(self, request: Request, publish: Any) -> Any:
+    async def _again(self, request: Request, how: How) -> Any:
         run, fields = await self._owned(request)
         assert fields
-        again = fields.whole("again", least=1)
+        again = fields.whole("again", least=1, most=MAX_AGAIN)
         fields.end()
-        return _sent(accepted((await publish(run, again=again or 1)).id))
+        gateway, surface = self._gateway, self.surface
+        opened = await gateway.runs.again(request.state.caller, surface.name, run, how, again=again or 1)
+        return gateway.answer(opened, surface)
 
     async def blob(self, request: Request) -> Any:
         """A blob, if the run's events name it."""
@@ -148,16 +151,8 @@ class _NativeRoutes:
         begin = request.query_params.get("from", "now")
         if begin not in ("now", "start"):
             raise invalid("from", "must be 'now' or 'start'")
-        events = self._of_topic(topic, request.query_params.get("group"), begin)
+        events = self._gateway.runs.of_topic(topic, request.query_params.get("group"), begin)
         return _TopicAnswer(events, keep_alive_s=self._gateway.times.keep_alive_s)
-
-    async def _of_topic(
-        self, topic: PublicTopic, group: str | None, begin: Literal["now", "start"]
-    ) -> AsyncGenerator[PublicEvent]:
-        subscribe: Any = self._gateway.runs.bus.subscribe
-        async with subscribe(topic, group=group, from_=begin) as subscription:
-            async for event in subscription:
-                yield event
 
     async def _owned(self, request: Request) -> tuple[str, Fields | None]:
         """The run of the path, and the body of a POST. Raises Refusal."""
@@ -167,8 +162,7 @@ class _NativeRoutes:
         if request.method == "POST":
             asked = await read_request(request, most_bytes=self._gateway.settings.body_bytes)
             fields = Fields(json_body(asked.body) if asked.body else {})
-        await self._gateway.runs.owned(run, caller)
-        return run, fields
+        return (await self._gateway.runs.owned(run, caller)).id, fields
 
 
 class _TopicAnswer:

@@ -24,7 +24,7 @@ from tokenbus_services.gateway.problem import Problem, Refusal, of_run
 from tokenbus_services.gateway.response_store import Published, ResponseStore
 from tokenbus_services.gateway.routes.session_routes import rejoined
 from tokenbus_services.gateway.routes.sockets.response_socket import ResponseSocket
-from tokenbus_services.gateway.runs import GatewayRun
+from tokenbus_services.gateway.runs import GatewayRun, OwnedRun
 from tokenbus_services.gateway.surfaces.contract import Answer, GatewayNote, GatewayRequest, Translated
 from tokenbus_services.gateway.surfaces.openai_responses.encoder import ResponseSoFar
 from tokenbus_services.gateway.surfaces.openai_responses.listing import items_of, listed
@@ -72,13 +72,13 @@ class ResponsesApi:
         asked = await read_request(request, most_bytes=self._gateway.settings.body_bytes)
         translated = await self.translated(caller, asked)
         runs = self._gateway.runs
-        opened = await runs.publish(self._gateway.access, caller, self._surface, asked, translated)
+        opened = await runs.publish(caller, self._surface, asked, translated)
         if not translated.background or translated.stream:
             return self._gateway.answer(opened, self._surface, asked, translated)
         try:
             return _answer(await self._begun(opened), opened.id, opened.admission.headers)
         finally:
-            runs.leave(self._gateway.access, opened)
+            runs.leave(opened)
 
     async def translated(self, caller: Caller, asked: GatewayRequest) -> Translated:
         """Translate a request; the conversation of `previous_response_id` goes before its input. Raises Refusal."""
@@ -95,11 +95,11 @@ class ResponsesApi:
         """The response as it is now, or its stream from any point."""
         asked = GatewayRequest(body=b"", headers=headers_in(request), query=dict(request.query_params))
         caller = await self._gateway.caller(request, self._surface)
-        run = _run_in(request)
         after = starting_after(asked)
+        owned, is_known = await self._owned_or_published(caller, _run_in(request))
+        run, note = owned.id, owned.note
         if asked.query.get("stream") != "true":
-            return _answer(await self._so_far(caller, run), run)
-        note, _ = await self._note_or_published(caller, run)
+            return _answer(await self._so_far(owned, is_known), run)
         if note and note.surface == self._surface.name and note.version != self._surface.version and after >= 0:
             why = "this response began under another version of the gateway: read it without 'starting_after'"
             raise Refusal(Problem(status=409, code="response_conflict", message=why, kind="invalid_request", run=run))
@@ -113,8 +113,8 @@ class ResponsesApi:
     async def cancel(self, request: Request) -> Response:
         """Cancel a response, background or not; answer with it as it is then. A second cancel changes nothing."""
         caller = await self._gateway.caller(request, self._surface)
-        run = _run_in(request)
-        await self._note(caller, run)
+        owned = await self._owned(caller, _run_in(request))
+        run = owned.id
         await self._gateway.runs.cancel(run, CANCELLED)
         try:
             async with asyncio.timeout(CANCEL_WAIT_S), aclosing(self._gateway.runs.follow(run)) as events:
@@ -123,13 +123,12 @@ class ResponsesApi:
                         break
         except TimeoutError:
             pass
-        return _answer(await self._so_far(caller, run), run)
+        return _answer(await self._so_far(owned), run)
 
     async def delete(self, request: Request) -> Response:
         """Forget a response; an open one is cancelled."""
         caller = await self._gateway.caller(request, self._surface)
-        run = _run_in(request)
-        await self._note(caller, run)
+        run = (await self._owned(caller, _run_in(request))).id
         if await self._store.is_open(run):
             await self._gateway.runs.cancel(run, CANCELLED)
         await self._store.delete(run)
@@ -139,8 +138,7 @@ class ResponsesApi:
     async def input_items(self, request: Request) -> Response:
         """The items of the response's input."""
         caller = await self._gateway.caller(request, self._surface)
-        run = _run_in(request)
-        await self._note(caller, run)
+        run = (await self._owned(caller, _run_in(request))).id
         messages = await self._store.messages(run)
         if messages is None:
             raise not_found(run)
@@ -168,9 +166,9 @@ class ResponsesApi:
             raise Refusal(of_run(first.error, opened.id))
         return ResponseSoFar(opened.note_for(first), opened.id).answer()
 
-    async def _so_far(self, caller: Caller, run: str) -> Answer:
+    async def _so_far(self, owned: OwnedRun, is_known: bool = True) -> Answer:
         """The response as the log has it now."""
-        note, is_known = await self._note_or_published(caller, run)
+        run, note = owned.id, owned.note
         if note and not is_known:
             return ResponseSoFar(note, run).answer()
         events = await self._store.events_so_far(run)
@@ -183,40 +181,40 @@ class ResponsesApi:
             so_far.feed(event)
         return so_far.answer()
 
-    async def _note_or_published(self, caller: Caller, run: str) -> tuple[GatewayNote | None, bool]:
-        """As `_note`, but also for a response that the bus has not taken in yet. The second value: whether it has."""
+    async def _owned_or_published(self, caller: Caller, run: str) -> tuple[OwnedRun, bool]:
+        """As `_owned`, but also for a response that the bus has not taken in yet. The second value: whether it has."""
         try:
-            return await self._note(caller, run), True
+            return await self._owned(caller, run), True
         except Refusal:
             if await self._store.is_deleted(run):
                 raise
             published = await self._store.published(run)
             if published is None or not caller.owns(published.tenant):
                 raise
-            return published.note, False
+            return OwnedRun(run, published.note), False
 
-    async def _note(self, caller: Caller, run: str) -> GatewayNote | None:
-        """The note of a response that the caller may see. Raises Refusal (404)."""
+    async def _owned(self, caller: Caller, run: str) -> OwnedRun:
+        """A response that the caller may see. Raises Refusal (404)."""
         try:
-            note = await self._gateway.runs.owned(run, caller)
+            owned = await self._gateway.runs.owned(run, caller)
         except Refusal as e:
             raise (not_found(run) if e.problem.status == 404 else e) from None
-        if await self._store.is_deleted(run):
+        if await self._store.is_deleted(owned.id):
             raise not_found(run)
-        return note
+        return owned
 
     async def _history(self, caller: Caller, previous: str) -> list[Message]:
         """The conversation up to the end of a response. Raises Refusal."""
         run = previous.removeprefix(PREFIX)
         try:
-            await self._note(caller, run)
+            run = (await self._owned(caller, run)).id
             asked = await self._store.messages(run)
             if asked is None:
                 raise not_found(run)
             if await self._store.is_open(run):
                 why = f"response {previous[:200]!r} has not ended yet"
                 raise _previous(why, "previous_response_not_ended")
-            return [*asked, *await self._gateway.runs.bus.messages(run, wait_s=self._gateway.times.early_status_s)]
+            return [*asked, *await self._gateway.runs.messages(run, wait_s=self._gateway.times.early_status_s)]
         except (Refusal, RunNotFound, CursorTrimmed) as e:
             if isinstance(e, Refusal) and e.problem.status != 404:
                 raise

@@ -39,12 +39,12 @@ async def publish_named(
     If it cannot be stored, the run counts as left by its client, because no client could join it. Raises as
     `GatewayRuns.publish` and `Sessions.put` do.
     """
-    opened = await gateway.runs.publish(gateway.access, caller, surface, asked, translated)
+    opened = await gateway.runs.publish(caller, surface, asked, translated)
     try:
         earlier = await sessions.put(caller.tenant, name, Session(opened.id, body))
     except BaseException:
         gateway.runs.client_gone(opened)
-        gateway.runs.leave(gateway.access, opened)
+        gateway.runs.leave(opened)
         raise
     return opened, earlier
 

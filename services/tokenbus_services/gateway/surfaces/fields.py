@@ -85,8 +85,8 @@ class Fields:
         """Return a boolean."""
         return self._typed(name, bool, "true or false")
 
-    def whole(self, name: str, least: int | None = 0) -> int | None:
-        """Return a whole number of at least ``least``."""
+    def whole(self, name: str, least: int | None = 0, most: int | None = None) -> int | None:
+        """Return a whole number from ``least`` to ``most``."""
         value = self.number(name)
         if value is None:
             return None
@@ -94,6 +94,8 @@ class Fields:
             raise invalid(self.path(name), "must be a whole number")
         if least is not None and value < least:
             raise invalid(self.path(name), f"must be at least {least}")
+        if most is not None and value > most:
+            raise invalid(self.path(name), f"must be at most {most}")
         return int(value)
 
     def share(self, name: str) -> float | None:

@@ -184,7 +184,7 @@ class ChatSocket:
         finally:
             if not ended and translated.on_disconnect == "cancel":
                 gateway.runs.client_gone(opened)
-            gateway.runs.leave(gateway.access, opened)
+            gateway.runs.leave(opened)
 
     async def _resume(self, frame: Resume, caller: Caller, asked: GatewayRequest, audit: FrameAudit) -> None:
         surface = self._chats.surface

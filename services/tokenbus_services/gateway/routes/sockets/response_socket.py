@@ -113,8 +113,8 @@ class ResponseSocket:
         """Answer one frame with its response. Raises Refusal, TokenbusError."""
         asked = GatewayRequest(body=self._body(frame), headers=self._headers)
         translated = await self._translate(caller, asked)
-        runs, access = self._gateway.runs, self._gateway.access
-        opened = await runs.publish(access, caller, self._surface, asked, translated)
+        runs = self._gateway.runs
+        opened = await runs.publish(caller, self._surface, asked, translated)
         audit.use = use = AuditedRun(run=opened.id, model=opened.note.model, span=opened.span)
         encoder = ResponseFrames(opened.note, opened.id)
         ended = False
@@ -142,7 +142,7 @@ class ResponseSocket:
         finally:
             if self._client_left and not ended and translated.on_disconnect == "cancel":
                 runs.client_gone(opened)
-            runs.leave(access, opened)
+            runs.leave(opened)
 
     def _body(self, frame: bytes) -> bytes:
         """The body of the request that a frame holds. Raises Refusal."""

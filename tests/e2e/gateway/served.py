@@ -1,0 +1,54 @@
+"""What tests of the whole gateway share: the routes that it serves, and the header of a key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
+
+from tokenbus_services.gateway.app import create
+from tokenbus_services.gateway.keys.key import NewKey
+from tokenbus_services.settings import GatewaySettings, Settings
+from tokenbus_services.settings.tables.console import ConsoleSettings
+
+INNER = ("_routes", "_console", "app")
+"""Attributes in which an ASGI wrapper of the gateway keeps what it wraps."""
+
+
+def auth(key: NewKey | str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key if isinstance(key, str) else key.text}"}
+
+
+def gateway_routes(*, console: bool = False) -> list[tuple[str, str]]:
+    """Method and path of each route of a gateway with every surface; the method of a socket is WEBSOCKET."""
+    table = ConsoleSettings() if console else None
+    settings = msgspec.structs.replace(
+        Settings(), redis_url="redis://127.0.0.1:1", gateway=GatewaySettings(), console=table
+    )
+    return list(_served_by(create(settings)))
+
+
+def _served_by(app: Any) -> Iterator[tuple[str, str]]:
+    if hasattr(app, "_routes"):  # beside it are the pages that every service has
+        yield from _served_by(app._routes)
+    elif hasattr(app, "router"):
+        yield from _all(app.router.routes)
+    else:
+        inner = [getattr(app, name) for name in INNER if hasattr(app, name)]
+        assert inner, f"a wrapper that this does not know: {app}"
+        for each in inner:
+            yield from _served_by(each)
+
+
+def _all(routes: list[BaseRoute], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for route in routes:
+        if isinstance(route, Mount):
+            yield from _all(list(route.routes), prefix + route.path)
+        elif isinstance(route, Route):
+            for method in sorted((route.methods or {"GET"}) - {"HEAD", "OPTIONS"}):
+                yield method, prefix + route.path
+        else:
+            assert isinstance(route, WebSocketRoute), f"a kind of route that this does not know: {route}"
+            yield "WEBSOCKET", prefix + route.path

@@ -1,0 +1,309 @@
+"""Every way to begin work goes through one admission and is billed to who asks. The ways are those of the routing
+tables: a route that is neither below `BEGINS` nor below `BEGINS_NOTHING` fails here until it is.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import secrets
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import msgspec
+import pytest
+import redis
+from websockets.sync.client import connect
+
+import tokenbus_services
+from tests.e2e.gateway.served import auth, gateway_routes
+from tests.waiting import eventually_sync
+from tokenbus.bus.dead_letters import DeadLetter
+from tokenbus.bus.keys import Keys
+from tokenbus.events.public import Started
+from tokenbus.testing import LocalBus
+from tokenbus_services.gateway.keys.key import NewKey, new_key
+from tokenbus_services.mock_provider import CutOff, Picture, Reply, Status, Turn
+
+OWNER, ASKER, SPENT_LIMIT, SPENT_BUDGET, OTHER_MODEL = (new_key() for _ in range(5))
+KEYS = {
+    "owner": (OWNER, ""),
+    "asker": (ASKER, ""),
+    "limited": (SPENT_LIMIT, "rpm_limit = 1"),
+    "poor": (SPENT_BUDGET, "max_budget = 0.001"),
+    "narrow": (OTHER_MODEL, 'models = ["anthropic/another"]'),
+}
+SETTINGS = (
+    """
+[retry]
+max_attempts = 1
+[console]
+[gateway]
+early_status_s = 0.2
+[gateway.aliases]
+default = ["anthropic/text"]
+"""
+    + "".join(f'[gateway.prices."{name}/"]\ninput = 1000\noutput = 1000\n' for name in ("anthropic", "gemini"))
+    + "".join(
+        f'[gateway.keys.{name}]\nsha256 = "{key.sha256}"\ntenant = "crew"\nconsole = ["act", "admin"]\n{more}\n'
+        for name, (key, more) in KEYS.items()
+    )
+)
+SAYS = [{"role": "user", "content": "hello"}]
+GEMINI = {"contents": [{"role": "user", "parts": [{"text": "hello"}]}]}
+CHAT = {"id": "c1", "messages": [{"id": "u1", "role": "user", "parts": [{"type": "text", "text": "hello"}]}]}
+AGENT = {
+    "threadId": "t1",
+    "state": {},
+    "messages": [{"id": "m1", "role": "user", "content": "hello"}],
+    "tools": [],
+    "context": [],
+    "forwardedProps": {},
+}
+
+
+@pytest.fixture(scope="module")
+def bus() -> Generator[LocalBus]:
+    with LocalBus(SETTINGS) as running:
+        running.model_says("text", Reply(text="one two three"))
+        running.model_says("image", Reply(text="Here.", pictures=(Picture(data=b"\x89PNG not really"),)))
+        running.model_says("broken", Turn(says=Reply(), fault=Status(status=529)))
+        running.model_says("claude-sonnet-4-5", Turn(says=Reply(text="one two three"), fault=CutOff(after_events=4)))
+        yield running
+
+
+@pytest.fixture(scope="module")
+def http(bus: LocalBus) -> Generator[httpx.Client]:
+    with httpx.Client(base_url=bus.gateway, timeout=60) as client:
+        yield client
+
+
+class Answer(NamedTuple):
+    status: int
+    text: str
+
+
+Ask = Callable[[LocalBus, httpx.Client, str, NewKey], Answer]
+"""Asks at a path with a key."""
+
+
+def posting(body: dict[str, Any], call: str = "") -> Ask:
+    def ask(bus: LocalBus, http: httpx.Client, path: str, key: NewKey) -> Answer:
+        fresh = {**body, "runId": secrets.token_hex(8)} if "threadId" in body else body
+        answer = http.post(path.replace("{call:path}", call), json=fresh, headers=auth(key))
+        return Answer(answer.status_code, answer.text)
+
+    return ask
+
+
+def again(bus: LocalBus, http: httpx.Client, path: str, key: NewKey) -> Answer:
+    answer = http.post(path.replace("{run}", ended_badly(http)), json={}, headers=auth(key))
+    return Answer(answer.status_code, answer.text)
+
+
+def ended_badly(http: httpx.Client) -> str:
+    """A run of another key of the tenant, cut off after some text."""
+    body = {"model": "anthropic/claude-sonnet-4-5", "messages": SAYS, "on_failure": "fail"}
+    run = http.post("/runs", json=body, headers=auth(OWNER)).json()["run"]
+    assert http.get(f"/runs/{run}?wait=true", headers=auth(OWNER)).json()["status"] == "incomplete"
+    return run
+
+
+def at_the_console(http: httpx.Client, path: str, key: NewKey) -> Answer:
+    with httpx.Client(base_url=http.base_url, timeout=60) as browser:
+
+        def post(path: str, csrf: str, **body: Any) -> httpx.Response:
+            return browser.post(path, json=body, headers={"x-console-csrf": csrf})
+
+        csrf = browser.get("/console/api/session").json()["csrf"]
+        csrf = post("/console/api/login", csrf, key=key.text).json()["csrf"]
+        answer = post(path, csrf)
+        return Answer(answer.status_code, answer.text)
+
+
+def console_again(bus: LocalBus, http: httpx.Client, path: str, key: NewKey) -> Answer:
+    return at_the_console(http, path.replace("{run}", ended_badly(http)), key)
+
+
+def dead_letter_again(bus: LocalBus, http: httpx.Client, path: str, key: NewKey) -> Answer:
+    keys = Keys()
+    run = f"dead-{secrets.token_hex(4)}"
+    request = {"type": "generate", "id": run, "provider": "anthropic", "model": "text", "messages": SAYS}
+    data = msgspec.json.encode({**request, "metadata": {"tenant": "crew"}})
+    letter = DeadLetter(reason="broke", stage="intake", stream=keys.requests, entry="1-1", bytes=data, run=run)
+    with redis.Redis.from_url(bus.url) as client:
+        entry: Any = client.xadd(keys.dead, {"__data__": msgspec.json.encode(letter)})
+    return at_the_console(http, path.replace("{entry}", entry.decode()), key)
+
+
+def responses_socket(bus: LocalBus, http: httpx.Client, path: str, key: NewKey) -> Answer:
+    frame = {"type": "response.create", "model": "anthropic/text", "input": "hello"}
+    return _over_a_socket(http, path, key, frame, ends=("response.completed", "error"))
+
+
+def chat_socket(bus: LocalBus, http: httpx.Client, path: str, key: NewKey) -> Answer:
+    body = {"model": "anthropic/text"}
+    frame = {"type": "send", "requestId": "r1", "headers": {}, "body": body, "trigger": "submit-message", **CHAT}
+    return _over_a_socket(http, path, key, frame, ends=("end", "error"))
+
+
+def _over_a_socket(
+    http: httpx.Client, path: str, key: NewKey, frame: dict[str, Any], *, ends: tuple[str, ...]
+) -> Answer:
+    address = str(http.base_url).replace("http", "ws", 1).rstrip("/") + path
+    with connect(address, additional_headers=auth(key)) as socket:
+        socket.send(json.dumps(frame))
+        while (event := json.loads(socket.recv(timeout=60)))["type"] not in ends:
+            pass
+    return Answer(event.get("status", 200 if event["type"] != "error" else 0), json.dumps(event))
+
+
+BEGINS: dict[tuple[str, str], Ask] = {
+    ("POST", "/runs"): posting({"model": "anthropic/text", "messages": SAYS}),
+    ("POST", "/runs/{run}/retry"): again,
+    ("POST", "/runs/{run}/resume"): again,
+    ("POST", "/v1/chat/completions"): posting({"model": "anthropic/text", "messages": SAYS}),
+    ("POST", "/chat/completions"): posting({"model": "anthropic/text", "messages": SAYS}),
+    ("POST", "/v1/responses"): posting({"model": "anthropic/text", "input": "hello"}),
+    ("POST", "/responses"): posting({"model": "anthropic/text", "input": "hello"}),
+    ("WEBSOCKET", "/v1/responses"): responses_socket,
+    ("WEBSOCKET", "/responses"): responses_socket,
+    **{
+        ("POST", f"{base}/messages"): posting({"model": "anthropic/text", "messages": SAYS, "max_tokens": 9})
+        for base in ("/anthropic/v1", "/anthropic/v1/v1", "/v1", "/v1/v1")
+    },
+    **{
+        ("POST", base + "/{call:path}"): posting(GEMINI, "anthropic/text:generateContent")
+        for base in ("/gemini/v1beta", "/gemini/v1", "/v1beta", "/v1/models")
+    },
+    ("POST", "/v1/images/generations"): posting({"model": "gemini/image", "prompt": "a hat"}),
+    ("POST", "/api/chat"): posting(CHAT),
+    ("WEBSOCKET", "/api/chat"): chat_socket,
+    ("POST", "/agui"): posting(AGENT),
+    ("POST", "/console/api/runs/{run}/retry"): console_again,
+    ("POST", "/console/api/runs/{run}/resume"): console_again,
+    ("POST", "/console/api/dead/{entry}/retry"): dead_letter_again,
+}
+BEGINS_NOTHING = {
+    ("POST", "/runs/{run}/cancel"),
+    *((method, f"{base}/{{id}}{end}") for base in ("/v1/responses", "/responses") for method, end in (
+        ("DELETE", ""), ("POST", "/cancel")
+    )),
+    *(("POST", f"{base}/messages/{{rest:path}}") for base in ("/anthropic/v1", "/anthropic/v1/v1", "/v1", "/v1/v1")),
+    ("POST", "/anthropic/{rest:path}"),
+    ("DELETE", "/anthropic/{rest:path}"),
+    ("POST", "/gemini/{rest:path}"),
+    ("DELETE", "/gemini/{rest:path}"),
+    ("DELETE", "/v1beta/{rest:path}"),
+    ("POST", "/api/chat/{chat:path}/stop"),
+    ("DELETE", "/agui/runs/{run:path}"),
+    ("POST", "/console/api/login"),
+    ("POST", "/console/api/logout"),
+    ("POST", "/console/api/tickets"),
+    ("POST", "/console/api/runs/{run}/cancel"),
+    ("POST", "/console/api/dead/{entry}/drop"),
+}  # fmt: skip
+"""Beside every GET: those read."""
+ROUTES = gateway_routes(console=True)
+WAYS = pytest.mark.parametrize("way", BEGINS, ids=" ".join)
+
+
+def runs_of(bus: LocalBus) -> set[str]:
+    with bus.sync_client() as direct:
+        return {info.run for info in direct.runs()}
+
+
+def key_of(bus: LocalBus, run: str) -> str:
+    """Id of the key to which a run is billed."""
+    with bus.sync_client() as direct:
+        started = next(iter(direct.follow(run)))
+    assert isinstance(started, Started)
+    note: Any = (started.metadata or {})["gateway"]
+    return note["key"]
+
+
+def test_every_route_and_socket_is_known_to_begin_work_or_to_begin_none() -> None:
+    writes = {route for route in ROUTES if route[0] != "GET"}
+    assert writes == BEGINS.keys() | BEGINS_NOTHING
+    assert not BEGINS.keys() & BEGINS_NOTHING
+
+
+def test_only_the_door_publishes() -> None:
+    """The bus's client is private to `GatewayRuns`, and no other module of gateway and console publishes."""
+    services = Path(tokenbus_services.__file__).parent
+    found = {
+        f"{path.relative_to(services)}: {node.attr}"
+        for room in ("gateway", "console")
+        for path in (services / room).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and node.attr in ("xadd", "_bus")
+    }
+    # The service opens and closes it, and the counter of spend subscribes.
+    assert found == {f"gateway/{name}.py: _bus" for name in ("runs", "service", "budgets/counter")}
+
+
+@pytest.mark.parametrize(
+    "route", [route for route in ROUTES if route[0] == "GET" or route in BEGINS_NOTHING], ids=" ".join
+)
+def test_what_is_said_to_begin_nothing_begins_nothing(
+    bus: LocalBus, http: httpx.Client, route: tuple[str, str]
+) -> None:
+    run, (method, path) = ended_badly(http), route
+    before = runs_of(bus)
+    path = re.sub(r"\{[^}]*\}", run, path)
+    if path.startswith("/console/api") and method == "POST":
+        at_the_console(http, path, OWNER)
+    else:
+        with http.stream(method, path, headers=auth(OWNER)):
+            pass
+    assert runs_of(bus) == before
+
+
+def spend(http: httpx.Client, key: NewKey, status: int) -> None:
+    """Use up what the key has."""
+    body = {"model": "anthropic/text", "messages": SAYS}
+    eventually_sync(lambda: http.post("/v1/chat/completions", json=body, headers=auth(key)).status_code == status)
+
+
+def begun(bus: LocalBus, http: httpx.Client, way: tuple[str, str], key: NewKey) -> tuple[Answer, list[str]]:
+    """The answer to one who asks in this way, and the keys of the new runs, but for the one that it was made of."""
+    before = runs_of(bus)
+    answer = BEGINS[way](bus, http, way[1], key)
+    return answer, [name for run in runs_of(bus) - before if (name := key_of(bus, run)) != "owner"]
+
+
+@WAYS
+def test_a_new_run_is_billed_to_who_asks(bus: LocalBus, http: httpx.Client, way: tuple[str, str]) -> None:
+    answer, billed = begun(bus, http, way, ASKER)
+    assert answer.status in (200, 202), answer.text
+    assert billed == ["asker"]
+
+
+@WAYS
+@pytest.mark.parametrize(
+    ("key", "spent", "status", "why"),
+    [
+        (SPENT_LIMIT, 429, 429, ("limit of 1 requests per minute is reached", "Try again in a moment.")),
+        (SPENT_BUDGET, 402, 402, ("budget of this key is spent", "Try again in a moment.")),
+        (OTHER_MODEL, 403, 403, ("this key may not use the model",)),
+    ],
+    ids=["limit", "budget", "model"],
+)
+def test_nobody_begins_work_whose_key_may_not(
+    bus: LocalBus, http: httpx.Client, way: tuple[str, str], key: NewKey, spent: int, status: int, why: tuple[str, ...]
+) -> None:
+    spend(http, key, spent)
+    answer, billed = begun(bus, http, way, key)
+    assert answer.status in (status, 0), answer.text  # an error of a chat socket has no status
+    assert any(text in answer.text for text in why), answer.text
+    assert billed == []
+
+
+def test_the_runs_that_one_run_may_lead_to_are_bounded(http: httpx.Client) -> None:
+    run = ended_badly(http)
+    for number in (0, 1001, 10**30):
+        answer = http.post(f"/runs/{run}/retry", json={"again": number}, headers=auth(OWNER))
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "again")
