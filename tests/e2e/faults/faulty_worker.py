@@ -1,14 +1,17 @@
-"""`tokenbus worker KIND` whose long-lived tasks a test can list, end and freeze.
+"""`tokenbus worker KIND` whose long-lived tasks a test can list, end and freeze, and whose items it can hold.
 
 On SIGUSR1 it reads its file: ``list`` writes the names of its tasks beside it; ``end NAME`` and ``freeze NAME`` do that
-to each task of this name at its next wake-up, in any await; ``block`` never gives the event loop back. It changes
-its own copy of the product, as the broken builds of the chaos do.
+to each task of this name at its next wake-up, in any await; ``block`` never gives the event loop back; ``let go`` and
+``cancel`` are of the items. It changes its own copy of the product, as the broken builds of the chaos do.
+
+The work on an item with a name of `held_name` is held at its k-th await, until it is cancelled there; it never gets on.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import time
 import types
@@ -23,16 +26,107 @@ from tests import fork_server
 from tests.e2e.fleet import Kind
 from tests.waiting import eventually
 from tokenbus.bus.liveness import Liveness
+from tokenbus_services.blobs.http import WithBlobs
 from tokenbus_services.cli.worker import command as worker
+from tokenbus_services.gateway.app import WithPages
+from tokenbus_services.policy_stage.run_task import PolicyRunTask
 from tokenbus_services.runtime import supervision
 from tokenbus_services.runtime.app.faststream_source import SourceSubscriber
+from tokenbus_services.runtime.in_flight import InFlight
 
 SIGNAL = signal.SIGUSR1
-STARTED_S = 120.0
+STARTED_S = 60.0
 
 
 class Fault(BaseException):
     """No handler of exceptions expects it."""
+
+
+HELD = re.compile(rb"held-(item|policy|http)-(\d+)-")
+"""The name of an item that is to be held: where, and at which of its awaits."""
+
+
+def held_name(site: str, step: int, text: str) -> str:
+    """The name of a run, or the id of a request, that is to be held."""
+    return f"held-{site}-{step}-{text}"
+
+
+class HeldItems:
+    """Holds each named item at its await."""
+
+    def __init__(self, report: Path) -> None:
+        self._report = report
+        self._held: set[asyncio.Task[Any]] = set()
+        self._hold = True
+
+    def install(self) -> None:
+        """Drive the items of all workers: of queues, of the policy stage, and the requests of HTTP services."""
+        queues: Any = InFlight
+        policies: Any = PolicyRunTask
+        begin, judge = queues._begin, policies._work
+
+        async def item(worker: Any, work: Any) -> None:
+            await self._driven("item", b" ".join(work.item.fields), begin(worker, work))
+
+        async def judged(task: Any) -> None:
+            await self._driven("policy", task.run.encode(), judge(task))
+
+        queues._begin, policies._work = item, judged
+        for app in (WithPages, WithBlobs):
+            app.__call__ = self._answered(app.__call__)
+
+    def _answered(self, answer: Any) -> Any:
+        async def answered(app: Any, scope: Any, receive: Any, send: Any) -> None:
+            name = dict(scope.get("headers", ())).get(b"x-request-id", b"")
+            await self._driven("http", name, answer(app, scope, receive, send))
+
+        return answered
+
+    def let_go(self, *, cancel: bool) -> None:
+        """Hold no more items; those that are held stay where they are until they are cancelled, which may be now."""
+        self._hold = False
+        self._report.with_suffix(".let_go").touch()
+        for task in self._held if cancel else ():
+            task.cancel()
+
+    async def _driven(self, site: str, name: bytes, work: Coroutine[Any, Any, Any]) -> Any:
+        found = HELD.search(name)
+        if not found or found[1].decode() != site:
+            return await work
+        return await self._held_at(name.decode(), int(found[2]), work)
+
+    @types.coroutine
+    def _held_at(self, name: str, step: int, work: Coroutine[Any, Any, Any]) -> Generator[Any, Any, Any]:
+        task = asyncio.current_task()
+        assert task
+        sent, raised, steps = None, None, 0
+        while True:
+            try:
+                waits_for = work.throw(raised) if raised else work.send(sent)
+            except StopIteration as e:
+                self._say("over", name, steps)
+                return e.value
+            except BaseException:
+                self._say("over", name, steps)
+                raise
+            sent, raised, steps = None, None, steps + 1
+            try:
+                if self._hold and steps >= step:
+                    self._held.add(task)
+                    self._say("held", name, steps)
+                    try:
+                        yield from asyncio.get_running_loop().create_future()
+                    except asyncio.CancelledError:
+                        self._held.discard(task)
+                        if not waits_for or not waits_for.cancel():  # as the task itself would do
+                            raise
+                sent = yield waits_for
+            except BaseException as e:
+                raised = e
+
+    def _say(self, what: str, name: str, steps: int) -> None:
+        with self._report.open("a") as report:
+            report.write(f"{what} {name} {steps}\n")
 
 
 class Faults:
@@ -40,6 +134,7 @@ class Faults:
 
     def __init__(self, file: Path) -> None:
         self._file = file
+        self.items = HeldItems(file.with_suffix(".items"))
         self.of: dict[str, str] = {}
         self.known: list[Liveness] = []
 
@@ -73,7 +168,8 @@ class Faults:
         return await self._driven(name, work)
 
     def install(self) -> None:
-        """Drive every long-lived task of this process."""
+        """Drive every long-lived task of this process, and the items that are to be held."""
+        self.items.install()
         start, passing = Liveness.start, Liveness.start_passing
         consume: Any = SourceSubscriber._consume  # pyright: ignore[reportPrivateUsage]
         faults = self
@@ -108,6 +204,8 @@ class Faults:
                 unfinished = self._file.with_suffix(".unfinished")
                 unfinished.write_text("\n".join(sorted(names)))
                 unfinished.rename(self._file.with_suffix(".names"))
+            case "let" | "cancel":
+                self.items.let_go(cancel=what == "cancel")
             case "block":
                 supervision.BLOCKED_S = 3.0  # pyright: ignore[reportConstantRedefinition]
                 while True:
@@ -147,8 +245,32 @@ class FaultyWorker:
 
     async def ready(self) -> None:
         """Wait until it says so."""
-        await eventually(lambda: "ready " in self.log or self._process.returncode is not None, timeout=STARTED_S)
+        try:
+            await eventually(lambda: "ready " in self.log or self._process.returncode is not None, timeout=STARTED_S)
+        except AssertionError as e:
+            raise AssertionError(f"{self.kind}: {e}\n{self.log[-4000:]}") from None
         assert self._process.returncode is None, (self._process.returncode, self.log)
+
+    @property
+    def url(self) -> str:
+        """Of its HTTP pages, once it is ready."""
+        return self.log.partition(f"ready {self.kind} ")[2].split()[0]
+
+    @property
+    def items(self) -> dict[str, str]:
+        """What became last of each item that was to be held: `held` or `over`."""
+        report = self._file.with_suffix(".items")
+        lines = report.read_text().split("\n")[:-1] if report.exists() else []
+        return {name: what for what, name, _ in (line.split() for line in lines)}
+
+    @property
+    def let_go(self) -> bool:
+        """Whether it holds no more items."""
+        return self._file.with_suffix(".let_go").exists()
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+        self._process.terminate()
 
     def inject(self, fault: str) -> None:
         """Let this happen to it."""

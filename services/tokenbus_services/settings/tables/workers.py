@@ -33,7 +33,7 @@ class StageSettings(Table, frozen=True, kw_only=True):
     """Maximum time the source batches, when its process is saturated; no delay while it is less than half busy."""
     chained: bool = False
     """Whether `tokenbus up` runs fetcher, normalizer and parser as one process, the pipeline."""
-    drain_s: Seconds = 6.0
+    drain_s: Annotated[float, Meta(ge=0)] = 6.0
     """At shutdown, how long a fetcher lets its runs finish before handing them over."""
 
 
