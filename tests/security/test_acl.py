@@ -204,7 +204,6 @@ async def test_the_parser_makes_the_index_of_runs_whole(guarded: Guarded, script
         await IndexKeeper(parser, KEYS, keep_ms=60_000, open_ms=60_000).look({0: [unlisted]})
         assert await guarded.admin.zrange(KEYS.open_runs(0), 0, -1) == [runs[1]]
         assert await guarded.admin.zrange(KEYS.ended_runs(0), 0, -1) == [runs[0]]
-        assert await guarded.admin.zrange(KEYS.ended_runs(0, "acme"), 0, -1) == [runs[0]]
     assert await guarded.refusals() == []
 
 

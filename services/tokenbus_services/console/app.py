@@ -43,7 +43,8 @@ def create(settings: Settings, gateway: Gateway, directory: KeyDirectory | None)
     signer = Signer(StoredSecret(gateway.runs.server, gateway.runs.keys))
     desk = Desk(gateway, ConsoleSessions(table, signer, directory))
     costs = Costs(settings)
-    sampler = Sampler(gateway.runs.server, gateway.runs.keys, costs, judged=bool(settings.policies))
+    judged, recorded = bool(settings.policies), settings.records is not None
+    sampler = Sampler(gateway.runs.server, gateway.runs.keys, costs, judged=judged, recorded=recorded)
     handlers: Any = {HTTPException: _no_route, Exception: _defect}
     app = Starlette(
         routes=[

@@ -1,23 +1,12 @@
-"""Is the bus well: partitions, queues, workers and dead letters, read from the server in one pipeline."""
+"""Is the bus well: partitions, queues, workers and dead letters, as the console's page shows them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import msgspec
 
-from tokenbus.bus.keys import InternalTopic, Keys, order_keys
-from tokenbus.bus.server.info_replies import checked, group_in
+from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.stage_lag import LAG_FIELDS, lag_of
-
-_STAGES: tuple[tuple[str, InternalTopic], ...] = (("normalizer", "raw"), ("parser", "events"))
-_POLICY: tuple[str, InternalTopic] = ("policy", "drafts")
-_QUEUES: tuple[tuple[str, InternalTopic], ...] = (("fetcher", "turns"), ("tools", "tools"))
-_INTAKE = "intake"
-GONE_MS = 60_000
-"""A worker without a heartbeat for this long is no longer listed."""
+from tokenbus_services.runtime.deployment_snapshot import DeploymentReader
 
 
 class PartitionHealth(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,74 +78,30 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 class HealthReader:
     """Reads what the server knows of the deployment."""
 
-    def __init__(self, server: Server, keys: Keys, *, judged: bool) -> None:
-        """``judged``: whether the deployment has policies, and so their stage."""
-        self._server = server
-        self._keys = keys
-        self._stages = (*_STAGES, _POLICY) if judged else _STAGES
+    def __init__(self, server: Server, keys: Keys, *, judged: bool, recorded: bool) -> None:
+        """``judged``: whether the deployment has policies. ``recorded``: whether it records runs."""
+        self._deployment = DeploymentReader(server, keys, judged=judged, recorded=recorded)
 
     async def read(self) -> Health:
         """Raises redis-py's errors."""
-        keys, partitions_now = self._keys, range(self._keys.partitions)  # the number may change meanwhile
-        queued = list(self._queues())
-        pipe = self._server.client.pipeline(transaction=False)
-        for stage, topic in self._stages:
-            pipe.zrange(keys.members(stage), 0, -1, withscores=True)
-            for p in partitions_now:
-                pipe.hmget(keys.lease(p, stage), ["owner", "until", *LAG_FIELDS])
-                pipe.xinfo_groups(keys.topic(p, topic))
-        for _, _, stream in queued:
-            pipe.xlen(stream)
-            pipe.xinfo_groups(stream)
-            pipe.zcard(order_keys(stream)[0])
-        for queue in (_INTAKE, *(name for name, _ in _QUEUES)):
-            pipe.zrange(keys.members(queue), 0, -1, withscores=True)
-        pipe.xlen(keys.dead)
-        pipe.llen(keys.rejected)
-        answers: list[Any] = await pipe.execute(raise_on_error=False)
-        replies = iter(answers)
-        now = self._server.clock.now_ms()
-        workers: list[WorkerHealth] = []
-        partitions: list[PartitionHealth] = []
-        for stage, _ in self._stages:
-            workers += _workers(stage, checked(next(replies)), now)
-            for p in partitions_now:
-                owner, until, arrived, done = checked(next(replies))
-                owned = bool(owner) and int(until or 0) > now
-                partitions.append(
-                    PartitionHealth(
-                        partition=p,
-                        stage=stage,
-                        owner=owner.decode(errors="replace") if owned else None,
-                        lag_entries=group_in(next(replies), stage).get("lag"),
-                        lag_bytes=lag_of(arrived, done),
-                    )
+        now = await self._deployment.read()
+        return Health(
+            partitions=[
+                PartitionHealth(
+                    partition=n, stage=stage.name, owner=p.owner, lag_entries=p.lag_entries, lag_bytes=p.lag_bytes
                 )
-        queues = [_queue(name, p, replies) for name, p, _ in queued]
-        for queue in (_INTAKE, *(name for name, _ in _QUEUES)):
-            workers += _workers(queue, checked(next(replies)), now)
-        dead, rejected = checked(next(replies)) or 0, checked(next(replies)) or 0
-        counts = DeadCounts(entries=max(0, dead - rejected), rejected=rejected)
-        return Health(partitions=partitions, queues=queues, dead=counts, workers=workers)
-
-    def _queues(self) -> Iterator[tuple[str, int | None, str]]:
-        yield _INTAKE, None, self._keys.requests
-        for name, topic in _QUEUES:
-            for p in range(self._keys.partitions):
-                yield name, p, self._keys.topic(p, topic)
-
-
-def _queue(name: str, partition: int | None, replies: Iterator[Any]) -> QueueHealth:
-    length: int = checked(next(replies)) or 0
-    pending: int = group_in(next(replies), name).get("pending", 0)
-    pending -= min(pending, checked(next(replies)) or 0)  # entries in the order set are with no worker
-    return QueueHealth(queue=name, partition=partition, waiting=max(0, length - pending), processing=pending)
-
-
-def _workers(stage: str, members: list[tuple[bytes, float]] | None, now: int) -> list[WorkerHealth]:
-    found = [(name, max(0, now - int(seen))) for name, seen in members or []]
-    return [
-        WorkerHealth(stage=stage, worker=name.decode(errors="replace"), age_s=round(age / 1000, 1))
-        for name, age in sorted(found)
-        if age < GONE_MS
-    ]
+                for stage in now.stages
+                for n, p in enumerate(stage.partitions)
+            ],
+            queues=[
+                QueueHealth(queue=queue.name, partition=s.partition, waiting=s.waiting, processing=s.held)
+                for queue in now.queues
+                for s in queue.streams
+            ],
+            dead=DeadCounts(entries=max(0, now.dead - now.rejected), rejected=now.rejected),
+            workers=[
+                WorkerHealth(stage=group.name, worker=worker, age_s=round(group.ages_ms[worker] / 1000, 1))
+                for group in (*now.stages, *now.queues)
+                for worker in group.workers
+            ],
+        )

@@ -65,15 +65,16 @@ class Sampler:
         costs: Costs,
         *,
         judged: bool,
+        recorded: bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``judged``: whether the deployment has policies."""
+        """``judged``: whether the deployment has policies. ``recorded``: whether it records runs."""
         self._server = server
         self._keys = keys
         self._runs = RunTable(server, keys, costs, clock=clock)
         self._clock = clock
         self._pages: set[WatchingPage] = set()
-        self._health = HealthReader(server, keys, judged=judged)
+        self._health = HealthReader(server, keys, judged=judged, recorded=recorded)
         self._hour = LastHour(server, keys)
         self._health_at = 0.0
         self._task: asyncio.Task[None] | None = None

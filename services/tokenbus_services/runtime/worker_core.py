@@ -56,7 +56,13 @@ class WorkerCore:
     def watch_deployment(self) -> None:
         """Show on `/metrics` what exists once in the deployment too."""
         settings = self.settings
-        self._deployment_gauges = DeploymentGauges(self.registry, settings.keys, judged=bool(settings.policies))
+        self._deployment_gauges = DeploymentGauges(
+            self.registry,
+            self.server,
+            settings.keys,
+            judged=bool(settings.policies),
+            recorded=settings.records is not None,
+        )
 
     async def open(self) -> ServerInfo:
         """Check the server and join the deployment. Raises TokenbusError if the settings and the server disagree."""
@@ -79,4 +85,4 @@ class WorkerCore:
         """Measure the server's data, for `/metrics`."""
         await self.gauges.measure(self.server)
         if self._deployment_gauges:
-            await self._deployment_gauges.measure(self.server)
+            await self._deployment_gauges.measure()

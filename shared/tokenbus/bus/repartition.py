@@ -14,12 +14,9 @@ from tokenbus.bus.layout import CHANGED_WIRE_VERSION, SEEN, Layout, read_layout
 from tokenbus.bus.scripts.script import ScriptCall, script
 from tokenbus.bus.server.run_scripts import run_script, run_scripts
 from tokenbus.bus.server.server import Server, translated
+from tokenbus.bus.topology import ALIVE_MS, GROUPS
 from tokenbus.errors import RepartitionRefused
 
-GROUPS = ("intake", "fetcher", "normalizer", "parser", "policy", "tools", "recorder")
-"""Groups of workers that serve partitions."""
-ALIVE_MS = 10_000
-"""A worker without a heartbeat for this long has ended, or reads the change before it continues."""
 _COUNT = 1000
 
 _CHANGE = script(

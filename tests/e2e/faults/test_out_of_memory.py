@@ -171,13 +171,13 @@ async def test_all_runs_continue_without_loss_after_a_full_disk(
 
             await eventually(refuses, timeout=60)
             registry = CollectorRegistry()
-            gauges = DeploymentGauges(registry, scene.keys, judged=False)
-            await gauges.measure(scene.server)
+            gauges = DeploymentGauges(registry, scene.server, scene.keys, judged=False, recorded=False)
+            await gauges.measure()
             about = {"server": scene.server.url.safe, "state": status}
             assert registry.get_sample_value("tokenbus_server_disk_fault", about) == 1
             ballast.unlink()
             await eventually(lambda: _is_well(client, status), timeout=60)
-            await gauges.measure(scene.server)
+            await gauges.measure()
             assert registry.get_sample_value("tokenbus_server_disk_fault", about) == 0
             await scene.start("later")
             logs = await scene.logs()

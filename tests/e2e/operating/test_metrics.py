@@ -112,6 +112,7 @@ async def test_the_pages_have_metrics_of_runs_calls_and_queues_and_all_that_dash
         "requests",
         "turns",
         "tools",
+        "records",
     }
 
     expressions = list(asked())

@@ -40,9 +40,9 @@ async def test_top_sees_owners_idle_workers_and_open_runs_and_doctor_finds_all_a
             now = await look()
             assert open_runs(now) == len(runs)
             assert all(partition["owner"] for stage in now["stages"] for partition in stage["partitions"])
-            workers = {queue["name"]: len(queue["workers"]) for queue in now["queues"]}
+            workers = {queue["name"]: len(queue["ages_ms"]) for queue in now["queues"]}
             assert workers == {"intake": 1, "fetcher": 1, "tools": 1}
-            held = {queue["name"]: queue["held"] for queue in now["queues"]}
+            held = {queue["name"]: sum(stream["held"] for stream in queue["streams"]) for queue in now["queues"]}
             assert held["fetcher"] == len(runs)
             return True
 

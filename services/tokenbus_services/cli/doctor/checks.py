@@ -15,8 +15,8 @@ from redis.exceptions import AuthenticationError
 from tokenbus.bus.layout import FIELDS, layout_of
 from tokenbus.bus.server.server import ServerInfo
 from tokenbus.errors import DeploymentMismatch, ServerError, ServerTooOld, ServerUnavailable, SettingsError
-from tokenbus_services.cli.inspect.snapshot import NodeFacts
 from tokenbus_services.cli.render.event_text import size
+from tokenbus_services.runtime.deployment_snapshot import NodeFacts
 from tokenbus_services.settings import Settings
 
 Level = Literal["ok", "note", "wrong"]

@@ -8,10 +8,11 @@ from contextlib import suppress
 import msgspec
 
 from tokenbus.bus.dead_letters import StoredDeadLetter
+from tokenbus.bus.topology import CHAINED, INTAKE
 from tokenbus.events import decisions
 from tokenbus_services.cli.doctor.checks import NEARLY, Finding
-from tokenbus_services.cli.inspect.snapshot import CHAINED, INTAKE, DeploymentSnapshot, QueueFacts, StageFacts
 from tokenbus_services.cli.render.event_text import size
+from tokenbus_services.runtime.deployment_snapshot import DeploymentSnapshot, QueueFacts, StageFacts
 from tokenbus_services.runtime.mcp_tool_cache import REFRESH_S, TTL_S
 
 GROWS = 0.1

@@ -16,15 +16,15 @@ from tokenbus.bus.dead_letters import newest_dead_letters
 from tokenbus.bus.keys import TOPICS, InternalTopic, Keys
 from tokenbus.bus.layout import learn
 from tokenbus.bus.scripts import BEGUN
-from tokenbus.bus.server.server import Server, ServerInfo
+from tokenbus.bus.server.server import Server, ServerInfo, translated
+from tokenbus.bus.topology import INTAKE, POLICY, QUEUES, RECORDER
 from tokenbus.errors import ServerUnavailable
 from tokenbus_services.cli.doctor import checks, checks_failures, checks_work
 from tokenbus_services.cli.doctor.checks import Finding
 from tokenbus_services.cli.doctor.checks_work import OFTEN, StuckFacts
-from tokenbus_services.cli.inspect.observer import Observer
 from tokenbus_services.cli.inspect.provider_facts import failing_models, silent_models
-from tokenbus_services.cli.inspect.snapshot import INTAKE, POLICY, QUEUES, RECORDER, DeploymentSnapshot
 from tokenbus_services.cli.service_registry import runs_tools
+from tokenbus_services.runtime.deployment_snapshot import DeploymentReader, DeploymentSnapshot, read_nodes
 from tokenbus_services.settings import Settings
 
 STUCK_MS = 15_000
@@ -158,16 +158,19 @@ async def _deployment(server: Server, settings: Settings) -> AsyncIterator[Findi
 
 async def _work(server: Server, settings: Settings) -> AsyncIterator[Finding]:
     # Always include the policy stage: other services may have settings with policies.
-    observer = Observer(server, settings.keys, topic=None, recorded=bool(settings.records), judged=True)
+    reader = DeploymentReader(server, settings.keys, recorded=bool(settings.records), judged=True)
     here_ms = time.time_ns() // 1_000_000
-    now = earlier = await observer.snapshot()
-    nodes = [finding for node in earlier.nodes for finding in checks.check_node(node, here_ms=here_ms)]
+    with translated(server):
+        await server.clock.measure()
+        now = earlier = await reader.read()
+        nodes = [finding for node in await read_nodes(server) for finding in checks.check_node(node, here_ms=here_ms)]
     for finding in nodes:
         yield finding
     writes_fail = any(finding.level == "wrong" and finding.about == "disk" for finding in nodes)
     if any(stage.lag_bytes for stage in earlier.stages):
         await asyncio.sleep(GROWTH_S)
-        now = await observer.snapshot()
+        with translated(server):
+            now = await reader.read()
     for finding in await _judged(server, settings, now, earlier, writes_fail=writes_fail):
         yield finding
 

@@ -9,13 +9,13 @@ import msgspec
 
 from tokenbus.bus.keys import Keys, PublicTopic
 from tokenbus.bus.server.server import Server, translated
+from tokenbus.bus.topology import POLICY, RECORDER
 from tokenbus.errors import ServerUnavailable
 from tokenbus_services.cli import connect as reaching
-from tokenbus_services.cli.inspect.observer import Observer
-from tokenbus_services.cli.inspect.snapshot import POLICY, RECORDER, DeploymentSnapshot, rates
 from tokenbus_services.cli.inspect.trouble import TroubleObserver
 from tokenbus_services.cli.render import terminal
-from tokenbus_services.cli.top.figures import Sample, lines
+from tokenbus_services.cli.top.figures import Sample, lines, rates
+from tokenbus_services.runtime.deployment_snapshot import DeploymentReader, DeploymentSnapshot, read_nodes
 from tokenbus_services.settings import Settings
 
 
@@ -25,16 +25,17 @@ async def top(*, every_s: float, once: bool, as_json: bool) -> None:
     On a terminal it keeps running if the server goes away. Raises ServerUnavailable, and other refusals of the server.
     """
     async with reaching.deployment() as (settings, server, keys):
-        observer = Observer(
+        reader = DeploymentReader(
             server,
             keys,
+            added=True,
             topic=_counted(settings),
             recorded=bool(settings.records) or await _has_workers(server, keys, RECORDER[0]),
             judged=bool(settings.policies) or await _has_workers(server, keys, POLICY[0]),
         )
         blobs = settings.blobs
         trouble = TroubleObserver(server, keys, blobs_url=None if blobs.loader else blobs.address)
-        looks = _looks(observer, trouble, every_s)
+        looks = _looks(server, reader, trouble, every_s)
         if not (once or as_json) and (console := terminal.console()):
             from tokenbus_services.cli.top.screen import TopScreen
 
@@ -54,18 +55,21 @@ async def top(*, every_s: float, once: bool, as_json: bool) -> None:
 
 
 async def _looks(
-    observer: Observer, trouble: TroubleObserver, every_s: float
+    server: Server, reader: DeploymentReader, trouble: TroubleObserver, every_s: float
 ) -> AsyncGenerator[Sample | ServerUnavailable]:
     """Yield a look from the second sample on, or ServerUnavailable while the server is away."""
     before: DeploymentSnapshot | None = None
     while True:
         try:
-            now, failing = await observer.snapshot(), await trouble.look()
+            with translated(server):
+                await server.clock.measure()
+                now, nodes = await reader.read(), await read_nodes(server)
+            failing = await trouble.look()
         except ServerUnavailable as e:
             yield e
         else:
             if before:
-                yield Sample(now, rates(before, now), failing)
+                yield Sample(now, nodes, rates(before, now), failing)
             before = now
         await asyncio.sleep(every_s)
 

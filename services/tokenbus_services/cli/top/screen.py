@@ -13,10 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from tokenbus.errors import ServerUnavailable
-from tokenbus_services.cli.inspect.snapshot import QueueFacts, StageFacts
 from tokenbus_services.cli.render.event_text import per_second, size
 from tokenbus_services.cli.render.terminal import safe
 from tokenbus_services.cli.top.figures import Sample, describe_lag, totals, troubles
+from tokenbus_services.runtime.deployment_snapshot import GroupFacts, StageFacts
 
 NARROW = 90
 """Terminal width in columns below which worker names are omitted."""
@@ -48,7 +48,7 @@ class TopScreen:
             self._last = found
         parts = [self._heading(found)]
         if look := self._last:
-            rows = max(3, self._console.height - AROUND - len(look.now.nodes) - len(list(troubles(look.trouble))))
+            rows = max(3, self._console.height - AROUND - len(look.nodes) - len(list(troubles(look.trouble))))
             parts += screen_parts(look, rows=rows, narrow=self._console.width < NARROW)
         self._live.update(Group(*parts), refresh=True)
 
@@ -67,7 +67,7 @@ def screen_parts(look: Sample, *, rows: int, narrow: bool) -> list[Text | Table]
     for i in range(0, len(cells), per_row):
         figures.add_row(*cells[i : i + per_row])
     nodes = Table.grid(padding=(0, 2))
-    for node in look.now.nodes:
+    for node in look.nodes:
         limit = f" of {size(node.memory_limit)}" if node.memory_limit else ""
         nodes.add_row(
             Text(safe(node.name), style="dim"),
@@ -136,7 +136,7 @@ def _partitions(stages: Sequence[StageFacts], rows: int, narrow: bool) -> list[T
     return [table, Text(f"and {rest} more, none further behind", style="dim")] if rest else [table]
 
 
-def _count(group: StageFacts | QueueFacts) -> Text:
+def _count(group: GroupFacts) -> Text:
     return Text(str(len(group.workers)), style="" if group.workers else "bold red")
 
 

@@ -14,12 +14,18 @@ from tokenbus_services.cli.doctor import checks, checks_outside, checks_provider
 from tokenbus_services.cli.doctor.checks import Finding
 from tokenbus_services.cli.doctor.checks_outside import LITTLE_ROOM
 from tokenbus_services.cli.doctor.checks_work import StuckFacts
-from tokenbus_services.cli.inspect.snapshot import DeploymentSnapshot, NodeFacts, PartitionFacts, QueueFacts, StageFacts
+from tokenbus_services.runtime.deployment_snapshot import (
+    DeploymentSnapshot,
+    NodeFacts,
+    PartitionFacts,
+    QueueFacts,
+    StageFacts,
+    StreamFacts,
+)
 from tokenbus_services.runtime.mcp_tool_cache import TTL_S
 from tokenbus_services.settings import ProviderSettings, Settings, load
 
 INFO = ServerInfo(name="valkey", version=(9, 1, 0), eviction="noeviction")
-QUEUE = QueueFacts(name="intake", workers=["w"])
 
 
 def test_a_sound_server_gives_one_good_finding():
@@ -75,7 +81,7 @@ def test_missing_rights_are_reported_in_the_servers_words():
 
 
 def stage(*partitions: PartitionFacts, workers: int = 1) -> StageFacts:
-    return StageFacts(name="parser", workers=["w"] * workers, partitions=list(partitions))
+    return StageFacts(name="parser", ages_ms={f"w{n}": 0 for n in range(workers)}, partitions=list(partitions))
 
 
 OWNED = PartitionFacts(owner="w")
@@ -101,7 +107,7 @@ def test_a_stage_needs_an_owner_for_each_partition_and_must_keep_up(now: StageFa
 
 
 def test_without_any_worker_the_server_is_mended_first_if_it_takes_no_writes():
-    idle = DeploymentSnapshot(at_ms=0, stages=[stage(OWNED, workers=0)], queues=[], nodes=[], chunks=0, dead=0)
+    idle = DeploymentSnapshot(at_ms=0, stages=[stage(OWNED, workers=0)], queues=[])
     [down], [hidden] = (list(checks_work.check_any_worker(idle, writes_fail=fail)) for fail in (False, True))
     assert "tokenbus up" in (down.todo or "")
     assert "heartbeats" in hidden.says
@@ -133,7 +139,7 @@ def test_a_missing_policy_worker_is_reported_if_drafts_wait_or_settings_have_pol
     [
         ({}, {}, ["ok"]),
         ({"held": 3, "waiting": 2}, {}, ["ok"]),
-        ({"workers": []}, {}, ["wrong"]),
+        ({"workers": {}}, {}, ["wrong"]),
         ({"held": 3}, {"abandoned": 1}, ["wrong"]),
         ({"held": 3}, {"often": 1, "example": "s 1-0"}, ["ok", "wrong"]),
     ],
@@ -141,13 +147,15 @@ def test_a_missing_policy_worker_is_reported_if_drafts_wait_or_settings_have_pol
 def test_a_queue_needs_workers_that_survive_their_entries(
     changes: dict[str, Any], stuck: dict[str, Any], levels: list[str]
 ):
-    queue = msgspec.structs.replace(QUEUE, **changes)
+    counts = {name: value for name, value in changes.items() if name != "workers"}
+    ages_ms = changes.get("workers", {"w": 0})
+    queue = QueueFacts(name="intake", ages_ms=ages_ms, streams=[StreamFacts(**counts)])
     assert [f.level for f in checks_work.check_queue(queue, StuckFacts(**stuck))] == levels
 
 
 @pytest.mark.parametrize(("waiting", "level"), [(0, "ok"), (1, "wrong")])
 def test_a_queue_without_workers_is_right_if_the_settings_need_none_and_nothing_waits(waiting: int, level: str):
-    queue = msgspec.structs.replace(QUEUE, workers=[], waiting=waiting)
+    queue = QueueFacts(name="intake", streams=[StreamFacts(waiting=waiting)])
     assert [f.level for f in checks_work.check_queue(queue, StuckFacts(), needed=False)] == [level]
 
 

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import msgspec
 
-from tokenbus_services.cli.inspect.snapshot import (
+from tokenbus_services.cli.top.figures import Sample, lines, rates
+from tokenbus_services.runtime.deployment_snapshot import (
     DeploymentSnapshot,
     NodeFacts,
     PartitionFacts,
     QueueFacts,
     StageFacts,
-    rates,
+    StreamFacts,
 )
-from tokenbus_services.cli.top.figures import Sample, lines
 
 NODE = NodeFacts(name="h:1", memory_bytes=3 * 2**20, memory_limit=0, commands_per_s=7, clients=2, now_ms=1_000)
 
 
 def snapshot(at_ms: int, *, added: int | None, chunks: int | None, done: int) -> DeploymentSnapshot:
     partition = PartitionFacts(owner="w", lag_bytes=5, lag_entries=1, done_bytes=done, open=2)
-    stages = [StageFacts(name=name, workers=["w"], partitions=[partition] * 2) for name in ("normalizer", "parser")]
-    queues = [QueueFacts(name=name, workers=["w"], added=added) for name in ("intake", "fetcher", "tools")]
-    return DeploymentSnapshot(at_ms=at_ms, stages=stages, queues=queues, nodes=[NODE], chunks=chunks, dead=0)
+    stages = [StageFacts(name=name, ages_ms={"w": 0}, partitions=[partition] * 2) for name in ("normalizer", "parser")]
+    streams = [StreamFacts(added=added)]
+    queues = [QueueFacts(name=name, ages_ms={"w": 0}, streams=streams) for name in ("intake", "fetcher", "tools")]
+    return DeploymentSnapshot(at_ms=at_ms, stages=stages, queues=queues, chunks=chunks)
 
 
 def test_rates_are_by_the_servers_clock():
@@ -49,7 +50,7 @@ def test_open_runs_are_those_of_the_parser():
 
 def test_a_sample_has_a_line_for_each_group_and_server():
     before, now = snapshot(1_000, added=1, chunks=1, done=1), snapshot(2_000, added=3, chunks=11, done=1)
-    head, server, *groups = lines(Sample(now, rates(before, now)))
+    head, server, *groups = lines(Sample(now, [NODE], rates(before, now)))
     assert head.startswith("open runs 4  requests 2.0/s")
     assert "chunks 10.0/s" in head
     assert "memory 3.0 MB  commands 7/s" in server

@@ -13,10 +13,10 @@ from tokenbus.errors import ServerError, ServerTooOld, ServerUnavailable, Settin
 from tokenbus_services.cli.doctor.checks import server_todo
 from tokenbus_services.cli.inspect.blob_facts import BlobFailure
 from tokenbus_services.cli.inspect.provider_facts import FailingModel, SilentModel
-from tokenbus_services.cli.inspect.snapshot import DeploymentSnapshot, PartitionFacts, QueueFacts, Rates, StageFacts
 from tokenbus_services.cli.inspect.trouble import Trouble
-from tokenbus_services.cli.top.command import Sample
+from tokenbus_services.cli.top.figures import Rates, Sample
 from tokenbus_services.cli.top.screen import screen_parts
+from tokenbus_services.runtime.deployment_snapshot import DeploymentSnapshot, PartitionFacts, QueueFacts, StageFacts
 
 
 def refused(url: str, cause: Exception | None = None) -> ServerUnavailable:
@@ -58,19 +58,19 @@ def test_top_is_whole_on_a_terminal_of_60_columns() -> None:
     stages = [
         StageFacts(
             name=name,
-            workers=["a-very-long-host-name:1234"],
+            ages_ms={"a-very-long-host-name:1234": 0},
             partitions=[PartitionFacts(owner="a-very-long-host-name:1234", lag_bytes=7_777)] * 8,
         )
         for name in ("normalizer", "parser", "policy")
     ]
     groups = ("intake", "fetcher", "tools", "recorder")
-    queues = [QueueFacts(name=name, workers=["a-very-long-host-name:1234"]) for name in groups]
+    queues = [QueueFacts(name=name, ages_ms={"a-very-long-host-name:1234": 0}) for name in groups]
     rates = Rates(
         requests=1.0, attempts=1.0, tool_calls=1.0, chunks=1.0, stage_bytes={stage.name: 1e6 for stage in stages}
     )
-    now = DeploymentSnapshot(at_ms=0, stages=stages, queues=queues, nodes=[], chunks=1, dead=0, gateways=["g"])
+    now = DeploymentSnapshot(at_ms=0, stages=stages, queues=queues, chunks=1, gateways=["g"])
     console = Console(width=60, file=io.StringIO(), record=True)
-    console.print(Group(*screen_parts(Sample(now, rates, TROUBLE), rows=8, narrow=True)))
+    console.print(Group(*screen_parts(Sample(now, [], rates, TROUBLE), rows=8, narrow=True)))
     shown = console.export_text()
     for word in ("normalizer", "parser", "policy", *groups, "open runs", "active", "pipelines 1", "gateways 1"):
         assert word in shown

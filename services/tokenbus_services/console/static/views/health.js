@@ -11,7 +11,7 @@ import { Plots } from "./plots.js";
 
 const MANY_ENTRIES = 1000;
 const ERRORS_SHARE = 0.1;
-const SILENT_S = 10;
+const SILENT_S = 3;
 const SPEND_MS = 10_000;
 
 export function Health() {

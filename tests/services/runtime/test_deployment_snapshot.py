@@ -13,8 +13,7 @@ from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
-from tokenbus_services.cli.inspect.observer import Observer
-from tokenbus_services.cli.inspect.snapshot import DeploymentSnapshot
+from tokenbus_services.runtime.deployment_snapshot import DeploymentReader, DeploymentSnapshot, read_nodes
 
 KEYS = Keys(prefix="seen", partitions=4)
 
@@ -38,13 +37,15 @@ async def any_server(request: pytest.FixtureRequest, server_url: str, tmp_path: 
             yield server
             for key in (KEYS.requests, KEYS.dead, KEYS.members("parser"), KEYS.members("fetcher")):
                 await server.client.delete(key)
-            for topic in ("events", "turns", "chunks"):
+            for topic in ("events", "turns", "chunks", "records"):
                 await server.client.delete(KEYS.topic(1, topic))
             await server.client.delete(KEYS.lease(1, "parser"))
 
 
 async def look(server: Server) -> DeploymentSnapshot:
-    return await Observer(server, KEYS).snapshot()
+    reader = DeploymentReader(server, KEYS, recorded=True, judged=False, added=True, topic="chunks")
+    await server.clock.measure()
+    return await reader.read()
 
 
 async def test_an_empty_deployment_has_an_empty_snapshot(any_server: Server):
@@ -54,9 +55,10 @@ async def test_an_empty_deployment_has_an_empty_snapshot(any_server: Server):
         ("intake", [], 0, 0, 0),
         ("fetcher", [], 0, 0, 0),
         ("tools", [], 0, 0, 0),
+        ("recorder", [], 0, 0, 0),
     ]
     assert (found.open_runs, found.chunks, found.dead) == (0, 0, 0)
-    assert all(node.memory_bytes and node.now_ms for node in found.nodes)
+    assert all(node.memory_bytes and node.now_ms for node in await read_nodes(any_server))
 
 
 async def test_owners_workers_lag_and_work_are_seen(any_server: Server):
@@ -73,6 +75,7 @@ async def test_owners_workers_lag_and_work_are_seen(any_server: Server):
         await client.xadd(turns, {"r": b"x"})
     await client.xreadgroup("fetcher", "f", {turns: ">"}, count=1)
     await client.xadd(KEYS.topic(1, "chunks"), {"__data__": b"{}"})
+    await client.xadd(KEYS.topic(1, "records"), {"r": b"x"})
     await client.xadd(KEYS.dead, {"__data__": b"{}"})
     found = await look(any_server)
     parser = found.stages[1]
@@ -83,7 +86,19 @@ async def test_owners_workers_lag_and_work_are_seen(any_server: Server):
     fetcher = found.queues[1]
     assert (fetcher.workers, fetcher.waiting, fetcher.held) == ([], 2, 1)
     assert (fetcher.added, found.chunks) in ((3, 1), (None, None))
-    assert found.dead == 1
+    assert (found.dead, found.rejected) == (1, 0)
+    recorder = found.queues[3]
+    assert [(s.partition, s.waiting) for s in recorder.streams] == [(0, 0), (1, 1), (2, 0), (3, 0)]
+
+
+async def test_without_workers_only_lengths_and_leases_are_read(any_server: Server):
+    client = any_server.client
+    await client.zadd(KEYS.members("fetcher"), {"f": 2**52})
+    await client.hset(KEYS.lease(1, "parser"), mapping={"arrived": 70, "done": 30, "open": 3})
+    await client.xadd(KEYS.topic(1, "turns"), {"r": b"x"})
+    found = await DeploymentReader(any_server, KEYS, recorded=False, judged=False, workers=False).read()
+    assert (found.queues[1].workers, found.queues[1].waiting, found.queues[1].added) == ([], 1, None)
+    assert (found.stages[1].lag_bytes, found.stages[1].lag_entries, found.open_runs) == (40, None, 3)
 
 
 async def test_an_expired_lease_has_no_owner(any_server: Server):
@@ -94,10 +109,11 @@ async def test_an_expired_lease_has_no_owner(any_server: Server):
 async def test_the_number_of_commands_of_a_sample_does_not_depend_on_the_runs(server: Server, keys: Keys):
     async def commands() -> int:
         before = (await server.client.info("stats"))["total_commands_processed"]
-        await Observer(server, keys).snapshot()
+        await DeploymentReader(server, keys, recorded=True, judged=True, added=True, topic="chunks").read()
         return (await server.client.info("stats"))["total_commands_processed"] - before
 
-    await commands()  # the first look also connects
+    await commands()  # the first look also connects, and asks the time
+    await server.clock.measure()
     few = await commands()
     pipe = server.client.pipeline(transaction=False)
     for n in range(2_000):
