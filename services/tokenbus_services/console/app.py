@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from tokenbus_services.console.access.session import PATH, ConsoleSessions
+from tokenbus_services.console.access.session import PATH, ConsoleSessions, StoredLogins
 from tokenbus_services.console.access.signing import Signer, StoredSecret
 from tokenbus_services.console.costs import Costs
 from tokenbus_services.console.http import Desk, WithSafeHeaders, refused
@@ -41,7 +41,8 @@ def create(settings: Settings, gateway: Gateway, directory: KeyDirectory | None)
     """The console's app, and what works beside it. ``directory``: None at a gateway without keys."""
     table = settings.console or ConsoleSettings()
     signer = Signer(StoredSecret(gateway.runs.server, gateway.runs.keys))
-    desk = Desk(gateway, ConsoleSessions(table, signer, directory))
+    logins = StoredLogins(gateway.runs.server, gateway.runs.keys)
+    desk = Desk(gateway, ConsoleSessions(table, signer, logins, directory))
     costs = Costs(settings)
     judged, recorded = bool(settings.policies), settings.records is not None
     sampler = Sampler(gateway.runs.server, gateway.runs.keys, costs, judged=judged, recorded=recorded)

@@ -215,6 +215,10 @@ class Keys:
         """Text: the random bytes that sign logins and links of the console."""
         return f"{self.prefix}:{{gateway}}:console:secret"
 
+    def console_login(self, nonce: str) -> str:
+        """Text: exists for as long as this login of the console has not ended."""
+        return f"{self.prefix}:{{gateway}}:console:login:{nonce}"
+
     def members(self, group: str) -> str:
         """Sorted set: live workers of a group by the server time of their last heartbeat in ms."""
         return f"{self.prefix}:members:{group}"

@@ -143,8 +143,11 @@ def test_a_key_with_roles_logs_in_and_the_cookie_is_for_the_console_alone(person
     assert ADA.text not in cookie
     assert ADA.sha256 not in cookie
     stranger.csrf = answer.json()["csrf"]
+    kept = dict(stranger.http.cookies)
     assert stranger.post("/logout").json()["roles"] == []
     assert stranger.get("/session")["roles"] == []
+    stranger.http.cookies.update(kept)
+    assert stranger.get("/session")["roles"] == [], "a copy of the cookie opens nothing after the logout"
 
 
 def test_nothing_is_done_without_the_pages_token_or_for_another_site(bus: LocalBus, person: Console) -> None:

@@ -355,9 +355,19 @@ def test_a_key_lives_from_its_making_to_its_revocation(http: httpx.Client, admin
     assert {one["id"]: one["state"] for one in admin.get("/keys").json()["keys"]}[key_id] == "revoked"
 
 
-def test_a_socket_that_is_open_asks_nothing_more_when_its_key_is_revoked(
-    http: httpx.Client, admin: httpx.Client
-) -> None:
+def test_a_topics_reader_gets_no_more_when_its_key_is_revoked(http: httpx.Client, admin: httpx.Client) -> None:
+    made = admin.post("/keys", json={"rules": {"operator": True}}).json()
+    with http.stream("GET", "/topics/runs", headers=auth(made["key"])) as answer:
+        assert answer.status_code == 200
+        admin.delete(f"/keys/{made['id']}")
+        silent = 0
+        for line in answer.iter_lines():  # until the gateway ends it
+            silent += line.startswith(":")
+            assert silent < 20, "keep-alives for a reader whose key is revoked"
+
+
+@pytest.mark.parametrize("how", ["revoked", "rotated"])
+def test_a_socket_that_is_open_ends_with_its_key(http: httpx.Client, admin: httpx.Client, how: str) -> None:
     made = admin.post("/keys", json={}).json()
     address = str(http.base_url).replace("http", "ws", 1).rstrip("/") + "/v1/responses"
 
@@ -374,8 +384,29 @@ def test_a_socket_that_is_open_asks_nothing_more_when_its_key_is_revoked(
     assert refused.value.response.status_code == 401
     with connect(address, additional_headers=auth(made["key"])) as socket:
         assert last(socket) == "response.completed"
-        admin.delete(f"/keys/{made['id']}")
+        if how == "revoked":
+            admin.delete(f"/keys/{made['id']}")
+        else:
+            admin.post(f"/keys/{made['id']}/rotate", json={"grace_s": 0})
         eventually_sync(lambda: last(socket) == "error")
+        with pytest.raises(ConnectionClosed) as closed:
+            socket.recv(timeout=30)
+    assert closed.value.rcvd
+    assert closed.value.rcvd.code == 1008
+
+
+def test_a_chat_socket_ends_with_the_key_of_its_handshake(http: httpx.Client, admin: httpx.Client) -> None:
+    made = admin.post("/keys", json={}).json()
+    address = str(http.base_url).replace("http", "ws", 1).rstrip("/") + "/api/chat"
+    with connect(address, additional_headers=auth(made["key"])) as socket:
+        assert answer_to(socket, chat_send("r0", chat="c9"))[-1]["type"] == "end"
+        admin.post(f"/keys/{made['id']}/rotate", json={"grace_s": 0})
+        numbers = iter(range(1, 10_000))
+        eventually_sync(lambda: answer_to(socket, chat_send(f"r{next(numbers)}", chat="c9"))[-1]["type"] == "error")
+        with pytest.raises(ConnectionClosed) as closed:
+            socket.recv(timeout=30)
+    assert closed.value.rcvd
+    assert closed.value.rcvd.code == 1008
 
 
 def test_a_changed_key_has_its_new_rules(http: httpx.Client, admin: httpx.Client) -> None:

@@ -1,8 +1,9 @@
 """Logins and links: who a request to the console comes from.
 
-A login is a cookie that any gateway of the deployment accepts. It names the key's id and one of its texts (by a part of
-the hash). The key's entry is looked up with each request, so a login ends when its key is revoked, blocked or expires,
-or loses its roles. A link is a signed text of the same kind, for one run.
+A login is a cookie that any gateway of the deployment accepts, for as long as the server has its session: a logout
+deletes that. The cookie names the key's id and one of its texts (by a part of the hash). The key's entry is looked up
+with each request, so a login ends when its key is revoked, blocked or expires, or loses its roles. A link is a signed
+text of the same kind, for one run.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ import secrets
 import time
 from collections.abc import Callable
 from hmac import compare_digest
+from typing import Protocol
 
 import msgspec
 from starlette.requests import Request
 
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.server.server import Server, translated
 from tokenbus_services.console.access.signing import Signer
 from tokenbus_services.console.access.viewer import NOBODY, Viewer, viewer_of, viewer_without_keys
 from tokenbus_services.gateway.keys.directory import KeyDirectory
@@ -50,6 +54,36 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True):
     expires_ms: int
 
 
+class Logins(Protocol):
+    """The logins that have not ended, by their nonces. All raise ServerError."""
+
+    async def begin(self, nonce: str, *, lifetime_s: float) -> None: ...
+
+    async def end(self, nonce: str) -> None: ...
+
+    async def has(self, nonce: str) -> bool: ...
+
+
+class StoredLogins:
+    """Keys in Redis, one for each login."""
+
+    def __init__(self, server: Server, keys: Keys) -> None:
+        self._server = server
+        self._keys = keys
+
+    async def begin(self, nonce: str, *, lifetime_s: float) -> None:
+        with translated(self._server):
+            await self._server.client.set(self._keys.console_login(nonce), b"1", ex=max(1, round(lifetime_s)))
+
+    async def end(self, nonce: str) -> None:
+        with translated(self._server):
+            await self._server.client.delete(self._keys.console_login(nonce))
+
+    async def has(self, nonce: str) -> bool:
+        with translated(self._server):
+            return bool(await self._server.client.exists(self._keys.console_login(nonce)))
+
+
 class ConsoleSessions:
     """Identifies the viewer of a request."""
 
@@ -57,6 +91,7 @@ class ConsoleSessions:
         self,
         settings: ConsoleSettings,
         signer: Signer,
+        logins: Logins,
         directory: KeyDirectory | None,
         *,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
@@ -64,6 +99,7 @@ class ConsoleSessions:
         """``directory``: None at a gateway without keys."""
         self._settings = settings
         self._signer = signer
+        self._logins = logins
         self._directory = directory
         self._now_ms = now_ms
 
@@ -91,8 +127,15 @@ class ConsoleSessions:
             why = "this key may not use the console; its field `console` lists what it may do there"
             raise Refusal(Problem(status=403, code="no_console_roles", message=why, kind="auth"))
         expires = self._now_ms() + round(self._settings.session_hours * 3_600_000)
-        login = Login(entry.id, digest(key)[:_KEY_PART], expires, secrets.token_urlsafe(9))
+        login = Login(entry.id, digest(key)[:_KEY_PART], expires, secrets.token_urlsafe(18))
+        await self._logins.begin(login.nonce, lifetime_s=self._settings.session_hours * 3600)
         return await self._signer.sign("login", login), viewer_of(entry)
+
+    async def logout(self, request: Request) -> None:
+        """End the login of this request on the server, also for copies of its cookie. Raises ServerError."""
+        cookie = request.cookies.get(COOKIE, "")
+        if cookie and (login := await self._signer.check("login", cookie, Login)):
+            await self._logins.end(login.nonce)
 
     async def ticket(self, viewer: Viewer, run: str) -> tuple[str, int]:
         """A link's text for this run, and the time at which it expires, in ms."""
@@ -117,7 +160,7 @@ class ConsoleSessions:
 
     async def _by_cookie(self, cookie: str, directory: KeyDirectory) -> Viewer:
         login = await self._signer.check("login", cookie, Login) if cookie else None
-        if login is None or login.expires_ms <= self._now_ms():
+        if login is None or login.expires_ms <= self._now_ms() or not await self._logins.has(login.nonce):
             return NOBODY
         entry = await directory.entry(login.key)
         return viewer_of(entry) if entry and self._is_valid(entry, login.text) else NOBODY

@@ -71,6 +71,7 @@ class _SessionRoutes:
     async def logout(self, request: Request) -> Response:
         viewer = await self._desk.sessions.viewer(request)
         await self._desk.sessions.check_csrf(request)
+        await self._desk.sessions.logout(request)
         self._desk.audit("logout", viewer)
         answer = json(self._shown(NOBODY, await self._desk.sessions.csrf_of("")))
         answer.delete_cookie(COOKIE, path=PATH, secure=_is_https(request), httponly=True, samesite="strict")

@@ -13,7 +13,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, MutableMapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
+from contextlib import suppress
 from typing import Any, get_args
 
 import msgspec
@@ -26,6 +27,7 @@ from tokenbus import Response
 from tokenbus.bus.keys import PublicTopic
 from tokenbus.bus.liveness import stop_task
 from tokenbus.client.rerun import MAX_AGAIN, How
+from tokenbus.errors import ServerError
 from tokenbus.events.public import TERMINAL, PublicEvent
 from tokenbus_services.gateway.answers import asgi
 from tokenbus_services.gateway.callers import Caller
@@ -39,6 +41,9 @@ from tokenbus_services.gateway.surfaces.contract import Answer
 from tokenbus_services.gateway.surfaces.fields import Fields, is_whole, json_body
 from tokenbus_services.gateway.surfaces.native import NativeSurface
 from tokenbus_services.gateway.surfaces.native.surface import NativeEncoder, accepted, event_lines
+
+CHECK_S = 5.0
+"""How often the key of a topic's reader is checked again."""
 
 
 def routes(gateway: Gateway) -> list[BaseRoute]:
@@ -141,10 +146,7 @@ class _NativeRoutes:
 
     async def topic(self, request: Request) -> Any:
         """Live events of all runs."""
-        caller = await self._gateway.caller(request, self.surface)
-        if not caller.operator:
-            why = "topics are for operators: `operator = true` of a key makes it one's"
-            raise Refusal(Problem(status=403, code="operators_only", message=why, kind="auth"))
+        await self._operator(request)
         topic = request.path_params["topic"]
         if topic not in get_args(PublicTopic):
             raise Refusal(Problem(status=404, code="not_found", message="no such topic", kind="not_found"))
@@ -152,7 +154,16 @@ class _NativeRoutes:
         if begin not in ("now", "start"):
             raise invalid("from", "must be 'now' or 'start'")
         events = self._gateway.runs.of_topic(topic, request.query_params.get("group"), begin)
-        return _TopicAnswer(events, keep_alive_s=self._gateway.times.keep_alive_s)
+        return _TopicAnswer(
+            events, keep_alive_s=self._gateway.times.keep_alive_s, check=lambda: self._operator(request)
+        )
+
+    async def _operator(self, request: Request) -> None:
+        """Raises Refusal unless the caller is an operator now."""
+        caller = await self._gateway.caller(request, self.surface)
+        if not caller.operator:
+            why = "topics are for operators: `operator = true` of a key makes it one's"
+            raise Refusal(Problem(status=403, code="operators_only", message=why, kind="auth"))
 
     async def _owned(self, request: Request) -> tuple[str, Fields | None]:
         """The run of the path, and the body of a POST. Raises Refusal."""
@@ -166,11 +177,15 @@ class _NativeRoutes:
 
 
 class _TopicAnswer:
-    """Events of a topic as a stream without ids: it has no end, and a new reader begins where it says."""
+    """Events of a topic as a stream without ids: it ends with its key alone, and a new reader begins where it says."""
 
-    def __init__(self, events: AsyncGenerator[PublicEvent], *, keep_alive_s: float) -> None:
+    def __init__(
+        self, events: AsyncGenerator[PublicEvent], *, keep_alive_s: float, check: Callable[[], Awaitable[None]]
+    ) -> None:
+        """``check``: raises Refusal once the reader may not read any more."""
         self._events = events
         self._keep_alive_s = keep_alive_s
+        self._check = check
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: asgi.Send) -> None:
         response = StreamingResponse(
@@ -180,8 +195,14 @@ class _TopicAnswer:
 
     async def _lines(self) -> AsyncGenerator[bytes]:
         waiting: asyncio.Task[PublicEvent] | None = None
+        clock = asyncio.get_running_loop().time
+        check_at = clock() + CHECK_S
         try:
             while True:
+                if clock() >= check_at:
+                    with suppress(ServerError):  # the keys cannot be read now
+                        await self._check()
+                    check_at = clock() + CHECK_S
                 waiting = waiting or asyncio.ensure_future(anext(self._events))
                 done, _ = await asyncio.wait({waiting}, timeout=self._keep_alive_s)
                 if not done:
@@ -193,6 +214,8 @@ class _TopicAnswer:
                     return
                 waiting = None
                 yield event_lines(event, numbered=False)
+        except Refusal:
+            return
         finally:
             await stop_task(waiting)
             await self._events.aclose()

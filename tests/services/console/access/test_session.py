@@ -52,6 +52,24 @@ class Clock:
         return self.now_ms
 
 
+class Open(set[str]):
+    """The logins that have not ended."""
+
+    async def begin(self, nonce: str, *, lifetime_s: float) -> None:
+        self.add(nonce)
+
+    async def end(self, nonce: str) -> None:
+        self.discard(nonce)
+
+    async def has(self, nonce: str) -> bool:
+        return nonce in self
+
+
+@pytest.fixture
+def logins() -> Open:
+    return Open()
+
+
 @pytest.fixture
 def keys() -> Keys:
     return Keys(console=("see_content", "act"), tenant="acme")
@@ -63,8 +81,8 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def sessions(keys: Any, clock: Clock) -> ConsoleSessions:
-    return ConsoleSessions(ConsoleSettings(), Signer(Secret()), keys, now_ms=clock)
+def sessions(keys: Any, logins: Open, clock: Clock) -> ConsoleSessions:
+    return ConsoleSessions(ConsoleSettings(), Signer(Secret()), logins, keys, now_ms=clock)
 
 
 def request(cookie: str = "", **headers: str) -> Request:
@@ -77,9 +95,11 @@ def ticket_of(text: str) -> Request:
     return request(**{TICKET_HEADER.replace("-", "_"): text})
 
 
-async def test_any_gateway_accepts_a_login_that_another_signed(sessions: ConsoleSessions, keys: Any) -> None:
+async def test_any_gateway_accepts_a_login_that_another_signed(
+    sessions: ConsoleSessions, logins: Open, keys: Any
+) -> None:
     cookie, viewer = await sessions.login(KEY.text)
-    other = ConsoleSessions(ConsoleSettings(), Signer(Secret()), keys, now_ms=Clock())
+    other = ConsoleSessions(ConsoleSettings(), Signer(Secret()), logins, keys, now_ms=Clock())
     assert await other.viewer(request(cookie)) == viewer
     assert (viewer.tenant, viewer.roles) == ("acme", {"see_runs", "see_content", "act"})
 
@@ -88,7 +108,7 @@ async def test_a_changed_cookie_and_one_of_another_deployment_are_rejected(
     sessions: ConsoleSessions, keys: Any
 ) -> None:
     cookie, _ = await sessions.login(KEY.text)
-    stranger = ConsoleSessions(ConsoleSettings(), Signer(Secret(b"y" * 32)), keys, now_ms=Clock())
+    stranger = ConsoleSessions(ConsoleSettings(), Signer(Secret(b"y" * 32)), Open(), keys, now_ms=Clock())
     foreign, _ = await stranger.login(KEY.text)
     ticket, _ = await sessions.ticket(Viewer(name="ada", roles=frozenset({"see_runs"})), "r")
     for wrong in (cookie[:-2] + "AA", "A" + cookie[1:], foreign, ticket, "", "é", "A" * 5000):
@@ -111,6 +131,16 @@ async def test_a_login_ends_with_its_key(sessions: ConsoleSessions, keys: Keys, 
     assert not (await sessions.viewer(request(cookie))).roles
     keys.now = None
     assert await sessions.viewer(request(cookie)) == NOBODY
+
+
+async def test_a_logout_ends_its_own_login_for_every_copy_of_the_cookie(sessions: ConsoleSessions) -> None:
+    cookie, _ = await sessions.login(KEY.text)
+    other, viewer = await sessions.login(KEY.text)
+    await sessions.logout(request(cookie[:-2] + "AA"))
+    assert await sessions.viewer(request(cookie)) == viewer
+    await sessions.logout(request(cookie))
+    assert await sessions.viewer(request(cookie)) == NOBODY
+    assert await sessions.viewer(request(other)) == viewer
 
 
 async def test_a_login_ends_in_time(sessions: ConsoleSessions, clock: Clock) -> None:
@@ -159,10 +189,10 @@ async def test_the_pages_token_is_of_its_login(sessions: ConsoleSessions) -> Non
 
 
 async def test_without_keys_all_callers_have_the_roles_of_the_settings() -> None:
-    sessions = ConsoleSessions(ConsoleSettings(), Signer(Secret()), None)
+    sessions = ConsoleSessions(ConsoleSettings(), Signer(Secret()), Open(), None)
     assert not sessions.needs_login
     assert (await sessions.viewer(request())).roles == {"see_runs", "act"}
-    none = ConsoleSessions(ConsoleSettings(roles_without_keys=()), Signer(Secret()), None)
+    none = ConsoleSessions(ConsoleSettings(roles_without_keys=()), Signer(Secret()), Open(), None)
     assert await none.viewer(request()) == NOBODY
 
 

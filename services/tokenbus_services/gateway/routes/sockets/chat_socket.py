@@ -149,6 +149,9 @@ class ChatSocket:
                     )
             except Refusal as e:
                 await self._refuse(request, e.problem, audit)
+                if audit.caller is None and key_in(self._headers) and not key_in(handshake.headers_of(frame.headers)):
+                    with suppress(RuntimeError):
+                        await self._socket.close(handshake.MISUSED, "the key of this socket is not valid any more")
             except TokenbusError as e:
                 await self._refuse(request, of_exception(e), audit)
             except TimeoutError:  # the client reads nothing

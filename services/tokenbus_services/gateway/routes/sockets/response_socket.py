@@ -53,8 +53,7 @@ class ResponseSocket:
         """Serve the connection until it is closed."""
         try:
             handshake.check_origin(self._headers, self._gateway.settings.origins)
-            caller = await self._gateway.access.identify(self._headers)
-            caller.may_use(self._surface.name)
+            await self._caller()
         except Refusal as e:
             await handshake.deny(self._socket, response_to(e.problem, self._surface.refusal))
             return
@@ -62,11 +61,17 @@ class ResponseSocket:
             await handshake.deny(self._socket, response_to(of_exception(e), self._surface.refusal))
             return
         await self._socket.accept()
-        answering = asyncio.create_task(self._answer_all(caller), name="answers of a socket")
+        answering = asyncio.create_task(self._answer_all(), name="answers of a socket")
         try:
             await self._read(answering)
         finally:
             await stop_task(answering)
+
+    async def _caller(self) -> Caller:
+        """Who asks now: the handshake's key may have been revoked or rotated meanwhile. Raises Refusal (401, 403)."""
+        caller = await self._gateway.access.identify(self._headers)
+        caller.may_use(self._surface.name)
+        return caller
 
     async def _read(self, answering: asyncio.Task[None]) -> None:
         """Put the client's frames into the queue until it leaves, or answering has ended."""
@@ -89,16 +94,19 @@ class ResponseSocket:
                 why = f"more than {MAX_WAITING} requests wait on this socket"
                 await self._send_error(Problem(status=429, code="too_many_requests", message=why, kind="rate_limit"))
 
-    async def _answer_all(self, caller: Caller) -> None:
+    async def _answer_all(self) -> None:
         with suppress(WebSocketDisconnect):  # the client has disconnected while a frame was sent
             while True:
                 frame = await self._waiting.get()
                 with self._gateway.frame_audit(self._surface.name, method="CREATE") as audit:
-                    audit.caller = caller
                     try:
+                        audit.caller = caller = await self._caller()
                         await self._answer(caller, frame, audit)
                     except Refusal as e:
                         await self._send_error(e.problem, audit)
+                        if audit.caller is None:
+                            await self._socket.close(handshake.MISUSED, "the key of this socket is not valid any more")
+                            return
                     except TokenbusError as e:
                         await self._send_error(of_exception(e), audit)
                     except WebSocketDisconnect:
