@@ -82,8 +82,8 @@ BROKEN: dict[str, tuple[Any, str, str, str]] = {
     "the offset moves before the outputs": (
         commit,
         "_COMMIT",
-        "operate(11,",
-        "if h[2] ~= '0-0' then redis.call('HSET', KEYS[1], 'offset', ARGV[4]) return {'ok'} end operate(11,",
+        "operate(13,",
+        "if h[2] ~= '0-0' then redis.call('HSET', KEYS[1], 'offset', ARGV[4]) return {'ok'} end operate(13,",
     ),
     "chained, the first fence is gone": (chain, "_CHAIN", "if one[1] ~= ARGV[1] or", "if"),
     "chained, what came in between is passed over": (

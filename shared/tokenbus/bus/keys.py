@@ -239,6 +239,10 @@ class Keys:
         """Hash: the large part of an open run's checkpoint, in numbered pieces; deleted with the run."""
         return f"{self.prefix}:{{{partition}}}:pieces:{group}:{run}"
 
+    def owed(self, partition: int, group: str) -> str:
+        """Hash: the writes of a large commit that are still to be done, in parts."""
+        return f"{self.prefix}:{{{partition}}}:owed:{group}"
+
     def run(self, run: str) -> str:
         """Hash: the run's status, attempt, request and result."""
         return f"{self.prefix}:{{{self.partition_of(run)}}}:run:{run}"

@@ -12,7 +12,7 @@ The counters ``arrived`` and ``done`` in a lease hash are bytes of frames writte
 input. Their difference is the lag that drives backpressure.
 """
 
-from tokenbus.bus.scripts.commit import Commit
+from tokenbus.bus.scripts.commit import Commit, owe
 from tokenbus.bus.scripts.leases import acquire, count, note, present, release, renew, withdraw_replay
 from tokenbus.bus.scripts.runs.accept import accept, cancel
 from tokenbus.bus.scripts.runs.attempt_fence import RawPart, append_raw
@@ -40,6 +40,7 @@ __all__ = [
     "joined",
     "mark",
     "note",
+    "owe",
     "present",
     "release",
     "renew",

@@ -35,11 +35,12 @@ _CHAIN = script(
     + OPERATE
     + """
 local n = tonumber(ARGV[17])
-local one = redis.call('HMGET', KEYS[1], 'token', 'offset', 'flush', 'entries', 'done')
-local two = redis.call('HMGET', KEYS[3], 'token', 'offset', 'entries', 'done')
+local one = redis.call('HMGET', KEYS[1], 'token', 'offset', 'flush', 'entries', 'done', 'owed')
+local two = redis.call('HMGET', KEYS[3], 'token', 'offset', 'entries', 'done', 'owed')
 if one[1] ~= ARGV[1] or two[1] ~= ARGV[2] then return {'fenced', one[1] or '0', two[1] or '0'} end
 if one[3] == ARGV[16] then return {'already', one[2], two[2]} end
-if one[2] ~= ARGV[3] or two[2] ~= ARGV[5] then return {'moved', one[2] or '0-0', two[2] or '0-0'} end
+local owing = (one[6] or '') ~= '' or (two[5] or '') ~= ''
+if owing or one[2] ~= ARGV[3] or two[2] ~= ARGV[5] then return {'moved', one[2] or '0-0', two[2] or '0-0'} end
 local function unread(stream, begin, seen)
   local found = redis.call('XRANGE', stream, '(' .. seen, '+', 'COUNT', MOST_UNREAD)
   if #found == 0 and seen ~= begin and not redis.call('XRANGE', stream, seen, seen)[1] then return nil end

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
+import msgspec
+
 from tokenbus.bus.scripts.commit_operations import (
     APPEND,
     ARRIVED,
@@ -31,17 +33,23 @@ _COMMIT = script(
 -- KEYS: 1 lease (hash), 2 the stage's input (stream), 3 and further: the keys that the operations name.
 -- ARGV: 1 token, 2 lease time in ms, 3 offset before, 4 offset after, 5 watermark, 6 entries, 7 bytes, 8 group that
 -- shows
--- the offset, 9 entries kept in a topic, 10 kinds of all keys, 11 and further: the operations.
+-- the offset, 9 entries kept in a topic, 10 kinds of all keys, 11, 12 what the partition owes before and after,
+-- 13 and further: the operations.
 -- Reply: see `Commit`.
 -- Atomic: outputs and offset move together, and only for the owner of the lease: that makes each output exactly once.
 """
     + NOW
     + OPERATE
     + """
-local h = redis.call('HMGET', KEYS[1], 'token', 'offset', 'entries', 'done')
+local h = redis.call('HMGET', KEYS[1], 'token', 'offset', 'entries', 'done', 'owed')
 if h[1] ~= ARGV[1] then return {'fenced', h[1] or '0'} end
 if h[2] ~= ARGV[3] then
   if h[2] == ARGV[4] then return {'already', h[2]} end
+  return {'moved', h[2]}
+end
+local owed = h[5] or ''
+if owed ~= ARGV[11] then
+  if owed == ARGV[12] then return {'already', h[2]} end
   return {'moved', h[2]}
 end
 local mirror = string.sub(ARGV[8], 2)
@@ -51,13 +59,44 @@ end
 local alien, wrong = misfits(0, ARGV[10], {[KEYS[1]] = true})
 if wrong then return redis.error_reply(wrong) end
 ROOM
-operate(11, #ARGV, 0, alien, ARGV[9])
+operate(13, #ARGV, 0, alien, ARGV[9])
 local read, done = (h[3] or 0) + ARGV[6], (h[4] or 0) + ARGV[7]
+if owed ~= ARGV[12] then redis.call('HSET', KEYS[1], 'owed', ARGV[12]) end
 move(KEYS[1], KEYS[2], ARGV[4], ARGV[5], now + ARGV[2], read, done, ARGV[8])
 return {'ok', ARGV[4], unpack(lag)}
 """.replace("ROOM", ROOM),
 )
 
+_OWE = script(
+    "owe",
+    """
+-- Store one part of a large commit, before the commit.
+-- KEYS: 1 lease (hash), 2 what is owed (hash).
+-- ARGV: 1 token, 2 field, 3 part, 4 lifetime in ms.
+-- Reply: 1, or 0 if another token holds the lease.
+-- Atomic: only the owner of the lease writes, and nothing is left without a lifetime.
+if redis.call('HGET', KEYS[1], 'token') ~= ARGV[1] then return 0 end
+"""
+    + ROOM
+    + """
+redis.call('HSET', KEYS[2], ARGV[2], ARGV[3])
+redis.call('PEXPIRE', KEYS[2], ARGV[4])
+return 1
+""",
+)
+
+
+def owe(lease: str, owed: str, *, token: str, name: str, part: bytes, ttl_ms: int) -> ScriptCall:
+    """Store one part of a large commit under this name, before the commit. Reply: 0 if another token holds the
+    lease.
+    """
+    return ScriptCall(_OWE, [lease, owed], [token, name, part, ttl_ms])
+
+
+COMMIT_VALUES = 3000
+"""Maximum keys and arguments of one commit, unless one operation has more: a server takes about 2 µs for each."""
+COMMIT_BYTES = 2**20
+"""Maximum payload of one commit, unless one operation has more: a server takes 2 to 8 ms for it."""
 HELD_PER_ARG = 24
 """Approximate memory per argument in addition to its payload: a list slot, and sometimes a short string."""
 
@@ -145,6 +184,7 @@ class Commit:
 
     def publish_to_topic(self, topic: str, data: bytes) -> None:
         """Publish one event to a topic stream only, not to a run's log."""
+        self._data += len(data)
         self._ops += (PUBLISH_TO_TOPIC.letter, self._key(topic, "s"), data)
 
     def count(self, lease: str, size: int) -> None:
@@ -216,6 +256,43 @@ class Commit:
         """Count ``size`` bytes as arrived at the group with this lease hash; the reply includes the group's lag."""
         self._ops += (ARRIVED.letter, self._key(lease, "h"), size)
 
+    @property
+    def is_large(self) -> bool:
+        """Whether the script would hold up everybody else; see `parts`."""
+        return len(self._ops) + len(self._keys) > COMMIT_VALUES or self._data > COMMIT_BYTES
+
+    def parts(self) -> list[Commit]:
+        """The same writes in the same order, as commits that are not large."""
+        parts = [part := Commit(*self._keys[:2])]
+        ops: list[Any] = self._ops
+        at = size = 0
+        while at < len(ops):
+            operation = OPERATIONS[ops[at]]
+            end = at + length_of(operation, ops, at)
+            more = _bytes(ops[at:end])
+            values = len(part._ops) + len(part._keys) + end - at
+            if part._ops and (values > COMMIT_VALUES or size + more > COMMIT_BYTES):
+                parts.append(part := Commit(*self._keys[:2]))
+                size = 0
+            key = int(ops[at + 1]) - 1
+            rest = part._renumbered(operation, ops[at + 2 : end], self)
+            part._ops += (operation.letter, part._key(self._keys[key], self._kinds[key]), *rest)
+            at, size = end, size + more
+        return parts
+
+    def encoded(self) -> bytes:
+        """For `decode`."""
+        return msgspec.msgpack.encode((self._keys, self._kinds, self._ops))
+
+    @classmethod
+    def decode(cls, data: bytes) -> Commit:
+        """A commit that was stored as `encoded`."""
+        keys, kinds, ops = msgspec.msgpack.decode(data)
+        self = cls(*keys[:2])
+        self._keys, self._kinds, self._ops = keys, kinds, ops
+        self._index = {key: number for number, key in enumerate(keys, 1)}
+        return self
+
     def repeat(self, other: Commit, keys: Collection[str]) -> None:
         """Add the writes of ``other`` to ``keys`` again, including their publications to topics; nothing is written
         twice.
@@ -257,15 +334,20 @@ class Commit:
         mirror: str,
         entries_read: bool,
         topic_entries: int,
+        owed: str = "",
+        owes: str = "",
     ) -> ScriptCall:
         """Build the call that commits the batch after offset ``begin`` up to ``end``: ``entries`` entries of ``size``
         bytes.
+
+        ``owed``: what the partition owes until then; if that is another, nothing is written. ``owes``: the same
+        afterwards. Empty: nothing.
 
         ``mirror`` names the consumer group that shows the offset (with ENTRIESREAD from Redis 7). If it is set, the
         input is trimmed to the watermark.
         """
         head: list[Arg] = [token, ttl_ms, begin, end, watermark, entries, size]
-        head += [("7" if entries_read else "6") + mirror, topic_entries, "".join(self._kinds)]
+        head += [("7" if entries_read else "6") + mirror, topic_entries, "".join(self._kinds), owed, owes]
         return ScriptCall(_COMMIT, self._keys, head + self._ops)
 
 

@@ -119,6 +119,8 @@ class AheadFlush:
         for fields in appended[self._handed_on :]:
             self.second.apply_ours(fields)
         self._handed_on = len(appended)
+        if self.first.commit.is_large or self.second.commit.is_large:
+            raise NotAhead  # it has to be written in parts
 
     def call(self, *, ttl_ms: int, entries_read: bool, topic_entries: int, policy_lease: str | None) -> ScriptCall:
         """The call that writes it. The same until `take_in`."""

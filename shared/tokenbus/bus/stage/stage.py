@@ -83,6 +83,7 @@ class Stage:
             server,
             keys,
             group=group,
+            topic=topic,
             lease_s=lease_s,
             topic_entries=topic_entries,
             dead_entries=dead_entries,

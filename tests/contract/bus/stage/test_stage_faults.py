@@ -16,11 +16,12 @@ from tests.contract.bus.toys import Bench, Frames, JoiningLogic, Toiler
 from tests.leaks import check_keys
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
+from tokenbus.bus.scripts import commit
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.stage import checkpoints
 from tokenbus.bus.stage.loading import recovery as rebuilding
 
-MOST_COMMANDS = 60
+MOST_COMMANDS = 200
 
 
 @pytest.fixture(autouse=True)
@@ -125,3 +126,11 @@ async def test_numbers_have_no_gap_and_no_duplicate_at_whatever_point_a_worker_s
     server: Server, keys: Keys, fault: Fault
 ):
     await Scenario(server, keys, fault, replay=True, joined=True).stopped_anywhere()
+
+
+@pytest.mark.parametrize("fault", ["dies after", "freezes before", "loses its reply"])
+async def test_a_worker_that_commits_in_parts_may_be_stopped_at_any_command(
+    server: Server, keys: Keys, fault: Fault, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(commit, "COMMIT_VALUES", 50)
+    await Scenario(server, keys, fault, replay=True).stopped_anywhere()

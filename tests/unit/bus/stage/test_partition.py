@@ -76,7 +76,7 @@ class Store:
 def operations(commit: Commit) -> Iterator[tuple[str, str, list[Any]]]:
     """The writes of a commit as (operation, key, arguments)."""
     call = commit_call(commit)
-    args: list[Any] = list(call.args)[10:]
+    args: list[Any] = list(call.args)[12:]
     while args:
         op = args[0]
         counted = {"d": 4, "x": 2, "h": 2}.get(op)

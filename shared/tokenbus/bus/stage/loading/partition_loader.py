@@ -131,6 +131,7 @@ class PartitionLoader:
         return CarefulReplay(self._server, lease_key, NotedSteps.parse(found))
 
     async def _rebuilt(self, lease: Lease, careful: CarefulReplay | None = None) -> Partition:
+        await self._commits.settle(lease)
         part = self._new(lease)
         await widen_if_stale(self._server, self._keys)
         await rebuild(self._server, self._keys.within(part.number), part, lease, careful)
@@ -149,6 +150,7 @@ class PartitionLoader:
         """
         keys = self._keys.within(lease.partition)
         if replays > MAX_REPLAYS:
+            await self._commits.settle(lease)
             part = self._new(lease)
             await give_up_state(self._server, keys, part, lease, f"{replays - 1} replays did not finish")
         else:
