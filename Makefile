@@ -9,18 +9,18 @@ CHECK_PYTHON := $(PYTHON) -c 'import sys; sys.exit("tokenbus needs Python 3.11 o
 setup: $(INSTALLED)
 
 # Everything that tests and checks need.
-$(INSTALLED): requirements.lock pyproject.toml
+$(INSTALLED): requirements/development.lock pyproject.toml
 	@$(CHECK_PYTHON)
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --requirement requirements.lock
+	$(BIN)/pip install --quiet --requirement requirements/development.lock
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@ $(RUNNABLE)
 
 # Only what the bus needs to run on this machine: a fifth of that.
-$(RUNNABLE): requirements-demo.lock pyproject.toml
+$(RUNNABLE): requirements/demo.lock pyproject.toml
 	@$(CHECK_PYTHON)
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --requirement requirements-demo.lock
+	$(BIN)/pip install --quiet --requirement requirements/demo.lock
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
@@ -41,10 +41,10 @@ e2e: setup
 
 # Voice frameworks are large, so they have an environment of their own.
 VOICE := build/voice
-$(VOICE)/.installed: requirements-voice.lock pyproject.toml
+$(VOICE)/.installed: requirements/voice.lock pyproject.toml
 	@$(CHECK_PYTHON)
 	$(PYTHON) -m venv $(VOICE)
-	$(VOICE)/bin/pip install --quiet --requirement requirements-voice.lock
+	$(VOICE)/bin/pip install --quiet --requirement requirements/voice.lock
 	$(VOICE)/bin/pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
@@ -54,10 +54,10 @@ test-voice: setup $(VOICE)/.installed
 
 # Agent libraries, checkers of providers and conformance suites at the gateway.
 CLIENT_SUITES := build/clients
-$(CLIENT_SUITES)/.installed: requirements-clients.lock pyproject.toml
+$(CLIENT_SUITES)/.installed: requirements/clients.lock pyproject.toml
 	@$(CHECK_PYTHON)
 	$(PYTHON) -m venv $(CLIENT_SUITES)
-	$(CLIENT_SUITES)/bin/pip install --quiet --requirement requirements-clients.lock
+	$(CLIENT_SUITES)/bin/pip install --quiet --requirement requirements/clients.lock
 	$(CLIENT_SUITES)/bin/pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
@@ -100,7 +100,7 @@ crowd: setup
 
 # Checks whether a release can be made; with DO=1, makes it: VERSION=
 release: setup
-	$(BIN)/python -m releasing $(VERSION) $(if $(DO),--do)
+	$(BIN)/python -m maintenance.releasing $(VERSION) $(if $(DO),--do)
 
 check: lint types
 
@@ -118,7 +118,7 @@ schemas: setup
 
 # The documentation site, in build/site, with every link checked.
 docs: setup
-	$(BIN)/python -m docsite
+	$(BIN)/python -m maintenance.docsite
 
 # The console's pictures in docs/images, of a real bus with the mock provider, in the machine's Chromium.
 screenshots: setup

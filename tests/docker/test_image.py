@@ -19,7 +19,7 @@ def _python(image: str, code: str) -> str:
 
 
 def test_the_image_has_the_locked_versions_and_no_development_packages(image: str):
-    locked = {line.split()[0] for line in (ROOT / "requirements.lock").read_text().splitlines()}
+    locked = {line.split()[0] for line in (ROOT / "requirements/development.lock").read_text().splitlines()}
     installed = {re.sub("[-_.]+", "-", line).lower() for line in _python(image, _INSTALLED).split()}
     installed = {line for line in installed if not line.startswith("tokenbus==")}
     assert installed <= {re.sub("[-_.]+", "-", line).lower() for line in locked}

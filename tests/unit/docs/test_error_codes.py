@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from functools import cache
 from typing import get_args
 
-from docsite.reference.errors import page
-from docsite.reference.run_codes import CLASSES, CODES
+from maintenance.docsite.reference.errors import page
+from maintenance.docsite.reference.run_codes import CLASSES, CODES
 from tests.unit.docs.pages import ROOT
 from tokenbus import errors
 from tokenbus.events.error_info import ErrorClass

@@ -15,7 +15,7 @@ _CODE = re.compile(r"`([^`]+)`")
 _COMMAND = re.compile(r"(?:tokenbus|make|python -m|\.venv/bin/\w+) .*")
 _FILE = re.compile(r"(?:\.?[\w-]+/)+[\w.-]*")
 _OURS = re.compile(
-    r"(?:\.ci|clients|deploy|docs|docsite|releasing|services|shared|tests|tokenbus_services)/.*|.*/\w+\.py"
+    r"(?:\.ci|clients|deploy|docs|maintenance|requirements|services|shared|tests|tokenbus_services)/.*|.*/\w+\.py"
 )
 """Paths that begin in a folder of the repository, and ends of paths of modules. Others are URLs, or of machines."""
 _NOT_IN_A_CHECKOUT = {"deploy/kubernetes/overlays/mine": "the reader's copy", "deploy/fetcher": "a deployment's name"}

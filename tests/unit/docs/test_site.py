@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from docsite.links import problems
-from docsite.pages import OUTSIDE, BrokenLink, gather, with_links
-from docsite.reference import generated
+from maintenance.docsite.links import problems
+from maintenance.docsite.pages import OUTSIDE, BrokenLink, gather, with_links
+from maintenance.docsite.plain_pages import write_plain_pages
+from maintenance.docsite.reference import generated
 from tests.unit.docs.pages import ROOT
 
 
@@ -76,8 +78,20 @@ def navigation(entries: list[Any]) -> Iterator[str]:
 def test_every_page_is_in_the_navigation_once() -> None:
     written = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
     pages = {name for name in written if not name.startswith("examples/")} | set(OUTSIDE.values()) | set(generated())
-    listed = list(navigation(tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]))
+    listed = list(navigation(tomllib.loads((ROOT / "maintenance/docsite/zensical.toml").read_text())["project"]["nav"]))
     assert sorted(listed) == sorted(pages)
+
+
+def test_machines_get_each_page_as_markdown_and_a_list_of_them_all(tmp_path: Path) -> None:
+    config = ROOT / "maintenance/docsite/zensical.toml"
+    listed = list(navigation(tomllib.loads(config.read_text())["project"]["nav"]))
+    for name in listed:
+        (tmp_path / "pages" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "pages" / name).write_text("# Title\n\n![picture](a.png)\n\nWhat [it](b.md) does.\nMore.\n")
+    write_plain_pages(config, tmp_path / "pages", tmp_path / "site")
+    text = (tmp_path / "site" / "llms.txt").read_text()
+    assert re.findall(r"^- \[.+\]\((.+)\): What it does\.$", text, re.M) == listed
+    assert all((tmp_path / "site" / name).is_file() for name in listed)
 
 
 def test_no_generated_page_shows_an_object_by_its_address() -> None:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hatch_build import for_index_page
+from maintenance.build_hook import for_index_page
 
 ROOT = Path(__file__).parents[3]
 

@@ -85,14 +85,15 @@ def locked(name: str) -> dict[str, str]:
 
 
 def test_the_demos_lock_file_is_a_part_of_the_whole_and_has_all_that_the_demo_imports() -> None:
-    whole, demo = locked("requirements.lock"), locked("requirements-demo.lock")
+    whole, demo = locked("requirements/development.lock"), locked("requirements/demo.lock")
     assert demo.items() <= whole.items()
     assert declared(("services", "embedded")) | {"hatchling"} <= demo.keys()
     assert not demo.keys() & {"pytest", "pyright", "ruff", "boto3", "openai", "anthropic", "mcp"}
 
 
 @pytest.mark.parametrize(
-    "name", ["requirements.lock", "requirements-demo.lock", "requirements-voice.lock", "requirements-clients.lock"]
+    "name",
+    ["requirements/development.lock", "requirements/demo.lock", "requirements/voice.lock", "requirements/clients.lock"],
 )
 def test_a_lock_file_holds_names_and_versions_and_no_addresses(name: str) -> None:
     for line in (ROOT / name).read_text().splitlines():

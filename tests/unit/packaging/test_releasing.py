@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from releasing.release import Release, problems
+from maintenance.releasing.release import Release, problems
 from tests.fork_server import ROOT
 
 FILES = (
@@ -83,7 +83,7 @@ def test_a_release_writes_version_date_and_tag_in_one_commit(release: Release) -
 def test_without_do_nothing_is_changed(release: Release) -> None:
     before = release.git("rev-parse", "HEAD")
     completed = subprocess.run(
-        [sys.executable, "-m", "releasing", "0.2.0"],
+        [sys.executable, "-m", "maintenance.releasing", "0.2.0"],
         cwd=release.root,
         env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
         capture_output=True,

@@ -1,4 +1,4 @@
-"""`python -m releasing VERSION [--do]`: checks, and with ``--do`` makes the release."""
+"""`python -m maintenance.releasing VERSION [--do]`: checks, and with ``--do`` makes the release."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-from releasing.release import BY_HAND, Release, problems
+from maintenance.releasing.release import BY_HAND, Release, problems
 
 
 def main() -> int:
     """Run the command; return its exit code."""
-    parser = argparse.ArgumentParser(prog="python -m releasing", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m maintenance.releasing", description=__doc__)
     parser.add_argument("version", help="as in 0.2.0")
     parser.add_argument("--do", action="store_true", help="change, commit, tag and build; without it, only check")
     options = parser.parse_args()

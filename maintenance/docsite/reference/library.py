@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from docsite.reference.docstrings import cell, field_docs, signature, text_of
+from maintenance.docsite.reference.docstrings import cell, field_docs, signature, text_of
 from tokenbus.events import decisions, public, requests
 
 FACADES = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from docsite.reference import commands, errors, library
+from maintenance.docsite.reference import commands, errors, library
 
 
 def generated() -> dict[str, str]:

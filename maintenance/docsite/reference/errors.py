@@ -6,8 +6,8 @@ import inspect
 import re
 from collections.abc import Iterator
 
-from docsite.reference.docstrings import cell, text_of
-from docsite.reference.run_codes import CLASSES, CODES
+from maintenance.docsite.reference.docstrings import cell, text_of
+from maintenance.docsite.reference.run_codes import CLASSES, CODES
 from tokenbus import errors
 from tokenbus.events.error_info import RETRYABLE
 
