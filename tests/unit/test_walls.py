@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import subprocess
@@ -178,3 +179,31 @@ def _linter() -> dict[str, Any]:
 
 def _is_module(path: Path) -> bool:
     return (path.suffix == ".py" and path.stem != "__init__") or (path / "__init__.py").exists()
+
+
+def loaded_by_name(source: str) -> list[str]:
+    """The modules of this project that are imported by a text, as far as the text begins with their room."""
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call) and node.args]
+    texts = [call.args[0] for call in calls if "import_module" in ast.unparse(call.func)]
+    begun = [text.values[0] if isinstance(text, ast.JoinedStr) else text for text in texts]
+    found = [str(text.value) for text in begun if isinstance(text, ast.Constant)]
+    return [name for name in found if name.startswith("tokenbus")]
+
+
+def test_no_room_loads_another_by_name_which_no_contract_could_see() -> None:
+    elsewhere = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for package, folder in SOURCES.items()
+        for path in (ROOT / folder / package).rglob("*.py")
+        for name in loaded_by_name(path.read_text())
+        if name.split(".")[:2] != [package, path.relative_to(ROOT / folder / package).parts[0]]
+    }
+    assert elsewhere == set()
+
+
+def test_a_room_that_is_loaded_by_name_would_be_found() -> None:
+    assert loaded_by_name('importlib.import_module("tokenbus_services.console.app")') == [
+        "tokenbus_services.console.app"
+    ]
+    assert loaded_by_name('import_module(f"tokenbus_services.{x}.app")') == ["tokenbus_services."]
+    assert loaded_by_name("importlib.import_module(path)") == []
