@@ -9,6 +9,7 @@ from typing import get_args
 import pytest
 
 from tests.unit.docs.pages import ROOT, rows, sections
+from tokenbus import Client
 from tokenbus.bus.keys import TOPICS, InternalTopic
 from tokenbus_services.cli.service_registry import SERVICES
 
@@ -49,9 +50,8 @@ def test_each_box_is_a_room_of_the_services_and_each_service_is_drawn() -> None:
 def test_each_topic_and_each_client_is_drawn() -> None:
     words = set(re.findall(r"[\w./]+", picture(PAGES["CONTRIBUTING.md"])))
     assert {"requests", "dead", *get_args(InternalTopic), *TOPICS} <= words
-    for client in ("tokenbus.client", "clients/typescript"):
-        assert client in words
-        assert (ROOT / client).exists() or (ROOT / "shared" / client.replace(".", "/")).exists()
+    assert f"tokenbus.{Client.__name__}" in words
+    assert {f"clients/{path.name}" for path in (ROOT / "clients").iterdir() if path.is_dir()} <= words
 
 
 def test_each_room_of_the_code_has_its_line() -> None:
