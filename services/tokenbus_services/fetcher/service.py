@@ -24,7 +24,7 @@ from tokenbus_services.fetcher.endpoints import Providers
 from tokenbus_services.fetcher.image_offload.offload import ImageStore
 from tokenbus_services.fetcher.limits.limiter import Limiter
 from tokenbus_services.fetcher.limits.scopes import Scopes
-from tokenbus_services.fetcher.limits.wait_queue import FairQueue
+from tokenbus_services.fetcher.limits.wait_queue import RESERVE, FairQueue
 from tokenbus_services.fetcher.metrics import AdmissionMetrics, UploadMetrics
 from tokenbus_services.fetcher.request_media import TurnMedia
 from tokenbus_services.fetcher.turn_admission import waits_as
@@ -152,7 +152,7 @@ class FetcherService:
         )
         self._attempts = InFlight(
             self._queue,
-            most=limits.runs_per_fetcher + limits.waiting_per_fetcher,
+            most=round(limits.runs_per_fetcher * (1 + 2 * RESERVE)) + limits.waiting_per_fetcher,
             work=turns.work,
             abandon=turns.abandon,
             poisoned=self._poisoned,

@@ -143,7 +143,11 @@ class TurnAdmission:
         scopes = self._scopes.of(request.provider, request.model, tenant)
         limited = any(scope.tokens_per_minute for scope in scopes)
         return ReservationRequest(
-            f"{run}/{work.attempt}", tenant, scopes, estimate(request, turn.history) if limited else 0
+            f"{run}/{work.attempt}",
+            tenant,
+            scopes,
+            estimate(request, turn.history) if limited else 0,
+            request.provider,
         )
 
     async def _delay(self, run: str, work: TurnWork) -> None:

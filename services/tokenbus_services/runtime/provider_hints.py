@@ -29,6 +29,9 @@ def hint(provider: str, error: ErrorInfo) -> str | None:
             return f"the answer ended too early: look at the provider's state, and at base_url in {table} and proxies"
         case (("first_event_timeout" | "idle_timeout") as code, _):
             return f"the provider went silent: look at its state and at proxies, or raise {code}_s in {table}"
+        case (("no_progress" | "call_timeout") as code, _):
+            setting = "progress_timeout_s" if code == "no_progress" else f"{code}_s"
+            return f"the provider keeps calls open for very long: look at its state, or raise {setting} in {table}"
         case _, "rate_limit":
             return f"the provider limits this account: set [limits.providers.{provider}] or a fallback, or ask for more"
         case _:

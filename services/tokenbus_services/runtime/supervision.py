@@ -21,6 +21,7 @@ from typing import Any
 
 import structlog
 
+from tokenbus.bus import process_clock
 from tokenbus.bus.liveness import STUCK_OF_MANY_NODES_S, STUCK_S, Liveness, LongTask, stop_task
 from tokenbus.bus.server.server import parse_url
 from tokenbus.errors import TokenbusError
@@ -111,13 +112,15 @@ class WorkerSupervisor:
         self._fail(long_task.name, "was cancelled" if task.cancelled() else problem, error)
 
     async def _watch(self) -> None:
-        clock = asyncio.get_running_loop().time
-        before = clock()
+        with process_clock.ticking():
+            await self._watch_tasks()
+
+    async def _watch_tasks(self) -> None:
+        before = process_clock.now()
         while True:
             await asyncio.sleep(TICK_S)
-            now = clock()
-            # Cap the step: if the process was stopped or had no CPU, its tasks did not stall.
-            self._liveness.elapsed_s += min(now - before, 2 * TICK_S)
+            now = process_clock.now()
+            self._liveness.elapsed_s += now - before
             before = now
             self._turns += 1
             for long_task in self._liveness.tasks:

@@ -169,8 +169,10 @@ def _grace_s(service: ServiceName, settings: Settings) -> int:
 
 
 def _files_needed(service: ServiceName, settings: Settings) -> int:
-    """Count connections to the pages, a fetcher's provider calls with a blob each, and files that are always open."""
-    calls = 2 * settings.limits.runs_per_fetcher if service in services.CALLS_PROVIDERS else 0
+    """Count connections to the pages, a fetcher's provider calls with a blob each, also beyond its slots
+    (`wait_queue.RESERVE`), and files that are always open.
+    """
+    calls = 4 * settings.limits.runs_per_fetcher if service in services.CALLS_PROVIDERS else 0
     connections = http_bounds(service, settings).connections
     return connections + calls + _FILES_BESIDE
 

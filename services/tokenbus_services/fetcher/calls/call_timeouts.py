@@ -1,15 +1,20 @@
-"""How long a provider call may be silent: until its first event, then between reads, and after its last one."""
+"""How long a provider call may take: in silence, without progress, and in all. By the clock of this process, because a
+fetcher that stood is no fault of the provider's.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
+from tokenbus.bus import process_clock
 from tokenbus.events.error_info import ErrorInfo
+from tokenbus_services.settings import ProviderSettings
 
 TIMER_SLACK = 0.05
-"""A silence timer is rescheduled only if it is off by this fraction of its length: most reads set no timer."""
+"""A timer is rescheduled only if it is off by this fraction of its length: most reads set no timer."""
 CLOSING_S = 1.0
 """How long a provider may take to close its body after its last event. Few need any of it. If a provider leaves it
 open, the connection is dropped, because it would occupy a slot and a socket.
@@ -17,20 +22,60 @@ open, the connection is dropped, because it would occupy a slot and a socket.
 
 DEADLINE_PASSED = ErrorInfo(code="deadline", kind="timeout", message="the run's deadline has passed")
 
+_HEAD = 64
+"""A line this long is content, even if its end has not arrived."""
+_LINE_END = re.compile(rb"\r\n|\n|\r")
+_PINGS = (b'data:{"type":"ping"', b'data:{"type":"keepalive"')
+
+
+class AnswerProgress:
+    """Distinguishes reads that bring a part of the answer from those that only keep the connection open: comments,
+    pings, empty lines.
+    """
+
+    def __init__(self, *, events: bool) -> None:
+        """``events``: the body is an event stream; else anything but whitespace is a part of the answer."""
+        self._events = events
+        self._head = b""
+        """The beginning of the incomplete line."""
+
+    def feed(self, data: bytes, *, wanted: bool) -> bool:
+        """Add a read. Returns whether it brings a part of the answer; False if that is not ``wanted``."""
+        if not self._events:
+            return wanted and not data.isspace()
+        head = self._head
+        at = max(data.rfind(b"\n"), data.rfind(b"\r"))
+        self._head = data[at + 1 : at + 1 + _HEAD] if at >= 0 else head + data[: _HEAD - len(head)]
+        if not wanted:
+            return False
+        *lines, last = _LINE_END.split(head + data)
+        return any(map(_is_part, lines)) or (len(last) >= _HEAD and _is_part(last))
+
+
+def _is_part(line: bytes) -> bool:
+    start = line[:_HEAD].translate(None, b" \t")
+    return start.startswith(b"data:") and start not in {b"data:", b"data:{}"} and not start.startswith(_PINGS)
+
 
 class CallTimeouts:
-    """The call's silence timeout: until the first event, then between reads, and never past the deadline."""
+    """The timeouts of one call: for silence until the first event, then between reads; for reads without progress; for
+    the whole call; and the run's deadline.
+    """
 
-    def __init__(self, limit: asyncio.Timeout, deadline: float | None) -> None:
-        self._clock = asyncio.get_running_loop().time
+    def __init__(self, limit: process_clock.Timeout, deadline: float | None, settings: ProviderSettings) -> None:
+        """``deadline``: in the event loop's time."""
         self._limit = limit
         self._deadline = deadline
+        self._settings = settings
         self._seconds = 0.0
-        self._set_at = 0.0
-        self._what = ("", "")
+        self._set_at = self._began_at = process_clock.now()
+        self._progress_at: float | None = None
+        """When the answer last grew; None before its first event."""
+        self._silence = DEADLINE_PASSED
+        self._expires: ErrorInfo | None = None
+        """Why the call ends when the timer does."""
         self._over = False
-        self._to_deadline = False
-        """Whether the timer runs to the deadline. Stored, because a timer may fire slightly early."""
+        self._paused = False
         self._report: asyncio.TimerHandle | None = None
         self._reported: Callable[[], object] | None = None
 
@@ -54,22 +99,40 @@ class CallTimeouts:
             self._reported()
             self._reported = None
 
-    def allow(self, seconds: float, code: str, message: str) -> None:
-        """From now on allow this many seconds of silence; then the call ends with this error."""
-        self._seconds, self._what = seconds, (code, message)
+    def allow(self, seconds: float, code: str, message: str, *, answers: bool = False) -> None:
+        """From now on allow this many seconds of silence; then the call ends with this error. ``answers``: the answer
+        has begun, so it has to make progress.
+        """
+        self._seconds = seconds
+        if answers:
+            self._progress_at = process_clock.now()
+        self._silence = ErrorInfo(code=code, kind="timeout", message=message, retryable=True)
         self._set()
 
-    def received(self) -> None:
-        """Restart the timer after a sign of life."""
-        if not self._over and self._clock() - self._set_at > self._seconds * TIMER_SLACK:
+    @property
+    def wants_progress(self) -> bool:
+        """Whether it matters if the next read brings progress."""
+        since = self._progress_at
+        return since is not None and process_clock.now() - since > self._settings.progress_timeout_s * TIMER_SLACK
+
+    def received(self, *, progress: bool) -> None:
+        """Restart the timer after a sign of life. ``progress``: it was a part of the answer."""
+        now = process_clock.now()
+        if progress:
+            self._progress_at = now
+        if not self._over and (progress or now - self._set_at > self._seconds * TIMER_SLACK):
             self._set()
 
     @contextmanager
     def paused(self) -> Generator[None]:
-        """Suspend the silence timeout while nothing is read; the deadline still applies."""
-        self._to_deadline = True
-        self._limit.reschedule(self._deadline)
+        """Suspend the timeouts for silence and progress while nothing is read; the others still apply."""
+        since = process_clock.now()
+        self._paused = True
+        self._set()
         yield
+        self._paused = False
+        if self._progress_at is not None:
+            self._progress_at += process_clock.now() - since
         self._set()  # not in a finally: after an expired timer, rescheduling would fail
 
     def allow_closing(self) -> None:
@@ -81,15 +144,27 @@ class CallTimeouts:
 
     def error(self) -> ErrorInfo | None:
         """Return why the timer expired; None if the answer is complete anyway."""
-        if self._over:
-            return None
-        if self._to_deadline:
-            return DEADLINE_PASSED
-        code, message = self._what
-        return ErrorInfo(code=code, kind="timeout", message=message, retryable=True)
+        return self._expires
 
     def _set(self) -> None:
-        self._set_at = self._clock()
-        until = self._set_at + self._seconds * (1 + TIMER_SLACK)
-        self._to_deadline = self._deadline is not None and self._deadline <= until
-        self._limit.reschedule(self._deadline if self._to_deadline else until)
+        now, settings = process_clock.now(), self._settings
+        self._set_at = now
+        ends: list[tuple[float, ErrorInfo | None]] = []
+        if not self._paused:
+            ends.append((now + self._seconds * (1 + TIMER_SLACK), None if self._over else self._silence))
+        if not self._over:
+            longest_s, progress_s = settings.call_timeout_s, settings.progress_timeout_s
+            why = f"the call took longer than {longest_s:g} s"
+            ends.append((self._began_at + longest_s, ErrorInfo(code="call_timeout", kind="timeout", message=why)))
+            if not self._paused and self._progress_at is not None:
+                why = f"the stream brought only pings and comments for {progress_s:g} s"
+                error = ErrorInfo(code="no_progress", kind="timeout", message=why, retryable=True)
+                ends.append((self._progress_at + progress_s * (1 + TIMER_SLACK), error))
+        if self._deadline is not None:
+            left_s = self._deadline - asyncio.get_running_loop().time()
+            ends.append((now + left_s, None if self._over else DEADLINE_PASSED))
+        if ends:
+            when, self._expires = min(ends, key=lambda end: end[0])
+            self._limit.reschedule(when)
+        else:
+            self._limit.reschedule(None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from http import HTTPStatus
@@ -10,6 +9,7 @@ from http import HTTPStatus
 import httpx
 import structlog
 
+from tokenbus.bus import process_clock
 from tokenbus.bus.liveness import slack
 from tokenbus.events.error_info import IN_ANSWER, ErrorInfo
 from tokenbus.events.frames import Ended
@@ -66,9 +66,9 @@ async def fetch(
     the call may be repeated. However this ends, including by cancellation, the connection is closed or back in its
     pool.
     """
-    limit = asyncio.timeout(None)
-    silence = CallTimeouts(limit, deadline)
+    limit = process_clock.timeout(None)
     settings = endpoint.settings
+    silence = CallTimeouts(limit, deadline, settings)
     try:
         with slack(settings.connect_timeout_s + settings.first_event_timeout_s + settings.idle_timeout_s):
             async with limit:

@@ -15,7 +15,7 @@ from tokenbus.events.requests import Generate
 from tokenbus.providers.response.error_mapping import REQUEST_ID_HEADERS
 from tokenbus.providers.response.last_event import LastEvent
 from tokenbus_services.fetcher.calls.call_options import CallOptions
-from tokenbus_services.fetcher.calls.call_timeouts import CallTimeouts
+from tokenbus_services.fetcher.calls.call_timeouts import AnswerProgress, CallTimeouts
 from tokenbus_services.fetcher.endpoints import Endpoint
 from tokenbus_services.fetcher.image_offload.offload import ImageOffloader
 from tokenbus_services.fetcher.response_body import BodyRefused
@@ -76,12 +76,14 @@ async def relay_response(
         elif data:
             await pass_on(data, urgent=urgent)
 
+    progress = AnswerProgress(events=request.stream and response.status_code < 300)
     first = True
     after_boundary = False
-    progress = beater()
+    alive = beater()
     with _reached_end(clean, offloader, writer):
         async for read in content:
-            progress()
+            alive()
+            brings = progress.feed(read, wanted=silence.wants_progress)
             data = clean.feed(read)
             boundary = first or any(mark in data for mark in marks)
             if first:
@@ -90,9 +92,9 @@ async def relay_response(
                 if options.silent and response.status_code < 300:
                     options.silent.answered(endpoint.name, request.model)
                 seconds = endpoint.settings.idle_timeout_s
-                silence.allow(seconds, "idle_timeout", f"the stream was silent for {seconds:g} s")
+                silence.allow(seconds, "idle_timeout", f"the stream was silent for {seconds:g} s", answers=True)
             else:
-                silence.received()
+                silence.received(progress=brings)
             # Data after a boundary may be a block's first chunk, and readers are waiting for it.
             await forward(data, urgent=boundary or after_boundary)
             after_boundary = boundary

@@ -37,6 +37,7 @@ class ReservationRequest(msgspec.Struct, frozen=True, eq=False):
     tenant: str
     scopes: tuple[Scope, ...]
     tokens: int
+    provider: str = ""
     token: str = msgspec.field(default_factory=lambda: uuid4().hex[:12])
     """Unique per reservation request. Two fetchers may ask for the same attempt, if the first was taken for dead
     while it waited. When it wakes and leaves, the second one's slot stays.

@@ -1,8 +1,12 @@
 """A fair queue for provider calls: runs that wait for a slot or a limit take turns by tenant.
 
-Waiting runs are in lanes, one per tenant and set of limits. Tenants take turns, and within a tenant its lanes do; a
-lane whose limit refused is skipped until it makes sense to ask again. So a run waits only for its own limits and its
-turn, never behind other tenants' backlogs. A run without limits causes no server call here.
+Waiting runs are in lanes, one per tenant, provider and set of limits. Tenants take turns, and within a tenant its lanes
+do; a lane whose limit refused is skipped until it makes sense to ask again. So a run waits only for its own limits and
+its turn, never behind other tenants' backlogs. A run without limits causes no server call here.
+
+If all slots are taken, a tenant or a provider with less than its share of them still enters: half as many slots again
+are kept for tenants, and as many for providers. So neither one tenant's calls nor those of one provider, however long
+they last, take a fetcher from the others.
 
 A tenant may have as many runs waiting here as there are free places: the dynamic-threshold rule for shared buffers
 (Choudhury and Hahne, 1998). However many runs of however many tenants wait, one more tenant finds room.
@@ -14,6 +18,7 @@ import asyncio
 from collections import Counter, OrderedDict, deque
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Literal
 
 from tokenbus.bus.liveness import IDLE_S, Liveness, beat, slack, stop_task, wait_briefly
 from tokenbus.bus.scripts.limits import Scope
@@ -21,7 +26,10 @@ from tokenbus_services.fetcher.limits.limiter import Limiter, LimitRefusal, Rese
 from tokenbus_services.fetcher.metrics import AdmissionMetrics
 from tokenbus_services.runtime.in_flight import NotStarted
 
-_Lane = OrderedDict[tuple[Scope, ...], "deque[_Waiting]"]
+_Lane = OrderedDict[tuple[str, tuple[Scope, ...]], "deque[_Waiting]"]
+_Kind = Literal["tenant", "provider"]
+RESERVE = 0.5
+"""Additional slots for tenants, and for providers, as a part of all slots."""
 
 
 class WaitedTooLong(Exception):
@@ -57,6 +65,9 @@ class FairQueue:
         self._places = places
         self._longest_wait_s = longest_wait_s
         self._running = 0
+        self._running_of: dict[_Kind, Counter[str]] = {"tenant": Counter(), "provider": Counter()}
+        self._beyond: dict[_Kind, set[str]] = {"tenant": set(), "provider": set()}
+        """Calls that entered although all slots were taken, by whose share let them in."""
         self._waiting: Counter[str] = Counter()
         """By tenant: runs in a lane, and runs on their way into one."""
         self._lanes: OrderedDict[str, _Lane] = OrderedDict()
@@ -139,7 +150,7 @@ class FairQueue:
         if self._closing.is_set():
             raise NotStarted
         waiting = _Waiting(request)
-        self._lanes.setdefault(request.tenant, OrderedDict()).setdefault(request.scopes, deque()).append(waiting)
+        self._lanes.setdefault(request.tenant, OrderedDict()).setdefault(_lane_of(request), deque()).append(waiting)
         self._changed.set()
         try:
             with slack(self._longest_wait_s):
@@ -158,6 +169,12 @@ class FairQueue:
     def leave(self, grant: Reservation, *, used: int | None, wait_s: float | None = None) -> None:
         """End a call. ``used``: tokens it took, None if unknown. ``wait_s``: how long the provider asked to pause."""
         self._running -= 1
+        for kind, name in _names(grant.request):
+            running = self._running_of[kind]
+            running[name] -= 1
+            if not running[name]:
+                del running[name]
+            self._beyond[kind].discard(grant.request.member)
         self._limiter.refund(grant, used)
         if wait_s:
             self._limiter.pause(grant.request, wait_s)
@@ -166,14 +183,18 @@ class FairQueue:
         self._changed.set()
 
     def _begin(self, grant: Reservation) -> Reservation:
+        if self.full and (kind := self._share_left(grant.request)):
+            self._beyond[kind].add(grant.request.member)
         self._running += 1
+        for kind, name in _names(grant.request):
+            self._running_of[kind][name] += 1
         self._metrics.granted.inc()
         return grant
 
     async def _admit(self) -> None:
         while True:
             beat()
-            waiting = None if self.full else self._next()
+            waiting = self._next()
             if waiting is None:
                 await self._wait()
                 continue
@@ -197,15 +218,31 @@ class FairQueue:
                 waiting.granted.set_result(self._begin(verdict))
 
     def _next(self) -> _Waiting | None:
-        """Return the run whose turn it is; move its tenant and its lane to the end."""
+        """Return the run whose turn it is; move its tenant and its lane to the end. While all slots are taken, only
+        those are considered that have less than their share.
+        """
         now = asyncio.get_running_loop().time()
         self._refused_until = {scope: until for scope, until in self._refused_until.items() if until > now}
         for tenant, lanes in self._lanes.items():
-            for scopes, lane in lanes.items():
-                if not any(scope in self._refused_until for scope in scopes):
+            for key, lane in lanes.items():
+                may_enter = not self.full or self._share_left(lane[0].request)
+                if may_enter and not any(scope in self._refused_until for scope in lane[0].request.scopes):
                     self._lanes.move_to_end(tenant)
-                    lanes.move_to_end(scopes)
+                    lanes.move_to_end(key)
                     return lane[0]
+        return None
+
+    def _share_left(self, request: ReservationRequest) -> _Kind | None:
+        """Whose share lets the run enter although all slots are taken: its tenant's, or its provider's.
+
+        A share is an equal part of the slots for each that has calls. One that has no other beside it has none.
+        """
+        for kind, name in _names(request):
+            running = self._running_of[kind]
+            others = len(running) - (name in running)
+            room = len(self._beyond[kind]) < int(self._slots * RESERVE)
+            if others and room and running[name] < max(1, self._slots // (others + 1)):
+                return kind
         return None
 
     async def _wait(self) -> None:
@@ -218,10 +255,19 @@ class FairQueue:
     def _take_out(self, waiting: _Waiting) -> None:
         request = waiting.request
         lanes = self._lanes.get(request.tenant)
-        lane = lanes.get(request.scopes) if lanes else None
+        lane = lanes.get(_lane_of(request)) if lanes else None
         if lanes and lane and waiting in lane:
             lane.remove(waiting)
             if not lane:
-                del lanes[request.scopes]
+                del lanes[_lane_of(request)]
             if not lanes:
                 del self._lanes[request.tenant]
+
+
+def _names(request: ReservationRequest) -> tuple[tuple[_Kind, str], tuple[_Kind, str]]:
+    """Whose shares of the slots the call takes."""
+    return ("tenant", request.tenant), ("provider", request.provider)
+
+
+def _lane_of(request: ReservationRequest) -> tuple[str, tuple[Scope, ...]]:
+    return request.provider, request.scopes

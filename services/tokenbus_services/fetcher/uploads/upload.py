@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 import httpx
 import msgspec
 
+from tokenbus.bus import process_clock
 from tokenbus.errors import Malformed, RequestInvalid
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.providers.file_api import FileAnswer, FileApi, FileCall, FileToUpload, ProviderFile
@@ -71,7 +72,7 @@ async def _answer(endpoint: Endpoint, call: FileCall, body: MediaBody) -> FileAn
     settings = endpoint.settings
     allowed_s = settings.connect_timeout_s + settings.first_event_timeout_s + MAX_REQUEST_S
     allowed_s += body.size / LEAST_BYTES_PER_S
-    limit = asyncio.timeout(allowed_s)
+    limit = process_clock.timeout(allowed_s)
     try:
         async with limit:
             return await _answered(endpoint, call, body)

@@ -47,6 +47,9 @@ class LimitSettings(Table, frozen=True, kw_only=True):
     run_bytes: Bytes = 256 * 2**20
     """The same for a whole run, including tool results and policy verdicts: `run_too_large`."""
     runs_per_fetcher: Count = 512
+    """Concurrent calls of one fetcher. If one tenant or one provider takes more than its share of them, up to half as
+    many more begin for other tenants, and as many for other providers.
+    """
     waiting_per_fetcher: Count = 1024
     """Additional queued runs that a fetcher considers, so that every tenant gets its turn. One tenant never fills the
     queue.

@@ -94,6 +94,10 @@ class ProviderSettings(Table, frozen=True, kw_only=True):
     first_event_timeout_s: Seconds = 120.0
     idle_timeout_s: Seconds = 60.0
     """Maximum silence within a stream."""
+    progress_timeout_s: Seconds = 600.0
+    """Maximum time within a stream that brings only pings and comments."""
+    call_timeout_s: Seconds = 3600.0
+    """Maximum duration of one call."""
     media: MediaSettings = MediaSettings()
     uploads: UploadSettings | None = None
     """None: no files are uploaded to this provider."""

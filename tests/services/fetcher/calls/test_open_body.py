@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 from tests.e2e.fleet import BASE_PATHS
 from tests.services.fetcher.writing.test_raw_writer import frames, run, writing
 from tests.waiting import eventually
+from tokenbus.bus import process_clock
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
 from tokenbus.core.attempt_decoder import AttemptReader
@@ -142,11 +143,12 @@ async def test_a_provider_that_answered_is_not_reported_as_silent() -> None:
         reported.append("silent")
         return lambda: reported.append("answered")
 
-    silence = CallTimeouts(asyncio.timeout(None), None)
+    settings = ProviderSettings(api="anthropic")
+    silence = CallTimeouts(process_clock.timeout(None), None, settings)
     silence.report_after(0, report)  # no timeout yet: there is nothing to report before
     await asyncio.sleep(0)
-    async with asyncio.timeout(None) as limit:
-        silence = CallTimeouts(limit, None)
+    async with process_clock.timeout(None) as limit:
+        silence = CallTimeouts(limit, None, settings)
         silence.allow(HOUR, "first_event_timeout", "silent")
         silence.report_after(0, report)
         silence.stop_report()

@@ -63,9 +63,9 @@ class Hall:
         self.grants: dict[str, Reservation] = {}
         self.tasks: dict[str, asyncio.Task[None]] = {}
 
-    def arrive(self, call: str, *scopes: Scope, tenant: str = "") -> asyncio.Task[None]:
+    def arrive(self, call: str, *scopes: Scope, tenant: str = "", provider: str = "") -> asyncio.Task[None]:
         """A caller arrives and waits."""
-        self.tasks[call] = asyncio.create_task(self._wait(ReservationRequest(call, tenant, scopes, 0)))
+        self.tasks[call] = asyncio.create_task(self._wait(ReservationRequest(call, tenant, scopes, 0, provider)))
         return self.tasks[call]
 
     async def _wait(self, request: ReservationRequest) -> None:
@@ -121,6 +121,26 @@ async def test_tenants_take_turns_and_each_keeps_its_order(hall: Hall) -> None:
     for _ in range(5):
         await hall.leave(hall.entered[-1])
     assert hall.entered == ["x", "a1", "b1", "c1", "a2", "b2", "a3"]
+
+
+@pytest.mark.parametrize("kind", ["tenant", "provider"])
+async def test_who_has_less_than_a_share_of_the_slots_enters_though_another_has_taken_them_all(kind: str) -> None:
+    hall = Hall(slots=4)
+    await hall.admission.open()
+    for n in range(8):
+        hall.arrive(f"greedy{n}", **{kind: "greedy"})
+    await hall.all_wait(4)
+    for n in range(3):
+        hall.arrive(f"modest{n}", **{kind: "modest"})
+    await eventually(lambda: len(hall.entered) == 6)
+    assert hall.entered[4:] == ["modest0", "modest1"], "half of the slots is its share"
+    await hall.leave("modest0")
+    assert hall.entered[-1] == "modest2"
+    hall.admission.leave(hall.grants["greedy0"], used=None)
+    await eventually(lambda: hall.admission.running == 5)
+    assert hall.entered[-1] == "modest2", "while more than the slots run, nobody beyond a share enters"
+    await hall.admission.close()
+    await asyncio.gather(*hall.tasks.values(), return_exceptions=True)
 
 
 async def test_a_limit_that_refuses_delays_only_its_own_runs(hall: Hall) -> None:

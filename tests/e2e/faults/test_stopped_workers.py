@@ -1,0 +1,49 @@
+"""Workers that stood for a time (SIGSTOP and SIGCONT): what they waited for meanwhile is not to blame."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.conftest import Send
+from tests.e2e.fleet import PIPELINE, ended, fleet, provider_table
+from tests.e2e.judge import check
+from tests.waiting import eventually
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.server.server import Server
+from tokenbus_services.mock_provider import MockProvider, Reply, Script, Stall, Turn
+
+STALLS = Script(name="stalls", turns=(Turn(says=Reply(text="one two three four"), fault=Stall(after_text="three")),))
+
+
+async def passed(server: Server, seconds: float) -> None:
+    """Wait until this time has passed on the server."""
+    began, _ = await server.client.time()
+
+    async def is_over() -> bool:
+        now, _ = await server.client.time()
+        return now > began + seconds
+
+    await eventually(is_over)
+
+
+async def test_a_fetcher_that_stood_reports_no_silence_of_its_providers(
+    server: Server, server_url: str, keys: Keys, tmp_path: Path, send: Send
+) -> None:
+    async with MockProvider([STALLS]) as provider:
+        brief = provider_table("brief", "anthropic", provider.url, "idle_timeout_s = 3.0\nprogress_timeout_s = 4.0")
+        async with fleet(tmp_path, server_url, keys, provider.url, PIPELINE, brief) as running:
+            runs = [await send("stalls", provider="brief") for _ in range(3)]
+            await provider.until(lambda: [each.state for each in provider.requests] == ["stalled"] * 3)
+            fetcher = running.worker_of("fetcher")
+            fetcher.freeze()
+            await passed(server, 6.0)
+            fetcher.thaw()
+            for exchange in provider.requests:
+                provider.resume(exchange)
+            logs: Any = await ended(server.client, keys, runs)
+        for run in runs:
+            check(logs[run])
+            assert logs[run][-1]["type"] == "completed", logs[run][-1]
+            assert {event["attempt"] for event in logs[run]} == {1}
+        assert len(provider.requests) == 3

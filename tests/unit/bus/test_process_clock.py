@@ -1,0 +1,83 @@
+"""The clock of a process: it stands while the process does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+
+import pytest
+
+from tests.waiting import eventually
+from tokenbus.bus import process_clock
+from tokenbus.bus.process_clock import STOOD_S, ProcessClock
+
+
+class Host:
+    """The host's monotonic clock: real time, and what a stop adds to it."""
+
+    def __init__(self) -> None:
+        self.stopped_s = 0.0
+
+    def now(self) -> float:
+        return asyncio.get_running_loop().time() + self.stopped_s
+
+
+@pytest.fixture
+def host() -> Generator[Host]:
+    host = Host()
+    before = process_clock.install(ProcessClock(host.now))
+    yield host
+    process_clock.install(before)
+
+
+async def test_the_clock_counts_no_time_in_which_the_process_stood(host: Host) -> None:
+    with process_clock.ticking():
+        before = process_clock.now()
+        host.stopped_s += 3600
+        assert process_clock.now() - before < 3600 - STOOD_S
+        assert process_clock.stood_s() > 3600 - STOOD_S
+
+
+async def test_the_clock_counts_all_time_while_nobody_could_notice_a_stand(host: Host) -> None:
+    before = process_clock.now()
+    host.stopped_s += 3600
+    assert process_clock.now() - before >= 3600
+    assert process_clock.stood_s() == 0
+
+
+async def test_a_timeout_that_is_over_because_the_process_stood_is_not_over(host: Host) -> None:
+    async with process_clock.timeout(60) as limit:
+        host.stopped_s += 3600
+        limit._look()  # pyright: ignore[reportPrivateUsage] - its timer, after the stop
+        await asyncio.sleep(0)
+        assert not limit.expired()
+
+
+async def test_a_timeout_ends_its_block_and_can_be_moved(host: Host) -> None:
+    moved = process_clock.timeout(3600)
+
+    async def wait() -> None:
+        async with moved:
+            moved.reschedule(process_clock.now() - 1)
+            await asyncio.Event().wait()
+
+    with pytest.raises(TimeoutError):
+        await wait()
+    assert moved.expired()
+    async with process_clock.timeout(0.001) as never:
+        never.reschedule(None)
+        await asyncio.sleep(0.01)
+    assert not never.expired()
+
+
+async def test_the_timer_ends_when_nobody_holds_the_clock(host: Host) -> None:
+    clock = ProcessClock(host.now)
+    with clock.ticking():
+        pass
+
+    def ended() -> bool:
+        before = clock.stood_s
+        host.stopped_s += 100  # noticed as long as its timer runs
+        return clock.stood_s == before
+
+    await eventually(ended)
