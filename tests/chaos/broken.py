@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tokenbus.bus.scripts import commit
-from tokenbus.bus.scripts.script import script
+from tokenbus.bus.scripts.script import LuaScript, declared
 from tokenbus.bus.stage.partition import Partition
 from tokenbus.core.run.gate.policy_gate import PolicyGate
 from tokenbus.events.frames import PolicyVerdict
@@ -17,10 +16,9 @@ from tokenbus_services.runtime.in_flight import InFlight
 
 def _without_fence() -> None:
     """A commit is written regardless of its sender and of earlier commits."""
-    private: Any = commit
-    text: str = private._COMMIT.text
-    begin, end = text.index("if h[1] ~= ARGV[1]"), text.index("local alien, wrong")
-    private._COMMIT = script("commit", text[:begin] + text[end:])
+    text = declared["commit"].script.text
+    begin, end = text.index("if h[1] ~= token"), text.index("local alien, wrong")
+    declared["commit"].script = LuaScript("commit", lambda: text[:begin] + text[end:])
 
 
 def _acknowledging_early() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, seed, settings
@@ -13,11 +12,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from tests.model.actors import Wire
 from tests.model.machine import Protocol
 from tests.servers import binary
-from tokenbus.bus.scripts import chain, commit
-from tokenbus.bus.scripts.runs import accept as runs
-from tokenbus.bus.scripts.runs import attempt_fence
-from tokenbus.bus.scripts.runs import inputs as run_inputs
-from tokenbus.bus.scripts.script import script
+from tokenbus.bus.scripts.script import LuaScript, declared
 from tokenbus.bus.stage import checkpoints
 from tokenbus_services.process.embedded_server import EmbeddedServer
 
@@ -75,39 +70,30 @@ def test_random_histories_keep_the_guarantees(wire: Wire):
     explore(wire, EXAMPLES)
 
 
-BROKEN: dict[str, tuple[Any, str, str, str]] = {
-    "the fence is gone": (commit, "_COMMIT", "if h[1] ~= ARGV[1] then", "if false then"),
-    "a commit writes twice": (commit, "_COMMIT", "if h[2] ~= ARGV[3] then", "if false then"),
-    "the watermark goes too far": (commit, "_COMMIT", "ARGV[4], ARGV[5], now", "ARGV[4], ARGV[4], now"),
+APPEND = "attempt_fence.append_raw"
+READ = "= h[1], h[2], h[3], h[4], h[5]"
+"""What the fence of an attempt reads of the run."""
+BROKEN = {
+    "the fence is gone": ("commit", "if h[1] ~= token then", "if false then"),
+    "a commit writes twice": ("commit", "if h[2] ~= begin then", "if false then"),
+    "the watermark goes too far": ("commit", "till, watermark, now", "till, till, now"),
     "the offset moves before the outputs": (
-        commit,
-        "_COMMIT",
-        "operate(13,",
-        "if h[2] ~= '0-0' then redis.call('HSET', KEYS[1], 'offset', ARGV[4]) return {'ok'} end operate(13,",
+        "commit",
+        "operate(operations_at,",
+        "if h[2] ~= '0-0' then redis.call('HSET', lease, 'offset', till) return {'ok'} end operate(operations_at,",
     ),
-    "chained, the first fence is gone": (chain, "_CHAIN", "if one[1] ~= ARGV[1] or", "if"),
-    "chained, what came in between is passed over": (
-        chain,
-        "_CHAIN",
-        "if #of_one > 0 or #of_two > 0 then",
-        "if false then",
-    ),
-    "chained, a closed run goes on": (
-        chain,
-        "_CHAIN",
-        "if h[1] ~= 'open' or h[2] ~= attempt or h[4] == attempt or",
-        "if",
-    ),
-    "chained, the watermark goes too far": (chain, "_CHAIN", "ARGV[8] ~= '' and ARGV[8] or raw", "raw"),
-    "chained, the second offset stays": (chain, "_CHAIN", "if events ~= ARGV[5] then", "if false then"),
-    "a frame may come twice": (attempt_fence, "_APPEND", "h[3] ~= frame then", "false then"),
-    "two writers share an attempt": (attempt_fence, "_APPEND", "h[5]", "writer"),
-    "a closed attempt goes on": (attempt_fence, "_APPEND", "h[4] == attempt then", "false then"),
-    "a tool result enters twice": (run_inputs, "_TOOL_RESULT", "redis.call('HDEL', KEYS[1], ARGV[2])", ""),
-    "a run is accepted twice": (runs, "_ACCEPT", "'awaited' then return h[1] end", "'awaited' then h = {} end"),
+    "chained, the first fence is gone": ("chain", "if one[1] ~= token_one or", "if"),
+    "chained, what came in between is passed over": ("chain", "if #of_one > 0 or #of_two > 0 then", "if false then"),
+    "chained, a closed run goes on": ("chain", READ, "= 'open', attempt, h[3] or '', false, h[5]"),
+    "chained, the watermark goes too far": ("chain", "watermark_one ~= '' and watermark_one or raw", "raw"),
+    "chained, the second offset stays": ("chain", "if events ~= begin_two then", "if false then"),
+    "a frame may come twice": (APPEND, "frames ~= n then", "false then"),
+    "two writers share an attempt": (APPEND, READ, "= h[1], h[2], h[3], h[4], writer"),
+    "a closed attempt goes on": (APPEND, "if closed == attempt then return 'closed' end", ""),
+    "a tool result enters twice": ("inputs.tool_result", "redis.call('HDEL', run_key, call)", ""),
+    "a run is accepted twice": ("accept", "'awaited' then return h[1] end", "'awaited' then h = {} end"),
     "a cancel enters twice": (
-        runs,
-        "_CANCEL",
+        "accept.cancel",
         "if status ~= 'open' then",
         "if status ~= 'open' and status ~= 'cancelling' then",
     ),
@@ -117,9 +103,9 @@ BROKEN: dict[str, tuple[Any, str, str, str]] = {
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("what", BROKEN)
 def test_a_broken_script_is_found(wire: Wire, monkeypatch: pytest.MonkeyPatch, what: str):
-    module, name, text, instead = BROKEN[what]
-    whole = getattr(module, name)
-    assert text in whole.text, "the script is another by now"
-    monkeypatch.setattr(module, name, script(whole.name, whole.text.replace(text, instead)))
+    name, text, instead = BROKEN[what]
+    whole = declared[name].script.text
+    assert text in whole, "the script is another by now"
+    monkeypatch.setattr(declared[name], "script", LuaScript(name, lambda: whole.replace(text, instead)))
     with pytest.raises(AssertionError):
         search(wire, FIRST_SEED.get(what, 1))

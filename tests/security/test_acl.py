@@ -28,7 +28,7 @@ from tokenbus.bus.activity_slots import ActivitySlots
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.records import newest_records
 from tokenbus.bus.scripts.gateway import AdmissionLimits, RunUse, admit, count_use, renew_open
-from tokenbus.bus.scripts.script import ScriptCall
+from tokenbus.bus.scripts.requests import publish
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
@@ -37,7 +37,6 @@ from tokenbus.core.run.state import RunState
 from tokenbus.errors import ServerUnavailable
 from tokenbus.events.frames import Accepted, RunLimits
 from tokenbus_services.cli.inspect.provider_facts import silent_models
-from tokenbus_services.cli.scripts import all_scripts
 from tokenbus_services.fetcher.calls.silent_calls import SilentCalls
 from tokenbus_services.fetcher.uploads.registry import UploadedFiles
 from tokenbus_services.gateway.budgets.spend import read_spend
@@ -438,9 +437,9 @@ async def test_the_operator_ends_a_script_that_hangs(guarded: Guarded) -> None:
 
 async def test_a_process_waits_until_the_scripts_are_loaded(guarded: Guarded) -> None:
     async with Client(guarded.url("publisher")) as publisher, Server(guarded.url("publisher")) as server:
-        with pytest.raises(ServerUnavailable, match=r"'admit'.*tokenbus scripts"):
+        with pytest.raises(ServerUnavailable, match=r"'requests.publish'.*tokenbus scripts"):
             await publisher.publish(_request("asks"))
-        call = ScriptCall(next(one for one in all_scripts() if one.name == "admit"), [KEYS.requests], [10, "{}", ""])
+        call = publish(KEYS.requests, requests=[10, "{}", ""])
         waiting = asyncio.create_task(retry_until_available(server, lambda: run_script(server, call), what="admission"))
         await eventually(lambda: _asked(guarded))
         await guarded.admin.script_load(call.script.text)

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
-import pkgutil
 import sys
 
 from redis.exceptions import RedisError
 
-import tokenbus.bus
-import tokenbus.client
-from tokenbus.bus.scripts.script import LuaScript, known_scripts
+from tokenbus.bus.scripts.script import LuaScript, all_scripts
 from tokenbus.bus.server.server import Server, translated
 from tokenbus_services import settings as configuration
 from tokenbus_services.cli.connect import with_server
@@ -19,14 +15,6 @@ from tokenbus_services.cli.signals import stop_on_signal
 
 PAUSE_S = 1.0
 """Pause between two checks of what the server knows."""
-
-
-def all_scripts() -> list[LuaScript]:
-    """Return every script that a process of this version runs, sorted by name."""
-    for room in (tokenbus.bus, tokenbus.client):
-        for module in pkgutil.walk_packages(room.__path__, f"{room.__name__}."):
-            importlib.import_module(module.name)
-    return sorted(known_scripts(), key=lambda one: one.name)
 
 
 def show() -> None:
@@ -40,20 +28,20 @@ async def load_scripts(*, keep: bool) -> None:
 
     Raises ServerUnavailable if the server cannot be reached at first, and its error if the user lacks the permission.
     """
-    scripts = all_scripts()
+    every = all_scripts()
     settings = with_server(configuration.load())
     assert settings.redis_url
     async with Server(settings.redis_url) as server:
         with translated(server):
-            loaded = await _load_missing(server, scripts)
+            loaded = await _load_missing(server, every)
         stop = stop_on_signal() if keep else None  # before it reports ready: it may be stopped at once
-        print(f"{loaded} of {len(scripts)} scripts loaded, the others were there", flush=True)
+        print(f"{loaded} of {len(every)} scripts loaded, the others were there", flush=True)
         if stop is None:
             return
         while not stop.is_set():
             try:
-                if loaded := await _load_missing(server, scripts):
-                    print(f"{loaded} of {len(scripts)} scripts loaded again", flush=True)
+                if loaded := await _load_missing(server, every):
+                    print(f"{loaded} of {len(every)} scripts loaded again", flush=True)
             except (RedisError, OSError) as e:
                 print(f"not now: {e}", file=sys.stderr, flush=True)
             try:
@@ -63,9 +51,9 @@ async def load_scripts(*, keep: bool) -> None:
                 pass
 
 
-async def _load_missing(server: Server, scripts: list[LuaScript]) -> int:
-    known: list[bool] = await server.client.script_exists(*(one.sha for one in scripts))
-    missing = [one for one, there in zip(scripts, known, strict=True) if not there]
+async def _load_missing(server: Server, every: list[LuaScript]) -> int:
+    known: list[bool] = await server.client.script_exists(*(one.sha for one in every))
+    missing = [one for one, there in zip(every, known, strict=True) if not there]
     for one in missing:
         await server.client.script_load(one.text)
     return len(missing)

@@ -27,7 +27,7 @@ from tokenbus.events.requests import Cancel
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 MAYBE_CANCEL = re.compile(rb'"type\\?"\s*:\s*\\?"cancel|\xa4type\xa6cancel')
-"""The same pattern as on the server (bus/scripts/fair_order.py)."""
+"""The same pattern as on the server (bus/scripts/pieces/look.lua)."""
 AWAITED_MS = 60_000
 """How long a cancel waits for an unknown run: another fetcher may be accepting its request."""
 AWAITED_MS_A_REQUEST = 100

@@ -127,7 +127,7 @@ class RunCreation:
             keys.log(run),
             open_runs=keys.open_runs(partition),
             ended_runs=keys.ended_runs(partition),
-            of_tenant=(keys.open_runs(partition, tenant), keys.ended_runs(partition, tenant)) if tenant else None,
+            of_tenant=(keys.open_runs(partition, tenant), keys.ended_runs(partition, tenant)) if tenant else (),
             run=run,
             accepted_ms=frame.at_ms,
             ttl_ms=round(self._settings.retention.open_run_s * 1000),

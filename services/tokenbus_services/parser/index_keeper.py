@@ -71,7 +71,8 @@ class IndexKeeper:
         gone = 0
         if doubtful:
             names, places = [keys.run(run) for run in doubtful], (keys.open_runs(partition), keys.ended_runs(partition))
-            gone = await run_script(self._server, unlist_ended(*places, names, doubtful, keep_ms=self._keep_ms))
+            call = unlist_ended(*places, names, keep_ms=self._keep_ms, runs=doubtful)
+            gone = await run_script(self._server, call)
         self._at[partition] = at + PAGE - gone if len(page) == PAGE else 0
 
     def _open_run(self, partition: int, s: RunState) -> OpenRun:

@@ -11,7 +11,7 @@ import msgspec
 from redis.exceptions import RedisError
 
 from tokenbus.bus.keys import DATA_FIELD, Keys
-from tokenbus.bus.scripts.script import ScriptCall, script
+from tokenbus.bus.scripts.dead_letters import add_rejected
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
@@ -42,24 +42,6 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 REJECTED_SHARE = 4
 """Rejected requests get one part in this many of the dead stream; the rest is reserved for poison."""
 
-_DEAD_LETTER_REJECTED = script(
-    "bury_rejected",
-    """
--- Add a refused request to the dead stream, and drop the oldest of its kind if they are too many.
--- KEYS: 1 dead stream, 2 ids of refused requests (list).
--- ARGV: 1 field, 2 most entries, 3 most refused requests, 4 entry.
--- Reply: the entry's id.
--- Atomic: list and stream always hold the same refused requests.
-local over = redis.call('LLEN', KEYS[2]) + 1 - ARGV[3]
-local id = redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[2], '*', ARGV[1], ARGV[4])
-redis.call('RPUSH', KEYS[2], id)
-for _ = 1, math.min(over, 100) do
-  redis.call('XDEL', KEYS[1], redis.call('LPOP', KEYS[2]))
-end
-return id
-""",
-)
-
 
 async def dead_letter(
     server: Server,
@@ -84,8 +66,8 @@ async def dead_letter(
 
     async def add() -> None:
         if rejected:
-            args = [DATA_FIELD, most, max(1, most // REJECTED_SHARE), data]
-            await run_script(server, ScriptCall(_DEAD_LETTER_REJECTED, [keys.dead, keys.rejected], args))
+            share = max(1, most // REJECTED_SHARE)
+            await run_script(server, add_rejected(keys.dead, keys.rejected, most=most, most_rejected=share, data=data))
         else:
             await server.client.xadd(keys.dead, {DATA_FIELD: data}, maxlen=most, approximate=True)
 

@@ -23,7 +23,7 @@ from redis.exceptions import RedisError
 
 from tokenbus.bus.keys import WIRE_VERSION, Keys
 from tokenbus.bus.liveness import rest
-from tokenbus.bus.scripts.script import ROOM, ScriptCall, script
+from tokenbus.bus.scripts import layout as scripts
 from tokenbus.bus.server.run_scripts import run_scripts
 from tokenbus.bus.server.script_cache import evaluate
 from tokenbus.bus.server.server import Server, translated
@@ -85,31 +85,6 @@ def _numbers(text: bytes | None) -> list[int]:
     return [int(number) for number in text.split(b",")] if text else []
 
 
-_JOIN = script(
-    "join",
-    """
--- Agree on the deployment's layout: write it if it is missing or older, then read it.
--- KEYS: 1 meta (hash).
--- ARGV: 1 partitions, 2 wire version, 3 worker or '', 4 epoch, 5 numbers of partitions, 6 every number there was, 7
--- spread.
--- Reply: the fields of the layout.
--- Atomic: of two processes that start at once, one writes and both read the same.
-if redis.call('EXISTS', KEYS[1]) == 0 then
-  redis.call('HSET', KEYS[1], 'partitions', ARGV[1], 'wire_version', ARGV[2])
-end
-if tonumber(redis.call('HMGET', KEYS[1], 'epoch')[1] or '0') < tonumber(ARGV[4]) then
-  redis.call('HSET', KEYS[1], 'partitions', ARGV[1], 'wire_version', ARGV[2], 'epoch', ARGV[4], 'numbers', ARGV[5],
-             'ever', ARGV[6], 'spread', ARGV[7])
-end
-local found = redis.call('HMGET', KEYS[1], FIELDS)
-if ARGV[3] ~= '' and found[7] then
-  redis.call('HSET', KEYS[1], 'SEEN' .. ARGV[3], ARGV[4])
-end
-return found
-""".replace("FIELDS", ", ".join(f"'{name}'" for name in FIELDS)).replace("SEEN", SEEN),
-)
-
-
 async def join_deployment(server: Server, keys: Keys, *, worker: str = "") -> Layout:
     """Agree with all other processes on the deployment's settings: the first one writes them, the others compare. What
     the server has lost, in a fail-over say, the process that knows a later epoch writes again.
@@ -121,8 +96,17 @@ async def join_deployment(server: Server, keys: Keys, *, worker: str = "") -> La
         await server.clock.measure()
         wire_version = CHANGED_WIRE_VERSION if keys.epoch > 1 else WIRE_VERSION
         numbers, ever = (",".join(map(str, each)) for each in (keys.numbers, keys.ever))
-        ours = [keys.numbers[0], wire_version, worker, keys.epoch, numbers, ever, keys.partitions]
-        reply: Any = await evaluate(server.client, ScriptCall(_JOIN, [keys.meta], ours))
+        call = scripts.join(
+            keys.meta,
+            partitions=keys.numbers[0],
+            wire_version=wire_version,
+            seen=f"{SEEN}{worker}" if worker else "",
+            epoch=keys.epoch,
+            numbers=numbers,
+            ever=ever,
+            spread=keys.partitions,
+        )
+        reply: Any = await evaluate(server.client, call)
     layout = layout_of(reply)
     layout.check(keys)
     return layout
@@ -190,22 +174,7 @@ async def changed(keys: Keys, epoch: int) -> None:
         await rest(CHANGED_LOOK_S)
 
 
-_FENCE = script(
-    "fence",
-    """
--- Refuse runs of an earlier epoch in a partition.
--- KEYS: 1 lease of the parser (hash).
--- ARGV: 1 epoch.
--- Reply: 1.
--- Atomic: an epoch never goes back.
-local epoch = redis.call('HGET', KEYS[1], 'epoch')
-ROOMif not epoch or tonumber(epoch) < tonumber(ARGV[1]) then redis.call('HSET', KEYS[1], 'epoch', ARGV[1]) end
-return 1
-""".replace("ROOM", ROOM),
-)
-
-
 async def fence(server: Server, keys: Keys, layout: Layout) -> None:
     """Let no run be created by an earlier epoch, in any partition. Raises redis-py's errors."""
-    calls = [ScriptCall(_FENCE, [keys.lease(p, "parser")], [layout.epoch]) for p in range(layout.spread)]
+    calls = [scripts.fence(keys.lease(p, "parser"), epoch=layout.epoch) for p in range(layout.spread)]
     await run_scripts(server, calls)

@@ -11,45 +11,13 @@ from typing import Any
 
 from tokenbus.bus.keys import MAX_PARTITIONS, Keys
 from tokenbus.bus.layout import CHANGED_WIRE_VERSION, SEEN, Layout, read_layout
-from tokenbus.bus.scripts.script import ScriptCall, script
+from tokenbus.bus.scripts.layout import begin_added, change
 from tokenbus.bus.server.run_scripts import run_script, run_scripts
 from tokenbus.bus.server.server import Server, translated
 from tokenbus.bus.topology import ALIVE_MS, GROUPS
 from tokenbus.errors import RepartitionRefused
 
 _COUNT = 1000
-
-_CHANGE = script(
-    "change",
-    """
--- Change the layout, if it has not changed since it was read.
--- KEYS: 1 meta (hash).
--- ARGV: 1 epoch before, 2 announced number or '', 3 and further: fields.
--- Reply: 1, or 0 if the epoch is another.
--- Atomic: of two commands that run at once, one takes effect.
-if redis.call('HGET', KEYS[1], 'epoch') ~= (ARGV[1] ~= '0' and ARGV[1] or false) then return 0 end
-redis.call('HSET', KEYS[1], 'epoch', ARGV[1] + 1, unpack(ARGV, 3))
-if ARGV[2] ~= '' then redis.call('HSET', KEYS[1], 'announced', ARGV[2])
-else
-  redis.call('HDEL', KEYS[1], 'announced')
-  for _, name in ipairs(redis.call('HKEYS', KEYS[1])) do
-    if string.sub(name, 1, 5) == 'seen:' then redis.call('HDEL', KEYS[1], name) end
-  end
-end
-return 1
-""",
-)
-_ADDED = script(
-    "added",
-    """
--- Let a group begin at the start of an added partition.
--- KEYS: 1 lease (hash).
--- ARGV: none.
--- Reply: none.
--- Atomic: an offset that a worker has committed stays.
-if redis.call('HSETNX', KEYS[1], 'offset', '0-0') == 1 then redis.call('HSET', KEYS[1], 'watermark', '0-0') end
-""",
-)
 
 
 async def layout(server: Server, keys: Keys) -> Layout:
@@ -122,11 +90,10 @@ async def forget(server: Server, keys: Keys, now: Layout) -> None:
 
 
 async def _change(server: Server, keys: Keys, now: Layout, announced: int | None, fields: dict[str, str | int]) -> None:
-    args: list[str | int] = [now.epoch, "" if announced is None else announced]
-    for name, value in fields.items():
-        args += [name, value]
+    flat = [part for field in fields.items() for part in field]
+    call = change(keys.meta, epoch=now.epoch, announced="" if announced is None else announced, fields=flat)
     with translated(server, keys.meta):
-        if not await run_script(server, ScriptCall(_CHANGE, [keys.meta], args)):
+        if not await run_script(server, call):
             raise RepartitionRefused("it was changed by someone else at the same time: try again")
 
 
@@ -153,7 +120,7 @@ async def _add_groups(server: Server, keys: Keys, partition: int) -> None:
     prefix = keys.lease(0, "")
     with translated(server):
         leases = [name.removeprefix(prefix) async for name in _names(server, f"{prefix}*")]
-        await run_scripts(server, [ScriptCall(_ADDED, [keys.lease(partition, group)], []) for group in leases])
+        await run_scripts(server, [begin_added(keys.lease(partition, group)) for group in leases])
 
 
 async def _names(server: Server, pattern: str) -> AsyncIterator[str]:

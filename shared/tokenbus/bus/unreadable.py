@@ -12,7 +12,8 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from tokenbus.bus.scripts.script import ScriptCall, script
+from tokenbus.bus.scripts import ScriptCall
+from tokenbus.bus.scripts import entries as scripts
 from tokenbus.bus.server.error_replies import is_final, may_pass
 from tokenbus.bus.server.retry import ISOLATED_TRIES, retry_until_available
 from tokenbus.bus.server.run_scripts import run_script
@@ -22,98 +23,10 @@ from tokenbus.bus.server.stream_reader import Entry, Unreadable
 BROKEN_DELIVERIES = 3
 """Check an entry separately after this many deliveries, the last of them to a worker that never received it."""
 MAX_INSPECTED = 32
-_NAME_BYTES = 1024
-MAX_STEPS = 100_000
-"""Limit of the server's search for a request's id: some hundredths of a second."""
-
 MAX_BAD_FIELDS = 3
 """Fields of one entry that may fail; after that, the rest of the entry counts as unreadable too."""
 READ_BYTES = 512 * 1024
 """Bytes of entries that one call of `read_one_by_one` reads; the rest is left to the next call."""
-
-_NAMES = script(
-    "names",
-    f"""
--- Read the names of an entry's fields, cut to a length, and the sizes of their values.
--- KEYS: 1 stream.
--- ARGV: 1 entry id.
--- Reply: name and size of each field.
--- Atomic: not needed; a script, because the entry is too large or too broken to be sent.
-local entry, names = redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[1])[1], {{}}
-for i = 1, entry and #entry[2] or 0, 2 do
-  names[#names + 1] = string.sub(entry[2][i], 1, {_NAME_BYTES})
-  names[#names + 1] = #entry[2][i + 1]
-end
-return names
-""",
-)
-_VALUE = script(
-    "value",
-    """
--- Read one field of an entry.
--- KEYS: 1 stream.
--- ARGV: 1 entry id, 2 place of the value in the entry.
--- Reply: the value, or ''.
--- Atomic: not needed; as for `names`.
-local entry = redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[1])[1]
-return entry and entry[2][tonumber(ARGV[2])] or ''
-""",
-)
-_ASKED = script(
-    "asked",
-    """
--- Find type and id of a request in an entry that cannot be read.
--- KEYS: 1 stream.
--- ARGV: 1 entry id.
--- Reply: type and id, or ''.
--- Atomic: not needed; as for `names`.
-local entry, data, from = redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[1])[1], '', 1
-for i = 1, entry and #entry[2] or 0, 2 do
-  if entry[2][i] == '__data__' then data = entry[2][i + 1] end
-end
-if string.sub(data, 1, 4) == '\\137BIN' then  -- FastStream's format: where the body begins
-  local a, b, c, d = string.byte(data, 15, 18)
-  if d then from = ((a * 256 + b) * 256 + c) * 256 + d + 1 end
-end
-local depth, at, steps, found, key, last = 0, from, 0, {}, nil, nil
-while steps < MOST_STEPS and not (found.id and found.type) do
-  local i = string.find(data, '["{}%[%]:,]', at)
-  if not i then break end
-  local mark = string.sub(data, i, i)
-  at, steps = i + 1, steps + 1
-  if mark == '"' then
-    local stop = string.find(data, '["\\\\]', at)
-    while stop and string.sub(data, stop, stop) == '\\\\' and steps < MOST_STEPS do
-      stop, steps = string.find(data, '["\\\\]', stop + 2), steps + 1
-    end
-    if not stop then break end
-    if depth == 1 then
-      local text = string.sub(data, i + 1, math.min(stop - 1, i + NAME_BYTES))
-      if key == 'id' or key == 'type' then found[key] = text end
-      last = text
-    end
-    at = stop + 1
-  elseif mark == '{' or mark == '[' then depth = depth + 1
-  elseif mark == '}' or mark == ']' then depth = depth - 1
-  elseif depth == 1 then key = mark == ':' and last or nil
-  end
-end
-return {found.type or '', found.id or ''}
-""".replace("NAME_BYTES", str(_NAME_BYTES)).replace("MOST_STEPS", str(MAX_STEPS)),
-)
-_IDS = script(
-    "ids",
-    """
--- Read the ids of entries without their content.
--- KEYS: 1 stream.
--- ARGV: 1 id before the first, 2 last id, 3 most ids.
--- Reply: the ids.
--- Atomic: not needed; as for `names`.
-local ids = redis.call('XRANGE', KEYS[1], '(' .. ARGV[1], ARGV[2], 'COUNT', ARGV[3])
-for i = 1, #ids do ids[i] = ids[i][1] end
-return ids
-""",
-)
 
 
 async def may_be_an_entry(server: Server, error: Exception) -> bool:
@@ -148,7 +61,7 @@ async def why_unreadable(server: Server, stream: str, entry_id: str) -> Exceptio
 
 async def names_in(server: Server, stream: str, entry_id: str) -> dict[bytes, int]:
     """Names and sizes in bytes of an entry's fields, read without their values."""
-    call = ScriptCall(_NAMES, [stream], [entry_id])
+    call = scripts.field_sizes(stream, entry=entry_id)
     flat: list[Any] = await retry_until_available(server, lambda: run_script(server, call), what="names in an entry")
     return dict(zip(flat[::2], flat[1::2], strict=True))
 
@@ -159,7 +72,7 @@ async def type_and_id(server: Server, stream: str, entry_id: str) -> tuple[str, 
     The server searches for them, in JSON with or without FastStream's binary header, and returns nothing else of the
     entry.
     """
-    call = ScriptCall(_ASKED, [stream], [entry_id])
+    call = scripts.find_request(stream, entry=entry_id)
     kind, run = await retry_until_available(
         server, lambda: run_script(server, call), what="id of a request", tries=ISOLATED_TRIES
     )
@@ -173,7 +86,7 @@ async def read_one_by_one(
 
     Returns the entries before the first unreadable one, and that one, if any. Raises redis-py's errors.
     """
-    call = ScriptCall(_IDS, [stream], [after, last, count])
+    call = scripts.ids(stream, after=after, last=last, count=count)
     ids: list[bytes] = await retry_until_available(server, lambda: run_script(server, call), what=f"ids in {stream}")
     entries: list[Entry] = []
     size = 0
@@ -196,7 +109,7 @@ async def _read_fields(server: Server, stream: str, entry_id: bytes, error: Exce
     for n, (name, size) in enumerate(sizes.items()):
         value = error
         if len(sizes) > 1 and len(bad) < MAX_BAD_FIELDS:
-            value = await _isolated(server, ScriptCall(_VALUE, [stream], [entry_id, 2 * n + 2]))
+            value = await _isolated(server, scripts.value(stream, entry=entry_id, place=2 * n + 2))
         if isinstance(value, Exception):
             bad[name] = size
         else:

@@ -148,11 +148,11 @@ async def test_the_limits_of_a_call_are_decided_in_one_step_whatever_it_is_limit
     assert granted == b"ok"
     assert (await ask("two", worker="b"))[:2] == [b"wait", 1], "the provider takes one call at once"
     assert await clustered.client.zrange(scopes[2].held, 0, -1) == [b"one"], "who is refused takes nothing"
-    await run_script(clustered, limits.renew(scopes[0], ["one"], lease_ms=60_000))
+    await run_script(clustered, limits.renew(scopes[0].held, lease_ms=60_000, members=["one"]))
     until = [int(time) for time in taken]
     await run_script(clustered, limits.refund(scopes, member="one", left=600, taken=until))
     assert (await ask("two", worker="b"))[0] == b"ok"
-    await run_script(clustered, limits.pause(scopes[1], ms=60_000))
+    await run_script(clustered, limits.pause(scopes[1].key, ms=60_000))
     await run_script(clustered, limits.refund(scopes, member="two", left=0, taken=until))
     assert (await ask("three", worker="a"))[:2] == [b"wait", 2], "the model's provider asked for a pause"
 

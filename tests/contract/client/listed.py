@@ -33,7 +33,7 @@ class Listed:
             keys.log(run),
             open_runs=keys.open_runs(partition),
             ended_runs=keys.ended_runs(partition),
-            of_tenant=self._of_tenant(run),
+            of_tenant=self._of_tenant(run) or (),
             run=run,
             accepted_ms=at_ms,
             ttl_ms=TTL_MS,

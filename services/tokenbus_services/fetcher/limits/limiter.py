@@ -121,7 +121,7 @@ class Limiter:
         for scope in request.scopes:
             if scope.kind == "model" and ms > 0:
                 log.info("provider_paused", scope=scope.key, ms=ms)
-                self._later(scripts.pause(scope, ms=ms))
+                self._later(scripts.pause(scope.key, ms=ms))
 
     def _later(self, call: ScriptCall) -> None:
         # In its own task: the caller may be cancelled at any moment and must not wait for the server.
@@ -141,7 +141,7 @@ class Limiter:
         while True:
             await rest(HEARTBEAT_S)
             calls = [
-                scripts.renew(scope, part, lease_ms=round(LEASE_S * 1000))
+                scripts.renew(scope.held, lease_ms=round(LEASE_S * 1000), members=part)
                 for scope, members in self._running.items()
                 for part in _parts(sorted(members))
             ]

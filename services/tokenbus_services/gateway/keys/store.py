@@ -108,5 +108,6 @@ class KeyStore:
 
     async def _swap(self, key_id: str, before: bytes, entry: KeyEntry) -> bool:
         with translated(self._server, self._key):
-            done: Any = await run_script(self._server, put_key(self._key, key_id, before, msgspec.json.encode(entry)))
+            call = put_key(self._key, key_id=key_id, before=before, entry=msgspec.json.encode(entry))
+            done: Any = await run_script(self._server, call)
         return bool(done)

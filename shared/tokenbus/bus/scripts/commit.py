@@ -15,7 +15,7 @@ from tokenbus.bus.scripts.commit_operations import (
     DELETE,
     END_RUN,
     EXPIRE,
-    OPERATE,
+    LUA,
     OPERATIONS,
     PUBLISH,
     PUBLISH_TO_TOPIC,
@@ -24,73 +24,15 @@ from tokenbus.bus.scripts.commit_operations import (
     Operation,
     length_of,
 )
-from tokenbus.bus.scripts.script import MAX_VALUES, NOW, ROOM, Arg, ScriptCall, script
-
-_COMMIT = script(
-    "commit",
-    """
--- Commit one batch of a stage: its outputs, its offset and its watermark.
--- KEYS: 1 lease (hash), 2 the stage's input (stream), 3 and further: the keys that the operations name.
--- ARGV: 1 token, 2 lease time in ms, 3 offset before, 4 offset after, 5 watermark, 6 entries, 7 bytes, 8 group that
--- shows
--- the offset, 9 entries kept in a topic, 10 kinds of all keys, 11, 12 what the partition owes before and after,
--- 13 and further: the operations.
--- Reply: see `Commit`.
--- Atomic: outputs and offset move together, and only for the owner of the lease: that makes each output exactly once.
-"""
-    + NOW
-    + OPERATE
-    + """
-local h = redis.call('HMGET', KEYS[1], 'token', 'offset', 'entries', 'done', 'owed')
-if h[1] ~= ARGV[1] then return {'fenced', h[1] or '0'} end
-if h[2] ~= ARGV[3] then
-  if h[2] == ARGV[4] then return {'already', h[2]} end
-  return {'moved', h[2]}
-end
-local owed = h[5] or ''
-if owed ~= ARGV[11] then
-  if owed == ARGV[12] then return {'already', h[2]} end
-  return {'moved', h[2]}
-end
-local mirror = string.sub(ARGV[8], 2)
-if mirror ~= '' and ARGV[3] ~= ARGV[4] and not redis.call('XRANGE', KEYS[2], ARGV[4], ARGV[4])[1] then
-  return {'gone', ARGV[4]}
-end
-local alien, wrong = misfits(0, ARGV[10], {[KEYS[1]] = true})
-if wrong then return redis.error_reply(wrong) end
-ROOM
-operate(13, #ARGV, 0, alien, ARGV[9])
-local read, done = (h[3] or 0) + ARGV[6], (h[4] or 0) + ARGV[7]
-if owed ~= ARGV[12] then redis.call('HSET', KEYS[1], 'owed', ARGV[12]) end
-move(KEYS[1], KEYS[2], ARGV[4], ARGV[5], now + ARGV[2], read, done, ARGV[8])
-return {'ok', ARGV[4], unpack(lag)}
-""".replace("ROOM", ROOM),
-)
-
-_OWE = script(
-    "owe",
-    """
--- Store one part of a large commit, before the commit.
--- KEYS: 1 lease (hash), 2 what is owed (hash).
--- ARGV: 1 token, 2 field, 3 part, 4 lifetime in ms.
--- Reply: 1, or 0 if another token holds the lease.
--- Atomic: only the owner of the lease writes, and nothing is left without a lifetime.
-if redis.call('HGET', KEYS[1], 'token') ~= ARGV[1] then return 0 end
-"""
-    + ROOM
-    + """
-redis.call('HSET', KEYS[2], ARGV[2], ARGV[3])
-redis.call('PEXPIRE', KEYS[2], ARGV[4])
-return 1
-""",
-)
+from tokenbus.bus.scripts.script import MAX_VALUES, Arg, ScriptCall, script
 
 
+@script()
 def owe(lease: str, owed: str, *, token: str, name: str, part: bytes, ttl_ms: int) -> ScriptCall:
     """Store one part of a large commit under this name, before the commit. Reply: 0 if another token holds the
     lease.
     """
-    return ScriptCall(_OWE, [lease, owed], [token, name, part, ttl_ms])
+    ...
 
 
 COMMIT_VALUES = 3000
@@ -346,9 +288,46 @@ class Commit:
         ``mirror`` names the consumer group that shows the offset (with ENTRIESREAD from Redis 7). If it is set, the
         input is trimmed to the watermark.
         """
-        head: list[Arg] = [token, ttl_ms, begin, end, watermark, entries, size]
-        head += [("7" if entries_read else "6") + mirror, topic_entries, "".join(self._kinds), owed, owes]
-        return ScriptCall(_COMMIT, self._keys, head + self._ops)
+        return _commit(
+            self._keys[0],
+            self._keys[1],
+            self._keys[2:],
+            token=token,
+            ttl_ms=ttl_ms,
+            begin=begin,
+            till=end,
+            watermark=watermark,
+            count=entries,
+            size=size,
+            mirror=("7" if entries_read else "6") + mirror,
+            topic_entries=topic_entries,
+            kinds="".join(self._kinds),
+            owed=owed,
+            owes=owes,
+            operations=self._ops,
+        )
+
+
+@script(**LUA)
+def _commit(
+    lease: str,
+    stream: str,
+    others: Sequence[str],
+    *,
+    token: str,
+    ttl_ms: int,
+    begin: str,
+    till: str,
+    watermark: str,
+    count: int,
+    size: int,
+    mirror: str,
+    topic_entries: int,
+    kinds: str,
+    owed: str,
+    owes: str,
+    operations: Sequence[Arg],
+) -> ScriptCall: ...
 
 
 def _bytes(fields: Sequence[Arg]) -> int:

@@ -197,7 +197,7 @@ class Committer:
         """Set a field of the partition's lease hash. The next owner reads it."""
         await retry_until_available(
             self._server,
-            lambda: run_script(self._server, scripts.note(part.lease_key, field, value)),
+            lambda: run_script(self._server, scripts.note(part.lease_key, field=field, value=value)),
             what=f"note of {self._group}",
             stop_if=self._is_closed,
         )

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from tokenbus.bus.keys import DATA_FIELD, TENANT_FIELD
-from tokenbus.bus.scripts.script import Arg, ScriptCall, script
+from tokenbus.bus.scripts import Arg
+from tokenbus.bus.scripts.requests import publish
 from tokenbus.bus.server.run_scripts import JOINED_BYTES, run_script
 from tokenbus.bus.server.server import Server, translated
 from tokenbus.errors import PublishQueueFull, ServerFull
@@ -22,28 +22,6 @@ ENTRIES = 256
 """Maximum entries per command, and maximum requests prepared at once: preparing thousands in one pass of the event loop
 would starve its connections.
 """
-
-_ADMIT = script(
-    "admit",
-    f"""
--- Append requests to the inbound stream while it has room.
--- KEYS: 1 inbound stream.
--- ARGV: 1 and further: longest length of the stream, request and tenant of each.
--- Reply: the id of each entry; false if the stream is full.
--- Atomic: many clients at once do not fill the stream beyond its length.
-local out = {{}}
-for i = 1, #ARGV, 3 do
-  local id = false
-  if redis.call('XLEN', KEYS[1]) < tonumber(ARGV[i]) then
-    local fields = {{'{DATA_FIELD}', ARGV[i + 1]}}
-    if ARGV[i + 2] ~= '' then fields[3], fields[4] = '{TENANT_FIELD}', ARGV[i + 2] end
-    id = redis.call('XADD', KEYS[1], '*', unpack(fields))
-  end
-  out[#out + 1] = id
-end
-return out
-""",
-)
 
 
 class _Entry(msgspec.Struct, eq=False):
@@ -155,4 +133,4 @@ class PublishQueue:
         args: list[Arg] = []
         for entry in batch:
             args += (entry.most, entry.data, entry.tenant)
-        return await run_script(self._server, ScriptCall(_ADMIT, [self._stream], args))
+        return await run_script(self._server, publish(self._stream, requests=args))

@@ -44,7 +44,7 @@ class OffsetTracker:
         self._given[entry_id] = True
         self._gaps.add(entry_id)
         self._advance()
-        self.entries = 0  # the lag is counted again: see `offset_mirror.show`
+        self.entries = 0  # the lag is counted again: see `mirror_offset`
 
     def _advance(self) -> None:
         while self._given and next(iter(self._given.values())):

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from tokenbus.bus.keys import Keys, SubscribedTopic
 from tokenbus.bus.leases.lease import Lease
 from tokenbus.bus.scripts import Commit, ScriptCall
+from tokenbus.bus.scripts.topics import mirror_offset
 from tokenbus.bus.server.run_scripts import run_scripts
 from tokenbus.bus.server.server import Server
 from tokenbus.client.subscriptions.ack_tracker import OffsetTracker
-from tokenbus.client.subscriptions.offset_mirror import mirror_offset
 
 ACK_S = 1.0
 """Longest time between commits while more events are taken."""

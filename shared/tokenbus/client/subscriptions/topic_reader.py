@@ -9,11 +9,12 @@ than `COUNT` entries.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tokenbus.bus.keys import Keys, SubscribedTopic
-from tokenbus.bus.scripts.script import LuaScript, ScriptCall, script
+from tokenbus.bus.scripts import ScriptCall
+from tokenbus.bus.scripts import topics as scripts
 from tokenbus.bus.server.run_scripts import run_scripts
 from tokenbus.bus.server.server import Server, translated
 from tokenbus.bus.server.stream_reader import MAX_BLOCK_MS, Entry, StreamReader
@@ -27,69 +28,10 @@ _NOTHING = "none"
 """Replaces the oldest entry of an empty stream."""
 
 
-_ENDS = script(
-    "ends",
-    """
--- Read the last id of each stream.
--- KEYS: 1 and further: streams.
--- ARGV: none.
--- Reply: the ids; 0-0 for an empty stream.
--- Atomic: all are of one moment.
-local ends = {}
-for i, key in ipairs(KEYS) do
-  local last = redis.call('XREVRANGE', key, '+', '-', 'COUNT', 1)
-  ends[i] = last[1] and last[1][1] or '0-0'
-end
-return ends
-""",
-)
-"""The last entry id of each stream; ``0-0`` if it is empty."""
-
-_LOST = script(
-    "lost",
-    """
--- Find streams that were trimmed beyond a cursor.
--- KEYS: 1 and further: streams.
--- ARGV: 1 and further: the cursor in each.
--- Reply: for each stream '', or the oldest id that is left ('none': the stream is empty).
--- Atomic: nothing is trimmed between the checks of one stream.
-local function next_id(id)
-  local ms, seq = string.match(id, '^(%d+)-(%d+)$')
-  if seq == '18446744073709551615' then return string.format('%.0f-0', ms + 1) end
-  return ms .. '-' .. string.format('%.0f', seq + 1)
-end
-local lost = {}
-for i, key in ipairs(KEYS) do
-  local kept
-  if ARGV[i] == '0-0' then
-    kept = true
-    if redis.call('EXISTS', key) == 1 then
-      local info = redis.call('XINFO', 'STREAM', key)
-      for j = 1, #info, 2 do
-        if info[j] == 'entries-added' then kept = info[j + 1] == redis.call('XLEN', key) end
-      end
-    end
-  else
-    kept = #redis.call('XRANGE', key, '-', ARGV[i], 'COUNT', 1) > 0
-  end
-  local first = not kept and redis.call('XRANGE', key, '-', '+', 'COUNT', 1)
-  local oldest = first and (first[1] and first[1][1] or 'none') or ''
-  lost[i] = oldest ~= next_id(ARGV[i]) and oldest or ''
-end
-return lost
-""",
-)
-"""For each stream and position: empty, or the oldest entry kept if entries after the position may be gone.
-
-``0-0`` stands for a stream that had no entries yet; trimming since then is detectable from Redis 7 on (entries-added).
-A position just before the oldest entry is the end of a gap that was already reported.
-"""
-
-
 async def ends(server: Server, keys: Keys, topic: SubscribedTopic) -> dict[int, str]:
     """Return the position of the newest entry of each partition. Raises ServerUnavailable."""
     streams = {keys.topic(p, topic): p for p in range(keys.partitions)}
-    found = await _ask(server, _ENDS, dict.fromkeys(streams, ""))
+    found = await _ask(server, list(streams), scripts.ends)
     return {streams[stream]: end for stream, end in found.items()}
 
 
@@ -166,21 +108,24 @@ class TopicReader:
 
     async def _verify_positions(self, positions: dict[str, str]) -> None:
         held = {stream: at for stream, at in positions.items() if at != OLDEST}
-        for stream, oldest in (await _ask(self._server, _LOST, held)).items():
+        found = await _ask(
+            self._server,
+            list(held),
+            lambda group: scripts.trimmed(group, cursors=[held[stream] for stream in group]),
+        )
+        for stream, oldest in found.items():
             if oldest and self._positions.get(stream) == positions[stream]:
                 self._positions[stream] = OLDEST
                 raise CursorTrimmed(stream, positions[stream], oldest)
 
 
-async def _ask(server: Server, script: LuaScript, streams: dict[str, str]) -> dict[str, str]:
+async def _ask(server: Server, streams: Sequence[str], script: Callable[[Sequence[str]], ScriptCall]) -> dict[str, str]:
     """Run a script that answers per stream, in as few calls as the server's topology allows."""
     if not streams:
         return {}
     groups = server.read_groups(list(streams))
     with translated(server):
-        replies: list[Any] = await run_scripts(
-            server, [ScriptCall(script, group, [streams[stream] for stream in group]) for group in groups]
-        )
+        replies: list[Any] = await run_scripts(server, [script(group) for group in groups])
     return {
         stream: answer.decode()
         for group, reply in zip(groups, replies, strict=True)

@@ -51,8 +51,8 @@ async def test_a_commit_is_accepted_on_a_full_server_because_it_frees_memory():
             token = (await run_script(server, acquire))[0].decode()
             assert await run_script(server, scripts.renew(lease, stream, token=token, ttl_ms=60_000)) == b"0-0"
             assert await run_script(server, scripts.present(keys.members("g"), member="a", ttl_ms=1000)) == [b"a"]
-            assert await run_script(server, scripts.count(lease, "loads")) == 1
-            await run_script(server, scripts.note(lease, "suspect", "1-0 1"))
+            assert await run_script(server, scripts.count(lease, field="loads")) == 1
+            await run_script(server, scripts.note(lease, field="suspect", value="1-0 1"))
             commit = Commit(lease, stream)
             commit.publish(keys.log("r"), "1-0", b"{}", [keys.topic(0, "visible")])
             call = commit_call(commit, token=token, ttl_ms=60_000, end=end, watermark=end, mirror="g")

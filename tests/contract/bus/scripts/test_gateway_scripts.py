@@ -167,9 +167,9 @@ async def test_days_of_more_than_a_year_ago_are_forgotten_on_a_new_day(scene: Sc
 
 async def test_an_entry_changes_only_if_it_is_still_what_was_read(scene: Scene) -> None:
     key = scene.keys.gateway_keys
-    assert await run_script(scene.server, put_key(key, "a", b"", b"1")) == 1
-    assert await run_script(scene.server, put_key(key, "a", b"", b"2")) == 0
-    assert await run_script(scene.server, put_key(key, "a", b"1", b"3")) == 1
+    assert await run_script(scene.server, put_key(key, key_id="a", before=b"", entry=b"1")) == 1
+    assert await run_script(scene.server, put_key(key, key_id="a", before=b"", entry=b"2")) == 0
+    assert await run_script(scene.server, put_key(key, key_id="a", before=b"1", entry=b"3")) == 1
     assert await scene.server.client.hget(key, "a") == b"3"
 
 

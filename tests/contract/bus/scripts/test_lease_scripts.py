@@ -171,7 +171,7 @@ async def test_members_are_those_that_gave_a_sign_of_life_lately(server: Server,
 async def test_only_the_owner_takes_back_what_its_replay_counted_and_noted(scene: Scene):
     token = (await scene.acquire("a"))[0].decode()
 
-    async def withdraw(token: str, notes: tuple[str, bytes] | None = None) -> int:
+    async def withdraw(token: str, notes: tuple[str, bytes] | tuple[()] = ()) -> int:
         call = scripts.withdraw_replay(scene.lease, token=token, count="replays", notes=notes)
         return await run_script(scene.server, call)
 

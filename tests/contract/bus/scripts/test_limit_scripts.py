@@ -71,7 +71,7 @@ async def test_a_renewed_slot_outlives_its_first_lease(scene: Scene) -> None:
     scope = scene.scope(concurrency=1)
     await scene.reserve(scope, call="a", lease_ms=200)
     first = await scene.server.client.zscore(scope.held, "a")
-    await run_script(scene.server, limits.renew(scope, ["a"], lease_ms=LEASE_MS))
+    await run_script(scene.server, limits.renew(scope.held, lease_ms=LEASE_MS, members=["a"]))
     assert await scene.server.client.zscore(scope.held, "a") > first + 1_000_000
     assert (await scene.reserve(scope, call="b"))[0] == b"wait"
 
@@ -173,8 +173,8 @@ async def test_a_reservation_whose_reply_was_lost_is_not_made_twice(scene: Scene
 
 async def test_a_pause_delays_all_callers_and_a_shorter_one_does_not_end_it(scene: Scene) -> None:
     scope = scene.scope("model", "p/m")
-    await run_script(scene.server, limits.pause(scope, ms=60_000))
-    await run_script(scene.server, limits.pause(scope, ms=10))
+    await run_script(scene.server, limits.pause(scope.key, ms=60_000))
+    await run_script(scene.server, limits.pause(scope.key, ms=10))
     verdict, _, ms = await scene.reserve(scope)
     assert verdict == b"wait"
     assert 50_000 < ms <= 60_000
@@ -184,7 +184,7 @@ async def test_a_full_pipeline_of_limits_leaves_nothing_that_stays_for_ever(scen
     scope = scene.scope(requests_per_second=5.0, tokens_per_minute=600, concurrency=4)
     reply = await scene.reserve(scope, tokens=100)
     await scene.reserve(scope, call="b", worker="w2", tokens=10**6)
-    await run_script(scene.server, limits.pause(scope, ms=500))
+    await run_script(scene.server, limits.pause(scope.key, ms=500))
     await scene.settle(scope, reply=reply, left=40)
     client = scene.server.client
     lives = [await client.pttl(key) async for key in client.scan_iter(match=f"{scene.keys.prefix}:*")]

@@ -11,7 +11,7 @@ from tests.commits import commit_call
 from tests.waiting import eventually
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.scripts.script import LuaScript, ScriptCall, script
+from tokenbus.bus.scripts.script import LuaScript, ScriptCall
 from tokenbus.bus.server.run_scripts import JOINED_BYTES, run_script, run_scripts
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.server.stream_reader import StreamReader
@@ -22,9 +22,9 @@ def put(keys: Keys, partition: int, value: bytes) -> ScriptCall:
     return ScriptCall(PUT, [keys.topic(partition, "raw")], [value])
 
 
-PUT: LuaScript = script("put", "redis.call('XADD', KEYS[1], '*', 'v', ARGV[1])\nreturn #ARGV[1]\n")
-NOTHING: LuaScript = script(
-    "nothing", "if ARGV[1] == 'nothing' then return nil end\nreturn {KEYS[1] or 'no key', ARGV[2]}\n"
+PUT = LuaScript("put", lambda: "redis.call('XADD', KEYS[1], '*', 'v', ARGV[1])\nreturn #ARGV[1]\n")
+NOTHING = LuaScript(
+    "nothing", lambda: "if ARGV[1] == 'nothing' then return nil end\nreturn {KEYS[1] or 'no key', ARGV[2]}\n"
 )
 
 

@@ -15,7 +15,8 @@ from tests.contract.bus.faults import Doomed, Fault
 from tests.contract.bus.toys import GROUP, NEXT, ToyLogic, work
 from tests.waiting import eventually
 from tokenbus.bus.keys import DATA_FIELD, Keys
-from tokenbus.bus.scripts import Commit, RawPart, append_raw, cancel, chain
+from tokenbus.bus.scripts import Commit, RawPart, append_raw, cancel
+from tokenbus.bus.scripts.script import declared
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.stage.chain import Chain, Flush
@@ -210,7 +211,7 @@ def before_script(server: Server, do: Callable[[], Awaitable[object]], name: str
 
 
 def _is_chain(args: tuple[Any, ...]) -> bool:
-    script = chain._CHAIN  # pyright: ignore[reportPrivateUsage]  # nothing else distinguishes it
+    script = declared["chain"].script
     return args[1] in (script.sha, script.text)
 
 

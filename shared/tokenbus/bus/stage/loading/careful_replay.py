@@ -79,4 +79,4 @@ class CarefulReplay:
 
     async def _note(self, noted: NotedSteps) -> None:
         value = msgspec.msgpack.encode(noted)
-        await run_script(self._server, scripts.note(self._lease_key, STEPS_FIELD, value))
+        await run_script(self._server, scripts.note(self._lease_key, field=STEPS_FIELD, value=value))

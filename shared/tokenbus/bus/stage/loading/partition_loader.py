@@ -60,7 +60,7 @@ class PartitionLoader:
 
     async def load(self, lease: Lease) -> Partition:
         """The partition in its last owner's state. Retries while the server is unavailable."""
-        begun = scripts.count(self._keys.lease(lease.partition, self._group), REPLAYS_FIELD)
+        begun = scripts.count(self._keys.lease(lease.partition, self._group), field=REPLAYS_FIELD)
         self._unfinished[lease.partition] = lease, None
         replays = await retry_until_available(self._server, lambda: run_script(self._server, begun), what=self._what)
         try:
@@ -108,7 +108,7 @@ class PartitionLoader:
             self._keys.lease(partition, self._group),
             token=lease.token,
             count=REPLAYS_FIELD,
-            notes=None if notes is None else (STEPS_FIELD, notes),
+            notes=() if notes is None else (STEPS_FIELD, notes),
         )
         with suppress(RedisError, OSError):
             async with asyncio.timeout(WITHDRAW_S):
@@ -119,7 +119,7 @@ class PartitionLoader:
         unavailable."""
         with suppress(RedisError, OSError):
             lease_key = self._keys.lease(partition, self._group)
-            await run_script(self._server, scripts.note(lease_key, REPLAYS_FIELD, 0))
+            await run_script(self._server, scripts.note(lease_key, field=REPLAYS_FIELD, value=0))
 
     async def _careful(self, lease: Lease) -> CarefulReplay:
         """The replay after some unfinished ones; it knows the step at which the last of them stopped."""

@@ -37,7 +37,7 @@ async def rebuild(
     ``careful``: notes each step, and knows those that must be left out.
     """
     client = server.client
-    part.loads = await run_script(server, scripts.count(part.lease_key, "loads"))
+    part.loads = await run_script(server, scripts.count(part.lease_key, field="loads"))
     part.isolated = IsolatedTries.parse(await client.hget(part.lease_key, TRIES_FIELD))
     checkpoints = await client.hgetall(part.state_key)
     pieces: dict[str, dict[int, bytes]] = {}
@@ -103,7 +103,7 @@ async def give_up_state(server: Server, keys: Keys, part: Partition, lease: Leas
     """Bring a new partition to the committed offset without its last owner's state: the runs that may have been open
     there are lost. If it raises (redis-py's errors), start over with a new one.
     """
-    part.loads = await run_script(server, scripts.count(part.lease_key, "loads"))
+    part.loads = await run_script(server, scripts.count(part.lease_key, field="loads"))
     part.lose((name.decode(errors="replace") for name in await server.client.hkeys(part.state_key)), reason)
     while part.offset != lease.offset:
         page, unreadable = await _page(server, part, lease.offset, REPLAY_PAGE)

@@ -1,0 +1,76 @@
+-- Admit a request if no limit of its client is reached.
+-- KEYS
+--   use  hash rw  rates
+--   answers  sorted set rw  open answers
+--   spend  hash rw
+-- ARGV
+--   run
+--   rpm  requests a minute
+--   tpm  tokens a minute
+--   most  open answers
+--   budget
+--   period  of the budget
+--   lease_ms  of an answer
+-- Reply: see `AdmissionReply`.
+-- Atomic: requests that come at once, at several gateways, cannot share the last place.
+-- Twice: again: it takes two requests of the minute.
+-- Uses: now_ms, whole, buckets
+local now = now_ms()
+rpm, tpm, most, budget, lease_ms = tonumber(rpm), tonumber(tpm), tonumber(most), tonumber(budget), tonumber(lease_ms)
+local function spent()
+  if period == '' then return tonumber(redis.call('HGET', spend, 'total:cost') or '0') end
+  local today = math.floor(now / 86400000)
+  local first = today
+  if period == 'week' then
+    first = today - (today + 3) % 7
+  elseif period == 'month' then
+    -- The day of the month, from the days since 0000-03-01: https://howardhinnant.github.io/date_algorithms.html
+    local z = today + 719468
+    local doe = z - math.floor(z / 146097) * 146097
+    local leaps = math.floor(doe / 1460) - math.floor(doe / 36524) + math.floor(doe / 146096)
+    local yoe = math.floor((doe - leaps) / 365)
+    local doy = doe - (365 * yoe + math.floor(yoe / 4) - math.floor(yoe / 100))
+    local mp = math.floor((5 * doy + 2) / 153)
+    first = today - (doy - math.floor((153 * mp + 2) / 5))
+  end
+  local fields, sum = {}, 0
+  for day = first, today do fields[#fields + 1] = string.format('%d:cost', day) end
+  for _, cost in ipairs(redis.call('HMGET', spend, unpack(fields))) do sum = sum + (tonumber(cost) or 0) end
+  return sum
+end
+local refused, retry, requests, tokens, cost = '', 0, -1, -1, 0
+if budget > 0 then
+  cost = spent()
+  if cost >= budget then refused = 'budget' end
+end
+if rpm > 0 then
+  requests = level(use, 'requests', rpm, now)
+  if refused == '' and requests < 1 then refused, retry = 'requests', math.ceil((1 - requests) * 60000 / rpm) end
+end
+if tpm > 0 then
+  tokens = level(use, 'tokens', tpm, now)
+  if refused == '' and tokens <= 0 then refused, retry = 'tokens', math.ceil((1 - tokens) * 60000 / tpm) end
+end
+if most > 0 then
+  redis.call('ZREMRANGEBYSCORE', answers, '-inf', now)
+  if refused == '' and not redis.call('ZSCORE', answers, run) and redis.call('ZCARD', answers) >= most then
+    refused, retry = 'concurrency', 1000
+  end
+end
+if refused == '' then
+  if rpm > 0 then
+    requests = requests - 1
+    set_level(use, 'requests', rpm, requests, now)
+  end
+  if most > 0 then
+    redis.call('ZADD', answers, whole(now + lease_ms), run)
+    redis.call('PEXPIRE', answers, 2 * lease_ms)
+  end
+  redis.call('HSET', spend, 'used', whole(now))
+end
+local function full(left, limit)
+  if limit == 0 then return 0 end
+  return math.ceil((limit - left) * 60000 / limit)
+end
+return {refused, retry, math.floor(requests), full(requests, rpm), math.floor(math.max(tokens, tpm > 0 and 0 or -1)),
+  full(tokens, tpm), whole(cost)}

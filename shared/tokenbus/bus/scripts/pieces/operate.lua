@@ -1,0 +1,70 @@
+-- Do the operations ARGV[i] to ARGV[final] of a commit, whose keys are numbered from base + 1. `alien`: those of a
+-- wrong type; `lags`: gets the lag of each lease that is counted with ARRIVED, or nil; `added`: gets the last id that
+-- was appended to each stream.
+-- Uses: index_ended, append_frame
+-- Constants: PUBLISH, APPEND, PUBLISH_TO_TOPIC, COUNT, SET, DELETE, EXPIRE, CLOSE_ATTEMPT, END_RUN, VOID
+local function operate(i, final, base, alien, most, now, lags, added)
+  while i <= final do
+    local op = ARGV[i]
+    local ours = not alien[tonumber(ARGV[i + 1])]
+    local key = KEYS[base + ARGV[i + 1]]
+    if op == PUBLISH then
+      -- The log refuses an id that it has passed. Then the topics have the event too: both were written together.
+      local done = ours and redis.pcall('XADD', key, ARGV[i + 2], '__data__', ARGV[i + 3])
+      local last = i + 4 + ARGV[i + 4]
+      if type(done) ~= 'table' then
+        for j = i + 5, last do
+          redis.call('XADD', KEYS[base + ARGV[j]], 'MAXLEN', '~', most, '*', '__data__', ARGV[i + 3])
+        end
+      end
+      i = last + 1
+    elseif op == APPEND then
+      local last = i + 2 + ARGV[i + 2]
+      if ours then added[key] = redis.call('XADD', key, '*', unpack(ARGV, i + 3, last)) end
+      i = last + 1
+    elseif op == PUBLISH_TO_TOPIC then
+      redis.call('XADD', key, 'MAXLEN', '~', most, '*', '__data__', ARGV[i + 2])
+      i = i + 3
+    elseif op == COUNT then
+      redis.call('HINCRBY', key, 'arrived', ARGV[i + 2])
+      i = i + 3
+    elseif op == SET then
+      local last = i + 2 + ARGV[i + 2]
+      if ours then redis.call('HSET', key, unpack(ARGV, i + 3, last)) end
+      i = last + 1
+    elseif op == DELETE then
+      if ours then redis.call('HDEL', key, ARGV[i + 2]) end
+      i = i + 3
+    elseif op == EXPIRE then
+      if ours then redis.call('PEXPIRE', key, ARGV[i + 2]) end
+      i = i + 3
+    elseif op == CLOSE_ATTEMPT then
+      local attempt, raw, lease, control, run, lost, control_frame = unpack(ARGV, i + 2, i + 8)
+      if ours and redis.call('HGET', key, 'closed') ~= attempt then
+        append_frame(KEYS[base + raw], KEYS[base + lease], run, lost)
+        redis.call('XADD', KEYS[base + control], 'MAXLEN', '~', 1000, '*', run, control_frame)
+        redis.call('HSET', key, 'closed', attempt)
+      end
+      i = i + 9
+    elseif op == END_RUN then
+      local open, ended, tenants_open, tenants_ended, run, keep = unpack(ARGV, i + 2, i + 7)
+      if ours then redis.call('HSET', key, 'ended', now) end
+      index_ended(KEYS[base + open], KEYS[base + ended], run, tonumber(keep), now)
+      if tenants_open ~= open then
+        index_ended(KEYS[base + tenants_open], KEYS[base + tenants_ended], run, tonumber(keep), now)
+      end
+      i = i + 8
+    elseif op == VOID then
+      local till = redis.call('XREVRANGE', KEYS[base + ARGV[i + 2]], '+', '-', 'COUNT', 1)[1]
+      till = till and till[1] or '0-0'
+      -- What `Partition` saves of a run whose entries are ignored up to there: msgpack of [till, nil].
+      local head = #till < 32 and string.char(160 + #till) or string.char(217, #till)
+      if ours then redis.call('HSET', key, ARGV[i + 3], string.char(146) .. head .. till .. string.char(192)) end
+      i = i + 4
+    else -- ARRIVED
+      local arrived = redis.call('HINCRBY', key, 'arrived', ARGV[i + 2])
+      if lags then lags[#lags + 1] = arrived - tonumber(redis.call('HGET', key, 'done') or '0') end
+      i = i + 3
+    end
+  end
+end

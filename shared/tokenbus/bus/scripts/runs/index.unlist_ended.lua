@@ -1,0 +1,28 @@
+-- Remove runs from the index of open runs that are unknown or have ended.
+-- KEYS
+--   open_runs  sorted set w
+--   ended_runs  sorted set rw
+--   run_keys...  hash rw
+-- ARGV
+--   keep_ms  how long ended runs are listed
+--   runs...
+-- Reply: how many were removed.
+-- Atomic: a run that is accepted meanwhile stays listed.
+-- Twice: same
+-- Uses: now_ms, index_ended
+local now = now_ms()
+local ended = {completed = true, incomplete = true, failed = true, cancelled = true}
+local done = 0
+for k = run_keys_at, #KEYS do
+  local run = ARGV[runs_at + k - run_keys_at]
+  local status = redis.pcall('HGET', KEYS[k], 'status')
+  if not status or status == 'awaited' or type(status) == 'table' then
+    redis.pcall('ZREM', open_runs, run)
+    done = done + 1
+  elseif ended[status] then
+    redis.pcall('HSETNX', KEYS[k], 'ended', now)
+    index_ended(open_runs, ended_runs, run, tonumber(keep_ms), now)
+    done = done + 1
+  end
+end
+return done

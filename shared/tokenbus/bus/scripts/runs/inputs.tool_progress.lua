@@ -1,0 +1,15 @@
+-- Append a tool's progress. The call stays open.
+-- KEYS
+--   run_key  hash rw
+--   events  stream w
+--   parser_lease  hash w
+-- ARGV
+--   run
+--   call  field of the call
+--   attempt
+--   frame  event
+-- Reply: 1, or 0 if the call is not open.
+-- Atomic: no progress follows the call's result.
+-- Twice: again: the progress is published twice.
+-- Uses: append_of_call
+return append_of_call(run_key, events, parser_lease, run, call, attempt, frame) and 1 or 0
