@@ -1,4 +1,4 @@
-"""The tables of docs/operate/scale.md from the model; each is between two comments with its name."""
+"""The tables from the model in docs/operate/scale.md and docs/explain/measurements.md, between named comments."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from tests.simulation.compare import about, near
 from tests.simulation.measurement import Measured, Pair
 from tests.simulation.scale import Larger, Loss, Plan
 
-PAGE = Path(__file__).parents[2] / "docs" / "operate" / "scale.md"
+DOCS = Path(__file__).parents[2] / "docs"
+SCALE, MEASUREMENTS = DOCS / "operate" / "scale.md", DOCS / "explain" / "measurements.md"
 
 
-def write(measured: Measured, found: Larger, page: Path = PAGE) -> None:
+def write(measured: Measured, found: Larger) -> None:
     """Replace all sections."""
-    text = page.read_text(encoding="utf-8")
-    for name, section in {"predictions": predictions(measured), **_of_larger(found)}.items():
-        text = _replaced(text, name, section)
-    page.write_text(text, encoding="utf-8")
+    for page, sections in {MEASUREMENTS: {"predictions": predictions(measured)}, SCALE: _of_larger(found)}.items():
+        text = page.read_text(encoding="utf-8")
+        for name, section in sections.items():
+            text = _replaced(text, name, section)
+        page.write_text(text, encoding="utf-8")
 
 
-def section_of(name: str, page: Path = PAGE) -> str:
+def section_of(name: str, page: Path) -> str:
     """The text between the comments."""
     found = _section(name).search(page.read_text(encoding="utf-8"))
     assert found, name
@@ -35,7 +37,7 @@ def _section(name: str) -> re.Pattern[str]:
 def _replaced(text: str, name: str, section: str) -> str:
     new, count = _section(name).subn(lambda found: f"{found[1]}\n{section}\n\n{found[3]}", text)
     if count != 1:
-        raise ValueError(f"{PAGE.name} has {count} places for {name}")
+        raise ValueError(f"the page has {count} places for {name}")
     return new
 
 

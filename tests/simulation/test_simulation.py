@@ -13,7 +13,7 @@ from tests.simulation.deployment import Deployment, Outcome, Shape, arriving, ev
 from tests.simulation.engine import TICK_S, Clock, Done, Host, Machine, Process
 from tests.simulation.fit import GATEWAY, by_process, cpu_of, least_squares, pairs, simulated, summed
 from tests.simulation.measurement import Case, Pair, stored
-from tests.simulation.pages import predictions, section_of
+from tests.simulation.pages import MEASUREMENTS, predictions, section_of
 from tests.simulation.scale import Plan, bounds, cells, losses, simulate
 
 KINDS = ("provider", "fetcher", "normalizer", "parser", "server", "subscriber")
@@ -210,7 +210,7 @@ def test_a_gateway_costs_what_a_gateway_costs() -> None:
 
 
 def test_the_page_shows_the_predictions_that_are_stored() -> None:
-    assert section_of("predictions") == predictions(stored())
+    assert section_of("predictions", MEASUREMENTS) == predictions(stored())
 
 
 @pytest.mark.parametrize(
