@@ -27,7 +27,17 @@ from tokenbus import Chunk, Client
 from tokenbus.bus.activity_slots import ActivitySlots
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.records import newest_records
-from tokenbus.bus.scripts.gateway import AdmissionLimits, RunUse, admit, count_use, renew_open
+from tokenbus.bus.scripts.gateway import (
+    AdmissionLimits,
+    HoldKeys,
+    Reservation,
+    RunUse,
+    admit,
+    count_use,
+    hold_longer,
+    release,
+    renew_open,
+)
 from tokenbus.bus.scripts.requests import publish
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.run_scripts import run_script
@@ -175,13 +185,16 @@ async def test_the_operator_makes_keys_and_the_gateway_finds_and_counts_them(
             requests_per_minute=5, tokens_per_minute=5, concurrency=1, budget_nano=1, period="month"
         )
         use, spend = KEYS.gateway_use(made.id), KEYS.gateway_spend(made.id)
-        assert (await run_script(gateway, admit(use, spend, "r1", limits, lease_ms=60_000)))[0] == b""
+        hold = HoldKeys(KEYS.gateway_counted("r1"), KEYS.gateway_held(made.id))
+        reserved = Reservation(client=made.id, estimate_nano=5, hold_ms=60_000, keep_ms=60_000)
+        admission = admit(use, spend, "r1", limits, lease_ms=60_000, hold=hold, reserved=reserved)
+        assert (await run_script(gateway, admission))[0] == b""
+        assert await run_script(gateway, hold_longer(hold, "r1", keep_ms=60_000)) == 1
         await run_script(gateway, renew_open(use, ["r1"], lease_ms=60_000))
         used = RunUse(seq=1, fresh=1, cache_read=0, cache_write=0, output=1, prices=(1, 1, 1, 1), price_name="p")
-        counted = KEYS.gateway_counted("r1")
-        await run_script(
-            gateway, count_use(counted, spend=spend, use=use, tokens_per_minute=5, used=used, keep_ms=60_000)
-        )
+        counting = count_use(hold, "r1", spend=spend, use=use, tokens_per_minute=5, used=used, keep_ms=60_000)
+        await run_script(gateway, counting)
+        await run_script(gateway, release(hold, "r1", ended=False))
         await gateway.client.zrem(f"{use}:open", "r1")
         [spent] = await read_spend(operator, KEYS, [made.id])
         assert spent.total.output == 1

@@ -79,6 +79,9 @@ class AccessControl(ABC):
     async def admit(self, caller: Caller, surface: str, generate: Generate) -> Admitted:
         """Check limits and budgets; ``generate`` has its id. Raises Refusal (402, 403, 429)."""
 
+    async def withdraw(self, caller: Caller, run: str) -> None:  # noqa: B027
+        """The admitted request was not published. Also called before `leave`."""
+
     async def leave(self, caller: Caller, run: str) -> None:  # noqa: B027
         """The answer to an admitted request has ended, in any way. Called once for each `admit`."""
 

@@ -219,6 +219,7 @@ class GatewayRuns:
         if span:
             generate = msgspec.structs.replace(generate, traceparent=span.traceparent)
         admission = await self._access.admit(caller, surface, generate)
+        exists = True  # until it is known
         try:
             exists = may_exist and await self._status(run) in (*UNENDED, *ENDED)
             may_cancel = rejoins or not exists
@@ -226,6 +227,8 @@ class GatewayRuns:
             if not exists:
                 await self._bus.publish(admission.generate)
         except BaseException:
+            if not exists:
+                await self._access.withdraw(caller, run)
             await self._access.leave(caller, run)
             raise
         return GatewayRun(

@@ -23,6 +23,10 @@ class PriceTable:
                 return max(found, key=len)
         return None
 
+    def max_output(self, name: str | None) -> int:
+        """Tokens of an answer for which a request sets no bound, as budgets count it; 0 without a price."""
+        return 0 if name is None else self._prices[name].max_output
+
     def nano_per_token(self, name: str | None) -> tuple[float, float, float, float]:
         """Fresh input, input read from the cache, input written to it, output; 0 without a price."""
         if name is None:

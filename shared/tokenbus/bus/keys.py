@@ -197,8 +197,14 @@ class Keys:
         """Hash: what a client spent, by day and in all."""
         return f"{self.prefix}:{{gateway}}:spend:{key}"
 
+    def gateway_held(self, key: str) -> str:
+        """Hash: what a client's budget holds back for its open runs, and the sum. With the suffix ``:ends``, a sorted
+        set: those runs by the time at which it expires.
+        """
+        return f"{self.prefix}:{{gateway}}:held:{key}"
+
     def gateway_counted(self, run: str) -> str:
-        """Hash: what was counted of a run already."""
+        """Hash: what was counted of a run already, and what is reserved for it."""
         return f"{self.prefix}:{{gateway}}:counted:{run}"
 
     @property

@@ -54,7 +54,7 @@ async def test_a_renewal_of_places_that_always_fails_ends(server: Server, monkey
 
     monkeypatch.setattr(access, "renew_open", broken)
     nothing: Any = None
-    keyed = KeyAccess(Settings(), server, directory=nothing, rules=nothing, aliases=nothing, prices=nothing)
+    keyed = KeyAccess(Settings(), server, directory=nothing, rules=nothing, aliases=nothing, prices=nothing, keep_ms=1)
     keyed._open["ada"] = {"run": 1}
     liveness, ended = Liveness(), list[LongTask]()
     liveness.ended = ended.append
@@ -73,8 +73,12 @@ async def test_a_defect_of_an_answer_over_a_socket_is_told_and_not_taken_for_a_c
         async def send_text(self, text: str) -> None:
             self.sent.append(msgspec.json.decode(text))
 
+    async def known(headers: object) -> Any:
+        return SimpleNamespace(may_use=lambda surface: None)
+
     gateway = SimpleNamespace(
         settings=SimpleNamespace(send_timeout_s=30.0),
+        access=SimpleNamespace(identify=known),
         frame_audit=lambda *_, **__: nullcontext(SimpleNamespace(status=200, caller=None)),
     )
     socket = Socket()
@@ -87,7 +91,7 @@ async def test_a_defect_of_an_answer_over_a_socket_is_told_and_not_taken_for_a_c
 
     serving._answer = broken
     serving._waiting.put_nowait(b"{}")
-    answering = asyncio.create_task(serving._answer_all(None))
+    answering = asyncio.create_task(serving._answer_all())
     await eventually(lambda: bool(socket.sent) or answering.done())
     assert [frame["status"] for frame in socket.sent] == [500]
     assert not answering.done()

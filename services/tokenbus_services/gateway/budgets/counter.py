@@ -1,4 +1,5 @@
-"""Counts what the runs of clients used: a group of subscribers of the topic `runs`, one in each gateway.
+"""Counts what the runs of clients used, and settles what their budgets reserve: a group of subscribers of the topic
+`runs`, one in each gateway.
 
 The bus delivers each event at least once. What was counted of a run is written by the script that adds to the spend, so
 a gateway that dies at any point leaves nothing counted twice and nothing out.
@@ -22,7 +23,7 @@ from tokenbus.bus.keys import Keys
 from tokenbus.bus.layout import locate
 from tokenbus.bus.liveness import Defects, Liveness, rest, stop_task
 from tokenbus.bus.run_record import REQUEST
-from tokenbus.bus.scripts.gateway import RunUse, count_use
+from tokenbus.bus.scripts.gateway import HoldKeys, RunUse, count_use, hold_longer, release
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server, translated
 from tokenbus.client.client import Client
@@ -150,11 +151,16 @@ class SpendCounter:
     async def count(self, event: Started | Counted) -> None:
         """Count one event. Raises ServerError; counting it again is safe."""
         if isinstance(event, Started):
-            self._remember(event.run, _origin(event))
+            origin = _origin(event)
+            self._remember(event.run, origin)
+            if origin is not None:
+                await self._hold_longer(event.run, origin.key)
             return
         origin = await self._origin_of(event.run)
-        if origin is None:
-            return  # not a run of a client with a key
+        if origin is None:  # not a run of a client with a key, or refused before it had one
+            if isinstance(event, RunFailedEvent) and event.seq == 0:
+                await self._release(event.run)
+            return
         usage = event.total if isinstance(event, UsageReported) else event.usage
         if isinstance(event, Cancelled | Incomplete | RunFailedEvent):
             usage = await self._at_least_what_was_heard(event.run, usage)
@@ -176,7 +182,8 @@ class SpendCounter:
         )
         rules = await self._rules_of(origin.key)
         call = count_use(
-            self._keys.gateway_counted(event.run),
+            self._hold_keys(event.run, origin.key),
+            event.run,
             spend=self._keys.gateway_spend(origin.key),
             use=self._keys.gateway_use(origin.key),
             tokens_per_minute=(rules and rules.tpm_limit) or 0,
@@ -187,6 +194,23 @@ class SpendCounter:
             await run_script(self._server, call)
         if ended:
             self._origins.pop(event.run, None)
+
+    async def _hold_longer(self, run: str, key: str) -> None:
+        """The run has begun, so its reservation is needed for as long as it may be open."""
+        rules = await self._rules_of(key)
+        if rules is not None and rules.max_budget is not None:
+            with translated(self._server):
+                await run_script(self._server, hold_longer(self._hold_keys(run, key), run, keep_ms=self._keep_ms))
+
+    async def _release(self, run: str) -> None:
+        counted = self._keys.gateway_counted(run)
+        with translated(self._server, counted):
+            client: bytes | None = await self._server.client.hget(counted, "client")
+            if client is not None:
+                await run_script(self._server, release(self._hold_keys(run, client.decode()), run, ended=True))
+
+    def _hold_keys(self, run: str, key: str) -> HoldKeys:
+        return HoldKeys(self._keys.gateway_counted(run), self._keys.gateway_held(key))
 
     async def _origin_of(self, run: str) -> RunOwner | None:
         if run in self._origins:

@@ -34,6 +34,8 @@ class ClientSpend(msgspec.Struct, frozen=True, kw_only=True):
     by_price: dict[str, float]
     """Cost of all time by the name of the price."""
     last_used: str | None = None
+    reserved: float = 0.0
+    """What its budget holds back for open runs, as of the last request."""
 
     def since(self, first: date) -> Spent:
         """The sum from this day on."""
@@ -52,11 +54,12 @@ async def read_spend(server: Server, keys: Keys, ids: Sequence[str]) -> list[Cli
     for key_id in ids:
         with translated(server, keys.gateway_spend(key_id)):
             fields: dict[bytes, bytes] = await server.client.hgetall(keys.gateway_spend(key_id))
-        found.append(_spend(key_id, {name.decode(): value.decode() for name, value in fields.items()}))
+            held: bytes | None = await server.client.hget(keys.gateway_held(key_id), "")
+        found.append(_spend(key_id, {name.decode(): value.decode() for name, value in fields.items()}, int(held or 0)))
     return found
 
 
-def _spend(key_id: str, fields: dict[str, str]) -> ClientSpend:
+def _spend(key_id: str, fields: dict[str, str], held: int) -> ClientSpend:
     spans: dict[str, dict[str, int]] = {}
     prices: dict[str, float] = {}
     for name, value in fields.items():
@@ -73,6 +76,7 @@ def _spend(key_id: str, fields: dict[str, str]) -> ClientSpend:
         total=total,
         days=dict(sorted(days.items(), reverse=True)),
         by_price=dict(sorted(prices.items(), key=lambda one: -one[1])),
+        reserved=held / NANO,
         last_used=None if used is None else datetime.fromtimestamp(int(used) / 1000, UTC).isoformat(timespec="seconds"),
     )
 

@@ -9,13 +9,23 @@ import structlog
 
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.liveness import Defects, Liveness, rest, stop_task
-from tokenbus.bus.scripts.gateway import NANO, AdmissionLimits, AdmissionReply, admit, renew_open
+from tokenbus.bus.scripts.gateway import (
+    NANO,
+    AdmissionLimits,
+    AdmissionReply,
+    HoldKeys,
+    Reservation,
+    admit,
+    release,
+    renew_open,
+)
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server, translated
 from tokenbus.errors import ServerError
 from tokenbus.events.requests import Generate
 from tokenbus.providers import registry
 from tokenbus.providers.base import ProviderBase
+from tokenbus_services.gateway.budgets.estimate import most_cost_nano
 from tokenbus_services.gateway.callers import AccessControl, Admitted, Caller
 from tokenbus_services.gateway.keys.allowed import Aliases, check_allowed, check_tools, rules_for, with_forced
 from tokenbus_services.gateway.keys.directory import KeyDirectory
@@ -31,6 +41,10 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 LEASE_S = 30.0
 """An open answer of a gateway that died counts for this long."""
 RENEW_S = 10.0
+HOLD_S = 900.0
+"""What a budget reserves for a run that never starts, because its gateway died before it published the run, comes back
+after this time. A run that starts later gets its reservation back.
+"""
 BEARER = "bearer "
 KEY_HEADERS = ("x-api-key", "x-goog-api-key")
 
@@ -47,8 +61,9 @@ class KeyAccess(AccessControl):
         rules: TranslationRules,
         aliases: Aliases,
         prices: PriceTable,
+        keep_ms: int,
     ) -> None:
-        """``rules``: what the deployment allows every client."""
+        """``rules``: what the deployment allows every client. ``keep_ms``: how long a reservation is remembered."""
         self._settings = settings
         self._server = server
         self._keys: Keys = settings.keys
@@ -56,6 +71,7 @@ class KeyAccess(AccessControl):
         self._rules = rules
         self._aliases = aliases
         self._prices = prices
+        self._keep_ms = keep_ms
         self._open: dict[str, dict[str, int]] = {}
         """For each client with a limit of parallel requests, its open answers here by run, and how many each has."""
         self._renewing: asyncio.Task[None] | None = None
@@ -86,17 +102,17 @@ class KeyAccess(AccessControl):
             raise _unauthorized()
         _check_blocked(rules)
         check_allowed(generate, rules, self._aliases)
-        check_tools(
-            generate,
-            rules_for(rules, self._rules).tools,
-            {tool.name: self._is_ours(tool.name) for tool in generate.tools},
-        )
+        ours = {tool.name: self._is_ours(tool.name) for tool in generate.tools}
+        check_tools(generate, rules_for(rules, self._rules).tools, ours)
         if rules.max_budget is not None:
             self._check_priced(generate)
         provider = self._settings.providers.get(generate.provider)
         api = registry.get(provider.api) if provider else ProviderBase
         forced = with_forced(generate, rules, takes_max_tokens=getattr(api, "takes_max_tokens", True))
-        reply = await self._admitted(caller.key, generate.id, rules)
+        estimate = 0
+        if rules.max_budget is not None:
+            estimate = most_cost_nano(forced, self._prices, bus_runs_tools=any(ours.values()))
+        reply = await self._admitted(caller.key, generate.id, rules, estimate)
         headers = headers_of(reply, rules)
         if reply.refused:
             raise _limited(reply, rules, headers)
@@ -104,6 +120,12 @@ class KeyAccess(AccessControl):
             runs = self._open.setdefault(caller.key, {})
             runs[generate.id] = runs.get(generate.id, 0) + 1
         return Admitted(generate=forced, headers=headers)
+
+    async def withdraw(self, caller: Caller, run: str) -> None:
+        """See `AccessControl.withdraw`."""
+        assert caller.key is not None
+        with translated(self._server):
+            await run_script(self._server, release(self._hold_keys(caller.key, run), run, ended=False))
 
     async def leave(self, caller: Caller, run: str) -> None:
         """See `AccessControl.leave`."""
@@ -129,7 +151,10 @@ class KeyAccess(AccessControl):
             surfaces=None if rules.surfaces is None else frozenset(rules.surfaces),
         )
 
-    async def _admitted(self, key: str, run: str, rules: KeyRules) -> AdmissionReply:
+    def _hold_keys(self, key: str, run: str) -> HoldKeys:
+        return HoldKeys(self._keys.gateway_counted(run), self._keys.gateway_held(key))
+
+    async def _admitted(self, key: str, run: str, rules: KeyRules, estimate_nano: int) -> AdmissionReply:
         limits = AdmissionLimits(
             requests_per_minute=rules.rpm_limit or 0,
             tokens_per_minute=rules.tpm_limit or 0,
@@ -137,8 +162,17 @@ class KeyAccess(AccessControl):
             budget_nano=round((rules.max_budget or 0) * NANO),
             period=rules.budget_duration or "",
         )
+        reserved = Reservation(
+            client=key, estimate_nano=estimate_nano, hold_ms=round(HOLD_S * 1000), keep_ms=self._keep_ms
+        )
         call = admit(
-            self._keys.gateway_use(key), self._keys.gateway_spend(key), run, limits, lease_ms=round(LEASE_S * 1000)
+            self._keys.gateway_use(key),
+            self._keys.gateway_spend(key),
+            run,
+            limits,
+            lease_ms=round(LEASE_S * 1000),
+            hold=self._hold_keys(key, run),
+            reserved=reserved,
         )
         with translated(self._server):
             reply = await run_script(self._server, call)
@@ -223,7 +257,10 @@ def _limited(reply: AdmissionReply, rules: KeyRules, headers: Mapping[str, str])
         period = f"per {rules.budget_duration}" if rules.budget_duration else "in all"
         why = f"the budget of this key is spent ({rules.max_budget:g} {period})"
         return Refusal(Problem(status=402, code="budget_exceeded", message=why, kind="limit"))
-    if reply.refused == "concurrency":
+    if reply.refused == "reserved":
+        why = "what is left of this key's budget is reserved for its open runs"
+        code = "budget_reserved"
+    elif reply.refused == "concurrency":
         why = f"this key has {rules.max_parallel_requests} answers in progress already, its most"
         code = "too_many_runs"
     else:

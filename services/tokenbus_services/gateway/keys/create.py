@@ -36,10 +36,12 @@ def keyed_parts(
     store = KeyStore(server, settings.keys)
     directory = KeyDirectory(table.keys, store)
     prices = PriceTable(table.prices)
-    access = KeyAccess(settings, server, directory=directory, rules=rules, aliases=aliases, prices=prices)
     # Events come again until the group has acknowledged them, at the latest when a gateway is back; a run may be open
     # for as long as its keys are kept.
     keep_ms = _COUNTED_KEPT_MS + round(1000 * (settings.retention.open_run_s + settings.retention.finished_run_s))
+    access = KeyAccess(
+        settings, server, directory=directory, rules=rules, aliases=aliases, prices=prices, keep_ms=keep_ms
+    )
     counter = SpendCounter(
         server,
         bus,

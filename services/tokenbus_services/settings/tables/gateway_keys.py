@@ -65,7 +65,7 @@ class KeyRules(Table, frozen=True, kw_only=True, omit_defaults=True):
     max_parallel_requests: Count | None = None
     """Answers in progress at once."""
     max_budget: Money | None = None
-    """Spend per `budget_duration`, in the currency of `gateway.prices`. Exceeded by the open runs at the most."""
+    """Spend per `budget_duration`, in the currency of `gateway.prices`. Exceeded by one request's cost at most."""
     budget_duration: BudgetPeriod | None = None
     """Calendar period of the budget, in UTC; a week begins on Monday. None: the budget is for all time."""
     blocked: bool = False
@@ -98,6 +98,8 @@ class PriceSettings(Table, frozen=True, kw_only=True):
     """Input read from the provider's cache. None: as `input`."""
     cache_write: Price | None = None
     """Input written to the provider's cache. None: as `input`."""
+    max_output: Count = 32_768
+    """Tokens of an answer that a budget reserves if the request sets no `max_tokens`."""
 
 
 class AdminSettings(Table, frozen=True, kw_only=True):

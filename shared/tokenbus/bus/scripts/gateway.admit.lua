@@ -1,8 +1,11 @@
--- Admit a request if no limit of its client is reached.
+-- Admit a request if no limit of its client is reached, and hold back what it may cost.
 -- KEYS
 --   use  hash rw  rates
 --   answers  sorted set rw  open answers
 --   spend  hash rw
+--   counted  hash rw  what was counted of the run
+--   held  hash rw  what is held back for open runs
+--   ends  sorted set rw  when that expires
 -- ARGV
 --   run
 --   rpm  requests a minute
@@ -11,10 +14,14 @@
 --   budget
 --   period  of the budget
 --   lease_ms  of an answer
+--   client
+--   estimate  what the run may cost
+--   hold_ms  how long that is held for a run that does not start
+--   keep_ms  lifetime of what is known of the run
 -- Reply: see `AdmissionReply`.
 -- Atomic: requests that come at once, at several gateways, cannot share the last place.
 -- Twice: again: it takes two requests of the minute.
--- Uses: now_ms, whole, buckets
+-- Uses: now_ms, whole, buckets, holds
 local now = now_ms()
 rpm, tpm, most, budget, lease_ms = tonumber(rpm), tonumber(tpm), tonumber(most), tonumber(budget), tonumber(lease_ms)
 local function spent()
@@ -39,9 +46,19 @@ local function spent()
   return sum
 end
 local refused, retry, requests, tokens, cost = '', 0, -1, -1, 0
+local own, known = 0, {}
 if budget > 0 then
   cost = spent()
-  if cost >= budget then refused = 'budget' end
+  for _, expired in ipairs(redis.call('ZRANGEBYSCORE', ends, '-inf', whole(now), 'LIMIT', 0, 100)) do
+    set_hold(held, ends, expired, 0)
+  end
+  own = tonumber(redis.call('HGET', held, run) or '0')
+  known = redis.call('HMGET', counted, 'client', 'ended', 'hold')
+  if cost >= budget then
+    refused = 'budget'
+  elseif cost + held_in_all(held) - own >= budget then
+    refused, retry = 'reserved', 1000
+  end
 end
 if rpm > 0 then
   requests = level(use, 'requests', rpm, now)
@@ -65,6 +82,14 @@ if refused == '' then
   if most > 0 then
     redis.call('ZADD', answers, whole(now + lease_ms), run)
     redis.call('PEXPIRE', answers, 2 * lease_ms)
+  end
+  if budget > 0 and own == 0 and not known[2] and (known[1] or client) == client then
+    -- Neither held for it yet, nor ended, nor begun for another client.
+    local amount = tonumber(known[3] or estimate)
+    redis.call('HSET', counted, 'client', client, 'hold', whole(amount))
+    redis.call('PEXPIRE', counted, keep_ms)
+    set_hold(held, ends, run, amount, now + tonumber(hold_ms))
+    keep_holds(held, ends, keep_ms)
   end
   redis.call('HSET', spend, 'used', whole(now))
 end

@@ -1,9 +1,12 @@
--- Add what a run used since the last count to its client's spend.
+-- Add what a run used since the last count to its client's spend, and hold back that much less for it.
 -- KEYS
 --   counted  hash rw  what was counted of the run
 --   spend  hash rw
 --   use  hash rw  rates
+--   held  hash rw  what is held back for open runs
+--   ends  sorted set rw  when that expires
 -- ARGV
+--   run
 --   seq  of the event
 --   keep_ms  lifetime of the count
 --   tokens_per_minute
@@ -13,7 +16,7 @@
 -- Reply: 1, or 0 if this event was counted before.
 -- Atomic: an event counts once, however many gateways report it.
 -- Twice: refused: 0
--- Uses: now_ms, whole, buckets
+-- Uses: now_ms, whole, buckets, holds
 local now, tpm = now_ms(), tonumber(tokens_per_minute)
 local before = redis.call('HMGET', counted, 'seq', 'u1', 'u2', 'u3', 'u4')
 if before[1] and tonumber(before[1]) >= tonumber(seq) then return 0 end
@@ -27,6 +30,11 @@ end
 redis.call('HSET', counted, 'seq', seq)
 redis.call('PEXPIRE', counted, keep_ms)
 cost = whole(cost)
+local hold = tonumber(redis.call('HGET', counted, 'hold') or '0')
+hold = ended == '1' and 0 or math.max(0, hold - tonumber(cost))
+redis.call('HSET', counted, 'hold', whole(hold))
+if ended == '1' then redis.call('HSET', counted, 'ended', 1) end
+if redis.call('HEXISTS', held, run) == 1 then set_hold(held, ends, run, hold) end
 local input, output = whole(new[1] + new[2] + new[3]), whole(new[4])
 local today = math.floor(now / 86400000)
 if redis.call('HEXISTS', spend, string.format('%d:cost', today)) == 0 then

@@ -1,10 +1,15 @@
 """The gateway's scripts: entries of keys, admission of a request, and the count of what a run used.
 
-All of its keys lie in one slot. A client has three: rates (``use``), open answers (``use:open``) and spend.
+All of its keys lie in one slot. A client has five: rates (``use``), open answers (``use:open``), spend, and what its
+budget holds back (``held`` and ``held:ends``).
 
 ``use`` holds two buckets, each a level and the time of that level: ``requests`` and ``tokens``. Both refill steadily to
 one minute's worth. A request takes one of ``requests`` on admission. Tokens are taken when a run reports them, so the
 level may fall below 0; requests are refused until it is above.
+
+``held`` and ``ends`` hold what is reserved for runs that were admitted and not yet counted to their end. A reservation
+is part of the budget, shrinks as the run is counted, and expires with a lease: soon for a run that never starts. So it
+is settled by whichever gateway counts the run, also if the one that admitted it was killed.
 
 ``spend`` holds, for each day since 1970 (UTC) and for ``total``, the fields ``<day>:cost``, ``:input``, ``:output`` and
 ``:runs``, and the total cost by price (``price:<name>:cost``). Costs are whole billionths of the currency.
@@ -40,11 +45,23 @@ class AdmissionLimits(msgspec.Struct, frozen=True, kw_only=True):
     """``day``, ``week`` or ``month``; empty: the budget is for all time."""
 
 
+class Reservation(msgspec.Struct, frozen=True, kw_only=True):
+    """What a budget holds back for one run."""
+
+    client: str
+    estimate_nano: int = 0
+    hold_ms: int = 0
+    """How long for a run that does not start."""
+    keep_ms: int = 1
+    """How long what is known of the run is kept; longer than it may be open."""
+
+
 class AdmissionReply(msgspec.Struct, frozen=True, array_like=True):
     """The decision about a request. Levels of -1: not limited."""
 
     refused: str
-    """``""``, ``budget``, ``requests``, ``tokens`` or ``concurrency``."""
+    """``""``, ``budget`` (it is spent), ``reserved`` (the rest of it is), ``requests``, ``tokens`` or ``concurrency``.
+    """
     retry_ms: int
     requests_left: int
     requests_full_ms: int
@@ -54,15 +71,40 @@ class AdmissionReply(msgspec.Struct, frozen=True, array_like=True):
     """In the budget's period."""
 
 
-def admit(use: str, spend: str, run: str, limits: AdmissionLimits, *, lease_ms: int) -> ScriptCall:
+class HoldKeys(msgspec.Struct, frozen=True):
+    """The keys of what is held back for one run."""
+
+    counted: str
+    held: str
+
+    @property
+    def ends(self) -> str:
+        """When each reservation of the client expires."""
+        return f"{self.held}:ends"
+
+
+def admit(
+    use: str,
+    spend: str,
+    run: str,
+    limits: AdmissionLimits,
+    *,
+    lease_ms: int,
+    hold: HoldKeys,
+    reserved: Reservation,
+) -> ScriptCall:
     """Admit a request if no limit of its client is reached, and take its share of them. Reply: see `AdmissionReply`.
 
-    The run counts as an open answer for ``lease_ms``, or until it is renewed or left.
+    The run counts as an open answer for ``lease_ms``, or until it is renewed or left. With a budget, its estimate is
+    held back until the run's end is counted (`count_use`), it is released, or it expires.
     """
     return _admit(
         use,
         f"{use}:open",
         spend,
+        hold.counted,
+        hold.held,
+        hold.ends,
         run=run,
         rpm=limits.requests_per_minute,
         tpm=limits.tokens_per_minute,
@@ -70,6 +112,10 @@ def admit(use: str, spend: str, run: str, limits: AdmissionLimits, *, lease_ms: 
         budget=limits.budget_nano,
         period=limits.period,
         lease_ms=lease_ms,
+        client=reserved.client,
+        estimate=reserved.estimate_nano,
+        hold_ms=reserved.hold_ms,
+        keep_ms=reserved.keep_ms,
     )
 
 
@@ -78,6 +124,9 @@ def _admit(
     use: str,
     answers: str,
     spend: str,
+    counted: str,
+    held: str,
+    ends: str,
     *,
     run: str,
     rpm: int,
@@ -86,7 +135,29 @@ def _admit(
     budget: int,
     period: str,
     lease_ms: int,
+    client: str,
+    estimate: int,
+    hold_ms: int,
+    keep_ms: int,
 ) -> ScriptCall: ...
+
+
+def hold_longer(keys: HoldKeys, run: str, *, keep_ms: int) -> ScriptCall:
+    """Hold what is reserved for a run for ``keep_ms``, also if that has expired. Reply: 1 if something is held."""
+    return _hold(keys.counted, keys.held, keys.ends, run=run, keep_ms=keep_ms)
+
+
+@script()
+def _hold(counted: str, held: str, ends: str, *, run: str, keep_ms: int) -> ScriptCall: ...
+
+
+def release(keys: HoldKeys, run: str, *, ended: bool) -> ScriptCall:
+    """Hold nothing for a run that was not published or, ``ended``, not accepted. Reply: none."""
+    return _release(keys.counted, keys.held, keys.ends, run=run, ended=int(ended))
+
+
+@script()
+def _release(counted: str, held: str, ends: str, *, run: str, ended: int) -> ScriptCall: ...
 
 
 def renew_open(use: str, runs: list[str], *, lease_ms: int) -> ScriptCall:
@@ -115,17 +186,23 @@ class RunUse(msgspec.Struct, frozen=True, kw_only=True):
     ended: bool = False
 
 
-def count_use(counted: str, *, spend: str, use: str, tokens_per_minute: int, used: RunUse, keep_ms: int) -> ScriptCall:
-    """Add to a client's spend what its run used since the last count, once for each event however often it is sent.
+def count_use(
+    hold: HoldKeys, run: str, *, spend: str, use: str, tokens_per_minute: int, used: RunUse, keep_ms: int
+) -> ScriptCall:
+    """Add to a client's spend what its run used since the last count, once for each event however often it is sent;
+    what is held back for the run shrinks by it, and is released at the end.
 
     Reply: 1 if it was counted, 0 if this event, or a later one of the run, was counted before. ``keep_ms``: how long
     that is known; longer than an event of an open or just ended run may come again.
     """
     counts = (used.fresh, used.cache_read, used.cache_write, used.output)
     return _count_use(
-        counted,
+        hold.counted,
         spend,
         use,
+        hold.held,
+        hold.ends,
+        run=run,
         seq=used.seq,
         keep_ms=keep_ms,
         tokens_per_minute=tokens_per_minute,
@@ -140,7 +217,10 @@ def _count_use(
     counted: str,
     spend: str,
     use: str,
+    held: str,
+    ends: str,
     *,
+    run: str,
     seq: int,
     keep_ms: int,
     tokens_per_minute: int,

@@ -13,10 +13,14 @@ from tokenbus.bus.scripts.gateway import (
     NANO,
     AdmissionLimits,
     AdmissionReply,
+    HoldKeys,
+    Reservation,
     RunUse,
     admit,
     count_use,
+    hold_longer,
     put_key,
+    release,
     renew_open,
 )
 from tokenbus.bus.server.run_scripts import run_script
@@ -34,11 +38,29 @@ class Scene:
         self.keys = keys
         self.use = keys.gateway_use("ada")
         self.spend = keys.gateway_spend("ada")
+        self.held = keys.gateway_held("ada")
 
-    async def admit(self, run: str = "r1", *, lease_ms: int = LEASE_MS, **limits: Any) -> AdmissionReply:
-        reply = await run_script(
-            self.server, admit(self.use, self.spend, run, AdmissionLimits(**limits), lease_ms=lease_ms)
+    def hold(self, run: str) -> HoldKeys:
+        return HoldKeys(self.keys.gateway_counted(run), self.held)
+
+    async def admit(
+        self,
+        run: str = "r1",
+        *,
+        lease_ms: int = LEASE_MS,
+        estimate: int = 0,
+        hold_ms: int = LEASE_MS,
+        client: str = "ada",
+        **limits: Any,
+    ) -> AdmissionReply:
+        reserved = Reservation(client=client, estimate_nano=estimate, hold_ms=hold_ms, keep_ms=LEASE_MS)
+        call = admit(
+            *(self.use, self.spend, run, AdmissionLimits(**limits)),
+            lease_ms=lease_ms,
+            hold=self.hold(run),
+            reserved=reserved,
         )
+        reply = await run_script(self.server, call)
         return AdmissionReply(reply[0].decode(), *(int(one) for one in reply[1:]))
 
     async def count(self, seq: int, *, run: str = "r1", tpm: int = 0, **used: Any) -> int:
@@ -46,7 +68,8 @@ class Scene:
         return await run_script(
             self.server,
             count_use(
-                self.keys.gateway_counted(run),
+                self.hold(run),
+                run,
                 spend=self.spend,
                 use=self.use,
                 tokens_per_minute=tpm,
@@ -57,6 +80,14 @@ class Scene:
 
     async def total(self, what: str = "cost") -> int:
         return int(await self.server.client.hget(self.spend, f"total:{what}") or 0)
+
+    async def reserved(self) -> dict[str, int]:
+        """What is held for each run. Its sum is in step."""
+        stored = await self.server.client.hgetall(self.held)
+        holds = {run.decode(): int(amount) for run, amount in stored.items()}
+        assert holds.pop("", 0) == sum(holds.values())
+        assert {run.decode() for run in await self.server.client.zrange(f"{self.held}:ends", 0, -1)} == holds.keys()
+        return holds
 
     async def spent_on(self, days_ago: int, cost: int) -> None:
         now_us = await self.server.client.time()
@@ -144,6 +175,87 @@ async def test_a_spent_budget_refuses_requests(scene: Scene) -> None:
     reply = await scene.admit(budget_nano=budget)
     assert (reply.refused, reply.spent_nano) == ("budget", 1_000_000)
     assert (await scene.admit(budget_nano=budget + 1)).refused == ""
+
+
+PER_TOKEN = (0.0, 0.0, 0.0, 1.0)
+
+
+async def test_a_budget_that_is_reserved_admits_no_more_than_one_run_beyond_it(scene: Scene) -> None:
+    replies = [await scene.admit(f"r{n}", budget_nano=100, estimate=30) for n in range(6)]
+    assert [reply.refused for reply in replies] == ["", "", "", "", "reserved", "reserved"]
+    assert replies[-1].retry_ms > 0
+    assert await scene.reserved() == {f"r{n}": 30 for n in range(4)}
+
+
+async def test_the_end_of_a_run_gives_back_what_it_did_not_use_and_only_once(scene: Scene) -> None:
+    for run in ("r1", "r2"):
+        await scene.admit(run, budget_nano=100, estimate=60)
+    assert (await scene.admit("r3", budget_nano=100, estimate=60)).refused == "reserved"
+    for _ in range(2):
+        await scene.count(5, output=10, ended=True, prices=PER_TOKEN)
+        assert await scene.reserved() == {"r2": 60}
+    assert (await scene.admit("r3", budget_nano=100, estimate=60)).refused == ""
+    await scene.count(5, run="r2", output=50, ended=True, prices=PER_TOKEN)
+    await scene.count(5, run="r3", output=50, ended=True, prices=PER_TOKEN)
+    assert (await scene.reserved(), await scene.total()) == ({}, 110)
+    assert (await scene.admit("r4", budget_nano=100, estimate=60)).refused == "budget"
+
+
+async def test_each_turn_that_is_counted_is_no_longer_reserved(scene: Scene) -> None:
+    await scene.admit(budget_nano=100, estimate=60)
+    await scene.count(3, output=25, prices=PER_TOKEN)
+    assert await scene.reserved() == {"r1": 35}
+    await scene.count(3, output=25, prices=PER_TOKEN)
+    assert await scene.reserved() == {"r1": 35}
+    await scene.count(9, output=99, prices=PER_TOKEN)
+    assert await scene.reserved() == {}
+
+
+async def test_a_request_for_a_run_that_is_open_or_over_reserves_nothing_more(scene: Scene) -> None:
+    for _ in range(3):
+        assert (await scene.admit(budget_nano=100, estimate=120)).refused == ""
+    assert await scene.reserved() == {"r1": 120}
+    await scene.count(5, ended=True)
+    assert (await scene.admit(budget_nano=100, estimate=120)).refused == ""
+    assert await scene.reserved() == {}
+
+
+async def test_a_run_of_another_client_is_not_reserved_for(scene: Scene) -> None:
+    await scene.admit(budget_nano=100, estimate=10, client="bob")
+    scene.held = scene.keys.gateway_held("eve")
+    await scene.admit(budget_nano=100, estimate=10, client="eve")
+    assert await scene.reserved() == {}
+
+
+async def test_what_is_reserved_for_a_run_that_never_starts_expires(scene: Scene) -> None:
+    await scene.admit("r1", budget_nano=100, estimate=200, hold_ms=0)
+    assert (await scene.admit("r2", budget_nano=100, estimate=10)).refused == ""
+    assert await scene.reserved() == {"r2": 10}
+
+
+async def test_a_run_that_starts_gets_an_expired_reservation_back_but_not_after_its_end(scene: Scene) -> None:
+    await scene.admit("r1", budget_nano=100, estimate=70, hold_ms=0)
+    await scene.admit("r2", budget_nano=100, estimate=10)
+    for _ in range(2):
+        assert await run_script(scene.server, hold_longer(scene.hold("r1"), "r1", keep_ms=LEASE_MS)) == 1
+        assert await scene.reserved() == {"r1": 70, "r2": 10}
+    await scene.count(5, ended=True)
+    assert await run_script(scene.server, hold_longer(scene.hold("r1"), "r1", keep_ms=LEASE_MS)) == 0
+    assert await scene.reserved() == {"r2": 10}
+    assert await run_script(scene.server, hold_longer(scene.hold("nobody"), "nobody", keep_ms=LEASE_MS)) == 0
+
+
+@pytest.mark.parametrize("ended", [True, False])
+async def test_a_run_that_was_not_published_is_not_reserved_for_unless_it_starts_after_all(
+    scene: Scene, ended: bool
+) -> None:
+    await scene.admit("r1", budget_nano=100, estimate=70)
+    for _ in range(2):
+        await run_script(scene.server, release(scene.hold("r1"), "r1", ended=ended))
+        assert await scene.reserved() == {}
+    held = await run_script(scene.server, hold_longer(scene.hold("r1"), "r1", keep_ms=LEASE_MS))
+    assert held == int(not ended)
+    assert await scene.reserved() == ({} if ended else {"r1": 70})
 
 
 @pytest.mark.parametrize("period", ["day", "week", "month"])

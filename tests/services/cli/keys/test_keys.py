@@ -12,7 +12,7 @@ import pytest
 from tests.services.cli.process import run, settings_file
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.layout import join_deployment
-from tokenbus.bus.scripts.gateway import RunUse, count_use
+from tokenbus.bus.scripts.gateway import HoldKeys, RunUse, count_use
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
 from tokenbus_services.gateway.keys.key import digest, id_of
@@ -86,7 +86,8 @@ async def test_spend_is_shown_by_key(config: str, server: Server, keys: Keys) ->
         ended=True,
     )
     call = count_use(
-        keys.gateway_counted("r1"),
+        HoldKeys(keys.gateway_counted("r1"), keys.gateway_held("fixed")),
+        "r1",
         spend=keys.gateway_spend("fixed"),
         use=keys.gateway_use("fixed"),
         tokens_per_minute=0,

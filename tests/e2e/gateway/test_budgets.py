@@ -1,0 +1,124 @@
+"""A budget holds at two gateways, whatever comes at once, and also if one of them is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator, Generator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.gateway.served import auth
+from tests.services.cli.process import Command, running
+from tests.waiting import eventually
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.server.server import Server
+from tokenbus.testing import LocalBus
+from tokenbus_services.gateway.budgets.spend import ClientSpend, read_spend
+from tokenbus_services.gateway.keys.key import new_key
+from tokenbus_services.mock_provider import Reply, Stall, Turn
+
+NAMES = ("crowd", "killed", "refused")
+KEYS = {name: new_key() for name in NAMES}
+TOKENS = 100
+COST = 0.1
+"""Of a call that uses all of its tokens."""
+BUDGET = 0.5
+ADMITTED = 5
+SETTINGS = """
+[gateway]
+[gateway.prices."anthropic/"]
+input = 0
+output = 1000
+""" + "".join(
+    f'[gateway.keys.{name}]\nsha256 = "{key.sha256}"\nmax_budget = {BUDGET}\nmax_tokens = {TOKENS}\n'
+    for name, key in KEYS.items()
+)
+
+
+@pytest.fixture(scope="module")
+def bus() -> Generator[LocalBus]:
+    with LocalBus(SETTINGS) as running:
+        long = Reply(text=" ".join(["word"] * TOKENS))
+        running.model_says("slow", Turn(says=long, fault=Stall(after_events=2)))
+        running.model_says("text", long)
+        yield running
+
+
+@asynccontextmanager
+async def second_gateway(bus: LocalBus, tmp_path: Path) -> AsyncIterator[tuple[str, Command]]:
+    provider = '[providers.anthropic]\napi = "anthropic"\nbase_url = "http://127.0.0.1:1"\napi_key_env = ""\n'
+    config = tmp_path / "tokenbus.toml"
+    config.write_text(f'redis_url = "{bus.url}"\ndata_dir = "{tmp_path}"\n{provider}{SETTINGS}')
+    arguments = ("worker", "gateway", "--port", "0")
+    async with running(tmp_path / "gateway.log", *arguments, TOKENBUS_CONFIG=str(config)) as worker:
+        yield (await worker.says("ready gateway")).split()[2], worker
+
+
+async def ask(client: httpx.AsyncClient, gateway: str, name: str, model: str = "text", **more: Any) -> tuple[int, str]:
+    """Status, and the run or the error's code."""
+    body = {"model": f"anthropic/{model}", "messages": [{"role": "user", "content": "hello"}], **more}
+    answer = await client.post(f"{gateway}/runs", json=body, headers=auth(KEYS[name]))
+    found = answer.json()
+    return answer.status_code, found["run"] if answer.status_code == 202 else found["error"]["code"]
+
+
+async def spend_of(bus: LocalBus, name: str) -> ClientSpend:
+    async with Server(bus.url) as server:
+        [spend] = await read_spend(server, Keys(), [name])
+        return spend
+
+
+async def settled(bus: LocalBus, name: str, *, runs: int) -> ClientSpend:
+    """What was spent once all runs have ended and are counted; nothing is reserved then."""
+
+    async def counted() -> ClientSpend | None:
+        for exchange in bus.exchanges:
+            bus.resume(exchange)
+        spend = await spend_of(bus, name)
+        return spend if spend.total.runs == runs and spend.reserved == 0 else None
+
+    spend = await eventually(counted)
+    assert spend
+    return spend
+
+
+async def test_of_a_hundred_calls_at_once_at_two_gateways_no_more_run_than_the_budget_pays(
+    bus: LocalBus, tmp_path: Path
+) -> None:
+    async with second_gateway(bus, tmp_path) as (other, _), httpx.AsyncClient(timeout=120) as client:
+        gateways = (bus.gateway, other)
+        answers = await asyncio.gather(*(ask(client, gateways[n % 2], "crowd", "slow") for n in range(100)))
+        assert Counter(status for status, _ in answers) == {202: ADMITTED, 429: 100 - ADMITTED}
+        assert {code for status, code in answers if status == 429} == {"budget_reserved"}
+        assert (await spend_of(bus, "crowd")).reserved == pytest.approx(BUDGET)
+        spend = await settled(bus, "crowd", runs=ADMITTED)
+        assert spend.total.cost <= BUDGET + COST
+        assert spend.total.cost == pytest.approx(ADMITTED * COST)
+        assert await ask(client, other, "crowd") == (402, "budget_exceeded")
+
+
+async def test_what_a_killed_gateway_reserved_is_settled_by_another_one_and_only_once(
+    bus: LocalBus, tmp_path: Path
+) -> None:
+    async with httpx.AsyncClient(timeout=120) as client:
+        async with second_gateway(bus, tmp_path) as (other, worker):
+            answers = [await ask(client, other, "killed", "slow") for _ in range(ADMITTED)]
+            assert {status for status, _ in answers} == {202}
+            await worker.stop(signal.SIGKILL)
+        assert await ask(client, bus.gateway, "killed") == (429, "budget_reserved")
+        spend = await settled(bus, "killed", runs=ADMITTED)
+        assert spend.total.cost == pytest.approx(ADMITTED * COST)
+        assert await ask(client, bus.gateway, "killed") == (402, "budget_exceeded")
+
+
+async def test_a_request_that_the_bus_refuses_reserves_nothing_any_more(bus: LocalBus) -> None:
+    async with httpx.AsyncClient(timeout=120) as client:
+        status, _ = await ask(client, bus.gateway, "refused", policies=["of-nobody"])
+        assert status == 400
+        await settled(bus, "refused", runs=0)
