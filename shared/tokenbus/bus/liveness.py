@@ -9,7 +9,7 @@ tasks that ended or are stuck. Without a watcher nothing is ever overdue, and th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
@@ -116,7 +116,7 @@ class SideWork(ItemWork):
 
 
 _of_task: dict[asyncio.Task[Any], LongTask] = {}
-_of_work: ContextVar[ItemWork | None] = ContextVar("claimed item", default=None)
+_of_work: ContextVar[ItemWork | LongTask | None] = ContextVar("work", default=None)
 
 
 class Liveness:
@@ -214,6 +214,17 @@ def beater() -> Callable[[], None]:
         return long_task.beat
     work = _of_work.get()
     return work.beat if work else _no_beat
+
+
+async def together(parts: Sequence[Coroutine[Any, Any, T]]) -> list[T | BaseException]:
+    """Run coroutines concurrently, with the beats of all of them as the caller's. Returns results and errors."""
+    task = asyncio.current_task()
+    token = _of_work.set((_of_task.get(task) if task else None) or _of_work.get())
+    try:
+        running = [asyncio.create_task(part) for part in parts]  # each takes a copy of the context
+    finally:
+        _of_work.reset(token)
+    return await asyncio.gather(*running, return_exceptions=True)
 
 
 def _no_beat() -> None:

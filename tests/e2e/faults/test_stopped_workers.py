@@ -5,13 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.conftest import Send
-from tests.e2e.fleet import PIPELINE, ended, fleet, provider_table
+from tests.e2e.conftest import WEATHER, Send, sender
+from tests.e2e.faults.test_every_await import POLICY, WITH_CALL
+from tests.e2e.fleet import PIPELINE, WITH_TOOLS, Kind, ended, fleet, provider_table
 from tests.e2e.judge import check
+from tests.servers import binary
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
 from tokenbus_services.mock_provider import MockProvider, Reply, Script, Stall, Turn
+from tokenbus_services.process.embedded_server import EmbeddedServer
+
+KINDS: tuple[Kind, ...] = (*WITH_TOOLS, "policy")
+SLOW_ANSWERS = 10
+"""Enough for several steps of each task, each of which may need more than one answer."""
 
 STALLS = Script(name="stalls", turns=(Turn(says=Reply(text="one two three four"), fault=Stall(after_text="three")),))
 
@@ -47,3 +54,25 @@ async def test_a_fetcher_that_stood_reports_no_silence_of_its_providers(
             assert logs[run][-1]["type"] == "completed", logs[run][-1]
             assert {event["attempt"] for event in logs[run]} == {1}
         assert len(provider.requests) == 3
+
+
+async def test_a_server_whose_answers_take_seconds_kills_no_worker(tmp_path: Path) -> None:
+    """Each round trip takes 3.4 s, which is less than the time limit of a command."""
+    keys = Keys(prefix="slow", partitions=2)
+    with EmbeddedServer(tmp_path / "data", binary=binary()) as process:
+        async with (
+            MockProvider([WITH_CALL]) as provider,
+            fleet(tmp_path, process.url, keys, provider.url, KINDS, POLICY) as running,
+            Server(process.url) as server,
+        ):
+            send = sender(server, keys)
+            before = [await send("call", tools=[WEATHER], policies=["nothing"]) for _ in range(3)]
+            for _ in range(SLOW_ANSWERS):
+                await server.client.execute_command("CLIENT", "PAUSE", 3400, "ALL")
+                await server.client.ping()  # answered after the pause, with all that waited for it
+            after = [await send("call", tools=[WEATHER], policies=["nothing"]) for _ in range(3)]
+            logs: Any = await ended(server.client, keys, [*before, *after])
+            assert [worker.process.returncode for worker in running.workers] == [None] * len(running.workers)
+    for log in logs.values():
+        check(log)
+        assert log[-1]["type"] == "completed", log[-1]

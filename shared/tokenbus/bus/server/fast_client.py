@@ -13,8 +13,6 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from tokenbus.bus.liveness import beat
-
 _Redis: Any = Redis  # parts of it are untyped
 _hiredis: Any = import_module("hiredis") if find_spec("hiredis") else None  # optional for the light client
 
@@ -41,7 +39,6 @@ class FastRedis(_Redis):
             await pool.release(self._pooled.pop())
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
-        beat()
         pool: Any = self.connection_pool
         connection = self._pooled.pop() if self._pooled else await pool.get_connection()
         try:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
 from redis.exceptions import ResponseError
 
+from tokenbus.bus.liveness import together
 from tokenbus.bus.scripts import ScriptCall, joined
 from tokenbus.bus.server.error_replies import is_alien
 from tokenbus.bus.server.script_cache import evaluate
@@ -50,7 +50,7 @@ async def run_scripts(server: Server, calls: Sequence[ScriptCall]) -> list[Any]:
     if len(sending) == 1:
         return _checked(await sending[0])
     replies: list[Any] = [None] * len(calls)
-    for group, answer in zip(groups, await asyncio.gather(*sending, return_exceptions=True), strict=True):
+    for group, answer in zip(groups, await together(sending), strict=True):
         for i, reply in zip(group, answer if isinstance(answer, list) else [answer] * len(group), strict=True):
             replies[i] = reply
     return _checked(replies)
