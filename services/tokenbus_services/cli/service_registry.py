@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import importlib
 from typing import Literal, get_args
-from urllib.parse import urlsplit
 
-from tokenbus_services.net.request_guard import AsgiApp, RequestGuard
+from tokenbus_services.net.request_guard import PAGES, AsgiApp, RequestGuard
 from tokenbus_services.settings import Settings
 
 ServiceName = Literal["fetcher", "normalizer", "parser", "pipeline", "tools", "blobs", "recorder", "policy", "gateway"]
@@ -58,20 +57,13 @@ def app_module(service: ServiceName) -> str:
 
 def create(service: ServiceName, settings: Settings) -> AsgiApp:
     """Create the ASGI app of one service, wrapped in its request guard. Raises SettingsError."""
-    names = (*settings.http.hosts, urlsplit(settings.blobs.address).hostname or "")
     if service != "gateway":
         app = importlib.import_module(app_module(service)).create(settings)
-        return RequestGuard(app, hosts=names, private=("/blobs",))
-    from tokenbus_services.gateway.app import create as create_gateway
-    from tokenbus_services.gateway.callers import has_keys
+        return RequestGuard(app, hosts=settings.host_names, private=("/blobs", *PAGES))
+    from tokenbus_services.gateway.app import create as create_gateway  # it has a guard of its own
 
     if settings.console and settings.console.enabled:
         from tokenbus_services.console.app import create as create_console
 
-        app = create_gateway(settings, create_console=create_console)
-    else:
-        app = create_gateway(settings)
-    if settings.gateway is None or has_keys(settings):
-        return app
-    # Without keys any page in a browser on this machine could read runs, so the guard comes first.
-    return RequestGuard(app, hosts=names, private=("",), origins=settings.gateway.origins)
+        return create_gateway(settings, create_console=create_console)
+    return create_gateway(settings)

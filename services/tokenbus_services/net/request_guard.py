@@ -22,15 +22,34 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+PAGES = ("/health", "/ready", "/metrics", "/asyncapi", "/asyncapi.json")
+"""Of every service."""
 _READS = frozenset({"GET", "HEAD", "OPTIONS"})
 _log = structlog.stdlib.get_logger()
 
 
 class GuardRefusal(msgspec.Struct, frozen=True):
-    """The response body for a rejected request."""
+    """Why a request is rejected."""
 
+    status: HTTPStatus
     code: str
     message: str
+
+
+def _plain(scope: Scope, refusal: GuardRefusal) -> AsgiApp:
+    body = msgspec.json.encode({"code": refusal.code, "message": refusal.message})
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        start = {"type": "http.response.start", "status": refusal.status}
+        await send({**start, "headers": [*headers, (b"connection", b"close")]})
+        await send({"type": "http.response.body", "body": body})
+
+    return answer
+
+
+def _nothing(scope: Scope) -> bool:
+    return False
 
 
 class RequestGuard:
@@ -43,46 +62,48 @@ class RequestGuard:
         hosts: Iterable[str] = (),
         private: Sequence[str] = (),
         origins: Iterable[str] = (),
+        within: Sequence[str] = ("",),
+        consumes: Callable[[Scope], bool] = _nothing,
+        refused: Callable[[Scope, GuardRefusal], AsgiApp] = _plain,
     ) -> None:
         """``hosts``: names of the service in addition to addresses and ``localhost``. ``private``: path prefixes for
-        which ``Host`` is checked on reads as well. ``origins``: pages of these origins may write.
+        which ``Host`` is checked on reads as well. ``origins``: pages of these origins may write. ``within``: path
+        prefixes that are protected at all. ``consumes``: whether a read takes something away, and so is a write.
+        ``refused``: makes the answer.
         """
         self.app = app
         self._hosts = frozenset(host.lower().rstrip(".") for host in hosts)
         self._private = tuple(private)
         self._origins = frozenset(origin.lower() for origin in origins)
+        self._within = tuple(within)
+        self._consumes = consumes
+        self._refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal = self._refusal(scope) if scope["type"] == "http" else None
+        refusal = self._refusal(scope) if scope["type"] == "http" and _is_below(scope, self._within) else None
         if refusal is None:
             await self.app(scope, receive, send)
             return
-        status, problem = refusal
-        _log.warning("http_request_refused", code=problem.code, method=scope["method"])
-        body = msgspec.json.encode(problem)
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-        await send({"type": "http.response.start", "status": status, "headers": [*headers, (b"connection", b"close")]})
-        await send({"type": "http.response.body", "body": body})
+        _log.warning("http_request_refused", code=refusal.code, method=scope["method"])
+        await self._refused(scope, refusal)(scope, receive, send)
 
-    def _refusal(self, scope: Scope) -> tuple[HTTPStatus, GuardRefusal] | None:
-        writes = scope["method"] not in _READS
-        path: str = scope["path"]
-        if not writes and not any(path == p or path.startswith(f"{p}/") for p in self._private):
+    def _refusal(self, scope: Scope) -> GuardRefusal | None:
+        writes = scope["method"] not in _READS or self._consumes(scope)
+        if not writes and not _is_below(scope, self._private):
             return None
         given: dict[str, list[str]] = {}
         for name, value in scope["headers"]:
             given.setdefault(name.decode("latin-1"), []).append(value.decode("latin-1"))
         host = given.get("host", [])
         if len(host) != 1 or not self._known(host[0]):
-            return HTTPStatus.MISDIRECTED_REQUEST, GuardRefusal(
-                "host_refused", "Host is neither an address nor a known name of this service; http.hosts adds names"
-            )
+            why = "Host is neither an address nor a known name of this service; http.hosts adds names"
+            return GuardRefusal(HTTPStatus.MISDIRECTED_REQUEST, "host_refused", why)
         if any(origin.lower() in self._origins for origin in given.get("origin", [])):
             return None
         if writes and any(site not in {"same-origin", "none"} for site in given.get("sec-fetch-site", [])):
-            return HTTPStatus.FORBIDDEN, GuardRefusal("cross_site", "the request comes from a page of another site")
+            return GuardRefusal(HTTPStatus.FORBIDDEN, "cross_site", "the request comes from a page of another site")
         if writes and any(not _same(origin, host[0]) for origin in given.get("origin", [])):
-            return HTTPStatus.FORBIDDEN, GuardRefusal("cross_site", "Origin differs from the service's own")
+            return GuardRefusal(HTTPStatus.FORBIDDEN, "cross_site", "Origin differs from the service's own")
         return None
 
     def _known(self, host: str) -> bool:
@@ -92,7 +113,14 @@ class RequestGuard:
         except ValueError:
             return False
         name = name.rstrip(".")
-        return name == "localhost" or name.endswith(".localhost") or name in self._hosts or _is_address(name)
+        if name.endswith(".localhost") or name in self._hosts or _is_address(name):
+            return True
+        return bool(name) and "." not in name  # of the local network, a container's say: nobody can register one
+
+
+def _is_below(scope: Scope, prefixes: Sequence[str]) -> bool:
+    path: str = scope["path"]
+    return any(path == prefix or path.startswith(f"{prefix}/") for prefix in prefixes)
 
 
 def _is_address(name: str) -> bool:

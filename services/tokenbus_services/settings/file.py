@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta
@@ -72,6 +73,11 @@ class Settings(Table, frozen=True, kw_only=True, dict=True):  # dict: for `keys`
     def keys(self) -> Keys:
         """The key names of this deployment: one object, which follows a change of the number of partitions."""
         return Keys(self.prefix, self.partitions)
+
+    @property
+    def host_names(self) -> tuple[str, ...]:
+        """The names under which the services' pages are known, besides addresses and `localhost`."""
+        return (*self.http.hosts, urlsplit(self.blobs.address).hostname or "")
 
     @property
     def tool_definitions(self) -> list[Tool]:

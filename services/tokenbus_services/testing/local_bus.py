@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import msgspec
 import uvicorn
@@ -19,7 +19,7 @@ from tokenbus.sync import Client as SyncClient
 from tokenbus_services.cli import service_registry as services
 from tokenbus_services.cli.mock import API_PATHS
 from tokenbus_services.cli.service_registry import STOP_ORDER, ServiceName, services_of
-from tokenbus_services.cli.worker.command import listening, url_of, websockets_of
+from tokenbus_services.cli.worker.command import config_of, http_bounds, listening, url_of
 from tokenbus_services.cli.worker.lifespan import AsgiApp, Lifespan
 from tokenbus_services.mock_provider import Exchange, MockProvider, ModelRequest, Reply, Script, Status, Turn
 from tokenbus_services.process.embedded_server import EmbeddedServer
@@ -172,11 +172,11 @@ class LocalBus:
             apps: dict[ServiceName, AsgiApp] = {
                 name: services.create(name, msgspec.structs.replace(settings)) for name in services_of(settings)
             }
-            await stack.enter_async_context(_served(apps["blobs"], listener))
+            await stack.enter_async_context(_served("blobs", apps["blobs"], listener, settings))
             if "gateway" in apps:
                 listener = stack.enter_context(listening("gateway", "127.0.0.1", 0))
                 self._gateway = url_of(listener)
-                await stack.enter_async_context(_served(apps["gateway"], listener, websockets_of("gateway")))
+                await stack.enter_async_context(_served("gateway", apps["gateway"], listener, settings))
             running: dict[ServiceName, Lifespan] = {}
             try:
                 for name, app in apps.items():
@@ -207,16 +207,8 @@ def _reply(reply: str | Reply) -> Reply:
 
 
 @asynccontextmanager
-async def _served(app: AsgiApp, listener: Any, websockets: Literal["none", "auto"] = "none") -> AsyncGenerator[None]:
-    config = uvicorn.Config(
-        app,
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        ws=websockets,
-        timeout_graceful_shutdown=_HTTP_GRACE_S,
-    )
-    server = uvicorn.Server(config)
+async def _served(service: ServiceName, app: AsgiApp, listener: Any, settings: Settings) -> AsyncGenerator[None]:
+    server = uvicorn.Server(config_of(service, app, http_bounds(service, settings), grace_s=_HTTP_GRACE_S))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         yield

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 import uvicorn
 
 from tests.services.blobs.conftest import until
-from tokenbus_services.net.http_server import BoundedProtocol, HttpBounds, bounded
+from tokenbus_services.net.http_server import BoundedProtocol, HttpBounds, server_config
 from tokenbus_services.net.request_guard import AsgiApp, Receive, Scope, Send
 
 QUICK = HttpBounds(connections=4, head_s=0.2, body_window_s=0.2, body_window_bytes=1000, answer_s=0.2)
@@ -51,8 +50,9 @@ class ServedApp:
 
 @asynccontextmanager
 async def served(app: AsgiApp, bounds: HttpBounds) -> AsyncGenerator[ServedApp]:
-    options: dict[str, Any] = {"http": bounded(bounds), "lifespan": "off", "log_config": None, "ws": "none"}
-    server = uvicorn.Server(uvicorn.Config(app, port=0, interface="asgi3", **options))  # type: ignore[arg-type]
+    config = server_config(app, bounds, grace_s=1)
+    config.port = 0
+    server = uvicorn.Server(config)
     server.config.load()
     server.lifespan = server.config.lifespan_class(server.config)
     await server.startup()
@@ -145,14 +145,59 @@ async def test_the_longest_waiting_connection_makes_room_and_a_working_one_does_
             one.close()
 
 
-async def test_the_newest_is_refused_if_all_are_busy() -> None:
-    async with served(app, HttpBounds(connections=2)) as served_app:
-        working = [await served_app.connect(HEAD) for _ in range(2)]
+async def test_only_health_probes_are_answered_if_all_are_busy_and_the_newest_is_closed_beyond_them() -> None:
+    async with served(app, HttpBounds(connections=2, probes=2)) as served_app:
+        busy = [await served_app.connect(HEAD) for _ in range(2)]
         await until(lambda: len(served_app.server.server_state.tasks) == 2)
         reader, writer = await served_app.connect(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert await _rest(reader) == b""
-        for _, one in (*working, (None, writer)):
+        refused = await _rest(reader)
+        assert refused.startswith(b"HTTP/1.1 503 ")
+        assert b'"connections_full"' in refused
+        writer.close()
+        await until(lambda: served_app.open == 2)
+        for _ in range(3):
+            probe, prober = await served_app.connect(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert (await probe.readline()).startswith(b"HTTP/1.1 200 ")
+            prober.close()
+        idle = [await served_app.connect(b"") for _ in range(2)]
+        await until(lambda: served_app.open == 4)
+        last, closer = await served_app.connect(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert (await last.readline()).startswith(b"HTTP/1.1 200 ")
+        assert await _rest(idle[0][0]) == b"", "a connection without a request makes room for a probe"
+        for _, one in (*busy, *idle, (None, closer)):
             one.close()
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nbad header\r\n\r\n", 400),
+        (b"GET /\xff HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
+    ],
+)
+async def test_what_is_no_http_is_refused_in_json_and_ends_the_connection(request_: bytes, status: int) -> None:
+    async with served(app, HttpBounds()) as served_app:
+        slow = request_.replace(b" / ", b" /read ")
+        reader, writer = await served_app.connect(slow)
+        answer = await _rest(reader)
+        assert answer.startswith(b"HTTP/1.1 %d " % status)
+        assert b'"invalid_http"' in answer
+        assert answer.count(b"HTTP/1.1") == 1
+        writer.close()
+
+
+async def test_a_request_that_is_refused_before_its_body_holds_its_connection_for_a_moment_only() -> None:
+    async with served(app, HttpBounds()) as served_app:
+        reader, writer = await served_app.connect(HEAD.replace(b"/read", b"/"))
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+        gone = asyncio.create_task(_rest(reader))
+        while not gone.done():
+            writer.write(b"x" * 1000)
+            await asyncio.sleep(0.02)
+        await until(lambda: served_app.open == 0)
+        writer.close()
 
 
 async def _rest(reader: asyncio.StreamReader) -> bytes:

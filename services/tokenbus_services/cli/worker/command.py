@@ -10,7 +10,6 @@ import os
 import socket
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Literal
 
 import msgspec
 import uvicorn
@@ -27,7 +26,7 @@ from tokenbus_services.cli.mock import with_mock
 from tokenbus_services.cli.service_registry import ServiceName
 from tokenbus_services.cli.signals import stop_on_signal
 from tokenbus_services.cli.worker.lifespan import AsgiApp, Lifespan
-from tokenbus_services.net.http_server import HttpBounds, bounded
+from tokenbus_services.net.http_server import HttpBounds, server_config
 from tokenbus_services.net.open_files import raise_open_files
 from tokenbus_services.process.garbage import collect_less_often
 from tokenbus_services.redaction.redactor import secrets_of
@@ -37,6 +36,7 @@ from tokenbus_services.settings import ConsoleSettings, Settings
 _HTTP_GRACE_S = 3
 """How long HTTP requests in progress may take at shutdown."""
 _FILES_BESIDE = 256
+_IDLE_S = 5
 _KEPT_S = 75.0
 """How long the gateway keeps an idle connection: longer than proxies do, so that they meet no closed one."""
 _FIRST_ASK_S, _LONGEST_ASK_S = 0.02, 0.5
@@ -125,18 +125,7 @@ async def serve(
     stop = stop_on_signal()
     lifespan = Lifespan(app)
     await lifespan.start()
-    server = _Server(
-        uvicorn.Config(
-            app,
-            http=bounded(bounds),
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            ws=websockets_of(service),
-            timeout_keep_alive=round(bounds.head_s) if service == "gateway" else 5,
-            timeout_graceful_shutdown=grace_s,
-        )
-    )
+    server = _Server(config_of(service, app, bounds, grace_s=grace_s))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     ends = asyncio.create_task(stop.wait()), asyncio.create_task(lifespan.ended()), serving
     announcing = asyncio.create_task(_announce(service, url_of(listener)))
@@ -155,13 +144,17 @@ def http_bounds(service: ServiceName, settings: Settings) -> HttpBounds:
             connections=settings.gateway.connections,
             head_s=_KEPT_S,
             answer_s=settings.gateway.send_timeout_s,
+            message_bytes=settings.gateway.body_bytes,
+            unfinished_bytes=settings.gateway.inbound_bytes,
         )
     return HttpBounds(connections=settings.http.connections)
 
 
-def websockets_of(service: ServiceName) -> Literal["none", "auto"]:
-    """uvicorn's ``ws`` option: only the gateway has WebSocket routes."""
-    return "auto" if service == "gateway" else "none"
+def config_of(service: ServiceName, app: AsgiApp, bounds: HttpBounds, *, grace_s: int) -> uvicorn.Config:
+    """uvicorn's options for a service. Only the gateway has WebSocket routes."""
+    is_gateway = service == "gateway"
+    kept_s = round(bounds.head_s) if is_gateway else _IDLE_S
+    return server_config(app, bounds, web_sockets=is_gateway, grace_s=grace_s, kept_s=kept_s)
 
 
 def _grace_s(service: ServiceName, settings: Settings) -> int:

@@ -28,7 +28,7 @@ from tokenbus_services.gateway.keys.admin_token import admin_token
 from tokenbus_services.gateway.keys.directory import entry_of, summary
 from tokenbus_services.gateway.keys.key import KeyEntry
 from tokenbus_services.gateway.keys.store import KeyNotFound, KeyStore
-from tokenbus_services.net.http_server import HttpBounds, bounded
+from tokenbus_services.net.http_server import HttpBounds, server_config
 from tokenbus_services.settings import Settings
 from tokenbus_services.settings.tables.gateway_keys import AdminSettings, KeyRules
 
@@ -72,17 +72,7 @@ class AdminServer:
             problem = "not set, so the admin API of the gateway would be open: set a long random text there"
             raise SettingsError("environment", admin.token_env, problem)
         app = AdminApi(settings, server, store, self._token).app()
-        self._server = _Server(
-            uvicorn.Config(
-                app,
-                http=bounded(HttpBounds(connections=64)),
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                ws="none",
-                timeout_graceful_shutdown=_GRACE_S,
-            )
-        )
+        self._server = _Server(server_config(app, HttpBounds(connections=64), grace_s=_GRACE_S))
         self._serving: asyncio.Task[None] | None = None
 
     async def open(self, liveness: Liveness) -> None:

@@ -46,8 +46,14 @@ class GatewaySettings(Table, frozen=True, kw_only=True):
     """Deadline of runs whose client waits for the answer, if the request sets none."""
     body_bytes: Bytes = 32 * 2**20
     """Maximum size of a request's body."""
+    inbound_bytes: Bytes = 256 * 2**20
+    """Maximum bytes of all requests' bodies and frames that are not published yet, per gateway. One key may hold as
+    much of it as remains free for all others.
+    """
     connections: Count = 4096
-    """Maximum connections per gateway."""
+    """Maximum connections per gateway, and 16 more for health probes. One key may hold as many requests, streams and
+    sockets as remain free for all others.
+    """
     early_status_s: Seconds = 2.0
     """How long a streamed answer waits for its first event, so that a failure still has its own HTTP status."""
     keep_alive_s: Seconds = 5.0

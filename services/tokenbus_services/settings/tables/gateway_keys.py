@@ -71,7 +71,9 @@ class KeyRules(Table, frozen=True, kw_only=True, omit_defaults=True):
     blocked: bool = False
     """Refuses all requests, and keeps the key."""
     operator: bool = False
-    """May also see the runs of all tenants, and read topics."""
+    """May also see the runs of all tenants, and read topics and metrics."""
+    metrics: bool = False
+    """May read `/metrics` of the gateway, which names keys and models."""
     console: tuple[ConsoleRole, ...] = ()
     """What it may do in the console: `see_runs` (of its tenant; with `operator` or `admin` of all), `see_content`,
     `act` (cancel, retry, resume), `admin` (dead letters, keys, spend). Each includes `see_runs`. Empty: no login.
