@@ -22,6 +22,7 @@ from tokenbus.bus.server.server import Server
 from tokenbus_services.blobs.http import WithBlobs
 from tokenbus_services.cli.service_registry import SERVICES, ServiceName, create
 from tokenbus_services.gateway.app import WithPages
+from tokenbus_services.gateway.http_request import Edge
 from tokenbus_services.mock_provider import MockProvider, Reply, Script, Turn
 from tokenbus_services.net.request_guard import AsgiApp, RequestGuard
 from tokenbus_services.settings import BlobSettings, GatewaySettings, HttpSettings, RecordSettings, Settings
@@ -54,14 +55,15 @@ async def browser_client(app: AsgiApp, host: str = "127.0.0.1:8085") -> AsyncGen
 async def test_a_service_has_these_pages_and_no_others_and_none_takes_anything(
     service: ServiceName, tmp_path: Path
 ) -> None:
-    guard = made(service, tmp_path)
+    made_app: Any = made(service, tmp_path)
+    guard = made_app.app if isinstance(made_app, Edge) else made_app
     assert isinstance(guard, RequestGuard)
     inner = guard.app
     assert isinstance(inner, WithBlobs) == (service == "blobs")
     app = inner.app if isinstance(inner, (WithBlobs, WithPages)) else inner  # the gateway's routes: test_gateway_keys
     assert isinstance(app, AsgiFastStream)
     assert sorted(path for path, _ in app.routes) == PAGES
-    async with browser_client(guard) as http:
+    async with browser_client(made_app) as http:
         for method in METHODS:
             for page in PAGES:
                 assert (await http.request(method, page)).status_code == 405
@@ -85,7 +87,7 @@ async def test_the_index_of_a_gateway_names_each_api_with_its_page_to_programs_o
     assert (index.status_code, index.headers["content-type"]) == (200, "application/json")
     assert rebound.status_code == 421
     assert len(index.json()["apis"]) == len(ALL_SURFACES)
-    app: Any = guard.app._routes  # its pages are beside
+    app: Any = guard.app.app._routes  # its pages are beside
     while not hasattr(app, "router"):
         app = app.app
     paths = [route.path for route in app.router.routes]
@@ -122,6 +124,32 @@ async def test_a_page_of_another_site_can_write_nothing(
             answer = await http.request(method, path, headers={**HOME, **headers}, content=b"x")
             assert (answer.status_code, answer.json()["code"]) == (status, code)
         assert not list((tmp_path / "blobs").rglob("*sha256*/*"))
+
+
+@pytest.mark.parametrize("service", SERVICES)
+async def test_a_name_that_was_pointed_here_can_read_no_page(service: ServiceName, tmp_path: Path) -> None:
+    async with browser_client(made(service, tmp_path)) as http:
+        for page in PAGES:
+            assert (await http.get(page, headers={"Host": "rebound.example"})).status_code == 421
+        for host in (f"{service}:8080", "10.1.2.3:8080"):
+            assert (await http.get("/health", headers={"Host": host})).status_code == 200
+
+
+CROSS_SITE: list[dict[str, str]] = [
+    {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"},
+    {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"},
+    {"Origin": "https://elsewhere.example"},
+]
+
+
+@pytest.mark.parametrize("headers", CROSS_SITE)
+@pytest.mark.parametrize("query", ["group=g", "group", "from=start&group=", "%67roup=g"])
+async def test_a_page_of_another_site_takes_no_events_of_a_group(
+    headers: dict[str, str], query: str, tmp_path: Path
+) -> None:
+    async with browser_client(made("gateway", tmp_path)) as http:
+        taken = await http.get(f"/topics/visible?{query}", headers={**HOME, **headers})
+        assert (taken.status_code, taken.json()["error"]["code"]) == (403, "cross_site")
 
 
 async def test_a_name_that_was_pointed_here_can_read_no_blob(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ in the header `x-console-ticket`.
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -28,11 +27,11 @@ from tokenbus_services.console.routes import times as routes_times
 from tokenbus_services.console.sampler import Sampler
 from tokenbus_services.console.static_files import StaticFiles
 from tokenbus_services.gateway.gateway import Gateway
-from tokenbus_services.gateway.http_request import AsgiApp
+from tokenbus_services.gateway.http_request import AsgiApp, Scope
 from tokenbus_services.gateway.keys.directory import KeyDirectory
-from tokenbus_services.gateway.problem import Problem, Refusal
+from tokenbus_services.gateway.problem import Problem, Refusal, defect
 from tokenbus_services.gateway.service import GatewayPart
-from tokenbus_services.net.request_guard import RequestGuard
+from tokenbus_services.net.request_guard import GuardRefusal, RequestGuard
 from tokenbus_services.settings import Settings
 from tokenbus_services.settings.tables.console import ConsoleSettings
 
@@ -59,8 +58,8 @@ def create(settings: Settings, gateway: Gateway, directory: KeyDirectory | None)
         exception_handlers=handlers,
     )
     # Cookies are for the console alone, so the pages that `gateway.origins` lists may not act here.
-    names = (*settings.http.hosts, urlsplit(settings.blobs.address).hostname or "")
-    return WithSafeHeaders(RequestGuard(app, hosts=names, private=(PATH,))), [sampler]
+    guard = RequestGuard(app, hosts=settings.host_names, private=(PATH,), refused=_refused)
+    return WithSafeHeaders(guard), [sampler]
 
 
 def _pages() -> list[BaseRoute]:
@@ -85,6 +84,10 @@ def _pages() -> list[BaseRoute]:
     ]
 
 
+def _refused(scope: Scope, refusal: GuardRefusal) -> AsgiApp:
+    return refused(Problem(status=refusal.status, code=refusal.code, message=refusal.message, kind="auth"))
+
+
 async def _no_route(request: Request, error: Exception) -> Any:
     assert isinstance(error, HTTPException)
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
@@ -93,5 +96,4 @@ async def _no_route(request: Request, error: Exception) -> Any:
 
 
 async def _defect(request: Request, error: Exception) -> Any:
-    why = f"the gateway failed ({type(error).__name__})"
-    return refused(Problem(status=500, code="gateway_error", message=why, kind="internal"))
+    return refused(defect())

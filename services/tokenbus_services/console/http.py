@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, TypeAlias
 
@@ -15,12 +16,12 @@ from tokenbus_services.console.access.session import ConsoleSessions
 from tokenbus_services.console.access.viewer import Viewer
 from tokenbus_services.console.static_files import SAFE_HEADERS
 from tokenbus_services.gateway.answers import asgi
-from tokenbus_services.gateway.audit import audited
 from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.gateway import Gateway
 from tokenbus_services.gateway.http_request import read_request
-from tokenbus_services.gateway.problem import Problem, Refusal, invalid, of_exception
+from tokenbus_services.gateway.problem import Problem, Refusal, defect, invalid, of_exception, restarting
 from tokenbus_services.gateway.surfaces.contract import Answer, TranslationRules
+from tokenbus_services.net.web_socket import UNKNOWN
 from tokenbus_services.settings.tables.console import ConsoleRole
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -43,6 +44,7 @@ class Desk:
 
         async def endpoint(request: Request) -> Any:
             try:
+                self.gateway.enter(request.scope, UNKNOWN)
                 answer = await handle(request)
             except Refusal as e:
                 answer = refused(e.problem)
@@ -50,7 +52,12 @@ class Desk:
                 answer = refused(of_exception(e))
             except ClientDisconnect:
                 answer = Response(status_code=499)
-            return self.gateway.metrics.counted(SURFACE, audited(SURFACE, request, answer))
+            except asyncio.CancelledError:  # the server stops, and waits for nothing but this answer
+                answer = refused(restarting())
+            except Exception:
+                log.exception("request_failed", surface=SURFACE)
+                answer = refused(defect())
+            return self.gateway.counted(SURFACE, request, answer, of_key=False)
 
         return endpoint
 

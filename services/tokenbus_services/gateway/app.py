@@ -3,53 +3,75 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
+from urllib.parse import parse_qs
 
-import msgspec
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import BaseRoute
 
 from tokenbus import Client
 from tokenbus.bus.server.server import Server
-from tokenbus.errors import SettingsError
-from tokenbus_services.gateway.callers import AccessControl, OpenAccess, has_keys
+from tokenbus.errors import SettingsError, TokenbusError
+from tokenbus_services.gateway.callers import AccessControl, Caller, OpenAccess, has_keys
 from tokenbus_services.gateway.cors import WithCors
 from tokenbus_services.gateway.gateway import Gateway
-from tokenbus_services.gateway.http_request import AfterRouting, AsgiApp, WithRequestId
+from tokenbus_services.gateway.http_request import AfterRouting, AsgiApp, Edge, Refuse, Scope, headers_in, response_to
 from tokenbus_services.gateway.keys.access import KeyAccess
 from tokenbus_services.gateway.keys.create import keyed_parts
 from tokenbus_services.gateway.keys.directory import KeyDirectory
 from tokenbus_services.gateway.metrics import GatewayMetrics
 from tokenbus_services.gateway.models import ModelTable, RoutedModel
+from tokenbus_services.gateway.problem import Problem, Refusal, of_exception
 from tokenbus_services.gateway.request_spans import RequestSpans
-from tokenbus_services.gateway.routes.registry import routes_of
+from tokenbus_services.gateway.routes.registry import Forms, routes_of
 from tokenbus_services.gateway.runs import GatewayRuns
 from tokenbus_services.gateway.service import GatewayPart, GatewayService
 from tokenbus_services.gateway.surfaces.contract import TranslationRules
+from tokenbus_services.gateway.surfaces.openai_chat.errors import refusal
+from tokenbus_services.net.request_guard import PAGES, GuardRefusal, RequestGuard
 from tokenbus_services.runtime.app.service_app import make_app, make_broker, worker_name
 from tokenbus_services.runtime.supervision import stuck_after_s
 from tokenbus_services.settings import GatewaySettings, Settings
 from tokenbus_services.telemetry import open_tracer
 
-PAGES = ("/health", "/ready", "/metrics", "/asyncapi", "/asyncapi.json")
-"""Of every service; everything else is the gateway's."""
+METRICS = "/metrics"
 CONSOLE = "/console"
 
 
 class WithPages:
     """The routes of the gateway, in addition to an app with the pages of every service and the lifespan."""
 
-    def __init__(self, pages: AsgiApp, routes: AsgiApp) -> None:
+    def __init__(self, pages: AsgiApp, routes: AsgiApp, access: AccessControl) -> None:
         self.app = pages
         self._routes = routes
+        self._access = access
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
-        is_page = scope["type"] == "lifespan" or scope.get("path") in PAGES
-        await (self.app if is_page else self._routes)(scope, receive, send)
+        path = scope.get("path")
+        app = self.app if scope["type"] == "lifespan" or path in PAGES else self._routes
+        if app is self.app and scope["type"] == "http" and scope["method"] not in ("GET", "HEAD"):
+            problem = _no_route(405, f"{scope['method']} {path}: a page is only read", {"allow": "GET, HEAD"})
+            app = response_to(problem, refusal, scope)
+        elif path == METRICS and scope["type"] == "http":
+            try:
+                check_metrics(await self._access.identify(headers_in(Request(scope))))
+            except Refusal as e:
+                app = response_to(e.problem, refusal, scope)
+            except TokenbusError as e:
+                app = response_to(of_exception(e), refusal, scope)
+        await app(scope, receive, send)
+
+
+def check_metrics(caller: Caller) -> None:
+    """Raise Refusal (403) if the caller may not read metrics, which name the deployment's keys and models."""
+    if not (caller.operator or caller.metrics):
+        why = "metrics are for operators: `metrics = true` of a key opens them to it"
+        raise Refusal(Problem(status=403, code="metrics_not_allowed", message=why, kind="auth"))
 
 
 class WithConsole:
@@ -85,24 +107,68 @@ def create(settings: Settings, *, create_console: CreateConsole | None = None) -
     worker = worker_name()
     runs = GatewayRuns(table, bus=bus, server=server, keys=settings.keys, access=access, worker=worker, spans=spans)
     gateway = Gateway(settings, runs=runs, access=access, models=models, metrics=GatewayMetrics(registry), spans=spans)
-    front = routes(gateway, console=f"{CONSOLE}/" if create_console else None)
+    found = routes_of(gateway, console=f"{CONSOLE}/" if create_console else None)
+    front = routes(gateway, found)
     if create_console:
         console, more = create_console(settings, gateway, access.directory if isinstance(access, KeyAccess) else None)
-        front, parts = WithRequestId(WithConsole(front, console)), [*parts, *more]
+        front, parts = WithConsole(front, console), [*parts, *more]
     service = GatewayService(
         settings, worker=worker, server=server, bus=bus, gateway=gateway, parts=parts, tracer=tracer
     )
     app = make_app(service, make_broker(settings, registry), registry, stuck_s=stuck_after_s(settings.redis_url))
-    return WithPages(app, front)
+    form = Forms(found).of
+    return Edge(_guarded(settings, WithPages(app, front, access), form), form=form)
 
 
-def routes(gateway: Gateway, *, console: str | None = None) -> AsgiApp:
-    """The app of all surfaces. ``console``: see `routes_of`."""
-    handlers: Any = {HTTPException: _no_route, Exception: _defect}
-    app: AsgiApp = AfterRouting(Starlette(routes=routes_of(gateway, console=console), exception_handlers=handlers))
+def routes(gateway: Gateway, found: Sequence[BaseRoute]) -> AsgiApp:
+    """The app of all surfaces."""
+    form = Forms(found).of
+
+    async def no_route(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        why = f"{request.method} {request.url.path[:200]}: {error.detail}"
+        problem = _no_route(error.status_code, why, dict(error.headers or {}))
+        return response_to(problem, form(request.scope), request.scope)
+
+    app: AsgiApp = AfterRouting(Starlette(routes=found, exception_handlers={HTTPException: no_route}))
     if gateway.settings.origins:
         app = WithCors(app, origins=gateway.settings.origins)
-    return WithRequestId(app)
+    return app
+
+
+def _no_route(status: int, why: str, headers: dict[str, str]) -> Problem:
+    code = {404: "not_found", 405: "method_not_allowed"}.get(status, "http_error")
+    kind = "not_found" if status == 404 else "invalid_request"
+    return Problem(status=status, code=code, message=why, kind=kind, headers=headers)
+
+
+def _guarded(settings: Settings, app: AsgiApp, form: Callable[[Scope], Refuse]) -> AsgiApp:
+    """Protect the app from pages of other sites: without keys everything, with keys the pages of every service.
+
+    Nothing else of a gateway with keys works without a header that only the client itself can set.
+    """
+    assert settings.gateway
+    keyed = has_keys(settings)
+
+    def refused(scope: Scope, refusal: GuardRefusal) -> AsgiApp:
+        problem = Problem(status=refusal.status, code=refusal.code, message=refusal.message, kind="auth")
+        return response_to(problem, form(scope), scope)
+
+    return RequestGuard(
+        app,
+        hosts=settings.host_names,
+        within=PAGES if keyed else ("",),
+        private=PAGES if keyed else ("",),
+        origins=() if keyed else settings.gateway.origins,
+        consumes=_consumes,
+        refused=refused,
+    )
+
+
+def _consumes(scope: Scope) -> bool:
+    """Whether a GET takes something away: a group's events go to one of its readers."""
+    query = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+    return scope["path"].startswith("/topics/") and "group" in query
 
 
 def model_table(settings: Settings, table: GatewaySettings) -> ModelTable:
@@ -143,22 +209,3 @@ def rules_of(table: GatewaySettings, models: ModelTable) -> TranslationRules:
 def _provider_model(name: str) -> RoutedModel:
     provider, _, model = name.partition("/")
     return RoutedModel(provider=provider, model=model)
-
-
-async def _no_route(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
-    why = f"{request.method} {request.url.path[:200]}: {error.detail}"
-    return _problem(error.status_code, code, why, dict(error.headers or {}))
-
-
-async def _defect(request: Request, error: Exception) -> Response:
-    return _problem(500, "gateway_error", f"the gateway failed ({type(error).__name__})", {})
-
-
-def _problem(status: int, code: str, message: str, headers: dict[str, str]) -> Response:
-    """No surface is known here, so the error has the shape that most clients read, OpenAI's."""
-    kind = "server_error" if status >= 500 else "invalid_request_error"
-    body = {"error": {"message": message, "type": kind, "param": None, "code": code}}
-    headers = {"x-should-retry": "false", **headers}
-    return Response(msgspec.json.encode(body), status, headers, media_type="application/json")

@@ -29,6 +29,8 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     """Id of its key, never the key."""
     operator: bool = False
     """May read topics, and the runs of every tenant."""
+    metrics: bool = False
+    """May read `/metrics`."""
     surfaces: frozenset[str] | None = None
     """The surfaces that it may use; None: all."""
 

@@ -2,35 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import contextmanager
 from typing import Any, TypeAlias, cast
 
 import structlog
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.websockets import WebSocket
 
 from tokenbus.blobs import DEFAULT_MEDIA_TYPE, BlobRef, BlobStreams
 from tokenbus.errors import TokenbusError
 from tokenbus_services.blobs.loader import loader_of
-from tokenbus_services.gateway.answers import asgi
 from tokenbus_services.gateway.answers.answer import AnswerTimes, RunAnswer, StreamedAnswer, WholeRunAnswer
 from tokenbus_services.gateway.audit import AuditedRun, FrameAudit, audited
 from tokenbus_services.gateway.callers import AccessControl, Caller
-from tokenbus_services.gateway.http_request import AfterRouting, headers_in, read_request
+from tokenbus_services.gateway.http_request import (
+    AfterRouting,
+    AsgiApp,
+    Refuse,
+    Scope,
+    headers_in,
+    owner_of,
+    read_request,
+    release_body,
+    response_to,
+)
 from tokenbus_services.gateway.metrics import GatewayMetrics
 from tokenbus_services.gateway.models import ModelTable
-from tokenbus_services.gateway.problem import Problem, Refusal, of_exception
+from tokenbus_services.gateway.problem import Problem, Refusal, defect, of_exception, overloaded, restarting
 from tokenbus_services.gateway.request_spans import RequestSpans
 from tokenbus_services.gateway.runs import GatewayRun, GatewayRuns
-from tokenbus_services.gateway.surfaces.contract import Answer, GatewayRequest, Surface, Translated
+from tokenbus_services.gateway.surfaces.contract import GatewayRequest, Surface, Translated
+from tokenbus_services.net.fair_share import FairShare
+from tokenbus_services.net.web_socket import OWNER
 from tokenbus_services.settings import Settings
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Any]]
 """A Starlette endpoint: returns an ASGI app, a `Response` say."""
-Refuse: TypeAlias = Callable[[Problem], Answer]
+_PLACE = "tokenbus.place"
 
 
 class Gateway:
@@ -54,6 +68,10 @@ class Gateway:
         self.metrics = metrics
         self._spans = spans
         self._blobs = loader_of(settings.blobs)
+        self._places = FairShare(settings.gateway.connections)
+        """Requests that are answered, streams and sockets above all."""
+        self.bodies = FairShare(settings.gateway.inbound_bytes)
+        """Bytes of bodies and frames that are not published yet."""
         self.times = AnswerTimes(
             early_status_s=settings.gateway.early_status_s,
             keep_alive_s=settings.gateway.keep_alive_s,
@@ -65,17 +83,56 @@ class Gateway:
 
         async def handle(request: Request) -> Any:
             caller = await self.caller(request, surface)
-            asked = await read_request(request, most_bytes=self.settings.body_bytes)
+            asked = await self.read(request)
             return await self.run(caller, surface, asked)
 
         return Route(path, self.guarded(surface.name, surface.refusal, handle), methods=["POST"])
 
     async def caller(self, request: Request, surface: Surface | None = None, *, name: str = "") -> Caller:
-        """Return the caller of the request. Raises Refusal (401; 403 if the key is not for this surface)."""
+        """Return the caller of the request, which then has one of the gateway's places.
+
+        Raises Refusal (401; 403 if the key is not for this surface; 429 and 503 if there is no place).
+        """
         caller = await self.access.identify(headers_in(request))
         request.state.caller = caller
-        caller.may_use(surface.name if surface else name)
+        if surface or name:
+            caller.may_use(surface.name if surface else name)
+        self.enter(request.scope, caller.key)
         return caller
+
+    def enter(self, scope: Scope, owner: str | None) -> None:
+        """Give a request or a socket of this key one of the places, until `leave`. Raises Refusal (429, 503)."""
+        scope["state"][OWNER] = owner
+        if _PLACE not in scope:
+            self._take_place(owner)
+            scope[_PLACE] = owner
+
+    def leave(self, scope: Scope) -> None:
+        """Give back what the request or socket holds."""
+        release_body(scope, self.bodies)
+        if _PLACE in scope:
+            self._places.give_back(scope.pop(_PLACE))
+
+    @contextmanager
+    def place(self, owner: str | None) -> Generator[None]:
+        """One of the places, for a request over a socket. Raises Refusal (429, 503)."""
+        self._take_place(owner)
+        try:
+            yield
+        finally:
+            self._places.give_back(owner)
+
+    def _take_place(self, owner: str | None) -> None:
+        if not self._places.take(owner):
+            raise overloaded("too_many_requests", "under way are too many", of_key=bool(owner))
+
+    async def read(self, request: Request) -> GatewayRequest:
+        """Read the body of a caller's request. Raises as `read_request`."""
+        return await read_request(request, most_bytes=self.settings.body_bytes, room=self.bodies)
+
+    def hold_frame(self, websocket: WebSocket, size: int) -> HeldFrame:
+        """Count a frame of a socket among the bodies. Raises Refusal (429, 503)."""
+        return HeldFrame(self.bodies, owner_of(websocket.scope), size)
 
     async def run(self, caller: Caller, surface: Surface, asked: GatewayRequest) -> RunAnswer:
         """Publish a request and return its answer. Raises Refusal, TokenbusError."""
@@ -143,32 +200,73 @@ class Gateway:
         """Close the connection to the blob store."""
         await self._blobs.aclose()
 
-    def guarded(self, name: str, refusal: Refuse, handle: Handler) -> Handler:
+    def guarded(self, name: str, refusal: Refuse, handle: Handler) -> GuardedEndpoint:
         """Wrap an endpoint: problems are answered in the surface's own shape, and every request is counted."""
+        return GuardedEndpoint(self, name, refusal, handle)
 
-        async def endpoint(request: Request) -> Any:
+    def counted(self, name: str, request: Request, answer: Any, *, of_key: bool = True) -> AsgiApp:
+        """The answer to a request, which is counted and logged, and gives back what the request holds. ``of_key``:
+        whether it counts for the client's key, too.
+        """
+        metrics, spans = (self.metrics, self._spans) if of_key else (None, None)
+        counted = self.metrics.counted(name, audited(name, request, answer, metrics=metrics, spans=spans))
+
+        async def app(scope: Scope, receive: Any, send: Any) -> None:
             try:
-                answer = await handle(request)
-            except Refusal as e:
-                answer = response_to(e.problem, refusal)
-            except TokenbusError as e:
-                answer = response_to(of_exception(e), refusal)
-            except ClientDisconnect:
-                answer = Response(status_code=499)
-            return AfterRouting.later(
-                self.metrics.counted(name, audited(name, request, answer, metrics=self.metrics, spans=self._spans))
-            )
+                await counted(scope, receive, send)
+            finally:
+                self.leave(scope)
 
-        return endpoint
+        return app
 
 
-def response_to(problem: Problem, refusal: Refuse) -> Response:
-    """A problem as an HTTP answer, in the shape of ``refusal``."""
-    answer = refusal(problem)
-    headers = {**asgi.headers_of(problem), "x-content-type-options": "nosniff", **answer.headers}
-    if problem.run:
-        headers["x-tokenbus-run"] = problem.run
-    return Response(answer.body, answer.status, headers, media_type=answer.media_type)
+class HeldFrame:
+    """The bytes of a frame that is not published yet, until `release`."""
+
+    def __init__(self, bodies: FairShare, owner: str | None, size: int) -> None:
+        """Raises Refusal (429, 503)."""
+        if not bodies.take(owner, size):
+            raise overloaded("too_many_bytes", "hold too many bytes of frames", of_key=bool(owner))
+        self._bodies = bodies
+        self._owner = owner
+        self._size = size
+
+    def release(self) -> None:
+        """Give them back; a second time changes nothing."""
+        if self._size:
+            self._bodies.give_back(self._owner, self._size)
+            self._size = 0
+
+
+class GuardedEndpoint:
+    """The ASGI app of a route. Whatever happens is answered, problems in the form of ``refusal``."""
+
+    def __init__(self, gateway: Gateway, name: str, refusal: Refuse, handle: Handler) -> None:
+        self.refusal = refusal
+        self._gateway = gateway
+        self._name = name
+        self._handle = handle
+
+    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        request = Request(scope, receive, send)
+        try:
+            answer = await self._handle(request)
+        except Refusal as e:
+            answer = self._response(e.problem, scope)
+        except TokenbusError as e:
+            answer = self._response(of_exception(e), scope)
+        except ClientDisconnect:
+            answer = Response(status_code=499)
+        except asyncio.CancelledError:  # the server stops, and waits for nothing but this answer
+            answer = self._response(restarting(), scope)
+        except Exception:
+            log.exception("request_failed", surface=self._name)
+            answer = self._response(defect(), scope)
+        release_body(scope, self._gateway.bodies)
+        AfterRouting.later(scope, self._gateway.counted(self._name, request, answer))
+
+    def _response(self, problem: Problem, scope: Scope) -> Response:
+        return response_to(problem, self.refusal, scope)
 
 
 async def _once(content: bytes) -> AsyncGenerator[bytes]:

@@ -22,6 +22,8 @@ from tokenbus.errors import (
 from tokenbus.events.error_info import ErrorClass, ErrorInfo, stream_cut
 from tokenbus.events.public import Cancelled, Incomplete, RunFailedEvent
 
+RESTARTING = "gateway_restarting"
+
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
     """Why a request was refused or a run failed, as a client may know it: no provider's raw error, no account."""
@@ -38,6 +40,8 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     should_retry: bool = False
     """Whether the client's own retry can help. The bus has already retried everything it can."""
     run: str | None = None
+    request: str | None = None
+    """Id of the HTTP request, if the problem is the whole answer to it."""
     headers: Mapping[str, str] = {}
     """Further headers of the answer."""
 
@@ -72,6 +76,28 @@ def extra_not_open(param: str) -> Refusal:
     """A field of the provider's body that clients may not set."""
     why = "clients may set only the fields that the setting gateway.allow_extra, or `allow_extra` of their key, lists"
     return unsupported(param, why)
+
+
+def restarting(run: str | None = None) -> Problem:
+    """The server stops before the answer is complete."""
+    message = "the gateway is restarting" + (f"; run {run} continues" if run else "")
+    return Problem(
+        status=503, code=RESTARTING, message=message, kind="overloaded", retry_after_s=1.0, should_retry=True, run=run
+    )
+
+
+def defect(run: str | None = None) -> Problem:
+    """The gateway has a defect; its log names it."""
+    message = "the gateway failed; its log has the cause, under the id of this request"
+    return Problem(status=500, code="gateway_error", message=message, kind="internal", run=run)
+
+
+def overloaded(code: str, what: str, *, of_key: bool) -> Refusal:
+    """What the gateway shares among its clients is in use. ``of_key``: this client has its part of it."""
+    why = f"this key's requests {what}, as much as one key may" if of_key else f"the gateway's requests {what}"
+    status, kind = (429, "rate_limit") if of_key else (503, "overloaded")
+    problem = Problem(status=status, code=code, message=why, kind=kind, retry_after_s=1.0, should_retry=True)
+    return Refusal(problem)
 
 
 STATUSES: Mapping[ErrorClass, int] = {

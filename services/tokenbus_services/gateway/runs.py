@@ -30,7 +30,7 @@ from tokenbus.core.request.tenant import tenant_of
 from tokenbus.core.request.traceparent import is_traceparent
 from tokenbus.errors import ServerError
 from tokenbus.events.public import PublicEvent, Started, blobs_of
-from tokenbus.events.requests import MAX_RUN_ID_CHARS, Generate, Message
+from tokenbus.events.requests import MAX_RUN_ID_CHARS, Generate, Message, RunId
 from tokenbus_services.gateway import idempotency
 from tokenbus_services.gateway.callers import AccessControl, Admitted, Caller
 from tokenbus_services.gateway.problem import Problem, Refusal, invalid
@@ -311,6 +311,8 @@ class GatewayRuns:
     async def _metadata(self, run: str) -> tuple[bool | None, dict[str, object] | None]:
         """Whether the run's metadata is known (None: no such run), and the metadata."""
         keys = self.keys
+        if not is_run_id(run):
+            raise not_found(run)
         with translated(self.server):
             await locate(self.server, keys, run)
             first: list[Any] = await self.server.client.xrange(keys.log(run), count=1)
@@ -461,10 +463,20 @@ def note_in(metadata: dict[str, object] | None) -> GatewayNote | None:
         return None
 
 
+def is_run_id(text: str) -> bool:
+    """Whether a run may have this id."""
+    try:
+        msgspec.convert(text, RunId)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
 def not_found(run: str) -> Refusal:
     """No such run, or not one of this caller."""
+    run = run if is_run_id(run) else ""
     return Refusal(
-        Problem(status=404, code="run_not_found", message="no such run", kind="not_found", param="run", run=run)
+        Problem(status=404, code="run_not_found", message="no such run", kind="not_found", param="run", run=run or None)
     )
 
 

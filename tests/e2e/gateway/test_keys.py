@@ -442,7 +442,7 @@ def test_keys_of_the_settings_are_shown_and_not_changed(admin: httpx.Client) -> 
 
 
 async def test_two_gateways_share_the_limits_of_a_key_and_its_runs(bus: LocalBus, tmp_path: Path) -> None:
-    keys = f'[gateway.keys.pair]\nsha256 = "{PAIR.sha256}"\nmax_parallel_requests = 1\n'
+    keys = f'[gateway.keys.pair]\nsha256 = "{PAIR.sha256}"\nmax_parallel_requests = 1\nmetrics = true\n'
     keys += f'[gateway.keys.bob]\nsha256 = "{BOB.sha256}"\n'
     provider = '[providers.anthropic]\napi = "anthropic"\nbase_url = "http://127.0.0.1:1"\napi_key_env = ""\n'
     config = tmp_path / "tokenbus.toml"
@@ -466,6 +466,11 @@ async def test_two_gateways_share_the_limits_of_a_key_and_its_runs(bus: LocalBus
 
             await eventually(admitted)
             metrics = (await client.get(f"{other}/metrics")).text
+            refused = await client.get(f"{other}/metrics", headers=auth(BOB))
+            unknown = await client.get(f"{other}/metrics", headers=auth("nobody"))
+            rebound = await client.get(f"{other}/metrics", headers={"host": "rebound.example"})
+    assert (refused.status_code, code_of(refused)) == (403, "metrics_not_allowed")
+    assert (unknown.status_code, rebound.status_code) == (401, 421)
     assert 'tokenbus_gateway_key_answers_total{key="pair",status="200"}' in metrics
     assert 'tokenbus_gateway_key_answers_total{key="pair",status="429"}' in metrics
     assert 'tokenbus_gateway_key_tokens_total{key="pair",kind="output"}' in metrics

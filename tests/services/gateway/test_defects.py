@@ -89,8 +89,8 @@ async def test_a_defect_of_an_answer_over_a_socket_is_told_and_not_taken_for_a_c
     async def broken(*_: Any) -> None:
         raise RuntimeError("dictionary changed size during iteration")
 
-    serving._answer = broken
-    serving._waiting.put_nowait(b"{}")
+    serving._publish = broken
+    serving._waiting.put_nowait((b"{}", SimpleNamespace(release=lambda: None)))
     answering = asyncio.create_task(serving._answer_all())
     await eventually(lambda: bool(socket.sent) or answering.done())
     assert [frame["status"] for frame in socket.sent] == [500]

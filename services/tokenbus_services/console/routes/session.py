@@ -16,12 +16,17 @@ from tokenbus import __version__
 from tokenbus_services.console.access.session import COOKIE, PATH
 from tokenbus_services.console.access.viewer import NOBODY, Viewer, listed
 from tokenbus_services.console.http import Desk, body_of, caller_of, json
+from tokenbus_services.gateway.keys.key import id_of
 from tokenbus_services.gateway.problem import Problem, Refusal, invalid
 from tokenbus_services.settings.tables.console import ConsoleSettings
 
 LOGINS_PER_MINUTE = 10
-"""Refused logins from one address; further ones are refused without a look at the key."""
-_MAX_ADDRESSES = 10_000
+"""Refused logins of one account from one address; further ones are refused without a look at the key."""
+LOGINS_OF_ADDRESS = 60
+"""Those from one address."""
+LOGINS_OF_ACCOUNT = 100
+"""Those of one account."""
+_MAX_COUNTS = 30_000
 
 
 def routes(desk: Desk, settings: ConsoleSettings) -> list[BaseRoute]:
@@ -47,16 +52,17 @@ class _SessionRoutes:
 
     async def login(self, request: Request) -> Response:
         await self._desk.sessions.check_csrf(request)
-        address = request.client.host if request.client else ""
-        self._failures.check(address)
+        address = request.client.host if request.client else ""  # as the connection has it, no header
         body = await body_of(request)
         key = body.get("key")
-        if not isinstance(key, str) or not key:
+        if not isinstance(key, str) or not key or not key.isprintable():
             raise invalid("key", "must be the text of a key")
+        account = id_of(key.strip(" "))
+        self._failures.check(address, account)
         try:
-            cookie, viewer = await self._desk.sessions.login(key.strip())
+            cookie, viewer = await self._desk.sessions.login(key.strip(" "))
         except Refusal as e:
-            self._failures.count(address)
+            self._failures.count(address, account)
             self._desk.audit("login_refused", NOBODY, code=e.problem.code)
             raise
         request.state.caller = caller_of(viewer, self._desk.gateway)
@@ -103,31 +109,50 @@ class _SessionRoutes:
 
 
 class LoginFailures:
-    """Slows down an address that guesses: to spare the server, for a key has 256 random bits."""
+    """Slows down those who guess: to spare the server, for a key has 256 random bits.
+
+    Failures are counted for each account at an address, for each address, and for each account. A proxy's address is
+    that of all its users, and an account's id is no secret. So the limit of either alone is higher: a stranger's
+    failures do not soon lock out anybody else.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._counts: OrderedDict[str, tuple[int, int]] = OrderedDict()
-        """By address: the minute, and the failures in it."""
+        self._counts: OrderedDict[tuple[str | None, str | None], tuple[int, int]] = OrderedDict()
+        """By address and account: the minute, and the failures in it."""
 
-    def check(self, address: str) -> None:
-        """Raise Refusal (429) if the address has failed too often in this minute."""
-        minute, count = self._counts.get(address, (0, 0))
+    def check(self, address: str, account: str | None) -> None:
+        """Raise Refusal (429) if there were too many failures in this minute."""
         now = self._clock()
-        if minute == int(now // 60) and count >= LOGINS_PER_MINUTE:
-            why = "too many refused logins from this address: wait a minute"
-            wait_s = 60 - now % 60
-            problem = Problem(status=429, code="too_many_logins", message=why, kind="rate_limit", retry_after_s=wait_s)
-            raise Refusal(problem)
+        for who, most in _limits(address, account):
+            minute, count = self._counts.get(who, (0, 0))
+            if minute == int(now // 60) and count >= most:
+                why = "too many refused logins from this address or with this key's id: wait a minute"
+                wait_s = 60 - now % 60
+                raise Refusal(
+                    Problem(status=429, code="too_many_logins", message=why, kind="rate_limit", retry_after_s=wait_s)
+                )
 
-    def count(self, address: str) -> None:
+    def count(self, address: str, account: str | None) -> None:
         """Count a failure."""
         now = int(self._clock() // 60)
-        minute, count = self._counts.get(address, (now, 0))
-        self._counts[address] = (now, count + 1 if minute == now else 1)
-        self._counts.move_to_end(address)
-        while len(self._counts) > _MAX_ADDRESSES:
+        for who, _ in _limits(address, account):
+            minute, count = self._counts.get(who, (now, 0))
+            self._counts[who] = (now, count + 1 if minute == now else 1)
+            self._counts.move_to_end(who)
+        while len(self._counts) > _MAX_COUNTS:
             self._counts.popitem(last=False)
+
+
+def _limits(address: str, account: str | None) -> list[tuple[tuple[str | None, str | None], int]]:
+    """What a login counts for, with the limit of each. ``account``: None for what is no key."""
+    if account is None:
+        return [((address, None), LOGINS_PER_MINUTE)]
+    return [
+        ((address, account), LOGINS_PER_MINUTE),
+        ((address, None), LOGINS_OF_ADDRESS),
+        ((None, account), LOGINS_OF_ACCOUNT),
+    ]
 
 
 def _is_https(request: Request) -> bool:

@@ -10,6 +10,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
@@ -31,7 +32,8 @@ from tokenbus_services.gateway.answers import asgi
 from tokenbus_services.gateway.answers.asgi import Send
 from tokenbus_services.gateway.answers.reader import Receive, RunReader
 from tokenbus_services.gateway.audit import AuditedRun
-from tokenbus_services.gateway.problem import Problem, Refusal, of_end, of_exception
+from tokenbus_services.gateway.http_request import with_request
+from tokenbus_services.gateway.problem import Problem, Refusal, defect, of_end, of_exception, restarting
 from tokenbus_services.gateway.surfaces.contract import Answer, Encoder, WholeAnswer
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -40,7 +42,6 @@ _SAYS_LITTLE = (Started, Retrying, ToolProgress, UnknownEvent)
 """Events after which the run may still fail before anything was sent."""
 _BAD_ENDS = (RunFailedEvent, Incomplete, Cancelled)
 _LAST_WORDS_S = 1.0
-RESTARTING = "gateway_restarting"
 SEND_BYTES = 256 * 1024
 """Maximum size of one write. The end of a large run may be many megabytes, and other answers continue in between."""
 
@@ -81,8 +82,10 @@ class RunAnswer(ABC):
         self._on_end = on_end
         self._times = times
         self._head_sent = False
+        self._scope: MutableMapping[str, Any] = {}
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        self._scope = scope
         reader = RunReader(self._events, receive)
         try:
             async with reader:
@@ -98,10 +101,10 @@ class RunAnswer(ABC):
             if not (reader.ended or reader.gone):
                 with suppress(TimeoutError, OSError):
                     async with asyncio.timeout(_LAST_WORDS_S):
-                        await self._fail(send, _restarting(self.run))
-        except Exception as e:
+                        await self._fail(send, restarting(self.run))
+        except Exception:
             log.exception("answer_failed", run=self.run)
-            await self._fail(send, _defect(self.run, e))
+            await self._fail(send, defect(self.run))
         finally:
             if reader.gone and not reader.ended:
                 self._on_client_gone()
@@ -117,7 +120,8 @@ class RunAnswer(ABC):
 
     async def _refuse(self, send: Send, problem: Problem) -> None:
         self._head_sent = True
-        await asgi.send_answer(send, self._refusal(problem), {**self._headers, **asgi.headers_of(problem)})
+        answer = self._refusal(with_request(problem, self._scope))
+        await asgi.send_answer(send, answer, {**self._headers, **asgi.headers_of(problem)})
 
 
 class StreamedAnswer(RunAnswer):
@@ -177,6 +181,7 @@ class StreamedAnswer(RunAnswer):
         for event in events:
             if self._encoder is None:
                 self._encoder = self._make_encoder(event)
+                self._make_encoder = _made  # the request that it holds is needed no more
             out += self._encoder.feed(event)
             if isinstance(event, UnknownEvent) and is_end(event):
                 out += self._encoder.broken(_unknown_end(self.run))
@@ -201,7 +206,7 @@ class StreamedAnswer(RunAnswer):
             return
         # Without an encoder nothing was sent yet; the surface's own form of an error is known to its encoders alone.
         encoder = self._encoder or self._make_encoder(_nothing(self.run))
-        await self._send(send, encoder.broken(problem), last=True)
+        await self._send(send, encoder.broken(with_request(problem, self._scope)), last=True)
 
 
 class WholeRunAnswer(RunAnswer):
@@ -225,6 +230,9 @@ class WholeRunAnswer(RunAnswer):
             for event in await reader.take(self._times.keep_alive_s):
                 whole = whole or self._make_whole(event)
                 if answer := whole.feed(event):
+                    if isinstance(event, _BAD_ENDS) and answer.status >= HTTPStatus.BAD_REQUEST:
+                        await self._refuse(send, of_end(event))
+                        return
                     self._head_sent = True
                     extra = asgi.headers_of(of_end(event)) if isinstance(event, _BAD_ENDS) else {}
                     await asgi.send_answer(send, answer, {**self._headers, **extra})
@@ -235,6 +243,10 @@ class WholeRunAnswer(RunAnswer):
     async def _fail(self, send: Send, problem: Problem) -> None:
         if not self._head_sent:
             await self._refuse(send, problem)
+
+
+def _made(event: PublicEvent) -> Encoder:
+    raise AssertionError("the encoder is made once")
 
 
 def _bodies(pieces: Sequence[bytes]) -> list[bytes]:
@@ -274,20 +286,3 @@ def _unknown_end(run: str) -> Problem:
 
 def _nothing(run: str) -> PublicEvent:
     return UnknownEvent(run=run, seq=0, turn=0, attempt=0, event_type="none", fields={})
-
-
-def _restarting(run: str) -> Problem:
-    return Problem(
-        status=503,
-        code=RESTARTING,
-        message=f"the gateway is restarting; run {run} continues",
-        kind="overloaded",
-        retry_after_s=1.0,
-        should_retry=True,
-        run=run,
-    )
-
-
-def _defect(run: str, error: Exception) -> Problem:
-    why = f"the gateway failed ({type(error).__name__})"
-    return Problem(status=500, code="gateway_error", message=why, kind="internal", run=run)

@@ -10,11 +10,12 @@ from typing import Any, Self
 
 from tokenbus.client.decode import is_end
 from tokenbus.client.tailing.wakeup import Wakeup
-from tokenbus.events.public import PublicEvent
+from tokenbus.events.public import BlockComplete, Chunk, PublicEvent
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 MAX_AHEAD = 512
-"""Events that are read ahead of a slow client."""
+MAX_AHEAD_CHARACTERS = 256 * 1024
+"""Events that are read ahead of a slow client, and their text."""
 
 
 class RunReader:
@@ -29,6 +30,7 @@ class RunReader:
         self._events = events
         self._receive = receive
         self._taken: list[PublicEvent] = []
+        self._characters = 0
         self._error: Exception | None = None
         self._done = False
         self._news = Wakeup()
@@ -66,7 +68,7 @@ class RunReader:
             if self._error and not self.gone:
                 raise self._error
             return []
-        taken, self._taken = self._taken, []
+        taken, self._taken, self._characters = self._taken, [], 0
         self._room.set()
         if is_end(taken[-1]):
             self.ended = True
@@ -77,8 +79,9 @@ class RunReader:
             async with aclosing(self._events) as events:
                 async for event in events:
                     self._taken.append(event)
+                    self._characters += _characters(event)
                     self._news.set()
-                    if len(self._taken) >= MAX_AHEAD:
+                    if len(self._taken) >= MAX_AHEAD or self._characters >= MAX_AHEAD_CHARACTERS:
                         self._room.clear()
                         await self._room.wait()
         except Exception as e:  # a defect too: without it the answer would end as if nothing were wrong
@@ -92,3 +95,13 @@ class RunReader:
             pass
         self.gone = True
         self._news.set()
+
+
+def _characters(event: PublicEvent) -> int:
+    match event:
+        case Chunk():
+            return len(event.text)
+        case BlockComplete():
+            return len(event.content or "") + len(event.arguments or "")
+        case _:
+            return 0

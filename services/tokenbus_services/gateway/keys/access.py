@@ -148,6 +148,7 @@ class KeyAccess(AccessControl):
             tenant=rules.tenant or entry.id,
             key=entry.id,
             operator=rules.operator,
+            metrics=rules.metrics,
             surfaces=None if rules.surfaces is None else frozenset(rules.surfaces),
         )
 
@@ -221,8 +222,8 @@ def key_in(headers: Mapping[str, str]) -> str:
     """The key of a request; empty if it has none."""
     authorization = headers.get("authorization", "")
     if authorization[: len(BEARER)].lower() == BEARER:
-        return authorization[len(BEARER) :].strip()
-    return next((headers[name].strip() for name in KEY_HEADERS if headers.get(name)), "")
+        return authorization[len(BEARER) :].strip(" ")
+    return next((headers[name].strip(" ") for name in KEY_HEADERS if headers.get(name)), "")
 
 
 def headers_of(reply: AdmissionReply, rules: KeyRules) -> dict[str, str]:

@@ -15,7 +15,6 @@ from starlette.routing import BaseRoute
 from tokenbus_services.gateway import idempotency
 from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.gateway import Gateway
-from tokenbus_services.gateway.http_request import read_request
 from tokenbus_services.gateway.routes.session_routes import publish_named, rejoined, surface_routes
 from tokenbus_services.gateway.runs import not_found
 from tokenbus_services.gateway.sessions import Session, Sessions
@@ -43,7 +42,7 @@ class _Agent:
     async def post(self, request: Request) -> Any:
         gateway, surface = self._gateway, self.surface
         caller = await gateway.caller(request, surface)
-        asked = await read_request(request, most_bytes=gateway.settings.body_bytes)
+        asked = await gateway.read(request)
         translated = gateway.translated(caller, surface, asked)
         name = str(translated.echo["run"])
         headers = {idempotency.HEADER: name, **asked.headers}

@@ -15,7 +15,7 @@ from starlette.routing import BaseRoute, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from tokenbus_services.gateway.gateway import Gateway
-from tokenbus_services.gateway.http_request import headers_in, read_request
+from tokenbus_services.gateway.http_request import headers_in
 from tokenbus_services.gateway.routes.chats import STOPPED, Chats
 from tokenbus_services.gateway.routes.session_routes import rejoined, surface_routes
 from tokenbus_services.gateway.routes.sockets.chat_socket import ChatSocket
@@ -43,7 +43,7 @@ class _ChatApi:
     async def post(self, request: Request) -> Any:
         gateway, surface = self._gateway, self.chats.surface
         caller = await gateway.caller(request, surface)
-        asked = await read_request(request, most_bytes=gateway.settings.body_bytes)
+        asked = await gateway.read(request)
         opened, translated = await self.chats.begin(caller, asked)
         return gateway.answer(opened, surface, asked, translated)
 

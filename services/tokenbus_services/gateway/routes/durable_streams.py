@@ -9,7 +9,7 @@ from contextlib import aclosing
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from tokenbus.errors import CursorTrimmed
@@ -49,8 +49,13 @@ class _Logs:
         match ask.live:
             case "sse":
                 # The protocol wants this type and no other, so it has no charset.
-                headers = {**protocol.SAFE_HEADERS, **asgi.STREAM_HEADERS, "content-type": "text/event-stream"}
-                return StreamingResponse(self._stream(run, page, ask), 200, headers)
+                return asgi.EventStream(
+                    self._stream(run, page, ask),
+                    broken=protocol.broken,
+                    send_timeout_s=self._gateway.times.send_timeout_s,
+                    headers={**protocol.SAFE_HEADERS, **asgi.STREAM_HEADERS},
+                    media_type="text/event-stream",
+                )
             case "long-poll":
                 return await self._long_poll(run, page, ask)
             case _:

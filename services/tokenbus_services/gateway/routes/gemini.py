@@ -10,7 +10,6 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from tokenbus_services.gateway.gateway import Gateway
-from tokenbus_services.gateway.http_request import read_request
 from tokenbus_services.gateway.problem import unsupported
 from tokenbus_services.gateway.routes.routing import HeaderRoute, answered, not_served
 from tokenbus_services.gateway.surfaces.gemini import (
@@ -37,7 +36,7 @@ def routes(gateway: Gateway) -> list[BaseRoute]:
         model, _, method = request.path_params["call"].removeprefix("models/").rpartition(":")
         if method not in METHODS or not model:
             raise not_served(request)
-        asked = await read_request(request, most_bytes=gateway.settings.body_bytes)
+        asked = await gateway.read(request)
         asked = msgspec.structs.replace(asked, path={"model": model, "method": method})
         as_array = method == _STREAM and request.query_params.get("alt") != "sse"
         return await gateway.run(caller, array if as_array else surface, asked)

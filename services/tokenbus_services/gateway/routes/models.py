@@ -13,7 +13,6 @@ from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute, Route
 
 from tokenbus_services.gateway.gateway import Gateway
-from tokenbus_services.gateway.http_request import headers_in
 from tokenbus_services.gateway.models import ModelTable
 from tokenbus_services.gateway.surfaces.openai_chat.errors import refusal
 
@@ -25,11 +24,11 @@ def routes(gateway: Gateway) -> list[BaseRoute]:
     """The list, and one model; clients send the slash of a name percent-encoded."""
 
     async def every(request: Request) -> Any:
-        models = (await gateway.access.identify(headers_in(request))).rules.models
+        models = (await gateway.caller(request)).rules.models
         return JSONResponse({"object": "list", "data": [_openai(name, models) for name in models.names()]})
 
     async def one(request: Request) -> Any:
-        models = (await gateway.access.identify(headers_in(request))).rules.models
+        models = (await gateway.caller(request)).rules.models
         name: str = request.path_params["id"]
         models.resolve(name)
         return JSONResponse(_openai(name, models))

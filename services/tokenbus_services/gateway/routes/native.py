@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, get_args
 
@@ -26,21 +26,22 @@ from starlette.routing import BaseRoute, Route
 from tokenbus import Response
 from tokenbus.bus.keys import PublicTopic
 from tokenbus.bus.liveness import stop_task
+from tokenbus.client.decode import is_end
 from tokenbus.client.rerun import MAX_AGAIN, How
 from tokenbus.errors import ServerError
 from tokenbus.events.public import TERMINAL, PublicEvent
 from tokenbus_services.gateway.answers import asgi
 from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.gateway import Gateway, Handler
-from tokenbus_services.gateway.http_request import headers_in, read_request
+from tokenbus_services.gateway.http_request import headers_in
 from tokenbus_services.gateway.problem import Problem, Refusal, invalid
 from tokenbus_services.gateway.routes.run_list import RunQuery, page_of
-from tokenbus_services.gateway.routes.session_routes import rejoined
+from tokenbus_services.gateway.routes.session_routes import awaited, rejoined
 from tokenbus_services.gateway.runs import not_found
-from tokenbus_services.gateway.surfaces.contract import Answer
+from tokenbus_services.gateway.surfaces.contract import Answer, WholeAnswer
 from tokenbus_services.gateway.surfaces.fields import Fields, is_whole, json_body
 from tokenbus_services.gateway.surfaces.native import NativeSurface
-from tokenbus_services.gateway.surfaces.native.surface import NativeEncoder, accepted, event_lines
+from tokenbus_services.gateway.surfaces.native.surface import NativeEncoder, accepted, broken, event_lines
 
 CHECK_S = 5.0
 """How often the key of a topic's reader is checked again."""
@@ -83,14 +84,11 @@ class _NativeRoutes:
         """The output so far, or once the run has ended."""
         run, _ = await self._owned(request)
         if request.query_params.get("wait") == "true":
-            events = [event async for event in self._gateway.runs.follow(run)]
-        else:
-            events = await self._gateway.runs.stored(run)
+            return awaited(self._gateway, self.surface, run, lambda first: _Whole())
+        events = await self._gateway.runs.stored(run)
         if not events:  # published, and not accepted yet
             return _sent(Answer(status=200, body=msgspec.json.encode({"run": run, "status": "open"})))
-        response = Response.of(events)
-        body = {**msgspec.to_builtins(response), "messages": msgspec.to_builtins(response.messages)}
-        return _sent(Answer(status=200, body=msgspec.json.encode(body)))
+        return _sent(_output(events))
 
     async def events(self, request: Request) -> Any:
         """The events after a seq."""
@@ -154,9 +152,9 @@ class _NativeRoutes:
         if begin not in ("now", "start"):
             raise invalid("from", "must be 'now' or 'start'")
         events = self._gateway.runs.of_topic(topic, request.query_params.get("group"), begin)
-        return _TopicAnswer(
-            events, keep_alive_s=self._gateway.times.keep_alive_s, check=lambda: self._operator(request)
-        )
+        times = self._gateway.times
+        lines = _topic_lines(events, keep_alive_s=times.keep_alive_s, check=lambda: self._operator(request))
+        return asgi.EventStream(lines, broken=broken, send_timeout_s=times.send_timeout_s)
 
     async def _operator(self, request: Request) -> None:
         """Raises Refusal unless the caller is an operator now."""
@@ -171,54 +169,58 @@ class _NativeRoutes:
         run: str = request.path_params["run"]
         fields: Fields | None = None
         if request.method == "POST":
-            asked = await read_request(request, most_bytes=self._gateway.settings.body_bytes)
+            asked = await self._gateway.read(request)
             fields = Fields(json_body(asked.body) if asked.body else {})
         return (await self._gateway.runs.owned(run, caller)).id, fields
 
 
-class _TopicAnswer:
-    """Events of a topic as a stream without ids: it ends with its key alone, and a new reader begins where it says."""
+async def _topic_lines(
+    events: AsyncGenerator[PublicEvent], *, keep_alive_s: float, check: Callable[[], Awaitable[None]]
+) -> AsyncGenerator[bytes]:
+    """Events of a topic, without ids: it ends with its key alone, and a new reader begins where it says.
 
-    def __init__(
-        self, events: AsyncGenerator[PublicEvent], *, keep_alive_s: float, check: Callable[[], Awaitable[None]]
-    ) -> None:
-        """``check``: raises Refusal once the reader may not read any more."""
-        self._events = events
-        self._keep_alive_s = keep_alive_s
-        self._check = check
+    ``check``: raises Refusal once the reader may not read any more.
+    """
+    waiting: asyncio.Task[PublicEvent] | None = None
+    clock = asyncio.get_running_loop().time
+    check_at = clock() + CHECK_S
+    try:
+        while True:
+            if clock() >= check_at:
+                with suppress(ServerError):  # the keys cannot be read now
+                    await check()
+                check_at = clock() + CHECK_S
+            waiting = waiting or asyncio.ensure_future(anext(events))
+            done, _ = await asyncio.wait({waiting}, timeout=keep_alive_s)
+            if not done:
+                yield NativeSurface.keep_alive
+                continue
+            try:
+                event = waiting.result()
+            except StopAsyncIteration:
+                return
+            waiting = None
+            yield event_lines(event, numbered=False)
+    finally:
+        await stop_task(waiting)
+        await events.aclose()
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: asgi.Send) -> None:
-        response = StreamingResponse(
-            self._lines(), headers=dict(asgi.STREAM_HEADERS), media_type="text/event-stream; charset=utf-8"
-        )
-        await response(scope, receive, send)
 
-    async def _lines(self) -> AsyncGenerator[bytes]:
-        waiting: asyncio.Task[PublicEvent] | None = None
-        clock = asyncio.get_running_loop().time
-        check_at = clock() + CHECK_S
-        try:
-            while True:
-                if clock() >= check_at:
-                    with suppress(ServerError):  # the keys cannot be read now
-                        await self._check()
-                    check_at = clock() + CHECK_S
-                waiting = waiting or asyncio.ensure_future(anext(self._events))
-                done, _ = await asyncio.wait({waiting}, timeout=self._keep_alive_s)
-                if not done:
-                    yield NativeSurface.keep_alive
-                    continue
-                try:
-                    event = waiting.result()
-                except StopAsyncIteration:
-                    return
-                waiting = None
-                yield event_lines(event, numbered=False)
-        except Refusal:
-            return
-        finally:
-            await stop_task(waiting)
-            await self._events.aclose()
+class _Whole(WholeAnswer):
+    """A run's output as one object."""
+
+    def __init__(self) -> None:
+        self._events: list[PublicEvent] = []
+
+    def feed(self, event: PublicEvent) -> Answer | None:
+        self._events.append(event)
+        return _output(self._events) if is_end(event) else None
+
+
+def _output(events: Sequence[PublicEvent]) -> Answer:
+    response = Response.of(events)
+    body = {**msgspec.to_builtins(response), "messages": msgspec.to_builtins(response.messages)}
+    return Answer(status=200, body=msgspec.json.encode(body))
 
 
 def _after(request: Request) -> int:

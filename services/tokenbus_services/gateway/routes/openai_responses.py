@@ -19,12 +19,13 @@ from tokenbus.events.public import PublicEvent, RunFailedEvent, Started
 from tokenbus.events.requests import Message
 from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.gateway import Gateway
-from tokenbus_services.gateway.http_request import headers_in, read_request
+from tokenbus_services.gateway.http_request import headers_in
 from tokenbus_services.gateway.problem import Problem, Refusal, of_run
 from tokenbus_services.gateway.response_store import Published, ResponseStore
+from tokenbus_services.gateway.routes.routing import not_served
 from tokenbus_services.gateway.routes.session_routes import rejoined
 from tokenbus_services.gateway.routes.sockets.response_socket import ResponseSocket
-from tokenbus_services.gateway.runs import GatewayRun, OwnedRun
+from tokenbus_services.gateway.runs import GatewayRun, OwnedRun, is_run_id
 from tokenbus_services.gateway.surfaces.contract import Answer, GatewayNote, GatewayRequest, Translated
 from tokenbus_services.gateway.surfaces.openai_responses.encoder import ResponseSoFar
 from tokenbus_services.gateway.surfaces.openai_responses.listing import items_of, listed
@@ -49,6 +50,8 @@ def routes(gateway: Gateway) -> list[BaseRoute]:
             Route(one, api.guarded(api.delete), methods=["DELETE"]),
             Route(one + "/cancel", api.guarded(api.cancel), methods=["POST"]),
             Route(one + "/input_items", api.guarded(api.input_items), methods=["GET"]),
+            # `input_tokens`, `compact`
+            Route(path + "/{rest:path}", api.guarded(api.nothing), methods=["POST"]),
             WebSocketRoute(path, api.socket),
         ]
     return found
@@ -69,7 +72,7 @@ class ResponsesApi:
     async def create(self, request: Request) -> Any:
         """Publish a request; answer with its stream, its end, or at once if it runs in the background."""
         caller = await self._gateway.caller(request, self._surface)
-        asked = await read_request(request, most_bytes=self._gateway.settings.body_bytes)
+        asked = await self._gateway.read(request)
         translated = await self.translated(caller, asked)
         runs = self._gateway.runs
         opened = await runs.publish(caller, self._surface, asked, translated)
@@ -144,6 +147,11 @@ class ResponsesApi:
             raise not_found(run)
         page = listed(items_of(run, messages), request.query_params)
         return _answer(Answer(status=200, body=msgspec.json.encode(page)), run)
+
+    async def nothing(self, request: Request) -> Response:
+        """Refuse a path of the API that is not served."""
+        await self._gateway.caller(request, self._surface)
+        raise not_served(request)
 
     async def socket(self, websocket: Any) -> None:
         """Serve responses over a WebSocket."""
@@ -230,8 +238,8 @@ def foreign_note(run: str, first: PublicEvent) -> GatewayNote:
 
 def not_found(run: str) -> Refusal:
     """No such response, or not one of this caller."""
-    why = "no such response"
-    return Refusal(Problem(status=404, code="response_not_found", message=why, kind="not_found", run=run))
+    why, known = "no such response", run if is_run_id(run) else None
+    return Refusal(Problem(status=404, code="response_not_found", message=why, kind="not_found", run=known))
 
 
 def _created(run: str) -> int:

@@ -7,7 +7,7 @@ that module and list it here, beside `settings.gateway.SurfaceName`.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, cast
 
 import msgspec
@@ -15,9 +15,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute, Route
 
-from tokenbus_services.gateway.gateway import Gateway
-from tokenbus_services.gateway.http_request import headers_in
+from tokenbus_services.gateway.gateway import Gateway, GuardedEndpoint
+from tokenbus_services.gateway.http_request import Refuse, Scope
 from tokenbus_services.gateway.routes import models as routes_models
+from tokenbus_services.gateway.routes.routing import HeaderRoute
 from tokenbus_services.gateway.surfaces.openai_chat.errors import refusal
 from tokenbus_services.settings import SurfaceName
 
@@ -48,6 +49,35 @@ SURFACES: Mapping[SurfaceName, ServedApi] = {
 """In the order in which their routes are tried, one after the other: first those that most clients ask."""
 
 
+class Forms:
+    """In which surface's form a problem is written that no endpoint has answered."""
+
+    def __init__(self, routes: Iterable[BaseRoute]) -> None:
+        self._by_path: dict[str, Refuse] = {}
+        """By the fixed beginning of a route's path."""
+        self._by_header: dict[bytes, Refuse] = {}
+        for route in routes:
+            endpoint = getattr(route, "endpoint", None)
+            if isinstance(route, Route) and isinstance(endpoint, GuardedEndpoint):
+                if isinstance(route, HeaderRoute):
+                    self._by_header[route.header] = endpoint.refusal
+                else:
+                    self._by_path.setdefault(route.path.partition("{")[0].rstrip("/"), endpoint.refusal)
+
+    def of(self, scope: Scope) -> Refuse:
+        """The form for a request with this scope."""
+        endpoint = scope.get("endpoint")
+        if isinstance(endpoint, GuardedEndpoint):
+            return endpoint.refusal
+        path: str = scope.get("path", "")
+        parts = path.split("/")
+        for n in range(len(parts), 1, -1):
+            if found := self._by_path.get("/".join(parts[:n])):
+                return found
+        named = (self._by_header[name] for name, _ in scope["headers"] if name in self._by_header)
+        return next(named, refusal)
+
+
 class _Routes(Protocol):
     def routes(self, gateway: Gateway) -> list[BaseRoute]: ...
 
@@ -69,7 +99,7 @@ def _index(gateway: Gateway, console: str | None) -> BaseRoute:
     """`GET /`: lists the APIs that the caller may use, with their paths and pages."""
 
     async def index(request: Request) -> Any:
-        caller = await gateway.access.identify(headers_in(request))
+        caller = await gateway.caller(request)
         served = [(name, api) for name, api in SURFACES.items() if name in gateway.settings.surfaces]
         apis = [api for name, api in served if caller.surfaces is None or name in caller.surfaces]
         pages = {"models": "/v1/models", **({} if console is None else {"console": console})}

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
 
-from tokenbus_services.gateway.gateway import Handler
+from tokenbus_services.gateway.gateway import GuardedEndpoint
 from tokenbus_services.gateway.problem import Problem, Refusal
 from tokenbus_services.gateway.surfaces.contract import Answer
 
@@ -17,13 +17,13 @@ from tokenbus_services.gateway.surfaces.contract import Answer
 class HeaderRoute(Route):
     """A route for GET that matches only requests with this header (in lower case)."""
 
-    def __init__(self, path: str, endpoint: Handler, *, header: str) -> None:
+    def __init__(self, path: str, endpoint: GuardedEndpoint, *, header: str) -> None:
         super().__init__(path, endpoint, methods=["GET"])
-        self._header = header.encode()
+        self.header = header.encode()
 
     def matches(self, scope: MutableMapping[str, Any]) -> tuple[Match, Any]:
         """See `Route.matches`."""
-        if scope["type"] == "http" and any(name == self._header for name, _ in scope["headers"]):
+        if scope["type"] == "http" and any(name == self.header for name, _ in scope["headers"]):
             return super().matches(scope)
         return Match.NONE, {}
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable
 from starlette.routing import BaseRoute, Route
 
 from tokenbus.events.public import PublicEvent
-from tokenbus_services.gateway.answers.answer import StreamedAnswer
+from tokenbus_services.gateway.answers.answer import StreamedAnswer, WholeRunAnswer
 from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.gateway import Gateway, Handler
 from tokenbus_services.gateway.runs import GatewayRun
 from tokenbus_services.gateway.sessions import Session, Sessions
-from tokenbus_services.gateway.surfaces.contract import Encoder, GatewayRequest, Surface, Translated
+from tokenbus_services.gateway.surfaces.contract import Encoder, GatewayRequest, Surface, Translated, WholeAnswer
 
 
 def surface_routes(gateway: Gateway, surface: Surface, served: Iterable[tuple[str, Handler, str]]) -> list[BaseRoute]:
@@ -65,6 +65,22 @@ def rejoined(
         early=False,
         refusal=surface.refusal,
         headers=surface.stream_headers,
+        on_client_gone=_stay,
+        on_end=_stay,
+        times=gateway.times,
+    )
+
+
+def awaited(
+    gateway: Gateway, surface: Surface, run: str, whole: Callable[[PublicEvent], WholeAnswer]
+) -> WholeRunAnswer:
+    """One body after the end of an earlier run, which continues without its client."""
+    return WholeRunAnswer(
+        run,
+        gateway.runs.follow(run),
+        whole=whole,
+        refusal=surface.refusal,
+        headers={},
         on_client_gone=_stay,
         on_end=_stay,
         times=gateway.times,

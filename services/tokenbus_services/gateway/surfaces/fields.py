@@ -9,27 +9,52 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
+from tokenbus.core.request.bounds import MAX_MESSAGES
 from tokenbus_services.gateway.problem import Problem, Refusal, invalid, unsupported
 
 Json = dict[str, Any]
 T = TypeVar("T")
 MAX_DIGITS = 18
 """Digits of a whole number in a text. Python refuses to convert thousands of them."""
+MAX_VALUES = 100_000
+"""Objects, arrays, and values in them, of one body."""
 _INDEX = re.compile(r"\[\d+\]")
 _decode = msgspec.json.Decoder().decode
 
 
 def json_body(body: bytes) -> Json:
     """Decode a body that must be a JSON object. Raises Refusal."""
+    check_size(body)
     try:
         value = _decode(body)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as e:
-        raise Refusal(
-            Problem(status=400, code="invalid_json", message=f"the body is not JSON: {e}", kind="invalid_request")
-        ) from None
+    except UnicodeDecodeError:
+        raise _not_json("it is not UTF-8") from None
+    except RecursionError:
+        raise _not_json("it is nested too deeply") from None
+    except msgspec.DecodeError as e:
+        raise _not_json(str(e)) from None
     if not isinstance(value, dict):
         raise invalid(None, "the body must be a JSON object")
     return cast("Json", value)
+
+
+def check_size(body: bytes) -> None:
+    """Raise Refusal for JSON with more than `MAX_VALUES` values, which would take a second to decode and translate."""
+    if body.count(b",") + body.count(b"[") + body.count(b"{") <= MAX_VALUES:
+        return
+    # Some of these may be in strings. Each value has at most two strings: a name and itself.
+    bare = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    if bare.count(b'"') <= 4 * MAX_VALUES:
+        bare = b"".join(bare.split(b'"')[::2])
+        if bare.count(b",") + bare.count(b"[") + bare.count(b"{") <= MAX_VALUES:
+            return
+    why = f"the body has more than {MAX_VALUES} values"
+    raise Refusal(Problem(status=413, code="request_too_large", message=why, kind="invalid_request"))
+
+
+def _not_json(why: str) -> Refusal:
+    message = f"the body is not JSON: {why}"
+    return Refusal(Problem(status=400, code="invalid_json", message=message, kind="invalid_request"))
 
 
 def is_whole(text: str) -> bool:
@@ -186,7 +211,10 @@ class Fields:
         return True
 
     def _list(self, name: str) -> list[object]:
-        return cast("list[object] | None", self._typed(name, list, "a list")) or []
+        values = cast("list[object] | None", self._typed(name, list, "a list")) or []
+        if len(values) > MAX_MESSAGES:
+            raise invalid(self.path(name), f"has {len(values)} entries; at most {MAX_MESSAGES} are accepted")
+        return values
 
     def _typed(self, name: str, kind: type[T], what: str) -> T | None:
         value = self.take(name)

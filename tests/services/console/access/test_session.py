@@ -10,7 +10,12 @@ from starlette.requests import Request
 from tokenbus_services.console.access.session import COOKIE, TICKET_HEADER, ConsoleSessions
 from tokenbus_services.console.access.signing import Signer
 from tokenbus_services.console.access.viewer import NOBODY, Viewer
-from tokenbus_services.console.routes.session import LOGINS_PER_MINUTE, LoginFailures
+from tokenbus_services.console.routes.session import (
+    LOGINS_OF_ACCOUNT,
+    LOGINS_OF_ADDRESS,
+    LOGINS_PER_MINUTE,
+    LoginFailures,
+)
 from tokenbus_services.gateway.keys.directory import entry_of
 from tokenbus_services.gateway.keys.key import KeyEntry, new_key
 from tokenbus_services.gateway.problem import Refusal
@@ -196,14 +201,27 @@ async def test_without_keys_all_callers_have_the_roles_of_the_settings() -> None
     assert await none.viewer(request()) == NOBODY
 
 
-def test_an_address_that_guesses_is_refused_for_the_rest_of_the_minute() -> None:
+def test_who_guesses_is_refused_for_the_rest_of_the_minute_by_account_and_by_address() -> None:
     now = 30.0
+
+    def refused(failures: LoginFailures, address: str, account: str | None) -> int:
+        """After how many failures the next one is refused."""
+        for n in range(1000):
+            try:
+                failures.check(address, account)
+            except Refusal:
+                return n
+            failures.count(address, account)
+        return -1
+
     failures = LoginFailures(clock=lambda: now)
-    for _ in range(LOGINS_PER_MINUTE):
-        failures.check("192.0.2.1")
-        failures.count("192.0.2.1")
-    with pytest.raises(Refusal, match="wait a minute"):
-        failures.check("192.0.2.1")
-    failures.check("192.0.2.2")
+    assert refused(failures, "192.0.2.1", "ada") == LOGINS_PER_MINUTE
+    failures.check("192.0.2.1", "bob")  # another account behind the same proxy
+    failures.check("192.0.2.2", "ada")  # the account's owner elsewhere
+    accounts = [refused(failures, "192.0.2.1", f"guess{n}") for n in range(10)]
+    assert sum(accounts) == LOGINS_OF_ADDRESS - LOGINS_PER_MINUTE
+    addresses = [refused(failures, f"192.0.2.{n}", "ada") for n in range(2, 20)]
+    assert sum(addresses) == LOGINS_OF_ACCOUNT - LOGINS_PER_MINUTE
+    assert refused(failures, "192.0.2.99", None) == LOGINS_PER_MINUTE
     now = 61.0
-    failures.check("192.0.2.1")
+    failures.check("192.0.2.1", "ada")

@@ -397,9 +397,11 @@ def test_a_stop_string_and_the_bus_limit_of_tool_turns_have_their_reasons() -> N
 
 
 def test_an_answer_that_the_gateway_cannot_continue_ends_in_an_error() -> None:
-    problem = Problem(status=503, code="gateway_restarting", message="later", kind="overloaded", run="r1")
+    problem = Problem(
+        status=503, code="gateway_restarting", message="later", kind="overloaded", run="r1", request="mine"
+    )
     (event,) = read(b"".join(MessagesStream("r1", "m", ECHO).broken(problem)))
-    assert (event["error"]["type"], event["request_id"]) == ("overloaded_error", "req_r1")
+    assert (event["error"]["type"], event["request_id"]) == ("overloaded_error", "mine")
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.file)

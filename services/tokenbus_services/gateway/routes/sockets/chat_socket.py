@@ -21,14 +21,18 @@ from tokenbus.errors import Malformed, TokenbusError
 from tokenbus.events.public import PublicEvent, UnknownEvent
 from tokenbus_services.gateway.audit import AuditedRun, FrameAudit
 from tokenbus_services.gateway.callers import Caller
-from tokenbus_services.gateway.gateway import response_to
+from tokenbus_services.gateway.gateway import HeldFrame
+from tokenbus_services.gateway.http_request import headers_of, response_to
 from tokenbus_services.gateway.keys.access import key_in
-from tokenbus_services.gateway.problem import Problem, Refusal, of_exception
+from tokenbus_services.gateway.problem import Problem, Refusal, defect, of_exception
 from tokenbus_services.gateway.routes.chats import STOPPED, Chats
 from tokenbus_services.gateway.routes.sockets import handshake
+from tokenbus_services.gateway.runs import GatewayRun
 from tokenbus_services.gateway.surfaces.ai_sdk_ui import frames
 from tokenbus_services.gateway.surfaces.ai_sdk_ui.frames import Abort, ChunkFrames, Resume, Send
 from tokenbus_services.gateway.surfaces.contract import Encoder, GatewayRequest
+from tokenbus_services.gateway.surfaces.fields import check_size
+from tokenbus_services.net.web_socket import UNKNOWN
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -41,6 +45,14 @@ _VERSION = "7"
 _SLOW = 1013
 
 
+class _Waiting:
+    """A frame until it is published."""
+
+    def __init__(self, frame: Send | Resume, held: HeldFrame) -> None:
+        self.frame = frame
+        self.held = held
+
+
 class ChatSocket:
     """One client's connection."""
 
@@ -48,7 +60,7 @@ class ChatSocket:
         self._chats = chats
         self._gateway = chats.gateway
         self._socket = websocket
-        self._headers = handshake.handshake_headers(websocket)
+        self._headers: dict[str, str] = {}
         self._query = {"ui": _VERSION, **websocket.query_params}
         self._sending = asyncio.Lock()
         self._open: dict[str, asyncio.Task[None]] = {}
@@ -62,16 +74,23 @@ class ChatSocket:
 
     async def serve(self) -> None:
         """Serve the connection until it is closed."""
-        refusal = self._chats.surface.refusal
+        refusal, scope = self._chats.surface.refusal, self._socket.scope
         try:
+            self._headers = handshake.handshake_headers(self._socket)
             handshake.check_origin(self._headers, self._gateway.settings.origins)
             await self._identify_handshake()
         except Refusal as e:
-            await handshake.deny(self._socket, response_to(e.problem, refusal))
+            await handshake.deny(self._socket, response_to(e.problem, refusal, scope))
             return
         except TokenbusError as e:
-            await handshake.deny(self._socket, response_to(of_exception(e), refusal))
+            await handshake.deny(self._socket, response_to(of_exception(e), refusal, scope))
             return
+        try:
+            await self._serve()
+        finally:
+            self._gateway.leave(scope)
+
+    async def _serve(self) -> None:
         await self._socket.accept()
         waiting = asyncio.create_task(self._close_if_unknown(), name="first frame of a chat socket")
         try:
@@ -86,10 +105,12 @@ class ChatSocket:
     async def _identify_handshake(self) -> None:
         """Raises Refusal for a wrong key. Without one, each frame must bring its own."""
         try:
-            await self._caller(self._headers)
+            owner = (await self._caller(self._headers)).key
         except Refusal:
             if key_in(self._headers):
                 raise
+            owner = UNKNOWN
+        self._gateway.enter(self._socket.scope, owner)
 
     async def _caller(self, headers: Mapping[str, str]) -> Caller:
         caller = await self._gateway.access.identify(headers)
@@ -113,20 +134,34 @@ class ChatSocket:
                 await self._socket.close(handshake.MISUSED, "the frame is too large")
                 return
             try:
+                held = self._gateway.hold_frame(self._socket, len(data))
+            except Refusal as e:
+                await self._socket.close(_SLOW, e.problem.message)
+                return
+            try:
+                check_size(data)
                 frame = frames.decode(data)
+            except Refusal as e:
+                held.release()
+                await self._socket.close(handshake.MISUSED, e.problem.message)
+                return
             except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+                held.release()
                 await self._socket.close(handshake.MISUSED, "invalid frame")
                 return
             request = frame.request_id
+            if not isinstance(frame, Abort) and request not in self._open and len(self._open) < MAX_OPEN:
+                answer = self._answer(_Waiting(frame, held))
+                self._open[request] = asyncio.create_task(answer, name="answer of a chat socket")
+                continue
+            held.release()
             if isinstance(frame, Abort):
                 self._abort(request)
             elif request in self._open:
                 await self._socket.close(handshake.MISUSED, "a requestId was used twice")
                 return
-            elif len(self._open) >= MAX_OPEN:
-                await self._tell(frames.error(request, f"More than {MAX_OPEN} requests are open."))
             else:
-                self._open[request] = asyncio.create_task(self._answer(frame), name="answer of a chat socket")
+                await self._tell(frames.error(request, f"More than {MAX_OPEN} requests are open."))
 
     def _abort(self, request: str) -> None:
         """Cancel the run of a request. What is still sent for it the client ignores."""
@@ -135,21 +170,23 @@ class ChatSocket:
         if run := self._runs.get(request):
             self._gateway.runs.cancel_later(run, STOPPED)
 
-    async def _answer(self, frame: Send | Resume) -> None:
-        request = frame.request_id
-        with self._gateway.frame_audit(self._chats.surface.name, method=frame.kind) as audit:
+    async def _answer(self, waiting: _Waiting) -> None:
+        request = waiting.frame.request_id
+        with self._gateway.frame_audit(self._chats.surface.name, method=waiting.frame.kind) as audit:
+            given: dict[str, str] = {}
             try:
-                headers = {**self._headers, **handshake.headers_of(frame.headers)}
+                given = headers_of(waiting.frame.headers)
+                headers = {**self._headers, **given}
                 audit.caller = caller = await self._caller(headers)
-                if isinstance(frame, Send):
-                    await self._send(frame, caller, frame.asked(headers, self._query), audit)
-                else:
-                    await self._resume(
-                        frame, caller, GatewayRequest(body=b"", headers=headers, query=self._query), audit
-                    )
+                with self._gateway.place(caller.key):
+                    asked = GatewayRequest(body=b"", headers=headers, query=self._query)
+                    if isinstance(waiting.frame, Send):
+                        await self._send(waiting, caller, asked, audit)
+                    else:
+                        await self._resume(waiting.frame, caller, asked, audit)
             except Refusal as e:
                 await self._refuse(request, e.problem, audit)
-                if audit.caller is None and key_in(self._headers) and not key_in(handshake.headers_of(frame.headers)):
+                if audit.caller is None and key_in(self._headers) and not key_in(given):
                     with suppress(RuntimeError):
                         await self._socket.close(handshake.MISUSED, "the key of this socket is not valid any more")
             except TokenbusError as e:
@@ -159,35 +196,39 @@ class ChatSocket:
                     await self._socket.close(_SLOW, "the client reads too slowly")
             except WebSocketDisconnect:  # it has gone
                 pass
-            except Exception as e:
+            except Exception:
                 log.exception("answer_failed")
-                why = f"the gateway failed ({type(e).__name__})"
-                await self._refuse(
-                    request, Problem(status=500, code="gateway_error", message=why, kind="internal"), audit
-                )
+                await self._refuse(request, defect(), audit)
             finally:
+                waiting.held.release()
                 self._open.pop(request, None)
                 self._runs.pop(request, None)
                 self._aborted.discard(request)
 
-    async def _send(self, frame: Send, caller: Caller, asked: GatewayRequest, audit: FrameAudit) -> None:
-        gateway, surface = self._gateway, self._chats.surface
-        opened, translated = await self._chats.begin(caller, asked)
+    async def _send(self, waiting: _Waiting, caller: Caller, asked: GatewayRequest, audit: FrameAudit) -> None:
+        gateway, surface, request = self._gateway, self._chats.surface, waiting.frame.request_id
+        opened, cancels = await self._publish(waiting, caller, asked)
         run, ended = opened.id, False
         audit.use = use = AuditedRun(run=run, model=opened.note.model, span=opened.span)
-        self._runs[frame.request_id] = run
-        if frame.request_id in self._aborted:  # while it was published
+        self._runs[request] = run
+        if request in self._aborted:  # while it was published
             gateway.runs.cancel_later(run, STOPPED)
         try:
             events = use.watched(gateway.runs.follow(run, new=not opened.joined))
-            await self._stream(
-                frame.request_id, events, lambda first: surface.encoder(asked, opened.note_for(first), run)
-            )
+            await self._stream(request, events, lambda first: surface.encoder(asked, opened.note_for(first), run))
             ended = True
         finally:
-            if not ended and translated.on_disconnect == "cancel":
+            if not ended and cancels:
                 gateway.runs.client_gone(opened)
             gateway.runs.leave(opened)
+
+    async def _publish(self, waiting: _Waiting, caller: Caller, asked: GatewayRequest) -> tuple[GatewayRun, bool]:
+        """The run of a frame, whose content is dropped then, and whether it ends with its client."""
+        frame, waiting.frame = waiting.frame, Resume(request_id=waiting.frame.request_id, id=waiting.frame.id)
+        assert isinstance(frame, Send)
+        opened, translated = await self._chats.begin(caller, frame.asked(asked.headers, asked.query))
+        waiting.held.release()
+        return opened, translated.on_disconnect == "cancel"
 
     async def _resume(self, frame: Resume, caller: Caller, asked: GatewayRequest, audit: FrameAudit) -> None:
         surface = self._chats.surface

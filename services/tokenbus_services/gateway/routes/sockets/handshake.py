@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 
 from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from tokenbus_services.gateway import idempotency
+from tokenbus_services.gateway.http_request import headers_of
 from tokenbus_services.gateway.problem import Problem, Refusal
 
 SERVER_STOPS = 1012
@@ -17,19 +17,13 @@ GONE = 1006
 """Code of a connection that ended without a close frame."""
 MISUSED = 1008
 """Close code for a client that breaks the rules."""
-_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f]")
-
-
-def headers_of(values: Mapping[str, str]) -> dict[str, str]:
-    """Headers with names in lower case and no control characters. Of a repeated one the first counts."""
-    headers: dict[str, str] = {}
-    for name, value in values.items():
-        headers.setdefault(name.lower(), _UNPRINTABLE.sub("", value))
-    return headers
 
 
 def handshake_headers(websocket: WebSocket) -> dict[str, str]:
-    """The headers of the handshake. An `Idempotency-Key` would make all requests of the socket the same run."""
+    """The headers of the handshake. An `Idempotency-Key` would make all requests of the socket the same run.
+
+    Raises Refusal.
+    """
     headers = headers_of(websocket.headers)
     headers.pop(idempotency.HEADER, None)
     return headers

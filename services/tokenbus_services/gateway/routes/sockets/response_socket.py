@@ -21,9 +21,11 @@ from tokenbus.errors import Malformed, TokenbusError
 from tokenbus.events.public import UnknownEvent
 from tokenbus_services.gateway.audit import AuditedRun, FrameAudit
 from tokenbus_services.gateway.callers import Caller
-from tokenbus_services.gateway.gateway import Gateway, response_to
-from tokenbus_services.gateway.problem import Problem, Refusal, invalid, of_exception, unsupported
+from tokenbus_services.gateway.gateway import Gateway, HeldFrame
+from tokenbus_services.gateway.http_request import response_to
+from tokenbus_services.gateway.problem import Problem, Refusal, defect, invalid, of_exception, unsupported
 from tokenbus_services.gateway.routes.sockets import handshake
+from tokenbus_services.gateway.runs import GatewayRun
 from tokenbus_services.gateway.surfaces.contract import GatewayRequest, Surface, Translated
 from tokenbus_services.gateway.surfaces.fields import json_body
 from tokenbus_services.gateway.surfaces.openai_errors import error_object
@@ -45,27 +47,34 @@ class ResponseSocket:
         self._surface = surface
         self._translate = translate
         self._socket = websocket
-        self._headers = handshake.handshake_headers(websocket)
-        self._waiting: asyncio.Queue[bytes] = asyncio.Queue(MAX_WAITING)
+        self._headers: dict[str, str] = {}
+        self._waiting: asyncio.Queue[tuple[bytes, HeldFrame]] = asyncio.Queue(MAX_WAITING)
         self._client_left = False
 
     async def serve(self) -> None:
         """Serve the connection until it is closed."""
+        scope = self._socket.scope
         try:
+            self._headers = handshake.handshake_headers(self._socket)
             handshake.check_origin(self._headers, self._gateway.settings.origins)
-            await self._caller()
+            self._gateway.enter(scope, (await self._caller()).key)
         except Refusal as e:
-            await handshake.deny(self._socket, response_to(e.problem, self._surface.refusal))
+            await handshake.deny(self._socket, response_to(e.problem, self._surface.refusal, scope))
             return
         except TokenbusError as e:
-            await handshake.deny(self._socket, response_to(of_exception(e), self._surface.refusal))
+            await handshake.deny(self._socket, response_to(of_exception(e), self._surface.refusal, scope))
             return
-        await self._socket.accept()
-        answering = asyncio.create_task(self._answer_all(), name="answers of a socket")
         try:
-            await self._read(answering)
+            await self._socket.accept()
+            answering = asyncio.create_task(self._answer_all(), name="answers of a socket")
+            try:
+                await self._read(answering)
+            finally:
+                await stop_task(answering)
         finally:
-            await stop_task(answering)
+            while not self._waiting.empty():
+                self._waiting.get_nowait()[1].release()
+            self._gateway.leave(scope)
 
     async def _caller(self) -> Caller:
         """Who asks now: the handshake's key may have been revoked or rotated meanwhile. Raises Refusal (401, 403)."""
@@ -87,21 +96,28 @@ class ResponseSocket:
             if message["type"] == "websocket.disconnect":
                 self._client_left = message.get("code") != handshake.SERVER_STOPS
                 return
-            data = message.get("text") or message.get("bytes") or ""
-            try:
-                self._waiting.put_nowait(data.encode() if isinstance(data, str) else data)
-            except asyncio.QueueFull:
+            given = message.get("text") or message.get("bytes") or ""
+            data = given.encode() if isinstance(given, str) else given
+            if self._waiting.full():
                 why = f"more than {MAX_WAITING} requests wait on this socket"
                 await self._send_error(Problem(status=429, code="too_many_requests", message=why, kind="rate_limit"))
+                continue
+            try:
+                self._waiting.put_nowait((data, self._gateway.hold_frame(self._socket, len(data))))
+            except Refusal as e:
+                await self._send_error(e.problem)
 
     async def _answer_all(self) -> None:
         with suppress(WebSocketDisconnect):  # the client has disconnected while a frame was sent
             while True:
-                frame = await self._waiting.get()
+                frame, held = await self._waiting.get()
                 with self._gateway.frame_audit(self._surface.name, method="CREATE") as audit:
                     try:
                         audit.caller = caller = await self._caller()
-                        await self._answer(caller, frame, audit)
+                        opened, cancels = await self._publish(caller, frame)
+                        frame = b""
+                        held.release()
+                        await self._answer(opened, audit, cancels=cancels)
                     except Refusal as e:
                         await self._send_error(e.problem, audit)
                         if audit.caller is None:
@@ -111,18 +127,22 @@ class ResponseSocket:
                         await self._send_error(of_exception(e), audit)
                     except WebSocketDisconnect:
                         raise
-                    except Exception as e:
+                    except Exception:
                         log.exception("answer_failed")
-                        why = f"the gateway failed ({type(e).__name__})"
-                        problem = Problem(status=500, code="gateway_error", message=why, kind="internal")
-                        await self._send_error(problem, audit)
+                        await self._send_error(defect(), audit)
+                    finally:
+                        held.release()
 
-    async def _answer(self, caller: Caller, frame: bytes, audit: FrameAudit) -> None:
-        """Answer one frame with its response. Raises Refusal, TokenbusError."""
+    async def _publish(self, caller: Caller, frame: bytes) -> tuple[GatewayRun, bool]:
+        """The run of one frame, and whether it ends with its client. Raises Refusal, TokenbusError."""
         asked = GatewayRequest(body=self._body(frame), headers=self._headers)
         translated = await self._translate(caller, asked)
+        opened = await self._gateway.runs.publish(caller, self._surface, asked, translated)
+        return opened, translated.on_disconnect == "cancel"
+
+    async def _answer(self, opened: GatewayRun, audit: FrameAudit, *, cancels: bool) -> None:
+        """Send the response of a run. Raises Refusal, TokenbusError."""
         runs = self._gateway.runs
-        opened = await runs.publish(caller, self._surface, asked, translated)
         audit.use = use = AuditedRun(run=opened.id, model=opened.note.model, span=opened.span)
         encoder = ResponseFrames(opened.note, opened.id)
         ended = False
@@ -148,7 +168,7 @@ class ResponseSocket:
             self._client_left = True
             raise
         finally:
-            if self._client_left and not ended and translated.on_disconnect == "cancel":
+            if self._client_left and not ended and cancels:
                 runs.client_gone(opened)
             runs.leave(opened)
 

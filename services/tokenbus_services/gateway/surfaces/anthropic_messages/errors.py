@@ -36,5 +36,4 @@ def error_body(problem: Problem) -> bytes:
         "code": problem.code,
         "param": problem.param,
     }
-    request_id = f"req_{problem.run}" if problem.run else None
-    return encode_line({"type": "error", "error": error, "request_id": request_id})
+    return encode_line({"type": "error", "error": error, "request_id": problem.request})

@@ -135,6 +135,13 @@ def sse_of(page: LogPage, cursor: int) -> bytes:
     return data + b"event: control\ndata:" + _encode(control) + b"\n\n"
 
 
+def broken(problem: Problem) -> bytes:
+    """The end of a stream that the gateway cannot continue: the protocol has no event for it, so it is a comment. Its
+    readers resume from their offset.
+    """
+    return f": {problem.code}\n\n".encode()
+
+
 def refusal(problem: Problem) -> Answer:
     """A problem in JSON."""
     fields = {"code": problem.code, "message": problem.message}

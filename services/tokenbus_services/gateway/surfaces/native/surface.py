@@ -78,7 +78,12 @@ class NativeEncoder(Encoder):
         if self._over:
             return []
         self._over = True
-        return [b"event: gateway_error\ndata: " + _error(problem) + b"\n\n"]
+        return [broken(problem)]
+
+
+def broken(problem: Problem) -> bytes:
+    """The event that ends a stream which the gateway cannot continue."""
+    return b"event: gateway_error\ndata: " + _error(problem) + b"\n\n"
 
 
 def event_lines(event: PublicEvent, *, numbered: bool) -> bytes:
