@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 
-from tokenbus_services.gateway.app import create
+from tokenbus_services.cli.service_registry import create
 from tokenbus_services.gateway.keys.key import NewKey
 from tokenbus_services.settings import GatewaySettings, Settings
 from tokenbus_services.settings.tables.console import ConsoleSettings
@@ -27,7 +27,7 @@ def gateway_routes(*, console: bool = False) -> list[tuple[str, str]]:
     settings = msgspec.structs.replace(
         Settings(), redis_url="redis://127.0.0.1:1", gateway=GatewaySettings(), console=table
     )
-    return list(_served_by(create(settings)))
+    return list(_served_by(create("gateway", settings)))
 
 
 def _served_by(app: Any) -> Iterator[tuple[str, str]]:

@@ -193,6 +193,7 @@ BEGINS_NOTHING = {
         ("DELETE", ""), ("POST", "/cancel")
     )),
     *(("POST", f"{base}/messages/{{rest:path}}") for base in ("/anthropic/v1", "/anthropic/v1/v1", "/v1", "/v1/v1")),
+    *(("POST", f"{base}/{{rest:path}}") for base in ("/v1/responses", "/responses")),
     ("POST", "/anthropic/{rest:path}"),
     ("DELETE", "/anthropic/{rest:path}"),
     ("POST", "/gemini/{rest:path}"),

@@ -6,18 +6,14 @@ import asyncio
 import random
 import re
 from collections.abc import Generator
-from typing import Any
 
 import msgspec
 import pytest
-from faststream.asgi import AsgiFastStream
-from starlette.applications import Starlette
-from starlette.routing import Route, WebSocketRoute
 
+from tests.e2e.gateway.served import gateway_routes
 from tokenbus.testing import LocalBus, Reply
-from tokenbus_services.gateway.app import create
 from tokenbus_services.gateway.keys.key import new_key
-from tokenbus_services.settings import ConsoleSettings, GatewaySettings, Settings, load
+from tokenbus_services.net.request_guard import PAGES
 
 KEY = new_key()
 KEYED = f"""
@@ -96,24 +92,6 @@ def bus(request: pytest.FixtureRequest) -> Generator[LocalBus]:
     with LocalBus(settings) as running:
         running.model_says("text", Reply(text="one two"))
         yield running
-
-
-def paths_of(app: Any) -> set[str]:
-    """All paths of the routing tables of the apps that wrap each other."""
-    found, seen = set[str](), set[int]()
-    waiting: list[Any] = [app]
-    while waiting:
-        one = waiting.pop()
-        if id(one) in seen:
-            continue
-        seen.add(id(one))
-        if isinstance(one, Starlette):
-            found |= {route.path for route in one.router.routes if isinstance(route, Route | WebSocketRoute)}
-        elif isinstance(one, AsgiFastStream):
-            found |= {path for path, _ in one.routes}
-        else:
-            waiting += [each for each in getattr(one, "__dict__", {}).values() if callable(each)]
-    return found
 
 
 async def exchange(port: int, data: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
@@ -200,9 +178,7 @@ def fault(asked: bytes, status: int, headers: list[tuple[str, str]], body: bytes
 async def test_no_path_escape_method_header_or_body_is_left_without_an_answer(bus: LocalBus, seed: int) -> None:
     rng = random.Random(f"every-request-{seed}")
     port = int(bus.gateway.rpartition(":")[2])
-    settings: Settings = load({"TOKENBUS_REDIS_URL": bus.url})
-    settings = msgspec.structs.replace(settings, gateway=GatewaySettings(), console=ConsoleSettings())
-    paths = sorted(paths_of(create(settings)))
+    paths = sorted({*PAGES, *(path for _, path in gateway_routes(console=True))})
     assert len(paths) > 60
     assert {"/metrics", "/runs/{run}", "/console/api/session", "/v1beta/{rest:path}", "/api/chat"} <= {*paths}
     asked = [request_of(rng, rng.choice(paths)) for _ in range(TRIES)]

@@ -89,7 +89,10 @@ async def test_a_defect_of_an_answer_over_a_socket_is_told_and_not_taken_for_a_c
     async def broken(*_: Any) -> None:
         raise RuntimeError("dictionary changed size during iteration")
 
-    serving._publish = broken
+    async def caller() -> Any:
+        return None
+
+    serving._publish, serving._caller = broken, caller
     serving._waiting.put_nowait((b"{}", SimpleNamespace(release=lambda: None)))
     answering = asyncio.create_task(serving._answer_all())
     await eventually(lambda: bool(socket.sent) or answering.done())
