@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import socket
 import sys
@@ -216,6 +217,41 @@ async def test_the_python_of_every_page_runs_unchanged(tmp_path: Path, bus_envir
     wrong = CodeBlock("no page", 1, "python", "import asyncio\nawait asyncio.sleep(0)\n", "")
     with pytest.raises(AssertionError, match="SyntaxError"):
         await _run(wrong, tmp_path, bus_environment)
+
+
+# --- shell ----------------------------------------------------------------------------------------------------------
+
+STARTED_BY_OTHERS = {
+    "make": "tests/e2e/operating/test_demo.py",
+    "tokenbus up": "this file's fixture, and tests/services/cli/up",
+    "tokenbus worker": "tests/services/cli/worker",
+    "pip": "the light client of .ci/run",
+    "python": "tests/examples/test_start_page.py",
+    "curl": "asks a default port: tests/e2e/operating/test_metrics.py, tests/e2e/gateway/test_native.py",
+}
+"""What a block must not start here, and what else runs it."""
+
+
+async def test_the_shell_of_every_page_runs_unchanged(tmp_path: Path, bus_environment: Mapping[str, str]) -> None:
+    shell = [b for b in blocks() if b.language == "sh"]
+    here = [b for b in shell if not any(re.search(rf"^.*\b{word}\b", b.code, re.M) for word in STARTED_BY_OTHERS)]
+    assert {"docs/operate/runs.md", "docs/operate/upgrade.md", "docs/start/index.md"} <= {block.page for block in here}
+    (tmp_path / "tokenbus.log").write_text("")
+    env = {**bus_environment, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    for block in here:
+        process = await asyncio.create_subprocess_exec(
+            *("bash", "-c", block.code),
+            cwd=tmp_path,
+            env=env,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        async with asyncio.timeout(120):
+            output, _ = await process.communicate()
+        text = f"{block.id}\n{output.decode()}"
+        right = {0, 1} if "tokenbus doctor" in block.code else {0}  # 1: it found something, a missing key say
+        assert process.returncode in right, text
+        assert "Traceback" not in text
 
 
 # --- settings, requests and events ----------------------------------------------------------------------------------
