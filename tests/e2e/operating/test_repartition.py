@@ -249,7 +249,8 @@ async def test_readers_of_the_gateway_policies_records_and_the_spend_continue_du
             await eventually(lambda: clients.events(following), timeout=60)
             await change(server, keys, 13)
             await eventually(lambda: fenced(server, keys), timeout=60)
-            moved = [f"later-{n}" for n in range(60) if crc32(f"later-{n}".encode()) % 13 >= 8][:6]
+            names = [f"later-{n}{runs[0].removeprefix('slow')}" for n in range(60)]  # the ids are the tenant's
+            moved = [name for name in names if crc32(name.encode()) % 13 >= 8][:6]
             runs += [await clients.publish("quick", run) for run in moved]
             local.resume(local.exchanges[0])
             async with Client(local.url) as bus:

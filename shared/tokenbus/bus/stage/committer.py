@@ -146,7 +146,7 @@ class Committer:
                 if found is None:
                     raise LookupError(f"{key} has no {owed}")
                 reply = await self._write_owed(lease, owed.decode(), [scripts.Commit.decode(found)])
-            except (LookupError, msgspec.DecodeError, ResponseError) as e:
+            except (LookupError, msgspec.DecodeError, UnicodeDecodeError, RecursionError, ResponseError) as e:
                 if isinstance(e, ResponseError) and (is_alien(e) or not is_final(e)):
                     raise
                 log.exception("%s partition %d: a part of the last commit is lost", self._group, lease.partition)
