@@ -87,15 +87,19 @@ class Timeouts(msgspec.Struct, frozen=True):
         """Whether the run's deadline has passed."""
         return 0 < s.accepted.deadline_ms <= now_ms
 
-    def overdue_calls(self, s: RunState, now_ms: int) -> Iterator[PendingCall]:
-        """Yield calls whose tool would have returned by now if it had run."""
+    def overdue_calls(self, s: RunState, now_ms: int, *, stood_until_ms: int = 0) -> Iterator[PendingCall]:
+        """Yield calls whose tool would have returned by now if it had run.
+
+        ``stood_until_ms``, here and below: when the parser last continued after it stood. It had read nothing until
+        then, so what it waits for has all its time from there on.
+        """
         if s.phase == "tools":
             for pending in s.calls:
                 allowed_s = self._tool_s(pending.runs.name, s.accepted.tool_timeout_s) + self.slack_s
-                if pending.result is None and now_ms - s.seen_ms > allowed_s * 1000:
+                if pending.result is None and now_ms - max(s.seen_ms, stood_until_ms) > allowed_s * 1000:
                     yield pending
 
-    def policies_overdue(self, s: RunState, now_ms: int, stage: PolicyStageStatus) -> bool:
+    def policies_overdue(self, s: RunState, now_ms: int, stage: PolicyStageStatus, *, stood_until_ms: int = 0) -> bool:
         """Whether the run's policies would have decided by now if any worker were running them.
 
         A slow stage is not an absent one: drafts that it has not read are waiting their turn. If the stage is
@@ -108,16 +112,17 @@ class Timeouts(msgspec.Struct, frozen=True):
         if gate.idle and (stage.alive or s.phase != "streaming" or stage.lag_bytes <= self.lag_bytes // 2):
             return False
         since_ms = max(gate.since_ms, s.seen_ms, s.accepted_ms) if gate.idle else gate.since_ms
+        since_ms = max(since_ms, stood_until_ms)
         if not stage.alive:
             now_ms -= max(0, stage.alive_ms - since_ms)
         elif stage.lag_bytes > 0:
             now_ms = min(now_ms, stage.read_ms)
         return now_ms - since_ms > policing.patience_ms
 
-    def attempt_overdue(self, s: RunState, now_ms: int) -> bool:
+    def attempt_overdue(self, s: RunState, now_ms: int, *, stood_until_ms: int = 0) -> bool:
         """Whether the provider would have sent something by now if it had been called."""
         allowed_s = max(self.silent_s, self.providers_s.get(s.target.provider, 0))
-        return s.phase == "streaming" and now_ms - max(s.seen_ms, s.accepted_ms) > allowed_s * 1000
+        return s.phase == "streaming" and now_ms - max(s.seen_ms, s.accepted_ms, stood_until_ms) > allowed_s * 1000
 
     def _tool_s(self, name: str, requested_s: float | None) -> float:
         own_s = self.tools_s.get(name)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import structlog
 from redis.exceptions import RedisError, ResponseError
 
-from tokenbus.bus import scripts
+from tokenbus.bus import process_clock, scripts
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.liveness import Defects, Liveness, rest, stop_task
 from tokenbus.bus.run_record import ENDED, STATUS, status_of
@@ -71,6 +71,9 @@ class TimeoutClock:
         self._tick_s = settings.stages.tick_s
         self._silence_check_s = settings.limits.silent_run_s / CHECKS_PER_TIMEOUT
         self._next_silence_check = 0.0
+        self._stood_s = process_clock.stood_s()
+        self._stood_until_ms = 0
+        """When this process last continued after it stood."""
         kept = settings.retention
         self._index = IndexKeeper(
             server, self._keys, keep_ms=round(kept.finished_run_s * 1000), open_ms=round(kept.open_run_s * 1000)
@@ -106,6 +109,9 @@ class TimeoutClock:
         if look:
             self._next_silence_check = time.monotonic() + self._silence_check_s
             await self._index.look({p: self._logics[p].states() for p in self._stage.owned})
+        if (stood_s := process_clock.stood_s()) != self._stood_s:
+            self._stood_s, self._stood_until_ms = stood_s, self._server.clock.now_ms()
+        stood_ms = self._stood_until_ms
         stages = await self._read_policy_stages()
         for partition in self._stage.owned:
             now_ms, stage = self._server.clock.now_ms(), stages.get(partition)
@@ -114,10 +120,13 @@ class TimeoutClock:
                 if self._timeouts.deadline_passed(s, now_ms):
                     calls.append(self._deadline(partition, s))
                     continue
-                calls += [self._tool_timeout(partition, s, p) for p in self._timeouts.overdue_calls(s, now_ms)]
-                if stage and self._timeouts.policies_overdue(s, now_ms, stage):
+                calls += [
+                    self._tool_timeout(partition, s, p)
+                    for p in self._timeouts.overdue_calls(s, now_ms, stood_until_ms=stood_ms)
+                ]
+                if stage and self._timeouts.policies_overdue(s, now_ms, stage, stood_until_ms=stood_ms):
                     calls.append(self._policy_timeout(partition, s))
-                if look and self._timeouts.attempt_overdue(s, now_ms):
+                if look and self._timeouts.attempt_overdue(s, now_ms, stood_until_ms=stood_ms):
                     silent.append(s)
             if look:
                 calls += [self._abandonment(partition, *found) for found in await self._closed_elsewhere(partition)]

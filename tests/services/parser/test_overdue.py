@@ -103,6 +103,21 @@ def unjudged(scenario: HeldStory, after_ms: int, judges: PolicyStageStatus) -> b
     return PATIENCE.policies_overdue(scenario.run.state, scenario.at_ms + after_ms, judges)
 
 
+def test_what_a_parser_that_stood_waits_for_has_all_its_time_after_the_stand() -> None:
+    stood_s = 105
+    held, calls, streaming = drafted(), in_tools("f"), Story()
+    for more_ms, expected in ((1, True), (0, False)):
+        until_ms = held.at_ms + stood_s * 1000
+        now_ms = until_ms + 1_000 + more_ms
+        assert PATIENCE.policies_overdue(held.run.state, now_ms, HERE, stood_until_ms=until_ms) is expected
+        until_ms = calls.at_ms + stood_s * 1000
+        now_ms = until_ms + 30_000 + more_ms
+        assert bool([*PATIENCE.overdue_calls(calls.run.state, now_ms, stood_until_ms=until_ms)]) is expected
+        until_ms = streaming.at_ms + stood_s * 1000
+        now_ms = until_ms + 100_000 + more_ms
+        assert PATIENCE.attempt_overdue(streaming.run.state, now_ms, stood_until_ms=until_ms) is expected
+
+
 @pytest.mark.parametrize("judges", [HERE, NOBODY])
 def test_a_run_waits_for_its_policies_as_long_as_they_may_take(judges: PolicyStageStatus) -> None:
     scenario = drafted()

@@ -9,7 +9,9 @@ import pytest
 
 from tests.commits import commit_call
 from tests.waiting import eventually
+from tokenbus.bus import process_clock
 from tokenbus.bus.keys import Keys
+from tokenbus.bus.process_clock import ProcessClock
 from tokenbus.bus.scripts import Commit
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
@@ -158,3 +160,43 @@ async def test_a_run_that_no_worker_has_is_reported_as_silent(server: Server, ke
 
     await eventually(reported)
     await clock.close()
+
+
+class Stood(ProcessClock):
+    """A clock of a process that stood for as long as the test says."""
+
+    hours = 0
+
+    @property
+    def stood_s(self) -> float:
+        return 3600.0 * self.hours
+
+
+@pytest.mark.parametrize("hours", [0, 1])
+async def test_a_process_that_stood_reports_no_run_as_silent_for_that(server: Server, keys: Keys, hours: int) -> None:
+    _, silent = await open_run(server, keys, 2, deadline_ms=0)
+    silent.states()[0].accepted_ms -= 3_600_000
+    silent.states()[0].seen_ms -= 3_600_000
+    _, expired = await open_run(server, keys, 3, deadline_ms=1)  # is found at the same look, in the next partition
+    stage = cast("Stage", SimpleNamespace(owned=[2, 3]))
+    settings = Settings(
+        prefix=keys.prefix,
+        partitions=keys.partitions,
+        stages=StageSettings(tick_s=0.02),
+        limits=LimitSettings(silent_run_s=1800),
+    )
+    stood = Stood()
+    before = process_clock.install(stood)
+    try:
+        clock = TimeoutClock(server, stage, settings, {2: silent, 3: expired})
+        stood.hours = hours
+        await clock.open()
+
+        async def looked() -> bool:
+            return "deadline" in await found(server, keys, 3)
+
+        await eventually(looked)
+        await clock.close()
+    finally:
+        process_clock.install(before)
+    assert await found(server, keys, 2) == ([] if hours else ["silent"])
