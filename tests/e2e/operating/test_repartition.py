@@ -260,7 +260,7 @@ async def test_readers_of_the_gateway_policies_records_and_the_spend_continue_du
             for run in moved:
                 assert await server.client.exists(Keys(partitions=13).run(run)), "placed by the new number"
 
-            await eventually(lambda: [e["seq"] for e in clients.events(following)] == [e.seq for e in logs["slow"]])
+            await eventually(lambda: [e["seq"] for e in clients.events(following)] == [e.seq for e in logs[runs[0]]])
             visible = {run: [e.seq for e in logs[run] if isinstance(e, Chunk) and e.visible] for run in runs}
 
             def seqs_by_run() -> dict[str, list[int]]:
