@@ -15,7 +15,7 @@ from tokenbus.errors import SettingsError
 FILE = "_FILE"
 """Appended to a variable's name."""
 POLL_S = 1.0
-"""How often a file is looked at, at the most. What is sent after that uses the new secret."""
+"""Minimum time between two looks at a file. What is sent after a look uses the new secret."""
 GRACE_S = 60.0
 """How long a service still accepts the secret before, from those that have not seen the change yet."""
 

@@ -85,7 +85,7 @@ def _reason(limits: MediaLimits, image: ImagePart) -> str | None:
         return f"this provider takes no image of type {plain_media_type(source.media_type)!r}"
     size = base64_bytes(source.data) if isinstance(source, Base64Source) else source.size_bytes or 0
     if limits.image_bytes is not None and size > limits.image_bytes:
-        return f"it has {size} bytes, this provider takes {limits.image_bytes} at the most"
+        return f"it has {size} bytes, this provider takes at most {limits.image_bytes}"
     return None
 
 

@@ -86,7 +86,7 @@ class _Placed(_Choice, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if sum(place is not None for place in (self.after_events, self.after_bytes, self.after_text)) > 1:
-            raise ValueError("one place at the most: after_events, after_bytes or after_text")
+            raise ValueError("at most one place: after_events, after_bytes or after_text")
 
 
 class Status(_Choice, frozen=True, kw_only=True, tag="status"):

@@ -85,7 +85,7 @@ class MockProvider:
 
     @property
     def requests(self) -> Sequence[Exchange]:
-        """The latest requests, ``keep`` at the most, oldest first."""
+        """The latest requests, at most ``keep``, oldest first."""
         return tuple(self._log.exchanges)
 
     @property

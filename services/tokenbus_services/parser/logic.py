@@ -36,7 +36,7 @@ from tokenbus_services.parser.effect_writer import EffectWriter
 from tokenbus_services.parser.public_topics import PublicTopics
 
 JUDGING_STEP_MS = 100
-"""A run that waits for its policies all the time is written to wait since this much earlier, at the most."""
+"""The stored start of a continuous wait is at most this much too early."""
 
 
 class RunObserver(Protocol):

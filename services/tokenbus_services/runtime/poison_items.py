@@ -1,4 +1,4 @@
-"""What becomes of an item whose work raises: its bytes are kept, and its runs end."""
+"""Dead-letters an item whose handler raised, and fails its runs."""
 
 from __future__ import annotations
 

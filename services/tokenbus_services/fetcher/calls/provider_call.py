@@ -125,7 +125,7 @@ async def _read(
 def _report_silence(
     endpoint: Endpoint, request: Generate, writer: AttemptWriter, timeout_s: float, options: CallOptions
 ) -> Callable[[], object]:
-    """Say that the call is silent; return what is called when it is no longer."""
+    """Report that the call is silent. Returns a callback that clears the report."""
     # At info, since a model that thinks, or whose answer comes whole, may take this long in health.
     log.info(
         "attempt_silent",

@@ -2,7 +2,7 @@
 `runs`, one in each gateway.
 
 The bus delivers each event at least once. What was counted of a run is written by the script that adds to the spend, so
-a gateway that dies at any point leaves nothing counted twice and nothing out.
+usage is counted exactly once, even if the gateway dies at any point.
 
 Each event with token counts has the run's sum so far, and the script adds what is new since the last one. So a long run
 is counted turn by turn, each turn at the price of the model that answered it, and the terminal event adds what no turn

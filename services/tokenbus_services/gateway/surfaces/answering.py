@@ -1,4 +1,4 @@
-"""What surfaces without seams in their answers share: building the bus request, and what encoders know of it. Pure."""
+"""Request building shared by the Messages, Gemini, Responses and Images surfaces, and what encoders know. Pure."""
 
 from __future__ import annotations
 

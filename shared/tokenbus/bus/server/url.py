@@ -157,7 +157,7 @@ def with_password(url: str, env: Mapping[str, str]) -> str:
 
 
 def password_in(content: str) -> str | None:
-    """The password in a file's content: all of it, or that of the address that it is. Raises SettingsError."""
+    """Read the password from a file that contains either the password or a complete URL. Raises SettingsError."""
     return parse_url(content).password if "://" in content else content
 
 

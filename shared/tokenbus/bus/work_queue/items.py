@@ -1,4 +1,4 @@
-"""The items of one worker: those that it holds, and those of them that are ready for a caller of `read`."""
+"""Items a worker has claimed, and the subset that `read` has not yet returned."""
 
 from __future__ import annotations
 

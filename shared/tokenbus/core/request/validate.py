@@ -77,7 +77,7 @@ def _problems(request: Generate) -> Iterator[tuple[str, str]]:
         yield "fallback", "with on_failure 'fail' the first failure ends the run, so no fallback is ever tried"
     tenant = (request.metadata or {}).get("tenant", "")
     if not isinstance(tenant, str) or len(tenant) > MAX_TENANT_CHARS:
-        yield "metadata.tenant", f"must be a text of {MAX_TENANT_CHARS} characters at the most"
+        yield "metadata.tenant", f"must be a text of at most {MAX_TENANT_CHARS} characters"
 
 
 def _names(request: Generate) -> Iterator[tuple[str, str]]:

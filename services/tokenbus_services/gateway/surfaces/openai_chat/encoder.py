@@ -102,7 +102,7 @@ class ChatEncoder(Encoder):
         return [*begun, self._delta({"tool_calls": [call]})]
 
     def _call(self, event: Chunk | BlockComplete) -> list[bytes]:
-        # Not before its first argument: a call that is cut before it has any is none that a client could run.
+        # Do not announce a call before its first argument: if it is cut, the client could not run it.
         self._calls[event.block] = index = len(self._calls)
         function = {"name": event.tool_name or "", "arguments": ""}
         call = {"index": index, "id": event.tool_id or f"call_{event.block}", "type": "function", "function": function}

@@ -167,7 +167,7 @@ async def run_positions(server: Server, keys: Keys, runs: Iterable[str]) -> dict
                 turn, attempt, seq = (int(number or 0) for number in reply[:3])
                 found[run] = RunPosition(turn, attempt, seq, over=status_of(reply[3]) in ENDED)
         except ValueError:
-            log.error("run %s: its hash is none of a run: %s", run, reply)
+            log.error("run %s: its hash does not look like a run's: %s", run, reply)
     return found
 
 
