@@ -8,16 +8,11 @@ its own, where the next end counts.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
 
 import msgspec
 
-from tokenbus_services.policy_stage.executor.marks import ExecutorMarks, MarkedCall
-
-End = Literal["blocked", "stalled", "exited", "memory", "overran"]
-"""How an executor ended: a call did not return within its timeout; a call held up the other runs; the process died; it
-used too much memory; a call ran past its timeout.
-"""
+from tokenbus_services.executor.marks import ExecutorMarks, MarkedCall
+from tokenbus_services.executor.processes import End
 
 END_TEXTS: Mapping[End, str] = {
     "blocked": "a call blocked its process",

@@ -18,8 +18,7 @@ from tokenbus.bus.scripts.policies import Place
 from tokenbus.events.frames import WHOLE_RUN, PolicyVerdict, RecordedDecision
 from tokenbus.policy.policy_runner import OnError
 from tokenbus_services.policy_stage.blame import Fault
-from tokenbus_services.policy_stage.executor.interface import Executors
-from tokenbus_services.policy_stage.executor.messages import Verdicts
+from tokenbus_services.policy_stage.executors import PolicyExecutors
 from tokenbus_services.policy_stage.failed_starts import (
     RunStarts,
     StartCounts,
@@ -27,6 +26,7 @@ from tokenbus_services.policy_stage.failed_starts import (
     count_failed_start,
     decide_start,
 )
+from tokenbus_services.policy_stage.messages import Verdicts
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -65,7 +65,7 @@ class PolicyRunTask:
         policies: tuple[str, ...],
         *,
         record: Callable[[], Awaitable[RunRecord | None]],
-        executors: Executors,
+        executors: PolicyExecutors,
         on_error: Mapping[str, OnError],
         most_starts: int,
         reassure_s: float,
@@ -201,12 +201,8 @@ class PolicyRunTask:
         """
         if not await self._move(record, "beside"):
             return None
-        if self._may_end_executor or decided.isolated:
-            executor = await self._executors.separate(self.on_waiting, each_s=self._reassure_s)
-        elif self._executors.may_block(self._policies):
-            executor = await self._executors.restricted()
-        else:
-            executor = await self._executors.shared()
+        alone = self._may_end_executor or decided.isolated
+        executor = await self._executors.take(self._policies, self.on_waiting, alone=alone, each_s=self._reassure_s)
         self._start += 1
         self._sent = 0
         self._steps.clear()  # the last start's blocks have other numbers, and all verdicts are sent again

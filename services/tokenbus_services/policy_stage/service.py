@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Mapping
 
+import msgspec
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
@@ -16,12 +17,11 @@ from tokenbus.bus.stage.stage import Stage
 from tokenbus.events.frames import RecordedDecision
 from tokenbus.policy.loading import PolicySpec
 from tokenbus.policy.policy_runner import OnError
-from tokenbus_services.policy_stage.blame import End
-from tokenbus_services.policy_stage.bus_client import PolicyClient
-from tokenbus_services.policy_stage.executor.interface import Executors, InProcessExecutors
-from tokenbus_services.policy_stage.executor.messages import Setup
-from tokenbus_services.policy_stage.executor.pool import ExecutorPool
+from tokenbus_services.executor.processes import End
+from tokenbus_services.executor.protocol import Setup
+from tokenbus_services.policy_stage.executors import InWorker, PolicyExecutors, PolicyPool
 from tokenbus_services.policy_stage.logic import PolicyLogic
+from tokenbus_services.policy_stage.messages import PolicyWork
 from tokenbus_services.policy_stage.policy_spans import PolicySpans
 from tokenbus_services.policy_stage.record import ServerRunRecord
 from tokenbus_services.policy_stage.run_task import PolicyRunTask, RunRecord
@@ -105,12 +105,12 @@ class PolicyService:
         while not await wait_briefly(self._room):
             pass
 
-    def _make_executors(self, settings: Settings) -> Executors:
+    def _make_executors(self, settings: Settings) -> PolicyExecutors:
         limits = settings.limits
         # At most one per concurrent call, because the executors share the calls.
         processes = min(limits.policy_executors, limits.policy_calls_per_worker)
         assert settings.redis_url
-        setup = Setup(
+        work = PolicyWork(
             policies={
                 name: PolicySpec(
                     policy=policy.use,
@@ -123,19 +123,22 @@ class PolicyService:
             },
             calls=limits.policy_calls_per_worker // max(processes, 1),
             reassure_s=self._reassure_s,
-            memory_bytes=limits.policy_memory_bytes,
             redis_url=settings.redis_url,
             prefix=settings.prefix,
             partitions=settings.partitions,
             run_ttl_ms=round(settings.retention.open_run_s * 1000),
+        )
+        if not processes:
+            return InWorker(work)
+        setup = Setup(
+            service="policy",
+            memory_bytes=limits.policy_memory_bytes,
             path=sys.path,
             log_level=settings.log_level,
             secrets=sorted(secrets_of(settings, os.environ)),
+            work=msgspec.msgpack.encode(work),
         )
-        if processes:
-            return ExecutorPool(setup, most=processes, on_end=self._executor_ended)
-        client = PolicyClient(settings.redis_url, settings.keys, run_ttl_ms=setup.run_ttl_ms)
-        return InProcessExecutors(setup, client)
+        return PolicyPool(work, setup, most=processes, on_end=self._executor_ended)
 
     def _executor_ended(self, end: End) -> None:
         self._ends.labels(end).inc()

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tokenbus.policy.policy_runner import OnError
+from tokenbus_services.executor.marks import ExecutorMarks, MarkedCall
 from tokenbus_services.policy_stage.blame import culprit, is_evidence
-from tokenbus_services.policy_stage.executor.marks import ExecutorMarks, MarkedCall
-from tokenbus_services.policy_stage.executor.messages import Failing
 from tokenbus_services.policy_stage.failed_starts import (
     WORKERS_IN_SHARED,
     WORKERS_PER_START,
@@ -17,6 +16,7 @@ from tokenbus_services.policy_stage.failed_starts import (
     decide_start,
     reason,
 )
+from tokenbus_services.policy_stage.messages import Failing
 
 MOST, LIMIT = 3, 1000
 ONE, OTHER = MarkedCall(1, 0, 7), MarkedCall(2, 1, 9)

@@ -9,9 +9,9 @@ from tests.waiting import eventually
 from tokenbus.bus.scripts.policies import Place
 from tokenbus.events.frames import PolicyVerdict
 from tokenbus_services.policy_stage.blame import Fault
-from tokenbus_services.policy_stage.executor.interface import RunInExecutor
-from tokenbus_services.policy_stage.executor.messages import Failing, Verdicts
+from tokenbus_services.policy_stage.executors import RunInExecutor
 from tokenbus_services.policy_stage.failed_starts import WORKERS_IN_SHARED, RunStarts, Starts
+from tokenbus_services.policy_stage.messages import Failing, Verdicts
 from tokenbus_services.policy_stage.run_task import PolicyRunTask
 
 POLICIES, MOST = ("p",), 3
@@ -59,8 +59,6 @@ class Pool:
     count = waiting_calls = 0
 
     def __init__(self) -> None:
-        self.blocking = False
-        self.restricted_starts = 0
         self.places: list[Place] = []
         self.run: RunInExecutor | None = None
 
@@ -68,23 +66,12 @@ class Pool:
 
     async def stop(self) -> None: ...
 
-    def may_block(self, policies: tuple[str, ...]) -> bool:
-        return self.blocking
-
     @property
     def single(self) -> bool:
         return self.places[-1] == "alone"
 
-    async def shared(self) -> Pool:
-        self.places.append("beside")
-        return self
-
-    async def restricted(self) -> Pool:
-        self.restricted_starts += 1
-        return await self.shared()
-
-    async def separate(self, waits: Callable[[], None], *, each_s: float) -> Pool:
-        self.places.append("alone")
+    async def take(self, policies: tuple[str, ...], waits: Callable[[], None], *, alone: bool, each_s: float) -> Pool:
+        self.places.append("alone" if alone else "beside")
         return self
 
     def open(self, run: str, policies: tuple[str, ...], failing: Mapping[str, Failing], to: RunInExecutor) -> int:
@@ -178,17 +165,6 @@ async def test_only_what_counts_is_written_and_the_last_failed_start_ends_the_ru
     assert record.sent[0].ends
     assert "in each of 3 starts" in record.sent[0].ends
     await asyncio.sleep(0)
-    await worker.kill()
-
-
-async def test_a_run_of_a_policy_that_blocks_is_restricted_until_it_is_a_suspect_itself():
-    worker = Worker(Record())
-    worker.pool.blocking = True
-    await worker.pool.lose(None, suspect=False)
-    assert worker.pool.restricted_starts == 2
-    await worker.pool.lose(None, suspect=True)
-    assert worker.pool.places == ["beside", "beside", "alone"]
-    assert worker.pool.restricted_starts == 2
     await worker.kill()
 
 

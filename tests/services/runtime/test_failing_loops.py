@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from tests.services.policy_stage.executor.test_pool import SETUP
+from tests.services.policy_stage.test_executors import WORK, setup
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.liveness import MAX_DEFECTS, Liveness
 from tokenbus.bus.work_queue import QueueItem
@@ -23,10 +23,10 @@ from tokenbus_services.blobs.app import BlobService
 from tokenbus_services.console import sampler
 from tokenbus_services.console.runs.run_filter import PageView
 from tokenbus_services.console.sampler import Sampler, WatchingPage
+from tokenbus_services.executor import processes
+from tokenbus_services.executor.processes import ExecutorProcess, Executors, NoExecutor
 from tokenbus_services.gateway.budgets.counter import SpendCounter
 from tokenbus_services.intake.cancels import Cancels
-from tokenbus_services.policy_stage.executor import pool
-from tokenbus_services.policy_stage.executor.pool import ExecutorPool, NoExecutor
 from tokenbus_services.recorder import service as recorder
 from tokenbus_services.recorder.metrics import RecordMetrics
 from tokenbus_services.recorder.service import RecordService
@@ -183,13 +183,15 @@ async def test_lists_of_tools_that_can_never_be_written_end_the_worker_unless_ot
 async def test_a_host_that_cannot_fork_executors_ends_the_worker(
     liveness: Liveness, failures: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool, "CHECK_S", 0.0)
-    monkeypatch.setattr(pool, "FORK_PAUSE_S", 0.0)
-    executors = ExecutorPool(SETUP, most=1, on_end=NOTHING)
+    monkeypatch.setattr(processes, "CHECK_S", 0.0)
+    executors = Executors("no_module", setup(WORK))
     executors._failed_work = liveness.failed_work
-    monkeypatch.setattr(executors._forks, "fork", Failing(BlockingIOError("fork: no more processes")))
+    monkeypatch.setattr(executors, "_fork", Failing(BlockingIOError("fork: no more processes")))
+    for _ in range(MAX_DEFECTS):
+        with pytest.raises(BlockingIOError):
+            await executors.fork(cast("ExecutorProcess", NOTHING))
     await ends(executors._watch(), NoExecutor)
-    assert failures == [pool.FORK] * MAX_DEFECTS
+    assert failures == [processes.FORK_WORK] * MAX_DEFECTS
 
 
 async def test_cancels_that_meet_a_defect_are_released_and_counted(

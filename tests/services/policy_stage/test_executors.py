@@ -9,27 +9,26 @@ import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import cast
 
 import msgspec
 import pytest
 
-from tests.services.policy_stage.executor.harmful import MEMORY_BYTES
+from tests.services.policy_stage.harmful import MEMORY_BYTES
 from tests.waiting import eventually
 from tokenbus.bus.liveness import Liveness
 from tokenbus.events.frames import Drafts, encode
 from tokenbus.events.public import Chunk, PublicEvent, Started
 from tokenbus.policy.loading import PolicySpec
-from tokenbus_services.policy_stage.blame import End, Fault
-from tokenbus_services.policy_stage.executor import fork_server
-from tokenbus_services.policy_stage.executor import pool as pool_module
-from tokenbus_services.policy_stage.executor.client import ExecutorProcess
-from tokenbus_services.policy_stage.executor.interface import Executor
-from tokenbus_services.policy_stage.executor.messages import Setup, Verdicts
-from tokenbus_services.policy_stage.executor.pool import MAX_SEPARATE, ExecutorPool
+from tokenbus_services.executor import processes
+from tokenbus_services.executor.processes import End
+from tokenbus_services.executor.protocol import Setup
+from tokenbus_services.policy_stage import executors as executors_module
+from tokenbus_services.policy_stage.blame import Fault
+from tokenbus_services.policy_stage.executors import MAX_SEPARATE, Executor, PolicyPool, PolicyProcess
+from tokenbus_services.policy_stage.messages import PolicyWork, Verdicts
 
-HARMFUL = "tests.services.policy_stage.executor.harmful"
-SETUP = Setup(
+HARMFUL = "tests.services.policy_stage.harmful"
+WORK = PolicyWork(
     policies={
         "passes": PolicySpec(policy="tokenbus.policy:StreamProcessor", timeout_s=5.0, name="passes"),
         "hoards": PolicySpec(policy=f"{HARMFUL}:Hoards", timeout_s=5.0, name="hoards"),
@@ -39,15 +38,22 @@ SETUP = Setup(
     },
     calls=4,
     reassure_s=1.0,
-    memory_bytes=MEMORY_BYTES,
     redis_url="redis://127.0.0.1:1",
     prefix="t",
     partitions=1,
     run_ttl_ms=1000,
-    path=sys.path,
-    log_level="info",
-    secrets=[],
 )
+
+
+def setup(work: PolicyWork) -> Setup:
+    return Setup(
+        service="policy",
+        memory_bytes=MEMORY_BYTES,
+        path=sys.path,
+        log_level="info",
+        secrets=[],
+        work=msgspec.msgpack.encode(work),
+    )
 
 
 class Run:
@@ -69,8 +75,8 @@ class Run:
 
 
 @asynccontextmanager
-async def started(ends: list[End]) -> AsyncGenerator[ExecutorPool]:
-    pool = ExecutorPool(SETUP, most=1, on_end=ends.append)
+async def started(ends: list[End]) -> AsyncGenerator[PolicyPool]:
+    pool = PolicyPool(WORK, setup(WORK), most=1, on_end=ends.append)
     await pool.start(Liveness())
     try:
         yield pool
@@ -89,8 +95,12 @@ def judge(executor: Executor, *policies: str) -> Run:
     return run
 
 
-async def separate(pool: ExecutorPool) -> ExecutorProcess:
-    return cast(ExecutorProcess, await pool.separate(lambda: None, each_s=1.0))
+async def take(pool: PolicyPool, *policies: str, alone: bool = False) -> PolicyProcess:
+    return await pool.take(policies or ("passes",), lambda: None, alone=alone, each_s=1.0)
+
+
+async def separate(pool: PolicyPool) -> PolicyProcess:
+    return await take(pool, alone=True)
 
 
 async def test_a_caller_that_stops_waiting_leaves_no_wrong_process_id():
@@ -119,7 +129,7 @@ async def test_a_fork_server_that_is_given_up_is_no_runs_fault(monkeypatch: pyte
         run = Run()
         alone = await separate(pool)
         alone.open("r", ("passes",), {}, run)
-        monkeypatch.setattr(fork_server, "FORK_S", 0.0)
+        monkeypatch.setattr(processes, "FORK_S", 0.0)
         waiting = asyncio.create_task(separate(pool))
         await eventually(lambda: bool(run.losses))
         monkeypatch.undo()
@@ -130,13 +140,13 @@ async def test_a_fork_server_that_is_given_up_is_no_runs_fault(monkeypatch: pyte
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is bounded on Linux alone")
 async def test_a_policy_that_is_refused_memory_which_another_run_took_is_isolated_and_nothing_counts():
     async with started([]) as pool:
-        hoards = judge(await pool.shared(), "hoards")
+        hoards = judge(await take(pool), "hoards")
         await eventually(lambda: hoards.seen == 2)
-        wants = judge(await pool.shared(), "wants")
+        wants = judge(await take(pool), "wants")
         await eventually(lambda: bool(wants.losses))
         assert wants.losses == [(None, True)]
         assert hoards.losses == [(None, False)]
-        assert not pool.may_block(("wants",)), "its other runs stay where they are"
+        assert not pool.is_apart(("wants",)), "its other runs stay where they are"
         alone = judge(await separate(pool), "wants")
         await eventually(lambda: alone.seen == 2)
         assert not alone.losses
@@ -147,7 +157,7 @@ async def test_an_end_outside_of_every_call_counts_against_the_only_policy_of_a_
         run = judge(await separate(pool), "exits")
         await eventually(lambda: bool(run.losses))
         assert run.losses == [(Fault("exits", 0, "exited"), True)]
-        assert pool.may_block(("exits",))
+        assert pool.is_apart(("exits",))
         chain = judge(await separate(pool), "passes", "exits")
         await eventually(lambda: bool(chain.losses))
         assert chain.losses == [(Fault(None, 0, "exited"), True)]
@@ -166,12 +176,12 @@ async def test_a_policy_that_ended_one_executor_holds_up_none_of_its_other_runs(
     async with started([]) as pool:
         culprit = judge(await separate(pool), "exits")
         await eventually(lambda: bool(culprit.losses))
-        executors = [cast(ExecutorProcess, await pool.restricted()) for _ in range(3 * MAX_SEPARATE)]
+        executors = [await take(pool, "exits") for _ in range(3 * MAX_SEPARATE)]
         runs = [judge(executor, "passes") for executor in executors]
         await eventually(lambda: all(run.seen == 2 for run in runs))
         assert [executor.single for executor in executors].count(True) == MAX_SEPARATE
         assert len({executor.pid for executor in executors if not executor.single}) == 1, "the others share one"
-        shared = cast(ExecutorProcess, await pool.shared())
+        shared = await take(pool)
         assert shared.pid not in {executor.pid for executor in executors}, "other policies' runs are apart from them"
         for executor in executors:
             for task in [*executor.runs]:
@@ -179,19 +189,18 @@ async def test_a_policy_that_ended_one_executor_holds_up_none_of_its_other_runs(
         await eventually(lambda: pool.count == 1)
 
 
-async def test_a_call_that_holds_up_a_restricted_executor_is_isolated_and_nothing_counts():
+async def test_a_call_that_holds_up_a_shared_executor_is_isolated_and_nothing_counts():
     ends: list[End] = []
     async with started(ends) as pool:
         alone = [await separate(pool) for _ in range(MAX_SEPARATE)]
-        restricted = await pool.restricted()
-        beside = judge(restricted, "passes")
+        beside = judge(await take(pool), "passes")
         await eventually(lambda: beside.seen == 2)
-        sleeps = judge(restricted, "sleeps")
+        sleeps = judge(await take(pool), "sleeps")
         await eventually(lambda: bool(sleeps.losses and beside.losses))
         assert sleeps.losses == [(None, True)]
         assert beside.losses == [(None, False)]
         assert ends == ["stalled"]
-        assert pool.may_block(("sleeps",))
+        assert pool.is_apart(("sleeps",))
         again = judge(alone[0], "sleeps")
         await eventually(lambda: again.seen == 2)
         assert not again.losses
@@ -201,11 +210,11 @@ async def test_a_wait_for_an_executor_is_reported_until_it_is_too_long(monkeypat
     async with started([]) as pool:
         alone = [await separate(pool) for _ in range(MAX_SEPARATE)]
         reports: list[None] = []
-        waiting = asyncio.create_task(pool.separate(lambda: reports.append(None), each_s=0.01))
+        waiting = asyncio.create_task(pool.take(("passes",), lambda: reports.append(None), alone=True, each_s=0.01))
         await eventually(lambda: len(reports) > 2)
-        monkeypatch.setattr(pool_module, "MAX_WAIT_S", 0.0)
+        monkeypatch.setattr(executors_module, "MAX_WAIT_S", 0.0)
         reported = len(reports)
-        beside = judge(await pool.shared(), "passes")
+        beside = judge(await take(pool), "passes")
         await eventually(lambda: beside.seen == 2)  # takes several times 0.01 s
         assert len(reports) == reported
         os.kill(alone[0].pid, signal.SIGKILL)
@@ -216,12 +225,13 @@ async def test_a_wait_for_an_executor_is_reported_until_it_is_too_long(monkeypat
 async def test_an_executor_that_is_gone_is_lost_although_a_process_of_its_policy_holds_its_connection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exits: bool
 ):
-    monkeypatch.setattr(pool_module, "CLOSE_S", 0.1)
+    monkeypatch.setattr(processes, "CLOSE_S", 0.1)
     left = tmp_path / "pid"
     leaves = PolicySpec(
         policy=f"{HARMFUL}:LeavesChild", options={"file": str(left), "exits": exits}, timeout_s=5.0, name="leaves"
     )
-    pool = ExecutorPool(msgspec.structs.replace(SETUP, policies={"leaves": leaves}), most=1, on_end=lambda end: None)
+    work = msgspec.structs.replace(WORK, policies={"leaves": leaves})
+    pool = PolicyPool(work, setup(work), most=1, on_end=lambda end: None)
     await pool.start(Liveness())
     try:
         run = judge(await separate(pool), "leaves")

@@ -1,4 +1,4 @@
-"""Calls policies: the runs of one executor, each under its policies.
+"""Calls policies: the runs of one executor, each under its policies. `python -m …` is the policies' fork server.
 
 To its worker, an executor is messages in, messages out (`messages`), whether it is a separate process or part of the
 worker. It holds no state that another one could not rebuild: a run starts again there with its first draft.
@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 
 import msgspec
 import structlog
 
+from tokenbus.bus.keys import Keys
 from tokenbus.bus.liveness import stop_task
-from tokenbus.client.client import Client
 from tokenbus.events.frames import PolicyVerdict, RecordedDecision, drafts_decoder
 from tokenbus.events.public import TERMINAL, PublicEvent
 from tokenbus.policy.loading import PolicySpec, load
@@ -24,11 +24,12 @@ from tokenbus.policy.policy_chain import PolicyStream
 from tokenbus.policy.policy_runner import BoundPolicy
 from tokenbus.policy.processor import Decision
 from tokenbus.policy.public.format import PublicEvents
+from tokenbus_services.executor import fork_server
+from tokenbus_services.executor.marks import MarkedCall, Marking, current_call, place_of
+from tokenbus_services.policy_stage import messages
+from tokenbus_services.policy_stage.bus_client import PolicyClient
 from tokenbus_services.policy_stage.call_slots import FairSemaphore
-from tokenbus_services.policy_stage.executor import messages
-from tokenbus_services.policy_stage.executor.marking import Marking, current_call
-from tokenbus_services.policy_stage.executor.marks import MarkedCall, place_of
-from tokenbus_services.policy_stage.executor.messages import ToExecutor
+from tokenbus_services.policy_stage.messages import PolicyWork, ToExecutor
 from tokenbus_services.policy_stage.provenance import Provenance, TracedEvents
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -36,6 +37,8 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 OVERRUN_S = 2.0
 """How long a cancelled call may take to end after its timeout."""
 CHECK_S = 0.5
+CLOSE_S = 3.0
+"""How long an executor may take to end running work."""
 
 Links = Mapping[str, Callable[[], BoundPolicy]]
 Send = Callable[[messages.FromExecutor], None]
@@ -71,23 +74,18 @@ class PolicyExecutor:
     def __init__(
         self,
         links: Links,
-        client: Client,
+        work: PolicyWork,
         *,
-        timeouts: Mapping[str, float],
-        calls: int,
-        reassure_s: float,
         send: Send,
         marking: Marking | None = None,
         out_of_memory: Callable[[], None] = lambda: None,
     ) -> None:
-        """``timeouts``: per policy, of its calls. ``calls``: maximum concurrent calls. ``out_of_memory``: called
-        inside a call that was refused memory.
-        """
+        """``out_of_memory``: called inside a call that was refused memory."""
         self._links = links
         self._policies = {name: n for n, name in enumerate(links)}
-        self._client = client
-        self._timeouts = timeouts
-        self._slots = FairSemaphore(calls, reassure_s=reassure_s)
+        self._client = PolicyClient(work.redis_url, Keys(work.prefix, work.partitions), run_ttl_ms=work.run_ttl_ms)
+        self._timeouts = {name: policy.timeout_s for name, policy in work.policies.items()}
+        self._slots = FairSemaphore(work.calls, reassure_s=work.reassure_s)
         self.send = send
         self._marking = marking
         self._out_of_memory = out_of_memory
@@ -121,7 +119,7 @@ class PolicyExecutor:
             self._watching = asyncio.create_task(self._watch())
 
     async def close(self) -> None:
-        """Cancel all running work."""
+        """Cancel all running work, and with it the requests of policies on the bus."""
         tasks = [*self._closing, *(run.task for run in self._runs.values())]
         for run in self._runs.values():
             run.close()
@@ -131,6 +129,7 @@ class PolicyExecutor:
             tasks.append(self._watching)
         if tasks:
             await asyncio.wait(tasks)
+        await self._client.aclose()
 
     def stream(self, opened: messages.Open, trace: Provenance) -> PolicyStream[PublicEvent]:
         """Create the run's policy stream, with new policy instances."""
@@ -287,3 +286,23 @@ def _decision(made: Decision) -> RecordedDecision:
         original=made.original,
         final=made.final,
     )
+
+
+def prepare(work: bytes) -> fork_server.Serve:
+    """Import the policies; return what an executor of them does. Raises SettingsError."""
+    what = msgspec.msgpack.decode(work, type=PolicyWork)
+    links = load_policies(what.policies)
+
+    async def serve(link: fork_server.Link) -> None:
+        executor = PolicyExecutor(links, what, send=link.send, marking=link.marking, out_of_memory=link.out_of_memory)
+        async for body in link.received():
+            executor.handle(messages.to_executor.decode(body))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await executor.close()
+
+    return serve
+
+
+if __name__ == "__main__":
+    fork_server.main(prepare)

@@ -11,9 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tokenbus_services.policy_stage.executor import messages
-from tokenbus_services.policy_stage.executor.marking import Marking, current_call
-from tokenbus_services.policy_stage.executor.marks import MarkedCall, MarksPage
+from tokenbus_services.executor.marks import MarkedCall, Marking, MarksPage, current_call
+from tokenbus_services.executor.protocol import Frames, TooLong, framed
 
 CALL = MarkedCall(3, 1, 8)
 
@@ -82,9 +81,14 @@ def test_steps_of_tasks_that_a_call_started_are_the_calls_and_no_others(page: Ma
 
 
 def test_messages_come_out_whole_however_they_are_cut():
-    sent: list[msgspec.Struct] = [messages.Close(1), messages.Feed(2, [b"x" * 300, b""]), messages.Close(3)]
-    data = b"".join(map(messages.framed, sent))
+    sent = [[1], ["feed", 2, b"x" * 300, b""], [3]]
+    data = b"".join(map(framed, sent))
     for size in (1, 3, 7, len(data)):
-        frames = messages.Frames(messages.to_executor)
+        frames = Frames()
         parts = [data[i : i + size] for i in range(0, len(data), size)]
-        assert [message for part in parts for message in frames.feed(part)] == sent
+        assert [msgspec.msgpack.decode(body) for part in parts for body in frames.feed(part)] == sent
+
+
+def test_a_message_over_the_limit_is_refused_before_it_is_held():
+    with pytest.raises(TooLong):
+        list(Frames(100).feed(framed(b"x" * 200)[:8]))

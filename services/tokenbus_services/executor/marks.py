@@ -2,22 +2,31 @@
 
 An executor writes to it before and after each step of a call, which costs no system call. So its worker knows which
 call was running when the executor stalled or died. Steps are numbered: a step that lasts has the same number at every
-check, independent of clocks.
+check, independent of clocks. A call's steps are those of every task started within it: the call itself, its deferred
+work, and tasks that the policy started. Work in threads or bare callbacks is not attributed.
 """
 
 from __future__ import annotations
 
+import asyncio
 import mmap
 import os
+import resource
 import struct
+import sys
 import tempfile
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Coroutine, Generator, Sequence
+from contextvars import ContextVar
+from types import TracebackType
+from typing import Any, NamedTuple, cast
 
 PAGE_BYTES = 4096
 _STEP = struct.Struct("<QQIQ")
 _GREW = struct.Struct("<QIQQ")
 _COUNT = struct.Struct("<I")
+_MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
+_MOST_GROWN = 1000
+"""Maximum calls whose memory growth is remembered."""
 _GREW_AT, _OUT_OF_MEMORY_AT, _WAITING_AT, _BEATS_AT = 64, 128, 192, 256
 
 
@@ -128,3 +137,84 @@ def _unnamed_file() -> int:
 
 def _call(fields: Sequence[int]) -> MarkedCall | None:
     return MarkedCall(*fields) if fields[0] else None
+
+
+current_call: ContextVar[MarkedCall | None] = ContextVar("call of a policy", default=None)
+"""The current call, inside a call."""
+
+
+class Marking:
+    """Writes an executor's page."""
+
+    def __init__(self, page: MarksPage) -> None:
+        self.page = page
+        self._grew: dict[tuple[int, int], int] = {}
+        """Memory growth in bytes, by run and policy."""
+        self._most = 0
+        self._peak = _peak_bytes()
+
+    def install(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Mark the steps of all tasks that this loop creates from now on."""
+        loop.set_task_factory(self._make_task)
+
+    def begin(self, call: MarkedCall) -> None:
+        """Mark a step of the call as running."""
+        self.page.begin(call)
+
+    def end(self, call: MarkedCall) -> None:
+        """Mark the step as done, and attribute the growth of peak memory to this call."""
+        self.page.end()
+        peak = _peak_bytes()
+        if peak <= self._peak:
+            return
+        key = call.task, call.policy
+        grew = self._grew[key] = self._grew.pop(key, 0) + peak - self._peak
+        self._peak = peak
+        if grew > self._most:
+            self._most = grew
+            self.page.grew(call, grew)
+        if len(self._grew) > _MOST_GROWN:
+            del self._grew[next(iter(self._grew))]
+
+    def _make_task(self, loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> asyncio.Task[Any]:
+        marked: Any = (
+            _MarkedSteps(cast("Coroutine[Any, Any, Any]", coro), self) if isinstance(coro, Coroutine) else coro
+        )
+        return asyncio.Task(marked, loop=loop, **options)
+
+
+class _MarkedSteps(Coroutine[Any, Any, Any]):
+    """A coroutine whose steps are marked as those of the call in its context."""
+
+    def __init__(self, coro: Coroutine[Any, Any, Any], marking: Marking) -> None:
+        self._coro = coro
+        self._marking = marking
+
+    def send(self, value: Any) -> Any:
+        if (call := current_call.get()) is None:
+            return self._coro.send(value)
+        self._marking.begin(call)
+        try:
+            return self._coro.send(value)
+        finally:
+            self._marking.end(call)
+
+    def throw(self, typ: Any, val: Any = None, tb: TracebackType | None = None) -> Any:
+        error = typ if val is None else val
+        if (call := current_call.get()) is None:
+            return self._coro.throw(error)
+        self._marking.begin(call)
+        try:
+            return self._coro.throw(error)
+        finally:
+            self._marking.end(call)
+
+    def close(self) -> None:
+        self._coro.close()
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self._coro.__await__()
+
+
+def _peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_UNIT

@@ -1,36 +1,27 @@
-"""Messages between a policy worker and its executors: length-prefixed msgpack."""
+"""Messages between a policy worker and its executors."""
 
 from __future__ import annotations
-
-import struct
-from collections.abc import Iterator
-from typing import Any
 
 import msgspec
 
 from tokenbus.events.frames import PolicyVerdict
 from tokenbus.policy.loading import PolicySpec
 
-_LENGTH = struct.Struct("<I")
+MESSAGE_BYTES = 2**28
+"""The longest message of an executor."""
 
 
-class Setup(msgspec.Struct, frozen=True, kw_only=True):
-    """Configuration of the fork server."""
+class PolicyWork(msgspec.Struct, frozen=True, kw_only=True):
+    """What executors of policies do."""
 
     policies: dict[str, PolicySpec]
     calls: int
     """Maximum concurrent policy calls in one executor."""
     reassure_s: float
-    memory_bytes: int
-    """Memory limit of an executor, beyond its memory at startup."""
     redis_url: str
     prefix: str
     partitions: int
     run_ttl_ms: int
-    path: list[str]
-    """The module search path."""
-    log_level: str
-    secrets: list[str]
 
 
 class Failing(msgspec.Struct, frozen=True, array_like=True):
@@ -106,32 +97,3 @@ FromExecutor = Verdicts | WaitingForSlot | Finished | Defect | Overran
 
 to_executor = msgspec.msgpack.Decoder(ToExecutor)
 from_executor = msgspec.msgpack.Decoder(FromExecutor)
-_encoder = msgspec.msgpack.Encoder()
-
-
-def framed(message: msgspec.Struct) -> bytes:
-    """Return the message in its wire form."""
-    body = _encoder.encode(message)
-    return _LENGTH.pack(len(body)) + body
-
-
-class Frames:
-    """Splits received bytes into messages."""
-
-    def __init__(self, decoder: msgspec.msgpack.Decoder[Any]) -> None:
-        self._decoder = decoder
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> Iterator[Any]:
-        """Yield the messages that are complete. Raises DecodeError for an invalid one."""
-        self._buffer += data
-        begin = 0
-        while len(self._buffer) - begin >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._buffer, begin)
-            end = begin + _LENGTH.size + length
-            if len(self._buffer) < end:
-                break
-            body = bytes(self._buffer[begin + _LENGTH.size : end])
-            begin = end
-            yield self._decoder.decode(body)
-        del self._buffer[:begin]

@@ -10,7 +10,7 @@ from weakref import ref
 
 import pytest
 
-from tokenbus_services.policy_stage.executor import calls, messages
+from tokenbus_services.policy_stage import calls, messages
 
 
 @pytest.mark.parametrize("passes", range(6))

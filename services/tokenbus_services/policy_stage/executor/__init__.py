@@ -1,1 +1,0 @@
-"""Executors: the processes in which policies run, and the worker's side of them."""
