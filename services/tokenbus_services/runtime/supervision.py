@@ -4,20 +4,27 @@ Such a worker must stop claiming and renewing, or no other worker could take ove
 renews nothing, hands back what it holds, and exits with its own exit code, after logging which task failed and where it
 was waiting. Its parent (`tokenbus up`, Compose, an orchestrator) restarts it.
 
-A thread checks that the event loop turns. If it does not, leases and heartbeats stop by themselves; the thread ends the
-process, so that a new one replaces it.
+A child process checks that the event loop turns. If it does not, leases and heartbeats stop by themselves; the child
+ends the worker, so that a new one replaces it. A thread could not: it needs the interpreter's lock, which the code that
+blocks the loop may hold.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import faulthandler
+import mmap
 import os
+import select
+import signal
+import struct
 import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from contextlib import suppress
+from typing import Any, Never, Self
 
 import structlog
 
@@ -34,8 +41,14 @@ TICK_S = 0.25
 HAND_OVER_S = 4.0
 """How long a failing worker may take to hand over its work; then the process is ended."""
 BLOCKED_S = 30.0
-"""An event loop blocked for this long counts as dead."""
+"""An event loop that has not turned for this long, while its process ran, counts as dead."""
 CHECK_S = 1.0
+STACKS = signal.SIGXCPU
+"""A worker that gets this signal writes the stack of each of its threads to its log."""
+_STACKS_S = 1.0
+"""How long that may take."""
+_TURNS = struct.Struct("<Q")
+_PR_SET_NAME = 15  # <linux/prctl.h>
 
 
 class WorkerStuck(TokenbusError):
@@ -64,9 +77,7 @@ class WorkerSupervisor:
         self._stuck_s = stuck_s
         self._failed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._turns = 0
-        """Number of event loop passes seen."""
-        self._closed = threading.Event()
+        self._closed = False
         self.error: WorkerStuck | None = None
         """Why the worker ends."""
 
@@ -80,7 +91,6 @@ class WorkerSupervisor:
         self._liveness.ended = self._ended
         self._task = asyncio.create_task(self._watch(), name="supervisor")
         self._task.add_done_callback(self._unwatched)
-        threading.Thread(target=self._watch_loop, name="event loop's watch", daemon=True).start()
 
     async def close(self) -> None:
         """Stop watching: from here on tasks end normally."""
@@ -89,7 +99,7 @@ class WorkerSupervisor:
 
     def closed(self) -> None:
         """The service has closed; only the event loop still has to end."""
-        self._closed.set()
+        self._closed = True
 
     def wait_or_fail(self, receive: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
         """Wrap the lifespan's ASGI ``receive``: it also shuts the app down if the worker cannot continue."""
@@ -122,7 +132,6 @@ class WorkerSupervisor:
             now = process_clock.now()
             self._liveness.elapsed_s += now - before
             before = now
-            self._turns += 1
             for long_task in self._liveness.tasks:
                 if long_task.still_s > self._stuck_s + long_task.slack_s:
                     where = "".join(_waits_at(long_task.task))
@@ -147,22 +156,83 @@ class WorkerSupervisor:
         last.start()
 
     def _end_now(self) -> None:
-        if not self._closed.is_set():
+        if not self._closed:
             log.critical("worker_exit_forced", task=self.error and self.error.task)
         os._exit(EXIT_STUCK)
 
-    def _watch_loop(self) -> None:
-        seen, still_s, before = -1, 0.0, time.monotonic()
-        while not self._closed.wait(CHECK_S):
+
+class LoopWatch:
+    """A child process that ends this one if its event loop no longer turns. Use as ``with LoopWatch() as watch``."""
+
+    def __init__(self) -> None:
+        """Start it, before the event loop and any thread runs."""
+        self._page = mmap.mmap(-1, mmap.PAGESIZE)
+        self._turns = 0
+        faulthandler.register(STACKS, all_threads=True)
+        # The handler gets the signal's number and makes it the exit code, without the interpreter.
+        libc = ctypes.CDLL(None)
+        libc.signal.argtypes, libc.signal.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
+        libc.signal(EXIT_STUCK, ctypes.cast(libc._exit, ctypes.c_void_p))
+        lives, self._life = os.pipe()  # our end closes with this process
+        worker = os.getpid()
+        self._child = os.fork()
+        if self._child == 0:
+            _watch_worker(worker, lives, self._page)
+        os.close(lives)
+
+    def follow(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Watch this event loop from now on."""
+        self._turns += 1
+        _TURNS.pack_into(self._page, 0, self._turns)
+        loop.call_later(TICK_S, self.follow, loop)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """End the child."""
+        os.close(self._life)
+        with suppress(ChildProcessError):
+            os.waitpid(self._child, 0)
+
+
+def _watch_worker(worker: int, lives: int, page: mmap.mmap) -> Never:
+    """The child. Ends with its worker."""
+    try:
+        for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(ignored, signal.SIG_IGN)
+        for fd in map(int, os.listdir("/dev/fd")):
+            if fd not in (sys.stderr.fileno(), lives):
+                with suppress(OSError):  # that of the list itself is closed already
+                    os.close(fd)
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_PR_SET_NAME, b"loop watch")
+        seen, still_s, before = 0, 0.0, time.monotonic()
+        while not select.select([lives], [], [], CHECK_S)[0]:
             now = time.monotonic()
-            still_s += min(now - before, 2 * CHECK_S)
-            before = now
-            if self._turns != seen or (self._task and self._task.done()):
-                seen, still_s = self._turns, 0.0
-            elif still_s > BLOCKED_S:
-                log.critical("event_loop_blocked", seconds=round(still_s))
-                faulthandler.dump_traceback(sys.stderr, all_threads=True)
-                os._exit(EXIT_STUCK)
+            # Cap the step: if this process was stopped or had no CPU, its worker had none either.
+            passed_s, before = min(now - before, 2 * CHECK_S), now
+            (turns,) = _TURNS.unpack_from(page, 0)
+            if turns != seen:
+                seen, still_s = turns, 0.0
+            elif turns and not _is_stopped(worker):
+                still_s += passed_s
+            if still_s > BLOCKED_S and os.getppid() == worker:
+                log.critical("event_loop_blocked", pid=worker, seconds=round(still_s))
+                for number in (STACKS, EXIT_STUCK, signal.SIGKILL):
+                    os.kill(worker, number)
+                    select.select([lives], [], [], _STACKS_S)
+    finally:
+        os._exit(0)
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a signal or a debugger has stopped the process."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as stat:
+            return stat.read().rpartition(")")[2].split()[0] in "Tt"
+    except OSError:
+        return False
 
 
 def _waits_at(task: asyncio.Task[Any]) -> list[str]:

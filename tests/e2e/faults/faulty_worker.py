@@ -1,8 +1,9 @@
 """`tokenbus worker KIND` whose long-lived tasks a test can list, end and freeze, and whose items it can hold.
 
 On SIGUSR1 it reads its file: ``list`` writes the names of its tasks beside it; ``end NAME`` and ``freeze NAME`` do that
-to each task of this name at its next wake-up, in any await; ``block`` never gives the event loop back; ``let go`` and
-``cancel`` are of the items. It changes its own copy of the product, as the broken builds of the chaos do.
+to each task of this name at its next wake-up, in any await; ``block`` never gives the event loop back, nor do ``burn``
+and ``hold``, which keep the interpreter's lock, with and without using the CPU; ``let go`` and ``cancel`` are of the
+items. It changes its own copy of the product, as the broken builds of the chaos do.
 
 The work on an item with a name of `held_name` is held at its k-th await, until it is cancelled there; it never gets on.
 """
@@ -10,12 +11,13 @@ The work on an item with a name of `held_name` is held at its k-th await, until 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import re
 import signal
 import time
 import types
-from collections.abc import Coroutine, Generator
+from collections.abc import Coroutine, Generator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,8 @@ from tokenbus_services.runtime.in_flight import InFlight
 
 SIGNAL = signal.SIGUSR1
 STARTED_S = 60.0
+BLOCKED_S = "FAULTY_BLOCKED_S"
+"""Variable with the time after which the worker's event loop counts as blocked."""
 
 
 class Fault(BaseException):
@@ -207,28 +211,33 @@ class Faults:
             case "let" | "cancel":
                 self.items.let_go(cancel=what == "cancel")
             case "block":
-                supervision.BLOCKED_S = 3.0  # pyright: ignore[reportConstantRedefinition]
                 while True:
                     time.sleep(1)
+            case "burn":
+                re.match(r"(a|a)*b", "a" * 60)
+            case "hold":
+                ctypes.PyDLL(None).sleep(3600)
             case _:
                 self.of[name] = what
 
 
 def prepare(file: str) -> None:
     """In the worker, before it starts: let this file rule it."""
+    if bound := os.environ.get(BLOCKED_S):
+        supervision.BLOCKED_S = float(bound)  # pyright: ignore[reportConstantRedefinition]
     Faults(Path(file)).install()
 
 
 class FaultyWorker:
     """One such worker, as the test that starts it sees it."""
 
-    def __init__(self, kind: Kind, directory: Path, name: str) -> None:
+    def __init__(self, kind: Kind, directory: Path, name: str, env: Mapping[str, str] | None = None) -> None:
         self.kind: Kind = kind
         self._file = directory / f"{name}.fault"
         self._log = directory / f"{name}.log"
         self._process = fork_server.shared().start(
             *("worker", kind, "--port", "0"),
-            env={**os.environ, "TOKENBUS_CONFIG": str(directory / "tokenbus.toml")},
+            env={**os.environ, "TOKENBUS_CONFIG": str(directory / "tokenbus.toml"), **(env or {})},
             stdout=self._log,
             stderr=self._log,
             prepare=(f"{__name__}:prepare", str(self._file)),

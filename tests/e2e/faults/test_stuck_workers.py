@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import signal
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -15,7 +17,7 @@ import httpx
 import pytest
 
 from tests.e2e.conftest import WEATHER, Send, sender
-from tests.e2e.faults.faulty_worker import FaultyWorker
+from tests.e2e.faults.faulty_worker import BLOCKED_S, FaultyWorker
 from tests.e2e.fleet import SEPARATE, WITH_TOOLS, Fleet, Kind, ended, fleet
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
@@ -33,7 +35,10 @@ _TASKS: dict[Kind, set[str]] = {
     },
     "normalizer": {"leases normalizer", "deployment", "subscriber normalizer"},
     "parser": {"leases parser", "activity", "clock", "deployment", "subscriber parser"},
-    "tools": {"queue tools", "heartbeat tools", "sign-on tools", "control", "deployment", "subscriber tools"},
+    "tools": {
+        *("queue tools", "heartbeat tools", "sign-on tools"),
+        *("control", "executors", "deployment", "subscriber tools"),
+    },
     "policy": {"leases policy", "partitions", "executors", "deployment", "subscriber policy"},
     "recorder": {
         *("queue recorder", "heartbeat recorder", "sign-on recorder"),
@@ -125,9 +130,9 @@ async def loaded(server: Server, server_url: str, keys: Keys, directory: Path) -
 
 
 @asynccontextmanager
-async def faulty(directory: Path, name: str, kinds: Sequence[Kind]) -> AsyncGenerator[list[FaultyWorker]]:
+async def faulty(directory: Path, name: str, kinds: Sequence[Kind], **env: str) -> AsyncGenerator[list[FaultyWorker]]:
     """Workers of these kinds to which something can happen."""
-    workers = [FaultyWorker(kind, directory, f"{name}-{n}-{kind}") for n, kind in enumerate(kinds)]
+    workers = [FaultyWorker(kind, directory, f"{name}-{n}-{kind}", env) for n, kind in enumerate(kinds)]
     try:
         await asyncio.gather(*(worker.ready() for worker in workers))
         yield workers
@@ -230,10 +235,33 @@ async def _are(tasks: Callable[[], Awaitable[set[str]]], wanted: set[str]) -> bo
 
 
 @pytest.mark.leaves_pending
-async def test_a_worker_whose_event_loop_is_blocked_ends(
+async def test_a_worker_whose_event_loop_is_blocked_ends_also_if_the_interpreters_lock_is_held(
     server: Server, server_url: str, keys: Keys, tmp_path: Path
 ) -> None:
-    async with loaded(server, server_url, keys, tmp_path), faulty(tmp_path, "blocked", ("fetcher",)) as [worker]:
-        worker.inject("block")
-        assert await worker.ended(timeout=ENDED_S) == EXIT_STUCK
-        assert "event_loop_blocked" in worker.log
+    kinds: dict[Kind, str] = {"fetcher": "block", "parser": "burn", "tools": "hold"}
+    async with (
+        loaded(server, server_url, keys, tmp_path),
+        faulty(tmp_path, "blocked", [*kinds], **{BLOCKED_S: "3"}) as workers,
+    ):
+        for worker in workers:
+            worker.inject(kinds[worker.kind])
+        for worker in workers:
+            assert await worker.ended(timeout=ENDED_S) == EXIT_STUCK, worker.log[-4000:]
+            assert "event_loop_blocked" in worker.log
+            assert "in on_signal" in worker.log, "the log has the stack"
+
+
+async def test_a_worker_that_was_stopped_for_longer_than_its_event_loop_may_stand_still_continues(
+    server: Server, server_url: str, keys: Keys, tmp_path: Path
+) -> None:
+    bound_s = 2.0
+    async with (
+        loaded(server, server_url, keys, tmp_path),
+        faulty(tmp_path, "stopped", ["parser"], **{BLOCKED_S: str(bound_s)}) as [worker],
+    ):
+        os.kill(worker.pid, signal.SIGSTOP)
+        until = time.monotonic() + 3 * bound_s
+        await eventually(lambda: time.monotonic() > until)
+        os.kill(worker.pid, signal.SIGCONT)
+        assert await worker.names(), "it still works"
+        assert "event_loop_blocked" not in worker.log

@@ -31,6 +31,7 @@ from tokenbus_services.net.open_files import raise_open_files
 from tokenbus_services.process.garbage import collect_less_often
 from tokenbus_services.redaction.redactor import secrets_of
 from tokenbus_services.runtime import logs
+from tokenbus_services.runtime.supervision import LoopWatch
 from tokenbus_services.settings import ConsoleSettings, Settings
 
 _HTTP_GRACE_S = 3
@@ -70,7 +71,7 @@ def run(
     assert settings.redis_url
     wanted = getattr(settings.http, service) if port is None else port
     raise_open_files(_files_needed(service, settings))
-    with listening(service, host or settings.http.host, wanted) as listener:
+    with LoopWatch() as watch, listening(service, host or settings.http.host, wanted) as listener:
         if service == "blobs":
             check_exposed(settings.blobs, os.environ, listener.getsockname()[0])
         if service == "gateway":
@@ -81,6 +82,7 @@ def run(
         collect_less_often()
         try:
             with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+                watch.follow(runner.get_loop())
                 runner.run(
                     serve(service, app, listener, http_bounds(service, settings), grace_s=_grace_s(service, settings))
                 )
