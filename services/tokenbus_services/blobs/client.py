@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterable, AsyncIterator, Mapping
 from hashlib import sha256
@@ -45,6 +46,11 @@ from tokenbus_services.telemetry import worked_for
 __all__ = ["BlobLoader", "HttpBlobs"]
 
 _TIMEOUT = httpx.Timeout(30.0, connect=5.0)
+WAIT_S = 60.0
+"""How long one call waits for the service in all, in addition to a second for each `_BYTES_PER_S` transferred. Time in
+which the caller provides or takes content does not count.
+"""
+_BYTES_PER_S = 2**20
 
 
 class HttpBlobs:
@@ -108,7 +114,9 @@ class HttpBlobs:
         request = self._http.build_request(
             "PUT", PATH, content=content, headers={"Content-Type": parse_media_type(media_type)}
         )
-        status, answer = await self._send(request, limit=MAX_ANSWER_BYTES)
+        # The pace of an iterator is its source's: who gives one has a bound of its own.
+        wait_s = WAIT_S + len(content) / _BYTES_PER_S if isinstance(content, bytes) else None
+        status, answer = await self._send(request, limit=MAX_ANSWER_BYTES, wait_s=wait_s)
         if status != HTTPStatus.CREATED:
             raise blob_error(status, answer, PATH)
         try:
@@ -127,7 +135,7 @@ class HttpBlobs:
     async def _post(self, blob_id: str, action: str) -> None:
         parse_blob_id(blob_id)
         request = self._http.build_request("POST", f"{PATH}/{blob_id}/{action}")
-        status, answer = await self._send(request, limit=MAX_ANSWER_BYTES)
+        status, answer = await self._send(request, limit=MAX_ANSWER_BYTES, wait_s=WAIT_S)
         if status != HTTPStatus.NO_CONTENT:
             raise blob_error(status, answer, blob_id)
 
@@ -135,8 +143,9 @@ class HttpBlobs:
         """Return the metadata of a blob. Raises BlobNotFound, BlobRefused, BlobUnauthorized, BlobUnavailable."""
         parse_blob_id(blob_id)
         try:
-            response = self._ours(await self._http.head(f"{PATH}/{blob_id}"))
-        except httpx.HTTPError as e:
+            async with asyncio.timeout(WAIT_S):
+                response = self._ours(await self._http.head(f"{PATH}/{blob_id}"))
+        except (httpx.HTTPError, TimeoutError) as e:
             raise self._unavailable(e) from e
         match response.status_code:  # a HEAD response has no body with details
             case HTTPStatus.NOT_FOUND:
@@ -164,19 +173,20 @@ class HttpBlobs:
         begun = False
         request = self._http.build_request("GET", f"{PATH}/{blob_id}")
         try:
-            response = await self._http.send(request, stream=True)
+            async with asyncio.timeout(WAIT_S):
+                response = await self._http.send(request, stream=True)
             try:
                 if self._ours(response).status_code != HTTPStatus.OK:
                     raise blob_error(response.status_code, await _beginning(response), blob_id)
                 begun = True
-                async for chunk in response.aiter_raw():
+                async for chunk in _in_time(response):
                     hasher.update(chunk)
                     if held:
                         yield held
                     held = chunk
             finally:
                 await response.aclose()
-        except httpx.HTTPError as e:
+        except (httpx.HTTPError, TimeoutError) as e:
             if begun:
                 await self._check_cut(blob_id)
             raise self._unavailable(e) from e
@@ -193,7 +203,7 @@ class HttpBlobs:
         digest = parse_blob_id(blob_id)
         request = self._http.build_request("GET", f"{PATH}/{blob_id}")
         try:
-            status, content = await self._send(request, limit=self._max_bytes)
+            status, content = await self._send(request, limit=self._max_bytes, wait_s=WAIT_S)
         except BlobUnavailable:
             await self._check_cut(blob_id)
             raise
@@ -215,24 +225,25 @@ class HttpBlobs:
         except BlobError:
             return
 
-    async def _send(self, request: httpx.Request, *, limit: int) -> tuple[int, bytes]:
-        """Return status and body of the response; for an error, the beginning of the body.
+    async def _send(self, request: httpx.Request, *, limit: int, wait_s: float | None) -> tuple[int, bytes]:
+        """Return status and body of the response; for an error, the beginning of the body. ``wait_s``: until it begins.
 
         Raises BlobTooLarge if a successful body exceeds the limit, and BlobUnavailable.
         """
         body = bytearray()
         try:
-            response = await self._http.send(request, stream=True)
+            async with asyncio.timeout(wait_s):
+                response = await self._http.send(request, stream=True)
             try:
                 if self._ours(response).is_error:
                     return response.status_code, await _beginning(response)
-                async for chunk in response.aiter_raw():
+                async for chunk in _in_time(response):
                     body += chunk
                     if len(body) > limit:
                         raise BlobTooLarge(len(body), limit)
             finally:
                 await response.aclose()
-        except httpx.HTTPError as e:
+        except (httpx.HTTPError, TimeoutError) as e:
             raise self._unavailable(e) from e
         return response.status_code, bytes(body)
 
@@ -241,15 +252,33 @@ class HttpBlobs:
         check_deployment(self._deployment, response.headers.get(DEPLOYMENT_HEADER), str(self._http.base_url))
         return response
 
-    def _unavailable(self, error: httpx.HTTPError) -> BlobUnavailable:
+    def _unavailable(self, error: httpx.HTTPError | TimeoutError) -> BlobUnavailable:
+        if isinstance(error, TimeoutError):
+            return BlobUnavailable(str(self._http.base_url), f"it was waited for over {WAIT_S:g} s")
         return BlobUnavailable(str(self._http.base_url), f"{type(error).__name__} {error}".strip())
 
 
 async def _beginning(response: httpx.Response) -> bytes:
     """Read at most the length of the service's own error bodies; a longer body is not from the service."""
     body = bytearray()
-    async for chunk in response.aiter_raw():
+    async for chunk in _in_time(response):
         body += chunk
         if len(body) >= MAX_ANSWER_BYTES:
             break
     return bytes(body[:MAX_ANSWER_BYTES])
+
+
+async def _in_time(response: httpx.Response) -> AsyncIterator[bytes]:
+    """The body, as it arrives. Raises TimeoutError if the service was waited for too long in all (`WAIT_S`)."""
+    clock = asyncio.get_running_loop().time
+    chunks = response.aiter_raw()
+    left_s = WAIT_S
+    while True:
+        began = clock()
+        try:
+            async with asyncio.timeout(left_s):
+                chunk = await anext(chunks)
+        except StopAsyncIteration:
+            return
+        left_s += len(chunk) / _BYTES_PER_S - (clock() - began)
+        yield chunk
