@@ -24,7 +24,7 @@ READER = "of one reader, which waits for it"
 GROUP = "a task group's, which ends with its first failure"
 ITEM = "of one item in hand, which is stopped without progress (runtime/in_flight.py)"
 REQUEST = "of one HTTP request or socket, and ends with it"
-WATCH = "it is the watch itself; what watches that is the thread, or the done callback"
+WATCH = "it is the watch itself; what watches that is the loop's watch, or the done callback"
 
 UNWATCHED = {
     "tokenbus/bus/liveness.py:Liveness.start": LIVENESS,
@@ -55,12 +55,12 @@ UNWATCHED = {
     "tokenbus_services/gateway/routes/sockets/response_socket.py:ResponseSocket._read": REQUEST,
     "tokenbus_services/gateway/routes/native.py:_topic_lines": REQUEST,
     "tokenbus_services/gateway/runs.py:GatewayRuns._later": STEP,
+    "tokenbus_services/executor/processes.py:Executors._fork": "it connects a socket pair, which needs nobody else",
     "tokenbus_services/net/happy_eyeballs.py:_first": CALLER,
-    "tokenbus_services/policy_stage/executor/calls.py:PolicyExecutor.handle": "without its mark the executor is killed",
-    "tokenbus_services/policy_stage/executor/calls.py:_RunInExecutor.__init__": "of one run, in a marked executor",
-    "tokenbus_services/policy_stage/executor/calls.py:_RunInExecutor._until_known": CALLER,
-    "tokenbus_services/policy_stage/executor/forking.py:ExecutorForks.fork": CALLER,
-    "tokenbus_services/policy_stage/executor/pool.py:ExecutorPool.separate": CALLER,
+    "tokenbus_services/policy_stage/calls.py:PolicyExecutor.handle": "without its mark the executor is killed",
+    "tokenbus_services/policy_stage/calls.py:_RunInExecutor.__init__": "of one run, in a marked executor",
+    "tokenbus_services/policy_stage/calls.py:_RunInExecutor._until_known": CALLER,
+    "tokenbus_services/policy_stage/executors.py:PolicyPool._place": CALLER,
     "tokenbus_services/policy_stage/run_task.py:PolicyRunTask.start": "of one run, which the parser's clock ends",
     "tokenbus_services/policy_stage/run_task.py:PolicyRunTask._work": GROUP,
     "tokenbus_services/process/parent_guard.py:main": "a thread that ends the process with its parent",
@@ -72,18 +72,17 @@ UNWATCHED = {
     "tokenbus_services/runtime/task_failures.py:LoggedTasks._start": "of some commands, each of which has a bound",
     "tokenbus_services/telemetry/tracer.py:RunTracer.close": "waited for with a bound, at the end",
     "tokenbus_services/tools/executor.py:ToolExecutor._within": ITEM,
-    "tokenbus_services/tools/mcp/registry.py:McpServers.open": CALLER,
     "tokenbus_services/tools/mcp/server.py:McpServer._connected": CALLER,
     "tokenbus_services/tools/mcp/server.py:McpServer._connection": "notices alone; lists are read again anyway",
     "tokenbus_services/tools/progress.py:Reporter._wake": ITEM,
-    "tokenbus_services/tools/python/thread_pool.py:Threads.run": ITEM,
+    "tokenbus_services/tools/python/calls.py:prepare.serve": "of one call, whose worker kills the executor",
+    "tokenbus_services/tools/python/function.py:_in_thread": CALLER,
 }
 STARTED_IN_ONE = {
     "tokenbus_services/cli/worker/command.py:serve": 4,
     "tokenbus_services/cli/worker/lifespan.py:Lifespan.start": 2,
     "tokenbus_services/gateway/answers/asgi.py:EventStream.__call__": 2,
     "tokenbus_services/gateway/answers/reader.py:RunReader.__aenter__": 2,
-    "tokenbus_services/runtime/supervision.py:WorkerSupervisor.open": 2,
     "tokenbus_services/runtime/supervision.py:WorkerSupervisor.wait_or_fail.receive_or_failed": 2,
 }
 """How many starts a scope has, if more than one: its reason above is about each of them."""

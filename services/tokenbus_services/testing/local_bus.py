@@ -198,7 +198,8 @@ class LocalBus:
         top = f'redis_url = "{self.url}"\ndata_dir = "{self._directory.name}"\nlog_level = "warning"\n'
         path.write_text(f'{top}[blobs]\nservice_url = "{blobs_url}"\n{tables}\n{self._settings_text}', encoding="utf-8")
         settings = load({"TOKENBUS_CONFIG": str(path)})
-        limits = msgspec.structs.replace(settings.limits, policy_executors=0)  # policies may be the test's own
+        # Policies and tools may be the test's own.
+        limits = msgspec.structs.replace(settings.limits, policy_executors=0, tool_executors=False)
         return msgspec.structs.replace(settings, limits=limits)
 
 

@@ -25,7 +25,12 @@ def create(settings: Settings) -> AsgiFastStream:
     registry = CollectorRegistry()
     broker = make_broker(settings, registry)
     tracer = open_tracer(settings, "tools", registry)
-    service = ToolService(settings, ToolExecutor.from_settings(settings), CallMetrics(registry), tracer)
+    metrics = CallMetrics(registry)
+    executor = ToolExecutor.from_settings(settings, on_end=metrics.executor_ended)
+    service = ToolService(settings, executor, metrics, tracer)
+    Gauge("tokenbus_tool_executors", "Processes in which Python tools run.", registry=registry).set_function(
+        lambda: executor.processes
+    )
     Gauge("tokenbus_tool_calls_running", "Tool calls running.", registry=registry).set_function(
         lambda: len(service.calls)
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import msgspec
@@ -13,15 +13,16 @@ import structlog
 
 from tokenbus.bus.liveness import Liveness
 from tokenbus.errors import ToolFailure
-from tokenbus.tools import ToolContext
 from tokenbus_services.blobs.client import BlobLoader
 from tokenbus_services.blobs.loader import loader_of
-from tokenbus_services.settings import DEFAULT_TOOL_TIMEOUT_S, LimitSettings, Settings
+from tokenbus_services.executor.processes import End
+from tokenbus_services.settings import DEFAULT_TOOL_TIMEOUT_S, LimitSettings, PythonTool, Settings
 from tokenbus_services.tools.progress import Deliver, Reporter
+from tokenbus_services.tools.python.executors import PythonExecutors
 from tokenbus_services.tools.registry import ToolRegistry
 from tokenbus_services.tools.results import Results
 from tokenbus_services.tools.tool import Declared
-from tokenbus_services.tools.tool_call import Text, ToolCall, ToolOutcome
+from tokenbus_services.tools.tool_call import Text, ToolCall, ToolOutcome, context_of
 
 if TYPE_CHECKING:
     from tokenbus_services.tools.mcp.registry import McpServers
@@ -51,15 +52,26 @@ class ToolExecutor:
         """Tasks that kept running after they were cancelled."""
 
     @classmethod
-    def from_settings(cls, settings: Settings, env: Mapping[str, str] = os.environ) -> ToolExecutor:
-        """Create a deployment's executor. Raises SettingsError for an invalid tool."""
+    def from_settings(
+        cls,
+        settings: Settings,
+        env: Mapping[str, str] = os.environ,
+        *,
+        on_end: Callable[[End], None] = lambda end: None,
+    ) -> ToolExecutor:
+        """Create a deployment's executor. Raises SettingsError for an invalid tool.
+
+        ``on_end``: see `PythonExecutors`.
+        """
         limits, blobs = settings.limits, settings.blobs
+        in_executors = limits.tool_executors and any(isinstance(tool, PythonTool) for tool in settings.tools.values())
         registry = ToolRegistry(
             settings.tools,
             settings.mcp,
             env=env,
             calls_at_once=limits.tool_calls_per_worker,
             message_bytes=limits.mcp_message_bytes,
+            executors=PythonExecutors(settings, env, on_end=on_end) if in_executors else None,
         )
         return cls(registry, limits, loader_of(blobs, env))
 
@@ -68,8 +80,15 @@ class ToolExecutor:
         """The MCP servers, if any."""
         return self._registry.mcp
 
+    @property
+    def processes(self) -> int:
+        """Number of processes in which Python tools run."""
+        return self._registry.processes
+
     async def open(self, liveness: Liveness | None = None) -> None:
-        """Start the MCP servers and log the ready tools. HTTP tools connect on their first call."""
+        """Start the executors and the MCP servers. HTTP tools connect on their first call. Raises SettingsError if a
+        Python tool cannot be loaded; OSError.
+        """
         await self._registry.open(liveness)
         _log.info("tools_ready", tools=self._registry.names)
 
@@ -88,8 +107,8 @@ class ToolExecutor:
     async def execute(self, call: ToolCall, progress: Deliver | None = None) -> ToolOutcome:
         """Run a call and return its outcome within its timeout plus a short grace period.
 
-        Raises only CancelledError, if cancelled. The tool is then cancelled too, or, if it runs in a thread, left to
-        finish by itself. ``progress`` receives the tool's progress reports until this returns.
+        Raises only CancelledError, if cancelled. The tool is then cancelled too. ``progress`` receives the tool's
+        progress reports until this returns.
         """
         began = time.monotonic()
         try:
@@ -107,22 +126,15 @@ class ToolExecutor:
 
     async def _run(self, call: ToolCall, progress: Deliver | None) -> ToolOutcome:
         declared = self._registry.get(call.name)
+        if declared is None and self.mcp:
+            await self.mcp.started(call.name)
+            declared = self._registry.get(call.name)
         if declared is None:
             raise ToolFailure(call.name, "unknown_tool", f"unknown tool {call.name[:80]!r}")
         arguments = _arguments(call, declared)
         timeout = self.timeout_of(call.name, call.timeout_s)
         with Reporter(call.block, progress, self._registry.redact) as reporter:
-            context = ToolContext(
-                run=call.run,
-                turn=call.turn,
-                tool_id=call.tool_id,
-                key=call.key,
-                deadline=time.monotonic() + timeout,
-                report=reporter.report,
-                tenant=call.tenant,
-                metadata=call.metadata,
-                traceparent=call.traceparent,
-            )
+            context = context_of(call, time.monotonic() + timeout, reporter.report)
             work = declared.tool.run(call, arguments, context, self._results)
             result = await self._within(timeout, work, call.name)
         return await self._results.text(result) if isinstance(result, Text) else result

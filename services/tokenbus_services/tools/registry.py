@@ -14,8 +14,7 @@ from tokenbus_services.settings import HttpTool, LimitSettings, McpSettings, Mcp
 from tokenbus_services.tools.environment import passed_value
 from tokenbus_services.tools.http.endpoint_settings import Learn
 from tokenbus_services.tools.http.endpoint_tool import EndpointTool
-from tokenbus_services.tools.python.python_tool import CallableTool
-from tokenbus_services.tools.python.thread_pool import Threads
+from tokenbus_services.tools.python.executors import PythonExecutors, PythonFunctionTool
 from tokenbus_services.tools.tool import NAME, Declared, Tool
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class ToolRegistry:
-    """All tools by name, with their shared resources: threads, HTTP connections, secrets to redact."""
+    """All tools by name, with their shared resources: executors, HTTP connections, secrets to redact."""
 
     def __init__(
         self,
@@ -34,10 +33,13 @@ class ToolRegistry:
         calls_at_once: int,
         message_bytes: int = LimitSettings().mcp_message_bytes,
         source: str = "settings",
+        executors: PythonExecutors | None = None,
     ) -> None:
-        """Raises SettingsError, naming the tool and the problem. ``source``: where the tools are declared."""
+        """Raises SettingsError, naming the tool and the problem. ``source``: where the tools are declared.
+        ``executors``: where Python tools run; None: in this process.
+        """
         servers = mcp or {}
-        self.threads = Threads(calls_at_once)
+        self._executors = executors
         self._calls_at_once = calls_at_once
         self._endpoints: list[EndpointTool] = []
         secret = named_secret(env)
@@ -70,13 +72,24 @@ class ToolRegistry:
         """The names of all tools."""
         return sorted({*self._declared, *(self.mcp.names if self.mcp else ())})
 
+    @property
+    def processes(self) -> int:
+        """Number of processes in which Python tools run."""
+        return self._executors.count if self._executors else 0
+
     async def open(self, liveness: Liveness | None = None) -> None:
-        """Start the MCP servers. Returns once each has listed its tools or failed to."""
+        """Start the executors and the MCP servers, which list their tools later. Raises SettingsError if a Python tool
+        cannot be loaded; OSError.
+        """
+        if self._executors:
+            await self._executors.open(liveness or Liveness())
         if self.mcp:
-            await self.mcp.open(liveness or Liveness())
+            self.mcp.open(liveness or Liveness())
 
     async def aclose(self) -> None:
-        """Close the connections and stop the MCP servers that run as child processes."""
+        """Close the connections, and stop the executors and the MCP servers that run as child processes."""
+        if self._executors:
+            await self._executors.close()
         if self.mcp:
             await self.mcp.aclose()
         for endpoint in self._endpoints:
@@ -99,7 +112,7 @@ class ToolRegistry:
     def _tool(self, name: str, settings: ToolSettings, env: Mapping[str, str]) -> Tool:
         match settings:
             case PythonTool():
-                return CallableTool(name, settings.call, settings.parameters, self.threads)
+                return PythonFunctionTool(name, settings, self._executors)
             case HttpTool():
                 endpoint = EndpointTool(name, settings, env, connections=self._calls_at_once, learn=self._learn)
                 self._endpoints.append(endpoint)

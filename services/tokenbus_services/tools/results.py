@@ -8,13 +8,12 @@ from __future__ import annotations
 import asyncio
 import codecs
 from collections.abc import AsyncIterator, Sequence
-from typing import cast
 
 import msgspec
 import structlog
 
 from tokenbus.blobs import BlobRef
-from tokenbus.errors import BlobError, BlobUnavailable, ToolFailure
+from tokenbus.errors import BlobError, BlobUnavailable
 from tokenbus.tools import Image
 from tokenbus_services.blobs.client import BlobLoader
 from tokenbus_services.redaction.redactor import Redaction
@@ -25,35 +24,6 @@ _STORE_S = 30.0
 """Maximum time a result waits for the blob store, in addition to the call's own timeout."""
 
 _log = structlog.stdlib.get_logger()
-
-
-async def outcome_of(tool: str, value: object, results: Results) -> ToolOutcome | Text:
-    """Convert a Python tool's return value: images, alone or in a list, are shown; anything else becomes text.
-
-    Raises ToolFailure.
-    """
-    several = _several(value)
-    if not any(isinstance(one, Image) for one in several):
-        return as_text(tool, value)
-    parts: list[ToolOutcome] = []
-    for one in several:
-        is_image = isinstance(one, Image)
-        parts.append(await results.blob(one.data, one.media_type) if is_image else ToolOutcome(as_text(tool, one).text))
-    return await results.joined(parts)
-
-
-def _several(value: object) -> Sequence[object]:
-    return cast("Sequence[object]", value) if isinstance(value, list | tuple) else [value]
-
-
-def as_text(tool: str, value: object) -> Text:
-    """Strings verbatim, None as empty text, other values as JSON. Raises ToolFailure."""
-    if value is None or isinstance(value, str):
-        return Text(value or "")
-    try:
-        return Text(msgspec.json.encode(value).decode(), "application/json")
-    except (TypeError, ValueError, RecursionError) as e:
-        raise ToolFailure(tool, "bad_result", f"the tool returned a value that is not JSON-serializable: {e}") from None
 
 
 class Results:
@@ -78,6 +48,17 @@ class Results:
         if len(content) <= self._limit:
             return ToolOutcome(content.decode())
         return await self._cut(text, _once(content), result.media_type)
+
+    async def of(self, parts: Sequence[Text | Image]) -> Text | ToolOutcome:
+        """Build the outcome of a Python tool's result: its images are stored, and shown to the model."""
+        if len(parts) == 1 and isinstance(parts[0], Text):
+            return parts[0]
+        return await self.joined(
+            [
+                await self.blob(part.data, part.media_type) if isinstance(part, Image) else ToolOutcome(part.text)
+                for part in parts
+            ]
+        )
 
     async def blob(self, content: bytes, media_type: str) -> ToolOutcome:
         """Store non-text content of any size in the blob store, and return a note. Images up to ``image_bytes``

@@ -92,7 +92,7 @@ class ToolService:
 
     @property
     def ready(self) -> bool:
-        return self.calls.healthy
+        return self.calls.healthy and (self._executor.mcp is None or self._executor.mcp.ready)
 
     async def open(self) -> None:
         await self._server.check()

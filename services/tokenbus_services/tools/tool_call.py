@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from tokenbus.events.frames import ResultImage
+from tokenbus.tools import Report, ToolContext
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,8 +46,23 @@ class ToolOutcome(msgspec.Struct, frozen=True):
     """Images that the model sees, and images that are only in a blob."""
 
 
-class Text(msgspec.Struct, frozen=True):
+class Text(msgspec.Struct, frozen=True, tag=True):
     """A complete text result of any size."""
 
     text: str
     media_type: str = "text/plain;charset=utf-8"
+
+
+def context_of(call: ToolCall, deadline: float, report: Report) -> ToolContext:
+    """Return the tool's context of a call."""
+    return ToolContext(
+        run=call.run,
+        turn=call.turn,
+        tool_id=call.tool_id,
+        key=call.key,
+        deadline=deadline,
+        report=report,
+        tenant=call.tenant,
+        metadata=call.metadata,
+        traceparent=call.traceparent,
+    )

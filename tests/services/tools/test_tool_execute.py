@@ -136,20 +136,6 @@ async def test_a_thread_that_does_not_end_in_time_is_an_error(run: MakeExecutor)
     assert outcome == ToolOutcome("the tool returned no result within 0.05 s", is_error=True)
 
 
-async def test_threads_that_never_end_are_reported_and_do_not_stop_other_tools(make_executor: MakeExecutor) -> None:
-    timeouts = {"hang": 0.05, "greet": 60.0, "greet_later": 60.0}
-    tools = {name: PythonTool(call=f"{SAMPLES}:{name}", timeout_s=longest) for name, longest in timeouts.items()}
-    executor = make_executor(tools, calls_at_once=2)
-    for _ in range(2):
-        await executor.execute(call("hang"))
-    refused = await executor.execute(call("greet", '{"name": "Ada"}'))
-    assert refused == ToolOutcome("all 2 threads are busy with calls that timed out", is_error=True)
-    assert (await executor.execute(call("greet_later", '{"name": "Ada"}'))).content == "Later, Ada"
-    sample_tools.release.set()
-    await until(lambda: executor._registry.threads.given_up == 0)
-    assert (await executor.execute(call("greet", '{"name": "Ada"}'))).content == "Hello, Ada"
-
-
 async def test_a_coroutine_that_swallows_its_cancel_is_left_behind(
     run: MakeExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,6 +65,12 @@ class LimitSettings(Table, frozen=True, kw_only=True):
     tenants: dict[str, RateSettings] = {}
     """By tenant name; empty string: runs without a tenant."""
     tool_calls_per_worker: Count = 64
+    tool_executors: bool = True
+    """Python tools run in processes of their own, one call in each, so that one that blocks or dies costs other calls
+    nothing. False: in the worker itself, and a tool that blocks it costs them all.
+    """
+    tool_memory_bytes: Bytes = 512 * 2**20
+    """Memory that such a process may use beyond what it has at its start. Beyond it, the call gets an error result."""
     tool_slack_s: Seconds = 120.0
     """How long a call may stay open after its timeout, because it may have waited for an executor or been reassigned.
     Then it gets an error result.

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 
 from mcp.client import Transport
@@ -26,7 +28,7 @@ from tokenbus_services.tools.tool import NAME, Declared
 from tokenbus_services.tools.tool_call import ToolCall, ToolOutcome
 
 START_S = 10.0
-"""How long the executor's start waits for servers to list their tools; slower ones continue in the background."""
+"""How long a call of a server's tool waits for the server's first list, and the worker's readiness for all of them."""
 
 _SERVER_NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
@@ -61,6 +63,7 @@ class McpServers:
             except ValueError as e:
                 raise SettingsError(source, f"mcp.{name}", str(e)) from None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._until = 0.0
 
     def get(self, name: str) -> Declared | None:
         """Return the tool that models know by this name."""
@@ -84,13 +87,23 @@ class McpServers:
             if server.tools is not None
         }
 
-    async def open(self, liveness: Liveness) -> None:
-        """Start all servers. Returns once each has listed its tools or failed to, within START_S."""
+    def open(self, liveness: Liveness) -> None:
+        """Start all servers. They list their tools later."""
+        self._until = time.monotonic() + START_S
         self._tasks = {liveness.start(server.keep(), name=f"mcp {server.name}") for server in self._servers.values()}
-        tried = [asyncio.create_task(server.tried.wait()) for server in self._servers.values()]
-        _, late = await asyncio.wait(tried, timeout=START_S)
-        for task in late:
-            task.cancel()
+
+    @property
+    def ready(self) -> bool:
+        """Whether each server has listed its tools or failed to, or had `START_S` for it."""
+        return time.monotonic() > self._until or all(server.tried.is_set() for server in self._servers.values())
+
+    async def started(self, tool: str) -> None:
+        """Wait until each server that may have this tool has listed its tools or failed to, or had `START_S` for it."""
+        waiting = [server for server in self._servers.values() if tool.startswith(server.prefix)]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(self._until - time.monotonic(), 0)):
+                for server in waiting:
+                    await server.tried.wait()
 
     async def aclose(self) -> None:
         """Close all connections and child processes."""

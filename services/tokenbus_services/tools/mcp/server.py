@@ -67,7 +67,7 @@ class McpServer:
         """The tools as last listed, kept while the server is unavailable; None before the first listing."""
         self.tried = asyncio.Event()
         """Set once the first connection attempt has finished, successfully or not."""
-        self._prefix = prefix
+        self.prefix = prefix
         self._connect = connect
         self._connect_timeout_s = connect_timeout_s
         self._listed = listed
@@ -229,7 +229,7 @@ class McpServer:
             cursor = page.next_cursor
             if cursor is None:
                 break
-        found = usable(self.name, self._prefix, tools)
+        found = usable(self.name, self.prefix, tools)
         if found.keys() != (self.tools or {}).keys():
             _log.info("mcp_tools_listed", server=self.name, tools=sorted(found))
         self.tools = found

@@ -1,1 +1,1 @@
-"""Tools that are Python functions: how they are found and called, and the threads of those that are synchronous."""
+"""Tools that are Python functions: how they are found and called, and the executors in which they run."""

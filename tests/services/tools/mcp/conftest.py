@@ -70,6 +70,7 @@ async def start(blobs: MemoryBlobs, notes: Notes) -> AsyncIterator[Start]:
         executor = ToolExecutor(registry, LimitSettings(tool_result_bytes=limit), blobs)
         opened.append(executor)
         await executor.open()
+        await eventually(lambda: executor.mcp is None or executor.mcp.ready)
         return executor
 
     yield make

@@ -1,23 +1,25 @@
-"""Python tools: callables given as `module:function`."""
+"""Python tools: callables given as `module:function`, and what they return."""
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import importlib
 import inspect
+import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import msgspec
 import structlog
 
 from tokenbus.errors import ToolFailure
-from tokenbus.tools import ToolContext
-from tokenbus_services.tools.python.thread_pool import NoThread, Threads
-from tokenbus_services.tools.results import Results, outcome_of
-from tokenbus_services.tools.tool_call import Text, ToolCall, ToolOutcome
+from tokenbus.tools import Image, ToolContext
+from tokenbus_services.tools.tool_call import Text
 
 CONTEXT = "context"
 """A callable with a parameter of this name gets the `ToolContext`, unless the tool's schema defines that name."""
@@ -25,16 +27,12 @@ CONTEXT = "context"
 _log = structlog.stdlib.get_logger()
 
 
-class CallableTool:
-    """Calls a function with the arguments by name: coroutine functions in the event loop, others in a thread.
+class ToolFunction:
+    """Calls a function with the arguments by name: coroutine functions in the event loop, others in a thread."""
 
-    A coroutine is cancelled on timeout. It must not block: that would stop all calls of this worker.
-    """
-
-    def __init__(self, name: str, path: str, parameters: dict[str, object], threads: Threads) -> None:
+    def __init__(self, name: str, path: str, parameters: dict[str, object]) -> None:
         """Raises ValueError if the path cannot be resolved or is not callable."""
         self._name = name
-        self._threads = threads
         self._call = _resolve(path)
         self._in_loop = inspect.iscoroutinefunction(self._call) or inspect.iscoroutinefunction(
             getattr(self._call, "__call__", None)  # noqa: B004 - an object whose `__call__` method is async
@@ -42,10 +40,8 @@ class CallableTool:
         self._signature = _signature(self._call)
         self._wants_context = _wants_context(self._signature, parameters)
 
-    async def run(
-        self, call: ToolCall, arguments: dict[str, object], context: ToolContext, results: Results
-    ) -> Text | ToolOutcome:
-        """Call the function and return its result. Raises ToolFailure."""
+    async def __call__(self, run: str, arguments: dict[str, object], context: ToolContext) -> list[Text | Image]:
+        """Call the function and return its result. Raises ToolFailure, MemoryError."""
         given = {**arguments, CONTEXT: context} if self._wants_context else arguments
         try:
             if self._signature is not None:
@@ -54,24 +50,68 @@ class CallableTool:
             raise ToolFailure(self._name, "bad_arguments", f"the arguments do not fit: {e}") from None
         try:
             value = await self._value(given)
-        except NoThread as e:
-            raise ToolFailure(self._name, "busy", str(e)) from None
         except ToolFailure as e:
             raise ToolFailure(self._name, e.kind, e.problem) from None
-        except (asyncio.CancelledError, GeneratorExit):
+        except (asyncio.CancelledError, GeneratorExit, MemoryError):
             raise
-        except BaseException as e:  # a SystemExit or KeyboardInterrupt raised by a tool is not meant for the worker
+        except BaseException as e:  # a SystemExit or KeyboardInterrupt raised by a tool is not meant for the process
             # The message may hold anything, so it is not logged.
-            _log.warning("tool_raised", run=call.run, tool=self._name, error=type(e).__name__, at=_place(e))
+            _log.warning("tool_raised", run=run, tool=self._name, error=type(e).__name__, at=_place(e))
             raise ToolFailure(self._name, "exception", f"{type(e).__name__}: {e}") from None
-        return await outcome_of(self._name, value, results)
+        return parts_of(self._name, value)
 
     async def _value(self, given: dict[str, Any]) -> object:
         if self._in_loop:
             return await self._call(**given)
-        value: object = await self._threads.run(partial(self._call, **given))
+        value: object = await _in_thread(partial(self._call, **given))
         # A plain function may return a coroutine, as a wrapped one does.
         return await value if inspect.isawaitable(value) else value
+
+
+def parts_of(tool: str, value: object) -> list[Text | Image]:
+    """Convert a return value: images, alone or in a list, stay images; anything else becomes text. Raises ToolFailure.
+
+    Strings are taken verbatim, None is empty text, and other values are JSON.
+    """
+    several = cast("Sequence[object]", value) if isinstance(value, list | tuple) else [value]
+    if any(isinstance(one, Image) for one in several):
+        return [one if isinstance(one, Image) else _text(tool, one) for one in several]
+    return [_text(tool, cast("object", value))]
+
+
+def _text(tool: str, value: object) -> Text:
+    if value is None or isinstance(value, str):
+        return Text(value or "")
+    try:
+        return Text(msgspec.json.encode(value).decode(), "application/json")
+    except (TypeError, ValueError, RecursionError) as e:
+        raise ToolFailure(tool, "bad_result", f"the tool returned a value that is not JSON-serializable: {e}") from None
+
+
+async def _in_thread(call: Callable[[], object]) -> object:
+    """Run the call in a thread that does not keep the process from exiting. If cancelled, the call continues."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[tuple[object, BaseException | None]] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def end(value: object, error: BaseException | None) -> None:
+        if not ended.cancelled():
+            ended.set_result((value, error))  # a StopIteration cannot be a future's exception
+
+    def work() -> None:
+        value, error = None, None
+        try:
+            value = context.run(call)
+        except BaseException as e:
+            error = e
+        with suppress(RuntimeError):  # the loop was closed while the call ran
+            loop.call_soon_threadsafe(end, value, error)
+
+    threading.Thread(target=work, name="tool", daemon=True).start()
+    value, error = await ended
+    if error is not None:
+        raise error
+    return value
 
 
 def _resolve(path: str) -> Callable[..., Any]:

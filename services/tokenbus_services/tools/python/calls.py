@@ -1,0 +1,92 @@
+"""What an executor of Python tools does: one call at a time. `python -m …` is the tools' fork server."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import msgspec
+
+from tokenbus.bus.liveness import stop_task
+from tokenbus.errors import SettingsError, ToolFailure
+from tokenbus.events.frames import ToolReported
+from tokenbus.tools import Image
+from tokenbus_services.executor import fork_server
+from tokenbus_services.tools.progress import Reporter
+from tokenbus_services.tools.python.function import ToolFunction
+from tokenbus_services.tools.python.messages import (
+    Call,
+    Cancel,
+    Failed,
+    PythonWork,
+    Reported,
+    Returned,
+    Shown,
+    to_executor,
+)
+from tokenbus_services.tools.tool_call import Text, context_of
+
+CLOSE_S = 3.0
+"""How long a cancelled call may take to end."""
+
+
+def prepare(work: bytes) -> fork_server.Serve:
+    """Import the tools; return what an executor of them does. Raises SettingsError."""
+    what = msgspec.msgpack.decode(work, type=PythonWork)
+    functions: dict[str, ToolFunction] = {}
+    for name, tool in what.tools.items():
+        try:
+            functions[name] = ToolFunction(name, tool.call, tool.parameters)
+        except ValueError as e:
+            raise SettingsError(what.source, f"tools.{name}.call", str(e)) from e
+
+    async def serve(link: fork_server.Link) -> None:
+        running: asyncio.Task[None] | None = None
+        async for body in link.received():
+            message: Call | Cancel = to_executor.decode(body)
+            if isinstance(message, Call):
+                work = _run(link, functions[message.call.name], message, what.result_bytes)
+                running = asyncio.create_task(work, name=f"tool {message.call.name}")
+            elif running:
+                running.cancel()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await stop_task(running)
+
+    return serve
+
+
+async def _run(link: fork_server.Link, function: ToolFunction, asked: Call, result_bytes: int) -> None:
+    call, number = asked.call, asked.number
+
+    async def deliver(report: ToolReported) -> None:
+        link.send(Reported(number, report.progress, report.total, report.message))
+
+    try:
+        with Reporter(call.block, deliver, str) as reporter:
+            arguments = msgspec.json.decode(call.arguments or "{}", type=dict[str, object])
+            parts = await function(call.run, arguments, context_of(call, asked.deadline, reporter.report))
+            link.send(Returned(number, [_bounded(call.name, part, result_bytes) for part in parts]))
+    except MemoryError:
+        link.out_of_memory()
+    except ToolFailure as e:
+        link.send(Failed(number, e.kind, _encoded(e.problem).decode()))
+    except asyncio.CancelledError:
+        link.send(Failed(number, "exception", "the tool cancelled itself"))
+
+
+def _bounded(tool: str, part: Text | Image, most: int) -> Text | Shown:
+    if isinstance(part, Text):
+        return Text(_encoded(part.text)[:most].decode(errors="ignore"), part.media_type)
+    if len(part.data) > most:
+        raise ToolFailure(tool, "bad_result", f"an image of {len(part.data)} bytes; a blob may have {most}")
+    return Shown(part.data, part.media_type)
+
+
+def _encoded(text: str) -> bytes:
+    """Lone surrogates cannot be encoded and become question marks."""
+    return text.encode(errors="replace")
+
+
+if __name__ == "__main__":
+    fork_server.main(prepare)

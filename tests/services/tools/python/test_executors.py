@@ -1,0 +1,236 @@
+"""Python tools in executors: what a call does to its process costs no other call."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from tests.services.tools.conftest import MemoryBlobs, call
+from tests.waiting import eventually
+from tokenbus.bus.liveness import Liveness
+from tokenbus.errors import SettingsError
+from tokenbus.events.frames import ToolReported
+from tokenbus_services.executor import prints
+from tokenbus_services.executor.processes import End
+from tokenbus_services.settings import LimitSettings, PythonTool, Settings
+from tokenbus_services.tools.executor import ToolExecutor, ToolOutcome
+from tokenbus_services.tools.python import executors as executors_module
+from tokenbus_services.tools.python.executors import PythonExecutors
+
+HARMFUL = "tests.services.tools.python.harmful_tools"
+MEMORY_BYTES = 2**27
+PROBES = 12
+
+
+@asynccontextmanager
+async def tools(*names: str, ends: list[End] | None = None, **timeouts: float) -> AsyncGenerator[ToolExecutor]:
+    """An executor of these tools, with the timeouts that differ from a minute."""
+    declared: dict[str, Any] = {
+        name: PythonTool(call=f"{HARMFUL}:{name}", timeout_s=timeouts.get(name, 60.0)) for name in (*names, *timeouts)
+    }
+    settings = Settings(tools=declared, limits=LimitSettings(tool_memory_bytes=MEMORY_BYTES))
+    made = ToolExecutor.from_settings(settings, on_end=(ends if ends is not None else []).append)
+    made._results._blobs = MemoryBlobs()
+    await made.open(Liveness())
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+async def outcome(made: ToolExecutor, name: str, arguments: str = "{}") -> ToolOutcome:
+    return await made.execute(call(name, arguments))
+
+
+@pytest.mark.parametrize("guilty", ["backtrack", "sleep_with_lock"])
+async def test_calls_that_keep_the_interpreters_lock_end_by_their_timeout_and_no_other_call_waits(guilty: str):
+    ends: list[End] = []
+    async with tools("pid", ends=ends, **{guilty: 3.0}) as made:
+        stuck = [asyncio.create_task(outcome(made, guilty)) for _ in range(3)]
+        for _ in range(PROBES):
+            assert not (await outcome(made, "pid")).is_error
+        assert not any(task.done() for task in stuck), "the others did not wait for them"
+        for task in stuck:
+            assert await task == ToolOutcome("the tool returned no result within 3 s", is_error=True)
+        assert not (await outcome(made, "pid")).is_error
+        await eventually(lambda: ends == ["overran"] * 3)
+        await eventually(lambda: made.processes == 1)
+
+
+async def test_an_executor_that_is_killed_is_the_fault_of_its_only_call_and_of_no_other(tmp_path: Path):
+    ends: list[End] = []
+    async with tools("touch", ends=ends) as made:
+        files = [tmp_path / str(n) for n in range(3)]
+        calls = [asyncio.create_task(outcome(made, "touch", f'{{"file": "{file}"}}')) for file in files]
+        await eventually(lambda: all(file.exists() and file.read_text() for file in files))
+        os.kill(int(files[1].read_text()), signal.SIGKILL)
+        assert await calls[1] == ToolOutcome("the tool's process ended during the call", is_error=True)
+        for file in files:
+            file.unlink()
+        assert [(await calls[n]).content for n in (0, 2)] == ["gone", "gone"]
+        assert ends == ["exited"]
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("exit_now", "the tool's process ended during the call"),
+        ("die_by_signal", "the tool's process ended during the call"),
+        pytest.param(
+            "allocate",
+            "the tool's process took more memory than `limits.tool_memory_bytes`",
+            marks=pytest.mark.skipif(sys.platform != "linux", reason="memory is bounded on Linux alone"),
+        ),
+    ],
+)
+async def test_a_call_that_ends_its_process_gets_an_error_result(name: str, problem: str):
+    async with tools("pid", name) as made:
+        assert await outcome(made, name) == ToolOutcome(problem, is_error=True)
+        assert not (await outcome(made, "pid")).is_error
+
+
+async def test_a_call_whose_process_an_earlier_call_ended_runs_again_in_a_new_one(tmp_path: Path):
+    ends: list[End] = []
+    file = tmp_path / "file"
+    async with tools("exit_once", "touch", ends=ends) as made:
+        assert (await outcome(made, "exit_once", f'{{"file": "{file}"}}')).content == "done"
+        innocent = asyncio.create_task(outcome(made, "touch", f'{{"file": "{file}"}}'))
+        await eventually(lambda: bool(ends) and not _is_gone(int(file.read_text())))
+        file.unlink()
+        assert await innocent == ToolOutcome("gone")
+        assert ends == ["exited"]
+
+
+async def test_an_executor_is_used_again_unless_a_call_left_much_memory_in_it():
+    async with tools("count", "hoard") as made:
+        assert [(await outcome(made, "count")).content for _ in range(3)] == ["1", "2", "3"]
+        assert made.processes == 1
+        await outcome(made, "hoard", f'{{"size": {MEMORY_BYTES // 2}}}')
+        assert (await outcome(made, "count")).content == "1"
+
+
+async def test_an_executor_without_calls_ends_after_a_while(monkeypatch: pytest.MonkeyPatch):
+    ends: list[End] = []
+    async with tools("pid", ends=ends) as made:
+        await outcome(made, "pid")
+        monkeypatch.setattr(executors_module, "IDLE_S", 0.0)
+        await eventually(lambda: made.processes == 0)
+        assert ends == []
+
+
+async def test_a_cancelled_coroutine_cleans_up_and_its_executor_is_used_again(tmp_path: Path):
+    file = tmp_path / "file"
+    ends: list[End] = []
+    async with tools("clean_up", ends=ends) as made:
+        running = asyncio.create_task(outcome(made, "clean_up", f'{{"file": "{file}"}}'))
+        await eventually(lambda: file.exists() and file.read_text() == "running")
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        await eventually(lambda: file.read_text() == "cleaned up")
+        python = made._registry._executors
+        assert python
+        await eventually(lambda: len(python._idle) == 1)
+        assert ends == []
+
+
+async def test_a_process_that_a_call_started_ends_with_its_executor(tmp_path: Path):
+    file = tmp_path / "pid"
+    async with tools("leave_child") as made:
+        assert (await outcome(made, "leave_child", f'{{"file": "{file}"}}')).is_error
+        await eventually(lambda: _is_gone(int(file.read_text())))
+
+
+def _is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    with open(f"/proc/{pid}/stat", encoding="ascii") as stat:  # nobody may have waited for it
+        return stat.read().rpartition(")")[2].split()[0] == "Z"
+
+
+async def test_context_images_progress_and_environment_reach_a_tool_in_its_executor(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SAMPLE_VARIABLE", "its value")
+    reports: list[ToolReported] = []
+
+    async def deliver(report: ToolReported) -> None:
+        reports.append(report)
+
+    async with tools("report", "env") as made:
+        shown = await made.execute(call("report"), deliver)
+        assert not shown.is_error
+        assert shown.content.splitlines()[0] == "r1"
+        assert shown.content.splitlines()[-1] == '{"left":true}'
+        assert [image.media_type for image in shown.images] == ["image/png"]
+        assert reports == [ToolReported(3, 1.0, 2.0, "half")]
+        assert (await outcome(made, "env", '{"name": "SAMPLE_VARIABLE"}')).content == "its value"
+
+
+async def test_what_a_tool_prints_is_logged_by_its_name_up_to_a_bound():
+    with capture_logs() as logs:
+        async with tools("prints") as made:
+            await outcome(made, "prints", '{"lines": 2}')
+            said = [entry for entry in logs if entry["event"] == "printed"]
+            assert [(entry["of"], entry["text"]) for entry in said] == [("prints", "hello")] * 2
+            await outcome(made, "prints", '{"lines": 20000}')
+            await asyncio.gather(
+                *(outcome(made, "prints", f'{{"lines": 1, "text": "{"y" * 5000}"}}') for _ in range(9))
+            )
+    said = [entry for entry in logs if entry["event"] == "printed"]
+    assert sum(len(entry["text"]) for entry in said) < 3 * prints.BURST_CHARS
+    assert max(len(entry["text"]) for entry in said) <= prints.LINE_CHARS
+
+
+async def test_a_tool_that_cannot_be_loaded_is_an_error_of_the_settings_at_start():
+    settings = Settings(tools={"t": PythonTool(call="no_such_module:function")})
+    made = ToolExecutor.from_settings(settings)
+    with pytest.raises(SettingsError, match="no_such_module") as refused:
+        await made.open(Liveness())
+    assert refused.value.where == "tools.t.call"
+    await made.close()
+
+
+async def test_calls_survive_the_loss_of_the_fork_server(tmp_path: Path):
+    ends: list[End] = []
+    file = tmp_path / "file"
+    async with tools("touch", ends=ends) as made:
+        running = asyncio.create_task(outcome(made, "touch", f'{{"file": "{file}"}}'))
+        await eventually(lambda: file.exists() and bool(file.read_text()))
+        before = file.read_text()
+        server = _server_of(made)
+        assert server
+        os.kill(server, signal.SIGKILL)
+        await eventually(lambda: file.read_text() not in ("", before))
+        file.unlink()
+        assert await running == ToolOutcome("gone")
+        assert ends == []
+
+
+def _server_of(made: ToolExecutor) -> int:
+    python: PythonExecutors | None = made._registry._executors
+    assert python
+    process = python._executors._server and python._executors._server._process
+    return process.pid if process else 0
+
+
+async def test_a_host_that_cannot_fork_gives_calls_an_error_result(monkeypatch: pytest.MonkeyPatch):
+    async with tools("pid") as made:
+        python = made._registry._executors
+        assert python
+
+        async def refuse(process: object) -> None:
+            raise BlockingIOError("no more processes")
+
+        monkeypatch.setattr(python._executors, "_fork", refuse)
+        refused = await outcome(made, "pid")
+        assert refused == ToolOutcome("no process could be started for the call: no more processes", is_error=True)
