@@ -6,10 +6,12 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import msgspec
 
+from tests.chaos import ledger
 from tests.chaos.deployment.proxy import Proxy, Way
 from tests.chaos.deployment.servers import Deployed, Single
 from tests.chaos.deployment.workers import Worker, Workers
@@ -33,6 +35,7 @@ Fault = Literal[
     "memory limit",
     "stutter",
     "server",
+    "hold the lock",
 ]
 
 
@@ -50,6 +53,7 @@ ALL: dict[Fault, int] = {
     "memory limit": 3,
     "stutter": 3,
     "server": 10,
+    "hold the lock": 4,
 }
 _ERRORS = (
     "ERR upstream failure",
@@ -85,12 +89,15 @@ class Chaos:
         workers: Workers,
         server: Deployed,
         to_provider: Proxy,
+        tokens: Path,
     ) -> None:
+        """``tokens``: each file in this directory lets a tool call keep its interpreter's lock."""
         self._chance = chance
         self._rates = rates
         self._workers = workers
         self._server = server
         self._to_provider = to_provider
+        self._tokens = tokens
         self._disturbing = asyncio.Lock()
         self._healing: list[asyncio.Task[None]] = []
         self._over = asyncio.Event()
@@ -109,6 +116,7 @@ class Chaos:
             "memory limit": self._limit_memory,
             "stutter": self._stutter,
             "server": self._disturb_server,
+            "hold the lock": self._hold_lock,
         }
 
     async def run(self, seconds: float) -> None:
@@ -272,6 +280,24 @@ class Chaos:
             how = self._chance.choice(("ends", "freezes"))
             worker.fault_task(how)
             self.tally[f"a task of a {worker.kind} {how}"] += 1
+
+    async def _hold_lock(self) -> None:
+        """Let some tool calls keep the interpreter's lock of their process for ever."""
+        held = {self._tokens / str(self.tally["tool calls that may hold the lock"] + n) for n in range(3)}
+        self._tokens.mkdir(exist_ok=True)
+        for token in held:
+            token.touch()
+        self.tally["tool calls that may hold the lock"] += len(held)
+
+        async def let() -> None:
+            await self._pause(5.0, 20.0)
+            taken = [token for token in held if not token.exists()]
+            for token in held:
+                token.unlink(missing_ok=True)
+            if taken:  # the fault lasts until the timeout of such a call
+                await asyncio.sleep(ledger.TIMEOUT_S)
+
+        self._later(let())
 
     # --- the server -------------------------------------------------------------------------------------------
 

@@ -155,6 +155,8 @@ class Record(msgspec.Struct, kw_only=True):
     topics: dict[str, list[list[Entry]]]
     """By name, `decisions` among them: the entries of each partition."""
     executions: list[Line]
+    holders: list[Line]
+    """Executions that kept their interpreter's lock."""
     keys: list[KeyFact]
     """At rest, before the workers stopped."""
     living: list[int]

@@ -41,7 +41,7 @@ run with policies may rest for as long as the policies may take.
 """
 LATE_S = 10.0
 """No run is open this long after the last fault, plus its undisturbed duration."""
-SILENT_S, TOOL_S, TOOL_SLACK_S, POLICY_SLACK_S = 6.0, 20.0, 3.0, 2.0
+SILENT_S, TOOL_SLACK_S, POLICY_SLACK_S = 6.0, 3.0, 2.0
 """If the server may lose writes: after this long without an event, a run, a tool call or a draft is lost."""
 FRESH = 4
 """Number of runs that are requested after a change of the number of partitions."""
@@ -106,7 +106,8 @@ async def play(plan: Plan, directory: Path) -> Record:
         workers = await stack.enter_async_context(made)
         client = server.client
         await workers.start_ready(*workers.kinds * 2)
-        chaos = Chaos(random.Random(f"{plan.seed}:faults"), plan.rates, workers, server, to_provider)
+        tokens = ledger.tokens_of(written)
+        chaos = Chaos(random.Random(f"{plan.seed}:faults"), plan.rates, workers, server, to_provider, tokens)
         audience = Audience(client, prefix, stage, plan.open_runs, lossy=server.lossy)
         publishing = asyncio.create_task(audience.keep_asking())
         crowd = Crowd(workers, random.Random(f"{plan.seed}:crowd"), clients=plan.clients)
@@ -148,6 +149,7 @@ async def play(plan: Plan, directory: Path) -> Record:
             logs={run: log for run, log in logs.items() if run in stage.scenes or _is_of_crowd(log)},
             topics=await observer.topics_of(client, prefix, audience.spread),
             executions=ledger.read(written),
+            holders=ledger.read(ledger.holders_of(written)),
             keys=keys,
             living=living,
             keys_after=await observer.keys_of(client, prefix),
@@ -239,7 +241,7 @@ class Audience:
 
     def _lost_s(self) -> float:
         if self._lossy:  # the longest time in which the bus detects the loss
-            return LOST_S + max(TOOL_S + TOOL_SLACK_S, guards.LONGEST_S + POLICY_SLACK_S)
+            return LOST_S + max(ledger.TIMEOUT_S + TOOL_SLACK_S, guards.LONGEST_S + POLICY_SLACK_S)
         judged = any(self._stage.scenes[run].story.guarded for run in self._open)
         return LOST_S + (guards.LONGEST_S if judged else 0.0)
 
@@ -342,7 +344,7 @@ data_dir = "{directory}"
 [tools.{LOOK["name"]}]
 kind = "python"
 call = "tests.chaos.ledger:look"
-timeout_s = {TOOL_S}
+timeout_s = {ledger.TIMEOUT_S}
 
 {guards.settings()}
 {SETTINGS}

@@ -56,6 +56,7 @@ def well() -> Record:
         }
         | {"decisions": [[], []]},
         executions=[Line(RUN, f"{RUN}/0/1", "here", "n1")],
+        holders=[],
         keys=[
             KeyFact("requests", "stream", -1, 0, {"intake": 0}),
             KeyFact("{0}:run:r", "hash", 1000, 5),
@@ -305,6 +306,17 @@ def test_only_the_end_of_its_run_may_cut_a_result():
     [problem] = tools.judge(record)
     assert "no execution gave" in problem.what
     event(record, len(log(record)) - 1, type="cancelled")
+    assert list(tools.judge(record)) == []
+
+
+def test_only_a_call_that_held_its_interpreters_lock_may_be_overdue():
+    record = well()
+    ends = [e.event for e in log(record) if e.event["type"] == "block_complete" and e.event["kind"] == "tool_result"]
+    for end in ends:
+        end.update(content=f"{tools.OVERDUE} 20 s", is_error=True)
+    [problem] = tools.judge(record)
+    assert "gave an error" in problem.what
+    record.holders.append(Line(RUN, f"{RUN}/0/1", "here", "n9"))
     assert list(tools.judge(record)) == []
 
 

@@ -13,6 +13,8 @@ from tests.chaos.record import Line, Record, Violation
 CANCELLED = "cancelled"
 WORKERS_LOST = "the tool's worker was lost"
 """An error result for a call whose workers died one after the other."""
+OVERDUE = "the tool returned no result within"
+"""An error result for a call that kept its interpreter's lock, and for no other."""
 NEVER_CAME = "the tool's result never came"
 """An error result for a call that a fail-over lost, or whose result it lost."""
 
@@ -24,11 +26,15 @@ def judge(record: Record) -> Iterator[Violation]:
         executions[line.run][line.nonce] = line
     for run in executions.keys() - record.logs.keys():
         yield Violation("tools", run, "ran for a run that no client requested")
+    holders: defaultdict[str, list[Line]] = defaultdict(list)
+    for line in record.holders:
+        holders[line.run].append(line)
     judged = {story.run for story in record.stories if story.guarded}
     for run, entries in record.logs.items():
         log = [entry.event for entry in entries]
         name = _Names(run, by_what=run in judged)
-        for problem in _of_run(name, log, executions[run], lossy=record.lossy):
+        held = {name.of_line(line) for line in holders[run]}
+        for problem in _of_run(name, log, executions[run], held, lossy=record.lossy):
             yield Violation("tools", run, problem)
 
 
@@ -49,7 +55,9 @@ class _Names:
         return f"{line.key.rpartition('/')[0]}/{line.what}" if self._by_what else line.key
 
 
-def _of_run(name: _Names, log: list[dict[str, Any]], executions: dict[str, Line], *, lossy: bool) -> Iterator[str]:
+def _of_run(
+    name: _Names, log: list[dict[str, Any]], executions: dict[str, Line], held: set[str], *, lossy: bool
+) -> Iterator[str]:
     blocks = kept(log)
     calls = {b["tool_id"]: b for b in blocks if b["kind"] == "tool_call" and "tool_id" in b}
     results = [b for b in blocks if b["kind"] == "tool_result" and "tool_id" in b]
@@ -67,7 +75,8 @@ def _of_run(name: _Names, log: list[dict[str, Any]], executions: dict[str, Line]
             yield f"completed, and the call {tool_id} has no result"
     for result in results:
         if call := calls.get(result["tool_id"]):
-            yield from _result(name, log[-1], call, result, executions, lossy=lossy)
+            is_held = name.of_call(call) in held
+            yield from _result(name, log[-1], call, result, executions, is_held=is_held, lossy=lossy)
     keys = {name.of_call(call): call for call in calls.values() if not call.get("cut")}
     for line in executions.values():
         call = keys.get(name.of_line(line))
@@ -94,6 +103,7 @@ def _result(
     result: dict[str, Any],
     executions: dict[str, Line],
     *,
+    is_held: bool,
     lossy: bool,
 ) -> Iterator[str]:
     content: str = result["content"]
@@ -101,7 +111,7 @@ def _result(
         # A run that ends gives its open calls the reason as their result.
         reason = CANCELLED if end["type"] == "cancelled" else end.get("error", {}).get("message")
         stands_in = content == reason or content.startswith(WORKERS_LOST) or (lossy and content == NEVER_CAME)
-        if not stands_in:
+        if not stands_in and not (is_held and content.startswith(OVERDUE)):
             yield f"the call {result['tool_id']} gave an error: {content}"
         return
     if result.get("cut") and end["type"] != "completed":
