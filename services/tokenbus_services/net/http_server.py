@@ -30,7 +30,7 @@ PROBES = frozenset({"/health", "/ready", "/metrics"})
 """Paths that are answered also beyond the connection limit."""
 _SAY_AGAIN_S = 10.0
 _LINGER_S = 2.0
-"""How long a refused request's body is still read, so that its client reads the answer before the connection ends."""
+"""How long the rest of a body may take whose request is answered already. The connection is kept if it ends in time."""
 
 
 class HttpBounds(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +55,8 @@ class HttpBounds(msgspec.Struct, frozen=True, kw_only=True):
 class _Phase(Enum):
     HEAD = "head"
     BODY = "body"
+    REST = "rest"
+    """The request is answered, and its body still arrives."""
     OURS = "ours"
     """The request is complete: the service must respond, and the client waits."""
 
@@ -87,7 +89,6 @@ class BoundedProtocol(H11Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
         self._upgraded = False
-        self._lingers = False
         self._probing = False
         """Accepted beyond the limit: only a health probe is answered."""
 
@@ -98,8 +99,6 @@ class BoundedProtocol(H11Protocol):
             self._make_room()
 
     def data_received(self, data: bytes) -> None:
-        if self._lingers:
-            return
         self._window_bytes += len(data)
         super().data_received(data)
         self._follow()
@@ -120,8 +119,6 @@ class BoundedProtocol(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.conn.their_state is h11.SEND_BODY and not self.transport.is_closing():
-            self._linger()
         self._follow()
 
     def pause_writing(self) -> None:
@@ -143,7 +140,7 @@ class BoundedProtocol(H11Protocol):
     @property
     def waiting_since(self) -> float | None:
         """Time since which this connection has waited for a request head; None while it has a request."""
-        return self._since if self._phase is _Phase.HEAD else None
+        return self._since if self._phase in (_Phase.HEAD, _Phase.REST) else None
 
     def _should_upgrade(self) -> bool:
         # Called once per request, before its task is made.
@@ -153,10 +150,12 @@ class BoundedProtocol(H11Protocol):
 
     def _follow(self) -> None:
         """Start the timer of the connection's current phase, if the phase has changed."""
-        if self._upgraded or self._lingers or self.transport.is_closing():
+        if self._upgraded or self.transport.is_closing():
             return
         theirs: Any = self.conn.their_state
         phase = _Phase.HEAD if theirs is h11.IDLE else _Phase.BODY if theirs is h11.SEND_BODY else _Phase.OURS
+        if phase is _Phase.BODY and self.conn.our_state is h11.DONE:
+            phase = _Phase.REST
         if phase is self._phase:
             return
         self._phase = phase
@@ -164,6 +163,8 @@ class BoundedProtocol(H11Protocol):
         self._since, self._window_bytes = self.loop.time(), 0
         if phase is _Phase.HEAD:
             self._timer = self.loop.call_later(self._bounds.head_s, self._cut)
+        elif phase is _Phase.REST:
+            self._timer = self.loop.call_later(_LINGER_S, self._close)
         elif phase is _Phase.BODY:
             self._timer = self.loop.call_later(self._bounds.body_window_s, self._next_window)
 
@@ -192,16 +193,6 @@ class BoundedProtocol(H11Protocol):
     def _close(self) -> None:
         self.transport.close()
         self._abort_later()
-
-    def _linger(self) -> None:
-        """The answer is complete, and the request's body is not: drop what still arrives, and close soon."""
-        self._lingers = True
-        self._unset_keepalive_if_required()
-        self._timer = _cancelled(self._timer)
-        self._phase, self._since = _Phase.HEAD, self.loop.time()
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
-        self._timer = self.loop.call_later(_LINGER_S, self._close)
 
     def _abort_later(self) -> None:
         if self._unread is None:

@@ -188,6 +188,21 @@ async def test_what_is_no_http_is_refused_in_json_and_ends_the_connection(reques
         writer.close()
 
 
+async def test_a_connection_is_kept_whose_body_arrives_after_its_answer() -> None:
+    ask = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\n"
+    async with served(app, HttpBounds()) as served_app:
+        reader, writer = await served_app.connect(ask)
+        for _ in range(3):
+            answer = b""
+            while not answer.endswith(b"\r\n0\r\n\r\n"):
+                part = await reader.read(2**16)
+                assert part
+                answer += part
+            assert answer.startswith(b"HTTP/1.1 200 ")
+            writer.write(b"abc" + ask)
+        writer.close()
+
+
 async def test_a_request_that_is_refused_before_its_body_holds_its_connection_for_a_moment_only() -> None:
     async with served(app, HttpBounds()) as served_app:
         reader, writer = await served_app.connect(HEAD.replace(b"/read", b"/"))
