@@ -30,6 +30,7 @@ UNWATCHED = {
     "tokenbus/bus/liveness.py:Liveness.start": LIVENESS,
     "tokenbus/bus/liveness.py:Liveness.start_passing": LIVENESS,
     "tokenbus/bus/liveness.py:beating": CALLER,
+    "tokenbus/bus/liveness.py:together": CALLER,
     "tokenbus/bus/server/clock.py:ServerClock.now_ms": STEP,
     "tokenbus/bus/server/cluster_client.py:ClusterClient.execute_command": STEP,
     "tokenbus/bus/server/stream_reader.py:StreamReader._read_separately": READER,
