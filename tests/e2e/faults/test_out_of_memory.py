@@ -116,7 +116,10 @@ async def test_what_memory_is_left_is_kept_for_the_runs_that_are_open(tmp_path: 
     with EmbeddedServer(binary=binary()) as process:
         async with under_way(tmp_path, process) as scene:
             client = scene.server.client
-            await client.setrange("ballast", BALLAST - 1, b"x")  # no buffer of that size, which would be freed soon
+            for n in range(4):
+                await client.setrange(
+                    f"ballast-{n}", BALLAST // 4 - 1, b"x"
+                )  # no buffer of that size, which would be freed soon
             used = (await client.info("memory"))["used_memory"]
             await client.config_set("maxmemory", round(used / 0.95))
             open_runs = list(scene.runs)
@@ -125,7 +128,7 @@ async def test_what_memory_is_left_is_kept_for_the_runs_that_are_open(tmp_path: 
                 check_whole(run, log)
             assert not await client.exists(scene.keys.run("late"))
             await scene.ready()
-            await client.delete("ballast")
+            await client.delete(*(f"ballast-{n}" for n in range(4)))
             check_whole("late", (await scene.logs())["late"])
 
 

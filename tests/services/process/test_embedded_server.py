@@ -162,3 +162,12 @@ def test_no_server_at_all_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setattr(embedded, "carried_binary", lambda: None)
     with pytest.raises(ServerUnavailable, match=r"extra `embedded`"):
         EmbeddedServer()
+
+
+def test_a_value_that_is_too_large_is_refused_before_its_bytes(tmp_path: Path) -> None:
+    with (
+        EmbeddedServer(tmp_path, binary=binary()) as server,
+        socket.create_connection(("127.0.0.1", server.port)) as sent,
+    ):
+        sent.sendall(b"*5\r\n$4\r\nXADD\r\n$1\r\nq\r\n$1\r\n*\r\n$8\r\n__data__\r\n$400000000\r\n")
+        assert b"invalid bulk length" in sent.recv(1000)
