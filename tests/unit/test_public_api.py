@@ -30,8 +30,8 @@ FACADE = {
     "tokenbus.policy": """
         Block BoundPolicy CallJudge CallJudgeOptions ContentStreamBlock Decision Handling NewText NewToolCall
         OpenAIChunks OtherStreamBlock PolicyStream PublicEvents RedactSecrets RedactSecretsOptions Replace
-        ReplaceText ReplaceTextOptions Rule StreamBlock StreamContext StreamProcessor StreamState ToolCallGate
-        StreamFormat ToolCallStreamBlock ToolRules ToolRulesOptions Verdict apply_policies
+        ReplaceText ReplaceTextOptions Rule ServerToolStreamBlock StreamBlock StreamContext StreamProcessor
+        StreamState ToolCallGate StreamFormat ToolCallStreamBlock ToolRules ToolRulesOptions Verdict apply_policies
     """,
     "tokenbus.shaping": """
         Coalescer SentenceRules Sentences
@@ -59,8 +59,8 @@ FACADE = {
     """,
     "tokenbus.providers": """
         Auth BlockStart BlockStop Built CallToSign Cut Decoder Done ErrorInfo Extra Failed FileAnswer FileApi
-        FileCall FileToUpload Format Generate HttpCall Image Malformed MediaLimits Message Mode Normalized
-        Opaque Provider ProviderBase ProviderFile Quirks RefusalDelta RequestInvalid ResponseDecoder Spoken
+        FileCall FileToUpload Format Generate HttpCall Image ItemStart Malformed MediaLimits Message Mode
+        Normalized Opaque Provider ProviderBase ProviderFile Quirks RefusalDelta RequestInvalid ResponseDecoder Spoken
         SseEvent Start Takes Terminal TextDelta TextPart ThinkingDelta ThinkingPart ThinkingTags Token
         TokenAuth ToolCallDelta ToolCallDone ToolCallPart ToolCallStart ToolResultPart Usage UsageSeen
         conversation finish_of needs_tools provider_failure schema_of accepted_stops with_extra

@@ -29,7 +29,7 @@ export interface BlockComplete {
   turn: number;
   attempt: number;
   block: number;
-  kind: "image" | "text" | "thinking" | "tool_call" | "tool_result";
+  kind: "image" | "server_tool" | "text" | "thinking" | "tool_call" | "tool_result";
   content?: string;
   tool_id?: string;
   tool_name?: string;
@@ -40,6 +40,7 @@ export interface BlockComplete {
   signature?: string;
   opaque?: Record<string, string>;
   opaque_blobs?: Record<string, string>;
+  item?: string;
   image?: ImageRef;
   blob_id?: string;
   images?: ImageRef[];
@@ -57,10 +58,11 @@ export interface BlockStarted {
   turn: number;
   attempt: number;
   block: number;
-  kind: "image" | "text" | "thinking" | "tool_call" | "tool_result";
+  kind: "image" | "server_tool" | "text" | "thinking" | "tool_call" | "tool_result";
   tool_id?: string;
   tool_name?: string;
   prompt?: string;
+  item?: string;
 }
 
 export type BlockTopicEvent = BlockStarted | ImagePreview | BlockComplete | ToolProgress;
@@ -108,7 +110,7 @@ export interface Chunk {
   turn: number;
   attempt: number;
   block: number;
-  kind: "image" | "text" | "thinking" | "tool_call" | "tool_result";
+  kind: "image" | "server_tool" | "text" | "thinking" | "tool_call" | "tool_result";
   text: string;
   visible: boolean;
   depth: number;

@@ -91,7 +91,9 @@ class ToolCallStart(_Normal, frozen=True, tag="call"):
 
 
 class ToolCallDelta(_Normal, frozen=True, tag="args"):
-    """A fragment of the raw argument string. The fragments concatenate to it exactly; nothing is repaired."""
+    """A fragment of the raw argument string, or of an item's JSON. The fragments concatenate to it exactly; nothing is
+    repaired.
+    """
 
     block: int
     fragment: str
@@ -103,6 +105,20 @@ class ToolCallDone(_Normal, frozen=True, tag="called"):
     block: int
     problem: str = ""
     """What is wrong with the call's syntax. It is published with the call, and the call never runs."""
+
+
+class ItemStart(_Normal, frozen=True, tag="item"):
+    """An item of the provider's own begins: a tool that it runs itself, the tool's result, or other content without a
+    kind of ours. `ToolCallDelta` brings its JSON, and `BlockStop` ends it. It goes back to the provider at its place.
+    """
+
+    block: int
+    item: str
+    """The provider's type of the item: ``<api>.<type>``."""
+    tool_name: str = ""
+    """The tool that runs, or whose result it is; empty if it is none."""
+    tool_id: str = ""
+    """The same for a tool and its result."""
 
 
 class Opaque(_Normal, frozen=True, tag="opaque"):
@@ -148,16 +164,14 @@ class Image(_Normal, frozen=True, tag="image"):
 
 
 class Extra(_Normal, frozen=True, tag="extra"):
-    """Data without an event of its own (server-side tools, citations, unknown events), kept as the provider's JSON.
+    """Data without an event of its own (citations, unknown events), kept as the provider's JSON.
 
-    With ``block`` it belongs to that block, otherwise to the turn. ``ordinal`` >= 0 marks a content item at that
-    position among the attempt's blocks (it uses an ordinal like a block), where it must be sent back.
+    With ``block`` it belongs to that block, otherwise to the turn.
     """
 
     name: str
     json: str
     block: int | None = None
-    ordinal: int = -1
 
 
 class UsageSeen(_Normal, frozen=True, tag="usage"):
@@ -204,6 +218,7 @@ Normalized = (
     | ToolCallStart
     | ToolCallDelta
     | ToolCallDone
+    | ItemStart
     | Opaque
     | Image
     | Extra

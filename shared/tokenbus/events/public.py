@@ -15,7 +15,7 @@ from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.normalized import FinishReason
 from tokenbus.events.usage import Usage
 
-BlockKind = Literal["text", "thinking", "tool_call", "tool_result", "image"]
+BlockKind = Literal["text", "thinking", "tool_call", "tool_result", "image", "server_tool"]
 ToolCallPart = Literal["name", "id", "input"]
 
 
@@ -85,6 +85,10 @@ class BlockStarted(Event, frozen=True, kw_only=True, tag="block_start"):
     tool_name: str | None = None
     prompt: str | None = None
     """image: its prompt, if known in advance."""
+    item: str | None = None
+    """server_tool: the provider's type of the item, ``<api>.<type>``. ``tool_name`` and ``tool_id``, the same for a
+    tool and its result, are set if it is one.
+    """
 
 
 class ImagePreview(Event, frozen=True, kw_only=True, tag="image_preview"):
@@ -105,7 +109,7 @@ class BlockComplete(Event, frozen=True, kw_only=True, tag="block_complete"):
     block: int
     kind: BlockKind
     content: str | None = None
-    """text, thinking, tool_result: the whole content."""
+    """text, thinking, tool_result: the whole content. server_tool: the item, as the provider's JSON."""
     tool_id: str | None = None
     tool_name: str | None = None
     arguments: str | None = None
@@ -122,6 +126,8 @@ class BlockComplete(Event, frozen=True, kw_only=True, tag="block_complete"):
     """
     opaque_blobs: dict[str, str] | None = None
     """The same for large values: ids of blobs that hold them."""
+    item: str | None = None
+    """server_tool: the provider's type of the item, ``<api>.<type>``."""
     image: ImageRef | None = None
     blob_id: str | None = None
     """tool_result: the blob with the whole result, if it was too large for the bus."""

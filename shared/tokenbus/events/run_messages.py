@@ -7,8 +7,10 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
+
+import msgspec
 
 from tokenbus.events.public import BlockComplete, ImageRef
 from tokenbus.events.requests import (
@@ -28,14 +30,14 @@ Extras = Sequence[Mapping[str, object]]
 
 
 def messages_of(blocks: Sequence[BlockComplete], extras: Extras, participant: str | None) -> list[Message]:
-    """The messages of a run with these blocks. ``extras``: its `provider_extra`, with the provider's own items and the
-    data that came after the ends of blocks."""
+    """The messages of a run with these blocks. ``extras``: its `provider_extra`, with the data that came after the ends
+    of blocks.
+    """
     late = {block: extra for extra in extras if isinstance(block := extra.get("block"), int)}
     messages: list[Message] = []
-    placed = [turn for extra in extras if isinstance(turn := extra.get("turn"), int)]
-    for turn in sorted({*(block.turn for block in blocks), *placed}):
+    for turn in sorted({block.turn for block in blocks}):
         own = [block for block in blocks if block.turn == turn]
-        parts = list(_parts_of_turn(own, late, _items(extras, turn)))
+        parts = [part for block in own if (part := _part(block, late.get(block.block, {})))]
         if parts:
             messages.append(Message(role="assistant", content=parts, participant=participant))
         called = {part.tool_id for part in parts if isinstance(part, ToolCallPart)}
@@ -43,31 +45,6 @@ def messages_of(blocks: Sequence[BlockComplete], extras: Extras, participant: st
         if results:
             messages.append(Message(role="tool", content=list[ContentPart](results)))
     return messages
-
-
-def _parts_of_turn(
-    blocks: Sequence[BlockComplete], late: Mapping[int, Mapping[str, object]], items: Sequence[tuple[int, ExtraPart]]
-) -> Iterator[ContentPart]:
-    """The turn's parts, the provider's own items among them."""
-    waiting = list(items)
-    for block in blocks:
-        while waiting and waiting[0][0] < block.block:
-            yield waiting.pop(0)[1]
-        if part := _part(block, late.get(block.block, {})):
-            yield part
-    yield from (item for _, item in waiting)
-
-
-def _items(extras: Extras, turn: int) -> list[tuple[int, ExtraPart]]:
-    """The provider's own items of a turn, each with the block that it follows."""
-    return sorted(
-        (
-            (cast("int", extra["after"]), ExtraPart(name=str(extra["name"]), json=str(extra["json"])))
-            for extra in extras
-            if extra.get("turn") == turn and isinstance(extra.get("after"), int)
-        ),
-        key=lambda item: item[0],
-    )
 
 
 def _part(block: BlockComplete, late: Mapping[str, object]) -> ContentPart | None:
@@ -83,6 +60,8 @@ def _part(block: BlockComplete, late: Mapping[str, object]) -> ContentPart | Non
         case "tool_call" if not block.cut:
             name, tool_id = block.tool_name or "", block.tool_id or ""
             return ToolCallPart(tool_id=tool_id, tool_name=name, arguments=block.arguments or "", **back)
+        case "server_tool" if not block.cut and is_json(block.content or ""):
+            return ExtraPart(name=block.item or "", json=block.content or "")
         case "image" if block.image and not block.cut and not block.image.draft:
             source = _source(block.image)
             return ImagePart(source=source, **back) if source else None
@@ -101,6 +80,15 @@ def _result(block: BlockComplete) -> ToolResultPart:
     return ToolResultPart(
         tool_id=block.tool_id or "", tool_name=block.tool_name, content=content, is_error=bool(block.is_error)
     )
+
+
+def is_json(text: str) -> bool:
+    """Whether a text is JSON: a policy may have changed it."""
+    try:
+        msgspec.json.decode(text)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return False
+    return True
 
 
 def _source(image: ImageRef) -> BlobSource | Base64Source | None:

@@ -22,6 +22,7 @@ from tokenbus.policy.stream_format import StreamFormat
 from tokenbus.policy.stream_state import (
     ContentStreamBlock,
     OtherStreamBlock,
+    ServerToolStreamBlock,
     StreamBlock,
     StreamState,
     ToolCallStreamBlock,
@@ -47,6 +48,7 @@ __all__ = [
     "ReplaceText",
     "ReplaceTextOptions",
     "Rule",
+    "ServerToolStreamBlock",
     "StreamBlock",
     "StreamContext",
     "StreamFormat",

@@ -71,6 +71,12 @@ class ChunkAccess(Protocol[C]):
         """Return a copy of the chunk with this text instead. The chunk itself is not changed."""
         ...
 
+    def with_data(self, chunk: C, rewrite: Callable[[str], str]) -> C:
+        """Return a copy of the chunk whose data beside the content (citations, say) were rewritten. The data are JSON
+        texts; one that is no JSON afterwards is left out.
+        """
+        ...
+
     def key(self, chunk: C) -> int:
         """Return a key that identifies the chunk within its stream, for as long as the chunk is kept."""
         ...
@@ -137,7 +143,7 @@ class StreamContext(Generic[C]):
     def decided(self, action: Action, block: StreamBlock, *, reason: str = "", final: str | None = None) -> None:
         """Record the decision on a block. A blocked block never goes out, even if the policy fails later."""
         content = block.text
-        call = block.kind == "tool_call"
+        call = block.kind in ("tool_call", "server_tool")
         name = getattr(block, "name", None)
         context, decisions = _putting_off.get()
         (decisions if context is self else self._decisions).append(
@@ -161,6 +167,13 @@ class StreamContext(Generic[C]):
         """Return a copy of a chunk with another text. The chunk counts as handled, as if it were sent."""
         self._dealt_with.append(self._words.key(chunk))
         return self._words.with_text(chunk, text)
+
+    def with_data(self, chunk: C, rewrite: Callable[[str], str]) -> C:
+        """Return a copy of a chunk whose data beside the content (citations, say) were rewritten. They are JSON texts;
+        one that is no JSON afterwards is left out. The chunk counts as handled, as if it were sent.
+        """
+        self._dealt_with.append(self._words.key(chunk))
+        return self._words.with_data(chunk, rewrite)
 
     @contextmanager
     def putting_off(self, decisions: list[Decision]) -> Generator[None]:

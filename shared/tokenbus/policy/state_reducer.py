@@ -16,6 +16,7 @@ from tokenbus.policy.stream_format import (
 from tokenbus.policy.stream_state import (
     ContentStreamBlock,
     OtherStreamBlock,
+    ServerToolStreamBlock,
     StreamBlock,
     StreamState,
     ToolCallStreamBlock,
@@ -71,5 +72,7 @@ def _block(began: BlockBegan) -> StreamBlock:
             return ContentStreamBlock(began.id or f"content_{began.number}", began.number)
         case "tool_call":
             return ToolCallStreamBlock(began.id, began.number, index=began.index, name=began.name)
+        case "server_tool":
+            return ServerToolStreamBlock(began.id or f"server_tool_{began.number}", began.number, name=began.name)
         case kind:
             return OtherStreamBlock(began.id or f"{kind}_{began.number}", began.number, other_kind=kind)

@@ -77,6 +77,25 @@ class ToolCallStreamBlock(StreamBlock):
 
 
 @dataclass(slots=True)
+class ServerToolStreamBlock(StreamBlock):
+    """An item of the provider's own: a tool that it runs itself, the tool's result (with the same ``id``), or other
+    content. Withholding it does not stop the tool.
+    """
+
+    name: str = ""
+    """The tool's; empty if the item is none."""
+
+    @property
+    def kind(self) -> BlockKind:
+        return "server_tool"
+
+    @property
+    def content(self) -> str:
+        """The item so far, as the provider's JSON."""
+        return self.text
+
+
+@dataclass(slots=True)
 class OtherStreamBlock(StreamBlock):
     """Block kinds that only the bus has: thinking, a tool's result, an image."""
 

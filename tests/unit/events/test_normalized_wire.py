@@ -16,6 +16,7 @@ from tokenbus.events.normalized import (
     Extra,
     Failed,
     Image,
+    ItemStart,
     Normalized,
     Opaque,
     RefusalDelta,
@@ -44,7 +45,8 @@ GOLDEN: list[tuple[Normalized, list[Any]]] = [
         Image(3, "image/png", "aGk=", True, "a cat", True, "cat", "gpt-image-2", "8x8", "low", "sha256:0", 2, 8, 9),
         ["image", 3, "image/png", "aGk=", True, "a cat", True, "cat", "gpt-image-2", "8x8", "low", "sha256:0", 2, 8, 9],
     ),
-    (Extra("citation", "{}", 0, 4), ["extra", "citation", "{}", 0, 4]),
+    (Extra("citation", "{}", 0), ["extra", "citation", "{}", 0]),
+    (ItemStart(2, "a.b", "web_search", "s"), ["item", 2, "a.b", "web_search", "s"]),
     (UsageSeen(Usage(input=1)), ["usage", {"input": 1}]),
     (
         Done("tool_use", "tool_calls", Usage(output=2), "END"),

@@ -82,9 +82,9 @@ FULL: list[tuple[PublicEvent, str]] = [
         '"tool_call_part":"input","tool_id":"t1","tool_name":"weather"}',
     ),
     (
-        BlockStarted(**AT, block=3, kind="tool_call", tool_id="t1", tool_name="weather", prompt="p"),
+        BlockStarted(**AT, block=3, kind="tool_call", tool_id="t1", tool_name="weather", prompt="p", item="a.b"),
         '{"type":"block_start",' + HEAD + ',"block":3,"kind":"tool_call","tool_id":"t1","tool_name":"weather",'
-        '"prompt":"p"}',
+        '"prompt":"p","item":"a.b"}',
     ),
     (
         ImagePreview(**AT, block=3, kind="image", index=1, image=ImageRef(media_type="image/png", base64="aGk=")),
@@ -111,6 +111,7 @@ FULL: list[tuple[PublicEvent, str]] = [
             signature="sig",
             opaque={"item_id": "fc_1", "api": "openai-responses"},
             opaque_blobs={"encrypted": "sha256:03"},
+            item="gemini.executableCode",
             image=ImageRef(
                 media_type="image/png",
                 blob_id="sha256:00",
@@ -133,7 +134,7 @@ FULL: list[tuple[PublicEvent, str]] = [
         '{"type":"block_complete",' + HEAD + ',"block":3,"kind":"tool_call","content":"c","tool_id":"t1",'
         '"tool_name":"weather","arguments":"{\\"city\\":\\"Brno\\"}","input":{"city":"Brno"},"input_error":"no JSON",'
         '"is_error":true,"signature":"sig","opaque":{"item_id":"fc_1","api":"openai-responses"},'
-        '"opaque_blobs":{"encrypted":"sha256:03"},"image":{"media_type":"image/png","blob_id":"sha256:00","base64":"aGk=",'
+        '"opaque_blobs":{"encrypted":"sha256:03"},"item":"gemini.executableCode","image":{"media_type":"image/png","blob_id":"sha256:00","base64":"aGk=",'
         '"revised_prompt":"a cat","prompt":"cat","model":"gpt-image-2","size":"8x8","quality":"low","size_bytes":2,'
         '"width":8,"height":9,"draft":true},"blob_id":"sha256:01","images":[{"media_type":"image/webp","blob_id":"sha256:02"}],'
         '"cut":true,"provider_extra":[{"name":"citation"}]}',

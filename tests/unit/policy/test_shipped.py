@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
+from tests.unit.core.run.script import item
 from tests.unit.policy.streams import actions, call, calls, chunk, chunk_stream, completions, public_stream, text, under
 from tests.unit.policy.test_chain import TWO_CALLS, contents
 from tests.unit.policy.test_public_events import ANSWER, answer, check_sound
 from tokenbus.client.response import Response
 from tokenbus.errors import SettingsError
 from tokenbus.events import normalized as n
-from tokenbus.events.requests import Generate
+from tokenbus.events.public import encode
+from tokenbus.events.requests import ExtraPart, Generate
 from tokenbus.policy.builtin.model_judge import CallJudge
 from tokenbus.policy.builtin.rewrite import RedactSecrets, ReplaceText
 from tokenbus.policy.builtin.tool_rules import ToolRules
@@ -191,3 +193,67 @@ def test_a_shipped_policy_is_loaded_by_its_public_name_and_by_the_file_it_once_l
 def test_a_wrong_policy_or_option_is_named(path: str, options: dict[str, Any], problem: str):
     with pytest.raises(SettingsError, match=problem):
         load(PolicySpec(policy=path, options=options), "tokenbus.toml")
+
+
+def searched(query: str, *, title: str = "t") -> list[n.Normalized]:
+    """A search that the provider runs, its result, and a text that cites it."""
+    call, found = f'{{"input":{{"q":"{query}"}}}}', f'{{"content":[{{"title":"{title}"}}]}}'
+    cited = f'{{"cited_text":"{title}"}}'
+    return [
+        *item(0, "anthropic.server_tool_use", call, "web_search", "s1"),
+        *item(1, "anthropic.web_search_tool_result", found, "web_search", "s1"),
+        *(n.BlockStart(2, "text"), n.TextDelta(2, "So."), n.Extra("anthropic.citation", cited, 2)),
+        *(n.Opaque(2, "citations", f"[{cited}]"), n.BlockStop(2), n.Extra("x.grounding", cited)),
+    ]
+
+
+@pytest.mark.parametrize("options", [{"deny": ["web_search*"], "notice": "no {tool}"}, {"allow": ["weather"]}])
+async def test_a_tool_that_the_provider_runs_is_denied_by_its_name(options: dict[str, Any]):
+    stream = public_stream(ToolRules.from_options(options))
+    out = await under(stream, answer(*searched("q"), *item(3, "anthropic.compaction", "{}"), finish="stop"))
+    check_sound(out)
+    response = Response.of(out)
+    notice = ["no web_search"] if "notice" in options else []
+    assert [block.content for block in response.blocks] == [*notice, "So.", "{}"], "call and result, and one notice"
+    assert [(d.action, d.tool_name, d.tool_id) for d in stream.decisions()] == [("block", "web_search", "s1")] * 2
+    assert [part for message in response.messages for part in message.content if isinstance(part, ExtraPart)] == [
+        ExtraPart(name="anthropic.compaction", json="{}")
+    ]
+
+
+async def test_items_go_back_under_a_policy_that_leaves_them_as_they_are():
+    events = answer(*searched("q"), finish="stop")
+    out = await under(public_stream(ToolRules.from_options({})), events)
+    check_sound(out)
+    assert Response.of(out).messages == Response.of(events).messages
+    assert [block.item for block in Response.of(out).blocks][:2] == [
+        "anthropic.server_tool_use",
+        "anthropic.web_search_tool_result",
+    ]
+
+
+async def test_secrets_are_redacted_in_searches_results_and_citations():
+    out = await under(public_stream(RedactSecrets()), answer(*searched(KEY, title=KEY), finish="stop"))
+    check_sound(out)
+    assert KEY.encode() not in b"".join(encode(event) for event in out)
+    call, found, text = Response.of(out).blocks
+    assert (call.content, found.content) == (
+        '{"input":{"q":"[redacted]"}}',
+        '{"content":[{"title":"[redacted]"}]}',
+    )
+    cited = '{"cited_text":"[redacted]"}'
+    assert text.provider_extra == [{"name": "anthropic.citation", "json": cited}]
+    assert text.opaque
+    assert text.opaque["citations"] == f"[{cited}]"
+    assert out[-1].provider_extra == [{"name": "x.grounding", "json": cited}]
+    [message] = Response.of(out).messages
+    assert message.content[0] == ExtraPart(name="anthropic.server_tool_use", json=call.content or "")
+
+
+async def test_an_item_that_a_policy_made_invalid_json_is_not_sent_back():
+    rules = {"rules": [{"find": '"q"', "replace": '"'}], "kinds": ["server_tool"]}
+    out = await under(public_stream(ReplaceText.from_options(rules)), answer(*searched("x"), finish="stop"))
+    check_sound(out)
+    [message] = Response.of(out).messages
+    names = [part.name for part in message.content if isinstance(part, ExtraPart)]
+    assert names == ["anthropic.web_search_tool_result"]

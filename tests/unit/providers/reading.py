@@ -10,7 +10,7 @@ import msgspec
 from tokenbus.events.normalized import (
     BlockStart,
     BlockStop,
-    Extra,
+    ItemStart,
     Normalized,
     RefusalDelta,
     Start,
@@ -122,10 +122,10 @@ def answer(events: list[Normalized]) -> Answer:
                 assert kinds[event.block] == "tool_call"
                 opened.remove(event.block)
                 done += 1
-            case Extra():
-                if event.ordinal >= 0:
-                    assert event.ordinal not in kinds
-                    kinds[event.ordinal] = event.name
+            case ItemStart():
+                assert event.block not in kinds
+                kinds[event.block] = event.item
+                opened.add(event.block)
             case _:
                 pass
 
@@ -144,6 +144,22 @@ def answer(events: list[Normalized]) -> Answer:
         open=opened,
         terminal=terminal,
     )
+
+
+def items(events: list[Normalized]) -> list[tuple[str, str, str, str]]:
+    """The complete items of the provider's own: type, tool, id, and JSON."""
+    starts = {event.block: event for event in events if isinstance(event, ItemStart)}
+    ended = [event.block for event in events if isinstance(event, BlockStop) and event.block in starts]
+    json = dict.fromkeys(starts, "")
+    for event in events:
+        if isinstance(event, ToolCallDelta) and event.block in starts:
+            json[event.block] += event.fragment
+    return [(starts[at].item, starts[at].tool_name, starts[at].tool_id, json[at]) for at in sorted(ended)]
+
+
+def item(block: int, name: str, json: str, tool: str = "", tool_id: str = "") -> list[Normalized]:
+    """The events of an item that comes whole."""
+    return [ItemStart(block, name, tool, tool_id), ToolCallDelta(block, json), BlockStop(block)]
 
 
 def joined(events: list[Normalized]) -> list[Normalized]:

@@ -12,7 +12,18 @@ import pytest
 
 from tests.unit.providers.corpus import APIS, Recording, needs_corpus, recordings
 from tests.unit.providers.reading import answer, cut, read, read_pieces
-from tokenbus.events.normalized import Cut, Done, Extra, Failed, Image, Normalized, Opaque, UsageSeen
+from tokenbus.events.normalized import (
+    Cut,
+    Done,
+    Extra,
+    Failed,
+    Image,
+    ItemStart,
+    Normalized,
+    Opaque,
+    ToolCallDelta,
+    UsageSeen,
+)
 
 pytestmark = needs_corpus
 
@@ -36,6 +47,7 @@ WE_DIFFER: dict[str, dict[str, str]] = {
         "usage": "Groq's counts stand in x_groq alone, which the manifest has apart",
     },
     "pydantic-pydantic-ai__test_groq_model_web_search_tool_stream.sse": {
+        "blocks": "the manifest has no blocks of Groq's executed_tools",
         "usage": "Groq's counts stand in x_groq alone, which the manifest has apart",
     },
     "vercel-ai__inline-preserve-structured-error-stream-parts.sse": {
@@ -118,8 +130,11 @@ def signatures(events: list[Normalized]) -> list[str]:
     for event in events:
         if isinstance(event, Opaque) and event.name in ("encrypted", "thought_signature"):
             found.append(event.value)
-        elif isinstance(event, Extra) and event.ordinal >= 0 and event.name.startswith("gemini."):
-            found.append(msgspec.json.decode(event.json, type=Signed).thoughtSignature or "")
+        elif isinstance(event, ItemStart) and event.item.startswith("gemini."):
+            json = next(
+                json.fragment for json in events if isinstance(json, ToolCallDelta) and json.block == event.block
+            )
+            found.append(msgspec.json.decode(json, type=Signed).thoughtSignature or "")
     return marks([signature for signature in [*opaque(events, "signature"), *found] if signature])
 
 

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from tests.unit.providers.corpus import APIS, Recording, further_recordings, needs_corpus, recordings
-from tests.unit.providers.reading import answer, read
+from tests.unit.providers.reading import answer, items, read
 from tokenbus.events.normalized import Extra
 
 pytestmark = needs_corpus
@@ -99,8 +99,9 @@ def test_each_character_of_a_recorded_answer_is_emitted_once_and_under_one_kind(
     events = read(row.api_name, row.data)
     said = answer(events)
     kinds = [solid(text) for text in (said.text, said.thinking, said.refusal)]
-    items = [leaf for e in events if isinstance(e, Extra) for leaf in leaves_of(msgspec.json.decode(e.json))]
-    beside = "".join(map(solid, [*items, *(arguments for *_, arguments in said.calls)]))
+    jsons = [*(e.json for e in events if isinstance(e, Extra)), *(json for *_, json in items(events))]
+    leaves = [leaf for json in jsons for leaf in leaves_of(msgspec.json.decode(json))]
+    beside = "".join(map(solid, [*leaves, *(arguments for *_, arguments in said.calls)]))
     homes: list[list[tuple[str, int]]] = []
     for voice, pieces in said_in(row.data).items():
         if home := [(voice, at) for at, text in enumerate(kinds) if voice in text]:

@@ -22,7 +22,7 @@ from tokenbus.events.normalized import (
     BlockStart,
     BlockStop,
     Done,
-    Extra,
+    ItemStart,
     Normalized,
     Opaque,
     RefusalDelta,
@@ -239,8 +239,8 @@ def said_again(events: list[Normalized]) -> Message:
                 table.complete(event.block, out)
             case Opaque():
                 table.keep(event)
-            case Extra() if event.ordinal >= 0:
-                table.keep_item(event.ordinal, event.name, event.json)
+            case ItemStart():
+                table.start(event.block, "server_tool", out, event.tool_id, event.tool_name, item=event.item)
             case _:
                 pass
     return Message(role="assistant", content=table.message_parts())

@@ -32,7 +32,14 @@ from tokenbus_services.cli.render import event_text as wording
 from tokenbus_services.cli.render.terminal import safe
 
 _MOST_OPEN = 4
-_STYLES = {"text": "green", "thinking": "bright_black", "tool_call": "cyan", "tool_result": "magenta", "image": "blue"}
+_STYLES = {
+    "text": "green",
+    "thinking": "bright_black",
+    "tool_call": "cyan",
+    "tool_result": "magenta",
+    "image": "blue",
+    "server_tool": "cyan",
+}
 _LIFE_STYLES = {
     "completed": "green",
     "started": "dim",

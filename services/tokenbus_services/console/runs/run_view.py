@@ -45,7 +45,12 @@ MAX_WORDS = 120
 """Characters of a run's last words."""
 CHARACTERS_PER_TOKEN = 4
 _BLANKS = re.compile(r"\s+")
-_STATES_OF_KINDS: dict[str, State] = {"text": "speaking", "thinking": "thinking", "tool_call": "tool"}
+_STATES_OF_KINDS: dict[str, State] = {
+    "text": "speaking",
+    "thinking": "thinking",
+    "tool_call": "tool",
+    "server_tool": "tool",
+}
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):

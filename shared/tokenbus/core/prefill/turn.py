@@ -49,8 +49,8 @@ class TurnText(msgspec.Struct):
             case n.TextDelta() | n.RefusalDelta():
                 self.progress = True
                 return self.reader.feed(event.text)
-            case n.BlockStart():
-                if event.kind == "text":
+            case n.BlockStart() | n.ItemStart():
+                if isinstance(event, n.BlockStart) and event.kind == "text":
                     return []
                 self.beside.append(event.block)
             case n.BlockStop():
@@ -60,11 +60,11 @@ class TurnText(msgspec.Struct):
             case n.ToolCallStart():
                 # Prefill mode offers no native tools, so no executor runs this call.
                 return [n.Extra("prefill.native_call", msgspec.json.encode({"name": event.name}).decode())]
-            case n.ToolCallDelta() | n.ToolCallDone():
+            case n.ToolCallDone():
                 return []
             case n.Extra():
                 return [n.Extra(event.name, event.json)]
-            case n.ThinkingDelta() | n.Image() | n.Opaque():
+            case n.ThinkingDelta() | n.ToolCallDelta() | n.Image() | n.Opaque():
                 if event.block not in self.beside:
                     return []
             case _:

@@ -27,6 +27,9 @@ def add(s: RunState, out: Outbox, event: n.Normalized, at_ms: int) -> None:
             s.blocks.write(event.block, event.fragment, out)
         case n.BlockStart():
             s.blocks.start(event.block, event.kind, out, prompt=event.prompt or None)
+        case n.ItemStart():
+            about = {"tool_id": event.tool_id or None, "name": event.tool_name or None, "item": event.item}
+            s.blocks.start(event.block, "server_tool", out, **about)
         case n.ToolCallStart():
             s.blocks.start(event.block, "tool_call", out, _id_of(event, s), event.name)
         case n.BlockStop():
@@ -76,10 +79,6 @@ def _ref_of(event: n.Image) -> ImageRef:
 
 
 def _extra(s: RunState, event: n.Extra) -> None:
-    if event.ordinal >= 0:
-        s.blocks.keep_item(event.ordinal, event.name, event.json)
     shown: dict[str, object] = {"name": event.name, "json": event.json}
-    if event.ordinal >= 0:  # the next turn sends it back after this block
-        shown |= {"turn": s.turn, "after": s.blocks.number_before(event.ordinal)}
     if event.block is None or not s.blocks.note(event.block, shown):
         remember(s, shown)

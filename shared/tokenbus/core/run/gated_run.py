@@ -235,7 +235,8 @@ class GatedRun:
                 gate.first_visible_ms = self._now_ms - self.state.accepted_ms
             self._decide(step.decisions)
             if gate.terminal_event and (ends := [e for e in step.events if isinstance(e, TERMINAL)]):
-                gate.terminal_event = msgspec.structs.replace(gate.terminal_event, finish=ends[-1].finish)
+                judged = {"finish": ends[-1].finish, "provider_extra": ends[-1].provider_extra}
+                gate.terminal_event = msgspec.structs.replace(gate.terminal_event, **judged)
             if step.ends is not None:
                 self._terminated(step)
                 return

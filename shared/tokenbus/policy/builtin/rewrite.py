@@ -22,7 +22,9 @@ class ReplaceTextOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
 
 class ReplaceText(StreamProcessor):
-    """Replaces what the rules match. Only text that may be the beginning of a match is held back."""
+    """Replaces what the rules match, in the content of blocks and in the data beside it, like citations. Only text that
+    may be the beginning of a match is held back.
+    """
 
     Options = ReplaceTextOptions
 
@@ -39,7 +41,10 @@ class ReplaceText(StreamProcessor):
         if ended := state.just_completed or state.just_cut:
             await self._finish(ended, context)
         block, text = state.chunk_block, context.text(chunk)
-        if block is None or not text or block.kind not in self.options.kinds:
+        if not text and (block is None or block.kind in self.options.kinds):
+            await context.send(context.with_data(chunk, self._rewritten))
+            return
+        if block is None or block.kind not in self.options.kinds:
             await context.send(chunk)
             return
         rewritten = self._texts.setdefault(block.number, _Text(Rewriter(self._rules)))
@@ -47,6 +52,10 @@ class ReplaceText(StreamProcessor):
         ready = rewritten.rewriter.feed(text)
         rewritten.out.append(ready)
         await context.send(chunk if ready == text else context.with_text(chunk, ready))
+
+    def _rewritten(self, text: str) -> str:
+        rewriter = Rewriter(self._rules)
+        return rewriter.feed(text) + rewriter.end()
 
     async def on_end(self, state: StreamState, context: StreamContext[Any]) -> None:
         for block in state.blocks:
@@ -76,7 +85,7 @@ class _Text:
 class RedactSecretsOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options in addition to the well-known key formats."""
 
-    kinds: tuple[BlockKind, ...] = ("text", "thinking", "tool_call", "tool_result")
+    kinds: tuple[BlockKind, ...] = ("text", "thinking", "tool_call", "tool_result", "server_tool")
     mark: str = "[redacted]"
     env: list[str] = []
     """Environment variables whose values are secret, if they are set, or the files that they name with `_FILE`."""

@@ -8,7 +8,7 @@ is supported.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -52,6 +52,9 @@ class OpenAIChunkAccess:
             if field(field(call, "function"), "arguments"):
                 call["function"]["arguments"], text = text, ""
         return like(chunk, data)
+
+    def with_data(self, chunk: Any, rewrite: Callable[[str], str]) -> Any:
+        return chunk
 
     def key(self, chunk: Any) -> int:
         return id(chunk)

@@ -7,6 +7,7 @@ sequence numbers to its output.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -20,7 +21,9 @@ from tokenbus.events.public import (
     PublicEvent,
     Restarted,
     Retrying,
+    RunEnd,
 )
+from tokenbus.events.run_messages import is_json
 from tokenbus.policy.public.writer import PublicWriter
 from tokenbus.policy.stream_format import BlockBegan, BlockEnded, BlockGrew, BlocksVoided, Change, Piece, StreamFinished
 
@@ -58,6 +61,22 @@ class PublicChunkAccess:
         if isinstance(chunk, Chunk) and chunk.tool_call_part in (None, "input"):
             return msgspec.structs.replace(chunk, text=text)
         return chunk
+
+    def with_data(self, chunk: PublicEvent, rewrite: Callable[[str], str]) -> PublicEvent:
+        if not isinstance(chunk, BlockComplete | RunEnd):
+            return chunk
+        extras: list[dict[str, object]] = []
+        for extra in chunk.provider_extra or ():
+            if not isinstance(json := extra.get("json"), str):
+                extras.append(extra)
+            elif is_json(new := rewrite(json)):
+                extras.append(extra if new == json else {**extra, "json": new})
+        changes: dict[str, Any] = {"provider_extra": extras or None}
+        if isinstance(chunk, BlockComplete) and chunk.opaque and (cited := chunk.opaque.get("citations")):
+            new = rewrite(cited)
+            others = {name: value for name, value in chunk.opaque.items() if name != "citations"}
+            changes["opaque"] = others | ({"citations": new} if is_json(new) else {}) or None
+        return msgspec.structs.replace(chunk, **changes)
 
     def key(self, chunk: PublicEvent) -> int:
         return chunk.seq
@@ -117,6 +136,8 @@ class PublicReader:
         if event.block in self._known:
             return []
         self._known.add(event.block)
+        if not isinstance(event, ImagePreview) and event.kind == "server_tool":
+            return [BlockBegan(event.block, event.kind, event.tool_id or "", event.tool_name or "")]
         if isinstance(event, ImagePreview) or event.kind != "tool_call":
             return [BlockBegan(event.block, event.kind)]
         self._calls += 1

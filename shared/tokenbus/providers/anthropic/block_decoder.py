@@ -9,6 +9,7 @@ from tokenbus.events.normalized import (
     BlockStart,
     BlockStop,
     Extra,
+    ItemStart,
     Normalized,
     Opaque,
     TextDelta,
@@ -18,9 +19,17 @@ from tokenbus.events.normalized import (
     ToolCallStart,
 )
 from tokenbus.providers.anthropic import wire
-from tokenbus.providers.anthropic.stream_blocks import EmittedBlock, StreamedBlock, fields_of, further_fields
+from tokenbus.providers.anthropic.stream_blocks import (
+    EmittedBlock,
+    StreamedBlock,
+    fields_of,
+    further_fields,
+    opening_of,
+)
 from tokenbus.providers.response.decoder import MAX_OPEN_BLOCKS, ResponseDecoder
 from tokenbus.providers.response.json_decode import is_null, tag_of, text_of
+
+_NO_INPUT = msgspec.Raw(b"{}")
 
 
 class BlockDecoder(ResponseDecoder, kw_only=True):
@@ -36,6 +45,8 @@ class BlockDecoder(ResponseDecoder, kw_only=True):
     next_ordinal: int = 0
     calls: int = 0
     """Number of completed tool calls."""
+    tool_names: dict[str, str] = msgspec.field(default_factory=dict[str, str])
+    """Tools that the provider runs, by the id of the call; a result has only the id."""
 
     def _open(
         self, index: int, data: bytes, out: list[Normalized], *, whole: bool = False, text: str | None = None
@@ -75,8 +86,25 @@ class BlockDecoder(ResponseDecoder, kw_only=True):
                 if fields := further_fields(data):
                     out.append(Opaque(ordinal, "fields", fields))
             case wire.Unknown():
-                self.blocks[index] = block = StreamedBlock("item", ordinal, whole, name=parsed.type, item=data.decode())
-                self._hold_for(block, len(data))
+                self.blocks[index] = block = StreamedBlock("item", ordinal, whole, name=parsed.type)
+                self._begin_item(block, data, out)
+
+    def _begin_item(self, block: StreamedBlock, data: bytes, out: list[Normalized]) -> None:
+        """Start an item. Its JSON is emitted at once up to its input; one without input, when it is complete."""
+        fields = fields_of(data)
+        item = wire.read_item(data)
+        tool_id = item.id or item.tool_use_id or ""
+        name = item.name or self.tool_names.get(tool_id) or _tool_of(block.name)
+        if item.id and item.name:
+            self._hold_for(block, len(item.id) + len(item.name))
+            self.tool_names[item.id] = item.name
+        out.append(ItemStart(block.ordinal, f"anthropic.{block.name}", name, tool_id))
+        if "input" in fields or block.name.endswith("tool_use"):
+            block.prefilled = text_of(fields.get("input", _NO_INPUT))
+            out.append(ToolCallDelta(block.ordinal, opening_of(fields)))
+        else:
+            block.item = data.decode()
+        self._hold_for(block, len(block.item) + len(block.prefilled))
 
     def _continues_block(self, index: int, parsed: wire.Block | wire.Unknown, out: list[Normalized]) -> bool:
         """Whether this start belongs to a block from `message_start`. Earlier such blocks are complete and get
@@ -136,15 +164,17 @@ class BlockDecoder(ResponseDecoder, kw_only=True):
                     block.streamed = True
                     block.emitted.add(delta.partial_json)
                     out.append(ToolCallDelta(block.ordinal, delta.partial_json))
-            case wire.InputDelta() if block.kind == "item":
-                self._hold_for(block, len(delta.partial_json))
-                block.pieces.append(delta.partial_json)
+            case wire.InputDelta() if block.kind == "item" and not block.item:
+                if delta.partial_json:
+                    self._hold_for(block, len(delta.partial_json))
+                    block.pieces.append(delta.partial_json)
+                    out.append(ToolCallDelta(block.ordinal, delta.partial_json))
             case wire.SignatureDelta() if block.kind == "thinking":
                 out.append(Opaque(block.ordinal, "signature", delta.signature))
             case wire.CitationsDelta() if block.kind == "text":
                 self._cite(block, delta.citation, out)
             case _:
-                self._extra(str(delta.__struct_config__.tag), msgspec.json.encode(delta).decode(), out, block.shown)
+                self._extra(str(delta.__struct_config__.tag), msgspec.json.encode(delta).decode(), out, block.ordinal)
         return None
 
     def _unknown_delta(self, parsed: wire.UnknownDelta, out: list[Normalized]) -> None:
@@ -152,13 +182,13 @@ class BlockDecoder(ResponseDecoder, kw_only=True):
         block = self.blocks.get(parsed.index)
         fields = fields_of(bytes(parsed.delta))
         name = tag_of(bytes(parsed.delta))
-        if block and block.kind == "item" and name == f"{block.name}_delta":
+        if block and block.item and name == f"{block.name}_delta":
             for field, value in fields.items():
                 if field != "type" and not is_null(value):
                     self._hold_for(block, len(bytes(value)))
                     block.fields[field] = text_of(value)
         else:
-            self._extra(name, text_of(parsed.delta), out, block.shown if block else -1)
+            self._extra(name, text_of(parsed.delta), out, block.ordinal if block else -1)
 
     def _close_block(self, index: int, out: list[Normalized]) -> None:
         block = self.blocks.pop(index, None)
@@ -172,7 +202,9 @@ class BlockDecoder(ResponseDecoder, kw_only=True):
                 out.append(ToolCallDone(block.ordinal))
                 self.calls += 1
             case "item":
-                out.append(Extra(f"anthropic.{block.name}", block.completed(), ordinal=block.ordinal))
+                rest = block.rest_of_item()
+                if rest is not None:
+                    out += [ToolCallDelta(block.ordinal, rest), BlockStop(block.ordinal)]
             case "text" | "thinking":
                 if block.pieces:
                     out.append(Opaque(block.ordinal, "citations", f"[{','.join(block.pieces)}]"))
@@ -180,7 +212,7 @@ class BlockDecoder(ResponseDecoder, kw_only=True):
                     out.append(BlockStop(block.ordinal))
         self._hold(96 - block.held)
         self.emitted.append(EmittedBlock(block.kind, block.tool_id, block.emitted))
-        self.last_index, self.last_ordinal = index, block.shown
+        self.last_index, self.last_ordinal = index, block.ordinal
 
     def _text(self, block: StreamedBlock, text: str, out: list[Normalized]) -> None:
         if text:
@@ -214,3 +246,9 @@ class BlockDecoder(ResponseDecoder, kw_only=True):
 
     def _extra(self, name: str, json: str, out: list[Normalized], ordinal: int = -1) -> None:
         out.append(Extra(f"anthropic.{name}", json, ordinal if ordinal >= 0 else None))
+
+
+def _tool_of(item: str) -> str:
+    """The tool of a result whose call is unknown; empty if the item is no result."""
+    tool, of_result, _ = item.partition("_tool_result")
+    return tool if of_result else ""

@@ -3,8 +3,8 @@
 providers.md ("Anthropic Messages") describes real streams. Design choices:
 
 - A text block without text is dropped. A thinking block is kept even if empty, because it may hold only a signature.
-- Calls and results of server-side tools, and blocks of unknown types, become an `Extra` with an ordinal. It is emitted
-  when complete, as one piece of JSON to send back in the next turn.
+- Calls and results of server-side tools, and blocks of unknown types, are items: their JSON, to send back in the next
+  turn. An input is emitted as it streams.
 - A second, different `message_start` voids the attempt's blocks so far: a second `Start` reports it (`void_before`),
   ordinals continue, and open blocks are never closed. A repeated announcement of the same message is ignored.
 - Content in `message_start` or in a block's start is emitted at once. The block with that index continues it; deltas

@@ -31,13 +31,13 @@ class StreamedBlock(msgspec.Struct):
     emitted: EmittedText = msgspec.field(default_factory=EmittedText)
     """text, thinking: everything emitted. tool: its input."""
     prefilled: str = ""
-    """tool: the input in the start event; used only if no delta follows."""
+    """tool, item: the input in the start event; used only if no delta follows."""
     streamed: bool = False
     """tool: a delta brought input."""
     name: str = ""
     """item: its type."""
     item: str = ""
-    """item: its initial JSON."""
+    """item: its initial JSON, if it has no input."""
     fields: dict[str, str] = {}
     """item: JSON of the fields that deltas added."""
     pieces: list[str] = []
@@ -59,19 +59,15 @@ class StreamedBlock(msgspec.Struct):
         self.begun = self.again = ""
         return new
 
-    @property
-    def shown(self) -> int:
-        """The ordinal of the emitted block; -1 if none was emitted."""
-        return -1 if self.kind == "item" else self.ordinal
-
-    def completed(self) -> str:
-        """The item's JSON including what its deltas added. Input that is not valid JSON was cut off and is dropped."""
-        brought = {name: msgspec.Raw(value) for name, value in self.fields.items()}
-        streamed = "".join(self.pieces)
-        if streamed and is_json(streamed):
-            brought["input"] = msgspec.Raw(streamed)
-        if not brought:
+    def rest_of_item(self) -> str | None:
+        """The rest of the item's JSON; None if its input was cut off."""
+        if not self.item:
+            if not self.pieces:
+                return f"{self.prefilled}}}"
+            return "}" if is_json("".join(self.pieces)) else None
+        if not self.fields:
             return self.item
+        brought = {name: msgspec.Raw(value) for name, value in self.fields.items()}
         return msgspec.json.encode({**fields_of(self.item.encode()), **brought}).decode()
 
 
@@ -134,6 +130,12 @@ def _text_of(block: wire.Block | wire.Unknown) -> str:
 def fields_of(data: bytes) -> dict[str, msgspec.Raw]:
     """The raw fields of a JSON object. Raises Malformed."""
     return read(_fields, data, "content block")
+
+
+def opening_of(fields: dict[str, msgspec.Raw]) -> str:
+    """The JSON of an item up to its input, which comes last because deltas may follow."""
+    others = {name: value for name, value in fields.items() if name != "input"}
+    return f'{msgspec.json.encode(others).decode()[:-1]},"input":'
 
 
 def further_fields(data: bytes) -> str:

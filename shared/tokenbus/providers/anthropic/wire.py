@@ -143,6 +143,14 @@ class ToolUseBlock(_Event, tag="tool_use"):
 Block = TextBlock | ThinkingBlock | RedactedBlock | ToolUseBlock
 
 
+class Item(msgspec.Struct):
+    """What names a block of a type without a struct here."""
+
+    id: str | None = None
+    tool_use_id: str | None = None
+    name: str | None = None
+
+
 class Unknown(msgspec.Struct):
     """An object of unknown `type`."""
 
@@ -159,6 +167,7 @@ _event_tags = _tags(
 )
 _block = msgspec.json.Decoder(Block)
 _block_tags = _tags(TextBlock, ThinkingBlock, RedactedBlock, ToolUseBlock)
+_item = msgspec.json.Decoder(Item)
 _unknown_delta = msgspec.json.Decoder(UnknownDelta)
 _bare_error = msgspec.json.Decoder(BareError)
 _delta_tags = _tags(TextDelta, ThinkingDelta, InputDelta, SignatureDelta, CitationsDelta)
@@ -180,6 +189,11 @@ def read_event(data: bytes) -> Event | UnknownDelta | BareError | Unknown:
         if kind in _event_tags or not kind:
             raise
         return Unknown(kind)
+
+
+def read_item(data: bytes) -> Item:
+    """Decode what names a block of unknown type. Raises Malformed."""
+    return read(_item, data, "content block")
 
 
 def read_block(data: bytes) -> Block | Unknown:

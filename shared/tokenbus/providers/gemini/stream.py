@@ -11,8 +11,8 @@ providers.md ("Gemini streamGenerateContent") describes real streams. Design cho
 - A call without an id gets ``call_<ordinal>``. Only ids from the provider are sent back to it (`item_id`).
 - A signature belongs to the part it came with. On an empty text or alone, it belongs to the open text or thinking. If
   nothing is open, or the open block is already signed, the part is kept as an item to send back in place.
-- A part of unknown type (code that the provider runs, its own tools) becomes an `Extra` with an ordinal, and so does
-  media other than images. An image inside a thought is a draft.
+- A part of unknown type (code that the provider runs, its own tools) is an item, and so is media other than images.
+  An image inside a thought is a draft.
 - Only candidate 0 is the answer; others become `Extra`.
 """
 
@@ -31,6 +31,7 @@ from tokenbus.events.normalized import (
     Failed,
     FinishReason,
     Image,
+    ItemStart,
     Normalized,
     Opaque,
     OpenKind,
@@ -70,6 +71,13 @@ FINISH: dict[str, FinishReason] = {
     "UNEXPECTED_TOOL_CALL": "error",
 }
 _NOTHING_COUNTED = (b"", b"null", b"{}")
+_TOOLS = {
+    "executableCode": "code_execution",
+    "codeExecutionResult": "code_execution",
+    "toolCall": "",
+    "toolResponse": "",
+}
+"""Parts of tools that the provider runs: the tool's name, unless the part has it."""
 _OF_A_THOUGHT = frozenset({"thought", "thoughtSignature"})
 
 
@@ -226,13 +234,21 @@ class GeminiDecoder(ResponseDecoder, kw_only=True):
 
     def _other_part(self, raw: msgspec.Raw, signature: str | None, out: list[Normalized]) -> None:
         """Keep a part verbatim to send back in place. A lone signature goes to the open block if that has none."""
-        names = [name for name in read(wire.fields, bytes(raw), "part") if name not in _OF_A_THOUGHT]
+        fields = read(wire.fields, bytes(raw), "part")
+        names = [name for name in fields if name not in _OF_A_THOUGHT]
         alone = not names or names == ["text"]
         if alone and (not signature or (not names and self._sign(signature, self.open_kind, out))):
             return
         self._close_open_block(out)
         name = "thoughtSignature" if alone else names[0]
-        out.append(Extra(f"gemini.{name}", text_of(raw), ordinal=self._take_ordinal()))
+        ordinal = self._take_ordinal()
+        tool = read(wire.tool, bytes(fields[name]), name) if name in _TOOLS else None
+        tool_name = (tool and tool.tool_type and tool.tool_type.lower()) or _TOOLS.get(name, "")
+        out += [
+            ItemStart(ordinal, f"gemini.{name}", tool_name, (tool and tool.id) or ""),
+            ToolCallDelta(ordinal, text_of(raw)),
+            BlockStop(ordinal),
+        ]
 
     # --- tool calls -------------------------------------------------------------------------------------------
 

@@ -54,6 +54,13 @@ class Part(_Camel):
     inline_data: Blob | None = None
 
 
+class Tool(_Camel):
+    """What names a tool that the provider runs, in a part of its call or result."""
+
+    id: str | None = None
+    tool_type: str | None = None
+
+
 class Content(msgspec.Struct):
     """Content that a candidate adds."""
 
@@ -110,6 +117,7 @@ class RawCandidate(msgspec.Struct):
 
 
 chunk = msgspec.json.Decoder(Chunk)
+tool = msgspec.json.Decoder(Tool)
 raw_chunk = msgspec.json.Decoder(RawChunk)
 raw_candidate = msgspec.json.Decoder(RawCandidate)
 fields = msgspec.json.Decoder(dict[str, Raw])

@@ -12,6 +12,7 @@ from tokenbus.events.normalized import (
     BlockStop,
     Extra,
     Image,
+    ItemStart,
     Normalized,
     Opaque,
     OpenKind,
@@ -136,13 +137,30 @@ class AnswerDecoder(ResponseDecoder, kw_only=True):
 
     def _further(self, delta: wire.Delta, out: list[Normalized], *, whole: bool = False) -> None:
         """Emit content other than text and calls. For a ``whole`` message, only what was not emitted before."""
-        for name in ("annotations", "executed_tools", "audio"):
+        if not is_null(delta.executed_tools):
+            for raw in read(wire.raw_items, bytes(delta.executed_tools), "executed_tools"):
+                self._executed(raw, out)
+        for name in ("annotations", "audio"):
             value: msgspec.Raw = getattr(delta, name)
             if not is_null(value) and bytes(value) != b"[]" and (self._is_new(bytes(value)) or not whole):
                 out.append(Extra(f"openai-chat.{name}", text_of(value), self._open_or_none()))
         if not is_null(delta.images):
             for raw in read(wire.raw_items, bytes(delta.images), "images"):
                 self._image(raw, out)
+
+    def _executed(self, raw: msgspec.Raw, out: list[Normalized]) -> None:
+        """Emit a tool that the provider ran; it sends one again with its output."""
+        if self._is_new(bytes(raw)):
+            self._release(out)
+            self._close_open_block(out)
+            self._complete(out)
+            ordinal = self._take_ordinal()
+            tool = read(wire.executed_tool, bytes(raw), "executed tool")
+            out += [
+                ItemStart(ordinal, "openai-chat.executed_tools", tool.name or tool.type or ""),
+                ToolCallDelta(ordinal, text_of(raw)),
+                BlockStop(ordinal),
+            ]
 
     def _image(self, raw: msgspec.Raw, out: list[Normalized]) -> None:
         """Emit a complete image, given as a data URL. Repeated bytes are the same image."""

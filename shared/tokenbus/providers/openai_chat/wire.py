@@ -93,6 +93,13 @@ class RawChoices(msgspec.Struct):
     choices: list[Raw] | None = None
 
 
+class ExecutedTool(msgspec.Struct):
+    """What names a tool that ran on the vendor's servers."""
+
+    name: str | None = None
+    type: str | None = None
+
+
 class ImageUrl(msgspec.Struct):
     url: str = ""
 
@@ -107,6 +114,7 @@ content_part = msgspec.json.Decoder(ContentPart)
 raw_choices = msgspec.json.Decoder(RawChoices)
 anything = msgspec.json.Decoder()
 raw_items = msgspec.json.Decoder(list[Raw])
+executed_tool = msgspec.json.Decoder(ExecutedTool)
 image_item = msgspec.json.Decoder(ImageItem)
 
 

@@ -84,6 +84,9 @@ class ItemTable(msgspec.Struct):
             item = self.items[at]
             if not item.ended or item.has(ids_of(parsed), parsed.call_id) or _matches_position(item, parsed):
                 return at
+        if kind == "other" and index is None and not ids_of(parsed):
+            at = self.latest.get(sort_of(kind, parsed.type))
+            return at if at in self.open else None
         return self._by_text(kind, parsed)
 
     def of_whole(self, kinds: Sequence[ItemKind], parsed: Sequence[wire.Item]) -> list[int | None]:

@@ -69,11 +69,24 @@ class StreamedItem(msgspec.Struct):
     beside: dict[str, list[str]] = {}
     """reasoning: pieces of the summary while raw reasoning was emitted first, or vice versa; often the same text."""
     emitted: EmittedText = msgspec.field(default_factory=EmittedText)
-    """call: its arguments emitted so far."""
+    """call: its arguments emitted so far. other: the text of its streamed field."""
+    field: str = ""
+    """other: its streamed field."""
     pieces: list[str] = []
     """call: arguments that came before its name."""
     held: int = 0
     """Bytes buffered until the item's end."""
+
+    def rest_of(self, data: bytes) -> str:
+        """The JSON of a complete item, after what was streamed of it."""
+        if not self.field:
+            return data.decode()
+        parsed = read(wire.fields, data, "item")
+        whole = parsed.pop(self.field, None)
+        text = text_in(whole) if whole else ""
+        rest = _encode(self.emitted.rest(text) or "").decode()[1:-1]
+        others = _encode(parsed).decode()
+        return f'{rest}"{"," if parsed else ""}{others[1:]}'
 
     def open_part(self, key: str) -> StreamedPart | None:
         """Return the open part with this key."""
@@ -86,7 +99,7 @@ class StreamedItem(msgspec.Struct):
 
     def has(self, ids: Sequence[str], call_id: str | None) -> bool:
         """Whether the item is known by one of these ids."""
-        if call_id and self.call_id and call_id != self.call_id:
+        if self.kind == "call" and call_id and self.call_id and call_id != self.call_id:
             return False
         return any(name in self.ids for name in ids)
 
@@ -183,6 +196,18 @@ def kind_of(item: wire.Item, custom_tools: list[str] | None) -> ItemKind:
     if item.type == "custom_tool_call" and custom_tools is not None and item.name not in custom_tools:
         return "other"
     return _KINDS.get(item.type, "other")
+
+
+def tool_of(item: wire.Item) -> str:
+    """The tool of an item that the provider runs; empty if it is none."""
+    tool, of_tool, _ = item.type.partition("_call")
+    return item.name or (tool if of_tool else "")
+
+
+def text_in(raw: msgspec.Raw) -> str:
+    """The string that a field holds; empty if it is none."""
+    value = read(wire.anything, bytes(raw), "item")
+    return value if isinstance(value, str) else ""
 
 
 def sort_of(kind: ItemKind, item_type: str) -> str:

@@ -8,8 +8,8 @@ from tokenbus.errors import Malformed
 from tokenbus.events.normalized import (
     BlockStart,
     BlockStop,
-    Extra,
     Image,
+    ItemStart,
     Normalized,
     Opaque,
     OpenKind,
@@ -28,6 +28,7 @@ from tokenbus.providers.openai_responses.items import (
     ids_of,
     kind_of,
     sort_of,
+    tool_of,
 )
 
 
@@ -65,8 +66,12 @@ class OutputDecoder(ContentDecoder, kw_only=True):
 
     def _begin_item(self, index: int | None, parsed: wire.Item, kind: ItemKind, out: list[Normalized]) -> int:
         at = self._open(index, StreamedItem(parsed.type, kind, call_id=parsed.call_id or ""), ids_of(parsed), out)
+        item = self.table.items[at]
         if kind == "call":
-            self._begin_call(self.table.items[at], parsed, out)
+            self._begin_call(item, parsed, out)
+        elif kind == "other":
+            own = parsed.call_id or parsed.id or ""
+            out.append(ItemStart(item.ordinal, f"openai-responses.{parsed.type}", tool_of(parsed), own))
         return at
 
     def _open(self, index: int | None, item: StreamedItem, ids: list[str], out: list[Normalized]) -> int:
@@ -117,7 +122,7 @@ class OutputDecoder(ContentDecoder, kw_only=True):
             case "image":
                 self._end_image(item, parsed, data, out)
             case "other":
-                out.append(Extra(f"openai-responses.{parsed.type}", data.decode(), ordinal=item.ordinal))
+                out += [ToolCallDelta(item.ordinal, item.rest_of(data)), BlockStop(item.ordinal)]
         self.table.end(at)
         self._hold(256 + 64 * len(item.parts) - item.held)
 
@@ -185,6 +190,14 @@ class OutputDecoder(ContentDecoder, kw_only=True):
         if self.table.items[at].ended and self.table.items[at].again is not None:
             at = self._begin_repeated(at, index, out)
         return self.table.items[at]
+
+    def _emit_input(self, item: StreamedItem, field: str, piece: str, out: list[Normalized]) -> None:
+        """Emit a piece of a text field of an item that the provider runs. Its JSON begins with the first such field."""
+        if piece and item.field in ("", field):
+            opening = "" if item.field else f'{{"{field}":"'
+            item.field = field
+            item.emitted.add(piece)
+            out.append(ToolCallDelta(item.ordinal, opening + msgspec.json.encode(piece).decode()[1:-1]))
 
     def _emit_arguments(self, item: StreamedItem, fragment: str, out: list[Normalized]) -> None:
         """Emit a fragment of a call's arguments."""

@@ -8,8 +8,9 @@ providers.md ("OpenAI Responses") describes real streams. Design choices:
   response is emitted as one delta.
 - A call keeps the id and name from its announcement. A custom tool's input is free text: it becomes the raw argument
   string unchanged and is not JSON.
-- An item of any other type becomes an `Extra` with an ordinal, emitted when complete. This includes custom tool calls
-  that the provider runs itself. Their intermediate events are dropped, because the complete item has their data.
+- An item of any other type is emitted as its JSON, when it is complete. This includes custom tool calls that the
+  provider runs itself. A text that such an item streams (code, arguments) is emitted first; its other events are
+  dropped, because the complete item has their data.
 - A refusal gives finish `content_filter`, for any status of the response.
 - A cancelled response is an error: no client of ours cancels it this way.
 """
@@ -47,6 +48,12 @@ FINISH: dict[str, FinishReason] = {
     "incomplete:max_output_tokens": "length",
     "incomplete:content_filter": "content_filter",
 }
+_FIELDS: dict[type[msgspec.Struct], str] = {wire.ArgumentsDelta: "arguments", wire.InputDelta: "input"}
+_STREAMED = {
+    "response.code_interpreter_call_code.delta": "code",
+    "response.mcp_call_arguments.delta": "arguments",
+}
+"""Fields of items that the provider runs, by the events that stream them."""
 _ENDED = ("completed", "incomplete", "failed", "cancelled")
 
 
@@ -136,7 +143,9 @@ class ResponsesDecoder(OutputDecoder, kw_only=True):
             case wire.RefusalDelta():
                 self._refuse(self._content_item(parsed, "text", out), text_key(parsed.content_index), parsed.delta, out)
             case wire.ArgumentsDelta() | wire.InputDelta():
-                if item := self._call_of(parsed, out):
+                if (item := self._call_of(parsed, out)) is None:
+                    self._item_input(parsed.output_index, parsed.item_id, _FIELDS[type(parsed)], parsed.delta, out)
+                else:
                     if item.ended:
                         raise Malformed("event", f"the call at output_index {index} has ended")
                     self._emit_arguments(item, parsed.delta, out)
@@ -220,8 +229,17 @@ class ResponsesDecoder(OutputDecoder, kw_only=True):
         """Handle an event of unknown type. Drop it if it concerns an item, whose final form has all data."""
         index = parsed.output_index
         of_item = isinstance(parsed.item_id, str) or (isinstance(index, int) and index in self.table.by_index)
-        if self.started and not of_item:
+        if of_item and (field := _STREAMED.get(parsed.type)) and isinstance(parsed.delta, str):
+            self._item_input(index, parsed.item_id, field, parsed.delta, out)
+        elif self.started and not of_item:
             self._extra(parsed.type.removeprefix("response."), data.decode(), out)
+
+    def _item_input(self, index: object, item_id: object, field: str, piece: str, out: list[Normalized]) -> None:
+        """Handle a piece of a text that an item of the provider's streams."""
+        known = self.table.by_id.get(item_id) if isinstance(item_id, str) else None
+        at = self.table.by_index.get(index) if known is None and isinstance(index, int) else known
+        if at in self.table.open and (item := self.table.items[at]).kind == "other":
+            self._emit_input(item, field, piece, out)
 
 
 def usage_of(raw: dict[str, object]) -> Usage:

@@ -228,6 +228,7 @@ class Unknown(msgspec.Struct):
     type: str
     output_index: object = None
     item_id: object = None
+    delta: object = None
 
 
 class ContentPart(msgspec.Struct):
@@ -264,6 +265,7 @@ class _Named(msgspec.Struct):
     type: str
     id: object = None
     call_id: object = None
+    name: object = None
 
 
 class NamedTool(msgspec.Struct):
@@ -305,5 +307,5 @@ def read_item(data: bytes) -> Item:
     named = read(_named, data, "item")
     if named.type in _ITEMS:
         return read(_item, data, "item")
-    ids = (name if isinstance(name, str) else None for name in (named.id, named.call_id))
-    return Item(named.type, next(ids), call_id=next(ids))
+    ids = (name if isinstance(name, str) else None for name in (named.id, named.call_id, named.name))
+    return Item(named.type, next(ids), call_id=next(ids), name=next(ids))

@@ -31,6 +31,7 @@ from tokenbus.events.normalized import (
     Done,
     Extra,
     Failed,
+    ItemStart,
     Normalized,
     Opaque,
     RefusalDelta,
@@ -158,8 +159,7 @@ class InlineThinking(msgspec.Struct):
                     out.append(msgspec.structs.replace(event, block=ordinal))
             case Extra():
                 ordinal = -1 if event.block is None else self._emitted_ordinal(event.block, out)
-                at = event.ordinal * _ORDINAL_STRIDE if event.ordinal >= 0 else -1
-                out.append(msgspec.structs.replace(event, block=ordinal if ordinal >= 0 else None, ordinal=at))
+                out.append(msgspec.structs.replace(event, block=ordinal if ordinal >= 0 else None))
             case Start():
                 self.open.clear()
                 self.inside, self.ended, self.undecided = self.begins_inside, -1, None
@@ -173,7 +173,7 @@ class InlineThinking(msgspec.Struct):
             case UsageSeen():
                 out.append(event)
             case _:
-                if isinstance(event, ToolCallStart | BlockStart):
+                if isinstance(event, ToolCallStart | ItemStart | BlockStart):
                     self._decide(out, as_text=not (isinstance(event, BlockStart) and event.kind == "thinking"))
                 out.append(msgspec.structs.replace(event, block=event.block * _ORDINAL_STRIDE))
 
@@ -208,8 +208,6 @@ class InlineThinking(msgspec.Struct):
             self._write(text, waiting, out)
 
     def _attach(self, text: _Text, event: Opaque | Extra, out: list[Normalized]) -> None:
-        if isinstance(event, Extra) and event.ordinal >= 0:
-            event = msgspec.structs.replace(event, ordinal=event.ordinal * _ORDINAL_STRIDE)
         text.beside.append(event)
         if len(text.beside) > MAX_BESIDE:
             self._think(text, out)

@@ -73,6 +73,11 @@ class Story:
         return self.collect()
 
 
+def item(block: int, name: str, json: str, tool: str = "", tool_id: str = "") -> list[n.Normalized]:
+    """An item of the provider's own."""
+    return [n.ItemStart(block, name, tool, tool_id), n.ToolCallDelta(block, json), n.BlockStop(block)]
+
+
 def text(block: int, *pieces: str) -> list[BusEvent]:
     return [n.BlockStart(block, "text"), *(n.TextDelta(block, p) for p in pieces), n.BlockStop(block)]
 

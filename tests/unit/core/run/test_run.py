@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.core.run.script import Story, call, of_type, text
+from tests.unit.core.run.script import Story, call, item, of_type, text
 from tokenbus.core.request.bounds import MAX_NAME_CHARS
 from tokenbus.core.run.attempts.retry import WORKER_LOST
 from tokenbus.core.run.effects import EndRun, ForgetRun, NextTurn, RunTools
@@ -382,9 +382,7 @@ def test_usage_adds_up_over_turns() -> None:
 
 def test_a_paused_turn_is_continued() -> None:
     story = Story()
-    story.provider(
-        n.Extra("server_tool_use", '{"id":1}', ordinal=0), *text(1, "Searching"), n.Done("pause", "pause_turn")
-    )
+    story.provider(*item(0, "server_tool_use", '{"id":1}'), *text(1, "Searching"), n.Done("pause", "pause_turn"))
     turn = story.effects[-1]
     assert isinstance(turn, NextTurn)
     assert turn.history is not None

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.unit.providers.reading import answer, joined, read, sse
+from tests.unit.providers.reading import answer, item, items, joined, read, sse
 from tokenbus.events.normalized import (
     BlockStart,
     BlockStop,
@@ -236,10 +236,11 @@ def test_a_signature_on_no_text_is_that_of_the_open_text(alone: dict[str, Any]) 
 
 @pytest.mark.parametrize("alone", [{"text": "", "thoughtSignature": "s"}, {"thoughtSignature": "s"}])
 def test_a_signature_without_an_open_text_is_sent_back_at_its_place(alone: dict[str, Any]) -> None:
-    item = Extra("gemini.thoughtSignature", msgspec.json.encode(alone).decode(), ordinal=0)
-    assert events_of(chunk(alone), chunk(text("a"), finish="STOP"))[:2] == [item, BlockStart(1, "text")]
+    json = msgspec.json.encode(alone).decode()
+    events = events_of(chunk(alone), chunk(text("a"), finish="STOP"))
+    assert events[:4] == [*item(0, "gemini.thoughtSignature", json), BlockStart(1, "text")]
     after_a_call = events_of(chunk(function("s0", name="f"), alone), STOP)
-    assert Extra("gemini.thoughtSignature", item.json, ordinal=1) in after_a_call
+    assert items(after_a_call) == [("gemini.thoughtSignature", "", "", json)]
 
 
 def test_two_signatures_of_one_text_are_two_parts() -> None:
@@ -255,7 +256,7 @@ def test_two_signatures_of_one_text_are_two_parts() -> None:
         TextDelta(1, "b"),
         Opaque(1, "thought_signature", "s1"),
         BlockStop(1),
-        Extra("gemini.thoughtSignature", '{"thoughtSignature":"s2"}', ordinal=2),
+        *item(2, "gemini.thoughtSignature", '{"thoughtSignature":"s2"}'),
         STOPPED,
     ]
 
@@ -267,8 +268,8 @@ def test_what_the_provider_runs_itself_is_an_item_at_its_place() -> None:
         BlockStart(0, "text"),
         TextDelta(0, "a"),
         BlockStop(0),
-        Extra("gemini.executableCode", msgspec.json.encode(code).decode(), ordinal=1),
-        Extra("gemini.codeExecutionResult", msgspec.json.encode(result).decode(), ordinal=2),
+        *item(1, "gemini.executableCode", msgspec.json.encode(code).decode(), "code_execution"),
+        *item(2, "gemini.codeExecutionResult", msgspec.json.encode(result).decode(), "code_execution"),
         BlockStart(3, "text"),
         TextDelta(3, "b"),
         BlockStop(3),
@@ -283,7 +284,7 @@ def test_half_a_surrogate_pair_becomes_a_replacement_character_in_any_field() ->
     assert read("gemini", body)[2:] == [
         TextDelta(0, "\ufffd"),
         BlockStop(0),
-        Extra("gemini.x", '{"x":"\ufffd","\ufffd":1}', ordinal=1),
+        *item(1, "gemini.x", '{"x":"\ufffd","\ufffd":1}'),
         STOPPED,
     ]
 
@@ -302,7 +303,7 @@ def test_images_are_blocks_those_of_thoughts_drafts_and_other_media_items() -> N
         Image(1, "image/png", "AAAA", final=True),
         Opaque(1, "thought_signature", "s"),
         BlockStop(1),
-        Extra("gemini.inlineData", '{"inlineData":{"mimeType":"audio/wav","data":"AAAA"}}', ordinal=2),
+        *item(2, "gemini.inlineData", '{"inlineData":{"mimeType":"audio/wav","data":"AAAA"}}'),
         STOPPED,
     ]
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.unit.providers.reading import answer, joined, read, sse
+from tests.unit.providers.reading import answer, items, joined, read, sse
 from tokenbus.events.normalized import (
     BlockStart,
     BlockStop,
@@ -16,6 +16,7 @@ from tokenbus.events.normalized import (
     Extra,
     Failed,
     Image,
+    ItemStart,
     Normalized,
     Opaque,
     RefusalDelta,
@@ -309,34 +310,77 @@ def test_a_custom_tools_input_is_its_raw_argument_string() -> None:
 
 
 def test_a_custom_tool_that_the_request_did_not_have_was_run_by_the_provider() -> None:
-    [extra, terminal] = custom({"type": "x_search"})[1:]
-    assert isinstance(extra, Extra)
-    assert (extra.name, extra.ordinal) == ("openai-responses.custom_tool_call", 0)
-    assert msgspec.json.decode(extra.json)["input"] == "SELECT 1"
-    assert terminal == STOPPED
+    events = custom({"type": "x_search"})
+    [(name, tool, tool_id, json)] = items(events)
+    assert (name, tool, tool_id) == ("openai-responses.custom_tool_call", "sql", "c")
+    assert msgspec.json.decode(json)["input"] == "SELECT 1"
+    assert events[-1] == STOPPED
 
 
 def test_a_server_tool_is_an_item_at_its_place_emitted_when_it_is_complete() -> None:
-    item = {"id": "ws", "status": "completed", "action": {"query": "q"}}
+    found = {"id": "ws", "status": "completed", "action": {"query": "q"}}
     events = events_of(
         added(0, "web_search_call", id="ws", status="in_progress"),
         event("web_search_call.searching", 0),
         added(1, "message"),
         text(1, "Found"),
-        done(0, "web_search_call", **item),
+        done(0, "web_search_call", **found),
         event("web_search_call.completed", 0),
         done(1, "message"),
         {"type": "response.odd", "x": 1},
         {"type": "response.odd", "output_index": [0]},
         COMPLETED,
     )
-    [raw] = [e.json for e in events if isinstance(e, Extra) and e.ordinal == 0]
-    assert msgspec.json.decode(raw) == {"type": "web_search_call", **item}
-    assert [e for e in events if isinstance(e, Extra)][1:] == [
+    assert events[0] == ItemStart(0, "openai-responses.web_search_call", "web_search", "ws")
+    [(*_, json)] = items(events)
+    assert msgspec.json.decode(json) == {"type": "web_search_call", **found}
+    assert [e for e in events if isinstance(e, Extra)] == [
         Extra("openai-responses.odd", '{"type":"response.odd","x":1}'),
         Extra("openai-responses.odd", '{"type":"response.odd","output_index":[0]}'),
     ]
     assert BlockStart(1, "text") in events
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "events"),
+    [
+        ("code_interpreter_call", "code", "code_interpreter_call_code"),
+        ("mcp_call", "arguments", "mcp_call_arguments"),
+        ("custom_tool_call", "input", "custom_tool_call_input"),
+    ],
+)
+@pytest.mark.parametrize("rest", [{}, {"status": "completed", "outputs": [{"logs": "1"}]}])
+def test_what_an_item_of_the_provider_streams_is_emitted_as_it_comes(
+    kind: str, field: str, events: str, rest: dict[str, Any]
+) -> None:
+    written = 'print("ä\n")\u2028😀'
+    pieces = [written[at : at + 3] for at in range(0, len(written), 3)]
+    whole = {"id": "i", field: written + "!", "name": "run", **rest}
+    created = {"type": "response.created", "response": {"tools": []}}
+    stream = [
+        added(0, kind, id="i", name="run"),
+        *(event(f"{events}.delta", 0, item_id="i", delta=piece) for piece in pieces),
+        event(f"{events}.done", 0, item_id="i", **{field: written}),
+        done(0, kind, **whole),
+        ended("completed", output=[{"type": kind, **whole}]),
+    ]
+    found = read("openai-responses", sse(created, *stream))
+    [(_, tool, tool_id, json)] = items(found)
+    assert (tool, tool_id) == ("run", "i")
+    assert msgspec.json.decode(json) == {"type": kind, **whole}
+    assert len([e for e in found if isinstance(e, ToolCallDelta)]) == len(pieces) + 1
+    assert json.startswith(f'{{"{field}":"print')
+
+
+def test_an_item_whose_streamed_text_differs_at_its_end_stays_as_it_was_streamed() -> None:
+    events = events_of(
+        added(0, "mcp_call", id="i", name="f"),
+        event("mcp_call_arguments.delta", 0, delta="{}"),
+        done(0, "mcp_call", id="i", name="f", arguments='{"a":1}', output="x"),
+        COMPLETED,
+    )
+    [(*_, json)] = items(events)
+    assert msgspec.json.decode(json) == {"arguments": "{}", "type": "mcp_call", "id": "i", "name": "f", "output": "x"}
 
 
 def test_a_refusal_is_shown_text_and_ends_in_content_filter() -> None:
@@ -464,7 +508,7 @@ def test_items_without_their_end_are_as_the_response_at_its_end_has_them() -> No
         text(2, "open"),
         ended("completed", output=output),
     )
-    assert Extra("openai-responses.mcp_list_tools", '{"type":"mcp_list_tools","tools":[1]}', ordinal=0) in events
+    assert items(events) == [("openai-responses.mcp_list_tools", "", "", '{"type":"mcp_list_tools","tools":[1]}')]
     assert [e for e in events if isinstance(e, TextDelta)] == [TextDelta(2, "open")]
     assert events[-1] == Done("tool_use", "completed")
     unannounced = answer(read("openai-responses", sse(CREATED, ended("completed", output=output))))
@@ -487,7 +531,7 @@ def test_an_item_that_the_end_of_the_response_does_not_have_is_not_completed() -
             ),
         )
     )
-    assert result.open == {0}
+    assert result.open == {0, 4}
     assert result.done_calls == 0
     assert result.terminal == STOPPED
 

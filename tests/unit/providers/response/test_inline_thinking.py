@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.providers.corpus import APIS, CORPUS, Recording, needs_corpus, recordings
-from tests.unit.providers.reading import answer, cut, decoder, joined, read, sse
+from tests.unit.providers.reading import answer, cut, decoder, item, joined, read, sse
 from tokenbus.events.normalized import (
     BlockStart,
     BlockStop,
@@ -205,7 +205,7 @@ def test_other_blocks_keep_their_order_and_what_belongs_to_them() -> None:
         BlockStart(3, "image"),
         Image(3, "image/png", "AA", final=True),
         BlockStop(3),
-        Extra("anthropic.item", "{}", ordinal=2),
+        *item(2, "anthropic.item", "{}"),
         ToolCallDone(1),
         Opaque(1, "extra_content", "{}"),
         Extra("anthropic.citation", "{}", block=0),
@@ -223,7 +223,7 @@ def test_other_blocks_keep_their_order_and_what_belongs_to_them() -> None:
         BlockStart(at(3), "image"),
         Image(at(3), "image/png", "AA", final=True),
         BlockStop(at(3)),
-        Extra("anthropic.item", "{}", ordinal=at(2)),
+        *item(at(2), "anthropic.item", "{}"),
         ToolCallDone(at(1)),
         Opaque(at(1), "extra_content", "{}"),
         Extra("anthropic.citation", "{}", block=at(0, 1)),

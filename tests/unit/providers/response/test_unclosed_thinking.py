@@ -97,8 +97,6 @@ def test_what_belongs_to_it_waits_with_it() -> None:
 
 
 def test_an_item_of_the_provider_keeps_its_place_and_too_many_of_them_settle_it() -> None:
-    [placed] = [e for e in read(*text("Hm"), Extra("x", "{}", 0, ordinal=1), Done("stop")) if isinstance(e, Extra)]
-    assert placed.ordinal == 2**32
     many = read(BlockStart(0, "text"), TextDelta(0, "Hm"), *[Extra("x", "{}", 0)] * (MAX_BESIDE + 1))
     assert [type(event) for event in many[1:4]] == [BlockStart, ThinkingDelta, Extra]
 

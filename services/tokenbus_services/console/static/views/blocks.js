@@ -6,7 +6,7 @@ import { Component, html, useEffect, useState } from "../lib/html.js";
 import { oneLine } from "../lib/safe_text.js";
 import { GrowingText } from "./growing_text.js";
 
-const NAMES = { thinking: "thinking", text: "text", tool_call: "tool call", tool_result: "tool result", image: "image" };
+const NAMES = { thinking: "thinking", text: "text", tool_call: "tool call", tool_result: "tool result", image: "image", server_tool: "server tool" };
 const AT_MOST = 120;
 const SAFE_IMAGES = new Set(["image/png", "image/jpeg", "image/gif", "image/webp", "image/avif"]);
 
@@ -62,7 +62,7 @@ function Body({ block, path, canSee }) {
   const parts = [];
   if (block.hidden > 0) parts.push(html`<p class="mute hidden-content">${count(block.hidden)} characters, hidden: you have not the role <code>see_content</code></p>`);
   if (block.kind === "image") parts.push(html`<${Picture} image=${block.image ?? block.preview} preview=${!block.image} index=${block.preview_index} prompt=${block.prompt} path=${path} canSee=${canSee} />`);
-  if (block.text) parts.push(html`<${GrowingText} text=${block.text} className=${block.kind.startsWith("tool") ? "mono" : ""} />`);
+  if (block.text) parts.push(html`<${GrowingText} text=${block.text} className=${block.kind.includes("tool") ? "mono" : ""} />`);
   if (block.input_error) parts.push(html`<p class="bad">${oneLine(block.input_error)}</p>`);
   if (block.progress && block.status !== "void" && !block.result_at) parts.push(html`<${Progress} value=${block.progress} />`);
   for (const image of block.images ?? []) parts.push(html`<${Picture} key=${image.blob_id} image=${image} path=${path} canSee=${canSee} />`);

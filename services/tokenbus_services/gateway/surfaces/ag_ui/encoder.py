@@ -148,7 +148,7 @@ class AgUiStream(Encoder):
             self._turn = None
 
     def _block_started(self, event: BlockStarted) -> None:
-        if event.kind in ("image", "tool_result"):
+        if event.kind in ("image", "tool_result", "server_tool"):
             return
         message = event.tool_id if event.kind == "tool_call" and event.tool_id else f"{self._run}:{event.block}"
         sent = SentBlock(

@@ -165,6 +165,8 @@ class UiStream(Encoder):
                 self._tools.result(event)
             case "image":
                 self._image(event)
+            case "server_tool":
+                pass
 
     def _image(self, event: BlockComplete) -> None:
         if event.image is None or event.cut or (event.image.draft and not self._v7):

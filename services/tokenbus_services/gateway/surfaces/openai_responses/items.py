@@ -248,6 +248,8 @@ def item_of(run: str, start: BlockStarted | Chunk | BlockComplete) -> OutputItem
             return FunctionOutput(run, start)
         case "image":
             return Image(run, start)
+        case "server_tool":
+            raise ValueError("an item of another provider has no form here")
 
 
 def _text_part(text: str) -> Json:

@@ -134,7 +134,7 @@ class ResponseLog:
             return self._settings.show_tools or not self._settings.bus_tools
         if event.kind == "tool_result":
             return self._settings.show_tools
-        return True
+        return event.kind != "server_tool"
 
     def _of(self, item: OutputItem | None, events: list[Json]) -> list[Json]:
         """Events of an item, with its output index."""

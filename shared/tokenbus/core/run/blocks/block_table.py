@@ -46,6 +46,8 @@ class OpenBlock(msgspec.Struct):
     size: int = 0
     tool_id: str | None = None
     tool_name: str | None = None
+    item: str | None = None
+    """server_tool: the provider's type of the item."""
     opaque: dict[str, str] = {}
     handed_on: OpaqueTracker = msgspec.field(default_factory=OpaqueTracker)
     """Opaque data as `block_complete` publishes it."""
@@ -105,6 +107,7 @@ class BlockTable(msgspec.Struct):
         name: str | None = None,
         *,
         prompt: str | None = None,
+        item: str | None = None,
     ) -> None:
         """Start a block. The first chunks of a tool call are its name and its id.
 
@@ -114,14 +117,14 @@ class BlockTable(msgspec.Struct):
             self.open[ordinal] = self.open.pop(CARRIED)
             self.begun[ordinal] = (self.open[ordinal].number, kind)
             return
-        if CARRIED in self.open and kind != "thinking":
+        if CARRIED in self.open and kind not in ("thinking", "server_tool"):
             self.complete(CARRIED, out)
-        block = OpenBlock(self.next_number, kind, tool_id=tool_id, tool_name=name)
+        block = OpenBlock(self.next_number, kind, tool_id=tool_id, tool_name=name, item=item)
         self.next_number += 1
         self.open[ordinal] = block
         self.begun[ordinal] = (block.number, kind)
-        about = {"block": block.number, "kind": kind, "tool_id": tool_id, "tool_name": name, "prompt": prompt}
-        out.event(self.turn, self.attempt, BlockStarted, **about)
+        about = {"block": block.number, "kind": kind, "tool_id": tool_id, "tool_name": name}
+        out.event(self.turn, self.attempt, BlockStarted, **about, prompt=prompt, item=item)
         if kind == "tool_call":
             for part, text in call_heads(name, tool_id):
                 out.chunk(
@@ -198,10 +201,6 @@ class BlockTable(msgspec.Struct):
         self.parts[data.block] = msgspec.structs.replace(part, opaque=opaque)
         return number
 
-    def keep_item(self, ordinal: int, name: str, json: str) -> None:
-        """Keep a provider-specific content item, to be sent back at its position."""
-        self.parts[ordinal] = ExtraPart(name=name, json=json)
-
     def complete(self, ordinal: int, out: Outbox, *, cut: bool = False, problem: str = "") -> None:
         """Complete a block. A tool call that is ``cut`` or has a ``problem`` never runs."""
         block = self.open.pop(ordinal)
@@ -214,6 +213,8 @@ class BlockTable(msgspec.Struct):
             (self.cut_calls if cut else self.calls).append(call)
         elif block.kind == "image":
             fields["image"] = block.image
+        elif block.kind == "server_tool":
+            fields |= {"tool_id": block.tool_id, "tool_name": block.tool_name, "item": block.item}
         if cut:
             fields["cut"] = True
         if signature := block.opaque.get("signature"):
@@ -231,9 +232,11 @@ class BlockTable(msgspec.Struct):
             self.parts[ordinal] = part
 
     def complete_all(self, out: Outbox, *, cut: bool) -> None:
-        """Complete all open blocks at the end of an attempt. Tool calls that the provider did not complete are cut."""
+        """Complete all open blocks at the end of an attempt. Calls and items that the provider did not complete are
+        cut.
+        """
         for ordinal in list(self.open):
-            self.complete(ordinal, out, cut=cut or self.open[ordinal].kind == "tool_call")
+            self.complete(ordinal, out, cut=cut or self.open[ordinal].kind in ("tool_call", "server_tool"))
 
     def can_continue(self) -> bool:
         """Whether another attempt can continue from the last text without losing earlier content for the model.
@@ -245,7 +248,7 @@ class BlockTable(msgspec.Struct):
             return False
         void = self._first_after(last)
         for ordinal, (number, kind) in self.begun.items():
-            if ordinal <= last and (kind not in ("text", "thinking") or number >= void):
+            if ordinal <= last and (kind not in ("text", "thinking", "server_tool") or number >= void):
                 return False
         return all(ordinal == last for ordinal, block in self.open.items() if block.kind == "text")
 
@@ -269,10 +272,6 @@ class BlockTable(msgspec.Struct):
             table.begun[CARRIED] = (text.number, "text")
             so_far = [*kept, TextPart(text="".join(text.pieces))]
         return table, self._first_after(last), so_far
-
-    def number_before(self, ordinal: int) -> int:
-        """Highest block number of this attempt before an ordinal; -1 if there is none."""
-        return max((number for begun, (number, _) in self.begun.items() if begun < ordinal), default=-1)
 
     def _last_text(self) -> int | None:
         texts = [ordinal for ordinal, block in self.open.items() if block.kind == "text"]
@@ -300,6 +299,8 @@ def _part_of(block: OpenBlock, content: str) -> ContentPart | None:
         return ToolCallPart(
             tool_id=block.tool_id or "", tool_name=block.tool_name or "", arguments=content, opaque=opaque
         )
+    if block.kind == "server_tool":
+        return ExtraPart(name=block.item or "", json=content)
     return _image_part(block.image, opaque) if block.image else None
 
 

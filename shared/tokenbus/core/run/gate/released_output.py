@@ -124,7 +124,7 @@ class ReleasedOutput(msgspec.Struct):
         for number, block in list(self.open.items()):
             fields: dict[str, Any] = {"block": number, "kind": block.kind, "cut": True}
             fields |= content_fields(block.kind, "".join(block.pieces), cut=True)
-            if block.kind in ("tool_call", "tool_result"):
+            if block.kind in ("tool_call", "tool_result", "server_tool"):
                 fields |= {"tool_id": block.tool_id, "tool_name": block.tool_name}
             if block.kind == "tool_call":
                 self.calls_without_result.append(CompleteCall(number, block.tool_id or "", block.tool_name or "", ""))

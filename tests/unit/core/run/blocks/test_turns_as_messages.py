@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.core.run.script import Story, call, of_type, text
+from tests.unit.core.run.script import Story, call, item, of_type, text
 from tokenbus.client.response import Response
 from tokenbus.core.run.blocks.opaque import MAX_INLINE_CHARS
 from tokenbus.core.run.effects import NextTurn
 from tokenbus.events import normalized as n
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import CancelRequested, ResultImage, RunLimits, ToolReturned
-from tokenbus.events.public import BlockComplete, BlockStarted, RunEnd, RunFailedEvent
+from tokenbus.events.public import BlockComplete, BlockStarted, Chunk, RunEnd, RunFailedEvent
 from tokenbus.events.requests import (
     BlobSource,
     ExtraPart,
@@ -43,17 +43,17 @@ def test_the_messages_of_a_run_are_those_that_its_own_next_turn_sends() -> None:
         n.Opaque(0, "signature", "s"),
         n.Opaque(0, "encrypted", "e"),
         n.BlockStop(0),
-        n.Extra("openai-responses.web_search_call", '{"id":"ws_1"}', ordinal=1),
+        *item(1, "openai-responses.web_search_call", '{"id":"ws_1"}'),
         *text(2, "Let me ", "see."),
         n.Opaque(2, "item_id", "msg_1"),
         *call(3, "a", "f", '{"x":1}'),
         *call(4, "b", "g"),
-        n.Extra("openai-responses.last", "{}", ordinal=5),
+        *item(5, "openai-responses.last", "{}"),
         n.Done("tool_use"),
     )
-    story.control(ToolReturned(3, "no luck", True))
+    story.control(ToolReturned(4, "no luck", True))
     image = ResultImage("image/png", blob_id="sha256:1", size_bytes=9)
-    story.control(ToolReturned(2, "a chart", False, images=[image, ResultImage("image/gif", blob_id="sha256:2")]))
+    story.control(ToolReturned(3, "a chart", False, images=[image, ResultImage("image/gif", blob_id="sha256:2")]))
     sent = history(story)
     story.provider(START, *text(0, "Done."), n.Done("stop"))
     response = Response.of(story.events).messages
@@ -122,13 +122,11 @@ def test_data_after_a_blocks_end_is_published_with_the_runs_end_and_sent_back() 
 
 def test_what_a_retry_made_void_is_in_no_message() -> None:
     story = Story()
-    story.provider(START, n.BlockStart(0, "thinking"), n.BlockStop(0), n.Extra("x.item", "1", ordinal=1))
+    story.provider(START, n.BlockStart(0, "thinking"), n.BlockStop(0), *item(1, "x.item", "1"))
     story.provider(n.Opaque(0, "reasoning_details", "[1]"), BROKEN)
-    story.provider(START, *text(0, "Yes."), n.Extra("x.item", "2", ordinal=1), n.Done("stop"))
+    story.provider(START, *text(0, "Yes."), *item(1, "x.item", "2"), n.Done("stop"))
     [message] = Response.of(story.events).messages
     assert message.content == [TextPart(text="Yes."), ExtraPart(name="x.item", json="2")]
-    [end] = of_type(story.events, RunEnd)
-    assert {"name": "x.item", "json": "1"} in end.provider_extra, "it is told all the same"
 
 
 def test_a_message_restarted_by_its_provider_keeps_the_origin_of_its_data() -> None:
@@ -143,8 +141,8 @@ def test_a_message_restarted_by_its_provider_keeps_the_origin_of_its_data() -> N
 
 def test_a_continued_attempt_keeps_blocks_before_its_text_and_drops_those_after() -> None:
     story = Story(on_failure="continue", continues=True)
-    story.provider(START, n.Extra("x.before", "1", ordinal=0), n.BlockStart(1, "text"), n.TextDelta(1, "Once "))
-    story.provider(n.Extra("x.after", "2", ordinal=2), BROKEN)
+    story.provider(START, *item(0, "x.before", "1"), n.BlockStart(1, "text"), n.TextDelta(1, "Once "))
+    story.provider(*item(2, "x.after", "2"), BROKEN)
     story.provider(START, n.BlockStart(0, "text"), n.TextDelta(0, "upon"), n.BlockStop(0), n.Done("stop"))
     [message] = Response.of(story.events).messages
     assert message.content == [ExtraPart(name="x.before", json="1"), TextPart(text="Once upon")]
@@ -201,3 +199,28 @@ def test_a_block_begins_and_ends_once_with_opaque_data() -> None:
     story = Story()
     story.provider(START, n.BlockStart(0, "text"), n.Opaque(0, "citations", "[]"), n.BlockStop(0), n.Done("stop"))
     assert len(of_type(story.events, BlockStarted)) == len(of_type(story.events, BlockComplete)) == 1
+
+
+def test_an_item_of_the_providers_is_heard_while_it_happens_and_any_number_of_them() -> None:
+    story = Story()
+    begun = story.provider(START, n.ItemStart(0, "a.server_tool_use", "web_search", "s"), n.ToolCallDelta(0, '{"q":'))
+    started, chunk = begun[-2:]
+    assert isinstance(started, BlockStarted)
+    assert (started.kind, started.item) == ("server_tool", "a.server_tool_use")
+    assert (started.tool_name, started.tool_id) == ("web_search", "s")
+    assert isinstance(chunk, Chunk)
+    assert (chunk.text, chunk.visible, chunk.tool_call_part) == ('{"q":', False, None)
+    [complete] = story.provider(n.ToolCallDelta(0, "1}"), n.BlockStop(0))[-1:]
+    assert isinstance(complete, BlockComplete)
+    assert (complete.content, complete.item, complete.tool_name) == ('{"q":1}', "a.server_tool_use", "web_search")
+    story.provider(*(event for at in range(1, 151) for event in item(at, "a.b", "{}")), n.Done("stop"))
+    [message] = Response.of(story.events).messages
+    assert len(message.content) == 151
+
+
+def test_an_item_without_its_end_is_cut_and_does_not_go_back() -> None:
+    story = Story()
+    story.provider(START, n.ItemStart(0, "a.b", "web_search", "s"), n.ToolCallDelta(0, '{"q":'), n.Done("stop"))
+    [block] = of_type(story.events, BlockComplete)
+    assert (block.cut, block.content) == (True, '{"q":')
+    assert Response.of(story.events).messages == []

@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e import judge
 from tests.unit.core.run.gated_scripts import JUDGED, HeldStory
-from tests.unit.core.run.script import call, of_type, text
+from tests.unit.core.run.script import call, item, of_type, text
 from tokenbus.core.run.effects import Draft, EndRun, ForgetRun, NextTurn, ReleaseFromPolicies, RunTools
 from tokenbus.core.run.gate.policy_gate import MAX_WORKERS_WITHOUT_PROGRESS
 from tokenbus.events import normalized as n
@@ -72,13 +72,16 @@ async def test_what_policies_changed_takes_nothing_back_to_its_provider() -> Non
     story = HeldStory()
     story.provider(
         *(n.Start("m", api="anthropic"), n.BlockStart(0, "text"), n.TextDelta(0, "Hi"), n.Opaque(0, "citations", "[]")),
-        *(n.BlockStop(0), n.Extra("anthropic.item", "{}", ordinal=1), n.Opaque(0, "late", "x"), n.Done("stop")),
+        *(n.BlockStop(0), *item(1, "anthropic.item", "{}"), n.Opaque(0, "late", "x"), n.Done("stop")),
     )
-    changed = [msgspec.structs.replace(d, text="Ho") if isinstance(d, Chunk) else d for d in story.drafts]
+    changed = [
+        msgspec.structs.replace(d, text="Ho") if isinstance(d, Chunk) and d.kind == "text" else d for d in story.drafts
+    ]
     story.rule(*(PolicyVerdict(d.seq, events=[d]) for d in changed))
-    [block] = of_type(story.published, BlockComplete)
+    block, kept = of_type(story.published, BlockComplete)
     assert (block.content, block.opaque) == ("Ho", None)
-    assert end_of(story).provider_extra == [{"name": "anthropic.item", "json": "{}"}], "told, and nowhere placed"
+    assert (kept.kind, kept.item, kept.content) == ("server_tool", "anthropic.item", "{}"), "it goes back as it came"
+    assert end_of(story).provider_extra is None
 
 
 async def test_only_the_start_is_published_before_a_verdict() -> None:
