@@ -12,12 +12,12 @@ import pytest
 from tests.contract.bus.state import everything, put_back
 from tests.e2e import judge
 from tests.e2e.conftest import WEATHER, Send
-from tests.e2e.fleet import PIPELINE, Kind, ended, fleet, log_of
+from tests.e2e.fleet import CHAINED, PIPELINE, SEPARATE, Kind, ended, fleet, log_of
 from tests.servers import cluster
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus_services.mock_provider import Delivery, MockProvider, Reply, Script, ToolCall, Turn
+from tokenbus_services.mock_provider import Delivery, MockProvider, Recording, Reply, Script, ToolCall, Turn
 
 POLICY: tuple[Kind, ...] = ("policy",)
 TALK = Script(
@@ -422,3 +422,69 @@ async def test_the_policy_worker_forgets_a_run_whose_end_a_fail_over_lost(
         assert (await ended(server.client, keys, [run]))[run] == before
         await eventually(forgotten)
         assert await decisions_of(server, keys, run) == decisions_published
+
+
+SEARCH: tuple[dict[str, Any], ...] = (
+    {"type": "message_start", "message": {"id": "m", "model": "m", "content": []}},
+    {
+        "type": "content_block_start",
+        "index": 0,
+        "content_block": {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}},
+    },
+    {"type": "content_block_delta", "index": 0, "delta": {"type": "input_json_delta", "partial_json": '{"query":'}},
+    {"type": "content_block_delta", "index": 0, "delta": {"type": "input_json_delta", "partial_json": '"swordfish"}'}},
+    {"type": "content_block_stop", "index": 0},
+    {
+        "type": "content_block_start",
+        "index": 1,
+        "content_block": {"type": "web_search_tool_result", "tool_use_id": "s", "content": [{"title": "swordfish"}]},
+    },
+    {"type": "content_block_stop", "index": 1},
+    {"type": "content_block_start", "index": 2, "content_block": {"type": "text", "text": ""}},
+    {"type": "content_block_delta", "index": 2, "delta": {"type": "text_delta", "text": "A fish."}},
+    {"type": "content_block_stop", "index": 2},
+    {"type": "message_delta", "delta": {"stop_reason": "end_turn"}},
+    {"type": "message_stop"},
+)
+"""An answer with a search that the provider runs."""
+
+
+@pytest.mark.parametrize("chained", [True, False])
+async def test_what_the_provider_runs_is_heard_in_order_and_policies_see_it(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, chained: bool
+) -> None:
+    framed = b"".join(b"data: " + msgspec.json.encode(event) + b"\n\n" for event in SEARCH)
+    (tmp_path / "search.sse").write_bytes(framed)
+    search = Script(name="search", turns=(Turn(says=Recording(stream=str(tmp_path / "search.sse"))),))
+    toml = '\n[policies.hide]\nuse = "tokenbus.policy:RedactSecrets"\n[policies.hide.options]\n'
+    toml += 'more = [{find = "swordfish", replace = "***"}]\n'
+    toml += '\n[policies.deny]\nuse = "tokenbus.policy:ToolRules"\n[policies.deny.options]\ndeny = ["web_search*"]\n'
+    kinds = CHAINED if chained else SEPARATE
+    async with (
+        MockProvider([search]) as provider,
+        fleet(tmp_path, server_url, keys, provider.url, (), toml) as services,
+    ):
+        await services.start(*kinds, *POLICY)
+        chosen: dict[str, list[str]] = {"plain": [], "hidden": ["hide"], "denied": ["deny"]}
+        for run, policies in chosen.items():
+            await send("search", id=run, provider="anthropic", max_tool_depth=0, policies=policies)
+        logs: Any = await ended(server.client, keys, [*chosen])
+        decisions = await decisions_of(server, keys, "denied")
+    for log in logs.values():
+        judge.check(log)
+    begun = [(e["kind"], e.get("item"), e.get("tool_name")) for e in logs["plain"] if e["type"] == "block_start"]
+    assert begun == [
+        ("server_tool", "anthropic.server_tool_use", "web_search"),
+        ("server_tool", "anthropic.web_search_tool_result", "web_search"),
+        ("text", None, None),
+    ]
+    call, found, text = ({**e} for e in logs["plain"] if e["type"] == "block_complete")
+    assert msgspec.json.decode(call["content"])["input"] == {"query": "swordfish"}
+    assert msgspec.json.decode(found["content"])["content"] == [{"title": "swordfish"}]
+    assert text["content"] == "A fish."
+    assert not any(e["visible"] for e in logs["plain"] if e["type"] == "chunk" and e["kind"] == "server_tool")
+    assert b"swordfish" not in msgspec.json.encode(logs["hidden"])
+    hidden = [e["content"].replace("***", "swordfish") for e in logs["hidden"] if e["type"] == "block_complete"]
+    assert hidden == [call["content"], found["content"], text["content"]]
+    assert [e["content"] for e in logs["denied"] if e["type"] == "block_complete"] == ["A fish."]
+    assert [(d["action"], d["tool_name"]) for d in decisions] == [("block", "web_search")] * 2

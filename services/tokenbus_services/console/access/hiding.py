@@ -17,11 +17,9 @@ _EVENT = frozenset({"type", "run", "seq", "turn", "attempt"})
 _END = frozenset({"finish", "timing", "usage", "provider", "model", "response_id"})
 SHOWN: dict[str, frozenset[str]] = {
     "chunk": frozenset({"block", "kind", "visible", "depth", "tool_call_part", "tool_id", "tool_name"}),
-    "block_start": frozenset({"block", "kind", "tool_id", "tool_name", "item"}),
+    "block_start": frozenset({"block", "kind", "tool_id", "tool_name"}),
     "image_preview": frozenset({"block", "kind", "index", "image"}),
-    "block_complete": frozenset(
-        {"block", "kind", "tool_id", "tool_name", "item", "is_error", "image", "images", "cut"}
-    ),
+    "block_complete": frozenset({"block", "kind", "tool_id", "tool_name", "is_error", "image", "images", "cut"}),
     "tool_progress": frozenset({"block", "tool_id", "tool_name", "progress", "total"}),
     "started": frozenset({"provider", "model", "fallback"}),
     "retrying": frozenset({"error", "next_attempt", "delay_ms", "drop_from", "continues", "fallback"}),
