@@ -75,7 +75,10 @@ def _keys(scopes: Sequence[Scope]) -> list[str]:
 
 @script()
 def renew(held: str, *, lease_ms: int, members: Sequence[str]) -> ScriptCall:
-    """Extend the slots of these running calls of a scope to ``lease_ms`` from now."""
+    """Extend the slots of these running calls of a scope to ``lease_ms`` from now.
+
+    A renewal that arrives after its call ended changes nothing.
+    """
     ...
 
 

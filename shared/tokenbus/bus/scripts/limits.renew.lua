@@ -1,4 +1,4 @@
--- Extend the slots of running calls.
+-- Extend the slots of running calls. A slot that was freed stays free.
 -- KEYS
 --   held  sorted set rw  running calls of a scope
 -- ARGV
@@ -10,6 +10,6 @@
 -- Uses: now_us, whole
 local till = whole(now_us() + lease_ms * 1000)
 redis.call('PEXPIRE', held, lease_ms)
-for i = members_at, #ARGV do redis.call('ZADD', held, till, ARGV[i]) end
+for i = members_at, #ARGV do redis.call('ZADD', held, 'XX', till, ARGV[i]) end
 redis.call('PEXPIRE', held, lease_ms)
 return #ARGV - members_at + 1

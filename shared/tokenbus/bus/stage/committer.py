@@ -184,12 +184,12 @@ class Committer:
     # --- further writes ----------------------------------------------------------------------------------------------
 
     async def recover_rollback(self, part: Partition, lease: Lease, commit: scripts.Commit) -> None:
-        """Commit the events that a fail-over lost, at the server's current offset."""
+        """Commit the events that a fail-over lost, at the server's current offset.
+
+        No offset shows whether they are written, so they are owed like a large commit: a lost reply repeats nothing.
+        """
         call = partial(self._call, token=part.token, begin=lease.offset, end=lease.offset, watermark=lease.watermark)
-        if commit.is_large:
-            reply = await self._commit_in_parts(lease, commit, call)
-        else:
-            reply = await self._run(call(commit))
+        reply = await self._commit_in_parts(lease, commit, call)
         if reply[0] != b"ok":
             log.error("%s partition %d: runs that lost events continue: %s", self._group, part.number, reply)
 

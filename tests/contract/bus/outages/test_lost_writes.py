@@ -6,15 +6,20 @@ The server's state is put back to a past one, all keys in one step, as a replica
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import msgspec
 import pytest
 
 from tests.contract.bus.state import everything, put_back
-from tests.contract.bus.toys import GROUP, Bench, Outputs, working
+from tests.contract.bus.toys import GROUP, Bench, Outputs, ToyLogic, working
 from tests.waiting import eventually
+from tokenbus.bus import scripts
 from tokenbus.bus.leases.lease import Lease
 from tokenbus.bus.scripts import Commit
+from tokenbus.bus.server.run_scripts import run_script
+from tokenbus.bus.server.server import Server
+from tokenbus.bus.stage import committer
 from tokenbus.bus.stage.commit_journal import LOST_WRITES
 from tokenbus.bus.stage.committer import Committer
 from tokenbus.bus.stage.partition import Partition
@@ -95,6 +100,39 @@ async def test_a_run_that_comes_again_during_the_repair_is_not_opened_again(
         await eventually(bench.through)
         assert await bench.server.client.hget(bench.keys.lease(0, GROUP), "open") in (None, b"0")
     assert await says(bench, run) == [("1-0", 1), ("1-1", LOST_WRITES.code)]
+
+
+async def test_a_repair_of_which_every_reply_is_lost_is_written_once(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    keys, client = bench.keys, bench.server.client
+    stream, events, topic = keys.topic(0, "raw"), keys.topic(0, "events"), keys.topic(0, "visible")
+    at = (await client.xadd(stream, {"a": b"1"})).decode()
+    acquired = await run_script(
+        bench.server, scripts.acquire(keys.lease(0, GROUP), stream, owner="a", ttl_ms=60_000, start="$")
+    )
+    lease = Lease(0, acquired[0].decode(), at, "0-0")
+    commit = Commit(keys.lease(0, GROUP), stream)
+    commit.append(events, ["a", b"lost"])
+    commit.publish_to_topic(topic, b"{}")
+
+    async def twice(server: Server, call: scripts.ScriptCall) -> Any:
+        await run_script(server, call)
+        return await run_script(server, call)
+
+    monkeypatch.setattr(committer, "run_script", twice)
+    writes = Committer(
+        bench.server,
+        keys,
+        group=GROUP,
+        topic="raw",
+        lease_s=60,
+        topic_entries=100,
+        dead_entries=10,
+        entries_read=True,
+    )
+    part = Partition(lease, ToyLogic(0, keys), keys=keys, topic="raw", group=GROUP)
+    await writes.recover_rollback(part, lease, commit)
+    assert (await client.xlen(events), await client.xlen(topic)) == (1, 1)
+    assert not await client.exists(keys.owed(0, GROUP))
 
 
 async def test_a_later_owner_does_not_open_the_run_again(bench: Bench):

@@ -171,6 +171,14 @@ async def test_a_reservation_whose_reply_was_lost_is_not_made_twice(scene: Scene
     assert await everything(scene.server, scene.keys) == before
 
 
+async def test_a_renewal_that_arrives_after_its_call_ended_takes_no_slot(scene: Scene) -> None:
+    scope = scene.scope(concurrency=1)
+    reply = await scene.reserve(scope, call="a")
+    await scene.settle(scope, call="a", reply=reply, left=0)
+    await run_script(scene.server, limits.renew(scope.held, lease_ms=LEASE_MS, members=["a"]))
+    assert (await scene.reserve(scope, call="b"))[0] == b"ok"
+
+
 async def test_a_pause_delays_all_callers_and_a_shorter_one_does_not_end_it(scene: Scene) -> None:
     scope = scene.scope("model", "p/m")
     await run_script(scene.server, limits.pause(scope.key, ms=60_000))
