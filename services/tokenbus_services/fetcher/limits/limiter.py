@@ -99,8 +99,7 @@ class Limiter:
         for scope in request.scopes:
             if scope.concurrency:
                 self._running.setdefault(scope, set()).add(request.member)
-        taken = reply[1:] if reply[0] == b"ok" else [0] * len(request.scopes)
-        return Reservation(request, tuple(int(until) for until in taken))
+        return Reservation(request, tuple(int(until) for until in reply[1:]))
 
     def refund(self, reservation: Reservation, used: int | None) -> None:
         """End the call, which took ``used`` tokens (None: unknown, and the estimate counts)."""

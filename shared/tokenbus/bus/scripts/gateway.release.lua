@@ -8,7 +8,7 @@
 --   ended  1: the run has ended without being accepted; 0: it was not published, and may be under the same id
 -- Reply: none.
 -- Atomic: what is held, its sum, and when it expires change together.
--- Twice: same.
+-- Twice: same
 -- Uses: holds
 if ended == '1' then
   redis.call('HSET', counted, 'ended', 1)

@@ -54,8 +54,8 @@ def reserve(scopes: Sequence[Scope], *, member: str, worker: str, tokens: int, l
     ``member`` names the call. It holds its slot for ``lease_ms`` unless `renew` extends it.
 
     Reply: ``['ok', time up to which the tokens of each scope are taken…]`` (for `refund`); ``['wait', n, ms]``: the
-    ``n``-th scope refused, retry after ``ms``; ``['already']``: this call has its slot (its reply was lost). If no
-    scope limits concurrency, sending it again after a lost reply reserves a second time.
+    ``n``-th scope refused, retry after ``ms``; ``['already', time…]``: this call has its slot (its reply was
+    lost). If no scope limits concurrency, sending it again after a lost reply reserves a second time.
     """
     limits: list[Arg] = []
     for scope in scopes:

@@ -19,6 +19,12 @@ local function limits_of(s)
   local at = limits_at + 3 * (s - 1)
   return tonumber(ARGV[at]), tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
 end
+local function already()
+  -- The present times stand for those of the lost reply: `refund` returns no more than what was left, up to now.
+  local reply = {'already'}
+  for k = scopes_at, #KEYS, 2 do reply[#reply + 1] = redis.call('HGET', KEYS[k], 'tokens') or '0' end
+  return reply
+end
 for s = 1, #KEYS / 2 do
   local hash, held = KEYS[2 * s - 1], KEYS[2 * s]
   local rate, per_minute, most = limits_of(s)
@@ -53,7 +59,7 @@ for s = 1, #KEYS / 2 do
   end
   if most > 0 then
     local score = redis.call('ZSCORE', held, member)
-    if score and tonumber(score) > now then return {'already'} end
+    if score and tonumber(score) > now then return already() end
     if redis.call('ZCOUNT', held, '(' .. whole(now), '+inf') + before >= most then wait = math.max(wait, POLL_US) end
   end
   if wait > 0 then

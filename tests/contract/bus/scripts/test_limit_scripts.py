@@ -167,8 +167,20 @@ async def test_a_reservation_whose_reply_was_lost_is_not_made_twice(scene: Scene
     scope = scene.scope(tokens_per_minute=SLOW_TOKENS, concurrency=3)
     await scene.reserve(scope, call="a", tokens=10)
     before = await everything(scene.server, scene.keys)
-    assert await scene.reserve(scope, call="a", tokens=10) == [b"already"]
+    assert (await scene.reserve(scope, call="a", tokens=10))[0] == b"already"
     assert await everything(scene.server, scene.keys) == before
+
+
+async def test_a_call_whose_reservation_was_answered_only_the_second_time_gives_back_what_it_did_not_use(
+    scene: Scene,
+) -> None:
+    scope = scene.scope(tokens_per_minute=60, concurrency=2)
+    await scene.reserve(scope, call="a", tokens=50)
+    again = await scene.reserve(scope, call="a", tokens=50)
+    assert again[0] == b"already"
+    assert (await scene.reserve(scope, call="b", tokens=50))[0] == b"wait"
+    await scene.settle(scope, call="a", reply=again, left=50)
+    assert (await scene.reserve(scope, call="b", tokens=50))[0] == b"ok"
 
 
 async def test_a_renewal_that_arrives_after_its_call_ended_takes_no_slot(scene: Scene) -> None:
