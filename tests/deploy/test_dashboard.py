@@ -26,8 +26,13 @@ from tokenbus_services.gateway.keys.key import new_key
 from tokenbus_services.mock_provider import Delivery, MockProvider, Picture, Reply, Script, Status, ToolCall, Turn
 
 CALL = ToolCall(name="weather", arguments={"city": "Bern"})
+EXIT_NOW = {"name": "exit_now", "parameters": {"type": "object", "properties": {}}}
 SCRIPTS = [
     Script(name="forecast", turns=(Turn(says=Reply(text="I look.", tool_calls=(CALL,))), Turn(says=Reply(text="Ok.")))),
+    Script(
+        name="exits",
+        turns=(Turn(says=Reply(tool_calls=(ToolCall(name="exit_now", arguments={}),))), Turn(says=Reply(text="Ok."))),
+    ),
     Script(name="painted", turns=(Turn(says=Reply(pictures=(Picture(data=PNG * 100),))),)),
     Script(name="retried", turns=(Turn(says=Reply(text="At last."), first=(Status(status=529),)),)),
     Script(name="gone", turns=(Turn(says=Reply(text="never"), fault=Status(status=404)),)),
@@ -59,6 +64,10 @@ output = 1000
 [gateway.keys.web]
 sha256 = "{KEY.sha256}"
 tenant = "acme"
+metrics = true
+[tools.exit_now]
+kind = "python"
+call = "tests.services.tools.python.harmful_tools:exit_now"
 """
 """An unavailable collector, so that the panel of lost spans has data."""
 ONLY_AFTER_A_DEFECT = {"sum by (work) (increase(tokenbus_work_failures_total[$__rate_interval]))"}
@@ -130,12 +139,15 @@ async def test_every_query_of_every_panel_finds_data_after_a_load(
 
             seen = send("plain", provider="openai-responses", messages=message_with(source))
             wave_runs = [of("forecast", tools=[WEATHER], record=True), of("painted", provider="gemini"), of("retried")]
+            wave_runs.append(of("exits", tools=[EXIT_NOW]))
             wave_runs += [of("plain", policies=["stops"]), of("plain", policies=["exits"]), of("gone"), seen]
             runs = await asyncio.gather(*wave_runs, send("plain", provider="nobody"))
             await asyncio.to_thread(complete, gateway.url, f"gateway {wave}")
             await ended(server.client, keys, runs)
 
-        async with prometheus(tmp_path / "prometheus", [urlsplit(each.url).netloc for each in services.workers]) as p:
+        async with prometheus(
+            tmp_path / "prometheus", [urlsplit(each.url).netloc for each in services.workers], key=KEY.text
+        ) as p:
             waves = count()
 
             async def all_have_data() -> bool:
