@@ -187,15 +187,15 @@ async def test_the_operator_makes_keys_and_the_gateway_finds_and_counts_them(
         use, spend = KEYS.gateway_use(made.id), KEYS.gateway_spend(made.id)
         hold = HoldKeys(KEYS.gateway_counted("r1"), KEYS.gateway_held(made.id))
         reserved = Reservation(client=made.id, estimate_nano=5, hold_ms=60_000, keep_ms=60_000)
-        admission = admit(use, spend, "r1", limits, lease_ms=60_000, hold=hold, reserved=reserved)
+        admission = admit(use, spend, "r1", limits, gateway="g", lease_ms=60_000, hold=hold, reserved=reserved)
         assert (await run_script(gateway, admission))[0] == b""
         assert await run_script(gateway, hold_longer(hold, "r1", keep_ms=60_000)) == 1
-        await run_script(gateway, renew_open(use, ["r1"], lease_ms=60_000))
+        await run_script(gateway, renew_open(use, ["r1"], gateway="g", lease_ms=60_000))
         used = RunUse(seq=1, fresh=1, cache_read=0, cache_write=0, output=1, prices=(1, 1, 1, 1), price_name="p")
         counting = count_use(hold, "r1", spend=spend, use=use, tokens_per_minute=5, used=used, keep_ms=60_000)
         await run_script(gateway, counting)
         await run_script(gateway, release(hold, "r1", ended=False))
-        await gateway.client.zrem(f"{use}:open", "r1")
+        await gateway.client.zrem(f"{use}:open", "r1 g")
         [spent] = await read_spend(operator, KEYS, [made.id])
         assert spent.total.output == 1
         await store.revoke(made.id)

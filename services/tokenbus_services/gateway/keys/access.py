@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Mapping
 
 import structlog
@@ -16,6 +17,7 @@ from tokenbus.bus.scripts.gateway import (
     HoldKeys,
     Reservation,
     admit,
+    place_of,
     release,
     renew_open,
 )
@@ -72,6 +74,8 @@ class KeyAccess(AccessControl):
         self._aliases = aliases
         self._prices = prices
         self._keep_ms = keep_ms
+        self._name = secrets.token_hex(6)
+        """Of this gateway, for its places of open answers."""
         self._open: dict[str, dict[str, int]] = {}
         """For each client with a limit of parallel requests, its open answers here by run, and how many each has."""
         self._renewing: asyncio.Task[None] | None = None
@@ -139,7 +143,7 @@ class KeyAccess(AccessControl):
         del runs[run]
         use = self._keys.gateway_use(caller.key)
         with translated(self._server, use):
-            await self._server.client.zrem(f"{use}:open", run)
+            await self._server.client.zrem(f"{use}:open", place_of(run, self._name))
 
     def _caller(self, entry: KeyEntry) -> Caller:
         rules = entry.rules
@@ -171,6 +175,7 @@ class KeyAccess(AccessControl):
             self._keys.gateway_spend(key),
             run,
             limits,
+            gateway=self._name,
             lease_ms=round(LEASE_S * 1000),
             hold=self._hold_keys(key, run),
             reserved=reserved,
@@ -204,7 +209,8 @@ class KeyAccess(AccessControl):
                     del self._open[key]
                     continue
                 try:
-                    call = renew_open(self._keys.gateway_use(key), list(runs), lease_ms=round(LEASE_S * 1000))
+                    use, lease_ms = self._keys.gateway_use(key), round(LEASE_S * 1000)
+                    call = renew_open(use, list(runs), gateway=self._name, lease_ms=lease_ms)
                     with translated(self._server):
                         await run_script(self._server, call)
                 except ServerError as e:

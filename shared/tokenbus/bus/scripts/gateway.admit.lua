@@ -11,6 +11,7 @@
 --   rpm  requests a minute
 --   tpm  tokens a minute
 --   most  open answers
+--   place  of the answer: the run at a gateway
 --   budget
 --   period  of the budget
 --   lease_ms  of an answer
@@ -70,7 +71,7 @@ if tpm > 0 then
 end
 if most > 0 then
   redis.call('ZREMRANGEBYSCORE', answers, '-inf', now)
-  if refused == '' and not redis.call('ZSCORE', answers, run) and redis.call('ZCARD', answers) >= most then
+  if refused == '' and not redis.call('ZSCORE', answers, place) and redis.call('ZCARD', answers) >= most then
     refused, retry = 'concurrency', 1000
   end
 end
@@ -80,7 +81,7 @@ if refused == '' then
     set_level(use, 'requests', rpm, requests, now)
   end
   if most > 0 then
-    redis.call('ZADD', answers, whole(now + lease_ms), run)
+    redis.call('ZADD', answers, whole(now + lease_ms), place)
     redis.call('PEXPIRE', answers, 2 * lease_ms)
   end
   if budget > 0 and own == 0 and not known[2] and (known[1] or client) == client then

@@ -89,13 +89,15 @@ def admit(
     run: str,
     limits: AdmissionLimits,
     *,
+    gateway: str,
     lease_ms: int,
     hold: HoldKeys,
     reserved: Reservation,
 ) -> ScriptCall:
     """Admit a request if no limit of its client is reached, and take its share of them. Reply: see `AdmissionReply`.
 
-    The run counts as an open answer for ``lease_ms``, or until it is renewed or left. With a budget, its estimate is
+    The run counts as an open answer of this ``gateway`` for ``lease_ms``, or until it is renewed or left: a run that
+    is read at two gateways takes two places. With a budget, its estimate is
     held back until the run's end is counted (`count_use`), it is released, or it expires.
     """
     return _admit(
@@ -109,6 +111,7 @@ def admit(
         rpm=limits.requests_per_minute,
         tpm=limits.tokens_per_minute,
         most=limits.concurrency,
+        place=place_of(run, gateway),
         budget=limits.budget_nano,
         period=limits.period,
         lease_ms=lease_ms,
@@ -132,6 +135,7 @@ def _admit(
     rpm: int,
     tpm: int,
     most: int,
+    place: str,
     budget: int,
     period: str,
     lease_ms: int,
@@ -160,13 +164,18 @@ def release(keys: HoldKeys, run: str, *, ended: bool) -> ScriptCall:
 def _release(counted: str, held: str, ends: str, *, run: str, ended: int) -> ScriptCall: ...
 
 
-def renew_open(use: str, runs: list[str], *, lease_ms: int) -> ScriptCall:
-    """Keep the places of these open answers for ``lease_ms`` more."""
-    return _renew_open(f"{use}:open", lease_ms=lease_ms, runs=runs)
+def place_of(run: str, gateway: str) -> str:
+    """The member of the set of open answers, of its own for each gateway: the first to leave frees no other's place."""
+    return f"{run} {gateway}"
+
+
+def renew_open(use: str, runs: Sequence[str], *, gateway: str, lease_ms: int) -> ScriptCall:
+    """Keep the places of this gateway's open answers for ``lease_ms`` more."""
+    return _renew_open(f"{use}:open", lease_ms=lease_ms, places=[place_of(run, gateway) for run in runs])
 
 
 @script()
-def _renew_open(answers: str, *, lease_ms: int, runs: Sequence[str]) -> ScriptCall: ...
+def _renew_open(answers: str, *, lease_ms: int, places: Sequence[str]) -> ScriptCall: ...
 
 
 class RunUse(msgspec.Struct, frozen=True, kw_only=True):

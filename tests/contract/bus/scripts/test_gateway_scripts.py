@@ -47,6 +47,7 @@ class Scene:
         self,
         run: str = "r1",
         *,
+        gateway: str = "g1",
         lease_ms: int = LEASE_MS,
         estimate: int = 0,
         hold_ms: int = LEASE_MS,
@@ -56,6 +57,7 @@ class Scene:
         reserved = Reservation(client=client, estimate_nano=estimate, hold_ms=hold_ms, keep_ms=LEASE_MS)
         call = admit(
             *(self.use, self.spend, run, AdmissionLimits(**limits)),
+            gateway=gateway,
             lease_ms=lease_ms,
             hold=self.hold(run),
             reserved=reserved,
@@ -120,18 +122,27 @@ async def test_open_answers_are_counted_until_they_are_left_or_their_gateway_is_
     assert (await scene.admit("r1", concurrency=1)).refused == ""
     assert (await scene.admit("r1", concurrency=1)).refused == "", "the same run again takes no second place"
     assert (await scene.admit("r2", concurrency=1)).refused == "concurrency"
-    await scene.server.client.zrem(f"{scene.use}:open", "r1")
+    await scene.server.client.zrem(f"{scene.use}:open", "r1 g1")
     assert (await scene.admit("r2", concurrency=1)).refused == ""
-    await scene.server.client.zadd(f"{scene.use}:open", {"r2": 1})
+    await scene.server.client.zadd(f"{scene.use}:open", {"r2 g1": 1})
     assert (await scene.admit("r3", concurrency=1)).refused == ""
+
+
+async def test_a_run_that_one_gateway_left_keeps_its_place_at_another(scene: Scene) -> None:
+    for gateway in ("g1", "g2"):
+        assert (await scene.admit("r1", gateway=gateway, concurrency=2)).refused == ""
+    await scene.server.client.zrem(f"{scene.use}:open", "r1 g1")
+    await run_script(scene.server, renew_open(scene.use, ["r1"], gateway="g2", lease_ms=LEASE_MS))
+    assert (await scene.admit("r2", concurrency=2)).refused == ""
+    assert (await scene.admit("r3", concurrency=2)).refused == "concurrency"
 
 
 async def test_a_renewed_slot_lives_longer_and_a_released_one_stays_free(scene: Scene) -> None:
     await scene.admit("r1", concurrency=1, lease_ms=1000)
-    before = await scene.server.client.zscore(f"{scene.use}:open", "r1")
-    await run_script(scene.server, renew_open(scene.use, ["r1", "gone"], lease_ms=LEASE_MS))
-    assert await scene.server.client.zscore(f"{scene.use}:open", "r1") > before + 30_000
-    assert await scene.server.client.zscore(f"{scene.use}:open", "gone") is None
+    before = await scene.server.client.zscore(f"{scene.use}:open", "r1 g1")
+    await run_script(scene.server, renew_open(scene.use, ["r1", "gone"], gateway="g1", lease_ms=LEASE_MS))
+    assert await scene.server.client.zscore(f"{scene.use}:open", "r1 g1") > before + 30_000
+    assert await scene.server.client.zscore(f"{scene.use}:open", "gone g1") is None
 
 
 async def test_reported_tokens_refuse_requests_until_they_are_made_up_for(scene: Scene) -> None:
