@@ -6,11 +6,13 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import msgspec
 import structlog
 
+from tokenbus.bus import process_clock
 from tokenbus.bus.liveness import Liveness
 from tokenbus.errors import ToolFailure
 from tokenbus_services.blobs.client import BlobLoader
@@ -146,7 +148,10 @@ class ToolExecutor:
         """
         task = asyncio.create_task(work, name=f"tool {tool}")
         try:
-            in_time, _ = await asyncio.wait({task}, timeout=seconds)
+            with suppress(TimeoutError):
+                async with process_clock.timeout(seconds):
+                    await asyncio.wait({task})
+            in_time = task.done()
         finally:
             if not task.done():
                 await self._stop(task)

@@ -8,12 +8,12 @@ from typing import Any
 from tests.e2e.conftest import WEATHER, Send, sender
 from tests.e2e.faults.test_every_await import POLICY, WITH_CALL
 from tests.e2e.fleet import PIPELINE, WITH_TOOLS, Kind, ended, fleet, provider_table
-from tests.e2e.judge import check
+from tests.e2e.judge import blocks, check
 from tests.servers import binary
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus_services.mock_provider import MockProvider, Reply, Script, Stall, Turn
+from tokenbus_services.mock_provider import TOOL_RESULT, MockProvider, Reply, Script, Stall, ToolCall, Turn
 from tokenbus_services.process.embedded_server import EmbeddedServer
 
 KINDS: tuple[Kind, ...] = (*WITH_TOOLS, "policy")
@@ -21,6 +21,22 @@ SLOW_ANSWERS = 10
 """Enough for several steps of each task, each of which may need more than one answer."""
 
 STALLS = Script(name="stalls", turns=(Turn(says=Reply(text="one two three four"), fault=Stall(after_text="three")),))
+
+
+GATED = f"""
+[tools.gated]
+kind = "python"
+call = "{__name__}:gated"
+timeout_s = 3.0
+"""
+
+
+async def gated(gate: str) -> str:
+    """A tool: answer once the file exists."""
+    path = Path(gate)
+    path.with_suffix(".began").touch()
+    await eventually(path.exists)
+    return "it is open"
 
 
 async def passed(server: Server, seconds: float) -> None:
@@ -54,6 +70,35 @@ async def test_a_fetcher_that_stood_reports_no_silence_of_its_providers(
             assert logs[run][-1]["type"] == "completed", logs[run][-1]
             assert {event["attempt"] for event in logs[run]} == {1}
         assert len(provider.requests) == 3
+
+
+async def test_a_tool_worker_that_stood_reports_no_timeout_of_a_tool_that_answers(
+    server: Server, server_url: str, keys: Keys, tmp_path: Path, send: Send
+) -> None:
+    """The tool answers in its executor while the worker is stopped, which is for twice the tool's timeout."""
+    gate = tmp_path / "gate"
+    script = Script(
+        name="gated",
+        turns=(
+            Turn(says=Reply(text="", tool_calls=(ToolCall(name="gated", arguments={"gate": str(gate)}),))),
+            Turn(says=Reply(text=f"It says {TOOL_RESULT}.")),
+        ),
+    )
+    tool = {"name": "gated", "parameters": {"type": "object", "properties": {"gate": {"type": "string"}}}}
+    async with (
+        MockProvider([script]) as provider,
+        fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS, GATED) as running,
+    ):
+        run = await send("gated", tools=[tool])
+        await eventually(gate.with_suffix(".began").exists)
+        worker = running.worker_of("tools")
+        worker.freeze()
+        gate.touch()
+        await passed(server, 6.0)
+        worker.thaw()
+        logs: Any = await ended(server.client, keys, [run])
+    check(logs[run])
+    assert [whole for kind, whole in blocks(logs[run]) if kind == "tool_result"] == ["it is open"]
 
 
 async def test_a_server_whose_answers_take_seconds_kills_no_worker(tmp_path: Path) -> None:
