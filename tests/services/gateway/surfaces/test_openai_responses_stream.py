@@ -233,6 +233,12 @@ def test_an_answer_that_the_gateway_must_break_off_ends_as_failed() -> None:
     assert types(read_back(ResponseStream(note(), RUN).broken(problem))) == ["created", "in_progress", "failed"]
 
 
+def test_a_resumed_stream_that_breaks_before_the_clients_place_ends_as_failed_too() -> None:
+    problem = Problem(status=503, code="gateway_restarting", message="the gateway is restarting", kind="overloaded")
+    [end] = read_back(ResponseStream(note(), RUN, after=40).broken(problem))
+    assert (end["type"], end["sequence_number"]) == ("response.failed", 41)
+
+
 def test_a_turn_that_starts_over_after_its_text_fails_a_stream_but_not_a_whole_answer() -> None:
     story = Story(on_failure="restart")
     story.provider(*text(0, "first"), n.Failed(TRY_AGAIN))

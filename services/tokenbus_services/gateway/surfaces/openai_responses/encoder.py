@@ -30,7 +30,10 @@ class ResponseStream(Encoder):
         return [*data, DONE] if isinstance(event, TERMINAL) else data
 
     def broken(self, problem: Problem) -> list[bytes]:
-        return [*self._framed(self._log.broken(problem)), DONE]
+        events = self._log.broken(problem)
+        for end in events[-1:]:  # it is sent wherever the client began, or the stream would end without a word
+            end["sequence_number"] = max(end["sequence_number"], self._after + 1)
+        return [*self._framed(events), DONE]
 
     def _framed(self, events: list[Json]) -> list[bytes]:
         return [
