@@ -9,7 +9,7 @@ from typing import Any, Literal
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
 
-_BOUNDED = re.compile(
+BOUNDED = re.compile(
     r"requests|meta|dead|members:.+"
     r"|\{.+:dead\}:rejected|\{.+:requests\}:(?:order|tenants)|\{\d+\}:(?:turns|tools):(?:order|tenants)"
     r"|\{gateway\}:(?:keys|spend:.+|console:secret)"
@@ -30,7 +30,7 @@ async def check_keys(server: Server, keys: Keys, *, may_leave_pending: bool = Fa
     client = server.client
     async for raw in client.scan_iter(match=f"{keys.prefix}:*", count=1000):
         key: str = raw.decode()
-        bounded = _BOUNDED.fullmatch(key.removeprefix(f"{keys.prefix}:"))
+        bounded = BOUNDED.fullmatch(key.removeprefix(f"{keys.prefix}:"))
         assert bounded or await client.pttl(key) != -1, f"{key} has no TTL"  # -2: it expired by now
         if not may_leave_pending and await client.type(key) == b"stream":
             for group in await client.xinfo_groups(key):

@@ -1,0 +1,534 @@
+"""One state of a deployment on a real server, and for each script a valid call that takes effect on it.
+
+All scenes begin in the same state, so any two of them can race. A new script needs a scene here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tokenbus.bus import scripts
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.run_record import call_field
+from tokenbus.bus.scripts import (
+    Commit,
+    RawPart,
+    ScriptCall,
+    activity,
+    dead_letters,
+    entries,
+    fair_order,
+    layout,
+    limits,
+    policies,
+    records,
+    requests,
+    topics,
+    work_queue,
+)
+from tokenbus.bus.scripts import gateway as gate
+from tokenbus.bus.scripts.chain import ChainedStage, chain
+from tokenbus.bus.scripts.commit import owe
+from tokenbus.bus.scripts.leases import count, note, present, release, renew, withdraw_replay
+from tokenbus.bus.scripts.runs import accept, index, inputs, timeouts
+from tokenbus.bus.server.run_scripts import run_script
+from tokenbus.bus.server.server import Server
+
+HOUR_MS = 3_600_000
+GROUP = "g"
+LIMITS = gate.AdmissionLimits(requests_per_minute=60, tokens_per_minute=1000, concurrency=5, budget_nano=10_000)
+State = Mapping[str, Any]
+"""Values by key: of a stream its ``entries`` and ``groups``, of all others what redis-py makes of them."""
+
+
+class World:
+    """Partition 0 with an open run, one that has ended and one that is not known yet, all leases owned, and queues,
+    limits and a gateway's client in use."""
+
+    def __init__(self, server: Server, keys: Keys) -> None:
+        self.server, self.keys, self.client = server, keys, server.client
+        names = [run for run in (f"r{i}" for i in range(200)) if keys.partition_of(run) == 0]
+        self.run, self.ended, self.new = names[:3]
+        self.normalizer, self.parser, self.policy = (keys.lease(0, name) for name in ("normalizer", "parser", "policy"))
+        self.raw, self.events, self.drafts = (keys.topic(0, name) for name in ("raw", "events", "drafts"))
+        self.control = keys.topic(0, "control")
+        self.queue = keys.requests
+        self.tokens: dict[str, str] = {}
+        self.ends: dict[str, str] = {}
+        """The last entry of each input."""
+        self.entries: list[str] = []
+        """Of the queue: two that the consumer `a` holds, of which the second is idle, and two unread."""
+        self.limited = limits.Scope("provider", keys.limit("provider:p"), 10.0, 60_000, 3)
+        self.unbounded = limits.Scope("model", keys.limit("model:m"), 10.0, 60_000)
+        self.taken: list[int] = []
+        self.use, self.spend = keys.gateway_use("ada"), keys.gateway_spend("ada")
+        self.hold = gate.HoldKeys(keys.gateway_counted(self.run), keys.gateway_held("ada"))
+
+    async def build(self) -> None:
+        client, keys = self.client, self.keys
+        run = {"status": "open", "attempt": 1, "raw": 0, "seq": 0, "turn": 0, "accepted": 1, call_field(0): 1}
+        await client.hset(keys.run(self.run), mapping=run)
+        await client.hset(keys.run(self.ended), mapping={"status": "completed", "attempt": 1, "raw": 0, "seq": 0})
+        for each in (self.run, self.ended):
+            await client.pexpire(keys.run(each), HOUR_MS)
+        await client.zadd(keys.open_runs(0), {self.ended: 1})
+        stages = (self.normalizer, self.raw), (self.parser, self.events), (self.policy, self.drafts)
+        for lease, stream in stages:
+            self.ends[stream] = (await client.xadd(stream, {self.run: "1234"})).decode()
+            call = scripts.acquire(lease, stream, owner="a", ttl_ms=HOUR_MS, mirror=GROUP)
+            self.tokens[lease] = (await run_script(self.server, call))[0].decode()
+            read = {"offset": self.ends[stream], "watermark": self.ends[stream], "arrived": 4, "done": 4}
+            await client.hset(lease, mapping={**read, "replays": 2})
+        self.later = (await client.xadd(self.drafts, {self.run: "1234"})).decode()
+        await client.hincrby(self.policy, "arrived", 4)
+        await self._fill_queue()
+        call = limits.reserve([self.limited], member="m0", worker="w", tokens=1000, lease_ms=HOUR_MS)
+        self.taken = [int(until) for until in (await run_script(self.server, call))[1:]]
+        await run_script(self.server, self.admit(self.run))
+        await run_script(self.server, layout_join(self, epoch=1))
+        await client.hset(keys.meta, "announced", 8)
+
+    async def _fill_queue(self) -> None:
+        client = self.client
+        await client.xgroup_create(self.queue, GROUP, id="0-0", mkstream=True)
+        for name in ("0", "1", "2", "3"):
+            request = f'{{"type":"generate","id":"{name}","metadata":{{"tenant":"t{name}"}}}}'
+            self.entries.append((await client.xadd(self.queue, {"__data__": request})).decode())
+        await client.xreadgroup(GROUP, "a", {self.queue: ">"}, count=2)
+        await client.xclaim(self.queue, GROUP, "a", 0, [self.entries[1]], idle=HOUR_MS)
+        await client.xgroup_createconsumer(self.queue, GROUP, "idle")
+
+    def admit(self, run: str) -> ScriptCall:
+        hold = gate.HoldKeys(self.keys.gateway_counted(run), self.hold.held)
+        reserved = gate.Reservation(client="ada", estimate_nano=1000, hold_ms=HOUR_MS, keep_ms=HOUR_MS)
+        return gate.admit(self.use, self.spend, run, LIMITS, lease_ms=HOUR_MS, hold=hold, reserved=reserved)
+
+    def held(self) -> dict[str, Any]:
+        """The consumer's own first entry."""
+        return {"group": GROUP, "consumer": "a", "ids": [self.entries[0]]}
+
+    def of_run(self) -> dict[str, Any]:
+        return {"run": self.run, "frame": b"frame"}
+
+
+@dataclass(frozen=True)
+class Twice:
+    """What was before, after one and after two equal calls, and both replies."""
+
+    world: World
+    none: State
+    one: State
+    two: State
+    replies: tuple[Any, Any]
+
+    def grows(self, *streams: str) -> None:
+        """Each call appends an equal entry to each of these."""
+        for key in streams:
+            before, *added = (_entries(state, key) for state in (self.none, self.one, self.two))
+            assert [len(each) for each in added] == [len(before) + 1, len(before) + 2]
+            assert added[1][-1][1] == added[1][-2][1]
+
+    def adds(self, key: str, name: str) -> None:
+        """Each call adds equally much to this field."""
+        none, one, two = (int(state.get(key, {}).get(name.encode(), 0)) for state in (self.none, self.one, self.two))
+        assert two - one == one - none != 0
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A valid call. ``second``: its second answer, if that is another. ``again``: asserts what a second call does if
+    that takes effect too. ``times``: hash fields, and ends of the names of sorted sets, that hold the server's time.
+    ``silent``: its only effect is such a time. ``lasting``: what it achieved, which no other script may undo."""
+
+    call: Callable[[World], ScriptCall]
+    second: Callable[[World, Any], Any] | None = None
+    again: Callable[[Twice], None] | None = None
+    times: Sequence[str] = field(default=())
+    silent: bool = False
+    lasting: Callable[[World, State], bool] | None = None
+
+
+def _entries(state: State, key: str) -> list[Any]:
+    return state[key]["entries"] if key in state else []
+
+
+def _is(answer: Any) -> Callable[[World, Any], Any]:
+    return lambda _world, _first: answer
+
+
+def _stopped(w: World, state: State) -> bool:
+    run = state[w.keys.run(w.run)]
+    return run[b"status"] != b"open" and run[b"closed"] == run[b"attempt"]
+
+
+def _has_no_call(w: World, state: State) -> bool:
+    return call_field(0).encode() not in state[w.keys.run(w.run)]
+
+
+def _freed(w: World, state: State) -> bool:
+    return b"m0" not in state.get(w.limited.held, {})
+
+
+def _holds_nothing(w: World, state: State) -> bool:
+    return w.run.encode() not in state.get(w.hold.held, {})
+
+
+def _left_the_queue(w: World, state: State) -> bool:
+    entry = w.entries[0].encode()
+    queue = state[w.queue]
+    return entry not in dict(queue["entries"]) and entry not in queue["groups"][GROUP.encode()]["pending"]
+
+
+def _not_open(w: World, state: State) -> bool:
+    return w.ended.encode() not in state.get(w.keys.open_runs(0), {})
+
+
+def _known(w: World, state: State) -> bool:
+    return b"status" in state[w.keys.run(w.new)]
+
+
+def layout_join(w: World, epoch: int) -> ScriptCall:
+    return layout.join(
+        w.keys.meta, partitions=4, wire_version=1, seen="seen:w", epoch=epoch, numbers="4", ever="4", spread=1
+    )
+
+
+def _commit(w: World) -> ScriptCall:
+    commit = Commit(w.policy, w.drafts)
+    commit.append(w.events, [w.run, b"verdict"])
+    commit.arrived(w.parser, 7)
+    commit.publish(w.keys.log(w.run), "1-0", b"{}", [w.keys.topic(0, "decisions")])
+    commit.expire(w.keys.log(w.run), HOUR_MS)
+    commit.put(w.keys.run(w.run), "note", "1")
+    return commit.call(
+        token=w.tokens[w.policy],
+        ttl_ms=HOUR_MS,
+        begin=w.ends[w.drafts],
+        end=w.later,
+        watermark=w.ends[w.drafts],
+        entries=1,
+        size=4,
+        mirror=GROUP,
+        entries_read=True,
+        topic_entries=100,
+    )
+
+
+def _chain(w: World) -> ScriptCall:
+    def stage(lease: str, stream: str, commit: Commit) -> ChainedStage:
+        return ChainedStage(w.tokens[lease], w.ends[stream], w.ends[stream], "", 1, 4, commit, GROUP)
+
+    one, two = Commit(w.normalizer, w.raw), Commit(w.parser, w.events)
+    one.append(w.events, [w.run, b"four"])
+    one.arrived(w.parser, 4)
+    two.publish(w.keys.log(w.run), "1-0", b"{}", [w.keys.topic(0, "visible")])
+    two.expire(w.keys.log(w.run), HOUR_MS)
+    return chain(
+        stage(w.normalizer, w.raw, one),
+        stage(w.parser, w.events, two),
+        [RawPart(w.run, w.keys.run(w.run), 1, 0, final=False, data=b"four", writer="w")],
+        flush="f",
+        ttl_ms=HOUR_MS,
+        entries_read=True,
+        topic_entries=100,
+    )
+
+
+def _accept(w: World) -> ScriptCall:
+    k = w.keys
+    return accept.accept(
+        k.run(w.new),
+        w.events,
+        k.topic(0, "turns"),
+        w.parser,
+        k.log(w.new),
+        k.open_runs(0),
+        k.ended_runs(0),
+        [k.open_runs(0, "ada"), k.ended_runs(0, "ada")],
+        run=w.new,
+        ttl_ms=HOUR_MS,
+        frame=b"begun",
+        work=b"turn",
+        accepted_ms=2,
+        epoch=1,
+        fields=["provider", "p"],
+    )
+
+
+def _cancel(w: World, run: str) -> ScriptCall:
+    places = w.keys.run(run), w.events, w.raw, w.control, w.parser, w.normalizer
+    return accept.cancel(*places, run=run, awaited_ms=HOUR_MS, frame=b"cancel", control_frame=b"stop", epoch=1)
+
+
+def _append_raw(w: World) -> ScriptCall:
+    part = RawPart(w.run, w.keys.run(w.run), 1, 0, final=True, data=b"four", writer="w")
+    return scripts.append_raw(w.raw, w.normalizer, [part], policy_lease=w.policy)
+
+
+def _list_open(w: World) -> ScriptCall:
+    k = w.keys
+    run = index.OpenRun(k.run(w.run), w.run, 1, "p", "m", "ada", k.open_runs(0, "ada"))
+    return index.list_open(k.open_runs(0), [run], ttl_ms=HOUR_MS)
+
+
+def _unlist_ended(w: World) -> ScriptCall:
+    k = w.keys
+    runs = [w.ended, w.run]
+    return index.unlist_ended(k.open_runs(0), k.ended_runs(0), [k.run(run) for run in runs], keep_ms=HOUR_MS, runs=runs)
+
+
+def _count_use(w: World) -> ScriptCall:
+    used = gate.RunUse(seq=1, fresh=10, cache_read=0, cache_write=0, output=5, prices=(1.0, 1.0, 1.0, 2.0), ended=True)
+    return gate.count_use(w.hold, w.run, spend=w.spend, use=w.use, tokens_per_minute=1000, used=used, keep_ms=HOUR_MS)
+
+
+def _reserve(scope: limits.Scope) -> ScriptCall:
+    return limits.reserve([scope], member="m1", worker="w", tokens=600, lease_ms=HOUR_MS)
+
+
+def _verdicts(w: World) -> ScriptCall:
+    places = w.keys.run(w.run), w.events, w.parser, w.policy
+    return inputs.append_verdicts(*places, token=w.tokens[w.policy], **w.of_run())
+
+
+def _input(w: World) -> dict[str, Any]:
+    return {"run_key": w.keys.run(w.run), "events": w.events, "parser_lease": w.parser, **w.of_run()}
+
+
+def _expire(w: World) -> ScriptCall:
+    places = w.keys.run(w.run), w.events, w.raw, w.control, w.parser, w.normalizer
+    return timeouts.expire(*places, control_frame=b"stop", **w.of_run())
+
+
+def _judge(w: World) -> tuple[tuple[str, str], str]:
+    return (w.keys.run(w.run), w.policy), w.tokens[w.policy]
+
+
+def _claimed_once(t: Twice) -> None:
+    """What a first call claimed is the consumer's, and the second does not claim it, for it is not idle."""
+    first, second = ([entry[0] for entry in reply[-1]] for reply in t.replies)
+    assert [entry.decode() for entry in first] == [t.world.entries[1]]
+    assert second == []
+    assert t.two[t.world.queue] == t.one[t.world.queue]
+    _owned(t, first)
+
+
+def _taken_on(t: Twice) -> None:
+    first, second = ([entry[0] for entry in reply[-1]] for reply in t.replies)
+    assert len({*first, *second}) == 2
+    _owned(t, [*first, *second])
+
+
+def _owned(t: Twice, ids: Sequence[bytes]) -> None:
+    pending = t.two[t.world.queue]["groups"][GROUP.encode()]["pending"]
+    assert {pending[entry][0] for entry in ids} == {b"b"}
+
+
+def _newer_token(t: Twice) -> None:
+    first, second = (int(reply[0].partition(b":")[0]) for reply in t.replies)
+    assert second > first
+    assert t.two[t.world.parser][b"token"] == t.replies[1][0]
+
+
+def _already(t: Twice) -> None:
+    assert [reply[0] for reply in t.replies] == [b"ok", b"already"]
+    assert t.two == t.one
+
+
+def _paid_twice(t: Twice) -> None:
+    key = t.world.unbounded.key
+    assert [reply[0] for reply in t.replies] == [b"ok", b"ok"]
+    assert int(t.two[key][b"tokens"]) - int(t.one[key][b"tokens"]) == 600_000
+
+
+def _returned_twice(t: Twice) -> None:
+    key = t.world.limited.key
+    none, one, two = (int(state[key][b"tokens"]) for state in (t.none, t.one, t.two))
+    assert none - one == one - two == 10_000
+
+
+def _admitted_twice(t: Twice) -> None:
+    """Two of the minute, but one place and one reservation."""
+    assert [reply[0] for reply in t.replies] == [b"", b""]
+    assert t.replies[0][2] - t.replies[1][2] == 1
+    assert t.two[f"{t.world.use}:open"].keys() == t.one[f"{t.world.use}:open"].keys()
+    assert t.two[t.world.hold.held] == t.one[t.world.hold.held]
+
+
+def _rejected_twice(t: Twice) -> None:
+    t.grows(t.world.keys.dead)
+    ids = [entry for entry, _ in _entries(t.two, t.world.keys.dead)]
+    assert t.two[t.world.keys.rejected] == ids == list(t.replies)
+
+
+def _one_lower(t: Twice) -> None:
+    t.adds(t.world.normalizer, "replays")
+    assert t.two[t.world.normalizer][b"replays"] == b"0"
+
+
+SCENES: dict[str, list[Scene]] = {
+    "accept": [Scene(_accept, second=_is(b"open"), lasting=_known)],
+    "accept.ask": [Scene(lambda w: accept.ask(w.keys.run(w.new), ttl_ms=HOUR_MS), second=_is(0))],
+    "accept.cancel": [Scene(lambda w: _cancel(w, w.run), lasting=_stopped), Scene(lambda w: _cancel(w, w.new))],
+    "activity.count_activity": [
+        Scene(
+            lambda w: activity.count_activity(w.keys.activity(1), {"runs": 2}, {"open": 3}),
+            again=lambda t: t.adds(t.world.keys.activity(1), "runs"),
+        )
+    ],
+    "attempt_fence.append_raw": [Scene(_append_raw, second=lambda _, first: [b"already", *first[1:]])],
+    "chain": [Scene(_chain, second=lambda _, first: [b"already", *first[1:]], times=["until"])],
+    "commit": [Scene(_commit, second=lambda w, _: [b"already", w.later.encode()], times=["until"])],
+    "commit.owe": [
+        Scene(
+            lambda w: owe(
+                w.policy, w.keys.owed(0, "policy"), token=w.tokens[w.policy], name="1", part=b"part", ttl_ms=HOUR_MS
+            )
+        )
+    ],
+    "dead_letters.add_rejected": [
+        Scene(
+            lambda w: dead_letters.add_rejected(w.keys.dead, w.keys.rejected, most=100, most_rejected=10, data=b"{}"),
+            again=_rejected_twice,
+        )
+    ],
+    "entries.field_sizes": [Scene(lambda w: entries.field_sizes(w.queue, entry=w.entries[0]))],
+    "entries.find_request": [Scene(lambda w: entries.find_request(w.queue, entry=w.entries[0]))],
+    "entries.ids": [Scene(lambda w: entries.ids(w.queue, after="0-0", last="+", count=9))],
+    "entries.value": [Scene(lambda w: entries.value(w.queue, entry=w.entries[0], place=2))],
+    "fair_order.put_back": [Scene(lambda w: fair_order.put_back(w.queue, "requests", **w.held()), second=_is(0))],
+    "fair_order.reclaim": [
+        Scene(
+            lambda w: fair_order.reclaim(
+                w.queue, "requests", group=GROUP, consumer="b", idle_ms=60_000, start="-", count=10
+            ),
+            again=_claimed_once,
+        )
+    ],
+    "fair_order.take": [
+        Scene(lambda w: fair_order.take(w.queue, "requests", group=GROUP, consumer="b", count=1), again=_taken_on)
+    ],
+    "gateway.admit": [
+        Scene(lambda w: w.admit("g1"), again=_admitted_twice),
+    ],
+    "gateway.count_use": [Scene(_count_use, second=_is(0), lasting=_holds_nothing)],
+    "gateway.hold": [
+        Scene(lambda w: gate.hold_longer(w.hold, w.run, keep_ms=2 * HOUR_MS), times=[":ends"], silent=True)
+    ],
+    "gateway.put_key": [
+        Scene(lambda w: gate.put_key(w.keys.gateway_keys, key_id="k", before=b"", entry=b"{}"), second=_is(0))
+    ],
+    "gateway.release": [
+        Scene(lambda w: gate.release(w.hold, w.run, ended=True), lasting=_holds_nothing),
+        Scene(lambda w: gate.release(w.hold, w.run, ended=False)),
+    ],
+    "gateway.renew_open": [
+        Scene(lambda w: gate.renew_open(w.use, [w.run, "left"], lease_ms=HOUR_MS), times=[":open"], silent=True)
+    ],
+    "index.list_open": [Scene(_list_open)],
+    "index.unlist_ended": [Scene(_unlist_ended, times=["index:ended"], lasting=_not_open)],
+    "inputs.append_verdicts": [Scene(_verdicts, again=lambda t: t.grows(t.world.events))],
+    "inputs.tool_progress": [
+        Scene(lambda w: inputs.tool_progress(**_input(w), block=0, attempt=1), again=lambda t: t.grows(t.world.events))
+    ],
+    "inputs.tool_result": [
+        Scene(lambda w: inputs.tool_result(**_input(w), block=0, attempt=1), second=_is(0), lasting=_has_no_call)
+    ],
+    "layout.begin_added": [Scene(lambda w: layout.begin_added(w.keys.lease(0, "added")))],
+    "layout.change": [
+        Scene(lambda w: layout.change(w.keys.meta, epoch=1, announced="", fields=["spread", 2]), second=_is(0))
+    ],
+    "layout.fence": [Scene(lambda w: layout.fence(w.parser, epoch=2))],
+    "layout.join": [Scene(lambda w: layout_join(w, epoch=2))],
+    "leases.acquire": [
+        Scene(
+            lambda w: scripts.acquire(w.parser, w.events, owner="a", ttl_ms=HOUR_MS, mirror=GROUP), again=_newer_token
+        )
+    ],
+    "leases.count": [
+        Scene(lambda w: count(w.parser, field="tries"), again=lambda t: t.adds(t.world.parser, "tries")),
+    ],
+    "leases.note": [Scene(lambda w: note(w.parser, field="note", value="1"), second=_is(0))],
+    "leases.present": [
+        Scene(lambda w: present(w.keys.members(GROUP), member="a", ttl_ms=HOUR_MS), times=[f"members:{GROUP}"])
+    ],
+    "leases.release": [Scene(lambda w: release(w.parser, token=w.tokens[w.parser]))],
+    "leases.renew": [
+        Scene(
+            lambda w: renew(w.parser, w.events, token=w.tokens[w.parser], ttl_ms=HOUR_MS), times=["until"], silent=True
+        )
+    ],
+    "leases.withdraw_replay": [
+        Scene(lambda w: withdraw_replay(w.normalizer, token=w.tokens[w.normalizer], count="replays"), again=_one_lower)
+    ],
+    "limits.pause": [Scene(lambda w: limits.pause(w.limited.key, ms=HOUR_MS), times=["paused"])],
+    "limits.refund": [
+        Scene(
+            lambda w: limits.refund([w.limited], member="m0", left=10, taken=w.taken),
+            again=_returned_twice,
+            lasting=_freed,
+        )
+    ],
+    "limits.renew": [
+        Scene(
+            lambda w: limits.renew(w.limited.held, lease_ms=HOUR_MS, members=["m0", "gone"]),
+            times=[":held"],
+            silent=True,
+        )
+    ],
+    "limits.reserve": [
+        Scene(lambda w: _reserve(w.limited), again=_already),
+        Scene(lambda w: _reserve(w.unbounded), again=_paid_twice),
+    ],
+    "policies.count_start": [
+        Scene(
+            lambda w: policies.count_policy_start(*_judge(w)[0], token=_judge(w)[1], policy="p", starts=2, failed_at=9)
+        )
+    ],
+    "policies.note": [Scene(lambda w: policies.note_place(*_judge(w)[0], token=_judge(w)[1], place="alone"))],
+    "policies.policy_starts": [
+        Scene(lambda w: policies.policy_starts(*_judge(w)[0], token=_judge(w)[1], policies=["p"]))
+    ],
+    "records.index_record": [
+        Scene(
+            lambda w: records.index_record(
+                w.keys.records, w.keys.record_entries, keep_ms=10**13, most=9, run=w.run, at_ms=1, entry=b"{}"
+            )
+        )
+    ],
+    "requests.publish": [
+        Scene(lambda w: requests.publish(w.queue, requests=[100, b"{}", "ada"]), again=lambda t: t.grows(t.world.queue))
+    ],
+    "timeouts.append_timeout": [
+        Scene(
+            lambda w: timeouts.append_timeout(w.keys.run(w.run), w.events, w.parser, **w.of_run()),
+            again=lambda t: t.grows(t.world.events),
+        )
+    ],
+    "timeouts.expire": [Scene(_expire, second=_is(b"expiring"), lasting=_stopped)],
+    "timeouts.read_policy_stage": [Scene(lambda w: timeouts.read_policy_stage(w.policy))],
+    "topics.ends": [Scene(lambda w: topics.ends([w.raw, w.events]))],
+    "topics.mirror_offset": [
+        Scene(lambda w: topics.mirror_offset(w.normalizer, w.raw, group=GROUP, offset=w.ends[w.raw]))
+    ],
+    "topics.trimmed": [Scene(lambda w: topics.trimmed([w.raw, w.events], cursors=["0-0", "0-0"]))],
+    "work_queue.claim": [
+        Scene(
+            lambda w: work_queue.claim(w.queue, group=GROUP, consumer="b", idle_ms=60_000, start="0-0", count=10),
+            again=_claimed_once,
+        )
+    ],
+    "work_queue.finish": [
+        Scene(lambda w: work_queue.finish(w.queue, **w.held()), second=_is(0), lasting=_left_the_queue)
+    ],
+    "work_queue.hand_back": [Scene(lambda w: work_queue.hand_back(w.queue, **w.held()), second=_is(0))],
+    "work_queue.heartbeat": [Scene(lambda w: work_queue.heartbeat(w.queue, **w.held()), silent=True)],
+    "work_queue.mark": [
+        Scene(lambda w: work_queue.mark(w.queue, group=GROUP, consumer="a", entry=w.entries[0], begun=True))
+    ],
+    "work_queue.requeue": [Scene(lambda w: work_queue.requeue(w.queue, **w.held()), second=_is(0))],
+    "work_queue.retire": [Scene(lambda w: work_queue.retire(w.queue, group=GROUP, consumer="idle"))],
+}
+"""By the script's name."""
