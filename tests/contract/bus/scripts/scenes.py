@@ -103,7 +103,9 @@ class World:
     def admit(self, run: str) -> ScriptCall:
         hold = gate.HoldKeys(self.keys.gateway_counted(run), self.hold.held)
         reserved = gate.Reservation(client="ada", estimate_nano=1000, hold_ms=HOUR_MS, keep_ms=HOUR_MS)
-        return gate.admit(self.use, self.spend, run, LIMITS, lease_ms=HOUR_MS, hold=hold, reserved=reserved)
+        return gate.admit(
+            self.use, self.spend, run, LIMITS, gateway="gw", lease_ms=HOUR_MS, hold=hold, reserved=reserved
+        )
 
     def held(self) -> dict[str, Any]:
         """The consumer's own first entry."""
@@ -425,7 +427,11 @@ SCENES: dict[str, list[Scene]] = {
         Scene(lambda w: gate.release(w.hold, w.run, ended=False)),
     ],
     "gateway.renew_open": [
-        Scene(lambda w: gate.renew_open(w.use, [w.run, "left"], lease_ms=HOUR_MS), times=[":open"], silent=True)
+        Scene(
+            lambda w: gate.renew_open(w.use, [w.run, "left"], gateway="gw", lease_ms=HOUR_MS),
+            times=[":open"],
+            silent=True,
+        )
     ],
     "index.list_open": [Scene(_list_open)],
     "index.unlist_ended": [Scene(_unlist_ended, times=["index:ended"], lasting=_not_open)],
