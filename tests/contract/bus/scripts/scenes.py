@@ -60,6 +60,8 @@ class World:
         """The last entry of each input."""
         self.entries: list[str] = []
         """Of the queue: two that the consumer `a` holds, of which the second is idle, and two unread."""
+        self.ended_ms = 0
+        """When the ended run ended."""
         self.limited = limits.Scope("provider", keys.limit("provider:p"), 10.0, 60_000, 3)
         self.unbounded = limits.Scope("model", keys.limit("model:m"), 10.0, 60_000)
         self.taken: list[int] = []
@@ -68,11 +70,13 @@ class World:
 
     async def build(self) -> None:
         client, keys = self.client, self.keys
+        self.ended_ms = (await client.time())[0] * 1000 - 60_000
         run = {"status": "open", "attempt": 1, "raw": 0, "seq": 0, "turn": 0, "accepted": 1, call_field(0): 1}
         await client.hset(keys.run(self.run), mapping=run)
         await client.hset(keys.run(self.ended), mapping={"status": "completed", "attempt": 1, "raw": 0, "seq": 0})
         for each in (self.run, self.ended):
             await client.pexpire(keys.run(each), HOUR_MS)
+        await client.hset(keys.run(self.ended), "ended", self.ended_ms)
         await client.zadd(keys.open_runs(0), {self.ended: 1})
         stages = (self.normalizer, self.raw), (self.parser, self.events), (self.policy, self.drafts)
         for lease, stream in stages:
@@ -183,8 +187,9 @@ def _left_the_queue(w: World, state: State) -> bool:
     return entry not in dict(queue["entries"]) and entry not in queue["groups"][GROUP.encode()]["pending"]
 
 
-def _not_open(w: World, state: State) -> bool:
-    return w.ended.encode() not in state.get(w.keys.open_runs(0), {})
+def _listed_by_its_end(w: World, state: State) -> bool:
+    run, ended = w.ended.encode(), state.get(w.keys.ended_runs(0), {})
+    return run not in state.get(w.keys.open_runs(0), {}) and ended.get(run) == w.ended_ms
 
 
 def _known(w: World, state: State) -> bool:
@@ -434,7 +439,7 @@ SCENES: dict[str, list[Scene]] = {
         )
     ],
     "index.list_open": [Scene(_list_open)],
-    "index.unlist_ended": [Scene(_unlist_ended, times=["index:ended"], lasting=_not_open)],
+    "index.unlist_ended": [Scene(_unlist_ended, lasting=_listed_by_its_end)],
     "inputs.append_verdicts": [Scene(_verdicts, again=lambda t: t.grows(t.world.events))],
     "inputs.tool_progress": [
         Scene(lambda w: inputs.tool_progress(**_input(w), block=0, attempt=1), again=lambda t: t.grows(t.world.events))

@@ -21,7 +21,8 @@ for k = run_keys_at, #KEYS do
     done = done + 1
   elseif ended[status] then
     redis.pcall('HSETNX', KEYS[k], 'ended', now)
-    index_ended(open_runs, ended_runs, run, tonumber(keep_ms), now)
+    local at = tonumber(redis.call('HGET', KEYS[k], 'ended')) or now  -- a full server may have refused it
+    index_ended(open_runs, ended_runs, run, tonumber(keep_ms), at)
     done = done + 1
   end
 end
