@@ -7,7 +7,7 @@
 --   notes...  if the replay made notes: their field, the notes before it
 -- Reply: 1, or 0 if another token holds the lease, or if nothing is counted.
 -- Atomic: a worker that lost the lease cannot change what its successor counts and notes.
--- Twice: again: it takes back an earlier worker's count too, so the next owner is less careful by one try; it is sent once.
+-- Twice: again: an earlier worker's count goes too, and the next owner is less careful by one try; it is sent once.
 -- Uses: make_room
 local h = redis.call('HMGET', lease, 'token', count)
 local counted = tonumber(h[2] or '0')
