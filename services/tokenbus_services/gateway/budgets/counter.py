@@ -219,6 +219,11 @@ class SpendCounter:
         with translated(self._server):
             await locate(self._server, self._keys, run)
             first: list[Any] = await self._server.client.xrange(self._keys.log(run), count=1)
+        if not first:
+            # Nothing says whose it is, or what it asked for. No later event will, so nothing stays reserved for it.
+            await self._release(run)
+            log.error("spend_lost", run=run, why="the run's log is gone")
+            self._failed_work("spend of a run without a log")
         events = _events(first)
         origin = _origin(events[0]) if events and isinstance(events[0], Started) else None
         self._remember(run, origin)

@@ -11,13 +11,15 @@ from typing import Any
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from tests.contract.client.writer import Writer
 from tests.services.gateway.budgets.counting import counter
 from tests.waiting import eventually
 from tokenbus import Client
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.scripts.gateway import NANO
+from tokenbus.bus.scripts.gateway import NANO, AdmissionLimits, HoldKeys, Reservation, admit
+from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.public import Cancelled, Completed, Incomplete, RunFailedEvent, Started, Timing, UsageReported
@@ -177,6 +179,26 @@ async def test_a_gateway_that_missed_the_beginning_reads_it_from_the_log(scene: 
     scene.counter = counter(scene.server, scene.bus, scene.keys)
     await run.write((Completed, {**END, "usage": Usage(input=2 * MILLION)}))
     assert (await scene.counted(runs=1)).total.cost == 6.0
+
+
+async def test_spend_that_is_lost_with_a_runs_log_is_logged_once_and_its_reservation_is_released(
+    scene: Scene,
+) -> None:
+    reserved = Reservation(client="ada", estimate_nano=70, hold_ms=600_000, keep_ms=600_000)
+    hold = HoldKeys(scene.keys.gateway_counted("r1"), scene.keys.gateway_held("ada"))
+    use, spend = scene.keys.gateway_use("ada"), scene.keys.gateway_spend("ada")
+    limits = AdmissionLimits(budget_nano=100)
+    call = admit(use, spend, "r1", limits, gateway="g", lease_ms=1000, hold=hold, reserved=reserved)
+    await run_script(scene.server, call)
+    assert (await scene.spend()).reserved == pytest.approx(70 / NANO)
+    failures: list[str] = []
+    scene.counter._failed_work = failures.append  # pyright: ignore[reportPrivateUsage]
+    with capture_logs() as logged:
+        for seq in (4, 5):
+            await scene.counter.count(Completed(run="r1", seq=seq, turn=1, attempt=1, **END, usage=Usage(input=MILLION)))
+    assert failures == ["spend of a run without a log"]
+    assert [(line["run"], line["log_level"]) for line in logged if line["event"] == "spend_lost"] == [("r1", "error")]
+    assert (await scene.spend()).reserved == 0
 
 
 async def test_killed_counters_neither_count_twice_nor_skip_anything(scene: Scene) -> None:
