@@ -71,9 +71,14 @@ if tpm > 0 then
 end
 if most > 0 then
   redis.call('ZREMRANGEBYSCORE', answers, '-inf', now)
-  if refused == '' and not redis.call('ZSCORE', answers, place) and redis.call('ZCARD', answers) >= most then
-    refused, retry = 'concurrency', 1000
+  -- A run that is read at several gateways has a place of each, and counts once.
+  local runs, joins, seen = 0, false, {[run] = true}
+  for _, one in ipairs(redis.call('ZRANGE', answers, 0, -1)) do
+    local read = string.match(one, '^(.*) ')
+    if read == run then joins = true end
+    if not seen[read] then seen[read], runs = true, runs + 1 end
   end
+  if refused == '' and not joins and runs >= most then refused, retry = 'concurrency', 1000 end
 end
 if refused == '' then
   if rpm > 0 then

@@ -97,7 +97,7 @@ def admit(
     """Admit a request if no limit of its client is reached, and take its share of them. Reply: see `AdmissionReply`.
 
     The run counts as an open answer of this ``gateway`` for ``lease_ms``, or until it is renewed or left: a run that
-    is read at two gateways takes two places. With a budget, its estimate is
+    is read at two gateways counts once, until both have left. With a budget, its estimate is
     held back until the run's end is counted (`count_use`), it is released, or it expires.
     """
     return _admit(

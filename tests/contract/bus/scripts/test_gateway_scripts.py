@@ -128,13 +128,16 @@ async def test_open_answers_are_counted_until_they_are_left_or_their_gateway_is_
     assert (await scene.admit("r3", concurrency=1)).refused == ""
 
 
-async def test_a_run_that_one_gateway_left_keeps_its_place_at_another(scene: Scene) -> None:
+async def test_a_run_that_two_gateways_read_has_one_place_until_both_have_left(scene: Scene) -> None:
     for gateway in ("g1", "g2"):
-        assert (await scene.admit("r1", gateway=gateway, concurrency=2)).refused == ""
-    await scene.server.client.zrem(f"{scene.use}:open", "r1 g1")
-    await run_script(scene.server, renew_open(scene.use, ["r1"], gateway="g2", lease_ms=LEASE_MS))
+        assert (await scene.admit("r1", gateway=gateway, concurrency=1)).refused == ""
     assert (await scene.admit("r2", concurrency=2)).refused == ""
     assert (await scene.admit("r3", concurrency=2)).refused == "concurrency"
+    await scene.server.client.zrem(f"{scene.use}:open", "r1 g1")
+    await run_script(scene.server, renew_open(scene.use, ["r1"], gateway="g2", lease_ms=LEASE_MS))
+    assert (await scene.admit("r3", concurrency=2)).refused == "concurrency"
+    await scene.server.client.zrem(f"{scene.use}:open", "r1 g2")
+    assert (await scene.admit("r3", concurrency=2)).refused == ""
 
 
 async def test_a_renewed_slot_lives_longer_and_a_released_one_stays_free(scene: Scene) -> None:
