@@ -195,7 +195,8 @@ async def test_spend_that_is_lost_with_a_runs_log_is_logged_once_and_its_reserva
     scene.counter._failed_work = failures.append  # pyright: ignore[reportPrivateUsage]
     with capture_logs() as logged:
         for seq in (4, 5):
-            await scene.counter.count(Completed(run="r1", seq=seq, turn=1, attempt=1, **END, usage=Usage(input=MILLION)))
+            end = Completed(run="r1", seq=seq, turn=1, attempt=1, **END, usage=Usage(input=MILLION))
+            await scene.counter.count(end)
     assert failures == ["spend of a run without a log"]
     assert [(line["run"], line["log_level"]) for line in logged if line["event"] == "spend_lost"] == [("r1", "error")]
     assert (await scene.spend()).reserved == 0
