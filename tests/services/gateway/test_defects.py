@@ -12,8 +12,12 @@ import pytest
 from starlette.websockets import WebSocketDisconnect
 
 from tests.waiting import eventually
+from tokenbus.bus.keys import Keys
 from tokenbus.bus.liveness import MAX_DEFECTS, Liveness, LongTask, stop_task
+from tokenbus.bus.scripts.script import ScriptCall
+from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
+from tokenbus.errors import ServerUnavailable
 from tokenbus_services.gateway.budgets import counter
 from tokenbus_services.gateway.budgets.counter import SpendCounter
 from tokenbus_services.gateway.keys import access
@@ -21,6 +25,7 @@ from tokenbus_services.gateway.keys.access import KeyAccess
 from tokenbus_services.gateway.routes.sockets import handshake
 from tokenbus_services.gateway.routes.sockets.response_socket import ResponseSocket
 from tokenbus_services.settings import Settings
+from tokenbus_services.settings.tables.gateway_keys import KeyRules
 
 
 async def test_a_count_of_spend_that_always_fails_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,6 +66,33 @@ async def test_a_renewal_of_places_that_always_fails_ends(server: Server, monkey
     await keyed.open(liveness)
     await eventually(lambda: bool(ended))
     assert isinstance(ended[0].task.exception(), RuntimeError)
+
+
+async def test_a_place_whose_admission_lost_its_reply_is_free_again(
+    server: Server, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access, "RENEW_S", 0.01)
+
+    async def loses_its_reply(server: Server, call: ScriptCall) -> Any:
+        await run_script(server, call)
+        raise ServerUnavailable(server.url.safe, "the connection was lost")
+
+    monkeypatch.setattr(access, "run_script", loses_its_reply)
+    nothing: Any = None
+    settings = Settings(prefix=keys.prefix)
+    keyed = KeyAccess(settings, server, directory=nothing, rules=nothing, aliases=nothing, prices=nothing, keep_ms=1)
+    places = f"{settings.keys.gateway_use('ada')}:open"
+    with pytest.raises(ServerUnavailable):
+        await keyed._admitted("ada", "r1", KeyRules(max_parallel_requests=1), 0)
+    assert await server.client.zcard(places) == 1
+    liveness = Liveness()
+    await keyed.open(liveness)
+
+    async def free() -> bool:
+        return not await server.client.zcard(places)
+
+    await eventually(free)
+    await keyed.close()
 
 
 async def test_a_defect_of_an_answer_over_a_socket_is_told_and_not_taken_for_a_client_that_left() -> None:

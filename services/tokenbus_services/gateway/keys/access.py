@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 
 import structlog
 
@@ -78,6 +79,8 @@ class KeyAccess(AccessControl):
         """Of this gateway, for its places of open answers."""
         self._open: dict[str, dict[str, int]] = {}
         """For each client with a limit of parallel requests, its open answers here by run, and how many each has."""
+        self._unsure: set[tuple[str, str]] = set()
+        """Client and run of admissions without a reply: each may have taken a place."""
         self._renewing: asyncio.Task[None] | None = None
 
     async def open(self, liveness: Liveness) -> None:
@@ -141,7 +144,10 @@ class KeyAccess(AccessControl):
         if runs[run]:
             return  # another request joined the run
         del runs[run]
-        use = self._keys.gateway_use(caller.key)
+        await self._free(caller.key, run)
+
+    async def _free(self, key: str, run: str) -> None:
+        use = self._keys.gateway_use(key)
         with translated(self._server, use):
             await self._server.client.zrem(f"{use}:open", place_of(run, self._name))
 
@@ -180,8 +186,13 @@ class KeyAccess(AccessControl):
             hold=self._hold_keys(key, run),
             reserved=reserved,
         )
-        with translated(self._server):
-            reply = await run_script(self._server, call)
+        try:
+            with translated(self._server):
+                reply = await run_script(self._server, call)
+        except BaseException:
+            if limits.concurrency:
+                self._unsure.add((key, run))
+            raise
         refused, *numbers = reply
         return AdmissionReply(refused.decode(), *(int(number) for number in numbers))
 
@@ -204,6 +215,11 @@ class KeyAccess(AccessControl):
         while True:
             await rest(RENEW_S)
             failed: Exception | None = None
+            with suppress(ServerError):  # the next look, or the lease's end, frees them
+                for key, run in list(self._unsure):
+                    if run not in self._open.get(key, {}):
+                        await self._free(key, run)
+                    self._unsure.discard((key, run))
             for key, runs in list(self._open.items()):
                 if not runs:
                     del self._open[key]
