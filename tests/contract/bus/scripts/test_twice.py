@@ -7,6 +7,7 @@ from itertools import combinations
 from typing import Any
 
 import pytest
+from redis.crc import key_slot
 
 from tests.contract.bus.scripts.scenes import SCENES, Scene, State, Twice, World
 from tests.leaks import BOUNDED
@@ -125,6 +126,13 @@ def _without_times(state: State, scene: Scene) -> dict[str, Any]:
 
 def test_each_script_has_a_scene() -> None:
     assert sorted(SCENES) == SCRIPTS
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+async def test_the_keys_of_a_script_are_in_one_slot_of_a_cluster(stage: Stage, name: str) -> None:
+    for scene in SCENES[name]:
+        slots = {key_slot(key.encode()): key for key in scene.call(stage.world).keys}
+        assert len(slots) == 1, slots
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
