@@ -104,7 +104,12 @@ async def test_a_call_whose_process_an_earlier_call_ended_runs_again_in_a_new_on
     async with tools("exit_once", "touch", ends=ends) as made:
         assert (await outcome(made, "exit_once", f'{{"file": "{file}"}}')).content == "done"
         innocent = asyncio.create_task(outcome(made, "touch", f'{{"file": "{file}"}}'))
-        await eventually(lambda: bool(ends) and not _is_gone(int(file.read_text())))
+
+        def runs_again() -> bool:
+            pid = file.read_text() if ends else ""  # empty while it is written
+            return bool(pid) and not _is_gone(int(pid))
+
+        await eventually(runs_again)
         file.unlink()
         assert await innocent == ToolOutcome("gone")
         assert ends == ["exited"]
