@@ -20,5 +20,6 @@ def path_of(task: asyncio.Task[Any]) -> str:
 
 def all_paths() -> str:
     """Those of every task of this process that is not done, whether its loop still runs or was interrupted."""
-    tasks = [thing for thing in gc.get_objects() if isinstance(thing, asyncio.Task)]
+    # `isinstance` would ask what a weak proxy stands for, which may be gone.
+    tasks: list[asyncio.Task[Any]] = [thing for thing in gc.get_objects() if issubclass(type(thing), asyncio.Task)]
     return "\n".join(sorted(path_of(task) for task in tasks if not task.done()))
