@@ -60,11 +60,16 @@ class ReadBuffer:
         self._average = max(average, (self._average + average) / 2)
 
     def put_back(self, part: Partition, entries: Sequence[Entry]) -> None:
-        """Hand out the last entries of the partition's latest batch again. Its offset is that before them."""
-        read = self._reads.setdefault(part.stream, _Read(part, part.offset, deque()))
-        if read.part is part:
+        """Hand out the last entries of the partition's latest batch again. Its offset is that before them.
+
+        What is buffered stays only if it follows them. It does not if another reader (chain.py) read the batch.
+        """
+        read = self._reads.get(part.stream)
+        if read and read.part is part and read.begin == entries[-1][0].decode():
             read.begin = part.offset
             read.entries.extendleft(reversed(entries))
+        else:
+            self._reads[part.stream] = _Read(part, part.offset, deque(entries))
 
     def has_any(self, ready: Callable[[Partition], bool]) -> bool:
         """Whether any ``ready`` partition has buffered entries."""

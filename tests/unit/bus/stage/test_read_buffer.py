@@ -89,3 +89,22 @@ def test_large_entries_are_read_a_few_at_a_time(size: int, most: int) -> None:
 
 def test_the_size_of_an_entry_is_that_of_its_frames() -> None:
     assert size_of((b"1-0", {b"a": b"123", b"b": b"45"})) == 5
+
+
+def test_entries_that_are_put_back_come_next_and_the_others_after_them() -> None:
+    part, buffer, read = partition(0), ReadBuffer(most=256), entries(6, 100_000)
+    buffer.add(part, read)
+    [batch] = buffer.next_round({part.stream: part}, lambda part: True)
+    assert batch.entries == read[:1]
+    buffer.put_back(part, batch.entries)  # none of them was applied
+    assert [name for _ in read for _, names in work(buffer, [part]) for name in names] == [name for name, _ in read]
+    assert part.stream not in buffer
+
+
+def test_what_was_read_before_another_reader_went_on_is_not_handed_out_after_what_that_puts_back() -> None:
+    part, buffer, read = partition(0), ReadBuffer(most=256), entries(6, 10)
+    buffer.add(part, read)
+    part.offset = "2-0"  # a chained flush read the same entries, and applied two of the first four
+    buffer.put_back(part, read[2:4])
+    assert work(buffer, [part]) == [(0, [b"3-0", b"4-0"])]
+    assert part.stream not in buffer, "the rest is read again"
