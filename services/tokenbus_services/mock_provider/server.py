@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
+import struct
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from email.utils import formatdate
+from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse
+from uvicorn.server import ServerState
 
 from tokenbus_services.mock_provider.apis import (
     anthropic,
@@ -21,13 +27,15 @@ from tokenbus_services.mock_provider.apis import (
     openai_responses,
 )
 from tokenbus_services.mock_provider.apis.provider_api import MockApi
-from tokenbus_services.mock_provider.connection import AcceptedConnection, BadRequest
 from tokenbus_services.mock_provider.multipart import MULTIPART, read_form
 from tokenbus_services.mock_provider.plan import ResponsePlan, plan_rejection, plan_response
+from tokenbus_services.mock_provider.reply import STAMP
 from tokenbus_services.mock_provider.request import HttpError, ModelRequest, interpret
 from tokenbus_services.mock_provider.request_log import AttemptCounter, Exchange, HttpRequest, RequestLog, State
 from tokenbus_services.mock_provider.script import Script, Turn
 from tokenbus_services.mock_provider.uploads import FileStore
+from tokenbus_services.net.http_server import BoundedProtocol, HttpBounds, server_config
+from tokenbus_services.net.request_guard import Receive, Scope, Send
 
 Choose = Callable[[ModelRequest], Script | Turn | None]
 """Chooses the script or turn for a request; None: the script named by its model."""
@@ -42,6 +50,29 @@ _MOCK_APIS: tuple[MockApi, ...] = (
 )
 _KEPT_BODY_BYTES = 256 * 2**20
 _KEPT_ATTEMPTS = 100_000
+_MAX_REQUEST_BYTES = 64 * 2**20
+_STAMP = STAMP.encode()
+_DAY_S = 24 * 3600
+_BOUNDS = HttpBounds(connections=100_000, head_s=_DAY_S, body_window_s=_DAY_S, answer_s=_DAY_S)
+"""A provider keeps idle connections, and waits for clients that do not read."""
+
+
+class _Connection(BoundedProtocol):
+    """A connection whose app also gets the transport, to cut it. ``changed`` is called when it has closed."""
+
+    def __init__(self, *, changed: Callable[[], None], **options: Any) -> None:
+        super().__init__(**options)
+        self._changed = changed
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        # With a high-water mark of 0, a write waits until the kernel has taken the one before: reads are never merged.
+        transport.set_write_buffer_limits(high=0)
+        self.app = partial(cast(Any, self.app), transport=transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._changed()
 
 
 class MockProvider:
@@ -71,7 +102,7 @@ class MockProvider:
         self._address = (host, port)
         self._log = RequestLog(exchanges=keep, body_bytes=_KEPT_BODY_BYTES)
         self._attempts = AttemptCounter(_KEPT_ATTEMPTS)
-        self._serving: set[asyncio.Task[None]] = set()
+        self._connections = ServerState()
         self._error: Exception | None = None
         self._listener: asyncio.Server | None = None
 
@@ -91,7 +122,7 @@ class MockProvider:
     @property
     def open_connections(self) -> int:
         """How many clients are connected."""
-        return len(self._serving)
+        return len(self._connections.connections)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait until the condition holds; it is checked whenever a request or connection changes."""
@@ -117,8 +148,11 @@ class MockProvider:
         exchange.resumed.set()
 
     async def __aenter__(self) -> Self:
-        host, port = self._address
-        self._listener = await asyncio.start_server(self._connected, host, port, backlog=1024)
+        connection = partial(_Connection, changed=self._log.changed)
+        config = server_config(self._serve, _BOUNDS, connection=connection, grace_s=0, kept_s=_DAY_S)
+        config.load()
+        accept = partial(config.http_protocol_class, config=config, server_state=self._connections, app_state={})  # pyright: ignore[reportCallIssue]
+        self._listener = await asyncio.get_running_loop().create_server(accept, *self._address, backlog=1024)
         return self
 
     async def __aexit__(
@@ -127,86 +161,93 @@ class MockProvider:
         if self._listener is not None:
             self._listener.close()
             self._listener = None
-        for task in self._serving:
-            task.cancel()
-        await asyncio.gather(*self._serving, return_exceptions=True)
+        for connection in tuple(self._connections.connections):
+            connection.transport.abort()
+        await asyncio.gather(*self._connections.tasks)
         if self._error is not None and error is None:
             raise self._error
 
-    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.create_task(self._serve(AcceptedConnection(reader, writer)))
-        self._serving.add(task)
-        task.add_done_callback(self._connection_closed)
-
-    def _connection_closed(self, task: asyncio.Task[None]) -> None:
-        self._serving.discard(task)
-        if not task.cancelled() and isinstance(error := task.exception(), Exception):
-            self._error = self._error or error
-        self._log.changed()
-
-    async def _serve(self, connection: AcceptedConnection) -> None:
-        """One connection, from its first request to its close."""
+    async def _serve(self, scope: Scope, receive: Receive, send: Send, *, transport: asyncio.Transport) -> None:
+        """One request and its answer. Does not raise: the server would log it, and answer it by itself."""
+        request, body = Request(scope, receive), bytearray()
+        problem = (505, "HTTP/1.1 only") if scope["http_version"] != "1.1" else None
         try:
-            with suppress(OSError):  # a client may leave as it likes
-                try:
-                    while (http_request := await connection.receive()) and await self._exchange(
-                        connection, http_request
-                    ):
-                        pass
-                except BadRequest as e:
-                    await connection.reject(e)
-        finally:
-            await connection.close()
+            async for piece in request.stream():
+                body += piece
+                if len(body) > _MAX_REQUEST_BYTES:
+                    problem = (413, f"more than {_MAX_REQUEST_BYTES} bytes")
+                    break
+        except ClientDisconnect:
+            return
+        if problem:
+            status, text = problem
+            await PlainTextResponse(text, status, headers={"connection": "close"})(scope, receive, send)
+            return
+        http_request = HttpRequest(
+            method=request.method,
+            path=scope["raw_path"].decode("ascii", "replace"),
+            query=dict(request.query_params),
+            headers=dict(request.headers),
+            body=bytes(body),
+        )
+        await self._exchange(
+            Exchange(http_request=http_request, received_at=time.monotonic()), receive, send, transport
+        )
 
-    async def _exchange(self, connection: AcceptedConnection, http_request: HttpRequest) -> bool:
-        """One request and its answer. False: the connection is of no further use."""
-        exchange = Exchange(http_request=http_request, received_at=time.monotonic())
+    async def _exchange(self, exchange: Exchange, receive: Receive, send: Send, transport: asyncio.Transport) -> None:
         self._log.add(exchange)
-        answering = asyncio.create_task(self._answer(connection, exchange, self._plan(exchange)))
-        leaving = asyncio.create_task(connection.wait_disconnected())
-        try:
-            await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:
+        leaving = asyncio.ensure_future(receive())  # all of the request is read: what comes next is the disconnect
+        answering = asyncio.create_task(self._answer(exchange, self._plan(exchange), send, transport))
+        await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
+        answering.cancel()
+        (failed,) = await asyncio.gather(answering, return_exceptions=True)
+        if isinstance(failed, Exception) and not transport.is_closing():
+            self._error = self._error or failed
             self._set_state("cut", exchange)
-            raise
-        finally:
-            answering.cancel()
-            leaving.cancel()
-            outcome, _ = await asyncio.gather(answering, leaving, return_exceptions=True)
-        if isinstance(outcome, Exception) and not isinstance(outcome, OSError):
-            self._set_state("cut", exchange)
-            raise outcome
+            transport.abort()
+        await leaving  # the server logs an answer that is not complete while the connection is open
         if not exchange.ended:
-            self._set_state("disconnected", exchange)
-        return outcome is True
+            self._set_state("disconnected" if self._listener else "cut", exchange)
 
-    async def _answer(self, connection: AcceptedConnection, exchange: Exchange, planned: ResponsePlan) -> bool:
-        """The answer to one request. True: another request may follow."""
-
-        def sent(size: int) -> None:
-            exchange.reads_sent += 1
-            exchange.bytes_sent += size
-            self._log.changed()
-
+    async def _answer(
+        self, exchange: Exchange, planned: ResponsePlan, send: Send, transport: asyncio.Transport
+    ) -> None:
         await asyncio.sleep(planned.delay_s)
         if planned.status is not None:
             exchange.status = planned.status
             self._set_state("sending", exchange)
-            await connection.send_head(planned.status, planned.headers)
-            await connection.send_reads(planned.reads, planned.pace, sent)
+            # Without a length, the body is chunked: each read is one chunk.
+            headers = {"date": formatdate(usegmt=True), **planned.headers}
+            fields = [(name.lower().encode("ascii"), value.encode("latin-1")) for name, value in headers.items()]
+            await send({"type": "http.response.start", "status": planned.status, "headers": fields})
+            await self._send_reads(exchange, planned.reads, planned.pace, send)
         if planned.ending == "stalled":
             self._set_state("stalled", exchange)
             await exchange.resumed.wait()
             self._set_state("sending", exchange)
-            await connection.send_reads(planned.rest, planned.pace, sent)
+            await self._send_reads(exchange, planned.rest, planned.pace, send)
         elif planned.ending != "complete":
             if planned.ending == "reset":
-                connection.reset()
+                taken: socket.socket = transport.get_extra_info("socket")
+                taken.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self._set_state("cut", exchange)
-            return False
-        more = await connection.send_end()
+            transport.close()
+            return
+        await send({"type": "http.response.body"})
         self._set_state("sent", exchange)
-        return more
+
+    async def _send_reads(self, exchange: Exchange, reads: Sequence[bytes], pace: float | None, send: Send) -> None:
+        """Send reads at ``pace`` a second, or as fast as they are taken. A late read does not delay later ones."""
+        now = asyncio.get_running_loop().time
+        start = now()
+        for number, read in enumerate(reads):
+            # Yields to the event loop at least once, so that no connection starves the others.
+            await asyncio.sleep(max(0.0, start + number / pace - now()) if pace else 0)
+            stamped = read.replace(_STAMP, b"%019d" % time.monotonic_ns()) if _STAMP in read else read
+            await send({"type": "http.response.body", "body": stamped, "more_body": True})
+            exchange.reads_sent += 1
+            exchange.bytes_sent += len(read)
+            self._log.changed()
 
     def _set_state(self, state: State, exchange: Exchange) -> None:
         exchange.state = state

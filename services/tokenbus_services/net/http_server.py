@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from enum import Enum
+from functools import partial
 from http import HTTPStatus
 from typing import Any, ClassVar, cast
 
@@ -218,16 +219,19 @@ class BoundedProtocol(H11Protocol):
 
 
 def server_config(
-    app: Any, bounds: HttpBounds, *, web_sockets: bool = False, grace_s: int, kept_s: int = 5
+    app: Any,
+    bounds: HttpBounds,
+    *,
+    connection: Callable[..., BoundedProtocol] = BoundedProtocol,
+    web_sockets: bool = False,
+    grace_s: int,
+    kept_s: int = 5,
 ) -> uvicorn.Config:
     """uvicorn's options for an app. ``grace_s``: how long requests in progress may take once it stops. ``kept_s``: how
     long an idle connection is kept.
 
     Headers of proxies are not believed: anybody can send them.
     """
-
-    def protocol(**options: Any) -> BoundedProtocol:
-        return BoundedProtocol(bounds=bounds, **options)
 
     unfinished = FairShare(bounds.unfinished_bytes)
 
@@ -242,7 +246,8 @@ def server_config(
 
     return uvicorn.Config(
         app,
-        http=_as_class(protocol),
+        interface="asgi3",
+        http=_as_class(partial(connection, bounds=bounds)),
         ws=_as_class(socket) if web_sockets else "none",
         ws_max_size=bounds.message_bytes,
         ws_per_message_deflate=False,
