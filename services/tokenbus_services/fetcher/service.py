@@ -12,7 +12,7 @@ from tokenbus.bus.control import ControlListener
 from tokenbus.bus.keys import Keys, partition_in
 from tokenbus.bus.liveness import rest
 from tokenbus.bus.stage.chain import Chain
-from tokenbus.bus.work_queue import QueueItem, WorkQueue
+from tokenbus.bus.work_queue import QueueItem, QueueOptions, WorkQueue
 from tokenbus.events.frames import Control, turn_decoder
 from tokenbus.events.requests import Tool
 from tokenbus_services.blobs.loader import loader_of
@@ -88,15 +88,16 @@ class FetcherService:
         )
         self._requests = WorkQueue(
             server,
-            group=INTAKE_GROUP,
-            streams=[keys.requests],
-            worker=worker,
-            on_claimed_away=lambda item: None,  # the accepting script decided already
-            count=INTAKE_COUNT,
-            members=keys.members(INTAKE_GROUP),
-            fair="requests",
-            urgent=self._cancel,
-            unreadable=self._unreadable_request,
+            QueueOptions(  # of an item that another worker claims, the accepting script has decided already
+                group=INTAKE_GROUP,
+                worker=worker,
+                members=keys.members(INTAKE_GROUP),
+                count=INTAKE_COUNT,
+                fair="requests",
+                urgent=self._cancel,
+                unreadable=self._unreadable_request,
+            ),
+            [keys.requests],
             liveness=liveness,
         )
         limits = settings.limits
@@ -111,15 +112,17 @@ class FetcherService:
         )
         self._queue = WorkQueue(
             server,
-            group=TURNS_GROUP,
-            streams=_turns(keys),
-            worker=worker,
-            on_claimed_away=self._on_claimed_away,
-            members=keys.members(TURNS_GROUP),
-            idle_only=lambda: self.admission.full,
-            prefers=None if prefers is None else lambda stream: prefers(partition_in(stream) or 0),
-            fair="turns",
-            unreadable=self._poisoned,
+            QueueOptions(
+                group=TURNS_GROUP,
+                worker=worker,
+                members=keys.members(TURNS_GROUP),
+                fair="turns",
+                idle_only=lambda: self.admission.full,
+                prefers=None if prefers is None else lambda stream: prefers(partition_in(stream) or 0),
+                on_claimed_away=self._on_claimed_away,
+                unreadable=self._poisoned,
+            ),
+            _turns(keys),
             keys=keys,
             liveness=liveness,
         )

@@ -8,7 +8,7 @@ from tokenbus.bus.keys import InternalTopic, Keys
 from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.scripts.fair_order import Entries
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.work_queue import QueueItem, WorkQueue
+from tokenbus.bus.work_queue import QueueItem, QueueOptions, WorkQueue
 from tokenbus_services.runtime.in_flight import InFlight
 from tokenbus_services.settings import Settings
 
@@ -43,13 +43,15 @@ class QueueWork:
         self._liveness = liveness
         self._queue = WorkQueue(
             server,
-            group=group,
-            streams=self._streams(keys),
-            worker=worker,
-            on_claimed_away=self._on_claimed_away,
-            members=keys.members(group),
-            fair=fair,
-            unreadable=poisoned,
+            QueueOptions(
+                group=group,
+                worker=worker,
+                members=keys.members(group),
+                fair=fair,
+                on_claimed_away=self._on_claimed_away,
+                unreadable=poisoned,
+            ),
+            self._streams(keys),
             keys=keys,
             liveness=liveness,
         )

@@ -22,7 +22,7 @@ from tokenbus.bus.scripts.limits import Scope
 from tokenbus.bus.server.run_scripts import run_script, run_scripts
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.server.stream_reader import StreamReader
-from tokenbus.bus.work_queue import WorkQueue
+from tokenbus.bus.work_queue import QueueOptions, WorkQueue
 from tokenbus.events.frames import Control, encode
 
 KEYS = Keys("clustered", 6)
@@ -103,15 +103,7 @@ async def test_a_queue_takes_finishes_and_hands_back_in_all_partitions(clustered
     streams = [KEYS.topic(p, "turns") for p in range(KEYS.partitions)]
 
     def queue(worker: str) -> WorkQueue:
-        return WorkQueue(
-            clustered,
-            group="g",
-            streams=streams,
-            worker=worker,
-            on_claimed_away=lambda item: None,
-            idle_s=2.0,
-            beat_s=0.05,
-        )
+        return WorkQueue(clustered, QueueOptions(group="g", worker=worker, idle_s=2.0, beat_s=0.05), streams)
 
     first, second = queue("a"), queue("b")
     await first.open()

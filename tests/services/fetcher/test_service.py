@@ -12,8 +12,7 @@ import pytest
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.work_queue import QueueItem
-from tokenbus.bus.work_queue.item_writes import ItemWrites
+from tokenbus.bus.work_queue import QueueItem, WorkQueue
 from tokenbus.events.frames import Control, TurnWork, encode
 from tokenbus_services.fetcher.app import fetcher
 from tokenbus_services.fetcher.service import FetcherService
@@ -96,15 +95,15 @@ async def test_an_attempt_that_waits_when_its_fetcher_stops_is_new_to_the_next_o
     server: Server, server_url: str, keys: Keys, monkeypatch: pytest.MonkeyPatch, late_s: float
 ) -> None:
     """Also if the fetcher stops before the server has answered that the attempt waits."""
-    mark = ItemWrites.mark
+    mark = WorkQueue.mark
 
-    async def late(writes: ItemWrites, item: QueueItem, *, begun: bool) -> bool:
+    async def late(queue: WorkQueue, item: QueueItem, *, begun: bool) -> bool:
         await asyncio.sleep(late_s)
-        return await mark(writes, item, begun=begun)
+        return await mark(queue, item, begun=begun)
 
     await hand_out(server, keys)
     with monkeypatch.context() as patch:
-        patch.setattr(ItemWrites, "mark", late)
+        patch.setattr(WorkQueue, "mark", late)
         async with opened(server_url, keys) as stopped:
             await stopped.start_turns([await first_turn(stopped)])
     async with opened(server_url, keys) as service:

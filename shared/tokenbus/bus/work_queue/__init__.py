@@ -3,8 +3,8 @@
 What the items are, and what is done with them, belongs to the services.
 """
 
-from tokenbus.bus.work_queue.items import QueueItem
+from tokenbus.bus.work_queue.consumer import QueueItem, QueueOptions
 from tokenbus.bus.work_queue.queue import WorkQueue
-from tokenbus.bus.work_queue.reader import BLOCK_MS
+from tokenbus.bus.work_queue.reader import BLOCK_MS, LONG_MS
 
-__all__ = ["BLOCK_MS", "QueueItem", "WorkQueue"]
+__all__ = ["BLOCK_MS", "LONG_MS", "QueueItem", "QueueOptions", "WorkQueue"]

@@ -28,7 +28,7 @@ from tokenbus.bus.server.run_scripts import run_scripts
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.stage.commit_journal import LOST_WRITES
 from tokenbus.bus.stage.stage import Batch, Stage
-from tokenbus.bus.work_queue import QueueItem, WorkQueue
+from tokenbus.bus.work_queue import QueueItem, QueueOptions, WorkQueue
 from tokenbus_services.process.embedded_server import EmbeddedServer
 
 KEYS = Keys("clustered", 6)
@@ -108,15 +108,8 @@ async def test_items_on_other_nodes_are_renewed_while_a_node_is_stopped():
                 lost.append(item.stream)
 
             def queue(worker: str, server: Server) -> WorkQueue:
-                return WorkQueue(
-                    server,
-                    group="g",
-                    streams=streams,
-                    worker=worker,
-                    on_claimed_away=record_item,
-                    idle_s=2.0,
-                    beat_s=0.1,
-                )
+                options = QueueOptions(group="g", worker=worker, on_claimed_away=record_item, idle_s=2.0, beat_s=0.1)
+                return WorkQueue(server, options, streams)
 
             holder, eager = queue("holder", one), queue("eager", two)
             await holder.open()

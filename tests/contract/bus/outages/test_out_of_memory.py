@@ -19,7 +19,7 @@ from tokenbus.bus.scripts import Commit
 from tokenbus.bus.server.error_replies import may_pass
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.work_queue import WorkQueue
+from tokenbus.bus.work_queue import QueueOptions, WorkQueue
 from tokenbus_services.process.embedded_server import EmbeddedServer
 
 
@@ -137,9 +137,7 @@ async def test_a_stage_and_a_queue_work_on_though_the_server_is_full():
         bench = Bench(server, Keys("oom", 2))
         [run] = bench.runs(0, 1)
         await bench.feed(0, *({run: b"+1"} for _ in range(20)))
-        queue = WorkQueue(
-            server, group="g", streams=["{0}:q"], worker="a", on_claimed_away=lambda item: None, beat_s=0.05, idle_s=0.5
-        )
+        queue = WorkQueue(server, QueueOptions(group="g", worker="a", beat_s=0.05, idle_s=0.5), ["{0}:q"])
         async with working(bench.stage("a", max_records=1)) as worker:
             await queue.open()
             await server.client.xadd("{0}:q", {"n": "held"})

@@ -19,7 +19,7 @@ from tokenbus.bus.control import ControlListener
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.work_queue import WorkQueue
+from tokenbus.bus.work_queue import QueueOptions, WorkQueue
 from tokenbus.events.frames import Control, encode
 from tokenbus_services.process.embedded_server import EmbeddedServer
 
@@ -73,14 +73,8 @@ async def test_a_queue_and_a_listener_continue_when_the_server_is_back(mortal: E
     async with Server(mortal.url) as server, Server(mortal.url) as other:
         listener = ControlListener(other, keys, lambda message: received.append(message.run))
         await listener.open()
-        queue = WorkQueue(
-            other,
-            group="g",
-            streams=[keys.topic(p, "turns") for p in (0, 1)],
-            worker="a",
-            on_claimed_away=lambda item: None,
-            beat_s=0.05,
-        )
+        options = QueueOptions(group="g", worker="a", beat_s=0.05)
+        queue = WorkQueue(other, options, [keys.topic(p, "turns") for p in (0, 1)])
         await queue.open()
         await server.client.xadd(keys.topic(0, "turns"), {"n": "held"})
         held = await queue.read()
@@ -113,7 +107,7 @@ async def test_everything_closes_during_an_outage_of_the_server(mortal: Embedded
         worker = bench.stage("a")
         await worker.open()
         batches = await eventually(worker.read)
-        queue = WorkQueue(server, group="g", streams=["{0}:q"], worker="a", on_claimed_away=lambda item: None)
+        queue = WorkQueue(server, QueueOptions(group="g", worker="a"), ["{0}:q"])
         await queue.open()
         listener = ControlListener(server, bench.keys, lambda message: None)
         await listener.open()

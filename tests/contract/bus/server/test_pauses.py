@@ -18,7 +18,7 @@ from tokenbus.bus.control import ControlListener
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.retry import LONGEST_PAUSE_S, retry_until_available
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.work_queue import WorkQueue
+from tokenbus.bus.work_queue import QueueOptions, WorkQueue
 from tokenbus.events.frames import Control, encode
 
 LONG = 30
@@ -76,7 +76,7 @@ async def outage(other: Server, monkeypatch: pytest.MonkeyPatch) -> Outage:
 
 async def test_a_queue_pauses_for_half_a_second_at_the_most(outage: Outage, other: Server, server: Server, keys: Keys):
     stream = keys.topic(0, "turns")
-    queue = WorkQueue(other, group="g", streams=[stream], worker="a", on_claimed_away=lambda item: None, beat_s=0.2)
+    queue = WorkQueue(other, QueueOptions(group="g", worker="a", beat_s=0.2), [stream])
     await queue.open()
     reading = asyncio.create_task(queue.read())
     outage.begin()

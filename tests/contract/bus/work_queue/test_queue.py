@@ -17,11 +17,11 @@ from tests.censoring import FORBIDDEN, censoring
 from tests.contract.bus.faults import Gate
 from tests.servers import binary
 from tests.waiting import eventually
-from tokenbus.bus.backlog import LONG_MS
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.work_queue import BLOCK_MS, QueueItem, WorkQueue, item_writes
+from tokenbus.bus.work_queue import BLOCK_MS, LONG_MS, QueueItem, QueueOptions, WorkQueue
+from tokenbus.bus.work_queue import consumer as writes
 from tokenbus.events.frames import TurnWork, encode
 from tokenbus_services.process.embedded_server import EmbeddedServer
 
@@ -38,15 +38,12 @@ class Scene:
         self.client = server.client
         self.streams = [keys.topic(p, "turns") for p in range(keys.partitions)]
 
-    def queue(self, worker: str, server: Server | None = None, **options: Any) -> WorkQueue:
-        quick: dict[str, Any] = {"on_claimed_away": ignore, "idle_s": IDLE_S, "beat_s": BEAT_S}
-        return WorkQueue(
-            server or self.server,
-            group=GROUP,
-            streams=self.streams,
-            worker=worker,
-            **quick | options,
-        )
+    def queue(
+        self, worker: str, server: Server | None = None, *, liveness: Liveness | None = None, **options: Any
+    ) -> WorkQueue:
+        quick: dict[str, Any] = {"idle_s": IDLE_S, "beat_s": BEAT_S}
+        how = QueueOptions(group=GROUP, worker=worker, **quick | options)
+        return WorkQueue(server or self.server, how, self.streams, liveness=liveness)
 
     async def put(self, *names: str, stream: int = 0) -> None:
         for name in names:
@@ -66,10 +63,6 @@ class Scene:
 
     async def consumers(self) -> set[str]:
         return {c["name"].decode() for stream in self.streams for c in await self.client.xinfo_consumers(stream, GROUP)}
-
-
-def ignore(item: QueueItem) -> None:
-    """Lost items are ignored here."""
 
 
 def name(item: QueueItem) -> str:
@@ -376,7 +369,7 @@ async def test_groups_that_vanished_are_created_again_and_entries_added_meanwhil
 async def test_long_dead_consumers_are_removed_unless_they_have_pending_entries(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("tokenbus.bus.work_queue.heartbeat.DEAD_CONSUMER_MS", 0)
+    monkeypatch.setattr("tokenbus.bus.work_queue.queue.DEAD_CONSUMER_MS", 0)
     async with opened(scene.queue("a", idle_s=60.0)):
         await scene.put("x")
         await scene.client.xreadgroup(GROUP, "busy", {scene.streams[0]: ">"})
@@ -448,7 +441,7 @@ async def _cut(scene: Scene, queue: WorkQueue) -> bool:
 async def test_before_a_finish_is_retried_its_work_is_written_again(scene: Scene, monkeypatch: pytest.MonkeyPatch):
     """The server may have failed over, to one that has the item and forgot what it came to."""
     seen: list[str] = []
-    sends = item_writes.run_scripts
+    sends = writes.run_scripts
     async with opened(scene.queue("a")) as queue:
         await scene.put("x")
         item = await queue.read()
@@ -457,10 +450,10 @@ async def test_before_a_finish_is_retried_its_work_is_written_again(scene: Scene
             seen.append(f"{await scene.left()} left")
 
         async def lost_on_the_way(*args: Any) -> Any:
-            monkeypatch.setattr(item_writes, "run_scripts", sends)
+            monkeypatch.setattr(writes, "run_scripts", sends)
             raise ConnectionLost("failed over")
 
-        monkeypatch.setattr(item_writes, "run_scripts", lost_on_the_way)
+        monkeypatch.setattr(writes, "run_scripts", lost_on_the_way)
         await queue.finish([item], again=again)
         assert (seen, await scene.left()) == (["1 left"], 0)
         await scene.put("y")

@@ -12,7 +12,7 @@ from tests.leaks import check_keys
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.work_queue import QueueItem, WorkQueue, reader
+from tokenbus.bus.work_queue import QueueItem, QueueOptions, WorkQueue, reader
 
 MOST_COMMANDS = 40
 ITEMS = [f"item{n}" for n in range(7)]
@@ -25,13 +25,8 @@ class Worker:
         self.done: Counter[str] = Counter()
         self._queue = WorkQueue(
             server,
-            group="g",
-            streams=[keys.topic(p, "turns") for p in range(keys.partitions)],
-            worker=name,
-            on_claimed_away=lambda item: None,
-            count=2,
-            idle_s=0.06,
-            beat_s=0.02,
+            QueueOptions(group="g", worker=name, count=2, idle_s=0.06, beat_s=0.02),
+            [keys.topic(p, "turns") for p in range(keys.partitions)],
         )
         self._refused: set[str] = set()
         self.open = self._queue.open

@@ -5,22 +5,14 @@ from __future__ import annotations
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.work_queue import WorkQueue
+from tokenbus.bus.work_queue import QueueOptions, WorkQueue
 
 GROUP = "g"
 
 
 def queue(server: Server, keys: Keys, worker: str) -> WorkQueue:
-    return WorkQueue(
-        server,
-        group=GROUP,
-        streams=[keys.topic(0, "turns")],
-        worker=worker,
-        on_claimed_away=lambda item: None,
-        idle_s=60.0,
-        beat_s=0.05,
-        members=keys.members(GROUP),
-    )
+    options = QueueOptions(group=GROUP, worker=worker, idle_s=60.0, beat_s=0.05, members=keys.members(GROUP))
+    return WorkQueue(server, options, [keys.topic(0, "turns")])
 
 
 async def members(server: Server, keys: Keys) -> list[bytes]:
