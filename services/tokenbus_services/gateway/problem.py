@@ -149,7 +149,7 @@ def of_end(event: Incomplete | RunFailedEvent | Cancelled) -> Problem:
 
 def of_exception(error: TokenbusError) -> Problem:
     """The problem of a call of the bus that failed."""
-    status, kind, param, message = 500, "internal", None, str(error)
+    status, kind, param = 500, "internal", None
     match error:
         case RequestTooLarge():
             status, kind = 413, "invalid_request"
@@ -168,13 +168,12 @@ def of_exception(error: TokenbusError) -> Problem:
             status, kind = 422, "invalid_request"
         case ServerFull() | ServerError():
             status, kind = 503, "overloaded"
-            message = "the bus cannot take requests now"  # the error names the server and its user
         case _:
             pass
     return Problem(
         status=status,
         code=error.code,
-        message=message,
+        message=error.told or str(error),
         kind=kind,
         param=param,
         retry_after_s=1.0 if status == 503 else None,

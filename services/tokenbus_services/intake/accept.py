@@ -127,7 +127,8 @@ class Intake:
             named[DATA_FIELD.encode()] = msgspec.json.encode({"type": kind, "id": run or None})
         except (RedisError, OSError) as e:
             log.warning("id_not_found", entry=item.entry_id, problem=str(e))
-        problem = UnreadableEntry(str(error) or type(error).__name__)
+        log.error("request_unreadable", entry=item.entry_id, problem=str(error) or type(error).__name__)
+        problem = UnreadableEntry()
         await self._end(msgspec.structs.replace(item, fields=named), problem)
         await self.dead_letter(item, problem, run=rejected_run_id(named))
 
@@ -282,7 +283,8 @@ class Intake:
             info = ErrorInfo(code=error.code, kind="invalid_request", message=str(error), where=where)
         else:
             log.error("request_poisoned", run=run, entry=item.entry_id, exc_info=error)
-            info = ErrorInfo(code="poison", kind="internal", message=_reason(error), where=f"intake {item.entry_id}")
+            told = str(error) if isinstance(error, UnreadableEntry) else "the request cannot be processed"
+            info = ErrorInfo(code="poison", kind="internal", message=told, where=f"intake {item.entry_id}")
         if run is None:
             return None
         return self._creation.reject(run, item, info)
@@ -306,8 +308,8 @@ class Intake:
 class UnreadableEntry(Exception):
     """The entry breaks every connection it is read on."""
 
-    def __init__(self, problem: str) -> None:
-        super().__init__(f"the entry cannot be read: {problem}")
+    def __init__(self) -> None:
+        super().__init__("the entry cannot be read")
 
 
 def _reason(error: Exception) -> str:

@@ -18,7 +18,7 @@ class MediaFailed(Exception):
 
     def __init__(self, error: BlobError, where: str) -> None:
         """``where``: the location of the media in the conversation."""
-        super().__init__(f"{where}: {error}")
+        super().__init__(f"{where}: {error.told or error}")
         self.error = ErrorInfo(
             code=error.code, kind=_kind(error), message=str(self), retryable=error.retryable, where=where
         )

@@ -87,12 +87,13 @@ class ImageKeeper:
                 ref = await self._retry.put(lambda: content, image.media_type, until=until)
         except BlobError as e:
             problem = str(e)
+            told = e.told or problem
         except ValueError as e:  # binascii.Error, or ValueError for non-ASCII text
-            problem = f"the image is not valid base64: {e}"
+            problem = told = f"the image is not valid base64: {e}"
         else:
             self._kept.labels("blob").inc()
             return [in_blob(image, content, ref.blob_id)]
         self._kept.labels("inline" if image.final else "dropped").inc()
         log.warning("image_not_stored", final=image.final, problem=problem)
-        note = Extra("tokenbus.image_not_stored", msgspec.json.encode(problem).decode(), image.block)
+        note = Extra("tokenbus.image_not_stored", msgspec.json.encode(told).decode(), image.block)
         return [image, note] if image.final else [note]

@@ -265,7 +265,8 @@ class _RunInExecutor:
         stream.decisions()  # the trace has them, each with its origin
         ends: str | None = None
         if ended := stream.terminated:
-            reason = ended.reason if ended.action == "terminate" else f"failed: {ended.reason}"
+            # A client reads it. Why a policy failed is the text of its exception: the decision has it.
+            reason = ended.reason if ended.action == "terminate" else "failed"
             ends = f"{ended.policy}: {reason}" if reason else ended.policy
         steps: list[PolicyVerdict] = []
         for known in trace.take(out):

@@ -51,7 +51,7 @@ class WorkBroken(TokenbusError):
     code = "work_broken"
 
     def __init__(self, error: BaseException) -> None:
-        super().__init__(f"the work ended with {type(error).__name__}: {error}")
+        super().__init__(f"the work ended with {type(error).__name__}")
         self.__cause__ = error
 
 

@@ -58,6 +58,7 @@ class BlobUnauthorized(BlobError):
     """The blob service requires a token (`TOKENBUS_BLOB_TOKEN`), or the token is wrong."""
 
     code = "blob_unauthorized"
+    told = "the blob store refuses this deployment"
 
     def __init__(self, where: str) -> None:
         super().__init__(f"{where}: the blob service requires a valid token")
@@ -71,6 +72,7 @@ class BlobUnavailable(BlobError):
     """
 
     code = "blob_unavailable"
+    told = "the blob store is unavailable"
     retryable = True
 
     def __init__(self, where: str, problem: str) -> None:
@@ -83,6 +85,7 @@ class BlobStoreFull(BlobUnavailable):
     """The store has no space for the blob; nothing was stored."""
 
     code = "blob_store_full"
+    told = "the blob store is full"
 
 
 class BlobQuotaExceeded(BlobStoreFull):

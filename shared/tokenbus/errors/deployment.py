@@ -15,6 +15,7 @@ class ServerError(TokenbusError):
     """An error of the Redis or Valkey server."""
 
     code = "server_error"
+    told = "the bus cannot take requests now"
     request: Generate | Mapping[str, object] | None = None
     """Set by `Client.publish`: the given request, with its id. Publishing it again continues the same run."""
 

@@ -95,6 +95,9 @@ async def test_an_error_of_any_kind_is_reported_and_other_requests_continue(
     [entry] = await dead(server, keys)
     assert (entry.run, entry.stage, entry.stream, entry.entry) == ("b", "intake", keys.requests, "1-2")
     assert entry.reason == "RuntimeError: nobody thought of this"
+    [*_, (_, fields)] = await server.client.xrange(keys.topic(keys.partition_of("b"), "events"))
+    assert b"poison" in fields[b"b"]
+    assert b"nobody thought" not in fields[b"b"], "the text of a defect is the operator's"
     assert json.loads(entry.bytes)["provider"] == "broken"
 
 

@@ -116,7 +116,8 @@ async def _read(
     except httpx.TransportError as e:
         return _network(endpoint, e, in_answer=True)
     except OSError as e:  # disk error while spooling an image: another fetcher may have space
-        return ErrorInfo(code="disk", kind="internal", message=f"an image could not be held: {e}", retryable=True)
+        log.error("image_not_held", run=writer.run, provider=endpoint.name, problem=str(e))
+        return ErrorInfo(code="disk", kind="internal", message="an image could not be held on disk", retryable=True)
     finally:
         await response.aclose()
     return None

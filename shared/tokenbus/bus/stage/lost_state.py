@@ -73,8 +73,8 @@ class LostState:
             log.error(
                 "%s partition %d: the state of run %s cannot be read: %s", self._group, self._partition, run, reason
             )
-            problem = f"the state of the run cannot be read: {reason}"
-            error = ErrorInfo(code="state_unreadable", kind="internal", message=problem)
+            # The reason may be the text of any exception, and clients read the error.
+            error = ErrorInfo(code="state_unreadable", kind="internal", message="the state of the run cannot be read")
             known = positions.get(run)
             if known and not known.over and isinstance(logic, FailsUnreadable):
                 logic.fail_unreadable(run, error, known)

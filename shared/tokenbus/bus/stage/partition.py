@@ -21,6 +21,7 @@ from tokenbus.bus.stage.logic import FinishesReplay, RunPosition, StageLogic
 from tokenbus.bus.stage.lost_state import LostState
 from tokenbus.bus.stage.prepared_commit import AppliedEntries, Poison, PreparedCommit
 from tokenbus.bus.stage.quarantine import IsolatedTries, Quarantine
+from tokenbus.errors.base import TokenbusError, public_reason
 
 log = logging.getLogger(__name__)
 
@@ -261,7 +262,9 @@ class Partition:
                 self.logic.apply(run, frame)
             except Exception as e:  # no exception from a poison frame may stop the partition
                 reason = f"{type(e).__name__}: {e}"
-                self._quarantine.fail_frame(run, entry_id, reason)
+                if not isinstance(e, TokenbusError):
+                    log.exception("%s partition %d: entry %s, run %s", self.group, self.number, entry_id, run)
+                self._quarantine.fail_frame(run, entry_id, public_reason(e, "the entry cannot be processed"))
                 if poison is not None:
                     poison.append(Poison(run, entry_id, frame, reason))
             if self.logic.is_open(run):

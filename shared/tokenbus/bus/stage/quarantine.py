@@ -7,6 +7,7 @@ An entry whose processing crashes its workers leaves no error behind. So a parti
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Self
 
@@ -20,6 +21,9 @@ from tokenbus.bus.stage.logic import StageLogic
 from tokenbus.bus.stage.prepared_commit import Poison
 from tokenbus.events.error_info import ErrorInfo
 
+log = logging.getLogger(__name__)
+
+UNREADABLE = "the entry cannot be read"
 CAREFUL_LOADS = 3
 """After more loads than this without a commit, process one entry at a time and record it before trying."""
 MOST_ALONE = 2
@@ -79,7 +83,10 @@ class Quarantine:
         self._topic: InternalTopic = topic
 
     def fail_frame(self, run: str, entry_id: str, reason: str) -> None:
-        """Fail the run of a frame that raised. A replay applies the frame again, with the same outcome."""
+        """Fail the run of a frame that raised. A replay applies the frame again, with the same outcome.
+
+        ``reason``, here and in `fail_entry`: clients read it.
+        """
         self._logic.fail(run, self._error(entry_id, reason))
 
     def fail_entry(self, entry: Entry, reason: str, commit: Commit) -> list[Poison]:
@@ -98,14 +105,15 @@ class Quarantine:
         for name, size in found.sizes.items():
             run = name.decode(errors="replace")
             poison.append(Poison(run, entry_id, b"", found.reason, size))
-            if self._fail_and_void(run, entry_id, found.reason):
+            if self._fail_and_void(run, entry_id, UNREADABLE):
                 void.add(run)
         return poison
 
     def fail_states(self, failed: Mapping[str, str], offset: str, commit: Commit) -> list[Poison]:
         """Fail the runs whose state cannot be checkpointed, by run and reason."""
         for run, reason in failed.items():
-            self._fail_and_void(run, offset, reason)
+            log.error("%s: the state of run %s cannot be stored: %s", self._topic, run, reason)
+            self._fail_and_void(run, offset, "its state cannot be stored")
             self.write_void(run, commit)
         return [Poison(run, offset, b"", f"its state cannot be stored: {why}") for run, why in failed.items()]
 

@@ -21,6 +21,7 @@ from tokenbus.bus.stage.checkpoints import SavedState
 from tokenbus.bus.stage.logic import StageLogic
 from tokenbus.bus.stage.partition import Partition
 from tokenbus.bus.stage.prepared_commit import PreparedCommit
+from tokenbus.errors import Malformed
 from tokenbus.events.error_info import ErrorInfo
 
 KEYS = Keys("t", 1)
@@ -242,3 +243,30 @@ def test_a_checkpoint_that_cannot_be_read_and_is_not_needed_goes_with_its_run() 
     assert part.fail_unreadable({}) is None, "its input is there, so it continues"
     store.commit(part, part.apply_and_build(entries[1:]))
     assert store.states == {}
+
+
+def test_the_text_of_a_defect_is_in_the_dead_letter_and_the_log_and_not_in_the_runs_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    errors: list[ErrorInfo] = []
+
+    class Broken(Hoarder):
+        def apply(self, run: str, frame: bytes) -> None:
+            if frame == b"malformed":
+                raise Malformed("frame", "no frame of this bus")
+            raise KeyError("61309 of tenant acme")
+
+        def fail(self, run: str, error: ErrorInfo) -> None:
+            errors.append(error)
+
+        def snapshot(self, run: str) -> bytes:
+            raise KeyError("61309 of tenant acme")
+
+    part = Partition(Lease(0, "1:a", "0-0", "0-0"), Broken(), keys=KEYS, topic="raw", group="toy")
+    taken = part.apply([(b"1-0", {b"a": b"defect"}), (b"2-0", {b"b": b"malformed"})])
+    assert ["acme" in poison.reason for poison in taken.poison] == [True, False]
+    assert [error.message for error in errors] == [
+        "the entry cannot be processed",
+        "malformed: frame: no frame of this bus",
+    ]
+    assert "61309 of tenant acme" in caplog.text
