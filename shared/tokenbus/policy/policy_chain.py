@@ -86,7 +86,11 @@ class PolicyStream(Generic[C]):
                 out += await link.end()
             ended = ended or link.terminated is not None
             chunks = out
-        for link in self._links:
+        ended_by = next((n for n, link in enumerate(self._links) if link.terminated), None)
+        for n, link in enumerate(self._links):
+            if ended_by is not None and n < ended_by and not self.terminated:
+                await link.conclude()
             self._decisions += link.take_decisions()
-            self.terminated = self.terminated or link.terminated
+        if ended_by is not None and not self.terminated:
+            self.terminated = self._links[ended_by].terminated
         return chunks

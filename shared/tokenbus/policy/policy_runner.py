@@ -125,6 +125,12 @@ class PolicyRunner(Generic[C]):
             out += [written for chunk in ending for written in self._writer.write(chunk)]
         return out
 
+    async def conclude(self) -> None:
+        """Let the policy record its decisions, because a later one ended the stream. What it sends is dropped."""
+        if not self._out_of_work:
+            self._assembler.apply([])
+            await self._call(partial(self._policy.on_end, self._assembler.state, self._context), waits=False)
+
     async def finish_deferred(self) -> list[C]:
         out = self.collect()
         while self._works and not self.terminated:

@@ -25,6 +25,7 @@ from tests.unit.policy.test_public_events import ANSWER
 from tests.waiting import eventually
 from tokenbus.events.public import Incomplete
 from tokenbus.policy.apply import apply_policies
+from tokenbus.policy.builtin.rewrite import ReplaceText
 from tokenbus.policy.builtin.tool_call_gate import Block, ToolCallGate, Verdict
 from tokenbus.policy.processor import Decision, NewText, StreamContext, StreamProcessor
 from tokenbus.policy.stream_state import StreamState, ToolCallStreamBlock
@@ -302,3 +303,22 @@ async def test_no_event_gives_no_event():
 
 async def test_any_iterator_will_do():
     assert [c async for c in apply_policies(iterate(TWO_CALLS), Notes(), Notes())] == TWO_CALLS
+
+
+class EndsAt(StreamProcessor):
+    """Ends the stream at a word."""
+
+    async def on_chunk(self, chunk: Any, state: StreamState, context: StreamContext[Any]) -> None:
+        await context.send(chunk)
+        if "stop" in context.text(chunk):
+            context.terminate("enough")
+
+
+async def test_what_a_policy_replaced_is_recorded_also_where_a_later_one_ends_the_stream():
+    rules = ReplaceText.from_options({"rules": [{"find": "red", "replace": "blue"}]})
+    stream = chunk_stream(rules, EndsAt())
+    await under(stream, [text("a red "), text("stop "), text("fish"), chunk(finish="stop")])
+    replaced, ended = stream.decisions()
+    assert (replaced.action, replaced.original, replaced.final) == ("replace", "a red stop ", "a blue stop ")
+    assert (ended.policy, ended.action) == ("EndsAt", "terminate")
+    assert stream.terminated == ended

@@ -15,7 +15,7 @@ from tokenbus.client.response import Response
 from tokenbus.errors import SettingsError
 from tokenbus.events import normalized as n
 from tokenbus.events.public import encode
-from tokenbus.events.requests import ExtraPart, Generate
+from tokenbus.events.requests import ExtraPart, Generate, TextPart, ThinkingPart
 from tokenbus.policy.builtin.model_judge import CallJudge
 from tokenbus.policy.builtin.rewrite import RedactSecrets, ReplaceText
 from tokenbus.policy.builtin.tool_rules import ToolRules
@@ -257,3 +257,30 @@ async def test_an_item_that_a_policy_made_invalid_json_is_not_sent_back():
     [message] = Response.of(out).messages
     names = [part.name for part in message.content if isinstance(part, ExtraPart)]
     assert names == ["anthropic.web_search_tool_result"]
+
+
+def reasoned(details: str) -> list[n.Normalized]:
+    """Reasoning whose data for the provider comes after it."""
+    return [
+        *(n.BlockStart(0, "thinking"), n.ThinkingDelta(0, "Hm."), n.BlockStop(0)),
+        *(n.BlockStart(1, "text"), n.TextDelta(1, "Yes."), n.BlockStop(1), n.Opaque(0, "reasoning_details", details)),
+    ]
+
+
+async def test_reasoning_goes_back_under_a_policy_unless_its_data_has_a_secret():
+    events = answer(*reasoned('[{"text":"Hm.","signature":"s"}]'), finish="stop")
+    out = await under(public_stream(RedactSecrets()), events)
+    check_sound(out)
+    assert Response.of(out).messages == Response.of(events).messages
+    events = answer(*reasoned(f'[{{"text":"{KEY}","signature":"s"}}]'), finish="stop")
+    out = await under(public_stream(RedactSecrets()), events)
+    assert KEY.encode() not in b"".join(encode(event) for event in out)
+    [message] = Response.of(out).messages
+    assert message.content == [ThinkingPart(text="Hm."), TextPart(text="Yes.")]
+
+
+async def test_readable_data_in_a_blob_is_withheld_by_a_policy_that_rewrites():
+    cited = [n.Opaque(0, "citations", "", "sha256:1"), n.Opaque(0, "encrypted", "", "sha256:2")]
+    events = answer(n.BlockStart(0, "text"), n.TextDelta(0, "So."), *cited, n.BlockStop(0), finish="stop")
+    [block] = Response.of(await under(public_stream(RedactSecrets()), events)).blocks
+    assert block.opaque_blobs == {"encrypted": "sha256:2"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tokenbus.core.prefill.calls import call_id
-from tokenbus.core.run.blocks.block_table import MAX_EXTRAS
 from tokenbus.core.run.outbox import Outbox
 from tokenbus.core.run.provider_extra import keep
 from tokenbus.core.run.state import RunState
@@ -48,12 +47,6 @@ def add(s: RunState, out: Outbox, event: n.Normalized, at_ms: int) -> None:
             pass  # the run handles the start and the end of an attempt
 
 
-def remember(s: RunState, extra: dict[str, object]) -> None:
-    """Keep an entry for the run's `provider_extra`; dropped if there are MAX_EXTRAS already."""
-    if len(s.extras) < MAX_EXTRAS:
-        s.extras.append(extra)
-
-
 def _id_of(event: n.ToolCallStart, s: RunState) -> str:
     """The provider's id of the call, or a derived one that is unique in the run because block numbers are never
     reused.
@@ -81,4 +74,4 @@ def _ref_of(event: n.Image) -> ImageRef:
 def _extra(s: RunState, event: n.Extra) -> None:
     shown: dict[str, object] = {"name": event.name, "json": event.json}
     if event.block is None or not s.blocks.note(event.block, shown):
-        remember(s, shown)
+        s.extras.add(shown)

@@ -24,7 +24,7 @@ from tokenbus.core.run.effects import Decide, Draft, Effect, EndRun, ForgetRun, 
 from tokenbus.core.run.gate.policy_gate import PolicyGate
 from tokenbus.core.run.outbox import Outbox
 from tokenbus.core.run.output_limits import count_bytes
-from tokenbus.core.run.provider_extra import without_places
+from tokenbus.core.run.provider_extra import renumbered
 from tokenbus.core.run.state import RunState
 from tokenbus.core.run.state_machine import RunMachine
 from tokenbus.core.run.termination import STATUS, deadline_passed, end, terminated, workers_gone
@@ -331,7 +331,8 @@ class GatedRun:
         gate = self._gate
         gate.released.close(self.out, why)
         timing = msgspec.structs.replace(last.timing, first_visible_ms=gate.first_visible_ms)
-        extras = without_places(last.provider_extra)
+        numbers = gate.released.released_numbers.items()
+        extras = renumbered(last.provider_extra, numbers, gate.released.intact)
         gate.released.release(msgspec.structs.replace(last, timing=timing, provider_extra=extras), self.out)
         self._over = True
         self._run.effects.clear()

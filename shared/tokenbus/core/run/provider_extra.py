@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable
+
 from tokenbus.core.run.blocks.opaque import OpaqueTracker
 from tokenbus.core.run.state import RunState
 from tokenbus.events.normalized import Opaque
@@ -26,9 +28,22 @@ def extras_of(s: RunState) -> list[dict[str, object]]:
     for number, handed in sorted(s.late_opaque.items()):
         late.append({"block": number, **handed.fields})
         late += handed.notes
-    return [*s.extras, *late]
+    return s.extras.entries(late)
 
 
-def without_places(extras: list[dict[str, object]] | None) -> list[dict[str, object]] | None:
-    """`provider_extra` without the data of ended blocks, for runs whose blocks policies renumber or change."""
-    return [extra for extra in extras if "block" not in extra] or None if extras else extras
+def renumbered(
+    extras: list[dict[str, object]] | None, numbers: Iterable[tuple[int, int]], intact: Container[int]
+) -> list[dict[str, object]] | None:
+    """`provider_extra` after a writer's renumbering of blocks. Data of blocks that are not ``intact`` is left out.
+
+    ``numbers``: for each block its number before and after the writer.
+    """
+    places = {before: after for before, after in numbers if after in intact}
+    kept: list[dict[str, object]] = []
+    for extra in extras or ():
+        block = extra.get("block")
+        if not isinstance(block, int):
+            kept.append(extra)
+        elif block in places:
+            kept.append({**extra, "block": places[block]})
+    return kept or None

@@ -8,6 +8,7 @@ import msgspec
 
 from tokenbus.core.prefill.turn import TurnText
 from tokenbus.core.run.blocks.block_table import BlockTable, CompleteCall
+from tokenbus.core.run.blocks.extra_data import ExtraData
 from tokenbus.core.run.blocks.opaque import OpaqueTracker
 from tokenbus.core.run.continuation import Seam
 from tokenbus.core.run.gate.policy_gate import PolicyGate
@@ -72,7 +73,7 @@ class RunState(msgspec.Struct):
     """Total usage of finished attempts."""
     first_byte_ms: int | None = None
     first_visible_ms: int | None = None
-    extras: list[dict[str, object]] = []
+    extras: ExtraData = msgspec.field(default_factory=ExtraData)
     late_opaque: dict[int, OpaqueTracker] = {}
     """Opaque data that arrived after its block's end, by block number."""
     text: TurnText | None = None

@@ -48,7 +48,7 @@ from tokenbus.core.run.attempts.next_attempt import (
     resume,
 )
 from tokenbus.core.run.attempts.retry import WORKER_LOST, decide
-from tokenbus.core.run.block_deltas import add, remember
+from tokenbus.core.run.block_deltas import add
 from tokenbus.core.run.blocks.block_table import BlockTable
 from tokenbus.core.run.effects import CloseAttempt, Effect, ForgetRun, RunTools
 from tokenbus.core.run.gate.tool_verdicts import ToolVerdicts
@@ -212,8 +212,8 @@ class RunMachine:
                 self.fail(event.error)
             case Noted():
                 note: dict[str, object] = {"note": event.text}
-                if note not in self.state.extras:  # every attempt repeats the notes on its request
-                    remember(self.state, note)
+                if not self.state.extras.has(note):  # every attempt repeats the notes on its request
+                    self.state.extras.add(note)
             case Accepted() | PolicyVerdicts():
                 pass  # intake's script accepts a run only once; `GatedRun` handles verdicts
             case n.Failed():
@@ -359,7 +359,7 @@ class RunMachine:
             return
         close_blocks(s, self.out, self._now_ms)
         if wanted and not goes_on and error.retryable:
-            remember(s, {"note": CANNOT_GO_ON})
+            s.extras.add({"note": CANNOT_GO_ON})
         if cut is None:
             self._end(RunFailedEvent, finish="error", error=error)
         else:

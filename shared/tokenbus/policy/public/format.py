@@ -7,7 +7,7 @@ sequence numbers to its output.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -68,14 +68,17 @@ class PublicChunkAccess:
         extras: list[dict[str, object]] = []
         for extra in chunk.provider_extra or ():
             if not isinstance(json := extra.get("json"), str):
-                extras.append(extra)
+                late = {
+                    "opaque": _rewritten(extra.get("opaque"), rewrite),
+                    "opaque_blobs": _unread(extra.get("opaque_blobs")),
+                }
+                extras.append(extra | late if "block" in extra else extra)
             elif is_json(new := rewrite(json)):
                 extras.append(extra if new == json else {**extra, "json": new})
         changes: dict[str, Any] = {"provider_extra": extras or None}
-        if isinstance(chunk, BlockComplete) and chunk.opaque and (cited := chunk.opaque.get("citations")):
-            new = rewrite(cited)
-            others = {name: value for name, value in chunk.opaque.items() if name != "citations"}
-            changes["opaque"] = others | ({"citations": new} if is_json(new) else {}) or None
+        if isinstance(chunk, BlockComplete):
+            changes["opaque"] = _rewritten(chunk.opaque, rewrite) or None
+            changes["opaque_blobs"] = _unread(chunk.opaque_blobs) or None
         return msgspec.structs.replace(chunk, **changes)
 
     def key(self, chunk: PublicEvent) -> int:
@@ -89,6 +92,25 @@ class PublicChunkAccess:
 
     def is_metadata(self, chunk: PublicEvent) -> bool:
         return False
+
+
+_READABLE = {"citations": True, "fields": True, "extra_content": False, "reasoning_details": False}
+"""Opaque data that is readable JSON. True: the provider takes it back changed; otherwise its signature covers it."""
+
+
+def _rewritten(opaque: Any, rewrite: Callable[[str], str]) -> dict[str, str]:
+    """Opaque data after a rewrite. What the rewrite makes unusable is left out."""
+    kept: dict[str, str] = {}
+    for name, value in cast("dict[str, str]", opaque or {}).items():
+        new = rewrite(value) if name in _READABLE else value
+        if new == value or (_READABLE[name] and is_json(new)):
+            kept[name] = new
+    return kept
+
+
+def _unread(blobs: Any) -> dict[str, str]:
+    """The blobs with opaque data, without readable ones: nobody has looked at what they hold."""
+    return {name: blob for name, blob in cast("dict[str, str]", blobs or {}).items() if name not in _READABLE}
 
 
 class PublicReader:

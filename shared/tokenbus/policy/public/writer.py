@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from tokenbus.core.run.blocks.public_blocks import CALL_CUT, call_heads, changed_fields, first_void, fitting_finish
+from tokenbus.core.run.provider_extra import renumbered
 from tokenbus.core.run.termination import terminated
 from tokenbus.events.public import (
     TERMINAL,
@@ -62,6 +63,8 @@ class PublicWriter:
         """By output block number: see `_Out.origin`."""
         self._published_numbers: dict[int, int] = {}
         """Input block number to output block number."""
+        self._intact: set[int] = set()
+        """Complete blocks of the output whose content is that of the input."""
         self._highest_block = -1
         self._shown: set[int] = set()
         """Blocks of which the policy saw a chunk; their end event must not reveal withheld content."""
@@ -206,7 +209,10 @@ class PublicWriter:
     def _complete(self, out: _Out, sent: BlockComplete) -> PublicEvent:
         """End a block with the content that was sent."""
         content = "".join(out.pieces)
-        changes: dict[str, Any] = {"block": out.number, **changed_fields(sent, out.kind, content)}
+        changed = changed_fields(sent, out.kind, content)
+        if not (changed or sent.cut):
+            self._intact.add(out.number)
+        changes: dict[str, Any] = {"block": out.number, **changed}
         self._calls += out.kind == "tool_call" and not sent.cut
         return self._numbered(msgspec.structs.replace(sent, **changes))
 
@@ -221,7 +227,8 @@ class PublicWriter:
         self._over = True
         if isinstance(sent, Completed):
             sent = msgspec.structs.replace(sent, finish=fitting_finish(sent.finish, calls=self._calls > 0))
-        yield self._numbered(sent)
+        extras = renumbered(sent.provider_extra, self._published_numbers.items(), self._intact)
+        yield self._numbered(msgspec.structs.replace(sent, provider_extra=extras))
 
     def _close_all(self, *, cut: bool) -> list[PublicEvent]:
         """Close all open blocks. A call whose end the policy did not send is cut and never runs."""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenbus.core.run.blocks.block_table import JOINED_CHARS, OpenBlock
+from tokenbus.core.run.blocks.extra_data import JOINED_CHARS, append_piece
 from tokenbus.core.run.checkpoint import LONG, PIECE, Checkpoints, Snapshot
 from tokenbus.core.run.gated_run import GatedRun, accept
 from tokenbus.core.run.state import RunState
@@ -173,13 +173,13 @@ def test_no_piece_is_larger_than_what_a_command_should_carry() -> None:
 
 def test_open_text_is_kept_in_few_pieces_and_a_checkpoint_finds_its_long_ones_again():
     assert JOINED_CHARS <= LONG
-    block = OpenBlock(0, "text")
+    pieces: list[str] = []
     words = [f"{i} " for i in range(3_000)]
     for word in words:
-        block.append(word)
-    assert "".join(block.pieces) == "".join(words)
-    assert len(block.pieces) < 40
+        append_piece(pieces, word)
+    assert "".join(pieces) == "".join(words)
+    assert len(pieces) < 40
     long = "x" * (LONG + 1)
-    block.append(long)
-    block.append("y")
-    assert any(piece is long for piece in block.pieces)
+    append_piece(pieces, long)
+    append_piece(pieces, "y")
+    assert any(piece is long for piece in pieces)

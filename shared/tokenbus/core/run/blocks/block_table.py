@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from tokenbus.core.run.blocks.extra_data import ExtraData, append_piece
 from tokenbus.core.run.blocks.opaque import OpaqueTracker, check_size
 from tokenbus.core.run.blocks.public_blocks import call_heads, content_fields
 from tokenbus.core.run.outbox import Outbox
@@ -30,12 +31,6 @@ from tokenbus.events.requests import (
 CARRIED = -(2**62)
 """Ordinal of a text that an earlier attempt left open, until this attempt continues it; sorts before all others."""
 
-MAX_EXTRAS = 100
-"""Maximum provider extras kept per block and per run. Extras are informational, so the rest is dropped."""
-
-JOINED_CHARS = 1024
-"""Maximum characters of a piece that is joined from shorter ones; what a checkpoint stores whole is longer."""
-
 
 class OpenBlock(msgspec.Struct):
     """A block that is not complete yet."""
@@ -51,19 +46,9 @@ class OpenBlock(msgspec.Struct):
     opaque: dict[str, str] = {}
     handed_on: OpaqueTracker = msgspec.field(default_factory=OpaqueTracker)
     """Opaque data as `block_complete` publishes it."""
-    extras: list[dict[str, object]] = []
+    extras: ExtraData = msgspec.field(default_factory=ExtraData)
     image: ImageRef | None = None
     previews: int = 0
-
-    def append(self, text: str) -> None:
-        """Append to the content. Joins short pieces of like length: a word alone takes ten times its characters, and a
-        run may be open for long. Longer pieces stay as they are, because checkpoints know them by identity.
-        """
-        pieces = self.pieces
-        pieces.append(text)
-        while len(pieces) > 1 and len(pieces[-2]) <= len(pieces[-1]) and 2 * len(pieces[-1]) <= JOINED_CHARS:
-            last = pieces.pop()
-            pieces[-1] += last
 
 
 class CompleteCall(msgspec.Struct):
@@ -144,7 +129,7 @@ class BlockTable(msgspec.Struct):
         block.size += len(text)
         if block.size > self.limit:
             raise TooLarge(f"block {block.number}", block.size, self.limit, unit="characters")
-        block.append(text)
+        append_piece(block.pieces, text)
         out.chunk(
             self.turn,
             self.attempt,
@@ -176,8 +161,8 @@ class BlockTable(msgspec.Struct):
     def note(self, ordinal: int, extra: dict[str, object]) -> bool:
         """Attach provider data to an open block; False if the block is not open."""
         block = self.open.get(ordinal)
-        if block and len(block.extras) < MAX_EXTRAS:
-            block.extras.append(extra)
+        if block:
+            block.extras.add(extra)
         return block is not None
 
     def keep(self, data: Opaque) -> int | None:
@@ -224,9 +209,8 @@ class BlockTable(msgspec.Struct):
             block.handed_on.opaque |= self.origin
         if not cut:
             fields |= block.handed_on.fields
-            block.extras += block.handed_on.notes
-        if block.extras:
-            fields["provider_extra"] = block.extras
+        if extras := block.extras.entries(() if cut else block.handed_on.notes):
+            fields["provider_extra"] = extras
         out.event(self.turn, self.attempt, BlockComplete, **fields)
         if not cut and (part := _part_of(block, content)):
             self.parts[ordinal] = part

@@ -39,6 +39,8 @@ class ReleasedOutput(msgspec.Struct):
     attempt: int = 1
     next_number: int = 0
     open: dict[int, ReleasedBlock] = {}
+    intact: set[int] = set()
+    """Complete blocks with the content that the policy stage gave them."""
     numbered_by: str = ""
     released_numbers: dict[int, int] = {}
     """Maps the current policy worker's block numbers to the released numbers."""
@@ -173,7 +175,10 @@ class ReleasedOutput(msgspec.Struct):
     def _complete(self, number: int, block: ReleasedBlock, event: BlockComplete, out: Outbox) -> None:
         del self.open[number]
         content = "".join(block.pieces)
-        fields = _fields(event) | {"block": number} | changed_fields(event, block.kind, content)
+        changed = changed_fields(event, block.kind, content)
+        if not (changed or event.cut):
+            self.intact.add(number)
+        fields = _fields(event) | {"block": number} | changed
         if block.kind == "tool_call":
             if event.input_error == NOT_PACKABLE:  # drafts and verdicts are msgpack; what is published is JSON
                 fields |= content_fields(block.kind, content, as_json=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from tests.unit.core.run.script import Story, call, item, of_type, text
 from tokenbus.client.response import Response
 from tokenbus.core.run.blocks.opaque import MAX_INLINE_CHARS
+from tokenbus.core.run.checkpoint import Checkpoints
 from tokenbus.core.run.effects import NextTurn
 from tokenbus.events import normalized as n
 from tokenbus.events.error_info import ErrorInfo
@@ -224,3 +226,34 @@ def test_an_item_without_its_end_is_cut_and_does_not_go_back() -> None:
     [block] = of_type(story.events, BlockComplete)
     assert (block.cut, block.content) == (True, '{"q":')
     assert Response.of(story.events).messages == []
+
+
+def test_extra_data_is_limited_by_its_size_and_says_what_is_missing() -> None:
+    story = Story()
+    story.provider(START, n.BlockStart(0, "text"), n.TextDelta(0, "So."))
+    story.provider(*(n.Extra("x.citation", f"[{i}]", 0) for i in range(150)))
+    large = msgspec.json.encode("y" * 400_000).decode()
+    story.provider(*(n.Extra("x.large", large, 0) for _ in range(4)), *(n.Extra("x.event", large) for _ in range(3)))
+    story.provider(n.BlockStop(0), n.Done("stop"))
+    [block] = of_type(story.events, BlockComplete)
+    assert block.provider_extra
+    assert [e["json"] for e in block.provider_extra[:150]] == [f"[{i}]" for i in range(150)]
+    assert [e.get("name") for e in block.provider_extra[150:]] == ["x.large", "x.large", None]
+    assert str(block.provider_extra[-1]["note"]).startswith("x.large: 2 with 8000")
+    [end] = of_type(story.events, RunEnd)
+    assert [e.get("name") for e in end.provider_extra] == ["x.event", "x.event", None]
+
+
+def test_extra_data_costs_a_checkpoint_only_what_is_new() -> None:
+    story = Story()
+    story.provider(START, n.BlockStart(0, "text"), n.TextDelta(0, "So."))
+    checkpoints, written, pieces = Checkpoints(), 0, dict[int, bytes]()
+    for i in range(50):
+        story.provider(n.Extra("x.logprobs", msgspec.json.encode(f"{i:02}" * 1_000).decode(), 0))
+        saved = checkpoints.save(story.run.state)
+        assert saved
+        pieces |= saved.new
+        written += sum(map(len, saved.new.values()))
+    assert written < 50 * 3_000
+    restored, _ = Checkpoints.load(saved.head, pieces)
+    assert restored.blocks.open[0].extras.entries() == story.run.state.blocks.open[0].extras.entries()

@@ -10,6 +10,7 @@ import pytest
 from tests.e2e import judge
 from tests.unit.core.run.gated_scripts import JUDGED, HeldStory
 from tests.unit.core.run.script import call, item, of_type, text
+from tokenbus.client.response import Response
 from tokenbus.core.run.effects import Draft, EndRun, ForgetRun, NextTurn, ReleaseFromPolicies, RunTools
 from tokenbus.core.run.gate.policy_gate import MAX_WORKERS_WITHOUT_PROGRESS
 from tokenbus.events import normalized as n
@@ -39,6 +40,7 @@ from tokenbus.events.public import (
     ToolProgress,
     UsageReported,
 )
+from tokenbus.events.requests import ThinkingPart
 from tokenbus.events.usage import Usage
 
 PASSING = msgspec.structs.replace(JUDGED, on_error="pass")
@@ -82,6 +84,19 @@ async def test_what_policies_changed_takes_nothing_back_to_its_provider() -> Non
     assert (block.content, block.opaque) == ("Ho", None)
     assert (kept.kind, kept.item, kept.content) == ("server_tool", "anthropic.item", "{}"), "it goes back as it came"
     assert end_of(story).provider_extra is None
+
+
+async def test_data_that_came_after_its_block_goes_back_under_policies_that_leave_the_block_as_it_is() -> None:
+    story = HeldStory()
+    story.provider(n.Start("m", api="openai-chat"), *item(0, "x.withheld", "{}"), n.BlockStart(1, "thinking"))
+    story.provider(n.ThinkingDelta(1, "Hm."), n.BlockStop(1), *text(2, "Yes."), n.Opaque(1, "reasoning_details", "[1]"))
+    story.provider(n.Done("stop"))
+    story.rule(*held_back(story.drafts, block=0))
+    thinking, _ = of_type(story.published, BlockComplete)
+    back = {"reasoning_details": "[1]", "api": "openai-chat"}
+    assert end_of(story).provider_extra == [{"block": thinking.block, "opaque": back}]
+    [message] = Response.of(story.published).messages
+    assert message.content[0] == ThinkingPart(text="Hm.", opaque=back)
 
 
 async def test_only_the_start_is_published_before_a_verdict() -> None:
