@@ -13,14 +13,13 @@ from tokenbus.blob_wire import DEPLOYMENT_ENV
 from tokenbus.bus.liveness import STUCK_S, Defects, Liveness, rest, slack, stop_task
 from tokenbus.errors import BlobError
 from tokenbus_services.blobs.auth import secret_of
-from tokenbus_services.blobs.blob_spans import BlobSpans
 from tokenbus_services.blobs.http import AsgiApp, BlobRoutes, WithBlobs
 from tokenbus_services.blobs.metrics import BlobMetrics
 from tokenbus_services.blobs.store import BlobStore
 from tokenbus_services.blobs.store import create as create_store
 from tokenbus_services.runtime.app.service_app import make_app, make_broker
 from tokenbus_services.settings import Settings
-from tokenbus_services.telemetry import RunTracer, open_tracer
+from tokenbus_services.telemetry import NO_TRACER, RunTracer, open_tracer
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -37,7 +36,7 @@ class BlobService:
 
     name = "blobs"
 
-    def __init__(self, store: BlobStore, *, ttl_s: float, tracer: RunTracer | None = None) -> None:
+    def __init__(self, store: BlobStore, *, ttl_s: float, tracer: RunTracer = NO_TRACER) -> None:
         self._store = store
         self._pause_s = ttl_s / SWEEPS_A_LIFE
         self._tracer = tracer
@@ -54,8 +53,7 @@ class BlobService:
 
     async def close(self) -> None:
         await stop_task(self._sweeper)
-        if self._tracer:
-            await self._tracer.close()
+        await self._tracer.close()
 
     async def _sweep(self) -> None:
         """Sweep until cancelled. Raises what always fails: without the sweep the disk fills up."""
@@ -85,7 +83,6 @@ def create(settings: Settings) -> AsgiApp:
     service = BlobService(store, ttl_s=settings.blobs.ttl_s, tracer=tracer)
     metrics = BlobMetrics(registry)
     app = make_app(service, make_broker(settings, registry), registry, stuck_s=STUCK_S, says=metrics.health)
-    spans = BlobSpans(tracer) if tracer else None
     token = secret_of(settings.blobs.token_env, os.environ)
-    routes = BlobRoutes(store, token=token, spans=spans, metrics=metrics)
+    routes = BlobRoutes(store, token=token, tracer=tracer, metrics=metrics)
     return WithBlobs(app, routes, deployment=os.environ.get(DEPLOYMENT_ENV, ""))

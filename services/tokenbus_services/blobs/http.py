@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+import secrets
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from http import HTTPStatus
 from typing import Any
@@ -38,11 +40,11 @@ from tokenbus.errors import (
 )
 from tokenbus.secret_env import Secret
 from tokenbus_services.blobs.auth import admitted
-from tokenbus_services.blobs.blob_spans import BlobSpans, now_ms
 from tokenbus_services.blobs.hints import FULL
 from tokenbus_services.blobs.metrics import BlobMetrics
 from tokenbus_services.blobs.ranges import ByteRange, OutOfRange, part_of
 from tokenbus_services.blobs.store import BlobStore
+from tokenbus_services.telemetry import NO_TRACER, RunTracer, Span
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -103,22 +105,23 @@ class BlobRoutes:
         *,
         token: str | Secret = "",
         idle_s: float = _IDLE_S,
-        spans: BlobSpans | None = None,
+        tracer: RunTracer = NO_TRACER,
         metrics: BlobMetrics | None = None,
     ) -> None:
         self._store = store
         self._token = token
-        self._spans = spans
+        self._tracer = tracer
         self._metrics = metrics
         self._idle_s = idle_s
         """Maximum silence within an upload."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        parent = dict[bytes, bytes](scope["headers"]).get(b"traceparent") if self._spans else None
-        if self._spans is None or parent is None:
+        parent = dict[bytes, bytes](scope["headers"]).get(b"traceparent", b"").decode("latin-1")
+        trace = self._tracer.trace_of("blobs", parent)
+        if trace is None:
             await self._answer(scope, receive, send)
             return
-        began_ms, status = now_ms(), 0
+        began_ms, status = _now_ms(), 0
 
         async def sent(message: Message) -> None:
             nonlocal status
@@ -132,13 +135,23 @@ class BlobRoutes:
             blob_id, _, what = scope["path"].removeprefix(PATH).removeprefix("/").partition("/")
             method = scope["method"]
             known = what if what in _METHODS else ""
-            self._spans.served(
-                parent.decode("latin-1"),
-                known or method.lower(),
-                began_ms=began_ms,
-                status=status,
-                blob_id=blob_id if _BLOB_ID.fullmatch(blob_id) else "",
-                method=method,
+            # This host's clock: the store has no connection to the server.
+            self._tracer.record(
+                trace,
+                Span(
+                    name=f"blob {known or method.lower()}",
+                    span_id=trace.span(secrets.token_hex(8)),
+                    parent_id=trace.publisher_span,
+                    begin_ms=began_ms,
+                    end_ms=_now_ms(),
+                    kind="server",
+                    attributes={
+                        "http.request.method": method,
+                        "http.response.status_code": status or None,
+                        "tokenbus.blob.id": blob_id if _BLOB_ID.fullmatch(blob_id) else None,
+                    },
+                    error=str(status) if status >= 500 else None,
+                ),
             )
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -309,3 +322,7 @@ async def _send_json(
     ]
     await send({"type": "http.response.start", "status": int(status), "headers": head})
     await send({"type": "http.response.body", "body": content})
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
-from contextlib import nullcontext
 
 import msgspec
 import structlog
@@ -41,6 +40,7 @@ from tokenbus_services.fetcher.writing.attempt_writer import AttemptWriter
 from tokenbus_services.fetcher.writing.raw_writer import RawWriter
 from tokenbus_services.media.body import MediaBody
 from tokenbus_services.media.errors import MediaFailed
+from tokenbus_services.telemetry import NO_TRACER, RunTracer
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -79,7 +79,7 @@ class AttemptRunner:
         answer_bytes: int,
         stop: Callable[[QueueItem], None],
         silent: SilentCalls | None = None,
-        spans: CallSpans | None = None,
+        tracer: RunTracer = NO_TRACER,
     ) -> None:
         """``images``: where images of answers are stored. ``answer_bytes``: maximum size of one answer. ``stop`` ends
         the work on an item whose attempt the server no longer accepts. ``silent`` counts calls without an answer.
@@ -94,7 +94,8 @@ class AttemptRunner:
         self._answer_bytes = answer_bytes
         self._stop = stop
         self._silent = silent
-        self._spans = spans
+        self._tracer = tracer
+        self._spans = CallSpans(tracer)
         self._turns = TurnAdmission(server, keys, queue, admission, scopes, lags=writer.lags)
 
     async def work(self, item: QueueItem) -> None:
@@ -128,19 +129,12 @@ class AttemptRunner:
                     await writer.end(Ended(e.error))
                 return
             if ready:
-                if self._spans:
-                    self._record_wait(run, work, item, ready[0])
+                clock = self._server.clock
+                since_ms = clock.ms_of(id_key(item.entry_id)[0])
+                self._spans.waited(ready[0].request, writer, since_ms=since_ms, until_ms=clock.now_ms())
                 await self._call(*ready, writer)
         except AttemptRefused as e:
             log.info("attempt_refused", run=run, turn=work.turn, attempt=work.attempt, reason=e.reason)
-
-    def _record_wait(self, run: str, work: TurnWork, item: QueueItem, turn: Turn) -> None:
-        assert self._spans
-        clock = self._server.clock
-        since_ms = clock.ms_of(id_key(item.entry_id)[0])
-        self._spans.waited(
-            *(turn.request, run), turn=work.turn, attempt=work.attempt, since_ms=since_ms, until_ms=clock.now_ms()
-        )
 
     async def _call(self, turn: Turn, grant: Reservation, writer: AttemptWriter) -> None:
         """Make the call, then refund the unused part of its reservation."""
@@ -155,10 +149,7 @@ class AttemptRunner:
             model=turn.request.model,
         )
         try:
-            for_attempt = (
-                self._spans.attempt(turn.request, writer.run, writer.attempt) if self._spans else nullcontext()
-            )
-            with for_attempt:
+            with self._tracer.working(writer.run, turn.request.traceparent, "attempt", writer.attempt):
                 await self._make(turn, writer, tally)
             whole = True
         finally:
@@ -174,7 +165,7 @@ class AttemptRunner:
         while ready := await self._built(turn, writer, lost, again=rejected):
             endpoint, call, body = ready
             calls += 1
-            facts = CallFacts(self._server.clock.now_ms) if self._spans else None
+            facts = CallFacts(self._server.clock.now_ms)
             try:
                 await fetch(
                     endpoint,
@@ -188,7 +179,7 @@ class AttemptRunner:
                         images=self._images,
                         answer_bytes=self._answer_bytes,
                         again=not rejected,
-                        called_ms=self._server.clock.now_ms(),
+                        called_ms=facts.called_ms,
                         facts=facts,
                         silent=self._silent,
                     ),
@@ -200,15 +191,8 @@ class AttemptRunner:
             else:
                 return
             finally:
-                if self._spans and facts:
-                    facts.ended_ms = facts.ended_ms or self._server.clock.now_ms()
-                    self._spans.called(
-                        *(turn.request, turn.history, writer.run),
-                        turn=writer.turn,
-                        attempt=writer.attempt,
-                        n=calls,
-                        facts=facts,
-                    )
+                facts.ended_ms = facts.ended_ms or self._server.clock.now_ms()
+                self._spans.called(turn.request, turn.history, writer, n=calls, facts=facts)
 
     async def _built(
         self, turn: Turn, writer: AttemptWriter, lost: Collection[str], *, again: bool

@@ -17,7 +17,6 @@ from tokenbus.events.frames import Control, turn_decoder
 from tokenbus.events.requests import Tool
 from tokenbus_services.blobs.loader import loader_of
 from tokenbus_services.fetcher.attempt_runner import AttemptRunner, is_lost
-from tokenbus_services.fetcher.calls.call_spans import CallSpans
 from tokenbus_services.fetcher.calls.silent_calls import SilentCalls
 from tokenbus_services.fetcher.cancelled_calls import stop_calls
 from tokenbus_services.fetcher.endpoints import Providers
@@ -34,7 +33,6 @@ from tokenbus_services.fetcher.writing.raw_writer import RawWriter
 from tokenbus_services.intake.accept import Intake
 from tokenbus_services.intake.blob_offload import IntakeMedia
 from tokenbus_services.intake.cancels import Cancels
-from tokenbus_services.intake.intake_spans import IntakeSpans
 from tokenbus_services.media.blob_cache import RecentBlobs
 from tokenbus_services.runtime.in_flight import InFlight
 from tokenbus_services.runtime.metrics.label_names import KnownModels
@@ -135,7 +133,7 @@ class FetcherService:
             providers=self._providers.get,
             tools=tools,
             media=IntakeMedia(self._blobs, inline_characters=settings.blobs.inline_characters),
-            spans=IntakeSpans(core.tracer, server.clock) if core.tracer else None,
+            tracer=core.tracer,
         )
         self._silent = SilentCalls(server, keys, core.registry, worker=worker, models=KnownModels(settings))
         turns = AttemptRunner(
@@ -151,7 +149,7 @@ class FetcherService:
             answer_bytes=limits.answer_bytes,
             stop=self._stop,
             silent=self._silent,
-            spans=CallSpans(core.tracer) if core.tracer else None,
+            tracer=core.tracer,
         )
         self._attempts = InFlight(
             self._queue,

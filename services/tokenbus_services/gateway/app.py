@@ -103,7 +103,7 @@ def create(settings: Settings, *, create_console: CreateConsole | None = None) -
     models = model_table(settings, table)
     access, parts = make_access(settings, table, models, server, bus)
     tracer = open_tracer(settings, "gateway", registry)
-    spans = RequestSpans(tracer, server.clock.now_ms) if tracer else None
+    spans = RequestSpans(tracer, server.clock.now_ms)
     worker = worker_name()
     runs = GatewayRuns(table, bus=bus, server=server, keys=settings.keys, access=access, worker=worker, spans=spans)
     gateway = Gateway(settings, runs=runs, access=access, models=models, metrics=GatewayMetrics(registry), spans=spans)

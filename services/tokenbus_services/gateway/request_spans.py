@@ -7,20 +7,18 @@ from collections.abc import Callable
 
 import msgspec
 
-from tokenbus_services.telemetry import RunTrace, RunTracer, Span, traceparent_of
+from tokenbus_services.telemetry import RunTrace, RunTracer, Span
 
 
 class RequestSpan(msgspec.Struct, frozen=True):
     """One that has begun."""
 
-    trace: RunTrace
-    span_id: int
+    trace: RunTrace | None
+    """None: it is not sampled."""
+    what: tuple[str, str]
     began_ms: int
-
-    @property
-    def traceparent(self) -> str:
-        """What makes it the run's parent."""
-        return traceparent_of(self.trace, self.span_id)
+    traceparent: str | None
+    """What makes it the run's parent."""
 
 
 class RequestSpans:
@@ -32,19 +30,20 @@ class RequestSpans:
 
     def begin(self, run: str, traceparent: str | None) -> RequestSpan:
         """The span of a request that publishes or joins this run, beneath the client's span."""
-        trace = self._tracer.context(run, traceparent)
         # Several requests may ask for one run, so the run's id alone is not enough.
-        return RequestSpan(trace, trace.span("gateway", secrets.token_hex(8)), self._now_ms())
+        what = ("gateway", secrets.token_hex(8))
+        handed_on = self._tracer.handed_on(run, traceparent, *what)
+        return RequestSpan(self._tracer.trace(run, traceparent), what, self._now_ms(), handed_on)
 
     def ended(self, span: RequestSpan, *, surface: str, method: str, status: int, run: str, end: str | None) -> None:
         """Record it. ``end``: how the run ended, if the answer contained that."""
-        if not span.trace.sampled:
+        if span.trace is None:
             return
         self._tracer.record(
             span.trace,
             Span(
                 name=f"gateway {surface}",
-                span_id=span.span_id,
+                span_id=span.trace.span(*span.what),
                 parent_id=span.trace.publisher_span,
                 begin_ms=span.began_ms,
                 end_ms=self._now_ms(),

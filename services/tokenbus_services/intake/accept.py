@@ -36,7 +36,6 @@ from tokenbus.events.requests import Cancel, Generate, Tool
 from tokenbus_services.intake.blob_offload import IntakeMedia
 from tokenbus_services.intake.cancels import Cancels
 from tokenbus_services.intake.declared_tools import DeclaredTools
-from tokenbus_services.intake.intake_spans import IntakeSpans
 from tokenbus_services.intake.policy_routes import PolicyRoutes
 from tokenbus_services.intake.run_creation import RunCreation, run_of
 from tokenbus_services.intake.usable_fallbacks import Callee, Fallbacks
@@ -44,6 +43,7 @@ from tokenbus_services.json_schema.check import check_output, check_tools
 from tokenbus_services.runtime.mcp_tool_cache import McpToolCache
 from tokenbus_services.runtime.task_failures import LoggedTasks
 from tokenbus_services.settings import Settings
+from tokenbus_services.telemetry import NO_TRACER, RunTracer
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -69,7 +69,7 @@ class Intake:
         providers: Callable[[str], Callee],
         tools: Sequence[Tool],
         media: IntakeMedia,
-        spans: IntakeSpans | None = None,
+        tracer: RunTracer = NO_TRACER,
     ) -> None:
         """``providers`` raises SettingsError for a name that is not configured. ``tools``: the tools that the
         deployment declares. A request may name one of them, or one that an MCP server lists, without repeating its
@@ -87,7 +87,7 @@ class Intake:
         listed = McpToolCache(server, settings.keys)
         self._tools = DeclaredTools(server, tools, mcp_prefixes=settings.mcp_prefixes, listed=listed)
         self._media = media
-        self._creation = RunCreation(settings, server, spans)
+        self._creation = RunCreation(settings, server, tracer)
 
     async def accept(self, items: Sequence[QueueItem]) -> None:
         """Accept these requests; returns when each is a run, a cancel, or reported as refused.

@@ -8,6 +8,7 @@ from tokenbus.bus import scripts
 from tokenbus.bus.keys import TENANT_FIELD, Keys
 from tokenbus.bus.run_record import CONTINUES, DEADLINE, MODEL, PROVIDER, RECORD, REQUEST, TENANT
 from tokenbus.bus.server.server import Server
+from tokenbus.bus.server.stream_reader import id_key
 from tokenbus.bus.work_queue import QueueItem
 from tokenbus.core.prefill.options import reading_of
 from tokenbus.core.request.fallback_request import all_choices
@@ -28,20 +29,20 @@ from tokenbus.events.frames import (
 )
 from tokenbus.events.requests import Generate
 from tokenbus.providers.continuing import continues
-from tokenbus_services.intake.intake_spans import IntakeSpans
 from tokenbus_services.intake.record_sampling import is_recorded
 from tokenbus_services.settings import Settings
+from tokenbus_services.telemetry import NO_TRACER, RunTracer, Span
 
 
 class RunCreation:
     """Builds the calls; each creates one run, however often it is sent."""
 
-    def __init__(self, settings: Settings, server: Server, spans: IntakeSpans | None) -> None:
+    def __init__(self, settings: Settings, server: Server, tracer: RunTracer = NO_TRACER) -> None:
         """``server``: for its clock."""
         self._settings = settings
         self._keys: Keys = settings.keys
         self._server = server
-        self._spans = spans
+        self._tracer = tracer
         limits, retry = settings.limits, settings.retry
         self._rules = RunLimits(
             max_attempts=retry.max_attempts,
@@ -93,8 +94,7 @@ class RunCreation:
             fields += [RECORD, self._settings.records.raw_bytes]
         if deadline_ms:
             fields += [DEADLINE, deadline_ms]
-        if self._spans:
-            self._spans.accepted(run, request, item.entry_id)
+        record_accepted(self._tracer, run, request, self._server.clock.ms_of(id_key(item.entry_id)[0]), now)
         work = TurnWork(run, 0, 1, tenant=tenant, held=policing is not None)
         return self._call(run, EventFrame(0, CONTROL_ATTEMPT, now, [accepted]), encode(work), fields, tenant)
 
@@ -149,3 +149,23 @@ class RunCreation:
 def run_of(request: Generate, item: QueueItem) -> str:
     """The request's id. One without gets the entry's id, so that a second delivery is the same run."""
     return request.id or id_of_entry(item.stream, item.entry_id)
+
+
+def record_accepted(tracer: RunTracer, run: str, request: Generate, begin_ms: int, end_ms: int) -> None:
+    """Record the span of a request on its way in: from its entry on the inbound stream to its run."""
+    if trace := tracer.trace(run, request.traceparent):
+        tracer.record(
+            trace,
+            Span(
+                name="intake",
+                span_id=trace.span("intake"),
+                parent_id=trace.root,
+                begin_ms=begin_ms,
+                end_ms=end_ms,
+                attributes={
+                    "tokenbus.run.id": run,
+                    "tokenbus.provider": request.provider,
+                    "tokenbus.model": request.model,
+                },
+            ),
+        )

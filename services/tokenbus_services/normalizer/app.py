@@ -5,7 +5,6 @@ from __future__ import annotations
 from faststream.asgi import AsgiFastStream
 
 from tokenbus_services.blobs.loader import loader_of
-from tokenbus_services.normalizer.decode_spans import DecodeSpans
 from tokenbus_services.normalizer.image_offload import ImageKeeper
 from tokenbus_services.normalizer.logic import NormalizerLogic
 from tokenbus_services.runtime.stage_service import StageService, stage_app
@@ -17,12 +16,12 @@ def normalizer(core: WorkerCore) -> StageService:
     """Add a normalizer to this process. Raises SettingsError if the blob store is not usable."""
     keys = core.settings.keys
     images = ImageKeeper(loader_of(core.settings.blobs), core.registry)
-    spans = DecodeSpans(core.tracer, core.server.clock.now_ms) if core.tracer else None
+    tracer, now_ms = core.tracer, core.server.clock.now_ms
     return StageService(
         core,
         name="normalizer",
         topic="raw",
-        logic=lambda partition: NormalizerLogic(partition, keys, images, spans),
+        logic=lambda partition: NormalizerLogic(partition, keys, images, tracer, now_ms),
         downstream="parser",
         closing=images.aclose,
         description="Raw provider bytes, as frames; normalized events go to `events`.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 from tokenbus.bus.keys import Keys
@@ -12,9 +13,9 @@ from tokenbus.core.run.attempts.retry import WORKER_LOST
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import CONTROL_ATTEMPT, BusEvent, EventFrame, decode_raw, encode
 from tokenbus.events.normalized import Cut, Failed, Image, Opaque
-from tokenbus_services.normalizer.decode_spans import DecodeSpans
 from tokenbus_services.normalizer.divide import divided, may_be_divided
 from tokenbus_services.normalizer.image_offload import ImageKeeper, belongs_in_blob
+from tokenbus_services.telemetry import NO_TRACER, RunTracer, Span
 
 EVENTS_A_WRITE = 8
 """Events that become one entry, about."""
@@ -26,10 +27,15 @@ class NormalizerLogic:
     """The normalizer's stage logic. Images are stored before the events that refer to them are emitted."""
 
     def __init__(
-        self, partition: int, keys: Keys, images: ImageKeeper | None = None, spans: DecodeSpans | None = None
+        self,
+        partition: int,
+        keys: Keys,
+        images: ImageKeeper | None = None,
+        tracer: RunTracer = NO_TRACER,
+        now_ms: Callable[[], int] = int,
     ) -> None:
-        """``images``: None leaves all images in their events."""
-        self._spans = spans
+        """``images``: None leaves all images in their events. ``now_ms``: the workers' clock, for spans."""
+        self._tracer, self._now_ms = tracer, now_ms
         self._events = keys.topic(partition, "events")
         self._parser_lease = keys.lease(partition, "parser")
         self._readers: dict[str, AttemptReader] = {}
@@ -56,8 +62,7 @@ class NormalizerLogic:
                     if belongs_in_blob(emitted[place], images=not reader.images.inline)
                 ]
         if reader.over:
-            if self._spans:
-                self._spans.decoded(run, raw.turn, reader)
+            record_decoded(self._tracer, run, raw.turn, reader, self._now_ms)
             del self._readers[run]
 
     @property
@@ -136,3 +141,24 @@ class NormalizerLogic:
         else:
             frames.append(frame)
         return frames[-1].events
+
+
+def record_decoded(tracer: RunTracer, run: str, turn: int, reader: AttemptReader, now_ms: Callable[[], int]) -> None:
+    """Record the span of an attempt's decoding, from its answer's head on the bus to its last event, if it had any."""
+    if reader.opened_ms and (trace := tracer.trace(run, reader.traceparent)):
+        tracer.record(
+            trace,
+            Span(
+                name="decode",
+                span_id=trace.span("decode", reader.attempt),
+                parent_id=trace.attempt(reader.attempt),
+                begin_ms=reader.opened_ms,
+                end_ms=now_ms(),
+                attributes={
+                    "tokenbus.run.id": run,
+                    "tokenbus.turn": turn,
+                    "tokenbus.attempt": reader.attempt,
+                    "tokenbus.frames": reader.frames,
+                },
+            ),
+        )

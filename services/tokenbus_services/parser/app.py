@@ -27,11 +27,9 @@ def parser(core: WorkerCore) -> StageService:
     activity = ActivityCounter(
         core.server, keys, settings, characters=lambda: metrics.characters, owned=lambda: service.owned
     )
-    observers: list[RunObserver] = [AttemptMetrics(core.registry, settings), RunLog(), activity]
-    on_block = None
-    if core.tracer:
-        observers.append(spans := RunSpans(core.tracer, settings))
-        on_block = spans.block_complete if core.tracer.content else None
+    spans = RunSpans(core.tracer, settings)
+    observers: list[RunObserver] = [AttemptMetrics(core.registry, settings), RunLog(), activity, spans]
+    on_block = spans.block_complete if core.tracer.content else None
     logics: dict[int, ParserLogic] = {}
 
     def logic(partition: int) -> ParserLogic:

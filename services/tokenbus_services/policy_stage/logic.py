@@ -29,11 +29,13 @@ class PolicyLogic:
 
     outputs = 0
 
-    def __init__(self, make: MakeRunTask, on_judged: OnJudged | None = None) -> None:
+    def __init__(
+        self, make: MakeRunTask, on_judged: OnJudged = lambda run, traceparent, policies, since_ms: None
+    ) -> None:
         self._make = make
         self._on_judged = on_judged
         self._began: dict[str, tuple[str, tuple[str, ...], int]] = {}
-        """By open run, if `on_judged` is given: its further arguments."""
+        """By open run: the further arguments of `on_judged`."""
         self._judged: list[tuple[str, str, tuple[str, ...], int]] = []
         self._tasks: dict[str, PolicyRunTask] = {}
         """By open run."""
@@ -50,8 +52,7 @@ class PolicyLogic:
             if not drafts.events or drafts.events[0].seq != 0:
                 return  # the rest of a run that ended: its beginning was trimmed
             self._tasks[run] = self._make(run, drafts.policies)
-            if self._on_judged:
-                self._began[run] = (drafts.traceparent, drafts.policies, time.time_ns() // 1_000_000)
+            self._began[run] = (drafts.traceparent, drafts.policies, time.time_ns() // 1_000_000)
         self._tasks[run].add(frame, len(drafts.events))
 
     def fail(self, run: str, error: ErrorInfo) -> None:
@@ -65,7 +66,6 @@ class PolicyLogic:
 
     def flush(self, commit: Commit) -> None:
         for judged in self._judged:
-            assert self._on_judged
             self._on_judged(*judged)
         self._judged.clear()
         self._start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import time
 from collections.abc import Mapping
 
 import msgspec
@@ -22,12 +23,11 @@ from tokenbus_services.executor.protocol import Setup
 from tokenbus_services.policy_stage.executors import InWorker, PolicyExecutors, PolicyPool
 from tokenbus_services.policy_stage.logic import PolicyLogic
 from tokenbus_services.policy_stage.messages import PolicyWork
-from tokenbus_services.policy_stage.policy_spans import PolicySpans
 from tokenbus_services.policy_stage.record import ServerRunRecord
 from tokenbus_services.policy_stage.run_task import PolicyRunTask, RunRecord
 from tokenbus_services.redaction.redactor import secrets_of
 from tokenbus_services.settings import Settings
-from tokenbus_services.telemetry import RunTracer
+from tokenbus_services.telemetry import NO_TRACER, RunTracer, Span
 
 REASSURANCES = 3
 """How many times a waiting run is reported as waiting during the parser's shortest policy timeout."""
@@ -38,10 +38,10 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 class PolicyService:
     """Creates the logics of partitions and the tasks of their runs. Call `start`, `open`, then `close`."""
 
-    def __init__(self, settings: Settings, registry: CollectorRegistry, tracer: RunTracer | None = None) -> None:
+    def __init__(self, settings: Settings, registry: CollectorRegistry, tracer: RunTracer = NO_TRACER) -> None:
         """Does no IO. Imports policies only if they run inside the worker; it may then raise SettingsError."""
         self._keys = settings.keys
-        self._on_judged = PolicySpans(tracer).judged if tracer else None
+        self._tracer = tracer
         limits = settings.limits
         self._limits = limits
         self._tick_s = settings.stages.tick_s
@@ -77,9 +77,24 @@ class PolicyService:
         if before := self._logics.pop(partition, None):
             before.close()
         made = self._logics[partition] = PolicyLogic(
-            lambda run, names: self._run_task(partition, run, names), self._on_judged
+            lambda run, names: self._run_task(partition, run, names), self._record_judged
         )
         return made
+
+    def _record_judged(self, run: str, traceparent: str, policies: tuple[str, ...], since_ms: int) -> None:
+        """Record the span of a run's policies: from its first draft to its end, in the worker that owns it then."""
+        if trace := self._tracer.trace(run, traceparent):
+            self._tracer.record(
+                trace,
+                Span(
+                    name="policies",
+                    span_id=trace.span("policies"),
+                    parent_id=trace.root,
+                    begin_ms=since_ms,
+                    end_ms=time.time_ns() // 1_000_000,
+                    attributes={"tokenbus.run.id": run, "tokenbus.policies": policies},
+                ),
+            )
 
     async def start(self, liveness: Liveness | None = None) -> None:
         """Start the executors. Raises SettingsError if a policy cannot be loaded or its options are invalid."""

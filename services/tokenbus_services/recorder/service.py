@@ -7,6 +7,8 @@ server starts to drop a run's data, there is nothing more to record.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Generator
+from contextlib import contextmanager
 
 import structlog
 
@@ -24,13 +26,12 @@ from tokenbus_services.recorder import record as records
 from tokenbus_services.recorder.collect import gather
 from tokenbus_services.recorder.metrics import RecordMetrics
 from tokenbus_services.recorder.record import Record
-from tokenbus_services.recorder.record_spans import RecordSpans
 from tokenbus_services.runtime.app.service_app import worker_name
 from tokenbus_services.runtime.deployment_agreement import DeploymentAgreement
 from tokenbus_services.runtime.in_flight import Later
 from tokenbus_services.runtime.queue_work import QueueWork
 from tokenbus_services.settings import RecordSettings, Settings
-from tokenbus_services.telemetry import RunTracer
+from tokenbus_services.telemetry import NO_TRACER, RunTracer, Span
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -59,7 +60,7 @@ class RecordService:
     name = "recorder"
 
     def __init__(
-        self, settings: Settings, keep: RecordSettings, metrics: RecordMetrics, tracer: RunTracer | None = None
+        self, settings: Settings, keep: RecordSettings, metrics: RecordMetrics, tracer: RunTracer = NO_TRACER
     ) -> None:
         assert settings.redis_url
         self._settings = settings
@@ -70,7 +71,6 @@ class RecordService:
         self._server = server = Server(settings.redis_url)
         server.on_dead_letter = metrics.dead_letters.count
         self._tracer = tracer
-        self._spans = RecordSpans(tracer, server.clock)
         self.liveness = Liveness()
         worker = worker_name()
         self._deployment = DeploymentAgreement(server, keys, self.liveness, worker=worker)
@@ -106,8 +106,7 @@ class RecordService:
         await stop_task(self._renewing)
         await self._blobs.aclose()
         await self._server.aclose()
-        if self._tracer:
-            await self._tracer.close()
+        await self._tracer.close()
 
     async def _serve_more(self, keys: Keys) -> None:
         await self._recordings.add_partitions(keys)
@@ -134,7 +133,7 @@ class RecordService:
             await self._forget(run)  # the previous recorder may have died while doing this
             log.info("nothing_to_record", run=run)
             return
-        with self._spans.recording(kept):
+        with self._recording(kept):
             entry = await self._stored(kept, status)
             await retry_until_available(
                 self._server,
@@ -144,6 +143,36 @@ class RecordService:
         await self._forget(run)
         self._metrics.recorded(entry)
         log.info("recorded", run=run, status=status, blob_id=entry.blob_id, truncated=entry.truncated)
+
+    @contextmanager
+    def _recording(self, kept: Record) -> Generator[None]:
+        """Record a span of what is done meanwhile; requests to the blob store are beneath it."""
+        traceparent, now_ms = kept.request.get("traceparent"), self._server.clock.now_ms
+        begin_ms, error = now_ms(), None
+        try:
+            with self._tracer.working(kept.run, traceparent, "record"):
+                yield
+        except Exception as e:
+            error = type(e).__name__
+            raise
+        finally:
+            if trace := self._tracer.trace(kept.run, traceparent):
+                self._tracer.record(
+                    trace,
+                    Span(
+                        name="record",
+                        span_id=trace.span("record"),
+                        parent_id=trace.root,
+                        begin_ms=begin_ms,
+                        end_ms=now_ms(),
+                        attributes={
+                            "tokenbus.run.id": kept.run,
+                            "tokenbus.raw_bytes": len(kept.frames),
+                            "tokenbus.truncated": kept.truncated,
+                        },
+                        error=error,
+                    ),
+                )
 
     async def _forget(self, run: str) -> None:
         await retry_until_available(

@@ -39,8 +39,8 @@ class WorkerCore:
         self._deployment_gauges: DeploymentGauges | None = None
 
     @cached_property
-    def tracer(self) -> RunTracer | None:
-        """Records spans of runs; None if OpenTelemetry is off. Raises SettingsError if its packages are missing."""
+    def tracer(self) -> RunTracer:
+        """Records spans of runs. Raises SettingsError if its packages are missing."""
         return open_tracer(self.settings, self._service, self.registry)
 
     @cached_property
@@ -78,8 +78,7 @@ class WorkerCore:
         if self._users <= 0:
             await self.deployment.close()
             await self.server.aclose()
-            if self.tracer:
-                await self.tracer.close()
+            await self.tracer.close()
 
     async def measure(self) -> None:
         """Measure the server's data, for `/metrics`."""

@@ -11,9 +11,10 @@ from tokenbus_services.telemetry.trace_context import (
     worked_for,
     working_for,
 )
-from tokenbus_services.telemetry.tracer import RunTracer, open_tracer
+from tokenbus_services.telemetry.tracer import NO_TRACER, RunTracer, open_tracer
 
 __all__ = [
+    "NO_TRACER",
     "RunTrace",
     "RunTracer",
     "Span",

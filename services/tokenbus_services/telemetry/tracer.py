@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from typing import Protocol
 
@@ -16,7 +17,7 @@ from tokenbus.core.run.attempts.attempt_report import AttemptReport
 from tokenbus.errors import SettingsError
 from tokenbus_services.settings import OtelSettings, Settings
 from tokenbus_services.telemetry.span import Span, Value
-from tokenbus_services.telemetry.trace_context import RunTrace, run_trace
+from tokenbus_services.telemetry.trace_context import RunTrace, remote_trace, run_trace, traceparent_of, working_for
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -61,9 +62,20 @@ class RunTracer:
         trace = run_trace(run, traceparent, ratio=self._ratio)
         return trace if trace.sampled else None
 
-    def context(self, run: str, traceparent: str | None) -> RunTrace:
-        """The run's trace, sampled or not, to be handed on."""
-        return run_trace(run, traceparent, ratio=self._ratio)
+    def trace_of(self, what: str, traceparent: str) -> RunTrace | None:
+        """The trace that another service began and ``what`` belongs to; None if there is none or it is not sampled."""
+        trace = remote_trace(what, traceparent)
+        return trace if trace and trace.sampled else None
+
+    def handed_on(self, run: str, traceparent: str | None, *what: object) -> str | None:
+        """The context that makes a span of the run, sampled or not, the parent of another service's."""
+        trace = run_trace(run, traceparent, ratio=self._ratio)
+        return traceparent_of(trace, trace.span(*what))
+
+    def working(self, run: str, traceparent: str | None, *what: object) -> AbstractContextManager[None]:
+        """What is done meanwhile is done for that span: requests to the blob store are beneath it."""
+        trace = self.trace(run, traceparent)
+        return working_for(traceparent_of(trace, trace.span(*what))) if trace else nullcontext()
 
     def record(self, trace: RunTrace, span: Span) -> None:
         """Record a span that has ended. Never raises, never blocks."""
@@ -81,10 +93,39 @@ class RunTracer:
         await asyncio.to_thread(closing.join, CLOSE_S)
 
 
+class _NoTracer(RunTracer):
+    """OpenTelemetry is off: no trace is sampled, and publishers' contexts are handed on as they came."""
+
+    def __init__(self) -> None:
+        self.content = False
+
+    def trace(self, run: str, traceparent: str | None) -> None:
+        return None
+
+    def trace_of(self, what: str, traceparent: str) -> None:
+        return None
+
+    def handed_on(self, run: str, traceparent: str | None, *what: object) -> str | None:
+        return traceparent or None
+
+    def record(self, trace: RunTrace, span: Span) -> None:
+        """Do nothing."""
+
+    def measure(self, report: AttemptReport, attributes: Mapping[str, Value | None], tokens: Mapping[str, int]) -> None:
+        """Do nothing."""
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+
+NO_TRACER: RunTracer = _NoTracer()
+
+
 def open_tracer(
     settings: Settings, service: str, registry: CollectorRegistry, env: Mapping[str, str] = os.environ
-) -> RunTracer | None:
-    """The tracer of this process; None if OpenTelemetry is off. Raises SettingsError if its packages are missing.
+) -> RunTracer:
+    """The tracer of this process; one that does nothing if OpenTelemetry is off. Raises SettingsError if its packages
+    are missing.
 
     It is on with a table `[otel]`, or with an endpoint in the environment.
     """
@@ -96,12 +137,12 @@ def open_tracer(
     )
     table = settings.otel
     if not is_enabled(table, env):
-        return None
+        return NO_TRACER
     if not all(map(_is_installed, _PACKAGES)):
         problem = "needs the extra `otel` of tokenbus (from a checkout: pip install '.[services,otel]')"
         if table is None:
             log.warning("otel_not_installed", problem=problem)
-            return None
+            return NO_TRACER
         raise SettingsError("settings", "otel", problem)
     from tokenbus_services.telemetry.otlp_export import OtlpExport
 

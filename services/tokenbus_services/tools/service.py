@@ -38,11 +38,11 @@ from tokenbus_services.runtime.mcp_tool_cache import McpToolCache
 from tokenbus_services.runtime.poison_items import dead_letter_item
 from tokenbus_services.runtime.queue_work import QueueWork
 from tokenbus_services.settings import Settings
-from tokenbus_services.telemetry import RunTracer
+from tokenbus_services.telemetry import NO_TRACER, RunTracer, Span
+from tokenbus_services.telemetry.gen_ai import shown_json
 from tokenbus_services.tools.executor import ToolCall, ToolExecutor, ToolOutcome
 from tokenbus_services.tools.mcp.announce import McpLists
 from tokenbus_services.tools.metrics import CallMetrics
-from tokenbus_services.tools.tool_call_spans import ToolSpans
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -59,7 +59,7 @@ class ToolService:
     name = "tools"
 
     def __init__(
-        self, settings: Settings, executor: ToolExecutor, metrics: CallMetrics, tracer: RunTracer | None = None
+        self, settings: Settings, executor: ToolExecutor, metrics: CallMetrics, tracer: RunTracer = NO_TRACER
     ) -> None:
         assert settings.redis_url
         self._settings = settings
@@ -73,7 +73,6 @@ class ToolService:
         self._executor = executor
         self._metrics = metrics
         self._tracer = tracer
-        self._spans = ToolSpans(tracer, server.clock)
         self.calls = QueueWork(
             server,
             settings,
@@ -111,8 +110,7 @@ class ToolService:
             await self._lists.close()
         await self._executor.close()
         await self._server.aclose()
-        if self._tracer:
-            await self._tracer.close()
+        await self._tracer.close()
 
     async def _serve_more(self, keys: Keys) -> None:
         await self._control.add(keys)
@@ -131,7 +129,7 @@ class ToolService:
             work = tool_decoder.decode(data)
             if item.deliveries > 1 and not await self._is_open(work):
                 continue  # its worker died after delivering the result, or nothing waits for it
-            begin_ms = self._spans.now_ms()
+            begin_ms = self._server.clock.now_ms()
             if item.deliveries > MOST_DELIVERIES:
                 problem = f"the tool's worker was lost {item.deliveries - 1} times"
                 outcome = ToolOutcome(problem, is_error=True)
@@ -147,13 +145,42 @@ class ToolService:
                     timeout_s=work.timeout_s,
                     tenant=work.tenant,
                     metadata=work.metadata or {},
-                    traceparent=self._spans.traceparent(work),
+                    traceparent=self._tracer.handed_on(*span_of(work)),
                 )
-                with self._spans.working(work):
+                with self._tracer.working(*span_of(work)):
                     outcome = await self._executor.execute(call, partial(self._progress, work))
                 self._metrics.ran(time.perf_counter() - begin, is_error=outcome.is_error)
             await self._deliver_result(work, outcome)
-            self._spans.called(work, outcome, begin_ms=begin_ms, delivery=item.deliveries)
+            self._record_call(work, outcome, begin_ms=begin_ms, delivery=item.deliveries)
+
+    def _record_call(self, work: ToolWork, outcome: ToolOutcome, *, begin_ms: int, delivery: int) -> None:
+        """Record the span of a call that is over. ``delivery`` counts the workers that tried it."""
+        if (trace := self._tracer.trace(work.run, work.traceparent)) is None:
+            return
+        content = self._tracer.content
+        self._tracer.record(
+            trace,
+            Span(
+                name=f"execute_tool {work.name[:80]}",
+                span_id=trace.tool(work.turn, work.block),
+                parent_id=trace.root,
+                begin_ms=begin_ms,
+                end_ms=self._server.clock.now_ms(),
+                attributes={
+                    "gen_ai.operation.name": "execute_tool",
+                    "gen_ai.tool.name": work.name[:80],
+                    "gen_ai.tool.call.id": work.tool_id,
+                    "gen_ai.tool.type": "function",
+                    "gen_ai.tool.call.arguments": shown_json(work.arguments) if content else None,
+                    "gen_ai.tool.call.result": shown_json(outcome.content) if content else None,
+                    "tokenbus.run.id": work.run,
+                    "tokenbus.turn": work.turn,
+                    "tokenbus.block": work.block,
+                    "tokenbus.delivery": delivery,
+                },
+                error="tool" if outcome.is_error else None,
+            ),
+        )
 
     def _still_s(self, item: QueueItem) -> float:
         try:
@@ -199,3 +226,8 @@ class ToolService:
     def _on_control(self, message: Control) -> None:
         if message.what == "cancel":
             self.calls.cancel(message.run)
+
+
+def span_of(work: ToolWork) -> tuple[str, str, str, int, int]:
+    """The run, its trace context, and what names the call's span."""
+    return work.run, work.traceparent, "tool", work.turn, work.block

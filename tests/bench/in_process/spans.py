@@ -9,6 +9,8 @@ import threading
 import time
 from collections.abc import Sequence
 from statistics import median
+from types import SimpleNamespace
+from typing import cast
 
 import httpx
 from prometheus_client import CollectorRegistry
@@ -24,8 +26,9 @@ from tokenbus.events.public import Completed, Timing
 from tokenbus.events.requests import Generate
 from tokenbus.events.usage import Usage
 from tokenbus_services.fetcher.calls.call_spans import CallFacts, CallSpans
-from tokenbus_services.intake.intake_spans import IntakeSpans
-from tokenbus_services.normalizer.decode_spans import DecodeSpans
+from tokenbus_services.fetcher.writing.attempt_writer import AttemptWriter
+from tokenbus_services.intake.run_creation import record_accepted
+from tokenbus_services.normalizer.logic import record_decoded
 from tokenbus_services.parser.run_spans import RunSpans
 from tokenbus_services.settings import OtelSettings, Settings
 from tokenbus_services.telemetry import RunTracer, open_tracer
@@ -76,9 +79,9 @@ class Services:
     ) -> None:
         self._received = received
         self._exporting = exporting
-        self._intake = IntakeSpans(tracer, clock)
+        self._tracer = tracer
+        self._clock = clock
         self._calls = CallSpans(tracer)
-        self._decoding = DecodeSpans(tracer, _now_ms)
         self._runs = RunSpans(tracer, settings)
         self._number = 0
         self._sampled = 0
@@ -106,16 +109,17 @@ class Services:
         run, now = f"bench-{self._number:032x}", _now_ms()
         traceparent = TRACEPARENT.format(sampled)
         request = Generate(id=run, provider=PROVIDER, model=MODEL, messages=[], traceparent=traceparent)
-        self._intake.accepted(run, request, f"{now}-0")
-        self._calls.waited(request, run, turn=0, attempt=1, since_ms=now, until_ms=now)
+        record_accepted(self._tracer, run, request, self._clock.ms_of(now), self._clock.now_ms())
+        of = cast(AttemptWriter, SimpleNamespace(run=run, turn=0, attempt=1))
+        self._calls.waited(request, of, since_ms=now, until_ms=now)
         facts = CallFacts(_now_ms)
-        with self._calls.attempt(request, run, 1):
+        with self._tracer.working(run, traceparent, "attempt", 1):
             facts.answered(ANSWER)
             facts.ended(None)
-        self._calls.called(request, [], run, turn=0, attempt=1, n=1, facts=facts)
+        self._calls.called(request, [], of, n=1, facts=facts)
         reader = AttemptReader(1)
         reader.opened_ms, reader.traceparent = now, traceparent
-        self._decoding.decoded(run, 0, reader)
+        record_decoded(self._tracer, run, 0, reader, _now_ms)
         accepted = Accepted(
             provider=PROVIDER,
             model=MODEL,

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 
 import httpx
 
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.requests import Generate, Message
-from tokenbus_services.telemetry import RunTracer, Span, traceparent_of, working_for
+from tokenbus_services.fetcher.writing.attempt_writer import AttemptWriter
+from tokenbus_services.telemetry import RunTracer, Span
 from tokenbus_services.telemetry.gen_ai import request_attributes
+from tokenbus_services.telemetry.span import Value
 
 
 class CallFacts:
@@ -42,47 +43,33 @@ class CallSpans:
     def __init__(self, tracer: RunTracer) -> None:
         self._tracer = tracer
 
-    def attempt(self, request: Generate, run: str, attempt: int) -> AbstractContextManager[None]:
-        """What is done meanwhile is done for this attempt: requests to the blob store are beneath its span."""
-        trace = self._tracer.trace(run, request.traceparent)
-        return working_for(traceparent_of(trace, trace.attempt(attempt))) if trace else nullcontext()
-
-    def waited(self, request: Generate, run: str, *, turn: int, attempt: int, since_ms: int, until_ms: int) -> None:
+    def waited(self, request: Generate, of: AttemptWriter, *, since_ms: int, until_ms: int) -> None:
         """Record how long an attempt waited for its worker, its delay, its policies and its limits."""
-        if trace := self._tracer.trace(run, request.traceparent):
-            about = {"tokenbus.run.id": run, "tokenbus.turn": turn, "tokenbus.attempt": attempt}
+        if trace := self._tracer.trace(of.run, request.traceparent):
             self._tracer.record(
                 trace,
                 Span(
                     name="wait",
-                    span_id=trace.span("wait", attempt),
+                    span_id=trace.span("wait", of.attempt),
                     parent_id=trace.root,
                     begin_ms=since_ms,
                     end_ms=until_ms,
-                    attributes=about,
+                    attributes=_about(of),
                 ),
             )
 
     def called(
-        self,
-        request: Generate,
-        history: Sequence[Message],
-        run: str,
-        *,
-        turn: int,
-        attempt: int,
-        n: int,
-        facts: CallFacts,
+        self, request: Generate, history: Sequence[Message], of: AttemptWriter, *, n: int, facts: CallFacts
     ) -> None:
         """Record one call. ``n`` counts the calls of the attempt."""
-        if trace := self._tracer.trace(run, request.traceparent):
+        if trace := self._tracer.trace(of.run, request.traceparent):
             url = facts.url
             self._tracer.record(
                 trace,
                 Span(
                     name="POST",
-                    span_id=trace.span("call", attempt, n),
-                    parent_id=trace.attempt(attempt),
+                    span_id=trace.span("call", of.attempt, n),
+                    parent_id=trace.attempt(of.attempt),
                     begin_ms=facts.called_ms,
                     end_ms=facts.ended_ms,
                     kind="client",
@@ -92,11 +79,13 @@ class CallSpans:
                         "server.address": url.host if url else None,
                         "server.port": (url.port or (443 if url.scheme == "https" else 80)) if url else None,
                         **request_attributes(request, content=self._tracer.content, history=history),
-                        "tokenbus.run.id": run,
-                        "tokenbus.turn": turn,
-                        "tokenbus.attempt": attempt,
+                        **_about(of),
                     },
                     error=facts.error,
                     events=[("first byte", facts.answered_ms)] if facts.answered_ms else (),
                 ),
             )
+
+
+def _about(of: AttemptWriter) -> dict[str, Value | None]:
+    return {"tokenbus.run.id": of.run, "tokenbus.turn": of.turn, "tokenbus.attempt": of.attempt}
