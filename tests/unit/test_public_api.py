@@ -41,7 +41,7 @@ FACADE = {
         BlobTooLarge BlobUnauthorized BlobUnavailable CannotRetry CircularValue CursorAhead CursorTrimmed
         DeadNotFound DeploymentMismatch Malformed NestedTooDeep NotStorable PoisonRequest PublishQueueFull
         RecordNotFound RepartitionRefused RequestError RequestInvalid RequestTooLarge RunCancelled RunError
-        RunFailed RunIncomplete RunNotFound RunNotRepeatable RunOpen ServerError ServerFull ServerTooOld
+        RunFailed RunIncomplete RunLost RunNotFound RunNotRepeatable RunOpen ServerError ServerFull ServerTooOld
         ServerUnavailable SettingsError TokenbusError TooLarge ToolFailure WireError
     """,
     "tokenbus.tools": """

@@ -65,7 +65,7 @@ export class Client {
    * All events of a run after the one with seq `after`, stored and then live: no gap, no double. Ends after the
    * terminal event, whatever it is. Uses a connection of its own, and outlasts one that breaks.
    *
-   * Throws RunNotFound, CursorTrimmed, CursorAhead, Malformed, ServerUnavailable.
+   * Throws RunNotFound, RunLost, CursorTrimmed, CursorAhead, Malformed, ServerUnavailable.
    */
   follow(run: string, options: FollowOptions = {}): AsyncGenerator<PublicEvent, void, undefined> {
     return follow(this.#deployment, run, options);

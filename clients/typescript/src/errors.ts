@@ -37,6 +37,13 @@ export class DeploymentMismatch extends TokenbusError {
 }
 
 /** No such run is known, or no longer: its records expire. */
+/** The run was open, and the server has nothing of it any more: its keys were deleted or have expired. */
+export class RunLost extends TokenbusError {
+  constructor(readonly run: string) {
+    super("run_lost", `run ${run} was open, and the server has nothing of it any more`);
+  }
+}
+
 export class RunNotFound extends TokenbusError {
   constructor(readonly run: string) {
     super("run_not_found", `run ${run} is not known, or no longer`);

@@ -7,7 +7,7 @@
 
 import { BLOCK_MS, Connection, newest, oldest, Outage, type Entry } from "./connection.js";
 import { eventIn, type Deployment } from "./deployment.js";
-import { CursorAhead, CursorTrimmed, RunNotFound } from "./errors.js";
+import { CursorAhead, CursorTrimmed, RunLost, RunNotFound } from "./errors.js";
 import { idParts, type Keys } from "./keys.js";
 import type { PublicEvent, TerminalEvent } from "./types.js";
 
@@ -167,6 +167,7 @@ class LogReader {
       Promise.all([redis.hGet(run, "status"), redis.exists(log)]),
     );
     if ((status && OPEN.has(status)) || logs) this.#known = true;
-    else if (this.#known || status || this.#waitedMs >= this.waitMs) throw new RunNotFound(this.run);
+    else if (this.#known) throw new RunLost(this.run);
+    else if (status || this.#waitedMs >= this.waitMs) throw new RunNotFound(this.run);
   }
 }

@@ -12,6 +12,7 @@ from tokenbus.errors import (
     CursorTrimmed,
     RequestInvalid,
     RequestTooLarge,
+    RunLost,
     RunNotFound,
     RunNotRepeatable,
     RunOpen,
@@ -162,6 +163,8 @@ def of_exception(error: TokenbusError) -> Problem:
             status, kind, param = 400, "invalid_request", "after"
         case CursorTrimmed():
             status, kind, param = 410, "not_found", "after"
+        case RunLost():
+            status, kind = 503, "server"
         case RunOpen():
             status, kind = 409, "invalid_request"
         case RunNotRepeatable():

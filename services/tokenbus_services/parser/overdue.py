@@ -60,8 +60,6 @@ class Timeouts(msgspec.Struct, frozen=True):
     """By tool: its own timeout."""
     prefixes_s: Mapping[str, float | None]
     """By name prefix of an MCP server's tools."""
-    providers_s: Mapping[str, float]
-    """By provider: the longest silence that its own timeouts allow."""
     slack_s: float
     silent_s: float
     lag_bytes: int
@@ -74,10 +72,6 @@ class Timeouts(msgspec.Struct, frozen=True):
         return cls(
             tools_s={name: tool.timeout_s for name, tool in settings.tools.items()},
             prefixes_s={prefixes[name]: server.timeout_s for name, server in settings.mcp.items()},
-            providers_s={
-                name: p.connect_timeout_s + p.first_event_timeout_s + p.idle_timeout_s
-                for name, p in settings.providers.items()
-            },
             slack_s=settings.limits.tool_slack_s,
             silent_s=settings.limits.silent_run_s,
             lag_bytes=settings.limits.lag_bytes,
@@ -119,10 +113,9 @@ class Timeouts(msgspec.Struct, frozen=True):
             now_ms = min(now_ms, stage.read_ms)
         return now_ms - since_ms > policing.patience_ms
 
-    def attempt_overdue(self, s: RunState, now_ms: int, *, stood_until_ms: int = 0) -> bool:
-        """Whether the provider would have sent something by now if it had been called."""
-        allowed_s = max(self.silent_s, self.providers_s.get(s.target.provider, 0))
-        return s.phase == "streaming" and now_ms - max(s.seen_ms, s.accepted_ms, stood_until_ms) > allowed_s * 1000
+    def is_silent(self, s: RunState, now_ms: int, *, stood_until_ms: int = 0) -> bool:
+        """Whether the run had no event for so long that its work may be lost."""
+        return now_ms - max(s.seen_ms, s.accepted_ms, stood_until_ms) > self.silent_s * 1000
 
     def _tool_s(self, name: str, requested_s: float | None) -> float:
         own_s = self.tools_s.get(name)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import structlog
 from redis.exceptions import RedisError, ResponseError
@@ -37,14 +37,18 @@ from tokenbus.events.frames import (
 )
 from tokenbus_services.parser.index_keeper import IndexKeeper
 from tokenbus_services.parser.logic import ParserLogic
+from tokenbus_services.parser.lost_work import LostWork
 from tokenbus_services.parser.overdue import PolicyStageObserver, PolicyStageStatus, Timeouts
 from tokenbus_services.settings import Settings
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 NO_RESULT = "the tool's result never came"
-CHECKS_PER_TIMEOUT = 30
-"""How often to look for silent runs during the time after which a run counts as silent."""
+LOST_CALL = "the call was lost before a result came; it may have run"
+LOOKS_PER_SILENCE = 2
+"""How often to look for lost runs during the time after which a run counts as silent."""
+INDEX_LOOKS = 6
+"""The index is looked at with every sixth of these looks."""
 PAGE = 1000
 ABANDONED = (b"cancelling", b"expiring")
 """Statuses under which no worker may write; the event that ends the run was written with them."""
@@ -69,8 +73,10 @@ class TimeoutClock:
         self._liveness = liveness or Liveness()
         self._timeouts = Timeouts.of(settings)
         self._tick_s = settings.stages.tick_s
-        self._silence_check_s = settings.limits.silent_run_s / CHECKS_PER_TIMEOUT
-        self._next_silence_check = 0.0
+        self._look_s = settings.limits.silent_run_s / LOOKS_PER_SILENCE
+        self._next_look = 0.0
+        self._looks = 0
+        self._lost = LostWork(server, self._keys, liveness=self._liveness)
         self._stood_s = process_clock.stood_s()
         self._stood_until_ms = 0
         """When this process last continued after it stood."""
@@ -105,10 +111,12 @@ class TimeoutClock:
 
     async def _tick(self) -> None:
         calls: list[scripts.ScriptCall] = []
-        look = time.monotonic() >= self._next_silence_check
+        look = time.monotonic() >= self._next_look
         if look:
-            self._next_silence_check = time.monotonic() + self._silence_check_s
-            await self._index.look({p: self._logics[p].states() for p in self._stage.owned})
+            self._next_look = time.monotonic() + self._look_s
+            if self._looks % INDEX_LOOKS == 0:
+                await self._index.look({p: self._logics[p].states() for p in self._stage.owned})
+            self._looks += 1
         if (stood_s := process_clock.stood_s()) != self._stood_s:
             self._stood_s, self._stood_until_ms = stood_s, self._server.clock.now_ms()
         stood_ms = self._stood_until_ms
@@ -126,12 +134,14 @@ class TimeoutClock:
                 ]
                 if stage and self._timeouts.policies_overdue(s, now_ms, stage, stood_until_ms=stood_ms):
                     calls.append(self._policy_timeout(partition, s))
-                if look and self._timeouts.attempt_overdue(s, now_ms, stood_until_ms=stood_ms):
+                if look and self._timeouts.is_silent(s, now_ms, stood_until_ms=stood_ms):
                     silent.append(s)
             if look:
-                calls += [self._abandonment(partition, *found) for found in await self._closed_elsewhere(partition)]
-            if silent:
-                calls += [self._attempt_timeout(partition, s) for s in await self._without_worker(partition, silent)]
+                closed = await self._closed_elsewhere(partition, silent)
+                calls += [self._abandonment(partition, *found) for found in closed]
+                lost = await self._lost.look(partition, silent, self._logics[partition].states())
+                calls += [self._attempt_timeout(partition, s) for s in lost.runs]
+                calls += [self._tool_timeout(partition, s, p, LOST_CALL) for s, p in lost.calls]
         if calls:
             await self._send(calls)
 
@@ -163,22 +173,7 @@ class TimeoutClock:
             found[partition] = seen.observe(alive=bool(alive), lag_bytes=lag, read=at, read_ms=read_ms, now_ms=now_ms)
         return found
 
-    async def _without_worker(self, partition: int, silent: list[RunState]) -> list[RunState]:
-        """Return the runs whose attempt no fetcher has or will get. Empty while a stage still lags, because that is
-        unknown then.
-        """
-        client, keys = self._server.client, self._keys
-        judged = [(s, s.events_applied) for s in silent]
-        for group in ("normalizer", "parser"):
-            if await read_lag(client, keys.lease(partition, group)):
-                return []
-        begin, having = "-", set[str]()
-        while page := await client.xrange(keys.topic(partition, "turns"), begin, "+", count=PAGE):
-            having.update(name.decode() for _, fields in page for name in fields)
-            begin = f"({page[-1][0].decode()}"
-        return [s for s, taken in judged if s.run not in having and s.events_applied == taken]
-
-    async def _closed_elsewhere(self, partition: int) -> list[tuple[RunState, RunIs]]:
+    async def _closed_elsewhere(self, partition: int, silent: Sequence[RunState]) -> list[tuple[RunState, RunIs]]:
         """Return the runs that are open in the parser while their hash refuses all writes, so they can never end.
 
         Either the hash is gone (expired or deleted), or it says that the run is about to end and the event for that was
@@ -187,7 +182,7 @@ class TimeoutClock:
         """
         keys, before = self._keys.within(partition), self._unwritable.pop(partition, {})
         now: dict[str, tuple[RunIs, int]] = {}
-        states = {s.run: s for s in self._logics[partition].states()}
+        states = {s.run: s for s in silent}
         runs = list(states)
         for at in range(0, len(runs), PAGE):
             pipe = self._server.client.pipeline(transaction=False)
@@ -223,7 +218,9 @@ class TimeoutClock:
             control_frame=encode(Control(s.run)),
         )
 
-    def _tool_timeout(self, partition: int, s: RunState, pending: PendingCall) -> scripts.ScriptCall:
+    def _tool_timeout(
+        self, partition: int, s: RunState, pending: PendingCall, problem: str = NO_RESULT
+    ) -> scripts.ScriptCall:
         keys, block = self._keys.within(partition), pending.call.block
         log.info("tool_call_timed_out", run=s.run, turn=s.turn, block=block, tool=pending.call.name)
         return scripts.tool_result(
@@ -233,7 +230,7 @@ class TimeoutClock:
             run=s.run,
             block=block,
             attempt=s.attempt,
-            frame=self._frame(ToolReturned(block, NO_RESULT, is_error=True)),
+            frame=self._frame(ToolReturned(block, problem, is_error=True)),
         )
 
     def _policy_timeout(self, partition: int, s: RunState) -> scripts.ScriptCall:

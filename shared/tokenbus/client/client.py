@@ -171,7 +171,8 @@ class Client(TopicSubscriber):
 
         Ends after the terminal event, whatever its type; see `stream`. Reconnects after lost connections. Raises
 
-        - RunNotFound if the run stays unknown for ``wait_s`` seconds (None: wait forever), or its records expire;
+        - RunNotFound if the run stays unknown for ``wait_s`` seconds (None: wait forever), or its records have expired;
+        - RunLost if the run was open and the server has nothing of it any more: it was flushed, say;
         - CursorTrimmed if events after ``after`` were trimmed;
         - CursorAhead if the run has no event with seq ``after``: the cursor belongs to another run;
         - ValueError if ``after`` is not a seq;

@@ -21,7 +21,7 @@ from tokenbus.bus.server.stream_reader import Entry, id_key
 from tokenbus.client.decode import is_end, public_event
 from tokenbus.client.deployment import Deployment, Outage
 from tokenbus.client.tailing.stream_tail import StreamFeed
-from tokenbus.errors import CursorAhead, CursorTrimmed, RunNotFound, ServerUnavailable
+from tokenbus.errors import CursorAhead, CursorTrimmed, RunLost, RunNotFound, ServerUnavailable
 from tokenbus.events.public import PublicEvent
 
 COUNT = 256
@@ -89,7 +89,8 @@ class LogReader:
         """Return the next events, at most a few hundred; empty if none came for a while.
 
         Raises CursorTrimmed if events after the cursor were trimmed; CursorAhead if there is no event with the cursor's
-        seq; RunNotFound if the run is unknown or has expired; Malformed for an entry that is not an event;
+        seq; RunNotFound if the run is unknown or has expired; RunLost if it was open and its keys are gone;
+        Malformed for an entry that is not an event;
         ServerUnavailable, after which it may be called again.
         """
         if self._gap:
@@ -198,5 +199,7 @@ class LogReader:
             self._known = True
             return
         accepted = status not in (None, "awaited")  # an early cancel makes no run: its request may never come
-        if self._known or accepted or (self._wait_s is not None and self._waited_s >= self._wait_s):
+        if self._known:
+            raise RunLost(self._run)
+        if accepted or (self._wait_s is not None and self._waited_s >= self._wait_s):
             raise RunNotFound(self._run)

@@ -16,6 +16,7 @@
     ├── SettingsError             an invalid setting; names the file or variable and the key
     ├── RunError                  a run that did not finish; carries the run id
     │   ├── RunNotFound           no such run, or its records have expired
+    │   ├── RunLost               it was open, and the server has nothing of it any more
     │   ├── RunOpen               still running, so it cannot be retried
     │   ├── RunNotRepeatable      cannot be retried or resumed
     │   ├── RunFailed             ended `failed`
@@ -88,6 +89,7 @@ from tokenbus.errors.runs import (
     RunError,
     RunFailed,
     RunIncomplete,
+    RunLost,
     RunNotFound,
     RunNotRepeatable,
     RunOpen,
@@ -135,6 +137,7 @@ __all__ = [
     "RunError",
     "RunFailed",
     "RunIncomplete",
+    "RunLost",
     "RunNotFound",
     "RunNotRepeatable",
     "RunOpen",

@@ -32,6 +32,19 @@ class RunNotFound(RunError):
         super().__init__(run, f"unknown run {run}: never accepted, or its records have expired")
 
 
+class RunLost(RunError):
+    """The run was open, and the server has nothing of it any more: its keys were deleted or have expired.
+
+    Publish the request again, under a new id.
+    """
+
+    code = "run_lost"
+    retryable = True
+
+    def __init__(self, run: str) -> None:
+        super().__init__(run, f"run {run} was open, and the server has nothing of it any more")
+
+
 class RunOpen(RunError):
     """The run is still open: follow it, or cancel it first."""
 

@@ -20,7 +20,15 @@ from tokenbus.bus.run_record import STATUS
 from tokenbus.bus.server.server import Server
 from tokenbus.client.tailing.log_hub import READS
 from tokenbus.client.tailing.stream_tail import ROOM, StreamFeed
-from tokenbus.errors import CursorAhead, CursorTrimmed, Malformed, RequestInvalid, RunNotFound, ServerUnavailable
+from tokenbus.errors import (
+    CursorAhead,
+    CursorTrimmed,
+    Malformed,
+    RequestInvalid,
+    RunLost,
+    RunNotFound,
+    ServerUnavailable,
+)
 from tokenbus_services.process.embedded_server import EmbeddedServer
 
 
@@ -205,14 +213,14 @@ async def test_waiting_continues_for_a_known_run_without_a_worker(bus: Client, s
     assert seen == writer.events
 
 
-async def test_a_run_whose_records_expire_meanwhile_is_not_found(bus: Client, server: Server, keys: Keys):
+async def test_a_run_whose_records_expire_meanwhile_is_lost(bus: Client, server: Server, keys: Keys):
     writer = Writer(server, keys, "r")
     await writer.start()
     seen: list[PublicEvent] = []
     task = asyncio.create_task(collect(bus.follow("r"), seen))
     await eventually(lambda: seen)
     await server.client.unlink(writer.log, keys.run("r"))
-    with pytest.raises(RunNotFound):
+    with pytest.raises(RunLost):
         await task
 
 

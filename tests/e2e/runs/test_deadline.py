@@ -9,11 +9,12 @@ from typing import Any
 from tests.e2e import judge
 from tests.e2e.conftest import WEATHER, Send
 from tests.e2e.fleet import PIPELINE, ended, fleet, log_of
+from tests.waiting import eventually
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.run_scripts import run_script as send_script
 from tokenbus.bus.server.server import Server
-from tokenbus.events.frames import CONTROL_ATTEMPT, Accepted, EventFrame, RunLimits, TurnWork, encode
+from tokenbus.events.frames import CONTROL_ATTEMPT, Accepted, EventFrame, RunLimits, TurnWork, encode, turn_decoder
 from tokenbus_services.mock_provider import Delivery, MockProvider, Reply, Script, Stall, ToolCall, Turn
 
 REPLY = "One two three."
@@ -68,7 +69,7 @@ async def test_calls_without_an_executor_get_an_error_and_the_run_continues(
     assert [(e["content"], e["is_error"]) for e in results] == [("the tool's result never came", True)] * 2
 
 
-async def test_a_run_whose_turn_was_lost_ends_and_one_whose_turn_still_waits_does_not(
+async def test_a_turn_that_was_lost_is_queued_again_and_one_that_still_waits_is_not(
     server: Server, server_url: str, keys: Keys, tmp_path: Path
 ) -> None:
     quick = "\n[limits]\nsilent_run_s = 1\n"
@@ -77,10 +78,18 @@ async def test_a_run_whose_turn_was_lost_ends_and_one_whose_turn_still_waits_doe
         # As after a fail-over of the server that kept the one's turn, and lost the other's.
         await accept(server, keys, "waiting", now - 3_600_000, encode(TurnWork("waiting", 0, 1)))
         await accept(server, keys, "lost", now - 3_600_000, b"")
-        log: Any = (await ended(server.client, keys, ["lost"]))["lost"]
+        turns = keys.topic(keys.partition_of("lost"), "turns")
+
+        async def queued_again() -> list[TurnWork]:
+            entries = await server.client.xrange(turns)
+            found = [turn_decoder.decode(fields[b"lost"]) for _, fields in entries if b"lost" in fields]
+            return [work for work in found if work.attempt == 2]
+
+        await eventually(queued_again)
+        log: Any = await log_of(server.client, keys, "lost")
         waiting: Any = await log_of(server.client, keys, "waiting")
-    judge.check(log)
-    assert (log[-1]["type"], log[-1]["error"]["code"]) == ("incomplete", "lost")
+    assert [e["type"] for e in log] == ["started", "retrying"]
+    assert log[-1]["error"]["code"] == "worker_lost"
     assert [e["type"] for e in waiting] == ["started"]
 
 

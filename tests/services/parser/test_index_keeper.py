@@ -38,7 +38,7 @@ async def test_a_run_that_is_missing_from_the_index_is_listed_by_the_parsers_clo
         prefix=keys.prefix,
         partitions=keys.partitions,
         stages=StageSettings(tick_s=0.02),
-        limits=LimitSettings(silent_run_s=1),
+        limits=LimitSettings(silent_run_s=0.5),
     )
     clock = TimeoutClock(server, cast("Stage", SimpleNamespace(owned=[1])), settings, {1: logic})
     await clock.open()

@@ -21,10 +21,13 @@ from tokenbus.events.frames import (
     Accepted,
     DeadlinePassed,
     EventFrame,
+    Lost,
     RunLimits,
     encode,
     event_decoder,
+    raw_decoder,
 )
+from tokenbus_services.parser import timeouts
 from tokenbus_services.parser.logic import ParserLogic
 from tokenbus_services.parser.timeouts import TimeoutClock
 from tokenbus_services.settings import LimitSettings, Settings, StageSettings
@@ -142,8 +145,16 @@ async def test_a_run_whose_keys_are_gone_or_refuse_all_writes_ends_and_leaves_no
         assert 0 < await server.client.pttl(key) <= 60_000
 
 
-async def test_a_run_that_no_worker_has_is_reported_as_silent(server: Server, keys: Keys) -> None:
-    _, logic = await open_run(server, keys, 2, deadline_ms=0)
+async def is_lost(server: Server, keys: Keys, run: str) -> bool:
+    """Whether the run's attempt was closed, which its normalizer reads."""
+    entries = await server.client.xrange(keys.topic(keys.partition_of(run), "raw"))
+    frames = [raw_decoder.decode(data) for _, fields in entries for data in fields.values()]
+    lost = [item for frame in frames for item in frame.items if isinstance(item, Lost)]
+    return bool(lost) and await server.client.hget(keys.run(run), "closed") == b"1"
+
+
+async def test_an_attempt_that_is_in_no_queue_is_lost(server: Server, keys: Keys) -> None:
+    run, logic = await open_run(server, keys, 2, deadline_ms=0)
     logic.states()[0].accepted_ms -= 3_600_000
     stage = cast("Stage", SimpleNamespace(owned=[2]))
     settings = Settings(
@@ -151,6 +162,25 @@ async def test_a_run_that_no_worker_has_is_reported_as_silent(server: Server, ke
         partitions=keys.partitions,
         stages=StageSettings(tick_s=0.02),
         limits=LimitSettings(silent_run_s=1),
+    )
+    clock = TimeoutClock(server, stage, settings, {2: logic})
+    await clock.open()
+    await eventually(lambda: is_lost(server, keys, run))
+    await clock.close()
+    assert await server.client.xlen(keys.topic(2, "raw")) == 1, "it is closed once"
+    await server.client.delete(keys.topic(2, "raw"))
+
+
+async def test_an_attempt_whose_last_frame_was_written_and_is_gone_ends_its_run(server: Server, keys: Keys) -> None:
+    run, logic = await open_run(server, keys, 2, deadline_ms=0)
+    logic.states()[0].accepted_ms -= 3_600_000
+    await server.client.hset(keys.run(run), "closed", 1)
+    stage = cast("Stage", SimpleNamespace(owned=[2]))
+    settings = Settings(
+        prefix=keys.prefix,
+        partitions=keys.partitions,
+        stages=StageSettings(tick_s=0.02),
+        limits=LimitSettings(silent_run_s=0.2),
     )
     clock = TimeoutClock(server, stage, settings, {2: logic})
     await clock.open()
@@ -173,8 +203,11 @@ class Stood(ProcessClock):
 
 
 @pytest.mark.parametrize("hours", [0, 1])
-async def test_a_process_that_stood_reports_no_run_as_silent_for_that(server: Server, keys: Keys, hours: int) -> None:
-    _, silent = await open_run(server, keys, 2, deadline_ms=0)
+async def test_a_process_that_stood_reports_no_run_as_silent_for_that(
+    server: Server, keys: Keys, hours: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timeouts, "LOOKS_PER_SILENCE", 90_000)
+    run, silent = await open_run(server, keys, 2, deadline_ms=0)
     silent.states()[0].accepted_ms -= 3_600_000
     silent.states()[0].seen_ms -= 3_600_000
     _, expired = await open_run(server, keys, 3, deadline_ms=1)  # is found at the same look, in the next partition
@@ -193,10 +226,12 @@ async def test_a_process_that_stood_reports_no_run_as_silent_for_that(server: Se
         await clock.open()
 
         async def looked() -> bool:
-            return "deadline" in await found(server, keys, 3)
+            looks: int = clock._looks  # pyright: ignore[reportPrivateUsage]
+            return looks > 5 and "deadline" in await found(server, keys, 3)
 
         await eventually(looked)
         await clock.close()
     finally:
         process_clock.install(before)
-    assert await found(server, keys, 2) == ([] if hours else ["silent"])
+    assert await is_lost(server, keys, run) is not bool(hours)
+    await server.client.delete(keys.topic(2, "raw"))

@@ -75,8 +75,10 @@ class LimitSettings(Table, frozen=True, kw_only=True):
     """How long a call may stay open after its timeout, because it may have waited for an executor or been reassigned.
     Then it gets an error result.
     """
-    silent_run_s: Seconds = 900.0
-    """A run with no activity for this long, and which no fetcher owns, is lost and ends `incomplete`."""
+    silent_run_s: Seconds = 10.0
+    """A run without events for this long is looked for in the queues. If its work is in none of them at two looks, it
+    was lost: its attempt is repeated as after the loss of a worker, and an open tool call gets an error result.
+    """
     tool_result_bytes: Bytes = 64 * 2**10
     """Larger results go to the blob store; the model and the bus get the beginning and the blob id."""
     tool_image_bytes: Annotated[int, Meta(ge=0)] = 2**20

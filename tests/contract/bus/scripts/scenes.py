@@ -309,6 +309,11 @@ def _expire(w: World) -> ScriptCall:
     return timeouts.expire(*places, control_frame=b"stop", **w.of_run())
 
 
+def _lose_attempt(w: World) -> ScriptCall:
+    places = w.keys.run(w.run), w.raw, w.control, w.normalizer
+    return timeouts.lose_attempt(*places, attempt=1, control_frame=b"stop", **w.of_run())
+
+
 def _judge(w: World) -> tuple[tuple[str, str], str]:
     return (w.keys.run(w.run), w.policy), w.tokens[w.policy]
 
@@ -519,6 +524,7 @@ SCENES: dict[str, list[Scene]] = {
         )
     ],
     "timeouts.expire": [Scene(_expire, second=_is(b"expiring"), lasting=_stopped)],
+    "timeouts.lose_attempt": [Scene(_lose_attempt, second=_is(b"closed"))],
     "timeouts.read_policy_stage": [Scene(lambda w: timeouts.read_policy_stage(w.policy))],
     "topics.ends": [Scene(lambda w: topics.ends([w.raw, w.events]))],
     "topics.mirror_offset": [

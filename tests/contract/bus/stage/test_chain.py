@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -19,8 +20,9 @@ from tokenbus.bus.scripts import Commit, RawPart, append_raw, cancel
 from tokenbus.bus.scripts.script import declared
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
+from tokenbus.bus.stage import partition, read_buffer
 from tokenbus.bus.stage.chain import Chain, Flush
-from tokenbus.bus.stage.stage import Stage
+from tokenbus.bus.stage.stage import Batch, Stage
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import Control, encode
 
@@ -133,12 +135,15 @@ class Scene:
         return raw == last_raw and events == last_event
 
     @asynccontextmanager
-    async def worker(self, name: str = "both", server: Server | None = None) -> AsyncGenerator[Chained]:
+    async def worker(
+        self, name: str = "both", server: Server | None = None, *, driven: bool = False
+    ) -> AsyncGenerator[Chained]:
+        """``driven``: the test itself calls `read` and `process`."""
         first, second = self.stages(name, server)
         await second.open()
         await first.open()
         await eventually(lambda: first.owned == second.owned == [0])
-        tasks = [asyncio.create_task(work(stage)) for stage in (first, second)]
+        tasks = [asyncio.create_task(work(stage)) for stage in (first, second) if not driven]
         counted: list[tuple[Stage, int]] = []
         chain = Chain(
             server or self.server,
@@ -452,3 +457,56 @@ async def _as_written(scene: Scene) -> None:
         assert await scene.log(run) == expected
         published = [fields[DATA_FIELD.encode()] for _, fields in await client.xrange(scene.keys.topic(0, "runs"))]
         assert len(published) == len(await scene.log("a")) + len(await scene.log("b"))
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_each_entry_is_applied_once_and_in_order_however_reads_and_flushes_alternate(
+    scene: Scene, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing runs by itself here: the seed decides when each stage reads, when it processes what it read, and what is
+    written meanwhile, by the short path or into either stream. Batches end after two outputs, rounds after a few bytes.
+    """
+    monkeypatch.setattr(partition, "ROUND_OUTPUTS", 2)
+    monkeypatch.setattr(read_buffer, "ROUND_BYTES", 8)
+    chance, runs = random.Random(seed), [f"r{n}" for n in range(4)]
+    await scene.open_runs(*runs)
+    sums: dict[str, int] = dict.fromkeys(runs, 0)
+    expected: dict[str, list[str]] = {run: [] for run in runs}
+    held: dict[Stage, list[Batch]] = {}
+    ways: list[str] = []
+
+    def frame(run: str) -> bytes:
+        number = chance.randint(1, 9)
+        sums[run] += number
+        expected[run].append(str(sums[run]))
+        return b"+%d" % number
+
+    async def step(both: Chained) -> None:
+        stage = chance.choice([both.first, both.second])
+        match chance.choice(("read", "read", "process", "short", "raw", "raw", "raw")):
+            case "read":
+                held[stage] = await stage.read(block_ms=1)
+            case "process":
+                await stage.process(held.pop(stage, []))
+            case "short":
+                names = chance.sample(runs, chance.randint(1, 3))
+                ways.append(await both.write(**{run: frame(run) for run in names}))
+            case _:  # what another fetcher writes
+                for _ in range(chance.randint(1, 4)):
+                    run = chance.choice(runs)
+                    [verdict, *_] = await scene.long_way(scene.part(run, frame(run)))
+                    assert verdict == b"ok"
+                    scene.frames[run] += 1
+
+    async def drained(both: Chained) -> bool:
+        for stage in (both.first, both.second):
+            await stage.process(await stage.read(block_ms=1))
+        return await scene.at_rest()
+
+    async with scene.worker(driven=True) as both:
+        for _ in range(150):
+            await step(both)
+        await eventually(lambda: drained(both))
+        await both.until_short(a=b"+1")
+    assert {run: await scene.log(run) for run in runs} == expected
+    assert {"short", "long"} >= set(ways)

@@ -43,6 +43,27 @@ def append_timeout(
 
 
 @script()
+def lose_attempt(
+    run_key: str,
+    raw: str,
+    control: str,
+    normalizer_lease: str,
+    *,
+    run: str,
+    attempt: int,
+    frame: bytes,
+    control_frame: bytes,
+) -> ScriptCall:
+    """Close an attempt whose work is in no queue: refuse its further writes, notify its fetcher, and let the parser
+    decide what follows, as for a lost worker.
+
+    Reply: ``lost``; ``closed`` if its last frame was written; else nothing is written, and it is not the run's present
+    attempt: ``gone``, the run's status, or ``attempt N``.
+    """
+    ...
+
+
+@script()
 def read_policy_stage(policy_lease: str) -> ScriptCall:
     """State of the policy stage in a partition: whether a worker owns it (1 or 0), its unread bytes, and its committed
     offset.
