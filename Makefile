@@ -32,8 +32,9 @@ up: $(RUNNABLE)
 	$(BIN)/tokenbus up $(if $(MOCK),--mock)
 
 # Most tests wait for their processes, so several run at once, each with its own server: JOBS=
+# KEEP=1 writes what each file took to tests/seconds.json, the budget; on two cores without other load.
 test: setup
-	$(BIN)/python -m tests.run -n $(or $(JOBS),4) --durations=25
+	$(BIN)/python -m tests.run -n $(or $(JOBS),4) $(if $(KEEP),--keep-seconds)
 
 # The end-to-end tests alone. CHAINED=1: through one process for fetcher, normalizer and parser
 e2e: setup

@@ -6,6 +6,7 @@ import pytest
 
 from tests.fuzz.target import APIS, check, seed
 from tests.fuzz.words import words
+from tests.rows import over_rows
 from tests.unit.providers.corpus import APIS as CORPUS_APIS
 from tests.unit.providers.corpus import Recording, needs_corpus, recordings
 from tokenbus.events.normalized import Cut, Normalized
@@ -15,7 +16,7 @@ from tokenbus.providers.gemini.stream import GeminiDecoder
 
 
 @needs_corpus
-@pytest.mark.parametrize("row", [row for row in recordings(*CORPUS_APIS) if row.bytes < 3000], ids=lambda row: row.file)
+@over_rows("row", [row for row in recordings(*CORPUS_APIS) if row.bytes < 3000], ids=lambda row: row.file)
 def test_recorded_streams_pass_however_they_are_read(row: Recording) -> None:
     given = bytearray(seed(row.api_name, row.data))
     for way in (0, 5, 8, 16, 32, 40):

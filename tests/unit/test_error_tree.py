@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 import tokenbus
 import tokenbus_services
+from tests.rows import over_rows
 from tokenbus import errors
 from tokenbus.errors import TokenbusError
 
@@ -28,7 +27,7 @@ def test_each_has_a_code_of_its_own() -> None:
     assert len(set(codes)) == len(codes)
 
 
-@pytest.mark.parametrize("error", ALL)
+@over_rows("error", ALL)
 def test_each_error_is_below_its_base_class_in_the_docstrings_tree(error: type[TokenbusError]) -> None:
     lines = str(errors.__doc__).splitlines()
     [at] = [n for n, line in enumerate(lines) if re.search(rf"(^|[ ─]){error.__name__}( |$)", line)]
@@ -38,6 +37,6 @@ def test_each_error_is_below_its_base_class_in_the_docstrings_tree(error: type[T
         assert above.split("─")[-1].split()[0] == error.__mro__[1].__name__
 
 
-@pytest.mark.parametrize("error", [error for error in ALL if error not in BASES])
+@over_rows("error", [error for error in ALL if error not in BASES])
 def test_each_is_raised_somewhere(error: type[TokenbusError]) -> None:
     assert re.search(rf"\b{error.__name__}\b\(|\b{error.__name__} if |else {error.__name__}\b", SOURCE)

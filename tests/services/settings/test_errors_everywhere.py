@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from msgspec import inspect
 
+from tests.rows import over_rows
 from tokenbus_services.settings import Settings
 from tokenbus_services.settings.errors import first_problem
 
@@ -98,7 +99,7 @@ def ids(cases: list[tuple[Path, Any]]) -> list[str]:
     return [f"{shown(path) or 'file'}-{getattr(kind, 'tag', None)}" for path, kind in cases]
 
 
-@pytest.mark.parametrize(("path", "table"), TABLES, ids=ids(TABLES))
+@over_rows(("path", "table"), TABLES, ids=ids(TABLES))
 def test_an_unknown_key_is_named_with_the_nearest_and_all_that_are_known(path: Path, table: inspect.StructType) -> None:
     known = [field.encode_name for field in table.fields]
     typo = f"{known[-1]}x"
@@ -109,7 +110,7 @@ def test_an_unknown_key_is_named_with_the_nearest_and_all_that_are_known(path: P
     assert all(key in problem for key in known)
 
 
-@pytest.mark.parametrize(("path", "choice"), CHOICES, ids=ids(CHOICES))
+@over_rows(("path", "choice"), CHOICES, ids=ids(CHOICES))
 def test_a_wrong_choice_is_named_with_the_nearest_and_all_there_are(path: Path, choice: inspect.LiteralType) -> None:
     nearest = next(str(value) for value in choice.values if value)
     where, problem = said_of(settings_with(path, f"{nearest}x"))
@@ -118,7 +119,7 @@ def test_a_wrong_choice_is_named_with_the_nearest_and_all_there_are(path: Path, 
     assert all(str(value) in problem for value in choice.values)
 
 
-@pytest.mark.parametrize(("path", "table"), TABLES, ids=ids(TABLES))
+@over_rows(("path", "table"), TABLES, ids=ids(TABLES))
 def test_a_value_of_the_wrong_kind_is_named_in_each_key_of_each_table(path: Path, table: inspect.StructType) -> None:
     tag = {table.tag_field: table.tag} if table.tag_field else {}
     for field in table.fields:
@@ -128,7 +129,7 @@ def test_a_value_of_the_wrong_kind_is_named_in_each_key_of_each_table(path: Path
         assert "Expected" not in problem, "msgspec's words are none for a reader of TOML"
 
 
-@pytest.mark.parametrize("table", {kind.cls: kind for _, kind in TABLES}.values(), ids=lambda t: t.cls.__name__)
+@over_rows("table", {kind.cls: kind for _, kind in TABLES}.values(), ids=lambda t: t.cls.__name__)
 def test_a_missing_key_is_named(table: inspect.StructType) -> None:
     path = next(at for at, kind in TABLES if kind.cls is table.cls)
     tag = {table.tag_field: table.tag} if table.tag_field else {}
@@ -147,7 +148,7 @@ BOUNDED = [
 ]
 
 
-@pytest.mark.parametrize(("path", "kind"), BOUNDED, ids=ids(BOUNDED))
+@over_rows(("path", "kind"), BOUNDED, ids=ids(BOUNDED))
 def test_a_number_out_of_bounds_is_named_with_them(path: Path, kind: inspect.IntType | inspect.FloatType) -> None:
     where, problem = said_of(settings_with(path, -1))
     assert where == shown(path)
@@ -160,7 +161,7 @@ WITH_WORDS = [(path, kind) for path, kind in VALUES if isinstance(kind, inspect.
 PATTERNS = {kind.type.pattern for _, kind in WITH_WORDS if isinstance(kind.type, inspect.StrType)}
 
 
-@pytest.mark.parametrize(("path", "kind"), WITH_WORDS, ids=ids(WITH_WORDS))
+@over_rows(("path", "kind"), WITH_WORDS, ids=ids(WITH_WORDS))
 def test_a_value_that_does_not_match_is_named_with_the_words_of_its_type(path: Path, kind: inspect.Metadata) -> None:
     wrong = " sk-secret\n"
     if path[-1] == "KEY":

@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 
 import msgspec
-import pytest
 
 import tokenbus
 import tokenbus_services
+from tests.rows import over_rows
 from tokenbus_services import settings
 
 SOURCE = "".join(
@@ -22,6 +22,6 @@ TABLES = [table for table in vars(settings).values() if isinstance(table, type) 
 NAMES = sorted({name for table in TABLES for name in table.__struct_fields__})
 
 
-@pytest.mark.parametrize("name", NAMES)
+@over_rows("name", NAMES)
 def test_each_setting_is_read_somewhere(name: str) -> None:
     assert re.search(rf"\.{name}\b", SOURCE)

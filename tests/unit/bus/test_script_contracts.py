@@ -9,6 +9,7 @@ import pytest
 import tree_sitter_lua
 from tree_sitter import Language, Node, Parser
 
+from tests.rows import over_rows
 from tokenbus.bus import scripts
 from tokenbus.bus.scripts import script as loading
 from tokenbus.bus.scripts.script import ContractBroken, Declared, LuaScript, ScriptCall, all_scripts, declared, script
@@ -167,7 +168,7 @@ def _functions(file: Path) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@over_rows("name", SCRIPTS)
 def test_a_script_uses_only_what_it_declares_and_all_of_that(name: str) -> None:
     lint = Lint(SCRIPTS[name].script.text)
     assert lint.problems == []
@@ -180,7 +181,7 @@ def test_a_script_uses_only_what_it_declares_and_all_of_that(name: str) -> None:
         assert _functions(PIECES[piece]) - set(lint.unused), f"nothing uses {piece}"
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@over_rows("name", SCRIPTS)
 def test_a_contract_says_what_the_script_does_why_it_is_one_step_and_how_a_second_sending_is_answered(
     name: str,
 ) -> None:
@@ -195,7 +196,7 @@ def test_a_contract_says_what_the_script_does_why_it_is_one_step_and_how_a_secon
     assert only_reads == (answered == "reads")
 
 
-@pytest.mark.parametrize("file", [*FILES.values(), *PIECES.values()], ids=lambda file: file.stem)
+@over_rows("file", [*FILES.values(), *PIECES.values()], ids=lambda file: file.stem)
 def test_no_file_counts_its_keys_or_arguments_and_no_line_is_long(file: Path) -> None:
     text = file.read_text()
     assert list(_numbered(PARSER.parse(text.encode()).root_node)) == []

@@ -7,10 +7,10 @@ import re
 from typing import Any, get_args
 
 import msgspec
-import pytest
 from msgspec import inspect
 
 from tests.clients.plain import commands
+from tests.rows import over_rows
 from tests.unit.docs.pages import page, quoted, rows, sections
 from tests.unit.docs.sent_fields import OF_ONE_API, SENT
 from tokenbus.core.request import bounds
@@ -201,7 +201,7 @@ def test_the_fields_of_a_request_are_those_of_the_code() -> None:
     assert {quoted(name): (kind, otherwise) for name, kind, otherwise, _, _, what in table if what} == expected
 
 
-@pytest.mark.parametrize("field", [field.encode_name for field in fields(Generate)])
+@over_rows("field", [field.encode_name for field in fields(Generate)])
 def test_a_field_is_sent_to_the_apis_that_the_page_names_and_its_example_is_taken(field: str) -> None:
     (row,) = [row for row in rows(PAGE[GENERATE]) if quoted(row[0]) == field]
     example = json.loads(quoted(row[4]))
@@ -213,21 +213,21 @@ def test_a_field_is_sent_to_the_apis_that_the_page_names_and_its_example_is_take
         assert sent_to(field, example) == row[3]
 
 
-@pytest.mark.parametrize("kind", OBJECTS, ids=OBJECTS.values())
+@over_rows("kind", OBJECTS, ids=OBJECTS.values())
 def test_an_object_of_a_request_is_as_the_page_says(kind: type[msgspec.Struct]) -> None:
     expected = {field.encode_name: (value(field.type), default(field)) for field in fields(kind)}
     table = rows(PAGE[OBJECTS[kind]])
     assert {quoted(name): (kind, otherwise) for name, kind, otherwise, *_, what in table if what} == expected
 
 
-@pytest.mark.parametrize("name", SENT)
+@over_rows("name", SENT)
 def test_the_fields_of_an_object_are_sent_to_the_apis_that_the_page_names(name: str) -> None:
     documented = {quoted(field): apis for field, _, _, apis, _ in rows(PAGE[name])}
     assert documented == {field: field_sent_to(name, field) for field in documented}
     assert SENT[name].others.keys() == documented.keys() - OF_ONE_API.keys()
 
 
-@pytest.mark.parametrize("kind", OBJECTS, ids=OBJECTS.values())
+@over_rows("kind", OBJECTS, ids=OBJECTS.values())
 def test_the_example_of_an_object_is_one(kind: type[msgspec.Struct]) -> None:
     (example,) = re.findall(r"```json\n(.+)\n```", PAGE[OBJECTS[kind]])
     assert msgspec.to_builtins(msgspec.convert(json.loads(example), kind)) == json.loads(example)

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
-import pytest
 from msgspec import inspect
 
+from tests.rows import over_rows
 from tests.unit.docs.pages import ROOT, page, quoted, rows, sections
 from tokenbus.providers import registry
 from tokenbus_services.settings import DEFAULT_PROVIDERS, Settings
@@ -97,7 +97,7 @@ def test_each_table_of_the_file_is_on_the_page_and_no_other() -> None:
     assert set(SHOWN) == set(THERE)
 
 
-@pytest.mark.parametrize("name", sorted(THERE))
+@over_rows("name", sorted(THERE))
 def test_a_tables_settings_are_as_the_page_says(name: str) -> None:
     documented: dict[str, Row] = {}
     for key, kind, default, what in rows(SHOWN[name]):

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.rows import over_rows
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.public import (
     TERMINAL,
@@ -261,7 +262,7 @@ KINDS: tuple[type[PublicEvent], ...] = tuple(kind for kind in get_args(PublicEve
 """Those that are written."""
 
 
-@pytest.mark.parametrize(("event", "golden"), FULL + BARE, ids=lambda v: type(v).__name__ if v in KINDS else None)
+@over_rows(("event", "golden"), FULL + BARE, ids=lambda v: type(v).__name__ if v in KINDS else None)
 def test_an_event_is_exactly_its_golden_json_both_ways(event: PublicEvent, golden: str):
     assert encode(event).decode() == golden
     assert decode(golden.encode()) == event
@@ -280,12 +281,12 @@ def test_the_terminal_events_are_these_four():
     assert set(TERMINAL) == set(get_args(TerminalEvent)) == {Completed, Incomplete, RunFailedEvent, Cancelled}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@over_rows("kind", KINDS)
 def test_no_event_has_a_field_named_data(kind: type[PublicEvent]):
     assert "data" not in kind.__struct_encode_fields__
 
 
-@pytest.mark.parametrize("golden", [golden for _, golden in FULL])
+@over_rows("golden", [golden for _, golden in FULL])
 def test_unknown_fields_are_ignored_at_every_level(golden: str):
     def with_news(value: Any) -> Any:
         if isinstance(value, dict):
@@ -305,7 +306,7 @@ def _without(value: Any, name: str) -> Any:
     return value
 
 
-@pytest.mark.parametrize(("event", "golden"), BARE)
+@over_rows(("event", "golden"), BARE)
 def test_each_field_that_is_always_there_is_needed(event: PublicEvent, golden: str):
     always = json.loads(golden)
     required = set(always) - {"content"}

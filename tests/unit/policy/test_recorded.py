@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pytest
-
+from tests.rows import over_rows
 from tests.unit.policy.streams import (
     CallsApart,
     Notes,
@@ -41,7 +40,7 @@ def test_there_are_streams_of_all_apis():
     assert {row.api for row in ROWS} == set(APIS)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.file)
+@over_rows("row", ROWS, ids=lambda row: row.file)
 async def test_each_block_is_reported_once_and_whole_on_its_completion(row: Recording):
     events = recorded_events(row)
     notes = Notes()
@@ -50,7 +49,7 @@ async def test_each_block_is_reported_once_and_whole_on_its_completion(row: Reco
     assert notes.done == [_text_of(b) for b in whole]
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.file)
+@over_rows("row", ROWS, ids=lambda row: row.file)
 async def test_holding_everything_until_it_is_complete_gives_the_same_stream(row: Recording):
     events = recorded_events(row)
     out = await under(public_stream(UntilComplete()), events)
@@ -62,7 +61,7 @@ async def test_holding_everything_until_it_is_complete_gives_the_same_stream(row
         assert out == events
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.file)
+@over_rows("row", ROWS, ids=lambda row: row.file)
 async def test_holding_each_call_keeps_text_as_it_is_and_blocks_what_is_blocked(row: Recording):
     events = recorded_events(row)
     called = [b.tool_name or "" for b in completions(events) if b.kind == "tool_call" and not b.cut]
@@ -78,7 +77,7 @@ async def test_holding_each_call_keeps_text_as_it_is_and_blocks_what_is_blocked(
         assert after.finish == "stop"
 
 
-@pytest.mark.parametrize("row", CHAT, ids=lambda row: row.file)
+@over_rows("row", CHAT, ids=lambda row: row.file)
 async def test_chat_completions_chunks_say_the_same_as_the_bus(row: Recording):
     chunks, notes, on_bus = recorded_chunks(row), Notes(), Notes()
     out = await under(chunk_stream(notes), chunks)

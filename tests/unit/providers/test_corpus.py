@@ -8,8 +8,8 @@ from typing import Any
 from unittest.mock import ANY
 
 import msgspec
-import pytest
 
+from tests.rows import over_rows
 from tests.unit.providers.corpus import APIS, Recording, needs_corpus, recordings
 from tests.unit.providers.reading import answer, cut, read, read_pieces
 from tokenbus.events.normalized import (
@@ -200,14 +200,14 @@ def wanted_of(row: Recording) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.file)
+@over_rows("row", ROWS, ids=lambda row: row.file)
 def test_a_recorded_stream_replays_its_providers_content(row: Recording) -> None:
     found, wanted = found_in(read(row.api_name, row.data)), wanted_of(row)
     differ = WE_DIFFER.get(row.file.split("/")[1], {})
     assert {name for name in wanted if found[name] != wanted[name]} == set(differ)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.file)
+@over_rows("row", ROWS, ids=lambda row: row.file)
 def test_a_recorded_stream_says_the_same_however_it_is_cut(row: Recording) -> None:
     data = row.data
     whole = read(row.api_name, data)
@@ -218,7 +218,7 @@ def test_a_recorded_stream_says_the_same_however_it_is_cut(row: Recording) -> No
     assert read_pieces(row.api_name, (data[i : i + size] for i in range(0, len(data), size))) == whole
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row.bytes < 1500], ids=lambda row: row.file)
+@over_rows("row", [row for row in ROWS if row.bytes < 1500], ids=lambda row: row.file)
 def test_a_small_stream_says_the_same_cut_at_every_byte_and_at_any_byte(row: Recording) -> None:
     data = row.data
     whole = read(row.api_name, data)
@@ -227,7 +227,7 @@ def test_a_small_stream_says_the_same_cut_at_every_byte_and_at_any_byte(row: Rec
         assert read_pieces(row.api_name, cut(data, [place])) == whole
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row.bytes < 1500], ids=lambda row: row.file)
+@over_rows("row", [row for row in ROWS if row.bytes < 1500], ids=lambda row: row.file)
 def test_a_stream_that_breaks_at_any_point_ends_with_cut_only(row: Recording) -> None:
     data = row.data
     whole = answer(read(row.api_name, data)).terminal

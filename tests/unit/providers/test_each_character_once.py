@@ -13,8 +13,8 @@ from itertools import product
 from typing import Any
 
 import msgspec
-import pytest
 
+from tests.rows import over_rows
 from tests.unit.providers.corpus import APIS, Recording, further_recordings, needs_corpus, recordings
 from tests.unit.providers.reading import answer, items, read
 from tokenbus.events.normalized import Extra
@@ -32,6 +32,7 @@ SHORTENED = {
     "openai_responses/vercel-ai__openai-shell-container.1.sse": BY_HAND,
 }
 """Where the deltas contradict the final forms: what was emitted stays."""
+ROWS = [row for row in recordings(*APIS) + further_recordings(*APIS) if row.file not in SHORTENED]
 
 
 def voices_of(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
@@ -92,10 +93,8 @@ def without_repetitions(voices: list[str]) -> str:
     return "".join(found)
 
 
-@pytest.mark.parametrize("row", recordings(*APIS) + further_recordings(*APIS), ids=lambda row: row.file)
+@over_rows("row", ROWS, ids=lambda row: row.file)
 def test_each_character_of_a_recorded_answer_is_emitted_once_and_under_one_kind(row: Recording) -> None:
-    if reason := SHORTENED.get(row.file):
-        pytest.skip(f"{row.file}: {reason}")
     events = read(row.api_name, row.data)
     said = answer(events)
     kinds = [solid(text) for text in (said.text, said.thinking, said.refusal)]

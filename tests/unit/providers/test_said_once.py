@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.rows import over_rows
 from tests.unit.providers.reading import Answer, answer, read, sse
 from tokenbus.events.normalized import Cut, Done, Extra, Failed, ToolCallDone, ToolCallStart
 from tokenbus.events.quirks import ApiName, Quirks
@@ -51,7 +52,7 @@ HA = ("ha", " ", "ha")
 BEGUN = [item("added", 0, "message", id="m", content=[]), *deltas(*HA, content_index=1, item_id="m")]
 
 
-@pytest.mark.parametrize(
+@over_rows(
     "end",
     [
         [event("output_text.done", 0, content_index=0, text="ha ha", item_id="m")],
@@ -73,7 +74,7 @@ BEGUN = [item("added", 0, "message", id="m", content=[]), *deltas(*HA, content_i
         [],
     ],
 )
-@pytest.mark.parametrize("output", [[], [message("ha ha", id="m")], [message("ha ha")], [message("ha", " ha", id="x")]])
+@over_rows("output", [[], [message("ha ha", id="m")], [message("ha ha")], [message("ha", " ha", id="x")]])
 def test_text_of_deltas_is_emitted_once_at_any_end(end: list[Any], output: list[Any]) -> None:
     result = responses(*BEGUN, *end, completed(*output))
     assert (result.text, result.kinds, result.open, result.terminal) == (
@@ -84,9 +85,9 @@ def test_text_of_deltas_is_emitted_once_at_any_end(end: list[Any], output: list[
     )
 
 
-@pytest.mark.parametrize("numbers", list(product(range(3), repeat=3)), ids=str)
-@pytest.mark.parametrize("spoken", [("ha ha",), ("Hello", "you"), ("Hello", "Hello")])
-@pytest.mark.parametrize("kind", ["output_text", "refusal"])
+@over_rows("numbers", list(product(range(3), repeat=3)), ids=str)
+@over_rows("spoken", [("ha ha",), ("Hello", "you"), ("Hello", "Hello")])
+@over_rows("kind", ["output_text", "refusal"])
 def test_each_type_of_event_may_number_the_parts_of_a_message_in_its_own_way(
     numbers: tuple[int, int, int], spoken: tuple[str, ...], kind: str
 ) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.rows import over_rows
 from tests.unit.providers.corpus import Recording, needs_corpus, recordings
 from tests.unit.providers.reading import answer, read
 from tokenbus.core.run.blocks.block_table import BlockTable
@@ -183,12 +184,10 @@ CONVERSATION = [
 ]
 
 
-@pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("choice", [None, "auto", "none", "any", ToolChoice(name="now")])
-@pytest.mark.parametrize(
-    "thinking", [None, Thinking(enabled=False), Thinking(effort="low"), Thinking(budget_tokens=2000)], ids=str
-)
-@pytest.mark.parametrize("api", APIS)
+@over_rows("stream", [True, False])
+@over_rows("choice", [None, "auto", "none", "any", ToolChoice(name="now")])
+@over_rows("thinking", [None, Thinking(enabled=False), Thinking(effort="low"), Thinking(budget_tokens=2000)], ids=str)
+@over_rows("api", APIS)
 def test_the_sdks_types_take_a_request_with_everything(
     api: ApiName, thinking: Thinking | None, choice: Any, stream: bool
 ) -> None:
@@ -262,7 +261,7 @@ def own_turns() -> list[Recording]:
 
 
 @needs_corpus
-@pytest.mark.parametrize("row", own_turns(), ids=lambda row: row.file)
+@over_rows("row", own_turns(), ids=lambda row: row.file)
 def test_an_answer_is_sent_back_as_the_providers_sdk_would_send_it(row: Recording) -> None:
     result = said_again(read(row.api_name, row.data))
     hi = Message(role="user", content="Hi")

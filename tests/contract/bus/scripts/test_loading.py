@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
+from tests.rows import over_rows
 from tokenbus.bus.scripts.script import LuaScript, all_scripts
 from tokenbus.bus.server.server import Server
 
 
-@pytest.mark.parametrize("one", all_scripts(), ids=lambda one: one.name)
+@over_rows("one", all_scripts(), ids=lambda one: one.name)
 async def test_the_server_compiles_a_script_and_knows_it_by_the_same_sha(server: Server, one: LuaScript) -> None:
     assert await server.client.script_load(one.text) == one.sha

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
+from tests.rows import over_rows
 from tests.services.gateway.logs import (
     BUSY,
     DONE,
@@ -269,7 +270,7 @@ def test_a_client_that_joins_at_any_point_has_what_one_has_that_read_from_the_be
     assert joined.ended == whole.ended
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.file)
+@over_rows("row", ROWS, ids=lambda row: row.file)
 def test_recorded_streams_are_encoded_completely(row: Recording) -> None:
     log = recorded_events(row)
     assert Agent(events(log)).texts() == visible_text(log)

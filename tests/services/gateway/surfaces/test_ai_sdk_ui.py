@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given
 
+from tests.rows import over_rows
 from tests.services.gateway.logs import (
     BUSY,
     DONE,
@@ -270,7 +271,7 @@ def test_any_log_is_encoded_without_a_client_error_and_gives_the_visible_text(ui
     assert {part["toolCallId"] for part in screen.parts if part.get("state") == "input-available"} <= complete
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.file)
+@over_rows("row", ROWS, ids=lambda row: row.file)
 def test_recorded_streams_are_encoded_completely(row: Recording) -> None:
     log = recorded_events(row)
     screen = Screen(parts(log))

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given
 
+from tests.rows import over_rows
 from tests.services.gateway.logs import (
     BUSY,
     DONE,
@@ -404,7 +405,7 @@ def test_an_answer_that_the_gateway_cannot_continue_ends_in_an_error() -> None:
     assert (event["error"]["type"], event["request_id"]) == ("overloaded_error", "mine")
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.file)
+@over_rows("row", ROWS, ids=lambda row: row.file)
 def test_every_recorded_stream_is_encoded_completely(row: Recording) -> None:
     log = recorded_events(row)
     message = message_of(log, Echo(api=row.api_name))

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given
 
+from tests.rows import over_rows
 from tests.services.gateway.logs import (
     BUSY,
     DONE,
@@ -448,7 +449,7 @@ def test_blank_space_keeps_both_kinds_of_stream_alive() -> None:
             assert [line for line in kept_alive.split(b"\n") if line] == [piece.strip() for piece in pieces]
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.file)
+@over_rows("row", ROWS, ids=lambda row: row.file)
 def test_every_recorded_stream_is_encoded_completely(row: Recording) -> None:
     log = recorded_events(row)
     echo = GeminiEcho(api=row.api_name, thoughts=True)

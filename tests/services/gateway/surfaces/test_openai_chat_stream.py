@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-import pytest
 from hypothesis import given
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from tests.rows import over_rows
 from tests.services.gateway.logs import (
     BUSY,
     DONE,
@@ -106,7 +106,7 @@ def test_any_log_gives_a_valid_answer_with_the_visible_text(log: Log) -> None:
     check(log)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.file)
+@over_rows("row", ROWS, ids=lambda row: row.file)
 def test_every_recorded_stream_is_encoded_completely(row: Recording) -> None:
     log = recorded_events(row)
     answer = check(log, note("fail"))

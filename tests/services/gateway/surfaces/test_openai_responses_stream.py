@@ -13,6 +13,7 @@ from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from tests.rows import over_rows
 from tests.services.gateway.surfaces.test_settling import thinking
 from tests.unit.core.run.script import RUN, Story, call, text
 from tests.unit.core.run.test_run_properties import TRY_AGAIN, play, policies, steps
@@ -335,7 +336,7 @@ def test_frames_carry_the_events_of_the_stream(plan: list[list[BusEvent] | BusEv
     assert [msgspec.json.decode(f) for e in log for f in frames.feed(e)] == read_back(stream(log, note(policy)))
 
 
-@pytest.mark.parametrize(
+@over_rows(
     "recording",
     recordings("anthropic", "openai_chat", "openai_responses", "gemini"),
     ids=lambda recording: recording.file,

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.rows import over_rows
 from tests.unit.providers.corpus import APIS, CORPUS, Recording, needs_corpus, recordings
 from tests.unit.providers.reading import answer, cut, decoder, item, joined, read, sse
 from tokenbus.events.normalized import (
@@ -393,7 +394,7 @@ def test_a_recorded_stream_of_deepseek_r1_is_thinking_and_then_text() -> None:
 
 
 @needs_corpus
-@pytest.mark.parametrize("row", recordings(*APIS), ids=lambda row: row.file)
+@over_rows("row", recordings(*APIS), ids=lambda row: row.file)
 def test_a_recorded_stream_without_a_tag_says_exactly_the_same(row: Recording) -> None:
     usual, found = (answer(read(row.api_name, row.data, quirks=quirks)) for quirks in (Quirks(), THINK))
     if "<think" not in usual.text:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.rows import over_rows
 from tests.unit.providers.corpus import APIS, Recording, needs_corpus, recordings
 from tests.unit.providers.reading import cut, decoder
 from tokenbus.events.normalized import Done
@@ -89,7 +90,7 @@ def test_a_text_that_holds_last_events_is_no_last_event(text: str, places: list[
 
 
 @needs_corpus
-@pytest.mark.parametrize("row", ROWS, ids=[row.file for row in ROWS])
+@over_rows("row", ROWS, ids=[row.file for row in ROWS])
 def test_in_recorded_streams_nothing_of_worth_follows_it(row: Recording) -> None:
     data, last, whole = row.data, watch(row.api_name), decoder(row.api_name)
     expected = whole.feed(data) + whole.end()

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-import pytest
 
+from tests.rows import over_rows
 from tests.unit.providers.corpus import APIS, Recording, needs_corpus, recordings
 from tests.unit.providers.reading import Answer, answer, read, sse
 from tokenbus.events.normalized import Done
@@ -216,7 +216,7 @@ def compact(result: Answer) -> Answer:
     return msgspec.structs.replace(result, calls=[(a, b, c.replace(" ", "")) for a, b, c in result.calls])
 
 
-@pytest.mark.parametrize("row", recordings(*APIS), ids=lambda row: row.file)
+@over_rows("row", recordings(*APIS), ids=lambda row: row.file)
 def test_a_stream_that_repeats_its_parts_gives_the_same_events(row: Recording) -> None:
     try:
         events = events_of(row)
