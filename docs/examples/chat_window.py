@@ -77,7 +77,7 @@ async def cancel_unless_back(state: Any, run: str, seen: int) -> None:
     await asyncio.sleep(GRACE_S)
     if not state.readers[run]:
         try:
-            await state.bus.cancel(run, "the window was closed", heard_through=max(seen, 0))
+            await state.bus.cancel(run, "the window was closed", heard_through=seen)
         except TokenbusError:
             logging.exception("run %s goes on", run)
 

@@ -134,7 +134,7 @@ def test_a_run_is_cancelled(bus: LocalBus, execute: Execute) -> None:
     execute(bus.url, cancel)
     ended(bus, "story-1")
     last = events(execute(bus.url, read))[-1]
-    assert (last["type"], last["reason"], last["heard_through"]) == ("cancelled", "the user left", 5)
+    assert (last["type"], last["reason"], last["heard_through"]) == ("cancelled", "the user left", -1)
     eventually_sync(lambda: bus.exchanges[0].state == "disconnected")
 
 

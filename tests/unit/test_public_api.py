@@ -164,10 +164,10 @@ def test_a_client_has_these_methods():
         if kind != "property"
     } == {
         "aclose": ["self"],
-        "cancel": ["self", "run", "reason", "heard_through"],
+        "cancel": ["self", "run", "reason", "heard_through", "heard_characters"],
         "describe": ["self", "runs"],
         "follow": ["self", "run", "after", "wait_s", "new"],
-        "messages": ["self", "run", "wait_s"],
+        "messages": ["self", "run", "wait_s", "heard_through", "heard_characters"],
         "publish": ["self", "request", "wait"],
         "resume": ["self", "run", "again"],
         "result": ["self", "run", "wait_s"],
@@ -216,6 +216,7 @@ def test_a_response_has_these_fields():
         "reason",
         "events",
         "heard_through",
+        "heard",
         "provider_extra",
         "participant",
     )

@@ -53,11 +53,19 @@ export class Client {
     return sent.id;
   }
 
-  /** Ask for the run to be stopped, at the provider too. `heardThrough`: the last seq that a listener heard. */
-  async cancel(run: string, reason?: string, options: { heardThrough?: number } = {}): Promise<void> {
+  /**
+   * Ask for the run to be stopped, at the provider too. `heardThrough`: the last seq that a listener heard;
+   * `heardCharacters`: how many Unicode characters of that event's text, if not all.
+   */
+  async cancel(
+    run: string,
+    reason?: string,
+    options: { heardThrough?: number; heardCharacters?: number } = {},
+  ): Promise<void> {
     const request: Cancel = { type: "cancel", run };
     if (reason !== undefined) request.reason = reason;
     if (options.heardThrough !== undefined) request.heard_through = options.heardThrough;
+    if (options.heardCharacters !== undefined) request.heard_characters = options.heardCharacters;
     await this.#put(request, MAX_WAITING + MORE_FOR_CANCELS);
   }
 

@@ -75,6 +75,7 @@ export interface Cancel {
   run: string;
   reason?: string;
   heard_through?: number;
+  heard_characters?: number;
 }
 
 /**
@@ -96,6 +97,7 @@ export interface Cancelled {
   provider_extra?: Record<string, unknown>[];
   reason?: string;
   heard_through?: number;
+  heard_characters?: number;
 }
 
 /**
@@ -242,7 +244,7 @@ export interface Generate {
   metadata?: Record<string, unknown>;
   extra?: Record<string, unknown>;
   prefill?: PrefillOptions;
-  convert_unsigned_thinking_to_text?: boolean;
+  unsigned_thinking?: "drop" | "error" | "text";
   names_in_text?: boolean;
   images?: ImageOptions;
   record?: boolean;

@@ -365,11 +365,14 @@ class GatewayRuns:
         """Report that an answer has ended, in any way."""
         self._later(opened.id, self._left_by(opened))
 
-    async def cancel(self, run: str, reason: str | None, *, heard_through: int | None = None) -> None:
-        """Cancel, also if the server is unavailable for some seconds. Raises ServerError after that."""
+    async def cancel(
+        self, run: str, reason: str | None, *, heard_through: int | None = None, heard_characters: int | None = None
+    ) -> None:
+        """Cancel, also if the server is unavailable for some seconds. Raises ServerError after that; RequestInvalid."""
+        heard = {"heard_through": heard_through, "heard_characters": heard_characters}
         for n in range(CANCEL_TRIES):
             try:
-                await self._bus.cancel(run, reason, heard_through=heard_through)
+                await self._bus.cancel(run, reason, **heard)
                 return
             except ServerError:
                 if n == CANCEL_TRIES - 1 or self._closing.is_set():

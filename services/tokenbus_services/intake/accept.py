@@ -230,6 +230,7 @@ class Intake:
         request, unknown = decode_with_notes(item.fields, limit=self._settings.limits.request_bytes)
         if isinstance(request, Cancel):
             await self._locate(request.run)
+            await self._cancels.check(request)
             return self._cancels.call(request, await self._cancels.awaited_ms())
         try:
             self._providers(request.provider)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Sequence
 
 import structlog
@@ -14,6 +14,7 @@ from tokenbus.bus import scripts
 from tokenbus.bus.keys import DATA_FIELD, Keys
 from tokenbus.bus.layout import changed, locate
 from tokenbus.bus.liveness import Liveness
+from tokenbus.bus.run_record import newest_seq
 from tokenbus.bus.scripts.fair_order import URGENT_BYTES
 from tokenbus.bus.scripts.runs.accept import STALE
 from tokenbus.bus.server.retry import retry_until_available
@@ -21,6 +22,8 @@ from tokenbus.bus.server.run_scripts import run_scripts
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.work_queue import QueueItem, WorkQueue
 from tokenbus.core.request.parse import decode_request
+from tokenbus.core.request.validate import check_heard
+from tokenbus.errors import RequestInvalid
 from tokenbus.events.frames import CONTROL_ATTEMPT, CancelRequested, Control, EventFrame, encode
 from tokenbus.events.requests import Cancel
 
@@ -33,6 +36,7 @@ AWAITED_MS = 60_000
 AWAITED_MS_A_REQUEST = 100
 """Additional wait per request on the inbound stream, because the cancel may have overtaken all of them."""
 AT_ONCE = 200
+MOST_LEFT = 4 * AT_ONCE
 CLOSE_S = 5.0
 
 
@@ -47,9 +51,13 @@ class Cancels:
         self._read: defaultdict[int, list[tuple[QueueItem, Cancel]]] = defaultdict(list)
         """Cancels not sent yet. In a Cluster by partition: a node that is unavailable delays only its own."""
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._left_to_intake: deque[str] = deque(maxlen=MOST_LEFT)
+        """Entry ids of cancels that were passed over here, so that intake reports what is wrong with each."""
 
     def take(self, item: QueueItem) -> bool:
         """Start applying and finishing the item if it is a valid cancel; return False if it is not."""
+        if item.entry_id in self._left_to_intake:
+            return False
         data = item.fields.get(DATA_FIELD.encode(), b"")
         if len(data) > URGENT_BYTES or not MAYBE_CANCEL.search(data):
             return False
@@ -79,7 +87,7 @@ class Cancels:
         keys, run = self._keys, request.run
         partition = keys.partition_of(run)
         now = self._server.clock.now_ms()
-        cancel = CancelRequested(request.reason, request.heard_through)
+        cancel = CancelRequested(request.reason, request.heard_through, request.heard_characters)
         return scripts.cancel(
             keys.run(run),
             keys.topic(partition, "events"),
@@ -93,6 +101,15 @@ class Cancels:
             control_frame=encode(Control(run)),
             epoch=keys.epoch,
         )
+
+    async def check(self, request: Cancel) -> None:
+        """Raise RequestInvalid if the run has no event as new as the one that its listener heard."""
+        if request.heard_through is not None and request.heard_through >= 0:
+            run_key = self._keys.run(request.run)
+            newest = await retry_until_available(
+                self._server, lambda: newest_seq(self._server.client, run_key), what="newest event of a run"
+            )
+            check_heard(request, newest)
 
     async def awaited_ms(self) -> int:
         """How long a cancel waits for its request, given the current length of the inbound stream."""
@@ -110,10 +127,11 @@ class Cancels:
             try:
                 try:
                     await self._apply(requests)
-                except (RedisError, OSError) as e:
+                except (RedisError, OSError, RequestInvalid) as e:
                     # One of them is at fault, for example a key of its run has the wrong type. Intake reports which
                     # one.
                     log.warning("cancels_skipped", cancels=len(items), error=str(e))
+                    self._left_to_intake.extend(item.entry_id for item in items)
                     await self._queue.discard(items)
                 else:
                     await self._queue.finish(items, again=lambda requests=requests: self._apply(requests))
@@ -128,6 +146,8 @@ class Cancels:
         await retry_until_available(
             self._server, lambda: locate(self._server, self._keys, *(r.run for r in requests)), what="runs to cancel"
         )
+        for request in requests:
+            await self.check(request)
         calls = [self.call(request) for request in requests]
         replies = await retry_until_available(self._server, lambda: run_scripts(self._server, calls), what="cancels")
         if stale := [request for request, reply in zip(requests, replies, strict=True) if reply == STALE]:

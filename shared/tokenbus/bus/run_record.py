@@ -110,6 +110,11 @@ def status_of(found: bytes | None) -> RunStatus | None:
     return cast(RunStatus, found.decode()) if found is not None else None
 
 
+async def newest_seq(client: Any, run_key: str) -> int:
+    """The seq of the newest public event of the run with this hash; -1 if there is none. Raises redis-py's errors."""
+    return int(await client.hget(run_key, SEQ) or 0) - 1
+
+
 async def read_status(client: Any, run_key: str) -> RunStatus | None:
     """The status of the run with this hash, see `status_of`. Raises redis-py's errors."""
     return status_of(await client.hget(run_key, STATUS))

@@ -13,7 +13,8 @@ import msgspec
 
 from tokenbus.bus.keys import DEFAULT_PREFIX
 from tokenbus.bus.liveness import Liveness
-from tokenbus.bus.server.server import Server
+from tokenbus.bus.run_record import newest_seq
+from tokenbus.bus.server.server import Server, translated
 from tokenbus.client.blobs import Blobs
 from tokenbus.client.deployment import Deployment, partitions_in, url_in
 from tokenbus.client.log_reader import follow
@@ -26,6 +27,7 @@ from tokenbus.client.run import PUBLISHED_WAIT_S, Run
 from tokenbus.client.run_list import StateFilter, describe_runs, list_runs, run_filter
 from tokenbus.client.subscriptions.subscriber import TopicSubscriber
 from tokenbus.core.request.parse import MAX_REQUEST_BYTES
+from tokenbus.core.request.validate import check_heard
 from tokenbus.errors import Malformed, RequestInvalid
 from tokenbus.events.public import PublicEvent
 from tokenbus.events.requests import Cancel, Generate, Message, RunId
@@ -194,17 +196,32 @@ class Client(TopicSubscriber):
         """
         return (await self._ended(run, wait_s)).or_raise()
 
-    async def messages(self, run: Run | str, *, wait_s: float | None = PUBLISHED_WAIT_S) -> list[Message]:
+    async def messages(
+        self,
+        run: Run | str,
+        *,
+        wait_s: float | None = PUBLISHED_WAIT_S,
+        heard_through: int | None = None,
+        heard_characters: int | None = None,
+    ) -> list[Message]:
         """Wait for the run to end, however it ends, and return its output as ``messages`` for the next request.
 
         ``[*messages, *await bus.messages(run), {"role": "user", "content": "…"}]`` continues the conversation, at the
-        same provider or another one: see docs/guides/conversations.md. Raises the errors of `follow`, and Malformed
-        like `result`.
-        """
-        return (await self._ended(run, wait_s)).messages
+        same provider or another one: see docs/guides/conversations.md.
 
-    async def _ended(self, run: Run | str, wait_s: float | None) -> Response:
-        builder = ResponseBuilder()
+        ``heard_through``, ``heard_characters``: how far a listener heard a run that was not cancelled, because it ended
+        before the speech did; as in `cancel`. What was not heard is left out.
+
+        Raises the errors of `follow`; Malformed like `result`; RequestInvalid if the run has no such event.
+        """
+        builder = ResponseBuilder(heard_through=heard_through, heard_characters=heard_characters)
+        response = await self._ended(run, wait_s, builder)
+        heard = Cancel(run=response.run, heard_through=heard_through, heard_characters=heard_characters)
+        check_heard(heard, response.events - 1)
+        return response.messages
+
+    async def _ended(self, run: Run | str, wait_s: float | None, builder: ResponseBuilder | None = None) -> Response:
+        builder = builder or ResponseBuilder()
         async with aclosing(self.follow(run, wait_s=wait_s)) as events:
             async for event in events:
                 builder.add(event)
@@ -213,15 +230,32 @@ class Client(TopicSubscriber):
             raise Malformed(f"run {response.run}", "it ended in a way that this version of tokenbus does not know")
         return response
 
-    async def cancel(self, run: Run | str, reason: str | None = None, *, heard_through: int | None = None) -> None:
+    async def cancel(
+        self,
+        run: Run | str,
+        reason: str | None = None,
+        *,
+        heard_through: int | None = None,
+        heard_characters: int | None = None,
+    ) -> None:
         """Ask for the run to be stopped, also at the provider.
 
-        ``heard_through``: seq of the last event that a listener heard; the run's `Cancelled` event carries it.
+        ``heard_through``: seq of the last event that a listener heard, -1 for nothing; ``heard_characters``: how many
+        characters of its text, None for all. What was not heard is left out of the run's `messages`. The run's
+        `Cancelled` event carries both.
 
         Returns once the server has the request. The run's `Cancelled` event follows, unless the run ends first. May be
-        repeated. Raises RequestInvalid, ServerUnavailable, ServerFull.
+        repeated. Raises RequestInvalid, also if ``heard_through`` is beyond the run's newest event; ServerUnavailable,
+        ServerFull.
         """
-        request = Cancel(run=_run_id(run), reason=reason, heard_through=heard_through)
+        request = Cancel(
+            run=_run_id(run), reason=reason, heard_through=heard_through, heard_characters=heard_characters
+        )
+        if heard_through is not None and heard_through >= 0:
+            keys = await self._deployment.keys_of(request.run)
+            with translated(self._deployment.server):
+                newest = await newest_seq(self._deployment.server.client, keys.run(request.run))
+            check_heard(request, newest)
         data = publishing.encoded(request, limit=self._max_request_bytes)
         stream = (await self._deployment.keys()).requests
         await self._outbound.put(stream, data, most=self._max_waiting + MORE_FOR_CANCELS, first=True)

@@ -125,13 +125,14 @@ def check_resumable(ended: EndedRun) -> None:
 def resumed_request(ended: EndedRun, response: Response, *, again: int) -> Generate:
     """Build the request that continues the last turn's text. Raises RunNotRepeatable if that is not possible."""
     check_resumable(ended)
-    request, run = ended.request, ended.run
+    request, run, heard = ended.request, ended.run, response.heard
     parts: list[ContentPart] = []
     for block in response.blocks:
         if block.turn == ended.turn and block.kind in ("tool_call", "tool_result") and not block.cut:
             raise RunNotRepeatable(run, "it ended among its tool calls")
         if block.turn == ended.turn and block.kind == "text":
-            parts.append(TextPart(text=block.content or ""))
+            text = block.content or ""
+            parts.append(TextPart(text=text if heard is None else text[: heard.get(block.block, 0)]))
     message, _ = partial_message(parts)
     if message is None:
         raise RunNotRepeatable(run, "it has no text to continue")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeVar, overload
 
 import msgspec
@@ -77,7 +77,11 @@ class Response(RunResult, frozen=True, kw_only=True):
 class ResponseBuilder:
     """Folds the events of one run, in order. Repeated events are ignored."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, heard_through: int | None = None, heard_characters: int | None = None) -> None:
+        """``heard_through``, ``heard_characters``: how far a listener heard the run, as in a cancel; None: as the run's
+        `Cancelled` event says.
+        """
+        self._heard_at = heard_through, heard_characters
         self._blocks: dict[int, _Block] = {}
         self._events = 0
         self._seq = -1
@@ -124,6 +128,9 @@ class ResponseBuilder:
         if self._last is None:
             raise ValueError("no event yet")
         end = self._last if isinstance(self._last, TerminalEvent) else None
+        through, characters = self._heard_at
+        if through is None and isinstance(end, Cancelled):
+            through, characters = end.heard_through, end.heard_characters
         blocks = [self._blocks[n] for n in sorted(self._blocks)]
         texts: dict[int, str] = {}
         for block in blocks:
@@ -146,10 +153,23 @@ class ResponseBuilder:
             error=end.error if isinstance(end, RunFailedEvent | Incomplete) else None,
             reason=end.reason if isinstance(end, Cancelled | Incomplete) else None,
             events=self._events,
-            heard_through=end.heard_through if isinstance(end, Cancelled) else None,
+            heard_through=through,
+            heard=None if through is None else self._heard(blocks, through, characters),
             provider_extra=(end and end.provider_extra) or [],
             participant=self._participant,
         )
+
+    @staticmethod
+    def _heard(blocks: Sequence[_Block], through: int, characters: int | None) -> dict[int, int]:
+        """See `RunResult.heard`."""
+        heard: dict[int, int] = {}
+        for block in blocks:
+            if block.start.kind == "text":
+                if count := block.heard(through, characters):
+                    heard[block.start.block] = count
+            elif block.complete and block.complete.seq <= through:
+                heard[block.start.block] = len(block.content)
+        return heard
 
     def _block(self, event: Chunk | BlockStarted | BlockComplete) -> _Block:
         return self._blocks.setdefault(event.block, _Block(event))
@@ -159,16 +179,28 @@ class _Block:
     def __init__(self, start: Chunk | BlockStarted | BlockComplete) -> None:
         self.start = start
         self._content: list[str] = []
+        self._seqs: list[int] = []
         self.complete: BlockComplete | None = None
 
     def add(self, chunk: Chunk) -> None:
         if chunk.tool_call_part in (None, "input"):
             self._content.append(chunk.text)
+            self._seqs.append(chunk.seq)
 
     @property
     def content(self) -> str:
         """The text of its chunks."""
         return "".join(self._content)
+
+    def heard(self, through: int, characters: int | None) -> int:
+        """How many characters a listener heard who heard all events up to ``through``, and ``characters`` of that."""
+        count = 0
+        for seq, text in zip(self._seqs, self._content, strict=True):
+            if seq < through or (seq == through and characters is None):
+                count += len(text)
+            elif seq == through and characters is not None:
+                count += min(len(text), characters)
+        return count
 
     def so_far(self, last: PublicEvent) -> BlockComplete:
         """Return the block as if it were cut off here."""

@@ -20,8 +20,22 @@ class RunClient(Protocol):
         self, run: Run | str, *, after: int = -1, wait_s: float | None = PUBLISHED_WAIT_S
     ) -> AsyncGenerator[PublicEvent]: ...
     async def result(self, run: Run | str, *, wait_s: float | None = PUBLISHED_WAIT_S) -> Response: ...
-    async def messages(self, run: Run | str, *, wait_s: float | None = PUBLISHED_WAIT_S) -> list[Message]: ...
-    async def cancel(self, run: Run | str, reason: str | None = None, *, heard_through: int | None = None) -> None: ...
+    async def messages(
+        self,
+        run: Run | str,
+        *,
+        wait_s: float | None = PUBLISHED_WAIT_S,
+        heard_through: int | None = None,
+        heard_characters: int | None = None,
+    ) -> list[Message]: ...
+    async def cancel(
+        self,
+        run: Run | str,
+        reason: str | None = None,
+        *,
+        heard_through: int | None = None,
+        heard_characters: int | None = None,
+    ) -> None: ...
 
 
 class Run:
@@ -48,17 +62,27 @@ class Run:
         """
         return await self._client.result(self, wait_s=wait_s)
 
-    async def messages(self, *, wait_s: float | None = PUBLISHED_WAIT_S) -> list[Message]:
+    async def messages(
+        self,
+        *,
+        wait_s: float | None = PUBLISHED_WAIT_S,
+        heard_through: int | None = None,
+        heard_characters: int | None = None,
+    ) -> list[Message]:
         """Wait for the run to end, however it ends, and return its output as ``messages`` for the next request.
 
-        Raises Malformed and the errors of `Client.follow`.
+        ``heard_through``, ``heard_characters``: as in `Client.messages`. Raises the same errors.
         """
-        return await self._client.messages(self, wait_s=wait_s)
+        return await self._client.messages(
+            self, wait_s=wait_s, heard_through=heard_through, heard_characters=heard_characters
+        )
 
-    async def cancel(self, reason: str | None = None, *, heard_through: int | None = None) -> None:
+    async def cancel(
+        self, reason: str | None = None, *, heard_through: int | None = None, heard_characters: int | None = None
+    ) -> None:
         """Ask for the run to be stopped, also at the provider. Returns once the server has the request.
 
-        ``heard_through``: seq of the last event that a listener heard. Raises RequestInvalid, ServerUnavailable,
+        ``heard_through``, ``heard_characters``: as in `Client.cancel`. Raises RequestInvalid, ServerUnavailable,
         ServerFull.
         """
-        await self._client.cancel(self, reason, heard_through=heard_through)
+        await self._client.cancel(self, reason, heard_through=heard_through, heard_characters=heard_characters)

@@ -168,7 +168,9 @@ class Started(Event, frozen=True, kw_only=True, tag="started"):
     model: str
     metadata: dict[str, object] | None = None
     fallback: list[ProviderModel] | None = None
-    """Providers to try in turn if a turn fails before any of its visible text was emitted."""
+    """Providers to try in turn if a turn fails before any of its visible text was emitted; with ``on_failure``
+    `continue` also later, those that can continue a text.
+    """
     notes: list[str] | None = None
     """Parts of the request that have no effect, and why; one sentence each."""
     participant: str | None = None
@@ -187,7 +189,9 @@ class Retrying(Event, frozen=True, kw_only=True, tag="retrying"):
     ``drop_from`` is a number that no block has yet.
     """
     fallback: ProviderModel | None = None
-    """The provider and model of the next attempt and of the run's later turns; None: unchanged."""
+    """The provider and model of the next attempt and of the run's later turns; None: unchanged. With ``continues``, it
+    goes on with the text of the one before.
+    """
 
 
 class Restarted(Event, frozen=True, kw_only=True, tag="restarted"):
@@ -254,7 +258,11 @@ class Cancelled(RunEnd, frozen=True, kw_only=True, tag="cancelled"):
 
     reason: str | None = None
     heard_through: int | None = None
-    """The last ``seq`` that the listener heard, as reported by the client that cancelled."""
+    """The last ``seq`` that the listener heard, as reported by the client that cancelled. What came after it is not
+    part of `Response.messages`.
+    """
+    heard_characters: int | None = None
+    """How many characters of that event's text the listener heard; None: all of them."""
 
 
 class UnknownEvent(Event, frozen=True, kw_only=True, tag="unknown"):

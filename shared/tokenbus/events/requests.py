@@ -260,9 +260,9 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
     """Merged into the provider's request body unchanged, for options without a field here."""
     prefill: PrefillOptions | None = None
     """Mode prefill only."""
-    convert_unsigned_thinking_to_text: bool = False
-    """Thinking in `messages` that the provider does not accept back (unsigned, or another provider's) becomes
-    `<thinking>` text; otherwise it is dropped, with a note.
+    unsigned_thinking: Literal["drop", "text", "error"] = "drop"
+    """What becomes of thinking in `messages` that the provider does not accept back (unsigned, or another provider's).
+    ``drop``: it is left out, with a note. ``text``: it is sent as `<thinking>` text. ``error``: the run fails.
     """
     names_in_text: bool = False
     """Mode chat: write participant names into the texts (`Ann: …`). Otherwise they go into the name field of Chat
@@ -277,8 +277,9 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
     policies: list[Name] = []
     """Configured policies that judge this run, after those of its route."""
     fallback: Annotated[list[Fallback], Meta(max_length=8)] | None = None
-    """Providers and models to try in turn if a turn fails before any of its visible text was emitted. None: the
-    deployment's setting; an empty list: none.
+    """Providers and models to try in turn if a turn fails before any of its visible text was emitted; with
+    ``on_failure`` `continue` also later, those that can continue the text. None: the deployment's setting; an empty
+    list: none.
     """
     json_object: bool = False
     """The answer must be a JSON object, of no certain schema. Mode chat only; not with ``output_schema``."""
@@ -305,7 +306,11 @@ class Cancel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
     run: RunId
     reason: Annotated[str, Meta(max_length=1024)] | None = None
     heard_through: Annotated[int, Meta(ge=-1)] | None = None
-    """The last ``seq`` that the listener heard."""
+    """The last ``seq`` that the listener heard; -1: nothing. What came after it is not part of the run's messages. The
+    cancel is refused if the run has no event with this number yet.
+    """
+    heard_characters: Annotated[int, Meta(ge=0)] | None = None
+    """How many characters (Unicode code points) of that event's text were heard; None: all of them."""
 
 
 Request = Generate | Cancel

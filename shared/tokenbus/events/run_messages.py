@@ -2,7 +2,7 @@
 
 Each turn gives the model's message, with its parts in the order of their blocks and the data that its provider wants
 back; then the results of its calls. Content that was cut off is left out, except text, because the listener received
-it.
+it. What a listener did not hear is not history: text ends where it was last heard, and what began later is left out.
 """
 
 from __future__ import annotations
@@ -29,11 +29,17 @@ from tokenbus.events.requests import (
 Extras = Sequence[Mapping[str, object]]
 
 
-def messages_of(blocks: Sequence[BlockComplete], extras: Extras, participant: str | None) -> list[Message]:
+def messages_of(
+    blocks: Sequence[BlockComplete], extras: Extras, participant: str | None, heard: Mapping[int, int] | None = None
+) -> list[Message]:
     """The messages of a run with these blocks. ``extras``: its `provider_extra`, with the data that came after the ends
-    of blocks.
+    of blocks. ``heard``: see `RunResult.heard`.
     """
     late = {block: extra for extra in extras if isinstance(block := extra.get("block"), int)}
+    if heard is not None:
+        was = {block.block: block for block in blocks}
+        blocks = [part for block in blocks if (part := _heard(block, heard))]
+        late = {number: extra for number, extra in late.items() if any(was.get(number) is block for block in blocks)}
     messages: list[Message] = []
     for turn in sorted({block.turn for block in blocks}):
         own = [block for block in blocks if block.turn == turn]
@@ -45,6 +51,20 @@ def messages_of(blocks: Sequence[BlockComplete], extras: Extras, participant: st
         if results:
             messages.append(Message(role="tool", content=list[ContentPart](results)))
     return messages
+
+
+def _heard(block: BlockComplete, heard: Mapping[int, int]) -> BlockComplete | None:
+    """What the listener heard of a block. The data of a text that ends earlier are not the provider's any more."""
+    if block.kind == "tool_result":
+        return block  # it belongs to its call
+    if block.block not in heard:
+        return None
+    content = block.content or ""
+    if block.kind != "text" or heard[block.block] >= len(content):
+        return block
+    return msgspec.structs.replace(
+        block, content=content[: heard[block.block]], signature=None, opaque=None, opaque_blobs=None, cut=True
+    )
 
 
 def _part(block: BlockComplete, late: Mapping[str, object]) -> ContentPart | None:

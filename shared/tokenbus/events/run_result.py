@@ -50,6 +50,10 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     """How many of the run's events were folded in, including those of discarded blocks."""
     heard_through: int | None = None
     """For a cancelled run: the last ``seq`` that the listener heard, from the cancel request."""
+    heard: dict[int, int] | None = None
+    """With ``heard_through``: the blocks of which the listener heard something, by number, and how many characters of
+    each. Others are not part of `messages`. None: all was heard.
+    """
     provider_extra: list[dict[str, object]] = []
     """Further data of the provider, and notes of the bus on what it changed or left out."""
     participant: str | None = None
@@ -69,6 +73,8 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     def messages(self) -> list[Message]:
         """The run's output and its tools' results, as ``messages`` for the next request, to any provider.
 
-        Complete once the run has ended. Of blocks that were cut off, only text is included.
+        Complete once the run has ended. Of blocks that were cut off, only text is included. If a client said how far
+        the listener heard (``heard_through``), what came after that is left out, and a text ends at the last
+        character that was heard. The result of a call belongs to the call, also if it came later.
         """
-        return messages_of(self.blocks, self.provider_extra, self.participant)
+        return messages_of(self.blocks, self.provider_extra, self.participant, self.heard)

@@ -156,6 +156,8 @@ class VoiceTurns:
             try:
                 await self._bus.cancel(turn.run, INTERRUPTED, heard_through=heard)
                 return
+            except RequestInvalid:  # a fail-over lost events that were spoken
+                heard = None
             except ServerError as e:
                 if n == CANCEL_TRIES - 1:
                     _log.warning("run %s was not cancelled: %s", turn.run, e)

@@ -13,7 +13,8 @@ from msgspec import Meta
 from tokenbus import policy as policy_api
 from tokenbus.errors import SettingsError
 from tokenbus.policy.policy_runner import BoundPolicy, Handling, OnError
-from tokenbus.policy.processor import FunctionPolicy, StreamProcessor
+from tokenbus.policy.processor import Function, FunctionPolicy, StreamContext, StreamProcessor
+from tokenbus.policy.stream_state import StreamState
 
 
 class PolicySpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -40,6 +41,8 @@ def load(spec: PolicySpec, source: str = "policy") -> Callable[[], BoundPolicy]:
         found: object = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as e:
         raise SettingsError(source, spec.policy, f"cannot be imported: {e}") from e
+    except Exception as e:  # what the module does at its import
+        raise SettingsError(source, spec.policy, f"its import raised {type(e).__name__}: {e}") from e
     handling = Handling(on_error=spec.on_error, timeout_s=spec.timeout_s)
     if callable(found) and not isinstance(found, type):
         if spec.options:
@@ -53,4 +56,19 @@ def load(spec: PolicySpec, source: str = "policy") -> Callable[[], BoundPolicy]:
     policy = found
     options = policy.from_options(spec.options).options
     name = spec.name or policy.__name__
-    return lambda: BoundPolicy(name, policy(options), handling)
+
+    def bound() -> BoundPolicy:
+        try:
+            return BoundPolicy(name, policy(options), handling)
+        except Exception as e:  # the first one was made: it is the policy's error, as if it failed at its first call
+            problem = f"it could not be made: {type(e).__name__}: {e}"
+            return BoundPolicy(name, FunctionPolicy(_raising(problem)), handling)
+
+    return bound
+
+
+def _raising(problem: str) -> Function:
+    async def fail(chunk: Any, state: StreamState, context: StreamContext[Any]) -> None:
+        raise RuntimeError(problem)
+
+    return fail

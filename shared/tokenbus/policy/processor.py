@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, P
 import msgspec
 
 from tokenbus.errors import SettingsError
-from tokenbus.policy.stream_state import StreamBlock, StreamState
+from tokenbus.policy.stream_state import ContentStreamBlock, StreamBlock, StreamState, ToolCallStreamBlock
 
 if TYPE_CHECKING:
     from tokenbus.client.client import Client
@@ -110,8 +110,9 @@ class StreamContext(Generic[C]):
         self._decisions: list[Decision] = []
         self._dealt_with: list[int] = []
 
-    def send(self, chunk: C | NewText | NewToolCall | str) -> Awaitable[None]:
-        """Send a chunk: the current one, a held one, a changed copy, or something new. A string is sent as `NewText`.
+    def send(self, chunk: C | NewText | NewToolCall | StreamBlock | str) -> Awaitable[None]:
+        """Send a chunk: the current one, a held one, a changed copy, or something new. A string is sent as `NewText`; a
+        `ContentStreamBlock` or `ToolCallStreamBlock` as a new block with what it has by now.
 
         Does nothing after `terminate`. The chunk is sent when this returns, whether or not it is awaited. Indices,
         block boundaries, complete contents and the finish reason are corrected on output. Raises TypeError for anything
@@ -234,10 +235,21 @@ class _Done:
 _DONE = _Done()
 
 
-def sendable(words: ChunkAccess[C], sent: C | NewText | NewToolCall | str) -> C | NewText | NewToolCall:
-    """Convert what a policy sent into its output form. Raises TypeError if it cannot be sent."""
+def sendable(words: ChunkAccess[C], sent: C | NewText | NewToolCall | StreamBlock | str) -> C | NewText | NewToolCall:
+    """Convert what a policy sent into its output form; a block of the state is sent as a new block like it. Raises
+    TypeError, which says what to send, if it cannot be sent.
+    """
     if isinstance(sent, str):
         return NewText(sent)
+    if isinstance(sent, ContentStreamBlock):
+        return NewText(sent.content)
+    if isinstance(sent, ToolCallStreamBlock):
+        return NewToolCall(sent.id, sent.name, sent.arguments)
+    if isinstance(sent, StreamBlock):
+        raise TypeError(
+            f"a policy sent a {type(sent).__name__}: send the chunks of a block of kind {sent.kind}, changed with "
+            "`context.with_text` if need be; only a text or a tool call can be sent as a block"
+        )
     if isinstance(sent, NewText | NewToolCall) or words.is_chunk(sent):
         return sent
     raise TypeError(
@@ -247,6 +259,9 @@ def sendable(words: ChunkAccess[C], sent: C | NewText | NewToolCall | str) -> C 
 
 class NoOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The options of a policy without options."""
+
+
+CONSTRUCTOR = "a policy is made with its options as the only argument: `def __init__(self, options=None)`"
 
 
 class StreamProcessor:
@@ -266,10 +281,13 @@ class StreamProcessor:
     @classmethod
     def from_options(cls, options: Mapping[str, object]) -> Self:
         """Create an instance. Raises SettingsError, naming the option, if one is invalid or unknown."""
+        policy = f"policy {cls.__module__}:{cls.__qualname__}"
         try:
             return cls(msgspec.convert(dict(options), cls.Options))
         except (msgspec.ValidationError, ValueError) as e:
-            raise SettingsError(f"policy {cls.__module__}:{cls.__qualname__}", "options", str(e)) from e
+            raise SettingsError(policy, "options", str(e)) from e
+        except Exception as e:
+            raise SettingsError(policy, "constructor", f"it raised {type(e).__name__}: {e}; {CONSTRUCTOR}") from e
 
     async def on_chunk(self, chunk: Any, state: StreamState, context: StreamContext[Any]) -> None:
         """Handle one chunk; ``state`` includes it already. The default sends it."""

@@ -126,19 +126,35 @@ class Client:
         """
         return self._loop.call(self._bus.result(_id(run), wait_s=wait_s))
 
-    def messages(self, run: Run | str, *, wait_s: float | None = PUBLISHED_WAIT_S) -> list[Message]:
+    def messages(
+        self,
+        run: Run | str,
+        *,
+        wait_s: float | None = PUBLISHED_WAIT_S,
+        heard_through: int | None = None,
+        heard_characters: int | None = None,
+    ) -> list[Message]:
         """Wait for the run to end, however it ends, and return its output as ``messages`` for the next request.
 
-        Raises Malformed and the errors of `follow`. See `tokenbus.Client.messages`.
+        Raises Malformed, RequestInvalid and the errors of `follow`. See `tokenbus.Client.messages`.
         """
-        return self._loop.call(self._bus.messages(_id(run), wait_s=wait_s))
+        heard = {"heard_through": heard_through, "heard_characters": heard_characters}
+        return self._loop.call(self._bus.messages(_id(run), wait_s=wait_s, **heard))
 
-    def cancel(self, run: Run | str, reason: str | None = None, *, heard_through: int | None = None) -> None:
+    def cancel(
+        self,
+        run: Run | str,
+        reason: str | None = None,
+        *,
+        heard_through: int | None = None,
+        heard_characters: int | None = None,
+    ) -> None:
         """Ask for the run to be stopped, also at the provider. Returns once the server has the request.
 
         Raises RequestInvalid, ServerUnavailable and ServerFull, as `tokenbus.Client.cancel` does.
         """
-        self._loop.call(self._bus.cancel(_id(run), reason, heard_through=heard_through))
+        heard = {"heard_through": heard_through, "heard_characters": heard_characters}
+        self._loop.call(self._bus.cancel(_id(run), reason, **heard))
 
     def retry(self, run: Run | str, *, again: int = 1) -> Run:
         """Publish the request of an incomplete, failed or cancelled run again, as a new run.

@@ -19,8 +19,22 @@ class RunClient(Protocol):
         self, run: Run | str, *, after: int = -1, wait_s: float | None = PUBLISHED_WAIT_S
     ) -> Generator[PublicEvent]: ...
     def result(self, run: Run | str, *, wait_s: float | None = PUBLISHED_WAIT_S) -> Response: ...
-    def messages(self, run: Run | str, *, wait_s: float | None = PUBLISHED_WAIT_S) -> list[Message]: ...
-    def cancel(self, run: Run | str, reason: str | None = None, *, heard_through: int | None = None) -> None: ...
+    def messages(
+        self,
+        run: Run | str,
+        *,
+        wait_s: float | None = PUBLISHED_WAIT_S,
+        heard_through: int | None = None,
+        heard_characters: int | None = None,
+    ) -> list[Message]: ...
+    def cancel(
+        self,
+        run: Run | str,
+        reason: str | None = None,
+        *,
+        heard_through: int | None = None,
+        heard_characters: int | None = None,
+    ) -> None: ...
 
 
 class Run:
@@ -41,10 +55,20 @@ class Run:
         """Wait for the run to end and return its response. Raises the same errors as `Client.result`."""
         return self._client.result(self, wait_s=wait_s)
 
-    def messages(self, *, wait_s: float | None = PUBLISHED_WAIT_S) -> list[Message]:
+    def messages(
+        self,
+        *,
+        wait_s: float | None = PUBLISHED_WAIT_S,
+        heard_through: int | None = None,
+        heard_characters: int | None = None,
+    ) -> list[Message]:
         """Wait for the run to end and return its output as messages. Raises the same errors as `Client.messages`."""
-        return self._client.messages(self, wait_s=wait_s)
+        return self._client.messages(
+            self, wait_s=wait_s, heard_through=heard_through, heard_characters=heard_characters
+        )
 
-    def cancel(self, reason: str | None = None, *, heard_through: int | None = None) -> None:
+    def cancel(
+        self, reason: str | None = None, *, heard_through: int | None = None, heard_characters: int | None = None
+    ) -> None:
         """Ask for the run to be stopped, also at the provider. Raises the same errors as `Client.cancel`."""
-        self._client.cancel(self, reason, heard_through=heard_through)
+        self._client.cancel(self, reason, heard_through=heard_through, heard_characters=heard_characters)

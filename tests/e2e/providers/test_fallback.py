@@ -10,7 +10,8 @@ import pytest
 
 from tests.e2e import judge
 from tests.e2e.conftest import WEATHER, Send
-from tests.e2e.fleet import BASE_PATHS, PIPELINE, WITH_TOOLS, ended, fleet, provider_table
+from tests.e2e.fleet import BASE_PATHS, PIPELINE, WITH_TOOLS, ended, fleet, log_of, provider_table
+from tests.waiting import eventually
 from tokenbus import Client
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
@@ -241,3 +242,70 @@ async def test_an_unsuitable_provider_is_refused_by_name_or_skipped_with_a_note(
     for run in (alone, failing):
         assert logs[run][-1]["error"]["class"] == "auth", "no other provider is called"
         assert "fallback" not in logs[run][0]
+
+
+@pytest.mark.parametrize("mode", ["chat", "prefill"])
+@pytest.mark.parametrize("broken", [CutOff, ErrorEvent])
+async def test_another_provider_continues_a_text_in_the_middle(
+    server: Server,
+    server_url: str,
+    keys: Keys,
+    send: Send,
+    tmp_path: Path,
+    mode: str,
+    broken: type[CutOff | ErrorEvent],
+) -> None:
+    """The one that wrote the text fails for good, the next in the list cannot continue a text, the one after it can."""
+    said = f" {REPLY}" if mode == "prefill" else REPLY
+    more: dict[str, Any] = {"mode": mode, "participant": "Claude"} if mode == "prefill" else {}
+    first = Script(
+        name="first", turns=(Turn(says=Reply(text=said), first=(broken(after_text="another"), Status(status=401))),)
+    )
+    second = Script(name="second", turns=(Turn(says=Reply(text=said)),))
+    quirks = 'quirks = { models_continuing = [""] }'
+    async with MockProvider([first, second, SPEAKS]) as provider:
+        toml = QUICK + provider_table("claude", "anthropic", provider.url, quirks)
+        toml += provider_table("twin", "gemini", provider.url, quirks)
+        async with fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml):
+            own, skipped = ("openai-responses", [to("openai-responses")]) if mode == "chat" else ("claude", [])
+            fallback = [*skipped, to("twin", "second")]
+            run = await send("first", provider=own, fallback=fallback, on_failure="continue", **more)
+            log: Any = (await ended(server.client, keys, [run]))[run]
+        requests = [exchange.request.model for exchange in provider.requests if exchange.request]
+    judge.check(log)
+    assert log[-1]["type"] == "completed", log[-1]
+    assert judge.text(log) == REPLY
+    assert judge.blocks(log) == [("text", REPLY)], "one seamless block"
+    *_, handed_over = [e for e in log if e["type"] == "retrying"]
+    assert (handed_over["continues"], handed_over["fallback"]) == (True, to("twin", "second"))
+    assert log[-1]["provider"] == "twin"
+    assert "speaks" not in requests
+    assert requests[-1] == "second"
+
+
+async def test_a_fetcher_that_stops_hands_its_text_over_to_a_provider_that_can_continue_it(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    first = Script(name="first", turns=(Turn(says=Reply(text=REPLY), fault=Stall(after_text="another")),))
+    second = Script(name="second", turns=(Turn(says=Reply(text=REPLY)),))
+    async with MockProvider([first, second]) as provider:
+        toml = QUICK + "[stages]\ndrain_s = 0.1\n"
+        toml += provider_table("claude", "anthropic", provider.url, 'quirks = { models_continuing = [""] }')
+        async with fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml) as workers:
+            how: dict[str, Any] = {"provider": "openai-responses", "fallback": [to("claude", "second")]}
+            run = await send("first", on_failure="continue", **how)
+            cut = await send("first", **how)
+
+            async def spoken() -> bool:
+                logs = [await log_of(server.client, keys, one) for one in (run, cut)]
+                return all("another" in judge.text(log) for log in logs)
+
+            await eventually(spoken)
+            assert await workers.worker_of("fetcher").stop() == 0
+            await workers.start(PIPELINE[0])
+            logs: Any = await ended(server.client, keys, [run, cut])
+    judge.check(logs[run])
+    assert logs[run][-1]["type"] == "completed", logs[run][-1]
+    assert judge.blocks(logs[run]) == [("text", REPLY)]
+    assert switches(logs[run]) == [to("claude", "second")]
+    assert logs[cut][-1]["type"] == "incomplete", "the request did not allow it"

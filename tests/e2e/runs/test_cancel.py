@@ -10,13 +10,18 @@ import pytest
 
 from tests.e2e import judge
 from tests.e2e.conftest import Send
-from tests.e2e.fleet import PIPELINE, ended, fleet
+from tests.e2e.fleet import PIPELINE, Kind, ended, fleet, provider_table
 from tests.waiting import eventually
+from tokenbus import Client
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
+from tokenbus.errors import RequestInvalid, RunCancelled
+from tokenbus.events.public import Chunk
+from tokenbus.events.requests import TextPart
 from tokenbus_services.mock_provider import Delivery, MockProvider, Reply, Script, Stall, Status, ToolCall, Turn
 
 SLOW = Script(name="slow", turns=(Turn(says=Reply(text="one two three four"), fault=Stall(after_text="three")),))
+HEARD = Script(name="heard", turns=(Turn(says=Reply(text="one two three four"), first=(Stall(after_text="three"),)),))
 CALLING = Script(
     name="calling",
     turns=(
@@ -44,6 +49,10 @@ async def endless():
 """A tool, as a module of its own."""
 
 
+def claude(url: str) -> str:
+    return provider_table("claude", "anthropic", url, 'quirks = { models_continuing = [""] }')
+
+
 async def cancel(server: Server, keys: Keys, run: str, **fields: Any) -> None:
     request = {"type": "cancel", "run": run, **fields}
     await server.client.xadd(keys.requests, {"__data__": json.dumps(request)})
@@ -67,14 +76,69 @@ async def test_a_cancel_closes_the_providers_socket(
                 return b"two" in b"".join([f[b"__data__"] for _, f in await server.client.xrange(keys.log(run))])
 
             await eventually(received)
-        await cancel(server, keys, run, reason="enough", heard_through=3)
+        heard = 2 if model == "slow" else 0
+        await cancel(server, keys, run, reason="enough", heard_through=heard)
         await provider.disconnected(exchange)
         log: Any = (await ended(server.client, keys, [run]))[run]
     judge.check(log)
     end = log[-1]
-    assert (end["type"], end["reason"], end["heard_through"]) == ("cancelled", "enough", 3)
+    assert (end["type"], end["reason"], end["heard_through"]) == ("cancelled", "enough", heard)
     assert judge.text(log) == ("one two three" if model == "slow" else "")
     assert await server.client.hget(keys.run(run), "status") == b"cancelled"
+
+
+@pytest.mark.parametrize("mode", ["chat", "prefill"])
+@pytest.mark.parametrize("policies", [[], ["watch"]], ids=["", "judged"])
+async def test_the_messages_of_a_cancelled_run_end_where_its_listener_stopped(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, mode: str, policies: list[str]
+) -> None:
+    toml = '[policies.watch]\nuse = "tokenbus.policy:RedactSecrets"\n'
+    fields: dict[str, Any] = {"mode": mode, "policies": policies, "provider": "claude"}
+    if mode == "prefill":
+        fields |= {"participant": "Bot", "messages": [{"role": "user", "participant": "Ann", "content": "hello"}]}
+    services: list[Kind] = [*PIPELINE, *(["policy"] if policies else [])]
+    async with (
+        MockProvider([HEARD]) as provider,
+        fleet(tmp_path, server_url, keys, provider.url, services, toml + claude(provider.url)),
+        Client(server_url, prefix=keys.prefix) as bus,
+    ):
+        run = await send("heard", **fields)
+        heard: Chunk | None = None
+        text = ""
+        async for event in bus.follow(run):
+            if isinstance(event, Chunk):
+                heard, text = event, text + event.text
+            if "three" in text:
+                break
+        assert heard
+        with pytest.raises(RequestInvalid, match="heard_through: 999 is beyond the newest event"):
+            await bus.cancel(run, heard_through=999)
+        await cancel(server, keys, run, heard_through=999)  # as any program would, without the client
+
+        async def refused() -> bool:
+            letters = await server.client.xrange(keys.dead)
+            return any(b"heard_through: 999 is beyond" in fields[b"__data__"] for _, fields in letters)
+
+        await eventually(refused)
+        assert await server.client.hget(keys.run(run), "status") == b"open"
+        characters = max(len(heard.text) - 2, 0)
+        await bus.cancel(run, heard_through=heard.seq, heard_characters=characters)
+        (message,) = await bus.messages(run)
+        said = text[: len(text) - len(heard.text) + characters]
+        assert [part.text for part in message.content if isinstance(part, TextPart)] == [said]
+        assert await bus.messages(run, heard_through=-1) == []
+        with pytest.raises(RequestInvalid, match="beyond the newest event"):
+            await bus.messages(run, heard_through=999)
+        with pytest.raises(RunCancelled) as caught:
+            await bus.result(run)
+        assert caught.value.result
+        assert (caught.value.result.heard_through, caught.value.result.text) == (heard.seq, text)
+        resumed = await bus.resume(run)
+        await eventually(lambda: len(provider.requests) == 2)
+        sent = provider.requests[1].http_request.body.decode()
+        assert said.rstrip() in sent
+        assert "three" not in sent
+        await bus.cancel(resumed)
 
 
 async def test_a_cancel_during_a_tool_stops_the_tool_and_gives_its_call_a_result(

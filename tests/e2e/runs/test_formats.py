@@ -139,7 +139,7 @@ async def test_thinking_of_another_model_is_left_out_or_becomes_text_as_the_requ
     ]
     async with MockProvider([HELLO]) as provider, fleet(tmp_path, server_url, keys, provider.url, PIPELINE):
         for convert in (False, True):
-            how: dict[str, Any] = {"messages": messages, "convert_unsigned_thinking_to_text": convert}
+            how: dict[str, Any] = {"messages": messages, "unsigned_thinking": "text" if convert else "drop"}
             runs = [await send("hello", provider=api, **how) for api in BASE_PATHS]
             logs: Any = await ended(server.client, keys, runs)
             for run in runs:

@@ -253,3 +253,50 @@ def test_the_answer_to_a_schema_is_parsed_and_checked():
 def test_an_answer_that_is_no_json_is_not_parsed(text: str):
     with pytest.raises(ValueError, match="answer of run"):
         fold(piece(0, text), completed()).parsed()
+
+
+HEARD_RUN = numbered(
+    (
+        piece(0, "Let me", "thinking"),
+        whole(0, "Let me", "thinking", signature="s0"),
+        piece(1, "It is "),
+        piece(1, "raining 🌧 in Bonn."),
+        whole(1, "It is raining 🌧 in Bonn.", opaque={"citations": "[]"}),
+        whole(2, None, "tool_call", tool_id="t", tool_name="weather", arguments="{}"),
+        whole(3, "18", "tool_result", tool_id="t"),
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("through", "characters", "kinds", "text"),
+    [
+        (-1, None, [], None),
+        (0, None, [], None),
+        (1, None, ["thinking"], None),
+        (2, None, ["thinking", "text"], "It is "),
+        (3, 0, ["thinking", "text"], "It is "),
+        (3, 9, ["thinking", "text"], "It is raining 🌧"),
+        (3, 99, ["thinking", "text"], "It is raining 🌧 in Bonn."),
+        (4, None, ["thinking", "text"], "It is raining 🌧 in Bonn."),
+        (5, None, ["thinking", "text", "tool_call", "tool_result"], "It is raining 🌧 in Bonn."),
+    ],
+)
+def test_what_was_not_heard_is_not_part_of_the_messages(
+    through: int, characters: int | None, kinds: list[str], text: str | None
+):
+    end = Cancelled(
+        **{**AT, "seq": 7}, finish="unknown", timing=TIMING, heard_through=through, heard_characters=characters
+    )
+    response = Response.of([*HEARD_RUN, end])
+    messages: list[Any] = msgspec.to_builtins(response.messages)
+    parts = [part for message in messages for part in message["content"]]
+    assert [part["type"] for part in parts] == kinds
+    assert [part["text"] for part in parts if part["type"] == "text"] == ([] if text is None else [text])
+    # The provider gets its data back only with exactly what it wrote.
+    assert all(("opaque" in part) == (text == response.text) for part in parts if part["type"] == "text")
+    assert response.text == "It is raining 🌧 in Bonn."
+    ended = ResponseBuilder(heard_through=through, heard_characters=characters)
+    for event in [*HEARD_RUN, Completed(**{**AT, "seq": 7}, finish="stop", timing=TIMING)]:
+        ended.add(event)
+    assert msgspec.to_builtins(ended.response.messages) == messages

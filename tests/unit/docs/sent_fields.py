@@ -63,7 +63,7 @@ SENT = {
     "a thinking part": Sent(
         {"type": "thinking", "text": "It may rain.", "signature": "EqQBCg"},
         {"text": "It will rain.", "signature": "EqQBCh"},
-        (_of_model, lambda part: _of_model(part) | {"convert_unsigned_thinking_to_text": True}),
+        (_of_model, lambda part: _of_model(part) | {"unsigned_thinking": "text"}),
     ),
     "an image part": Sent(_IMAGE, {"source": {**_PNG, "data": "iVBORw0KGgoA"}, "cache": True}, (_of_user,)),
     "a document part": Sent(

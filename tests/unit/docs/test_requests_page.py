@@ -62,7 +62,7 @@ BESIDE: dict[str, dict[str, Any]] = {
         {"role": "user", "content": "Hi", "participant": "Ann"},
         {"role": "user", "content": "Hi", "participant": "Ann"},
     ]},
-    "convert_unsigned_thinking_to_text": {"messages": [
+    "unsigned_thinking": {"messages": [
         {"role": "user", "content": "Hi"},
         {"role": "assistant", "content": [{"type": "thinking", "text": "Hm."}, {"type": "text", "text": "Hello"}]},
         {"role": "user", "content": "Hi"},

@@ -199,9 +199,9 @@ FULL: list[tuple[PublicEvent, str]] = [
         '{"type":"failed",' + HEAD + ',"finish":"error","timing":' + TIMING_JSON + ',"error":' + ERROR_JSON + "}",
     ),
     (
-        Cancelled(**AT, finish="unknown", timing=TIMING, reason="barge-in", heard_through=41),
+        Cancelled(**AT, finish="unknown", timing=TIMING, reason="barge-in", heard_through=41, heard_characters=7),
         '{"type":"cancelled",' + HEAD + ',"finish":"unknown","timing":' + TIMING_JSON + ',"reason":"barge-in",'
-        '"heard_through":41}',
+        '"heard_through":41,"heard_characters":7}',
     ),
 ]
 

@@ -98,7 +98,7 @@ GOLDEN: list[tuple[Request, str]] = [
                 names_once=True,
                 unnamed=["Narrator"],
             ),
-            convert_unsigned_thinking_to_text=True,
+            unsigned_thinking="text",
             names_in_text=True,
             images=ImageOptions(
                 size="2K",
@@ -145,7 +145,7 @@ GOLDEN: list[tuple[Request, str]] = [
         '"tool_timeout_s":5,"on_failure":"continue","deadline_s":60,"participant":"Ada","metadata":{"call":7},'
         '"extra":{"service_tier":"auto"},"prefill":{"delimiter":"\\n\\n","end_of_turn":"<|eot|>",'
         '"stop_on_end_of_turn":false,"first_user_message":"Go on.","names_once":true,"unnamed":["Narrator"]},'
-        '"convert_unsigned_thinking_to_text":true,"names_in_text":true,'
+        '"unsigned_thinking":"text","names_in_text":true,'
         '"images":{"size":"2K","aspect_ratio":"16:9","quality":"low",'
         '"format":"webp","background":"auto","model":"gpt-image-2","count":2,"previews":3,"mask":{"type":"image",'
         '"source":{"type":"blob","blob_id":"sha256:00","media_type":"image/png"}},"deliver":"base64"},'
@@ -157,8 +157,8 @@ GOLDEN: list[tuple[Request, str]] = [
     ),
     (Cancel(run="r1"), '{"type":"cancel","run":"r1"}'),
     (
-        Cancel(run="r1", reason="barge-in", heard_through=41),
-        '{"type":"cancel","run":"r1","reason":"barge-in","heard_through":41}',
+        Cancel(run="r1", reason="barge-in", heard_through=41, heard_characters=7),
+        '{"type":"cancel","run":"r1","reason":"barge-in","heard_through":41,"heard_characters":7}',
     ),
 ]
 

@@ -13,7 +13,7 @@ from tokenbus.client.response import Response
 from tokenbus.events.public import TERMINAL, Chunk, Completed, Incomplete
 from tokenbus.policy.apply import apply_policies
 from tokenbus.policy.processor import NewText, StreamContext, StreamProcessor
-from tokenbus.policy.stream_state import StreamState, ToolCallStreamBlock
+from tokenbus.policy.stream_state import ContentStreamBlock, OtherStreamBlock, StreamState, ToolCallStreamBlock
 
 AZURE = {"id": "", "object": "", "created": 0, "model": "", "choices": [], "prompt_filter_results": []}
 SAYS = [text("Hello "), text("you"), chunk(finish="stop")]
@@ -170,3 +170,36 @@ def test_the_events_that_end_a_run_are_those_that_wait() -> None:
     words = public_stream(AtEnd())._links[0]._words
     assert all(words.is_end(event) == isinstance(event, TERMINAL) for event in ANSWER)
     assert any(isinstance(event, Chunk) for event in ANSWER)
+
+
+async def test_a_block_of_the_state_may_be_sent_and_goes_out_as_a_new_one() -> None:
+    class Sends(StreamProcessor):
+        async def on_chunk(self, chunk: Any, state: StreamState, context: StreamContext[Any]) -> None:
+            if isinstance(state.just_completed, ContentStreamBlock | ToolCallStreamBlock):
+                await context.send(state.just_completed)
+            elif state.chunk_block is None:
+                await context.send(chunk)
+
+    out = await under(public_stream(Sends()), ANSWER)
+    check_sound(out)
+    plain = Response.of(ANSWER)
+    assert Response.of(out).text == plain.text
+    assert [(c.tool_id, c.tool_name, c.arguments) for c in Response.of(out).tool_calls] == [
+        (c.tool_id, c.tool_name, c.arguments) for c in plain.tool_calls
+    ]
+
+
+async def test_a_block_that_cannot_be_sent_is_refused_with_what_to_send() -> None:
+    problems: list[str] = []
+
+    class Sends(StreamProcessor):
+        async def on_chunk(self, chunk: Any, state: StreamState, context: StreamContext[Any]) -> None:
+            try:
+                await context.send(OtherStreamBlock("t", 0, other_kind="thinking"))
+            except TypeError as e:
+                problems.append(str(e))
+            await context.send(chunk)
+
+    await under(public_stream(Sends()), ANSWER)
+    assert all("send the chunks of a block of kind thinking" in problem for problem in problems)
+    assert problems

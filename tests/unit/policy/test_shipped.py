@@ -14,7 +14,7 @@ from tests.unit.policy.test_public_events import ANSWER, answer, check_sound
 from tokenbus.client.response import Response
 from tokenbus.errors import SettingsError
 from tokenbus.events import normalized as n
-from tokenbus.events.public import encode
+from tokenbus.events.public import Started, encode
 from tokenbus.events.requests import ExtraPart, Generate, TextPart, ThinkingPart
 from tokenbus.policy.builtin.model_judge import CallJudge
 from tokenbus.policy.builtin.rewrite import RedactSecrets, ReplaceText
@@ -23,6 +23,8 @@ from tokenbus.policy.loading import PolicySpec, load
 from tokenbus.policy.openai.format import OpenAIChunks
 from tokenbus.policy.policy_chain import PolicyStream
 from tokenbus.policy.policy_runner import BoundPolicy
+from tokenbus.policy.processor import StreamProcessor
+from tokenbus.policy.public.format import PublicEvents
 from tokenbus_services.policy_stage.builtin.json_schema import ArgumentSchemas
 
 KEY = "sk-" + "a1B2" * 10
@@ -173,6 +175,43 @@ def test_a_shipped_policy_is_loaded_by_its_public_name_and_by_the_file_it_once_l
     assert (first.name, first.handling.on_error, first.policy.options.deny) == ("ToolRules", "pass", ["x"])
 
 
+class Constructed(StreamProcessor):
+    """A policy whose constructor takes other arguments."""
+
+    def __init__(self, options: Any, strict: bool) -> None:
+        super().__init__(options)
+
+
+class Failing(StreamProcessor):
+    """A policy whose constructor fails."""
+
+    def __init__(self, options: Any = None) -> None:
+        raise ZeroDivisionError
+
+
+class OnlyOnce(StreamProcessor):
+    """A policy that can be made once, as at the start of a worker, and then no more."""
+
+    made = 0
+
+    def __init__(self, options: Any = None) -> None:
+        super().__init__(options)
+        OnlyOnce.made += 1
+        if OnlyOnce.made > 1:
+            raise OSError("no such file")
+
+
+@pytest.mark.parametrize("on_error", ["block", "pass"])
+async def test_a_policy_that_cannot_be_made_for_one_stream_fails_in_that_stream(on_error: Any):
+    OnlyOnce.made = 0
+    make = load(PolicySpec(policy=f"{__name__}:OnlyOnce", on_error=on_error))
+    stream = PolicyStream([make()], PublicEvents(lambda: 0))
+    await stream.feed(Started(run="r", seq=0, turn=0, attempt=1, provider="p", model="m"))
+    (decision,) = stream.decisions()
+    assert (decision.action, "it could not be made: OSError: no such file" in decision.reason) == ("error", True)
+    assert (stream.terminated is not None) == (on_error == "block")
+
+
 @pytest.mark.parametrize(
     ("path", "options", "problem"),
     [
@@ -183,6 +222,12 @@ def test_a_shipped_policy_is_loaded_by_its_public_name_and_by_the_file_it_once_l
         ("tokenbus.policy:ToolRules", {"dney": []}, "unknown field `dney`"),
         ("tokenbus.policy:ToolRules", {"deny": "x"}, r"\$.deny"),
         ("tokenbus.policy:ReplaceText", {"rules": [{"find": "x", "then": "a+"}]}, r"rules\[0\]"),
+        (
+            f"{__name__}:Constructed",
+            {},
+            r"Constructed: constructor: it raised TypeError: .*'strict'.*options=None",
+        ),
+        (f"{__name__}:Failing", {}, "Failing: constructor: it raised ZeroDivisionError"),
         (
             "tokenbus_services.policy_stage.builtin:ArgumentSchemas",
             {"schemas": {"f": {"type": 1}}},

@@ -4,7 +4,7 @@
 ``GET /runs``                 runs, the newest first: ``?state= &tenant= &older_than= &limit= &after=``; see `run_list`
 ``GET /runs/{id}``            the run's output so far as one object; with ``?wait=true`` after its end
 ``GET /runs/{id}/events``     its events; ``Last-Event-ID`` or ``?after=SEQ`` go on after one; 204 if there are no more
-``POST /runs/{id}/cancel``    ``{"reason", "heard_through"}``: 202
+``POST /runs/{id}/cancel``    ``{"reason", "heard_through", "heard_characters"}``: 202
 ``POST /runs/{id}/retry``     the same request again, ``resume``: from its text on: 202 with the new run's id
 ``GET /runs/{id}/blobs/{id}`` a blob that the run's events name
 ``GET /topics/{topic}``       live events of all runs, for operators: ``?group=NAME`` shares them among its readers
@@ -104,8 +104,9 @@ class _NativeRoutes:
         run, fields = await self._owned(request)
         assert fields
         reason, heard = fields.text("reason"), fields.whole("heard_through", least=-1)
+        characters = fields.whole("heard_characters", least=0)
         fields.end()
-        await self._gateway.runs.cancel(run, reason, heard_through=heard)
+        await self._gateway.runs.cancel(run, reason, heard_through=heard, heard_characters=characters)
         return _sent(accepted(run))
 
     async def retry(self, request: Request) -> Any:

@@ -134,6 +134,16 @@ class TextReader(msgspec.Struct):
         if not self.over:
             self.held = text[hold:]
 
+    def read_as(self, setting: TextReading) -> list[Normalized]:
+        """Read the rest by another setting. Returns what was held back as the beginning of a string of the old one."""
+        out: list[Normalized] = []
+        if setting.end_of_turn != self.setting.end_of_turn:
+            self._give_up_token(out)
+        if setting.stops != self.setting.stops and not self.over:
+            self._give_up_stop(out)
+        self.setting = setting
+        return out
+
     def release(self) -> list[Normalized]:
         """Emit held-back text as content because no more text follows. Open blocks stay open."""
         out: list[Normalized] = []

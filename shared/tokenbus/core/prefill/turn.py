@@ -39,6 +39,13 @@ class TurnText(msgspec.Struct):
         """The same turn from its start; ``setting`` replaces the current one, for another provider."""
         return TurnText.start(self.run, self.turn, setting or self.setting, self.limit, self.reader.began)
 
+    def read_as(self, setting: TextReading | None) -> list[n.Normalized]:
+        """Read the rest of the turn as another provider marks it; None: as before. Returns what was held back as the
+        beginning of a mark that no longer counts.
+        """
+        self.setting = setting or self.setting
+        return self.reader.read_as(self.setting)
+
     def following(self) -> TurnText:
         """The next turn. If a call interrupted thinking, it continues inside that thinking."""
         return TurnText.start(self.run, self.turn + 1, self.setting, self.limit, self.reader.thinking)

@@ -1,7 +1,7 @@
 """Find names in a request that this version does not know: fields, and words where only certain ones are valid. Pure.
 
 A client of this version gets an error for a misspelt name before the request is sent. Intake must accept requests of
-newer versions, so it only notes an unknown field.
+newer versions, so it only notes an unknown field, unless the name that was meant is one of `SAFETY`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from tokenbus.events.requests import Request
 
 MAX_NOTES = 16
 """Maximum notes about unknown fields per request."""
+SAFETY = ("policies", "visible")
+"""Fields that keep output from being published. A request with a misspelt one is refused, never run without it."""
 _FEW = 8
 """If no known name is close, list the known names only if there are at most this many."""
 _NAME_CHARS = 64
@@ -74,9 +76,13 @@ def check_known(value: object) -> None:
 
 
 def notes_of(value: object) -> list[str]:
-    """One sentence for each ignored field, at most `MAX_NOTES`. Raises like `unknown_fields`."""
+    """One sentence for each ignored field, at most `MAX_NOTES`. Raises like `unknown_fields`, and for a misspelt one
+    of `SAFETY`.
+    """
     notes: list[str] = []
     for field in unknown_fields(value):  # walk to the end: an invalid word anywhere is an error
+        if not field.where and nearest(field.name, field.known) in SAFETY:
+            raise RequestInvalid(field.path, f"{field.problem} A run without it could publish what it is to keep back")
         if len(notes) < MAX_NOTES:
             notes.append(f"{field.path} has no effect: {field.problem}")
     return notes

@@ -48,9 +48,18 @@ def check_request(request: Request) -> None:
       leaves the token open, the provider's applies, and `tokenbus.providers.request.transcript` checks that rule.
     """
     if isinstance(request, Cancel):
+        if request.heard_characters is not None and (request.heard_through or -1) < 0:
+            raise RequestInvalid("heard_characters", "needs heard_through, the event in whose text they are")
         return
     for where, problem in _problems(request):
         raise RequestInvalid(where, problem)
+
+
+def check_heard(request: Cancel, newest: int) -> None:
+    """Raise RequestInvalid if a listener cannot have heard so much. ``newest``: seq of the run's newest event."""
+    if request.heard_through is not None and request.heard_through > newest:
+        problem = f"{request.heard_through} is beyond the newest event of run {request.run}, {newest}"
+        raise RequestInvalid("heard_through", problem)
 
 
 def _problems(request: Generate) -> Iterator[tuple[str, str]]:

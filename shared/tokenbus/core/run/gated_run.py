@@ -27,7 +27,7 @@ from tokenbus.core.run.output_limits import count_bytes
 from tokenbus.core.run.provider_extra import renumbered
 from tokenbus.core.run.state import RunState
 from tokenbus.core.run.state_machine import RunMachine
-from tokenbus.core.run.termination import STATUS, deadline_passed, end, terminated, workers_gone
+from tokenbus.core.run.termination import STATUS, cancelled_by, deadline_passed, end, terminated, workers_gone
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import (
     CONTROL_ATTEMPT,
@@ -148,8 +148,7 @@ class GatedRun:
             case PolicyVerdicts():
                 self._apply_verdicts(event)
             case CancelRequested():
-                heard_through = event.heard_through
-                self._stop(Cancelled, "cancelled", finish="unknown", reason=event.reason, heard_through=heard_through)
+                self._stop(Cancelled, "cancelled", **cancelled_by(event))
             case DeadlinePassed(what="policy"):
                 if event.taken == self._gate.signs_of_life and not self._gate.bypassed:
                     self._policies_timed_out()

@@ -36,7 +36,7 @@ import msgspec
 
 from tokenbus.core.prefill.turn import TurnText
 from tokenbus.core.run.attempts.attempt_report import AttemptReport, report_attempt
-from tokenbus.core.run.attempts.fallback import fall_back, may_fall_back
+from tokenbus.core.run.attempts.fallback import fall_back, may_fall_back, next_speaker
 from tokenbus.core.run.attempts.next_attempt import (
     can_continue,
     complete_other_blocks,
@@ -57,6 +57,7 @@ from tokenbus.core.run.output_limits import count_bytes
 from tokenbus.core.run.state import RunState
 from tokenbus.core.run.termination import (
     DEADLINE,
+    cancelled_by,
     close_blocks,
     deadline_passed,
     end,
@@ -205,7 +206,7 @@ class RunMachine:
                 publish_progress(self.state, self.out, event)
             case CancelRequested():
                 stop(self.state, self.out, "cancelled", self._now_ms)
-                self._end(Cancelled, finish="unknown", reason=event.reason, heard_through=event.heard_through)
+                self._end(Cancelled, **cancelled_by(event))
             case DeadlinePassed():
                 self._overdue(event)
             case Rejected():
@@ -355,7 +356,7 @@ class RunMachine:
             next_attempt = continue_turn if goes_on else restart_turn
             self.effects.append(next_attempt(s, self.out, error, delay_ms, not_before_ms, at_ms=self._now_ms))
             return
-        if self._falls_back(error):
+        if self._falls_back(error) or self._passes_on(error):
             return
         close_blocks(s, self.out, self._now_ms)
         if wanted and not goes_on and error.retryable:
@@ -371,6 +372,16 @@ class RunMachine:
         if not may_fall_back(s, error):
             return False
         self.effects.append(fall_back(s, self.out, error, self._now_ms))
+        return True
+
+    def _passes_on(self, error: ErrorInfo) -> bool:
+        """Let the next fallback that can do it continue the visible text; whether there was one."""
+        s = self.state
+        if (choice := next_speaker(s, error)) is None:
+            return False
+        if s.text:
+            self._read(s.text.read_as(s.accepted.fallback[choice - 1].reading))
+        self.effects.append(continue_turn(s, self.out, error, 0, 0, at_ms=self._now_ms, choice=choice))
         return True
 
     def _restarted(self) -> None:

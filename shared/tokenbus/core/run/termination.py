@@ -12,6 +12,7 @@ from tokenbus.core.run.provider_extra import extras_of
 from tokenbus.core.run.state import RunState
 from tokenbus.core.run.tool_calls import answer_open_calls
 from tokenbus.events.error_info import ErrorInfo
+from tokenbus.events.frames import CancelRequested
 from tokenbus.events.normalized import Start
 from tokenbus.events.public import (
     Cancelled,
@@ -54,6 +55,12 @@ def terminated(by: str) -> ErrorInfo:
     """The error of a run that a policy ended; ``by``: the policy's name and reason."""
     message = f"a policy ended the run: {by}" if by else "a policy ended the run"
     return ErrorInfo(code=TERMINATED, kind="content_filter", message=message)
+
+
+def cancelled_by(request: CancelRequested) -> dict[str, object]:
+    """The fields of the terminal event of a run that a client cancelled."""
+    heard = {"heard_through": request.heard_through, "heard_characters": request.heard_characters}
+    return {"finish": "unknown", "reason": request.reason, **heard}
 
 
 def close_blocks(s: RunState, out: Outbox, at_ms: int) -> None:

@@ -27,6 +27,7 @@ class CancelRequested(msgspec.Struct, frozen=True, array_like=True, tag="cancel"
 
     reason: str | None = None
     heard_through: int | None = None
+    heard_characters: int | None = None
 
 
 class ResultImage(msgspec.Struct, frozen=True, array_like=True):

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from tokenbus.errors import RequestInvalid
 from tokenbus.events.quirks import ApiName
 from tokenbus.events.requests import (
     ContentPart,
@@ -119,7 +120,12 @@ class Adapted:
         if known or (self._takes.plain_thinking and part.text):
             self._item_id = item_id
             self.parts.append(part)
-        elif part.text and self._request.convert_unsigned_thinking_to_text:
+        elif self._request.unsigned_thinking == "error" and not self._own_run:
+            problem = (
+                "thinking that this provider accepts only with its own signature, and unsigned_thinking is `error`"
+            )
+            raise RequestInvalid(self._where, problem)
+        elif part.text and self._request.unsigned_thinking == "text":
             self._notes.add(self._where, "thinking without a signature was turned into text")
             self.parts.append(TextPart(text=f"<thinking>{part.text}</thinking>"))
         elif not is_own:

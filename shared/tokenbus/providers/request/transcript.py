@@ -8,10 +8,13 @@ grammar.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import msgspec
 
 from tokenbus.errors import RequestInvalid
 from tokenbus.events.requests import (
+    ContentPart,
     DocumentPart,
     ExtraPart,
     Generate,
@@ -75,6 +78,7 @@ def transcribe(request: Generate, history: list[Message], token: str = "") -> Tr
         problem = "the model's own name can be omitted only with end_of_turn or a visible delimiter"
         raise RequestInvalid("prefill.unnamed", problem)
     spoken, notes = conversation(request, [], Takes(written=True))
+    notes += tuple(_without_effect(request))
     writer = _Writer()
     separator = between(request, token)
     names, names_once = Names(request), options_of(request).names_once
@@ -164,7 +168,7 @@ def _tools(tools: list[Tool]) -> str:
 def _write(message: Spoken, writer: _Writer) -> tuple[str, ...]:
     """Write one message. Return a note for each part that cannot be expressed as text."""
     calls = [part for part in message.parts if isinstance(part, ToolCallPart)]
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = tuple(f"{message.where}: {left}" for left in _left_out(message.parts))
     for part in message.parts:
         match part:
             case TextPart():
@@ -181,6 +185,28 @@ def _write(message: Spoken, writer: _Writer) -> tuple[str, ...]:
         writer.add("\n<function_calls>\n", *(_invoke(part) for part in calls), CALLS_CLOSES[0])
     _write_results([part for part in message.parts if isinstance(part, ToolResultPart)], writer)
     return notes
+
+
+def _left_out(parts: Sequence[ContentPart]) -> Iterator[str]:
+    """What the text cannot hold of these parts, each once."""
+    if any(getattr(part, "cache", False) for part in parts):
+        yield "marks for the cache have no effect in mode prefill"
+    if any(isinstance(part, TextPart) and "citations" in (part.opaque or {}) for part in parts):
+        yield "citations cannot be written as text and were left out"
+    thoughts = [part for part in parts if isinstance(part, ThinkingPart)]
+    if any(not part.text for part in thoughts):
+        yield "thinking without text (redacted or encrypted) cannot be written as text and was left out"
+    if any(part.text and (part.signature or part.opaque) for part in thoughts):
+        yield "the signature of thinking was left out: the text has the thinking alone"
+
+
+def _without_effect(request: Generate) -> Iterator[str]:
+    """Options that mode prefill does not send."""
+    if isinstance(request.system, list) and any(part.cache for part in request.system):
+        yield "system: marks for the cache have no effect in mode prefill"
+    for name in ("effort", "budget_tokens"):
+        if request.thinking and request.thinking.wanted and getattr(request.thinking, name):
+            yield f"thinking.{name} has no effect in mode prefill: the model writes its thinking into the text"
 
 
 def _invoke(part: ToolCallPart) -> str:

@@ -127,3 +127,9 @@ def test_notes_are_bounded_for_any_number_of_unknown_fields() -> None:
 def test_a_request_of_this_version_has_nothing_unknown_in_it() -> None:
     request = request_from(PLAIN)
     assert notes_of(msgspec.to_builtins(request)) == []
+
+
+@pytest.mark.parametrize("name", ["policy", "polices", "Policies", "visble"])
+def test_a_misspelt_field_that_keeps_output_back_is_refused_and_never_ignored(name: str) -> None:
+    with pytest.raises(RequestInvalid, match=f"{name}: there is no such field; did you mean"):
+        notes_of({**PLAIN, name: ["redact"]})

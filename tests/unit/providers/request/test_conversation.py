@@ -196,7 +196,7 @@ def test_unsigned_thinking_of_a_request_is_left_out_with_a_note() -> None:
 
 
 def test_unsigned_thinking_becomes_text_if_the_request_sets_it_and_a_note_reports_it() -> None:
-    [message], notes = spoken(UNSIGNED, convert_unsigned_thinking_to_text=True)
+    [message], notes = spoken(UNSIGNED, unsigned_thinking="text")
     assert message.parts == [TextPart(text="<thinking>Hm.</thinking>"), TextPart(text="Yes.")]
     assert notes == ("messages[0]: thinking without a signature was turned into text",)
 

@@ -90,7 +90,7 @@ def test_the_data_names_of_an_older_history_give_its_provider() -> None:
 
 def test_foreign_thinking_becomes_text_if_the_request_sets_it() -> None:
     foreign = message_of("assistant", ThinkingPart(text="Hm", signature="s", opaque=dict(OF_ANOTHER)), "Yes")
-    [message], _ = spoken(foreign, takes=ANTHROPIC, convert_unsigned_thinking_to_text=True)
+    [message], _ = spoken(foreign, takes=ANTHROPIC, unsigned_thinking="text")
     assert parts_of(message)[0] == TextPart(text="<thinking>Hm</thinking>")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tokenbus.core.run.attempts.next_attempt import begin_attempt, discard_blocks, turn_work
-from tokenbus.core.run.attempts.retry import fallback_may_succeed
+from tokenbus.core.run.attempts.retry import WORKER_LOST, fallback_may_succeed
 from tokenbus.core.run.effects import NextTurn
 from tokenbus.core.run.outbox import Outbox
 from tokenbus.core.run.state import RunState
@@ -15,6 +15,20 @@ def may_fall_back(s: RunState, error: ErrorInfo) -> bool:
     """Whether another provider and model is left, may do better, and nothing visible of the turn was emitted."""
     left = s.choice < len(s.accepted.fallback) and s.accepted.on_failure != "fail"
     return left and not s.visible_emitted and fallback_may_succeed(error)
+
+
+def next_speaker(s: RunState, error: ErrorInfo) -> int | None:
+    """The number of the next fallback that can continue the visible text (`on_failure` continue); None: there is none.
+
+    A lost worker is no fault of the provider, but the one that wrote the text may be unable to continue it.
+    """
+    may_help = fallback_may_succeed(error) or error.code == WORKER_LOST
+    if not (may_help and s.visible_emitted and s.accepted.on_failure == "continue"):
+        return None
+    if s.text is None and not s.blocks.can_continue():
+        return None
+    left = range(s.choice + 1, len(s.accepted.fallback) + 1)
+    return next((n for n in left if s.accepted.fallback[n - 1].continues), None)
 
 
 def fall_back(s: RunState, out: Outbox, error: ErrorInfo, at_ms: int) -> NextTurn:

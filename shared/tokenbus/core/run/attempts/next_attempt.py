@@ -12,7 +12,7 @@ from tokenbus.core.run.state import RunState
 from tokenbus.core.run.termination import count, publish_usage
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import TurnWork
-from tokenbus.events.public import Restarted, Retrying
+from tokenbus.events.public import ProviderModel, Restarted, Retrying
 from tokenbus.events.requests import Message
 
 
@@ -65,9 +65,20 @@ def can_continue(s: RunState) -> bool:
 
 
 def continue_turn(
-    s: RunState, out: Outbox, error: ErrorInfo, delay_ms: int, not_before_ms: int, *, at_ms: int
+    s: RunState,
+    out: Outbox,
+    error: ErrorInfo,
+    delay_ms: int,
+    not_before_ms: int,
+    *,
+    at_ms: int,
+    choice: int | None = None,
 ) -> NextTurn:
-    """Continue the turn from its visible text without dropping it; the open text stays open."""
+    """Continue the turn from its visible text without dropping it; the open text stays open.
+
+    ``choice``: the fallback that continues it, and that later turns stay with; None: the provider that wrote it.
+    """
+    plan = None if choice is None else s.accepted.fallback[choice - 1]
     answered_by, table, void_from = s.attempt, s.blocks, s.blocks.next_number
     if s.text:
         so_far, seam = partial_text(s.text.reader.text)
@@ -84,15 +95,27 @@ def continue_turn(
         delay_ms=delay_ms,
         drop_from=void_from,
         continues=True,
+        fallback=plan and ProviderModel(provider=plan.provider, model=plan.model),
     )
     drop_void(s, void_from)
     s.blocks, s.seam = table, seam
-    return resume(s, out, so_far, at_ms, not_before_ms)
+    return resume(s, out, so_far, at_ms, not_before_ms, choice=choice)
 
 
-def resume(s: RunState, out: Outbox, so_far: Message | None, at_ms: int, not_before_ms: int = 0) -> NextTurn:
+def resume(
+    s: RunState,
+    out: Outbox,
+    so_far: Message | None,
+    at_ms: int,
+    not_before_ms: int = 0,
+    *,
+    choice: int | None = None,
+) -> NextTurn:
     """Start another attempt of the turn with the open blocks. The usage of the last attempt counts."""
     publish_usage(s, out, s.usage)
+    if choice is not None:
+        s.choice = choice
+        s.failures = s.losses = 0
     _number_attempt(s, not_before_ms or at_ms)
     s.blocks.attempt = s.attempt
     return NextTurn(turn_work(s, not_before_ms), so_far=so_far)
