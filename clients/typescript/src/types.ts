@@ -171,7 +171,10 @@ export interface DocumentPart {
   type: "document";
   source: Base64Source | UrlSource | BlobSource | FileSource;
   title?: string;
-  cache?: boolean;
+  cache?: boolean | "1h" | "5m";
+  citations?: boolean;
+  context?: string;
+  extra?: Record<string, Record<string, unknown>>;
 }
 
 /**
@@ -285,9 +288,11 @@ export interface ImageOptions {
 export interface ImagePart {
   type: "image";
   source: Base64Source | UrlSource | BlobSource | FileSource;
-  cache?: boolean;
+  cache?: boolean | "1h" | "5m";
   opaque?: Record<string, string>;
   opaque_blobs?: Record<string, string>;
+  detail?: "auto" | "high" | "low";
+  extra?: Record<string, Record<string, unknown>>;
 }
 
 /**
@@ -352,6 +357,7 @@ export interface Message {
   role: "assistant" | "system" | "tool" | "user";
   content: string | (TextPart | ThinkingPart | ImagePart | DocumentPart | ToolCallPart | ToolResultPart | ExtraPart)[];
   participant?: string;
+  extra?: Record<string, Record<string, unknown>>;
 }
 
 /**
@@ -462,7 +468,10 @@ export interface Started {
 export type TerminalEvent = Completed | Incomplete | RunFailedEvent | Cancelled;
 
 /**
- * Text. ``cache`` asks the provider to cache the prompt up to here, if it can.
+ * Text.
+ *
+ * ``cache``, here and in other parts, asks the provider to cache the prompt up to here, if it can. ``extra`` has
+ * further fields of the part, by API.
  *
  * ``opaque``, here and in other parts, is data to send back to the provider, copied from `block_complete`. Its ``api``
  * and ``provider`` name the origin; no other provider gets it. ``opaque_blobs`` names blobs with further values.
@@ -470,9 +479,10 @@ export type TerminalEvent = Completed | Incomplete | RunFailedEvent | Cancelled;
 export interface TextPart {
   type: "text";
   text: string;
-  cache?: boolean;
+  cache?: boolean | "1h" | "5m";
   opaque?: Record<string, string>;
   opaque_blobs?: Record<string, string>;
+  extra?: Record<string, Record<string, unknown>>;
 }
 
 /**
@@ -482,6 +492,7 @@ export interface Thinking {
   enabled?: boolean;
   budget_tokens?: number;
   effort?: "high" | "low" | "max" | "medium" | "minimal" | "none" | "xhigh";
+  display?: "omitted" | "summarized";
 }
 
 /**
@@ -512,6 +523,7 @@ export interface Tool {
   description?: string;
   parameters?: Record<string, unknown>;
   strict?: boolean;
+  extra?: Record<string, Record<string, unknown>>;
 }
 
 /**
@@ -524,6 +536,7 @@ export interface ToolCallPart {
   arguments: string;
   opaque?: Record<string, string>;
   opaque_blobs?: Record<string, string>;
+  extra?: Record<string, Record<string, unknown>>;
 }
 
 /**
@@ -561,7 +574,8 @@ export interface ToolResultPart {
   content: string | (TextPart | ImagePart)[];
   tool_name?: string;
   is_error?: boolean;
-  cache?: boolean;
+  cache?: boolean | "1h" | "5m";
+  extra?: Record<string, Record<string, unknown>>;
 }
 
 /**
@@ -570,6 +584,7 @@ export interface ToolResultPart {
 export interface UrlSource {
   type: "url";
   url: string;
+  media_type?: string;
 }
 
 /**

@@ -57,6 +57,12 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         "claude-sonnet-4@",
     )
     """Anthropic and Gemini: name prefixes of models that take a thinking budget in tokens and no effort."""
+    models_with_system_messages: tuple[str, ...] = ("claude-opus-4-8",)
+    """Anthropic: name prefixes of models that take system text behind a user message. For others it moves to the front.
+    """
+    models_omitting_thinking: tuple[str, ...] = ("claude-opus-4-7", "claude-opus-4-8", "claude-mythos", "claude-fable")
+    """Anthropic: name prefixes of models that send thinking without its text unless `thinking.display` is `summarized`.
+    """
     models_without_signatures: tuple[str, ...] = ("gemini-1", "gemini-2")
     """Gemini: name prefixes of models that accept calls without a signature; others get a placeholder signature."""
     effort_field: str = "reasoning_effort"

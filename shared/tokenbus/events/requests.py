@@ -23,6 +23,14 @@ class _Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_f
     """Base of content parts."""
 
 
+Cache = bool | Literal["5m", "1h"]
+"""Whether the provider should cache the prompt up to here, if it can; a text also says for how long."""
+Extra = dict[str, dict[str, object]]
+"""Further fields of one object, by the name of the API that has them (`anthropic`): merged into what that API gets for
+the object, unchanged. Other APIs do not get them.
+"""
+
+
 class Base64Source(_Part, frozen=True, kw_only=True, tag="base64"):
     """Media inside the request."""
 
@@ -34,6 +42,8 @@ class UrlSource(_Part, frozen=True, kw_only=True, tag="url"):
     """Media that the provider fetches."""
 
     url: str
+    media_type: str | None = None
+    """For APIs that want to know it (Gemini). None: as the end of the URL shows it, else it is not sent."""
 
 
 class BlobSource(_Part, frozen=True, kw_only=True, tag="blob"):
@@ -57,16 +67,20 @@ Source = Base64Source | UrlSource | BlobSource | FileSource
 
 
 class TextPart(_Part, frozen=True, kw_only=True, tag="text"):
-    """Text. ``cache`` asks the provider to cache the prompt up to here, if it can.
+    """Text.
+
+    ``cache``, here and in other parts, asks the provider to cache the prompt up to here, if it can. ``extra`` has
+    further fields of the part, by API.
 
     ``opaque``, here and in other parts, is data to send back to the provider, copied from `block_complete`. Its ``api``
     and ``provider`` name the origin; no other provider gets it. ``opaque_blobs`` names blobs with further values.
     """
 
     text: str
-    cache: bool = False
+    cache: Cache = False
     opaque: dict[str, str] | None = None
     opaque_blobs: dict[str, str] | None = None
+    extra: Extra | None = None
 
 
 class ThinkingPart(_Part, frozen=True, kw_only=True, tag="thinking"):
@@ -82,9 +96,12 @@ class ImagePart(_Part, frozen=True, kw_only=True, tag="image"):
     """An image. In an assistant message, one that the model generated, with the data that its provider wants back."""
 
     source: Source
-    cache: bool = False
+    cache: Cache = False
     opaque: dict[str, str] | None = None
     opaque_blobs: dict[str, str] | None = None
+    detail: Literal["low", "high", "auto"] | None = None
+    """How closely the model looks (OpenAI's APIs); None: the API's default. Others take no such option."""
+    extra: Extra | None = None
 
 
 class DocumentPart(_Part, frozen=True, kw_only=True, tag="document"):
@@ -92,7 +109,12 @@ class DocumentPart(_Part, frozen=True, kw_only=True, tag="document"):
 
     source: Source
     title: str | None = None
-    cache: bool = False
+    cache: Cache = False
+    citations: bool | None = None
+    """Whether the answer cites it (Anthropic). None: the API's default."""
+    context: str | None = None
+    """What the model should know about the document, and does not cite (Anthropic)."""
+    extra: Extra | None = None
 
 
 class ToolCallPart(_Part, frozen=True, kw_only=True, tag="tool_call"):
@@ -103,6 +125,7 @@ class ToolCallPart(_Part, frozen=True, kw_only=True, tag="tool_call"):
     arguments: str
     opaque: dict[str, str] | None = None
     opaque_blobs: dict[str, str] | None = None
+    extra: Extra | None = None
 
 
 class ToolResultPart(_Part, frozen=True, kw_only=True, tag="tool_result"):
@@ -112,7 +135,8 @@ class ToolResultPart(_Part, frozen=True, kw_only=True, tag="tool_result"):
     content: str | list[TextPart | ImagePart]
     tool_name: str | None = None
     is_error: bool = False
-    cache: bool = False
+    cache: Cache = False
+    extra: Extra | None = None
 
 
 class ExtraPart(_Part, frozen=True, kw_only=True, tag="extra"):
@@ -131,6 +155,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     role: Literal["system", "user", "assistant", "tool"]
     content: str | list[ContentPart]
     participant: str | None = None
+    extra: Extra | None = None
+    """Further fields of the message, by API. Messages that the API gets as one have the fields of all."""
 
 
 class Tool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -141,6 +167,8 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     parameters: dict[str, object] = {}
     strict: bool | None = None
     """Whether the API should enforce the schema on the model's arguments; None: not, if the API has a choice."""
+    extra: Extra | None = None
+    """Further fields of the tool, by API: `cache_control`, `defer_loading`."""
 
 
 class Thinking(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -150,6 +178,8 @@ class Thinking(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     budget_tokens: Annotated[int, Meta(ge=1)] | None = None
     effort: Effort | None = None
     """``none`` is the same as ``enabled`` false. An API without a level gets its nearest one, with a note."""
+    display: Literal["summarized", "omitted"] | None = None
+    """Whether the thinking can be read; None: the API's default, which for newer Claude models is ``omitted``."""
 
     @property
     def wanted(self) -> bool:

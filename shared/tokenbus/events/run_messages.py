@@ -26,6 +26,10 @@ from tokenbus.events.requests import (
     ToolResultPart,
 )
 
+CARRIED = ("anthropic.container",)
+"""Names of what a provider sends once for the whole answer and wants back with the next request: the id of the
+container that its code ran in.
+"""
 Extras = Sequence[Mapping[str, object]]
 
 
@@ -41,15 +45,22 @@ def messages_of(
         blocks = [part for block in blocks if (part := _heard(block, heard))]
         late = {number: extra for number, extra in late.items() if any(was.get(number) is block for block in blocks)}
     messages: list[Message] = []
+    last = -1
     for turn in sorted({block.turn for block in blocks}):
         own = [block for block in blocks if block.turn == turn]
         parts = [part for block in own if (part := _part(block, late.get(block.block, {})))]
         if parts:
             messages.append(Message(role="assistant", content=parts, participant=participant))
+            last = len(messages) - 1
         called = {part.tool_id for part in parts if isinstance(part, ToolCallPart)}
         results = [_result(block) for block in own if block.kind == "tool_result" and block.tool_id in called]
         if results:
             messages.append(Message(role="tool", content=list[ContentPart](results)))
+    carried = {name: json for extra in extras if (name := extra.get("name")) in CARRIED and (json := extra.get("json"))}
+    if carried and last >= 0:
+        items: list[ContentPart] = [ExtraPart(name=str(name), json=str(json)) for name, json in carried.items()]
+        content = cast("list[ContentPart]", messages[last].content)
+        messages[last] = msgspec.structs.replace(messages[last], content=[*items, *content])
     return messages
 
 

@@ -4,6 +4,7 @@ takes, and what a provider wants back comes back to it, and to no other."""
 from __future__ import annotations
 
 import asyncio
+import json
 from base64 import b64encode
 from itertools import permutations
 from pathlib import Path
@@ -12,15 +13,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.e2e.conftest import Send
-from tests.e2e.fleet import BASE_PATHS, WITH_TOOLS, ended, fleet, provider_table
+from tests.e2e.conftest import WEATHER, Send
+from tests.e2e.fleet import BASE_PATHS, PIPELINE, WITH_TOOLS, ended, fleet, provider_table
 from tests.e2e.media.test_media import with_store
 from tests.e2e.soundness import SOUND
 from tests.unit.providers.test_sdk_types import sdk_accepts
 from tokenbus import Client, Message
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus_services.mock_provider import MockProvider, Picture, Reply, Script, ToolCall, Turn
+from tokenbus.core.run.state_machine import MAX_PAUSES
+from tokenbus_services.mock_provider import MockProvider, Picture, Reply, Script, ToolCall, Turn, Wire
 from tokenbus_services.mock_provider.request import ModelRequest
 from tokenbus_services.normalizer.image_offload import LARGE_CHARS
 
@@ -250,3 +252,94 @@ async def test_broken_base64_is_refused_with_its_place_large_or_small(
     for run in runs:
         [end] = logs[run]
         assert (end["type"], end["error"]["where"]) == ("failed", "messages[0].content[1].source.data")
+
+
+def answer_in_container(stop: str, *blocks: dict[str, Any], container: str = "container_1") -> Wire:
+    """An answer of the Messages API whose code ran in a container, streamed and whole."""
+    message = {"type": "message", "id": "msg_1", "role": "assistant", "model": "coder", "content": []}
+    usage = {"input_tokens": 1, "output_tokens": 1}
+    ends = {"stop_reason": stop, "container": {"id": container, "expires_at": "2030-01-01T00:00:00Z"}}
+    events: list[dict[str, Any]] = [{"type": "message_start", "message": {**message, "usage": usage}}]
+    for index, block in enumerate(blocks):
+        events.append({"type": "content_block_start", "index": index, "content_block": block})
+        events.append({"type": "content_block_stop", "index": index})
+    events += [{"type": "message_delta", "delta": ends, "usage": usage}, {"type": "message_stop"}]
+    stream = b"".join(b"event: %b\ndata: %b\n\n" % (e["type"].encode(), json.dumps(e).encode()) for e in events)
+    body = {**message, "content": list(blocks), **ends, "usage": usage}
+    return Wire(stream=stream, body=json.dumps(body).encode())
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_container_goes_back_in_each_turn_and_in_the_next_run(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, stream: bool
+) -> None:
+    call = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Bern"}}
+    said = {"type": "text", "text": "Rain."}
+    coder = Script(
+        name="coder",
+        turns=(
+            Turn(says=answer_in_container("tool_use", call)),
+            Turn(says=answer_in_container("end_turn", said, container="container_2")),
+        ),
+        repeat_last=True,
+    )
+    plain = Script(name="plain", turns=(Turn(says=Reply(text="Yes.")),), repeat_last=True)
+    async with (
+        MockProvider([coder, plain]) as provider,
+        fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS),
+        Client(server_url, prefix=keys.prefix) as bus,
+    ):
+        run = await send("coder", tools=[WEATHER], stream=stream)
+        log: Any = (await ended(server.client, keys, [run]))[run]
+        assert log[-1]["type"] == "completed", log[-1]
+        history = [{"role": "user", "content": "hello"}, *msgspec.to_builtins(await bus.messages(run))]
+        history.append({"role": "user", "content": "And now?"})
+        next_run = await send("coder", messages=history, stream=stream)
+        other = await send("plain", provider="gemini", messages=history)
+        logs: Any = await ended(server.client, keys, [next_run, other])
+        bodies = [json.loads(exchange.http_request.body) for exchange in provider.requests]
+    *own, foreign = sorted(bodies, key=lambda body: "contents" in body)
+    assert [body.get("container") for body in own] == [None, "container_1", "container_2"]
+    assert all("container" not in json.dumps(body["messages"]) for body in own)
+    assert "container" not in json.dumps(foreign)
+    assert "an item of anthropic (anthropic.container) was left out" in json.dumps(logs[other][-1]["provider_extra"])
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_in_a_conversation_that_the_provider_keeps_nothing_is_sent_twice(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, stream: bool
+) -> None:
+    call = ToolCall(name="weather", arguments={"city": "Bern"})
+    turns = (Turn(says=Reply(text="Let me see.", tool_calls=(call,))), Turn(says=Reply(text="Rain.")))
+    async with (
+        MockProvider([Script(name="kept", turns=turns)]) as provider,
+        fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS),
+    ):
+        more = {"extra": {"conversation": "conv_1"}, "tools": [WEATHER], "stream": stream, "max_tool_depth": 1}
+        run = await send("kept", provider="openai-responses", **more)
+        log: Any = (await ended(server.client, keys, [run]))[run]
+        first, second = (json.loads(exchange.http_request.body) for exchange in provider.requests[:2])
+    assert log[0]["type"] == "started", log
+    assert [item["role"] for item in first["input"]] == ["user"]
+    assert [item["type"] for item in second["input"]] == ["function_call_output"]
+    assert (first["conversation"], second["conversation"], first["store"]) == ("conv_1", "conv_1", True)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_answer_that_stops_at_its_compaction_is_continued_from_it(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, stream: bool
+) -> None:
+    compaction = {"type": "compaction", "content": "So far: Bern."}
+    says = answer_in_container("compaction", compaction)
+    async with (
+        MockProvider([Script(name="compacts", turns=(Turn(says=says),), repeat_last=True)]) as provider,
+        fleet(tmp_path, server_url, keys, provider.url, PIPELINE),
+    ):
+        run = await send("compacts", stream=stream)
+        log: Any = (await ended(server.client, keys, [run]))[run]
+        bodies = [json.loads(exchange.http_request.body) for exchange in provider.requests]
+    assert (log[-1]["finish"], log[-1]["finish_raw"]) == ("pause", "compaction"), "asked a bounded number of times"
+    assert len(bodies) == MAX_PAUSES + 1
+    assert [message["role"] for message in bodies[1]["messages"]] == ["user", "assistant"]
+    assert bodies[1]["messages"][-1]["content"] == [compaction]
+    assert bodies[1]["container"] == "container_1"

@@ -65,10 +65,18 @@ SENT = {
         {"text": "It will rain.", "signature": "EqQBCh"},
         (_of_model, lambda part: _of_model(part) | {"unsigned_thinking": "text"}),
     ),
-    "an image part": Sent(_IMAGE, {"source": {**_PNG, "data": "iVBORw0KGgoA"}, "cache": True}, (_of_user,)),
+    "an image part": Sent(
+        _IMAGE, {"source": {**_PNG, "data": "iVBORw0KGgoA"}, "cache": True, "detail": "low"}, (_of_user,)
+    ),
     "a document part": Sent(
         {"type": "document", "source": _PDF},
-        {"source": {**_PDF, "data": "JVBERi0x"}, "title": "Report", "cache": True},
+        {
+            "source": {**_PDF, "data": "JVBERi0x"},
+            "title": "Report",
+            "cache": True,
+            "citations": True,
+            "context": "Draft.",
+        },
         (_of_user,),
     ),
     "a tool call part": Sent(
@@ -92,7 +100,9 @@ SENT = {
         (_image_of, lambda source: _document_of(source | _PDF)),
     ),
     "a url source": Sent(
-        {"type": "url", "url": "https://example.org/cat"}, {"url": "https://example.org/dog"}, (_image_of, _document_of)
+        {"type": "url", "url": "https://example.org/cat"},
+        {"url": "https://example.org/dog", "media_type": "image/gif"},
+        (_image_of, _document_of),
     ),
     "a file source": Sent(
         {"type": "file", "file_id": "file_1"},
@@ -106,7 +116,9 @@ SENT = {
     ),
     "a tool choice": Sent({"name": "weather"}, {"name": "clock"}, (lambda choice: {**_TOOLS, "tool_choice": choice},)),
     "thinking options": Sent(
-        {}, {"enabled": False, "budget_tokens": 2000, "effort": "low"}, (lambda options: {"thinking": options},)
+        {},
+        {"enabled": False, "budget_tokens": 2000, "effort": "low", "display": "omitted"},
+        (lambda options: {"thinking": options},),
     ),
     "an output schema": Sent(
         {"schema": {"type": "object"}},
@@ -143,4 +155,8 @@ SENT = {
     ),
 }
 """By the name of the object on the page. What is missing here is the bus's own: no API sees it."""
-OF_ONE_API = {"opaque": "the API that it names", "opaque_blobs": "the API that it names"}
+OF_ONE_API = {
+    "extra": "the API that it names",
+    "opaque": "the API that it names",
+    "opaque_blobs": "the API that it names",
+}

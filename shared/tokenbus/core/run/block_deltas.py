@@ -8,6 +8,7 @@ from tokenbus.core.run.provider_extra import keep
 from tokenbus.core.run.state import RunState
 from tokenbus.events import normalized as n
 from tokenbus.events.public import ImageRef
+from tokenbus.events.run_messages import CARRIED
 
 
 def add(s: RunState, out: Outbox, event: n.Normalized, at_ms: int) -> None:
@@ -73,5 +74,7 @@ def _ref_of(event: n.Image) -> ImageRef:
 
 def _extra(s: RunState, event: n.Extra) -> None:
     shown: dict[str, object] = {"name": event.name, "json": event.json}
+    if event.name in CARRIED:
+        s.carried[event.name] = event.json
     if event.block is None or not s.blocks.note(event.block, shown):
         s.extras.add(shown)

@@ -74,6 +74,8 @@ class RunState(msgspec.Struct):
     first_byte_ms: int | None = None
     first_visible_ms: int | None = None
     extras: ExtraData = msgspec.field(default_factory=ExtraData)
+    carried: dict[str, str] = {}
+    """What the provider wants back with the next request, by name, the latest of each; see `CARRIED`."""
     late_opaque: dict[int, OpaqueTracker] = {}
     """Opaque data that arrived after its block's end, by block number."""
     text: TurnText | None = None

@@ -100,7 +100,7 @@ from tokenbus.events.public import (
     Started,
     TerminalEvent,
 )
-from tokenbus.events.requests import Message
+from tokenbus.events.requests import ContentPart, ExtraPart, Message
 from tokenbus.events.usage import Usage
 
 MAX_PAUSES = 8
@@ -450,7 +450,10 @@ class RunMachine:
     def _content(self) -> Message:
         """The turn as the next one sends it back; in prefill mode the model's own text, verbatim."""
         s = self.state
-        return Message(role="assistant", content=s.text.reader.text if s.text else s.blocks.message_parts())
+        if s.text:
+            return Message(role="assistant", content=s.text.reader.text)
+        carried: list[ContentPart] = [ExtraPart(name=name, json=json) for name, json in s.carried.items()]
+        return Message(role="assistant", content=[*carried, *s.blocks.message_parts()])
 
     def _returned(self, event: ToolReturned) -> None:
         if self.state.phase == "tools":

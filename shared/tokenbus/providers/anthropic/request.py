@@ -1,7 +1,7 @@
 """Builds a Messages API request: https://docs.anthropic.com/en/api/messages.
 
 Tool results go into user messages, before other content. Adjacent messages of one role are merged. All system text goes
-to `system`, its only place in this API.
+to `system`, except behind a user message for models that take it there.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from base64 import b64decode
 from binascii import Error as Base64Error
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from tokenbus.events.model_names import begins_with
 from tokenbus.events.requests import (
     Base64Source,
     BlobSource,
+    Cache,
     ContentPart,
     DocumentPart,
     Effort,
@@ -40,6 +42,7 @@ from tokenbus.providers.request.build import (
     BUDGETS,
     accepted_stops,
     budget_of,
+    deep_merged,
     effort_note,
     fitted_id,
     names_files,
@@ -47,6 +50,7 @@ from tokenbus.providers.request.build import (
     needs_tools,
     schema_of,
     with_extra,
+    with_own,
 )
 from tokenbus.providers.request.conversation import Spoken, Takes, conversation, own_extra, raw_json
 from tokenbus.providers.request.json_object import check_object
@@ -58,41 +62,89 @@ NO_MESSAGE = "The tool failed without a message."
 """The API rejects an error result without content."""
 _TOOL_ID = re.compile(r"[A-Za-z0-9_-]+")
 _MAX_TOOL_ID = 128
+CONTAINER = "anthropic.container"
+"""Name of the item with the container of an earlier answer, which is a field of the request."""
 _arguments = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+class _Container(msgspec.Struct):
+    id: str
+
+
+_id = msgspec.json.Decoder(_Container)
 
 Content = list[dict[str, object] | msgspec.Raw]
 
 
 def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
     """Build the HTTP call for the next turn. Raises RequestInvalid, naming the field."""
-    takes = Takes(api="anthropic", thinking=("signature", "redacted"), unique_ids=True)
+    takes = Takes(
+        api="anthropic",
+        thinking=("signature", "redacted"),
+        unique_ids=True,
+        part_options=frozenset({"title", "citations", "context", "lifetime"}),
+    )
     spoken, notes = conversation(request, history, takes)
     system = _text_blocks(request.system) if request.system else []
     turns: list[tuple[str, Content]] = []
-    for message in spoken:
+    extras: list[dict[str, object]] = []
+    takes_system = begins_with(request.model, quirks.models_with_system_messages)
+    for i, message in enumerate(spoken):
         content = content_of(message)
         role = "user" if message.role == "tool" else message.role
-        if role == "system":
+        if role == "system" and not (takes_system and _may_stay(turns, spoken[i + 1 :])):
             if turns:
-                notes += (f"{message.where}: system text was moved to the front, its only place in this API",)
+                notes += (f"{message.where}: system text was moved to the front, its only place for this model",)
             system += content
         elif content and turns and turns[-1][0] == role:
             turns[-1][1].extend(content)
+            extras[-1] = deep_merged(extras[-1], message.extra)
         elif content:
             turns.append((role, content))
+            extras.append(message.extra)
     if not turns:
         raise RequestInvalid("messages", "none of them has content that this provider accepts")
-    messages = [{"role": role, "content": content} for role, content in turns]
+    messages = [
+        deep_merged({"role": role, "content": content}, extra)
+        for (role, content), extra in zip(turns, extras, strict=True)
+    ]
     body: dict[str, object] = {"model": request.model, "messages": messages, "stream": request.stream}
+    if container := _container(spoken):
+        body["container"] = container
     if system:
         body["system"] = system
     body |= limits(request, quirks) | _tools(request)
     budgets = begins_with(request.model, quirks.models_with_budgets)
     notes += effort_note(request.thinking, BUDGETS if budgets else EFFORTS)
+    if _hides_thinking(request, quirks):
+        notes += ("thinking.display: this model sends its thinking without text unless it is `summarized`",)
     if _lacks_its_thinking(turns, body):
         notes += ("thinking was turned off: the calls before the results were made without it or by another provider",)
         body |= limits(msgspec.structs.replace(request, thinking=Thinking(enabled=False)), quirks)
     return built(body, request, history, notes)
+
+
+def _container(spoken: list[Spoken]) -> str | None:
+    """The id of the container in which the model's code last ran; None: there is none, or its data cannot be read."""
+    for message in reversed(spoken):
+        for part in message.parts:
+            if isinstance(part, ExtraPart) and part.name == CONTAINER:
+                with suppress(msgspec.MsgspecError, UnicodeError, RecursionError):
+                    return _id.decode(part.json).id
+    return None
+
+
+def _may_stay(turns: list[tuple[str, Content]], after: list[Spoken]) -> bool:
+    """Whether system text may be a message here: after a user message, and last or followed by the assistant's."""
+    following = next((message.role for message in after if message.role != "system"), "assistant")
+    return bool(turns) and turns[-1][0] in ("user", "system") and following == "assistant"
+
+
+def _hides_thinking(request: Generate, quirks: Quirks) -> bool:
+    """Whether the model thinks, and shows nothing of it because the request does not ask for that."""
+    thinking = request.thinking
+    wanted = thinking is not None and thinking.wanted and thinking.display is None
+    return wanted and begins_with(request.model, quirks.models_omitting_thinking)
 
 
 def _lacks_its_thinking(turns: list[tuple[str, Content]], body: dict[str, object]) -> bool:
@@ -133,7 +185,8 @@ def limits(request: Generate, quirks: Quirks) -> dict[str, object]:
         raise RequestInvalid("thinking.budget_tokens", "must be less than max_tokens, which includes it")
     if thinking:
         # Models up to 4.5 take a budget; newer ones reject a budget and take an effort.
-        payload["thinking"] = {"type": "enabled", "budget_tokens": budget} if budget else {"type": "adaptive"}
+        mode: dict[str, object] = {"type": "enabled", "budget_tokens": budget} if budget else {"type": "adaptive"}
+        payload["thinking"] = mode | ({"display": thinking.display} if thinking.display else {})
         if thinking.effort and not begins_with(request.model, quirks.models_with_budgets):
             output["effort"] = nearest_effort(thinking.effort, EFFORTS)
     elif request.thinking:
@@ -164,9 +217,13 @@ def _tools(request: Generate) -> dict[str, object]:
     payload: dict[str, Any] = {}
     if request.tools:
         payload["tools"] = [
-            {"name": tool.name, "input_schema": schema_of(tool.parameters)}
-            | ({"description": tool.description} if tool.description else {})
-            | ({"strict": True} if tool.strict else {})
+            with_own(
+                {"name": tool.name, "input_schema": schema_of(tool.parameters)}
+                | ({"description": tool.description} if tool.description else {})
+                | ({"strict": True} if tool.strict else {}),
+                tool.extra,
+                "anthropic",
+            )
             for tool in request.tools
         ]
     choice = request.tool_choice
@@ -191,6 +248,13 @@ def content_of(message: Spoken) -> Content:
 
 def _block(part: ContentPart, where: str) -> dict[str, object] | msgspec.Raw | None:
     """Build one content block; None for a part that this API cannot use (blank text, another provider's thinking)."""
+    block = _plain_block(part, where)
+    if isinstance(block, dict) and not isinstance(part, ThinkingPart | ExtraPart):
+        return with_own(block, part.extra, "anthropic")
+    return block
+
+
+def _plain_block(part: ContentPart, where: str) -> dict[str, object] | msgspec.Raw | None:
     match part:
         case TextPart():
             return _text(part, where)
@@ -205,7 +269,7 @@ def _block(part: ContentPart, where: str) -> dict[str, object] | msgspec.Raw | N
         case ToolResultPart():
             return _tool_result(part)
         case ExtraPart():
-            return own_extra(part, "anthropic", where)
+            return None if part.name == CONTAINER else own_extra(part, "anthropic", where)
 
 
 def _text(part: TextPart, where: str) -> dict[str, object] | None:
@@ -219,7 +283,11 @@ def _text(part: TextPart, where: str) -> dict[str, object] | None:
 
 def _text_blocks(text: str | list[TextPart]) -> Content:
     parts = [TextPart(text=text)] if isinstance(text, str) else text
-    return [payload for i, part in enumerate(parts) if (payload := _text(part, f"system[{i}]"))]
+    return [
+        with_own(payload, part.extra, "anthropic")
+        for i, part in enumerate(parts)
+        if (payload := _text(part, f"system[{i}]"))
+    ]
 
 
 def _thinking(part: ThinkingPart) -> dict[str, object] | None:
@@ -272,6 +340,10 @@ def _document(part: DocumentPart, where: str) -> dict[str, object]:
         payload["source"] = {"type": "text", "media_type": "text/plain", "data": text}
     if part.title:
         payload["title"] = part.title
+    if part.citations is not None:
+        payload["citations"] = {"enabled": part.citations}
+    if part.context:
+        payload["context"] = part.context
     return payload | _cache(part.cache)
 
 
@@ -284,8 +356,9 @@ def _source(source: Source) -> dict[str, object]:
     return {"type": "url", "url": source.url}
 
 
-def _cache(marked: bool) -> dict[str, object]:
-    return {"cache_control": {"type": "ephemeral"}} if marked else {}
+def _cache(mark: Cache) -> dict[str, object]:
+    lifetime = {"ttl": mark} if isinstance(mark, str) else {}
+    return {"cache_control": {"type": "ephemeral", **lifetime}} if mark else {}
 
 
 def _fitted(tool_id: str) -> str:

@@ -47,6 +47,7 @@ FINISH: dict[str, FinishReason] = {
     "tool_use": "tool_use",
     "refusal": "content_filter",
     "pause_turn": "pause",
+    "compaction": "pause",  # the model continues after its compaction, which goes back with the message
 }
 
 

@@ -20,6 +20,7 @@ from tokenbus.events.requests import (
     ToolCallPart,
     ToolResultPart,
 )
+from tokenbus.providers.request.build import deep_merged, with_own
 from tokenbus.providers.request.conversation import Spoken, own_extra
 from tokenbus.providers.request.json_object import check_object
 
@@ -75,15 +76,15 @@ class Contents:
             self._parts = []
             self.turns.append({"role": role, "parts": self._parts})
         self._parts += parts
+        if message.extra:
+            self.turns[-1] = deep_merged(self.turns[-1], message.extra) | {"parts": self._parts}
 
     def _user(self, part: ContentPart, where: str) -> Json | msgspec.Raw | None:
         match part:
             case TextPart():
-                return {"text": part.text}
-            case ImagePart():
-                return _media(part.source, "image/jpeg")
-            case DocumentPart():
-                return _media(part.source, "application/pdf")
+                return with_own({"text": part.text}, part.extra, "gemini")
+            case ImagePart() | DocumentPart():
+                return with_own(_media(part.source), part.extra, "gemini")
             case ExtraPart():
                 return own_extra(part, "gemini", where)
             case _:
@@ -97,13 +98,14 @@ class Contents:
             where = f"{message.where}.content[{i}]"
             match part:
                 case TextPart():
-                    parts.append({"text": part.text} | _signature(part.opaque))
+                    parts.append(with_own({"text": part.text} | _signature(part.opaque), part.extra, "gemini"))
                 case ThinkingPart():
                     # Thought text is for people; the model recognizes its thoughts only by their signature.
                     if signature := _signature(part.opaque):
                         parts.append({"text": part.text, "thought": True} | signature)
                 case ImagePart():
-                    parts.append(_media(part.source, "image/png") | _signature(part.opaque))
+                    image = _media(part.source) | _signature(part.opaque)
+                    parts.append(with_own(image, part.extra, "gemini"))
                 case ToolCallPart():
                     calls.append(self._call(part))
                     parts.append(calls[-1])
@@ -124,7 +126,7 @@ class Contents:
         except (msgspec.MsgspecError, UnicodeError, RecursionError):
             # The API accepts only objects. The model sees what it wrote, next to the error result.
             called["args"] = {"invalid_arguments": part.arguments}
-        return {"functionCall": called} | _signature(part.opaque)
+        return with_own({"functionCall": called} | _signature(part.opaque), part.extra, "gemini")
 
     def _results(self, message: Spoken) -> Parts:
         """Tool results, followed by the images in them: not all models accept images inside a result."""
@@ -138,8 +140,9 @@ class Contents:
             content = [TextPart(text=part.content)] if isinstance(part.content, str) else part.content
             text = "\n".join(inner.text for inner in content if isinstance(inner, TextPart))
             result: Json = {"name": call.tool_name, "response": {"error" if part.is_error else "output": text}}
-            results.append({"functionResponse": result | _own_id(call)})
-            shown = [_media(inner.source, "image/jpeg") for inner in content if isinstance(inner, ImagePart)]
+            results.append(with_own({"functionResponse": result | _own_id(call)}, part.extra, "gemini"))
+            seen = [inner for inner in content if isinstance(inner, ImagePart)]
+            shown = [with_own(_media(image.source), image.extra, "gemini") for image in seen]
             if shown:
                 images.append({"text": f"Images of the result of {call.tool_name}:"})
                 images += shown
@@ -157,13 +160,18 @@ def _signature(opaque: dict[str, str] | None) -> Json:
     return {"thoughtSignature": signature} if signature else {}
 
 
-def _media(source: Source, otherwise: str) -> Json:
-    """Media inlined in the request or referred to by URL. ``otherwise``: the media type if the URL does not show it."""
+def _media(source: Source) -> Json:
+    """Media inlined in the request or referred to by URL. A media type that the URL does not show is not sent: the API
+    finds it, and a wrong one is an error.
+    """
     assert not isinstance(source, BlobSource)  # conversation() rejects these
     if isinstance(source, Base64Source):
         return {"inlineData": {"mimeType": source.media_type, "data": source.data}}
     if isinstance(source, FileSource):
-        return {"fileData": {"mimeType": source.media_type or otherwise, "fileUri": source.file_id}}
+        return _file(source.file_id, source.media_type)
     found = _SUFFIX.fullmatch(source.url)
-    media_type = _MEDIA_TYPES.get(found[1].lower(), otherwise) if found else otherwise
-    return {"fileData": {"mimeType": media_type, "fileUri": source.url}}
+    return _file(source.url, source.media_type or (_MEDIA_TYPES.get(found[1].lower()) if found else None))
+
+
+def _file(uri: str, media_type: str | None) -> Json:
+    return {"fileData": ({"mimeType": media_type} if media_type else {}) | {"fileUri": uri}}

@@ -24,6 +24,7 @@ from tokenbus.providers.request.build import (
     nearest_effort,
     needs_tools,
     with_extra,
+    with_own,
 )
 from tokenbus.providers.request.conversation import Takes, conversation
 from tokenbus.providers.request.images import image_options
@@ -134,7 +135,7 @@ def generation_of(request: Generate, quirks: Quirks) -> dict[str, object]:
             config = {"thinkingBudget": budget} if (budget := budget_of(thinking)) else {}
         elif thinking.effort:
             config = {"thinkingLevel": nearest_effort(thinking.effort, EFFORTS).upper()}
-        payload["thinkingConfig"] = {"includeThoughts": True, **config}
+        payload["thinkingConfig"] = {"includeThoughts": thinking.display != "omitted", **config}
     return payload
 
 
@@ -142,9 +143,13 @@ def _tools(request: Generate) -> dict[str, object]:
     payload: dict[str, object] = {}
     if request.tools:
         declared = [
-            {"name": tool.name}
-            | ({"description": tool.description} if tool.description else {})
-            | ({"parametersJsonSchema": tool.parameters} if tool.parameters else {})
+            with_own(
+                {"name": tool.name}
+                | ({"description": tool.description} if tool.description else {})
+                | ({"parametersJsonSchema": tool.parameters} if tool.parameters else {}),
+                tool.extra,
+                "gemini",
+            )
             for tool in request.tools
         ]
         payload["tools"] = [{"functionDeclarations": declared}]

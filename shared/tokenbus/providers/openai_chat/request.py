@@ -13,6 +13,7 @@ import msgspec
 from tokenbus.errors import RequestInvalid
 from tokenbus.events.requests import (
     BlobSource,
+    Cache,
     DocumentPart,
     ExtraPart,
     FileSource,
@@ -37,8 +38,10 @@ from tokenbus.providers.request.build import (
     needs_tools,
     schema_of,
     with_extra,
+    with_own,
 )
 from tokenbus.providers.request.conversation import Spoken, Takes, conversation, own_extra, raw_json
+from tokenbus.providers.request.turns import PartOption
 
 MAX_STOP_STRINGS = 4
 
@@ -52,7 +55,14 @@ ChatMessage = dict[str, object]
 def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
     """Build the HTTP call for the next turn. Raises RequestInvalid, naming the field."""
     plain = bool(quirks.reasoning_back)
-    takes = Takes(api="openai-chat", thinking=("reasoning_details",), plain_thinking=plain, names=True)
+    has: tuple[PartOption, ...] = ("title", "detail", "lifetime") if quirks.cache_marks else ("title", "detail")
+    takes = Takes(
+        api="openai-chat",
+        thinking=("reasoning_details",),
+        plain_thinking=plain,
+        names=True,
+        part_options=frozenset(has),
+    )
     spoken, notes = conversation(request, history, takes)
     messages: list[ChatMessage] = []
     if request.system:
@@ -67,6 +77,7 @@ def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
     if request.stream and quirks.stream_usage:
         body["stream_options"] = {"include_usage": True}
     body |= limits(request, quirks) | _tools(request)
+    notes += display_note(request)
     return built("/chat/completions", body, request, notes)
 
 
@@ -74,6 +85,12 @@ def built(path: str, body: dict[str, object], request: Generate, notes: tuple[st
     encoded = msgspec.json.encode(with_extra(body, request.extra))
     headers = {"content-type": "application/json"}
     return Built(call=HttpCall(path=path, body=encoded, headers=headers), notes=notes)
+
+
+def display_note(request: Generate) -> tuple[str, ...]:
+    """The note for `thinking.display`, which this API does not have."""
+    asked = request.thinking is not None and request.thinking.display is not None
+    return ("thinking.display has no effect: this API has no such option",) if asked else ()
 
 
 def limits(request: Generate, quirks: Quirks) -> dict[str, object]:
@@ -138,7 +155,10 @@ def _tools(request: Generate) -> dict[str, object]:
             | ({} if tool.strict is None else {"strict": tool.strict})
             for tool in request.tools
         ]
-        payload["tools"] = [{"type": "function", "function": function} for function in functions]
+        payload["tools"] = [
+            with_own({"type": "function", "function": function}, tool.extra, "openai-chat")
+            for tool, function in zip(request.tools, functions, strict=True)
+        ]
     choice = request.tool_choice
     if not needs_tools(request):
         return payload
@@ -167,7 +187,7 @@ def _messages(message: Spoken, quirks: Quirks) -> list[ChatMessage]:
     if message.participant:
         for one in payload:
             one["name"] = message.participant
-    return payload
+    return [deep_merged(one, message.extra) for one in payload]
 
 
 def user_content(message: Spoken, quirks: Quirks) -> object:
@@ -176,18 +196,18 @@ def user_content(message: Spoken, quirks: Quirks) -> object:
     for i, part in enumerate(message.parts):
         match part:
             case TextPart():
-                parts.append({"type": "text", "text": part.text} | _cache(part.cache, quirks))
+                parts.append(_with_own({"type": "text", "text": part.text} | _cache(part.cache, quirks), part))
             case ImagePart():
                 parts.append(_image(part, quirks, f"{message.where}.content[{i}]"))
             case DocumentPart():
-                parts.append(_document(part, quirks))
+                parts.append(_with_own(_document(part, quirks), part))
             case ExtraPart():
                 if (raw := own_extra(part, "openai-chat", f"{message.where}.content[{i}]")) is not None:
                     parts.append(raw)
             case _:
                 pass  # conversation() allows no other part in a user message
     only = message.parts[0]
-    if len(message.parts) == 1 and isinstance(only, TextPart) and not (only.cache and quirks.cache_marks):
+    if isinstance(only, TextPart) and parts == [{"type": "text", "text": only.text}]:
         return only.text
     return parts
 
@@ -225,7 +245,7 @@ def _call(part: ToolCallPart, where: str) -> dict[str, object]:
     payload: dict[str, object] = {"id": _fitted(part.tool_id), "type": "function", "function": function}
     if part.opaque and (extra := part.opaque.get("extra_content")):
         payload["extra_content"] = raw_json(extra, f"{where}.opaque.extra_content")
-    return payload
+    return _with_own(payload, part)
 
 
 def _details(given: str, where: str) -> list[msgspec.Raw]:
@@ -247,7 +267,8 @@ def _results(message: Spoken, quirks: Quirks) -> list[ChatMessage]:
         shown = [_image(inner, quirks, message.where) for inner in content if isinstance(inner, ImagePart)]
         if shown:
             images += [{"type": "text", "text": f"Images of the result of {part.tool_id}:"}, *shown]
-        payload.append({"role": "tool", "tool_call_id": _fitted(part.tool_id), "content": "\n".join(texts)})
+        result: ChatMessage = {"role": "tool", "tool_call_id": _fitted(part.tool_id), "content": "\n".join(texts)}
+        payload.append(_with_own(result, part))
     if images:
         payload.append({"role": "user", "content": images})
     return payload
@@ -264,7 +285,8 @@ def _image(part: ImagePart, quirks: Quirks, where: str) -> dict[str, object]:
     assert not isinstance(part.source, BlobSource)  # conversation() rejects these
     if isinstance(part.source, FileSource):
         raise RequestInvalid(f"{where}.source", "Chat Completions does not accept images by file id")
-    return {"type": "image_url", "image_url": {"url": data_url(part.source)}} | _cache(part.cache, quirks)
+    image = {"url": data_url(part.source)} | ({"detail": part.detail} if part.detail else {})
+    return _with_own({"type": "image_url", "image_url": image} | _cache(part.cache, quirks), part)
 
 
 def _document(part: DocumentPart, quirks: Quirks) -> dict[str, object]:
@@ -276,8 +298,15 @@ def _document(part: DocumentPart, quirks: Quirks) -> dict[str, object]:
     return {"type": "file", "file": file} | _cache(part.cache, quirks)
 
 
-def _cache(marked: bool, quirks: Quirks) -> dict[str, object]:
-    return {"cache_control": {"type": "ephemeral"}} if marked and quirks.cache_marks else {}
+def _cache(mark: Cache, quirks: Quirks) -> dict[str, object]:
+    lifetime = {"ttl": mark} if isinstance(mark, str) else {}
+    return {"cache_control": {"type": "ephemeral", **lifetime}} if mark and quirks.cache_marks else {}
+
+
+def _with_own(
+    payload: dict[str, object], part: TextPart | ImagePart | DocumentPart | ToolCallPart | ToolResultPart
+) -> dict[str, object]:
+    return with_own(payload, part.extra, "openai-chat")
 
 
 def _fitted(tool_id: str) -> str:

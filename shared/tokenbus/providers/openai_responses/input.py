@@ -12,6 +12,7 @@ from tokenbus.events.quirks import Quirks
 from tokenbus.events.requests import (
     Base64Source,
     BlobSource,
+    Cache,
     DocumentPart,
     ExtraPart,
     FileSource,
@@ -23,7 +24,7 @@ from tokenbus.events.requests import (
     UrlSource,
 )
 from tokenbus.providers.openai_responses.wire import fields
-from tokenbus.providers.request.build import data_url, fitted_id
+from tokenbus.providers.request.build import data_url, deep_merged, fitted_id, with_own
 from tokenbus.providers.request.conversation import Spoken, own_extra, raw_json
 
 _TOOL_ID = re.compile(r"[^\s]+")
@@ -47,6 +48,18 @@ class Input:
 
     def add(self, message: Spoken) -> None:
         """Append a message. Raises RequestInvalid."""
+        first = len(self.items)
+        self._add(message)
+        if message.extra:
+            of_message = (n for n in range(first, len(self.items)) if "role" in self._fields_of(n))
+            for n in of_message:
+                self.items[n] = deep_merged(self._fields_of(n), message.extra)
+
+    def _fields_of(self, n: int) -> Json:
+        item = self.items[n]
+        return item if isinstance(item, dict) else {}
+
+    def _add(self, message: Spoken) -> None:
         match message.role:
             case "system":
                 texts = [part.text for part in message.parts if isinstance(part, TextPart)]
@@ -160,7 +173,7 @@ class Input:
             payload |= {"type": "function_call", "arguments": part.arguments or "{}"}
         if item_id := _item_id(opaque, "ctc" if "type" in more else "fc"):
             payload["id"] = item_id
-        self.items.append({**more, **payload})
+        self.items.append(with_own({**more, **payload}, part.extra, "openai-responses"))
 
     def _result(self, part: ToolResultPart) -> Json:
         kind = "custom_tool_call_output" if part.tool_id in self._custom_calls else "function_call_output"
@@ -172,7 +185,7 @@ class Input:
                 _image(inner, self._quirks) if isinstance(inner, ImagePart) else text_part(inner, self._quirks)
                 for inner in part.content
             ]
-        return payload
+        return with_own(payload, part.extra, "openai-responses")
 
     def _last(self, first: int, kind: str) -> Json | None:
         """The last item, if it belongs to this message and has this type."""
@@ -182,7 +195,8 @@ class Input:
 
 def text_part(part: TextPart, quirks: Quirks) -> Json:
     """Input text: anything not written by the model."""
-    return {"type": "input_text", "text": part.text} | _cache(part.cache, quirks)
+    payload: Json = {"type": "input_text", "text": part.text}
+    return with_own(payload | _cache(part.cache, quirks), part.extra, "openai-responses")
 
 
 def _output_text(text: str, opaque: dict[str, str], where: str) -> Json:
@@ -194,10 +208,11 @@ def _output_text(text: str, opaque: dict[str, str], where: str) -> Json:
 def _image(part: ImagePart, quirks: Quirks) -> Json:
     assert not isinstance(part.source, BlobSource)  # conversation() rejects these
     if isinstance(part.source, FileSource):
-        payload: Json = {"type": "input_image", "detail": "auto", "file_id": part.source.file_id}
+        source: Json = {"file_id": part.source.file_id}
     else:
-        payload = {"type": "input_image", "detail": "auto", "image_url": data_url(part.source)}
-    return payload | _cache(part.cache, quirks)
+        source = {"image_url": data_url(part.source)}
+    payload: Json = {"type": "input_image", "detail": part.detail or "auto", **source}
+    return with_own(payload | _cache(part.cache, quirks), part.extra, "openai-responses")
 
 
 def _document(part: DocumentPart, quirks: Quirks) -> Json:
@@ -210,11 +225,11 @@ def _document(part: DocumentPart, quirks: Quirks) -> Json:
         payload["file_id"] = source.file_id
     else:
         payload |= {"filename": part.title or "document", "file_data": data_url(source)}
-    return payload | _cache(part.cache, quirks)
+    return with_own(payload | _cache(part.cache, quirks), part.extra, "openai-responses")
 
 
-def _cache(marked: bool, quirks: Quirks) -> Json:
-    return {"prompt_cache_breakpoint": {"mode": "explicit"}} if marked and quirks.cache_marks else {}
+def _cache(mark: Cache, quirks: Quirks) -> Json:
+    return {"prompt_cache_breakpoint": {"mode": "explicit"}} if mark and quirks.cache_marks else {}
 
 
 def _fields(opaque: dict[str, str], where: str) -> Json:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
+from tokenbus.errors import RequestInvalid
 from tokenbus.events.model_names import begins_with
 from tokenbus.events.requests import Generate, Message, TextPart, Tool, ToolChoice
 from tokenbus.providers.api import Built, HttpCall, Quirks
@@ -20,6 +21,7 @@ from tokenbus.providers.request.build import (
     needs_tools,
     schema_of,
     with_extra,
+    with_own,
 )
 from tokenbus.providers.request.conversation import Takes, conversation
 from tokenbus.providers.request.images import MASK, image_fields, image_options, image_reference
@@ -29,16 +31,23 @@ ENCRYPTED_REASONING = "reasoning.encrypted_content"
 
 def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
     """Build the HTTP call for the next turn. Raises RequestInvalid, naming the field."""
-    stored = bool(request.extra and request.extra.get("store"))
+    extra = request.extra or {}
+    # The provider keeps the items of a conversation, and adds those of each answer: nothing is sent twice.
+    in_conversation = bool(extra.get("conversation"))
+    stored = bool(extra.get("store")) or in_conversation
+    if extra.get("background") and not request.stream:
+        problem = "a job in the background is not polled; set `stream`, whose events come while it runs"
+        raise RequestInvalid("extra.background", problem)
     takes = Takes(
         api="openai-responses",
         thinking=("encrypted", "item_id") if stored else ("encrypted",),
         plain_thinking=bool(quirks.reasoning_back),
         model_images=True,
         unique_ids=True,
+        part_options=frozenset({"title", "detail"}),
     )
     spoken, notes = conversation(request, history, takes)
-    body: dict[str, object] = {"model": request.model, "stream": request.stream, "store": False}
+    body: dict[str, object] = {"model": request.model, "stream": request.stream, "store": in_conversation}
     if not (stored or begins_with(request.model, quirks.models_without_reasoning)):
         body["include"] = [ENCRYPTED_REASONING]
     payload = Input(quirks, stored)
@@ -46,9 +55,12 @@ def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
         payload.items.append({"role": "system", "content": [text_part(part, quirks) for part in request.system]})
     elif system := _instructions(request.system):
         body["instructions"] = system
+    known = 0
     for message in spoken:
         payload.add(message)
-    body["input"] = payload.items
+        if in_conversation and message.role == "assistant" and message.where.startswith("history"):
+            known = len(payload.items)
+    body["input"] = payload.items[known:]
     body |= _limits(request, quirks) | _tools(request)
     encoded = msgspec.json.encode(with_extra(body, request.extra, lists=("tools", "include")))
     headers = {"content-type": "application/json"}
@@ -70,7 +82,8 @@ def _limits(request: Generate, quirks: Quirks) -> dict[str, object]:
     if thinking and not thinking.wanted:
         payload["reasoning"] = {"effort": "none"}
     elif thinking:
-        payload["reasoning"] = {"summary": "auto"} | ({"effort": effort} if (effort := effort_of(thinking)) else {})
+        shown = {} if thinking.display == "omitted" else {"summary": "auto"}
+        payload["reasoning"] = shown | ({"effort": effort} if (effort := effort_of(thinking)) else {})
     if request.output_schema:
         payload["text"] = {"format": {"type": "json_schema", **named_schema(request.output_schema)}}
     elif request.json_object:
@@ -110,4 +123,5 @@ def _tools(request: Generate) -> dict[str, object]:
 def _tool(tool: Tool) -> dict[str, object]:
     # Strict mode is the API's default and supports only a subset of JSON Schema.
     payload: dict[str, object] = {"type": "function", "name": tool.name, "parameters": schema_of(tool.parameters)}
-    return payload | {"strict": bool(tool.strict)} | ({"description": tool.description} if tool.description else {})
+    payload |= {"strict": bool(tool.strict)} | ({"description": tool.description} if tool.description else {})
+    return with_own(payload, tool.extra, "openai-responses")

@@ -7,11 +7,14 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import cast
 from zlib import crc32
 
+from tokenbus.core.nearest_name import unknown_name
 from tokenbus.errors import RequestInvalid
+from tokenbus.events.quirks import ApiName
 from tokenbus.events.requests import (
     Base64Source,
     DocumentPart,
     Effort,
+    Extra,
     FileSource,
     Generate,
     ImagePart,
@@ -22,6 +25,7 @@ from tokenbus.events.requests import (
     ToolResultPart,
     UrlSource,
 )
+from tokenbus.providers import plugins
 from tokenbus.providers.api import Built, Format, Quirks
 from tokenbus.providers.request.options import RequestOption, reject_missing_options
 
@@ -65,7 +69,29 @@ def formatted(
     if request.mode not in formats:
         raise RequestInvalid("mode", f"this provider API does not support {request.mode} requests")
     reject_missing_options(request, options)
+    _check_extra_names(request)
     return formats[request.mode](request, history, quirks)
+
+
+def _check_extra_names(request: Generate) -> None:
+    """Raise RequestInvalid for fields of an object that are for an API which does not exist."""
+    objects: list[tuple[str, Extra | None]] = [(f"tools[{i}]", tool.extra) for i, tool in enumerate(request.tools)]
+    for i, part in enumerate(request.system if isinstance(request.system, list) else ()):
+        objects.append((f"system[{i}]", part.extra))
+    for i, message in enumerate(request.messages):
+        objects.append((f"messages[{i}]", message.extra))
+        for j, part in enumerate(message.content if isinstance(message.content, list) else ()):
+            objects.append((f"messages[{i}].content[{j}]", getattr(part, "extra", None)))
+    for where, extra in objects:
+        for api in extra or ():
+            if api not in plugins.names():
+                raise RequestInvalid(f"{where}.extra", unknown_name(api, plugins.names()))
+
+
+def with_own(payload: Mapping[str, object], extra: Extra | None, api: ApiName) -> dict[str, object]:
+    """Merge the fields that an object of the request has for this API."""
+    own = (extra or {}).get(api)
+    return deep_merged(dict(payload), own) if own else dict(payload)
 
 
 def effort_of(thinking: Thinking) -> Effort | None:

@@ -37,7 +37,7 @@ from tokenbus.providers.request.foreign_content import Adapted, item_owner, with
 from tokenbus.providers.request.notes import Notes
 from tokenbus.providers.request.speakers import with_speakers
 from tokenbus.providers.request.tool_results import NO_RESULT, Calls
-from tokenbus.providers.request.turns import Role, Spoken, Takes
+from tokenbus.providers.request.turns import PartOption, Role, Spoken, Takes
 from tokenbus.providers.response.json_decode import is_json
 
 P = TypeVar("P", bound=ContentPart)
@@ -65,8 +65,8 @@ def conversation(
     in the blob store.
     """
     notes = Notes()
-    messages = [_checked(m, f"messages[{i}]", notes) for i, m in enumerate(request.messages)]
-    messages += [_checked(m, f"history[{i}]", notes) for i, m in enumerate(history)]
+    messages = [_checked(m, f"messages[{i}]", takes, notes) for i, m in enumerate(request.messages)]
+    messages += [_checked(m, f"history[{i}]", takes, notes) for i, m in enumerate(history)]
     messages = with_speakers(messages, request, takes, notes)
     calls = Calls(notes, unique_ids=takes.unique_ids)
     for message in messages:
@@ -98,7 +98,7 @@ def raw_json(text: str, where: str) -> msgspec.Raw:
     return msgspec.Raw(text)
 
 
-def _checked(message: Message, where: str, notes: Notes) -> Spoken:
+def _checked(message: Message, where: str, takes: Takes, notes: Notes) -> Spoken:
     content = [TextPart(text=message.content)] if isinstance(message.content, str) else message.content
     allowed = _ALLOWED[message.role]
     parts: list[ContentPart] = []
@@ -108,8 +108,31 @@ def _checked(message: Message, where: str, notes: Notes) -> Spoken:
             kinds = ", ".join(str(kind.__struct_config__.tag) for kind in allowed)
             raise RequestInvalid(at, f"a message of role {message.role} may contain only: {kinds}")
         if not (isinstance(part, TextPart) and not part.text):
+            _note_options(part, at, takes, notes)
             parts.append(_with_plain_types(part, at, notes))
-    return Spoken(message.role, parts, where, message.participant)
+    if takes.written and message.extra:
+        notes.add(where, "extra has no effect in mode prefill")
+    return Spoken(message.role, parts, where, message.participant, (message.extra or {}).get(takes.api or "", {}))
+
+
+def _note_options(part: ContentPart, at: str, takes: Takes, notes: Notes) -> None:
+    """Note each option of the part that the API does not have."""
+    if isinstance(part, ToolResultPart) and not isinstance(part.content, str):
+        for i, inner in enumerate(part.content):
+            _note_options(inner, f"{at}.content[{i}]", takes, notes)
+    if takes.written:  # the builder writes media itself, and `transcript` notes what a text cannot hold
+        if isinstance(part, TextPart | ToolCallPart | ToolResultPart) and part.extra:
+            notes.add(at, "extra has no effect in mode prefill")
+        return
+    used: dict[PartOption, bool] = {"lifetime": isinstance(getattr(part, "cache", False), str)}
+    if isinstance(part, DocumentPart):
+        used |= {"title": bool(part.title), "citations": bool(part.citations), "context": bool(part.context)}
+    if isinstance(part, ImagePart):
+        used["detail"] = part.detail is not None
+    for option, given in used.items():
+        if given and option not in takes.part_options:
+            name = "the time in cache" if option == "lifetime" else option
+            notes.add(at, f"{name} has no effect: this API has no such option")
 
 
 def _with_plain_types(part: ContentPart, at: str, notes: Notes) -> ContentPart:

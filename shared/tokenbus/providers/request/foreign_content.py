@@ -121,9 +121,7 @@ class Adapted:
             self._item_id = item_id
             self.parts.append(part)
         elif self._request.unsigned_thinking == "error" and not self._own_run:
-            problem = (
-                "thinking that this provider accepts only with its own signature, and unsigned_thinking is `error`"
-            )
+            problem = "thinking without a signature of this provider, and unsigned_thinking is `error`"
             raise RequestInvalid(self._where, problem)
         elif part.text and self._request.unsigned_thinking == "text":
             self._notes.add(self._where, "thinking without a signature was turned into text")

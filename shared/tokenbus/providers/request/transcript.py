@@ -189,7 +189,7 @@ def _write(message: Spoken, writer: _Writer) -> tuple[str, ...]:
 
 def _left_out(parts: Sequence[ContentPart]) -> Iterator[str]:
     """What the text cannot hold of these parts, each once."""
-    if any(getattr(part, "cache", False) for part in parts):
+    if any(isinstance(part, TextPart | ToolResultPart) and part.cache for part in parts):
         yield "marks for the cache have no effect in mode prefill"
     if any(isinstance(part, TextPart) and "citations" in (part.opaque or {}) for part in parts):
         yield "citations cannot be written as text and were left out"
@@ -202,6 +202,9 @@ def _left_out(parts: Sequence[ContentPart]) -> Iterator[str]:
 
 def _without_effect(request: Generate) -> Iterator[str]:
     """Options that mode prefill does not send."""
+    for i, tool in enumerate(request.tools):
+        if tool.extra:
+            yield f"tools[{i}]: extra has no effect in mode prefill"
     if isinstance(request.system, list) and any(part.cache for part in request.system):
         yield "system: marks for the cache have no effect in mode prefill"
     for name in ("effort", "budget_tokens"):

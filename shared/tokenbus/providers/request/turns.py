@@ -23,6 +23,12 @@ class Spoken(msgspec.Struct, frozen=True):
     where: str
     """Location in the request, for errors and notes."""
     participant: str | None = None
+    extra: dict[str, object] = {}
+    """Further fields of the message for this API."""
+
+
+PartOption = Literal["title", "citations", "context", "detail", "lifetime"]
+"""``lifetime`` is a time given as ``cache``; the others are fields of parts."""
 
 
 class Takes(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,5 +46,7 @@ class Takes(msgspec.Struct, frozen=True, kw_only=True):
     """Tool ids must be unique in the whole conversation rather than within one message."""
     names: bool = False
     """The API has a field for a participant's name."""
+    part_options: frozenset[PartOption] = frozenset()
+    """Options of parts that the API has. Others are left out, with a note."""
     written: bool = False
     """The whole conversation is written as one text (prefill mode), which can hold names, thinking and media."""

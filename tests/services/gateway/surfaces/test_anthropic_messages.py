@@ -56,7 +56,7 @@ from tokenbus_services.gateway.surfaces.anthropic_messages.whole import WholeMes
 SURFACE = AnthropicMessagesSurface()
 ECHO = Echo(api="anthropic")
 EPHEMERAL = {"type": "ephemeral"}
-LONG = {"type": "ephemeral", "ttl": "1h"}
+LONG = {"type": "ephemeral", "ttl": "1d"}
 ONE = {"type": "auto", "disable_parallel_tool_use": True}
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 TOOL = {"name": "weather", "description": "Now.", "input_schema": SCHEMA}
@@ -223,6 +223,12 @@ def test_an_alias_falls_back_to_its_next_provider() -> None:
     assert answer.model == "fast"
     assert answer.generate.top_k == 3, "both providers have it"
     assert answer.generate.user_id is None, "one of the providers has no place for it"
+
+
+def test_a_cache_mark_may_say_that_it_is_for_an_hour() -> None:
+    long = {"type": "ephemeral", "ttl": "1h"}
+    request = body(system=[{"type": "text", "text": "Be brief", "cache_control": long}])
+    assert translated(SURFACE, gateway_request(request)).generate.system == [TextPart(text="Be brief", cache="1h")]
 
 
 def test_a_cache_mark_of_a_tool_covers_the_system_text_that_follows_the_tools() -> None:

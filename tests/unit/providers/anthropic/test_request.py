@@ -178,7 +178,7 @@ def test_repairs_are_reported() -> None:
     built = build(Generate(provider="p", model="m", messages=[HI, call, system]))
     assert built.notes == (
         "messages[1]: the call t of f has no result; an error result was inserted",
-        "messages[2]: system text was moved to the front, its only place in this API",
+        "messages[2]: system text was moved to the front, its only place for this model",
     )
     assert msgspec.json.decode(built.call.body)["system"] == [{"type": "text", "text": "Be brief."}]
 

@@ -10,6 +10,7 @@ import msgspec
 
 from tokenbus.events.requests import (
     Base64Source,
+    Cache,
     ContentPart,
     DocumentPart,
     FileSource,
@@ -53,15 +54,15 @@ def system_of(body: Fields) -> list[TextPart]:
     return parts
 
 
-def cache_mark(fields: Fields) -> bool:
-    """Read `cache_control`; the bus asks for the default lifetime of the cache. Raises Refusal for another one."""
+def cache_mark(fields: Fields) -> Cache:
+    """Read `cache_control`. Raises Refusal for a lifetime that there is not."""
     control = fields.fields("cache_control")
     if control is None:
         return False
     control.one_of("type", ("ephemeral",))
-    control.only("ttl", "5m")
+    lifetime = control.one_of("ttl", ("5m", "1h"))
     control.end()
-    return True
+    return "1h" if lifetime == "1h" else True
 
 
 def _content(fields: Fields, readers: _Readers) -> str | list[ContentPart]:

@@ -6,7 +6,7 @@ from typing import cast, get_args
 
 import msgspec
 
-from tokenbus.events.requests import Effort, OutputSchema, Thinking, Tool, ToolChoice
+from tokenbus.events.requests import Cache, Effort, OutputSchema, Thinking, Tool, ToolChoice
 from tokenbus.providers.request.options import RequestOption
 from tokenbus_services.gateway.models import ResolvedModel
 from tokenbus_services.gateway.problem import invalid, unsupported
@@ -31,7 +31,7 @@ def translate(request: GatewayRequest, rules: TranslationRules) -> Translated:
     system = system_of(body)
     tools, marked = _tools(body, has)
     if marked and system:  # the prompt up to the system text begins with the tools
-        system[0] = msgspec.structs.replace(system[0], cache=True)
+        system[0] = msgspec.structs.replace(system[0], cache=marked)
     fields: Json = {
         "system": system or None,
         "messages": messages_of(body),
@@ -87,13 +87,13 @@ def _thinking(body: Fields, model: ResolvedModel, extra: Json) -> Json:
     return {**read, "thinking": thinking}
 
 
-def _tools(body: Fields, has: frozenset[RequestOption]) -> tuple[list[Tool], bool]:
-    """The client's tools, and whether one of them has a cache mark."""
+def _tools(body: Fields, has: frozenset[RequestOption]) -> tuple[list[Tool], Cache]:
+    """The client's tools, and the last cache mark among them."""
     tools: list[Tool] = []
-    marked = False
+    marked: Cache = False
     for fields in body.each("tools"):
         fields.one_of("type", ("custom",))
-        marked |= cache_mark(fields)
+        marked = cache_mark(fields) or marked
         if "strict_tools" not in has:
             fields.only("strict", False, why=NOT_HERE)
         fields.only("defer_loading", False)

@@ -141,7 +141,8 @@ def _tools(body: Fields, options: frozenset[RequestOption], echo: Json) -> list[
             strict=fields.flag("strict"),
         )
         tools.append(tool)
-        echoed.append({"type": "function", **msgspec.structs.asdict(tool), "strict": bool(tool.strict)})
+        described = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+        echoed.append({"type": "function", **described, "strict": bool(tool.strict)})
     if echoed:
         echo["tools"] = echoed
     return tools
