@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import cast
 from zlib import crc32
 
-from tokenbus.core.nearest_name import unknown_name
 from tokenbus.errors import RequestInvalid
 from tokenbus.events.quirks import ApiName
 from tokenbus.events.requests import (
@@ -85,7 +84,8 @@ def _check_extra_names(request: Generate) -> None:
     for where, extra in objects:
         for api in extra or ():
             if api not in plugins.names():
-                raise RequestInvalid(f"{where}.extra", unknown_name(api, plugins.names()))
+                known = ", ".join(map(repr, plugins.names()))
+                raise RequestInvalid(f"{where}.extra", f"no API has the name {api[:64]!r}: must be one of {known}")
 
 
 def with_own(payload: Mapping[str, object], extra: Extra | None, api: ApiName) -> dict[str, object]:
