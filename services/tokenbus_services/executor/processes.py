@@ -86,8 +86,8 @@ class ExecutorProcess(asyncio.Protocol, ABC):
         return None
 
     def send(self, message: msgspec.Struct) -> None:
-        """Send a message, unless it is gone."""
-        if self._transport and not self._transport.is_closing():
+        """Send a message, unless it is gone or retired."""
+        if self._transport and not self.retired and not self._transport.is_closing():
             self._transport.write(framed(message))
 
     def retire(self) -> None:

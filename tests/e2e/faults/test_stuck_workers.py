@@ -127,6 +127,18 @@ async def loaded(server: Server, server_url: str, keys: Keys, directory: Path) -
         await load.finish()
         for end in load.ended:
             assert end["type"] == "completed", end
+        await recorded(server, keys)
+
+
+async def recorded(server: Server, keys: Keys) -> None:
+    """Wait until no record is pending: a recorder that stops hands back what it has just read."""
+
+    async def none_pending() -> bool:
+        topics = [keys.topic(p, "records") for p in range(keys.partitions)]
+        groups = [group for topic in topics for group in await server.client.xinfo_groups(topic)]
+        return not any(group["pending"] or group["lag"] for group in groups)
+
+    await eventually(none_pending, timeout=ENDED_S)
 
 
 @asynccontextmanager

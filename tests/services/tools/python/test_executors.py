@@ -24,7 +24,7 @@ from tokenbus_services.executor.processes import End
 from tokenbus_services.settings import LimitSettings, PythonTool, Settings
 from tokenbus_services.tools.executor import ToolExecutor, ToolOutcome
 from tokenbus_services.tools.python import executors as executors_module
-from tokenbus_services.tools.python.executors import PythonExecutors
+from tokenbus_services.tools.python.executors import _EXITED, PythonExecutors
 
 HARMFUL = "tests.services.tools.python.harmful_tools"
 MEMORY_BYTES = 2**27
@@ -113,6 +113,14 @@ async def test_a_call_whose_process_an_earlier_call_ended_runs_again_in_a_new_on
         file.unlink()
         assert await innocent == ToolOutcome("gone")
         assert ends == ["exited"]
+
+
+async def test_a_call_whose_process_starts_as_all_are_stopped_gets_the_usual_error_result():
+    async with tools("pid") as made:
+        late = asyncio.create_task(outcome(made, "pid"))
+        await eventually(lambda: made.processes == 1)
+        await made.close()
+        assert (await late).content in (_EXITED, "no process could be started for the call: it ended as it started")
 
 
 async def test_an_executor_is_used_again_unless_a_call_left_much_memory_in_it():
