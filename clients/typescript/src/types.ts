@@ -87,7 +87,7 @@ export interface Cancelled {
   seq: number;
   turn: number;
   attempt: number;
-  finish: "content_filter" | "error" | "length" | "pause" | "stop" | "tool_use" | "unknown";
+  finish: "content_filter" | "error" | "length" | "pause" | "requires_action" | "stop" | "tool_use" | "unknown";
   timing: Timing;
   finish_raw?: string;
   usage?: Usage;
@@ -132,7 +132,7 @@ export interface Completed {
   seq: number;
   turn: number;
   attempt: number;
-  finish: "content_filter" | "error" | "length" | "pause" | "stop" | "tool_use" | "unknown";
+  finish: "content_filter" | "error" | "length" | "pause" | "requires_action" | "stop" | "tool_use" | "unknown";
   timing: Timing;
   finish_raw?: string;
   usage?: Usage;
@@ -338,7 +338,7 @@ export interface Incomplete {
   seq: number;
   turn: number;
   attempt: number;
-  finish: "content_filter" | "error" | "length" | "pause" | "stop" | "tool_use" | "unknown";
+  finish: "content_filter" | "error" | "length" | "pause" | "requires_action" | "stop" | "tool_use" | "unknown";
   timing: Timing;
   finish_raw?: string;
   usage?: Usage;
@@ -435,7 +435,7 @@ export interface RunFailedEvent {
   seq: number;
   turn: number;
   attempt: number;
-  finish: "content_filter" | "error" | "length" | "pause" | "stop" | "tool_use" | "unknown";
+  finish: "content_filter" | "error" | "length" | "pause" | "requires_action" | "stop" | "tool_use" | "unknown";
   timing: Timing;
   finish_raw?: string;
   usage?: Usage;

@@ -16,7 +16,7 @@ import msgspec
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.usage import Usage
 
-FinishReason = Literal["stop", "length", "tool_use", "content_filter", "pause", "error", "unknown"]
+FinishReason = Literal["stop", "length", "tool_use", "content_filter", "pause", "requires_action", "error", "unknown"]
 OpenKind = Literal["text", "thinking", "image"]
 
 

@@ -343,3 +343,40 @@ async def test_an_answer_that_stops_at_its_compaction_is_continued_from_it(
     assert [message["role"] for message in bodies[1]["messages"]] == ["user", "assistant"]
     assert bodies[1]["messages"][-1]["content"] == [compaction]
     assert bodies[1]["container"] == "container_1"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_hosted_call_that_wants_an_approval_ends_the_run_and_the_answer_goes_back_with_it(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, stream: bool
+) -> None:
+    asked = {"type": "mcp_approval_request", "id": "mcpr_1", "server_label": "s", "name": "del", "arguments": "{}"}
+    call = {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "weather", "arguments": "{}"}
+    whole = {"object": "response", "id": "resp_1", "model": "asks", "status": "completed", "output": [asked, call]}
+    begun = {**whole, "status": "in_progress", "output": []}
+    events: list[dict[str, Any]] = [{"type": "response.created", "response": begun}]
+    for index, item in enumerate((asked, call)):
+        events.append({"type": "response.output_item.added", "output_index": index, "item": item})
+        events.append({"type": "response.output_item.done", "output_index": index, "item": item})
+    events.append({"type": "response.completed", "response": whole})
+    sse = b"".join(b"data: %b\n\n" % json.dumps(event).encode() for event in events)
+    says = Wire(stream=sse, body=json.dumps(whole).encode())
+    async with (
+        MockProvider([Script(name="asks", turns=(Turn(says=says),), repeat_last=True)]) as provider,
+        fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS),
+        Client(server_url, prefix=keys.prefix) as bus,
+    ):
+        run = await send("asks", provider="openai-responses", stream=stream, tools=[WEATHER])
+        log: Any = (await ended(server.client, keys, [run]))[run]
+        answer = {"type": "mcp_approval_response", "approval_request_id": "mcpr_1", "approve": True}
+        part = {"type": "extra", "name": answer["type"], "json": json.dumps(answer)}
+        messages = [{"role": "user", "content": "hello"}, *msgspec.to_builtins(await bus.messages(run))]
+        messages.append({"role": "user", "content": [part]})
+        again = await send("asks", provider="openai-responses", stream=stream, messages=messages)
+        await ended(server.client, keys, [again])
+        bodies = [json.loads(exchange.http_request.body) for exchange in provider.requests]
+    assert (log[-1]["type"], log[-1]["finish"], log[-1]["finish_raw"]) == ("completed", "requires_action", "completed")
+    assert not [e for e in log if e.get("kind") == "tool_result"], "no tool ran while the call waits"
+    assert len(bodies) == 2
+    items = bodies[1]["input"]
+    assert asked in items
+    assert answer in items

@@ -31,6 +31,9 @@ from tokenbus.providers.openai_responses.items import (
     tool_of,
 )
 
+ACTIONS = ("mcp_approval_request", "computer_call", "local_shell_call", "shell_call", "apply_patch_call")
+"""Hosted calls that the client answers: it approves, or does what the call says, and sends the result."""
+
 
 class OutputDecoder(ContentDecoder, kw_only=True):
     """Defines what happens to items. The subclass maps API events to these operations."""
@@ -40,6 +43,8 @@ class OutputDecoder(ContentDecoder, kw_only=True):
     table: ItemTable = msgspec.field(default_factory=ItemTable)
     calls: int = 0
     """Number of completed tool calls."""
+    waiting: list[str] = msgspec.field(default_factory=list[str])
+    """Types of the items for which the client has to act."""
     image_model: str = ""
     """The model behind the image tool, if the response repeats it."""
 
@@ -123,6 +128,10 @@ class OutputDecoder(ContentDecoder, kw_only=True):
                 self._end_image(item, parsed, data, out)
             case "other":
                 out += [ToolCallDelta(item.ordinal, item.rest_of(data)), BlockStop(item.ordinal)]
+                if parsed.type in ACTIONS:
+                    self.waiting.append(parsed.type)
+                elif parsed.type == "shell_call_output" and "shell_call" in self.waiting:
+                    self.waiting.remove("shell_call")  # it ran at the provider
         self.table.end(at)
         self._hold(256 + 64 * len(item.parts) - item.held)
 

@@ -126,6 +126,8 @@ class ResponsesDecoder(OutputDecoder, kw_only=True):
         reason = response.incomplete_details and response.incomplete_details.reason
         raw_finish = f"{status}:{reason}" if reason else status or ""
         finish = "content_filter" if self.refused else FINISH.get(raw_finish, "unknown")
+        if finish == "stop" and self.waiting:
+            return Done("requires_action", raw_finish, usage)
         return Done(finish_of(finish, self.calls), raw_finish, usage)
 
     # --- its items --------------------------------------------------------------------------------------------

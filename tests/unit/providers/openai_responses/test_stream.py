@@ -693,3 +693,28 @@ def test_a_whole_response_gives_the_events_of_the_stream_with_one_delta_a_block(
 def test_a_whole_response_that_is_not_complete_says_so() -> None:
     body = msgspec.json.encode({"object": "response", "model": "gpt", "status": "queued", "output": []})
     assert read("openai-responses", body, stream=False)[-1] == Cut("the response is not complete (status: queued)")
+
+
+SHELL = {"id": "sh_1", "call_id": "c1", "action": {"commands": ["ls"]}}
+
+
+@pytest.mark.parametrize(
+    ("items", "finish"),
+    [
+        ([("mcp_approval_request", {"id": "mcpr_1", "name": "del", "arguments": "{}"})], "requires_action"),
+        ([("computer_call", {"id": "cu_1", "call_id": "c1", "action": {"type": "click"}})], "requires_action"),
+        ([("shell_call", SHELL)], "requires_action"),
+        ([("shell_call", SHELL), ("shell_call_output", {"id": "so_1", "call_id": "c1", "output": []})], "stop"),
+        ([("web_search_call", {"id": "ws_1", "status": "completed"})], "stop"),
+        ([("mcp_call", {"id": "mcp_1", "name": "del", "arguments": "{}", "output": "done"})], "stop"),
+    ],
+)
+@pytest.mark.parametrize("streamed", [True, False])
+def test_a_hosted_call_that_waits_for_the_client_ends_the_turn_with_a_finish_that_says_so(
+    items: list[Any], finish: str, streamed: bool
+) -> None:
+    events = [e for n, (kind, fields) in enumerate(items) for e in (added(n, kind, **fields), done(n, kind, **fields))]
+    output = [{"type": kind, **fields} for kind, fields in items]
+    end = events_of(*(events if streamed else ()), ended(output=output))[-1]
+    assert isinstance(end, Done)
+    assert (end.finish, end.finish_raw) == (finish, "completed")

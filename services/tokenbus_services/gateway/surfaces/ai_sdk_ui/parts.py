@@ -24,6 +24,7 @@ FINISH: Mapping[FinishReason, str] = {
     "tool_use": "tool-calls",
     "error": "error",
     "pause": "other",
+    "requires_action": "other",
     "unknown": "other",
 }
 

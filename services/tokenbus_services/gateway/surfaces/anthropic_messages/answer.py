@@ -16,6 +16,7 @@ _STOP_REASONS: dict[FinishReason, str] = {
     "tool_use": "tool_use",
     "content_filter": "refusal",
     "pause": "pause_turn",
+    "requires_action": "end_turn",
     "unknown": "end_turn",
     "error": "end_turn",
 }

@@ -19,6 +19,7 @@ _FINISH_REASONS: dict[FinishReason, str] = {
     "tool_use": "STOP",
     "content_filter": "SAFETY",
     "pause": "OTHER",
+    "requires_action": "STOP",
     "unknown": "OTHER",
     "error": "OTHER",
 }
