@@ -24,6 +24,7 @@ from tests.bench.sections.open_runs import opened
 from tests.bench.sections.otel import traced
 from tests.bench.sections.policy import judged
 from tests.bench.sections.scaling import remembered, scaled
+from tests.bench.sections.scripts import longest_scripts
 from tests.bench.sections.steps import longest_steps
 from tests.bench.stack import running
 
@@ -33,6 +34,7 @@ ALONE: dict[str, Callable[[], list[Figure]]] = {
     "intake": taken_in,
     "intake-cpu": intake_costs,
     "beside": beside,
+    "scripts": longest_scripts,
     "steps": longest_steps,
     "scaling": scaled,
     "memory": remembered,

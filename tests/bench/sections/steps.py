@@ -107,7 +107,7 @@ class Pass:
     def go(self, answer: bytes) -> None:
         """Process the provider's answer, from its bytes to the end of the run."""
         keys = self._keys
-        rules = RunLimits()
+        rules = RunLimits(block_chars=2 * SIZE)
         accepted = Accepted(provider="p", model="m", on_failure="fail", max_tool_depth=0, rules=rules, tools=[])
         self._client.xadd(keys.topic(0, "events"), {RUN: encode(EventFrame(0, CONTROL_ATTEMPT, 1, [accepted]))})
         opened = Opened(

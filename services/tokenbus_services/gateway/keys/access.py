@@ -12,6 +12,7 @@ import structlog
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.liveness import Defects, Liveness, rest, stop_task
 from tokenbus.bus.scripts.gateway import (
+    MOST_RENEWED,
     NANO,
     AdmissionLimits,
     AdmissionReply,
@@ -226,9 +227,12 @@ class KeyAccess(AccessControl):
                     continue
                 try:
                     use, lease_ms = self._keys.gateway_use(key), round(LEASE_S * 1000)
-                    call = renew_open(use, list(runs), gateway=self._name, lease_ms=lease_ms)
-                    with translated(self._server):
-                        await run_script(self._server, call)
+                    names = list(runs)
+                    for i in range(0, len(names), MOST_RENEWED):
+                        some = names[i : i + MOST_RENEWED]
+                        call = renew_open(use, some, gateway=self._name, lease_ms=lease_ms)
+                        with translated(self._server):
+                            await run_script(self._server, call)
                 except ServerError as e:
                     log.info("open_answers_not_renewed", error=str(e))
                 except Exception as e:  # of one client: the places of the others are renewed all the same

@@ -18,7 +18,7 @@ from tokenbus.bus.scripts.runs.accept import accept, cancel
 from tokenbus.bus.scripts.runs.attempt_fence import RawPart, append_raw
 from tokenbus.bus.scripts.runs.inputs import append_verdicts, tool_progress, tool_result
 from tokenbus.bus.scripts.script import Arg, LuaScript, ScriptCall, joined
-from tokenbus.bus.scripts.work_queue import BEGUN, claim, finish, hand_back, heartbeat, mark, requeue, retire
+from tokenbus.bus.scripts.work_queue import BEGUN, claim, finish, hand_back, heartbeat, mark, pages, requeue, retire
 
 __all__ = [
     "BEGUN",
@@ -41,6 +41,7 @@ __all__ = [
     "mark",
     "note",
     "owe",
+    "pages",
     "present",
     "release",
     "renew",

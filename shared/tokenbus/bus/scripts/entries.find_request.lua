@@ -6,7 +6,7 @@
 -- Reply: type and id, or ''.
 -- Atomic: not needed; as for `field_sizes`.
 -- Twice: reads
--- Constants: NAME_BYTES, MAX_STEPS
+-- Constants: NAME_BYTES, MAX_STEPS, SEARCHED_BYTES
 local fields, data, from = redis.call('XRANGE', stream, entry, entry)[1], '', 1
 for i = 1, fields and #fields[2] or 0, 2 do
   if fields[2][i] == '__data__' then data = fields[2][i + 1] end
@@ -15,7 +15,8 @@ if string.sub(data, 1, 4) == '\137BIN' then  -- FastStream's format: where the b
   local a, b, c, d = string.byte(data, 15, 18)
   if d then from = ((a * 256 + b) * 256 + c) * 256 + d + 1 end
 end
-local depth, at, steps, found, key, last = 0, from, 0, {}, nil, nil
+data = string.sub(data, from, from + SEARCHED_BYTES - 1)
+local depth, at, steps, found, key, last = 0, 1, 0, {}, nil, nil
 while steps < MAX_STEPS and not (found.id and found.type) do
   local i = string.find(data, '["{}%[%]:,]', at)
   if not i then break end

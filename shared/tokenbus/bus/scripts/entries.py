@@ -5,8 +5,10 @@ from __future__ import annotations
 from tokenbus.bus.scripts.script import ScriptCall, script
 
 _NAME_BYTES = 1024
-MAX_STEPS = 100_000
-"""Limit of the server's search for a request's id: some hundredths of a second."""
+MAX_STEPS = 20_000
+"""Limit of the server's search for a request's id: some milliseconds."""
+SEARCHED_BYTES = 2**19
+"""How much of a request is searched."""
 
 
 @script(NAME_BYTES=_NAME_BYTES)
@@ -21,7 +23,7 @@ def value(stream: str, *, entry: str | bytes, place: int) -> ScriptCall:
     ...
 
 
-@script(NAME_BYTES=_NAME_BYTES, MAX_STEPS=MAX_STEPS)
+@script(NAME_BYTES=_NAME_BYTES, MAX_STEPS=MAX_STEPS, SEARCHED_BYTES=SEARCHED_BYTES)
 def find_request(stream: str, *, entry: str) -> ScriptCall:
     """Find type and id at the top level of a request in JSON, with or without FastStream's binary header; empty if
     there is none.

@@ -16,13 +16,15 @@
 local waiting, ours = open_order(order, tenants), {}
 for i = ids_at, #ARGV do
   local id = ARGV[i]
-  local entry = owns(stream, group, consumer, id) and redis.call('XRANGE', stream, id, id)[1]
-  if entry then
-    -- If there is no room now, `reclaim` adds it later.
+  if owns(stream, group, consumer, id) then
+    -- If there is no room now, `reclaim` adds it later. One that has been deleted is dropped by `take`.
     if in_front == '1' then redis.pcall('ZADD', order, whole(waiting.first), id)
     else
-      local tenant, size = look[entries](entry[2])
-      queue_up(waiting, id, tenant, size)
+      local entry = redis.call('XRANGE', stream, id, id)[1]
+      if entry then
+        local tenant, size = look[entries](entry[2])
+        queue_up(waiting, id, tenant, size)
+      end
     end
     ours[#ours + 1] = id
   end

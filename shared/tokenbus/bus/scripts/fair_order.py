@@ -15,30 +15,33 @@ from collections.abc import Sequence
 from typing import Literal
 
 from tokenbus.bus.keys import TENANT_FIELD, order_keys
-from tokenbus.bus.scripts.script import ScriptCall, script
-from tokenbus.bus.scripts.work_queue import HANDED_BACK_MS, NOBODY
+from tokenbus.bus.scripts.script import ALONE, ScriptCall, script
+from tokenbus.bus.scripts.work_queue import HANDED_BACK_MS, NOBODY, OF_IDS, READ_BYTES
 
 Entries = Literal["requests", "turns", "tools"]
 """What the stream's entries are, which determines how their tenant is found."""
 
-SORTED_ENTRIES = 500
-"""Maximum entries that one call sorts: about 7 ms of the server's time."""
-SORTED_BYTES = 4 * 2**20
-"""A call stops sorting after this many bytes and leaves the rest to the next call."""
+SORTED_ENTRIES = 256
+"""Maximum entries that one call sorts, and that it hands out: about 7 ms of the server's time."""
 NEWEST_ENTRIES = 64
 """If more are unread than one call sorts, it looks for urgent entries among this many of the newest."""
 COST_BYTES = 64 * 1024
 """This many bytes cost as much as one entry."""
 URGENT_BYTES = 16 * 1024
 """Maximum size of an urgent request. A cancel has only an id and a reason, so a larger request is not a cancel."""
+LOOKED_AT_BYTES = 256 * 1024
+"""A tenant is looked for in this much of each end of a large request."""
 _TENANT_CHARS = 256
 SPARE_TENANTS = 1_000
-"""Margin: with more tenants than twice the waiting entries plus this, tenants without waiting entries are removed."""
+"""Margin: with more tenants than twice the waiting entries plus this, tenants without waiting entries are removed, from
+a random sample of them at each call.
+"""
 
 _ORDER = {
     "TENANT_FIELD": TENANT_FIELD,
     "TENANT_CHARS": _TENANT_CHARS,
     "URGENT_BYTES": URGENT_BYTES,
+    "LOOKED_AT_BYTES": LOOKED_AT_BYTES,
     "NOBODY": NOBODY,
     "HANDED_BACK_MS": HANDED_BACK_MS,
     "COST_BYTES": COST_BYTES,
@@ -56,7 +59,7 @@ def take(stream: str, entries: Entries, *, group: str, consumer: str, count: int
     return _take(stream, *order_keys(stream), entries=entries, group=group, consumer=consumer, count=count)
 
 
-@script(**_ORDER, SORTED_ENTRIES=SORTED_ENTRIES, SORTED_BYTES=SORTED_BYTES, NEWEST_ENTRIES=NEWEST_ENTRIES)
+@script(weight=ALONE, **_ORDER, SORTED_ENTRIES=SORTED_ENTRIES, READ_BYTES=READ_BYTES, NEWEST_ENTRIES=NEWEST_ENTRIES)
 def _take(
     stream: str, order: str, tenants: str, *, entries: Entries, group: str, consumer: str, count: int
 ) -> ScriptCall: ...
@@ -84,7 +87,7 @@ def reclaim(
     )
 
 
-@script(**_ORDER, SORTED_ENTRIES=SORTED_ENTRIES)
+@script(weight=ALONE, **_ORDER, SORTED_ENTRIES=SORTED_ENTRIES, READ_BYTES=READ_BYTES)
 def _reclaim(
     stream: str,
     order: str,
@@ -113,7 +116,7 @@ def put_back(
     )
 
 
-@script(**_ORDER)
+@script(weight=OF_IDS, **_ORDER)
 def _put_back(
     stream: str,
     order: str,

@@ -14,9 +14,9 @@
 -- Atomic: as for `take`.
 -- Twice: again: as for `take`.
 -- Uses: by_name, look, fair_order
--- Constants: SORTED_ENTRIES
+-- Constants: SORTED_ENTRIES, READ_BYTES
 local waiting, look_at = open_order(order, tenants), look[entries]
-local most, cursor, out, aside = tonumber(count), start, {}, 0
+local most, cursor, out, aside, bytes = tonumber(count), start, {}, 0, 0
 local consumers = redis.pcall('XINFO', 'CONSUMERS', stream, group)
 if consumers.err then return redis.error_reply('NOGROUP ' .. consumers.err) end
 for _, flat in ipairs(consumers) do
@@ -25,8 +25,12 @@ for _, flat in ipairs(consumers) do
   elseif of.pending > 0 and #out < most then
     local late = redis.call('XPENDING', stream, group, 'IDLE', idle_ms, '-', '+', most - #out, of.name)
     for _, p in ipairs(late) do
+      if bytes >= READ_BYTES then break end
       local entry = redis.call('XCLAIM', stream, group, consumer, idle_ms, p[1])[1]
-      if entry and entry[2] then out[#out + 1] = {p[1], p[4] + 1, entry[2]} end
+      if entry and entry[2] then
+        out[#out + 1] = {p[1], p[4] + 1, entry[2]}
+        for _, text in ipairs(entry[2]) do bytes = bytes + #text end
+      end
     end
   end
 end
@@ -34,11 +38,18 @@ if aside > redis.call('ZCARD', order) then
   local pending = redis.call('XPENDING', stream, group, cursor, '+', SORTED_ENTRIES, NOBODY)
   cursor = pending[SORTED_ENTRIES] and '(' .. pending[SORTED_ENTRIES][1] or '-'
   for _, p in ipairs(pending) do
-    local entry = redis.call('XRANGE', stream, p[1], p[1])[1]
-    if entry then
-      local tenant, size = look_at(entry[2])
-      if not queue_up(waiting, p[1], tenant, size) then break end
-    else redis.call('XACK', stream, group, p[1]) end
+    if bytes >= READ_BYTES then
+      cursor = p[1]
+      break
+    end
+    if not redis.call('ZSCORE', order, p[1]) then
+      local entry = redis.call('XRANGE', stream, p[1], p[1])[1]
+      if entry then
+        local tenant, size = look_at(entry[2])
+        bytes = bytes + size
+        if not queue_up(waiting, p[1], tenant, size) then break end
+      else redis.call('XACK', stream, group, p[1]) end
+    end
   end
 end
 return {cursor, keep_tags(waiting), out}

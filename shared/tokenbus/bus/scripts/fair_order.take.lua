@@ -12,7 +12,7 @@
 -- Atomic: two workers never sort or take the same entry, and stream, order and tags agree.
 -- Twice: again: entries of a lost reply are the consumer's, and are claimed again once they are idle.
 -- Uses: by_name, look, fair_order
--- Constants: SORTED_ENTRIES, SORTED_BYTES, NEWEST_ENTRIES
+-- Constants: SORTED_ENTRIES, READ_BYTES, NEWEST_ENTRIES
 local waiting, look_at = open_order(order, tenants), look[entries]
 count = tonumber(count)
 local last = nil
@@ -23,9 +23,11 @@ end
 if not last then return redis.error_reply('NOGROUP no consumer group ' .. group) end
 
 local behind, urgent, seen, bytes, room, more = {}, {}, 0, 0, true, true
-while room and more and seen < SORTED_ENTRIES and bytes < SORTED_BYTES do
-  local page = redis.call('XRANGE', stream, '(' .. last, '+', 'COUNT', 16)
-  for _, entry in ipairs(page) do
+while room and more and seen < SORTED_ENTRIES and bytes < READ_BYTES do
+  -- One at a time, for each may be large.
+  local entry = redis.call('XRANGE', stream, '(' .. last, '+', 'COUNT', 1)[1]
+  more = entry ~= nil
+  if entry then
     local tenant, size, now = look_at(entry[2])
     if now then urgent[#urgent + 1] = {entry[1], 1, entry[2]}
     else
@@ -35,7 +37,6 @@ while room and more and seen < SORTED_ENTRIES and bytes < SORTED_BYTES do
     end
     last, seen, bytes = entry[1], seen + 1, bytes + size
   end
-  more = #page == 16
 end
 put_aside(stream, group, behind, 'FORCE', 'LASTID', last)
 local function overtake(entry, ...)
@@ -44,8 +45,12 @@ end
 for _, entry in ipairs(urgent) do overtake(entry, 'LASTID', last) end
 if room and more then
   -- A later call finds these again and hands out those that are not done by then. A second cancel does no harm.
-  for _, entry in ipairs(redis.call('XREVRANGE', stream, '+', '(' .. last, 'COUNT', NEWEST_ENTRIES)) do
-    local _, _, now = look_at(entry[2])
+  local newest, stop = '+', bytes + READ_BYTES / 4
+  for _ = 1, NEWEST_ENTRIES do
+    local entry = bytes < stop and redis.call('XREVRANGE', stream, newest, '(' .. last, 'COUNT', 1)[1]
+    if not entry then break end
+    local _, size, now = look_at(entry[2])
+    newest, bytes = '(' .. entry[1], bytes + size
     if now then
       overtake(entry)
       urgent[#urgent + 1] = {entry[1], 1, entry[2]}
@@ -53,15 +58,16 @@ if room and more then
   end
 end
 
-local taken = {}
-while #taken < count do
-  local ids = redis.call('ZRANGE', order, 0, count - #taken - 1)
-  if #ids == 0 then break end
-  redis.call('ZREM', order, unpack(ids))
+local taken, stop = {}, bytes + READ_BYTES
+for _ = 1, SORTED_ENTRIES do
+  local id = #taken < count and bytes < stop and redis.call('ZRANGE', order, 0, 0)[1]
+  if not id then break end
+  redis.call('ZREM', order, id)
   -- An entry that is not idle was claimed without the order.
-  local found = redis.call('XCLAIM', stream, group, consumer, HANDED_BACK_MS / 2, unpack(ids))
-  for _, entry in ipairs(found) do
-    if entry and entry[2] then taken[#taken + 1] = {entry[1], 1, entry[2]} end
+  local entry = redis.call('XCLAIM', stream, group, consumer, HANDED_BACK_MS / 2, id)[1]
+  if entry and entry[2] then
+    taken[#taken + 1] = {id, 1, entry[2]}
+    for _, text in ipairs(entry[2]) do bytes = bytes + #text end
   end
 end
 return {keep_tags(waiting), room and more and 1 or 0, urgent, taken}

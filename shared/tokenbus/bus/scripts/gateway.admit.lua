@@ -23,6 +23,7 @@
 -- Atomic: requests that come at once, at several gateways, cannot share the last place.
 -- Twice: again: it takes two requests of the minute.
 -- Uses: now_ms, whole, buckets, holds
+-- Constants: MAX_VALUES
 local now = now_ms()
 rpm, tpm, most, budget, lease_ms = tonumber(rpm), tonumber(tpm), tonumber(most), tonumber(budget), tonumber(lease_ms)
 local function spent()
@@ -70,13 +71,17 @@ if tpm > 0 then
   if refused == '' and tokens <= 0 then refused, retry = 'tokens', math.ceil((1 - tokens) * 60000 / tpm) end
 end
 if most > 0 then
-  redis.call('ZREMRANGEBYSCORE', answers, '-inf', now)
-  -- A run that is read at several gateways has a place of each, and counts once.
-  local runs, joins, seen = 0, false, {[run] = true}
-  for _, one in ipairs(redis.call('ZRANGE', answers, 0, -1)) do
-    local read = string.match(one, '^(.*) ')
-    if read == run then joins = true end
-    if not seen[read] then seen[read], runs = true, runs + 1 end
+  local gone = redis.call('ZRANGEBYSCORE', answers, '-inf', whole(now), 'LIMIT', 0, MAX_VALUES)
+  if #gone > 0 then redis.call('ZREM', answers, unpack(gone)) end
+  local runs, joins, seen = redis.call('ZCARD', answers), false, {}
+  if runs >= most then
+    -- A run that is read at several gateways has a place of each, and counts once. Beyond MAX_VALUES, each place counts.
+    joins = redis.call('ZSCORE', answers, place)
+    for _, one in ipairs(redis.call('ZRANGE', answers, 0, MAX_VALUES - 1)) do
+      local read = string.match(one, '^(.*) ')
+      if read == run then joins = true end
+      if seen[read] then runs = runs - 1 else seen[read] = true end
+    end
   end
   if refused == '' and not joins and runs >= most then refused, retry = 'concurrency', 1000 end
 end

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tokenbus.bus.scripts.script import Arg, ScriptCall, script
+from tokenbus.bus.scripts.script import MAX_VALUES, Arg, ScriptCall, script
 
 DAY_MS = 86_400_000
 NANO = 1_000_000_000
@@ -122,7 +122,7 @@ def admit(
     )
 
 
-@script()
+@script(MAX_VALUES=MAX_VALUES)
 def _admit(
     use: str,
     answers: str,
@@ -167,6 +167,10 @@ def _release(counted: str, held: str, ends: str, *, run: str, ended: int) -> Scr
 def place_of(run: str, gateway: str) -> str:
     """The member of the set of open answers, of its own for each gateway: the first to leave frees no other's place."""
     return f"{run} {gateway}"
+
+
+MOST_RENEWED = 1000
+"""Most answers of one call of `renew_open`."""
 
 
 def renew_open(use: str, runs: Sequence[str], *, gateway: str, lease_ms: int) -> ScriptCall:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tokenbus.bus.scripts.script import Arg, ScriptCall, script
+from tokenbus.bus.scripts.script import MAX_VALUES, Arg, ScriptCall, script
 
 
 @script()
@@ -38,7 +38,7 @@ def release(lease: str, *, token: str) -> ScriptCall:
     ...
 
 
-@script()
+@script(MAX_VALUES=MAX_VALUES)
 def present(members: str, *, member: str, ttl_ms: int) -> ScriptCall:
     """Heartbeat of one worker. Reply: the names of all workers with one within ``ttl_ms``, unordered."""
     ...

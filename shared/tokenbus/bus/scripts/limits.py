@@ -29,6 +29,8 @@ POLL_MS = 50
 """When to ask again if the time cannot be known, because a running call may end at any time."""
 TICKET_MS = 1_000
 """How long the queue keeps the place of a worker that does not ask again."""
+MAX_PLACES = 1_000
+"""Most fields of a scope. Workers beyond it wait without a place."""
 
 
 class Scope(msgspec.Struct, frozen=True):
@@ -63,7 +65,7 @@ def reserve(scopes: Sequence[Scope], *, member: str, worker: str, tokens: int, l
     return _reserve(_keys(scopes), member=member, worker=worker, tokens=tokens, lease_ms=lease_ms, limits=limits)
 
 
-@script(MINUTE_US=MINUTE_US, POLL_US=POLL_MS * 1000, TICKET_US=TICKET_MS * 1000)
+@script(MINUTE_US=MINUTE_US, POLL_US=POLL_MS * 1000, TICKET_US=TICKET_MS * 1000, MAX_PLACES=MAX_PLACES)
 def _reserve(
     scopes: Sequence[str], *, member: str, worker: str, tokens: int, lease_ms: int, limits: Sequence[Arg]
 ) -> ScriptCall: ...

@@ -11,7 +11,7 @@
 -- Atomic: several fetchers cannot share the last of a limit, and nothing is reserved in one scope alone.
 -- Twice: again: 'already' if a scope limits concurrency; else a call that was not made is paid for until it refills.
 -- Uses: now_us, whole, make_room
--- Constants: MINUTE_US, POLL_US, TICKET_US
+-- Constants: MINUTE_US, POLL_US, TICKET_US, MAX_PLACES
 local now = now_us()
 local refused, longest, states = {}, 0, {}
 tokens = tonumber(tokens)
@@ -75,7 +75,10 @@ end
 if #refused > 0 then
   for _, s in ipairs(refused) do
     local hash = states[s][1]
-    redis.call('HSET', hash, 'wait:' .. worker, whole(states[s][7]) .. ' ' .. whole(now + TICKET_US) .. ' ' .. tokens)
+    local place = 'wait:' .. worker
+    if redis.call('HLEN', hash) < MAX_PLACES or redis.call('HEXISTS', hash, place) == 1 then
+      redis.call('HSET', hash, place, whole(states[s][7]) .. ' ' .. whole(now + TICKET_US) .. ' ' .. tokens)
+    end
     redis.call('PEXPIRE', hash, math.max(redis.call('PTTL', hash), TICKET_US / 1000))
   end
   return {'wait', refused[1], math.ceil(longest / 1000)}

@@ -26,6 +26,8 @@ P = ParamSpec("P")
 
 MAX_VALUES = 4000
 """Maximum values per call of Lua's ``unpack``; Lua's stack ends at about 8000."""
+ALONE = MAX_VALUES
+"""Weight of a script whose calls are not joined."""
 MANY = " of many"
 """How the name of a script's `joined` version ends."""
 
@@ -67,10 +69,14 @@ class ContractBroken(TypeError):
 
 
 class LuaScript:
-    """One Lua script. Its text is loaded when it is first needed."""
+    """One Lua script. Its text is loaded when it is first needed.
 
-    def __init__(self, name: str, load: Callable[[], str]) -> None:
+    ``weight``: what one of its keys or arguments costs, 1 in most scripts.
+    """
+
+    def __init__(self, name: str, load: Callable[[], str], *, weight: int = 1) -> None:
         self.name = name
+        self.weight = weight
         self._load = load
 
     @cached_property
@@ -110,17 +116,18 @@ declared: dict[str, Declared] = {}
 """The scripts of all imported modules, by name."""
 
 
-def script(**constants: Constant) -> Callable[[Callable[P, ScriptCall]], Callable[P, ScriptCall]]:
+def script(*, weight: int = 1, **constants: Constant) -> Callable[[Callable[P, ScriptCall]], Callable[P, ScriptCall]]:
     """Make a function without a body the call of the Lua file that has its name, with values for the file's constants.
 
-    A last parameter of KEYS or ARGV whose name ends in ``...`` in the file takes a sequence.
+    A last parameter of KEYS or ARGV whose name ends in ``...`` in the file takes a sequence. ``weight``: see
+    `LuaScript`; ALONE: a call may read so much that it is not joined with others into one command.
     """
 
     def declare(signature: Callable[P, ScriptCall]) -> Callable[P, ScriptCall]:
         package, _, module = signature.__module__.rpartition(".")
         name = signature.__name__.removeprefix("_")
         name = module if name == module else f"{module}.{name}"
-        one = LuaScript(name, lambda: _checked(of))
+        one = LuaScript(name, lambda: _checked(of), weight=weight)
         of = Declared(one, package, f"{name}.lua", inspect.signature(signature), constants)
         declared[of.script.name] = of
         return _caller(of, signature)
@@ -165,7 +172,8 @@ def all_scripts() -> list[LuaScript]:
     room = import_module(_HERE)
     for module in walk_packages(room.__path__, f"{_HERE}."):
         import_module(module.name)
-    scripts = [one for each in declared.values() for one in (each.script, _of_many(each.script))]
+    scripts = [each.script for each in declared.values()]
+    scripts += [_of_many(one) for one in scripts if one.weight < ALONE]
     return sorted(scripts, key=lambda one: one.name)
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from tokenbus.bus.scripts.script import ScriptCall, script
+from tokenbus.bus.scripts.script import ALONE, ScriptCall, script
+
+MOST_IDS = 300
+"""Most entries of one call that names them."""
+OF_IDS = 12
+"""Weight of such a call's values."""
 
 
-@script()
+@script(weight=OF_IDS)
 def heartbeat(stream: str, *, group: str, consumer: str, ids: Sequence[str]) -> ScriptCall:
     """Claim the consumer's own entries again, which resets their idle time. Reply: the ids that are no longer ours.
 
@@ -16,7 +21,12 @@ def heartbeat(stream: str, *, group: str, consumer: str, ids: Sequence[str]) -> 
     ...
 
 
-@script()
+READ_BYTES = 2**20
+"""A script that hands out entries stops after this many bytes, and leaves the rest to the next call."""
+_CLAIM_STEPS = 300
+
+
+@script(weight=ALONE, MOST_STEPS=_CLAIM_STEPS, READ_BYTES=READ_BYTES)
 def claim(stream: str, *, group: str, consumer: str, idle_ms: int, start: str, count: int) -> ScriptCall:
     """Claim up to ``count`` entries that have been idle for ``idle_ms``, scanning from ``start``.
 
@@ -42,7 +52,7 @@ def mark(stream: str, *, group: str, consumer: str, entry: str, begun: bool) -> 
 def _mark(stream: str, *, group: str, consumer: str, entry: str, deliveries: int) -> ScriptCall: ...
 
 
-@script()
+@script(weight=OF_IDS)
 def finish(stream: str, *, group: str, consumer: str, ids: Sequence[str]) -> ScriptCall:
     """Acknowledge and delete the consumer's own entries; a work queue holds only unfinished ones. Reply: how many were
     ours.
@@ -58,7 +68,7 @@ NOBODY = "-"
 """Name of the consumer that holds returned entries."""
 
 
-@script(NOBODY=NOBODY, HANDED_BACK_MS=HANDED_BACK_MS)
+@script(weight=OF_IDS, NOBODY=NOBODY, HANDED_BACK_MS=HANDED_BACK_MS)
 def hand_back(stream: str, *, group: str, consumer: str, ids: Sequence[str]) -> ScriptCall:
     """Return the consumer's own entries for the next claim, as if never delivered. Reply: how many were ours.
 
@@ -67,7 +77,7 @@ def hand_back(stream: str, *, group: str, consumer: str, ids: Sequence[str]) -> 
     ...
 
 
-@script()
+@script(weight=OF_IDS)
 def requeue(stream: str, *, group: str, consumer: str, ids: Sequence[str]) -> ScriptCall:
     """Move the consumer's own entries to the end, with new ids, as if never delivered. Reply: how many were ours."""
     ...
@@ -80,3 +90,8 @@ def retire(stream: str, *, group: str, consumer: str) -> ScriptCall:
     Without the check, entries would be lost if the server assigned them to the consumer and the reply never arrived.
     """
     ...
+
+
+def pages(ids: Mapping[str, Sequence[str]]) -> list[tuple[str, Sequence[str]]]:
+    """Divide each stream's entry ids into as many as one call may name."""
+    return [(stream, many[i : i + MOST_IDS]) for stream, many in ids.items() for i in range(0, len(many), MOST_IDS)]

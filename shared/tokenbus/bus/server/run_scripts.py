@@ -66,7 +66,7 @@ def _together(calls: Sequence[ScriptCall]) -> list[list[int]]:
     open_groups: dict[str, tuple[list[int], int, int]] = {}
     for i, call in enumerate(calls):
         size = sum(len(arg) for arg in call.args if isinstance(arg, bytes))
-        values = len(call.keys) + len(call.args)
+        values = (len(call.keys) + len(call.args)) * call.script.weight
         group, held, counted = open_groups.get(call.script.sha, ([], 0, 0))
         if group and (held + size > JOINED_BYTES or counted + values > JOINED_VALUES):
             group, held, counted = [], 0, 0

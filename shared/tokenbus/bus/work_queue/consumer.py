@@ -289,8 +289,8 @@ class Consumer:
 
     def _calls(self, script: Callable[..., scripts.ScriptCall], items: Sequence[QueueItem]) -> list[scripts.ScriptCall]:
         group, worker = self.options.group, self.options.worker
-        by_stream = self.release(items)
-        return [script(stream, group=group, consumer=worker, ids=ids) for stream, ids in by_stream.items()]
+        pages = scripts.pages(self.release(items))
+        return [script(stream, group=group, consumer=worker, ids=ids) for stream, ids in pages]
 
 
 def _runs_of(item: QueueItem) -> list[str]:

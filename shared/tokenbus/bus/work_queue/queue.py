@@ -138,8 +138,9 @@ class WorkQueue(Consumer):
             if stream in streams:
                 by_stream[stream].append(entry_id)
         group, worker = self.options.group, self.options.worker
-        calls = [scripts.heartbeat(s, group=group, consumer=worker, ids=ids) for s, ids in by_stream.items()]
-        for stream, lost in zip(by_stream, await run_scripts(self.server, calls), strict=True):
+        pages = scripts.pages(by_stream)
+        calls = [scripts.heartbeat(s, group=group, consumer=worker, ids=ids) for s, ids in pages]
+        for (stream, _), lost in zip(pages, await run_scripts(self.server, calls), strict=True):
             for entry_id in lost:
                 if item := self.drop(stream, entry_id.decode()):
                     self.options.on_claimed_away(item)

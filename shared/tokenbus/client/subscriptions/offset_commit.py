@@ -87,16 +87,21 @@ class OffsetCommitter:
         """Set the entry counts of new partitions' mirrors to the entries before the group's offset."""
         if not new:
             return
-        calls = [
-            mirror_offset(
-                self._keys.lease(part.lease.partition, self._group),
-                self._keys.topic(part.lease.partition, self._topic),
-                group=self._group,
-                offset=part.committed,
-            )
-            for part in new
-        ]
-        await run_scripts(self._server, calls)
+        counts: dict[OwnedPartition, tuple[str | bytes, int]] = {part: (part.committed, 0) for part in new}
+        while counts:
+            calls = [
+                mirror_offset(
+                    self._keys.lease(part.lease.partition, self._group),
+                    self._keys.topic(part.lease.partition, self._topic),
+                    group=self._group,
+                    offset=part.committed,
+                    after=after,
+                    counted=counted,
+                )
+                for part, (after, counted) in counts.items()
+            ]
+            replies = await run_scripts(self._server, calls)
+            counts = {part: (after, n) for part, (after, n) in zip(counts, replies, strict=True) if after}
         for part in new:
             part.mirrored = True
 

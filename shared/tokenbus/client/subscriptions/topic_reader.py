@@ -123,7 +123,11 @@ async def _ask(server: Server, streams: Sequence[str], script: Callable[[Sequenc
     """Run a script that answers per stream, in as few calls as the server's topology allows."""
     if not streams:
         return {}
-    groups = server.read_groups(list(streams))
+    groups = [
+        group[i : i + scripts.STREAMS]
+        for group in server.read_groups(list(streams))
+        for i in range(0, len(group), scripts.STREAMS)
+    ]
     with translated(server):
         replies: list[Any] = await run_scripts(server, [script(group) for group in groups])
     return {

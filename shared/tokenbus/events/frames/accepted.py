@@ -18,7 +18,7 @@ class RunLimits(msgspec.Struct, frozen=True, array_like=True):
     """Maximum tries of one turn that end in a lost worker."""
     base_delay_ms: int = 500
     max_delay_ms: int = 30_000
-    block_chars: int = 16 * 2**20
+    block_chars: int = 2**20
     """Maximum characters of one block."""
     run_events: int = 500_000
     """Maximum input events of the run, from its provider and its tools."""

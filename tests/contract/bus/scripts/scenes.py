@@ -528,7 +528,9 @@ SCENES: dict[str, list[Scene]] = {
     "timeouts.read_policy_stage": [Scene(lambda w: timeouts.read_policy_stage(w.policy))],
     "topics.ends": [Scene(lambda w: topics.ends([w.raw, w.events]))],
     "topics.mirror_offset": [
-        Scene(lambda w: topics.mirror_offset(w.normalizer, w.raw, group=GROUP, offset=w.ends[w.raw]))
+        Scene(
+            lambda w: topics.mirror_offset(w.normalizer, w.raw, group=GROUP, offset=w.ends[w.raw], after=w.ends[w.raw])
+        )
     ],
     "topics.trimmed": [Scene(lambda w: topics.trimmed([w.raw, w.events], cursors=["0-0", "0-0"]))],
     "work_queue.claim": [

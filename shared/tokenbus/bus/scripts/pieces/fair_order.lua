@@ -18,14 +18,14 @@ end
 local function keep_tags(waiting)
   local count, tenants = redis.call('ZCARD', waiting.order), waiting.tenants
   if count == 0 then
-    redis.call('DEL', tenants)
+    redis.call('UNLINK', tenants)
     return 0
   end
   for tenant, tag in pairs(waiting.next_tags) do redis.call('HSET', tenants, tenant, whole(tag)) end
   if redis.call('HLEN', tenants) > 2 * count + SPARE_TENANTS then  -- a tag behind the smallest one has no effect
-    local flat, gone = redis.call('HGETALL', tenants), {}
+    local flat, gone = redis.call('HRANDFIELD', tenants, SPARE_TENANTS, 'WITHVALUES'), {}
     for i = 1, #flat, 2 do if tonumber(flat[i + 1]) <= waiting.first then gone[#gone + 1] = flat[i] end end
-    for i = 1, #gone, 1000 do redis.call('HDEL', tenants, unpack(gone, i, math.min(i + 999, #gone))) end
+    if #gone > 0 then redis.call('HDEL', tenants, unpack(gone)) end
   end
   return count
 end

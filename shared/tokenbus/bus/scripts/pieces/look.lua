@@ -1,5 +1,5 @@
 -- Tenant, size and urgency of a queue's entry, by what the queue's entries are.
--- Constants: TENANT_FIELD, TENANT_CHARS, URGENT_BYTES
+-- Constants: TENANT_FIELD, TENANT_CHARS, URGENT_BYTES, LOOKED_AT_BYTES
 local function quoted(text, from, name, rest)
   -- The place behind a key: `"name` with or without the backslashes of an envelope, and what must follow.
   local at = string.find(text, '"' .. name, from, true)
@@ -21,6 +21,9 @@ function look.requests(fields)
   local urgent = #data <= URGENT_BYTES
     and string.find(data, 'cancel', 1, true)
     and (string.find(data, '"type\\?"%s*:%s*\\?"cancel\\?"') or string.find(data, '\164type\166cancel', 1, true))
+  local size = #data
+  -- The metadata of a large request is at one of its ends, or its tenant is a field of the entry.
+  if size > 2 * LOOKED_AT_BYTES then data = string.sub(data, 1, LOOKED_AT_BYTES) .. string.sub(data, -LOOKED_AT_BYTES) end
   if not tenant then
     local inside = quoted(data, 1, 'metadata', '{')
     if inside then
@@ -29,11 +32,11 @@ function look.requests(fields)
     else  -- a msgpack map, whose short texts have their length in one byte
       local _, e = string.find(data, '\168metadata', 1, true)
       if e then _, e = string.find(data, '\166tenant', e, true) end
-      local size = e and string.byte(data, e + 1)
-      if size and size >= 160 and size <= 191 then tenant = string.sub(data, e + 2, e + 1 + size - 160) end
+      local chars = e and string.byte(data, e + 1)
+      if chars and chars >= 160 and chars <= 191 then tenant = string.sub(data, e + 2, e + 1 + chars - 160) end
     end
   end
-  return string.sub(tenant or '', 1, TENANT_CHARS), #data, urgent
+  return string.sub(tenant or '', 1, TENANT_CHARS), size, urgent
 end
 function look.turns(fields)
   local ok, work = pcall(cmsgpack.unpack, fields[2] or '')

@@ -32,7 +32,7 @@ if work ~= '' then
     return redis.error_reply('OOM no room for further runs: what is left is for those that are open')
   end
 end
-redis.call('DEL', log)
+redis.call('UNLINK', log)  -- a long one is freed outside the script
 append_frame(events, parser_lease, run, frame)
 local status = 'open'
 if h[1] then

@@ -1,0 +1,326 @@
+"""The scripts at the largest arguments, and on the largest state, that the code allows: each as a call on a `World`.
+
+A script that is not here costs the same whatever its arguments and the state are: its scene is its largest call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from tests.contract.bus.scripts.scenes import GROUP, HOUR_MS, SCENES, World
+from tokenbus.bus.scripts import (
+    Commit,
+    RawPart,
+    ScriptCall,
+    append_raw,
+    dead_letters,
+    entries,
+    fair_order,
+    layout,
+    limits,
+    records,
+    requests,
+    topics,
+    work_queue,
+)
+from tokenbus.bus.scripts import gateway as gate
+from tokenbus.bus.scripts.commit import COMMIT_BYTES, COMMIT_VALUES, owe
+from tokenbus.bus.scripts.leases import present
+from tokenbus.bus.scripts.limits import MAX_PLACES
+from tokenbus.bus.scripts.runs import index, inputs
+from tokenbus.bus.scripts.script import MAX_VALUES
+from tokenbus.events.frames import RunLimits
+from tokenbus_services.fetcher.writing.attempt_writer import FRAME_BYTES
+from tokenbus_services.settings.tables.limits import LimitSettings
+
+REQUEST = b'{"type":"generate","id":"r","messages":["%b"],"metadata":{"tenant":"t"}}' % (
+    b'{\\"a\\":[1,2]},' * (LimitSettings().request_bytes // 14)
+)
+"""The largest request, full of what a search for its id stops at."""
+BLOCK = b"x" * RunLimits().block_chars
+CALLS = LimitSettings().runs_per_fetcher
+ANSWERS = 10_000
+"""Open answers of one key of a gateway; what each of them costs is bounded by MAX_VALUES."""
+TOPIC_ENTRIES = 50_000
+
+Largest = Callable[[World], Awaitable[ScriptCall]]
+
+
+async def _add(world: World, key: str, count: int, fields: dict[str, Any]) -> list[str]:
+    ids: list[bytes] = []
+    for _ in range(0, count, 1000):
+        pipe: Any = world.client.pipeline(transaction=False)
+        for _ in range(min(1000, count - len(ids))):
+            pipe.xadd(key, fields)
+        ids += await pipe.execute()
+    return [each.decode() for each in ids]
+
+
+async def _held(world: World, count: int, fields: dict[str, Any]) -> list[str]:
+    """Entries of the queue that the consumer `a` holds."""
+    ids = await _add(world, world.queue, count, fields)
+    await world.client.xreadgroup(GROUP, "a", {world.queue: ">"}, count=count + 10)
+    return ids
+
+
+def _of_held(script: Callable[..., ScriptCall], **more: Any) -> Largest:
+    async def call(w: World) -> ScriptCall:
+        return script(
+            w.queue, group=GROUP, consumer="a", ids=await _held(w, work_queue.MOST_IDS, {"__data__": "{}"}), **more
+        )
+
+    return call
+
+
+def _of_large_entry(script: Callable[..., ScriptCall], **more: Any) -> Largest:
+    async def call(w: World) -> ScriptCall:
+        [entry] = await _add(w, w.queue, 1, {"__data__": REQUEST})
+        return script(w.queue, entry=entry, **more)
+
+    return call
+
+
+def _request(tenant: int) -> dict[str, Any]:
+    return {"__data__": b'{"type":"generate","id":"r","metadata":{"tenant":"t%d"}}' % tenant}
+
+
+async def _take(w: World) -> ScriptCall:
+    pipe: Any = w.client.pipeline(transaction=False)
+    for n in range(2 * fair_order.SORTED_ENTRIES):
+        pipe.xadd(w.queue, _request(n))
+    await pipe.execute()
+    await w.client.hset(fair_order.order_keys(w.queue)[1], mapping=dict.fromkeys(map(str, range(100_000)), 0))
+    return fair_order.take(w.queue, "requests", group=GROUP, consumer="b", count=fair_order.SORTED_ENTRIES)
+
+
+async def _take_large(w: World) -> ScriptCall:
+    for _ in range(8):
+        await _add(w, w.queue, 1, {"__data__": REQUEST})
+    return fair_order.take(w.queue, "requests", group=GROUP, consumer="b", count=64)
+
+
+async def _reclaim(w: World) -> ScriptCall:
+    ids = await _held(w, 2 * fair_order.SORTED_ENTRIES, _request(1))
+    await w.client.xclaim(w.queue, GROUP, fair_order.NOBODY, 0, ids)
+    mine = await _held(w, 64, _request(1))
+    await w.client.xclaim(w.queue, GROUP, "a", 0, mine, idle=HOUR_MS)
+    return fair_order.reclaim(w.queue, "requests", group=GROUP, consumer="b", idle_ms=60_000, start="-", count=64)
+
+
+async def _put_back(w: World) -> ScriptCall:
+    ids = await _held(w, work_queue.MOST_IDS, _request(1))
+    return fair_order.put_back(w.queue, "requests", group=GROUP, consumer="a", ids=ids)
+
+
+async def _claim(w: World) -> ScriptCall:
+    ids = await _held(w, 10_000, {"__data__": "{}"})
+    await w.client.xclaim(w.queue, GROUP, "a", 0, ids[-1:], idle=HOUR_MS)
+    return work_queue.claim(w.queue, group=GROUP, consumer="b", idle_ms=60_000, start="0-0", count=64)
+
+
+async def _accept(w: World) -> ScriptCall:
+    await _add(w, w.keys.log(w.new), TOPIC_ENTRIES, {"__data__": "{}"})
+    call = SCENES["accept"][0].call(w)
+    return ScriptCall(call.script, call.keys, [REQUEST if arg == b"begun" else arg for arg in call.args])
+
+
+async def _append_raw(w: World) -> ScriptCall:
+    parts: list[RawPart] = []
+    for n in range(64):
+        key = w.keys.run(f"{w.run}-{n}")
+        await w.client.hset(key, mapping={"status": "open", "attempt": 1, "raw": 0, "record": 2**30})
+        await w.client.pexpire(key, HOUR_MS)
+        parts.append(RawPart(w.run, key, 1, 0, final=True, data=b"x" * (2 * FRAME_BYTES // 64), writer="w"))
+    return append_raw(w.raw, w.normalizer, parts, policy_lease=w.policy)
+
+
+def _committed(w: World, commit: Commit) -> ScriptCall:
+    return commit.call(
+        token=w.tokens[w.policy],
+        ttl_ms=HOUR_MS,
+        begin=w.ends[w.drafts],
+        end=w.later,
+        watermark=w.ends[w.drafts],
+        entries=1,
+        size=4,
+        mirror=GROUP,
+        entries_read=True,
+        topic_entries=100,
+    )
+
+
+TOPICS = ("visible", "chunks", "blocks")
+
+
+async def _commit(w: World) -> ScriptCall:
+    commit = Commit(w.policy, w.drafts)
+    places = [w.keys.topic(0, name) for name in TOPICS]
+    for n in range(COMMIT_VALUES // 8):
+        commit.publish(w.keys.log(w.run), f"1-{n}", b"x" * (8 * COMMIT_BYTES // COMMIT_VALUES), places)
+    commit.expire(w.keys.log(w.run), HOUR_MS)
+    return _committed(w, commit)
+
+
+async def _commit_of_a_block(w: World) -> ScriptCall:
+    commit = Commit(w.policy, w.drafts)
+    commit.publish(w.keys.log(w.run), "1-0", BLOCK, [w.keys.topic(0, name) for name in TOPICS[1:]])
+    commit.expire(w.keys.log(w.run), HOUR_MS)
+    return _committed(w, commit)
+
+
+async def _owe(w: World) -> ScriptCall:
+    place = w.keys.owed(0, "policy")
+    return owe(w.policy, place, token=w.tokens[w.policy], name="1", part=BLOCK, ttl_ms=HOUR_MS)
+
+
+async def _rejected(w: World) -> ScriptCall:
+    for _ in range(200):
+        entry = await w.client.xadd(w.keys.dead, {"__data__": b"x" * 10_000})
+        await w.client.rpush(w.keys.rejected, entry)
+    return dead_letters.add_rejected(w.keys.dead, w.keys.rejected, most=1000, most_rejected=10, data=REQUEST)
+
+
+async def _admit(w: World) -> ScriptCall:
+    now = (await w.client.time())[0] * 1000
+    for live in (True, False):
+        places = {f"run{n} gw{live}": now + (HOUR_MS if live else -1) for n in range(ANSWERS)}
+        await w.client.zadd(f"{w.use}:open", places)
+    allowed = gate.AdmissionLimits(requests_per_minute=60, tokens_per_minute=1000, concurrency=5000, budget_nano=10_000)
+    reserved = gate.Reservation(client="ada", estimate_nano=1000, hold_ms=HOUR_MS, keep_ms=HOUR_MS)
+    return gate.admit(w.use, w.spend, w.run, allowed, gateway="gw", lease_ms=HOUR_MS, hold=w.hold, reserved=reserved)
+
+
+async def _count_use(w: World) -> ScriptCall:
+    spent = {f"{day}:{what}": 1 for day in range(367) for what in ("cost", "input", "output", "runs")}
+    await w.client.hset(w.spend, mapping=spent | {f"price:{n}:cost": 1 for n in range(1000)})
+    return SCENES["gateway.count_use"][0].call(w)
+
+
+async def _renew_open(w: World) -> ScriptCall:
+    runs = [f"run{n}" for n in range(gate.MOST_RENEWED)]
+    await w.client.zadd(f"{w.use}:open", {f"{run} gw": 2**45 for run in runs})
+    return gate.renew_open(w.use, runs, gateway="gw", lease_ms=HOUR_MS)
+
+
+async def _runs(w: World, status: str) -> list[str]:
+    pipe: Any = w.client.pipeline(transaction=False)
+    runs = [f"{w.run}-{n}" for n in range(500)]
+    for run in runs:
+        pipe.hset(w.keys.run(run), "status", status)
+        pipe.pexpire(w.keys.run(run), HOUR_MS)
+    await pipe.execute()
+    return runs
+
+
+async def _list_open(w: World) -> ScriptCall:
+    tenants = w.keys.open_runs(0, "ada")
+    of = [index.OpenRun(w.keys.run(run), run, 1, "p", "m", "ada", tenants) for run in await _runs(w, "open")]
+    return index.list_open(w.keys.open_runs(0), of, ttl_ms=HOUR_MS)
+
+
+async def _unlist_ended(w: World) -> ScriptCall:
+    k, runs = w.keys, await _runs(w, "completed")
+    return index.unlist_ended(k.open_runs(0), k.ended_runs(0), [k.run(run) for run in runs], keep_ms=HOUR_MS, runs=runs)
+
+
+async def _tool_result(w: World) -> ScriptCall:
+    of = {"run": w.run, "frame": REQUEST}
+    return inputs.tool_result(w.keys.run(w.run), w.events, w.parser, **of, block=0, attempt=1)
+
+
+async def _change(w: World) -> ScriptCall:
+    await w.client.hset(w.keys.meta, mapping={f"seen:worker{n}": 1 for n in range(MAX_VALUES)})
+    return layout.change(w.keys.meta, epoch=1, announced="", fields=["spread", 2])
+
+
+async def _present(w: World) -> ScriptCall:
+    members = w.keys.members(GROUP)
+    await w.client.zadd(members, {f"worker{n}": 2**45 + n for n in range(2 * MAX_VALUES)})
+    return present(members, member="a", ttl_ms=HOUR_MS)
+
+
+async def _renew(w: World) -> ScriptCall:
+    members = [f"call{n}" for n in range(CALLS)]
+    await w.client.zadd(w.limited.held, dict.fromkeys(members, 2**50))
+    return limits.renew(w.limited.held, lease_ms=HOUR_MS, members=members)
+
+
+async def _reserve(w: World) -> ScriptCall:
+    scopes = [limits.Scope("provider", w.keys.limit(f"provider:{n}"), 10.0, 60_000, 3) for n in range(3)]
+    till = (await w.client.time())[0] * 10**6 + 10**10
+    for scope in scopes:
+        await w.client.hset(scope.key, mapping={f"wait:w{n}": f"{n + 1} {till} 10" for n in range(MAX_PLACES)})
+        await w.client.pexpire(scope.key, HOUR_MS)
+    return limits.reserve(scopes, member="m1", worker="w", tokens=600, lease_ms=HOUR_MS)
+
+
+async def _index_record(w: World) -> ScriptCall:
+    runs = [f"r{n}" for n in range(2 * MAX_VALUES)]
+    await w.client.zadd(w.keys.records, dict.fromkeys(runs, 1))
+    await w.client.hset(w.keys.record_entries, mapping=dict.fromkeys(runs, "{}"))
+    of = {"run": w.run, "at_ms": 2**42, "entry": b"{}"}
+    return records.index_record(w.keys.records, w.keys.record_entries, keep_ms=HOUR_MS, most=9, **of)
+
+
+async def _publish(w: World) -> ScriptCall:
+    return requests.publish(w.queue, requests=[TOPIC_ENTRIES, REQUEST, "ada"])
+
+
+async def _mirror_offset(w: World) -> ScriptCall:
+    await w.client.hdel(w.normalizer, "entries")
+    await _add(w, w.raw, TOPIC_ENTRIES, {"__data__": "x" * 100})
+    return topics.mirror_offset(w.normalizer, w.raw, group=GROUP, offset=w.ends[w.raw], after=w.ends[w.raw])
+
+
+async def _trimmed(w: World) -> ScriptCall:
+    streams = [w.keys.topic(n, "visible") for n in range(topics.STREAMS)]
+    for stream in streams:
+        await w.client.xadd(stream, {"__data__": b"x" * 2**20})
+    return topics.trimmed(streams, cursors=["1-1"] * len(streams))
+
+
+LARGEST: dict[str, Largest] = {
+    "accept": _accept,
+    "attempt_fence.append_raw": _append_raw,
+    "commit": _commit,
+    "commit, the largest block": _commit_of_a_block,
+    "commit.owe": _owe,
+    "dead_letters.add_rejected": _rejected,
+    "entries.field_sizes": _of_large_entry(entries.field_sizes),
+    "entries.find_request": _of_large_entry(entries.find_request),
+    "entries.value": _of_large_entry(entries.value, place=2),
+    "fair_order.put_back": _put_back,
+    "fair_order.reclaim": _reclaim,
+    "fair_order.take": _take,
+    "fair_order.take, large requests": _take_large,
+    "gateway.admit": _admit,
+    "gateway.count_use": _count_use,
+    "gateway.renew_open": _renew_open,
+    "index.list_open": _list_open,
+    "index.unlist_ended": _unlist_ended,
+    "inputs.tool_result": _tool_result,
+    "layout.change": _change,
+    "leases.present": _present,
+    "limits.renew": _renew,
+    "limits.reserve": _reserve,
+    "records.index_record": _index_record,
+    "requests.publish": _publish,
+    "topics.mirror_offset": _mirror_offset,
+    "topics.trimmed": _trimmed,
+    "work_queue.claim": _claim,
+    "work_queue.finish": _of_held(work_queue.finish),
+    "work_queue.hand_back": _of_held(work_queue.hand_back),
+    "work_queue.heartbeat": _of_held(work_queue.heartbeat),
+    "work_queue.requeue": _of_held(work_queue.requeue),
+}
+"""By the script's name, and what is large."""
+
+
+async def _scene(world: World, name: str) -> ScriptCall:
+    return SCENES[name][0].call(world)
+
+
+async def largest_call(name: str, world: World) -> ScriptCall:
+    """Make the state, and return the call."""
+    return await (LARGEST[name](world) if name in LARGEST else _scene(world, name))
