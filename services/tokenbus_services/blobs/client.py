@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import AsyncIterable, AsyncIterator, Mapping
 from hashlib import sha256
@@ -28,6 +27,7 @@ from tokenbus.blobs import (
     parse_blob_id,
     parse_media_type,
 )
+from tokenbus.bus import process_clock
 from tokenbus.errors import (
     BlobCorrupt,
     BlobError,
@@ -143,7 +143,7 @@ class HttpBlobs:
         """Return the metadata of a blob. Raises BlobNotFound, BlobRefused, BlobUnauthorized, BlobUnavailable."""
         parse_blob_id(blob_id)
         try:
-            async with asyncio.timeout(WAIT_S):
+            async with process_clock.timeout(WAIT_S):
                 response = self._ours(await self._http.head(f"{PATH}/{blob_id}"))
         except (httpx.HTTPError, TimeoutError) as e:
             raise self._unavailable(e) from e
@@ -173,7 +173,7 @@ class HttpBlobs:
         begun = False
         request = self._http.build_request("GET", f"{PATH}/{blob_id}")
         try:
-            async with asyncio.timeout(WAIT_S):
+            async with process_clock.timeout(WAIT_S):
                 response = await self._http.send(request, stream=True)
             try:
                 if self._ours(response).status_code != HTTPStatus.OK:
@@ -232,7 +232,7 @@ class HttpBlobs:
         """
         body = bytearray()
         try:
-            async with asyncio.timeout(wait_s):
+            async with process_clock.timeout(wait_s):
                 response = await self._http.send(request, stream=True)
             try:
                 if self._ours(response).is_error:
@@ -270,15 +270,14 @@ async def _beginning(response: httpx.Response) -> bytes:
 
 async def _in_time(response: httpx.Response) -> AsyncIterator[bytes]:
     """The body, as it arrives. Raises TimeoutError if the service was waited for too long in all (`WAIT_S`)."""
-    clock = asyncio.get_running_loop().time
     chunks = response.aiter_raw()
     left_s = WAIT_S
     while True:
-        began = clock()
+        began = process_clock.now()
         try:
-            async with asyncio.timeout(left_s):
+            async with process_clock.timeout(left_s):
                 chunk = await anext(chunks)
         except StopAsyncIteration:
             return
-        left_s += len(chunk) / _BYTES_PER_S - (clock() - began)
+        left_s += len(chunk) / _BYTES_PER_S - (process_clock.now() - began)
         yield chunk

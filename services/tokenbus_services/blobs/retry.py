@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterable, Awaitable, Callable
 from typing import Generic, TypeVar
 
+from tokenbus.bus import process_clock
 from tokenbus.errors import BlobError, BlobUnavailable
 
 TRIES = 3
@@ -26,17 +27,17 @@ class StoreRetry(Generic[T]):
         self._cooling_down_until = 0.0
 
     async def put(self, content: Callable[[], bytes | AsyncIterable[bytes]], media_type: str, *, until: float) -> T:
-        """Store content and return the store's answer. ``content`` is called for each try; ``until`` is in event loop
-        time.
+        """Store content and return the store's answer. ``content`` is called for each try; ``until`` is a time
+        of the process's clock.
 
         Raises BlobError; BlobUnavailable also during the cool-down and on timeout.
         """
-        clock = asyncio.get_running_loop().time
+        clock = process_clock.now
         if clock() < self._cooling_down_until:
             raise BlobUnavailable("blobs", "the blob store was unavailable a moment ago")
         began = clock()
         try:
-            async with asyncio.timeout_at(until):
+            async with process_clock.timeout(until - began):
                 return await self._store_with_retries(content, media_type)
         except TimeoutError:
             problem: BlobError = BlobUnavailable("blobs", f"not stored within {clock() - began:.0f} s")

@@ -19,6 +19,7 @@ from typing import TypeVar
 import structlog
 
 from tokenbus.blobs import plain_media_type
+from tokenbus.bus import process_clock
 from tokenbus.errors import BlobError, BlobRefused, BlobUnauthorized, BlobUnavailable, RequestInvalid
 from tokenbus.events.requests import Base64Source, BlobSource, Generate, Source
 from tokenbus_services.intake.opaque_blobs import blobs_named
@@ -99,7 +100,7 @@ class IntakeMedia:
                 if self._clock() < self._away_until:
                     break
                 try:
-                    async with asyncio.timeout(TRY_S):
+                    async with process_clock.timeout(TRY_S):
                         return await call()
                 except (BlobUnavailable, BlobUnauthorized, TimeoutError) as e:
                     if not left:

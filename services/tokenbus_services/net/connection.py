@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import httpcore
 
+from tokenbus.bus import process_clock
 from tokenbus_services.net.happy_eyeballs import open_socket
 from tokenbus_services.net.head_bound import HeadBound
 
@@ -37,7 +38,7 @@ class Backend(httpcore.AsyncNetworkBackend):
     ) -> Connection:
         connection = Connection()
         try:
-            async with asyncio.timeout(timeout):
+            async with process_clock.timeout(timeout):
                 sock = await open_socket(host, port, local_address)
                 try:
                     for option in socket_options or ():
@@ -128,7 +129,7 @@ class Connection(httpcore.AsyncNetworkStream, asyncio.Protocol):
             return
         self._writer = asyncio.get_running_loop().create_future()
         try:
-            async with asyncio.timeout(timeout):
+            async with process_clock.timeout(timeout):
                 await self._writer
         except TimeoutError as e:
             raise httpcore.WriteTimeout(str(e)) from e
@@ -149,7 +150,7 @@ class Connection(httpcore.AsyncNetworkStream, asyncio.Protocol):
         inner = Connection()
         assert self._transport
         try:
-            async with asyncio.timeout(timeout):
+            async with process_clock.timeout(timeout):
                 transport = await asyncio.get_running_loop().start_tls(
                     self._transport, inner, ssl_context, server_hostname=server_hostname
                 )
@@ -186,7 +187,7 @@ class Connection(httpcore.AsyncNetworkStream, asyncio.Protocol):
             if timeout is None:
                 await self._reader
             else:
-                async with asyncio.timeout(timeout):
+                async with process_clock.timeout(timeout):
                     await self._reader
         except TimeoutError as e:
             raise httpcore.ReadTimeout(str(e)) from e

@@ -17,6 +17,7 @@ from typing import Literal
 import httpx
 import structlog
 
+from tokenbus.bus import process_clock
 from tokenbus_services.net.http_client import BoundedTransport
 
 Kind = Literal["loopback", "private", "link-local", "metadata", "reserved"]
@@ -91,7 +92,7 @@ class Egress:
 
         Raises AddressRefused if none is allowed, OSError if there are none (TimeoutError after ``timeout`` seconds).
         """
-        async with asyncio.timeout(timeout):
+        async with process_clock.timeout(timeout):
             found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         good: list[str] = []
         refusal: AddressRefused | None = None

@@ -16,6 +16,7 @@ import structlog
 from prometheus_client import CollectorRegistry, Counter
 
 from tokenbus.blobs import BlobLoader
+from tokenbus.bus import process_clock
 from tokenbus.core.image_header import in_blob
 from tokenbus.errors import BlobError
 from tokenbus.events.frames import BusEvent
@@ -60,7 +61,7 @@ class ImageKeeper:
         Does not raise; takes at most `STORE_TIMEOUT_S`.
         """
         places = asyncio.Semaphore(AT_ONCE)
-        until = asyncio.get_running_loop().time() + STORE_TIMEOUT_S
+        until = process_clock.now() + STORE_TIMEOUT_S
         return await asyncio.gather(
             *(
                 self._data(one, places, until) if isinstance(one, Opaque) else self._image(one, places, until)

@@ -15,6 +15,7 @@ from contextvars import ContextVar
 import msgspec
 import structlog
 
+from tokenbus.bus import process_clock
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.liveness import stop_task
 from tokenbus.events.frames import PolicyVerdict, RecordedDecision, drafts_decoder
@@ -152,7 +153,7 @@ class PolicyExecutor:
             raise PolicyStopped(failing.reason)
         async with self._slots.slot(opened.run, lambda: self.send(messages.WaitingForSlot(opened.task))):
             call = MarkedCall(opened.task, self._policies[policy], place)
-            until = asyncio.get_running_loop().time() + self._timeouts[policy]
+            until = process_clock.now() + self._timeouts[policy]
             underway = _RunningCall(opened.task, policy, place, until)
             self._running_calls.add(underway)
             token = current_call.set(call)
@@ -177,11 +178,10 @@ class PolicyExecutor:
 
     async def _watch(self) -> None:
         """Report calls that ignore their cancellation, and show that the event loop turns."""
-        clock = asyncio.get_running_loop().time
-        before = clock()
+        before = process_clock.now()
         while True:
             await asyncio.sleep(CHECK_S)
-            now = clock()
+            now = process_clock.now()
             # Cap the step: if this process had no CPU, or another call blocked it, no call could end.
             passed_s, before = min(now - before, 2 * CHECK_S), now
             if self._marking:
@@ -299,7 +299,7 @@ def prepare(work: bytes) -> fork_server.Serve:
         async for body in link.received():
             executor.handle(messages.to_executor.decode(body))
         with suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_S):
+            async with process_clock.timeout(CLOSE_S):
                 await executor.close()
 
     return serve

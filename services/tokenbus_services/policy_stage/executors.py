@@ -16,6 +16,7 @@ from typing import Protocol
 
 import structlog
 
+from tokenbus.bus import process_clock
 from tokenbus.bus.liveness import Liveness
 from tokenbus_services.executor.marks import ExecutorMarks, MarkedCall
 from tokenbus_services.executor.processes import End, ExecutorProcess, Executors
@@ -308,10 +309,10 @@ class PolicyPool:
 
     async def _place(self, waits: Callable[[], None], *, each_s: float) -> None:
         acquiring = asyncio.create_task(self._separate.acquire())
-        began = time.monotonic()
+        began = process_clock.now()
         try:
             while not (await asyncio.wait({acquiring}, timeout=each_s))[0]:
-                if time.monotonic() - began < MAX_WAIT_S:
+                if process_clock.now() - began < MAX_WAIT_S:
                     waits()
         except BaseException:
             if acquiring.done():

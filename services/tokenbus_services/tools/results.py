@@ -5,7 +5,6 @@ If the blob store fails, the rest of a large result is lost, but the call still 
 
 from __future__ import annotations
 
-import asyncio
 import codecs
 from collections.abc import AsyncIterator, Sequence
 
@@ -13,6 +12,7 @@ import msgspec
 import structlog
 
 from tokenbus.blobs import BlobRef
+from tokenbus.bus import process_clock
 from tokenbus.errors import BlobError, BlobUnavailable
 from tokenbus.tools import Image
 from tokenbus_services.blobs.client import BlobLoader
@@ -123,7 +123,7 @@ class Results:
         if self._blobs is None:
             raise BlobUnavailable("blobs", "there is no blob store")
         try:
-            async with asyncio.timeout(_STORE_S):
+            async with process_clock.timeout(_STORE_S):
                 return await self._blobs.store(whole, media_type)
         except TimeoutError:
             raise BlobUnavailable("blobs", f"not stored within {_STORE_S:g} s") from None

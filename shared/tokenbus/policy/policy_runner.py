@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, cas
 
 import msgspec
 
+from tokenbus.bus import process_clock
 from tokenbus.bus.liveness import is_cancelled
 from tokenbus.policy.processor import (
     Decision,
@@ -277,7 +278,7 @@ class _Work(Generic[C]):
 
 async def _in_time(call: Callable[[], Awaitable[T]], timeout_s: float) -> T:
     """Await the call. Raises TimeoutError also if the call ignored its cancellation and finished late."""
-    async with asyncio.timeout(timeout_s) as limit:
+    async with process_clock.timeout(timeout_s) as limit:
         given = await call()
     if limit.expired():
         raise TimeoutError

@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.e2e.conftest import WEATHER, Send, sender
 from tests.e2e.faults.test_every_await import POLICY, WITH_CALL
 from tests.e2e.fleet import PIPELINE, WITH_TOOLS, Kind, ended, fleet, provider_table
 from tests.e2e.judge import blocks, check
+from tests.e2e.policies.test_policy_stage import TALK, decisions_of, policy
 from tests.servers import binary
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
@@ -99,6 +102,29 @@ async def test_a_tool_worker_that_stood_reports_no_timeout_of_a_tool_that_answer
         logs: Any = await ended(server.client, keys, [run])
     check(logs[run])
     assert [whole for kind, whole in blocks(logs[run]) if kind == "tool_result"] == ["it is open"]
+
+
+@pytest.mark.parametrize("executors", [0, 1])
+async def test_a_policy_worker_that_stood_blames_no_policy(
+    executors: int, server: Server, server_url: str, keys: Keys, tmp_path: Path, send: Send
+) -> None:
+    """It stands for three times the policy's timeout, and so much longer than its leases."""
+    toml = f"[limits]\npolicy_executors = {executors}\n" + policy("slow", "Slow", "timeout_s = 3.0")
+    async with (
+        MockProvider([TALK]) as provider,
+        fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml) as running,
+    ):
+        (worker,) = await running.start("policy", env={"MARKS": str(tmp_path)})
+        run = await send("talk", policies=["slow"])
+        await eventually((tmp_path / "calls").exists)
+        worker.freeze()
+        await passed(server, 9.0)
+        (tmp_path / "go").touch()
+        worker.thaw()
+        logs: Any = await ended(server.client, keys, [run])
+    check(logs[run])
+    assert logs[run][-1]["type"] == "completed", logs[run][-1]
+    assert [d["action"] for d in await decisions_of(server, keys, run) if d["action"] == "error"] == []
 
 
 async def test_a_server_whose_answers_take_seconds_kills_no_worker(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 
@@ -81,3 +83,28 @@ async def test_the_timer_ends_when_nobody_holds_the_clock(host: Host) -> None:
         return clock.stood_s == before
 
     await eventually(ended)
+
+
+SOURCES = [Path(__file__).parents[3] / source for source in ("shared", "services")]
+STAGES = ("intake", "fetcher", "normalizer", "parser", "policy_stage", "tools", "recorder")
+BELOW_THEM = ("blobs", "media", "executor", "net")
+ROOMS_OF_WORK = ("tokenbus/policy", *(f"tokenbus_services/{room}" for room in (*STAGES, *BELOW_THEM)))
+"""Rooms whose timeouts say that something else was too slow."""
+BY_THE_WALL = {
+    "tokenbus/policy/builtin/model_judge.py": "the end of a cancel nobody waits for",
+    "tokenbus_services/blobs/http.py": "a client that sends nothing, which holds a place",
+    "tokenbus_services/executor/processes.py": "an own process that begins or ends; its end blames nobody",
+    "tokenbus_services/fetcher/attempt_runner.py": "the run's deadline, which is a time of day",
+    "tokenbus_services/fetcher/turn_admission.py": "the run's deadline, which is a time of day",
+}
+
+
+def test_a_timeout_that_blames_others_does_not_count_the_time_in_which_its_process_stood():
+    found = {
+        str(path.relative_to(source))
+        for source in SOURCES
+        for room in ROOMS_OF_WORK
+        for path in (source / room).rglob("*.py")
+        if re.search(r"asyncio\.(timeout|timeout_at|wait_for)\((?!None\))", path.read_text())
+    }
+    assert found == BY_THE_WALL.keys()

@@ -84,11 +84,16 @@ class CallTimeouts:
         when something arrives, or the call is over.
         """
 
-        def silent() -> None:
-            self._reported = report()
+        due = process_clock.now() + seconds
+
+        def look() -> None:
+            if (left := due - process_clock.now()) > 0:
+                self._report = asyncio.get_running_loop().call_later(left, look)
+            else:
+                self._reported = report()
 
         if seconds < self._seconds:
-            self._report = asyncio.get_running_loop().call_later(seconds, silent)
+            self._report = asyncio.get_running_loop().call_later(seconds, look)
 
     def stop_report(self) -> None:
         """Something arrived, or the call is over."""

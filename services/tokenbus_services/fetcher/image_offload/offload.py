@@ -17,6 +17,7 @@ from uuid import uuid4
 import structlog
 
 from tokenbus.blobs import DEFAULT_MEDIA_TYPE
+from tokenbus.bus import process_clock
 from tokenbus.core.image_header import format_of, pixels
 from tokenbus.core.image_placeholder import name_of
 from tokenbus.errors import BlobError
@@ -44,7 +45,7 @@ class ImageStore:
 
     async def put(self, spool: Base64Spool, media_type: str) -> bool:
         """Store the decoded content of the spool; return whether it worked. Takes at most `PATIENCE_S`."""
-        until = asyncio.get_running_loop().time() + STORE_TIMEOUT_S
+        until = process_clock.now() + STORE_TIMEOUT_S
         try:
             await self._retry.put(lambda: _pieces(spool), media_type, until=until)
         except BlobError as e:

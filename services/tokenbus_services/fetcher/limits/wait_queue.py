@@ -20,6 +20,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Literal
 
+from tokenbus.bus import process_clock
 from tokenbus.bus.liveness import IDLE_S, Liveness, beat, slack, stop_task, wait_briefly
 from tokenbus.bus.scripts.limits import Scope
 from tokenbus_services.fetcher.limits.limiter import Limiter, LimitRefusal, Reservation, ReservationRequest
@@ -154,7 +155,7 @@ class FairQueue:
         self._changed.set()
         try:
             with slack(self._longest_wait_s):
-                async with asyncio.timeout(self._longest_wait_s):
+                async with process_clock.timeout(self._longest_wait_s):
                     return await waiting.granted
         except BaseException as e:
             granted = waiting.granted

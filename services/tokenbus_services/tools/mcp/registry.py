@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 
 from mcp.client import Transport
 
+from tokenbus.bus import process_clock
 from tokenbus.bus.liveness import Liveness
 from tokenbus.errors import SettingsError
 from tokenbus.events.requests import Tool
@@ -89,19 +89,19 @@ class McpServers:
 
     def open(self, liveness: Liveness) -> None:
         """Start all servers. They list their tools later."""
-        self._until = time.monotonic() + START_S
+        self._until = process_clock.now() + START_S
         self._tasks = {liveness.start(server.keep(), name=f"mcp {server.name}") for server in self._servers.values()}
 
     @property
     def ready(self) -> bool:
         """Whether each server has listed its tools or failed to, or had `START_S` for it."""
-        return time.monotonic() > self._until or all(server.tried.is_set() for server in self._servers.values())
+        return process_clock.now() > self._until or all(server.tried.is_set() for server in self._servers.values())
 
     async def started(self, tool: str) -> None:
         """Wait until each server that may have this tool has listed its tools or failed to, or had `START_S` for it."""
         waiting = [server for server in self._servers.values() if tool.startswith(server.prefix)]
         with suppress(TimeoutError):
-            async with asyncio.timeout(max(self._until - time.monotonic(), 0)):
+            async with process_clock.timeout(max(self._until - process_clock.now(), 0)):
                 for server in waiting:
                     await server.tried.wait()
 

@@ -22,6 +22,7 @@ from mcp.client.subscriptions import ToolsListChanged
 from mcp.shared.dispatcher import ProgressFnT
 from pydantic import TypeAdapter
 
+from tokenbus.bus import process_clock
 from tokenbus.bus.liveness import IDLE_S, beat, rest, wait_briefly
 from tokenbus.errors import ToolFailure
 from tokenbus_services.tools.mcp.listing import Listed, usable
@@ -79,7 +80,7 @@ class McpServer:
         self._lost: str | None = None
         self._changed = False
         self._due = 0.0
-        """Deadline for the connection's current step, in event loop time; past it, the connection hangs."""
+        """Deadline for the connection's current step, by the process's clock; past it, the connection hangs."""
         self._left: set[asyncio.Task[None]] = set()
         """Connections that did not end when cancelled."""
 
@@ -139,13 +140,12 @@ class McpServer:
 
     async def _connected(self) -> None:
         """Run one connection until it ends or hangs. Raises what ended it."""
-        clock = asyncio.get_running_loop().time
         self._begin_step(self._connect_timeout_s)
         connection = asyncio.create_task(self._connection(), name=f"mcp connection {self.name}")
         try:
             while not (await asyncio.wait({connection}, timeout=IDLE_S))[0]:
                 beat()
-                if clock() > self._due:
+                if process_clock.now() > self._due:
                     raise ConnectionLost("the connection hangs")
         finally:
             self._client = None
@@ -161,10 +161,9 @@ class McpServer:
         connection.add_done_callback(self._has_ended)
         for patience_s in (CLOSE_S, CUT_S):
             connection.cancel()
-            clock = asyncio.get_running_loop().time
-            until = clock() + patience_s
-            while not connection.done() and clock() < until:
-                await asyncio.wait({connection}, timeout=min(IDLE_S, until - clock()))
+            until = process_clock.now() + patience_s
+            while not connection.done() and (left := until - process_clock.now()) > 0:
+                await asyncio.wait({connection}, timeout=min(IDLE_S, left))
                 beat()
             if connection.done():
                 return
@@ -177,7 +176,7 @@ class McpServer:
 
     def _begin_step(self, step_s: float) -> None:
         """Start a step of the connection that may take ``step_s``, after which it may have to close."""
-        self._due = asyncio.get_running_loop().time() + step_s + CLOSE_S
+        self._due = process_clock.now() + step_s + CLOSE_S
 
     async def _connection(self) -> None:
         """Run one connection from start to loss. Raises what ended it."""
@@ -185,7 +184,7 @@ class McpServer:
         self._wake.clear()
         async with AsyncExitStack() as stack:
             # No anyio scope here: the client's own would outlive it.
-            async with asyncio.timeout(self._connect_timeout_s):
+            async with process_clock.timeout(self._connect_timeout_s):
                 transport = self._connect(self._on_lost)
                 client = await stack.enter_async_context(
                     Client(transport, cache=None, message_handler=self._on_message)
@@ -216,7 +215,7 @@ class McpServer:
                 raise ConnectionLost(self._lost)
             if clock() - last >= (LIST_GAP_S if self._changed else RELIST_S):
                 self._changed = False
-                async with asyncio.timeout(self._connect_timeout_s):
+                async with process_clock.timeout(self._connect_timeout_s):
                     await self._list(client)
                 last = clock()
 

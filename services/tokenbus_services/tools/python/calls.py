@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import msgspec
 
+from tokenbus.bus import process_clock
 from tokenbus.bus.liveness import stop_task
 from tokenbus.errors import SettingsError, ToolFailure
 from tokenbus.events.frames import ToolReported
@@ -50,7 +51,7 @@ def prepare(work: bytes) -> fork_server.Serve:
             elif running:
                 running.cancel()
         with suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_S):
+            async with process_clock.timeout(CLOSE_S):
                 await stop_task(running)
 
     return serve

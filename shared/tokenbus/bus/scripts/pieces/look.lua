@@ -23,7 +23,9 @@ function look.requests(fields)
     and (string.find(data, '"type\\?"%s*:%s*\\?"cancel\\?"') or string.find(data, '\164type\166cancel', 1, true))
   local size = #data
   -- The metadata of a large request is at one of its ends, or its tenant is a field of the entry.
-  if size > 2 * LOOKED_AT_BYTES then data = string.sub(data, 1, LOOKED_AT_BYTES) .. string.sub(data, -LOOKED_AT_BYTES) end
+  if size > 2 * LOOKED_AT_BYTES then
+    data = string.sub(data, 1, LOOKED_AT_BYTES) .. string.sub(data, -LOOKED_AT_BYTES)
+  end
   if not tenant then
     local inside = quoted(data, 1, 'metadata', '{')
     if inside then
