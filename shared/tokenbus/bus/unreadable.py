@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 
 from tokenbus.bus.scripts import ScriptCall
 from tokenbus.bus.scripts import entries as scripts
-from tokenbus.bus.server.error_replies import is_final, may_pass
+from tokenbus.bus.server.error_replies import ValueTooLarge, is_final, may_pass
 from tokenbus.bus.server.retry import ISOLATED_TRIES, retry_until_available
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
@@ -31,7 +31,7 @@ READ_BYTES = 512 * 1024
 
 async def may_be_an_entry(server: Server, error: Exception) -> bool:
     """Whether an entry may have caused this read error: the server answers other commands."""
-    return (
+    return isinstance(error, ValueTooLarge) or (
         isinstance(error, RedisError | OSError)
         and not may_pass(error)
         and not is_final(error)
@@ -40,17 +40,24 @@ async def may_be_an_entry(server: Server, error: Exception) -> bool:
 
 
 async def never_arrived(
-    server: Server, stream: str, *, group: str, consumer: str, held: Collection[tuple[str, str]]
+    server: Server,
+    stream: str,
+    *,
+    group: str,
+    consumer: str,
+    held: Collection[tuple[str, str]],
+    least: int = BROKEN_DELIVERIES,
 ) -> list[tuple[str, int]]:
     """Ids and delivery counts of entries that were delivered to this worker, and others before it, but never
-    arrived. The count of an entry that an earlier worker had begun is above `BEGUN`.
+    arrived, after at least ``least`` deliveries. The count of an entry that an earlier worker had begun is above
+    `BEGUN`.
     """
     client: Any = server.client
     pending = await client.xpending_range(
         stream, group, min="-", max="+", count=len(held) + MAX_INSPECTED, consumername=consumer
     )
     found = [(each["message_id"].decode(), int(each["times_delivered"])) for each in pending]
-    return [(i, n) for i, n in found if n >= BROKEN_DELIVERIES and (stream, i) not in held][:MAX_INSPECTED]
+    return [(i, n) for i, n in found if n >= least and (stream, i) not in held][:MAX_INSPECTED]
 
 
 async def why_unreadable(server: Server, stream: str, entry_id: str) -> Exception | None:

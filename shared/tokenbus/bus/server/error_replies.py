@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from redis.exceptions import ClusterError, DataError, NoScriptError, RedisError, ResponseError
+from redis.exceptions import ConnectionError as ConnectionLost
 
 _WRAPPED = re.compile(r"-([A-Z]+) ")
 """Redis 6.2 wraps the error of a command inside a script in its own text: ``… -OOM command not allowed …``."""
@@ -19,6 +20,10 @@ _FAULT = re.compile(
     re.IGNORECASE,
 )
 """Final errors among those that begin with ERR, or that a script raised."""
+
+
+class ValueTooLarge(ConnectionLost):
+    """A reply has a larger value than a process reads. The connection was closed instead."""
 
 
 def may_pass(error: RedisError | OSError) -> bool:
@@ -36,7 +41,7 @@ def is_final(error: RedisError | OSError) -> bool:
 
     Any other error may be temporary or not: a broken connection, an unknown reply, a proxy's own error.
     """
-    if isinstance(error, DataError):
+    if isinstance(error, (DataError, ValueTooLarge)):
         return True
     if may_pass(error):  # a script may have raised it
         return False

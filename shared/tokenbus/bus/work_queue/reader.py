@@ -14,9 +14,10 @@ from tokenbus.bus import scripts
 from tokenbus.bus.liveness import Defects
 from tokenbus.bus.scripts.fair_order import reclaim, take
 from tokenbus.bus.scripts.work_queue import HANDED_BACK_MS
+from tokenbus.bus.server.error_replies import ValueTooLarge
 from tokenbus.bus.server.retry import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from tokenbus.bus.server.run_scripts import run_scripts
-from tokenbus.bus.unreadable import may_be_an_entry, names_in, never_arrived, why_unreadable
+from tokenbus.bus.unreadable import BROKEN_DELIVERIES, may_be_an_entry, names_in, never_arrived, why_unreadable
 from tokenbus.bus.work_queue.consumer import Consumer, QueueItem, queue_item
 
 log = logging.getLogger(__name__)
@@ -97,9 +98,10 @@ class QueueReader:
         try:
             if not await may_be_an_entry(self._server, error):
                 return
+            least = 1 if isinstance(error, ValueTooLarge) else BROKEN_DELIVERIES
             for stream in self._streams:
                 for entry_id, deliveries in await never_arrived(
-                    self._server, stream, **self._names, held=self._consumer.places
+                    self._server, stream, **self._names, held=self._consumer.places, least=least
                 ):
                     item = queue_item(stream, entry_id.encode(), deliveries, [])
                     if not (why := await why_unreadable(self._server, stream, entry_id)):
