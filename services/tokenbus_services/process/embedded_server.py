@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tokenbus.bus.server.connection_fixes import MAX_VALUE_BYTES
 from tokenbus.bus.server.server import OLDEST
 from tokenbus.errors import ServerUnavailable
 from tokenbus_services.process import parent_guard as guard
@@ -27,12 +28,6 @@ _TRIES = 10
 _LOCK_WAIT_S = guard.TERM_GRACE_S + 2
 _POLL_S = 0.02
 _LOG_TAIL_LINES = 15
-
-
-MAX_VALUE = "96mb"
-"""The server refuses a larger value by its announced length, before it takes the bytes. The largest of our own is a
-turn's history, bounded by `limits.turn_bytes`.
-"""
 
 
 def find_binary() -> Path:
@@ -95,7 +90,8 @@ class EmbeddedServer:
             "save": "",
             "appendonly": "yes" if appendonly else "no",
             "maxmemory-policy": "noeviction",
-            "proto-max-bulk-len": MAX_VALUE,
+            # It refuses a larger value by its announced length, before it takes the bytes.
+            "proto-max-bulk-len": str(MAX_VALUE_BYTES),
             **(options or {}),
         }
         self._start_timeout_s = start_timeout_s

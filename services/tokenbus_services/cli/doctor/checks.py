@@ -13,6 +13,7 @@ import msgspec
 from redis.exceptions import AuthenticationError
 
 from tokenbus.bus.layout import FIELDS, layout_of
+from tokenbus.bus.server.connection_fixes import MAX_VALUE_BYTES
 from tokenbus.bus.server.server import ServerInfo
 from tokenbus.errors import DeploymentMismatch, ServerError, ServerTooOld, ServerUnavailable, SettingsError
 from tokenbus_services.cli.render.event_text import size
@@ -36,8 +37,10 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     todo: str | None = None
 
 
-def check_server(url: str, info: ServerInfo, *, persistent: bool | None) -> Iterator[Finding]:
-    """``persistent``: None if the server does not say."""
+def check_server(
+    url: str, info: ServerInfo, *, persistent: bool | None, value_bytes: int | None = None
+) -> Iterator[Finding]:
+    """``persistent``, and ``value_bytes``, the largest value it takes: None if the server does not say."""
     version = ".".join(map(str, info.version))
     yield Finding(level="ok", about="server", says=f"{info.name} {version} at {url}")
     if info.eviction != "noeviction":
@@ -53,6 +56,13 @@ def check_server(url: str, info: ServerInfo, *, persistent: bool | None) -> Iter
             about="persistence",
             says="the server keeps nothing on disk: its restart loses open runs and requests",
             todo="set appendonly yes on the server, unless that loss is meant",
+        )
+    if value_bytes is not None and value_bytes > MAX_VALUE_BYTES:
+        yield Finding(
+            level="note",
+            about="large values",
+            says=f"the server takes values of {size(value_bytes)}: one such request holds it up for everybody",
+            todo=f"set proto-max-bulk-len {MAX_VALUE_BYTES // 2**20}mb on the server",
         )
 
 

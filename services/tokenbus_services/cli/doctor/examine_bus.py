@@ -70,7 +70,11 @@ async def examine_bus(server: Server, settings: Settings) -> AsyncIterator[Findi
 
 async def _server(server: Server) -> AsyncIterator[Finding]:
     info: ServerInfo = await server.check()
-    for finding in checks.check_server(server.url.safe, info, persistent=await _persistent(server)):
+    most = await _configured(server, "proto-max-bulk-len")
+    value_bytes = int(most) if most else None
+    for finding in checks.check_server(
+        server.url.safe, info, persistent=await _persistent(server), value_bytes=value_bytes
+    ):
         yield finding
 
 
@@ -81,11 +85,19 @@ async def _persistent(server: Server) -> bool | None:
     info: dict[str, Any] = await server.client.info("persistence")
     if info.get("aof_enabled"):
         return True
-    try:
-        save: dict[bytes | str, bytes] = await server.client.config_get("save")
-    except ResponseError:  # a hosted server, or a user who may not read its configuration
+    save = await _configured(server, "save")
+    return None if save is None else bool(save)
+
+
+async def _configured(server: Server, name: str) -> bytes | None:
+    """A setting of the server; None on a hosted server, in a Cluster, or for a user who may not read it."""
+    if server.topology == "cluster":
         return None
-    return any(save.values())
+    try:
+        found: dict[bytes | str, bytes] = await server.client.config_get(name)
+    except ResponseError:
+        return None
+    return next(iter(found.values()), None)
 
 
 async def _rights(server: Server, keys: Keys) -> AsyncIterator[Finding]:

@@ -35,7 +35,9 @@ except ImportError:
     _HiredisParser = None
 
 MAX_VALUE_BYTES = 96 * 2**20
-"""Largest value of a reply. `proto-max-bulk-len` should be the same, so that no larger one gets into the server."""
+"""Largest value of a reply. `proto-max-bulk-len` should be the same, so that no larger one gets into the server. The
+largest of our own is a turn's history, bounded by `limits.turn_bytes`.
+"""
 _LOOKED_AT_BYTES = 2**20
 """A reply that is complete within this many bytes is not looked at."""
 

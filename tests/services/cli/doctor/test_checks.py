@@ -39,6 +39,12 @@ def test_eviction_is_wrong_and_no_persistence_a_note():
     assert levels == {"server": "ok", "eviction": "wrong", "persistence": "note"}
 
 
+def test_a_server_that_takes_values_larger_than_a_worker_reads_gets_a_note():
+    [_, large] = checks.check_server("redis://h:1", INFO, persistent=True, value_bytes=512 * 2**20)
+    assert (large.level, large.todo) == ("note", "set proto-max-bulk-len 96mb on the server")
+    assert len(list(checks.check_server("redis://h:1", INFO, persistent=True, value_bytes=96 * 2**20))) == 1
+
+
 def test_a_server_that_reports_no_persistence_is_not_a_finding():
     assert [f.about for f in checks.check_server("redis://h:1", INFO, persistent=None)] == ["server"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -10,9 +11,14 @@ from typing import Any
 import anyio
 import pytest
 
+from tests.services.tools.conftest import MemoryBlobs
+from tests.services.tools.mcp.conftest import Notes, answer, stdio
 from tests.waiting import eventually
+from tokenbus_services.settings import LimitSettings
+from tokenbus_services.tools.executor import ToolExecutor
 from tokenbus_services.tools.mcp import server as module
 from tokenbus_services.tools.mcp.server import McpServer
+from tokenbus_services.tools.registry import ToolRegistry
 
 
 async def test_a_connection_that_hangs_during_close_is_abandoned_for_a_new_one(
@@ -65,3 +71,20 @@ async def test_a_connection_that_cancels_itself_is_opened_again(monkeypatch: pyt
     assert not keeping.done()
     keeping.cancel()
     await asyncio.wait({keeping}, timeout=60)
+
+
+async def test_a_server_that_hangs_in_initialize_does_not_delay_the_first_call_of_another_servers_tool(
+    blobs: MemoryBlobs, notes: Notes
+) -> None:
+    env = {**os.environ, "NOTES": str(notes.path)}
+    silent = stdio(script="import sys; sys.stdin.read()", connect_timeout_s=300)
+    servers = {"hangs": silent, "here": stdio(env_pass=("NOTES",))}
+    registry = ToolRegistry({}, servers, env=env, calls_at_once=8, message_bytes=2**20)
+    executor = ToolExecutor(registry, LimitSettings(), blobs)
+    await executor.open()
+    try:
+        assert (await answer(executor, "here__echo", '{"text": "at once"}')).content == "at once"
+        assert executor.mcp
+        assert not executor.mcp.ready  # which it would be, had the call waited for all servers
+    finally:
+        await executor.close()
