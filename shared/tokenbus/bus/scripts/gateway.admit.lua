@@ -75,7 +75,8 @@ if most > 0 then
   if #gone > 0 then redis.call('ZREM', answers, unpack(gone)) end
   local runs, joins, seen = redis.call('ZCARD', answers), false, {}
   if runs >= most then
-    -- A run that is read at several gateways has a place of each, and counts once. Beyond MAX_VALUES, each place counts.
+    -- A run that is read at several gateways has a place of each, and counts once. Beyond MAX_VALUES, each place
+    -- counts.
     joins = redis.call('ZSCORE', answers, place)
     for _, one in ipairs(redis.call('ZRANGE', answers, 0, MAX_VALUES - 1)) do
       local read = string.match(one, '^(.*) ')

@@ -115,13 +115,11 @@ def prompt(kind: Any) -> type[Any]:
     """redis-py's connection class ``kind``, with its write timeout implemented by `asyncio.timeout`."""
 
     class Prompt(kind):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            if _PARSER is not None:
-                kwargs["parser_class"] = _PARSER
-            kind.__init__(self, *args, **kwargs)
-
         socket_timeout: float | None
         _writer: Any
+
+        def set_parser(self, parser_class: type[Any]) -> None:
+            kind.set_parser(self, _PARSER if parser_class is _HiredisParser else parser_class)
 
         async def send_packed_command(self, command: bytes | str | Iterable[bytes], check_health: bool = True) -> None:
             beat()
