@@ -19,6 +19,7 @@ $(INSTALLED): requirements/development.lock pyproject.toml
 # Only what the bus needs to run on this machine: a fifth of that.
 $(RUNNABLE): requirements/demo.lock pyproject.toml
 	@$(CHECK_PYTHON)
+	@echo "installing into .venv: about a minute"
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --requirement requirements/demo.lock
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .

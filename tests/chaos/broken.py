@@ -14,11 +14,17 @@ from tokenbus.events.frames import PolicyVerdict
 from tokenbus_services.runtime.in_flight import InFlight
 
 
+def unfenced(text: str) -> str:
+    """The script of a commit without its checks of the sender and of earlier commits."""
+    begin, owing = text.index("if h[1] ~= token"), text.index("local owing = ")
+    check, end = text.index("if owing ~= owed"), text.index("local alien, wrong")
+    return text[:begin] + text[owing:check] + text[end:]
+
+
 def _without_fence() -> None:
     """A commit is written regardless of its sender and of earlier commits."""
-    text = declared["commit"].script.text
-    begin, end = text.index("if h[1] ~= token"), text.index("local alien, wrong")
-    declared["commit"].script = LuaScript("commit", lambda: text[:begin] + text[end:])
+    text = unfenced(declared["commit"].script.text)
+    declared["commit"].script = LuaScript("commit", lambda: text)
 
 
 def _acknowledging_early() -> None:

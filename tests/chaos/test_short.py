@@ -12,9 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos.broken import unfenced
 from tests.chaos.faults import Rates
 from tests.chaos.judging import judge
 from tests.chaos.round import SETTLE_S, Plan, play
+from tests.unit.bus.test_script_contracts import Lint
+from tokenbus.bus.scripts.script import declared
 
 KILLS = Rates(pause_s=0.4, weights={"kill": 1})
 FREEZES = Rates(pause_s=0.5, freeze_s=(2.5, 3.5), weights={"freeze": 1})
@@ -36,6 +39,13 @@ def seed() -> str:
     seed = os.environ.get("TOKENBUS_SEED") or str(random.randrange(10**6))
     print(f"seed {seed} (TOKENBUS_SEED)")
     return seed
+
+
+def test_the_script_of_the_build_without_a_fence_is_sound_but_for_its_fence():
+    text = declared["commit"].script.text
+    assert "'fenced'" in text
+    assert "'fenced'" not in unfenced(text)
+    assert Lint(unfenced(text)).problems == []
 
 
 @pytest.mark.timeout(180)

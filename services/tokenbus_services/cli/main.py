@@ -61,8 +61,7 @@ def tokenbus(context: click.Context, verbose: bool) -> None:
         gc.enable()
     if verbose:
         os.environ["TOKENBUS_LOG_LEVEL"] = "debug"  # for the services that this command starts, too
-    if (file := use_file_here(os.environ)) and context.invoked_subcommand in ("up", "worker"):
-        click.echo(f"settings: {file}, in the working directory, because TOKENBUS_CONFIG is not set", err=True)
+    context.obj = use_file_here(os.environ)
 
 
 for _command in (

@@ -27,7 +27,7 @@ from tokenbus.bus.server.server import Server
 from tokenbus.bus.unreadable import type_and_id
 from tokenbus.bus.work_queue import QueueItem, WorkQueue
 from tokenbus.core.request.parse import decode_with_notes, rejected_run_id
-from tokenbus.errors import PoisonRequest, RequestError, RequestInvalid, TokenbusError, WireError
+from tokenbus.errors import PoisonRequest, RequestError, RequestInvalid, SettingsError, TokenbusError, WireError
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import (
     PolicyPlan,
@@ -234,6 +234,8 @@ class Intake:
             return self._cancels.call(request, await self._cancels.awaited_ms())
         try:
             self._providers(request.provider)
+        except SettingsError as e:
+            raise RequestInvalid("provider", f"{e.where}: {e.problem}") from None
         except TokenbusError as e:
             raise RequestInvalid("provider", str(e)) from None
         if request.record and self._settings.records is None:

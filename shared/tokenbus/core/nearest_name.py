@@ -6,11 +6,13 @@ from collections.abc import Iterable
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name closest to ``name``; None if none is close."""
+    """The known name closest to ``name``, one with two neighbouring letters swapped first; None if none is close."""
     from difflib import get_close_matches  # only needed after an error: costs start-up time
 
     lower = {candidate.lower(): candidate for candidate in known}
-    found = get_close_matches(name.lower()[:100], lower, n=1)
+    typed = name.lower()[:100]
+    found = [typed[:at] + typed[at + 1] + typed[at] + typed[at + 2 :] for at in range(len(typed) - 1)]
+    found = [swapped for swapped in found if swapped in lower] or get_close_matches(typed, lower, n=1)
     return lower[found[0]] if found else None
 
 

@@ -95,6 +95,7 @@ async def test_the_settings_file_of_the_working_directory_is_used_and_named(
     found, error = output.splitlines()
     assert found == f"settings: {file}, in the working directory, because TOKENBUS_CONFIG is not set"
     assert error.startswith(f"error: {file}: ")
+    assert await ended_in(tmp_path, *command, "--help") == (0, "")
     other = tmp_path / "other.toml"
     other.write_text("[limits]\nnonsense = 2\n")
     code, output = await ended_in(tmp_path, *command, TOKENBUS_CONFIG=str(other))

@@ -10,6 +10,7 @@ FIELDS = ["max_tokens", "messages", "model", "temperature"]
 def test_a_misspelt_name_gets_the_name_it_was_meant_to_be() -> None:
     assert nearest("max_token", FIELDS) == "max_tokens"
     assert nearest("Temprature", FIELDS) == "temperature"
+    assert nearest("modle", ["mode", "model"]) == "model"
 
 
 def test_a_name_like_no_other_gets_none() -> None:

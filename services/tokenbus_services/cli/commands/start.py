@@ -13,6 +13,12 @@ if TYPE_CHECKING:
     from tokenbus_services.cli.service_registry import ServiceName
 
 
+def _name_settings() -> None:
+    """Name the settings file that the command found by itself."""
+    if file := click.get_current_context().obj:
+        click.echo(f"settings: {file}, in the working directory, because TOKENBUS_CONFIG is not set", err=True)
+
+
 @click.command()
 @click.argument("service", type=click.Choice(SERVICES), metavar="SERVICE")
 @click.option("--host", help="Address of its HTTP pages. Default: http.host in the settings.")
@@ -30,6 +36,7 @@ def worker(service: ServiceName, host: str | None, port: int | None, mock_url: s
     """
     from tokenbus_services.cli.worker.command import run
 
+    _name_settings()
     run(service, host=host, port=port, mock_url=mock_url, console=console)
 
 
@@ -68,6 +75,7 @@ def up(scales: tuple[str, ...], services: str | None, data: Path | None, mock_pr
     """
     from tokenbus_services.cli.up.command import run
 
+    _name_settings()
     run(scales=scales, services=services, data=data, mock_provider=mock_provider, chained=chained)
 
 

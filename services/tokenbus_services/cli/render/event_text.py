@@ -113,8 +113,9 @@ def image(ref: ImageRef) -> str:
 
 
 def error(info: ErrorInfo) -> str:
-    """Describe an error, with its place and HTTP status if there are any."""
-    place = ", ".join(part for part in (info.where, f"HTTP {info.status}" if info.status else None) if part)
+    """Describe an error, with its place, unless the message names it, and HTTP status if there are any."""
+    where = info.where if info.where and info.where not in info.message else None
+    place = ", ".join(part for part in (where, f"HTTP {info.status}" if info.status else None) if part)
     return f"{info.code}: {info.message}" + (f" ({place})" if place else "")
 
 

@@ -6,8 +6,9 @@ import json
 from collections.abc import Iterable
 
 from tests.services.cli.events import EventFactory
+from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.public import ImageRef, PublicEvent
-from tokenbus_services.cli.render.event_text import one_line
+from tokenbus_services.cli.render.event_text import error, one_line
 from tokenbus_services.cli.render.plain_text import PlainText
 from tokenbus_services.cli.up.start_output import log_line
 
@@ -107,3 +108,10 @@ def test_a_log_line_ends_with_a_pointer_to_the_cause():
     }
     shown = log_line("parser", json.dumps(fields)).plain
     assert shown == "parser │ attempt_ended code=key_missing: set OPENAI_API_KEY where the fetcher runs"
+
+
+def test_an_errors_place_is_named_once():
+    told = ErrorInfo(code="key_missing", kind="auth", message="provider a: A_KEY is not set", where="A_KEY")
+    assert error(told) == "key_missing: provider a: A_KEY is not set"
+    apart = ErrorInfo(code="provider_error", kind="overloaded", message="later", where="attempt 2", status=529)
+    assert error(apart) == "provider_error: later (attempt 2, HTTP 529)"
