@@ -41,7 +41,7 @@ def load(spec: PolicySpec, source: str = "policy") -> Callable[[], BoundPolicy]:
         found: object = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as e:
         raise SettingsError(source, spec.policy, f"cannot be imported: {e}") from e
-    except Exception as e:  # what the module does at its import
+    except (Exception, SystemExit) as e:  # what the module does at its import
         raise SettingsError(source, spec.policy, f"its import raised {type(e).__name__}: {e}") from e
     handling = Handling(on_error=spec.on_error, timeout_s=spec.timeout_s)
     if callable(found) and not isinstance(found, type):

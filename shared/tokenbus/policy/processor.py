@@ -286,7 +286,7 @@ class StreamProcessor:
             return cls(msgspec.convert(dict(options), cls.Options))
         except (msgspec.ValidationError, ValueError) as e:
             raise SettingsError(policy, "options", str(e)) from e
-        except Exception as e:
+        except (Exception, SystemExit) as e:
             raise SettingsError(policy, "constructor", f"it raised {type(e).__name__}: {e}; {CONSTRUCTOR}") from e
 
     async def on_chunk(self, chunk: Any, state: StreamState, context: StreamContext[Any]) -> None:

@@ -125,3 +125,17 @@ class Late(Bad):
             await asyncio.Event().wait()
         except asyncio.CancelledError:
             await asyncio.sleep(0.5)
+
+
+class Strange(StreamProcessor):
+    """Takes other arguments than its options."""
+
+    def __init__(self, options: Any, strict: bool) -> None:
+        super().__init__(options)
+
+
+class ImpatientAtStart(StreamProcessor):
+    """Ends the interpreter while it is made."""
+
+    def __init__(self, options: Any = None) -> None:
+        raise SystemExit(3)

@@ -213,3 +213,16 @@ def _lives(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+@pytest.mark.parametrize(("use", "problem"), [("Strange", "TypeError"), ("ImpatientAtStart", "SystemExit")])
+async def test_a_policy_that_cannot_be_made_ends_its_worker_at_the_start_and_is_named(
+    server_url: str, keys: Keys, tmp_path: Path, use: str, problem: str
+) -> None:
+    toml = f'\n[policies.bad]\nuse = "tests.e2e.policies.bad_policies:{use}"\n'
+    async with fleet(tmp_path, server_url, keys, "http://127.0.0.1:9", (), toml) as workers:
+        with pytest.raises(RuntimeError, match=rf"bad_policies:{use}.*constructor.*it raised {problem}"):
+            await workers.start("policy")
+        (worker,) = workers.workers
+        assert worker.process.returncode
+        worker.ends_with = (worker.process.returncode,)
