@@ -54,7 +54,7 @@ from tokenbus_services.gateway.keys.store import KeyStore
 from tokenbus_services.mock_provider import MockProvider, Reply, Script, ToolCall, Turn
 from tokenbus_services.parser.index_keeper import IndexKeeper
 from tokenbus_services.process.embedded_server import EmbeddedServer
-from tokenbus_services.runtime.metrics.label_names import KnownModels
+from tokenbus_services.runtime.metrics.worker_metrics import KnownModels
 from tokenbus_services.settings import Settings
 from tokenbus_services.settings.tables.gateway_keys import KeyRules
 

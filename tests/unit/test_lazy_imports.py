@@ -44,7 +44,7 @@ def test_the_collector_is_off_while_a_worker_imports_and_on_when_it_runs():
 import gc
 from tokenbus_services.cli import entry
 from tokenbus_services.cli.worker import command
-from tokenbus_services.process.garbage import collect_less_often
+from tokenbus_services.cli.worker.command import collect_less_often
 
 def run(*arguments, **options):
     print(gc.isenabled())

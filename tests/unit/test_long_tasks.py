@@ -46,7 +46,7 @@ UNWATCHED = {
     "tokenbus_services/cli/worker/lifespan.py:Lifespan.start": "the worker ends with it",
     "tokenbus_services/fetcher/limits/limiter.py:Limiter._later": STEP,
     "tokenbus_services/fetcher/request_media.py:TurnMedia._find": ITEM,
-    "tokenbus_services/fetcher/uploads/flight.py:Flight.start": "each attempt that waits for it has a bound",
+    "tokenbus_services/fetcher/uploads/registry.py:Flight.start": "each attempt that waits for it has a bound",
     "tokenbus_services/fetcher/uploads/plan.py:Uploads._uploaded": ITEM,
     "tokenbus_services/gateway/answers/asgi.py:EventStream.__call__": REQUEST,
     "tokenbus_services/gateway/answers/reader.py:RunReader.__aenter__": REQUEST,

@@ -42,8 +42,7 @@ from tokenbus.secret_env import Secret
 from tokenbus_services.blobs.auth import admitted
 from tokenbus_services.blobs.hints import FULL
 from tokenbus_services.blobs.metrics import BlobMetrics
-from tokenbus_services.blobs.ranges import ByteRange, OutOfRange, part_of
-from tokenbus_services.blobs.store import BlobStore
+from tokenbus_services.blobs.store import BlobStore, ByteRange, OutOfRange, part_of
 from tokenbus_services.telemetry import NO_TRACER, RunTracer, Span
 
 Scope = MutableMapping[str, Any]

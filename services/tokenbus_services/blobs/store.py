@@ -20,24 +20,21 @@ import asyncio
 import math
 import re
 import time
-from collections.abc import AsyncIterable, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
 from datetime import timedelta
 from hashlib import sha256
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, NamedTuple
 from weakref import WeakValueDictionary
 
 import obstore
 from obstore.store import AzureStore, GCSStore, LocalStore, ObjectStore, S3Store
 
 from tokenbus.blobs import BlobRef, blob_id_from_digest, parse_blob_id, parse_media_type
-from tokenbus.errors import BlobNotFound, BlobRefused, BlobTooLarge
-from tokenbus_services.blobs import backend, leases
+from tokenbus.errors import BlobCorrupt, BlobNotFound, BlobQuotaExceeded, BlobRefused, BlobTooLarge
+from tokenbus_services.blobs import backend
 from tokenbus_services.blobs.backend import listed, remove_staged, store_errors
-from tokenbus_services.blobs.open_blob import OpenBlob
-from tokenbus_services.blobs.quota import Quota
-from tokenbus_services.blobs.ranges import ByteRange
 from tokenbus_services.settings import BlobSettings, RetentionSettings
 
 if TYPE_CHECKING:
@@ -160,7 +157,7 @@ class BlobStore:
             if until < now + self._lease_s / 2:
                 until = math.ceil(now + self._lease_s)
                 with store_errors("lease"):
-                    await obstore.put_async(self._objects, leases.key_of(digest, until), b"")
+                    await obstore.put_async(self._objects, lease_key(digest, until), b"")
         if len(self._leased) >= _KNOWN_LEASES:
             self._leased.clear()
         self._leased[digest] = until
@@ -199,9 +196,9 @@ class BlobStore:
                         self._quota.release(found["size"])
                     else:
                         held += found["size"]
-            async for batch in listed(self._objects, leases.ROOT):
+            async for batch in listed(self._objects, LEASES):
                 for found in batch:
-                    if (until := leases.until_of(found["path"])) is not None and until <= limit:
+                    if (until := lease_until(found["path"])) is not None and until <= limit:
                         await self._remove(found["path"])
         self._quota.finish_count(count, held)
         if isinstance(self._objects, LocalStore) and self._objects.prefix is not None:
@@ -277,8 +274,8 @@ class BlobStore:
     async def _leased_until(self, digest: str) -> int:
         """The latest lease end of this content (Unix seconds); 0 if there is none."""
         with store_errors("lease"):
-            found = await listed(self._objects, leases.prefix_of(digest)).collect_async()
-        return leases.latest(entry["path"] for entry in found)
+            found = await listed(self._objects, leases_of(digest)).collect_async()
+        return latest_lease(entry["path"] for entry in found)
 
     async def _reserve(self, key: str, size: int) -> int:
         """Reserve quota for a put and return the number of additional bytes. Raises BlobQuotaExceeded."""
@@ -300,3 +297,149 @@ class BlobStore:
             except FileNotFoundError:
                 return False
         return True
+
+
+# Leases: keep a blob beyond its lifetime because an open run may need it.
+#
+# A lease is an empty object next to the blobs, ``leases/<first two digits>/<digest>/<until>``. All data is in its name,
+# so writers cannot overwrite each other's leases; the latest counts. Leases are looked up only if a blob's own lifetime
+# has ended or would end before the requested lease.
+
+LEASES = "leases"
+_LEASE_KEY = re.compile(rf"{LEASES}/([0-9a-f]{{2}})/(\1[0-9a-f]{{62}})/(\d{{1,12}})")
+
+
+def leases_of(digest: str) -> str:
+    """The prefix of this blob's leases."""
+    return f"{LEASES}/{digest[:2]}/{digest}"
+
+
+def lease_key(digest: str, until: int) -> str:
+    """The key of this blob's lease until this time (Unix seconds)."""
+    return f"{leases_of(digest)}/{until}"
+
+
+def lease_until(key: str) -> int | None:
+    """When the lease ends; None if the key is not a lease."""
+    match = _LEASE_KEY.fullmatch(key)
+    return int(match[3]) if match else None
+
+
+def latest_lease(keys: Iterable[str]) -> int:
+    """The latest end of these leases; 0 if there are none."""
+    return max((until for key in keys if (until := lease_until(key)) is not None), default=0)
+
+
+class OpenBlob:
+    """A blob opened for reading."""
+
+    def __init__(self, ref: BlobRef, digest: str | None, read: AsyncIterator[bytes]) -> None:
+        """``digest``: None for a part, which cannot be verified."""
+        self.ref = ref
+        self._digest = digest
+        self._read = read
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Yield the content, once. The last chunk is yielded only after the whole was verified.
+
+        Raises BlobCorrupt if the stored bytes do not match the id, BlobUnavailable if the store fails.
+        """
+        hasher = sha256()
+        held = b""
+        with store_errors("read"):
+            async for chunk in self._read:
+                hasher.update(chunk)
+                if held:
+                    yield held
+                held = chunk
+        if self._digest not in {None, hasher.hexdigest()}:
+            raise BlobCorrupt(self.ref.blob_id)
+        if held:
+            yield held
+
+
+class Quota:
+    """A byte quota. Exact within one process; several processes may together exceed it by what they stored since their
+    last counts.
+    """
+
+    def __init__(self, most: int | None) -> None:
+        """``most``: the quota; None for none."""
+        self._limit = most
+        self._used: int | None = None
+        """Stored bytes: the last count plus this process's changes; None before the first count."""
+        self._changes = 0
+
+    @property
+    def is_set(self) -> bool:
+        """Whether there is a quota."""
+        return self._limit is not None
+
+    @property
+    def wants_count(self) -> bool:
+        """Whether the stored bytes must be counted before anything can be reserved."""
+        return self.is_set and self._used is None
+
+    def reserve(self, size: int) -> None:
+        """Reserve bytes that are about to be stored. Raises BlobQuotaExceeded."""
+        held = self._used or 0
+        if self._limit is not None and held + size > self._limit:
+            raise BlobQuotaExceeded("quota", f"{held} of {self._limit} bytes are used, {size} more were requested")
+        self._changes += 1
+        self._add(size)
+
+    def release(self, size: int) -> None:
+        """Release bytes that were removed, or not stored after all."""
+        self._add(-size)
+
+    def begin_count(self) -> int:
+        """Start a count; pass the returned value to `counted`."""
+        return self._changes
+
+    def finish_count(self, begun: int, held: int) -> None:
+        """Finish a count, which excludes bytes released meanwhile. Ignored if anything was stored meanwhile, because
+        the count may or may not include it.
+        """
+        if self._changes == begun:
+            self._used = held
+
+    def _add(self, size: int) -> None:
+        if self._used is not None:
+            self._used += size
+
+
+# Range requests for blobs (RFC 9110, 14). A single range only; multiple ranges get the whole blob.
+
+_RANGE = re.compile(r"bytes=\s*([0-9]{0,18})-([0-9]{0,18})\s*")
+
+
+class ByteRange(NamedTuple):
+    """Bytes ``start`` to ``end``, exclusive."""
+
+    start: int
+    end: int
+
+
+class OutOfRange(Exception):
+    """The range contains no byte of the blob."""
+
+
+def part_of(header: str, size: int) -> ByteRange | None:
+    """Parse a Range header for a blob of ``size`` bytes; None for the whole blob and for unsupported headers.
+
+    Raises OutOfRange.
+    """
+    match = _RANGE.fullmatch(header)
+    if match is None or match[1] == match[2] == "":
+        return None
+    if match[1] == "":  # the last N bytes
+        last = int(match[2])
+        if last == 0 or size == 0:
+            raise OutOfRange
+        return ByteRange(max(0, size - last), size)
+    start = int(match[1])
+    if match[2] and int(match[2]) < start:
+        return None
+    if start >= size:
+        raise OutOfRange
+    return ByteRange(start, min(size, int(match[2]) + 1) if match[2] else size)

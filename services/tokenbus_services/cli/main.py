@@ -55,7 +55,7 @@ def tokenbus(context: click.Context, verbose: bool) -> None:
     Settings come from the file in TOKENBUS_CONFIG (default: tokenbus.toml in the working directory) and from the
     environment (TOKENBUS_REDIS_URL, …).
     """
-    from tokenbus_services.settings.find_file import use_file_here
+    from tokenbus_services.settings.file import use_file_here
 
     if context.invoked_subcommand != "worker":  # which has more to import, and then calls `collect_less_often`
         gc.enable()

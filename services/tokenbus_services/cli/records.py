@@ -16,7 +16,7 @@ from tokenbus.bus.records import RecordEntry, find_record, newest_records
 from tokenbus.bus.server.server import Server, translated
 from tokenbus.errors import Malformed, SettingsError
 from tokenbus.events.frames import Data, Ended, Lost, Opened, RawFrame
-from tokenbus_services.blobs.loader import loader_of
+from tokenbus_services.blobs.client import loader_of
 from tokenbus_services.cli import connect as reaching
 from tokenbus_services.cli import exit_codes as ending
 from tokenbus_services.cli.render import terminal

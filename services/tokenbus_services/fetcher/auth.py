@@ -11,7 +11,7 @@ from tokenbus.errors import SettingsError
 from tokenbus.providers.api import Provider
 from tokenbus.providers.auth import Auth
 from tokenbus_services.settings import ProviderSettings
-from tokenbus_services.settings.user_modules import add_settings_directory_to_path
+from tokenbus_services.settings.file import add_settings_directory_to_path
 
 _MEMBERS = ("needs_body", "secrets", "headers", "rejected")
 

@@ -19,8 +19,7 @@ from tokenbus.providers.auth import CallToSign
 from tokenbus.providers.file_api import FileCall
 from tokenbus_services.fetcher.auth import Key, auth_of
 from tokenbus_services.media.body import MediaBody
-from tokenbus_services.net.http_client import BoundedClient
-from tokenbus_services.net.httpx_reset_fix import reset_as_made
+from tokenbus_services.net.http_client import BoundedClient, reset_as_made
 from tokenbus_services.redaction.redactor import LEARNED, Redaction, named_secret
 from tokenbus_services.settings import ProviderSettings, Settings
 

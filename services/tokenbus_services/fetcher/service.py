@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import inf
 
 import msgspec
 
@@ -15,10 +16,9 @@ from tokenbus.bus.stage.chain import Chain
 from tokenbus.bus.work_queue import QueueItem, QueueOptions, WorkQueue
 from tokenbus.events.frames import Control, turn_decoder
 from tokenbus.events.requests import Tool
-from tokenbus_services.blobs.loader import loader_of
+from tokenbus_services.blobs.client import loader_of
 from tokenbus_services.fetcher.attempt_runner import AttemptRunner, is_lost
 from tokenbus_services.fetcher.calls.silent_calls import SilentCalls
-from tokenbus_services.fetcher.cancelled_calls import stop_calls
 from tokenbus_services.fetcher.endpoints import Providers
 from tokenbus_services.fetcher.image_offload.offload import ImageStore
 from tokenbus_services.fetcher.limits.limiter import Limiter
@@ -35,7 +35,7 @@ from tokenbus_services.intake.blob_offload import IntakeMedia
 from tokenbus_services.intake.cancels import Cancels
 from tokenbus_services.media.blob_cache import RecentBlobs
 from tokenbus_services.runtime.in_flight import InFlight
-from tokenbus_services.runtime.metrics.label_names import KnownModels
+from tokenbus_services.runtime.metrics.worker_metrics import KnownModels
 from tokenbus_services.runtime.poison_items import dead_letter_item
 from tokenbus_services.runtime.task_failures import LoggedTasks
 from tokenbus_services.runtime.worker_core import WorkerCore
@@ -275,3 +275,25 @@ def _tenant(item: QueueItem) -> str:
 
 def _turns(keys: Keys) -> list[str]:
     return [keys.topic(p, "turns") for p in range(keys.partitions)]
+
+
+# A cancel becomes a closed socket: the calls of attempts that are over are stopped.
+#
+# `control` names a run that was cancelled, or an attempt that the parser closed, to every worker. The one that makes
+# its call cancels the call's task (`InFlight`). The connection closes on the way out of `provider_call.fetch`, so the
+# provider stops generating.
+
+
+def stop_calls(attempts: InFlight, message: Control) -> None:
+    """Stop the calls of this worker that the message ends."""
+    if message.what == "cancel":
+        attempts.cancel(message.run)
+    elif message.what == "closed":
+        attempts.cancel(message.run, which=lambda item: _attempt_of(item, message.run) <= message.attempt)
+
+
+def _attempt_of(item: QueueItem, run: str) -> float:
+    try:
+        return turn_decoder.decode(item.fields[run.encode()]).attempt
+    except msgspec.MsgspecError:
+        return inf  # its work will report what is wrong with it

@@ -7,6 +7,7 @@ is marked as not begun, so another fetcher can take it over as it is. It begins 
 from __future__ import annotations
 
 import asyncio
+from asyncio import Semaphore
 from functools import partial
 
 import msgspec
@@ -28,7 +29,6 @@ from tokenbus_services.fetcher.limits.limiter import Reservation, ReservationReq
 from tokenbus_services.fetcher.limits.scopes import Scopes
 from tokenbus_services.fetcher.limits.token_estimate import estimate
 from tokenbus_services.fetcher.limits.wait_queue import FairQueue, WaitedTooLong
-from tokenbus_services.fetcher.look_ups import LookUps
 
 LOOK_S = 1.0
 """How often a run that waits for the policy stage checks whether it still has to wait; it may have ended."""
@@ -180,3 +180,25 @@ class TurnAdmission:
         if deadline_ms:
             deadline = asyncio.get_running_loop().time() + (int(deadline_ms) - self._server.clock.now_ms()) / 1000
         return Turn(request_for(_request_decoder.decode(request), work.choice), history, deadline)
+
+
+class LookUps:
+    """In a Cluster each partition has places of its own, because its node may be away. Their number follows the
+    partitions: what still looks up when it changes keeps its old place.
+    """
+
+    def __init__(self, keys: Keys, *, most: int, apart: bool) -> None:
+        """``most``: maximum look-ups over all partitions, but at least one in each. ``apart``: the server is a
+        Cluster.
+        """
+        self._keys = keys
+        self._most = most
+        self._apart = apart
+        self._places: list[Semaphore] = []
+
+    def of(self, run: str) -> Semaphore:
+        """The places of this run's partition."""
+        number = self._keys.partitions if self._apart else 1
+        if len(self._places) != number:
+            self._places = [Semaphore(max(1, self._most // number)) for _ in range(number)]
+        return self._places[self._keys.partition_of(run) % number]

@@ -15,7 +15,7 @@ from starlette.websockets import WebSocket
 
 from tokenbus.blobs import DEFAULT_MEDIA_TYPE, BlobRef, BlobStreams
 from tokenbus.errors import TokenbusError
-from tokenbus_services.blobs.loader import loader_of
+from tokenbus_services.blobs.client import loader_of
 from tokenbus_services.gateway.answers.answer import AnswerTimes, RunAnswer, StreamedAnswer, WholeRunAnswer
 from tokenbus_services.gateway.audit import AuditedRun, FrameAudit, audited
 from tokenbus_services.gateway.callers import AccessControl, Caller

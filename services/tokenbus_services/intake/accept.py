@@ -7,7 +7,7 @@ with its bytes and the reason. A bad request never stops intake.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -26,6 +26,8 @@ from tokenbus.bus.server.run_scripts import run_script, run_scripts
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.unreadable import type_and_id
 from tokenbus.bus.work_queue import QueueItem, WorkQueue
+from tokenbus.core.nearest_name import nearest
+from tokenbus.core.request.fallback_request import all_choices
 from tokenbus.core.request.parse import decode_with_notes, rejected_run_id
 from tokenbus.errors import PoisonRequest, RequestError, RequestInvalid, SettingsError, TokenbusError, WireError
 from tokenbus.events.error_info import ErrorInfo
@@ -35,9 +37,8 @@ from tokenbus.events.frames import (
 from tokenbus.events.requests import Cancel, Generate, Tool
 from tokenbus_services.intake.blob_offload import IntakeMedia
 from tokenbus_services.intake.cancels import Cancels
-from tokenbus_services.intake.declared_tools import DeclaredTools
-from tokenbus_services.intake.policy_routes import PolicyRoutes
 from tokenbus_services.intake.run_creation import RunCreation, run_of
+from tokenbus_services.intake.settings_match import on_route
 from tokenbus_services.intake.usable_fallbacks import Callee, Fallbacks
 from tokenbus_services.json_schema.check import check_output, check_tools
 from tokenbus_services.runtime.mcp_tool_cache import McpToolCache
@@ -317,3 +318,77 @@ class UnreadableEntry(Exception):
 
 def _reason(error: Exception) -> str:
     return f"{error.code if isinstance(error, TokenbusError) else type(error).__name__}: {error}"
+
+
+class DeclaredTools:
+    """The tools that a request may name without repeating their schema."""
+
+    def __init__(
+        self, server: Server, tools: Sequence[Tool], *, mcp_prefixes: Mapping[str, str], listed: McpToolCache
+    ) -> None:
+        """``mcp_prefixes``: of the names of each MCP server's tools, by server."""
+        self._server = server
+        self._tools = {tool.name: tool for tool in tools}
+        self._mcp_prefixes = mcp_prefixes
+        self._listed = listed
+
+    async def complete(self, request: Generate) -> Generate:
+        """Complete tools that the request only names with the deployment's description and schema."""
+        known = [t if t.parameters else await self._tool(t, f"tools[{i}]") for i, t in enumerate(request.tools)]
+        return msgspec.structs.replace(request, tools=known)
+
+    async def _tool(self, tool: Tool, where: str) -> Tool:
+        """Return the tool as the deployment declares it, or else as the request defines it.
+
+        Raises RequestInvalid for a tool that its MCP server does not list, and for a bare name that is not declared.
+        """
+        if tool.name in self._tools:
+            return self._tools[tool.name]
+        problem, known = None, set(self._tools)
+        for server, prefix in self._mcp_prefixes.items():
+            if tool.name.startswith(prefix):
+                listed = await retry_until_available(
+                    self._server, partial(self._listed.read, server), what="tools of MCP servers"
+                )
+                known.update(listed or ())
+                if listed and tool.name in listed:
+                    return listed[tool.name]
+                if prefix:
+                    lists = f"lists no tool {tool.name[len(prefix) :]!r}" if listed else "has listed no tools yet"
+                    problem = f"the MCP server {server!r} {lists}"
+        if problem:
+            raise RequestInvalid(where, problem)
+        if tool.description is None:
+            meant = f"; did you mean {close!r}?" if (close := nearest(tool.name, known)) else ""
+            problem = f"no tool {tool.name!r} is declared here, and the request has its name alone{meant}"
+            raise RequestInvalid(where, problem)
+        return tool
+
+
+class PolicyRoutes:
+    """The deployment's policies and routes."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._policies = settings.policies
+        self._routes = settings.policy_routes
+        self._slack_s = settings.limits.policy_slack_s
+
+    def plan_for(self, request: Generate) -> PolicyPlan | None:
+        """Return the policies of all routes that match the request, then those it names itself, without duplicates.
+
+        A request cannot remove a routed policy. Routes of its fallbacks count too, whichever provider answers in the
+        end, because released output cannot be taken back. None if there are no policies. Raises RequestInvalid for a
+        name that is not configured.
+        """
+        for i, name in enumerate(request.policies):
+            if name not in self._policies:
+                raise RequestInvalid(f"policies[{i}]", f"there is no policy {name!r} here")
+        choices = all_choices(request)
+        routed = [name for route in self._routes if any(on_route(a, route) for a in choices) for name in route.policies]
+        names = tuple(dict.fromkeys([*routed, *request.policies]))
+        if not names:
+            return None
+        policies = [self._policies[name] for name in names]
+        patience_s = sum(policy.timeout_s for policy in policies) + self._slack_s
+        passes = all(policy.on_error == "pass" for policy in policies)
+        return PolicyPlan(names, "pass" if passes else "block", round(patience_s * 1000))

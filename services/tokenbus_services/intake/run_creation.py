@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
+
 import msgspec
 
 from tokenbus.bus import scripts
@@ -29,8 +31,8 @@ from tokenbus.events.frames import (
 )
 from tokenbus.events.requests import Generate
 from tokenbus.providers.continuing import continues
-from tokenbus_services.intake.record_sampling import is_recorded
-from tokenbus_services.settings import Settings
+from tokenbus_services.intake.settings_match import meets
+from tokenbus_services.settings import RecordSettings, Settings
 from tokenbus_services.telemetry import NO_TRACER, RunTracer, Span
 
 
@@ -169,3 +171,19 @@ def record_accepted(tracer: RunTracer, run: str, request: Generate, begin_ms: in
                 },
             ),
         )
+
+
+# Decides which runs are recorded: those that ask for it, and a sample of the others. Pure and deterministic per
+# run.
+
+
+def is_recorded(run: str, request: Generate, settings: RecordSettings | None) -> bool:
+    """Whether this run is recorded. The request's own setting takes precedence."""
+    if settings is None or request.record is not None:
+        return bool(settings and request.record)
+    return meets(request, settings) and _place(run) < settings.sample
+
+
+def _place(run: str) -> float:
+    """Map a run id uniformly to [0, 1), independently of its partition."""
+    return int.from_bytes(sha256(run.encode()).digest()[:6]) / 2**48

@@ -3,7 +3,6 @@
 Contains the scripts, their wire formats and the demo's conversation.
 """
 
-from tokenbus_services.mock_provider.files import load_scripts, recorded
 from tokenbus_services.mock_provider.reply import STAMP, TOKEN, TOOL_RESULT, Picture, Reply, ToolCall
 from tokenbus_services.mock_provider.request import ModelRequest
 from tokenbus_services.mock_provider.request_log import Exchange, HttpRequest
@@ -22,6 +21,8 @@ from tokenbus_services.mock_provider.script import (
     Turn,
     Whole,
     Wire,
+    load_scripts,
+    recorded,
 )
 from tokenbus_services.mock_provider.server import MockProvider
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tokenbus_services.mock_provider.demo import answer, demo_scripts
-from tokenbus_services.mock_provider.files import load_scripts
+from tokenbus_services.mock_provider.script import load_scripts
 from tokenbus_services.mock_provider.server import MockProvider
 
 

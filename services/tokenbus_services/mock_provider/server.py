@@ -27,10 +27,9 @@ from tokenbus_services.mock_provider.apis import (
     openai_responses,
 )
 from tokenbus_services.mock_provider.apis.provider_api import MockApi
-from tokenbus_services.mock_provider.multipart import MULTIPART, read_form
 from tokenbus_services.mock_provider.plan import ResponsePlan, plan_rejection, plan_response
 from tokenbus_services.mock_provider.reply import STAMP
-from tokenbus_services.mock_provider.request import HttpError, ModelRequest, interpret
+from tokenbus_services.mock_provider.request import MULTIPART, HttpError, ModelRequest, interpret, read_form
 from tokenbus_services.mock_provider.request_log import AttemptCounter, Exchange, HttpRequest, RequestLog, State
 from tokenbus_services.mock_provider.script import Script, Turn
 from tokenbus_services.mock_provider.uploads import FileStore

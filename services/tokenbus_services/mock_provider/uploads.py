@@ -19,9 +19,8 @@ import msgspec
 from tokenbus.providers.api import ApiName
 from tokenbus_services.mock_provider.apis import anthropic, gemini, openai_chat
 from tokenbus_services.mock_provider.apis.provider_api import CREATED, MockApi
-from tokenbus_services.mock_provider.multipart import read_form
 from tokenbus_services.mock_provider.plan import ResponsePlan, plan_rejection, plan_scripted_error
-from tokenbus_services.mock_provider.request import HttpError, decode_as
+from tokenbus_services.mock_provider.request import HttpError, decode_as, read_form
 from tokenbus_services.mock_provider.request_log import HttpRequest
 from tokenbus_services.mock_provider.script import Status
 

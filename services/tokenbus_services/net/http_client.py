@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
 
 import httpcore
@@ -92,3 +94,18 @@ def _is_chunked(request: httpx.Request, response: httpx.Response) -> bool:
     if request.method in ("HEAD", "CONNECT") or response.status_code < 200 or response.status_code in (204, 304):
         return False
     return [coding.lower() for coding in response.headers.get_list("transfer-encoding")] == ["chunked"]
+
+
+@contextmanager
+def reset_as_made(request: httpx.Request) -> Generator[None]:
+    """Wrap the sending of a request over httpx. Raises httpx.ConnectError if the connection was reset while connecting.
+
+    uvloop has already dropped the socket when anyio asks for its peer name, which raises an AttributeError instead of a
+    network error (similar: MagicStack/uvloop#560).
+    """
+    try:
+        yield
+    except AttributeError as e:
+        if e.name != "getpeername":
+            raise
+        raise httpx.ConnectError("the connection was reset while connecting", request=request) from e

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from faststream.asgi import AsgiFastStream
 
-from tokenbus_services.blobs.loader import loader_of
+from tokenbus_services.blobs.client import loader_of
 from tokenbus_services.normalizer.image_offload import ImageKeeper
 from tokenbus_services.normalizer.logic import NormalizerLogic
 from tokenbus_services.runtime.stage_service import StageService, stage_app

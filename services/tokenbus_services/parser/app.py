@@ -9,10 +9,9 @@ from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.stage.stage import Stage
 from tokenbus_services.parser.activity import ActivityCounter
-from tokenbus_services.parser.attempt_metrics import AttemptMetrics
 from tokenbus_services.parser.log_lines import RunLog
 from tokenbus_services.parser.logic import ParserLogic, RunObserver
-from tokenbus_services.parser.metrics import RunMetrics
+from tokenbus_services.parser.metrics import AttemptMetrics, RunMetrics
 from tokenbus_services.parser.run_spans import RunSpans
 from tokenbus_services.parser.timeouts import TimeoutClock
 from tokenbus_services.runtime.stage_service import StageService, stage_app

@@ -13,8 +13,7 @@ from tokenbus.bus.run_record import JUDGING, SEQ
 from tokenbus.bus.scripts import Arg, Commit
 from tokenbus.bus.stage.logic import RunPosition
 from tokenbus.core.run.attempts.attempt_report import AttemptReport
-from tokenbus.core.run.blocks.block_table import BlockTable
-from tokenbus.core.run.blocks.blocks_from_log import OpenBlocks
+from tokenbus.core.run.blocks.block_table import BlockTable, OpenBlocks
 from tokenbus.core.run.checkpoint import Checkpoints, Snapshot
 from tokenbus.core.run.gated_run import GatedRun, accept
 from tokenbus.core.run.state import RunState
@@ -30,10 +29,18 @@ from tokenbus.events.frames import (
     decode_events,
     encode,
 )
-from tokenbus.events.public import TERMINAL, BlockComplete, Chunk, PublicEvent, RunEvent
+from tokenbus.events.public import (
+    TERMINAL,
+    BlockComplete,
+    BlockStarted,
+    Chunk,
+    ImagePreview,
+    PublicEvent,
+    RunEvent,
+    ToolProgress,
+)
 from tokenbus.events.public import encode as encode_public
 from tokenbus_services.parser.effect_writer import EffectWriter
-from tokenbus_services.parser.public_topics import PublicTopics
 
 JUDGING_STEP_MS = 100
 """The stored start of a continuous wait is at most this much too early."""
@@ -272,3 +279,25 @@ class ParserLogic:
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+class PublicTopics:
+    """The streams of one partition's public topics."""
+
+    def __init__(self, partition: int, keys: Keys, topics: Collection[PublicTopic]) -> None:
+        """``topics``: which of visible, chunks and blocks are written; `runs` always is."""
+        streams: dict[PublicTopic, str] = {t: keys.topic(partition, t) for t in topics}
+        self._visible = [s for t, s in streams.items() if t in ("visible", "chunks")]
+        self._hidden = [s for t, s in streams.items() if t == "chunks"]
+        self._blocks = [s for t, s in streams.items() if t == "blocks"]
+        self._lifecycle = [keys.topic(partition, "runs")]
+
+    def of(self, event: PublicEvent) -> list[str]:
+        """The streams for this event."""
+        match event:
+            case Chunk():
+                return self._visible if event.visible else self._hidden
+            case BlockStarted() | ImagePreview() | BlockComplete() | ToolProgress():
+                return self._blocks
+            case _:
+                return self._lifecycle

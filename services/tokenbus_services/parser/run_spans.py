@@ -17,7 +17,7 @@ from tokenbus_services.pricing.token_counts import token_counts
 from tokenbus_services.settings import Settings
 from tokenbus_services.telemetry import RunTracer, Span
 from tokenbus_services.telemetry.gen_ai import operation_of, provider_of, shown_json
-from tokenbus_services.telemetry.span import Value
+from tokenbus_services.telemetry.trace_context import Value
 
 T = TypeVar("T")
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from faststream.asgi import AsgiFastStream
 
+from tokenbus.bus.stage.chain import Chain
+from tokenbus.bus.stage.stage import Stage
 from tokenbus_services.fetcher.app import fetcher
+from tokenbus_services.fetcher.service import FetcherService
 from tokenbus_services.normalizer.app import normalizer
 from tokenbus_services.parser.app import parser
-from tokenbus_services.pipeline.service import PipelineService
 from tokenbus_services.runtime.app.service_app import make_app
+from tokenbus_services.runtime.stage_service import StageService
 from tokenbus_services.runtime.worker_core import WorkerCore
 from tokenbus_services.settings import Settings
 
@@ -20,3 +23,56 @@ def create(settings: Settings) -> AsgiFastStream:
     intake = fetcher(core, prefers=lambda partition: partition in first.owned and partition in second.owned)
     service = PipelineService(core, intake, first, second)
     return make_app(service, core.broker, core.registry, stuck_s=core.stuck_s, measure=core.measure)
+
+
+class PipelineService:
+    """One process with a fetcher and both stages. The stages are ready before the first attempt, and end after it."""
+
+    name = "pipeline"
+
+    def __init__(
+        self, core: WorkerCore, fetcher: FetcherService, normalizer: StageService, parser: StageService
+    ) -> None:
+        self.liveness = core.liveness
+        self._core = core
+        self._fetcher = fetcher
+        self._normalizer = normalizer
+        self._parser = parser
+        self._chain: Chain | None = None
+
+    @property
+    def ready(self) -> bool:
+        return self._fetcher.ready and self._normalizer.ready and self._parser.ready
+
+    async def open(self) -> None:
+        await self._parser.open()
+        await self._normalizer.open()
+        info = await self._core.open()
+        settings = self._core.settings
+        services = (self._normalizer, self._parser)
+        metrics = {service.stage: self._core.stage_metrics.of(service.name) for service in services}
+
+        def count(stage: Stage, entries: int, seconds: float) -> None:
+            metrics[stage].entries.inc(entries)
+            metrics[stage].batch_s.observe(seconds)
+
+        self._chain = Chain(
+            self._core.server,
+            settings.keys,
+            self._normalizer.stage,
+            self._parser.stage,
+            lease_s=settings.stages.lease_s,
+            topic_entries=settings.retention.topic_entries,
+            entries_read=info.entries_read,
+            on_commit=count,
+        )
+        self._fetcher.use_chain(self._chain)
+        await self._fetcher.open()
+
+    async def close(self) -> None:
+        await self._fetcher.close()
+        if self._chain:
+            self._chain.close()
+        await self._normalizer.close()
+        await self._parser.close()
+        await self._core.close()

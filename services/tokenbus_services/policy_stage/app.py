@@ -12,7 +12,7 @@ from tokenbus_services.policy_stage.service import PolicyService
 from tokenbus_services.runtime.stage_service import StageService, stage_app
 from tokenbus_services.runtime.worker_core import WorkerCore
 from tokenbus_services.settings import Settings
-from tokenbus_services.settings.user_modules import add_settings_directory_to_path
+from tokenbus_services.settings.file import add_settings_directory_to_path
 
 
 def create(settings: Settings) -> AsgiFastStream:

@@ -19,7 +19,7 @@ from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
 from tokenbus.client.client import Client
 from tokenbus.client.publishing import publish as publishing
-from tokenbus.client.publishing.new_run_id import new_run_id
+from tokenbus.client.publishing.publish import new_run_id
 from tokenbus.client.run import Run
 from tokenbus.errors import RequestInvalid
 from tokenbus.events.requests import Generate

@@ -13,7 +13,7 @@ import msgspec
 import structlog
 
 from tokenbus.policy.policy_runner import OnError
-from tokenbus_services.policy_stage.blame import END_TEXTS, Fault
+from tokenbus_services.policy_stage.executors import END_TEXTS, Fault
 from tokenbus_services.policy_stage.messages import Failing
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)

@@ -17,8 +17,7 @@ import structlog
 from tokenbus.bus.scripts.policies import Place
 from tokenbus.events.frames import WHOLE_RUN, PolicyVerdict, RecordedDecision
 from tokenbus.policy.policy_runner import OnError
-from tokenbus_services.policy_stage.blame import Fault
-from tokenbus_services.policy_stage.executors import PolicyExecutors
+from tokenbus_services.policy_stage.executors import Fault, PolicyExecutors
 from tokenbus_services.policy_stage.failed_starts import (
     RunStarts,
     StartCounts,

@@ -6,8 +6,7 @@ from faststream.asgi import AsgiFastStream
 from prometheus_client import CollectorRegistry
 
 from tokenbus.errors import SettingsError
-from tokenbus_services.recorder.metrics import RecordMetrics
-from tokenbus_services.recorder.service import RecordService
+from tokenbus_services.recorder.service import RecordMetrics, RecordService
 from tokenbus_services.runtime.app.faststream_source import attach
 from tokenbus_services.runtime.app.service_app import make_app, make_broker
 from tokenbus_services.runtime.supervision import stuck_after_s

@@ -11,6 +11,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 import structlog
+from prometheus_client import CollectorRegistry, Counter
 
 from tokenbus.blobs import BlobStreams
 from tokenbus.bus.dead_letters import DeadLetter, dead_letter
@@ -21,14 +22,14 @@ from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.work_queue import QueueItem
 from tokenbus.errors import BlobError, BlobNotFound
-from tokenbus_services.blobs.loader import loader_of
+from tokenbus_services.blobs.client import loader_of
 from tokenbus_services.recorder import record as records
 from tokenbus_services.recorder.collect import gather
-from tokenbus_services.recorder.metrics import RecordMetrics
 from tokenbus_services.recorder.record import Record
 from tokenbus_services.runtime.app.service_app import worker_name
 from tokenbus_services.runtime.deployment_agreement import DeploymentAgreement
 from tokenbus_services.runtime.in_flight import Later
+from tokenbus_services.runtime.metrics.worker_metrics import DeadLetterMetrics
 from tokenbus_services.runtime.queue_work import QueueWork
 from tokenbus_services.settings import RecordSettings, Settings
 from tokenbus_services.telemetry import NO_TRACER, RunTracer, Span
@@ -277,3 +278,17 @@ class RecordService:
                 run=name.decode(errors="replace"),
             )
             await dead_letter(self._server, self._keys, entry, most=self._settings.retention.dead_entries)
+
+
+class RecordMetrics:
+    """Counts records by the outcome of the run, and their raw bytes."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.dead_letters = DeadLetterMetrics(registry)
+        self._records = Counter("tokenbus_records", "Recorded runs, by outcome.", ["status"], registry=registry)
+        self._bytes = Counter("tokenbus_record_raw_bytes", "Raw stream bytes in records.", registry=registry)
+
+    def recorded(self, entry: RecordEntry) -> None:
+        """Count a new record."""
+        self._records.labels(entry.status).inc()
+        self._bytes.inc(entry.raw_bytes)

@@ -11,9 +11,12 @@ from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.server.server import Server, ServerInfo
 from tokenbus_services.runtime.app.service_app import make_broker, worker_name
 from tokenbus_services.runtime.deployment_agreement import DeploymentAgreement
-from tokenbus_services.runtime.metrics.deployment_gauges import DeploymentGauges
-from tokenbus_services.runtime.metrics.partition_gauges import PartitionGauges
-from tokenbus_services.runtime.metrics.worker_metrics import DeadLetterMetrics, StageMetrics
+from tokenbus_services.runtime.metrics.worker_metrics import (
+    DeadLetterMetrics,
+    DeploymentGauges,
+    PartitionGauges,
+    StageMetrics,
+)
 from tokenbus_services.runtime.supervision import stuck_after_s
 from tokenbus_services.settings import Settings
 from tokenbus_services.telemetry import RunTracer, open_tracer

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, MutableMapping
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args
@@ -183,3 +184,29 @@ def _with_api(name: str, table: Any) -> object:
     if default is None or not isinstance(table, dict):
         return cast("object", table)
     return {"api": default.api, **cast("dict[str, Any]", table)}
+
+
+NAME = "tokenbus.toml"
+
+
+def use_file_here(env: MutableMapping[str, str]) -> Path | None:
+    """If TOKENBUS_CONFIG is not set, set it to the `tokenbus.toml` of the working directory; return that file, if there
+    is one.
+
+    Processes that the command starts then read the same file. An empty TOKENBUS_CONFIG means: no file.
+    """
+    if "TOKENBUS_CONFIG" in env:
+        return None
+    file = Path.cwd() / NAME
+    if not file.is_file():
+        return None
+    env["TOKENBUS_CONFIG"] = str(file)
+    return file
+
+
+def add_settings_directory_to_path(env: Mapping[str, str] = os.environ) -> None:
+    """Modules in the directory of the settings file can be imported; without a file, those in the working directory."""
+    config = env.get("TOKENBUS_CONFIG")
+    directory = str(Path(config).resolve().parent if config else Path.cwd())
+    if directory not in sys.path:
+        sys.path.append(directory)

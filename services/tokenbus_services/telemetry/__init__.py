@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tokenbus_services.telemetry.span import Span
 from tokenbus_services.telemetry.trace_context import (
     RunTrace,
+    Span,
     remote_trace,
     run_trace,
     traceparent_of,

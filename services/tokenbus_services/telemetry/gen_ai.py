@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from tokenbus.events.requests import Generate, Message
-from tokenbus_services.telemetry.span import MAX_CONTENT_CHARS, Value
+from tokenbus_services.telemetry.trace_context import MAX_CONTENT_CHARS, Value
 
 _BY_API = {"anthropic": "anthropic", "gemini": "gcp.gemini"}
 _BY_NAME = {

@@ -23,8 +23,7 @@ from opentelemetry.trace.status import Status, StatusCode
 
 from tokenbus import __version__
 from tokenbus.core.run.attempts.attempt_report import AttemptReport
-from tokenbus_services.telemetry.span import Span, Value
-from tokenbus_services.telemetry.trace_context import RunTrace
+from tokenbus_services.telemetry.trace_context import RunTrace, Span, Value
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

@@ -6,10 +6,11 @@ a service that is killed takes only its own open spans with it.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from hashlib import blake2b
+from typing import Literal
 
 import msgspec
 
@@ -83,3 +84,27 @@ def working_for(traceparent: str) -> Generator[None]:
 def worked_for() -> str:
     """The context of the span that this task works for; empty if there is none."""
     return _working_for.get()
+
+
+Value = str | int | float | bool | Sequence[str]
+Kind = Literal["internal", "client", "consumer", "server"]
+
+MAX_CONTENT_CHARS = 64 * 1024
+"""Longest content of an attribute."""
+
+
+class Span(msgspec.Struct, frozen=True, kw_only=True):
+    """One span that has ended. Times are Unix milliseconds."""
+
+    name: str
+    span_id: int
+    parent_id: int
+    begin_ms: int
+    end_ms: int
+    kind: Kind = "internal"
+    attributes: Mapping[str, Value | None]
+    """None: left out."""
+    error: str | None = None
+    """The error's class, if it ended in one."""
+    events: Sequence[tuple[str, int]] = ()
+    """Names and times."""

@@ -16,8 +16,15 @@ from prometheus_client import CollectorRegistry, Counter
 from tokenbus.core.run.attempts.attempt_report import AttemptReport
 from tokenbus.errors import SettingsError
 from tokenbus_services.settings import OtelSettings, Settings
-from tokenbus_services.telemetry.span import Span, Value
-from tokenbus_services.telemetry.trace_context import RunTrace, remote_trace, run_trace, traceparent_of, working_for
+from tokenbus_services.telemetry.trace_context import (
+    RunTrace,
+    Span,
+    Value,
+    remote_trace,
+    run_trace,
+    traceparent_of,
+    working_for,
+)
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

@@ -9,11 +9,10 @@ from tokenbus_services.runtime.app.faststream_source import attach
 from tokenbus_services.runtime.app.service_app import make_app, make_broker
 from tokenbus_services.runtime.supervision import stuck_after_s
 from tokenbus_services.settings import Settings
-from tokenbus_services.settings.user_modules import add_settings_directory_to_path
+from tokenbus_services.settings.file import add_settings_directory_to_path
 from tokenbus_services.telemetry import open_tracer
 from tokenbus_services.tools.executor import ToolExecutor
-from tokenbus_services.tools.metrics import CallMetrics
-from tokenbus_services.tools.service import ToolService
+from tokenbus_services.tools.service import CallMetrics, ToolService
 
 
 def create(settings: Settings) -> AsgiFastStream:

@@ -15,8 +15,7 @@ import structlog
 from tokenbus.bus import process_clock
 from tokenbus.bus.liveness import Liveness
 from tokenbus.errors import ToolFailure
-from tokenbus_services.blobs.client import BlobLoader
-from tokenbus_services.blobs.loader import loader_of
+from tokenbus_services.blobs.client import BlobLoader, loader_of
 from tokenbus_services.executor.processes import End
 from tokenbus_services.settings import DEFAULT_TOOL_TIMEOUT_S, LimitSettings, PythonTool, Settings
 from tokenbus_services.tools.progress import Deliver, Reporter

@@ -6,18 +6,19 @@ If the blob store fails, the rest of a large result is lost, but the call still 
 from __future__ import annotations
 
 import codecs
+from base64 import b64encode
 from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 import structlog
 
-from tokenbus.blobs import BlobRef
+from tokenbus.blobs import BlobRef, plain_media_type
 from tokenbus.bus import process_clock
 from tokenbus.errors import BlobError, BlobUnavailable
+from tokenbus.events.frames import ResultImage
 from tokenbus.tools import Image
 from tokenbus_services.blobs.client import BlobLoader
 from tokenbus_services.redaction.redactor import Redaction
-from tokenbus_services.tools.images import is_shown, shown, within
 from tokenbus_services.tools.tool_call import Text, ToolOutcome
 
 _STORE_S = 30.0
@@ -151,3 +152,37 @@ async def _chain(head: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes
     yield head
     async for chunk in rest:
         yield chunk
+
+
+# Images in tool results: decides which ones the model sees, in addition to the note in the text.
+
+SHOWN_TYPES = ("image/png", "image/jpeg", "image/webp", "image/gif")
+"""The image types that all provider APIs accept."""
+
+
+def is_shown(media_type: str) -> bool:
+    """Whether models can view images of this type."""
+    return plain_media_type(media_type) in SHOWN_TYPES
+
+
+def shown(content: bytes, media_type: str, blob_id: str | None) -> ResultImage:
+    """An image for the model: by its blob, or with its bytes if it is in none."""
+    plain = plain_media_type(media_type)
+    if blob_id:
+        return ResultImage(plain, blob_id=blob_id, size_bytes=len(content))
+    return ResultImage(plain, b64encode(content).decode())
+
+
+def within(images: Sequence[ResultImage], limit: int) -> tuple[ResultImage, ...]:
+    """Limit the images that the model sees to ``limit`` bytes in total, in order. The others are kept only if they are
+    in a blob.
+    """
+    kept: list[ResultImage] = []
+    for image in images:
+        size = image.size_bytes or len(image.base64) * 3 // 4
+        if size <= limit:
+            limit -= size
+            kept.append(image)
+        elif image.blob_id:
+            kept.append(ResultImage(image.media_type, blob_id=image.blob_id))
+    return tuple(kept)

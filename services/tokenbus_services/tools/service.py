@@ -12,6 +12,7 @@ from functools import partial
 
 import msgspec
 import structlog
+from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from tokenbus.bus import scripts
 from tokenbus.bus.control import ControlListener
@@ -32,9 +33,11 @@ from tokenbus.events.frames import (
     encode,
     tool_decoder,
 )
+from tokenbus_services.executor.processes import End
 from tokenbus_services.runtime.app.service_app import worker_name
 from tokenbus_services.runtime.deployment_agreement import DeploymentAgreement
 from tokenbus_services.runtime.mcp_tool_cache import McpToolCache
+from tokenbus_services.runtime.metrics.worker_metrics import DeadLetterMetrics
 from tokenbus_services.runtime.poison_items import dead_letter_item
 from tokenbus_services.runtime.queue_work import QueueWork
 from tokenbus_services.settings import Settings
@@ -42,7 +45,6 @@ from tokenbus_services.telemetry import NO_TRACER, RunTracer, Span
 from tokenbus_services.telemetry.gen_ai import shown_json
 from tokenbus_services.tools.executor import ToolCall, ToolExecutor, ToolOutcome
 from tokenbus_services.tools.mcp.announce import McpLists
-from tokenbus_services.tools.metrics import CallMetrics
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -231,3 +233,29 @@ class ToolService:
 def span_of(work: ToolWork) -> tuple[str, str, str, int, int]:
     """The run, its trace context, and what names the call's span."""
     return work.run, work.traceparent, "tool", work.turn, work.block
+
+
+class CallMetrics:
+    """Calls by outcome, and their durations."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.dead_letters = DeadLetterMetrics(registry)
+        self._seconds = Histogram(
+            "tokenbus_tool_call_seconds",
+            "Duration of tool calls, by outcome.",
+            ["outcome"],
+            registry=registry,
+            buckets=(0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0),
+        )
+
+        self._ends = Counter(
+            "tokenbus_tool_executor_ends", "Executors that a Python tool ended, by how.", ["end"], registry=registry
+        )
+
+    def executor_ended(self, end: End) -> None:
+        """Record an executor that ended unexpectedly."""
+        self._ends.labels(end).inc()
+
+    def ran(self, seconds: float, *, is_error: bool) -> None:
+        """Record a finished call."""
+        self._seconds.labels("error" if is_error else "ok").observe(seconds)

@@ -6,8 +6,7 @@ import msgspec
 import pytest
 
 from tokenbus.errors import SettingsError
-from tokenbus_services.blobs.client import HttpBlobs
-from tokenbus_services.blobs.loader import loader_of
+from tokenbus_services.blobs.client import HttpBlobs, loader_of
 from tokenbus_services.settings import BlobSettings
 
 HERE = __name__

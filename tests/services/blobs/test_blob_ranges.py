@@ -7,7 +7,7 @@ import pytest
 
 from tests.services.blobs.conftest import MemoryBlobs, Served
 from tokenbus_services.blobs.client import HttpBlobs
-from tokenbus_services.blobs.ranges import ByteRange, OutOfRange, part_of
+from tokenbus_services.blobs.store import ByteRange, OutOfRange, part_of
 
 CONTENT = bytes(range(256)) * 4000
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tokenbus.bus.keys import Keys
-from tokenbus_services.fetcher.look_ups import LookUps
+from tokenbus_services.fetcher.turn_admission import LookUps
 
 
 def run_in(keys: Keys, partition: int) -> str:

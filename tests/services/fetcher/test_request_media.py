@@ -30,7 +30,7 @@ from tokenbus_services.fetcher.endpoints import Endpoint
 from tokenbus_services.fetcher.request_media import TurnMedia
 from tokenbus_services.media.blob_cache import RecentBlobs
 from tokenbus_services.media.errors import MediaFailed
-from tokenbus_services.mock_provider.multipart import read_form
+from tokenbus_services.mock_provider.request import read_form
 from tokenbus_services.settings import MediaSettings, ProviderSettings, QuirkSettings
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 17

@@ -9,7 +9,7 @@ import pytest
 
 from tokenbus.errors import RequestInvalid, SettingsError
 from tokenbus.events.requests import Fallback, Generate, Message
-from tokenbus_services.intake.policy_routes import PolicyRoutes
+from tokenbus_services.intake.accept import PolicyRoutes
 from tokenbus_services.settings import load, read_file
 
 TOML = """

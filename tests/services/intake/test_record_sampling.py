@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tokenbus.events.requests import Generate, Message
-from tokenbus_services.intake.record_sampling import is_recorded
+from tokenbus_services.intake.run_creation import is_recorded
 from tokenbus_services.settings import RecordSettings
 
 

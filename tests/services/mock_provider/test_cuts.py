@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenbus_services.mock_provider import CutOff, Fixed, Offsets, Random, Stall, Whole
-from tokenbus_services.mock_provider.chunking import event_ends, fault_offset, read_ends, split_at
+from tokenbus_services.mock_provider.plan import event_ends, fault_offset, read_ends, split_at
 from tokenbus_services.mock_provider.script import Cuts
 
 any_cuts = st.one_of(

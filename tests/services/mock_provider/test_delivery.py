@@ -21,7 +21,7 @@ from tests.services.mock_provider.requests import (
     serving,
 )
 from tokenbus_services.mock_provider import STAMP, Delivery, Fixed, Offsets, Random, Reply, Stall, Whole, Wire
-from tokenbus_services.mock_provider.chunking import read_ends, split_at
+from tokenbus_services.mock_provider.plan import read_ends, split_at
 from tokenbus_services.mock_provider.script import Cuts
 
 ALL_CUTS = [Whole(), Whole(events=5), Fixed(size=1), Fixed(size=7), Random(seed=3, largest=20), Offsets(at=(1, 2, 40))]

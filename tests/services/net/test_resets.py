@@ -15,7 +15,7 @@ from tokenbus_services.fetcher.endpoints import Endpoint
 from tokenbus_services.mock_provider import MockProvider
 from tokenbus_services.net.connection import Connection
 from tokenbus_services.net.egress import Egress, GuardedTransport
-from tokenbus_services.net.httpx_reset_fix import reset_as_made
+from tokenbus_services.net.http_client import reset_as_made
 from tokenbus_services.settings import ProviderSettings
 
 

@@ -13,8 +13,7 @@ from tokenbus.bus.scripts import Commit
 from tokenbus.events.frames import Data, Ended, EventFrame, Opened, RawFrame, decode_events, encode
 from tokenbus.events.normalized import BlockStart, BlockStop, TextDelta, ThinkingDelta, ToolCallDelta
 from tokenbus.events.quirks import Quirks
-from tokenbus_services.normalizer.divide import ENTRY_COST, PIECE_CHARS, divided
-from tokenbus_services.normalizer.logic import NormalizerLogic
+from tokenbus_services.normalizer.logic import ENTRY_COST, PIECE_CHARS, NormalizerLogic, divided
 
 TEXT = "".join(f"word {n} \U0001f600 " for n in range(40_000))
 

@@ -14,8 +14,8 @@ from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import Accepted, RunLimits
 from tokenbus.events.public import Completed, Timing
 from tokenbus.events.usage import Usage
-from tokenbus_services.parser.attempt_metrics import AttemptMetrics
-from tokenbus_services.runtime.metrics.label_names import MAX_MODELS, KnownModels
+from tokenbus_services.parser.metrics import AttemptMetrics
+from tokenbus_services.runtime.metrics.worker_metrics import MAX_MODELS, KnownModels
 from tokenbus_services.settings import DEFAULT_PROVIDERS, GatewaySettings, LimitSettings, RateSettings, Settings
 from tokenbus_services.settings.tables.gateway_keys import PriceSettings
 

@@ -6,7 +6,7 @@ import pytest
 
 from tokenbus.policy.policy_runner import OnError
 from tokenbus_services.executor.marks import ExecutorMarks, MarkedCall
-from tokenbus_services.policy_stage.blame import culprit, is_evidence
+from tokenbus_services.policy_stage.executors import culprit, is_evidence
 from tokenbus_services.policy_stage.failed_starts import (
     WORKERS_IN_SHARED,
     WORKERS_PER_START,

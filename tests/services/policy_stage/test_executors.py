@@ -23,8 +23,7 @@ from tokenbus_services.executor import processes
 from tokenbus_services.executor.processes import End
 from tokenbus_services.executor.protocol import Setup
 from tokenbus_services.policy_stage import executors as executors_module
-from tokenbus_services.policy_stage.blame import Fault
-from tokenbus_services.policy_stage.executors import MAX_SEPARATE, Executor, PolicyPool, PolicyProcess
+from tokenbus_services.policy_stage.executors import MAX_SEPARATE, Executor, Fault, PolicyPool, PolicyProcess
 from tokenbus_services.policy_stage.messages import PolicyWork, Verdicts
 
 HARMFUL = "tests.services.policy_stage.harmful"

@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 from tests.waiting import eventually
 from tokenbus.bus.scripts.policies import Place
 from tokenbus.events.frames import PolicyVerdict
-from tokenbus_services.policy_stage.blame import Fault
-from tokenbus_services.policy_stage.executors import RunInExecutor
+from tokenbus_services.policy_stage.executors import Fault, RunInExecutor
 from tokenbus_services.policy_stage.failed_starts import WORKERS_IN_SHARED, RunStarts, Starts
 from tokenbus_services.policy_stage.messages import Failing, Verdicts
 from tokenbus_services.policy_stage.run_task import PolicyRunTask

@@ -22,8 +22,7 @@ from tokenbus.events.frames import CONTROL_ATTEMPT, Data, EventFrame, Lost, RawF
 from tokenbus.events.requests import Message
 from tokenbus_services.recorder import record as records
 from tokenbus_services.recorder import service as module
-from tokenbus_services.recorder.metrics import RecordMetrics
-from tokenbus_services.recorder.service import RecordService
+from tokenbus_services.recorder.service import RecordMetrics, RecordService
 from tokenbus_services.settings import RecordSettings, RetentionSettings, Settings
 
 RUN = "run"

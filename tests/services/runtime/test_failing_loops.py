@@ -28,8 +28,7 @@ from tokenbus_services.executor.processes import ExecutorProcess, Executors, NoE
 from tokenbus_services.gateway.budgets.counter import SpendCounter
 from tokenbus_services.intake.cancels import Cancels
 from tokenbus_services.recorder import service as recorder
-from tokenbus_services.recorder.metrics import RecordMetrics
-from tokenbus_services.recorder.service import RecordService
+from tokenbus_services.recorder.service import RecordMetrics, RecordService
 from tokenbus_services.settings import RecordSettings, Settings
 from tokenbus_services.tools.mcp import announce
 from tokenbus_services.tools.mcp.announce import McpLists

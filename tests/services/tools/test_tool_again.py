@@ -14,8 +14,7 @@ from tokenbus.bus.server.server import Server
 from tokenbus.events.frames import ToolWork, encode
 from tokenbus_services.settings import Settings
 from tokenbus_services.tools.executor import ToolCall, ToolExecutor, ToolOutcome
-from tokenbus_services.tools.metrics import CallMetrics
-from tokenbus_services.tools.service import GROUP, ToolService
+from tokenbus_services.tools.service import GROUP, CallMetrics, ToolService
 
 RUN = "run-1"
 DONE, OPEN, OLD = 1, 2, 3

@@ -16,8 +16,7 @@ from tokenbus.events.frames import ToolWork, encode
 from tokenbus_services.settings import Settings
 from tokenbus_services.settings.tables.limits import LimitSettings
 from tokenbus_services.tools.executor import ToolCall, ToolExecutor, ToolOutcome
-from tokenbus_services.tools.metrics import CallMetrics
-from tokenbus_services.tools.service import GROUP, ToolService
+from tokenbus_services.tools.service import GROUP, CallMetrics, ToolService
 
 FLOOD = 1_000
 

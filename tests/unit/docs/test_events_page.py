@@ -19,7 +19,7 @@ from tokenbus.events.decisions import Decided
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.public import Event, ImageRef, ProviderModel, PublicEvent, Timing, UnknownEvent
 from tokenbus.events.usage import Usage
-from tokenbus_services.parser.public_topics import PublicTopics
+from tokenbus_services.parser.logic import PublicTopics
 
 PAGE = sections(page("reference/events.md"))
 COMMON = "Every event"

@@ -27,7 +27,7 @@ from tokenbus.events.requests import (
 )
 from tokenbus.providers import registry
 from tokenbus.providers.api import HttpCall
-from tokenbus_services.mock_provider.multipart import read_form
+from tokenbus_services.mock_provider.request import read_form
 
 CAT = Message(role="user", content="A cat.")
 USAGE = {"input_tokens": 5, "output_tokens": 200, "total_tokens": 205}

@@ -32,7 +32,7 @@ from tokenbus.events.requests import (
     UrlSource,
 )
 from tokenbus.providers import registry
-from tokenbus_services.mock_provider.multipart import MULTIPART, read_form
+from tokenbus_services.mock_provider.request import MULTIPART, read_form
 
 GOLDEN = Path(__file__).parent / "golden"
 SCHEMA: dict[str, object] = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

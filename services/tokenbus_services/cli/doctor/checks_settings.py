@@ -20,7 +20,7 @@ from tokenbus.policy.loading import PolicySpec, load
 from tokenbus.providers import registry
 from tokenbus.secret_env import FILE
 from tokenbus_services.blobs.auth import check_exposed, token_of
-from tokenbus_services.blobs.loader import check_loader
+from tokenbus_services.blobs.client import check_loader
 from tokenbus_services.cli import mock
 from tokenbus_services.cli.doctor.checks import Finding
 from tokenbus_services.cli.service_registry import ServiceName, services_of
@@ -37,7 +37,7 @@ from tokenbus_services.settings import (
     Settings,
     ToolSettings,
 )
-from tokenbus_services.settings.user_modules import add_settings_directory_to_path
+from tokenbus_services.settings.file import add_settings_directory_to_path
 from tokenbus_services.tools.registry import ToolRegistry
 
 Env = Mapping[str, str]

@@ -13,7 +13,7 @@ import msgspec
 from tokenbus.blob_wire import DEPLOYMENT_HEADER
 from tokenbus.errors import SettingsError
 from tokenbus.providers import registry
-from tokenbus_services.blobs.loader import loader_of
+from tokenbus_services.blobs.client import loader_of
 from tokenbus_services.cli.doctor import checks_failures, checks_outside, checks_providers
 from tokenbus_services.cli.doctor.checks import Finding
 from tokenbus_services.cli.http_probe import page

@@ -11,7 +11,7 @@ from tokenbus.events.requests import Generate, Message
 from tokenbus_services.fetcher.writing.attempt_writer import AttemptWriter
 from tokenbus_services.telemetry import RunTracer, Span
 from tokenbus_services.telemetry.gen_ai import request_attributes
-from tokenbus_services.telemetry.span import Value
+from tokenbus_services.telemetry.trace_context import Value
 
 
 class CallFacts:

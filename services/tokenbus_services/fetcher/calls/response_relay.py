@@ -14,14 +14,17 @@ from tokenbus.events.frames import Data, Opened
 from tokenbus.events.requests import Generate
 from tokenbus.providers.response.error_mapping import REQUEST_ID_HEADERS
 from tokenbus.providers.response.last_event import LastEvent
-from tokenbus_services.fetcher.calls.call_options import CallOptions
+from tokenbus_services.fetcher.calls.call_spans import CallFacts
 from tokenbus_services.fetcher.calls.call_timeouts import AnswerProgress, CallTimeouts
+from tokenbus_services.fetcher.calls.silent_calls import SilentCalls
 from tokenbus_services.fetcher.endpoints import Endpoint
-from tokenbus_services.fetcher.image_offload.offload import ImageOffloader
+from tokenbus_services.fetcher.image_offload.offload import ImageOffloader, ImageStore
+from tokenbus_services.fetcher.limits.token_estimate import TokenTally
 from tokenbus_services.fetcher.response_body import BodyRefused
 from tokenbus_services.fetcher.writing.attempt_writer import AttemptWriter
 from tokenbus_services.redaction.events import RedactedEvents
 from tokenbus_services.redaction.redactor import RedactedStream
+from tokenbus_services.settings import LimitSettings
 
 PASSED_HEADERS = (
     "content-type",
@@ -157,3 +160,25 @@ async def _write(writer: AttemptWriter, item: Opened | Data, silence: CallTimeou
     if writer.must_wait:
         with silence.paused():
             await writer.room()
+
+
+class CallOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Data for a call in addition to its request."""
+
+    tally: TokenTally | None = None
+    """Receives the answer, to count tokens for the limits."""
+    images: ImageStore | None = None
+    """Where the answer's images are stored."""
+    answer_bytes: int = LimitSettings().answer_bytes
+    """Maximum size of the decoded answer."""
+    again: bool = False
+    """Whether the caller repeats the call after `CredentialsRejected`."""
+    called_ms: int = 0
+    """Unix time of the call, for those who measure it."""
+    facts: CallFacts | None = None
+    """Notes about the call, for its span."""
+    silent: SilentCalls | None = None
+    """Counts the call while it has no byte of an answer, from `provider_call.SILENT_S` on."""
+
+
+PLAIN = CallOptions()

@@ -10,9 +10,11 @@ What waits, and when an attempt has to wait, is the attempt's own matter (attemp
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import defaultdict
 from collections.abc import Callable, Collection
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -31,7 +33,6 @@ from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import ANY_FRAME, Ended, Lost, RawFrame, encode
 from tokenbus_services.fetcher.backpressure import LAG_POLL_S, Backpressure
 from tokenbus_services.fetcher.writing.attempt_writer import FRAME_BYTES, AttemptWriter
-from tokenbus_services.fetcher.writing.linger import Linger
 from tokenbus_services.runtime.task_failures import LoggedTasks
 
 FULL_PATIENCE_S = 10.0
@@ -283,3 +284,42 @@ class RawWriter:
 
 def _any_held(group: list[_Flushed]) -> bool:
     return any(each.attempt.held for each in group)
+
+
+# How long a flush gathers: by need. Nothing waits while the process is less than half busy.
+
+WINDOW_S = 0.1
+"""How long one look at the process lasts."""
+IDLE = 0.5
+"""Below this share of the time nothing waits."""
+_SCHEDULED = Path("/proc/thread-self/schedstat")
+
+
+def busy_s() -> float:
+    """Seconds in which this thread ran, or was ready and waited for a core. Only Linux reports the latter."""
+    try:
+        ran, waited, _ = _SCHEDULED.read_text().split()
+    except OSError:
+        return time.thread_time()
+    return (int(ran) + int(waited)) / 1e9
+
+
+class Linger:
+    """The wait before a flush: 0 while the event loop is less than half busy, ``most_s`` when it is saturated."""
+
+    def __init__(self, most_s: float, *, busy_s: Callable[[], float] = busy_s) -> None:
+        self._most_s = most_s
+        self._busy_s = busy_s
+        self._looked_at = 0.0
+        self._busy_then = 0.0
+        self._now_s = 0.0
+
+    def seconds(self, now: float) -> float:
+        """How long the next flush gathers; ``now`` is in seconds of any monotonic clock."""
+        passed = now - self._looked_at
+        if passed >= WINDOW_S:
+            busy = self._busy_s()
+            share = min(1.0, (busy - self._busy_then) / passed) if self._looked_at else 0.0
+            self._now_s = self._most_s * max(0.0, share - IDLE) / (1.0 - IDLE)
+            self._looked_at, self._busy_then = now, busy
+        return self._now_s

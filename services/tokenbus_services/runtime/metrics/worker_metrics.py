@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from tokenbus.bus.activity import OTHER
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.server.disk_faults import read_disk_states
+from tokenbus.bus.server.server import Server
+from tokenbus.bus.stage_lag import LAG_FIELDS, lag_of
+from tokenbus.bus.topology import INTAKE, QUEUES, RECORDER
+from tokenbus_services.runtime.deployment_snapshot import DeploymentReader
+from tokenbus_services.settings import Settings
 
 
 class OneStageMetrics(msgspec.Struct, frozen=True):
@@ -81,3 +93,158 @@ class DeadLetterMetrics:
     def count(self, kind: str) -> None:
         """Count an entry that was written."""
         self._written.labels(kind).inc()
+
+
+# Lag of a worker's partitions, measured whenever `/metrics` is read.
+#
+# Each partition has one owner per stage, so sums over all workers count nothing twice.
+
+
+class PartitionGauges:
+    """Lag of one worker's partitions. Call `add` for each stage."""
+
+    def __init__(self, registry: CollectorRegistry, keys: Keys) -> None:
+        self._keys = keys
+        self._stages: list[tuple[str, Callable[[], Sequence[int]]]] = []
+        self._lag = Gauge(
+            "tokenbus_lag_bytes",
+            "Bytes of a partition's input that the stage has not processed yet.",
+            ["stage", "partition"],
+            registry=registry,
+        )
+
+    def add(self, stage: str, owned: Callable[[], Sequence[int]]) -> None:
+        """``owned``: the partitions that the worker owns in this stage."""
+        self._stages.append((stage, owned))
+
+    async def measure(self, server: Server) -> None:
+        """Set all gauges. Raises redis-py's errors; the gauges are then absent rather than stale."""
+        self._lag.clear()
+        pipe = server.client.pipeline(transaction=False)
+        pairs = [(stage, p) for stage, owned in self._stages for p in owned()]
+        for stage, p in pairs:
+            pipe.hmget(self._keys.lease(p, stage), LAG_FIELDS)
+        replies: list[Any] = await pipe.execute() if pairs else []
+        for (stage, p), reply in zip(pairs, replies, strict=True):
+            self._lag.labels(stage, p).set(lag_of(*reply))
+
+
+# Names that may be labels of metrics. Requests may bring any name, so only known ones are; the rest is `other`.
+
+MAX_MODELS = 100
+"""Maximum models of one provider that become labels besides those in the settings."""
+
+
+class KnownModels:
+    """Knows the providers and models of the settings, and learns models that answered.
+
+    A misspelt model never answers, so it never becomes a label.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._known: dict[str, set[str]] = {name: set() for name in settings.providers}
+        self._learned = dict.fromkeys(settings.providers, 0)
+        for name, provider in settings.providers.items():
+            self._known[name].update(provider.model_aliases.values())
+        for name, rates in settings.limits.providers.items():
+            self._known[name].update(model for model in rates.models if not model.endswith("*"))
+        for route in settings.fallback_routes:
+            for choice in route.fallback:
+                self._known[choice.provider].add(choice.model)
+        if gateway := settings.gateway:
+            for full_name in (*gateway.models, *(one for choices in gateway.aliases.values() for one in choices)):
+                provider, _, model = full_name.partition("/")
+                self._known.get(provider, set[str]()).add(model)
+
+    def label(self, provider: str, model: str, *, ok: bool) -> tuple[str, str]:
+        """The labels for a provider and model. ``ok``: the model answered."""
+        known = self._known.get(provider)
+        if known is None:
+            return OTHER, OTHER
+        if model not in known:
+            if not ok or self._learned[provider] >= MAX_MODELS:
+                return provider, OTHER
+            self._learned[provider] += 1
+            known.add(model)
+        return provider, model
+
+
+def known_tenants(settings: Settings) -> frozenset[str]:
+    """The tenants that the settings name. Empty: metrics do not distinguish tenants."""
+    keys = settings.gateway.keys if settings.gateway else {}
+    return frozenset({*settings.limits.tenants, *(key.tenant or name for name, key in keys.items())})
+
+
+# Gauges of what exists once in a deployment, read from the server whenever `/metrics` is read.
+#
+# Each fetcher shows the same values: take the maximum over replicas, never the sum. So they stay true if a stage runs
+# nowhere at all, when that stage's own metrics vanish.
+
+_QUEUE_LABELS = {INTAKE: "requests", **dict((*QUEUES, RECORDER))}
+"""By group: what its queue is called."""
+
+
+class DeploymentGauges:
+    """Owned partitions, open runs, lag, queues and dead letters of the whole deployment."""
+
+    def __init__(
+        self, registry: CollectorRegistry, server: Server, keys: Keys, *, judged: bool, recorded: bool
+    ) -> None:
+        """``judged``: whether the deployment has policies. ``recorded``: whether it records runs."""
+        self._server = server
+        self._reader = DeploymentReader(server, keys, recorded=recorded, judged=judged, workers=False)
+        self._partitions = Gauge(
+            "tokenbus_deployment_partitions", "Partitions of the deployment.", [], registry=registry
+        )
+        self._owned = Gauge(
+            "tokenbus_deployment_owned_partitions",
+            "Partitions that a worker of the stage owns now.",
+            ["stage"],
+            registry=registry,
+        )
+        self._lag = Gauge(
+            "tokenbus_deployment_lag_bytes",
+            "Bytes of input that the stage has not processed yet.",
+            ["stage"],
+            registry=registry,
+        )
+        self._open = Gauge(
+            "tokenbus_deployment_open_runs", "Runs that began and have not ended.", [], registry=registry
+        )
+        self._queues = Gauge(
+            "tokenbus_deployment_queue_entries",
+            "Entries of a work queue, waiting or in progress.",
+            ["queue"],
+            registry=registry,
+        )
+        self._dead = Gauge(
+            "tokenbus_deployment_dead_entries",
+            "Entries of the dead stream: crashes and rejected requests.",
+            ["kind"],
+            registry=registry,
+        )
+
+        self._disk_fault = Gauge(
+            "tokenbus_server_disk_fault",
+            "1 if this state of the server's persistence is not `ok`: it cannot write to its disk.",
+            ["server", "state"],
+            registry=registry,
+        )
+
+    async def measure(self) -> None:
+        """Set all gauges. Raises redis-py's errors; those with labels are then absent rather than stale."""
+        for gauge in (self._owned, self._lag, self._queues, self._dead, self._disk_fault):
+            gauge.clear()
+        for name, states in (await read_disk_states(self._server)).items():
+            for state, word in states.items():
+                self._disk_fault.labels(name, state).set(word != "ok")
+        now = await self._reader.read()
+        for stage in now.stages:
+            self._owned.labels(stage.name).set(stage.owned)
+            self._lag.labels(stage.name).set(stage.lag_bytes)
+        for queue in now.queues:
+            self._queues.labels(_QUEUE_LABELS[queue.name]).set(queue.waiting + queue.held)
+        self._dead.labels("crashed").set(max(0, now.dead - now.rejected))
+        self._dead.labels("rejected").set(now.rejected)
+        self._open.set(now.open_runs)
+        self._partitions.set(len(now.stages[0].partitions))

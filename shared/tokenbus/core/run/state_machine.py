@@ -51,7 +51,7 @@ from tokenbus.core.run.attempts.retry import WORKER_LOST, decide
 from tokenbus.core.run.block_deltas import add
 from tokenbus.core.run.blocks.block_table import BlockTable
 from tokenbus.core.run.effects import CloseAttempt, Effect, ForgetRun, RunTools
-from tokenbus.core.run.gate.tool_verdicts import ToolVerdicts
+from tokenbus.core.run.gate.released_output import ToolVerdicts
 from tokenbus.core.run.outbox import Outbox
 from tokenbus.core.run.output_limits import count_bytes
 from tokenbus.core.run.state import RunState

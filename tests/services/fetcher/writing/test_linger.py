@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tokenbus_services.fetcher.writing.linger import Linger, busy_s
+from tokenbus_services.fetcher.writing.raw_writer import Linger, busy_s
 
 
 @pytest.mark.parametrize(("busy", "waits"), [(0.0, 0.0), (0.4, 0.0), (0.5, 0.0), (0.75, 1.5), (1.0, 3.0)])

@@ -19,7 +19,7 @@ from tests.waiting import eventually
 from tokenbus.bus.liveness import Liveness
 from tokenbus.errors import SettingsError
 from tokenbus.events.frames import ToolReported
-from tokenbus_services.executor import prints
+from tokenbus_services.executor import processes
 from tokenbus_services.executor.processes import End
 from tokenbus_services.settings import LimitSettings, PythonTool, Settings
 from tokenbus_services.tools.executor import ToolExecutor, ToolOutcome
@@ -200,8 +200,8 @@ async def test_what_a_tool_prints_is_logged_by_its_name_up_to_a_bound():
                 *(outcome(made, "prints", f'{{"lines": 1, "text": "{"y" * 5000}"}}') for _ in range(9))
             )
     said = [entry for entry in logs if entry["event"] == "printed"]
-    assert sum(len(entry["text"]) for entry in said) < 3 * prints.BURST_CHARS
-    assert max(len(entry["text"]) for entry in said) <= prints.LINE_CHARS
+    assert sum(len(entry["text"]) for entry in said) < 3 * processes.BURST_CHARS
+    assert max(len(entry["text"]) for entry in said) <= processes.LINE_CHARS
 
 
 async def test_a_tool_that_cannot_be_loaded_is_an_error_of_the_settings_at_start():

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenbus.core.request.broken_json import MAX_TOKENS, top_texts
-from tokenbus.core.request.parse import decode_request, rejected_run_id
+from tokenbus.core.request.parse import MAX_TOKENS, decode_request, rejected_run_id, top_texts
 from tokenbus.errors import Malformed, RequestInvalid
 
 REQUEST = b'{"type":"generate","provider":"p","model":"m","messages":[{"role":"user","content":"%s"}],"id":"r"%s}'

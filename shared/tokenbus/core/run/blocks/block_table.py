@@ -16,7 +16,7 @@ from tokenbus.core.run.blocks.public_blocks import call_heads, content_fields
 from tokenbus.core.run.outbox import Outbox
 from tokenbus.errors import TooLarge
 from tokenbus.events.normalized import Opaque
-from tokenbus.events.public import BlockComplete, BlockKind, BlockStarted, ImagePreview, ImageRef
+from tokenbus.events.public import BlockComplete, BlockKind, BlockStarted, Chunk, ImagePreview, ImageRef, decode
 from tokenbus.events.requests import (
     Base64Source,
     BlobSource,
@@ -297,3 +297,32 @@ def _image_part(image: ImageRef, opaque: dict[str, str] | None) -> ImagePart | N
     else:
         source = Base64Source(media_type=image.media_type, data=image.base64 or "")
     return ImagePart(source=source, opaque=opaque)
+
+
+class OpenBlocks:
+    """Collects open blocks. Pass a log's events to `read` in order."""
+
+    def __init__(self) -> None:
+        self.by_number: dict[int, OpenBlock] = {}
+
+    def read(self, event: bytes) -> None:
+        """Process one event. Undecodable events and unknown kinds are ignored."""
+        try:
+            found = decode(event)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return
+        match found:
+            case BlockStarted():
+                block = OpenBlock(
+                    found.block,
+                    found.kind,
+                    tool_id=found.tool_id,
+                    tool_name=found.tool_name,
+                )
+                self.by_number[found.block] = block
+            case Chunk() if found.tool_call_part in (None, "input") and found.block in self.by_number:
+                self.by_number[found.block].pieces.append(found.text)
+            case BlockComplete():
+                self.by_number.pop(found.block, None)
+            case _:
+                pass

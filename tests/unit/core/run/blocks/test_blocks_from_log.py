@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tokenbus.core.run.blocks.blocks_from_log import OpenBlocks
+from tokenbus.core.run.blocks.block_table import OpenBlocks
 from tokenbus.events.public import BlockStarted, encode
 
 BEGUN = encode(BlockStarted(run="r", seq=0, turn=0, attempt=1, block=3, kind="text"))
