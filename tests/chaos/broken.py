@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from tokenbus.bus.leases.lease_commands import LeaseCommands
 from tokenbus.bus.scripts.script import LuaScript, declared
 from tokenbus.bus.stage.partition import Partition
 from tokenbus.core.run.gate.policy_gate import PolicyGate
 from tokenbus.events.frames import PolicyVerdict
 from tokenbus_services.runtime.in_flight import InFlight
+
+AHEAD = f"{2**62}-0"
+"""An offset behind which no server has fallen back."""
 
 
 def unfenced(text: str) -> str:
@@ -22,9 +26,18 @@ def unfenced(text: str) -> str:
 
 
 def _without_fence() -> None:
-    """A commit is written regardless of its sender and of earlier commits."""
+    """A commit is written regardless of its sender and of earlier commits. A worker that was stopped for longer than
+    its lease does not notice: else it commits only if a batch is ready before its next renewal.
+    """
     text = unfenced(declared["commit"].script.text)
     declared["commit"].script = LuaScript("commit", lambda: text)
+    leases: Any = LeaseCommands
+    renew = leases.renew
+
+    async def never_lost(self: Any, held: Any) -> list[Any]:
+        return [offset or AHEAD for offset in await renew(self, held)]
+
+    leases.renew = never_lost
 
 
 def _acknowledging_early() -> None:

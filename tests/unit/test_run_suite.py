@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.rows import over_rows
-from tests.run import SECONDS, over_budget, plan
+from tests.run import CHAINED, COMPUTE, ON_BOTH_SERVERS, SECONDS, files_in, over_budget, plan
 
 
 def test_each_file_is_in_one_part_and_the_longest_part_is_first() -> None:
@@ -19,6 +19,10 @@ def test_each_file_is_in_one_part_and_the_longest_part_is_first() -> None:
     assert sorted(file for part in parts for file in part.files) == sorted(seconds)
     assert [part.seconds for part in parts] == sorted((part.seconds for part in parts), reverse=True)
     assert max(part.seconds for part in parts) - min(part.seconds for part in parts) <= max(seconds.values())
+
+
+def test_the_rooms_and_files_that_the_runner_names_exist() -> None:
+    assert [path for path in (*COMPUTE, *ON_BOTH_SERVERS, *CHAINED) if not files_in([path])] == []
 
 
 def test_a_file_longer_than_a_fair_part_is_alone() -> None:

@@ -183,6 +183,8 @@ def _is_module(path: Path) -> bool:
 
 def loaded_by_name(source: str) -> list[str]:
     """The modules of this project that are imported by a text, as far as the text begins with their room."""
+    if "import_module" not in source:
+        return []
     calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call) and node.args]
     texts = [call.args[0] for call in calls if "import_module" in ast.unparse(call.func)]
     begun = [text.values[0] if isinstance(text, ast.JoinedStr) else text for text in texts]

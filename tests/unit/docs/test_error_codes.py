@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
-from functools import cache
 from typing import get_args
 
 from maintenance.docsite.reference.errors import page
@@ -14,30 +14,20 @@ from tokenbus import errors
 from tokenbus.events.error_info import ErrorClass
 
 
-@cache
-def trees() -> list[ast.Module]:
-    """The parsed sources. Not at import: each process of the suite imports this module, one of them runs its tests."""
-    paths = [path for room in ("shared", "services") for path in sorted((ROOT / room).rglob("*.py"))]
-    return [ast.parse(path.read_text()) for path in paths]
+def sources() -> list[str]:
+    return [path.read_text() for room in ("shared", "services") for path in sorted((ROOT / room).rglob("*.py"))]
 
 
 def constants() -> dict[str, str]:
-    """Every name that a module assigns to a text."""
-    return {
-        target.id: statement.value.value
-        for tree in trees()
-        for statement in tree.body
-        if isinstance(statement, ast.Assign | ast.AnnAssign) and isinstance(statement.value, ast.Constant)
-        for target in (statement.targets if isinstance(statement, ast.Assign) else [statement.target])
-        if isinstance(target, ast.Name) and isinstance(statement.value.value, str)
-    }
+    """Every name that a module assigns to a text of one word."""
+    return dict(re.findall(r'(?m)^(\w+)(?:: [\w\[\], ]+)? = "(\w+)"$', "\n".join(sources())))
 
 
 def made() -> Iterator[tuple[str, str, bool]]:
     """Code, class and retryable of each `ErrorInfo` that is made with a code that the source names."""
     names = constants()
-    for tree in trees():
-        for node in ast.walk(tree):
+    for source in sources():
+        for node in ast.walk(ast.parse(source)) if "ErrorInfo(" in source else ():
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "ErrorInfo"):
                 continue
             given = {keyword.arg: keyword.value for keyword in node.keywords}
