@@ -313,7 +313,7 @@ READS: dict[str, set[str]] = {
     "subscriber": {*TOPICS, "log"},
     "fetcher": {"requests", "turns", "control"},
     "normalizer": {"raw"},
-    "parser": {"events", "turns", "log"},
+    "parser": {*TOPICS, "events", "turns", "tools", "decisions", "log"},
     "policy": {"drafts", "log"},
     "pipeline": set(),
     "tools": {"tools", "control"},

@@ -12,6 +12,7 @@ from tokenbus_services.parser.activity import ActivityCounter
 from tokenbus_services.parser.log_lines import RunLog
 from tokenbus_services.parser.logic import ParserLogic, RunObserver
 from tokenbus_services.parser.metrics import AttemptMetrics, RunMetrics
+from tokenbus_services.parser.room import RoomKeeper
 from tokenbus_services.parser.run_spans import RunSpans
 from tokenbus_services.parser.timeouts import TimeoutClock
 from tokenbus_services.runtime.stage_service import StageService, stage_app
@@ -27,6 +28,7 @@ def parser(core: WorkerCore) -> StageService:
         core.server, keys, settings, characters=lambda: metrics.characters, owned=lambda: service.owned
     )
     spans = RunSpans(core.tracer, settings)
+    room = RoomKeeper(core.server, settings, core.registry, owned=lambda: service.owned)
     observers: list[RunObserver] = [AttemptMetrics(core.registry, settings), RunLog(), activity, spans]
     on_block = spans.block_complete if core.tracer.content else None
     logics: dict[int, ParserLogic] = {}
@@ -44,6 +46,14 @@ def parser(core: WorkerCore) -> StageService:
         )
         return logics[partition]
 
+    async def opening(liveness: Liveness) -> None:
+        await activity.open(liveness)
+        await room.open(liveness)
+
+    async def closing() -> None:
+        await room.close()
+        await activity.close()
+
     def clock(server: Server, stage: Stage, liveness: Liveness) -> TimeoutClock:
         return TimeoutClock(server, stage, settings, logics, liveness)
 
@@ -55,8 +65,8 @@ def parser(core: WorkerCore) -> StageService:
         companion=clock,
         description="Everything that can change a run's output, in one total order a partition.",
         publishes=[t for t in PUBLIC_TOPICS if t == "runs" or t in settings.topics],
-        opening=activity.open,
-        closing=activity.close,
+        opening=opening,
+        closing=closing,
     )
     return service
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager
@@ -20,9 +21,10 @@ from tests.e2e.faults.test_disturbed import TURNS, undisturbed
 from tests.e2e.fleet import WITH_TOOLS, Fleet, Worker, ended, fleet, log_of
 from tests.servers import binary
 from tests.waiting import eventually
+from tokenbus import Client
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus_services.mock_provider import Delivery, MockProvider, Script, Turn
+from tokenbus_services.mock_provider import Delivery, MockProvider, Reply, Script, Turn
 from tokenbus_services.process.embedded_server import EmbeddedServer
 from tokenbus_services.runtime.metrics.worker_metrics import DeploymentGauges
 
@@ -191,3 +193,59 @@ async def test_all_runs_continue_without_loss_after_a_full_disk(
 
 async def _is_well(client: Any, status: str) -> bool:
     return (await client.info("persistence"))[status] == "ok"
+
+
+async def test_ended_runs_and_public_events_make_room_for_what_waits_and_open_runs_stay_whole(tmp_path: Path) -> None:
+    """Twice as much as the server has room for, request by request: all are served, without an operator."""
+    keys, room = Keys(prefix="room", partitions=2), 16 * 2**20
+    scripts = [
+        Script(name="short", turns=(Turn(says=Reply(text="One two three.")),)),
+        Script(name="open", turns=(Turn(says=Reply(text="word " * 400), delivery=Delivery(pace=40)),)),
+    ]
+    with EmbeddedServer(binary=binary()) as process:
+        async with (
+            MockProvider(scripts) as provider,
+            fleet(tmp_path, process.url, keys, provider.url, WITH_TOOLS) as running,
+            Server(process.url) as server,
+            Client(process.url, prefix=keys.prefix, partitions=keys.partitions) as bus,
+        ):
+            send, client = sender(server, keys), server.client
+            stays = [await send("open") for _ in range(3)]
+            readers = [asyncio.create_task(bus.result(run)) for run in stays]
+            await eventually(lambda: all_begun(server, keys, stays))
+            await client.config_set("maxmemory", (await client.info("memory"))["used_memory"] + room)
+            runs: list[str] = []
+
+            async def sent() -> bool:
+                if await client.xlen(keys.requests) > 8:
+                    return False
+                try:
+                    runs.append(await send("short", "y" * (room // 200)))
+                except ResponseError:  # OOM: room is being made
+                    return False
+                return True
+
+            for _ in range(400):
+                await eventually(sent)
+
+            async def all_served() -> bool:
+                return not await client.xlen(keys.requests) and not await open_but(client, keys, stays)
+
+            await eventually(all_served)
+            statuses = [await client.hget(keys.run(run), "status") for run in runs]
+            assert set(statuses[:50]) == {None}, "the oldest runs made room"
+            assert set(statuses) == {None, b"completed"}
+            results = await asyncio.gather(*readers)
+            log = "".join(worker.log.read_text() for worker in running.workers)
+    assert "room_made" in log
+    assert {result.text for result in results} == {"word " * 400}
+
+
+async def all_begun(server: Server, keys: Keys, runs: list[str]) -> bool:
+    return all([len(await log_of(server.client, keys, run)) > 3 for run in runs])
+
+
+async def open_but(client: Any, keys: Keys, but: list[str]) -> set[str]:
+    """The open runs, except these."""
+    listed = [await client.zrange(keys.open_runs(partition), 0, -1) for partition in range(keys.partitions)]
+    return {run.decode() for each in listed for run in each} - set(but)

@@ -21,6 +21,10 @@ class RetentionSettings(Table, frozen=True, kw_only=True):
     so that it can detect when unread entries were trimmed.
     """
     dead_entries: Count = 10_000
+    full_share: Annotated[float, Meta(gt=0, le=1)] = 0.8
+    """Above this share of the server's `maxmemory`, public events and ended runs are deleted before their time, oldest
+    first, until a tenth of `maxmemory` less is in use. 1: never.
+    """
 
 
 class BlobSettings(Table, frozen=True, kw_only=True):

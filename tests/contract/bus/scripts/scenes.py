@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import ANY
 
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
@@ -25,6 +26,7 @@ from tokenbus.bus.scripts import (
     policies,
     records,
     requests,
+    retention,
     topics,
     work_queue,
 )
@@ -189,7 +191,8 @@ def _left_the_queue(w: World, state: State) -> bool:
 
 def _listed_by_its_end(w: World, state: State) -> bool:
     run, ended = w.ended.encode(), state.get(w.keys.ended_runs(0), {})
-    return run not in state.get(w.keys.open_runs(0), {}) and ended.get(run) == w.ended_ms
+    listed = ended.get(run) == w.ended_ms or w.keys.run(w.ended) not in state  # it may have made room since
+    return run not in state.get(w.keys.open_runs(0), {}) and listed
 
 
 def _known(w: World, state: State) -> bool:
@@ -312,6 +315,12 @@ def _expire(w: World) -> ScriptCall:
 def _lose_attempt(w: World) -> ScriptCall:
     places = w.keys.run(w.run), w.raw, w.control, w.normalizer
     return timeouts.lose_attempt(*places, attempt=1, control_frame=b"stop", **w.of_run())
+
+
+def _forget(w: World) -> ScriptCall:
+    runs = [w.ended, w.run]
+    keys = [(w.keys.run(run), w.keys.log(run)) for run in runs]
+    return retention.forget(w.keys.ended_runs(0), keys, runs=runs)
 
 
 def _judge(w: World) -> tuple[tuple[str, str], str]:
@@ -517,6 +526,8 @@ SCENES: dict[str, list[Scene]] = {
     "requests.publish": [
         Scene(lambda w: requests.publish(w.queue, requests=[100, b"{}", "ada"]), again=lambda t: t.grows(t.world.queue))
     ],
+    "retention.forget": [Scene(_forget, second=_is(0))],
+    "retention.memory": [Scene(lambda w: retention.memory(w.parser), second=lambda w, first: ANY)],
     "timeouts.append_timeout": [
         Scene(
             lambda w: timeouts.append_timeout(w.keys.run(w.run), w.events, w.parser, **w.of_run()),

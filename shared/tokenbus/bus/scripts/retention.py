@@ -1,0 +1,24 @@
+"""Makes room on a server that is nearly full: ended runs go before their time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tokenbus.bus.scripts.script import ScriptCall, script
+
+
+@script()
+def memory(key: str) -> ScriptCall:
+    """Memory in use and ``maxmemory`` in bytes, of the node that has the key. The second is 0 without a limit."""
+    ...
+
+
+def forget(ended_runs: str, keys: Sequence[tuple[str, str]], *, runs: Sequence[str]) -> ScriptCall:
+    """Delete runs that have ended. ``keys``: the hash and the log of each. Reply: how many. A run that is open again,
+    and one whose keys are gone, is only taken off the list.
+    """
+    return _forget(ended_runs, [key for pair in keys for key in pair], runs=runs)
+
+
+@script()
+def _forget(ended_runs: str, keys: Sequence[str], *, runs: Sequence[str]) -> ScriptCall: ...
