@@ -111,8 +111,7 @@ class RoomKeeper:
             log.error("room_not_found", partitions=list(partitions), hint=hint, **shares)
 
     async def _share(self, partition: int) -> float:
-        used, most = await run_script(self._server, memory(self._keys.lease(partition, "parser")))
-        return used / most if most else 0.0
+        return await run_script(self._server, memory(self._keys.lease(partition, "parser"))) / 1000
 
     async def _step(self, partition: int) -> tuple[int, int]:
         """Forget the oldest part of what a partition keeps; how many entries and runs that were."""

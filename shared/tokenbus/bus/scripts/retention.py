@@ -9,7 +9,7 @@ from tokenbus.bus.scripts.script import ScriptCall, script
 
 @script()
 def memory(key: str) -> ScriptCall:
-    """Memory in use and ``maxmemory`` in bytes, of the node that has the key. The second is 0 without a limit."""
+    """Memory in use on the node that has the key, in thousandths of ``maxmemory``; 0 without a limit."""
     ...
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from unittest.mock import ANY
 
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
@@ -527,7 +526,7 @@ SCENES: dict[str, list[Scene]] = {
         Scene(lambda w: requests.publish(w.queue, requests=[100, b"{}", "ada"]), again=lambda t: t.grows(t.world.queue))
     ],
     "retention.forget": [Scene(_forget, second=_is(0))],
-    "retention.memory": [Scene(lambda w: retention.memory(w.parser), second=lambda w, first: ANY)],
+    "retention.memory": [Scene(lambda w: retention.memory(w.parser))],
     "timeouts.append_timeout": [
         Scene(
             lambda w: timeouts.append_timeout(w.keys.run(w.run), w.events, w.parser, **w.of_run()),
