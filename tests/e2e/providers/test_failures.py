@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.e2e import judge
 from tests.e2e.conftest import WEATHER, Send
 from tests.e2e.fleet import BASE_PATHS, PIPELINE, WITH_TOOLS, ended, fleet, provider_table
@@ -59,45 +57,56 @@ base_delay_s = 0.05
 """
 
 
-def named(name: str) -> str:
-    return name.replace(" ", "-")
+def named(api: str, name: str) -> str:
+    return f"{api}-{name.replace(' ', '-')}"
 
 
-@pytest.mark.parametrize("api", APIS)
-async def test_a_failure_is_retried_unless_visible_text_was_emitted(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, api: str
-) -> None:
+def faults_of(api: str) -> tuple[dict[str, tuple[Fault, str]], dict[str, tuple[Fault, str, str]]]:
+    """What goes wrong with this API before visible text and in it, by the run's id."""
     status, body = ERROR_EVENT[api]
     before_text = {**BEFORE_TEXT, "error in thinking": (ErrorEvent(status=status, after_text="think"), body)}
     in_text = {**IN_TEXT, "error": (ErrorEvent(status=status, after_text="full"), body, "failed")}
-    once = [Script(name=named(n), turns=(Turn(says=REPLY, first=(fault,)),)) for n, (fault, _) in before_text.items()]
-    received = [Script(name=named(n), turns=(Turn(says=REPLY, fault=fault),)) for n, (fault, _, _) in in_text.items()]
-    async with MockProvider([*once, *received]) as provider:
-        toml = QUICK + provider_table("impatient", api, provider.url, "idle_timeout_s = 3")
-        async with fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml):
-            again = [await send(named(name), name, provider="impatient", id=named(name)) for name in before_text]
-            sent = [await send(named(name), name, provider="impatient", id=named(name)) for name in in_text]
-            logs: Any = await ended(server.client, keys, again + sent)
-    for run, (_, kind) in zip(again, before_text.values(), strict=True):
-        log = logs[run]
-        judge.check(log)
-        assert log[-1]["type"] == "completed", log[-1]
-        [retrying] = [e for e in log if e["type"] == "retrying"]
-        assert retrying["error"]["class"] == kind, run
-        assert retrying["delay_ms"] >= 1000 * retrying["error"].get("retry_after_s", 0), run
-        assert judge.blocks(log) == [("thinking", THOUGHT), ("text", REPLY_TEXT)], run
-        assert judge.text(log) == REPLY_TEXT, run
-    assert logs[named("rate limit")][1]["error"]["retry_after_s"] == 0.2
-    where = {run: next(e for e in logs[run] if e["type"] == "retrying")["error"].get("where") for run in again}
-    assert where[named("hang up")] is None
-    assert where[named("cut in thinking")] == where[named("reset in thinking")] == "answer"
-    for run, (_, kind, end) in zip(sent, in_text.values(), strict=True):
-        log = logs[run]
-        judge.check(log)
-        assert (log[-1]["type"], log[-1]["error"]["class"]) == (end, kind)
-        assert log[-1]["error"]["retryable"]
-        assert REPLY_TEXT.startswith(judge.text(log))
-        assert judge.text(log).endswith("full,"), "visible text stays, and nothing is repeated"
+    return {named(api, n): row for n, row in before_text.items()}, {named(api, n): row for n, row in in_text.items()}
+
+
+async def test_a_failure_is_retried_unless_visible_text_was_emitted(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    faults = {api: faults_of(api) for api in APIS}
+    scripts: list[Script] = []
+    for before_text, in_text in faults.values():
+        scripts += [Script(name=n, turns=(Turn(says=REPLY, first=(fault,)),)) for n, (fault, _) in before_text.items()]
+        scripts += [Script(name=n, turns=(Turn(says=REPLY, fault=fault),)) for n, (fault, _, _) in in_text.items()]
+    async with MockProvider(scripts) as provider:
+        tables = [provider_table(f"impatient-{api}", api, provider.url, "idle_timeout_s = 3") for api in APIS]
+        async with fleet(tmp_path, server_url, keys, provider.url, PIPELINE, QUICK + "".join(tables)):
+            for api, rows in faults.items():
+                for name in (name for row in rows for name in row):
+                    await send(name, name, provider=f"impatient-{api}", id=name)
+            logs: Any = await ended(server.client, keys, [script.name for script in scripts])
+    for api, (before_text, in_text) in faults.items():
+        for run, (_, kind) in before_text.items():
+            log = logs[run]
+            judge.check(log)
+            assert log[-1]["type"] == "completed", log[-1]
+            [retrying] = [e for e in log if e["type"] == "retrying"]
+            assert retrying["error"]["class"] == kind, run
+            assert retrying["delay_ms"] >= 1000 * retrying["error"].get("retry_after_s", 0), run
+            assert judge.blocks(log) == [("thinking", THOUGHT), ("text", REPLY_TEXT)], run
+            assert judge.text(log) == REPLY_TEXT, run
+        assert logs[named(api, "rate limit")][1]["error"]["retry_after_s"] == 0.2
+        where = {
+            run: next(e for e in logs[run] if e["type"] == "retrying")["error"].get("where") for run in before_text
+        }
+        assert where[named(api, "hang up")] is None
+        assert where[named(api, "cut in thinking")] == where[named(api, "reset in thinking")] == "answer"
+        for run, (_, kind, end) in in_text.items():
+            log = logs[run]
+            judge.check(log)
+            assert (log[-1]["type"], log[-1]["error"]["class"]) == (end, kind), run
+            assert log[-1]["error"]["retryable"], run
+            assert REPLY_TEXT.startswith(judge.text(log)), run
+            assert judge.text(log).endswith("full,"), "visible text stays, and nothing is repeated"
 
 
 async def test_restart_repeats_the_answer_and_reports_which_blocks_are_void(
@@ -125,9 +134,8 @@ async def test_a_deadline_ends_the_run_and_closes_the_socket(
     assert (log[-1]["error"]["code"], log[-1]["error"]["class"]) == ("deadline", "timeout")
 
 
-@pytest.mark.parametrize("api", APIS)
 async def test_a_call_that_does_not_stream_gives_the_same_blocks_with_one_chunk_each(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, api: str
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
     turns = (
         Turn(says=Reply(text=REPLY_TEXT, tool_calls=(ToolCall(name="weather", arguments={"city": "Bern"}),))),
@@ -137,15 +145,20 @@ async def test_a_call_that_does_not_stream_gives_the_same_blocks_with_one_chunk_
         MockProvider([Script(name="both", turns=turns)]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS),
     ):
-        runs = [await send("both", provider=api, tools=[WEATHER], stream=stream) for stream in (True, False)]
-        logs: Any = await ended(server.client, keys, runs)
-    streamed, whole = (logs[run] for run in runs)
-    judge.check(streamed)
-    judge.check(whole)
-    assert judge.blocks(whole) == judge.blocks(streamed)
-    for number in {e["block"] for e in whole if e["type"] == "block_start"}:
-        parts = [e.get("tool_call_part") for e in whole if e["type"] == "chunk" and e["block"] == number]
-        assert parts in ([None], ["name", "id", "input"]), "one chunk a block, a call's three parts apart"
+        runs = {
+            (api, stream): await send("both", provider=api, tools=[WEATHER], stream=stream)
+            for api in APIS
+            for stream in (True, False)
+        }
+        logs: Any = await ended(server.client, keys, [*runs.values()])
+    for api in APIS:
+        streamed, whole = logs[runs[api, True]], logs[runs[api, False]]
+        judge.check(streamed)
+        judge.check(whole)
+        assert judge.blocks(whole) == judge.blocks(streamed), api
+        for number in {e["block"] for e in whole if e["type"] == "block_start"}:
+            parts = [e.get("tool_call_part") for e in whole if e["type"] == "chunk" and e["block"] == number]
+            assert parts in ([None], ["name", "id", "input"]), f"{api}: one chunk a block, a call's three parts apart"
 
 
 async def test_the_model_receives_a_tools_failure(

@@ -63,20 +63,32 @@ def switches(log: judge.Log) -> list[Any]:
     return [e.get("fallback") for e in log if e["type"] == "retrying"]
 
 
-@pytest.mark.parametrize("api", [*BASE_PATHS])
+OTHER = {
+    "anthropic": "gemini",
+    "gemini": "openai-chat",
+    "openai-chat": "openai-responses",
+    "openai-responses": "anthropic",
+}
+"""Each API, and the one that its fallback calls."""
+
+
 async def test_a_fallback_answers_if_the_first_fails_before_visible_output(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, api: str
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
-    other = {"anthropic": "gemini", "gemini": "openai-chat", "openai-chat": "openai-responses"}.get(api, "anthropic")
-    bad = [Script(name=name, turns=(Turn(says=BROKEN, fault=fault),)) for name, (fault, _) in FAULTS.items()]
+    assert set(OTHER) == set(BASE_PATHS)
+    faults = {f"{api}-{n}": (api, fault, tries) for api in OTHER for n, (fault, tries) in FAULTS.items()}
+    bad = [Script(name=name, turns=(Turn(says=BROKEN, fault=fault),)) for name, (_, fault, _) in faults.items()]
     async with MockProvider([*bad, SPEAKS]) as provider:
-        toml = QUICK + provider_table("impatient", api, provider.url, "idle_timeout_s = 2")
-        async with fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml):
-            runs = {n: await send(n, provider="impatient", fallback=[to(other)]) for n in FAULTS}
+        tables = [provider_table(f"impatient-{api}", api, provider.url, "idle_timeout_s = 2") for api in OTHER]
+        async with fleet(tmp_path, server_url, keys, provider.url, PIPELINE, QUICK + "".join(tables)):
+            runs = {
+                name: await send(name, provider=f"impatient-{api}", fallback=[to(OTHER[api])])
+                for name, (api, _, _) in faults.items()
+            }
             logs: Any = await ended(server.client, keys, list(runs.values()))
         requests = [exchange.request.model for exchange in provider.requests if exchange.request]
-    for name, (_, tries) in FAULTS.items():
-        log = logs[runs[name]]
+    for name, (api, _, tries) in faults.items():
+        log, other = logs[runs[name]], OTHER[api]
         judge.check(log)
         assert log[-1]["type"] == "completed", log[-1]
         assert log[0]["fallback"] == [to(other)]
@@ -86,7 +98,7 @@ async def test_a_fallback_answers_if_the_first_fails_before_visible_output(
         assert judge.text(log) == REPLY
         assert judge.blocks(log) == [("text", REPLY)]
         assert requests.count(name) == tries
-    assert requests.count("speaks") == len(FAULTS)
+    assert requests.count("speaks") == len(faults)
 
 
 async def test_after_visible_text_no_fallback_is_tried(
