@@ -144,10 +144,14 @@ def test_a_silent_stream_is_kept_alive_and_a_reader_that_leaves_cancels_nothing(
             if received.endswith(": \n\n: \n\n"):
                 break
     assert http.get(f"/runs/{run}").json()["status"] == "open"
-    answer = http.post(f"/runs/{run}/cancel", json={"reason": "enough", "heard_through": 1})
+    refused = http.post(f"/runs/{run}/cancel", json={"heard_through": 999})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "heard_through"), refused.text
+    heard = {"heard_through": 1, "heard_characters": 0}
+    answer = http.post(f"/runs/{run}/cancel", json={"reason": "enough", **heard})
     assert answer.status_code == 202
     whole = http.get(f"/runs/{run}", params={"wait": "true"}).json()
     assert (whole["status"], whole["reason"], whole["heard_through"]) == ("cancelled", "enough", 1)
+    assert (whole["messages"], whole["heard"]) == ([], {}), "nothing was heard of the text"
     eventually_sync(lambda: bus.exchanges[-1].state == "disconnected")
     again = http.post(f"/runs/{run}/retry").json()["run"]
     assert http.post(f"/runs/{run}/retry").json()["run"] == again != run
