@@ -6,10 +6,12 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import msgspec
+from redis.exceptions import RedisError
 
 from tests.chaos import ledger
 from tests.chaos.deployment.proxy import Proxy, Way
@@ -36,6 +38,7 @@ Fault = Literal[
     "stutter",
     "server",
     "hold the lock",
+    "lost keys",
 ]
 
 
@@ -54,6 +57,7 @@ ALL: dict[Fault, int] = {
     "stutter": 3,
     "server": 10,
     "hold the lock": 4,
+    "lost keys": 3,
 }
 _ERRORS = (
     "ERR upstream failure",
@@ -117,6 +121,7 @@ class Chaos:
             "stutter": self._stutter,
             "server": self._disturb_server,
             "hold the lock": self._hold_lock,
+            "lost keys": self._lose_keys,
         }
 
     async def run(self, seconds: float) -> None:
@@ -298,6 +303,15 @@ class Chaos:
                 await asyncio.sleep(ledger.TIMEOUT_S)
 
         self._later(let())
+
+    # --- the server's data ----------------------------------------------------------------------------------------
+
+    async def _lose_keys(self) -> None:
+        """Delete the queue of turns of a partition, with what waits there and what fetchers have in hand."""
+        with suppress(RedisError, OSError):
+            queues = [key async for key in self._server.client.scan_iter(match="*}:turns", count=1000)]
+            if queues and await self._server.client.delete(self._chance.choice(sorted(queues))):
+                self.tally["a queue of turns deleted"] += 1
 
     # --- the server -------------------------------------------------------------------------------------------
 

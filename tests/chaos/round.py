@@ -243,7 +243,7 @@ class Audience:
         if self._lossy:  # the longest time in which the bus detects the loss
             return LOST_S + max(ledger.TIMEOUT_S + TOOL_SLACK_S, guards.LONGEST_S + POLICY_SLACK_S)
         judged = any(self._stage.scenes[run].story.guarded for run in self._open)
-        return LOST_S + (guards.LONGEST_S if judged else 0.0)
+        return LOST_S + 3 * SILENT_S + (guards.LONGEST_S if judged else 0.0)  # work that was deleted is found by then
 
     async def _ask(self, scene: Scene) -> None:
         for _ in range(2 if self._chance.random() < _TWICE else 1):
@@ -361,10 +361,11 @@ drain_s = 2.0
 
 [retention]
 topic_entries = 10000000
+full_share = 1.0
 
 [limits]
 tool_slack_s = {TOOL_SLACK_S if server.lossy else 120.0}
-silent_run_s = {SILENT_S if server.lossy else 900.0}
+silent_run_s = {SILENT_S}
 policy_slack_s = {POLICY_SLACK_S if server.lossy else 120.0}
 policy_memory_bytes = {rogue.MEMORY_BYTES}
 """

@@ -63,8 +63,9 @@ class RoomKeeper:
         self._task: asyncio.Task[None] | None = None
 
     async def open(self, liveness: Liveness) -> None:
-        """Begin to watch."""
-        self._task = liveness.start(self._run(), name="room")
+        """Begin to watch, unless the settings say never."""
+        if self._begin < 1:
+            self._task = liveness.start(self._run(), name="room")
 
     async def close(self) -> None:
         """Stop."""

@@ -259,6 +259,21 @@ def test_admins_see_keys_spend_and_dead_letters_and_no_secret(bus: LocalBus, per
     assert ops.post(f"/dead/{entry['id']}/drop").status_code == 404
 
 
+def test_a_tenants_viewer_sees_no_dead_letter_and_neither_repeats_nor_drops_one(bus: LocalBus, person: Console) -> None:
+    ops, ada, bob = person(OPS), person(ADA), person(BOB)
+    add_dead_letter(bus, {"type": "generate", "provider": "anthropic", "model": "text", "metadata": {"tenant": "ada"}})
+    entry = eventually_sync(lambda: ops.get("/dead")["entries"])[0]["id"]
+    for viewer in (ada, bob):
+        assert viewer.get("/dead") == {"entries": [], "next": None}
+        assert viewer.get(f"/dead?after={entry[:-1]}9") == {"entries": [], "next": None}
+        for action in ("retry", "drop"):
+            refused = viewer.post(f"/dead/{entry}/{action}")
+            assert (refused.status_code, refused.json()["error"]["code"]) == (403, "role_missing")
+        for path in ("/keys", "/spend"):
+            assert viewer.code(path) == "role_missing"
+    assert entry in [each["id"] for each in ops.get("/dead")["entries"]]
+
+
 def add_dead_letter(bus: LocalBus, body: object) -> None:
     """Write a request that no one can accept, past the client."""
     with redis.Redis.from_url(bus.url) as client:
