@@ -121,6 +121,14 @@ class ItemStart(_Normal, frozen=True, tag="item"):
     """The same for a tool and its result."""
 
 
+class ItemProgress(_Normal, frozen=True, tag="progress"):
+    """The provider reports how far its tool is, before the item's block ends."""
+
+    block: int
+    status: str
+    """In the provider's words: ``in_progress``, ``searching``, ``generating``."""
+
+
 class Opaque(_Normal, frozen=True, tag="opaque"):
     """Provider data of a block that must be sent back unchanged with the next turn.
 
@@ -219,6 +227,7 @@ Normalized = (
     | ToolCallDelta
     | ToolCallDone
     | ItemStart
+    | ItemProgress
     | Opaque
     | Image
     | Extra

@@ -138,7 +138,9 @@ class BlockComplete(Event, frozen=True, kw_only=True, tag="block_complete"):
 
 
 class ToolProgress(Event, frozen=True, kw_only=True, tag="tool_progress"):
-    """A tool call's progress, as reported by the tool; after the call's block and before its result.
+    """A tool call's progress, as reported by the tool; after the call's block and before its result. For a tool that
+    the provider runs: between the start and the end of its block; ``progress`` counts the reports, ``message`` is the
+    provider's word.
 
     Best effort: not every report is published, and a newer one replaces those before it. It is not part of any block.
     """

@@ -36,6 +36,8 @@ def add(s: RunState, out: Outbox, event: n.Normalized, at_ms: int) -> None:
             s.blocks.complete(event.block, out)
         case n.ToolCallDone():
             s.blocks.complete(event.block, out, problem=event.problem)
+        case n.ItemProgress():
+            s.blocks.report(event.block, event.status, out)
         case n.Opaque():
             keep(s, event)
         case n.Image():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from tokenbus.errors import Malformed, TooLarge
@@ -28,6 +30,7 @@ from tokenbus.providers.anthropic.stream_blocks import (
 )
 from tokenbus.providers.response.decoder import MAX_OPEN_BLOCKS, ResponseDecoder
 from tokenbus.providers.response.json_decode import is_null, tag_of, text_of
+from tokenbus.providers.response.unknown_fields import named
 
 _NO_INPUT = msgspec.Raw(b"{}")
 
@@ -52,8 +55,10 @@ class BlockDecoder(ResponseDecoder, kw_only=True):
         self, index: int, data: bytes, out: list[Normalized], *, whole: bool = False, text: str | None = None
     ) -> None:
         """Start a block. ``text`` overrides the block's text if part of it was already emitted."""
-        parsed = wire.read_block(data)
+        parsed, unknown = wire.read_block(data)
+        further = named("anthropic", unknown, "content_block") if unknown else {}
         if not whole and self._continues_block(index, parsed, out):
+            self._beside_block(self.blocks[index], further, out)
             return
         if index in self.blocks:
             raise Malformed("content_block_start", f"index {index} is already open")
@@ -62,6 +67,7 @@ class BlockDecoder(ResponseDecoder, kw_only=True):
         if isinstance(parsed, wire.TextBlock):
             self.blocks[index] = block = StreamedBlock("text", whole=whole)
             self._begin_with(block, parsed.text or "" if text is None else text, out)
+            self._beside_block(block, further, out)
             for citation in parsed.citations or []:
                 self._cite(block, citation, out)
             return
@@ -88,6 +94,7 @@ class BlockDecoder(ResponseDecoder, kw_only=True):
             case wire.Unknown():
                 self.blocks[index] = block = StreamedBlock("item", ordinal, whole, name=parsed.type)
                 self._begin_item(block, data, out)
+        self._beside_block(self.blocks[index], further, out)
 
     def _begin_item(self, block: StreamedBlock, data: bytes, out: list[Normalized]) -> None:
         """Start an item. Its JSON is emitted at once up to its input; one without input, when it is complete."""
@@ -210,6 +217,8 @@ class BlockDecoder(ResponseDecoder, kw_only=True):
                     out.append(Opaque(block.ordinal, "citations", f"[{','.join(block.pieces)}]"))
                 if block.ordinal >= 0:
                     out.append(BlockStop(block.ordinal))
+                else:
+                    self._note(block.fields)
         self._hold(96 - block.held)
         self.emitted.append(EmittedBlock(block.kind, block.tool_id, block.emitted))
         self.last_index, self.last_ordinal = index, block.ordinal
@@ -220,6 +229,14 @@ class BlockDecoder(ResponseDecoder, kw_only=True):
             block.emitted.add(text)
             delta = TextDelta if block.kind == "text" else ThinkingDelta
             out.append(delta(block.ordinal, text))
+
+    def _beside_block(self, block: StreamedBlock, fields: Mapping[str, str], out: list[Normalized]) -> None:
+        """Emit data of a block. What comes before a text waits for it."""
+        if block.ordinal >= 0:
+            self._beside(fields, block.ordinal, out)
+        else:
+            self._hold_for(block, sum(map(len, (*fields, *fields.values()))))
+            block.fields |= fields
 
     def _cite(self, block: StreamedBlock, citation: msgspec.Raw, out: list[Normalized]) -> None:
         """Emit a citation at once, and keep it to send back with its block."""
@@ -234,6 +251,8 @@ class BlockDecoder(ResponseDecoder, kw_only=True):
         if block.ordinal < 0:
             block.ordinal = self._take_ordinal()
             out.append(BlockStart(block.ordinal, "text"))
+            self._beside(block.fields, block.ordinal, out)
+            block.fields = {}
 
     def _hold_for(self, block: StreamedBlock, size: int) -> None:
         size += 64  # approximate memory overhead of a small piece

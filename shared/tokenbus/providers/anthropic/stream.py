@@ -17,6 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from tokenbus.errors import Malformed
 from tokenbus.events.normalized import (
     Done,
@@ -37,6 +39,7 @@ from tokenbus.providers.response.end_of_stream import cut_before
 from tokenbus.providers.response.error_mapping import provider_failure
 from tokenbus.providers.response.json_decode import is_null, text_of
 from tokenbus.providers.response.sse import SseEvent
+from tokenbus.providers.response.unknown_fields import UnknownField, named
 from tokenbus.providers.response.usage import count, latest
 
 FINISH: dict[str, FinishReason] = {
@@ -63,7 +66,9 @@ class AnthropicDecoder(BlockDecoder, kw_only=True):
     def _read(self, event: SseEvent, out: list[Normalized]) -> Terminal | None:
         if event.data.startswith(b"[DONE]"):
             return None
-        parsed = wire.read_event(event.data)
+        parsed, unknown = wire.read_event(event.data)
+        if unknown:
+            self._further(parsed, unknown, out)
         match parsed:
             case wire.BlockDelta():
                 self._delta(parsed, out)
@@ -96,6 +101,14 @@ class AnthropicDecoder(BlockDecoder, kw_only=True):
         began = self.message_id is not None
         return cut_before("message_stop", began=began, content="message")
 
+    def _further(self, parsed: msgspec.Struct, unknown: list[UnknownField], out: list[Normalized]) -> None:
+        """Keep fields without a meaning here: of a delta with its block, of other events with the message."""
+        block = self.blocks.get(parsed.index) if isinstance(parsed, wire.BlockDelta) else None
+        if block:
+            self._beside_block(block, named("anthropic", unknown, parsed), out)
+        else:
+            self._note(named("anthropic", unknown, parsed))
+
     # --- the message ----------------------------------------------------------------------------------------
 
     def _begin(self, message: wire.Message, out: list[Normalized]) -> None:
@@ -109,8 +122,9 @@ class AnthropicDecoder(BlockDecoder, kw_only=True):
             self.calls = self.held = 0
             self.stop_reason = self.stop_sequence = ""
         self.message_id = message.id or ""
+        self.started = True
         out.append(Start(message.model or "", self.message_id, self.next_ordinal))
-        self._stopped(message, out)
+        self._stopped(message)
         self._count(message.usage, out)
         for index, block in enumerate(message.content or ()):
             self._open(index, bytes(block), out, whole=True)
@@ -118,13 +132,13 @@ class AnthropicDecoder(BlockDecoder, kw_only=True):
     def _whole(self, message: wire.WholeMessage, out: list[Normalized]) -> Terminal:
         """Handle a non-streamed response. At the end of a stream, emit only what was not streamed."""
         content, message.content = (
-            [(bytes(block), wire.read_block(bytes(block))) for block in message.content or ()],
+            [(bytes(block), wire.read_block(bytes(block))[0]) for block in message.content or ()],
             None,
         )
         if self.message_id is None:
             self._begin(message, out)
         else:
-            self._stopped(message, out)
+            self._stopped(message)
             self._count(message.usage, out)
         for index in list(self.blocks):
             self._end_as(index, content, out)
@@ -159,17 +173,19 @@ class AnthropicDecoder(BlockDecoder, kw_only=True):
         self._close_block(index, out)
 
     def _message_delta(self, parsed: wire.MessageDelta, out: list[Normalized]) -> None:
-        self._stopped(parsed.delta, out)
+        self._stopped(parsed.delta)
         if not is_null(parsed.context_management):
-            self._extra("context_management", text_of(parsed.context_management), out)
+            self._note({"anthropic.context_management": text_of(parsed.context_management)})
         self._count(parsed.usage, out)
 
-    def _stopped(self, parsed: wire.Message | wire.StopDelta, out: list[Normalized]) -> None:
+    def _stopped(self, parsed: wire.Message | wire.StopDelta) -> None:
         self.stop_reason = parsed.stop_reason or self.stop_reason
         self.stop_sequence = parsed.stop_sequence or self.stop_sequence
         for name, value in (("stop_details", parsed.stop_details), ("container", parsed.container)):
             if not is_null(value):
-                self._extra(name, text_of(value), out)
+                self._note({f"anthropic.{name}": text_of(value)})
+        if isinstance(parsed, wire.Message) and not is_null(parsed.context_management):
+            self._note({"anthropic.context_management": text_of(parsed.context_management)})
 
     def _count(self, usage: dict[str, object] | None, out: list[Normalized]) -> None:
         if usage and (raw := latest(self.usage, usage)) != self.usage:

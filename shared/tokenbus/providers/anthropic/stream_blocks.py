@@ -39,7 +39,7 @@ class StreamedBlock(msgspec.Struct):
     item: str = ""
     """item: its initial JSON, if it has no input."""
     fields: dict[str, str] = {}
-    """item: JSON of the fields that deltas added."""
+    """item: JSON of the fields that deltas added. text: data to emit with its first content."""
     pieces: list[str] = []
     """item: fragments of its input. text: its citations."""
     held: int = 0

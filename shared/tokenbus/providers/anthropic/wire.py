@@ -12,13 +12,14 @@ from msgspec import Raw
 
 from tokenbus.errors import Malformed
 from tokenbus.providers.response.json_decode import Index, read, tag_of
+from tokenbus.providers.response.unknown_fields import Known, UnknownField, read_known
 
 NOTHING = Raw(b"")
 """An absent field of raw JSON."""
 
 
-class Message(msgspec.Struct):
-    """The message in `message_start`: mostly empty, but it may already have content."""
+class Message(Known):
+    """A message. In `message_start` it is mostly empty, but it may already have content."""
 
     id: str | None = None
     model: str | None = None
@@ -27,19 +28,27 @@ class Message(msgspec.Struct):
     stop_sequence: str | None = None
     stop_details: Raw = NOTHING
     container: Raw = NOTHING
+    context_management: Raw = NOTHING
     usage: dict[str, object] | None = None
+    role: Raw = NOTHING
+
+
+class StartedMessage(Message):
+    """The message in `message_start`."""
+
+    type: Raw = NOTHING
 
 
 class WholeMessage(Message, tag_field="type", tag="message"):
     """A response that was not streamed."""
 
 
-class _Event(msgspec.Struct, tag_field="type"):
+class _Event(Known, tag_field="type"):
     """Base of events, deltas and blocks."""
 
 
 class MessageStart(_Event, tag="message_start"):
-    message: Message
+    message: StartedMessage
 
 
 class BlockStart(_Event, tag="content_block_start"):
@@ -86,7 +95,7 @@ class BlockStop(_Event, tag="content_block_stop"):
     index: Index
 
 
-class StopDelta(msgspec.Struct):
+class StopDelta(Known):
     stop_reason: str | None = None
     stop_sequence: str | None = None
     stop_details: Raw = NOTHING
@@ -103,11 +112,11 @@ class MessageStop(_Event, tag="message_stop"):
     pass
 
 
-class Ping(_Event, tag="ping"):
+class Ping(_Event, tag="ping", forbid_unknown_fields=False):
     pass
 
 
-class Error(_Event, tag="error"):
+class Error(_Event, tag="error", forbid_unknown_fields=False):
     error: object
 
 
@@ -134,7 +143,9 @@ class RedactedBlock(_Event, tag="redacted_thinking"):
     data: str
 
 
-class ToolUseBlock(_Event, tag="tool_use"):
+class ToolUseBlock(_Event, tag="tool_use", forbid_unknown_fields=False):
+    """A tool call. What is not named here goes back with it."""
+
     id: str
     name: str
     input: Raw = NOTHING
@@ -173,22 +184,22 @@ _bare_error = msgspec.json.Decoder(BareError)
 _delta_tags = _tags(TextDelta, ThinkingDelta, InputDelta, SignatureDelta, CitationsDelta)
 
 
-def read_event(data: bytes) -> Event | UnknownDelta | BareError | Unknown:
-    """Decode one event. Raises Malformed if it has a known type but the wrong structure."""
+def read_event(data: bytes) -> tuple[Event | UnknownDelta | BareError | Unknown, list[UnknownField]]:
+    """Decode one event, and its unknown fields. Raises Malformed if it has a known type but the wrong structure."""
     try:
-        return read(_event, data, "event")
+        return read_known(_event, Event, data, "event")
     except Malformed:
         kind = tag_of(data)
         if kind == "content_block_delta":
             odd = read(_unknown_delta, data, "event")
             if tag_of(bytes(odd.delta)) not in {"", *_delta_tags}:
-                return odd
+                return odd, []
         if not kind:
             with suppress(Malformed):
-                return read(_bare_error, data, "event")
+                return read(_bare_error, data, "event"), []
         if kind in _event_tags or not kind:
             raise
-        return Unknown(kind)
+        return Unknown(kind), []
 
 
 def read_item(data: bytes) -> Item:
@@ -196,12 +207,14 @@ def read_item(data: bytes) -> Item:
     return read(_item, data, "content block")
 
 
-def read_block(data: bytes) -> Block | Unknown:
-    """Decode one content block. Raises Malformed if it has a known type but the wrong structure."""
+def read_block(data: bytes) -> tuple[Block | Unknown, list[UnknownField]]:
+    """Decode one content block, and its unknown fields. Raises Malformed if it has a known type but the wrong
+    structure.
+    """
     try:
-        return read(_block, data, "content block")
+        return read_known(_block, Block, data, "content block")
     except Malformed:
         kind = tag_of(data)
         if kind in _block_tags or not kind:
             raise
-        return Unknown(kind)
+        return Unknown(kind), []

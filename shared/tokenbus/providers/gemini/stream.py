@@ -53,6 +53,7 @@ from tokenbus.providers.response.error_mapping import provider_failure
 from tokenbus.providers.response.json_decode import is_null, read, text_of
 from tokenbus.providers.response.repeats import EmittedText
 from tokenbus.providers.response.sse import SseEvent
+from tokenbus.providers.response.unknown_fields import UnknownField, has_value, named, read_known
 from tokenbus.providers.response.usage import count, latest
 
 FINISH: dict[str, FinishReason] = {
@@ -96,7 +97,6 @@ class StreamedCall(msgspec.Struct):
 class GeminiDecoder(ResponseDecoder, kw_only=True):
     """Decodes one response of generateContent or streamGenerateContent; see `tokenbus.providers.api.Decoder`."""
 
-    started: bool = False
     next_ordinal: int = 0
     open_kind: OpenKind | None = None
     open_ordinal: int = -1
@@ -120,7 +120,7 @@ class GeminiDecoder(ResponseDecoder, kw_only=True):
         data = event.data
         if data.startswith(b"[DONE]"):
             return None
-        chunk = read(wire.chunk, data, "chunk")
+        chunk, unknown = read_known(wire.chunk, wire.Chunk, data, "chunk")
         if chunk.error:
             return Failed(provider_failure(read(wire.anything, data, "chunk")))
         counted = bytes(chunk.usage_metadata) not in _NOTHING_COUNTED
@@ -132,10 +132,17 @@ class GeminiDecoder(ResponseDecoder, kw_only=True):
             if candidate.index:
                 self._extra("candidate", text_of(wire.candidate_in(data, place)), out)
             else:
-                self._candidate(candidate, data, place, out)
-        if chunk.prompt_feedback and chunk.prompt_feedback.block_reason:
-            self.block_reason = chunk.prompt_feedback.block_reason
-            self._extra("promptFeedback", text_of(read(wire.raw_chunk, data, "chunk").prompt_feedback), out)
+                further = (
+                    [field for field in unknown if field.path[:2] == ("candidates", place)] if unknown else unknown
+                )
+                self._candidate(candidate, data, place, further, out)
+        if chunk.prompt_feedback:
+            self.block_reason = chunk.prompt_feedback.block_reason or self.block_reason
+            feedback = read(wire.raw_chunk, data, "chunk").prompt_feedback
+            if has_value(feedback):
+                self._note({"gemini.promptFeedback": text_of(feedback)})
+        if unknown and known:
+            self._note(named("gemini", (field for field in unknown if field.path[0] != "candidates")))
         if counted and (parsed := bytes(chunk.usage_metadata)) != self.usage_reported:
             self._count(parsed, out)
         if self.started and not known:
@@ -151,10 +158,20 @@ class GeminiDecoder(ResponseDecoder, kw_only=True):
             return Done(finish_of(FINISH.get(self.finish, "unknown"), self.calls), self.finish, usage)
         return Done("content_filter", self.block_reason, usage)
 
-    def _candidate(self, candidate: wire.Candidate, data: bytes, place: int, out: list[Normalized]) -> None:
+    def _candidate(
+        self, candidate: wire.Candidate, data: bytes, place: int, unknown: list[UnknownField], out: list[Normalized]
+    ) -> None:
         for i, part in enumerate((candidate.content and candidate.content.parts) or ()):
             if not self._part(part, out):
                 self._other_part(wire.part_in(data, place, i), part.thought_signature, out)
+            elif unknown:
+                own = named("gemini", (field for field in unknown if field.path[2:5] == ("content", "parts", i)))
+                self._beside(own, self.open_ordinal if self.open_kind else None, out)
+        if unknown:
+            self._note(named("gemini", (field for field in unknown if field.path[2:4] != ("content", "parts"))))
+        if candidate.logprobs_result is not wire.NOTHING and not is_null(candidate.logprobs_result):
+            block = self.open_ordinal if self.open_kind else None
+            self._extra("logprobsResult", text_of(candidate.logprobs_result), out, block)
         if not (
             candidate.grounding_metadata
             is candidate.citation_metadata
@@ -166,8 +183,13 @@ class GeminiDecoder(ResponseDecoder, kw_only=True):
             self.finish = candidate.finish_reason
             if candidate.finish_message:
                 self._extra("finishMessage", msgspec.json.encode(candidate.finish_message).decode(), out)
-            if FINISH.get(self.finish) == "content_filter" and not is_null(candidate.safety_ratings):
-                self._extra("safetyRatings", text_of(candidate.safety_ratings), out)
+        for name, value in (
+            ("safetyRatings", candidate.safety_ratings),
+            ("avgLogprobs", candidate.avg_logprobs),
+            ("tokenCount", candidate.token_count),
+        ):
+            if value is not wire.NOTHING and has_value(value):
+                self._note({f"gemini.{name}": text_of(value)})
 
     def _metadata(self, candidate: wire.Candidate, out: list[Normalized]) -> None:
         block = self.open_ordinal if self.open_kind else None

@@ -8,12 +8,13 @@ import msgspec
 from msgspec import Raw
 
 from tokenbus.providers.response.json_decode import Index, read
+from tokenbus.providers.response.unknown_fields import Known
 
 NOTHING = Raw(b"")
 """An absent field of raw JSON."""
 
 
-class _Camel(msgspec.Struct, rename="camel"):
+class _Camel(Known, rename="camel"):
     """Base: field names are camelCase on the wire."""
 
 
@@ -25,6 +26,7 @@ class PartialArg(_Camel):
     number_value: Raw = NOTHING
     bool_value: bool | None = None
     null_value: Raw = NOTHING
+    will_continue: Raw = NOTHING
 
 
 class FunctionCall(_Camel):
@@ -54,17 +56,18 @@ class Part(_Camel):
     inline_data: Blob | None = None
 
 
-class Tool(_Camel):
+class Tool(_Camel, forbid_unknown_fields=False):
     """What names a tool that the provider runs, in a part of its call or result."""
 
     id: str | None = None
     tool_type: str | None = None
 
 
-class Content(msgspec.Struct):
+class Content(Known):
     """Content that a candidate adds."""
 
     parts: list[Part] | None = None
+    role: Raw = NOTHING
 
 
 class Candidate(_Camel):
@@ -78,10 +81,13 @@ class Candidate(_Camel):
     grounding_metadata: Raw = NOTHING
     citation_metadata: Raw = NOTHING
     url_context_metadata: Raw = NOTHING
+    logprobs_result: Raw = NOTHING
+    avg_logprobs: Raw = NOTHING
+    token_count: Raw = NOTHING
 
 
-class Feedback(_Camel):
-    """Feedback on the prompt."""
+class Feedback(_Camel, forbid_unknown_fields=False):
+    """Feedback on the prompt. It is kept as a whole."""
 
     block_reason: str | None = None
 
@@ -95,9 +101,10 @@ class Chunk(_Camel):
     usage_metadata: Raw = NOTHING
     prompt_feedback: Feedback | None = None
     error: Any = None
+    create_time: Raw = NOTHING
 
 
-class RawChunk(_Camel):
+class RawChunk(_Camel, forbid_unknown_fields=False):
     """A chunk with raw fields, for unknown content."""
 
     candidates: list[Raw] | None = None

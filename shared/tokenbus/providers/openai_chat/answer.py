@@ -204,6 +204,13 @@ class AnswerDecoder(ResponseDecoder, kw_only=True):
             out.append(BlockStop(self.open_ordinal))
             self.open_kind, self.open_ordinal = None, -1
 
+    def _present_block(self) -> int | None:
+        """Return the open text or thinking, or else the call that is not complete; None if there is neither."""
+        if self.open_kind:
+            return self.open_ordinal
+        calls = [call.ordinal for call in self.table.calls[self.completed :] if call.ordinal >= 0 and not call.done]
+        return calls[-1] if calls else None
+
     def _open_or_none(self) -> int | None:
         return self.open_ordinal if self.open_kind else None
 

@@ -42,6 +42,7 @@ from tokenbus.providers.response.error_mapping import provider_failure
 from tokenbus.providers.response.json_decode import read, text_of
 from tokenbus.providers.response.repeats import not_emitted
 from tokenbus.providers.response.sse import SseEvent
+from tokenbus.providers.response.unknown_fields import UnknownField, has_value, named, read_known
 from tokenbus.providers.response.usage import count, latest
 
 FINISH: dict[str, FinishReason] = {
@@ -61,7 +62,6 @@ class ChatDecoder(AnswerDecoder, kw_only=True):
 
     reasoning_fields: tuple[str, ...]
     """Fields that may hold the vendor's reasoning."""
-    started: bool = False
     streamed: bool = False
     """A delta has arrived."""
     details: list[reasoning.Detail] = msgspec.field(default_factory=list[reasoning.Detail])
@@ -73,7 +73,7 @@ class ChatDecoder(AnswerDecoder, kw_only=True):
         data = event.data
         if data.startswith(b"[DONE]"):
             return self._finish(out) if self.started else Cut("[DONE] came before any content")
-        chunk = read(wire.chunk_decoder(self.reasoning_fields), data, "chunk")
+        chunk, unknown = wire.read_chunk(data, self.reasoning_fields)
         if chunk.error or chunk.object == "error":
             self._release(out)
             return Failed(provider_failure(read(wire.anything, data, "chunk")))
@@ -81,12 +81,14 @@ class ChatDecoder(AnswerDecoder, kw_only=True):
         if not self.started and (chunk.model or chunk.choices or usage):
             self.started = True
             out.append(Start(chunk.model or "", chunk.id or ""))
+        self._describe(chunk, unknown)
         others: list[int] = []
         for place, choice in enumerate(chunk.choices or ()):
             if choice.index:
                 others.append(place)
             else:
-                self._choice(choice, chunk.object or "", out)
+                further = [field for field in unknown if field.path[:2] == ("choices", place)] if unknown else unknown
+                self._choice(choice, chunk.object or "", further, out)
         if others:
             raw = read(wire.raw_choices, data, "chunk").choices or []
             out += [Extra("openai-chat.choice", text_of(raw[place])) for place in others]
@@ -102,9 +104,19 @@ class ChatDecoder(AnswerDecoder, kw_only=True):
         self._release(out)
         return cut_before("finish_reason and [DONE]", began=self.started, content="answer")
 
+    def _describe(self, chunk: wire.Chunk, unknown: list[UnknownField]) -> None:
+        """Keep the fields of a chunk that describe the answer."""
+        absent = chunk.system_fingerprint is chunk.service_tier is chunk.provider is chunk.citations is wire.NOTHING
+        for field, name in () if absent and chunk.search_results is wire.NOTHING else wire.ABOUT.items():
+            value: msgspec.Raw = getattr(chunk, field)
+            if value is not wire.NOTHING and (json := text_of(value)) != self.about.get(name) and has_value(value):
+                self._note({name: json})
+        if unknown and chunk.choices is not msgspec.UNSET:  # a chunk without choices is kept as a whole
+            self._note(named("openai-chat", (field for field in unknown if field.path[0] != "choices")))
+
     # --- content --------------------------------------------------------------------------------------------
 
-    def _choice(self, choice: wire.Choice, form: str, out: list[Normalized]) -> None:
+    def _choice(self, choice: wire.Choice, form: str, unknown: list[UnknownField], out: list[Normalized]) -> None:
         if choice.delta is not None:
             self.streamed = True
             self._delta(choice.delta, out)
@@ -114,12 +126,31 @@ class ChatDecoder(AnswerDecoder, kw_only=True):
             self._delta(choice.message, out, whole=is_whole)
         if choice.delta is choice.message is None and choice.text:
             self._emit_text(choice.text, out)
+        if not (
+            choice.logprobs is choice.token_ids is choice.native_finish_reason is wire.NOTHING
+            and choice.content_filter_results is wire.NOTHING
+            and not unknown
+        ):
+            self._of_choice(choice, unknown, out)
         if choice.finish_reason:
             self.finish = choice.finish_reason
             stop = choice.stop_reason or choice.matched_stop
             self.stop_string = stop if isinstance(stop, str) else ""
             self._release(out)
             self._close_open_block(out)
+
+    def _of_choice(self, choice: wire.Choice, unknown: list[UnknownField], out: list[Normalized]) -> None:
+        """Emit a choice's data beside its content, with the block that is open."""
+        for name in wire.OF_CHOICES:
+            value: msgspec.Raw = getattr(choice, name)
+            if value is wire.NOTHING or not has_value(value):
+                continue
+            if name in wire.OF_PIECES:
+                out.append(Extra(f"openai-chat.{name}", text_of(value), self._present_block()))
+            else:
+                self._beside({f"openai-chat.{name}": text_of(value)}, self._present_block(), out)
+        if unknown:
+            self._beside(named("openai-chat", unknown), self._present_block(), out)
 
     def _delta(self, delta: wire.Delta, out: list[Normalized], *, whole: bool = False) -> None:
         self._reasoning(delta, out, whole=whole)
@@ -175,7 +206,9 @@ class ChatDecoder(AnswerDecoder, kw_only=True):
         """The kind and text of the parts of content given as a list (Mistral); of other kinds, the whole part."""
         found: list[tuple[str, str]] = []
         for raw in parts:
-            part = read(wire.content_part, bytes(raw), "content part")
+            part, unknown = read_known(wire.content_part, wire.ContentPart, bytes(raw), "content part")
+            if unknown and part.type in ("text", "thinking"):
+                self._note(named("openai-chat", unknown, "content"))
             match part.type:
                 case "text":
                     found.append(("text", part.text or ""))

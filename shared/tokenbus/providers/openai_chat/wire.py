@@ -9,19 +9,20 @@ import msgspec
 from msgspec import Raw
 
 from tokenbus.providers.response.json_decode import Index
+from tokenbus.providers.response.unknown_fields import Known, UnknownField, read_known
 
 NOTHING = Raw(b"")
 """An absent field of raw JSON."""
 
 
-class Function(msgspec.Struct):
+class Function(Known):
     """A tool call's name, and a fragment of its arguments: a string, or an object from nonconforming vendors."""
 
     name: str | None = None
     arguments: str | dict[str, Raw] | None = None
 
 
-class CallDelta(msgspec.Struct):
+class CallDelta(Known):
     """A piece of a tool call."""
 
     index: Index | None = None
@@ -29,17 +30,19 @@ class CallDelta(msgspec.Struct):
     function: Function | None = None
     extra_content: Raw = NOTHING
     """Gemini's chat endpoint: thought signatures."""
+    type: Raw = NOTHING
 
 
-class ContentPart(msgspec.Struct):
+class ContentPart(Known):
     """A part of list content (Mistral)."""
 
     type: str = ""
     text: str | None = None
     thinking: list[ContentPart] | str | None = None
+    closed: Raw = NOTHING
 
 
-class Delta(msgspec.Struct):
+class Delta(Known):
     """What a chunk adds to the message, or a whole message. Reasoning fields may have any type."""
 
     content: str | list[Raw] | None = None
@@ -54,9 +57,10 @@ class Delta(msgspec.Struct):
     """Groq: tools that ran on its servers."""
     images: Raw = NOTHING
     audio: Raw = NOTHING
+    role: Raw = NOTHING
 
 
-class Choice(msgspec.Struct):
+class Choice(Known):
     """One choice: streamed with a delta, whole with a message. If a vendor sends both, the delta holds what is new."""
 
     index: Index | None = None
@@ -69,13 +73,26 @@ class Choice(msgspec.Struct):
     """vLLM: the matched stop string."""
     matched_stop: object = None
     """SGLang: the matched stop string."""
+    logprobs: Raw = NOTHING
+    token_ids: Raw = NOTHING
+    """vLLM: the tokens of this piece."""
+    native_finish_reason: Raw = NOTHING
+    """OpenRouter: the finish reason in the vendor's words."""
+    content_filter_results: Raw = NOTHING
+    """Azure."""
 
 
-class XGroq(msgspec.Struct):
+OF_CHOICES = ("logprobs", "token_ids", "native_finish_reason", "content_filter_results")
+"""Fields of a choice that are passed on with its content."""
+OF_PIECES = OF_CHOICES[:2]
+"""Those that describe one piece of the content. The others are often repeated."""
+
+
+class XGroq(Known):
     usage: dict[str, object] | None = None
 
 
-class Chunk(msgspec.Struct):
+class Chunk(Known):
     """One chunk, a whole response, or an error."""
 
     id: str | None = None
@@ -85,6 +102,23 @@ class Chunk(msgspec.Struct):
     usage: dict[str, Any] | None = None
     error: Any = None
     x_groq: XGroq | None = None
+    created: Raw = NOTHING
+    obfuscation: Raw = NOTHING
+    system_fingerprint: Raw = NOTHING
+    service_tier: Raw = NOTHING
+    provider: Raw = NOTHING
+    """OpenRouter: the vendor that answers."""
+    citations: Raw = NOTHING
+    """Perplexity, xAI."""
+    search_results: Raw = NOTHING
+    """Perplexity."""
+
+
+ABOUT = {
+    field: f"openai-chat.{field}"
+    for field in ("system_fingerprint", "service_tier", "provider", "citations", "search_results")
+}
+"""Fields of a chunk that describe the answer; most vendors that have them repeat them in each chunk."""
 
 
 class RawChoices(msgspec.Struct):
@@ -110,7 +144,6 @@ class ImageItem(msgspec.Struct):
     image_url: ImageUrl | None = None
 
 
-content_part = msgspec.json.Decoder(ContentPart)
 raw_choices = msgspec.json.Decoder(RawChoices)
 anything = msgspec.json.Decoder()
 raw_items = msgspec.json.Decoder(list[Raw])
@@ -118,8 +151,17 @@ executed_tool = msgspec.json.Decoder(ExecutedTool)
 image_item = msgspec.json.Decoder(ImageItem)
 
 
+content_part = msgspec.json.Decoder(ContentPart)
+
+
+def read_chunk(data: bytes, reasoning_fields: tuple[str, ...]) -> tuple[Chunk, list[UnknownField]]:
+    """Decode a chunk, and its unknown fields. Raises Malformed."""
+    decoder = _chunk_decoder(reasoning_fields)
+    return read_known(decoder, decoder.type, data, "chunk")
+
+
 @lru_cache(64)
-def chunk_decoder(reasoning_fields: tuple[str, ...]) -> msgspec.json.Decoder[Chunk]:
+def _chunk_decoder(reasoning_fields: tuple[str, ...]) -> msgspec.json.Decoder[Chunk]:
     """Return a chunk decoder that includes the vendor's reasoning fields."""
     more = [(name, object, None) for name in reasoning_fields if name not in Delta.__struct_fields__]
     if not more:

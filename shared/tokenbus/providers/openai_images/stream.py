@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from msgspec import Raw
 
 from tokenbus.errors import Malformed
 from tokenbus.events.normalized import (
@@ -29,12 +30,16 @@ from tokenbus.providers.openai_responses.output import media_type
 from tokenbus.providers.openai_responses.stream import usage_of
 from tokenbus.providers.response.decoder import ResponseDecoder
 from tokenbus.providers.response.error_mapping import provider_failure
-from tokenbus.providers.response.json_decode import read
+from tokenbus.providers.response.json_decode import read, text_of
 from tokenbus.providers.response.sse import SseEvent
+from tokenbus.providers.response.unknown_fields import Known, has_value, named, read_known
 from tokenbus.providers.response.usage import latest
 
+NOTHING = Raw(b"")
+"""An absent field of raw JSON."""
 
-class _ImageData(msgspec.Struct):
+
+class _ImageData(Known):
     """An image in a whole response."""
 
     b64_json: str | None = None
@@ -42,7 +47,7 @@ class _ImageData(msgspec.Struct):
     revised_prompt: str | None = None
 
 
-class _Event(msgspec.Struct):
+class _Event(Known):
     """The needed fields of an event, a whole response or an error."""
 
     type: str = ""
@@ -54,6 +59,10 @@ class _Event(msgspec.Struct):
     usage: dict[str, Any] | None = None
     data: list[_ImageData] | None = None
     error: Any = None
+    created: Raw = NOTHING
+    created_at: Raw = NOTHING
+    partial_image_index: Raw = NOTHING
+    background: Raw = NOTHING
 
 
 _decoder = msgspec.json.Decoder(_Event)
@@ -63,7 +72,6 @@ _anything = msgspec.json.Decoder()
 class ImagesDecoder(ResponseDecoder, kw_only=True):
     """Decodes one Images API response; see `tokenbus.providers.api.Decoder`."""
 
-    started: bool = False
     ordinal: int = 0
     """Ordinal of the open image, or of the next one."""
     open: bool = False
@@ -72,7 +80,7 @@ class ImagesDecoder(ResponseDecoder, kw_only=True):
     def _read(self, event: SseEvent, out: list[Normalized]) -> Terminal | None:
         if event.data.startswith(b"[DONE]"):
             return None
-        parsed = read(_decoder, event.data, "event")
+        parsed, unknown = read_known(_decoder, _Event, event.data, "event")
         if parsed.error is not None or parsed.type == "error":
             return Failed(provider_failure(read(_anything, event.data, "event")))
         if not self.started:
@@ -92,6 +100,10 @@ class ImagesDecoder(ResponseDecoder, kw_only=True):
                 raise Malformed("event", "neither a type nor images")
             case _:
                 out.append(Extra(f"openai-images.{parsed.type}", event.data.decode()))
+                return None
+        if has_value(parsed.background):
+            self._note({"openai-images.background": text_of(parsed.background)})
+        self._note(named("openai-images", unknown))
         return None
 
     def _closed(self, out: list[Normalized]) -> Terminal:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from tokenbus.events.normalized import (
@@ -20,6 +22,7 @@ from tokenbus.providers.openai_responses.items import StreamedItem, StreamedPart
 from tokenbus.providers.response.decoder import ResponseDecoder
 from tokenbus.providers.response.json_decode import text_of
 from tokenbus.providers.response.repeats import not_emitted
+from tokenbus.providers.response.unknown_fields import has_value
 
 _RAW_REASONING = '{"type":"reasoning_text"}'
 
@@ -87,13 +90,26 @@ class ContentDecoder(ResponseDecoder, kw_only=True):
         part.citations.append(json)
         self._extra("annotation", json, out, part.ordinal)
 
-    def _end_content(self, item: StreamedItem, parsed: wire.Item, data: bytes, out: list[Normalized]) -> None:
+    def _end_content(
+        self, item: StreamedItem, parsed: wire.Item, data: bytes, further: Mapping[str, str], out: list[Normalized]
+    ) -> None:
         self._emit_remaining(item, parsed, out)
         self._emit_alternate(item, out)
         if item.kind == "reasoning" and parsed.encrypted_content:
             out.append(Opaque(item.ordinal, "encrypted", parsed.encrypted_content))
         self._send_back(item, parsed, further_fields(parsed.type, data), out)
+        self._beside(further, self._present_block(item), out)
         self._close_parts(item, out)
+
+    def _present_block(self, item: StreamedItem) -> int | None:
+        """Return the open block of an item that is open; None if it has none."""
+        if item.open:
+            return item.parts[next(reversed(item.open.values()))].ordinal
+        return item.ordinal if item.ordinal >= 0 else None
+
+    def _logprobs(self, item: StreamedItem, logprobs: msgspec.Raw, out: list[Normalized]) -> None:
+        item.has_logprobs = True
+        self._extra("logprobs", text_of(logprobs), out, self._present_block(item))
 
     def _emit_remaining(self, item: StreamedItem, parsed: wire.Item, out: list[Normalized]) -> None:
         """Emit the parts of an item's final form that are still missing."""
@@ -110,6 +126,8 @@ class ContentDecoder(ResponseDecoder, kw_only=True):
             elif rest:
                 self._emit_text(item, at, kind, rest, out)
             known = item.open_part(at)
+            if known and not item.has_logprobs and has_value(part.logprobs):
+                self._extra("logprobs", text_of(part.logprobs), out, known.ordinal)
             for citation in part.annotations or () if known and not (known.citations or item.ended) else ():
                 self._cite(item, at, citation, out)
 

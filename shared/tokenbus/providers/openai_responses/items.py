@@ -71,9 +71,11 @@ class StreamedItem(msgspec.Struct):
     emitted: EmittedText = msgspec.field(default_factory=EmittedText)
     """call: its arguments emitted so far. other: the text of its streamed field."""
     field: str = ""
-    """other: its streamed field."""
+    """other: its streamed field; a dot: the field of an object in it."""
     pieces: list[str] = []
     """call: arguments that came before its name."""
+    has_logprobs: bool = False
+    """message: its deltas brought log probabilities."""
     held: int = 0
     """Bytes buffered until the item's end."""
 
@@ -81,12 +83,14 @@ class StreamedItem(msgspec.Struct):
         """The JSON of a complete item, after what was streamed of it."""
         if not self.field:
             return data.decode()
-        parsed = read(wire.fields, data, "item")
-        whole = parsed.pop(self.field, None)
-        text = text_in(whole) if whole else ""
-        rest = _encode(self.emitted.rest(text) or "").decode()[1:-1]
-        others = _encode(parsed).decode()
-        return f'{rest}"{"," if parsed else ""}{others[1:]}'
+        levels, whole = list[dict[str, msgspec.Raw]](), msgspec.Raw(data)
+        for name in self.field.split("."):
+            levels.append(read(wire.fields, bytes(whole), "item"))
+            whole = levels[-1].pop(name, msgspec.Raw(b"null"))
+        rest = _encode(self.emitted.rest(text_in(whole)) or "").decode()[1:-1] + '"'
+        for others in reversed(levels):
+            rest += ("," if others else "") + _encode(others).decode()[1:]
+        return rest
 
     def open_part(self, key: str) -> StreamedPart | None:
         """Return the open part with this key."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from tokenbus.errors import Malformed
@@ -30,6 +32,7 @@ from tokenbus.providers.openai_responses.items import (
     sort_of,
     tool_of,
 )
+from tokenbus.providers.response.unknown_fields import named
 
 ACTIONS = ("mcp_approval_request", "computer_call", "local_shell_call", "shell_call", "apply_patch_call")
 """Hosted calls that the client answers: it approves, or does what the call says, and sends the result."""
@@ -50,7 +53,7 @@ class OutputDecoder(ContentDecoder, kw_only=True):
 
     def _announce(self, index: int | None, data: bytes, out: list[Normalized]) -> None:
         """Start an item. Ignore repetitions; after the item's end, later events decide whether it is a new one."""
-        parsed = wire.read_item(data)
+        parsed, _ = wire.read_item(data)
         kind, ids = kind_of(parsed, self.custom_tools), ids_of(parsed)
         at = self.table.find(sort_of(kind, parsed.type), index, ids, parsed.call_id)
         if at is not None:
@@ -92,25 +95,35 @@ class OutputDecoder(ContentDecoder, kw_only=True):
         data, self.table.items[at].again = self.table.items[at].again, None
         assert data is not None
         self._hold(-len(data))
-        parsed = wire.read_item(data)
+        parsed, _ = wire.read_item(data)
         return self._begin_item(index, parsed, self.table.items[at].kind, out)
 
     def _end_item(self, index: int | None, data: bytes, out: list[Normalized]) -> None:
         """End an item, given in its final form. One that was never announced is emitted whole."""
-        parsed = wire.read_item(data)
+        parsed, unknown = wire.read_item(data)
         kind = kind_of(parsed, self.custom_tools)
         there = None if index is None else self.table.by_index.get(index)
         if there is not None and there in self.table.open and (item := self.table.items[there]).kind != kind:
-            unknown = self.table.find(sort_of(kind, parsed.type), None, ids_of(parsed), parsed.call_id) is None
-            if unknown and not (item.ids and ids_of(parsed)):
+            is_new = self.table.find(sort_of(kind, parsed.type), None, ids_of(parsed), parsed.call_id) is None
+            if is_new and not (item.ids and ids_of(parsed)):
                 problem = f"output_index {index} is a {item.type}, not a {parsed.type}"
                 raise Malformed("response.output_item.done", problem)
-        self._conclude(self.table.of_item(kind, index, parsed), index, parsed, data, out)
+        further = named("openai-responses", unknown, parsed.type) if unknown else {}
+        self._conclude(self.table.of_item(kind, index, parsed), index, parsed, data, out, further=further)
 
     def _conclude(
-        self, at: int | None, index: int | None, parsed: wire.Item, data: bytes, out: list[Normalized]
+        self,
+        at: int | None,
+        index: int | None,
+        parsed: wire.Item,
+        data: bytes,
+        out: list[Normalized],
+        *,
+        further: Mapping[str, str],
     ) -> None:
-        """Process an item's final form. ``at``: the known item that it belongs to, if any."""
+        """Process an item's final form. ``at``: the known item that it belongs to, if any. ``further``: its fields
+        without a meaning here.
+        """
         if at is not None and (item := self.table.items[at]).ended:
             if item.again is None or item.is_repeat(parsed):
                 self._emit_late(item, parsed, data, out)
@@ -121,11 +134,11 @@ class OutputDecoder(ContentDecoder, kw_only=True):
         item = self.table.items[at]
         match item.kind:
             case "message" | "reasoning":
-                self._end_content(item, parsed, data, out)
+                self._end_content(item, parsed, data, further, out)
             case "call":
-                self._end_call(item, parsed, data, out)
+                self._end_call(item, parsed, data, further, out)
             case "image":
-                self._end_image(item, parsed, data, out)
+                self._end_image(item, parsed, data, further, out)
             case "other":
                 out += [ToolCallDelta(item.ordinal, item.rest_of(data)), BlockStop(item.ordinal)]
                 if parsed.type in ACTIONS:
@@ -137,11 +150,12 @@ class OutputDecoder(ContentDecoder, kw_only=True):
 
     def _complete(self, output: list[msgspec.Raw], out: list[Normalized]) -> None:
         """Process the final response, which repeats all items. Emit what is still missing."""
-        items = [(bytes(data), wire.read_item(bytes(data))) for data in output]
-        kinds: list[ItemKind] = [kind_of(parsed, self.custom_tools) for _, parsed in items]
-        found = self.table.of_whole(kinds, [parsed for _, parsed in items])
-        for (data, parsed), at in zip(items, found, strict=True):
-            self._conclude(at, None, parsed, data, out)
+        items = [(bytes(data), *wire.read_item(bytes(data))) for data in output]
+        kinds: list[ItemKind] = [kind_of(parsed, self.custom_tools) for _, parsed, _ in items]
+        found = self.table.of_whole(kinds, [parsed for _, parsed, _ in items])
+        for (data, parsed, unknown), at in zip(items, found, strict=True):
+            further = named("openai-responses", unknown, parsed.type) if unknown else {}
+            self._conclude(at, None, parsed, data, out, further=further)
         self._close_open_items(out)
 
     def _close_open_items(self, out: list[Normalized]) -> None:
@@ -203,7 +217,7 @@ class OutputDecoder(ContentDecoder, kw_only=True):
     def _emit_input(self, item: StreamedItem, field: str, piece: str, out: list[Normalized]) -> None:
         """Emit a piece of a text field of an item that the provider runs. Its JSON begins with the first such field."""
         if piece and item.field in ("", field):
-            opening = "" if item.field else f'{{"{field}":"'
+            opening = "" if item.field else "".join(f'{{"{name}":' for name in field.split(".")) + '"'
             item.field = field
             item.emitted.add(piece)
             out.append(ToolCallDelta(item.ordinal, opening + msgspec.json.encode(piece).decode()[1:-1]))
@@ -218,7 +232,9 @@ class OutputDecoder(ContentDecoder, kw_only=True):
                 self._hold_for(item, len(fragment) + 64)
                 item.pieces.append(fragment)
 
-    def _end_call(self, item: StreamedItem, parsed: wire.Item, data: bytes, out: list[Normalized]) -> None:
+    def _end_call(
+        self, item: StreamedItem, parsed: wire.Item, data: bytes, further: Mapping[str, str], out: list[Normalized]
+    ) -> None:
         if item.ordinal < 0:
             self._begin_call(item, parsed, out)
         if item.ordinal < 0:
@@ -228,14 +244,18 @@ class OutputDecoder(ContentDecoder, kw_only=True):
             out.append(Opaque(item.ordinal, "item_id", parsed.id))
         if more := further_fields(parsed.type, data):
             out.append(Opaque(item.ordinal, "fields", more))
+        self._beside(further, item.ordinal, out)
         if parsed.status != "incomplete":
             out.append(ToolCallDone(item.ordinal))
             self.calls += 1
 
-    def _end_image(self, item: StreamedItem, parsed: wire.Item, data: bytes, out: list[Normalized]) -> None:
+    def _end_image(
+        self, item: StreamedItem, parsed: wire.Item, data: bytes, further: Mapping[str, str], out: list[Normalized]
+    ) -> None:
         """Emit the image, or everything known about it if it is missing."""
         if parsed.result:
             out.append(self._image(item, parsed, parsed.result, final=True))
+            self._beside(further, item.ordinal, out)
         else:
             self._extra(parsed.type, data.decode(), out, item.ordinal)
         if parsed.id:

@@ -26,6 +26,7 @@ from tokenbus.events.normalized import (
     Done,
     Failed,
     FinishReason,
+    ItemProgress,
     Normalized,
     OpenKind,
     Start,
@@ -41,6 +42,7 @@ from tokenbus.providers.response.end_of_stream import cut_before
 from tokenbus.providers.response.error_mapping import provider_failure
 from tokenbus.providers.response.json_decode import is_null, read, text_of
 from tokenbus.providers.response.sse import SseEvent
+from tokenbus.providers.response.unknown_fields import UnknownField, has_value, named, read_known
 from tokenbus.providers.response.usage import count, latest
 
 FINISH: dict[str, FinishReason] = {
@@ -52,25 +54,32 @@ _FIELDS: dict[type[msgspec.Struct], str] = {wire.ArgumentsDelta: "arguments", wi
 _STREAMED = {
     "response.code_interpreter_call_code.delta": "code",
     "response.mcp_call_arguments.delta": "arguments",
+    "response.apply_patch_call_operation_diff.delta": "operation.diff",
 }
-"""Fields of items that the provider runs, by the events that stream them."""
+"""Fields of items that the provider runs, by the events that stream them. A dot: the field of an object."""
+_REPEATED = ("shell_call_command.delta", "shell_call_output_content.delta")
+"""Events whose data the complete item has again."""
+_OF_PROGRESS = {"type", "item_id", "output_index", "sequence_number"}
 _ENDED = ("completed", "incomplete", "failed", "cancelled")
 
 
 class ResponsesDecoder(OutputDecoder, kw_only=True):
     """One response of the Responses API; see `tokenbus.providers.api.Decoder`."""
 
-    started: bool = False
-
     def _read(self, event: SseEvent, out: list[Normalized]) -> Terminal | None:
         data = event.data
         if data.startswith(b"[DONE]"):
             return None
-        parsed = wire.read_event(data)
+        parsed, unknown = wire.read_event(data)
+        if unknown and not isinstance(parsed, wire.ItemEvent):
+            whole = isinstance(parsed, wire.Response)
+            self._note(named("openai-responses", unknown, "response" if whole else parsed))
         match parsed:
             case wire.ItemEvent():
                 self._begin(None, out)
                 self._item_event(parsed, out)
+                if unknown:
+                    self._of_event(parsed, unknown, out)
             case wire.Created() | wire.InProgress() | wire.Queued():
                 self._begin(parsed.response, out)
             case wire.Completed() | wire.Incomplete() | wire.ResponseFailed() | wire.Cancelled():
@@ -111,6 +120,8 @@ class ResponsesDecoder(OutputDecoder, kw_only=True):
     def _end_of(self, response: wire.Response, event_status: str, out: list[Normalized]) -> Terminal:
         """Handle the final response. ``event_status``: the status in the event's name."""
         self._begin(response, out)
+        if has_value(response.service_tier):
+            self._note({"openai-responses.service_tier": text_of(response.service_tier)})
         status = response.status if response.status in _ENDED else event_status or response.status
         if status in ("completed", "incomplete"):
             self._complete(response.output or [], out)
@@ -138,6 +149,8 @@ class ResponsesDecoder(OutputDecoder, kw_only=True):
         match parsed:
             case wire.TextDelta():
                 self._text(parsed, text_key(parsed.content_index), "text", parsed.delta, out)
+                if parsed.logprobs is not wire.NOTHING and has_value(parsed.logprobs):
+                    self._logprobs(self._content_item(parsed, "text", out), parsed.logprobs, out)
             case wire.SummaryDelta():
                 self._text(parsed, summary_key(parsed.summary_index), "thinking", parsed.delta, out)
             case wire.ReasoningDelta():
@@ -163,6 +176,12 @@ class ResponsesDecoder(OutputDecoder, kw_only=True):
                     self._preview(self.table.items[at], parsed, out)
             case _:
                 self._part_event(parsed, out)
+
+    def _of_event(self, parsed: wire.ItemEvent, unknown: list[UnknownField], out: list[Normalized]) -> None:
+        """Emit an event's fields without a meaning here: with its item's block, if that is open."""
+        known = self.table.by_id.get(parsed.item_id or "", self.table.by_index.get(parsed.output_index or 0))
+        block = self._present_block(self.table.items[known]) if known in self.table.open else None
+        self._beside(named("openai-responses", unknown, parsed), block, out)
 
     def _part_event(self, parsed: wire.ItemEvent, out: list[Normalized]) -> None:
         """Handle the end of a part, which repeats it. Citations may follow a text before its part ends."""
@@ -213,7 +232,8 @@ class ResponsesDecoder(OutputDecoder, kw_only=True):
     def _part_done(self, at: int | None, key: str, kind: OpenKind, data: msgspec.Raw, out: list[Normalized]) -> None:
         """Process the final form of a part. Its block ends with its item, because data to send back comes only then."""
         if at is not None and not is_null(data):
-            part = read(wire.content_part, bytes(data), "part")
+            part, unknown = read_known(wire.content_part, wire.ContentPart, bytes(data), "part")
+            self._beside(named("openai-responses", unknown, "part"), self._present_block(self.table.items[at]), out)
             if whole := part.refusal or part.text:
                 self._end_part(self.table.items[at], key, kind, whole, out, event="part", refusal=bool(part.refusal))
 
@@ -233,8 +253,25 @@ class ResponsesDecoder(OutputDecoder, kw_only=True):
         of_item = isinstance(parsed.item_id, str) or (isinstance(index, int) and index in self.table.by_index)
         if of_item and (field := _STREAMED.get(parsed.type)) and isinstance(parsed.delta, str):
             self._item_input(index, parsed.item_id, field, parsed.delta, out)
-        elif self.started and not of_item:
+        elif of_item:
+            self._progress(parsed, data, out)
+        elif self.started:
             self._extra(parsed.type.removeprefix("response."), data.decode(), out)
+
+    def _progress(self, parsed: wire.Unknown, data: bytes, out: list[Normalized]) -> None:
+        """Emit what an event says of an item that the provider runs: its state, or data that come before its end. The
+        complete item repeats what an event ``.added`` or ``.done`` has.
+        """
+        at = self.table.by_id.get(parsed.item_id) if isinstance(parsed.item_id, str) else None
+        at = self.table.by_index.get(parsed.output_index) if at is None and isinstance(parsed.output_index, int) else at
+        name = parsed.type.removeprefix("response.")
+        step = name.rpartition(".")[2]
+        if at not in self.table.open or (item := self.table.items[at]).ordinal < 0 or step in ("added", "done"):
+            return
+        if item.kind in ("image", "other"):
+            out.append(ItemProgress(item.ordinal, name if step == "delta" else step))
+        if name not in _REPEATED and read(wire.fields, data, "event").keys() - _OF_PROGRESS:
+            self._extra(name, data.decode(), out, item.ordinal)
 
     def _item_input(self, index: object, item_id: object, field: str, piece: str, out: list[Normalized]) -> None:
         """Handle a piece of a text that an item of the provider's streams."""

@@ -14,6 +14,7 @@ from msgspec import Raw
 
 from tokenbus.errors import Malformed
 from tokenbus.providers.response.json_decode import Index, read, tag_of
+from tokenbus.providers.response.unknown_fields import Known, UnknownField, read_known
 
 NOTHING = Raw(b"")
 """An absent field of raw JSON."""
@@ -22,13 +23,13 @@ Arguments = str | dict[str, Raw] | None
 """A call's arguments: a string, or an object from nonconforming vendors."""
 
 
-class Details(msgspec.Struct):
+class Details(Known):
     """The JSON of `incomplete_details`."""
 
     reason: str | None = None
 
 
-class Response(msgspec.Struct):
+class Response(Known):
     """The response object in the first and last events, or a response that was not streamed."""
 
     id: str | None = None
@@ -40,13 +41,42 @@ class Response(msgspec.Struct):
     error: Any = None
     incomplete_details: Details | None = None
     tools: Raw = NOTHING
+    service_tier: Raw = NOTHING
+    # times, settings of the request and repetitions of the output
+    created_at: Raw = NOTHING
+    completed_at: Raw = NOTHING
+    background: Raw = NOTHING
+    frequency_penalty: Raw = NOTHING
+    instructions: Raw = NOTHING
+    max_output_tokens: Raw = NOTHING
+    max_tool_calls: Raw = NOTHING
+    metadata: Raw = NOTHING
+    output_text: Raw = NOTHING
+    parallel_tool_calls: Raw = NOTHING
+    presence_penalty: Raw = NOTHING
+    previous_response_id: Raw = NOTHING
+    prompt: Raw = NOTHING
+    prompt_cache_key: Raw = NOTHING
+    prompt_cache_retention: Raw = NOTHING
+    reasoning: Raw = NOTHING
+    safety_identifier: Raw = NOTHING
+    store: Raw = NOTHING
+    temperature: Raw = NOTHING
+    text: Raw = NOTHING
+    tool_choice: Raw = NOTHING
+    top_logprobs: Raw = NOTHING
+    top_p: Raw = NOTHING
+    truncation: Raw = NOTHING
+    user: Raw = NOTHING
 
 
-class _Event(msgspec.Struct, tag_field="type"):
+class _Event(Known, tag_field="type"):
     """Base of all events."""
 
+    sequence_number: Raw = NOTHING
 
-class _Whole(_Event):
+
+class _Whole(_Event, kw_only=True):
     response: Response
 
 
@@ -78,7 +108,7 @@ class Cancelled(_Whole, tag="response.cancelled"):
     pass
 
 
-class ErrorEvent(_Event, tag="error"):
+class ErrorEvent(_Event, tag="error", forbid_unknown_fields=False):
     """Its fields are at the top level or in an `error` object, so it is read as raw JSON."""
 
 
@@ -87,6 +117,7 @@ class ItemEvent(_Event):
 
     output_index: Index | None = None
     item_id: str | None = None
+    obfuscation: Raw = NOTHING
 
 
 class ItemAdded(ItemEvent, kw_only=True, tag="response.output_item.added"):
@@ -107,10 +138,13 @@ class _SummaryEvent(ItemEvent, kw_only=True):
 
 class TextDelta(_ContentEvent, kw_only=True, tag="response.output_text.delta"):
     delta: str
+    logprobs: Raw = NOTHING
 
 
 class TextDone(_ContentEvent, kw_only=True, tag="response.output_text.done"):
     text: str
+    logprobs: Raw = NOTHING
+    """Those of its deltas once more."""
 
 
 class RefusalDelta(_ContentEvent, kw_only=True, tag="response.refusal.delta"):
@@ -123,10 +157,11 @@ class RefusalDone(_ContentEvent, kw_only=True, tag="response.refusal.done"):
 
 class AnnotationAdded(_ContentEvent, kw_only=True, tag="response.output_text.annotation.added"):
     annotation: Raw
+    annotation_index: Raw = NOTHING
 
 
 class PartAdded(_ContentEvent, tag="response.content_part.added"):
-    pass
+    part: Raw = NOTHING
 
 
 class PartDone(_ContentEvent, tag="response.content_part.done"):
@@ -150,7 +185,7 @@ class SummaryDone(_SummaryEvent, kw_only=True, tag="response.reasoning_summary_t
 
 
 class SummaryPartAdded(_SummaryEvent, tag="response.reasoning_summary_part.added"):
-    pass
+    part: Raw = NOTHING
 
 
 class SummaryPartDone(_SummaryEvent, tag="response.reasoning_summary_part.done"):
@@ -163,6 +198,7 @@ class ArgumentsDelta(ItemEvent, kw_only=True, tag="response.function_call_argume
 
 class ArgumentsDone(ItemEvent, tag="response.function_call_arguments.done"):
     arguments: Arguments = None
+    name: Raw = NOTHING
 
 
 class InputDelta(ItemEvent, kw_only=True, tag="response.custom_tool_call_input.delta"):
@@ -178,13 +214,15 @@ class PartialImage(ItemEvent, kw_only=True, tag="response.image_generation_call.
     output_format: str | None = None
     size: str | None = None
     quality: str | None = None
+    partial_image_index: Raw = NOTHING
+    background: Raw = NOTHING
 
 
-class KeepAlive(_Event, tag="keepalive"):
+class KeepAlive(_Event, tag="keepalive", forbid_unknown_fields=False):
     pass
 
 
-class Ping(_Event, tag="ping"):
+class Ping(_Event, tag="ping", forbid_unknown_fields=False):
     pass
 
 
@@ -231,15 +269,17 @@ class Unknown(msgspec.Struct):
     delta: object = None
 
 
-class ContentPart(msgspec.Struct):
+class ContentPart(Known):
     """A part of a message's content, or of a reasoning item's summary or content."""
 
     text: str | None = None
     refusal: str | None = None
     annotations: list[Raw] | None = None
+    logprobs: Raw = NOTHING
+    type: Raw = NOTHING
 
 
-class Item(msgspec.Struct):
+class Item(Known):
     """An output item. Its type determines which fields it has."""
 
     type: str
@@ -257,6 +297,14 @@ class Item(msgspec.Struct):
     revised_prompt: str | None = None
     size: str | None = None
     quality: str | None = None
+    background: Raw = NOTHING
+    action: Raw = NOTHING
+    role: Raw = NOTHING
+    # those that go back with the item
+    phase: Raw = NOTHING
+    caller: Raw = NOTHING
+    namespace: Raw = NOTHING
+    is_async: Raw = msgspec.field(default=NOTHING, name="async")
 
 
 class _Named(msgspec.Struct):
@@ -291,21 +339,23 @@ _ITEMS = frozenset({"message", "reasoning", "function_call", "custom_tool_call",
 """Item types whose fields are decoded; all others pass through verbatim."""
 
 
-def read_event(data: bytes) -> Event | Unknown | Response:
-    """Decode one event or a whole response. Raises Malformed if it has a known type but the wrong structure."""
+def read_event(data: bytes) -> tuple[Event | Unknown | Response, list[UnknownField]]:
+    """Decode one event or a whole response, and its unknown fields. Raises Malformed if it has a known type but the
+    wrong structure.
+    """
     try:
-        return read(_event, data, "event")
+        return read_known(_event, Event, data, "event")
     except Malformed:
         kind = tag_of(data)
         if kind in _TAGS:
             raise
-        return read(_unknown, data, "event") if kind else read(_response, data, "event")
+        return (read(_unknown, data, "event"), []) if kind else read_known(_response, Response, data, "event")
 
 
-def read_item(data: bytes) -> Item:
-    """Decode an item. Raises Malformed if it has a known type but the wrong structure."""
+def read_item(data: bytes) -> tuple[Item, list[UnknownField]]:
+    """Decode an item, and its unknown fields. Raises Malformed if it has a known type but the wrong structure."""
     named = read(_named, data, "item")
     if named.type in _ITEMS:
-        return read(_item, data, "item")
+        return read_known(_item, Item, data, "item")
     ids = (name if isinstance(name, str) else None for name in (named.id, named.call_id, named.name))
-    return Item(named.type, next(ids), call_id=next(ids), name=next(ids))
+    return Item(named.type, next(ids), call_id=next(ids), name=next(ids)), []

@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABCMeta, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Self
+from zlib import crc32
 
 import msgspec
 
@@ -15,6 +16,7 @@ from tokenbus.errors import Malformed, TooLarge
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.normalized import (
     Done,
+    Extra,
     Failed,
     FinishReason,
     Image,
@@ -82,6 +84,8 @@ class ResponseDecoder(msgspec.Struct, metaclass=_AbstractStruct, kw_only=True):
     status: int
     headers: dict[str, str]
     sse: SseDecoder = msgspec.field(default_factory=SseDecoder)
+    started: bool = False
+    """`Start` was emitted."""
     ended: bool = False
     """The terminal event was emitted, or the body has ended."""
     error_body: bytearray = msgspec.field(default_factory=bytearray)
@@ -89,6 +93,10 @@ class ResponseDecoder(msgspec.Struct, metaclass=_AbstractStruct, kw_only=True):
     """Bytes of buffered content."""
     halves: SurrogateJoiner | None = None
     """Joins split surrogate pairs; created when the first half appears."""
+    about: dict[str, str] = msgspec.field(default_factory=dict[str, str])
+    """Data about the whole answer, by name: the latest JSON. Emitted before the terminal event."""
+    latest: dict[str, int] = msgspec.field(default_factory=dict[str, int])
+    """Fingerprint of the latest value of data beside the content, by name. Many vendors repeat it in each event."""
     inline: InlineThinking | None = None
     """Extracts thinking from the text, for vendors that leave it there."""
 
@@ -148,6 +156,22 @@ class ResponseDecoder(msgspec.Struct, metaclass=_AbstractStruct, kw_only=True):
         if self.held > MAX_HELD_BYTES:
             raise TooLarge("buffered content", self.held, MAX_HELD_BYTES, unit="bytes or characters")
 
+    def _note(self, fields: Mapping[str, str]) -> None:
+        """Keep data about the whole answer; a later value replaces an earlier one."""
+        for name, json in fields.items():
+            known = self.about.get(name)
+            self._hold(len(json) + len(name) + 64 if known is None else len(json) - len(known))
+            self.about[name] = json
+
+    def _beside(self, fields: Mapping[str, str], block: int | None, out: list[Normalized]) -> None:
+        """Emit data of a block, or of the answer if it is None, unless it repeats the value before it."""
+        for name, json in fields.items():
+            mark = crc32(json.encode())
+            if self.latest.get(name) != mark:
+                self._hold(0 if name in self.latest else len(name) + 64)
+                self.latest[name] = mark
+                out.append(Extra(name, json, block))
+
     def _process(self, events: list[SseEvent], out: list[Normalized], *, at_end: bool) -> None:
         for event in events:
             if self.ended:
@@ -193,6 +217,8 @@ class ResponseDecoder(msgspec.Struct, metaclass=_AbstractStruct, kw_only=True):
 
     def _close(self, terminal: Terminal, out: list[Normalized]) -> None:
         self.ended = True
+        if self.started:
+            out += [Extra(name, json) for name, json in self.about.items()]
         out.append(terminal)
 
     @property

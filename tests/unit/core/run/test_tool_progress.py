@@ -83,3 +83,14 @@ def test_a_tool_that_reports_without_end_meets_the_bound_of_its_run() -> None:
     end = story.events[-1]
     assert isinstance(end, RunFailedEvent)
     assert end.error.code == "too_many_events"
+
+
+def test_progress_of_a_tool_that_the_provider_runs_comes_inside_its_block():
+    story = Story(max_tool_depth=0)
+    item, *rest = n.ItemStart(0, "x.search_call", "search", "s1"), n.ToolCallDelta(0, "{}"), n.BlockStop(0)
+    story.provider(item, n.ItemProgress(0, "in_progress"), n.ItemProgress(0, "searching"), *rest)
+    story.provider(n.ItemProgress(0, "late"), n.Done("stop"))
+    names = [type(event).__name__ for event in story.events]
+    assert names[1:] == ["BlockStarted", "ToolProgress", "ToolProgress", "Chunk", "BlockComplete", "Completed"]
+    reports = [(e.block, e.tool_id, e.tool_name, e.progress, e.message) for e in of_type(story.events, ToolProgress)]
+    assert reports == [(0, "s1", "search", 1, "in_progress"), (0, "s1", "search", 2, "searching")]

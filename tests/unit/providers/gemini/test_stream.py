@@ -110,7 +110,9 @@ def test_what_a_filter_says_of_its_reasons_is_shown() -> None:
         Extra("gemini.safetyRatings", '[{"category":"X","probability":"HIGH"}]'),
         Done("content_filter", "SAFETY"),
     ]
-    assert events_of(chunk(finish="STOP", safetyRatings=ratings)) == [STOPPED]
+    calm = [{"category": "X", "probability": "NEGLIGIBLE"}]
+    said = events_of(chunk(finish="STOP", safetyRatings=ratings), chunk(safetyRatings=calm))
+    assert said == [Extra("gemini.safetyRatings", '[{"category":"X","probability":"NEGLIGIBLE"}]'), STOPPED]
 
 
 def test_a_blocked_prompt_ends_in_content_filter() -> None:

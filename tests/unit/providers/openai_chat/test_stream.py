@@ -438,3 +438,38 @@ def test_a_whole_response_gives_the_events_of_the_stream_with_one_delta_a_block(
     body = msgspec.json.format(msgspec.json.encode(whole))
     assert read("openai-chat", body, stream=False) == joined(read("openai-chat", streamed))
     assert read("openai-chat", body, stream=True) == read("openai-chat", body, stream=False)
+
+
+def test_what_vendors_say_of_each_piece_is_with_its_block_and_of_the_answer_at_its_end() -> None:
+    def piece(content: str, number: int, **more: Any) -> dict[str, Any]:
+        probable = {"content": [{"token": content, "logprob": -number}]}
+        choice = {"index": 0, "delta": {"content": content, "x": {"y": 1}}, "logprobs": probable}
+        return {**HEAD, "choices": [choice], "provider": "Fireworks", "service_tier": "default", **more}
+
+    events = events_of(
+        piece("a", 1, citations=["u1"]),
+        piece("a", 1, citations=["u1", "u2"], search_results=[{"title": "t"}], z=[]),
+        chunk("stop"),
+        DONE,
+    )
+    probable = Extra("openai-chat.logprobs", '{"content":[{"token":"a","logprob":-1}]}', 0)
+    assert events == [
+        BlockStart(0, "text"),
+        TextDelta(0, "a"),
+        probable,
+        Extra("openai-chat.choices.delta.x", '{"y":1}', 0),
+        TextDelta(0, "a"),
+        probable,
+        BlockStop(0),
+        Extra("openai-chat.service_tier", '"default"'),
+        Extra("openai-chat.provider", '"Fireworks"'),
+        Extra("openai-chat.citations", '["u1","u2"]'),
+        Extra("openai-chat.search_results", '[{"title":"t"}]'),
+        Done("stop", "stop"),
+    ]
+
+
+def test_what_was_said_of_a_cut_answer_comes_out() -> None:
+    events = events_of({**chunk(content="a"), "service_tier": "flex"})
+    assert events[-2] == Extra("openai-chat.service_tier", '"flex"')
+    assert isinstance(events[-1], Cut)

@@ -16,6 +16,7 @@ from tokenbus.events.normalized import (
     Extra,
     Failed,
     Image,
+    ItemProgress,
     ItemStart,
     Normalized,
     Opaque,
@@ -718,3 +719,72 @@ def test_a_hosted_call_that_waits_for_the_client_ends_the_turn_with_a_finish_tha
     end = events_of(*(events if streamed else ()), ended(output=output))[-1]
     assert isinstance(end, Done)
     assert (end.finish, end.finish_raw) == (finish, "completed")
+
+
+def test_what_a_hosted_tool_does_is_its_progress_in_order() -> None:
+    item = {"id": "ci_1", "code": "1+1", "status": "completed"}
+    events = events_of(
+        added(0, "code_interpreter_call", id="ci_1", status="in_progress"),
+        event("code_interpreter_call.in_progress", 0, item_id="ci_1"),
+        event("code_interpreter_call_code.delta", 0, item_id="ci_1", delta="1+1"),
+        event("code_interpreter_call_code.done", 0, item_id="ci_1", code="1+1"),
+        event("code_interpreter_call.interpreting", 0, item_id="ci_1"),
+        event("code_interpreter_call.finding", 0, item_id="ci_1", found=[1]),
+        done(0, "code_interpreter_call", **item),
+        added(1, "image_generation_call", id="ig_1"),
+        event("image_generation_call.generating", 1, item_id="ig_1"),
+        done(1, "image_generation_call", id="ig_1", result="aW1n"),
+        COMPLETED,
+    )
+    found = '{"type":"response.code_interpreter_call.finding","output_index":0,"item_id":"ci_1","found":[1]}'
+    assert events[:8] == [
+        ItemStart(0, "openai-responses.code_interpreter_call", "code_interpreter", "ci_1"),
+        ItemProgress(0, "in_progress"),
+        ToolCallDelta(0, '{"code":"1+1'),
+        ItemProgress(0, "interpreting"),
+        ItemProgress(0, "finding"),
+        Extra("openai-responses.code_interpreter_call.finding", found, 0),
+        ToolCallDelta(0, '","type":"code_interpreter_call","id":"ci_1","status":"completed"}'),
+        BlockStop(0),
+    ]
+    assert events[8:10] == [BlockStart(1, "image"), ItemProgress(1, "generating")]
+
+
+def test_a_patch_streams_inside_its_operation() -> None:
+    operation = {"type": "update_file", "path": "a.py", "diff": '-"a"\n+b'}
+    pieces = ['-"a', '"\n+b']
+    events = events_of(
+        added(0, "apply_patch_call", call_id="c1", operation={**operation, "diff": ""}),
+        *(event("apply_patch_call_operation_diff.delta", 0, item_id="i1", delta=piece) for piece in pieces),
+        event("apply_patch_call_operation_diff.done", 0, item_id="i1", diff=operation["diff"]),
+        done(0, "apply_patch_call", call_id="c1", operation=operation),
+        COMPLETED,
+    )
+    fragments = [e.fragment for e in events if isinstance(e, ToolCallDelta)]
+    assert len(fragments) == 3
+    assert msgspec.json.decode("".join(fragments)) == {
+        "type": "apply_patch_call",
+        "call_id": "c1",
+        "operation": operation,
+    }
+    assert events[-2:] == [BlockStop(0), STOPPED]
+
+
+def test_log_probabilities_are_with_their_text_streamed_or_whole() -> None:
+    probable = [{"token": "a", "logprob": -0.5}]
+    part = {"type": "output_text", "text": "a", "logprobs": probable}
+    with_deltas = [
+        added(0, "message"),
+        event("output_text.delta", 0, delta="a", logprobs=probable),
+        event("output_text.done", 0, text="a", logprobs=probable),
+    ]
+    extra = Extra("openai-responses.logprobs", '[{"token":"a","logprob":-0.5}]', 0)
+    for before in (with_deltas, []):
+        events = events_of(*before, done(0, "message", content=[part]), ended(service_tier="flex"))
+        assert [e for e in events if not isinstance(e, Done)] == [
+            BlockStart(0, "text"),
+            TextDelta(0, "a"),
+            extra,
+            BlockStop(0),
+            Extra("openai-responses.service_tier", '"flex"'),
+        ]

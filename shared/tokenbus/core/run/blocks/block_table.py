@@ -16,7 +16,16 @@ from tokenbus.core.run.blocks.public_blocks import call_heads, content_fields
 from tokenbus.core.run.outbox import Outbox
 from tokenbus.errors import TooLarge
 from tokenbus.events.normalized import Opaque
-from tokenbus.events.public import BlockComplete, BlockKind, BlockStarted, Chunk, ImagePreview, ImageRef, decode
+from tokenbus.events.public import (
+    BlockComplete,
+    BlockKind,
+    BlockStarted,
+    Chunk,
+    ImagePreview,
+    ImageRef,
+    ToolProgress,
+    decode,
+)
 from tokenbus.events.requests import (
     Base64Source,
     BlobSource,
@@ -49,6 +58,8 @@ class OpenBlock(msgspec.Struct):
     extras: ExtraData = msgspec.field(default_factory=ExtraData)
     image: ImageRef | None = None
     previews: int = 0
+    reports: int = 0
+    """How often the provider reported progress."""
 
 
 class CompleteCall(msgspec.Struct):
@@ -157,6 +168,14 @@ class BlockTable(msgspec.Struct):
         shown = {"block": block.number, "kind": "image", "index": block.previews, "image": image}
         out.event(self.turn, self.attempt, ImagePreview, **shown)
         block.previews += 1
+
+    def report(self, ordinal: int, status: str, out: Outbox) -> None:
+        """Publish the progress of an open block's tool at once."""
+        if block := self.open.get(ordinal):
+            block.reports += 1
+            tool = {"tool_id": block.tool_id or "", "tool_name": block.tool_name or block.kind}
+            progress = {"block": block.number, "progress": float(block.reports), "message": status}
+            out.event(self.turn, self.attempt, ToolProgress, **tool, **progress)
 
     def note(self, ordinal: int, extra: dict[str, object]) -> bool:
         """Attach provider data to an open block; False if the block is not open."""
