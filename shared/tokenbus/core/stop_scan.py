@@ -50,7 +50,9 @@ class StopScan(msgspec.Struct):
                 del self.texts[event.block]
                 if not text.begun:
                     return out, ""
-            case n.RefusalDelta() | n.Opaque() | n.Extra() if event.block in self.texts:
+            case n.Extra() if event.block in self.texts:  # with each piece, often: it decides nothing about the text
+                self._begin(event.block, self.texts[event.block], out)
+            case n.RefusalDelta() | n.Opaque() if event.block in self.texts:
                 text = self.texts[event.block]
                 self._release(event.block, text, out)
                 self._begin(event.block, text, out)

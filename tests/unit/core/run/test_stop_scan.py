@@ -108,3 +108,14 @@ def test_a_continued_answer_is_scanned_further_and_held_text_is_emitted_once() -
     assert visible_text(scenario) == "The ENtries are "
     assert contents(scenario) == ["The ENtries are "]
     assert of_type(scenario.events, Completed)[0].stop_string == "END"
+
+
+def test_data_beside_each_piece_does_not_hide_a_stop_string():
+    story = Story(stops=("STOP",), max_tool_depth=0)
+    story.provider(n.BlockStart(0, "text"))
+    for piece in ("Hi S", "TO", "P there"):
+        story.provider(n.TextDelta(0, piece), n.Extra("x.logprobs", "[1]", 0))
+    [block] = of_type(story.events, BlockComplete)
+    assert block.content == "Hi "
+    assert isinstance(end := story.events[-1], Completed)
+    assert end.stop_string == "STOP"
