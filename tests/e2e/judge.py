@@ -34,7 +34,7 @@ def _check_blocks(log: Log) -> None:
             case "chunk":
                 assert number in written
                 assert number not in done
-                assert event["visible"] == (event["kind"] == "text")
+                assert event["visible"] == (event["kind"] in ("text", "audio"))
                 if event.get("tool_call_part") in (None, "input"):
                     written[number] += event["text"]
             case "image_preview":

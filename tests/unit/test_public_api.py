@@ -18,7 +18,7 @@ from tokenbus.client.run import PUBLISHED_WAIT_S
 
 FACADE = {
     "tokenbus": """
-        Base64Source BlobLoader BlobRef BlobSource BlobStreams Blobs BlockComplete BlockStarted Cancelled
+        AudioRef Base64Source BlobLoader BlobRef BlobSource BlobStreams Blobs BlockComplete BlockStarted Cancelled
         Chunk Client Completed Cursor Decided DocumentPart ErrorInfo ExtraPart Fallback FileSource Generate
         ImageOptions ImagePart ImagePreview ImageRef Incomplete Message OrderedSubscription OutputSchema
         PrefillOptions ProviderModel PublicEvent Response ResponseBuilder Restarted Retrying Run
@@ -58,12 +58,12 @@ FACADE = {
         Random Recording Reply Stall Status ToolCall Turn Whole Wire
     """,
     "tokenbus.providers": """
-        Auth BlockStart BlockStop Built CallToSign Cut Decoder Done ErrorInfo Extra Failed FileAnswer FileApi
-        FileCall FileToUpload Format Generate HttpCall Image ItemStart Malformed MediaLimits Message Mode
+        Audio Auth BlockStart BlockStop Built CallToSign Cut Decoder Done ErrorInfo Extra Failed FileAnswer FileApi
+        FileCall FileToUpload Format Generate HttpCall Image ItemProgress ItemStart Malformed MediaLimits Message Mode
         Normalized Opaque Provider ProviderBase ProviderFile Quirks RefusalDelta RequestInvalid ResponseDecoder Spoken
         SseEvent Start Takes Terminal TextDelta TextPart ThinkingDelta ThinkingPart ThinkingTags Token
-        TokenAuth ToolCallDelta ToolCallDone ToolCallPart ToolCallStart ToolResultPart Usage UsageSeen
-        conversation finish_of needs_tools provider_failure schema_of accepted_stops with_extra
+        TokenAuth ToolCallDelta ToolCallDone ToolCallPart ToolCallStart ToolResultPart TranscriptDelta Usage
+        UsageSeen conversation finish_of needs_tools provider_failure schema_of accepted_stops with_extra
     """,
 }
 """The modules that users import from, and all names of each."""

@@ -1,6 +1,18 @@
 // Written by scripts/generate_types.py from shared/tokenbus/schemas. Do not edit.
 
 /**
+ * A sound by blob id, or inline if it is not in a blob.
+ */
+export interface AudioRef {
+  media_type: string;
+  blob_id?: string;
+  base64?: string;
+  size_bytes?: number;
+  audio_id?: string;
+  expires_at?: number;
+}
+
+/**
  * Media inside the request.
  */
 export interface Base64Source {
@@ -29,7 +41,7 @@ export interface BlockComplete {
   turn: number;
   attempt: number;
   block: number;
-  kind: "image" | "server_tool" | "text" | "thinking" | "tool_call" | "tool_result";
+  kind: "audio" | "image" | "server_tool" | "text" | "thinking" | "tool_call" | "tool_result";
   content?: string;
   tool_id?: string;
   tool_name?: string;
@@ -42,6 +54,7 @@ export interface BlockComplete {
   opaque_blobs?: Record<string, string>;
   item?: string;
   image?: ImageRef;
+  audio?: AudioRef;
   blob_id?: string;
   images?: ImageRef[];
   cut?: boolean;
@@ -58,7 +71,7 @@ export interface BlockStarted {
   turn: number;
   attempt: number;
   block: number;
-  kind: "image" | "server_tool" | "text" | "thinking" | "tool_call" | "tool_result";
+  kind: "audio" | "image" | "server_tool" | "text" | "thinking" | "tool_call" | "tool_result";
   tool_id?: string;
   tool_name?: string;
   prompt?: string;
@@ -112,7 +125,7 @@ export interface Chunk {
   turn: number;
   attempt: number;
   block: number;
-  kind: "image" | "server_tool" | "text" | "thinking" | "tool_call" | "tool_result";
+  kind: "audio" | "image" | "server_tool" | "text" | "thinking" | "tool_call" | "tool_result";
   text: string;
   visible: boolean;
   depth: number;

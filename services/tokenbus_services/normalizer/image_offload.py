@@ -1,8 +1,8 @@
-"""Moves images and large opaque data to the blob store before their events are committed.
+"""Moves images, sounds and large opaque data to the blob store before their events are committed.
 
 Storage is content-addressed, so repeated uploads are harmless. The partition waits for uploads for a bounded time. If
-the store is unavailable, an image stays inline in its event; only previews are dropped. Opaque data always stays in its
-event too, because the run's next turn needs it.
+the store is unavailable, an image or sound stays inline in its event; only previews are dropped. Opaque data always
+stays in its event too, because the run's next turn needs it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tokenbus.bus import process_clock
 from tokenbus.core.image_header import in_blob
 from tokenbus.errors import BlobError
 from tokenbus.events.frames import BusEvent
-from tokenbus.events.normalized import Extra, Image, Normalized, Opaque
+from tokenbus.events.normalized import Audio, Extra, Image, Normalized, Opaque
 from tokenbus_services.blobs.retry import StoreRetry
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -34,14 +34,14 @@ AT_ONCE = 4
 
 
 def belongs_in_blob(event: BusEvent, *, images: bool) -> bool:
-    """Whether the event is large opaque data, or an image if ``images`` are offloaded."""
+    """Whether the event is large opaque data, or an image or sound if ``images`` are offloaded."""
     if isinstance(event, Opaque):
         return event.name != "signature" and len(event.value) > LARGE_CHARS
-    return images and isinstance(event, Image)
+    return images and isinstance(event, Image | Audio)
 
 
 class ImageKeeper:
-    """Stores images that their fetchers did not, and opaque data. Call `aclose` at the end."""
+    """Stores images that their fetchers did not, sounds, and opaque data. Call `aclose` at the end."""
 
     def __init__(self, blobs: BlobLoader, registry: CollectorRegistry) -> None:
         self._blobs = blobs
@@ -54,20 +54,35 @@ class ImageKeeper:
         """Close the connections."""
         await self._blobs.aclose()
 
-    async def keep(self, large: Sequence[Image | Opaque]) -> list[list[Normalized]]:
-        """Return the events to emit in place of each: the same with its blob, or an inline image and a note with the
+    async def keep(self, large: Sequence[Image | Audio | Opaque]) -> list[list[Normalized]]:
+        """Return the events to emit in place of each: the same with its blob, or with its content and a note with the
         reason.
 
         Does not raise; takes at most `STORE_TIMEOUT_S`.
         """
         places = asyncio.Semaphore(AT_ONCE)
         until = process_clock.now() + STORE_TIMEOUT_S
-        return await asyncio.gather(
-            *(
-                self._data(one, places, until) if isinstance(one, Opaque) else self._image(one, places, until)
-                for one in large
-            )
-        )
+        return await asyncio.gather(*(self._one(event, places, until) for event in large))
+
+    async def _one(self, event: Image | Audio | Opaque, places: asyncio.Semaphore, until: float) -> list[Normalized]:
+        match event:
+            case Opaque():
+                return await self._data(event, places, until)
+            case Audio():
+                return await self._sound(event, places, until)
+            case Image():
+                return await self._image(event, places, until)
+
+    async def _sound(self, sound: Audio, places: asyncio.Semaphore, until: float) -> list[Normalized]:
+        try:
+            async with places:
+                content = b64decode(sound.base64)
+                ref = await self._retry.put(lambda: content, sound.media_type, until=until)
+        except BlobError as e:
+            log.warning("audio_not_stored", problem=str(e))
+            note = msgspec.json.encode(e.told or str(e)).decode()
+            return [sound, Extra("tokenbus.audio_not_stored", note, sound.block)]
+        return [msgspec.structs.replace(sound, base64="", blob_id=ref.blob_id, size_bytes=len(content))]
 
     async def _data(self, data: Opaque, places: asyncio.Semaphore, until: float) -> list[Normalized]:
         try:

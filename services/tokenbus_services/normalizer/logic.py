@@ -15,7 +15,18 @@ from tokenbus.core.run.attempts.retry import WORKER_LOST
 from tokenbus.core.run.chunk_joining import JOIN_LIMIT
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import CONTROL_ATTEMPT, BusEvent, EventFrame, decode_raw, encode
-from tokenbus.events.normalized import Cut, Failed, Image, Opaque, RefusalDelta, TextDelta, ThinkingDelta, ToolCallDelta
+from tokenbus.events.normalized import (
+    Audio,
+    Cut,
+    Failed,
+    Image,
+    Opaque,
+    RefusalDelta,
+    TextDelta,
+    ThinkingDelta,
+    ToolCallDelta,
+    TranscriptDelta,
+)
 from tokenbus_services.normalizer.image_offload import ImageKeeper, belongs_in_blob
 from tokenbus_services.telemetry import NO_TRACER, RunTracer, Span
 
@@ -75,7 +86,8 @@ class NormalizerLogic:
         """Move the frames' images and large opaque data to the blob store."""
         waiting, self._large = self._large, []
         if self._keeper and waiting:
-            replacements = await self._keeper.keep([cast("Image | Opaque", events[place]) for events, place in waiting])
+            large = [cast("Image | Audio | Opaque", events[place]) for events, place in waiting]
+            replacements = await self._keeper.keep(large)
             # From the end, so that earlier indexes stay valid.
             for (events, place), instead in reversed(list(zip(waiting, replacements, strict=True))):
                 events[place : place + 1] = instead
@@ -215,7 +227,7 @@ def _pieces(event: BusEvent) -> list[BusEvent]:
 
 def _text_of(event: BusEvent) -> str | None:
     match event:
-        case TextDelta() | ThinkingDelta() | RefusalDelta():
+        case TextDelta() | TranscriptDelta() | ThinkingDelta() | RefusalDelta():
             return event.text
         case ToolCallDelta():
             return event.fragment

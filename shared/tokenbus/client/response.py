@@ -134,7 +134,7 @@ class ResponseBuilder:
         blocks = [self._blocks[n] for n in sorted(self._blocks)]
         texts: dict[int, str] = {}
         for block in blocks:
-            if block.start.kind == "text":
+            if block.start.kind in ("text", "audio"):
                 texts[block.start.turn] = texts.get(block.start.turn, "") + block.content
         return Response(
             run=self._last.run,

@@ -17,7 +17,7 @@ from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.usage import Usage
 
 FinishReason = Literal["stop", "length", "tool_use", "content_filter", "pause", "requires_action", "error", "unknown"]
-OpenKind = Literal["text", "thinking", "image"]
+OpenKind = Literal["text", "thinking", "image", "audio"]
 
 
 class _Normal(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -45,7 +45,7 @@ class Start(_Normal, frozen=True, tag="start"):
 
 
 class BlockStart(_Normal, frozen=True, tag="open"):
-    """A text, thinking or image region begins. Tool calls begin with `ToolCallStart`."""
+    """A text, thinking, image or audio region begins. Tool calls begin with `ToolCallStart`."""
 
     block: int
     kind: OpenKind
@@ -74,8 +74,15 @@ class ThinkingDelta(_Normal, frozen=True, tag="thinking"):
     text: str
 
 
+class TranscriptDelta(_Normal, frozen=True, tag="transcript"):
+    """A piece of what an audio block says, never empty."""
+
+    block: int
+    text: str
+
+
 class BlockStop(_Normal, frozen=True, tag="close"):
-    """The text, thinking or image region is complete."""
+    """The text, thinking, image or audio region is complete."""
 
     block: int
 
@@ -171,6 +178,22 @@ class Image(_Normal, frozen=True, tag="image"):
     height: int = 0
 
 
+class Audio(_Normal, frozen=True, tag="audio"):
+    """The whole sound of an open audio block, as base64 or in a blob."""
+
+    block: int
+    media_type: str
+    base64: str
+    """Empty if the bytes are in a blob."""
+    audio_id: str = ""
+    """The provider's id, for as long as it keeps the sound."""
+    expires_at: int = 0
+    """Unix time until which the id is valid; 0: unknown."""
+    blob_id: str = ""
+    size_bytes: int = 0
+    """Size of the sound itself; 0: unknown."""
+
+
 class Extra(_Normal, frozen=True, tag="extra"):
     """Data without an event of its own (citations, unknown events), kept as the provider's JSON.
 
@@ -222,6 +245,7 @@ Normalized = (
     | TextDelta
     | RefusalDelta
     | ThinkingDelta
+    | TranscriptDelta
     | BlockStop
     | ToolCallStart
     | ToolCallDelta
@@ -230,6 +254,7 @@ Normalized = (
     | ItemProgress
     | Opaque
     | Image
+    | Audio
     | Extra
     | UsageSeen
     | Done

@@ -15,7 +15,7 @@ from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.normalized import FinishReason
 from tokenbus.events.usage import Usage
 
-BlockKind = Literal["text", "thinking", "tool_call", "tool_result", "image", "server_tool"]
+BlockKind = Literal["text", "thinking", "tool_call", "tool_result", "image", "audio", "server_tool"]
 ToolCallPart = Literal["name", "id", "input"]
 
 
@@ -39,6 +39,20 @@ class ImageRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     height: int | None = None
     draft: bool | None = None
     """True: the image is part of the model's thinking, not of the answer."""
+
+
+class AudioRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A sound by blob id, or inline if it is not in a blob."""
+
+    media_type: str
+    """From the sound's header if the provider does not say; ``audio/pcm`` if there is none."""
+    blob_id: str | None = None
+    base64: str | None = None
+    size_bytes: int | None = None
+    audio_id: str | None = None
+    """The provider's id of the sound, for a later request to the same provider."""
+    expires_at: int | None = None
+    """Unix time until which the provider knows the id."""
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -109,7 +123,9 @@ class BlockComplete(Event, frozen=True, kw_only=True, tag="block_complete"):
     block: int
     kind: BlockKind
     content: str | None = None
-    """text, thinking, tool_result: the whole content. server_tool: the item, as the provider's JSON."""
+    """text, thinking, tool_result: the whole content. audio: its transcript. server_tool: the item, as the provider's
+    JSON.
+    """
     tool_id: str | None = None
     tool_name: str | None = None
     arguments: str | None = None
@@ -129,6 +145,8 @@ class BlockComplete(Event, frozen=True, kw_only=True, tag="block_complete"):
     item: str | None = None
     """server_tool: the provider's type of the item, ``<api>.<type>``."""
     image: ImageRef | None = None
+    audio: AudioRef | None = None
+    """audio: the sound. Absent if it was cut off, or if a policy changed what it says."""
     blob_id: str | None = None
     """tool_result: the blob with the whole result, if it was too large for the bus."""
     images: list[ImageRef] | None = None
@@ -310,7 +328,12 @@ def blobs_of(event: PublicEvent) -> set[str]:
             named = [image.blob_id]
         case BlockComplete():
             images = [event.image, *(event.images or ())]
-            named = [event.blob_id, *(event.opaque_blobs or {}).values(), *(one.blob_id for one in images if one)]
+            named = [
+                event.blob_id,
+                event.audio and event.audio.blob_id,
+                *(event.opaque_blobs or {}).values(),
+                *(one.blob_id for one in images if one),
+            ]
         case _:
             return set()
     return {blob_id for blob_id in named if blob_id}

@@ -84,7 +84,7 @@ def _part(block: BlockComplete, late: Mapping[str, object]) -> ContentPart | Non
         for name in ("opaque", "opaque_blobs")
     }
     match block.kind:
-        case "text" if block.content:
+        case "text" | "audio" if block.content:
             return TextPart(text=block.content, **back)
         case "thinking" if not block.cut:
             return ThinkingPart(text=block.content or "", signature=block.signature, **back)

@@ -9,6 +9,7 @@ A package that adds another API imports the names below; see docs/guides/provide
 from tokenbus.errors import Malformed, RequestInvalid
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.normalized import (
+    Audio,
     BlockStart,
     BlockStop,
     Cut,
@@ -28,6 +29,7 @@ from tokenbus.events.normalized import (
     ToolCallDelta,
     ToolCallDone,
     ToolCallStart,
+    TranscriptDelta,
     UsageSeen,
 )
 from tokenbus.events.quirks import ThinkingTags
@@ -45,6 +47,7 @@ from tokenbus.providers.response.error_mapping import provider_failure
 from tokenbus.providers.response.sse import SseEvent
 
 __all__ = [
+    "Audio",
     "Auth",
     "BlockStart",
     "BlockStop",
@@ -96,6 +99,7 @@ __all__ = [
     "ToolCallPart",
     "ToolCallStart",
     "ToolResultPart",
+    "TranscriptDelta",
     "Usage",
     "UsageSeen",
     "accepted_stops",

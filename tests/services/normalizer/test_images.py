@@ -16,7 +16,7 @@ from tokenbus.blobs import BlobRef, blob_id_of
 from tokenbus.bus.keys import Keys
 from tokenbus.errors import BlobRefused, BlobUnavailable
 from tokenbus.events.frames import BusEvent, Data, ImagesRequested, Opened, RawFrame, encode, event_decoder
-from tokenbus.events.normalized import BlockStart, BlockStop, Extra, Image, Normalized, Opaque, Start
+from tokenbus.events.normalized import Audio, BlockStart, BlockStop, Extra, Image, Normalized, Opaque, Start
 from tokenbus.events.quirks import Quirks
 from tokenbus_services.blobs import retry as patience
 from tokenbus_services.normalizer import image_offload as images
@@ -72,7 +72,7 @@ def stored(content: bytes, *, final: bool = True, block: int = 0) -> Image:
     return Image(block, "image/png", "", final, blob_id=blob_id_of(content), size_bytes=len(content))
 
 
-async def kept(store: Store, *given: Image | Opaque) -> list[list[Normalized]]:
+async def kept(store: Store, *given: Image | Audio | Opaque) -> list[list[Normalized]]:
     return await ImageKeeper(store, CollectorRegistry()).keep(given)
 
 
@@ -247,3 +247,13 @@ async def test_a_restored_attempt_keeps_the_options_of_its_images() -> None:
     await logic.finish_replay()
     assert outputs(logic)["a"][0] == msgspec.structs.replace(image(b"cat"), prompt="A cat.", model="m")
     assert store.held == []
+
+
+async def test_a_sound_is_stored_or_stays_in_its_event_with_a_note() -> None:
+    sound = Audio(3, "audio/wav", b64encode(b"la").decode(), "audio_1")
+    [[event]] = await kept(Store(), sound)
+    assert event == msgspec.structs.replace(sound, base64="", blob_id=blob_id_of(b"la"), size_bytes=2)
+    [[left, note]] = await kept(Store(ODD), sound)
+    assert left == sound
+    assert isinstance(note, Extra)
+    assert (note.name, note.block) == ("tokenbus.audio_not_stored", 3)

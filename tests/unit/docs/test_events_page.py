@@ -17,7 +17,7 @@ from tokenbus.bus.keys import PUBLIC_TOPICS, Keys
 from tokenbus.events import decisions, public
 from tokenbus.events.decisions import Decided
 from tokenbus.events.error_info import ErrorInfo
-from tokenbus.events.public import Event, ImageRef, ProviderModel, PublicEvent, Timing, UnknownEvent
+from tokenbus.events.public import AudioRef, Event, ImageRef, ProviderModel, PublicEvent, Timing, UnknownEvent
 from tokenbus.events.usage import Usage
 from tokenbus_services.parser.logic import PublicTopics
 
@@ -25,6 +25,7 @@ PAGE = sections(page("reference/events.md"))
 COMMON = "Every event"
 OBJECTS: dict[type[msgspec.Struct], str] = {
     ImageRef: "an image",
+    AudioRef: "a sound",
     ProviderModel: "a provider and a model",
     Timing: "times",
     ErrorInfo: "an error",

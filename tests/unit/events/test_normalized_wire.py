@@ -9,6 +9,7 @@ import pytest
 
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.normalized import (
+    Audio,
     BlockStart,
     BlockStop,
     Cut,
@@ -16,6 +17,7 @@ from tokenbus.events.normalized import (
     Extra,
     Failed,
     Image,
+    ItemProgress,
     ItemStart,
     Normalized,
     Opaque,
@@ -26,6 +28,7 @@ from tokenbus.events.normalized import (
     ToolCallDelta,
     ToolCallDone,
     ToolCallStart,
+    TranscriptDelta,
     UsageSeen,
 )
 from tokenbus.events.usage import Usage
@@ -45,6 +48,9 @@ GOLDEN: list[tuple[Normalized, list[Any]]] = [
         Image(3, "image/png", "aGk=", True, "a cat", True, "cat", "gpt-image-2", "8x8", "low", "sha256:0", 2, 8, 9),
         ["image", 3, "image/png", "aGk=", True, "a cat", True, "cat", "gpt-image-2", "8x8", "low", "sha256:0", 2, 8, 9],
     ),
+    (TranscriptDelta(4, "Hi"), ["transcript", 4, "Hi"]),
+    (Audio(4, "audio/wav", "aGk=", "a1", 5, "sha256:0", 2), ["audio", 4, "audio/wav", "aGk=", "a1", 5, "sha256:0", 2]),
+    (ItemProgress(2, "searching"), ["progress", 2, "searching"]),
     (Extra("citation", "{}", 0), ["extra", "citation", "{}", 0]),
     (ItemStart(2, "a.b", "web_search", "s"), ["item", 2, "a.b", "web_search", "s"]),
     (UsageSeen(Usage(input=1)), ["usage", {"input": 1}]),

@@ -17,6 +17,7 @@ from tests.rows import over_rows
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.public import (
     TERMINAL,
+    AudioRef,
     BlockComplete,
     BlockStarted,
     Cancelled,
@@ -127,6 +128,14 @@ FULL: list[tuple[PublicEvent, str]] = [
                 height=9,
                 draft=True,
             ),
+            audio=AudioRef(
+                media_type="audio/wav",
+                blob_id="sha256:04",
+                base64="aGk=",
+                size_bytes=2,
+                audio_id="audio_1",
+                expires_at=9,
+            ),
             blob_id="sha256:01",
             images=[ImageRef(media_type="image/webp", blob_id="sha256:02")],
             cut=True,
@@ -137,7 +146,8 @@ FULL: list[tuple[PublicEvent, str]] = [
         '"is_error":true,"signature":"sig","opaque":{"item_id":"fc_1","api":"openai-responses"},'
         '"opaque_blobs":{"encrypted":"sha256:03"},"item":"gemini.executableCode","image":{"media_type":"image/png","blob_id":"sha256:00","base64":"aGk=",'
         '"revised_prompt":"a cat","prompt":"cat","model":"gpt-image-2","size":"8x8","quality":"low","size_bytes":2,'
-        '"width":8,"height":9,"draft":true},"blob_id":"sha256:01","images":[{"media_type":"image/webp","blob_id":"sha256:02"}],'
+        '"width":8,"height":9,"draft":true},"audio":{"media_type":"audio/wav","blob_id":"sha256:04",'
+        '"base64":"aGk=","size_bytes":2,"audio_id":"audio_1","expires_at":9},"blob_id":"sha256:01","images":[{"media_type":"image/webp","blob_id":"sha256:02"}],'
         '"cut":true,"provider_extra":[{"name":"citation"}]}',
     ),
     (

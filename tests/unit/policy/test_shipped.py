@@ -329,3 +329,16 @@ async def test_readable_data_in_a_blob_is_withheld_by_a_policy_that_rewrites():
     events = answer(n.BlockStart(0, "text"), n.TextDelta(0, "So."), *cited, n.BlockStop(0), finish="stop")
     [block] = Response.of(await under(public_stream(RedactSecrets()), events)).blocks
     assert block.opaque_blobs == {"encrypted": "sha256:2"}
+
+
+async def test_a_sound_is_withheld_if_its_transcript_is_redacted():
+    def spoken(words: str) -> list[n.Normalized]:
+        sound = n.Audio(0, "audio/wav", "", "audio_1", 0, "sha256:7", 2)
+        return [n.BlockStart(0, "audio"), n.TranscriptDelta(0, words), sound, n.BlockStop(0)]
+
+    for words, published in ((f"It is {KEY}!", "It is [redacted]!"), ("It is fine.", "It is fine.")):
+        out = await under(public_stream(RedactSecrets()), answer(*spoken(words), finish="stop"))
+        check_sound(out)
+        [block] = Response.of(out).blocks
+        assert (block.kind, block.content) == ("audio", published)
+        assert (block.audio is not None) == (words == published)

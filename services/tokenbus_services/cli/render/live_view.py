@@ -38,6 +38,7 @@ _STYLES = {
     "tool_call": "cyan",
     "tool_result": "magenta",
     "image": "blue",
+    "audio": "green",
     "server_tool": "cyan",
 }
 _LIFE_STYLES = {

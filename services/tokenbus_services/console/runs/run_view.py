@@ -47,6 +47,7 @@ CHARACTERS_PER_TOKEN = 4
 _BLANKS = re.compile(r"\s+")
 _STATES_OF_KINDS: dict[str, State] = {
     "text": "speaking",
+    "audio": "speaking",
     "thinking": "thinking",
     "tool_call": "tool",
     "server_tool": "tool",

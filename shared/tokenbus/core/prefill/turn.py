@@ -71,7 +71,15 @@ class TurnText(msgspec.Struct):
                 return []
             case n.Extra():
                 return [n.Extra(event.name, event.json)]
-            case n.ThinkingDelta() | n.ToolCallDelta() | n.ItemProgress() | n.Image() | n.Opaque():
+            case (
+                n.ThinkingDelta()
+                | n.ToolCallDelta()
+                | n.ItemProgress()
+                | n.TranscriptDelta()
+                | n.Image()
+                | n.Audio()
+                | n.Opaque()
+            ):
                 if event.block not in self.beside:
                     return []
             case _:

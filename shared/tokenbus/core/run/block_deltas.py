@@ -7,14 +7,14 @@ from tokenbus.core.run.outbox import Outbox
 from tokenbus.core.run.provider_extra import keep
 from tokenbus.core.run.state import RunState
 from tokenbus.events import normalized as n
-from tokenbus.events.public import ImageRef
+from tokenbus.events.public import AudioRef, ImageRef
 from tokenbus.events.run_messages import CARRIED
 
 
 def add(s: RunState, out: Outbox, event: n.Normalized, at_ms: int) -> None:
     """Apply one event. Raises TooLarge if a block exceeds its limit."""
     match event:
-        case n.TextDelta() | n.RefusalDelta():
+        case n.TextDelta() | n.RefusalDelta() | n.TranscriptDelta():
             if s.accepted.visible:
                 if not s.visible_emitted:
                     s.visible_emitted, s.visible_ms = True, at_ms
@@ -42,6 +42,8 @@ def add(s: RunState, out: Outbox, event: n.Normalized, at_ms: int) -> None:
             keep(s, event)
         case n.Image():
             s.blocks.show(event.block, _ref_of(event), out, final=event.final)
+        case n.Audio():
+            s.blocks.sound(event.block, _sound_of(event))
         case n.Extra():
             _extra(s, event)
         case n.UsageSeen():
@@ -71,6 +73,17 @@ def _ref_of(event: n.Image) -> ImageRef:
         width=event.width or None,
         height=event.height or None,
         draft=event.draft or None,
+    )
+
+
+def _sound_of(event: n.Audio) -> AudioRef:
+    return AudioRef(
+        media_type=event.media_type,
+        blob_id=event.blob_id or None,
+        base64=event.base64 or None,
+        size_bytes=event.size_bytes or None,
+        audio_id=event.audio_id or None,
+        expires_at=event.expires_at or None,
     )
 
 

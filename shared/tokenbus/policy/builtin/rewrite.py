@@ -85,7 +85,7 @@ class _Text:
 class RedactSecretsOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options in addition to the well-known key formats."""
 
-    kinds: tuple[BlockKind, ...] = ("text", "thinking", "tool_call", "tool_result", "server_tool")
+    kinds: tuple[BlockKind, ...] = ("text", "thinking", "tool_call", "tool_result", "audio", "server_tool")
     mark: str = "[redacted]"
     env: list[str] = []
     """Environment variables whose values are secret, if they are set, or the files that they name with `_FILE`."""

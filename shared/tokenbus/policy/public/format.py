@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import msgspec
 
+from tokenbus.core.run.blocks.block_table import VISIBLE
 from tokenbus.events.public import (
     TERMINAL,
     BlockComplete,
@@ -177,7 +178,7 @@ def _whole(end: BlockComplete, content: str) -> Chunk:
         block=end.block,
         kind=end.kind,
         text=content,
-        visible=end.kind == "text",
+        visible=end.kind in VISIBLE,
         depth=0,
         tool_call_part="input" if call else None,
         tool_id=end.tool_id,

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from tokenbus.core.run.blocks.block_table import VISIBLE
 from tokenbus.core.run.blocks.public_blocks import CALL_CUT, call_heads, changed_fields, first_void, fitting_finish
 from tokenbus.core.run.provider_extra import renumbered
 from tokenbus.core.run.termination import terminated
@@ -198,7 +199,7 @@ class PublicWriter:
             block=out.number,
             kind=out.kind,
             text=text,
-            visible=out.kind == "text",
+            visible=out.kind in VISIBLE,
             depth=0,
             tool_call_part="input" if call else None,
             tool_id=out.tool_id,

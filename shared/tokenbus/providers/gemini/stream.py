@@ -11,7 +11,8 @@ providers.md ("Gemini streamGenerateContent") describes real streams. Design cho
 - A call without an id gets ``call_<ordinal>``. Only ids from the provider are sent back to it (`item_id`).
 - A signature belongs to the part it came with. On an empty text or alone, it belongs to the open text or thinking. If
   nothing is open, or the open block is already signed, the part is kept as an item to send back in place.
-- A part of unknown type (code that the provider runs, its own tools) is an item, and so is media other than images.
+- A part of unknown type (code that the provider runs, its own tools) is an item, and so is media other than images and
+  audio. Pieces of audio of one type are one block.
   An image inside a thought is a draft.
 - Only candidate 0 is the answer; others become `Extra`.
 """
@@ -24,6 +25,7 @@ import msgspec
 
 from tokenbus.errors import Malformed
 from tokenbus.events.normalized import (
+    Audio,
     BlockStart,
     BlockStop,
     Done,
@@ -47,6 +49,7 @@ from tokenbus.events.normalized import (
 from tokenbus.events.usage import Usage
 from tokenbus.providers.gemini import wire
 from tokenbus.providers.gemini.partial_args import ArgsWriter
+from tokenbus.providers.response import sound
 from tokenbus.providers.response.decoder import ResponseDecoder, finish_of
 from tokenbus.providers.response.end_of_stream import cut_before
 from tokenbus.providers.response.error_mapping import provider_failure
@@ -102,6 +105,9 @@ class GeminiDecoder(ResponseDecoder, kw_only=True):
     open_ordinal: int = -1
     """Ordinal of the open text or thinking block."""
     open_signed: bool = False
+    sound: list[str] = msgspec.field(default_factory=list[str])
+    """The sound of the open audio block, in pieces of base64."""
+    sound_type: str = ""
     call: StreamedCall | None = None
     calls: int = 0
     """Number of completed tool calls."""
@@ -238,6 +244,8 @@ class GeminiDecoder(ResponseDecoder, kw_only=True):
         return True
 
     def _image(self, blob: wire.Blob, part: wire.Part, out: list[Normalized]) -> bool:
+        if blob.mime_type.startswith("audio/") and not part.thought_signature:
+            return self._sound(blob, out)
         mark = crc32(f"{bool(part.thought)} {blob.mime_type} {blob.data}".encode())
         if mark in self.emitted_media:
             return True
@@ -252,6 +260,16 @@ class GeminiDecoder(ResponseDecoder, kw_only=True):
         if part.thought_signature:
             out.append(Opaque(ordinal, "thought_signature", part.thought_signature))
         out.append(BlockStop(ordinal))
+        return True
+
+    def _sound(self, blob: wire.Blob, out: list[Normalized]) -> bool:
+        """Collect a piece of the spoken answer. Equal pieces are no repetition: silence has many."""
+        if self.open_kind != "audio" or self.sound_type != blob.mime_type:
+            self._close_open_block(out)
+            self.open_kind, self.open_ordinal, self.sound_type = "audio", self._take_ordinal(), blob.mime_type
+            out.append(BlockStart(self.open_ordinal, "audio"))
+        self._hold(len(blob.data) + 64)
+        self.sound.append(blob.data)
         return True
 
     def _other_part(self, raw: msgspec.Raw, signature: str | None, out: list[Normalized]) -> None:
@@ -316,6 +334,10 @@ class GeminiDecoder(ResponseDecoder, kw_only=True):
     # ----------------------------------------------------------------------------------------------------------
 
     def _close_open_block(self, out: list[Normalized]) -> None:
+        if self.open_kind == "audio":
+            out.append(Audio(self.open_ordinal, self.sound_type, sound.joined(self.sound)))
+            self._hold(-sum(len(piece) + 64 for piece in self.sound))
+            self.sound = []
         if self.open_kind is not None:
             out.append(BlockStop(self.open_ordinal))
             self.open_kind, self.open_ordinal, self.open_signed = None, -1, False

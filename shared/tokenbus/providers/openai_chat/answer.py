@@ -8,6 +8,7 @@ import msgspec
 
 from tokenbus.errors import Malformed
 from tokenbus.events.normalized import (
+    Audio,
     BlockStart,
     BlockStop,
     Extra,
@@ -21,14 +22,17 @@ from tokenbus.events.normalized import (
     ToolCallDelta,
     ToolCallDone,
     ToolCallStart,
+    TranscriptDelta,
 )
 from tokenbus.providers.openai_chat import wire
 from tokenbus.providers.openai_chat.calls import CallTable, ReceivedCall
 from tokenbus.providers.openai_chat.reasoning import EmittedThinking
 from tokenbus.providers.openai_chat.repeated_thinking import RepeatedThinking
+from tokenbus.providers.response import sound
 from tokenbus.providers.response.decoder import ResponseDecoder
 from tokenbus.providers.response.json_decode import is_null, read, text_of
 from tokenbus.providers.response.repeats import EmittedText
+from tokenbus.providers.response.unknown_fields import has_value, named, read_known
 
 
 class AnswerDecoder(ResponseDecoder, kw_only=True):
@@ -49,6 +53,12 @@ class AnswerDecoder(ResponseDecoder, kw_only=True):
     """
     beside: set[int] = msgspec.field(default_factory=set[int])
     """Fingerprints of emitted content other than text and calls."""
+    spoken: bool = False
+    """Whether the answer had audio."""
+    sound: list[str] = msgspec.field(default_factory=list[str])
+    """The sound of the open audio block, in pieces of base64."""
+    audio_id: str = ""
+    audio_expires_at: int = 0
     completed: int = 0
     """Number of complete calls, counted from the first."""
     table: CallTable = msgspec.field(default_factory=CallTable)
@@ -140,13 +150,27 @@ class AnswerDecoder(ResponseDecoder, kw_only=True):
         if not is_null(delta.executed_tools):
             for raw in read(wire.raw_items, bytes(delta.executed_tools), "executed_tools"):
                 self._executed(raw, out)
-        for name in ("annotations", "audio"):
-            value: msgspec.Raw = getattr(delta, name)
-            if not is_null(value) and bytes(value) != b"[]" and (self._is_new(bytes(value)) or not whole):
-                out.append(Extra(f"openai-chat.{name}", text_of(value), self._open_or_none()))
+        value = delta.annotations
+        if has_value(value) and (self._is_new(bytes(value)) or not whole):
+            out.append(Extra("openai-chat.annotations", text_of(value), self._open_or_none()))
         if not is_null(delta.images):
             for raw in read(wire.raw_items, bytes(delta.images), "images"):
                 self._image(raw, out)
+
+    def _speak(self, raw: msgspec.Raw, out: list[Normalized]) -> None:
+        """Emit what a piece of the spoken answer says; its sound follows as a whole, when the block ends."""
+        audio, unknown = read_known(wire.audio, wire.Audio, bytes(raw), "audio")
+        if self.spoken and self.open_kind != "audio" and not (audio.data or audio.transcript):
+            return
+        self.spoken = True
+        ordinal = self._block("audio", out)
+        self._beside(named("openai-chat", unknown, "audio"), ordinal, out)
+        self.audio_id, self.audio_expires_at = audio.id or self.audio_id, audio.expires_at or self.audio_expires_at
+        if audio.transcript:
+            out.append(TranscriptDelta(ordinal, audio.transcript))
+        if audio.data:
+            self._hold(len(audio.data) + 64)
+            self.sound.append(audio.data)
 
     def _executed(self, raw: msgspec.Raw, out: list[Normalized]) -> None:
         """Emit a tool that the provider ran; it sends one again with its output."""
@@ -200,6 +224,12 @@ class AnswerDecoder(ResponseDecoder, kw_only=True):
         return self.open_ordinal
 
     def _close_open_block(self, out: list[Normalized]) -> None:
+        if self.open_kind == "audio" and self.sound:
+            base64 = sound.joined(self.sound)
+            about = (self.audio_id, self.audio_expires_at)
+            out.append(Audio(self.open_ordinal, sound.media_type_of(base64), base64, *about))
+            self._hold(-sum(len(piece) + 64 for piece in self.sound))
+            self.sound, self.audio_id, self.audio_expires_at = [], "", 0
         if self.open_kind is not None:
             out.append(BlockStop(self.open_ordinal))
             self.open_kind, self.open_ordinal = None, -1

@@ -217,9 +217,12 @@ def _assistant(message: Spoken, quirks: Quirks) -> list[ChatMessage]:
     thoughts: list[str] = []
     details: list[msgspec.Raw] = []
     calls: list[dict[str, object]] = []
+    payload: ChatMessage = {"role": "assistant"}
     for i, part in enumerate(message.parts):
         where = f"{message.where}.content[{i}]"
         match part:
+            case TextPart() if part.opaque and (spoken := part.opaque.get("audio")):
+                payload["audio"] = {"id": spoken}
             case TextPart():
                 texts.append(part.text)
             case ThinkingPart():
@@ -230,14 +233,14 @@ def _assistant(message: Spoken, quirks: Quirks) -> list[ChatMessage]:
                 calls.append(_call(part, where))
             case _:
                 pass  # a provider-specific item: this API accepts none in assistant messages
-    payload: ChatMessage = {"role": "assistant", "content": "".join(texts) or None}
+    payload["content"] = "".join(texts) or None
     if calls:
         payload["tool_calls"] = calls
     if details:
         payload["reasoning_details"] = details
     if quirks.reasoning_back and any(thoughts):
         payload[quirks.reasoning_back] = "".join(thoughts)
-    return [payload] if payload["content"] or calls else []
+    return [payload] if payload["content"] or calls or "audio" in payload else []
 
 
 def _call(part: ToolCallPart, where: str) -> dict[str, object]:

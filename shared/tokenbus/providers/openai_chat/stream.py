@@ -172,8 +172,10 @@ class ChatDecoder(AnswerDecoder, kw_only=True):
         if delta.function_call and not (delta.tool_calls or self.table.listed):
             self._call(wire.CallDelta(index=0, function=delta.function_call), out, place=0 if whole else None)
         self.table.listed = self.table.listed or bool(delta.tool_calls)
-        if not (delta.annotations is delta.executed_tools is delta.audio is delta.images is wire.NOTHING):
+        if not (delta.annotations is delta.executed_tools is delta.images is wire.NOTHING):
             self._further(delta, out, whole=whole)
+        if delta.audio is not wire.NOTHING and not (whole and self.spoken) and has_value(delta.audio):
+            self._speak(delta.audio, out)
 
     def _remaining_of(self, content: list[tuple[str, str]]) -> list[tuple[str, str]]:
         """Remove what was emitted from the content of a whole message. If its text differs, emitted text stays."""

@@ -42,6 +42,15 @@ class ContentPart(Known):
     closed: Raw = NOTHING
 
 
+class Audio(Known):
+    """A piece of the spoken answer, or all of it."""
+
+    id: str | None = None
+    data: str | None = None
+    transcript: str | None = None
+    expires_at: int | None = None
+
+
 class Delta(Known):
     """What a chunk adds to the message, or a whole message. Reasoning fields may have any type."""
 
@@ -146,6 +155,7 @@ class ImageItem(msgspec.Struct):
 
 raw_choices = msgspec.json.Decoder(RawChoices)
 anything = msgspec.json.Decoder()
+audio = msgspec.json.Decoder(Audio)
 raw_items = msgspec.json.Decoder(list[Raw])
 executed_tool = msgspec.json.Decoder(ExecutedTool)
 image_item = msgspec.json.Decoder(ImageItem)

@@ -22,6 +22,7 @@ from tokenbus.events.normalized import (
     ThinkingDelta,
     ToolCallDelta,
     ToolCallDone,
+    TranscriptDelta,
 )
 
 _FIRST = 0x10F800
@@ -38,7 +39,7 @@ _ESCAPE = re.compile(
     rb"|\\."
 )
 
-_Delta = TextDelta | ThinkingDelta | RefusalDelta | ToolCallDelta
+_Delta = TextDelta | TranscriptDelta | ThinkingDelta | RefusalDelta | ToolCallDelta
 E = TypeVar("E", bound=msgspec.Struct)
 
 
@@ -87,7 +88,7 @@ class SurrogateJoiner(msgspec.Struct):
         out: list[Normalized] = []
         for event in events:
             match event:
-                case TextDelta() | ThinkingDelta() | RefusalDelta() | ToolCallDelta():
+                case TextDelta() | TranscriptDelta() | ThinkingDelta() | RefusalDelta() | ToolCallDelta():
                     self._delta(event, out)
                     continue
                 case BlockStop() | ToolCallDone():
@@ -122,7 +123,7 @@ class SurrogateJoiner(msgspec.Struct):
 
 
 _DELTAS: dict[str, type[_Delta]] = {
-    delta.__name__: delta for delta in (TextDelta, ThinkingDelta, RefusalDelta, ToolCallDelta)
+    delta.__name__: delta for delta in (TextDelta, TranscriptDelta, ThinkingDelta, RefusalDelta, ToolCallDelta)
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from typing import Any
 
 import msgspec
@@ -9,6 +10,7 @@ import pytest
 
 from tests.unit.providers.reading import answer, item, items, joined, read, sse
 from tokenbus.events.normalized import (
+    Audio,
     BlockStart,
     BlockStop,
     Cut,
@@ -296,7 +298,7 @@ def test_images_are_blocks_those_of_thoughts_drafts_and_other_media_items() -> N
         return {"inlineData": {"mimeType": kind, "data": "AAAA"}, **fields}
 
     assert events_of(
-        chunk(blob("image/png", thought=True)), chunk(blob("image/png", thoughtSignature="s"), blob("audio/wav")), STOP
+        chunk(blob("image/png", thought=True)), chunk(blob("image/png", thoughtSignature="s"), blob("video/mp4")), STOP
     ) == [
         BlockStart(0, "image"),
         Image(0, "image/png", "AAAA", final=True, draft=True),
@@ -305,7 +307,7 @@ def test_images_are_blocks_those_of_thoughts_drafts_and_other_media_items() -> N
         Image(1, "image/png", "AAAA", final=True),
         Opaque(1, "thought_signature", "s"),
         BlockStop(1),
-        *item(2, "gemini.inlineData", '{"inlineData":{"mimeType":"audio/wav","data":"AAAA"}}'),
+        *item(2, "gemini.inlineData", '{"inlineData":{"mimeType":"video/mp4","data":"AAAA"}}'),
         STOPPED,
     ]
 
@@ -430,3 +432,23 @@ def test_a_whole_response_gives_the_events_of_the_stream_with_one_delta_a_block(
     body = msgspec.json.format(msgspec.json.encode(whole))
     assert read("gemini", body, stream=False) == joined(read("gemini", streamed))
     assert read("gemini", body, stream=True) == read("gemini", body, stream=False)
+
+
+def test_pieces_of_audio_are_one_block_for_each_type() -> None:
+    def piece(data: bytes, mime: str = "audio/L16;rate=24000") -> dict[str, Any]:
+        return {"inlineData": {"mimeType": mime, "data": b64encode(data).decode()}}
+
+    silence = piece(bytes(2))
+    pieces = [chunk(silence), chunk(silence, silence), chunk(text("So.")), chunk(piece(b"x", "audio/wav"))]
+    assert events_of(*pieces, STOP) == [
+        BlockStart(0, "audio"),
+        Audio(0, "audio/L16;rate=24000", b64encode(bytes(6)).decode()),
+        BlockStop(0),
+        BlockStart(1, "text"),
+        TextDelta(1, "So."),
+        BlockStop(1),
+        BlockStart(2, "audio"),
+        Audio(2, "audio/wav", b64encode(b"x").decode()),
+        BlockStop(2),
+        STOPPED,
+    ]

@@ -295,3 +295,13 @@ def test_what_this_provider_cannot_take_is_refused_with_its_place() -> None:
 def test_a_provider_gets_as_many_stop_strings_as_it_accepts() -> None:
     assert body(stop=list("abcde"))["stop"] == list("abcd")
     assert body(stop=list("abcde"), quirks={"max_stop_strings": 5})["stop"] == list("abcde")
+
+
+def test_the_models_own_speech_goes_back_by_its_id_and_to_others_as_its_transcript() -> None:
+    def assistant(provider_name: str) -> Any:
+        opaque = {"audio": "audio_1", "api": "openai-chat", "provider": provider_name}
+        said = Message(role="assistant", content=[TextPart(text="Hello", opaque=opaque)])
+        return body(HI, said, HI)["messages"][1]
+
+    assert assistant("p") == {"role": "assistant", "content": None, "audio": {"id": "audio_1"}}
+    assert assistant("another") == {"role": "assistant", "content": "Hello"}

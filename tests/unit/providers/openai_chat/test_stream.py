@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from typing import Any
 
 import msgspec
@@ -9,6 +10,7 @@ import pytest
 
 from tests.unit.providers.reading import answer, joined, read, sse
 from tokenbus.events.normalized import (
+    Audio,
     BlockStart,
     BlockStop,
     Cut,
@@ -25,6 +27,7 @@ from tokenbus.events.normalized import (
     ToolCallDelta,
     ToolCallDone,
     ToolCallStart,
+    TranscriptDelta,
     UsageSeen,
 )
 from tokenbus.events.quirks import Quirks
@@ -473,3 +476,58 @@ def test_what_was_said_of_a_cut_answer_comes_out() -> None:
     events = events_of({**chunk(content="a"), "service_tier": "flex"})
     assert events[-2] == Extra("openai-chat.service_tier", '"flex"')
     assert isinstance(events[-1], Cut)
+
+
+def encoded(content: bytes) -> str:
+    return b64encode(content).decode()
+
+
+def test_a_spoken_answer_is_one_block_with_its_transcript_and_the_whole_sound() -> None:
+    pieces = [b"RIFF\x00", b"\x00", b"", *(bytes([i % 256]) for i in range(300))]
+    streamed = [
+        chunk(audio={"id": "audio_1"}),
+        chunk(audio={"transcript": "Hel"}),
+        *(chunk(audio={"data": encoded(piece)}) for piece in pieces),
+        chunk(audio={"transcript": "lo"}),
+        chunk(audio={"expires_at": 1_900_000_000}),
+        chunk("stop"),
+        DONE,
+    ]
+    said = {"id": "audio_1", "data": encoded(b"".join(pieces)), "transcript": "Hello", "expires_at": 1_900_000_000}
+    message = {"role": "assistant", "content": None, "audio": said}
+    whole = {**HEAD, "object": "chat.completion", "choices": [{"message": message, "finish_reason": "stop"}]}
+    sound = Audio(0, "audio/wav", encoded(b"".join(pieces)), "audio_1", 1_900_000_000)
+    pieces_of_it, all_of_it = [TranscriptDelta(0, "Hel"), TranscriptDelta(0, "lo")], [TranscriptDelta(0, "Hello")]
+    answers = [(streamed, pieces_of_it), ([*streamed[:-2], whole, DONE], pieces_of_it), ([whole], all_of_it)]
+    for sent, transcript in answers:
+        assert events_of(*sent) == [
+            BlockStart(0, "audio"),
+            *transcript,
+            sound,
+            BlockStop(0),
+            Done("stop", "stop"),
+        ]
+
+
+def test_a_sound_that_is_cut_off_or_broken_is_no_sound() -> None:
+    half = events_of(chunk(audio={"id": "a", "transcript": "Hel", "data": encoded(b"abc")}))
+    assert [type(event) for event in half] == [BlockStart, TranscriptDelta, Cut]
+    broken = events_of(chunk(audio={"data": "not base64"}), chunk("stop"), DONE)
+    assert isinstance(broken[-1], Failed)
+    assert broken[-1].error.where == "audio"
+
+
+@pytest.mark.parametrize(
+    ("head", "media_type"),
+    [
+        (b"ID3\x04", "audio/mpeg"),
+        (b"\xff\xfb\x90", "audio/mpeg"),
+        (b"\xff\xf1\x50", "audio/aac"),
+        (b"OggS", "audio/ogg"),
+        (b"fLaC", "audio/flac"),
+        (b"\x00\x01", "audio/pcm"),
+    ],
+)
+def test_the_media_type_of_a_sound_is_found_in_its_header(head: bytes, media_type: str) -> None:
+    events = events_of(chunk(audio={"data": encoded(head + bytes(30))}), chunk("stop"), DONE)
+    assert [event.media_type for event in events if isinstance(event, Audio)] == [media_type]

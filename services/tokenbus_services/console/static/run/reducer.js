@@ -118,7 +118,7 @@ const HANDLERS = {
   },
 };
 
-const PHASES = { thinking: "thinking", text: "speaking", image: "speaking", tool_call: "tool", tool_result: "tool", server_tool: "tool" };
+const PHASES = { thinking: "thinking", text: "speaking", image: "speaking", audio: "speaking", tool_call: "tool", tool_result: "tool", server_tool: "tool" };
 const COMPLETE_FIELDS = [
   "tool_id", "tool_name", "input", "input_error", "is_error", "signature", "image", "images", "blob_id",
 ];

@@ -6,7 +6,7 @@ import { Component, html, useEffect, useState } from "../lib/html.js";
 import { oneLine } from "../lib/safe_text.js";
 import { GrowingText } from "./growing_text.js";
 
-const NAMES = { thinking: "thinking", text: "text", tool_call: "tool call", tool_result: "tool result", image: "image", server_tool: "server tool" };
+const NAMES = { thinking: "thinking", text: "text", tool_call: "tool call", tool_result: "tool result", image: "image", audio: "audio", server_tool: "server tool" };
 const AT_MOST = 120;
 const SAFE_IMAGES = new Set(["image/png", "image/jpeg", "image/gif", "image/webp", "image/avif"]);
 

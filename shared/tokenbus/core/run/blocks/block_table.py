@@ -17,6 +17,7 @@ from tokenbus.core.run.outbox import Outbox
 from tokenbus.errors import TooLarge
 from tokenbus.events.normalized import Opaque
 from tokenbus.events.public import (
+    AudioRef,
     BlockComplete,
     BlockKind,
     BlockStarted,
@@ -36,6 +37,9 @@ from tokenbus.events.requests import (
     ThinkingPart,
     ToolCallPart,
 )
+
+VISIBLE = ("text", "audio")
+"""Kinds of blocks whose chunks a person should see."""
 
 CARRIED = -(2**62)
 """Ordinal of a text that an earlier attempt left open, until this attempt continues it; sorts before all others."""
@@ -57,6 +61,7 @@ class OpenBlock(msgspec.Struct):
     """Opaque data as `block_complete` publishes it."""
     extras: ExtraData = msgspec.field(default_factory=ExtraData)
     image: ImageRef | None = None
+    audio: AudioRef | None = None
     previews: int = 0
     reports: int = 0
     """How often the provider reported progress."""
@@ -147,7 +152,7 @@ class BlockTable(msgspec.Struct):
             block.number,
             block.kind,
             text,
-            visible=block.kind == "text",
+            visible=block.kind in VISIBLE,
             part="input" if block.kind == "tool_call" else None,
             tool_id=block.tool_id,
             tool_name=block.tool_name,
@@ -168,6 +173,15 @@ class BlockTable(msgspec.Struct):
         shown = {"block": block.number, "kind": "image", "index": block.previews, "image": image}
         out.event(self.turn, self.attempt, ImagePreview, **shown)
         block.previews += 1
+
+    def sound(self, ordinal: int, audio: AudioRef) -> None:
+        """Set the sound of an open block. Raises TooLarge if the inline base64 has more characters than the limit."""
+        if block := self.open.get(ordinal):
+            if (size := len(audio.base64 or "")) > self.limit:
+                raise TooLarge(f"block {block.number}", size, self.limit, unit="characters")
+            block.audio = audio
+            if audio.audio_id:  # only for the run's own turns: the provider soon forgets it
+                block.opaque["audio"] = audio.audio_id
 
     def report(self, ordinal: int, status: str, out: Outbox) -> None:
         """Publish the progress of an open block's tool at once."""
@@ -217,13 +231,17 @@ class BlockTable(msgspec.Struct):
             (self.cut_calls if cut else self.calls).append(call)
         elif block.kind == "image":
             fields["image"] = block.image
+        elif block.kind == "audio":
+            fields["audio"] = block.audio
         elif block.kind == "server_tool":
             fields |= {"tool_id": block.tool_id, "tool_name": block.tool_name, "item": block.item}
         if cut:
             fields["cut"] = True
         if signature := block.opaque.get("signature"):
             fields["signature"] = signature
-        if block.opaque or block.kind == "image":  # only its origin gets an image back as the model's own
+        if block.kind == "audio":
+            block.opaque |= self.origin
+        elif block.opaque or block.kind == "image":  # only its origin gets an image back as the model's own
             block.opaque |= self.origin
             block.handed_on.opaque |= self.origin
         if not cut:
@@ -293,8 +311,8 @@ class BlockTable(msgspec.Struct):
 
 def _part_of(block: OpenBlock, content: str) -> ContentPart | None:
     opaque = block.opaque or None
-    if block.kind == "text":
-        return TextPart(text=content, opaque=opaque)
+    if block.kind in VISIBLE:
+        return TextPart(text=content, opaque=opaque) if content or block.kind == "text" else None
     if block.kind == "thinking":
         more = {name: value for name, value in block.opaque.items() if name != "signature"}
         return ThinkingPart(text=content, signature=block.opaque.get("signature"), opaque=more or None)

@@ -18,7 +18,7 @@ ToolCallHead = Literal["name", "id"]
 
 CALL_CUT = "the call was cut off"
 """`input_error` of a call that was cut off; it never runs."""
-_OF_OTHER_CONTENT: dict[str, Any] = {"signature": None, "opaque": None, "opaque_blobs": None}
+_OF_OTHER_CONTENT: dict[str, Any] = {"signature": None, "opaque": None, "opaque_blobs": None, "audio": None}
 """Fields of `block_complete` that describe the model's own content; cleared if policies changed it."""
 
 

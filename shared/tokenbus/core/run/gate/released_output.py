@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from tokenbus.core.run.blocks.block_table import CompleteCall
+from tokenbus.core.run.blocks.block_table import VISIBLE, CompleteCall
 from tokenbus.core.run.blocks.public_blocks import changed_fields, content_fields, first_void, write_result
 from tokenbus.core.run.blocks.tool_arguments import NOT_PACKABLE
 from tokenbus.core.run.outbox import Outbox
@@ -195,7 +195,7 @@ class ReleasedOutput(msgspec.Struct):
             number,
             block.kind,
             event.text,
-            visible=event.visible and block.kind == "text",
+            visible=event.visible and block.kind in VISIBLE,
             part=event.tool_call_part,
             tool_id=block.tool_id,
             tool_name=block.tool_name,

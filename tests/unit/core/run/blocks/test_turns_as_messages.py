@@ -13,7 +13,7 @@ from tokenbus.core.run.effects import NextTurn
 from tokenbus.events import normalized as n
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import CancelRequested, ResultImage, RunLimits, ToolReturned
-from tokenbus.events.public import BlockComplete, BlockStarted, Chunk, RunEnd, RunFailedEvent
+from tokenbus.events.public import AudioRef, BlockComplete, BlockStarted, Chunk, RunEnd, RunFailedEvent, blobs_of
 from tokenbus.events.requests import (
     BlobSource,
     ExtraPart,
@@ -257,3 +257,21 @@ def test_extra_data_costs_a_checkpoint_only_what_is_new() -> None:
     assert written < 50 * 3_000
     restored, _ = Checkpoints.load(saved.head, pieces)
     assert restored.blocks.open[0].extras.entries() == story.run.state.blocks.open[0].extras.entries()
+
+
+def test_speech_is_a_visible_transcript_with_its_sound_and_goes_back_as_text() -> None:
+    story = Story()
+    story.provider(START, n.BlockStart(0, "audio"), n.TranscriptDelta(0, "Hel"), n.TranscriptDelta(0, "lo"))
+    story.provider(n.Audio(0, "audio/wav", "", "audio_1", 9, "sha256:7", 2), n.BlockStop(0))
+    story.provider(*call(1, "a", "f"), n.Done("tool_use"))
+    assert "".join(e.text for e in of_type(story.events, Chunk) if e.visible) == "Hello"
+    block, _ = of_type(story.events, BlockComplete)
+    sound = AudioRef(media_type="audio/wav", blob_id="sha256:7", size_bytes=2, audio_id="audio_1", expires_at=9)
+    assert (block.kind, block.content, block.audio, block.opaque) == ("audio", "Hello", sound, None)
+    assert blobs_of(block) == {"sha256:7"}
+    response = Response.of(story.events)
+    assert response.text == "Hello"
+    assert response.messages[0].content[0] == TextPart(text="Hello"), "the provider soon forgets the id"
+    story.control(ToolReturned(1, "", False))
+    [answer, _] = history(story)
+    assert answer.content[0] == TextPart(text="Hello", opaque={"audio": "audio_1", **ORIGIN})
