@@ -15,6 +15,7 @@ from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.public import (
     AudioRef,
     BlockComplete,
+    BlockProgress,
     BlockStarted,
     Cancelled,
     Chunk,
@@ -102,6 +103,7 @@ __all__ = [
     "BlobStreams",
     "Blobs",
     "BlockComplete",
+    "BlockProgress",
     "BlockStarted",
     "Cancelled",
     "Chunk",

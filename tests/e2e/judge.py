@@ -37,7 +37,7 @@ def _check_blocks(log: Log) -> None:
                 assert event["visible"] == (event["kind"] in ("text", "audio"))
                 if event.get("tool_call_part") in (None, "input"):
                     written[number] += event["text"]
-            case "image_preview":
+            case "image_preview" | "block_progress":
                 assert number in written
                 assert number not in done
             case "tool_progress":

@@ -62,6 +62,22 @@ export interface BlockComplete {
 }
 
 /**
+ * What the provider says of a tool that it runs, between the start and the end of the tool's block.
+ */
+export interface BlockProgress {
+  type: "block_progress";
+  run: string;
+  seq: number;
+  turn: number;
+  attempt: number;
+  block: number;
+  kind: "audio" | "image" | "server_tool" | "text" | "thinking" | "tool_call" | "tool_result";
+  status: string;
+  tool_id?: string;
+  tool_name?: string;
+}
+
+/**
  * A block begins; its chunks follow.
  */
 export interface BlockStarted {
@@ -78,7 +94,7 @@ export interface BlockStarted {
   item?: string;
 }
 
-export type BlockTopicEvent = BlockStarted | ImagePreview | BlockComplete | ToolProgress;
+export type BlockTopicEvent = BlockStarted | ImagePreview | BlockProgress | BlockComplete | ToolProgress;
 
 /**
  * Stop a run, and close its connection to the provider.
@@ -403,7 +419,7 @@ export interface ProviderModel {
   model: string;
 }
 
-export type PublicEvent = Chunk | BlockStarted | ImagePreview | BlockComplete | ToolProgress | Started | Retrying | Restarted | UsageReported | Completed | Incomplete | RunFailedEvent | Cancelled;
+export type PublicEvent = Chunk | BlockStarted | ImagePreview | BlockProgress | BlockComplete | ToolProgress | Started | Retrying | Restarted | UsageReported | Completed | Incomplete | RunFailedEvent | Cancelled;
 
 export type Request = Generate | Cancel;
 
@@ -560,9 +576,7 @@ export interface ToolChoice {
 }
 
 /**
- * A tool call's progress, as reported by the tool; after the call's block and before its result. For a tool that
- * the provider runs: between the start and the end of its block; ``progress`` counts the reports, ``message`` is the
- * provider's word.
+ * A tool call's progress, as reported by the tool; after the call's block and before its result.
  *
  * Best effort: not every report is published, and a newer one replaces those before it. It is not part of any block.
  */

@@ -32,6 +32,7 @@ from tokenbus.events.frames import (
 from tokenbus.events.public import (
     TERMINAL,
     BlockComplete,
+    BlockProgress,
     BlockStarted,
     Chunk,
     ImagePreview,
@@ -297,7 +298,7 @@ class PublicTopics:
         match event:
             case Chunk():
                 return self._visible if event.visible else self._hidden
-            case BlockStarted() | ImagePreview() | BlockComplete() | ToolProgress():
+            case BlockStarted() | ImagePreview() | BlockProgress() | BlockComplete() | ToolProgress():
                 return self._blocks
             case _:
                 return self._lifecycle

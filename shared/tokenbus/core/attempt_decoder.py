@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from tokenbus.core.image_header import measured
 from tokenbus.core.image_placeholder import found
 from tokenbus.core.run.attempts.retry import WORKER_LOST
 from tokenbus.events.error_info import ErrorInfo, stream_cut
@@ -170,7 +171,7 @@ class AttemptReader:
             start = event.kind == "image" and requested.prompt and not event.prompt
             return msgspec.structs.replace(event, prompt=requested.prompt) if start else event
         return msgspec.structs.replace(
-            found(event, requested.moved),
+            measured(found(event, requested.moved)),
             prompt=event.prompt or requested.prompt,
             model=event.model or requested.model,
             size=event.size or requested.size,

@@ -7,6 +7,7 @@ for it here.
 
 from __future__ import annotations
 
+from base64 import b64decode
 from typing import Literal
 
 import msgspec
@@ -17,6 +18,8 @@ _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 """Markers of frame headers; the three excluded ones are tables and a reserved marker."""
 _JPEG_ALONE = frozenset({0x01, *range(0xD0, 0xD9)})
 """Markers without a length field."""
+_HEADER_CHARS = 256 * 1024
+"""Characters of base64 in which a header is looked for."""
 _MOST_SEGMENTS = 1000
 """Maximum segments before a JPEG's frame header. Images have some dozens, one per 64 KiB of metadata."""
 
@@ -26,6 +29,22 @@ def in_blob(image: Image, content: bytes, blob_id: str) -> Image:
     width, height = pixels(content) or (0, 0)
     about = {"blob_id": blob_id, "size_bytes": len(content), "width": width, "height": height}
     return msgspec.structs.replace(image, base64="", **about)
+
+
+def measured(image: Image) -> Image:
+    """The image with its metadata, if its bytes are in it."""
+    if not image.base64 or image.size_bytes:
+        return image
+    try:
+        width, height = pixels(b64decode(image.base64[:_HEADER_CHARS])) or (0, 0)
+    except ValueError:  # the one that stores it says so
+        return image
+    return msgspec.structs.replace(image, size_bytes=decoded_size(image.base64), width=width, height=height)
+
+
+def decoded_size(base64: str) -> int:
+    """Bytes of a padded base64 text."""
+    return len(base64) * 3 // 4 - base64[-2:].count("=")
 
 
 def format_of(content: bytes) -> str | None:

@@ -117,6 +117,17 @@ class ImagePreview(Event, frozen=True, kw_only=True, tag="image_preview"):
     image: ImageRef
 
 
+class BlockProgress(Event, frozen=True, kw_only=True, tag="block_progress"):
+    """What the provider says of a tool that it runs, between the start and the end of the tool's block."""
+
+    block: int
+    kind: BlockKind
+    status: str
+    """In the provider's words: ``in_progress``, ``searching``, ``interpreting``, ``generating``."""
+    tool_id: str | None = None
+    tool_name: str | None = None
+
+
 class BlockComplete(Event, frozen=True, kw_only=True, tag="block_complete"):
     """A block ends. ``cut`` means that the stream broke off and the content is incomplete."""
 
@@ -156,9 +167,7 @@ class BlockComplete(Event, frozen=True, kw_only=True, tag="block_complete"):
 
 
 class ToolProgress(Event, frozen=True, kw_only=True, tag="tool_progress"):
-    """A tool call's progress, as reported by the tool; after the call's block and before its result. For a tool that
-    the provider runs: between the start and the end of its block; ``progress`` counts the reports, ``message`` is the
-    provider's word.
+    """A tool call's progress, as reported by the tool; after the call's block and before its result.
 
     Best effort: not every report is published, and a newer one replaces those before it. It is not part of any block.
     """
@@ -298,7 +307,7 @@ class UnknownEvent(Event, frozen=True, kw_only=True, tag="unknown"):
     """All its fields, as written."""
 
 
-BlockEvent = BlockStarted | ImagePreview | BlockComplete
+BlockEvent = BlockStarted | ImagePreview | BlockProgress | BlockComplete
 TerminalEvent = Completed | Incomplete | RunFailedEvent | Cancelled
 RunEvent = Started | Retrying | Restarted | UsageReported | TerminalEvent
 PublicEvent = Chunk | BlockEvent | ToolProgress | RunEvent | UnknownEvent

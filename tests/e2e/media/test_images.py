@@ -104,6 +104,9 @@ async def test_images_come_in_order_with_the_text_as_blobs_and_go_back_with_the_
     inline = [e["image"] for e in events_of_kind(logs["inline"], "block_complete")]
     assert [image["base64"] for image in inline] == [b64encode(p.data).decode() for p in (CAT, DOG)]
     assert not any("blob_id" in image for image in inline)
+    assert [(image["size_bytes"], image["width"], image["height"]) for image in inline] == [
+        (len(picture.data), 640, 480) for picture in (CAT, DOG)
+    ]
     result = Response.of(decode(msgspec.json.encode(e)) for e in logs["whole"])
     assert [image.blob_id for image in result.images] == [blob_id_of(p.data) for p in (CAT, DOG)]
 

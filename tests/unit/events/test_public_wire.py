@@ -19,6 +19,7 @@ from tokenbus.events.public import (
     TERMINAL,
     AudioRef,
     BlockComplete,
+    BlockProgress,
     BlockStarted,
     Cancelled,
     Chunk,
@@ -97,6 +98,11 @@ FULL: list[tuple[PublicEvent, str]] = [
         ToolProgress(**AT, block=3, tool_id="t1", tool_name="weather", progress=1, total=4, message="one of four"),
         '{"type":"tool_progress",' + HEAD + ',"block":3,"tool_id":"t1","tool_name":"weather","progress":1,"total":4,'
         '"message":"one of four"}',
+    ),
+    (
+        BlockProgress(**AT, block=3, kind="server_tool", status="searching", tool_id="t1", tool_name="web_search"),
+        '{"type":"block_progress",' + HEAD + ',"block":3,"kind":"server_tool","status":"searching","tool_id":"t1",'
+        '"tool_name":"web_search"}',
     ),
     (
         BlockComplete(

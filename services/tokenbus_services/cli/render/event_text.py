@@ -12,6 +12,7 @@ from tokenbus.events.decisions import Decided
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.public import (
     BlockComplete,
+    BlockProgress,
     BlockStarted,
     Cancelled,
     Chunk,
@@ -49,6 +50,8 @@ def details(event: TopicEvent) -> str:
             return f"{event.block} {title(event)} {_quoted(content(event))}"
         case ImagePreview():
             return f"{event.block} preview {event.index} {image(event.image)}"
+        case BlockProgress():
+            return f"{event.block} {event.tool_name or event.kind} {event.status}"
         case ToolProgress():
             return f"{event.block} {event.tool_name} {progress(event)}"
         case Started():

@@ -16,6 +16,7 @@ from tokenbus.client.decode import TopicEvent
 from tokenbus.events.decisions import Decided
 from tokenbus.events.public import (
     BlockComplete,
+    BlockProgress,
     BlockStarted,
     Chunk,
     ImagePreview,
@@ -107,7 +108,7 @@ class LiveBlocks:
                 return [*self._take(event.run, since=event.drop_from, void=True), event]
             case RunEnd():
                 return [*self._take(event.run), event]
-            case Started() | ToolProgress() | UnknownEvent():
+            case Started() | ToolProgress() | BlockProgress() | UnknownEvent():
                 return [event]
             case UsageReported():
                 return []  # a run's end shows the total

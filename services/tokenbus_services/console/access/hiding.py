@@ -19,6 +19,7 @@ SHOWN: dict[str, frozenset[str]] = {
     "chunk": frozenset({"block", "kind", "visible", "depth", "tool_call_part", "tool_id", "tool_name"}),
     "block_start": frozenset({"block", "kind", "tool_id", "tool_name"}),
     "image_preview": frozenset({"block", "kind", "index", "image"}),
+    "block_progress": frozenset({"block", "kind", "tool_id", "tool_name", "status"}),
     "block_complete": frozenset({"block", "kind", "tool_id", "tool_name", "is_error", "image", "images", "cut"}),
     "tool_progress": frozenset({"block", "tool_id", "tool_name", "progress", "total"}),
     "started": frozenset({"provider", "model", "fallback"}),

@@ -22,6 +22,7 @@ from tokenbus.events.public import (
     TERMINAL,
     BlockComplete,
     BlockKind,
+    BlockProgress,
     BlockStarted,
     Chunk,
     Completed,
@@ -33,7 +34,7 @@ from tokenbus.events.public import (
 )
 from tokenbus.events.requests import OnFailure
 
-BlockRelated = BlockStarted | Chunk | ImagePreview | BlockComplete
+BlockRelated = BlockStarted | Chunk | ImagePreview | BlockProgress | BlockComplete
 
 
 class Settling:
@@ -85,7 +86,7 @@ class Settling:
                 self._settled_below = min(self._settled_below, event.drop_from)
                 self._turn_settled = False
                 return [*out, event]
-            case BlockStarted() | Chunk() | ImagePreview() | BlockComplete():
+            case BlockStarted() | Chunk() | ImagePreview() | BlockProgress() | BlockComplete():
                 return out + self._of_block(event)
             case ToolProgress():
                 return [*out, *self._settle_turn(), event]

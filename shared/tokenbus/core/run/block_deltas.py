@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tokenbus.core.image_header import decoded_size
 from tokenbus.core.prefill.calls import call_id
 from tokenbus.core.run.outbox import Outbox
 from tokenbus.core.run.provider_extra import keep
@@ -15,11 +16,7 @@ def add(s: RunState, out: Outbox, event: n.Normalized, at_ms: int) -> None:
     """Apply one event. Raises TooLarge if a block exceeds its limit."""
     match event:
         case n.TextDelta() | n.RefusalDelta() | n.TranscriptDelta():
-            if s.accepted.visible:
-                if not s.visible_emitted:
-                    s.visible_emitted, s.visible_ms = True, at_ms
-                if s.first_visible_ms is None:
-                    s.first_visible_ms = at_ms - s.accepted_ms
+            _mark_visible(s, at_ms)
             s.blocks.write(event.block, event.text, out)
         case n.ThinkingDelta():
             s.blocks.write(event.block, event.text, out)
@@ -41,6 +38,8 @@ def add(s: RunState, out: Outbox, event: n.Normalized, at_ms: int) -> None:
         case n.Opaque():
             keep(s, event)
         case n.Image():
+            if not event.final:  # the next attempt would draw, and bill, it once more
+                _mark_visible(s, at_ms)
             s.blocks.show(event.block, _ref_of(event), out, final=event.final)
         case n.Audio():
             s.blocks.sound(event.block, _sound_of(event))
@@ -50,6 +49,14 @@ def add(s: RunState, out: Outbox, event: n.Normalized, at_ms: int) -> None:
             s.usage = event.usage
         case n.Start() | n.Done() | n.Failed() | n.Cut():
             pass  # the run handles the start and the end of an attempt
+
+
+def _mark_visible(s: RunState, at_ms: int) -> None:
+    if s.accepted.visible:
+        if not s.visible_emitted:
+            s.visible_emitted, s.visible_ms = True, at_ms
+        if s.first_visible_ms is None:
+            s.first_visible_ms = at_ms - s.accepted_ms
 
 
 def _id_of(event: n.ToolCallStart, s: RunState) -> str:
@@ -81,7 +88,7 @@ def _sound_of(event: n.Audio) -> AudioRef:
         media_type=event.media_type,
         blob_id=event.blob_id or None,
         base64=event.base64 or None,
-        size_bytes=event.size_bytes or None,
+        size_bytes=event.size_bytes or decoded_size(event.base64) or None,
         audio_id=event.audio_id or None,
         expires_at=event.expires_at or None,
     )

@@ -280,7 +280,8 @@ class RunMachine:
         error = None
         if event.finish == "error":
             problem = f"the provider ended the turn with {event.finish_raw or 'an error'}"
-            error = ErrorInfo(code="finish_error", kind="server", message=problem, raw=event.finish_raw or None)
+            raw = event.finish_raw or None
+            error = ErrorInfo(code="finish_error", kind="server", message=problem, raw=raw, retryable=True)
         self._report(error, finish=event.finish, usage=event.usage)
         publish_usage(s, self.out, event.usage or s.usage)
         if error:

@@ -15,6 +15,7 @@ from tokenbus.core.run.blocks.block_table import VISIBLE
 from tokenbus.events.public import (
     TERMINAL,
     BlockComplete,
+    BlockProgress,
     BlockStarted,
     Chunk,
     Event,
@@ -28,7 +29,7 @@ from tokenbus.events.run_messages import is_json
 from tokenbus.policy.public.writer import PublicWriter
 from tokenbus.policy.stream_format import BlockBegan, BlockEnded, BlockGrew, BlocksVoided, Change, Piece, StreamFinished
 
-OfBlock = BlockStarted | Chunk | ImagePreview | BlockComplete
+OfBlock = BlockStarted | Chunk | ImagePreview | BlockProgress | BlockComplete
 """Events that are part of a block."""
 
 
@@ -129,7 +130,7 @@ class PublicReader:
         waits = chunk.turn != self._turn
         self._turn = chunk.turn
         match chunk:
-            case ImagePreview():
+            case ImagePreview() | BlockProgress():
                 changes = self._seen(chunk)
             case BlockStarted():
                 changes = self._seen(chunk)

@@ -567,3 +567,19 @@ def test_a_run_that_has_ended_before_is_over_without_another_end() -> None:
     assert story.control(DeadlinePassed("silent", HAS_ENDED), CancelRequested()) == []
     assert story.run.over
     assert story.effects[-1] == ForgetRun()
+
+
+def test_an_image_that_was_shown_as_a_preview_is_not_drawn_again() -> None:
+    story = Story()
+    story.provider(n.Start("m"), n.BlockStart(0, "image"), n.Image(0, "image/png", "AAAA", final=False), LOST)
+    end = story.events[-1]
+    assert isinstance(end, Incomplete)
+    assert end.timing.first_visible_ms is not None
+
+
+def test_a_turn_that_its_provider_ended_with_an_error_may_be_retried_by_the_client() -> None:
+    story = Story()
+    story.provider(n.Start("m"), n.Done("error", "MALFORMED_FUNCTION_CALL"))
+    end = story.events[-1]
+    assert isinstance(end, RunFailedEvent)
+    assert (end.error.code, end.error.raw, end.error.retryable) == ("finish_error", "MALFORMED_FUNCTION_CALL", True)

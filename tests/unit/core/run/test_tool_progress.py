@@ -7,7 +7,7 @@ import msgspec
 from tests.unit.core.run.script import Story, call, of_type, text
 from tokenbus.events import normalized as n
 from tokenbus.events.frames import CancelRequested, RunLimits, ToolReported, ToolReturned
-from tokenbus.events.public import BlockComplete, RunFailedEvent, ToolProgress
+from tokenbus.events.public import BlockComplete, BlockProgress, RunFailedEvent, ToolProgress
 
 
 def two_calls(**changes: object) -> Story:
@@ -91,6 +91,7 @@ def test_progress_of_a_tool_that_the_provider_runs_comes_inside_its_block():
     story.provider(item, n.ItemProgress(0, "in_progress"), n.ItemProgress(0, "searching"), *rest)
     story.provider(n.ItemProgress(0, "late"), n.Done("stop"))
     names = [type(event).__name__ for event in story.events]
-    assert names[1:] == ["BlockStarted", "ToolProgress", "ToolProgress", "Chunk", "BlockComplete", "Completed"]
-    reports = [(e.block, e.tool_id, e.tool_name, e.progress, e.message) for e in of_type(story.events, ToolProgress)]
-    assert reports == [(0, "s1", "search", 1, "in_progress"), (0, "s1", "search", 2, "searching")]
+    assert names[1:] == ["BlockStarted", "BlockProgress", "BlockProgress", "Chunk", "BlockComplete", "Completed"]
+    reports = [(e.block, e.kind, e.tool_id, e.tool_name, e.status) for e in of_type(story.events, BlockProgress)]
+    about = (0, "server_tool", "s1", "search")
+    assert reports == [(*about, "in_progress"), (*about, "searching")]

@@ -104,6 +104,11 @@ const HANDLERS = {
     state.phase = "tool";
   },
 
+  block_progress(state, event) {
+    const block = state.blocks[event.block];
+    if (block) state.blocks[event.block] = { ...block, progress: { message: event.status } };
+  },
+
   usage(state, event) {
     state.usage = event.total;
     changeAttempt(state, { usage: event.usage, answered_by: event.model, response_id: event.response_id });

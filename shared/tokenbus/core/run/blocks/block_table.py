@@ -20,11 +20,11 @@ from tokenbus.events.public import (
     AudioRef,
     BlockComplete,
     BlockKind,
+    BlockProgress,
     BlockStarted,
     Chunk,
     ImagePreview,
     ImageRef,
-    ToolProgress,
     decode,
 )
 from tokenbus.events.requests import (
@@ -63,8 +63,6 @@ class OpenBlock(msgspec.Struct):
     image: ImageRef | None = None
     audio: AudioRef | None = None
     previews: int = 0
-    reports: int = 0
-    """How often the provider reported progress."""
 
 
 class CompleteCall(msgspec.Struct):
@@ -186,10 +184,8 @@ class BlockTable(msgspec.Struct):
     def report(self, ordinal: int, status: str, out: Outbox) -> None:
         """Publish the progress of an open block's tool at once."""
         if block := self.open.get(ordinal):
-            block.reports += 1
-            tool = {"tool_id": block.tool_id or "", "tool_name": block.tool_name or block.kind}
-            progress = {"block": block.number, "progress": float(block.reports), "message": status}
-            out.event(self.turn, self.attempt, ToolProgress, **tool, **progress)
+            about = {"block": block.number, "kind": block.kind, "tool_id": block.tool_id, "tool_name": block.tool_name}
+            out.event(self.turn, self.attempt, BlockProgress, **about, status=status)
 
     def note(self, ordinal: int, extra: dict[str, object]) -> bool:
         """Attach provider data to an open block; False if the block is not open."""

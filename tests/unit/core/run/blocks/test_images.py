@@ -86,5 +86,6 @@ def test_values_missing_in_the_answer_are_those_of_the_request() -> None:
     reader.read(RawFrame(0, 1, 0, 0, [Opened("openai-images", 200, {}, True, Quirks(), request)]))
     reader = AttemptReader.load(reader.save())
     events = reader.read(RawFrame(0, 1, 1, 0, [data]))
-    image = Image(0, "image/png", "AAAA", True, prompt="A cat.", model="gpt-image-2", size="9x9", quality="low")
+    made = {"prompt": "A cat.", "model": "gpt-image-2", "size": "9x9", "quality": "low", "size_bytes": 3}
+    image = Image(0, "image/png", "AAAA", True, **made)  # type: ignore[arg-type]
     assert events[1:3] == [BlockStart(0, "image", "A cat."), image]
