@@ -46,7 +46,7 @@ CODES: dict[str, Told] = {
     "connect_timeout": Told("timeout", True, "No connection within `connect_timeout_s`."),
     "deadline": Told("timeout", False, "The request's `deadline_s` passed."),
     "disk": Told("internal", True, "The fetcher's disk could not hold an image."),
-    "finish_error": Told("server", False, "The provider ended the answer with an error as its finish reason."),
+    "finish_error": Told("server", True, "The provider ended the answer with an error as its finish reason."),
     "frames_lost": Told("network", True, "Part of the provider's stream is missing on the bus."),
     "key_missing": Told("auth", False, "The environment variable of the key is not set."),
     "key_unusable": Told("auth", False, "The key cannot be put into an HTTP header."),

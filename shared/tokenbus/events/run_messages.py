@@ -71,10 +71,16 @@ def _heard(block: BlockComplete, heard: Mapping[int, int]) -> BlockComplete | No
     if block.block not in heard:
         return None
     content = block.content or ""
-    if block.kind != "text" or heard[block.block] >= len(content):
+    if block.kind not in ("text", "audio") or heard[block.block] >= len(content):
         return block
     return msgspec.structs.replace(
-        block, content=content[: heard[block.block]], signature=None, opaque=None, opaque_blobs=None, cut=True
+        block,
+        content=content[: heard[block.block]],
+        signature=None,
+        opaque=None,
+        opaque_blobs=None,
+        audio=None,
+        cut=True,
     )
 
 

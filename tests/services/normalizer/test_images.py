@@ -65,7 +65,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def image(content: bytes, *, final: bool = True, block: int = 0) -> Image:
-    return Image(block, "image/png", b64encode(content).decode(), final)
+    return Image(block, "image/png", b64encode(content).decode(), final, size_bytes=len(content))
 
 
 def stored(content: bytes, *, final: bool = True, block: int = 0) -> Image:

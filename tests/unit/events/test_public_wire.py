@@ -232,6 +232,10 @@ BARE: list[tuple[PublicEvent, str]] = [
     ),
     (BlockStarted(**AT, block=0, kind="text"), '{"type":"block_start",' + HEAD + ',"block":0,"kind":"text"}'),
     (
+        BlockProgress(**AT, block=0, kind="image", status="generating"),
+        '{"type":"block_progress",' + HEAD + ',"block":0,"kind":"image","status":"generating"}',
+    ),
+    (
         ImagePreview(**AT, block=0, kind="image", index=0, image=ImageRef(media_type="image/png")),
         '{"type":"image_preview",' + HEAD + ',"block":0,"kind":"image","index":0,"image":{"media_type":"image/png"}}',
     ),
@@ -290,7 +294,7 @@ def test_every_event_has_a_golden_form_with_all_fields_set_and_one_with_none():
     for event, golden in FULL:
         unset = set(event.__struct_fields__) - set(json.loads(golden))
         assert not unset - (end if isinstance(event, TERMINAL) else set())
-    assert set(json.loads(FULL[9][1])) == {"type", *Completed.__struct_fields__}
+    assert set(json.loads(FULL[10][1])) == {"type", *Completed.__struct_fields__}
 
 
 def test_the_terminal_events_are_these_four():

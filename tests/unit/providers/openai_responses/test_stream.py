@@ -767,7 +767,7 @@ def test_a_patch_streams_inside_its_operation() -> None:
         "call_id": "c1",
         "operation": operation,
     }
-    assert events[-2:] == [BlockStop(0), STOPPED]
+    assert events[-2:] == [BlockStop(0), Done("requires_action", "completed")]
 
 
 def test_log_probabilities_are_with_their_text_streamed_or_whole() -> None:
