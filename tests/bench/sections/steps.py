@@ -74,7 +74,7 @@ def ways() -> dict[str, Callable[[], Iterator[Json]]]:
     objects = json.dumps({f"k{n}": {} for n in range(SIZE // 14)})
     return {
         "8 MB of text": lambda: ({"content": _LINE} for _ in range(SIZE // len(_LINE))),
-        "8 MB of text in one event": lambda: iter([{"content": _LINE * (SIZE // len(_LINE))}]),
+        "4 MB of text in one event": lambda: iter([{"content": _LINE * (SIZE // 2 // len(_LINE))}]),
         "2 MB of words": lambda: ({"content": "a word "} for _ in range(SIZE // 4 // 7)),
         "8 MB of arguments, numbers": lambda: _call(numbers),
         "8 MB of arguments, small objects": lambda: _call(objects),

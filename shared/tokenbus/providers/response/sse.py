@@ -15,7 +15,7 @@ from contextlib import suppress
 
 import msgspec
 
-MAX_EVENT_BYTES = 8 * 2**20
+MAX_EVENT_BYTES = 4 * 2**20
 """Maximum size of an event, and of a bare JSON body."""
 MAX_IMAGE_EVENT_BYTES = 32 * 2**20
 """The same for an API whose events hold generated images: 20 MB take 27 MB as base64."""
