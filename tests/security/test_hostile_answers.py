@@ -28,6 +28,7 @@ base_delay_s = 0.01
 max_attempts = 2
 [limits]
 answer_bytes = 12_582_912
+block_characters = 16777216
 """
 ENDS: dict[str, tuple[str, str]] = {
     "doubly compressed": ("body_encoding", "protocol"),

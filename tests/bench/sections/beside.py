@@ -37,6 +37,8 @@ _LARGE_TEXT = ("0123456789" * 200 + " ") * 4_000
 _SCRIPTS = {"small": Script(turns=(Turn(says=Reply(text="a word or two")),))}
 _LARGE = Script(turns=(Turn(says=Reply(text=_LARGE_TEXT)),))
 _TERMINAL = {"completed", "incomplete", "failed", "cancelled"}
+_LIMITS = "block_characters = 16777216\n"
+"""Of the table that the stack's settings end with."""
 _PATIENCE = "connect_timeout_s = 2.0\nfirst_event_timeout_s = 4.0\nidle_timeout_s = 2.0"
 
 
@@ -59,7 +61,7 @@ def beside() -> list[Figure]:
         processes.start("hostile provider", "tests.bench.hostile_server", str(port))
         processes.until(lambda: listens(port), "the hostile provider")
         services = stack.enter_context(
-            running([], scripts=_SCRIPTS, settings=f"[retry]\nmax_attempts = 1\n{large}{tables}")
+            running([], scripts=_SCRIPTS, settings=f"{_LIMITS}[retry]\nmax_attempts = 1\n{large}{tables}")
         )
         companies = {
             f"{LARGE} runs of {len(_LARGE_TEXT) / 1e6:.0f} MB": Company(services, LARGE, _large()),

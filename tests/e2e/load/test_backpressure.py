@@ -42,7 +42,7 @@ async def lag(server: Server, key: str) -> int:
 async def test_a_stalled_parser_stops_the_reading_of_sockets_and_nothing_is_lost(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
 ) -> None:
-    toml = f"[limits]\nlag_bytes = {LAG_BYTES}\n"
+    toml = f"[limits]\nlag_bytes = {LAG_BYTES}\nblock_characters = 16777216\n"
     async with (
         MockProvider([LONG]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml) as services,

@@ -22,6 +22,7 @@ LARGE = 2
 PIECE = "0123456789" * 200
 PIECES = 6_000
 """12 MB of text in each large run, as fast as it is taken."""
+ONE_BLOCK = "[limits]\nblock_characters = 16777216\n"
 PROBES = 15
 MOST_MORE_S = 0.5
 """The issue's bound is 0.1 s. Here provider, probes, server and services share two cores with other tests."""
@@ -57,7 +58,7 @@ async def test_large_runs_do_not_slow_the_small_ones_of_their_partition(tmp_path
     with EmbeddedServer(binary=binary()) as process:
         async with (
             MockProvider(SCRIPTS) as provider,
-            fleet(tmp_path, process.url, keys, provider.url, PIPELINE),
+            fleet(tmp_path, process.url, keys, provider.url, PIPELINE, ONE_BLOCK),
             Server(process.url) as server,
         ):
             send = sender(server, keys)
@@ -82,7 +83,7 @@ async def test_large_runs_do_not_slow_the_small_ones_of_their_partition(tmp_path
 
 async def test_a_run_with_too_much_output_ends_with_its_own_error_and_other_runs_continue(tmp_path: Path) -> None:
     keys, most = Keys(prefix="line", partitions=1), 3 * 2**20
-    toml = f"[limits]\nturn_bytes = {most}\n"
+    toml = f"{ONE_BLOCK}turn_bytes = {most}\n"
     with EmbeddedServer(binary=binary()) as process:
         async with (
             MockProvider(SCRIPTS) as provider,
@@ -110,7 +111,7 @@ async def test_a_large_run_whose_parser_is_killed_continues_from_its_checkpoint_
     with EmbeddedServer(binary=binary()) as process:
         async with (
             MockProvider(SCRIPTS) as provider,
-            fleet(tmp_path, process.url, keys, provider.url, PIPELINE) as running,
+            fleet(tmp_path, process.url, keys, provider.url, PIPELINE, ONE_BLOCK) as running,
             Server(process.url) as server,
         ):
             run = await sender(server, keys)("large", provider="openai-chat")

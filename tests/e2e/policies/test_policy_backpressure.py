@@ -33,6 +33,7 @@ TOML = f"""
 [limits]
 lag_bytes = {LAG_BYTES}
 policy_slack_s = 300
+block_characters = 16777216
 
 [policies.plain]
 use = "tokenbus.policy:ToolRules"

@@ -36,7 +36,7 @@ class LimitSettings(Table, frozen=True, kw_only=True):
     inbound_entries: Count = 100_000
     answer_bytes: Bytes = 256 * 2**20
     """Maximum size of one provider response, decoded; images count as base64."""
-    block_characters: Annotated[int, Meta(ge=1, le=4 * 2**20)] = 2**20
+    block_characters: Annotated[int, Meta(ge=1, le=16 * 2**20)] = 2**20
     """Maximum characters of one block; beyond it the run fails. A block's content is written in one step of the server.
     """
     run_input_events: Count = 500_000
