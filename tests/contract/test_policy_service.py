@@ -16,7 +16,7 @@ from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.stage.stage import Stage
+from tokenbus.bus.stage.stage import Stage, StageOptions
 from tokenbus.events import normalized as n
 from tokenbus.events.frames import Drafts, PolicyVerdicts, encode, event_decoder
 from tokenbus.events.public import PublicEvent
@@ -57,9 +57,8 @@ class Bench:
     @asynccontextmanager
     async def worker(self, name: str) -> AsyncGenerator[Stage]:
         service = PolicyService(self.settings, CollectorRegistry())
-        stage = Stage(
-            self.server, self.keys, group=GROUP, topic="drafts", worker=name, logic=service.logic, tick_s=0.05
-        )
+        options = StageOptions(group=GROUP, topic="drafts", worker=name, tick_s=0.05)
+        stage = Stage(self.server, self.keys, options, service.logic)
         liveness = Liveness()
         await service.start(liveness)
         try:

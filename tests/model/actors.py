@@ -20,7 +20,7 @@ from tokenbus.bus.keys import InternalTopic, Keys
 from tokenbus.bus.leases.lease import Lease
 from tokenbus.bus.scripts import RawPart, ScriptCall
 from tokenbus.bus.server.stream_reader import Entry
-from tokenbus.bus.stage.ahead import AheadFlush, NotAhead
+from tokenbus.bus.stage.chain import AheadFlush, Flush, NotAhead
 from tokenbus.bus.stage.logic import StageLogic
 from tokenbus.bus.stage.partition import Partition
 from tokenbus.events.frames import ANY_FRAME, Lost, RawFrame, ToolWork, TurnWork, encode
@@ -148,7 +148,7 @@ class ChainedWorker:
         first, second = (stage.part for stage in self._stages)
         assert first
         assert second
-        ahead = AheadFlush(first, second, [attempt.next_part()])
+        ahead = AheadFlush(Flush(0, [attempt.next_part()]), first, second)
         self.pending = ahead, attempt
         try:
             ahead.apply()

@@ -9,7 +9,7 @@ import msgspec
 
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.scripts import Arg, Commit
-from tokenbus.bus.stage.logic import RunPosition
+from tokenbus.bus.stage.logic import RunPosition, StageLogic
 from tokenbus.core.attempt_decoder import AttemptReader
 from tokenbus.core.run.attempts.retry import WORKER_LOST
 from tokenbus.core.run.chunk_joining import JOIN_LIMIT
@@ -36,7 +36,7 @@ RUNS_AN_ENTRY = 1000
 """Maximum runs in one entry: a Lua script can unpack a few thousand values."""
 
 
-class NormalizerLogic:
+class NormalizerLogic(StageLogic):
     """The normalizer's stage logic. Images are stored before the events that refer to them are emitted."""
 
     def __init__(
@@ -142,9 +142,6 @@ class NormalizerLogic:
 
     def restore(self, run: str, state: bytes) -> None:
         self._readers[run] = AttemptReader.load(state)
-
-    def recall(self, run: str, seq: int) -> None:
-        """The normalizer does not depend on event numbers."""
 
     def _emit(self, run: str, frame: EventFrame) -> list[BusEvent]:
         """Add a frame and return the event list that now ends in its events."""

@@ -11,7 +11,7 @@ import msgspec
 from tokenbus.bus.keys import Keys, PublicTopic
 from tokenbus.bus.run_record import JUDGING, SEQ
 from tokenbus.bus.scripts import Arg, Commit
-from tokenbus.bus.stage.logic import RunPosition
+from tokenbus.bus.stage.logic import RunPosition, StageLogic
 from tokenbus.core.run.attempts.attempt_report import AttemptReport
 from tokenbus.core.run.blocks.block_table import BlockTable, OpenBlocks
 from tokenbus.core.run.checkpoint import Checkpoints, Snapshot
@@ -59,8 +59,10 @@ class RunObserver(Protocol):
         ...
 
 
-class ParserLogic:
+class ParserLogic(StageLogic):
     """The parser's stage logic (see `tokenbus.bus.stage.stage`). The only writer of public topics and logs."""
+
+    learns_from_log = True
 
     def __init__(
         self,

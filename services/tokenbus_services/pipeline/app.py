@@ -47,8 +47,7 @@ class PipelineService:
     async def open(self) -> None:
         await self._parser.open()
         await self._normalizer.open()
-        info = await self._core.open()
-        settings = self._core.settings
+        await self._core.open()
         services = (self._normalizer, self._parser)
         metrics = {service.stage: self._core.stage_metrics.of(service.name) for service in services}
 
@@ -58,12 +57,9 @@ class PipelineService:
 
         self._chain = Chain(
             self._core.server,
-            settings.keys,
+            self._core.settings.keys,
             self._normalizer.stage,
             self._parser.stage,
-            lease_s=settings.stages.lease_s,
-            topic_entries=settings.retention.topic_entries,
-            entries_read=info.entries_read,
             on_commit=count,
         )
         self._fetcher.use_chain(self._chain)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import msgspec
 
 from tokenbus.bus.scripts import Commit
+from tokenbus.bus.stage.logic import StageLogic
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import drafts_decoder
 from tokenbus_services.policy_stage.run_task import PolicyRunTask
@@ -24,10 +25,8 @@ MakeRunTask = Callable[[str, tuple[str, ...]], PolicyRunTask]
 """Creates the task for a run and the names of its policies."""
 
 
-class PolicyLogic:
+class PolicyLogic(StageLogic):
     """The policy stage's logic (see `tokenbus.bus.stage.stage`)."""
-
-    outputs = 0
 
     def __init__(
         self, make: MakeRunTask, on_judged: OnJudged = lambda run, traceparent, policies, since_ms: None
@@ -80,9 +79,6 @@ class PolicyLogic:
     def restore(self, run: str, state: bytes) -> None:
         for frame in msgspec.msgpack.decode(state, type=list[bytes]):
             self.apply(run, frame)
-
-    def recall(self, run: str, seq: int) -> None:
-        """Do nothing: the policy stage does not use seqs."""
 
     def close(self) -> list[PolicyRunTask]:
         """Close all tasks, because another worker owns the partition. Returns the tasks still ending."""

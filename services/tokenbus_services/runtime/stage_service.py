@@ -12,7 +12,7 @@ from tokenbus.bus.keys import InternalTopic, PublicTopic
 from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.stage.logic import StageLogic
-from tokenbus.bus.stage.stage import Batch, Stage
+from tokenbus.bus.stage.stage import Batch, Stage, StageOptions
 from tokenbus_services.runtime.app.faststream_source import attach
 from tokenbus_services.runtime.app.service_app import declare_topics, make_app
 from tokenbus_services.runtime.worker_core import WorkerCore
@@ -111,18 +111,20 @@ class StageService:
         self._stage = Stage(
             self._core.server,
             s.keys,
-            group=self.name,
-            topic=self._topic,
-            worker=self._core.worker,
-            logic=self._logic,
-            downstream=self._downstream,
-            lag_bytes=s.limits.lag_bytes,
-            lease_s=s.stages.lease_s,
-            tick_s=s.stages.tick_s,
-            max_records=s.stages.max_records,
-            topic_entries=s.retention.topic_entries,
-            dead_entries=s.retention.dead_entries,
-            entries_read=info.entries_read,
+            StageOptions(
+                group=self.name,
+                topic=self._topic,
+                worker=self._core.worker,
+                downstream=self._downstream,
+                lag_bytes=s.limits.lag_bytes,
+                lease_s=s.stages.lease_s,
+                tick_s=s.stages.tick_s,
+                max_records=s.stages.max_records,
+                topic_entries=s.retention.topic_entries,
+                dead_entries=s.retention.dead_entries,
+                entries_read=info.entries_read,
+            ),
+            self._logic,
             liveness=self.liveness,
         )
         self._metrics.partitions.set_function(lambda stage=self._stage: len(stage.owned))

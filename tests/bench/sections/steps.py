@@ -22,9 +22,9 @@ from tests.servers import binary
 from tokenbus.bus.keys import InternalTopic, Keys
 from tokenbus.bus.leases.lease import Lease
 from tokenbus.bus.server.fast_client import _packed  # pyright: ignore[reportPrivateUsage]
+from tokenbus.bus.stage.input import ReadBuffer
 from tokenbus.bus.stage.logic import StageLogic
 from tokenbus.bus.stage.partition import Partition
-from tokenbus.bus.stage.read_buffer import ReadBuffer
 from tokenbus.events.frames import (
     CONTROL_ATTEMPT,
     Accepted,
@@ -130,7 +130,7 @@ class Pass:
         keys = self._keys
         self._client.hset(keys.lease(0, group), mapping={"token": TOKEN, "offset": "0-0"})
         part = Partition(Lease(0, TOKEN, "0-0", "0-0"), logic, keys=keys, topic=topic, group=group)
-        buffer = ReadBuffer(most=256)
+        buffer = ReadBuffer(max_entries=256)
         while True:
             found: Sequence[Any] = self._client.xrange(part.stream, f"({part.offset}", count=buffer.count)
             if not found:

@@ -20,10 +20,11 @@ from redis.exceptions import RedisError
 
 from tests.waiting import eventually
 from tokenbus.bus.keys import DATA_FIELD, Keys
+from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.scripts import Commit
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.stage.logic import RunPosition
-from tokenbus.bus.stage.stage import Stage
+from tokenbus.bus.stage.logic import RunPosition, StageLogic
+from tokenbus.bus.stage.stage import Stage, StageOptions
 from tokenbus.events.error_info import ErrorInfo
 
 GROUP = "toy"
@@ -43,7 +44,7 @@ class Tally(msgspec.Struct, array_like=True):
     seq: int = 0
 
 
-class ToyLogic:
+class ToyLogic(StageLogic):
     """`Logic` of the toy stage."""
 
     def __init__(self, partition: int, keys: Keys) -> None:
@@ -205,22 +206,15 @@ class Bench:
         """A worker, not open yet; quick to notice a dead one. ``logics``: where to put what it makes, by partition."""
         logics: dict[int, ToyLogic] = options.pop("logics", {})
         kind: type[ToyLogic] = options.pop("logic", ToyLogic)
+        liveness: Liveness | None = options.pop("liveness", None)
 
         def logic(partition: int) -> ToyLogic:
             made = logics[partition] = kind(partition, self.keys)
             return made
 
         quick: dict[str, Any] = {"lease_s": 0.4, "tick_s": 0.02, "max_records": 3}
-        return Stage(
-            server or self.server,
-            self.keys,
-            group=GROUP,
-            topic="raw",
-            worker=worker,
-            logic=logic,
-            downstream=NEXT,
-            **quick | options,
-        )
+        how = StageOptions(group=GROUP, topic="raw", worker=worker, downstream=NEXT, **quick | options)
+        return Stage(server or self.server, self.keys, how, logic, liveness=liveness)
 
     async def offset(self, partition: int, server: Server | None = None) -> str:
         found = await (server or self.server).client.hget(self.keys.lease(partition, GROUP), "offset")

@@ -12,7 +12,7 @@ from tokenbus.bus.keys import Keys
 from tokenbus.bus.scripts import Commit
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.stage.logic import RunPosition
-from tokenbus.bus.stage.stage import Stage
+from tokenbus.bus.stage.stage import Stage, StageOptions
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import Accepted, EventFrame, RunLimits, encode, event_decoder
 from tokenbus.events.normalized import Cut
@@ -33,7 +33,7 @@ async def test_the_parser_ends_it_failed_under_the_number_that_comes_next(server
     def logic(partition: int) -> ParserLogic:
         return ParserLogic(partition, keys, topics=["visible"], open_run_ms=60_000, finished_run_ms=60_000)
 
-    stage = Stage(server, keys, group="parser", topic="events", worker="w", logic=logic)
+    stage = Stage(server, keys, StageOptions(group="parser", topic="events", worker="w"), logic)
     await stage.open()
 
     async def worked() -> bool:
@@ -76,7 +76,7 @@ async def test_the_blocks_that_are_open_in_its_log_end_as_cut(server: Server, ke
     def logic(partition: int) -> ParserLogic:
         return ParserLogic(partition, keys, topics=["visible", "blocks"], open_run_ms=60_000, finished_run_ms=60_000)
 
-    stage = Stage(server, keys, group="parser", topic="events", worker="w", logic=logic)
+    stage = Stage(server, keys, StageOptions(group="parser", topic="events", worker="w"), logic)
     await stage.open()
 
     async def published() -> list[dict[str, Any]]:

@@ -155,13 +155,13 @@ class Leases:
         """Record the offset of the owner's last commit."""
         self._committed[partition] = offset
 
-    def forget(self, partition: int, *, shun_s: float = 0.0) -> None:
+    def forget(self, partition: int, *, retry_s: float = 0.0) -> None:
         """Drop a lease that is lost or whose partition cannot be processed. This worker may acquire it again after
-        ``shun_s``.
+        ``retry_s``.
         """
         self._owned.pop(partition, None)
-        if shun_s:
-            self._avoid_until[partition] = asyncio.get_running_loop().time() + shun_s
+        if retry_s:
+            self._avoid_until[partition] = asyncio.get_running_loop().time() + retry_s
 
     async def _run(self) -> None:
         defects = Defects()
@@ -282,7 +282,7 @@ class Leases:
 
     def _block(self, partition: int, error: Exception) -> None:
         """Stop using a partition whose lease hash or stream has the wrong type, until an operator repairs it."""
-        self.forget(partition, shun_s=BLOCKED_S)
+        self.forget(partition, retry_s=BLOCKED_S)
         if partition not in self.blocked:
             keys = f"{self._commands.lease_key(partition)} or {self._commands.stream(partition)}"
             log.error(

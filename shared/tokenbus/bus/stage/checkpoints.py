@@ -2,7 +2,7 @@
 
 A replay begins at the low watermark, which is before the oldest open run's first entry. A checkpoint of that run moves
 it on. The state hash holds one field for each checkpoint, and one for each run that was ended without applying its
-input (`VoidInput`).
+input (`OpenRuns.ignore`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.scripts import Commit
 from tokenbus.bus.server.stream_reader import id_key
-from tokenbus.bus.stage.logic import InPieces, StageLogic
+from tokenbus.bus.stage.logic import StageLogic
 
 CHECKPOINT_SPAN = 2 * 2**20
 """Checkpoint an open run after this many bytes of input."""
@@ -49,44 +49,13 @@ decode_saved = msgspec.msgpack.Decoder(SavedState).decode
 """Raises msgspec.DecodeError, UnicodeDecodeError and RecursionError."""
 
 
-class VoidInput:
-    """Runs that were ended without applying their input, and the entry up to which a replay ignores it."""
-
-    def __init__(self, state_key: str) -> None:
-        self._state_key = state_key
-        self._until: dict[str, str] = {}
-
-    def __len__(self) -> int:
-        return len(self._until)
-
-    def add(self, run: str, until: str) -> None:
-        """Ignore the run's input up to this entry."""
-        self._until[run] = until
-
-    def covers(self, run: str, entry_id: str) -> bool:
-        """Whether the run's frame in this entry must be ignored."""
-        until = self._until.get(run)
-        return until is not None and id_key(entry_id) <= id_key(until)
-
-    def write(self, run: str, commit: Commit) -> None:
-        """Store it, so that a replay by another owner ignores the same input."""
-        commit.put(self._state_key, run, SavedState(self._until[run], None).encoded())
-
-    def drop_before(self, watermark: str, commit: Commit) -> None:
-        """Forget the runs whose ignored entries are all at or before the watermark, so that no replay reads them."""
-        for run in [run for run, until in self._until.items() if id_key(until) <= id_key(watermark)]:
-            commit.drop(self._state_key, run)
-            del self._until[run]
-
-
 class OpenRuns:
-    """The open runs of one partition, oldest first, and their checkpoints."""
+    """The open runs of one partition, oldest first, and their checkpoints; the runs whose input is ignored."""
 
     def __init__(self, logic: StageLogic, *, keys: Keys, partition: int, group: str) -> None:
         self.consumed = 0
         """Bytes of input that were applied."""
         self._logic = logic
-        self._in_pieces = logic if isinstance(logic, InPieces) else None
         self._keys = keys
         self._partition = partition
         self._group = group
@@ -99,6 +68,8 @@ class OpenRuns:
         """Run -> size of its checkpoint in bytes, without pieces."""
         self._pieces: dict[str, set[int]] = {}
         """Run -> numbers of its checkpoint's pieces."""
+        self._ignored: dict[str, str] = {}
+        """Run that was ended without applying its input -> the entry up to which a replay ignores it."""
 
     def __len__(self) -> int:
         return len(self._since)
@@ -132,8 +103,7 @@ class OpenRuns:
         if saved.pieces is None:
             self._logic.restore(run, saved.state)
         else:
-            assert self._in_pieces
-            self._in_pieces.restore_from_pieces(run, saved.state, pieces)
+            self._logic.restore_from_pieces(run, saved.state, pieces)
             self._pieces[run] = set(saved.pieces)
         self._since[run] = max(saved.at, offset, key=id_key), 0
         self._saved[run] = size
@@ -181,7 +151,7 @@ class OpenRuns:
 
     def _write(self, run: str, commit: Commit, offset: str) -> int:
         """Checkpoint a run; return the bytes written."""
-        snapshot = self._in_pieces.snapshot_in_pieces(run) if self._in_pieces else None
+        snapshot = self._logic.snapshot_in_pieces(run)
         if snapshot is None:
             self.drop_pieces(run, commit)
             saved = SavedState(offset, self._logic.snapshot(run)).encoded()
@@ -216,3 +186,35 @@ class OpenRuns:
 
     def _pieces_key(self, run: str) -> str:
         return self._keys.pieces(self._partition, self._group, run)
+
+    # --- input that is ignored --------------------------------------------------------------------------------------
+
+    @property
+    def any_ignored(self) -> bool:
+        """Whether the input of some run is ignored."""
+        return bool(self._ignored)
+
+    def ignore(self, run: str, until: str) -> None:
+        """Ignore the run's input up to this entry."""
+        self._ignored[run] = until
+
+    def void(self, run: str, until: str) -> None:
+        """Forget the run, which was ended without applying its input up to this entry, and `ignore` that."""
+        self.ended(run)
+        self.ignore(run, until)
+
+    def ignores(self, run: str, entry_id: str) -> bool:
+        """Whether the run's frame in this entry must be ignored."""
+        until = self._ignored.get(run)
+        return until is not None and id_key(entry_id) <= id_key(until)
+
+    def write_void(self, run: str, commit: Commit) -> None:
+        """Store what `void` set, so that a replay by another owner ignores the same input."""
+        self.drop_pieces(run, commit)
+        commit.put(self._state_key, run, SavedState(self._ignored[run], None).encoded())
+
+    def drop_ignored(self, watermark: str, commit: Commit) -> None:
+        """Forget the runs whose ignored entries are all at or before the watermark, so that no replay reads them."""
+        for run in [run for run, until in self._ignored.items() if id_key(until) <= id_key(watermark)]:
+            commit.drop(self._state_key, run)
+            del self._ignored[run]

@@ -1,14 +1,20 @@
-"""An owned partition: its logic, and the entries that it applied. No IO.
+"""An owned partition: its logic, the entries that it applied, and the quarantine of those that it cannot. No IO.
 
 The logic's state in memory is a function of the entries after the low watermark and the checkpoints of runs that began
 before it. `apply` processes new entries and keeps their outputs. `restore` and `replay` rebuild the previous owner's
 state without outputs.
+
+The runs of a poison entry fail, so that the other runs of the partition continue. An entry whose processing crashes its
+workers leaves no error behind. So a partition that did not commit in `CAREFUL_LOADS` loads is processed one entry at a
+time. Each try is recorded in the lease hash before it begins (`IsolatedTries`). An entry with too many tries is skipped
+without decoding it.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Self
 
 import msgspec
 
@@ -16,17 +22,83 @@ from tokenbus.bus.keys import InternalTopic, Keys
 from tokenbus.bus.leases.lease import Lease
 from tokenbus.bus.scripts import Commit
 from tokenbus.bus.server.stream_reader import Entry, Unreadable, id_key
-from tokenbus.bus.stage.checkpoints import OpenRuns, VoidInput, decode_saved
-from tokenbus.bus.stage.logic import FinishesReplay, RunPosition, StageLogic
-from tokenbus.bus.stage.lost_state import LostState
-from tokenbus.bus.stage.prepared_commit import AppliedEntries, Poison, PreparedCommit
-from tokenbus.bus.stage.quarantine import IsolatedTries, Quarantine
+from tokenbus.bus.stage.checkpoints import OpenRuns, decode_saved
+from tokenbus.bus.stage.logic import RunPosition, StageLogic
 from tokenbus.errors.base import TokenbusError, public_reason
+from tokenbus.events.error_info import ErrorInfo
 
 log = logging.getLogger(__name__)
 
 ROUND_OUTPUTS = 400
 """A batch ends early once its entries have this many outputs, so that mostly one script can commit them."""
+CAREFUL_LOADS = 3
+"""After more loads than this without a commit, process one entry at a time and record it before trying."""
+MOST_ALONE = 2
+"""Quarantine an entry after more isolated tries than this without a commit: processing it crashes its workers."""
+TRIES_FIELD = "suspect"
+"""The lease hash's field of `IsolatedTries`."""
+
+
+class Poison(msgspec.Struct, frozen=True):
+    """A frame that could not be applied."""
+
+    run: str
+    entry_id: str
+    frame: bytes
+    reason: str
+    size: int | None = None
+    """Size of the frame in bytes, if it could not be read."""
+
+
+class AppliedBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """A batch that the logic has applied. Its outputs are pending in the logic until they are in its commit."""
+
+    begin: str
+    """The offset before it."""
+    entries: Sequence[Entry]
+    commit: Commit
+    size: int = 0
+    """Total bytes of frames."""
+    poison: list[Poison] = []
+    ended: set[str] = set()
+    """Runs whose checkpoint must be deleted."""
+    void: set[str] = set()
+    """Runs that ended because an entry could not be read."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Approximate memory use in bytes."""
+        return self.size + self.commit.held
+
+
+class IsolatedTries(msgspec.Struct, frozen=True):
+    """The entry that was processed alone without reaching a commit, and how many tries it had."""
+
+    entry_id: str = ""
+    tries: int = 0
+
+    @classmethod
+    def parse(cls, stored: bytes | None) -> Self:
+        """From the lease hash."""
+        entry_id, _, tries = (stored or b"").decode(errors="replace").partition(" ")
+        return cls(entry_id, int(tries) if tries.isdecimal() else 0)
+
+    def stored(self) -> str:
+        """For the lease hash."""
+        return f"{self.entry_id} {self.tries}"
+
+    def after(self, entry_id: str) -> IsolatedTries:
+        """One more try, of this entry."""
+        return IsolatedTries(entry_id, self.tries + 1 if entry_id == self.entry_id else 1)
+
+    def refused(self) -> IsolatedTries:
+        """The server refuses the entry's commit: it has no tries left."""
+        return IsolatedTries(self.entry_id, MOST_ALONE + 1)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the entry must be quarantined."""
+        return self.tries > MOST_ALONE
 
 
 class Partition:
@@ -43,8 +115,6 @@ class Partition:
         self.group = group
         self.keys = keys = keys.within(number)
         self.logic = logic
-        self.finishes_replay = logic if isinstance(logic, FinishesReplay) else None
-        """Asked once: the check of a protocol costs more than the work of a small batch."""
         self.offset = lease.watermark
         """The last entry that was applied."""
         self.paused = False
@@ -56,100 +126,108 @@ class Partition:
         self.isolated = IsolatedTries()
         """What earlier owners, or this one, tried alone."""
         self.runs = OpenRuns(logic, keys=keys, partition=number, group=group)
-        self._void = VoidInput(self.state_key)
-        self._quarantine = Quarantine(logic, self.runs, self._void, keys=keys, partition=number, topic=topic)
-        self._lost_state = LostState(keys, number, group)
+        self._topic: InternalTopic = topic
+        self._unread: dict[str, str] = {}
+        """Open run whose checkpoint could not be read -> reason. A replay from the watermark may restore it."""
+        self._lost: dict[str, str] = {}
+        """Run whose state a replay cannot rebuild -> reason."""
         self._published_open = -1
         """Number of open runs last written to the lease hash, for monitoring."""
-
-    @property
-    def replay_unfinished(self) -> bool:
-        """See `FinishesReplay`."""
-        return self.finishes_replay is not None and self.finishes_replay.replay_unfinished
 
     @property
     def watermark(self) -> str:
         """No entry up to this id is needed for a replay."""
         return self.runs.replay_from or self.offset
 
-    def apply_and_build(self, entries: Sequence[Entry]) -> PreparedCommit:
+    # --- new entries ------------------------------------------------------------------------------------------------
+
+    def apply_and_build(self, entries: Sequence[Entry]) -> AppliedBatch:
         """`apply`, then `build_commit`."""
         return self.build_commit(self.apply(entries))
 
-    def apply(self, entries: Sequence[Entry]) -> AppliedEntries:
+    def apply(self, entries: Sequence[Entry]) -> AppliedBatch:
         """Apply the entries, or the first of them that have many outputs; call `build_commit` before the next
         `apply`.
         """
-        poison, ended, void, size = list[Poison](), set[str](), set[str](), 0
+        begin, poison, ended, void, size = self.offset, list[Poison](), set[str](), set[str](), 0
         for n, entry in enumerate(entries):
             if self.logic.outputs >= ROUND_OUTPUTS and n:
                 entries = entries[:n]
                 break
             size += self._apply(entry, poison, ended)
             if (found := self.unreadable) and found.entry[0] == entry[0]:
-                poison += self._quarantine.fail_unreadable(found, void)
+                for name, unread in found.sizes.items():
+                    run = name.decode(errors="replace")
+                    poison.append(Poison(run, self.offset, b"", found.reason, unread))
+                    if self._fail_and_void(run, "the entry cannot be read"):
+                        void.add(run)
                 size += self._consume(sum(found.sizes.values()))
                 self.unreadable = None
-        return AppliedEntries(entries, size, poison, ended, void)
+        return AppliedBatch(
+            begin=begin, entries=entries, commit=self._commit(), size=size, poison=poison, ended=ended, void=void
+        )
 
-    def build_commit(self, taken: AppliedEntries) -> PreparedCommit:
+    def build_commit(self, batch: AppliedBatch) -> AppliedBatch:
         """Build the commit of an applied batch. If the logic's `flush` raises, reload the partition."""
-        commit = Commit(self.lease_key, self.stream)
-        self.add_outputs(taken, commit)
-        for run in taken.void:
-            self._quarantine.write_void(run, commit)
-        if failed := self.runs.write_due(commit, self.offset):
-            taken.poison.extend(self._quarantine.fail_states(failed, self.offset, commit))
+        commit = batch.commit
+        self.add_outputs(batch, commit)
+        for run in batch.void:
+            self.runs.write_void(run, commit)
+        if failed := self.runs.write_due(commit, self.offset):  # runs whose state cannot be checkpointed
+            for run, reason in failed.items():
+                log.error("%s: the state of run %s cannot be stored: %s", self._topic, run, reason)
+                self._fail_and_void(run, "its state cannot be stored")
+                self.runs.write_void(run, commit)
+                batch.poison.append(Poison(run, self.offset, b"", f"its state cannot be stored: {reason}"))
             self.logic.flush(commit)
-        return self._finished(commit, taken.entries, taken.size, taken.poison)
+        self.finish_commit(commit)
+        return batch
 
-    def quarantine(self, entry: Entry, reason: str) -> PreparedCommit:
-        """Fail every run in this entry without decoding it. A replay skips the entry too."""
-        commit = Commit(self.lease_key, self.stream)
-        poison = self._quarantine.fail_entry(entry, reason, commit)
+    def quarantine(self, entry: Entry, reason: str) -> AppliedBatch:
+        """Fail every run in this entry without decoding it; decoding it crashed earlier workers. A replay skips the
+        entry too.
+        """
+        begin, commit, poison = self.offset, self._commit(), list[Poison]()
         self.offset = entry[0].decode()
+        for name, frame in entry[1].items():
+            run = name.decode(errors="replace")
+            poison.append(Poison(run, self.offset, frame, reason))
+            if self._fail_and_void(run, reason):
+                self.runs.write_void(run, commit)
         size = self._consume(sum(map(len, entry[1].values())))
         self.logic.flush(commit)
-        return self._finished(commit, [entry], size, poison)
+        self.finish_commit(commit)
+        return AppliedBatch(begin=begin, entries=[entry], commit=commit, size=size, poison=poison)
 
-    def _finished(self, commit: Commit, entries: Sequence[Entry], size: int, poison: list[Poison]) -> PreparedCommit:
+    def add_outputs(self, batch: AppliedBatch, commit: Commit) -> None:
+        """Add the outputs of an applied batch to a commit that is not finished."""
+        self.logic.flush(commit)
+        for run in batch.ended:
+            self.runs.drop(run, commit)
+
+    def finish_commit(self, commit: Commit) -> None:
+        """Finish a commit, unless more is added to it."""
         if self.loads:
             commit.put(self.lease_key, "loads", 0)
         if len(self.runs) != self._published_open:
             self._published_open = len(self.runs)
             commit.put(self.lease_key, "open", self._published_open)
-        self._void.drop_before(self.watermark, commit)
-        return PreparedCommit(commit, entries, size, poison)
+        self.runs.drop_ignored(self.watermark, commit)
 
     # --- entries that are written together with their outputs (see chain.py) ----------------------------------------
 
     @property
     def can_run_ahead(self) -> bool:
         """Whether frames may be applied before they have an entry: nothing depends on its id or waits for a commit."""
-        return not (self._void or self.unreadable or self.paused or self.runs.is_due)
+        return not (self.runs.any_ignored or self.unreadable or self.paused or self.runs.is_due)
 
-    @property
-    def replay_from(self) -> str:
-        """The watermark; empty if nothing before the next entry is needed for a replay."""
-        return self.runs.replay_from
-
-    def apply_ahead(self, fields: dict[bytes, bytes]) -> AppliedEntries:
+    def apply_ahead(self, fields: dict[bytes, bytes]) -> AppliedBatch:
         """Apply the frames of an entry that will be written after all entries so far; the offset stays."""
         offset = self.offset
         ms, seq = id_key(offset)
-        taken = self.apply([(f"{ms}-{seq + 1}".encode(), fields)])
+        batch = self.apply([(f"{ms}-{seq + 1}".encode(), fields)])
         self.offset = offset
-        return taken
-
-    def add_outputs(self, taken: AppliedEntries, commit: Commit) -> None:
-        """Add the outputs of an applied batch to a commit that is not finished."""
-        self.logic.flush(commit)
-        for run in taken.ended:
-            self.runs.drop(run, commit)
-
-    def finish_ahead(self, commit: Commit, entries: Sequence[Entry], size: int) -> PreparedCommit:
-        """Finish such a commit, unless more is added to it."""
-        return self._finished(commit, entries, size, [])
+        return batch
 
     # --- state of the previous owner -----------------------------------------------------------------------------
 
@@ -174,12 +252,12 @@ class Partition:
                 saved = decode_saved(data)
                 id_key(saved.at)  # every comparison with it would raise, for the whole partition
                 if saved.state is None:
-                    self._void.add(run, saved.at)
+                    self.runs.ignore(run, saved.at)
                 else:
                     of_run = (pieces or {}).get(run, {})
                     self.runs.restore(run, saved, of_run, size=len(data), offset=self.offset)
             except Exception as e:  # written by another version, for example: affects this run only
-                self._lost_state.unread_checkpoint(run, f"{type(e).__name__}: {e}")
+                self._unread[run] = f"{type(e).__name__}: {e}"
                 self.runs.not_restored(run, size=len(data))
 
     def replay(self, entries: Sequence[Entry]) -> None:
@@ -189,20 +267,27 @@ class Partition:
         self.logic.discard_outputs()
 
     def skip_unreadable(self, found: Unreadable) -> None:
-        """In a replay: skip an entry that an earlier owner committed and that is not fully readable now."""
+        """In a replay: skip an entry that an earlier owner committed and that is not fully readable now.
+
+        The runs concerned lose their state, unless their checkpoint covers the entry or the entry had already ended
+        them.
+        """
         self.replay([found.entry])
-        self._lost_state.unread_entry(found, self.runs, self._void)
+        for name in found.sizes:
+            run = name.decode(errors="replace")
+            if not self.runs.covers(run, self.offset) and not self.runs.ignores(run, self.offset):
+                self._lost[run] = found.reason
         self._consume(sum(found.sizes.values()))
 
     def lose(self, runs: Iterable[str], reason: str) -> None:
         """Instead of a replay: the state of these runs is given up."""
-        self._lost_state.lose(runs, reason)
+        self._lost |= {run: reason for run in runs if self.keys.may_hold(self.number, run)}
 
     def give_up_input(self, run: str, until: str, reason: str) -> None:
         """Instead of a replay: the run's state is given up, and its input up to this entry is ignored."""
         log.error("%s: the state of run %s is given up: %s", self.lease_key, run, reason)
-        self._lost_state.lose([run], reason)
-        self._void.add(run, until)
+        self.lose([run], reason)
+        self.runs.ignore(run, until)
 
     def skip(self, entry_id: str, fields: Mapping[bytes, object], reason: str) -> None:
         """Instead of a replay: give up the state of all runs of an entry that an earlier owner committed."""
@@ -217,7 +302,7 @@ class Partition:
     @property
     def unread(self) -> list[str]:
         """Runs with an unreadable checkpoint or entry."""
-        return self._lost_state.runs
+        return [*self._unread, *self._lost]
 
     def fail_unreadable(self, positions: Mapping[str, RunPosition]) -> Commit | None:
         """Call after `finish_replay`: end the runs whose state is unreadable, using the positions from their hashes.
@@ -225,16 +310,24 @@ class Partition:
         None if there is no such run. The commit moves no offset. A run that the replay from the watermark restored
         completely continues.
         """
-        commit = Commit(self.lease_key, self.stream)
-        if not self._lost_state.end_runs(
-            positions,
-            commit,
-            logic=self.logic,
-            open_runs=self.runs,
-            quarantine=self._quarantine,
-            offset=self.offset,
-        ):
+        failing = {run: why for run, why in self._unread.items() if not self.logic.is_open(run)} | self._lost
+        if not failing:
             return None
+        commit = self._commit()
+        for run, reason in failing.items():
+            log.error("%s partition %d: the state of run %s cannot be read: %s", self.group, self.number, run, reason)
+            # The reason may be the text of any exception, and clients read the error.
+            error = ErrorInfo(code="state_unreadable", kind="internal", message="the state of the run cannot be read")
+            known = positions.get(run)
+            if known and not known.over:
+                self.logic.fail_unreadable(run, error, known)
+            elif self.logic.is_open(run):
+                self.logic.fail(run, error)
+            self.runs.drop_unread(run, commit)
+            if run in self._lost:
+                self.runs.void(run, self.offset)
+                self.runs.write_void(run, commit)
+        self._unread, self._lost = {}, {}
         self.logic.flush(commit)
         return commit
 
@@ -256,7 +349,7 @@ class Partition:
                 continue
             if poison is None and self.runs.covers(run, entry_id):
                 continue  # in a replay: the run's checkpoint covers this entry
-            if self._void.covers(run, entry_id):
+            if self.runs.ignores(run, entry_id):
                 continue
             try:
                 self.logic.apply(run, frame)
@@ -264,7 +357,8 @@ class Partition:
                 reason = f"{type(e).__name__}: {e}"
                 if not isinstance(e, TokenbusError):
                     log.exception("%s partition %d: entry %s, run %s", self.group, self.number, entry_id, run)
-                self._quarantine.fail_frame(run, entry_id, public_reason(e, "the entry cannot be processed"))
+                public = public_reason(e, "the entry cannot be processed")
+                self.logic.fail(run, self._poison_error(entry_id, public))  # so does a replay, in the same way
                 if poison is not None:
                     poison.append(Poison(run, entry_id, frame, reason))
             if self.logic.is_open(run):
@@ -273,6 +367,23 @@ class Partition:
                 ended.add(run)
         self.offset = entry_id
         return self._consume(size)
+
+    def _fail_and_void(self, run: str, reason: str) -> bool:
+        """Fail a run of the last entry, and ignore its input up to there. False: the run is not of this partition.
+
+        ``reason``: clients read it.
+        """
+        if not self.keys.may_hold(self.number, run):
+            return False
+        self.logic.fail(run, self._poison_error(self.offset, reason))
+        self.runs.void(run, self.offset)
+        return True
+
+    def _poison_error(self, entry_id: str, reason: str) -> ErrorInfo:
+        return ErrorInfo(code="poison", kind="internal", message=reason, where=f"{self._topic} {entry_id}")
+
+    def _commit(self) -> Commit:
+        return Commit(self.lease_key, self.stream)
 
     def _consume(self, size: int) -> int:
         self.runs.consumed += size

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import defaultdict
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -18,21 +17,17 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from tokenbus.bus.keys import InternalTopic, Keys
+from tokenbus.bus.keys import Keys
 from tokenbus.bus.liveness import Liveness, holding, slack
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.stage.background_tasks import BackgroundTasks
-from tokenbus.bus.stage.commit_replies import CommitReplies
-from tokenbus.bus.stage.committer import AppliedBatch, Committer
-from tokenbus.bus.stage.loading.owned_partitions import OwnedPartitions
-from tokenbus.bus.stage.logic import FinishesReplay, StageLogic
-from tokenbus.bus.stage.partition import Partition
-from tokenbus.bus.stage.prepared_commit import AppliedEntries, PreparedCommit
-from tokenbus.bus.stage.quarantine import CAREFUL_LOADS, TRIES_FIELD
-from tokenbus.bus.stage.read_buffer import Batch
-from tokenbus.bus.stage.stage_input import StageInput
+from tokenbus.bus.server.stream_reader import Entry
+from tokenbus.bus.stage.commits import Commits, StageOptions
+from tokenbus.bus.stage.input import Batch, Input
+from tokenbus.bus.stage.logic import StageLogic
+from tokenbus.bus.stage.partition import CAREFUL_LOADS, TRIES_FIELD, AppliedBatch, Partition
+from tokenbus.bus.stage.partitions import Partitions
 
-__all__ = ["Batch", "Stage", "StageLogic"]
+__all__ = ["Batch", "Stage", "StageLogic", "StageOptions"]
 
 log = logging.getLogger(__name__)
 
@@ -50,80 +45,27 @@ class Stage:
         self,
         server: Server,
         keys: Keys,
-        *,
-        group: str,
-        topic: InternalTopic,
-        worker: str,
+        options: StageOptions,
         logic: Callable[[int], StageLogic],
-        downstream: str | None = None,
-        lag_bytes: int = 8 * 2**20,
-        lease_s: float = 3.0,
-        tick_s: float = 0.25,
-        max_records: int = 256,
-        topic_entries: int = 50_000,
-        dead_entries: int = 10_000,
-        entries_read: bool = True,
+        *,
         liveness: Liveness | None = None,
     ) -> None:
-        """``downstream``: the group that reads the outputs. A partition is not read while ``downstream`` lags by more
-        than ``lag_bytes`` in it. ``entries_read``: the server supports XGROUP SETID … ENTRIESREAD (Redis 7).
-        """
+        """``logic``: makes that of a partition."""
+        self.options = options
         self._server = server
         self._keys = keys
-        self._group = group
-        self._liveness = liveness = liveness or Liveness()
-        self._topic: InternalTopic = topic
-        self._lease_s = lease_s
         self._is_cluster = server.topology == "cluster"
         """Partitions lie on different nodes (Cluster); a failing node must not block the others."""
-        self._locks: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._background = BackgroundTasks(group, liveness)
-        """Tasks of partitions that are processed apart (Cluster) or are in `finish_replay`."""
-        self._commits = Committer(
-            server,
-            keys,
-            group=group,
-            topic=topic,
-            lease_s=lease_s,
-            topic_entries=topic_entries,
-            dead_entries=dead_entries,
-            entries_read=entries_read,
-        )
-        self._partitions = OwnedPartitions(
-            server,
-            keys,
-            self._commits,
-            group=group,
-            topic=topic,
-            worker=worker,
-            logic=logic,
-            lease_s=lease_s,
-            tick_s=tick_s,
-            liveness=liveness,
-            lock_of=self.lock_of,
-            on_change=self._wake,
-        )
-        self._parts = self._partitions.parts
-        self._leases = self._partitions.leases
-        self._replies = CommitReplies(
-            self._partitions, self._commits, group=group, lag_bytes=lag_bytes, shun_s=2 * lease_s
-        )
-        self._input = StageInput(
-            server,
-            keys,
-            self._parts,
-            self._background,
-            group=group,
-            max_records=max_records,
-            downstream=downstream,
-            lag_bytes=lag_bytes,
-            on_alien_key=self._partitions.block,
-        )
+        self._commits = Commits(server, keys, options)
+        self._partitions = Partitions(server, keys, options, self._commits, logic, liveness=liveness or Liveness())
+        self._input = Input(server, keys, options, self._partitions)
+        self.lock_of = self._partitions.lock_of
+        self.reload = self._partitions.reload
 
     @property
     def owned(self) -> list[int]:
         """The partitions that this worker is processing."""
-        return sorted(part.number for part in self._parts.values())
+        return sorted(part.number for part in self._partitions.parts.values())
 
     @property
     def blocked(self) -> list[int]:
@@ -132,27 +74,26 @@ class Stage:
 
     def token_of(self, partition: int) -> str | None:
         """Fencing token of this worker's writes to the partition; None if it does not own the partition."""
-        lease = self._leases.owned.get(partition)
+        lease = self._partitions.leases.owned.get(partition)
         return lease.token if lease else None
 
     @property
     def healthy(self) -> bool:
         """Whether the worker can reach the server."""
-        return self._leases.healthy
+        return self._partitions.leases.healthy
 
     async def open(self) -> None:
         """Sign on and acquire a first share of the partitions. Raises redis-py's errors."""
-        await self._leases.open()
+        await self._partitions.leases.open()
 
     async def close(self) -> None:
         """Commit pending work, release the partitions at once, and stop reading.
 
         Takes no longer than a lease lasts; another worker processes what could not be committed by then.
         """
-        await self._leases.close()
-        loading = self._partitions.stop()
+        await self._partitions.leases.close()
         self._commits.close()
-        await asyncio.gather(self._background.close(), *loading, return_exceptions=True)
+        await self._partitions.close()
         await self._input.close()
 
     async def read(self, *, block_ms: int = 2000) -> list[Batch]:
@@ -162,39 +103,32 @@ class Stage:
         """
         return await self._input.read(block_ms=block_ms)
 
-    def _wake(self) -> None:
-        self._input.wake()
-
     async def process(self, batches: Sequence[Batch]) -> None:
         """Process and commit the batches of `read`; returns once they are committed or their leases are lost.
 
         The same commit is retried while the server is unavailable and takes effect once, even if replies are lost. In a
         Cluster, a partition whose node is unavailable retries in the background and is not read until it has committed.
         """
-        if self._is_cluster:
-            tasks = [self._background.start(batch.partition, partial(self._process, [batch])) for batch in batches]
-            if tasks:
-                await asyncio.wait(tasks, timeout=STRAGGLING_S)
-            for task in tasks:
-                if not task.done():
-                    task.add_done_callback(lambda _: self._input.wake())
+        if not self._is_cluster:
+            await self._process(batches)
             return
-        await self._process(batches)
+        start = self._partitions.start
+        if tasks := [start(batch.partition, partial(self._process, [batch])) for batch in batches]:
+            await asyncio.wait(tasks, timeout=STRAGGLING_S)
+        for task in tasks:
+            if not task.done():
+                task.add_done_callback(lambda _: self._input.wake())
 
     # --- for a stage before this one in the same process (chain.py) -------------------------------------------------
 
-    def lock_of(self, partition: int) -> asyncio.Lock:
-        """Serializes work on the partition: one lock for all, or in a Cluster one per partition."""
-        return self._locks[partition if self._is_cluster else 0]
-
     def ready_part(self, partition: int) -> Partition | None:
         """The partition, if this worker owns it and can process it now."""
-        part = self._parts.get(self._keys.topic(partition, self._topic))
-        return part if part and self._input.is_ready(part) and part.loads <= CAREFUL_LOADS else None
+        part = self._partitions.get(partition)
+        return part if part and self._partitions.is_ready(part) and part.loads <= CAREFUL_LOADS else None
 
     def rest(self, partition: int, seconds: float) -> None:
         """Do not wait for entries of the partition for a while, another task is notified of them; 0: wait again."""
-        self._input.rest(self._keys.topic(partition, self._topic), seconds)
+        self._input.rest(self._keys.topic(partition, self.options.topic), seconds)
 
     async def catch_up(self, partition: int) -> bool:
         """Process the entries that wait in the partition; whether none is left. Raises redis-py's errors."""
@@ -209,81 +143,77 @@ class Stage:
             await self._process([Batch(partition, begin, entries)])
         return False
 
-    async def committed(self, part: Partition, work: PreparedCommit, reply: list[Any]) -> None:
+    async def committed(self, part: Partition, batch: AppliedBatch, reply: list[Any]) -> None:
         """Take the reply to a commit of this partition that another task sent, holding `lock_of`."""
-        if self._parts.get(part.stream) is part:
-            await self._replies.handle(part, work, reply)
-
-    def reload(self, part: Partition) -> None:
-        """Rebuild the partition under its lease: its state is ahead of the log. No effect if it is not owned now."""
-        self._partitions.reload(part)
+        if self._partitions.get(part.number) is part:
+            await self._partitions.committed(part, batch, reply)
 
     # --- the batches of a round ---------------------------------------------------------------------------------
 
     async def _process(self, batches: Sequence[Batch]) -> None:
         async with holding(self.lock_of(batches[0].partition if batches else 0)):
-            worked: list[AppliedBatch] = []
-            with self._uncommitted(worked):
+            applied: list[tuple[Partition, AppliedBatch]] = []
+            with self._uncommitted(applied):
                 for batch in batches:
-                    part = self._parts.get(self._keys.topic(batch.partition, self._topic))
+                    part = self._partitions.get(batch.partition)
                     # The partition may have been dropped, and even reloaded, since the read.
                     if part is None or part.offset != batch.begin:
                         continue
-                    taken = await self._commit_alone(part, batch) if part.loads > CAREFUL_LOADS else batch
-                    if work := await self._work(part, taken):
-                        worked.append(AppliedBatch(part, taken.begin, work))
-            await self._submit(worked)
+                    entries = batch.entries if part.loads <= CAREFUL_LOADS else await self._first_alone(part, batch)
+                    if work := await self._apply(part, entries):
+                        applied.append((part, work))
+            await self._submit(applied)
 
-    async def _submit(self, worked: list[AppliedBatch]) -> None:
+    async def _submit(self, applied: list[tuple[Partition, AppliedBatch]]) -> None:
         """Commit the applied batches."""
-        with self._uncommitted(worked):
-            replies = await self._commits.submit(worked)
-        for each, reply in zip(worked, replies, strict=True):
-            await self._replies.handle(each.part, each.work, reply)
+        with self._uncommitted(applied):
+            replies = await self._commits.submit(applied)
+        for (part, batch), reply in zip(applied, replies, strict=True):
+            await self._partitions.committed(part, batch, reply)
 
     @contextmanager
-    def _uncommitted(self, worked: Sequence[AppliedBatch]) -> Generator[None]:
+    def _uncommitted(self, applied: Sequence[tuple[Partition, AppliedBatch]]) -> Generator[None]:
         """If the block raises, drop the partitions of these batches: their state is ahead of the last commit."""
         try:
             yield
         except BaseException:
-            for each in worked:
-                self._partitions.drop(each.part)
+            for part, _ in applied:
+                self._partitions.drop(part)
             raise
 
     # --- one batch --------------------------------------------------------------------------------------------
 
-    async def _work(self, part: Partition, batch: Batch) -> PreparedCommit | None:
-        first = batch.entries[0]
+    async def _apply(self, part: Partition, entries: Sequence[Entry]) -> AppliedBatch | None:
+        """Apply the entries and build their commit. None if that goes on in the background, or if the logic raised."""
+        first = entries[0]
         with self._applying(part):
             if part.isolated.exhausted and part.isolated.entry_id == first[0].decode():
                 return part.quarantine(
                     first, f"{part.loads - 1} tries did not commit: its workers died, or the stage raised"
                 )
-            taken = part.apply(batch.entries)
-            if rest := batch.entries[len(taken.entries) :]:
+            batch = part.apply(entries)
+            if rest := entries[len(batch.entries) :]:
                 self._input.put_back(part, rest)
-            logic = part.finishes_replay
-            if logic and logic.replay_unfinished:
+            if part.logic.replay_unfinished:
                 if not self._is_cluster:
-                    task = self._background.start(part.number, partial(self._finish, part, logic, batch, taken))
+                    task = self._partitions.start(part.number, partial(self._finish, part, batch))
                     task.add_done_callback(lambda _: self._input.wake())
                     return None
                 with slack(SETTLING_S):
-                    await logic.finish_replay()
-            return part.build_commit(taken)
+                    await part.logic.finish_replay()
+            return part.build_commit(batch)
         return None
 
-    async def _finish(self, part: Partition, logic: FinishesReplay, batch: Batch, taken: AppliedEntries) -> None:
+    async def _finish(self, part: Partition, batch: AppliedBatch) -> None:
         """Run `finish_replay` and commit one batch in the background. The partition is not read meanwhile and may be
         revoked.
         """
         with self._applying(part, passes=(RedisError, OSError)):
             with slack(SETTLING_S):
-                await logic.finish_replay()
+                await part.logic.finish_replay()
             async with holding(self.lock_of(part.number)):
-                if self._parts.get(part.stream) is part:
-                    await self._submit([AppliedBatch(part, batch.begin, part.build_commit(taken))])
+                if self._partitions.get(part.number) is part:
+                    await self._submit([(part, part.build_commit(batch))])
 
     @contextmanager
     def _applying(self, part: Partition, *, passes: tuple[type[Exception], ...] = ()) -> Generator[None]:
@@ -295,15 +225,15 @@ class Stage:
         except passes:
             raise
         except Exception:
-            log.exception("%s partition %d: the logic failed", self._group, part.number)
-            self._partitions.drop(part, shun_s=2 * self._lease_s)
+            log.exception("%s partition %d: the logic failed", self.options.group, part.number)
+            self._partitions.drop_failed(part)
         except BaseException:
             self._partitions.drop(part)
             raise
 
-    async def _commit_alone(self, part: Partition, batch: Batch) -> Batch:
+    async def _first_alone(self, part: Partition, batch: Batch) -> Sequence[Entry]:
         """Take the first entry alone, and record it before trying in case it crashes this worker."""
         first = batch.entries[:1]
         part.isolated = part.isolated.after(first[0][0].decode())
         await self._commits.note(part, TRIES_FIELD, part.isolated.stored())
-        return Batch(batch.partition, batch.begin, first)
+        return first

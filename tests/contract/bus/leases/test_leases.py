@@ -189,7 +189,7 @@ async def test_a_worker_that_asked_for_a_lease_and_got_no_reply_has_it_the_next_
 
 async def test_a_forgotten_partition_comes_back_unless_it_is_shunned(server: Server, keys: Keys):
     async with running(Worker(server, keys, "a")) as a:
-        a.leases.forget(1, shun_s=60)
+        a.leases.forget(1, retry_s=60)
         a.leases.forget(2)
         await eventually(lambda: a.held == {0, 2, 3})
         async with running(Worker(server, keys, "b")) as b:

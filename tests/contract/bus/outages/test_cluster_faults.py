@@ -26,7 +26,7 @@ from tokenbus.bus.server import server as server_module
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.run_scripts import run_scripts
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.stage.commit_journal import LOST_WRITES
+from tokenbus.bus.stage.commits import LOST_WRITES
 from tokenbus.bus.stage.stage import Batch, Stage
 from tokenbus.bus.work_queue import QueueItem, QueueOptions, WorkQueue
 from tokenbus_services.process.embedded_server import EmbeddedServer

@@ -11,7 +11,7 @@ from tests.servers import sentinel_group
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.stage.commit_journal import LOST_WRITES
+from tokenbus.bus.stage.commits import LOST_WRITES
 
 
 async def test_a_stage_continues_after_a_fail_over(tmp_path: Path):

@@ -19,9 +19,8 @@ from tokenbus.bus.leases.lease import Lease
 from tokenbus.bus.scripts import Commit
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.stage import committer
-from tokenbus.bus.stage.commit_journal import LOST_WRITES
-from tokenbus.bus.stage.committer import Committer
+from tokenbus.bus.stage import commits
+from tokenbus.bus.stage.commits import LOST_WRITES, Commits, StageOptions
 from tokenbus.bus.stage.partition import Partition
 
 
@@ -82,14 +81,14 @@ async def test_a_run_that_comes_again_during_the_repair_is_not_opened_again(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ):
     [run] = bench.runs(0, 1)
-    repair = Committer.recover_rollback
+    repair = Commits.recover_rollback
 
-    async def late(self: Committer, part: Partition, lease: Lease, commit: Commit) -> None:
+    async def late(self: Commits, part: Partition, lease: Lease, commit: Commit) -> None:
         """The stage before writes the run's beginning again, just before the repair is committed."""
         await bench.feed(0, {run: b"+1"})
         await repair(self, part, lease, commit)
 
-    monkeypatch.setattr(Committer, "recover_rollback", late)
+    monkeypatch.setattr(Commits, "recover_rollback", late)
     async with working(bench.stage("a")):
         await eventually(bench.through)
         past = await everything(bench.server, bench.keys)
@@ -118,17 +117,8 @@ async def test_a_repair_of_which_every_reply_is_lost_is_written_once(bench: Benc
         await run_script(server, call)
         return await run_script(server, call)
 
-    monkeypatch.setattr(committer, "run_script", twice)
-    writes = Committer(
-        bench.server,
-        keys,
-        group=GROUP,
-        topic="raw",
-        lease_s=60,
-        topic_entries=100,
-        dead_entries=10,
-        entries_read=True,
-    )
+    monkeypatch.setattr(commits, "run_script", twice)
+    writes = Commits(bench.server, keys, StageOptions(group=GROUP, topic="raw", worker="a", lease_s=60))
     part = Partition(lease, ToyLogic(0, keys), keys=keys, topic="raw", group=GROUP)
     await writes.recover_rollback(part, lease, commit)
     assert (await client.xlen(events), await client.xlen(topic)) == (1, 1)

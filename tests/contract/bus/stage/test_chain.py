@@ -20,14 +20,15 @@ from tokenbus.bus.scripts import Commit, RawPart, append_raw, cancel
 from tokenbus.bus.scripts.script import declared
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.stage import partition, read_buffer
+from tokenbus.bus.stage import input as stage_input
+from tokenbus.bus.stage import partition
 from tokenbus.bus.stage.chain import Chain, Flush
-from tokenbus.bus.stage.stage import Batch, Stage
+from tokenbus.bus.stage.stage import Batch, Stage, StageLogic, StageOptions
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import Control, encode
 
 
-class PassingOn:
+class PassingOn(StageLogic):
     """The first stage: hands each frame on, and knows how many of a run came."""
 
     def __init__(self, partition: int, keys: Keys) -> None:
@@ -72,9 +73,6 @@ class PassingOn:
     def restore(self, run: str, state: bytes) -> None:
         self.runs[run] = int(state)
 
-    def recall(self, run: str, seq: int) -> None:
-        """It numbers nothing."""
-
 
 class Summing(ToyLogic):
     """The second stage: what it says goes to logs and to `runs`."""
@@ -98,11 +96,12 @@ class Scene:
         self.raw, self.events = keys.topic(0, "raw"), keys.topic(0, "events")
 
     def stages(self, worker: str, server: Server | None = None) -> tuple[Stage, Stage]:
-        quick: dict[str, Any] = {"lease_s": 3.0, "tick_s": 0.02, "worker": worker}
         server = server or self.server
+        first = StageOptions(group=GROUP, topic="raw", worker=worker, tick_s=0.02)
+        second = StageOptions(group=NEXT, topic="events", worker=worker, tick_s=0.02)
         return (
-            Stage(server, self.keys, group=GROUP, topic="raw", logic=lambda p: PassingOn(p, self.keys), **quick),
-            Stage(server, self.keys, group=NEXT, topic="events", logic=lambda p: Summing(p, self.keys), **quick),
+            Stage(server, self.keys, first, lambda p: PassingOn(p, self.keys)),
+            Stage(server, self.keys, second, lambda p: Summing(p, self.keys)),
         )
 
     async def open_runs(self, *runs: str) -> None:
@@ -150,9 +149,6 @@ class Scene:
             self.keys,
             first,
             second,
-            lease_s=3.0,
-            topic_entries=1000,
-            entries_read=True,
             on_commit=lambda stage, entries, seconds: counted.append((stage, entries)),
         )
         try:
@@ -467,7 +463,7 @@ async def test_each_entry_is_applied_once_and_in_order_however_reads_and_flushes
     written meanwhile, by the short path or into either stream. Batches end after two outputs, rounds after a few bytes.
     """
     monkeypatch.setattr(partition, "ROUND_OUTPUTS", 2)
-    monkeypatch.setattr(read_buffer, "ROUND_BYTES", 8)
+    monkeypatch.setattr(stage_input, "ROUND_BYTES", 8)
     chance, runs = random.Random(seed), [f"r{n}" for n in range(4)]
     await scene.open_runs(*runs)
     sums: dict[str, int] = dict.fromkeys(runs, 0)

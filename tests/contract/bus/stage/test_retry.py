@@ -14,7 +14,7 @@ from tokenbus.bus.scripts import ScriptCall
 from tokenbus.bus.server import retry as outage
 from tokenbus.bus.server.retry import MAX_TRIES, retry_until_available
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.stage import committer as commits
+from tokenbus.bus.stage import commits
 
 
 @pytest.fixture(autouse=True)

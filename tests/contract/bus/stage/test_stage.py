@@ -17,8 +17,7 @@ from tokenbus.bus.keys import Keys
 from tokenbus.bus.leases.lease import Lease
 from tokenbus.bus.scripts import Commit
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.stage import checkpoints, partition
-from tokenbus.bus.stage.loading import recovery as rebuilding
+from tokenbus.bus.stage import checkpoints, partition, replay
 
 
 async def lease_of(bench: Bench, number: int, group: str = GROUP) -> dict[str, str]:
@@ -118,7 +117,7 @@ async def test_a_replay_that_was_overtaken_misses_nothing(bench: Bench, caplog: 
     before = Lease(0, "1:frozen", stands["offset"], stands["watermark"])
     await bench.server.client.xtrim(bench.keys.topic(0, "raw"), maxlen=0, approximate=False)
     part = partition.Partition(before, ToyLogic(0, bench.keys), keys=bench.keys, topic="raw", group=GROUP)
-    await rebuilding.rebuild(bench.server, bench.keys, part, before)
+    await replay.rebuild(bench.server, bench.keys, part, before)
     assert "needs are gone" not in caplog.text
 
 
@@ -133,16 +132,16 @@ async def test_a_replay_whose_entries_a_fail_over_lost_with_the_offset_is_no_err
     part = partition.Partition(read, ToyLogic(0, bench.keys), keys=bench.keys, topic="raw", group=GROUP)
     await bench.server.client.xtrim(bench.keys.topic(0, "raw"), maxlen=0, approximate=False)
     await bench.server.client.hset(part.lease_key, "offset", "0-0")
-    await rebuilding.rebuild(bench.server, bench.keys, part, read)
+    await replay.rebuild(bench.server, bench.keys, part, read)
     assert "needs are gone" not in caplog.text
     await bench.server.client.hset(part.lease_key, "offset", read.offset)
     again = partition.Partition(read, ToyLogic(0, bench.keys), keys=bench.keys, topic="raw", group=GROUP)
-    await rebuilding.rebuild(bench.server, bench.keys, again, read)
+    await replay.rebuild(bench.server, bench.keys, again, read)
     assert "needs are gone" in caplog.text, "the same offset: the entries are missing, and nothing explains it"
 
 
 async def test_a_lease_lost_in_a_long_replay_ends_it(bench: Bench, server: Server, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(rebuilding, "REPLAY_PAGE", 1)
+    monkeypatch.setattr(replay, "REPLAY_PAGE", 1)
     [run] = bench.runs(0, 1)
     await bench.feed(0, *({run: b"+1"} for _ in range(50)))
     await bench.finish("first", max_records=100)

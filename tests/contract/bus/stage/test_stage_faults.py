@@ -18,8 +18,7 @@ from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.scripts import commit
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.stage import checkpoints
-from tokenbus.bus.stage.loading import recovery as rebuilding
+from tokenbus.bus.stage import checkpoints, replay
 
 MOST_COMMANDS = 200
 
@@ -28,7 +27,7 @@ MOST_COMMANDS = 200
 def small_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a few frames are several pages and several checkpoints."""
     monkeypatch.setattr(checkpoints, "CHECKPOINT_SPAN", 10)
-    monkeypatch.setattr(rebuilding, "REPLAY_PAGE", 2)
+    monkeypatch.setattr(replay, "REPLAY_PAGE", 2)
 
 
 def first_half(bench: Bench, number: int, prefix: str = "r") -> list[Frames]:

@@ -10,11 +10,10 @@ import pytest
 
 from tests.contract.bus.toys import GROUP, Bench, EndingLogic, Outputs, ToyLogic, working
 from tests.waiting import eventually
-from tokenbus.bus.stage import checkpoints
-from tokenbus.bus.stage.loading import partition_loader
-from tokenbus.bus.stage.loading.careful_replay import CAREFUL_REPLAYS, MOST_DEATHS
-from tokenbus.bus.stage.loading.partition_loader import MAX_REPLAYS
-from tokenbus.bus.stage.quarantine import CAREFUL_LOADS, MOST_ALONE
+from tokenbus.bus.stage import checkpoints, partitions
+from tokenbus.bus.stage.partition import CAREFUL_LOADS, MOST_ALONE
+from tokenbus.bus.stage.partitions import MAX_REPLAYS
+from tokenbus.bus.stage.replay import CAREFUL_REPLAYS, MOST_DEATHS
 from tokenbus.bus.stage.stage import Stage
 
 
@@ -180,7 +179,7 @@ async def test_a_replay_that_a_stopping_worker_gives_up_does_not_count(bench: Be
     await bench.feed(0, {run: b"+1"}, {run: b"+2"})
     await bench.finish("first")
     lease_key = bench.keys.lease(0, GROUP)
-    rebuild = partition_loader.rebuild
+    rebuild = partitions.rebuild
     replayed = asyncio.Event()
 
     async def endless(*args: Any) -> None:
@@ -190,7 +189,7 @@ async def test_a_replay_that_a_stopping_worker_gives_up_does_not_count(bench: Be
         await asyncio.Event().wait()
 
     with monkeypatch.context() as patched:
-        patched.setattr(partition_loader, "rebuild", endless)
+        patched.setattr(partitions, "rebuild", endless)
         for before in (0, CAREFUL_REPLAYS + 1):  # plain replays, then careful ones, which make notes
             await bench.server.client.hset(lease_key, "replays", before)
             for n in range(MAX_REPLAYS + 1):

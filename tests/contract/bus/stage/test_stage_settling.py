@@ -11,7 +11,6 @@ import pytest
 from tests.contract.bus.toys import Bench, ToyLogic, working
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.stage.logic import FinishesReplay
 
 
 class Outside:
@@ -64,11 +63,6 @@ def outside(monkeypatch: pytest.MonkeyPatch) -> Outside:
 
 async def published_count(bench: Bench, partition: int) -> int:
     return await bench.server.client.xlen(bench.keys.topic(partition, "events"))
-
-
-def test_only_a_logic_with_finish_replay_counts_as_finishing(bench: Bench):
-    assert isinstance(SettlingLogic(0, bench.keys), FinishesReplay)
-    assert not isinstance(ToyLogic(0, bench.keys), FinishesReplay)
 
 
 async def test_outputs_wait_until_it_is_done(bench: Bench, outside: Outside):

@@ -12,8 +12,7 @@ from tests.contract.bus.toys import GROUP, Bench, EndingLogic, JoiningLogic, Out
 from tests.waiting import eventually
 from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.stage import checkpoints
-from tokenbus.bus.stage.loading import partition_loader
+from tokenbus.bus.stage import checkpoints, partitions
 
 
 @pytest.fixture(autouse=True)
@@ -107,7 +106,7 @@ class BrokenLogic(EndingLogic):
 async def test_a_partition_whose_replay_always_fails_ends_its_open_runs_and_continues(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(partition_loader, "MAX_REPLAYS", 2)
+    monkeypatch.setattr(partitions, "MAX_REPLAYS", 2)
     kept, lost, later = bench.runs(0, 3)
     await bench.feed(0, {kept: b"+1"}, {lost: b"+1"}, {kept: b"end"})
     async with working(bench.stage("a", logic=EndingLogic)):

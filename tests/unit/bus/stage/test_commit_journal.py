@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from tokenbus.bus.scripts import Commit
 from tokenbus.bus.scripts.commit import HELD_PER_ARG
-from tokenbus.bus.stage.commit_journal import KEPT_S, MAX_BYTES, CommitJournal
-from tokenbus.bus.stage.prepared_commit import PreparedCommit
+from tokenbus.bus.stage.commits import KEPT_S, MAX_BYTES, CommitJournal
+from tokenbus.bus.stage.partition import AppliedBatch
 
 
-def work(data: bytes = b"") -> PreparedCommit:
+def work(data: bytes = b"") -> AppliedBatch:
     commit = Commit("lease", "stream")
     commit.publish("log", "1-0", data, ["topic"])
-    return PreparedCommit(commit, [], 0, [])
+    return AppliedBatch(begin="0-0", entries=[], commit=commit)
 
 
-def filled(*times: float, data: bytes = b"") -> tuple[CommitJournal, list[PreparedCommit]]:
+def filled(*times: float, data: bytes = b"") -> tuple[CommitJournal, list[AppliedBatch]]:
     """A journal whose commit number n led from offset n to n + 1."""
     kept, works = CommitJournal("0-0"), [work(data) for _ in times]
     for n, (at, each) in enumerate(zip(times, works, strict=True)):
@@ -56,7 +56,7 @@ def test_payloads_count_in_every_operation_of_a_commit():
     commit.append("events", ["r", bytes(1000)])
     commit.put("run", "result", bytes(1000))
     assert commit.held - before > 3000
-    assert PreparedCommit(commit, [], 500, []).memory_bytes == commit.held + 500
+    assert AppliedBatch(begin="0-0", entries=[], commit=commit, size=500).memory_bytes == commit.held + 500
 
 
 def test_many_small_commits_are_bounded_too():

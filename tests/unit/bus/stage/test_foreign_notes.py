@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tokenbus.bus.stage.loading.careful_replay import NotedSteps
-from tokenbus.bus.stage.quarantine import IsolatedTries
+from tokenbus.bus.stage.partition import IsolatedTries
+from tokenbus.bus.stage.replay import NotedSteps
 
 NESTED = b"\x91" * 10_000
 

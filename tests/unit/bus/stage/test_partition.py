@@ -19,8 +19,7 @@ from tokenbus.bus.server.stream_reader import Entry, id_key
 from tokenbus.bus.stage import checkpoints
 from tokenbus.bus.stage.checkpoints import SavedState
 from tokenbus.bus.stage.logic import StageLogic
-from tokenbus.bus.stage.partition import Partition
-from tokenbus.bus.stage.prepared_commit import PreparedCommit
+from tokenbus.bus.stage.partition import AppliedBatch, Partition
 from tokenbus.errors import Malformed
 from tokenbus.events.error_info import ErrorInfo
 
@@ -49,7 +48,7 @@ class Store:
             and id_key(entry_id.decode()) > id_key(self.watermark)
         ]
 
-    def commit(self, part: Partition, work: PreparedCommit) -> None:
+    def commit(self, part: Partition, work: AppliedBatch) -> None:
         assert id_key(self.watermark) <= id_key(part.watermark) <= id_key(part.offset)
         self.offset, self.watermark = part.offset, part.watermark
         for op, key, args in operations(work.commit):
@@ -135,10 +134,8 @@ def test_any_cut_and_any_takeover_give_the_undisturbed_outputs_and_state(
     assert store.outputs == outputs
 
 
-class Hoarder:
+class Hoarder(StageLogic):
     """A logic whose state is the list of its inputs."""
-
-    outputs = 0
 
     def __init__(self) -> None:
         self.frames: dict[str, bytes] = {}
@@ -162,8 +159,6 @@ class Hoarder:
 
     def restore(self, run: str, state: bytes) -> None:
         self.frames[run] = state
-
-    def recall(self, run: str, seq: int) -> None: ...
 
 
 @pytest.mark.parametrize("runs", [1, 10])

@@ -10,8 +10,8 @@ from tests.contract.bus.toys import ToyLogic
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.leases.lease import Lease
 from tokenbus.bus.server.stream_reader import Entry
+from tokenbus.bus.stage.input import READ_BYTES, ROUND_BYTES, ReadBuffer, size_of
 from tokenbus.bus.stage.partition import Partition
-from tokenbus.bus.stage.read_buffer import READ_BYTES, ROUND_BYTES, ReadBuffer, size_of
 
 KEYS = Keys(prefix="t", partitions=4)
 
@@ -38,7 +38,7 @@ def work(buffer: ReadBuffer, parts: Sequence[Partition]) -> list[tuple[int, list
 
 def test_a_partition_with_much_to_do_delays_another_by_one_round() -> None:
     busy, calm = parts = [partition(0), partition(1)]
-    buffer = ReadBuffer(most=256)
+    buffer = ReadBuffer(max_entries=256)
     buffer.add(busy, entries(100, ROUND_BYTES // 4))
     assert work(buffer, parts) == [(0, [b"1-0", b"2-0", b"3-0", b"4-0"])]
     buffer.add(calm, entries(3, 10))
@@ -49,7 +49,7 @@ def test_a_partition_with_much_to_do_delays_another_by_one_round() -> None:
 
 def test_each_entry_comes_once_and_in_order_even_if_one_is_larger_than_a_round() -> None:
     parts = [partition(0)]
-    buffer = ReadBuffer(most=256)
+    buffer = ReadBuffer(max_entries=256)
     buffer.add(parts[0], entries(5, 2 * ROUND_BYTES))
     seen = [ids for _ in range(5) for _, ids in work(buffer, parts)]
     assert seen == [[f"{n}-0".encode()] for n in range(1, 6)]
@@ -58,7 +58,7 @@ def test_each_entry_comes_once_and_in_order_even_if_one_is_larger_than_a_round()
 
 def test_a_partition_that_waits_for_the_next_stage_keeps_its_place() -> None:
     parts = [partition(0)]
-    buffer = ReadBuffer(most=256)
+    buffer = ReadBuffer(max_entries=256)
     buffer.add(parts[0], entries(2, 10))
     parts[0].paused = True
     assert work(buffer, parts) == []
@@ -69,7 +69,7 @@ def test_a_partition_that_waits_for_the_next_stage_keeps_its_place() -> None:
 
 def test_entries_of_a_partition_that_moved_on_or_was_reloaded_are_dropped() -> None:
     parts = [partition(0), partition(1)]
-    buffer = ReadBuffer(most=256)
+    buffer = ReadBuffer(max_entries=256)
     buffer.add(parts[0], entries(20, ROUND_BYTES // 4))
     buffer.add(parts[1], entries(20, ROUND_BYTES // 4))
     work(buffer, parts)
@@ -81,7 +81,7 @@ def test_entries_of_a_partition_that_moved_on_or_was_reloaded_are_dropped() -> N
 
 @pytest.mark.parametrize(("size", "most"), [(10, 256), (READ_BYTES // 8, 8), (2 * READ_BYTES, 1)])
 def test_large_entries_are_read_a_few_at_a_time(size: int, most: int) -> None:
-    buffer = ReadBuffer(most=256)
+    buffer = ReadBuffer(max_entries=256)
     assert buffer.count == 256
     buffer.add(partition(0), entries(4, size))
     assert buffer.count == most
@@ -92,7 +92,7 @@ def test_the_size_of_an_entry_is_that_of_its_frames() -> None:
 
 
 def test_entries_that_are_put_back_come_next_and_the_others_after_them() -> None:
-    part, buffer, read = partition(0), ReadBuffer(most=256), entries(6, 100_000)
+    part, buffer, read = partition(0), ReadBuffer(max_entries=256), entries(6, 100_000)
     buffer.add(part, read)
     [batch] = buffer.next_round({part.stream: part}, lambda part: True)
     assert batch.entries == read[:1]
@@ -102,7 +102,7 @@ def test_entries_that_are_put_back_come_next_and_the_others_after_them() -> None
 
 
 def test_what_was_read_before_another_reader_went_on_is_not_handed_out_after_what_that_puts_back() -> None:
-    part, buffer, read = partition(0), ReadBuffer(most=256), entries(6, 10)
+    part, buffer, read = partition(0), ReadBuffer(max_entries=256), entries(6, 10)
     buffer.add(part, read)
     part.offset = "2-0"  # a chained flush read the same entries, and applied two of the first four
     buffer.put_back(part, read[2:4])

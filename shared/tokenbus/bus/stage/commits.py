@@ -1,8 +1,15 @@
-"""Writes of a stage to its partitions (commits, dead letters, lease fields), retried until the server accepts them."""
+"""Writes of a stage to its partitions: commits, dead letters and lease fields, retried until the server accepts them;
+and the repair of a fail-over that lost commits.
+
+A promoted replica serves a past state of its master, and readers may have seen events that the server has not now. Its
+offset is the end of some commit. The commits after that offset, which their owner keeps in a `CommitJournal`, are
+exactly what the partition lost.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
@@ -19,71 +26,76 @@ from tokenbus.bus.server.error_replies import is_alien, is_final
 from tokenbus.bus.server.retry import ISOLATED_TRIES, MAX_TRIES, retry_until_available
 from tokenbus.bus.server.run_scripts import run_script, run_scripts
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.stage.partition import Partition
-from tokenbus.bus.stage.prepared_commit import Poison, PreparedCommit
+from tokenbus.bus.server.stream_reader import id_key
+from tokenbus.bus.stage.partition import AppliedBatch, Partition, Poison
+from tokenbus.events.error_info import ErrorInfo
 
 log = logging.getLogger(__name__)
 
-
 OWED_TTL_MS = 7 * 86_400_000
 """Lifetime of what a partition owes, which is deleted as soon as it is written."""
+KEPT_S = 5.0
+"""How long a commit is kept. A replica with a working link lags by a fraction of a second. A replica whose link broke
+may be promoted too, but its lag can be minutes, and a few more seconds here would not cover that.
+"""
+MAX_BYTES = 2**19
+"""Approximate memory limit per partition, so that a worker with many busy partitions stays within a few MB."""
+LOST_WRITES = ErrorInfo(
+    code="server_lost_writes",
+    kind="internal",
+    message="the server failed over and forgot events of this run that were out already",
+)
 _DONE = (b"ok", b"already")
 _LARGE = count(1)
 
 
-class AppliedBatch(msgspec.Struct, frozen=True):
-    """A batch after offset ``begin`` that the partition applied, ready to commit."""
+class StageOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a worker takes part in a stage."""
 
-    part: Partition
-    begin: str
-    work: PreparedCommit
+    group: str
+    topic: InternalTopic
+    """The stage's input."""
+    worker: str
+    downstream: str | None = None
+    """The group that reads the outputs. A partition is not read while ``downstream`` lags by more than ``lag_bytes`` in
+    it.
+    """
+    lag_bytes: int = 8 * 2**20
+    lease_s: float = 3.0
+    tick_s: float = 0.25
+    max_records: int = 256
+    """Maximum entries of one read per stream."""
+    topic_entries: int = 50_000
+    dead_entries: int = 10_000
+    entries_read: bool = True
+    """The server supports XGROUP SETID … ENTRIESREAD (Redis 7)."""
 
 
-class Committer:
+class Commits:
     """Writes of one stage. Methods raise redis-py's errors if a retry cannot help, and after `close`."""
 
-    def __init__(
-        self,
-        server: Server,
-        keys: Keys,
-        *,
-        group: str,
-        topic: InternalTopic,
-        lease_s: float,
-        topic_entries: int,
-        dead_entries: int,
-        entries_read: bool,
-    ) -> None:
-        """``entries_read``: the server supports XGROUP SETID … ENTRIESREAD (Redis 7)."""
+    def __init__(self, server: Server, keys: Keys, options: StageOptions) -> None:
         self._server = server
         self._keys = keys
-        self._group = group
-        self._topic: InternalTopic = topic
-        self._lease_s = lease_s
-        self._topic_entries = topic_entries
-        self._dead_entries = dead_entries
-        self._entries_read = entries_read
-        self._what = f"commit of {group}"
+        self._options = options
+        self._group = options.group
+        self._what = f"commit of {options.group}"
         self._closed = False
 
     def close(self) -> None:
         """Stop retrying."""
         self._closed = True
 
-    async def submit(self, worked: Sequence[AppliedBatch]) -> list[list[Any]]:
+    async def submit(self, worked: Sequence[tuple[Partition, AppliedBatch]]) -> list[list[Any]]:
         """Commit the batches and return one reply for each: `refused` if the server accepts the others but not that
         one.
         """
-        for each in worked:
-            for poison in each.work.poison:
-                await self._dead_letter(each.part, poison)
-        large = [each.work.commit.is_large for each in worked]
-        together = [self._call_of(each) for each, is_large in zip(worked, large, strict=True) if not is_large]
+        for part, batch in worked:
+            for poison in batch.poison:
+                await self._dead_letter(part, poison)
+        together = [self._call_of(*each) for each in worked if not each[1].commit.is_large]
         replies = iter(await self._submit_together(together) if together else ())
-        return [
-            await self._submit_large(each) if is_large else next(replies)
-            for each, is_large in zip(worked, large, strict=True)
-        ]
+        return [await self._submit_large(*each) if each[1].commit.is_large else next(replies) for each in worked]
 
     async def _submit_together(self, calls: Sequence[scripts.ScriptCall]) -> list[list[Any]]:
         try:
@@ -110,11 +122,10 @@ class Committer:
     # Its writes are stored first, in parts (`owe`). The commit moves the offset and says what the partition owes; then
     # each part is written, by this owner or the next one. Until then no other commit of the partition is accepted.
 
-    async def _submit_large(self, each: AppliedBatch) -> list[Any]:
+    async def _submit_large(self, part: Partition, batch: AppliedBatch) -> list[Any]:
+        after = Lease(part.number, part.token, part.offset, part.watermark)
         try:
-            part = each.part
-            after = Lease(part.number, part.token, part.offset, part.watermark)
-            return await self._commit_in_parts(after, each.work.commit, partial(self._call_of, each))
+            return await self._commit_in_parts(after, batch.commit, partial(self._call_of, part, batch))
         except (RedisError, OSError) as e:
             if self._closed:
                 raise
@@ -205,15 +216,17 @@ class Committer:
     def _is_closed(self) -> bool:
         return self._closed
 
-    def _call_of(self, each: AppliedBatch, commit: scripts.Commit | None = None, owes: str = "") -> scripts.ScriptCall:
+    def _call_of(
+        self, part: Partition, batch: AppliedBatch, commit: scripts.Commit | None = None, owes: str = ""
+    ) -> scripts.ScriptCall:
         return self._call(
-            each.work.commit if commit is None else commit,
-            token=each.part.token,
-            begin=each.begin,
-            end=each.part.offset,
-            watermark=each.part.watermark,
-            entries=len(each.work.entries),
-            size=each.work.size,
+            batch.commit if commit is None else commit,
+            token=part.token,
+            begin=batch.begin,
+            end=part.offset,
+            watermark=part.watermark,
+            entries=len(batch.entries),
+            size=batch.size,
             owes=owes,
         )
 
@@ -232,15 +245,15 @@ class Committer:
     ) -> scripts.ScriptCall:
         return commit.call(
             token=token,
-            ttl_ms=round(self._lease_s * 1000),
+            ttl_ms=round(self._options.lease_s * 1000),
             begin=begin,
             end=end,
             watermark=watermark,
             entries=entries,
             size=size,
             mirror=self._group,
-            entries_read=self._entries_read,
-            topic_entries=self._topic_entries,
+            entries_read=self._options.entries_read,
+            topic_entries=self._options.topic_entries,
             owed=owed,
             owes=owes,
         )
@@ -255,7 +268,9 @@ class Committer:
         )
 
     def _empty(self, partition: int) -> scripts.Commit:
-        return scripts.Commit(self._keys.lease(partition, self._group), self._keys.topic(partition, self._topic))
+        return scripts.Commit(
+            self._keys.lease(partition, self._group), self._keys.topic(partition, self._options.topic)
+        )
 
     async def _dead_letter(self, part: Partition, poison: Poison) -> None:
         """Write the poison frame to the dead stream before the commit: a crash in between may duplicate it but never
@@ -270,4 +285,69 @@ class Committer:
             run=poison.run,
             size=poison.size,
         )
-        await dead_letter(self._server, self._keys, entry, most=self._dead_entries, stop_if=self._is_closed)
+        await dead_letter(self._server, self._keys, entry, most=self._options.dead_entries, stop_if=self._is_closed)
+
+
+class CommitJournal:
+    """The most recent commits, starting at ``offset``: those of the last few seconds, up to ``MAX_BYTES``."""
+
+    def __init__(self, offset: str) -> None:
+        self.offset = offset
+        """End of the last commit."""
+        self._begin = offset
+        """Start of the oldest commit that is kept."""
+        self._commits: deque[tuple[str, AppliedBatch, int, float]] = deque()
+        """For each commit: its end, the commit, its size in bytes, and its time."""
+        self._held = 0
+
+    def keep(self, offset: str, batch: AppliedBatch, now: float) -> None:
+        """Add a commit that ended at ``offset``. The server had it at ``now`` (seconds of a monotonic clock).
+
+        Older commits expire only in this call, so an outage of any length drops nothing.
+        """
+        self.offset = offset
+        size = batch.memory_bytes
+        self._commits.append((offset, batch, size, now))
+        self._held += size
+        while self._commits and (self._held > MAX_BYTES or self._commits[0][3] < now - KEPT_S):
+            self._begin, _, size, _ = self._commits.popleft()
+            self._held -= size
+
+    def is_ahead_of(self, offset: str) -> bool:
+        """Whether the server, now at ``offset``, lost a commit."""
+        return id_key(offset) < id_key(self.offset)
+
+    def after(self, offset: str) -> list[AppliedBatch]:
+        """The commits after ``offset``; empty if some of them are no longer kept, because a log must have no gap."""
+        if id_key(offset) < id_key(self._begin):
+            return []
+        return [batch for end, batch, _, _ in self._commits if id_key(end) > id_key(offset)]
+
+
+def repair_commit(past: Partition, lost: Sequence[AppliedBatch]) -> scripts.Commit | None:
+    """The commit that repairs the roll-back; None if no public event was lost.
+
+    ``past`` is the partition in the state of the server's offset, ``lost`` the commits after it. The commit moves no
+    offset. For each affected run it publishes the lost events again, so that the log has no gap, repeats what others
+    wait for (`StageLogic.repeat`), and then ends the run with `LOST_WRITES` unless its end was among them. Input of the
+    run that is there at the commit is ignored: its request may come again meanwhile. Reload the partition afterwards.
+    """
+    commit, logic, keys = scripts.Commit(past.lease_key, past.stream), past.logic, past.keys
+    numbers: dict[str, int] = {}
+    for batch in lost:
+        past.replay(batch.entries)
+        for run in {name.decode(errors="replace") for _, fields in batch.entries for name in fields}:
+            if published := batch.commit.last_of(keys.log(run)):
+                numbers[run] = id_key(published)[1] + 1
+    ours = {key for run in numbers for key in (keys.run(run), keys.log(run))}
+    for batch in lost:
+        commit.repeat(batch.commit, ours)
+        logic.repeat(batch.commit, numbers, commit)
+    for run, seq in sorted(numbers.items()):
+        if logic.is_open(run):
+            logic.recall(run, seq)
+            logic.abandon(run, LOST_WRITES)
+        past.runs.drop_pieces(run, commit)
+        commit.void(past.state_key, past.stream, run)
+    logic.flush(commit)
+    return commit if numbers else None
