@@ -17,7 +17,7 @@ from redis.exceptions import NoScriptError
 from tests.model.story import frames_of
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import InternalTopic, Keys
-from tokenbus.bus.leases.lease import Lease
+from tokenbus.bus.leases import Lease
 from tokenbus.bus.scripts import RawPart, ScriptCall
 from tokenbus.bus.server.stream_reader import Entry
 from tokenbus.bus.stage.chain import AheadFlush, Flush, NotAhead

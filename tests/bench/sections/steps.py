@@ -20,7 +20,7 @@ from tests.bench.figures import Figure
 from tests.bench.procs import cpu_s
 from tests.servers import binary
 from tokenbus.bus.keys import InternalTopic, Keys
-from tokenbus.bus.leases.lease import Lease
+from tokenbus.bus.leases import Lease
 from tokenbus.bus.server.fast_client import _packed  # pyright: ignore[reportPrivateUsage]
 from tokenbus.bus.stage.input import ReadBuffer
 from tokenbus.bus.stage.logic import StageLogic

@@ -21,7 +21,7 @@ from redis.exceptions import RedisError, ResponseError
 from tokenbus.bus import scripts
 from tokenbus.bus.dead_letters import DeadLetter, dead_letter
 from tokenbus.bus.keys import InternalTopic, Keys
-from tokenbus.bus.leases.lease import Lease
+from tokenbus.bus.leases import Lease
 from tokenbus.bus.server.error_replies import is_alien, is_final
 from tokenbus.bus.server.retry import ISOLATED_TRIES, MAX_TRIES, retry_until_available
 from tokenbus.bus.server.run_scripts import run_script, run_scripts

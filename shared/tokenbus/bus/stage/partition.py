@@ -19,7 +19,7 @@ from typing import Self
 import msgspec
 
 from tokenbus.bus.keys import InternalTopic, Keys
-from tokenbus.bus.leases.lease import Lease
+from tokenbus.bus.leases import Lease
 from tokenbus.bus.scripts import Commit
 from tokenbus.bus.server.stream_reader import Entry, Unreadable, id_key
 from tokenbus.bus.stage.checkpoints import OpenRuns, decode_saved

@@ -14,8 +14,7 @@ from redis.exceptions import RedisError
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.layout import widen_if_stale
-from tokenbus.bus.leases.lease import Lease
-from tokenbus.bus.leases.leases import Leases
+from tokenbus.bus.leases import Lease, Leases
 from tokenbus.bus.liveness import Liveness, holding, stop_task
 from tokenbus.bus.scripts import Commit
 from tokenbus.bus.server.error_replies import is_alien

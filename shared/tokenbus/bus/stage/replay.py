@@ -19,7 +19,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import DATA_FIELD, Keys
-from tokenbus.bus.leases.lease import Lease
+from tokenbus.bus.leases import Lease
 from tokenbus.bus.run_record import ATTEMPT, ENDED, SEQ, STATUS, TURN, status_of
 from tokenbus.bus.server.error_replies import is_final
 from tokenbus.bus.server.run_scripts import run_script

@@ -18,8 +18,7 @@ from contextlib import aclosing, suppress
 from typing import Literal, NamedTuple, TypeVar, cast
 
 from tokenbus.bus.keys import Keys, SubscribedTopic
-from tokenbus.bus.leases.lease import Lease
-from tokenbus.bus.leases.leases import Leases
+from tokenbus.bus.leases import Lease, Leases
 from tokenbus.bus.liveness import beat, liveness_of_caller
 from tokenbus.bus.server.server import translated
 from tokenbus.bus.server.stream_reader import Entry

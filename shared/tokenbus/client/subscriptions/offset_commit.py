@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from tokenbus.bus.keys import Keys, SubscribedTopic
-from tokenbus.bus.leases.lease import Lease
+from tokenbus.bus.leases import Lease
 from tokenbus.bus.scripts import Commit, ScriptCall
 from tokenbus.bus.scripts.topics import mirror_offset
 from tokenbus.bus.server.run_scripts import run_scripts

@@ -15,9 +15,7 @@ from tests.contract.bus.faults import Gate
 from tests.waiting import eventually
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.leases.lease import Lease
-from tokenbus.bus.leases.leases import Leases
-from tokenbus.bus.leases.partition_share import partition_share
+from tokenbus.bus.leases import Lease, Leases, partition_share
 from tokenbus.bus.liveness import STUCK_S, Liveness
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server

@@ -20,8 +20,7 @@ from tests.servers import ClusterGroup, cluster_group, part_from_replicas
 from tests.waiting import eventually
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.leases.lease import Lease
-from tokenbus.bus.leases.leases import Leases
+from tokenbus.bus.leases import Lease, Leases
 from tokenbus.bus.server import server as server_module
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.run_scripts import run_scripts

@@ -15,7 +15,7 @@ from tests.contract.bus.state import everything, put_back
 from tests.contract.bus.toys import GROUP, Bench, Outputs, ToyLogic, working
 from tests.waiting import eventually
 from tokenbus.bus import scripts
-from tokenbus.bus.leases.lease import Lease
+from tokenbus.bus.leases import Lease
 from tokenbus.bus.scripts import Commit
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server

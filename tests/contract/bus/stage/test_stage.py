@@ -14,7 +14,7 @@ from tests.contract.bus.toys import GROUP, NEXT, Bench, JoiningLogic, ToyLogic, 
 from tests.waiting import eventually
 from tokenbus.bus.dead_letters import KEPT_BYTES
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.leases.lease import Lease
+from tokenbus.bus.leases import Lease
 from tokenbus.bus.scripts import Commit
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.stage import checkpoints, partition, replay

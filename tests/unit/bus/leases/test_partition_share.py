@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenbus.bus.leases.partition_share import partition_share
+from tokenbus.bus.leases import partition_share
 
 
 @given(st.sets(st.text(), min_size=1, max_size=40), st.integers(1, 4096))

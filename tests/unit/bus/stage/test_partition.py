@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.commits import commit_call
 from tests.contract.bus.toys import Tally, ToyLogic
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.leases.lease import Lease
+from tokenbus.bus.leases import Lease
 from tokenbus.bus.scripts import Commit
 from tokenbus.bus.server.stream_reader import Entry, id_key
 from tokenbus.bus.stage import checkpoints

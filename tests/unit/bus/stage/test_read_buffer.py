@@ -8,7 +8,7 @@ import pytest
 
 from tests.contract.bus.toys import ToyLogic
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.leases.lease import Lease
+from tokenbus.bus.leases import Lease
 from tokenbus.bus.server.stream_reader import Entry
 from tokenbus.bus.stage.input import READ_BYTES, ROUND_BYTES, ReadBuffer, size_of
 from tokenbus.bus.stage.partition import Partition

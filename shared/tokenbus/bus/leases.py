@@ -14,26 +14,112 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, Protocol
 
+import msgspec
 from redis.exceptions import RedisError
 
+from tokenbus.bus import scripts
 from tokenbus.bus.keys import InternalTopic, Keys, SubscribedTopic
-from tokenbus.bus.leases.lease import Lease
-from tokenbus.bus.leases.lease_commands import LeaseCommands
-from tokenbus.bus.leases.lease_requests import LeaseRequests, first_error
-from tokenbus.bus.leases.partition_share import partition_share
 from tokenbus.bus.liveness import Defects, Liveness, beat
 from tokenbus.bus.server.retry import retry_until_available
+from tokenbus.bus.server.run_scripts import run_each, run_script, run_scripts
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.server.stream_reader import id_key
 
 log = logging.getLogger(__name__)
 
-
 BLOCKED_S = 1.0
 """Retry interval for a partition with a key of the wrong type."""
+
+
+class Lease(msgspec.Struct, frozen=True):
+    """An owned partition: the token that fences its writes, and the previous owner's offset and watermark."""
+
+    partition: int
+    token: str
+    offset: str
+    watermark: str
+
+
+def partition_share(worker: str, workers: list[str], partitions: int) -> int:
+    """Number of partitions that this worker is due; 0 if the worker is not in the list."""
+    ranked = sorted(workers)
+    if worker not in ranked:
+        return 0
+    each, rest = divmod(partitions, len(ranked))
+    return each + (ranked.index(worker) < rest)
+
+
+class OnNoAnswer(Protocol):
+    """Called if the server did not answer. ``again``: the last request about these partitions had no answer either."""
+
+    def __call__(self, partitions: list[int], error: Exception, *, again: bool) -> None: ...
+
+
+class LeaseRequests:
+    """Pending requests about the leases of partitions: at most one for each partition, each in a task of its own.
+
+    In a Cluster there is one request for each partition, so that a node that does not answer delays its own partitions
+    alone. Elsewhere one request is about all partitions.
+    """
+
+    def __init__(self, group: str, liveness: Liveness, *, on_no_answer: OnNoAnswer, by_partition: bool) -> None:
+        """``by_partition``: each partition may be on a node of its own."""
+        self._group = group
+        self._liveness = liveness
+        self._on_no_answer = on_no_answer
+        self._by_partition = by_partition
+        self._tasks: dict[int, asyncio.Task[Exception | None]] = {}
+        """By partition."""
+        self._unanswered: set[int] = set()
+        """Partitions whose server failed to answer the last request."""
+
+    @property
+    def pending(self) -> set[asyncio.Task[Exception | None]]:
+        """The tasks of all pending requests."""
+        return set(self._tasks.values())
+
+    def groups(self, partitions: Iterable[int]) -> list[list[int]]:
+        """The partitions without a pending request, grouped if they are known to be on one node."""
+        free = [p for p in partitions if p not in self._tasks]
+        return [[p] for p in free] if self._by_partition else [free] if free else []
+
+    def ask(
+        self, partitions: list[int], request: Callable[[list[int]], Awaitable[None]]
+    ) -> asyncio.Task[Exception | None]:
+        """Send the request about these partitions, which have none. The task returns its error, if any."""
+        task = self._liveness.start_passing(
+            self._answer(partitions, request), name=f"answer {self._group} {partitions}"
+        )
+        self._tasks |= dict.fromkeys(partitions, task)
+        return task
+
+    async def _answer(self, partitions: list[int], request: Callable[[list[int]], Awaitable[None]]) -> Exception | None:
+        try:
+            await request(partitions)
+            self._unanswered.difference_update(partitions)
+        except (RedisError, OSError) as e:
+            again = self._unanswered.issuperset(partitions)
+            self._unanswered.update(partitions)
+            self._on_no_answer(partitions, e, again=again)
+            return e
+        except Exception as e:
+            log.exception("leases of %s", self._group)
+            return e
+        finally:
+            for partition in partitions:
+                del self._tasks[partition]
+        return None
+
+
+async def first_error(requests: Sequence[asyncio.Task[Exception | None]], patience_s: float) -> Exception | None:
+    """Wait up to ``patience_s`` for the answers; return the first error, or TimeoutError if some are still pending."""
+    if not requests:
+        return None
+    done, late = await asyncio.wait(requests, timeout=patience_s)
+    return next((error for task in done if (error := task.result())), TimeoutError() if late else None)
 
 
 class Leases:
@@ -42,7 +128,8 @@ class Leases:
     ``on_acquired`` is called with each new lease. It must not block; it starts long work, such as a replay, as a task.
     ``on_revoked`` is awaited with each partition that was lost or is about to be released, before the release, so that
     the pending batch is committed first. ``on_rollback`` is awaited with a partition and the server's offset if that
-    offset is before one reported with `committed`: the server lost writes in a fail-over.
+    offset is before one reported with `committed`: the server lost writes in a fail-over. ``start``: where a group that
+    has no offset yet begins to read.
     """
 
     def __init__(
@@ -64,7 +151,10 @@ class Leases:
         self._server = server
         self._keys = keys
         self._group = group
+        self._topic: InternalTopic | SubscribedTopic = topic
         self._worker = worker
+        self._start = start
+        self._partitions_at_start = keys.partitions
         self._on_acquired = on_acquired
         self._on_revoked = on_revoked
         self._on_rollback = on_rollback
@@ -78,9 +168,6 @@ class Leases:
         self.blocked: set[int] = set()
         """Partitions whose lease hash or stream has the wrong type."""
         self._renew_at: dict[int, float] = {}
-        self._commands = LeaseCommands(
-            server, keys, group=group, topic=topic, worker=worker, ttl_ms=round(ttl_s * 1000), start=start
-        )
         self._requests = LeaseRequests(
             group, self._liveness, on_no_answer=self._no_answer, by_partition=server.topology == "cluster"
         )
@@ -131,9 +218,9 @@ class Leases:
                 await self._await_answers()
                 # Retry: if a broken connection loses the sign-off, the other workers wait for the leases to expire.
                 what = f"sign-off from {self._group}"
-                await retry_until_available(self._server, self._commands.sign_off, what=what)
+                await retry_until_available(self._server, self._sign_off, what=what)
                 leases = await self._release_surplus(list(self._owned))
-                await retry_until_available(self._server, lambda: self._commands.release(leases), what=what)
+                await retry_until_available(self._server, lambda: self._release(leases), what=what)
         except (RedisError, OSError, TimeoutError) as e:
             log.warning("leases of %s: left to run out: %s", self._group, str(e) or type(e).__name__)
             self._owned.clear()
@@ -228,10 +315,13 @@ class Leases:
         """Sign on; return all members."""
         clock = asyncio.get_running_loop().time
         asked_at = clock()
-        members = await self._commands.sign_on()
+        present = scripts.present(
+            self._keys.members(self._group), member=self._worker, ttl_ms=round(self._ttl_s * 1000)
+        )
+        members: list[bytes] = await run_script(self._server, present)
         if clock() - asked_at > self._ttl_s / 2:
             self._back_off(range(self._keys.partitions))
-        return members
+        return [member.decode() for member in members]
 
     async def _share(self, members: list[str], *, patience_s: float) -> Exception | None:
         """Release or acquire leases to reach the fair share; return the first error among the timely replies."""
@@ -254,26 +344,44 @@ class Leases:
         held = [self._owned[partition] for partition in partitions if partition in self._owned]
         committed = dict(self._committed)
         renew_at = self._next_renewal()
-        for lease, offset in zip(held, await self._commands.renew(held), strict=True):
+        ttl_ms = round(self._ttl_s * 1000)
+        calls = [scripts.renew(*self._keys_of(each.partition), token=each.token, ttl_ms=ttl_ms) for each in held]
+        for lease, reply in zip(held, await run_each(self._server, calls), strict=True):
             if self._owned.get(lease.partition) is not lease:
                 continue
-            if isinstance(offset, Exception):
-                self._block(lease.partition, offset)
+            if isinstance(reply, Exception):
+                self._block(lease.partition, reply)
                 await self._on_revoked(lease.partition)
                 continue
             self._renew_at[lease.partition] = renew_at
-            if not offset:
+            if not reply:  # it is lost
                 self.forget(lease.partition)
                 await self._on_revoked(lease.partition)
-            elif self._on_rollback and id_key(offset) < id_key(committed.get(lease.partition, "0-0")):
+                continue
+            offset: str = reply.decode()
+            if self._on_rollback and id_key(offset) < id_key(committed.get(lease.partition, "0-0")):
                 await self._on_rollback(lease.partition, offset)
 
     async def _acquire(self, partitions: list[int]) -> None:
         renew_at = self._next_renewal()
-        for partition, lease in zip(partitions, await self._commands.acquire(partitions), strict=True):
-            if isinstance(lease, Exception):
-                self._block(partition, lease)
-            elif lease:
+        calls = [
+            scripts.acquire(
+                *self._keys_of(partition),
+                owner=self._worker,
+                ttl_ms=round(self._ttl_s * 1000),
+                # Partitions that are added later are read from their beginning.
+                start=self._start if partition < self._partitions_at_start else "0-0",
+                mirror=self._group,
+            )
+            for partition in partitions
+        ]
+        for partition, reply in zip(partitions, await run_each(self._server, calls), strict=True):
+            if isinstance(reply, Exception):
+                self._block(partition, reply)
+                continue
+            token, offset, watermark = reply
+            if token:  # else another worker owns it
+                lease = Lease(partition, token.decode(), offset.decode(), watermark.decode())
                 self.blocked.discard(partition)
                 self._owned[partition] = lease
                 self._renew_at[partition] = renew_at
@@ -284,7 +392,7 @@ class Leases:
         """Stop using a partition whose lease hash or stream has the wrong type, until an operator repairs it."""
         self.forget(partition, retry_s=BLOCKED_S)
         if partition not in self.blocked:
-            keys = f"{self._commands.lease_key(partition)} or {self._commands.stream(partition)}"
+            keys = " or ".join(self._keys_of(partition))
             log.error(
                 "%s partition %d waits: %s has the wrong type, delete or rename it: %s",
                 self._group,
@@ -295,7 +403,7 @@ class Leases:
         self.blocked.add(partition)
 
     async def _revoke_expired(self, partitions: list[int]) -> None:
-        await self._commands.release(await self._release_surplus(partitions))
+        await self._release(await self._release_surplus(partitions))
 
     async def _release_surplus(self, partitions: list[int]) -> list[Lease]:
         leases = [self._owned.pop(partition) for partition in partitions if partition in self._owned]
@@ -306,3 +414,15 @@ class Leases:
     def _next_renewal(self) -> float:
         """When a lease that is requested now must be renewed."""
         return asyncio.get_running_loop().time() + self._ttl_s / 3
+
+    async def _release(self, leases: Sequence[Lease]) -> None:
+        """Release these leases on the server. Does nothing for one that is lost. Raises redis-py's errors."""
+        calls = [scripts.release(self._keys_of(lease.partition)[0], token=lease.token) for lease in leases]
+        await run_scripts(self._server, calls)
+
+    async def _sign_off(self) -> None:
+        await self._server.client.zrem(self._keys.members(self._group), self._worker)
+
+    def _keys_of(self, partition: int) -> tuple[str, str]:
+        """The keys of a partition's lease and of the stream that the group reads."""
+        return self._keys.lease(partition, self._group), self._keys.topic(partition, self._topic)
