@@ -14,9 +14,9 @@ from typing import Literal
 from redis.exceptions import RedisError
 
 from tokenbus.bus.keys import Keys
+from tokenbus.bus.leases import read_lag
 from tokenbus.bus.run_record import read_attempt
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.stage_lag import read_lag
 from tokenbus_services.runtime.task_failures import LoggedTasks
 
 LAG_POLL_S = 0.02

@@ -13,11 +13,11 @@ import msgspec
 import structlog
 
 from tokenbus.bus.keys import InternalTopic, Keys
+from tokenbus.bus.leases import read_lag
 from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.scripts.runs.timeouts import lose_attempt
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.stage_lag import read_lag
 from tokenbus.core.run.state import PendingCall, RunState
 from tokenbus.events.frames import ANY_FRAME, Control, Lost, RawFrame, encode
 

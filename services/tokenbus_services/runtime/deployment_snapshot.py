@@ -6,21 +6,21 @@ whose length depends on the partitions and never on the runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
+from redis.exceptions import ResponseError
 
 from tokenbus.bus.keys import Keys, PublicTopic, order_keys
-from tokenbus.bus.server.disk_faults import disk_states
-from tokenbus.bus.server.info_replies import checked, group_in
+from tokenbus.bus.leases import LAG_FIELDS, lag_of
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.stage_lag import LAG_FIELDS, lag_of
 from tokenbus.bus.topology import ALIVE_MS, CHAINED, INTAKE, POLICY, QUEUES, RECORDER, STAGES
 
 Replies: TypeAlias = Iterator[Any]
 _Queue: TypeAlias = tuple[str, list[tuple[int | None, str]]]
 """A group of work queues, and its streams by partition."""
+_DISK_STATES = ("aof_last_write_status", "aof_last_bgrewrite_status", "rdb_last_bgsave_status")
 _LEASE_FIELDS = ("owner", "until", *LAG_FIELDS, "entries", "open")
 
 
@@ -316,3 +316,33 @@ def _alive(reply: Any, now: int) -> dict[str, int]:
     members: list[tuple[bytes, float]] = checked(reply) or []
     ages = {name.decode(errors="replace"): max(0, now - int(seen)) for name, seen in members}
     return {name: age for name, age in ages.items() if age < ALIVE_MS}
+
+
+def checked(reply: Any) -> Any:
+    """Return the reply of a command in a pipeline; None for a missing key. Raises the reply if it is another error."""
+    if isinstance(reply, ResponseError) and "no such key" in str(reply):
+        return None
+    if isinstance(reply, Exception):
+        raise reply
+    return reply
+
+
+def group_in(reply: Any, name: str) -> dict[str, Any]:
+    """Return what XINFO GROUPS says about this group; empty if there is none."""
+    groups: list[dict[str, Any]] = checked(reply) or []
+    nothing: dict[str, Any] = {}
+    return next((group for group in groups if group["name"] == name.encode()), nothing)
+
+
+def disk_states(info: Mapping[str, Any]) -> dict[str, str]:
+    """By field of INFO: how the last write of that kind ended, ``ok`` if well. A hosted server may not say."""
+    return {field: str(info[field]) for field in _DISK_STATES if field in info}
+
+
+async def read_disk_states(server: Server) -> dict[str, dict[str, str]]:
+    """`disk_states` of each primary, by its name. Raises redis-py's errors."""
+    client = server.client
+    if server.topology == "cluster":
+        infos: dict[str, dict[str, Any]] = await client.info("persistence", target_nodes=client.PRIMARIES)
+        return {name: disk_states(info) for name, info in infos.items()}
+    return {server.url.safe: disk_states(await client.info("persistence"))}

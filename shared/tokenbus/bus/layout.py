@@ -24,8 +24,7 @@ from redis.exceptions import RedisError
 from tokenbus.bus.keys import WIRE_VERSION, Keys
 from tokenbus.bus.liveness import rest
 from tokenbus.bus.scripts import layout as scripts
-from tokenbus.bus.server.run_scripts import run_scripts
-from tokenbus.bus.server.script_cache import evaluate
+from tokenbus.bus.server.run_scripts import evaluate, run_scripts
 from tokenbus.bus.server.server import Server, translated
 from tokenbus.errors import DeploymentMismatch
 

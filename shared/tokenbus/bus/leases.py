@@ -32,6 +32,10 @@ log = logging.getLogger(__name__)
 
 BLOCKED_S = 1.0
 """Retry interval for a partition with a key of the wrong type."""
+LAG_FIELDS = ("arrived", "done")
+"""Counters in the lease hash of a stage's group: bytes that arrived in the partition, to which every writer adds, and
+those that the stage's commits have processed. The scripts in `bus/scripts` contain the names as literals.
+"""
 
 
 class Lease(msgspec.Struct, frozen=True):
@@ -50,6 +54,18 @@ def partition_share(worker: str, workers: list[str], partitions: int) -> int:
         return 0
     each, rest = divmod(partitions, len(ranked))
     return each + (ranked.index(worker) < rest)
+
+
+def lag_of(arrived: bytes | None, done: bytes | None) -> int:
+    """The lag of a stage in one partition in bytes, from the values of `LAG_FIELDS`. Never below 0, although a
+    fail-over may lose ``arrived``.
+    """
+    return max(0, int(arrived or 0) - int(done or 0))
+
+
+async def read_lag(client: Any, lease_key: str) -> int:
+    """The lag of the group with this lease hash. Raises redis-py's errors."""
+    return lag_of(*await client.hmget(lease_key, LAG_FIELDS))
 
 
 class OnNoAnswer(Protocol):

@@ -10,11 +10,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from tokenbus.bus.activity import OTHER
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server.disk_faults import read_disk_states
+from tokenbus.bus.leases import LAG_FIELDS, lag_of
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.stage_lag import LAG_FIELDS, lag_of
 from tokenbus.bus.topology import INTAKE, QUEUES, RECORDER
-from tokenbus_services.runtime.deployment_snapshot import DeploymentReader
+from tokenbus_services.runtime.deployment_snapshot import DeploymentReader, read_disk_states
 from tokenbus_services.settings import Settings
 
 

@@ -1,22 +1,44 @@
-"""Run script calls: one alone, or many in as few commands as the server allows."""
+"""Run script calls: by SHA-1, or by text if the server does not have it cached; many in as few commands as possible."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from redis.exceptions import ResponseError
+from redis.exceptions import NoPermissionError, NoScriptError, ResponseError
 
 from tokenbus.bus.liveness import together
 from tokenbus.bus.scripts import ScriptCall, joined
 from tokenbus.bus.server.error_replies import is_alien
-from tokenbus.bus.server.script_cache import evaluate
 from tokenbus.bus.server.server import Server
 
 JOINED_BYTES = 2**20
 """Maximum bytes of arguments per command, so that no command blocks the server for long."""
 JOINED_VALUES = 4000
 """The same for its keys and arguments: a server takes about 2 µs for each."""
+
+
+class ScriptsMissing(NoScriptError):
+    """The server does not have the script cached, and this user may not load scripts.
+
+    Retryable: an administrator loads them with `tokenbus scripts`, and again after a restart of the server.
+    """
+
+
+async def evaluate(client: Any, call: ScriptCall) -> Any:
+    """Run the script and return its reply. Raises ScriptsMissing and redis-py's errors."""
+    try:
+        return await client.execute_command("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args)
+    except NoScriptError:
+        try:
+            return await client.execute_command("EVAL", call.script.text, len(call.keys), *call.keys, *call.args)
+        except NoPermissionError as e:
+            # Only EVAL itself being refused means a missing script; a command refused inside the script has another
+            # text.
+            if "'eval'" not in str(e):
+                raise
+            problem = f"the server does not know the script {call.script.name!r} and this user may load none"
+            raise ScriptsMissing(f"{problem}: `tokenbus scripts` does, as a user who may") from None
 
 
 async def run_script(server: Server, call: ScriptCall) -> Any:

@@ -16,13 +16,13 @@ import msgspec
 from redis.exceptions import ResponseError
 
 from tokenbus.bus.keys import Keys
+from tokenbus.bus.leases import read_lag
 from tokenbus.bus.server.error_replies import is_alien
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.server.stream_reader import Entry, StreamReader
 from tokenbus.bus.stage.commits import StageOptions
 from tokenbus.bus.stage.partition import Partition
 from tokenbus.bus.stage.partitions import Partitions
-from tokenbus.bus.stage_lag import read_lag
 from tokenbus.bus.unreadable import read_one_by_one
 
 log = logging.getLogger(__name__)
