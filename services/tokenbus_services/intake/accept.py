@@ -246,8 +246,8 @@ class Intake:
         check_output(request.output_schema)
         request, notes = self._fallbacks.resolve(request)
         await self._locate(run_of(request, item))
-        policing = await self._policy_plan(request)
-        return self._creation.accept(await self._media.offload(request), item, policing, [*unknown, *notes])
+        policy_plan = await self._policy_plan(request)
+        return self._creation.accept(await self._media.offload(request), item, policy_plan, [*unknown, *notes])
 
     async def _locate(self, run: str | None) -> None:
         """Note where the run is: it may exist by an earlier number of partitions, as this request's or a cancel's."""
@@ -258,14 +258,14 @@ class Intake:
 
     async def _policy_plan(self, request: Generate) -> PolicyPlan | None:
         """Return the run's policies; None, regardless of routes, if a policy published the request."""
-        policing = self._routes.plan_for(request)
-        if policing and request.id:
+        policy_plan = self._routes.plan_for(request)
+        if policy_plan and request.id:
             key = self._keys.run(request.id)
             if await retry_until_available(
                 self._server, lambda: self._server.client.hget(key, ASKED), what="look-up of a policy's question"
             ):
                 return None
-        return policing
+        return policy_plan
 
     def _with_true_names(self, request: Generate) -> Generate:
         """Return the request with aliases resolved to the model names that limits, routes and quirks use."""

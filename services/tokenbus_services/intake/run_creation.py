@@ -58,7 +58,7 @@ class RunCreation:
         )
 
     def accept(
-        self, request: Generate, item: QueueItem, policing: PolicyPlan | None, notes: list[str]
+        self, request: Generate, item: QueueItem, policy_plan: PolicyPlan | None, notes: list[str]
     ) -> scripts.ScriptCall:
         """The call that accepts the request. ``notes``: for the run's first event."""
         run = run_of(request, item)
@@ -79,7 +79,7 @@ class RunCreation:
             deadline_ms=deadline_ms,
             stops=tuple(request.stop) if request.mode == "chat" else (),
             record=is_recorded(run, request, self._settings.records),
-            policing=policing,
+            policy_plan=policy_plan,
             visible=request.visible,
             fallback=tuple(plans[1:]),
             notes=tuple(notes),
@@ -97,7 +97,7 @@ class RunCreation:
         if deadline_ms:
             fields += [DEADLINE, deadline_ms]
         record_accepted(self._tracer, run, request, self._server.clock.ms_of(id_key(item.entry_id)[0]), now)
-        work = TurnWork(run, 0, 1, tenant=tenant, held=policing is not None)
+        work = TurnWork(run, 0, 1, tenant=tenant, held=policy_plan is not None)
         return self._call(run, EventFrame(0, CONTROL_ATTEMPT, now, [accepted]), encode(work), fields, tenant)
 
     def _plan(self, request: Generate) -> FallbackPlan:

@@ -100,9 +100,9 @@ class EffectWriter:
                     commit.put(run_key, call_field(call.block), call.attempt)
                     commit.append(self._tools, [s.run, encode(msgspec.structs.replace(call, **whose))])
             case Draft(events, over):
-                policing = s.accepted.policing
+                policy_plan = s.accepted.policy_plan
                 traceparent = s.accepted.traceparent if events and events[0].seq == 0 else ""
-                drafts = Drafts(policing.names if policing else (), events, over, traceparent)
+                drafts = Drafts(policy_plan.names if policy_plan else (), events, over, traceparent)
                 self._draft(s.run, encode(drafts), commit)
             case Decide(number, turn, attempt, decision):
                 decided = Decided.of(s.run, number, turn, attempt, decision)

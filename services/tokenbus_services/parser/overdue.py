@@ -100,8 +100,8 @@ class Timeouts(msgspec.Struct, frozen=True):
         unavailable, a run whose attempt is held back by other runs' drafts waits no longer than a run with drafts of
         its own.
         """
-        gate, policing = s.gate, s.accepted.policing
-        if gate is None or policing is None or gate.bypassed:
+        gate, policy_plan = s.gate, s.accepted.policy_plan
+        if gate is None or policy_plan is None or gate.bypassed:
             return False
         if gate.idle and (stage.alive or s.phase != "streaming" or stage.lag_bytes <= self.lag_bytes // 2):
             return False
@@ -111,7 +111,7 @@ class Timeouts(msgspec.Struct, frozen=True):
             now_ms -= max(0, stage.alive_ms - since_ms)
         elif stage.lag_bytes > 0:
             now_ms = min(now_ms, stage.read_ms)
-        return now_ms - since_ms > policing.patience_ms
+        return now_ms - since_ms > policy_plan.patience_ms
 
     def is_silent(self, s: RunState, now_ms: int, *, stood_until_ms: int = 0) -> bool:
         """Whether the run had no event for so long that its work may be lost."""

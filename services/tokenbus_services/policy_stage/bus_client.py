@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import msgspec
 
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.scripts.runs.accept import ask
+from tokenbus.bus.scripts.runs.accept import mark_asked
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
@@ -49,7 +49,7 @@ class PolicyClient(Client):
             else:
                 request = {**request, "visible": False}
         # Whichever number of partitions is known here: intake looks the run up by all of them.
-        server, note = self._server, ask(self._keys.run(run), ttl_ms=self._run_ttl_ms)
+        server, note = self._server, mark_asked(self._keys.run(run), ttl_ms=self._run_ttl_ms)
         await retry_until_available(server, lambda: run_script(server, note), what="note of a policy's question")
         return await super().publish(request, wait=wait)
 

@@ -15,10 +15,10 @@ from contextlib import asynccontextmanager
 class FairSemaphore:
     """A fair semaphore for policy calls."""
 
-    def __init__(self, most: int, *, reassure_s: float) -> None:
-        """``most``: maximum concurrent calls. ``reassure_s``: how often a waiting run is reported as waiting."""
+    def __init__(self, most: int, *, report_waiting_s: float) -> None:
+        """``most``: maximum concurrent calls. ``report_waiting_s``: how often a waiting run is reported as waiting."""
         self._free = most
-        self._reassure_s = reassure_s
+        self._report_waiting_s = report_waiting_s
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
         """Waiting calls by run, next in turn first. No queue is empty."""
 
@@ -28,23 +28,23 @@ class FairSemaphore:
         return sum(len(calls) for calls in self._waiting.values())
 
     @asynccontextmanager
-    async def slot(self, run: str, reassure: Callable[[], object]) -> AsyncGenerator[None]:
-        """Hold a slot inside this block. ``reassure`` is called periodically while the run waits for it."""
+    async def slot(self, run: str, report_waiting: Callable[[], object]) -> AsyncGenerator[None]:
+        """Hold a slot inside this block. ``report_waiting`` is called periodically while the run waits for it."""
         if self._free and not self._waiting:
             self._free -= 1
         else:
-            await self._wait(run, reassure)
+            await self._wait(run, report_waiting)
         try:
             yield
         finally:
             self._pass_on()
 
-    async def _wait(self, run: str, reassure: Callable[[], object]) -> None:
+    async def _wait(self, run: str, report_waiting: Callable[[], object]) -> None:
         seat = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(run, deque()).append(seat)
         try:
-            while not (await asyncio.wait({seat}, timeout=self._reassure_s))[0]:
-                reassure()
+            while not (await asyncio.wait({seat}, timeout=self._report_waiting_s))[0]:
+                report_waiting()
         except BaseException:
             if seat.done():
                 self._pass_on()  # granted and cancelled at the same moment

@@ -86,7 +86,7 @@ class PolicyExecutor:
         self._policies = {name: n for n, name in enumerate(links)}
         self._client = PolicyClient(work.redis_url, Keys(work.prefix, work.partitions), run_ttl_ms=work.run_ttl_ms)
         self._timeouts = {name: policy.timeout_s for name, policy in work.policies.items()}
-        self._slots = FairSemaphore(work.calls, reassure_s=work.reassure_s)
+        self._slots = FairSemaphore(work.calls, report_waiting_s=work.report_waiting_s)
         self.send = send
         self._marking = marking
         self._out_of_memory = out_of_memory

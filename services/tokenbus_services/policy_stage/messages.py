@@ -17,7 +17,7 @@ class PolicyWork(msgspec.Struct, frozen=True, kw_only=True):
     policies: dict[str, PolicySpec]
     calls: int
     """Maximum concurrent policy calls in one executor."""
-    reassure_s: float
+    report_waiting_s: float
     redis_url: str
     prefix: str
     partitions: int

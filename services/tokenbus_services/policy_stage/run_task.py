@@ -67,7 +67,7 @@ class PolicyRunTask:
         executors: PolicyExecutors,
         on_error: Mapping[str, OnError],
         most_starts: int,
-        reassure_s: float,
+        report_waiting_s: float,
         waiting: Callable[[int], None],
     ) -> None:
         """``record``: awaited once; returns None if another worker owns the run. ``waiting``: called with changes of
@@ -81,14 +81,14 @@ class PolicyRunTask:
         self._executors = executors
         self._on_error = on_error
         self._max_starts = most_starts
-        self._reassure_s = reassure_s
+        self._report_waiting_s = report_waiting_s
         self._waiting = waiting
         self._drafts = self._seen = 0
         """Drafts received, and drafts that policies have seen."""
         self._start = -1
         self._fed: Callable[[list[bytes]], None] | None = None
         """Sends more drafts to its executor."""
-        self._reassuring = False
+        self._reports_waiting = False
         """Whether the run is waiting for a slot, which the parser must know."""
         self._steps: deque[PolicyVerdict] = deque()
         self._sent = 0
@@ -137,7 +137,7 @@ class PolicyRunTask:
         self._wake.set()
 
     def on_waiting(self) -> None:
-        self._reassuring = True
+        self._reports_waiting = True
         self._wake.set()
 
     def on_finished(self) -> None:
@@ -201,7 +201,9 @@ class PolicyRunTask:
         if not await self._move(record, "beside"):
             return None
         alone = self._may_end_executor or decided.isolated
-        executor = await self._executors.take(self._policies, self.on_waiting, alone=alone, each_s=self._reassure_s)
+        executor = await self._executors.take(
+            self._policies, self.on_waiting, alone=alone, each_s=self._report_waiting_s
+        )
         self._start += 1
         self._sent = 0
         self._steps.clear()  # the last start's blocks have other numbers, and all verdicts are sent again
@@ -233,11 +235,11 @@ class PolicyRunTask:
     async def _send_verdicts(self, record: RunRecord, judging: asyncio.Task[None]) -> None:
         """Send verdicts until all is judged; verdicts that arrive meanwhile form the next message."""
         while self._steps or not judging.done():
-            if not self._steps and not self._reassuring:
+            if not self._steps and not self._reports_waiting:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
-            self._reassuring = False
+            self._reports_waiting = False
             steps = [self._steps.popleft() for _ in range(min(len(self._steps), VERDICTS_PER_MESSAGE))]
             first, self._sent = self._sent, self._sent + len(steps)
             if not await record.append_verdicts(max(self._start, 0), first, steps):

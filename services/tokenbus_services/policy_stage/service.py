@@ -29,7 +29,7 @@ from tokenbus_services.redaction.redactor import secrets_of
 from tokenbus_services.settings import Settings
 from tokenbus_services.telemetry import NO_TRACER, RunTracer, Span
 
-REASSURANCES = 3
+REPORTS_IN_SLACK = 3
 """How many times a waiting run is reported as waiting during the parser's shortest policy timeout."""
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -46,7 +46,7 @@ class PolicyService:
         self._limits = limits
         self._tick_s = settings.stages.tick_s
         self._on_error: Mapping[str, OnError] = {name: p.on_error for name, p in settings.policies.items()}
-        self._reassure_s = limits.policy_slack_s / REASSURANCES
+        self._report_waiting_s = limits.policy_slack_s / REPORTS_IN_SLACK
         self._decisions = Counter(
             "tokenbus_policy_decisions",
             "Decisions of policies, by policy and action.",
@@ -137,7 +137,7 @@ class PolicyService:
                 for name, policy in settings.policies.items()
             },
             calls=limits.policy_calls_per_worker // max(processes, 1),
-            reassure_s=self._reassure_s,
+            report_waiting_s=self._report_waiting_s,
             redis_url=settings.redis_url,
             prefix=settings.prefix,
             partitions=settings.partitions,
@@ -184,7 +184,7 @@ class PolicyService:
             executors=self._executors,
             on_error=self._on_error,
             most_starts=self._limits.policy_starts,
-            reassure_s=self._reassure_s,
+            report_waiting_s=self._report_waiting_s,
             waiting=self._wait,
         )
 

@@ -102,7 +102,7 @@ class LeaseRequests:
         free = [p for p in partitions if p not in self._tasks]
         return [[p] for p in free] if self._by_partition else [free] if free else []
 
-    def ask(
+    def send(
         self, partitions: list[int], request: Callable[[list[int]], Awaitable[None]]
     ) -> asyncio.Task[Exception | None]:
         """Send the request about these partitions, which have none. The task returns its error, if any."""
@@ -318,7 +318,7 @@ class Leases:
         name = f"members of {self._group}"
         self._counted = self._counted or self._liveness.start_passing(self._count(), name=name)
         requests = [
-            self._requests.ask(group, self._renew)
+            self._requests.send(group, self._renew)
             for group in self._requests.groups(self._owned)
             if any(self._renew_at[p] <= now for p in group)
         ]
@@ -344,14 +344,16 @@ class Leases:
         due = partition_share(self._worker, members, self._keys.partitions)
         if len(self._owned) > due:
             surplus = self._requests.groups(sorted(self._owned)[due:])
-            return await first_error([self._requests.ask(group, self._revoke_expired) for group in surplus], patience_s)
+            return await first_error(
+                [self._requests.send(group, self._revoke_expired) for group in surplus], patience_s
+            )
         now = asyncio.get_running_loop().time()
         self._avoid_until = {p: until for p, until in self._avoid_until.items() if until > now}
         free = [p for p in range(self._keys.partitions) if p not in self._owned and p not in self._avoid_until]
         random.shuffle(free)  # so that several new workers do not all ask for the same ones
         error = None
         while (wanted := due - len(self._owned)) > 0 and free and not error:
-            requests = [self._requests.ask(group, self._acquire) for group in self._requests.groups(free[:wanted])]
+            requests = [self._requests.send(group, self._acquire) for group in self._requests.groups(free[:wanted])]
             free = free[wanted:]
             error = await first_error(requests, patience_s)
         return error

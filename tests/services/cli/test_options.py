@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from tokenbus.errors import RequestInvalid, SettingsError
 from tokenbus_services.cli.runs.send import from_file, from_options
 from tokenbus_services.cli.service_registry import SERVICES, STOP_ORDER, services_of
-from tokenbus_services.cli.up.command import parse_scales, parse_services, posts_for, withheld_from
+from tokenbus_services.cli.up.command import parse_scales, parse_services, slots_for, withheld_from
 from tokenbus_services.settings import (
     GatewaySettings,
     HttpTool,
@@ -30,9 +30,9 @@ def test_up_runs_one_worker_of_each_service_and_those_for_records_policies_and_t
     assert services_of(everything) == [service for service in SERVICES if service != "pipeline"]
     services = services_of(Settings())
     assert services == [service for service in SERVICES if service not in ("recorder", "policy", "pipeline", "gateway")]
-    posts = posts_for(services, {})
-    assert [post.name for post in posts] == services
-    assert not any(post.arguments for post in posts), "each on the port of the settings"
+    slots = slots_for(services, {})
+    assert [slot.name for slot in slots] == services
+    assert not any(slot.arguments for slot in slots), "each on the port of the settings"
 
 
 def test_chained_one_pipeline_worker_replaces_fetcher_normalizer_and_parser():
@@ -54,8 +54,8 @@ def test_chained_a_tool_executor_runs_with_the_mock_provider_which_has_a_tool():
 
 
 def test_further_workers_of_a_service_take_any_free_port():
-    posts = posts_for(parse_services("parser, fetcher"), parse_scales(["parser=3", "fetcher=1"]))
-    assert [(post.name, post.arguments) for post in posts] == [
+    slots = slots_for(parse_services("parser, fetcher"), parse_scales(["parser=3", "fetcher=1"]))
+    assert [(slot.name, slot.arguments) for slot in slots] == [
         ("fetcher", ()),
         ("parser-1", ()),
         ("parser-2", ("--port", "0")),
@@ -64,7 +64,7 @@ def test_further_workers_of_a_service_take_any_free_port():
 
 
 def test_a_service_scaled_to_nothing_does_not_run():
-    assert "tools" not in [post.service for post in posts_for(services_of(Settings()), parse_scales(["tools=0"]))]
+    assert "tools" not in [slot.service for slot in slots_for(services_of(Settings()), parse_scales(["tools=0"]))]
 
 
 @pytest.mark.parametrize("text", ["parser", "parser=", "parser=two", "parser=-1", "nobody=2"])
@@ -79,7 +79,7 @@ def test_unknown_services_and_none_at_all_are_refused():
     with pytest.raises(SettingsError, match="--services"):
         parse_services(" ,")
     with pytest.raises(SettingsError, match="--services"):
-        posts_for([], {})
+        slots_for([], {})
 
 
 def test_every_service_has_its_place_in_the_order_of_stopping():

@@ -48,8 +48,8 @@ def request(model: str = "m", **fields: Any) -> Generate:
 
 
 def names(routes: PolicyRoutes, request: Generate) -> tuple[str, ...]:
-    policing = routes.plan_for(request)
-    return policing.names if policing else ()
+    policy_plan = routes.plan_for(request)
+    return policy_plan.names if policy_plan else ()
 
 
 def test_a_run_without_a_route_or_named_policy_has_no_policies(routes: PolicyRoutes) -> None:

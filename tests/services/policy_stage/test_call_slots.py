@@ -18,7 +18,7 @@ class Calls:
     def __init__(self, seats: FairSemaphore) -> None:
         self.seats = seats
         self.seated: list[str] = []
-        self.reassured: list[str] = []
+        self.reported: list[str] = []
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self._go: dict[str, asyncio.Event] = {}
 
@@ -31,14 +31,14 @@ class Calls:
         await self.tasks[name]
 
     async def _sit(self, run: str, name: str) -> None:
-        async with self.seats.slot(run, lambda: self.reassured.append(run)):
+        async with self.seats.slot(run, lambda: self.reported.append(run)):
             self.seated.append(name)
             await self._go[name].wait()
 
 
 @asynccontextmanager
-async def calls(most: int, *, reassure_s: float = 60) -> AsyncGenerator[Calls]:
-    made = Calls(FairSemaphore(most, reassure_s=reassure_s))
+async def calls(most: int, *, report_waiting_s: float = 60) -> AsyncGenerator[Calls]:
+    made = Calls(FairSemaphore(most, report_waiting_s=report_waiting_s))
     yield made
     for task in made.tasks.values():
         task.cancel()
@@ -96,8 +96,8 @@ async def test_a_slot_granted_during_a_cancel_goes_to_the_next_waiter() -> None:
 
 
 async def test_a_waiting_call_reports_that_it_is_alive() -> None:
-    async with calls(1, reassure_s=0.01) as made:
+    async with calls(1, report_waiting_s=0.01) as made:
         made.call("first", "first")
         made.call("second", "second")
-        await eventually(lambda: len(made.reassured) > 2)
-        assert set(made.reassured) == {"second"}
+        await eventually(lambda: len(made.reported) > 2)
+        assert set(made.reported) == {"second"}

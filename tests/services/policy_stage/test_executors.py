@@ -36,7 +36,7 @@ WORK = PolicyWork(
         "exits": PolicySpec(policy=f"{HARMFUL}:ExitsLater", timeout_s=5.0, name="exits"),
     },
     calls=4,
-    reassure_s=1.0,
+    report_waiting_s=1.0,
     redis_url="redis://127.0.0.1:1",
     prefix="t",
     partitions=1,

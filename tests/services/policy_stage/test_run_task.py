@@ -107,7 +107,7 @@ class Worker:
             executors=self.pool,
             on_error={"p": "block"},
             most_starts=MOST,
-            reassure_s=30.0,
+            report_waiting_s=30.0,
             waiting=self._wait,
         )
         self.task.start()

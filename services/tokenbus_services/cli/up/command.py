@@ -48,18 +48,18 @@ def run(
     if mock_provider:
         settings = mock.with_console(settings)
     needed = parse_services(services) or services_of(settings, mock=mock_provider)
-    posts = with_console(posts_for(needed, parse_scales(scales)), settings)
-    if settings.http.blobs == 0 and runs_blobs(posts, settings):
-        settings, posts = with_blobs_port(settings, posts, free_port())
+    slots = with_console(slots_for(needed, parse_scales(scales)), settings)
+    if settings.http.blobs == 0 and runs_blobs(slots, settings):
+        settings, slots = with_blobs_port(settings, slots, free_port())
     if mock_provider:
-        posts = with_mock_provider(posts, free_port())
+        slots = with_mock_provider(slots, free_port())
     directory = data or Path(settings.data_dir)
-    with running.claim(directory) as claim, up_watcher(posts, console=shows_console(settings)) as watcher:
-        asyncio.run(_up(settings, directory.resolve(), posts, claim, watcher))
+    with running.claim(directory) as claim, up_watcher(slots, console=shows_console(settings)) as watcher:
+        asyncio.run(_up(settings, directory.resolve(), slots, claim, watcher))
 
 
 async def _up(
-    settings: Settings, directory: Path, posts: Sequence[WorkerSlot], claim: running.DirectoryClaim, watcher: UpWatcher
+    settings: Settings, directory: Path, slots: Sequence[WorkerSlot], claim: running.DirectoryClaim, watcher: UpWatcher
 ) -> None:
     stop = stop_on_signal()
     async with AsyncExitStack() as stack:
@@ -67,16 +67,16 @@ async def _up(
         if url is None:
             server = await stack.enter_async_context(UpServer(directory / "server", watcher))
             url = server.url
-        blobs_url, deployment = (settings.blobs.address, uuid4().hex) if runs_blobs(posts, settings) else (None, "")
-        mocked = any(post.name == mock.NAME for post in posts)
+        blobs_url, deployment = (settings.blobs.address, uuid4().hex) if runs_blobs(slots, settings) else (None, "")
+        mocked = any(slot.name == mock.NAME for slot in slots)
         claim.announce(url, mock=mocked, blobs_url=blobs_url, deployment=deployment)
         watcher.server(parse_url(url).safe)
         env = {**os.environ, "TOKENBUS_REDIS_URL": url, "TOKENBUS_DATA": str(directory)}
         env.pop(URL_FILE_ENV, None)
         if blobs_url:
             env |= {URL_ENV: blobs_url, DEPLOYMENT_ENV: deployment}
-        posts = [msgspec.structs.replace(post, withheld=withheld_from(post.service, settings)) for post in posts]
-        supervisor = Supervisor(posts, env=env, watcher=watcher, grace_s=settings.stages.drain_s + STOP_GRACE_S)
+        slots = [msgspec.structs.replace(slot, withheld=withheld_from(slot.service, settings)) for slot in slots]
+        supervisor = Supervisor(slots, env=env, watcher=watcher, grace_s=settings.stages.drain_s + STOP_GRACE_S)
         await supervisor.run(stop)
 
 
@@ -99,17 +99,17 @@ def parse_scales(texts: Sequence[str]) -> dict[ServiceName, int]:
     return scales
 
 
-def posts_for(services: Sequence[ServiceName], scales: dict[ServiceName, int]) -> list[WorkerSlot]:
+def slots_for(services: Sequence[ServiceName], scales: dict[ServiceName, int]) -> list[WorkerSlot]:
     """Return the workers to run. The first of a service gets the port in the settings, the others any free port."""
-    posts: list[WorkerSlot] = []
+    slots: list[WorkerSlot] = []
     for service in SERVICES:
         count = scales.get(service, 1) if service in services else 0
         for i in range(count):
             name = service if count == 1 else f"{service}-{i + 1}"
-            posts.append(WorkerSlot(name=name, service=service, arguments=("--port", "0") if i else ()))
-    if not posts:
+            slots.append(WorkerSlot(name=name, service=service, arguments=("--port", "0") if i else ()))
+    if not slots:
         raise SettingsError("options", "--services", "nothing is left to run")
-    return posts
+    return slots
 
 
 def shows_console(settings: Settings) -> bool:
@@ -119,13 +119,13 @@ def shows_console(settings: Settings) -> bool:
     return settings.gateway is not None and is_loopback(settings.http.host)
 
 
-def with_console(posts: Sequence[WorkerSlot], settings: Settings) -> list[WorkerSlot]:
+def with_console(slots: Sequence[WorkerSlot], settings: Settings) -> list[WorkerSlot]:
     """Return the workers, of which the gateways serve the console if they should."""
     if not shows_console(settings):
-        return list(posts)
+        return list(slots)
     return [
-        msgspec.structs.replace(post, arguments=(*post.arguments, "--console")) if post.service == "gateway" else post
-        for post in posts
+        msgspec.structs.replace(slot, arguments=(*slot.arguments, "--console")) if slot.service == "gateway" else slot
+        for slot in slots
     ]
 
 
@@ -137,25 +137,25 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def with_mock_provider(posts: Sequence[WorkerSlot], port: int) -> list[WorkerSlot]:
+def with_mock_provider(slots: Sequence[WorkerSlot], port: int) -> list[WorkerSlot]:
     """Return the workers with the mock provider before them, on this port; it keeps the port across restarts."""
     url = f"http://{HOST}:{port}"
-    with_mock_url = [msgspec.structs.replace(post, arguments=(*post.arguments, "--mock-url", url)) for post in posts]
+    with_mock_url = [msgspec.structs.replace(slot, arguments=(*slot.arguments, "--mock-url", url)) for slot in slots]
     return [WorkerSlot(name=mock.NAME, service=None, program=tuple(mock.command(port))), *with_mock_url]
 
 
-def runs_blobs(posts: Sequence[WorkerSlot], settings: Settings) -> bool:
+def runs_blobs(slots: Sequence[WorkerSlot], settings: Settings) -> bool:
     """Whether the blob service of the deployment is one of these workers, rather than elsewhere."""
-    return any(post.service == "blobs" for post in posts) and settings.blobs.loader is None
+    return any(slot.service == "blobs" for slot in slots) and settings.blobs.loader is None
 
 
-def with_blobs_port(settings: Settings, posts: Sequence[WorkerSlot], port: int) -> tuple[Settings, list[WorkerSlot]]:
+def with_blobs_port(settings: Settings, slots: Sequence[WorkerSlot], port: int) -> tuple[Settings, list[WorkerSlot]]:
     """Return both with this port for the first blob service, which keeps it across restarts, so that all find it."""
     given = [
-        msgspec.structs.replace(post, arguments=("--port", str(port)))
-        if post.service == "blobs" and not post.arguments
-        else post
-        for post in posts
+        msgspec.structs.replace(slot, arguments=("--port", str(port)))
+        if slot.service == "blobs" and not slot.arguments
+        else slot
+        for slot in slots
     ]
     url = settings.blobs.service_url or f"http://{HOST}:{port}"
     return msgspec.structs.replace(settings, blobs=msgspec.structs.replace(settings.blobs, service_url=url)), given

@@ -28,14 +28,14 @@ class UpWatcher(Watcher, Protocol):
 
 
 @contextmanager
-def up_watcher(posts: Sequence[WorkerSlot], *, console: bool) -> Generator[UpWatcher]:
+def up_watcher(slots: Sequence[WorkerSlot], *, console: bool) -> Generator[UpWatcher]:
     """Return the watcher that suits stdout. ``console``: print the address of the gateway's console."""
-    gateways = [post.name for post in posts if post.service == "gateway"] if console else []
+    gateways = [slot.name for slot in slots if slot.service == "gateway"] if console else []
     screen = terminal.console()
     if screen is None:
         yield PlainWatcher(gateways)
     else:
-        names = [post.name for post in posts]
+        names = [slot.name for slot in slots]
         with StartTable(screen, [own_server.NAME, *names], gateways=gateways) as watcher:
             yield watcher
 

@@ -64,7 +64,7 @@ class Supervisor:
 
     def __init__(
         self,
-        posts: Sequence[WorkerSlot],
+        slots: Sequence[WorkerSlot],
         *,
         env: Mapping[str, str],
         watcher: Watcher,
@@ -74,18 +74,18 @@ class Supervisor:
         """``grace_s``: how long a worker may take to stop. ``restart``: if False, a child that ends stops
         everything.
         """
-        self._posts = posts
+        self._slots = slots
         self._env = env
         self._watcher = watcher
         self._grace_s = grace_s
         self._restart = restart
-        self._waiting_for = {post.name for post in posts}
+        self._waiting_for = {slot.name for slot in slots}
         self._all_ready = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Keep all running until ``stop`` is set, then stop all. Raises ChildGone after it has stopped the others."""
-        stops = {post.name: asyncio.Event() for post in self._posts}
-        keeping = {post.name: asyncio.create_task(self._keep(post, stops[post.name])) for post in self._posts}
+        stops = {slot.name: asyncio.Event() for slot in self._slots}
+        keeping = {slot.name: asyncio.create_task(self._keep(slot, stops[slot.name])) for slot in self._slots}
         stopped = asyncio.create_task(stop.wait())
         try:
             await asyncio.wait({stopped, *keeping.values()}, return_when=asyncio.FIRST_COMPLETED)
@@ -95,7 +95,7 @@ class Supervisor:
                 self._watcher.stopping()
             finally:
                 for service in (*STOP_ORDER, None):
-                    names = [post.name for post in self._posts if post.service == service]
+                    names = [slot.name for slot in self._slots if slot.service == service]
                     for name in names:
                         stops[name].set()
                     await asyncio.gather(*(keeping[name] for name in names), return_exceptions=True)
@@ -110,39 +110,39 @@ class Supervisor:
         except TimeoutError:
             raise ChildrenSlow(sorted(self._waiting_for), timeout_s) from None
 
-    async def _keep(self, post: WorkerSlot, stop: asyncio.Event) -> None:
+    async def _keep(self, slot: WorkerSlot, stop: asyncio.Event) -> None:
         restarts = RestartBackoff()
         stopped = asyncio.create_task(stop.wait())
         while not stop.is_set():
-            term = _Term()
-            env = {name: value for name, value in self._env.items() if name not in post.withheld}
-            child = await Child.start(post.command, env, lambda line, term=term: self._on_line(post, term, line))
+            life = _ChildLife()
+            env = {name: value for name, value in self._env.items() if name not in slot.withheld}
+            child = await Child.start(slot.command, env, lambda line, life=life: self._on_line(slot, life, line))
             ended = asyncio.create_task(child.ended())
             await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
             if stop.is_set():
                 await child.stop(self._grace_s)
                 return
             code = ended.result()
-            if not self._restart or will_not_recover(code, was_ready=post.name not in self._waiting_for):
-                raise ChildGone(post.name, code, term.last_line)
-            pause_s = restarts.pause_s(ready_for_s=term.ready_for_s)
-            self._watcher.died(post.name, how_it_ended(code), pause_s)
+            if not self._restart or will_not_recover(code, was_ready=slot.name not in self._waiting_for):
+                raise ChildGone(slot.name, code, life.last_line)
+            pause_s = restarts.pause_s(ready_for_s=life.ready_for_s)
+            self._watcher.died(slot.name, how_it_ended(code), pause_s)
             await asyncio.wait({stopped}, timeout=pause_s)
 
-    def _on_line(self, post: WorkerSlot, term: _Term, line: str) -> None:
-        if not line.startswith(f"ready {post.service or post.name} "):
-            term.last_line = line or term.last_line
-            self._watcher.on_line(post.name, line)
+    def _on_line(self, slot: WorkerSlot, life: _ChildLife, line: str) -> None:
+        if not line.startswith(f"ready {slot.service or slot.name} "):
+            life.last_line = line or life.last_line
+            self._watcher.on_line(slot.name, line)
             return
-        term.ready_at = time.monotonic()
-        self._watcher.ready(post.name, line.split()[2])
-        self._waiting_for.discard(post.name)
+        life.ready_at = time.monotonic()
+        self._watcher.ready(slot.name, line.split()[2])
+        self._waiting_for.discard(slot.name)
         if not self._waiting_for and not self._all_ready.is_set():
             self._watcher.all_ready()
             self._all_ready.set()
 
 
-class _Term:
+class _ChildLife:
     """One lifetime of a worker's child process."""
 
     def __init__(self) -> None:

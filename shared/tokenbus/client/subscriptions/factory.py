@@ -46,7 +46,7 @@ class SubscribeOptions(msgspec.Struct, frozen=True, kw_only=True):
     ack: Ack
     prefetch: int
     on_trimmed: OnTrimmed | None
-    most_in_hand: int | None = None
+    max_unacknowledged: int | None = None
     """Maximum unacknowledged events of a group's worker; None: same as ``prefetch``."""
 
 
@@ -94,7 +94,7 @@ def subscription(
         selection=selection,
         ack=options.ack,
         prefetch=options.prefetch,
-        most_in_hand=options.most_in_hand,
+        max_unacknowledged=options.max_unacknowledged,
         reconnect_s=reconnect_s,
         on_trimmed=options.on_trimmed,
     )

@@ -80,12 +80,12 @@ class SharedSubscription(EnteredOrIterated[E]):
         selection: Selection,
         ack: Literal["auto", "explicit"],
         prefetch: int,
-        most_in_hand: int | None = None,
+        max_unacknowledged: int | None = None,
         reconnect_s: float,
         on_trimmed: OnTrimmed | None = None,
         lease_s: float = 3.0,
     ) -> None:
-        """``most_in_hand``: maximum events delivered and not done; None: same as ``prefetch``.
+        """``max_unacknowledged``: maximum events delivered and not done; None: same as ``prefetch``.
 
         Raises ValueError if the group's name is not 1 to 64 letters, digits, dots, dashes or underscores.
         """
@@ -98,7 +98,7 @@ class SharedSubscription(EnteredOrIterated[E]):
         self._selection = selection
         self._auto = ack == "auto"
         self._prefetch = prefetch
-        self._most_in_hand = most_in_hand or prefetch
+        self._max_unacknowledged = max_unacknowledged or prefetch
         self._lease_s = lease_s
         self._outage = Outage(reconnect_s)
         self._opened: _Opened | None = None
@@ -174,7 +174,7 @@ class SharedSubscription(EnteredOrIterated[E]):
             beat()  # of a worker's task, if this is one
             try:
                 await self._commit_offsets()
-                if len(self._tracker) >= self._most_in_hand:
+                if len(self._tracker) >= self._max_unacknowledged:
                     await self._wait_for_ack()
                 elif not self._pending:
                     await self._refill()
@@ -182,7 +182,11 @@ class SharedSubscription(EnteredOrIterated[E]):
             except ServerUnavailable as e:
                 await self._outage.wait(e)
                 continue
-            if self._pending and len(self._tracker) < self._most_in_hand and (event := self._deliver()) is not None:
+            if (
+                self._pending
+                and len(self._tracker) < self._max_unacknowledged
+                and (event := self._deliver()) is not None
+            ):
                 return event
         raise StopAsyncIteration
 

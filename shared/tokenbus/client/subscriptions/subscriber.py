@@ -28,7 +28,7 @@ from tokenbus.shaping.sentences import SentenceRules
 
 HOLD_S = 1.5
 """How long an incomplete sentence is held back."""
-IN_HAND = 1_000_000
+MAX_UNACKNOWLEDGED = 1_000_000
 """Maximum unacknowledged chunks of one sentence subscription."""
 
 
@@ -177,7 +177,7 @@ class TopicSubscriber:
             ack="explicit",
             prefetch=prefetch,
             on_trimmed=on_trimmed,
-            most_in_hand=IN_HAND,  # held text of many blocks at once is not yet acknowledged
+            max_unacknowledged=MAX_UNACKNOWLEDGED,  # held text of many blocks at once is not yet acknowledged
         )
         chunks = self._subscribe("visible", group, options)
         return SentenceSubscription(

@@ -63,7 +63,7 @@ UNJUDGED = "policy_silent"
 
 def accept(run: str, event: Accepted, at_ms: int) -> RunMachine | GatedRun:
     """Start a run, with policies or without."""
-    return (GatedRun if event.policing else RunMachine).accept(run, event, at_ms)
+    return (GatedRun if event.policy_plan else RunMachine).accept(run, event, at_ms)
 
 
 class GatedRun:
@@ -74,10 +74,10 @@ class GatedRun:
     def __init__(self, run: RunMachine) -> None:
         """``run`` must have a gate in its state."""
         assert run.state.gate
-        assert run.state.accepted.policing
+        assert run.state.accepted.policy_plan
         self._run = run
         self._gate = run.state.gate
-        self._plan: PolicyPlan = run.state.accepted.policing
+        self._plan: PolicyPlan = run.state.accepted.policy_plan
         self._over = False
         self._now_ms = run.state.accepted_ms
         """As in `RunMachine`."""

@@ -117,7 +117,7 @@ class RunMachine:
     def __init__(self, state: RunState) -> None:
         self.state = state
         # The drafts of a run under policies are msgpack.
-        self.out = Outbox(visible=state.accepted.visible, only_json=not state.accepted.policing)
+        self.out = Outbox(visible=state.accepted.visible, only_json=not state.accepted.policy_plan)
         self.effects: list[Effect] = []
         self.reports: list[AttemptReport] = []
         """Of the attempts that ended since they were last collected."""
@@ -296,7 +296,7 @@ class RunMachine:
         finish = event.finish
         if s.blocks.calls and finish in ("stop", "tool_use"):
             if s.tool_turns < s.accepted.max_tool_depth:
-                if s.accepted.policing:
+                if s.accepted.policy_plan:
                     s.phase = "judged"  # `GatedRun` continues from here
                 else:
                     self.call_tools(self._now_ms)

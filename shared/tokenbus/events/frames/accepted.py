@@ -89,7 +89,7 @@ class Accepted(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="
     """Chat mode: the request's stop strings, which end the turn whether or not they were sent to the provider."""
     record: bool = False
     """The run is recorded: the parser's input is written to its tape, and the recorder is notified of its end."""
-    policing: PolicyPlan | None = None
+    policy_plan: PolicyPlan | None = None
     """Policies that judge the run before it is published; None: there are none."""
     visible: bool = True
     """The run's text is visible."""

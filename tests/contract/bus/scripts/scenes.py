@@ -390,7 +390,7 @@ def _one_lower(t: Twice) -> None:
 
 SCENES: dict[str, list[Scene]] = {
     "accept": [Scene(_accept, second=_is(b"open"), lasting=_known)],
-    "accept.ask": [Scene(lambda w: accept.ask(w.keys.run(w.new), ttl_ms=HOUR_MS), second=_is(0))],
+    "accept.mark_asked": [Scene(lambda w: accept.mark_asked(w.keys.run(w.new), ttl_ms=HOUR_MS), second=_is(0))],
     "accept.cancel": [Scene(lambda w: _cancel(w, w.run), lasting=_stopped), Scene(lambda w: _cancel(w, w.new))],
     "activity.count_activity": [
         Scene(

@@ -21,8 +21,8 @@ JUDGED = PolicyPlan(("guard",), "block", 1_000)
 class HeldStory:
     """The drafts, the published events, and the effects of a run."""
 
-    def __init__(self, policing: PolicyPlan = JUDGED, **changes: Any) -> None:
-        self.run = GatedRun.accept(RUN, accepted(policing=policing, **changes), START_MS)
+    def __init__(self, policy_plan: PolicyPlan = JUDGED, **changes: Any) -> None:
+        self.run = GatedRun.accept(RUN, accepted(policy_plan=policy_plan, **changes), START_MS)
         self.drafts: list[PublicEvent] = []
         self.published: list[PublicEvent] = []
         self.effects: list[Effect] = []

@@ -79,7 +79,7 @@ def test_a_small_run_has_no_pieces() -> None:
 @pytest.mark.parametrize("name", ["pieces", "raw"])
 @pytest.mark.parametrize("items", [[1, 2, 3], [{"x": 1}], ["a" * LONG, "b" * LONG], ["a" * (LONG + 1), "b"]], ids=repr)
 def test_arguments_of_a_call_are_no_growing_text_whatever_their_names(name: str, items: list[object]) -> None:
-    run, store = machine(policing=PolicyPlan(("p",), "pass", 1000)), Store()
+    run, store = machine(policy_plan=PolicyPlan(("p",), "pass", 1000)), Store()
     arguments = msgspec.json.encode({name: items}).decode()
     feed(run, n.ToolCallStart(0, "id", "t"), n.ToolCallDelta(0, arguments), n.ToolCallDone(0))
     feed(run, n.BlockStart(1, "text"), n.TextDelta(1, "x" * (2 * LONG)))
@@ -99,7 +99,7 @@ steps = st.lists(
 @given(steps)
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"reading": TextReading()}, {"policing": PolicyPlan(("p",), "pass", 1000)}],
+    [{}, {"reading": TextReading()}, {"policy_plan": PolicyPlan(("p",), "pass", 1000)}],
     ids=["chat", "prefill", "policies"],
 )
 def test_any_state_of_any_run_survives_a_save_and_restore(

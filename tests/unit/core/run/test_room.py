@@ -13,11 +13,13 @@ from tokenbus.events.frames import CONTROL_ATTEMPT, BusEvent, EventFrame, Policy
 from tokenbus.events.public import RunFailedEvent
 
 RULES = RunLimits(turn_bytes=100, run_bytes=250)
-MACHINES = pytest.mark.parametrize("policing", [None, PolicyPlan(("p",), "pass", 1000)], ids=["alone", "with policies"])
+MACHINES = pytest.mark.parametrize(
+    "policy_plan", [None, PolicyPlan(("p",), "pass", 1000)], ids=["alone", "with policies"]
+)
 
 
-def begin(policing: PolicyPlan | None, **fields: object) -> RunMachine | GatedRun:
-    return accept(RUN, msgspec.structs.replace(accepted(rules=RULES, **fields), policing=policing), START_MS)
+def begin(policy_plan: PolicyPlan | None, **fields: object) -> RunMachine | GatedRun:
+    return accept(RUN, msgspec.structs.replace(accepted(rules=RULES, **fields), policy_plan=policy_plan), START_MS)
 
 
 def apply(run: RunMachine | GatedRun, size: int, *events: BusEvent, control: bool = False) -> None:
@@ -31,8 +33,8 @@ def error_of(run: RunMachine | GatedRun) -> str | None:
 
 
 @MACHINES
-def test_a_turn_over_the_output_limit_fails_its_run_before_the_rest_is_applied(policing: PolicyPlan | None) -> None:
-    run = begin(policing)
+def test_a_turn_over_the_output_limit_fails_its_run_before_the_rest_is_applied(policy_plan: PolicyPlan | None) -> None:
+    run = begin(policy_plan)
     apply(run, 100, n.BlockStart(0, "text"), n.TextDelta(0, "short"))
     assert not run.over
     apply(run, 1, n.TextDelta(0, "more"))
@@ -42,8 +44,8 @@ def test_a_turn_over_the_output_limit_fails_its_run_before_the_rest_is_applied(p
 
 
 @MACHINES
-def test_all_attempts_of_a_turn_count_together(policing: PolicyPlan | None) -> None:
-    run = begin(policing)
+def test_all_attempts_of_a_turn_count_together(policy_plan: PolicyPlan | None) -> None:
+    run = begin(policy_plan)
     for _ in range(2):
         apply(run, 60, n.Cut("cut"))
     assert run.over

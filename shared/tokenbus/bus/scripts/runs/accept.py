@@ -71,6 +71,6 @@ def cancel(
 
 
 @script()
-def ask(run_key: str, *, ttl_ms: int) -> ScriptCall:
+def mark_asked(run_key: str, *, ttl_ms: int) -> ScriptCall:
     """Record that a policy asks for this run, which is about to be published: 1, or 0 if the run is known already."""
     ...
