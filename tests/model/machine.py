@@ -14,6 +14,7 @@ from tests.model.actors import TTL_MS, Attempt, ChainedWorker, StageWorker, Tool
 from tests.model.oracle import Undisturbed, log_of, normalized, unjoined
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import InternalTopic, Keys
+from tokenbus.bus.run_record import RunLifetimes
 from tokenbus.bus.server.stream_reader import Entry, id_key
 from tokenbus.bus.stage.logic import StageLogic
 from tokenbus.events.frames import (
@@ -51,7 +52,7 @@ def logic_of(stage: str) -> StageLogic:
     if stage == "normalizer":
         return NormalizerLogic(0, KEYS)
     topics = ("visible", "chunks", "blocks")
-    return ParserLogic(0, KEYS, topics=topics, open_run_ms=TTL_MS, finished_run_ms=TTL_MS)
+    return ParserLogic(0, KEYS, topics=topics, lifetimes=RunLifetimes(TTL_MS, TTL_MS))
 
 
 class Protocol(RuleBasedStateMachine):

@@ -6,6 +6,7 @@ from faststream.asgi import AsgiFastStream
 
 from tokenbus.bus.keys import PUBLIC_TOPICS
 from tokenbus.bus.liveness import Liveness
+from tokenbus.bus.run_record import RunLifetimes
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.stage.stage import Stage
 from tokenbus_services.parser.activity import ActivityCounter
@@ -32,14 +33,15 @@ def parser(core: WorkerCore) -> StageService:
     observers: list[RunObserver] = [AttemptMetrics(core.registry, settings), RunLog(), activity, spans]
     on_block = spans.block_complete if core.tracer.content else None
     logics: dict[int, ParserLogic] = {}
+    kept = settings.retention
+    lifetimes = RunLifetimes(round(kept.open_run_s * 1000), round(kept.finished_run_s * 1000))
 
     def logic(partition: int) -> ParserLogic:
         logics[partition] = ParserLogic(
             partition,
             keys.within(partition),
             topics=settings.topics,
-            open_run_ms=round(settings.retention.open_run_s * 1000),
-            finished_run_ms=round(settings.retention.finished_run_s * 1000),
+            lifetimes=lifetimes,
             on_published=metrics.count,
             observers=observers,
             on_block=on_block,

@@ -20,6 +20,7 @@ from tokenbus.bus.run_record import (
     STATUS,
     TENANT,
     TURN,
+    RunLifetimes,
     call_field,
     history_field,
     so_far_field,
@@ -50,7 +51,7 @@ from tokenbus.events.public import Incomplete, RunFailedEvent, TerminalEvent
 class EffectWriter:
     """Writes effects of a partition's runs into commits. Has no state but keys and lifetimes."""
 
-    def __init__(self, partition: int, keys: Keys, *, open_run_ms: int, finished_run_ms: int) -> None:
+    def __init__(self, partition: int, keys: Keys, lifetimes: RunLifetimes) -> None:
         self._keys = keys
         self._turns = keys.topic(partition, "turns")
         self._tools = keys.topic(partition, "tools")
@@ -62,8 +63,7 @@ class EffectWriter:
         self._policy_lease = keys.lease(partition, "policy")
         self._decisions = keys.topic(partition, "decisions")
         self._partition = partition
-        self._open_run_ms = open_run_ms
-        self._finished_run_ms = finished_run_ms
+        self._lifetimes = lifetimes
 
     def write(
         self, machine: RunMachine | GatedRun, effect: Effect, last: bytes, end: TerminalEvent | None, commit: Commit
@@ -87,8 +87,7 @@ class EffectWriter:
                 held = s.gate is not None and not s.gate.bypassed
                 work = msgspec.structs.replace(work, tenant=tenant_of(s.accepted.metadata), held=held)
                 commit.append(self._turns, [s.run, encode(work)])
-                commit.expire(run_key, self._open_run_ms)
-                commit.expire(log, self._open_run_ms)
+                self._lifetimes.renew(commit, run_key, log)
             case RunTools(work):
                 metadata = s.accepted.metadata
                 whose = {
@@ -113,14 +112,12 @@ class EffectWriter:
                 self._close_attempt(s.run, s.turn, s.attempt, f"the run is {status}", commit)
                 commit.put(run_key, STATUS, status, RESULT, last, *_summary(s, end))
                 self._list_ended(s, commit)
-                commit.expire(run_key, self._finished_run_ms)
-                commit.expire(log, self._finished_run_ms)
+                self._lifetimes.end(commit, run_key, log)
                 if s.accepted.record:
-                    commit.expire(self._keys.tape(s.run), self._finished_run_ms)
+                    self._lifetimes.end(commit, self._keys.tape(s.run))
                     commit.append(self._records, [s.run, status])
             case ForgetRun():
-                for key in (run_key, log, self._keys.tape(s.run)):  # so that none stays forever
-                    commit.expire(key, self._finished_run_ms)
+                self._lifetimes.end(commit, run_key, log, self._keys.tape(s.run))  # so that none stays forever
 
     def repeat(self, lost: Commit, runs: Collection[str], commit: Commit) -> None:
         """Repeat drafts, decisions and records. Turns and tool calls are not given out again: the runs end."""
@@ -144,7 +141,7 @@ class EffectWriter:
             keys.ended_runs(partition),
             of_tenant=(keys.open_runs(partition, tenant), keys.ended_runs(partition, tenant)) if tenant else None,
             run=s.run,
-            keep_ms=self._finished_run_ms,
+            keep_ms=self._lifetimes.ended_ms,
         )
 
     def _draft(self, run: str, data: bytes, commit: Commit) -> None:

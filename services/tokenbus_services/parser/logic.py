@@ -9,7 +9,7 @@ from typing import Protocol
 import msgspec
 
 from tokenbus.bus.keys import Keys, PublicTopic
-from tokenbus.bus.run_record import JUDGING, SEQ
+from tokenbus.bus.run_record import JUDGING, SEQ, RunLifetimes
 from tokenbus.bus.scripts import Arg, Commit
 from tokenbus.bus.stage.logic import RunPosition, StageLogic
 from tokenbus.core.run.attempts.attempt_report import AttemptReport
@@ -70,21 +70,19 @@ class ParserLogic(StageLogic):
         keys: Keys,
         *,
         topics: Collection[PublicTopic],
-        open_run_ms: int,
-        finished_run_ms: int,
+        lifetimes: RunLifetimes,
         on_published: Callable[[PublicEvent], None] | None = None,
         observers: Sequence[RunObserver] = (),
         on_block: Callable[[RunState, BlockComplete], None] | None = None,
     ) -> None:
-        """``topics``: which of visible, chunks and blocks are written. ``open_run_ms``, ``finished_run_ms``:
-        lifetimes of the keys. ``on_published``: called with each event that is written. ``observers`` follow runs and
-        attempts, except while they are only replayed. ``on_block``: called with each block that is written, before the
-        observers see the end of its attempt.
+        """``topics``: which of visible, chunks and blocks are written. ``on_published``: called with each event
+        that is written. ``observers`` follow runs and attempts, except while they are only replayed. ``on_block``:
+        called with each block that is written, before the observers see the end of its attempt.
         """
         self._keys = keys
         self.outputs = 0
-        self._effects = EffectWriter(partition, keys, open_run_ms=open_run_ms, finished_run_ms=finished_run_ms)
-        self._open_run_ms = open_run_ms
+        self._effects = EffectWriter(partition, keys, lifetimes)
+        self._lifetimes = lifetimes
         self._topics_of = PublicTopics(partition, keys, topics).of
         self._on_published = on_published
         self._observers = observers
@@ -163,7 +161,7 @@ class ParserLogic(StageLogic):
             tape = self._keys.tape(run)
             for piece in taken:
                 commit.append(tape, ["taken", encode(piece)], of_run=True)
-            commit.expire(tape, self._open_run_ms)
+            self._lifetimes.renew(commit, tape)
         self._tapes = {}
         for machine in self._changed.values():
             self._write(machine, commit)
@@ -251,7 +249,7 @@ class ParserLogic(StageLogic):
         if fields:
             commit.put(run_key, *fields)
         if events and first:
-            commit.expire(log, self._open_run_ms)
+            self._lifetimes.renew(commit, log)
         for effect in machine.effects:
             self._effects.write(machine, effect, last, end, commit)
         machine.effects.clear()

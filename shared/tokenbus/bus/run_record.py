@@ -6,9 +6,12 @@ The Lua scripts in `bus/scripts` contain these names as literals; `append` check
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import msgspec
+
+if TYPE_CHECKING:
+    from tokenbus.bus.scripts.commit import Commit
 
 RunStatus: TypeAlias = Literal[
     "awaited", "open", "cancelling", "expiring", "completed", "incomplete", "failed", "cancelled"
@@ -19,6 +22,32 @@ parser is about to end it.
 UNENDED: tuple[RunStatus, ...] = ("open", "cancelling", "expiring")
 """Statuses of a run that was accepted and has not ended."""
 ENDED: tuple[RunStatus, ...] = ("completed", "incomplete", "failed", "cancelled")
+
+
+class RunLifetimes(msgspec.Struct, frozen=True):
+    """How long the keys of a run exist. Nothing deletes them: each expires by itself.
+
+    Intake's script creates the run's hash for ``open_ms`` (scripts/runs/accept.lua). The parser gives the run's log and
+    its tape the same time and renews it with each turn, and its commit that ends the run sets all of them to
+    ``ended_ms``. What else belongs to the run goes earlier: checkpoints and their pieces in that commit, its places in
+    the index by the time of its end (scripts/pieces/index_ended.lua).
+    """
+
+    open_ms: int
+    """`retention.open_run_s`"""
+    ended_ms: int
+    """`retention.finished_run_s`"""
+
+    def renew(self, commit: Commit, *keys: str) -> None:
+        """The run is open."""
+        for key in keys:
+            commit.expire(key, self.open_ms)
+
+    def end(self, commit: Commit, *keys: str) -> None:
+        """The run has ended."""
+        for key in keys:
+            commit.expire(key, self.ended_ms)
+
 
 STATUS = "status"
 TURN = "turn"

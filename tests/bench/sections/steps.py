@@ -21,6 +21,7 @@ from tests.bench.procs import cpu_s
 from tests.servers import binary
 from tokenbus.bus.keys import InternalTopic, Keys
 from tokenbus.bus.leases import Lease
+from tokenbus.bus.run_record import RunLifetimes
 from tokenbus.bus.server.fast_client import _packed  # pyright: ignore[reportPrivateUsage]
 from tokenbus.bus.stage.input import ReadBuffer
 from tokenbus.bus.stage.logic import StageLogic
@@ -119,7 +120,7 @@ class Pass:
             self._client.xadd(keys.topic(0, "raw"), {RUN: encode(RawFrame(0, 1, n, 1, [item]))})
         self._stage("normalizer", "raw", NormalizerLogic(0, keys))
         topics = ("visible", "chunks", "blocks")
-        parser = ParserLogic(0, keys, topics=topics, open_run_ms=TTL_MS, finished_run_ms=TTL_MS)
+        parser = ParserLogic(0, keys, topics=topics, lifetimes=RunLifetimes(TTL_MS, TTL_MS))
         self._stage("parser", "events", parser)
         [(_, last)] = self._client.xrevrange(keys.log(RUN), count=1)
         end = msgspec.json.decode(last[b"__data__"])

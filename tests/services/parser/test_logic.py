@@ -9,6 +9,7 @@ import pytest
 
 from tests.commits import commit_call
 from tokenbus.bus.keys import Keys, PublicTopic
+from tokenbus.bus.run_record import RunLifetimes
 from tokenbus.bus.scripts import Commit
 from tokenbus.events import normalized as n
 from tokenbus.events.error_info import ErrorInfo
@@ -26,7 +27,7 @@ class Parser:
     def __init__(self, topics: Sequence[PublicTopic] = ("visible", "chunks", "blocks")) -> None:
         self.events: list[PublicEvent] = []
         self.logic = ParserLogic(
-            0, KEYS, topics=topics, open_run_ms=60_000, finished_run_ms=60_000, on_published=self.events.append
+            0, KEYS, topics=topics, lifetimes=RunLifetimes(60_000, 60_000), on_published=self.events.append
         )
 
     def feed(self, *events: BusEvent, attempt: int = 1, run: str = RUN) -> list[Any]:

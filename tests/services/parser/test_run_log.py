@@ -11,6 +11,7 @@ import structlog
 from structlog.testing import LogCapture
 
 from tokenbus.bus.keys import Keys
+from tokenbus.bus.run_record import RunLifetimes
 from tokenbus.bus.scripts import Commit
 from tokenbus.core.run.attempts.retry import WORKER_LOST
 from tokenbus.events import normalized as n
@@ -38,7 +39,7 @@ class Parser:
     """A parser that logs; each frame is 100 ms after the last."""
 
     def __init__(self) -> None:
-        self.logic = ParserLogic(0, KEYS, topics=(), open_run_ms=60_000, finished_run_ms=60_000, observers=[RunLog()])
+        self.logic = ParserLogic(0, KEYS, topics=(), lifetimes=RunLifetimes(60_000, 60_000), observers=[RunLog()])
         self._at_ms = 1000
 
     def feed(self, *events: BusEvent, attempt: int = 1, turn: int = 0) -> None:

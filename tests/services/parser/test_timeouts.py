@@ -12,6 +12,7 @@ from tests.waiting import eventually
 from tokenbus.bus import process_clock
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.process_clock import ProcessClock
+from tokenbus.bus.run_record import RunLifetimes
 from tokenbus.bus.scripts import Commit
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
@@ -36,7 +37,7 @@ from tokenbus_services.settings import LimitSettings, Settings, StageSettings
 async def open_run(server: Server, keys: Keys, partition: int, *, deadline_ms: int) -> tuple[str, ParserLogic]:
     """A run that is open in the parser's state and in its hash."""
     run = next(name for name in (f"run-{i}" for i in range(1000)) if keys.partition_of(name) == partition)
-    logic = ParserLogic(partition, keys, topics=[], open_run_ms=60_000, finished_run_ms=60_000)
+    logic = ParserLogic(partition, keys, topics=[], lifetimes=RunLifetimes(60_000, 60_000))
     accepted = Accepted(
         provider="anthropic",
         model="m",

@@ -9,6 +9,7 @@ import msgspec
 from tests.commits import commit_call
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
+from tokenbus.bus.run_record import RunLifetimes
 from tokenbus.bus.scripts import Commit
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.stage.logic import RunPosition
@@ -31,7 +32,7 @@ async def test_the_parser_ends_it_failed_under_the_number_that_comes_next(server
     await server.client.xadd(keys.topic(0, "events"), {beside: encode(EventFrame(0, 0, 5, [accepted]))})
 
     def logic(partition: int) -> ParserLogic:
-        return ParserLogic(partition, keys, topics=["visible"], open_run_ms=60_000, finished_run_ms=60_000)
+        return ParserLogic(partition, keys, topics=["visible"], lifetimes=RunLifetimes(60_000, 60_000))
 
     stage = Stage(server, keys, StageOptions(group="parser", topic="events", worker="w"), logic)
     await stage.open()
@@ -74,7 +75,7 @@ async def test_the_blocks_that_are_open_in_its_log_end_as_cut(server: Server, ke
     await server.client.hset(keys.state(0, "parser"), run, b"\xc1")
 
     def logic(partition: int) -> ParserLogic:
-        return ParserLogic(partition, keys, topics=["visible", "blocks"], open_run_ms=60_000, finished_run_ms=60_000)
+        return ParserLogic(partition, keys, topics=["visible", "blocks"], lifetimes=RunLifetimes(60_000, 60_000))
 
     stage = Stage(server, keys, StageOptions(group="parser", topic="events", worker="w"), logic)
     await stage.open()
