@@ -32,7 +32,7 @@ UNWATCHED = {
     "tokenbus/bus/liveness.py:beating": CALLER,
     "tokenbus/bus/liveness.py:together": CALLER,
     "tokenbus/bus/server/clock.py:ServerClock.now_ms": STEP,
-    "tokenbus/bus/server/cluster_client.py:ClusterClient.execute_command": STEP,
+    "tokenbus/bus/server/clients.py:ClusterClient.execute_command": STEP,
     "tokenbus/bus/server/stream_reader.py:StreamReader._read_separately": READER,
     "tokenbus/client/display_pace.py:coalesced": READER,
     "tokenbus/client/tailing/log_hub.py:Hub._close": STEP,

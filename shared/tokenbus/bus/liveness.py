@@ -28,17 +28,13 @@ STUCK_OF_MANY_NODES_S = 15.0
 """`STUCK_S` for topologies in which a command may have to ask several nodes for a key (Sentinel, Cluster)."""
 
 
-class LongTask:
-    """One long-lived task."""
+class Progress:
+    """When something last made progress, by the clock of its `Liveness`."""
 
-    def __init__(self, liveness: Liveness, name: str, task: asyncio.Task[Any], *, may_end: bool) -> None:
-        self.name = name
-        self.task = task
-        self.may_end = may_end
-        """Whether it ends once its work is done. It is watched for standing still all the same."""
+    def __init__(self, liveness: Liveness) -> None:
+        self.liveness = liveness
         self.slack_s = 0.0
         """Extra time that the current step may take."""
-        self.liveness = liveness
         self._beaten_at = liveness.elapsed_s
 
     def beat(self) -> None:
@@ -47,8 +43,49 @@ class LongTask:
 
     @property
     def still_s(self) -> float:
-        """Seconds since the last beat, counting only time in which the event loop ran."""
+        """Seconds since the last progress, counting only time in which the event loop ran."""
         return self.liveness.elapsed_s - self._beaten_at
+
+
+class LongTask(Progress):
+    """One long-lived task."""
+
+    def __init__(self, liveness: Liveness, name: str, task: asyncio.Task[Any], *, may_end: bool) -> None:
+        super().__init__(liveness)
+        self.name = name
+        self.task = task
+        self.may_end = may_end
+        """Whether it ends once its work is done. It is watched for standing still all the same."""
+
+
+class ItemWork(Progress):
+    """Progress of the work on one item, which is not a long-lived task.
+
+    Each `beat` of the tasks that work on the item counts. Create it in the context in which those tasks are created.
+    """
+
+    def __init__(self, liveness: Liveness) -> None:
+        super().__init__(liveness)
+        _of_work.set(self)
+
+
+class SideWork(ItemWork):
+    """Progress of one task that runs concurrently with its caller. Its beats count for the caller's item too, if there
+    is one."""
+
+    def __init__(self, liveness: Liveness) -> None:
+        self._item = _of_work.get()
+        super().__init__(liveness)
+
+    def beat(self) -> None:
+        super().beat()
+        if self._item:
+            self._item.beat()
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it made no progress for longer than a command and its slack may take."""
+        return self.still_s > STUCK_OF_MANY_NODES_S + self.slack_s
 
 
 class Defects:
@@ -73,50 +110,8 @@ class Defects:
             raise error
 
 
-class ItemWork:
-    """Progress of the work on one item, which is not a long-lived task.
-
-    Each `beat` of the tasks that work on the item counts. Create it in the context in which those tasks are created.
-    """
-
-    def __init__(self, liveness: Liveness) -> None:
-        self._liveness = liveness
-        self._beaten_at = liveness.elapsed_s
-        self.slack_s = 0.0
-        """Extra time that the current step may take."""
-        _of_work.set(self)
-
-    def beat(self) -> None:
-        """Record progress."""
-        self._beaten_at = self._liveness.elapsed_s
-
-    @property
-    def still_s(self) -> float:
-        """Seconds since the last progress, counting only time in which the event loop ran."""
-        return self._liveness.elapsed_s - self._beaten_at
-
-
-class SideWork(ItemWork):
-    """Progress of one task that runs concurrently with its caller. Its beats count for the caller's item too, if there
-    is one."""
-
-    def __init__(self, liveness: Liveness) -> None:
-        self._item = _of_work.get()
-        super().__init__(liveness)
-
-    def beat(self) -> None:
-        super().beat()
-        if self._item:
-            self._item.beat()
-
-    @property
-    def is_stuck(self) -> bool:
-        """Whether it made no progress for longer than a command and its slack may take."""
-        return self.still_s > STUCK_OF_MANY_NODES_S + self.slack_s
-
-
 _of_task: dict[asyncio.Task[Any], LongTask] = {}
-_of_work: ContextVar[ItemWork | LongTask | None] = ContextVar("work", default=None)
+_of_work: ContextVar[Progress | None] = ContextVar("work", default=None)
 
 
 class Liveness:

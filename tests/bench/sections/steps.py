@@ -22,7 +22,7 @@ from tests.servers import binary
 from tokenbus.bus.keys import InternalTopic, Keys
 from tokenbus.bus.leases import Lease
 from tokenbus.bus.run_record import RunLifetimes
-from tokenbus.bus.server.fast_client import _packed  # pyright: ignore[reportPrivateUsage]
+from tokenbus.bus.server.clients import _packed  # pyright: ignore[reportPrivateUsage]
 from tokenbus.bus.stage.input import ReadBuffer
 from tokenbus.bus.stage.logic import StageLogic
 from tokenbus.bus.stage.partition import Partition

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tokenbus.bus.scripts.commit import Commit
-from tokenbus.bus.scripts.commit_operations import LUA
+from tokenbus.bus.scripts.commit import LUA, Commit
 from tokenbus.bus.scripts.runs.attempt_fence import RawPart
 from tokenbus.bus.scripts.script import Arg, ScriptCall, script
 

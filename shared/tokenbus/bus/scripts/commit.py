@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
-from tokenbus.bus.scripts.commit_operations import (
-    APPEND,
-    ARRIVED,
-    CLOSE_ATTEMPT,
-    COUNT,
-    DELETE,
-    END_RUN,
-    EXPIRE,
-    LUA,
-    OPERATIONS,
-    PUBLISH,
-    PUBLISH_TO_TOPIC,
-    SET,
-    VOID,
-    Operation,
-    length_of,
-)
-from tokenbus.bus.scripts.script import MAX_VALUES, Arg, ScriptCall, script
+from tokenbus.bus.scripts.runs.index import MOST_FORGOTTEN
+from tokenbus.bus.scripts.script import MAX_VALUES, Arg, Constant, ScriptCall, script
 
 
 @script()
@@ -41,6 +25,61 @@ COMMIT_BYTES = 2**20
 """Maximum payload of one commit, unless one operation has more: a server takes 2 to 8 ms for it."""
 HELD_PER_ARG = 24
 """Approximate memory per argument in addition to its payload: a list slot, and sometimes a short string."""
+
+
+class Operation(NamedTuple):
+    """One write of a commit. `Commit` builds a flat list of them, each as its letter, the number of the key it writes
+    to, and its arguments; the scripts that commit (commit.lua, chain.lua) run it with pieces/operate.lua.
+    """
+
+    letter: str
+    arguments: int = 1
+    """Number of arguments after the key."""
+    counts_more: bool = False
+    """The last argument is the number of further arguments."""
+    keys: slice = slice(0, 0)
+    """Which of the arguments after the key are keys too."""
+
+
+PUBLISH = Operation("d", 3, counts_more=True, keys=slice(3, None))  # entry id, data; the topics
+APPEND = Operation("x", counts_more=True)  # fields
+PUBLISH_TO_TOPIC = Operation("t")  # data
+COUNT = Operation("n")  # bytes
+SET = Operation("h", counts_more=True)  # fields
+DELETE = Operation("u")  # field
+EXPIRE = Operation("e")  # milliseconds
+CLOSE_ATTEMPT = Operation("c", 7, keys=slice(1, 4))  # attempt; raw, lease, control; run, lost, control frame
+END_RUN = Operation("z", 6, keys=slice(0, 4))
+# open runs, ended runs, those of the run's tenant (or the same again); run, milliseconds
+ARRIVED = Operation("l")  # bytes
+VOID = Operation("v", 2, keys=slice(0, 1))  # input; run
+_NAMED = {
+    "PUBLISH": PUBLISH,
+    "APPEND": APPEND,
+    "PUBLISH_TO_TOPIC": PUBLISH_TO_TOPIC,
+    "COUNT": COUNT,
+    "SET": SET,
+    "DELETE": DELETE,
+    "EXPIRE": EXPIRE,
+    "CLOSE_ATTEMPT": CLOSE_ATTEMPT,
+    "END_RUN": END_RUN,
+    "ARRIVED": ARRIVED,
+    "VOID": VOID,
+}
+OPERATIONS = {operation.letter: operation for operation in _NAMED.values()}
+"""By letter."""
+
+LUA: Mapping[str, Constant] = {
+    **{name: operation.letter for name, operation in _NAMED.items() if operation is not ARRIVED},
+    "MOST_FORGOTTEN": MOST_FORGOTTEN,
+}
+"""Constants of pieces/operate.lua, which takes every other letter for ARRIVED."""
+
+
+def length_of(operation: Operation, ops: Sequence[Any], at: int) -> int:
+    """Number of values of the operation at ``at``, including its letter and key."""
+    length = 2 + operation.arguments
+    return length + ops[at + length - 1] if operation.counts_more else length
 
 
 class Commit:

@@ -30,11 +30,10 @@ from redis.exceptions import (
     RedisError,
 )
 
+from tokenbus.bus.server.clients import ClusterClient, FastRedis
 from tokenbus.bus.server.clock import ServerClock
-from tokenbus.bus.server.cluster_client import ClusterClient
 from tokenbus.bus.server.connection_fixes import prompt
 from tokenbus.bus.server.error_replies import code_of, is_final
-from tokenbus.bus.server.fast_client import FastRedis
 from tokenbus.bus.server.url import ServerUrl, Topology, parse_url, password_in
 from tokenbus.errors import ServerFull, ServerTooOld, ServerUnavailable, SettingsError
 from tokenbus.secret_env import read_secret

@@ -15,7 +15,7 @@ from typing import Any
 from redis.exceptions import NoPermissionError, RedisError
 
 from tokenbus.bus.liveness import Liveness, wait_briefly
-from tokenbus.bus.server.fast_client import FastRedis
+from tokenbus.bus.server.clients import FastRedis
 from tokenbus.bus.server.server import Server, translated
 from tokenbus.bus.server.stream_reader import MAX_BLOCK_MS, Entry, id_key
 from tokenbus.errors import ServerUnavailable

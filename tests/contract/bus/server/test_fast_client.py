@@ -12,7 +12,7 @@ from redis.exceptions import ResponseError
 from tests.servers import binary
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.server import fast_client as direct
+from tokenbus.bus.server import clients as direct
 from tokenbus.bus.server.server import Server
 from tokenbus_services.process.embedded_server import EmbeddedServer
 
