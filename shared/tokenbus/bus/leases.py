@@ -15,7 +15,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from redis.exceptions import RedisError
@@ -66,68 +66,6 @@ def lag_of(arrived: bytes | None, done: bytes | None) -> int:
 async def read_lag(client: Any, lease_key: str) -> int:
     """The lag of the group with this lease hash. Raises redis-py's errors."""
     return lag_of(*await client.hmget(lease_key, LAG_FIELDS))
-
-
-class OnNoAnswer(Protocol):
-    """Called if the server did not answer. ``again``: the last request about these partitions had no answer either."""
-
-    def __call__(self, partitions: list[int], error: Exception, *, again: bool) -> None: ...
-
-
-class LeaseRequests:
-    """Pending requests about the leases of partitions: at most one for each partition, each in a task of its own.
-
-    In a Cluster there is one request for each partition, so that a node that does not answer delays its own partitions
-    alone. Elsewhere one request is about all partitions.
-    """
-
-    def __init__(self, group: str, liveness: Liveness, *, on_no_answer: OnNoAnswer, by_partition: bool) -> None:
-        """``by_partition``: each partition may be on a node of its own."""
-        self._group = group
-        self._liveness = liveness
-        self._on_no_answer = on_no_answer
-        self._by_partition = by_partition
-        self._tasks: dict[int, asyncio.Task[Exception | None]] = {}
-        """By partition."""
-        self._unanswered: set[int] = set()
-        """Partitions whose server failed to answer the last request."""
-
-    @property
-    def pending(self) -> set[asyncio.Task[Exception | None]]:
-        """The tasks of all pending requests."""
-        return set(self._tasks.values())
-
-    def groups(self, partitions: Iterable[int]) -> list[list[int]]:
-        """The partitions without a pending request, grouped if they are known to be on one node."""
-        free = [p for p in partitions if p not in self._tasks]
-        return [[p] for p in free] if self._by_partition else [free] if free else []
-
-    def send(
-        self, partitions: list[int], request: Callable[[list[int]], Awaitable[None]]
-    ) -> asyncio.Task[Exception | None]:
-        """Send the request about these partitions, which have none. The task returns its error, if any."""
-        task = self._liveness.start_passing(
-            self._answer(partitions, request), name=f"answer {self._group} {partitions}"
-        )
-        self._tasks |= dict.fromkeys(partitions, task)
-        return task
-
-    async def _answer(self, partitions: list[int], request: Callable[[list[int]], Awaitable[None]]) -> Exception | None:
-        try:
-            await request(partitions)
-            self._unanswered.difference_update(partitions)
-        except (RedisError, OSError) as e:
-            again = self._unanswered.issuperset(partitions)
-            self._unanswered.update(partitions)
-            self._on_no_answer(partitions, e, again=again)
-            return e
-        except Exception as e:
-            log.exception("leases of %s", self._group)
-            return e
-        finally:
-            for partition in partitions:
-                del self._tasks[partition]
-        return None
 
 
 async def first_error(requests: Sequence[asyncio.Task[Exception | None]], patience_s: float) -> Exception | None:
@@ -184,9 +122,10 @@ class Leases:
         self.blocked: set[int] = set()
         """Partitions whose lease hash or stream has the wrong type."""
         self._renew_at: dict[int, float] = {}
-        self._requests = LeaseRequests(
-            group, self._liveness, on_no_answer=self._no_answer, by_partition=server.topology == "cluster"
-        )
+        self._requests: dict[int, asyncio.Task[Exception | None]] = {}
+        """Pending requests by partition."""
+        self._unanswered: set[int] = set()
+        """Partitions whose server failed to answer the last request."""
         self._counted: asyncio.Task[list[str]] | None = None
         """Pending request for the members."""
         self._healthy = False
@@ -245,7 +184,7 @@ class Leases:
         """Wait for pending requests; a cancelled one might acquire leases unnoticed. The wait is bounded so that leases
         on the other nodes of a Cluster can still be released.
         """
-        pending: set[asyncio.Task[Any]] = self._requests.pending
+        pending: set[asyncio.Task[Any]] = set(self._requests.values())
         if self._counted:
             pending.add(self._counted)
         if pending:
@@ -295,12 +234,43 @@ class Leases:
             self._avoid_until[partition] = max(until, self._avoid_until.get(partition, 0.0))
             self._renew_at[partition] = 0.0
 
-    def _no_answer(self, partitions: list[int], error: Exception, *, again: bool) -> None:
-        if self._healthy and not again:
-            log.warning(
-                "leases of %s: no answer about %s: %s", self._group, partitions, str(error) or type(error).__name__
-            )
-        self._back_off(partitions if self._server.topology == "cluster" else range(self._keys.partitions))
+    # --- requests about partitions, at most one for each, in tasks of their own -------------------------------------
+    #
+    # In a Cluster there is one request for each partition, so that a node that does not answer delays its own
+    # partitions alone. Elsewhere one request is about all partitions.
+
+    def _groups(self, partitions: Iterable[int]) -> list[list[int]]:
+        """The partitions without a pending request, grouped if they are known to be on one node."""
+        free = [p for p in partitions if p not in self._requests]
+        return [[p] for p in free] if self._server.topology == "cluster" else [free] if free else []
+
+    def _send(
+        self, partitions: list[int], request: Callable[[list[int]], Awaitable[None]]
+    ) -> asyncio.Task[Exception | None]:
+        """Send the request about these partitions, which have none. The task returns its error, if any."""
+        name = f"answer {self._group} {partitions}"
+        task = self._liveness.start_passing(self._answer(partitions, request), name=name)
+        self._requests |= dict.fromkeys(partitions, task)
+        return task
+
+    async def _answer(self, partitions: list[int], request: Callable[[list[int]], Awaitable[None]]) -> Exception | None:
+        try:
+            await request(partitions)
+            self._unanswered.difference_update(partitions)
+        except (RedisError, OSError) as e:
+            if self._healthy and not self._unanswered.issuperset(partitions):
+                problem = str(e) or type(e).__name__
+                log.warning("leases of %s: no answer about %s: %s", self._group, partitions, problem)
+            self._unanswered.update(partitions)
+            self._back_off(partitions if self._server.topology == "cluster" else range(self._keys.partitions))
+            return e
+        except Exception as e:
+            log.exception("leases of %s", self._group)
+            return e
+        finally:
+            for partition in partitions:
+                del self._requests[partition]
+        return None
 
     async def _wait_for_tick(self) -> bool:
         """True: closing, no further tick. The jitter keeps workers that started together from asking at the same
@@ -318,8 +288,8 @@ class Leases:
         name = f"members of {self._group}"
         self._counted = self._counted or self._liveness.start_passing(self._count(), name=name)
         requests = [
-            self._requests.send(group, self._renew)
-            for group in self._requests.groups(self._owned)
+            self._send(group, self._renew)
+            for group in self._groups(self._owned)
             if any(self._renew_at[p] <= now for p in group)
         ]
         await asyncio.wait([self._counted, *requests], timeout=self._tick_s)
@@ -343,17 +313,15 @@ class Leases:
         """Release or acquire leases to reach the fair share; return the first error among the timely replies."""
         due = partition_share(self._worker, members, self._keys.partitions)
         if len(self._owned) > due:
-            surplus = self._requests.groups(sorted(self._owned)[due:])
-            return await first_error(
-                [self._requests.send(group, self._revoke_expired) for group in surplus], patience_s
-            )
+            surplus = self._groups(sorted(self._owned)[due:])
+            return await first_error([self._send(group, self._revoke_expired) for group in surplus], patience_s)
         now = asyncio.get_running_loop().time()
         self._avoid_until = {p: until for p, until in self._avoid_until.items() if until > now}
         free = [p for p in range(self._keys.partitions) if p not in self._owned and p not in self._avoid_until]
         random.shuffle(free)  # so that several new workers do not all ask for the same ones
         error = None
         while (wanted := due - len(self._owned)) > 0 and free and not error:
-            requests = [self._requests.send(group, self._acquire) for group in self._requests.groups(free[:wanted])]
+            requests = [self._send(group, self._acquire) for group in self._groups(free[:wanted])]
             free = free[wanted:]
             error = await first_error(requests, patience_s)
         return error

@@ -123,9 +123,8 @@ class Commits:
     # each part is written, by this owner or the next one. Until then no other commit of the partition is accepted.
 
     async def _submit_large(self, part: Partition, batch: AppliedBatch) -> list[Any]:
-        after = Lease(part.number, part.token, part.offset, part.watermark)
         try:
-            return await self._commit_in_parts(after, batch.commit, partial(self._call_of, part, batch))
+            return await self._commit_in_parts(_after(part), batch.commit, partial(self._call_of, part, batch))
         except (RedisError, OSError) as e:
             if self._closed:
                 raise
@@ -176,16 +175,7 @@ class Commits:
             one.drop(key, owed)
             if not owes:
                 one.expire(key, 0)  # deletes it
-            call = self._call(
-                one,
-                token=lease.token,
-                begin=lease.offset,
-                end=lease.offset,
-                watermark=lease.watermark,
-                owed=owed,
-                owes=owes,
-            )
-            reply = await self._run(call)
+            reply = await self._run(self._call(lease, one, owed=owed, owes=owes))
             if reply[0] not in _DONE:
                 return reply
             lags += reply[2:]
@@ -199,8 +189,7 @@ class Commits:
 
         No offset shows whether they are written, so they are owed like a large commit: a lost reply repeats nothing.
         """
-        call = partial(self._call, token=part.token, begin=lease.offset, end=lease.offset, watermark=lease.watermark)
-        reply = await self._commit_in_parts(lease, commit, call)
+        reply = await self._commit_in_parts(lease, commit, partial(self._call, lease))
         if reply[0] != b"ok":
             log.error("%s partition %d: runs that lost events continue: %s", self._group, part.number, reply)
 
@@ -219,36 +208,28 @@ class Commits:
     def _call_of(
         self, part: Partition, batch: AppliedBatch, commit: scripts.Commit | None = None, owes: str = ""
     ) -> scripts.ScriptCall:
-        return self._call(
-            batch.commit if commit is None else commit,
-            token=part.token,
-            begin=batch.begin,
-            end=part.offset,
-            watermark=part.watermark,
-            entries=len(batch.entries),
-            size=batch.size,
-            owes=owes,
-        )
+        entries, size = len(batch.entries), batch.size
+        commit = batch.commit if commit is None else commit
+        return self._call(_after(part), commit, begin=batch.begin, entries=entries, size=size, owes=owes)
 
     def _call(
         self,
+        after: Lease,
         commit: scripts.Commit,
         *,
-        token: str,
-        begin: str,
-        end: str,
-        watermark: str,
+        begin: str | None = None,
         entries: int = 0,
         size: int = 0,
         owed: str = "",
         owes: str = "",
     ) -> scripts.ScriptCall:
+        """``after``: the position after the commit. ``begin``: the offset before it, if it moves that."""
         return commit.call(
-            token=token,
+            token=after.token,
             ttl_ms=round(self._options.lease_s * 1000),
-            begin=begin,
-            end=end,
-            watermark=watermark,
+            begin=after.offset if begin is None else begin,
+            end=after.offset,
+            watermark=after.watermark,
             entries=entries,
             size=size,
             mirror=self._group,
@@ -286,6 +267,11 @@ class Commits:
             size=poison.size,
         )
         await dead_letter(self._server, self._keys, entry, most=self._options.dead_entries, stop_if=self._is_closed)
+
+
+def _after(part: Partition) -> Lease:
+    """The position of a partition that has applied a batch."""
+    return Lease(part.number, part.token, part.offset, part.watermark)
 
 
 class CommitJournal:
