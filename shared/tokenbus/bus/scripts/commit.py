@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tokenbus.bus.scripts.runs.index import MOST_FORGOTTEN
-from tokenbus.bus.scripts.script import MAX_VALUES, Arg, Constant, ScriptCall, script
+from tokenbus.bus.scripts.script import MAX_VALUES, Arg, ScriptCall, script
 
 
 @script()
@@ -69,7 +69,7 @@ _NAMED = {
 OPERATIONS = {operation.letter: operation for operation in _NAMED.values()}
 """By letter."""
 
-LUA: Mapping[str, Constant] = {
+LUA: Mapping[str, Any] = {
     **{name: operation.letter for name, operation in _NAMED.items() if operation is not ARRIVED},
     "MOST_FORGOTTEN": MOST_FORGOTTEN,
 }
