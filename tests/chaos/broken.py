@@ -5,10 +5,12 @@ They exist only here: a worker changes its own copy of the product before it sta
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from tokenbus.bus.leases.lease_commands import LeaseCommands
-from tokenbus.bus.scripts.script import LuaScript, declared
+from tokenbus.bus import leases
+from tokenbus.bus.scripts.script import LuaScript, ScriptCall, declared
+from tokenbus.bus.server.server import Server
 from tokenbus.bus.stage.partition import Partition
 from tokenbus.core.run.gate.policy_gate import PolicyGate
 from tokenbus.events.frames import PolicyVerdict
@@ -31,13 +33,14 @@ def _without_fence() -> None:
     """
     text = unfenced(declared["commit"].script.text)
     declared["commit"].script = LuaScript("commit", lambda: text)
-    leases: Any = LeaseCommands
-    renew = leases.renew
+    run_each = leases.run_each
 
-    async def never_lost(self: Any, held: Any) -> list[Any]:
-        return [offset or AHEAD for offset in await renew(self, held)]
+    async def never_lost(server: Server, calls: Sequence[ScriptCall]) -> list[Any]:
+        replies = await run_each(server, calls)
+        renews = [call.script.name == "leases.renew" for call in calls]
+        return [reply or AHEAD.encode() if renew else reply for reply, renew in zip(replies, renews, strict=True)]
 
-    leases.renew = never_lost
+    leases.run_each = never_lost
 
 
 def _acknowledging_early() -> None:

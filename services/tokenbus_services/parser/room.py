@@ -20,10 +20,10 @@ from redis.exceptions import RedisError
 from tokenbus.bus.keys import TOPICS, Keys
 from tokenbus.bus.liveness import Defects, Liveness, rest, stop_task
 from tokenbus.bus.scripts.retention import forget, memory
-from tokenbus.bus.server.info_replies import checked
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.server.stream_reader import Entry, id_key
+from tokenbus_services.runtime.deployment_snapshot import checked
 from tokenbus_services.settings import Settings
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
