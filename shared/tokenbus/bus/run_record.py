@@ -6,12 +6,9 @@ The Lua scripts in `bus/scripts` contain these names as literals; `append` check
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from typing import Any, Literal, Protocol, TypeAlias, cast
 
 import msgspec
-
-if TYPE_CHECKING:
-    from tokenbus.bus.scripts.commit import Commit
 
 RunStatus: TypeAlias = Literal[
     "awaited", "open", "cancelling", "expiring", "completed", "incomplete", "failed", "cancelled"
@@ -22,6 +19,12 @@ parser is about to end it.
 UNENDED: tuple[RunStatus, ...] = ("open", "cancelling", "expiring")
 """Statuses of a run that was accepted and has not ended."""
 ENDED: tuple[RunStatus, ...] = ("completed", "incomplete", "failed", "cancelled")
+
+
+class Expires(Protocol):
+    """What sets the time to live of keys: a stage's `Commit`."""
+
+    def expire(self, key: str, ttl_ms: int) -> None: ...
 
 
 class RunLifetimes(msgspec.Struct, frozen=True):
@@ -38,12 +41,12 @@ class RunLifetimes(msgspec.Struct, frozen=True):
     ended_ms: int
     """`retention.finished_run_s`"""
 
-    def renew(self, commit: Commit, *keys: str) -> None:
+    def renew(self, commit: Expires, *keys: str) -> None:
         """The run is open."""
         for key in keys:
             commit.expire(key, self.open_ms)
 
-    def end(self, commit: Commit, *keys: str) -> None:
+    def end(self, commit: Expires, *keys: str) -> None:
         """The run has ended."""
         for key in keys:
             commit.expire(key, self.ended_ms)
