@@ -32,7 +32,7 @@ from tokenbus_services.gateway.routes.registry import Forms, routes_of
 from tokenbus_services.gateway.runs import GatewayRuns
 from tokenbus_services.gateway.service import GatewayPart, GatewayService
 from tokenbus_services.gateway.surfaces.contract import TranslationRules
-from tokenbus_services.gateway.surfaces.openai_chat.errors import refusal
+from tokenbus_services.gateway.surfaces.errors import openai_refusal
 from tokenbus_services.net.request_guard import PAGES, GuardRefusal, RequestGuard
 from tokenbus_services.runtime.app.service_app import make_app, make_broker, worker_name
 from tokenbus_services.runtime.supervision import stuck_after_s
@@ -56,14 +56,14 @@ class WithPages:
         app = self.app if scope["type"] == "lifespan" or path in PAGES else self._routes
         if app is self.app and scope["type"] == "http" and scope["method"] not in ("GET", "HEAD"):
             problem = _no_route(405, f"{scope['method']} {path}: a page is only read", {"allow": "GET, HEAD"})
-            app = response_to(problem, refusal, scope)
+            app = response_to(problem, openai_refusal, scope)
         elif path == METRICS and scope["type"] == "http":
             try:
                 check_metrics(await self._access.identify(headers_in(Request(scope))))
             except Refusal as e:
-                app = response_to(e.problem, refusal, scope)
+                app = response_to(e.problem, openai_refusal, scope)
             except TokenbusError as e:
-                app = response_to(of_exception(e), refusal, scope)
+                app = response_to(of_exception(e), openai_refusal, scope)
         await app(scope, receive, send)
 
 

@@ -7,16 +7,17 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import contextmanager
 from typing import Any, TypeAlias, cast
 
+import msgspec
 import structlog
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 from starlette.websockets import WebSocket
 
 from tokenbus.blobs import DEFAULT_MEDIA_TYPE, BlobRef, BlobStreams
 from tokenbus.errors import TokenbusError
 from tokenbus_services.blobs.client import loader_of
-from tokenbus_services.gateway.answers.answer import AnswerTimes, RunAnswer, StreamedAnswer, WholeRunAnswer
+from tokenbus_services.gateway.answers.answer import AnswerTimes, RunAnswer, RunOfAnswer, StreamedAnswer, WholeRunAnswer
 from tokenbus_services.gateway.audit import AuditedRun, FrameAudit, audited
 from tokenbus_services.gateway.callers import AccessControl, Caller
 from tokenbus_services.gateway.http_request import (
@@ -35,7 +36,8 @@ from tokenbus_services.gateway.models import ModelTable
 from tokenbus_services.gateway.problem import Problem, Refusal, defect, of_exception, overloaded, restarting
 from tokenbus_services.gateway.request_spans import RequestSpans
 from tokenbus_services.gateway.runs import GatewayRun, GatewayRuns
-from tokenbus_services.gateway.surfaces.contract import GatewayRequest, Surface, Translated
+from tokenbus_services.gateway.surfaces.contract import GatewayRequest, Translated
+from tokenbus_services.gateway.surfaces.surface import Surface
 from tokenbus_services.net.fair_share import FairShare
 from tokenbus_services.net.web_socket import OWNER
 from tokenbus_services.settings import Settings
@@ -78,15 +80,16 @@ class Gateway:
             send_timeout_s=settings.gateway.send_timeout_s,
         )
 
-    def post(self, path: str, surface: Surface) -> Route:
-        """A route whose requests are translated by the surface and answered with their run, streamed or whole."""
+    def posted(self, surface: Surface) -> list[BaseRoute]:
+        """Routes whose requests are translated by the surface and answered with their run, streamed or whole."""
 
         async def handle(request: Request) -> Any:
             caller = await self.caller(request, surface)
             asked = await self.read(request)
             return await self.run(caller, surface, asked)
 
-        return Route(path, self.guarded(surface.name, surface.refusal, handle), methods=["POST"])
+        endpoint = self.guarded(surface.name, surface.refusal, handle)
+        return [Route(path, endpoint, methods=["POST"]) for path in surface.paths]
 
     async def caller(self, request: Request, surface: Surface | None = None, *, name: str = "") -> Caller:
         """Return the caller of the request, which then has one of the gateway's places.
@@ -136,19 +139,7 @@ class Gateway:
 
     async def run(self, caller: Caller, surface: Surface, asked: GatewayRequest) -> RunAnswer:
         """Publish a request and return its answer. Raises Refusal, TokenbusError."""
-        return await self.publish(caller, surface, asked, self.translated(caller, surface, asked))
-
-    def translated(self, caller: Caller, surface: Surface, asked: GatewayRequest) -> Translated:
-        """Translate a request. Raises Refusal."""
-        try:
-            return surface.translate(asked, caller.rules)
-        except RecursionError:
-            raise Refusal(_too_deep()) from None
-
-    async def publish(
-        self, caller: Caller, surface: Surface, asked: GatewayRequest, translated: Translated
-    ) -> RunAnswer:
-        """Like `run`, for a translated request."""
+        translated = surface.translate(asked, caller.rules)
         opened = await self.runs.publish(caller, surface, asked, translated)
         return self.answer(opened, surface, asked, translated)
 
@@ -161,28 +152,27 @@ class Gateway:
     ) -> RunAnswer:
         """The answer to a published request. Without ``translated``: to a run that continues without its client."""
         cancels = translated is not None and translated.on_disconnect == "cancel" and not translated.background
-        how: dict[str, Any] = {
-            "refusal": surface.refusal,
-            "headers": opened.admission.headers,
-            "on_client_gone": (lambda: self.runs.client_gone(opened)) if cancels else _stay,
-            "on_end": lambda: self.runs.leave(opened),
-            "times": self.times,
-        }
         use = AuditedRun(run=opened.id, model=opened.note.model, span=opened.span)
-        events = use.watched(self.runs.follow(opened.id, new=not opened.joined))
-        how["use"] = use
+        headers = dict(opened.admission.headers)
+        if opened.note.left_out:
+            headers["x-tokenbus-left-out"] = ", ".join(opened.note.left_out)
+        how = RunOfAnswer(
+            run=opened.id,
+            events=use.watched(self.runs.follow(opened.id, new=not opened.joined)),
+            refusal=surface.refusal,
+            headers=headers,
+            on_client_gone=(lambda: self.runs.client_gone(opened)) if cancels else None,
+            on_end=lambda: self.runs.leave(opened),
+            times=self.times,
+            use=use,
+        )
         if translated is None or not translated.stream:
-            return WholeRunAnswer(
-                opened.id, events, whole=lambda first: surface.whole(opened.note_for(first), opened.id), **how
-            )
-        how["headers"] = {**how["headers"], **surface.stream_headers}
+            return WholeRunAnswer(how, whole=lambda first: surface.whole(opened.note_for(first), opened.id))
         return StreamedAnswer(
-            opened.id,
-            events,
+            msgspec.structs.replace(how, headers={**headers, **surface.stream_headers}),
             encoder=lambda first: surface.encoder(asked, opened.note_for(first), opened.id),
             media_type=surface.media_type,
             keep_alive=surface.keep_alive,
-            **how,
         )
 
     def frame_audit(self, surface: str, *, method: str) -> FrameAudit:
@@ -271,13 +261,3 @@ class GuardedEndpoint:
 
 async def _once(content: bytes) -> AsyncGenerator[bytes]:
     yield content
-
-
-def _stay() -> None:
-    """The run continues without its client."""
-
-
-def _too_deep() -> Problem:
-    return Problem(
-        status=400, code="invalid_value", message="the body's JSON is nested too deeply", kind="invalid_request"
-    )

@@ -1,4 +1,7 @@
-"""Model names as clients give them: `PROVIDER/MODEL`, or an alias of the settings. Pure."""
+"""Model names as clients give them: `PROVIDER/MODEL`, or an alias of the settings. Pure.
+
+Some SDKs take what is before a slash for a name of their own and remove it, so `PROVIDER:MODEL` is the same.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from tokenbus.events.requests import Fallback
 from tokenbus.providers.api import ApiName
 from tokenbus_services.gateway.problem import Problem, Refusal
 
@@ -29,11 +31,8 @@ class ResolvedModel(msgspec.Struct, frozen=True, kw_only=True):
     """API of the provider: decides which parameters it takes."""
     fallback: tuple[RoutedModel, ...] = ()
     """Tried in turn until something visible is emitted."""
-
-    @property
-    def fallbacks(self) -> list[Fallback] | None:
-        """The field `fallback` of the bus request."""
-        return [Fallback(provider=each.provider, model=each.model) for each in self.fallback] or None
+    apis: Mapping[str, ApiName] = {}
+    """APIs of all these providers, by name; empty without a fallback."""
 
 
 class ModelTable:
@@ -67,10 +66,12 @@ class ModelTable:
                 model=first.model,
                 api=self._providers[first.provider],
                 fallback=tuple(rest),
+                apis={each.provider: self._providers[each.provider] for each in choices} if rest else {},
             )
-        provider, slash, model = name.partition("/")
-        if slash and model and provider in self._providers:
-            return ResolvedModel(name=name, provider=provider, model=model, api=self._providers[provider])
+        for mark in "/:":
+            provider, found, model = name.partition(mark)
+            if found and model and provider in self._providers:
+                return ResolvedModel(name=name, provider=provider, model=model, api=self._providers[provider])
         raise Refusal(
             Problem(
                 status=404,

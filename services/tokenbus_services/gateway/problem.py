@@ -24,6 +24,7 @@ from tokenbus.events.error_info import ErrorClass, ErrorInfo, stream_cut
 from tokenbus.events.public import Cancelled, Incomplete, RunFailedEvent
 
 RESTARTING = "gateway_restarting"
+UNSUPPORTED = "unsupported_parameter"
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +58,7 @@ class Refusal(Exception):
 
 def unsupported(param: str, why: str) -> Refusal:
     """A parameter or value that this gateway or the provider does not support."""
-    return Refusal(Problem(status=400, code="unsupported_parameter", message=why, kind="invalid_request", param=param))
+    return Refusal(Problem(status=400, code=UNSUPPORTED, message=why, kind="invalid_request", param=param))
 
 
 def invalid(param: str | None, why: str) -> Refusal:
@@ -120,11 +121,15 @@ STATUSES: Mapping[ErrorClass, int] = {
 }
 
 
+_KEPT = (413, 422)
+"""A provider's statuses that say more about a request than 400."""
+
+
 def of_run(error: ErrorInfo, run: str) -> Problem:
     """The problem of a run that failed or was cut. `ErrorInfo.raw` is left out: it may name the operator's account."""
     known_wait = error.kind in ("limit", "rate_limit") and error.retry_after_s is not None
     return Problem(
-        status=STATUSES[error.kind],
+        status=error.status if error.status in _KEPT and error.kind == "invalid_request" else STATUSES[error.kind],
         code=error.code,
         message=f"{error.code}: {error.message}",
         kind=error.kind,

@@ -35,7 +35,8 @@ from tokenbus_services.gateway import idempotency
 from tokenbus_services.gateway.callers import AccessControl, Admitted, Caller
 from tokenbus_services.gateway.problem import Problem, Refusal, invalid
 from tokenbus_services.gateway.request_spans import RequestSpan, RequestSpans
-from tokenbus_services.gateway.surfaces.contract import NOTE, GatewayNote, GatewayRequest, Surface, Translated
+from tokenbus_services.gateway.surfaces.contract import NOTE, GatewayNote, GatewayRequest, Translated
+from tokenbus_services.gateway.surfaces.surface import Surface
 from tokenbus_services.settings import GatewaySettings
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -143,6 +144,7 @@ class GatewayRuns:
             key=caller.key,
             body=idempotency.hash_of(request.body) if key is not None else None,
             echo=translated.echo,
+            left_out=translated.left_out,
         )
         metadata = {k: v for k, v in (translated.generate.metadata or {}).items() if k not in (NOTE, "tenant")}
         if caller.tenant:

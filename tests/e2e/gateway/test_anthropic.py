@@ -175,8 +175,10 @@ def test_a_client_that_leaves_ends_the_call_of_the_provider(client: anthropic.An
 
 def test_a_parameter_without_a_counterpart_is_refused_by_name(client: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.BadRequestError) as caught:
-        client.messages.create(**request_fields("text"), service_tier="standard_only")
-    assert "service_tier" in caught.value.message
+        client.messages.create(**request_fields("text"), extra_body={"thread": {"type": "new"}})
+    body: Any = caught.value.body
+    assert body["error"]["details"] == {"error_code": "thread_unsupported_request"}
+    assert body["request_id"] == caught.value.response.headers["request-id"]
 
 
 def test_counting_tokens_is_refused_in_the_form_of_the_api(base: str) -> None:

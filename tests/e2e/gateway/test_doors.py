@@ -288,7 +288,7 @@ def test_a_new_run_is_billed_to_who_asks(bus: LocalBus, http: httpx.Client, way:
     ("key", "spent", "status", "why"),
     [
         (SPENT_LIMIT, 429, 429, ("limit of 1 requests per minute is reached", "Try again in a moment.")),
-        (SPENT_BUDGET, 402, 402, ("budget of this key is spent", "Try again in a moment.")),
+        (SPENT_BUDGET, 402, 402, ("budget of this key is spent", "The budget for this chat is spent.")),
         (OTHER_MODEL, 403, 403, ("this key may not use the model",)),
     ],
     ids=["limit", "budget", "model"],

@@ -97,6 +97,33 @@ def test_the_streaming_helper_gives_the_final_response(client: openai.OpenAI) ->
     assert kinds[0] == "response.created"
 
 
+def test_a_second_step_may_name_items_by_their_ids(client: openai.OpenAI) -> None:
+    """As the AI SDK does, for which a response is stored unless it says otherwise."""
+    user: Any = {"role": "user", "content": "hello"}
+    first = client.responses.create(model="anthropic/text", input=[user])
+    named: Any = [{"type": "item_reference", "id": item.id} for item in first.output]
+    assert len(named) == 2
+    second = client.responses.create(model="openai-responses/text", input=[user, *named, user])
+    assert second.output_text == TEXT
+    listed = client.responses.input_items.list(second.id, order="asc").data
+    assert [item.type for item in listed] == ["message", "reasoning", "message", "message"]
+    unknown: Any = [{"type": "item_reference", "id": "msg_nobody_0"}]
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(model="anthropic/text", input=unknown)
+    assert (caught.value.code, caught.value.param) == ("item_not_found", "input[0].id")
+
+
+def test_a_response_that_is_not_stored_cannot_be_read_again(client: openai.OpenAI) -> None:
+    made = client.responses.create(model="anthropic/text", input="x", store=False)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(made.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.input_items.list(made.id)
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(model="anthropic/text", input="x", previous_response_id=made.id)
+    assert caught.value.code == "previous_response_not_found"
+
+
 def test_a_whole_answer_names_its_run_in_a_header(client: openai.OpenAI) -> None:
     answer = client.responses.with_raw_response.create(model="anthropic/text", input="hello", instructions="be brief")
     response = answer.parse()

@@ -10,7 +10,8 @@ import pytest
 from tokenbus.providers.api import ApiName
 from tokenbus_services.gateway.models import ModelTable, RoutedModel
 from tokenbus_services.gateway.problem import Problem, Refusal
-from tokenbus_services.gateway.surfaces.contract import GatewayRequest, Surface, Translated, TranslationRules
+from tokenbus_services.gateway.surfaces.contract import GatewayNote, GatewayRequest, Translated, TranslationRules
+from tokenbus_services.gateway.surfaces.surface import Echo, Surface
 
 APIS: dict[str, ApiName] = {
     "anthropic": "anthropic",
@@ -39,3 +40,8 @@ def refused(surface: Surface, request: GatewayRequest, allowed: TranslationRules
 
 def translated(surface: Surface, request: GatewayRequest, allowed: TranslationRules | None = None) -> Translated:
     return surface.translate(request, allowed or rules())
+
+
+def noted(echo: Echo) -> GatewayNote:
+    """The note of a run with this echo."""
+    return GatewayNote(surface="s", version=1, created=0, model="m", echo=msgspec.to_builtins(echo))

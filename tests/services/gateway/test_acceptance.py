@@ -87,7 +87,7 @@ POINTS: dict[str, list[str]] = {
     "each refused parameter is named": [
         "services/gateway/surfaces/test_openai_chat.py::test_what_has_no_counterpart_is_refused_by_name",
         "services/gateway/surfaces/test_openai_chat.py"
-        "::test_a_feature_of_some_providers_is_sent_to_those_and_refused_for_others",
+        "::test_a_hint_is_sent_to_providers_that_have_it_and_left_out_for_others",
         "services/gateway/surfaces/test_anthropic_messages.py::test_what_cannot_be_honoured_is_refused_by_name",
         "services/gateway/surfaces/test_gemini.py::test_what_cannot_be_honoured_is_refused_by_name",
         "services/gateway/surfaces/test_ai_sdk_ui.py::test_what_cannot_be_honoured_is_refused_by_name_in_plain_text",

@@ -11,10 +11,10 @@ from tokenbus.events.requests import Generate, Message, TextPart, Tool
 from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.keys.allowed import check_allowed, check_tools, rules_for
 from tokenbus_services.gateway.problem import Refusal
-from tokenbus_services.gateway.surfaces.ai_sdk_ui.surface import AiSdkUiSurface
-from tokenbus_services.gateway.surfaces.contract import Surface
+from tokenbus_services.gateway.surfaces.ai_sdk_ui import AiSdkUiSurface
 from tokenbus_services.gateway.surfaces.native import NativeSurface
 from tokenbus_services.gateway.surfaces.openai_chat import OpenAIChatSurface
+from tokenbus_services.gateway.surfaces.surface import Surface
 from tokenbus_services.settings.tables.gateway_keys import KeyRules
 
 HELLO = [{"role": "user", "content": "Hello?"}]

@@ -28,7 +28,7 @@ from tokenbus_services.console.http import SURFACE, Desk, body_of, json, refusal
 from tokenbus_services.console.runs.known_run import KnownRun
 from tokenbus_services.console.runs.run_view import attempts_of
 from tokenbus_services.console.runs.turn_queue import TurnQueue
-from tokenbus_services.gateway.answers.answer import StreamedAnswer
+from tokenbus_services.gateway.answers.answer import RunOfAnswer, StreamedAnswer
 from tokenbus_services.gateway.problem import Problem, invalid
 from tokenbus_services.gateway.runs import not_found
 from tokenbus_services.gateway.surfaces.contract import Encoder
@@ -141,18 +141,13 @@ class _RunRoutes:
         content = viewer.may("see_content")
         if content and after < 0:
             self._desk.audit("read", viewer, run=run)
+        events, times = self._runs.follow(run, after=after), self._desk.gateway.times
         return StreamedAnswer(
-            run,
-            self._runs.follow(run, after=after),
+            RunOfAnswer(run=run, events=events, refusal=refusal, times=times),
             encoder=lambda first: EventEncoder(content=content),
             media_type="text/event-stream; charset=utf-8",
             keep_alive=b": \n\n",
             early=False,
-            refusal=refusal,
-            headers={},
-            on_client_gone=_nothing,
-            on_end=_nothing,
-            times=self._desk.gateway.times,
         )
 
     async def decisions(self, request: Request, viewer: Viewer) -> Response:
@@ -275,7 +270,3 @@ def _after(request: Request) -> int:
     if not (digits.isascii() and digits.isdigit() and len(digits) < 16) or int(given) < -1:
         raise invalid("after", "must be the seq of an event")
     return int(given)
-
-
-def _nothing() -> None:
-    """Reading a run changes nothing of it."""

@@ -54,39 +54,38 @@ class AnswerTimes(msgspec.Struct, frozen=True, kw_only=True):
     send_timeout_s: float = 30.0
 
 
+class RunOfAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """One run for one answer."""
+
+    run: str
+    events: AsyncGenerator[PublicEvent]
+    refusal: Callable[[Problem], Answer]
+    """Writes a problem before the first byte."""
+    times: AnswerTimes
+    headers: Mapping[str, str] = {}
+    on_client_gone: Callable[[], None] | None = None
+    """Called if the client disconnects before the run's end. None: the run continues without its client."""
+    on_end: Callable[[], None] | None = None
+    """Called in any case."""
+    use: AuditedRun | None = None
+    """The run's data for the audit line; None: only its id."""
+
+
 class RunAnswer(ABC):
     """An ASGI app that answers one request with one run."""
 
-    def __init__(
-        self,
-        run: str,
-        events: AsyncGenerator[PublicEvent],
-        *,
-        refusal: Callable[[Problem], Answer],
-        headers: Mapping[str, str],
-        on_client_gone: Callable[[], None],
-        on_end: Callable[[], None],
-        times: AnswerTimes,
-        use: AuditedRun | None = None,
-    ) -> None:
-        """``refusal``: writes a problem before the first byte. ``on_client_gone``: called if the client disconnects
-        before the run's end. ``on_end``: called in any case.
-        """
-        self.run = run
-        self.use = use
-        """The run's data for the audit line; None: only its id."""
-        self._events = events
-        self._refusal = refusal
-        self._headers = {"x-tokenbus-run": run, **headers}
-        self._on_client_gone = on_client_gone
-        self._on_end = on_end
-        self._times = times
+    def __init__(self, how: RunOfAnswer) -> None:
+        self.run = how.run
+        self.use = how.use
+        self._how = how
+        self._headers = {"x-tokenbus-run": how.run, **how.headers}
+        self._times = how.times
         self._head_sent = False
         self._scope: MutableMapping[str, Any] = {}
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         self._scope = scope
-        reader = RunReader(self._events, receive)
+        reader = RunReader(self._how.events, receive)
         try:
             async with reader:
                 try:
@@ -106,9 +105,10 @@ class RunAnswer(ABC):
             log.exception("answer_failed", run=self.run)
             await self._fail(send, defect(self.run))
         finally:
-            if reader.gone and not reader.ended:
-                self._on_client_gone()
-            self._on_end()
+            if reader.gone and not reader.ended and self._how.on_client_gone:
+                self._how.on_client_gone()
+            if self._how.on_end:
+                self._how.on_end()
 
     @abstractmethod
     async def _answer(self, reader: RunReader, send: Send) -> None:
@@ -120,7 +120,7 @@ class RunAnswer(ABC):
 
     async def _refuse(self, send: Send, problem: Problem) -> None:
         self._head_sent = True
-        answer = self._refusal(with_request(problem, self._scope))
+        answer = self._how.refusal(with_request(problem, self._scope))
         await asgi.send_answer(send, answer, {**self._headers, **asgi.headers_of(problem)})
 
 
@@ -129,19 +129,17 @@ class StreamedAnswer(RunAnswer):
 
     def __init__(
         self,
-        run: str,
-        events: AsyncGenerator[PublicEvent],
+        how: RunOfAnswer,
         *,
         encoder: Callable[[PublicEvent], Encoder],
         media_type: str,
         keep_alive: bytes,
         early: bool = True,
-        **how: Any,
     ) -> None:
         """``encoder``: makes the encoder, given the first event; may raise Refusal. ``early``: False sends the head at
         once.
         """
-        super().__init__(run, events, **how)
+        super().__init__(how)
         self._make_encoder = encoder
         self._encoder: Encoder | None = None
         self._media_type = media_type
@@ -212,16 +210,9 @@ class StreamedAnswer(RunAnswer):
 class WholeRunAnswer(RunAnswer):
     """One body, after the run's end."""
 
-    def __init__(
-        self,
-        run: str,
-        events: AsyncGenerator[PublicEvent],
-        *,
-        whole: Callable[[PublicEvent], WholeAnswer],
-        **how: Any,
-    ) -> None:
+    def __init__(self, how: RunOfAnswer, *, whole: Callable[[PublicEvent], WholeAnswer]) -> None:
         """``whole``: makes the collector, given the first event; may raise Refusal."""
-        super().__init__(run, events, **how)
+        super().__init__(how)
         self._make_whole = whole
 
     async def _answer(self, reader: RunReader, send: Send) -> None:

@@ -28,7 +28,8 @@ class AllowedModels(ModelTable):
 
     def resolve(self, name: str) -> ResolvedModel:
         """Raises Refusal: 403 for a name that the key does not allow, whether it exists or not."""
-        if not _matches(name, self._patterns):
+        written = name if "/" in name else name.replace(":", "/", 1)  # see `models`
+        if not (_matches(name, self._patterns) or _matches(written, self._patterns)):
             raise not_allowed("model", _model_not_open(name), "model_not_allowed")
         return self._table.resolve(name)
 

@@ -43,7 +43,7 @@ class _Agent:
         gateway, surface = self._gateway, self.surface
         caller = await gateway.caller(request, surface)
         asked = await gateway.read(request)
-        translated = gateway.translated(caller, surface, asked)
+        translated = surface.translate(asked, caller.rules)
         name = str(translated.echo["run"])
         headers = {idempotency.HEADER: name, **asked.headers}
         asked = msgspec.structs.replace(asked, headers=headers)

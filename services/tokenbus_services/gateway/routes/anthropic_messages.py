@@ -36,7 +36,7 @@ def routes(gateway: Gateway) -> list[BaseRoute]:
     refuse = gateway.guarded(surface.name, surface.refusal, nothing)
     bases = (f"{PREFIX}/v1", f"{PREFIX}/v1/v1", "/v1", "/v1/v1")
     return [
-        *(gateway.post(f"{base}/messages", surface) for base in bases),
+        *gateway.posted(surface),
         # `count_tokens`, batches
         *(Route(f"{base}/messages/{{rest:path}}", refuse, methods=["GET", "POST"]) for base in bases),
         Route(f"{PREFIX}/v1/models", list_models, methods=["GET"]),

@@ -29,7 +29,7 @@ class Chats:
     async def begin(self, caller: Caller, asked: GatewayRequest) -> tuple[GatewayRun, Translated]:
         """Publish the answer to a chat, in the place of one that is still open. Raises Refusal, TokenbusError."""
         gateway, surface = self.gateway, self.surface
-        translated = gateway.translated(caller, surface, asked)
+        translated = surface.translate(asked, caller.rules)
         chat = str(translated.echo["chat"])
         opened, earlier = await publish_named(
             gateway, surface, caller, asked, translated, sessions=self._sessions, name=chat

@@ -14,7 +14,7 @@ from starlette.routing import BaseRoute, Route
 
 from tokenbus_services.gateway.gateway import Gateway
 from tokenbus_services.gateway.models import ModelTable
-from tokenbus_services.gateway.surfaces.openai_chat.errors import refusal
+from tokenbus_services.gateway.surfaces.errors import openai_refusal
 
 CREATED = 1763769600
 """Models have no time of their own here; clients insist on one."""
@@ -35,8 +35,10 @@ def routes(gateway: Gateway) -> list[BaseRoute]:
 
     found: list[BaseRoute] = []
     for prefix in ("/v1", ""):
-        found.append(Route(f"{prefix}/models", gateway.guarded("models", refusal, every), methods=["GET"]))
-        found.append(Route(f"{prefix}/models/{{id:path}}", gateway.guarded("models", refusal, one), methods=["GET"]))
+        found.append(Route(f"{prefix}/models", gateway.guarded("models", openai_refusal, every), methods=["GET"]))
+        found.append(
+            Route(f"{prefix}/models/{{id:path}}", gateway.guarded("models", openai_refusal, one), methods=["GET"])
+        )
     return found
 
 

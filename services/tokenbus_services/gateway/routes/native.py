@@ -3,7 +3,8 @@
 ``POST /runs``                publish: 202 with the run's id, or its events with ``Accept: text/event-stream``
 ``GET /runs``                 runs, the newest first: ``?state= &tenant= &older_than= &limit= &after=``; see `run_list`
 ``GET /runs/{id}``            the run's output so far as one object; with ``?wait=true`` after its end
-``GET /runs/{id}/events``     its events; ``Last-Event-ID`` or ``?after=SEQ`` go on after one; 204 if there are no more
+``GET /runs/{id}/events``     its events; ``Last-Event-ID`` or ``?after=SEQ`` go on after one; 204 if there are no more;
+                              ``?names=false``: without names, for `onmessage`
 ``POST /runs/{id}/cancel``    ``{"reason", "heard_through", "heard_characters"}``: 202
 ``POST /runs/{id}/retry``     the same request again, ``resume``: from its text on: 202 with the new run's id
 ``GET /runs/{id}/blobs/{id}`` a blob that the run's events name
@@ -56,7 +57,7 @@ def routes(gateway: Gateway) -> list[BaseRoute]:
         return Route(path, gateway.guarded(surface.name, surface.refusal, handle), methods=[method])
 
     return [
-        gateway.post("/runs", surface),
+        *gateway.posted(surface),
         route("/runs", "GET", native.runs),
         route("/runs/{run}", "GET", native.whole),
         route("/runs/{run}/events", "GET", native.events),
@@ -97,7 +98,8 @@ class _NativeRoutes:
         last = await self._gateway.runs.last_event(run)
         if isinstance(last, TERMINAL) and last.seq <= after:
             return HttpResponse(status_code=204)
-        return rejoined(self._gateway, self.surface, run, lambda first: NativeEncoder(), after=after)
+        named = _named(request)
+        return rejoined(self._gateway, self.surface, run, lambda first: NativeEncoder(named=named), after=after)
 
     async def cancel(self, request: Request) -> Any:
         """Ask for the run's end."""
@@ -230,6 +232,14 @@ def _after(request: Request) -> int:
     if not is_whole(given.removeprefix("-")) or int(given) < -1:
         raise invalid("after", "must be the seq of an event")
     return int(given)
+
+
+def _named(request: Request) -> bool:
+    """Whether events have names: `onmessage` of an EventSource gets only those without. Raises Refusal."""
+    given = request.query_params.get("names", "true")
+    if given not in ("true", "false"):
+        raise invalid("names", "must be true or false")
+    return given == "true"
 
 
 def _sent(answer: Answer) -> HttpResponse:

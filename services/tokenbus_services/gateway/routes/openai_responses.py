@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from contextlib import aclosing
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 import msgspec
@@ -20,20 +20,23 @@ from tokenbus.events.requests import Message
 from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.gateway import Gateway
 from tokenbus_services.gateway.http_request import headers_in
-from tokenbus_services.gateway.problem import Problem, Refusal, of_run
+from tokenbus_services.gateway.problem import Problem, Refusal, invalid, of_run
 from tokenbus_services.gateway.response_store import Published, ResponseStore
 from tokenbus_services.gateway.routes.routing import not_served
 from tokenbus_services.gateway.routes.session_routes import rejoined
 from tokenbus_services.gateway.routes.sockets.response_socket import ResponseSocket
 from tokenbus_services.gateway.runs import GatewayRun, OwnedRun, is_run_id
 from tokenbus_services.gateway.surfaces.contract import Answer, GatewayNote, GatewayRequest, Translated
+from tokenbus_services.gateway.surfaces.fields import json_body
+from tokenbus_services.gateway.surfaces.openai_responses import OpenAIResponsesSurface, starting_after
 from tokenbus_services.gateway.surfaces.openai_responses.encoder import ResponseSoFar
 from tokenbus_services.gateway.surfaces.openai_responses.listing import items_of, listed
-from tokenbus_services.gateway.surfaces.openai_responses.response_object import PREFIX
-from tokenbus_services.gateway.surfaces.openai_responses.surface import OpenAIResponsesSurface, starting_after
+from tokenbus_services.gateway.surfaces.openai_responses.response_object import PREFIX, settings_of
 
 PATHS = ("/v1/responses", "/responses")
 CANCELLED = "cancelled by its client"
+MAX_REFERENCES = 100
+"""Responses whose items one request may name by their ids."""
 CANCEL_WAIT_S = 5.0
 """How long a cancel waits for the run's end, to answer with it."""
 
@@ -84,8 +87,12 @@ class ResponsesApi:
             runs.leave(opened)
 
     async def translated(self, caller: Caller, asked: GatewayRequest) -> Translated:
-        """Translate a request; the conversation of `previous_response_id` goes before its input. Raises Refusal."""
-        translated = self._gateway.translated(caller, self._surface, asked)
+        """Translate a request. The conversation of `previous_response_id` goes before its input, and items take the
+        place of references to them. Raises Refusal.
+        """
+        if b"item_reference" in asked.body:
+            asked = msgspec.structs.replace(asked, body=await self._with_items(caller, asked.body))
+        translated = self._surface.translate(asked, caller.rules)
         settings: Any = translated.echo.get("response") or {}
         previous = settings.get("previous_response_id")
         if previous is None:
@@ -101,6 +108,8 @@ class ResponsesApi:
         after = starting_after(asked)
         owned, is_known = await self._owned_or_published(caller, _run_in(request))
         run, note = owned.id, owned.note
+        if not is_stored(note):
+            raise not_found(run)
         if asked.query.get("stream") != "true":
             return _answer(await self._so_far(owned, is_known), run)
         if note and note.surface == self._surface.name and note.version != self._surface.version and after >= 0:
@@ -141,7 +150,7 @@ class ResponsesApi:
     async def input_items(self, request: Request) -> Response:
         """The items of the response's input."""
         caller = await self._gateway.caller(request, self._surface)
-        run = (await self._owned(caller, _run_in(request))).id
+        run = (await self._owned(caller, _run_in(request), stored=True)).id
         messages = await self._store.messages(run)
         if messages is None:
             raise not_found(run)
@@ -201,21 +210,58 @@ class ResponsesApi:
                 raise
             return OwnedRun(run, published.note), False
 
-    async def _owned(self, caller: Caller, run: str) -> OwnedRun:
-        """A response that the caller may see. Raises Refusal (404)."""
+    async def _owned(self, caller: Caller, run: str, *, stored: bool = False) -> OwnedRun:
+        """A response that the caller may see. ``stored``: only one that may be read again. Raises Refusal (404)."""
         try:
             owned = await self._gateway.runs.owned(run, caller)
         except Refusal as e:
             raise (not_found(run) if e.problem.status == 404 else e) from None
-        if await self._store.is_deleted(owned.id):
+        if (stored and not is_stored(owned.note)) or await self._store.is_deleted(owned.id):
             raise not_found(run)
         return owned
+
+    async def _with_items(self, caller: Caller, data: bytes) -> bytes:
+        """A request's body with the items that it names by their ids, as clients do whose responses are stored."""
+        body = json_body(data)
+        given = body.get("input")
+        if not isinstance(given, list):
+            return data
+        items: list[Any] = cast("list[Any]", given)
+        known: dict[str, Any] = {}
+        places = {i: _reference(item) for i, item in enumerate(items)}
+        asked = 0
+        for name in places.values():
+            # Items of the provider's servers have ids of its own, and are found beside the others of their response.
+            if name and name not in known:
+                asked += 1
+                if asked > MAX_REFERENCES:
+                    raise invalid("input", f"may refer to items of at most {MAX_REFERENCES} responses")
+                known |= await self._items_of(caller, name)
+        for i, name in places.items():
+            if name and name not in known:
+                why = f"the item {name[:200]!r} was not found; send the item itself"
+                problem = Problem(status=400, code="item_not_found", message=why, kind="invalid_request")
+                raise Refusal(msgspec.structs.replace(problem, param=f"input[{i}].id"))
+            items[i] = known[name] if name else items[i]
+        return msgspec.json.encode(body)
+
+    async def _items_of(self, caller: Caller, name: str) -> dict[str, Any]:
+        """All items of the response that has this one, by their ids; empty if there is none."""
+        run = name.partition("_")[2].rpartition("_")[0]
+        try:
+            owned = await self._owned(caller, run, stored=True)
+        except Refusal as e:
+            if e.problem.status != 404:
+                raise
+            return {}
+        response: dict[str, Any] = msgspec.json.decode((await self._so_far(owned)).body)
+        return {item["id"]: item for item in response["output"]}
 
     async def _history(self, caller: Caller, previous: str) -> list[Message]:
         """The conversation up to the end of a response. Raises Refusal."""
         run = previous.removeprefix(PREFIX)
         try:
-            run = (await self._owned(caller, run)).id
+            run = (await self._owned(caller, run, stored=True)).id
             asked = await self._store.messages(run)
             if asked is None:
                 raise not_found(run)
@@ -228,6 +274,20 @@ class ResponsesApi:
                 raise
             why = f"response {previous[:200]!r} was not found; send the whole conversation"
             raise _previous(why, "previous_response_not_found") from None
+
+
+def _reference(item: object) -> str | None:
+    """The id in an `item_reference`; None for any other item."""
+    match item:
+        case {"type": "item_reference", "id": str(name)}:
+            return name
+        case _:
+            return None
+
+
+def is_stored(note: GatewayNote | None) -> bool:
+    """Whether a response may be read again: not if its request said `store: false`."""
+    return note is None or settings_of(note).response.get("store") is not False
 
 
 def foreign_note(run: str, first: PublicEvent) -> GatewayNote:

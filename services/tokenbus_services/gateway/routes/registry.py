@@ -1,14 +1,13 @@
 """The surfaces by name, and where their routes are made.
 
-Each surface has a module `<surface>.py` with ``routes(gateway: Gateway) -> list[BaseRoute]``. To add one, write
-that module and list it here, beside `settings.gateway.SurfaceName`.
+To add a surface, write it and list it here, beside `settings.gateway.SurfaceName`. One that is only posted to needs no
+more than its `paths`.
 """
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterable, Mapping
-from typing import Any, Protocol, cast
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -17,9 +16,20 @@ from starlette.routing import BaseRoute, Route
 
 from tokenbus_services.gateway.gateway import Gateway, GuardedEndpoint
 from tokenbus_services.gateway.http_request import Refuse, Scope
+from tokenbus_services.gateway.routes import (
+    ag_ui,
+    ai_sdk_ui,
+    anthropic_messages,
+    durable_streams,
+    gemini,
+    native,
+    openai_responses,
+)
 from tokenbus_services.gateway.routes import models as routes_models
 from tokenbus_services.gateway.routes.routing import HeaderRoute
-from tokenbus_services.gateway.surfaces.openai_chat.errors import refusal
+from tokenbus_services.gateway.surfaces.errors import openai_refusal
+from tokenbus_services.gateway.surfaces.openai_chat import OpenAIChatSurface
+from tokenbus_services.gateway.surfaces.openai_images import OpenAIImagesSurface
 from tokenbus_services.settings import SurfaceName
 
 GUIDE = "docs/guides/gateway.md"
@@ -75,11 +85,20 @@ class Forms:
             if found := self._by_path.get("/".join(parts[:n])):
                 return found
         named = (self._by_header[name] for name, _ in scope["headers"] if name in self._by_header)
-        return next(named, refusal)
+        return next(named, openai_refusal)
 
 
-class _Routes(Protocol):
-    def routes(self, gateway: Gateway) -> list[BaseRoute]: ...
+_ROUTES: Mapping[SurfaceName, Callable[[Gateway], list[BaseRoute]]] = {
+    "openai_chat": lambda gateway: gateway.posted(OpenAIChatSurface()),
+    "openai_responses": openai_responses.routes,
+    "native": native.routes,
+    "anthropic_messages": anthropic_messages.routes,
+    "gemini": gemini.routes,
+    "openai_images": lambda gateway: gateway.posted(OpenAIImagesSurface()),
+    "ai_sdk_ui": ai_sdk_ui.routes,
+    "ag_ui": ag_ui.routes,
+    "durable_streams": durable_streams.routes,
+}
 
 
 def routes_of(gateway: Gateway, *, console: str | None = None) -> list[BaseRoute]:
@@ -90,8 +109,7 @@ def routes_of(gateway: Gateway, *, console: str | None = None) -> list[BaseRoute
     found: list[BaseRoute] = []
     for name in SURFACES:
         if name in gateway.settings.surfaces:
-            module = importlib.import_module(f"tokenbus_services.gateway.routes.{name}")
-            found += cast(_Routes, module).routes(gateway)
+            found += _ROUTES[name](gateway)
     return [*found, *routes_models.routes(gateway), _index(gateway, console)]
 
 
@@ -106,4 +124,4 @@ def _index(gateway: Gateway, console: str | None) -> BaseRoute:
         body = {"service": "tokenbus gateway", "apis": msgspec.to_builtins(apis), **pages, "docs": GUIDE}
         return JSONResponse(body, headers={"x-content-type-options": "nosniff"})
 
-    return Route("/", gateway.guarded("index", refusal, index), methods=["GET"])
+    return Route("/", gateway.guarded("index", openai_refusal, index), methods=["GET"])

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable
 from starlette.routing import BaseRoute, Route
 
 from tokenbus.events.public import PublicEvent
-from tokenbus_services.gateway.answers.answer import StreamedAnswer, WholeRunAnswer
+from tokenbus_services.gateway.answers.answer import RunOfAnswer, StreamedAnswer, WholeRunAnswer
 from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.gateway import Gateway, Handler
 from tokenbus_services.gateway.runs import GatewayRun
 from tokenbus_services.gateway.sessions import Session, Sessions
-from tokenbus_services.gateway.surfaces.contract import Encoder, GatewayRequest, Surface, Translated, WholeAnswer
+from tokenbus_services.gateway.surfaces.contract import Encoder, GatewayRequest, Translated, WholeAnswer
+from tokenbus_services.gateway.surfaces.surface import Surface
 
 
 def surface_routes(gateway: Gateway, surface: Surface, served: Iterable[tuple[str, Handler, str]]) -> list[BaseRoute]:
@@ -56,18 +57,15 @@ def rejoined(
 
     ``encoder``: as for `StreamedAnswer`. ``after``: the events after this seq.
     """
-    return StreamedAnswer(
-        run,
-        gateway.runs.follow(run, after=after),
-        encoder=encoder,
-        media_type=surface.media_type,
-        keep_alive=surface.keep_alive,
-        early=False,
+    how = RunOfAnswer(
+        run=run,
+        events=gateway.runs.follow(run, after=after),
         refusal=surface.refusal,
-        headers=surface.stream_headers,
-        on_client_gone=_stay,
-        on_end=_stay,
         times=gateway.times,
+        headers=surface.stream_headers,
+    )
+    return StreamedAnswer(
+        how, encoder=encoder, media_type=surface.media_type, keep_alive=surface.keep_alive, early=False
     )
 
 
@@ -75,17 +73,5 @@ def awaited(
     gateway: Gateway, surface: Surface, run: str, whole: Callable[[PublicEvent], WholeAnswer]
 ) -> WholeRunAnswer:
     """One body after the end of an earlier run, which continues without its client."""
-    return WholeRunAnswer(
-        run,
-        gateway.runs.follow(run),
-        whole=whole,
-        refusal=surface.refusal,
-        headers={},
-        on_client_gone=_stay,
-        on_end=_stay,
-        times=gateway.times,
-    )
-
-
-def _stay() -> None:
-    """The run continues without its client."""
+    how = RunOfAnswer(run=run, events=gateway.runs.follow(run), refusal=surface.refusal, times=gateway.times)
+    return WholeRunAnswer(how, whole=whole)

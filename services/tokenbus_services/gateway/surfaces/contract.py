@@ -1,4 +1,4 @@
-"""What each surface provides: a translator from its requests to the bus's, and encoders from a run's events to bytes.
+"""What each surface provides: a reader of its requests, and encoders from a run's events to bytes.
 
 Everything here is pure: no IO, no clock, no random ids. What a client gets is a function of the run's log alone, so
 any replica can repeat any byte of it, also after a crash of the one that began (`GatewayNote` carries what the log
@@ -8,15 +8,16 @@ would not know otherwise).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import ClassVar, Literal
+from collections.abc import Callable, Mapping
+from typing import Literal
 
 import msgspec
 
-from tokenbus.events.public import PublicEvent
+from tokenbus.client.response import Response, ResponseBuilder
+from tokenbus.events.public import TERMINAL, Cancelled, Completed, Incomplete, PublicEvent, RunFailedEvent
 from tokenbus.events.requests import Generate
 from tokenbus_services.gateway.models import ModelTable
-from tokenbus_services.gateway.problem import Problem
+from tokenbus_services.gateway.problem import Problem, of_end
 
 Disconnect = Literal["cancel", "continue"]
 NOTE = "gateway"
@@ -39,6 +40,10 @@ class GatewayNote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Hash of the request's body, with an Idempotency-Key."""
     echo: dict[str, object] = {}
     """Fields of the request that answers repeat, as the surface wants them."""
+    left_out: list[str] = []
+    """Paths of the request's fields that had no effect, without indices: hints that the provider has no place for, and
+    what the operator's `drop_unsupported` names.
+    """
 
 
 class GatewayRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +62,7 @@ class TranslationRules(msgspec.Struct, frozen=True, kw_only=True):
 
     models: ModelTable
     drop_unsupported: frozenset[str] = frozenset()
-    """Parameters that are dropped instead of refused if they have no effect here (`user`, `seed`, …)."""
+    """Parameters that are dropped instead of refused if they are not supported here, as paths without indices."""
     allow_extra: frozenset[str] = frozenset()
     """Fields of the provider's body that a client may set through `extra`."""
     tools: frozenset[str] | None = frozenset()
@@ -75,6 +80,8 @@ class Translated(msgspec.Struct, frozen=True, kw_only=True):
     run: str | None = None
     """A run id that the client chose: if that run exists and is the client's own, it is joined."""
     echo: dict[str, object] = {}
+    left_out: list[str] = []
+    """See `GatewayNote.left_out`."""
     on_disconnect: Disconnect = "cancel"
     background: bool = False
     """Answer at once; the run continues without its client."""
@@ -114,30 +121,36 @@ class WholeAnswer(ABC):
         """Return the answer after the terminal event, else None."""
 
 
-class Surface(ABC):
-    """One client protocol."""
+class WholeStream(WholeAnswer):
+    """A stream that is sent at once, for clients that know nothing else."""
 
-    name: ClassVar[str]
-    version: ClassVar[int] = 1
-    """Raised if the bytes for the same log change."""
-    media_type: ClassVar[str] = "text/event-stream; charset=utf-8"
-    keep_alive: ClassVar[bytes]
-    """Sent after some seconds of silence; carries no number, and no client takes it for an event."""
-    stream_headers: ClassVar[Mapping[str, str]] = {}
-    """In addition to those of every stream."""
+    def __init__(self, encoder: Encoder, media_type: str, headers: Mapping[str, str]) -> None:
+        self._encoder = encoder
+        self._media_type = media_type
+        self._headers = headers
+        self._out: list[bytes] = []
 
-    @abstractmethod
-    def translate(self, request: GatewayRequest, rules: TranslationRules) -> Translated:
-        """Translate a request. Raises Refusal, with the parameter's name, for anything that cannot be honoured."""
+    def feed(self, event: PublicEvent) -> Answer | None:
+        """See `WholeAnswer.feed`."""
+        self._out += self._encoder.feed(event)
+        if not isinstance(event, TERMINAL):
+            return None
+        return Answer(status=200, body=b"".join(self._out), headers=self._headers, media_type=self._media_type)
 
-    @abstractmethod
-    def encoder(self, request: GatewayRequest | None, note: GatewayNote, run: str) -> Encoder:
-        """An encoder for a streamed answer. ``request`` is the one that asks, None if it is not at hand."""
 
-    @abstractmethod
-    def whole(self, note: GatewayNote, run: str) -> WholeAnswer:
-        """A collector for an answer that is not streamed."""
+class WholeRun(WholeAnswer):
+    """A body made of the whole run. A run that did not complete is refused."""
 
-    @abstractmethod
-    def refusal(self, problem: Problem) -> Answer:
-        """A problem before the first byte, in the client's own error shape."""
+    def __init__(self, body: Callable[[Response, Completed], object], refusal: Callable[[Problem], Answer]) -> None:
+        self._body = body
+        self._refusal = refusal
+        self._builder = ResponseBuilder()
+
+    def feed(self, event: PublicEvent) -> Answer | None:
+        """See `WholeAnswer.feed`."""
+        self._builder.add(event)
+        if isinstance(event, Incomplete | RunFailedEvent | Cancelled):
+            return self._refusal(of_end(event))
+        if not isinstance(event, Completed):
+            return None
+        return Answer(status=200, body=msgspec.json.encode(self._body(self._builder.response, event)))

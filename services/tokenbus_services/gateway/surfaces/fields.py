@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from tokenbus.core.request.bounds import MAX_MESSAGES
-from tokenbus_services.gateway.problem import Problem, Refusal, invalid, unsupported
+from tokenbus_services.gateway.problem import UNSUPPORTED, Problem, Refusal, invalid, unsupported
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -62,21 +62,64 @@ def is_whole(text: str) -> bool:
     return len(text) <= MAX_DIGITS and text.isascii() and text.isdigit()
 
 
-class Fields:
-    """One JSON object of a request. `end` refuses every field that nothing has read.
+def without(value: Json, path: str, spelling: Callable[[str], str] | None = None) -> Json:
+    """A copy of the body without the field at a path without indices, in every object of the lists on its way."""
+    first, _, inner = path.partition(".")
+    kept: Json = {}
+    for name, each in value.items():
+        if (spelling(name) if spelling else name) != first:
+            kept[name] = each
+        elif inner:
+            kept[name] = _without(each, inner, spelling)
+    return kept
 
-    A field that is null counts as absent. ``drop`` names fields that are dropped instead of refused, as a path without
-    indices (`metadata.user_id`). ``spelling`` maps each name to the one under which it is read, for an API that allows
-    several spellings.
+
+def _without(value: Any, path: str, spelling: Callable[[str], str] | None) -> Any:
+    if isinstance(value, list):
+        return [_without(each, path, spelling) for each in cast("list[Any]", value)]
+    return without(cast("Json", value), path, spelling) if isinstance(value, dict) else value
+
+
+class Reading:
+    """What the objects of one body share while they are read."""
+
+    def __init__(self, drop: Collection[str] = (), spelling: Callable[[str], str] | None = None) -> None:
+        """``drop``: fields that are dropped instead of refused, as paths without indices (`metadata.user_id`).
+        ``spelling`` maps each name to the one under which it is read, for an API that allows several spellings.
+        """
+        self.drop = drop
+        self.spelling = spelling
+        self.passes = False
+        """The provider speaks the client's own API, so it gets what nothing here has read."""
+        self.left_out: dict[str, None] = {}
+        """Paths of the fields that have no effect, without indices."""
+
+    @staticmethod
+    def plain(path: str) -> str:
+        """A path without indices."""
+        return _INDEX.sub("", path)
+
+    def leave_out(self, path: str) -> None:
+        """Note a field that has no effect."""
+        self.left_out[self.plain(path)] = None
+
+
+class Fields:
+    """One JSON object of a request. `end` refuses every field that nothing has read, here and in the objects inside.
+
+    A field that is null counts as absent. If the request `passes`, unread fields are its `rest`; not those of objects
+    in lists, whose readers decide about the whole object (see `each_read`).
     """
 
-    def __init__(
-        self, value: Json, at: str = "", drop: Collection[str] = (), spelling: Callable[[str], str] | None = None
-    ) -> None:
+    def __init__(self, value: Json, at: str = "", reading: Reading | None = None, *, listed: bool = False) -> None:
+        self.reading = reading or Reading()
+        spelling = self.reading.spelling
         self._left = {spelling(name) if spelling else name: each for name, each in value.items() if each is not None}
+        self.value = value
+        """The whole object, as the client sent it."""
         self._at = at
-        self._drop = drop
-        self._spelling = spelling
+        self._listed = listed
+        self._inside: dict[str, Fields] = {}
 
     def path(self, name: str) -> str:
         """The field's place in the body."""
@@ -130,6 +173,13 @@ class Fields:
             raise invalid(self.path(name), "must be from 0 to 1")
         return value
 
+    def penalty(self, name: str) -> float | None:
+        """Return a number from -2 to 2."""
+        value = self.number(name)
+        if value is not None and not -2 <= value <= 2:
+            raise invalid(self.path(name), "must be -2 to 2")
+        return value
+
     def number(self, name: str) -> float | None:
         """Return a number."""
         value = self.take(name)
@@ -152,9 +202,12 @@ class Fields:
         return cast("Json | None", self._typed(name, dict, "an object"))
 
     def fields(self, name: str) -> Fields | None:
-        """Return an object to be read field by field."""
+        """Return an object to be read field by field. What it leaves unread is refused with what this one does."""
         value = self.json(name)
-        return None if value is None else Fields(value, self.path(name), self._drop, self._spelling)
+        if value is None:
+            return None
+        self._inside[name] = inside = Fields(value, self.path(name), self.reading, listed=self._listed)
+        return inside
 
     def texts(self, name: str) -> list[str]:
         """Return a list of strings; empty if absent."""
@@ -170,9 +223,38 @@ class Fields:
             at = f"{self.path(name)}[{i}]"
             if not isinstance(value, dict):
                 raise invalid(at, "must be an object")
-            fields = Fields(cast("Json", value), at, self._drop, self._spelling)
+            fields = Fields(cast("Json", value), at, self.reading, listed=True)
             yield fields
             fields.end()
+
+    def each_read(self, name: str, read: Callable[[Fields], T], raw: Callable[[Json], T | None] | None) -> list[T]:
+        """Read the objects of a list. If the request passes, ``raw`` makes what stands for an object that ``read`` does
+        not support, or not all of; None: nothing can.
+        """
+        found: list[T] = []
+        for fields in self.each(name):
+            try:
+                value = read(fields)
+                fields.end()
+            except Refusal as e:
+                passed = raw(fields.value) if raw and self.reading.passes and e.problem.code == UNSUPPORTED else None
+                if passed is None:
+                    raise
+                fields.clear()
+                value = passed
+            found.append(value)
+        return found
+
+    def take_rest(self) -> Json:
+        """Return the fields that nothing has read, and count them as read."""
+        rest = self.rest()
+        self.clear()
+        return rest
+
+    def clear(self) -> None:
+        """Count everything as read."""
+        self._left.clear()
+        self._inside.clear()
 
     def needed(self, name: str, value: T | None) -> T:
         """Return ``value``. Raises Refusal, naming the field, if it is None."""
@@ -182,32 +264,58 @@ class Fields:
 
     def only(self, name: str, *values: object, why: str = "is not supported by this gateway") -> None:
         """Accept a field that has one of these values, which change nothing. Raises Refusal for any other."""
-        value = self._left.get(name)
-        if value is None or any(type(value) is type(each) and value == each for each in values):
-            self._left.pop(name, None)
-        elif not self._dropped(name):
+        if not self._is_neutral(name, values) and not self._handled(name):
             raise unsupported(self.path(name), f"{name!r} {why}")
 
-    def refuse(self, why: str, *names: str) -> None:
-        """Raise Refusal if one of these fields is present, unless the settings drop it."""
-        for name in names:
-            if name in self._left and not self._dropped(name):
-                raise unsupported(self.path(name), f"{name!r} {why}")
+    def hint(self, name: str, *values: object) -> None:
+        """Leave out a field that changes no answer's meaning and has no place at the provider; one of these values is
+        what the provider does anyway.
+        """
+        if self._is_neutral(name, values):
+            return
+        if self.reading.passes:
+            self.refuse("is not known here", name)
+            return
+        self._left.pop(name)
+        self.reading.leave_out(self.path(name))
 
-    def wants(self, name: str) -> bool:
-        """Whether a field is there that has no effect here, and must be honoured or refused: not one to be dropped."""
-        return name in self._left and not self._dropped(name)
+    def refuse(self, why: str, *names: str) -> None:
+        """Raise Refusal if one of these fields is present, unless it is passed or dropped."""
+        for name in names:
+            if name in self._left and not self._handled(name):
+                raise unsupported(self.path(name), f"{name[:100]!r} {why}")
 
     def end(self) -> None:
         """Raise Refusal if there is a field that nothing has read."""
-        for name in list(self._left):
-            if not self._dropped(name):
-                raise unsupported(self.path(name), f"{name[:100]!r} is not supported by this gateway")
+        for inside in self._inside.values():
+            inside.end()
+        self.refuse("is not supported by this gateway", *list(self._left))
 
-    def _dropped(self, name: str) -> bool:
-        if _INDEX.sub("", self.path(name)) not in self._drop:
+    def rest(self) -> Json:
+        """The fields that nothing has read, of a request that passes: each at its place."""
+        inside = {name: rest for name, fields in self._inside.items() if (rest := fields.rest())}
+        return {**self._left, **inside}
+
+    @property
+    def _passes(self) -> bool:
+        return self.reading.passes and not self._listed
+
+    def _is_neutral(self, name: str, values: Collection[object]) -> bool:
+        value = self._left.get(name)
+        if value is not None and not any(type(value) is type(each) and value == each for each in values):
+            return False
+        if not self._passes:
+            self._left.pop(name, None)
+        return True
+
+    def _handled(self, name: str) -> bool:
+        """Whether an unsupported field needs no refusal: it is passed, or dropped."""
+        if self._passes:
+            return True
+        if self.reading.plain(self.path(name)) not in self.reading.drop:
             return False
         self._left.pop(name, None)
+        self.reading.leave_out(self.path(name))
         return True
 
     def _list(self, name: str) -> list[object]:

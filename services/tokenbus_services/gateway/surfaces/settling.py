@@ -61,7 +61,7 @@ class Settling:
         hold_images: bool = True,
         on_failure: OnFailure | None = None,
     ) -> None:
-        held: set[BlockKind] = {"text"}  # only until its first visible chunk
+        held: set[BlockKind] = {"text", "server_tool"}  # text only until its first visible chunk
         held |= {"thinking"} if hold_thinking else set()
         held |= {"tool_call"} if hold_calls else set()
         held |= {"image"} if hold_images else set()

@@ -35,7 +35,9 @@ class GatewaySettings(Table, frozen=True, kw_only=True):
     surfaces: tuple[SurfaceName, ...] = ALL_SURFACES
     """The client protocols that are served."""
     drop_unsupported: tuple[str, ...] = ()
-    """Parameters that are ignored, rather than refused, if they cannot be honoured (`user`, `seed`)."""
+    """Parameters, as paths without indices (`tools.allowed_callers`), that are left out, rather than refused, if they
+    cannot be honoured.
+    """
     allow_extra: tuple[str, ...] = ()
     """Fields of the provider's request body that clients may set."""
     tools: tuple[str, ...] = ()

@@ -10,9 +10,10 @@ import re
 from base64 import b64decode
 from binascii import Error as Base64Error
 from contextlib import suppress
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from tokenbus.errors import RequestInvalid
 from tokenbus.events.model_names import begins_with
@@ -56,6 +57,8 @@ from tokenbus.providers.request.conversation import Spoken, Takes, conversation,
 from tokenbus.providers.request.json_object import check_object
 
 MIN_BUDGET = 1024
+BETAS = "anthropic_beta"
+"""In `extra`: the names for the header `anthropic-beta`, as Bedrock has them in the body."""
 EFFORTS: tuple[Effort, ...] = ("low", "medium", "high", "xhigh", "max")
 
 NO_MESSAGE = "The tool failed without a message."
@@ -64,6 +67,7 @@ _TOOL_ID = re.compile(r"[A-Za-z0-9_-]+")
 _MAX_TOOL_ID = 128
 CONTAINER = "anthropic.container"
 """Name of the item with the container of an earlier answer, which is a field of the request."""
+_Beta = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,100}$(?!\n)")]
 _arguments = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -166,10 +170,22 @@ def _type(block: dict[str, object] | msgspec.Raw) -> object:
 
 def built(body: dict[str, object], request: Generate, history: list[Message], notes: tuple[str, ...]) -> Built:
     headers = {"content-type": "application/json", "anthropic-version": API_VERSION}
+    extra = dict(request.extra or {})
+    betas = _betas(extra.pop(BETAS, []))
     if names_files(request.messages) or names_files(history):
-        headers["anthropic-beta"] = FILES_BETA
-    encoded = msgspec.json.encode(with_extra(body, request.extra))
+        betas.append(FILES_BETA)
+    if betas:
+        headers["anthropic-beta"] = ",".join(dict.fromkeys(betas))
+    encoded = msgspec.json.encode(with_extra(body, extra))
     return Built(call=HttpCall(path="/v1/messages", body=encoded, headers=headers), notes=notes)
+
+
+def _betas(given: object) -> list[str]:
+    """The names in the extra field `anthropic_beta`, which the API has in a header. Raises RequestInvalid."""
+    try:
+        return msgspec.convert(given, list[_Beta])
+    except msgspec.ValidationError as e:
+        raise RequestInvalid(f"extra.{BETAS}", str(e)) from None
 
 
 def limits(request: Generate, quirks: Quirks) -> dict[str, object]:

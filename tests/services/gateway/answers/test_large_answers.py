@@ -10,7 +10,7 @@ import pytest
 
 from tokenbus.events.public import Completed, PublicEvent, Timing
 from tokenbus_services.gateway.answers import answer
-from tokenbus_services.gateway.answers.answer import AnswerTimes, StreamedAnswer
+from tokenbus_services.gateway.answers.answer import AnswerTimes, RunOfAnswer, StreamedAnswer
 
 
 class Burst:
@@ -54,18 +54,9 @@ async def test_an_answer_is_sent_in_parts_of_bounded_size(
         yield Completed(run="r", seq=0, turn=0, attempt=1, finish="stop", timing=Timing(total_ms=1))
 
     encoder: Any = Burst(*pieces)
+    how = RunOfAnswer(run="r", events=events(), refusal=lambda problem: pytest.fail(str(problem)), times=AnswerTimes())
     streamed = StreamedAnswer(
-        "r",
-        events(),
-        encoder=lambda event: encoder,
-        media_type="text/event-stream",
-        keep_alive=b"",
-        early=False,
-        refusal=lambda problem: pytest.fail(str(problem)),
-        headers={},
-        on_client_gone=lambda: None,
-        on_end=lambda: None,
-        times=AnswerTimes(),
+        how, encoder=lambda event: encoder, media_type="text/event-stream", keep_alive=b"", early=False
     )
     await streamed({}, receive, send)
     bodies = [message for message in sent if message["type"] == "http.response.body" and message["body"]]

@@ -298,11 +298,8 @@ def test_the_input_of_a_run_becomes_a_request() -> None:
     )
     assert (translation.generate.system, translation.generate.max_tool_depth) == ("Place:\nBonn", 0)
     assert translation.generate.tools == [Tool(name="f", description="F", parameters={"type": "object"})]
-    assert (translation.stream, translation.on_disconnect, translation.echo) == (
-        True,
-        "continue",
-        {"thread": "t", "run": "run"},
-    )
+    assert (translation.stream, translation.on_disconnect) == (True, "continue")
+    assert (translation.echo["thread"], translation.echo["run"]) == ("t", "run")
 
 
 def test_options_are_read_from_the_forwarded_props() -> None:

@@ -315,20 +315,22 @@ def test_a_request_without_a_model_takes_the_alias_default() -> None:
 def test_options_are_named_as_in_the_ai_sdk() -> None:
     options = {"temperature": 0.5, "topP": 0.9, "maxOutputTokens": 9, "stopSequences": ["x"], "system": "Be brief."}
     more = {"reasoning": "low", "toolChoice": {"type": "tool", "toolName": "f"}, "tools": [{"name": "f"}], "seed": 7}
-    generate = translated(SURFACE, gateway_request(body(**options, **more))).generate
+    found = translated(SURFACE, gateway_request(body(**options, **more)))
+    generate = found.generate
     assert (generate.temperature, generate.top_p, generate.max_tokens, generate.stop) == (0.5, 0.9, 9, ["x"])
-    assert (generate.system, generate.thinking, generate.seed) == ("Be brief.", Thinking(effort="low"), 7)
+    assert (generate.system, generate.thinking) == ("Be brief.", Thinking(effort="low"))
     assert (generate.tools, generate.tool_choice) == (
         [Tool(name="f", parameters={"type": "object"})],
         ToolChoice(name="f"),
     )
+    assert found.left_out == ["seed"], "the provider has no seed"
 
 
 def test_the_bus_runs_the_tools_that_are_named_and_the_client_those_that_are_described() -> None:
     allowed = rules(tools=frozenset({"weather"}))
     named = translated(SURFACE, gateway_request(body(tools=["weather"])), allowed)
     assert (named.generate.tools, named.generate.max_tool_depth) == ([Tool(name="weather")], 10)
-    assert named.echo["bus_tools"] == ["weather"]
+    assert named.echo["named"] == ["weather"]
     assert refused(SURFACE, gateway_request(body(tools=["shell"])), allowed).param == "tools[0]"
     assert refused(SURFACE, gateway_request(body(tools=["weather", {"name": "f"}])), allowed).param == "tools"
 

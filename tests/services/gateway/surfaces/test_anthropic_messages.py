@@ -26,7 +26,7 @@ from tests.services.gateway.logs import (
     thinking,
     visible_text,
 )
-from tests.services.gateway.rules import gateway_request, refused, rules, translated
+from tests.services.gateway.rules import gateway_request, noted, refused, rules, translated
 from tests.unit.providers.corpus import Recording
 from tokenbus.client.response import Response
 from tokenbus.events import normalized as n
@@ -35,6 +35,7 @@ from tokenbus.events.public import TERMINAL, Completed
 from tokenbus.events.requests import (
     Base64Source,
     DocumentPart,
+    ExtraPart,
     Fallback,
     ImagePart,
     Message,
@@ -48,10 +49,9 @@ from tokenbus.events.requests import (
     ToolResultPart,
 )
 from tokenbus_services.gateway.problem import Problem
-from tokenbus_services.gateway.surfaces.answering import Echo
 from tokenbus_services.gateway.surfaces.anthropic_messages import AnthropicMessagesSurface, models_answer
-from tokenbus_services.gateway.surfaces.anthropic_messages.encoder import MessagesStream
-from tokenbus_services.gateway.surfaces.anthropic_messages.whole import WholeMessageAnswer
+from tokenbus_services.gateway.surfaces.anthropic_messages.answer import MessagesStream, whole_message
+from tokenbus_services.gateway.surfaces.surface import Echo
 
 SURFACE = AnthropicMessagesSurface()
 ECHO = Echo(api="anthropic")
@@ -121,7 +121,7 @@ def message_in(events: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def message_of(log: Log, echo: Echo = ECHO) -> dict[str, Any]:
-    return message_in(read(streamed(MessagesStream("r1", "m", echo), log)))
+    return message_in(read(streamed(MessagesStream(noted(echo), "r1"), log)))
 
 
 def kinds(message: dict[str, Any]) -> list[str]:
@@ -165,7 +165,12 @@ def test_a_conversation_with_everything_in_it_is_translated() -> None:
                 ThinkingPart(text="hm", signature="sig"),
                 ThinkingPart(opaque={"redacted": "secret"}),
                 TextPart(text="One moment"),
-                ToolCallPart(tool_id="t1", tool_name="weather", arguments='{"city":"Bonn"}'),
+                ToolCallPart(
+                    tool_id="t1",
+                    tool_name="weather",
+                    arguments='{"city":"Bonn"}',
+                    opaque={"api": "anthropic", "fields": '{"cache_control":{"type":"ephemeral"}}'},
+                ),
             ],
         ),
         Message(
@@ -214,7 +219,9 @@ def test_the_parameters_are_translated() -> None:
     assert generate.max_tool_depth == 0, "the client runs its own tools"
     assert generate.metadata == {"client": {"user_id": "u1"}}
     assert (generate.top_k, generate.user_id, generate.parallel_tool_calls) == (7, "u1", False)
-    assert generate.extra == {"cache_control": EPHEMERAL}
+    kept = {name: request[name] for name in ("cache_control", "service_tier", "context_management")}
+    kept["thinking"] = {"display": "summarized"}
+    assert generate.extra == kept, "what only this API has goes to it as it came"
 
 
 def test_an_alias_falls_back_to_its_next_provider() -> None:
@@ -268,30 +275,23 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("messages[0].content[0].type", {"messages": [user({"type": "tool_use"})]}),
     ("messages[0].content[0].citations.enabled", {"messages": [user({**_document(), "citations": {"enabled": True}})]}),
     ("messages[0].content[0].context", {"messages": [user({**_document(), "context": "x"})]}),
-    ("messages[0].content[0].cache_control.ttl", {"messages": [user({**_image(), "cache_control": LONG})]}),
     ("messages[0].content[0].citations", {"messages": [assistant({"type": "text", "text": "x", "citations": [{}]})]}),
+    ("messages[0].content[0].cache_control.ttl", {"messages": [user({**_image(), "cache_control": LONG})]}),
     ("container", {"container": "c"}),
     ("mcp_servers", {"mcp_servers": []}),
-    ("service_tier", {"service_tier": "standard_only"}),
     ("inference_geo", {"inference_geo": "eu"}),
-    ("speed", {"speed": "fast"}),
     ("diagnostics", {"diagnostics": {}}),
     ("workspace_id", {"workspace_id": "w"}),
     ("user_profile_id", {"user_profile_id": "w"}),
     ("context_management", {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}),
     ("tools[0].type", {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}),
-    ("tools[0].strict", {"model": "gemini/m", "tools": [{**TOOL, "strict": True}]}),
-    ("tools[0].defer_loading", {"tools": [{**TOOL, "defer_loading": True}]}),
     ("tools[0].allowed_callers", {"tools": [{**TOOL, "allowed_callers": ["code_execution_20250825"]}]}),
     ("tool_choice.type", {"tool_choice": {"type": "some"}}),
     ("thinking.type", {"thinking": {"type": "between_tools"}}),
-    ("thinking.display", {"thinking": {"type": "adaptive", "display": "omitted"}}),
     ("thinking.budget_tokens", {"thinking": {"type": "enabled"}}),
     ("output_config.effort", {"output_config": {"effort": "endless"}}),
     ("output_config.format.type", {"output_config": {"format": {"type": "grammar"}}}),
     ("metadata.odd", {"metadata": {"odd": 1}}),
-    ("top_k", {"model": "openai/m", "top_k": 3}),
-    ("cache_control", {"model": "openai/m", "cache_control": EPHEMERAL}),
     ("tool_choice.disable_parallel_tool_use", {"model": "gemini/m", "tool_choice": ONE}),
     ("tokenbus.on_failure", {"stream": True, "tokenbus": {"on_failure": "restart"}}),
     ("tokenbus.tools", {"tools": [TOOL], "tokenbus": {"tools": ["weather"]}}),
@@ -302,7 +302,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("param", "changes"), REFUSED, ids=[f"{param}-{n}" for n, (param, _) in enumerate(REFUSED)])
 def test_what_cannot_be_honoured_is_refused_by_name(param: str, changes: dict[str, Any]) -> None:
-    problem = refused(SURFACE, gateway_request(body(**changes)), rules(tools=None))
+    problem = refused(SURFACE, gateway_request(body(**{"model": "gemini/m", **changes})), rules(tools=None))
     assert problem.param == param
     answer = SURFACE.refusal(problem)
     error = msgspec.json.decode(answer.body)["error"]
@@ -311,10 +311,69 @@ def test_what_cannot_be_honoured_is_refused_by_name(param: str, changes: dict[st
     assert error["type"] == ("not_found_error" if param == "model" else "invalid_request_error")
 
 
-def test_an_operator_may_have_parameters_dropped() -> None:
-    allowed = rules(drop_unsupported=frozenset({"speed", "top_k", "tools.defer_loading"}))
-    request = body(model="openai/m", speed="fast", top_k=3, tools=[{**TOOL, "defer_loading": True}])
-    assert translated(SURFACE, gateway_request(request), allowed).generate.extra is None
+HINTS: list[tuple[str, dict[str, Any]]] = [
+    ("service_tier", {"service_tier": "standard_only"}),
+    ("speed", {"speed": "fast"}),
+    ("tools.strict", {"tools": [{**TOOL, "strict": True}]}),
+    ("tools.defer_loading", {"tools": [{**TOOL, "defer_loading": True}]}),
+    ("thinking.display", {"thinking": {"type": "adaptive", "display": "omitted"}}),
+    ("top_k", {"model": "openai/m", "top_k": 3}),
+    ("cache_control", {"cache_control": EPHEMERAL}),
+    ("metadata.user_id", {"metadata": {"user_id": "u"}}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "changes"), HINTS, ids=[path for path, _ in HINTS])
+def test_a_hint_that_the_provider_has_no_place_for_is_left_out_and_named(path: str, changes: dict[str, Any]) -> None:
+    assert translated(SURFACE, gateway_request(body(**{"model": "gemini/m", **changes}))).left_out == [path]
+
+
+def test_a_provider_of_this_api_gets_what_the_gateway_does_not_know() -> None:
+    search = {"type": "web_search_20250305", "name": "web_search", "max_uses": 3}
+    more = {
+        "container": "c",
+        "service_tier": "standard_only",
+        "thinking": {"type": "adaptive", "display": "omitted"},
+        "context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]},
+    }
+    cited = {**_document(), "citations": {"enabled": True}, "context": "x", "cache_control": LONG}
+    result = {"type": "web_search_tool_result", "tool_use_id": "s", "content": []}
+    called = {"type": "tool_use", "id": "c", "name": "f", "input": {}, "cache_control": LONG}
+    hour = {"type": "ephemeral", "ttl": "1h"}
+    answered = {"type": "tool_result", "tool_use_id": "c", "content": "x", "cache_control": hour}
+    system = [{"type": "text", "text": "Be kind.", "cache_control": LONG}]
+    request = body(user(cited), assistant(result, called), user(answered), **more, tools=[search, TOOL], system=system)
+    asked = gateway_request(request, headers={"anthropic-beta": "a-1, b-2"})
+    found = translated(SURFACE, asked)
+    generate = found.generate
+    assert generate.extra == {
+        **{name: more[name] for name in ("container", "service_tier", "context_management")},
+        "thinking": {"display": "omitted"},
+        "tools": [search],
+        "system": system,
+        "anthropic_beta": ["a-1", "b-2"],
+    }
+    assert [tool.name for tool in generate.tools] == [TOOL["name"]]
+    (document,), (searched, call), (back,) = (message.content for message in generate.messages)
+    assert isinstance(document, ExtraPart)
+    assert msgspec.json.decode(document.json) == cited
+    assert isinstance(searched, ExtraPart)
+    assert msgspec.json.decode(searched.json) == result
+    assert isinstance(call, ToolCallPart)
+    assert call.opaque == {"api": "anthropic", "fields": '{"cache_control":{"type":"ephemeral","ttl":"1d"}}'}
+    assert back == ToolResultPart(tool_id="c", content="x", cache="1h")
+    assert found.left_out == []
+
+
+def test_an_operator_may_have_parameters_dropped_wherever_they_are() -> None:
+    names = frozenset({"container", "inference_geo", "tools.allowed_callers", "messages.content.context"})
+    callers = {"allowed_callers": ["code_execution_20250825"]}
+    request = body(
+        user({**_document(), "context": "x"}), model="gemini/m", container="c", inference_geo="eu",
+        tools=[{**TOOL, **callers}, {**TOOL, **callers}],
+    )  # fmt: skip
+    found = translated(SURFACE, gateway_request(request), rules(drop_unsupported=names))
+    assert (found.generate.extra, {*found.left_out}) == (None, names)
 
 
 # --- answers ------------------------------------------------------------------------------------------------------
@@ -336,7 +395,7 @@ def test_thinking_text_and_a_call_of_the_client_are_sent_in_order() -> None:
         "output_tokens": 5,
         "output_tokens_details": {"thinking_tokens": 2},
     }
-    status, whole = answered(WholeMessageAnswer("r1", "m", ECHO), log)
+    status, whole = answered(whole_message(noted(ECHO), "r1"), log)
     assert status == 200
     assert whole["content"] == [
         {"type": "thinking", "thinking": "hm", "signature": "sig"},
@@ -368,7 +427,7 @@ def test_a_run_of_several_turns_is_one_message_without_the_calls_that_the_bus_ra
     message = message_of(log, Echo(api="anthropic", bus_tools=True))
     assert kinds(message) == ["text", "text"]
     assert (text_in(message), message["stop_reason"]) == ("Let me look. It rains.", "end_turn")
-    _, whole = answered(WholeMessageAnswer("r1", "m", Echo(api="anthropic", bus_tools=True)), log)
+    _, whole = answered(whole_message(noted(Echo(api="anthropic", bus_tools=True)), "r1"), log)
     assert [block["type"] for block in whole["content"]] == ["text", "text"]
 
 
@@ -392,7 +451,7 @@ def test_a_run_that_does_not_complete_ends_in_an_error(end: list[Any], kind: str
     message = message_of(log)
     assert (message["error"]["type"], message["error"]["code"]) == (kind, code)
     assert message["error"]["message"].startswith(code)
-    status, whole = answered(WholeMessageAnswer("r1", "m", ECHO), log)
+    status, whole = answered(whole_message(noted(ECHO), "r1"), log)
     assert (status >= 400, whole["error"]) == (True, message["error"])
 
 
@@ -407,7 +466,7 @@ def test_an_answer_that_the_gateway_cannot_continue_ends_in_an_error() -> None:
     problem = Problem(
         status=503, code="gateway_restarting", message="later", kind="overloaded", run="r1", request="mine"
     )
-    (event,) = read(b"".join(MessagesStream("r1", "m", ECHO).broken(problem)))
+    (event,) = read(b"".join(MessagesStream(noted(ECHO), "r1").broken(problem)))
     assert (event["error"]["type"], event["request_id"]) == ("overloaded_error", "mine")
 
 
@@ -420,7 +479,7 @@ def test_every_recorded_stream_is_encoded_completely(row: Recording) -> None:
         assert bool(message["error"]) == (not isinstance(log[-1], Completed))
     assert text_in(message) == visible_text(log)
     if isinstance(log[-1], Completed):
-        _, whole = answered(WholeMessageAnswer("r1", "m", Echo(api=row.api_name)), log)
+        _, whole = answered(whole_message(noted(Echo(api=row.api_name)), "r1"), log)
         assert text_in(whole) == visible_text(log)
         assert (whole["usage"], whole["stop_reason"]) == (message["usage"], message["stop_reason"])
         thought = "".join(block.get("thinking", "") for block in message["content"])
@@ -437,7 +496,7 @@ def test_any_log_gives_a_valid_message_with_the_visible_text(log: Log) -> None:
 @given(any_log(policies=["restart", "continue", "fail"]))
 def test_any_whole_answer_has_the_visible_text_or_is_an_error(log: Log) -> None:
     if isinstance(log[-1], TERMINAL):
-        status, whole = answered(WholeMessageAnswer("r1", "m", ECHO), log)
+        status, whole = answered(whole_message(noted(ECHO), "r1"), log)
         if isinstance(log[-1], Completed):
             assert text_in(whole) == visible_text(log)
         else:

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from tests.services.gateway.rules import rules
+from tests.services.gateway.rules import gateway_request, rules
+from tokenbus.events.requests import Message
 from tokenbus_services.gateway.problem import Problem, Refusal
-from tokenbus_services.gateway.surfaces.extension import extension
-from tokenbus_services.gateway.surfaces.fields import Fields, json_body
+from tokenbus_services.gateway.surfaces.contract import Translated, TranslationRules
+from tokenbus_services.gateway.surfaces.fields import Fields, Reading, json_body
+from tokenbus_services.gateway.surfaces.surface import SurfaceRequest
 
 
 def problem_of(call: Callable[[], object]) -> Problem:
@@ -58,10 +60,19 @@ def test_null_is_as_good_as_absent() -> None:
 
 
 def test_an_operator_may_have_unsupported_fields_dropped() -> None:
-    fields = Fields({"list": [{"odd": 2}], "n": 3}, drop=["list.odd", "n"])
+    fields = Fields({"list": [{"odd": 2}], "n": 3}, reading=Reading(["list.odd", "n"]))
     assert [each.has("other") for each in fields.each("list")] == [False]
     fields.only("n", 1)
     fields.end()
+    assert [*fields.reading.left_out] == ["list.odd", "n"]
+
+
+def test_an_object_inside_that_nothing_has_read_is_refused_with_the_whole() -> None:
+    fields = Fields({"inside": {"deep": {"odd": 1}}})
+    inside = fields.fields("inside")
+    assert inside
+    assert inside.fields("deep")
+    assert problem_of(fields.end).param == "inside.deep.odd"
 
 
 def test_a_value_that_changes_nothing_passes_and_another_is_refused() -> None:
@@ -69,11 +80,17 @@ def test_a_value_that_changes_nothing_passes_and_another_is_refused() -> None:
     assert problem_of(lambda: Fields({"n": True}).only("n", 1)).param == "n"
 
 
+def asked(options: dict[str, Any], headers: dict[str, str], allowed: TranslationRules) -> Translated:
+    """A request with these options of the bus, on a surface without any of its own."""
+    body = Fields({"tokenbus": options})
+    ask = SurfaceRequest(gateway_request({}, headers=headers), allowed, body, model="gemini/m", stream=False)
+    return ask.translated({"messages": [Message(role="user", content="Hi")]})
+
+
 def test_the_body_and_the_headers_say_what_is_asked_of_the_bus() -> None:
     headers = {"x-tokenbus-policies": "a, b", "x-tokenbus-visible": "false", "x-tokenbus-max-tool-depth": "3"}
-    read = extension(Fields({"tokenbus": {"policies": ["c"], "deadline_s": 2}}), headers, rules())
+    read = asked({"policies": ["c"], "deadline_s": 2, "tools": ["weather"]}, headers, rules(tools=None)).generate
     assert (read.policies, read.visible, read.max_tool_depth, read.deadline_s) == (["c"], False, 3, 2)
-    assert read.generate == {"policies": ["c"], "visible": False, "deadline_s": 2}
 
 
 @pytest.mark.parametrize(
@@ -91,10 +108,10 @@ def test_the_body_and_the_headers_say_what_is_asked_of_the_bus() -> None:
 def test_what_is_not_allowed_or_not_known_is_refused(
     extra: dict[str, Any], headers: dict[str, str], param: str
 ) -> None:
-    assert problem_of(lambda: extension(Fields({"tokenbus": extra}), headers, rules())).param == param
+    assert problem_of(lambda: asked(extra, headers, rules())).param == param
 
 
 def test_what_the_key_allows_is_taken() -> None:
     allowed = rules(tools=frozenset({"weather"}), allow_extra=frozenset({"top_k"}))
-    read = extension(Fields({"tokenbus": {"tools": ["weather"], "extra": {"top_k": 4}}}), {}, allowed)
+    read = asked({"tools": ["weather"], "extra": {"top_k": 4}}, {}, allowed).generate
     assert ([tool.name for tool in read.tools], read.extra) == (["weather"], {"top_k": 4})

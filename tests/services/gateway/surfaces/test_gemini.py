@@ -24,7 +24,7 @@ from tests.services.gateway.logs import (
     text,
     visible_text,
 )
-from tests.services.gateway.rules import gateway_request, refused, translated
+from tests.services.gateway.rules import gateway_request, noted, refused, translated
 from tests.unit.providers.corpus import Recording
 from tokenbus.client.response import Response
 from tokenbus.events import normalized as n
@@ -33,6 +33,7 @@ from tokenbus.events.public import TERMINAL, Completed
 from tokenbus.events.requests import (
     Base64Source,
     DocumentPart,
+    ExtraPart,
     FileSource,
     ImageOptions,
     ImagePart,
@@ -50,10 +51,9 @@ from tokenbus.events.requests import (
 from tokenbus_services.gateway.problem import Problem
 from tokenbus_services.gateway.surfaces.contract import GatewayRequest
 from tokenbus_services.gateway.surfaces.gemini import GeminiArray, GeminiSurface, model_answer, models_answer
-from tokenbus_services.gateway.surfaces.gemini.answer import GeminiEcho
-from tokenbus_services.gateway.surfaces.gemini.encoder import ArrayStream, EventStream
+from tokenbus_services.gateway.surfaces.gemini.answer import ArrayStream, EventStream, GeminiEcho, whole_response
 from tokenbus_services.gateway.surfaces.gemini.schema import json_schema
-from tokenbus_services.gateway.surfaces.gemini.whole import WholeResponse
+from tokenbus_services.gateway.surfaces.surface import ONLY_JSON
 
 SURFACE = GeminiSurface()
 ECHO = GeminiEcho(api="gemini", thoughts=True)
@@ -107,9 +107,9 @@ def response_in(chunks: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def response_of(log: Log, echo: GeminiEcho = ECHO) -> dict[str, Any]:
-    joined = response_in(chunks_in(streamed(EventStream("r1", "m", echo), log)))
+    joined = response_in(chunks_in(streamed(EventStream(noted(echo), "r1"), log)))
     if isinstance(log[-1], TERMINAL):
-        array = msgspec.json.decode(streamed(ArrayStream("r1", "m", echo), log))
+        array = msgspec.json.decode(streamed(ArrayStream(noted(echo), "r1"), log))
         assert response_in(array) == joined, "both kinds of stream say the same"
     return joined
 
@@ -289,9 +289,8 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     (f"{F}.mode", {"toolConfig": calling(mode="VALIDATED")}),
     (f"{F}.allowedFunctionNames", {"toolConfig": calling(mode="ANY", allowedFunctionNames=["a", "b"])}),
     ("toolConfig.retrievalConfig", {"toolConfig": {"retrievalConfig": {}}}),
-    ("safetySettings", {"model": "openai/m", "safetySettings": [{}]}),
+    ("safetySettings", {"safetySettings": [{}]}),
     ("cachedContent", {"cachedContent": "c"}),
-    ("labels", {"labels": {"a": "b"}}),
     ("serviceTier", {"serviceTier": "flex"}),
     ("store", {"store": True}),
     ("routingConfig", {"routingConfig": {}}),
@@ -303,29 +302,74 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     (f"{C}.speechConfig", config(speechConfig={})),
     (f"{C}.responseLogprobs", config(responseLogprobs=True)),
     (f"{C}.logprobs", config(logprobs=3)),
-    (f"{C}.mediaResolution", config(mediaResolution="MEDIA_RESOLUTION_LOW")),
     (f"{C}.imageConfig", config(imageConfig={"aspectRatio": "1:1"})),
     (f"{C}.imageConfig.personGeneration", config(responseModalities=["IMAGE"], imageConfig={"personGeneration": "x"})),
     (f"{C}.thinkingConfig.thinkingLevel", config(thinkingConfig={"thinkingLevel": "ENDLESS"})),
     (f"{C}.thinkingConfig.thinkingBudget", config(thinkingConfig={"thinkingBudget": -2})),
     (f"{C}.responseMimeType", config(responseMimeType="text/x.enum")),
-    (f"{C}.responseMimeType", {"model": "anthropic/m", **config(responseMimeType="application/json")}),
-    (f"{C}.seed", {"model": "anthropic/m", **config(seed=1)}),
-    (f"{C}.presencePenalty", {"model": "anthropic/m", **config(presencePenalty=1)}),
-    (f"{C}.topK", {"model": "openai/m", **config(topK=3)}),
     ("x-server-timeout", {"headers": {"x-server-timeout": "soon"}}),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("param", "changes"), REFUSED, ids=[f"{param}-{n}" for n, (param, _) in enumerate(REFUSED)])
 def test_what_cannot_be_honoured_is_refused_by_name(param: str, changes: dict[str, Any]) -> None:
-    problem = refused(SURFACE, request(**changes))
+    problem = refused(SURFACE, request(**{"model": "anthropic/m", **changes}))
     assert problem.param == param
     answer = SURFACE.refusal(problem)
     error = msgspec.json.decode(answer.body)["error"]
     assert answer.status == error["code"] == (404 if param == "model" else 400)
     assert error["status"] == ("NOT_FOUND" if param == "model" else "INVALID_ARGUMENT")
     assert error["message"].startswith(f"{param}: ")
+
+
+HINTS: list[tuple[str, dict[str, Any]]] = [
+    ("labels", {"labels": {"a": "b"}}),
+    (f"{C}.mediaResolution", config(mediaResolution="MEDIA_RESOLUTION_LOW")),
+    (f"{C}.seed", config(seed=1)),
+    (f"{C}.presencePenalty", config(presencePenalty=1)),
+    (f"{C}.topK", {"model": "openai/m", **config(topK=3)}),
+    ("tools.functionDeclarations.responseJsonSchema",
+     {"tools": [{"functionDeclarations": [{**WEATHER, "response_json_schema": {"type": "object"}}]}]}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "changes"), HINTS, ids=[path for path, _ in HINTS])
+def test_a_hint_that_the_provider_has_no_place_for_is_left_out_and_named(path: str, changes: dict[str, Any]) -> None:
+    assert translated(SURFACE, request(**{"model": "anthropic/m", **changes})).left_out == [path]
+
+
+def test_json_of_any_schema_is_asked_for_in_words_where_the_provider_has_no_mode_for_it() -> None:
+    generate = translated(SURFACE, request(model="anthropic/m", **config(responseMimeType="application/json"))).generate
+    assert generate.json_object is False
+    assert generate.system == ONLY_JSON
+
+
+def test_a_provider_of_this_api_gets_what_the_gateway_does_not_know() -> None:
+    more = {"cachedContent": "c", "serviceTier": "flex", "toolConfig": {"retrievalConfig": {"a": 1}}}
+    code = {"executableCode": {"code": "1"}}
+    audio = {"inlineData": {"mimeType": "audio/wav", "data": "aGk="}}
+    generate = translated(
+        SURFACE,
+        request(
+            contents=[user_says({"text": "a"}, audio, {"text": "b"}), model_says(code)],
+            tools=[{"googleSearch": {}}, {"functionDeclarations": [WEATHER]}],
+            **more,
+            **config(speechConfig={"a": 1}, seed=2),
+        ),
+    ).generate
+    assert generate.extra == {**more, "generationConfig": {"speechConfig": {"a": 1}}, "tools": [{"googleSearch": {}}]}
+    assert (generate.seed, len(generate.tools)) == (2, 1)
+    (_, heard, said), (ran,) = (message.content for message in generate.messages)
+    assert isinstance(heard, ExtraPart)
+    assert isinstance(ran, ExtraPart)
+    assert (msgspec.json.decode(heard.json), msgspec.json.decode(ran.json)) == (audio, code)
+    assert said == TextPart(text="b")
+
+
+def test_bytes_in_the_url_safe_alphabet_reach_the_provider_in_the_standard_one() -> None:
+    image = {"inlineData": {"mimeType": "image/png", "data": "-_-_-w"}}
+    generate = translated(SURFACE, request(model="anthropic/m", contents=[user_says(image)])).generate
+    assert generate.messages[0].content == [ImagePart(source=Base64Source(media_type="image/png", data="+/+/+w=="))]
 
 
 # --- answers ------------------------------------------------------------------------------------------------------
@@ -364,7 +408,7 @@ def test_thoughts_text_and_a_call_are_sent_in_order() -> None:
         "totalTokenCount": 16,
         "cachedContentTokenCount": 3,
     }
-    status, whole = answered(WholeResponse("r1", "m", ECHO), log)
+    status, whole = answered(whole_response(noted(ECHO), "r1"), log)
     assert status == 200
     assert whole["candidates"][0]["content"]["parts"] == [
         {"text": "hm", "thought": True, "thoughtSignature": SIGNATURE},
@@ -426,21 +470,24 @@ def test_a_run_that_does_not_complete_ends_in_an_error(end: list[Any], status: s
     log = log_of([*text(0, "Hal")[:-1]], end)
     error = response_of(log)["error"]
     assert (error["status"], error["details"][0]["reason"]) == (status, code)
-    answer, whole = answered(WholeResponse("r1", "m", ECHO), log)
+    answer, whole = answered(whole_response(noted(ECHO), "r1"), log)
     assert (answer, whole["error"]) == (error["code"], error)
 
 
 def test_an_answer_that_the_gateway_cannot_continue_ends_in_an_error() -> None:
     problem = Problem(status=503, code="gateway_restarting", message="later", kind="overloaded", run="r1")
-    (chunk,) = chunks_in(b"".join(EventStream("r1", "m", ECHO).broken(problem)))
+    (chunk,) = chunks_in(b"".join(EventStream(noted(ECHO), "r1").broken(problem)))
     assert chunk["error"]["status"] == "UNAVAILABLE"
-    (element,) = msgspec.json.decode(b"".join(ArrayStream("r1", "m", ECHO).broken(problem)))
+    (element,) = msgspec.json.decode(b"".join(ArrayStream(noted(ECHO), "r1").broken(problem)))
     assert element == chunk
 
 
 def test_blank_space_keeps_both_kinds_of_stream_alive() -> None:
     log = log_of([*text(0, "a"), *text(1, "b"), DONE])
-    for surface, encoder in ((SURFACE, EventStream("r1", "m", ECHO)), (GeminiArray(), ArrayStream("r1", "m", ECHO))):
+    for surface, encoder in (
+        (SURFACE, EventStream(noted(ECHO), "r1")),
+        (GeminiArray(), ArrayStream(noted(ECHO), "r1")),
+    ):
         pieces = [piece for event in log for piece in encoder.feed(event)]
         kept_alive = surface.keep_alive + surface.keep_alive.join(pieces)
         if surface.media_type.startswith("application/json"):
@@ -460,7 +507,7 @@ def test_every_recorded_stream_is_encoded_completely(row: Recording) -> None:
         assert bool(joined["error"]) == (not isinstance(log[-1], Completed))
     if isinstance(log[-1], Completed):
         assert text_of(joined["parts"], thought=True) == Response.of(log).thinking
-        _, whole = answered(WholeResponse("r1", "m", echo), log)
+        _, whole = answered(whole_response(noted(echo), "r1"), log)
         (candidate,) = whole["candidates"]
         assert text_of(candidate["content"]["parts"]) == visible_text(log)
         assert (candidate["finishReason"], whole["usageMetadata"]) == (joined["finish"], joined["usage"])
@@ -476,7 +523,7 @@ def test_any_log_gives_a_valid_answer_with_the_visible_text(log: Log) -> None:
 @given(any_log(policies=["restart", "continue", "fail"]))
 def test_any_whole_answer_has_the_visible_text_or_is_an_error(log: Log) -> None:
     if isinstance(log[-1], TERMINAL):
-        status, whole = answered(WholeResponse("r1", "m", ECHO), log)
+        status, whole = answered(whole_response(noted(ECHO), "r1"), log)
         if isinstance(log[-1], Completed):
             assert text_of(whole["candidates"][0]["content"]["parts"]) == visible_text(log)
         else:

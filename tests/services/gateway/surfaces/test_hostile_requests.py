@@ -20,13 +20,14 @@ from tokenbus_services.gateway.routes.registry import SURFACES
 from tokenbus_services.gateway.surfaces.ag_ui import AgUiSurface
 from tokenbus_services.gateway.surfaces.ai_sdk_ui import AiSdkUiSurface
 from tokenbus_services.gateway.surfaces.anthropic_messages import AnthropicMessagesSurface
-from tokenbus_services.gateway.surfaces.contract import Answer, GatewayRequest, Surface
+from tokenbus_services.gateway.surfaces.contract import Answer, GatewayRequest
 from tokenbus_services.gateway.surfaces.durable_streams import protocol
 from tokenbus_services.gateway.surfaces.gemini import GeminiSurface
 from tokenbus_services.gateway.surfaces.native import NativeSurface
 from tokenbus_services.gateway.surfaces.openai_chat import OpenAIChatSurface
-from tokenbus_services.gateway.surfaces.openai_images.surface import OpenAIImagesSurface
-from tokenbus_services.gateway.surfaces.openai_responses.surface import OpenAIResponsesSurface
+from tokenbus_services.gateway.surfaces.openai_images import OpenAIImagesSurface
+from tokenbus_services.gateway.surfaces.openai_responses import OpenAIResponsesSurface
+from tokenbus_services.gateway.surfaces.surface import Surface
 
 Json = dict[str, Any]
 LIMIT = 2**20

@@ -10,8 +10,9 @@ import pytest
 from tests.services.gateway.rules import gateway_request, refused, rules, translated
 from tokenbus.core.request.parse import request_from
 from tokenbus.errors import RequestInvalid
-from tokenbus.events.requests import Generate, TextPart, ToolCallPart, ToolChoice, ToolResultPart
+from tokenbus.events.requests import ExtraPart, Generate, TextPart, ToolCallPart, ToolChoice, ToolResultPart
 from tokenbus_services.gateway.surfaces.openai_chat import OpenAIChatSurface
+from tokenbus_services.gateway.surfaces.surface import ONLY_JSON
 
 SURFACE = OpenAIChatSurface()
 MESSAGES: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
@@ -35,25 +36,25 @@ def generated(model: str = "openai/gpt", **more: Any) -> Generate:
     [
         ("n", 2),
         ("logprobs", True),
+        ("logit_bias", {"1": 2}),
         ("top_logprobs", 3),
         ("audio", {"voice": "x"}),
         ("modalities", ["text", "audio"]),
         ("prediction", {"type": "content", "content": "x"}),
         ("web_search_options", {"search_context_size": "low"}),
+        ("web_search_options", {}),
         ("functions", [{"name": "f"}]),
         ("function_call", "auto"),
         ("moderation", {}),
-        ("store", True),
-        ("prompt_cache_options", {"x": 1}),
-        ("prompt_cache_retention", "24h"),
         ("invented", 1),
     ],
 )
 def test_what_has_no_counterpart_is_refused_by_name(param: str, value: Any) -> None:
-    problem = refused(SURFACE, gateway_request(body(**{param: value})))
+    problem = refused(SURFACE, gateway_request(body("gemini/x", **{param: value})))
     assert (problem.status, problem.code, problem.param) == (400, "unsupported_parameter", param)
     dropped = rules(drop_unsupported=frozenset({param}))
-    assert translated(SURFACE, gateway_request(body(**{param: value})), dropped).generate == generated()
+    found = translated(SURFACE, gateway_request(body("gemini/x", **{param: value})), dropped)
+    assert (found.generate, found.left_out) == (generated("gemini/x"), [param])
 
 
 @pytest.mark.parametrize(
@@ -63,19 +64,55 @@ def test_what_has_no_counterpart_is_refused_by_name(param: str, value: Any) -> N
         ("user", "u1"),
         ("frequency_penalty", 0.5),
         ("presence_penalty", 0.5),
-        ("parallel_tool_calls", False),
         ("service_tier", "priority"),
-        ("logit_bias", {"1": 2}),
+        ("store", True),
+        ("prompt_cache_options", {"x": 1}),
+        ("prompt_cache_retention", "24h"),
         ("verbosity", "low"),
         ("prompt_cache_key", "k"),
         ("safety_identifier", "s"),
     ],
 )
-def test_a_feature_of_some_providers_is_sent_to_those_and_refused_for_others(param: str, value: Any) -> None:
+def test_a_hint_is_sent_to_providers_that_have_it_and_left_out_for_others(param: str, value: Any) -> None:
     given: dict[str, Any] = {param: value}
     assert generated(**given) != generated()
-    lacks = {"user": "gemini/x", "parallel_tool_calls": "gemini/x"}.get(param, "anthropic/x")
-    assert refused(SURFACE, gateway_request(body(lacks, **{param: value}))).param == param
+    lacks = "gemini/x" if param == "user" else "anthropic/x"
+    found = translated(SURFACE, gateway_request(body(lacks, **given)))
+    assert (found.generate, found.left_out) == (generated(lacks), [param])
+
+
+def test_one_call_at_a_time_is_no_hint() -> None:
+    assert generated(parallel_tool_calls=False).parallel_tool_calls is False
+    assert refused(SURFACE, gateway_request(body("gemini/x", parallel_tool_calls=False))).param == "parallel_tool_calls"
+
+
+def test_a_provider_of_this_api_gets_what_the_gateway_does_not_know() -> None:
+    custom = {"type": "custom", "custom": {"name": "c"}}
+    image = {"type": "image_url", "image_url": {"url": "https://a.example/b", "detail": "high"}}
+    asked: dict[str, Any] = {
+        "messages": [{"role": "user", "content": [image]}],
+        "tools": [custom],
+        "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}},
+        "logprobs": True,
+        "logit_bias": {"1": 2},
+        "web_search_options": {},
+        "invented": [1],
+    }
+    generate = generated(**asked)
+    assert generate.extra == {name: asked[name] for name in asked if name != "messages"}
+    (part,) = generate.messages[0].content
+    assert isinstance(part, ExtraPart)
+    assert (part.name, msgspec.json.decode(part.json)) == ("openai-chat.image_url", image)
+
+
+@pytest.mark.parametrize(("name", "value"), [("n", 2), ("models", ["other"]), ("functions", [{"name": "f"}])])
+def test_what_selects_the_model_or_the_form_of_the_answer_is_never_passed(name: str, value: object) -> None:
+    assert refused(SURFACE, gateway_request({**body(), name: value})).param == name
+
+
+def test_an_alias_takes_an_option_only_if_all_of_its_providers_have_it() -> None:
+    found = translated(SURFACE, gateway_request(body("fast", seed=7)))
+    assert (found.generate.seed, found.left_out) == (None, ["seed"])
 
 
 @pytest.mark.parametrize("model", ["openai/gpt", "anthropic/x", "gemini/x", "responses/x"])
@@ -92,7 +129,7 @@ def test_values_that_clients_send_by_default_change_nothing(model: str) -> None:
         "tools": None,
         "response_format": {"type": "text"},
     }
-    expected = msgspec.structs.replace(generated(model, **defaults), parallel_tool_calls=None)
+    expected = msgspec.structs.replace(generated(model, **defaults), parallel_tool_calls=None, extra=None)
     assert expected == generated(model)
 
 
@@ -119,7 +156,7 @@ def test_tools_and_choice_are_the_clients_own_and_run_there() -> None:
     generate = generated(tools=[tool], tool_choice={"type": "function", "function": {"name": "w"}})
     assert (generate.max_tool_depth, generate.tool_choice) == (0, ToolChoice(name="w"))
     assert generated(tools=[tool], tool_choice="required").tool_choice == "any"
-    assert refused(SURFACE, gateway_request(body(tools=[{"type": "custom"}]))).param == "tools[0].type"
+    assert refused(SURFACE, gateway_request(body("gemini/x", tools=[{"type": "custom"}]))).param == "tools[0].type"
     assert refused(SURFACE, gateway_request(body(tools=[tool], tool_choice="allowed"))).param == "tool_choice"
     allowed = rules(tools=frozenset({"clock"}))
     both = body(tools=[tool], tokenbus={"tools": ["clock"]})
@@ -143,9 +180,8 @@ def test_limits_formats_and_effort_have_the_names_of_the_bus() -> None:
     assert formatted
     assert (formatted.name, formatted.strict) == ("n", True)
     assert refused(SURFACE, gateway_request(body(max_tokens=1, max_completion_tokens=2))).param == "max_tokens"
-    assert refused(SURFACE, gateway_request(body("anthropic/x", response_format={"type": "json_object"}))).param == (
-        "response_format.type"
-    )
+    assert generated(response_format={"type": "json_object"}).json_object
+    assert generated("anthropic/x", response_format={"type": "json_object"}).system == ONLY_JSON
 
 
 def test_a_stream_cannot_take_text_back() -> None:

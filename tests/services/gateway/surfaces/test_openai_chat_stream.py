@@ -30,8 +30,7 @@ from tokenbus.events import normalized as n
 from tokenbus.events.public import TERMINAL, Completed
 from tokenbus.events.requests import OnFailure
 from tokenbus_services.gateway.surfaces.contract import GatewayNote
-from tokenbus_services.gateway.surfaces.openai_chat.encoder import ChatEncoder
-from tokenbus_services.gateway.surfaces.openai_chat.whole import WholeChat
+from tokenbus_services.gateway.surfaces.openai_chat.answer import ChatEncoder, whole_chat
 
 
 def note(on_failure: OnFailure | None = None) -> GatewayNote:
@@ -93,7 +92,7 @@ def check(log: Log, of: GatewayNote | None = None) -> Answer:
         assert sorted(
             finished_call for finished_call in answer.calls if finished_call in complete or finished_call not in cut
         ) == sorted(complete)
-        status, body = answered(WholeChat(of or note(), "r1"), log)
+        status, body = answered(whole_chat(of or note(), "r1"), log)
         whole = ChatCompletion.model_validate(body).choices[0]
         assert (status, whole.message.content or "", whole.finish_reason) == (200, answer.text, answer.finish)
         given = body["choices"][0]["message"].get("tool_calls", [])

@@ -10,7 +10,7 @@ from tests.services.gateway.rules import gateway_request, refused, translated
 from tokenbus.events.requests import ImageOptions, Message
 from tokenbus_services.gateway.models import ModelTable
 from tokenbus_services.gateway.surfaces.contract import TranslationRules
-from tokenbus_services.gateway.surfaces.openai_images.surface import OpenAIImagesSurface
+from tokenbus_services.gateway.surfaces.openai_images import OpenAIImagesSurface
 
 SURFACE = OpenAIImagesSurface()
 
@@ -38,7 +38,6 @@ def test_a_prompt_with_its_options_is_an_image_run() -> None:
     ("body", "param"),
     [
         ({"n": 2}, "n"),
-        ({"user": "u"}, "user"),
         ({"moderation": "low"}, "moderation"),
         ({"output_format": "svg"}, "output_format"),
         ({"quality": "as good as it gets"}, "quality"),

@@ -15,6 +15,7 @@ from tokenbus.events import normalized as n
 from tokenbus.events.requests import (
     Base64Source,
     DocumentPart,
+    ExtraPart,
     FileSource,
     Generate,
     ImagePart,
@@ -30,8 +31,9 @@ from tokenbus.events.requests import (
 )
 from tokenbus_services.gateway.problem import Problem
 from tokenbus_services.gateway.surfaces.contract import GatewayNote, GatewayRequest, Translated
+from tokenbus_services.gateway.surfaces.openai_responses import OpenAIResponsesSurface
 from tokenbus_services.gateway.surfaces.openai_responses.response_object import MAX_ECHO_BYTES
-from tokenbus_services.gateway.surfaces.openai_responses.surface import OpenAIResponsesSurface
+from tokenbus_services.gateway.surfaces.surface import ONLY_JSON
 
 SURFACE = OpenAIResponsesSurface()
 Json = dict[str, Any]
@@ -191,18 +193,67 @@ def test_openais_own_parameters_go_to_openai() -> None:
     assert generated(parallel_tool_calls=False).parallel_tool_calls is False
 
 
-@pytest.mark.parametrize("name", ["user", "safety_identifier", "prompt_cache_key"])
-def test_a_provider_that_has_none_of_them_refuses_them_by_name(name: str) -> None:
-    body = {"model": "gemini/m", "input": "Hi", name: "x"}
-    assert refused(SURFACE, gateway_request(body)).param == name
-    assert translated(SURFACE, gateway_request(body), rules(drop_unsupported=frozenset({name}))).generate.extra is None
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("user", {"user": "x"}),
+        ("safety_identifier", {"safety_identifier": "x"}),
+        ("prompt_cache_key", {"prompt_cache_key": "x"}),
+        ("prompt_cache_retention", {"prompt_cache_retention": "24h"}),
+        ("service_tier", {"service_tier": "flex"}),
+        ("include", {"include": ["message.output_text.logprobs"]}),
+        ("text.verbosity", {"text": {"verbosity": "low"}}),
+        ("tools.strict", {"tools": [{"type": "function", "name": "f", "strict": True}]}),
+        ("tools.defer_loading", {"tools": [{"type": "function", "name": "f", "defer_loading": True}]}),
+        ("input.content.detail",
+         {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x", "detail": "low"}]}]}),
+    ],
+)  # fmt: skip
+def test_a_hint_that_the_provider_has_no_place_for_is_left_out_and_named(path: str, body: Json) -> None:
+    found = of(**{"model": "gemini/m", **body})
+    assert (found.generate.extra, found.left_out) == (None, [path])
 
 
-def test_a_json_object_without_a_schema_is_for_providers_that_have_it() -> None:
+def test_a_json_object_without_a_schema_is_asked_for_in_words_where_there_is_no_mode_for_it() -> None:
     form = {"format": {"type": "json_object"}}
     assert generated(text=form).json_object
-    body = {"model": "anthropic/m", "input": "Hi", "text": form}
-    assert refused(SURFACE, gateway_request(body)).param == "text.format.type"
+    assert generated(model="anthropic/m", text=form, instructions="Be kind.").system == f"Be kind.\n\n{ONLY_JSON}"
+
+
+def test_a_provider_of_this_api_gets_what_the_gateway_does_not_know() -> None:
+    more: Json = {
+        "context_management": [{"type": "compaction"}],
+        "max_tool_calls": 3,
+        "truncation": "auto",
+        "include": ["reasoning.encrypted_content", "web_search_call.action.sources"],
+        "unheard_of": {"a": [1]},
+        "tool_choice": {"type": "web_search"},
+        "tools": [{"type": "web_search"}],
+    }
+    searched = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"query": "q"}}
+    heard = {"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "AA==", "format": "wav"}}]}
+    generate = generated(input=[searched, heard], reasoning={"effort": "low", "odd": 1}, **more)
+    assert generate.extra == {**more, "reasoning": {"odd": 1}}
+    parts = [part for message in generate.messages for part in message.content]
+    assert [msgspec.json.decode(part.json) for part in parts if isinstance(part, ExtraPart)] == [searched, heard]
+
+
+def test_a_tool_in_a_namespace_has_both_names_on_the_bus_and_its_own_for_the_client() -> None:
+    space = {"type": "namespace", "name": "crm", "tools": [{"type": "function", "name": "find"}]}
+    called = {"type": "function_call", "call_id": "c", "namespace": "crm", "name": "find", "arguments": "{}"}
+    answered = {"type": "function_call_output", "call_id": "c", "output": "x"}
+    request = of(model="gemini/m", tools=[space], input=[{"role": "user", "content": "x"}, called, answered])
+    assert [tool.name for tool in request.generate.tools] == ["crm__find"]
+    call_part = request.generate.messages[1].content[0]
+    assert isinstance(call_part, ToolCallPart)
+    assert call_part.tool_name == "crm__find"
+    story = Story(max_tool_depth=0)
+    story.provider(*call(0, "a", "crm__find", "{}"), n.Done("tool_use"))
+    made = GatewayNote(surface=SURFACE.name, version=1, created=1, model="m", echo=request.echo)
+    response = read_back(stream(story.events, made))[-1]["response"]
+    (item,) = response["output"]
+    assert (item["namespace"], item["name"]) == ("crm", "find")
+    assert response["tools"] == [space]
 
 
 def test_values_that_change_nothing_pass() -> None:
@@ -224,16 +275,12 @@ def test_values_that_change_nothing_pass() -> None:
         ({"max_tool_calls": 3}, "max_tool_calls"),
         ({"truncation": "auto"}, "truncation"),
         ({"top_logprobs": 2}, "top_logprobs"),
-        ({"prompt_cache_retention": "24h"}, "prompt_cache_retention"),
-        ({"include": ["message.output_text.logprobs"]}, "include[0]"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [{"type": "function", "name": "w", "color": 1}]}, "tools[0].color"),
-        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice.type"),
+        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
         ({"tool_choice": "any"}, "tool_choice"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
         ({"input": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "input[0].content[0].type"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x", "detail": "low"}]}]},
-         "input[0].content[0].detail"),
         ({"input": [{"role": "user", "content": [{"type": "input_file", "file_data": "JVBERi"}]}]},
          "input[0].content[0].file_data"),
         ({"input": []}, "input"),
@@ -250,7 +297,7 @@ def test_values_that_change_nothing_pass() -> None:
     ],
 )  # fmt: skip
 def test_what_cannot_be_honoured_is_refused_by_name(body: Json, param: str) -> None:
-    found = problem(**body)
+    found = problem(**{"model": "gemini/m", **body})
     assert found.param == param
     assert found.status == 400
 

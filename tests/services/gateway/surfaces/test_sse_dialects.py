@@ -25,7 +25,8 @@ from tokenbus.events import normalized as n
 from tokenbus.events.public import TERMINAL
 from tokenbus_services.gateway import surfaces
 from tokenbus_services.gateway.problem import Problem
-from tokenbus_services.gateway.surfaces.contract import Encoder, GatewayNote, GatewayRequest, Surface
+from tokenbus_services.gateway.surfaces.contract import Encoder, GatewayNote, GatewayRequest
+from tokenbus_services.gateway.surfaces.surface import Surface
 
 HI = [{"role": "user", "content": "Hi"}]
 COMMENT = b": keep-alive\n\n"
@@ -116,7 +117,11 @@ def served() -> Iterator[Surface]:
             module = importlib.import_module(f"{surfaces.__name__}.{package.name}")
             found = (value for _, value in inspect.getmembers(module, inspect.isclass))
             for kind in found:
-                if issubclass(kind, Surface) and kind.media_type.startswith("text/event-stream"):
+                if (
+                    issubclass(kind, Surface)
+                    and kind is not Surface
+                    and kind.media_type.startswith("text/event-stream")
+                ):
                     yield kind()
 
 

@@ -26,10 +26,11 @@ from tokenbus_services.gateway.http_request import response_to
 from tokenbus_services.gateway.problem import Problem, Refusal, defect, invalid, of_exception, unsupported
 from tokenbus_services.gateway.routes.sockets import handshake
 from tokenbus_services.gateway.runs import GatewayRun
-from tokenbus_services.gateway.surfaces.contract import GatewayRequest, Surface, Translated
+from tokenbus_services.gateway.surfaces.contract import GatewayRequest, Translated
+from tokenbus_services.gateway.surfaces.errors import openai_error
 from tokenbus_services.gateway.surfaces.fields import json_body
-from tokenbus_services.gateway.surfaces.openai_errors import error_object
 from tokenbus_services.gateway.surfaces.openai_responses.encoder import ResponseFrames
+from tokenbus_services.gateway.surfaces.surface import Surface
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -192,4 +193,4 @@ class ResponseSocket:
     async def _send_error(self, problem: Problem, audit: FrameAudit | None = None) -> None:
         if audit:
             audit.status = problem.status
-        await self._send(_encode({"type": "error", "status": problem.status, "error": error_object(problem)}))
+        await self._send(_encode({"type": "error", "status": problem.status, "error": openai_error(problem)}))

@@ -14,7 +14,6 @@ from tokenbus.events.requests import (
     ContentPart,
     DocumentPart,
     FileSource,
-    Generate,
     ImagePart,
     Message,
     Source,
@@ -27,16 +26,18 @@ from tokenbus.events.requests import (
 )
 from tokenbus_services.gateway.problem import invalid, unsupported
 from tokenbus_services.gateway.surfaces.contract import GatewayRequest, Translated, TranslationRules
-from tokenbus_services.gateway.surfaces.extension import extension
-from tokenbus_services.gateway.surfaces.fields import Fields, Json, json_body
-
-DEFAULT_MODEL = "default"
-"""The alias of requests that name no model."""
+from tokenbus_services.gateway.surfaces.fields import Fields, Json
+from tokenbus_services.gateway.surfaces.surface import DEFAULT_MODEL, Echo, SurfaceRequest
 
 
-def translate(request: GatewayRequest, rules: TranslationRules) -> Translated:
+class AgUiEcho(Echo, frozen=True, kw_only=True, omit_defaults=True):
+    thread: str = ""
+    run: str = ""
+    """The client's own id of its run."""
+
+
+def read(asked: GatewayRequest, rules: TranslationRules, body: Fields) -> Translated:
     """Translate the body of `HttpAgent`. Raises Refusal."""
-    body = Fields(json_body(request.body), drop=rules.drop_unsupported)
     thread = body.needed("threadId", body.text("threadId"))
     run = run_id(body)
     for name in ("protocolVersion", "parentRunId"):
@@ -44,41 +45,27 @@ def translate(request: GatewayRequest, rules: TranslationRules) -> Translated:
     body.take("state")
     body.only("resume", [], why="has no effect: no run of the bus waits for an answer")
     context = list(_context(body))
-    props = body.fields("forwardedProps") or Fields({}, "forwardedProps")
-    own = extension(props, request.headers, rules)
-    if own.visible is False:
-        raise unsupported("forwardedProps.tokenbus.visible", "a chat shows its text")
-    model = rules.models.resolve(props.text("model") or request.query.get("model") or DEFAULT_MODEL)
+    props = body.fields("forwardedProps") or Fields({}, "forwardedProps", body.reading)
+    model = props.text("model") or asked.query.get("model") or DEFAULT_MODEL
+    ask = SurfaceRequest(asked, rules, body, model=model, stream=True, options=props, takes_back=True)
+    ask.refuse_hidden()
+    if ask.run is not None:
+        raise unsupported(ask.bus.path("run"), "`runId` names the run of this protocol")
     tools = list(_tools(body))
-    if tools and own.tools:
+    if tools and ask.bus_tools:
         raise unsupported("tools", "tools of the deployment and of the client in one request are not supported")
     messages = _messages(body)
     if not messages:
         raise invalid("messages", "they have no content")
-    depth = 10 if own.max_tool_depth is None else own.max_tool_depth
-    generate = Generate(
-        provider=model.provider,
-        model=model.model,
-        fallback=None if own.on_failure == "fail" else model.fallbacks,
-        messages=messages,
-        system="\n\n".join(context) or None,
-        tools=tools or own.tools,
-        max_tool_depth=depth if own.tools else 0,
-        temperature=props.number("temperature"),
-        top_p=props.number("topP"),
-        max_tokens=props.whole("maxTokens", 1),
-        extra=own.extra,
-        **own.generate,
-    )
-    props.end()
-    body.end()
-    return Translated(
-        generate=generate,
-        stream=True,
-        model=model.name,
-        echo={"thread": thread, "run": run},
-        on_disconnect=own.on_disconnect or "continue",
-    )
+    fields: Json = {
+        "messages": messages,
+        "system": "\n\n".join(context) or None,
+        "temperature": props.number("temperature"),
+        "top_p": props.share("topP"),
+        "max_tokens": props.whole("maxTokens", 1),
+    }
+    echoed = {"thread": thread, "run": run}
+    return ask.translated(fields, tools=tools, echo=AgUiEcho, echoed=echoed, on_disconnect="continue")
 
 
 def run_id(body: Fields) -> str:
@@ -159,7 +146,6 @@ def _content_of(message: Fields) -> list[ContentPart]:
                 **kept,
             )
         )
-        function.end()
     return parts
 
 
@@ -192,7 +178,10 @@ def _content(message: Fields) -> list[ContentPart]:
     if value is None:
         return []
     return [
-        _part(part) for part in Fields({"content": value}, message.path("content")[: -len(".content")]).each("content")
+        _part(part)
+        for part in Fields({"content": value}, message.path("content")[: -len(".content")], message.reading).each(
+            "content"
+        )
     ]
 
 
@@ -214,7 +203,6 @@ def _source(part: Fields) -> Source:
     value = source.needed("value", source.text("value"))
     media_type = source.text("mimeType")
     source.text("provider")
-    source.end()
     match kind:
         case "data":
             return Base64Source(media_type=source.needed("mimeType", media_type), data=value)

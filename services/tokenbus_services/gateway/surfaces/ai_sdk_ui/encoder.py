@@ -34,6 +34,7 @@ from tokenbus_services.gateway.surfaces.ai_sdk_ui import parts
 from tokenbus_services.gateway.surfaces.ai_sdk_ui.parts import DONE, VOID, Part, written
 from tokenbus_services.gateway.surfaces.ai_sdk_ui.tool_parts import ToolParts
 from tokenbus_services.gateway.surfaces.contract import Encoder
+from tokenbus_services.gateway.surfaces.errors import SENTENCES, sentence_of
 
 _CONTENT_EVENTS = (Chunk, BlockStarted, BlockComplete, ImagePreview, ToolProgress)
 
@@ -98,7 +99,7 @@ class UiStream(Encoder):
         if not self._ended:
             self._begin()
             self._close(void=True)
-            self._emit({"type": "error", "errorText": parts.SENTENCES[problem.kind]})
+            self._emit({"type": "error", "errorText": sentence_of(problem)})
             self._finish("error")
         return self._taken()
 
@@ -232,7 +233,7 @@ class UiStream(Encoder):
                 self._finish_step()
                 self._finish("interrupted" if self._v7 else "other")
             case RunFailedEvent():
-                self._emit({"type": "error", "errorText": parts.SENTENCES[event.error.kind]})
+                self._emit({"type": "error", "errorText": SENTENCES[event.error.kind]})
                 self._finish("error")
             case Cancelled():
                 self._finish_step()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tokenbus.events.error_info import ErrorClass
 from tokenbus.events.normalized import FinishReason
 from tokenbus.events.public import BlockComplete, ImageRef
 from tokenbus.events.usage import Usage
@@ -29,23 +28,6 @@ FINISH: Mapping[FinishReason, str] = {
 }
 
 CUT = "The answer was cut short."
-SENTENCES: Mapping[ErrorClass, str] = {
-    "invalid_request": "The request was not accepted.",
-    "content_filter": "The provider's content filter stopped the answer.",
-    "not_found": "The model is not available.",
-    "rate_limit": "Too many requests. Try again in a moment.",
-    "limit": "Too many requests. Try again in a moment.",
-    "overloaded": "The model is overloaded. Try again in a moment.",
-    "timeout": "The answer took too long.",
-    "auth": "The model's provider refused the request.",
-    "network": "The connection to the model's provider failed.",
-    "protocol": "The model's provider gave an answer that could not be read.",
-    "server": "The model's provider failed.",
-    "unknown": "The answer failed.",
-    "internal": "The answer failed.",
-    "tool": "A tool failed.",
-}
-"""What the user reads: `useChat` shows the text as it is, so it names no account and no inner address."""
 
 
 def written(part: Part) -> bytes:

@@ -4,65 +4,75 @@ from __future__ import annotations
 
 from typing import Any, cast, get_args
 
-from tokenbus.events.requests import Effort, Generate, Thinking, Tool, ToolChoice
-from tokenbus_services.gateway.problem import invalid, tool_not_open, unsupported
+import msgspec
+
+from tokenbus.events.requests import Effort, Tool, ToolChoice
+from tokenbus_services.gateway.problem import invalid, unsupported
 from tokenbus_services.gateway.surfaces.ai_sdk_ui.history import messages_of
 from tokenbus_services.gateway.surfaces.contract import GatewayRequest, Translated, TranslationRules
-from tokenbus_services.gateway.surfaces.extension import Extension, extension
-from tokenbus_services.gateway.surfaces.fields import Fields, json_body
+from tokenbus_services.gateway.surfaces.fields import Fields, Json
+from tokenbus_services.gateway.surfaces.surface import (
+    DEFAULT_MODEL,
+    Echo,
+    SurfaceRequest,
+    effort_thinking,
+    open_tool,
+)
 
-DEFAULT_MODEL = "default"
-"""The alias of requests that name no model: `useChat` knows none."""
 MAX_ID_CHARS = 256
 VERSIONS = ("5", "6", "7")
 _CHOICES = {"auto": "auto", "none": "none", "required": "any"}
 
 
-def translate(request: GatewayRequest, rules: TranslationRules) -> Translated:
+class UiEcho(Echo, frozen=True, kw_only=True, omit_defaults=True):
+    chat: str = ""
+    ui: int = 5
+    """The `ai` version of the client that began."""
+    named: list[str] = msgspec.field(default_factory=list[str])
+    """Tools that the bus runs."""
+    message_id: str | None = None
+    """Of the assistant's message that the answer continues."""
+
+
+def read(asked: GatewayRequest, rules: TranslationRules, body: Fields) -> Translated:
     """Translate a `POST` of `DefaultChatTransport`. Raises Refusal."""
-    body = Fields(json_body(request.body), drop=rules.drop_unsupported)
     chat = body.needed("id", body.text("id"))
     if not 0 < len(chat) <= MAX_ID_CHARS:
         raise invalid("id", f"must have 1 to {MAX_ID_CHARS} characters")
     body.one_of("trigger", ("submit-message", "regenerate-message"))
     body.text("messageId")  # the client has already removed the message that it wants anew
-    own = extension(body, request.headers, rules)
-    ui = version(request)
-    _check_ends(own, ui)
-    model = rules.models.resolve(body.text("model") or request.query.get("model") or DEFAULT_MODEL)
+    ui = version(asked)
+    model = body.text("model") or asked.query.get("model") or DEFAULT_MODEL
+    # Only clients with ?ui=7 know how to void text that was shown.
+    ask = SurfaceRequest(asked, rules, body, model=model, stream=True, takes_back=ui >= 7)
+    ask.refuse_hidden()
     values = body.take("messages")
     if not isinstance(values, list) or not values:
         raise invalid("messages", "must be a list of one or more messages")
-    tools, bus_tools = _tools(body, own, rules)
-    generate = Generate(
-        provider=model.provider,
-        model=model.model,
-        fallback=None if own.on_failure == "fail" else model.fallbacks,
-        messages=messages_of(cast("list[object]", values)) or _nothing_said(),
-        system=body.text("system"),
-        tools=tools,
-        tool_choice=_tool_choice(body),
-        max_tool_depth=own.max_tool_depth if bus_tools and own.max_tool_depth is not None else 10 if bus_tools else 0,
-        temperature=body.number("temperature"),
-        top_p=body.number("topP"),
-        top_k=body.whole("topK", 1),
-        seed=body.whole("seed", -(2**63)),
-        presence_penalty=body.number("presencePenalty"),
-        frequency_penalty=body.number("frequencyPenalty"),
-        max_tokens=body.whole("maxOutputTokens", 1),
-        stop=body.texts("stopSequences"),
-        thinking=_thinking(body),
-        metadata=_metadata(body),
-        extra=own.extra,
-        **own.generate,
-    )
-    body.end()
-    echo: dict[str, object] = {"chat": chat, "ui": ui, "bus_tools": [tool.name for tool in bus_tools]}
-    if (continued := _continued(cast("list[Any]", values))) is not None:
-        echo["message_id"] = continued
-    return Translated(
-        generate=generate, stream=True, model=model.name, echo=echo, on_disconnect=own.on_disconnect or "continue"
-    )
+    fields: Json = {
+        "messages": messages_of(cast("list[object]", values)) or _nothing_said(),
+        "system": body.text("system"),
+        "tool_choice": _tool_choice(body),
+        "temperature": body.number("temperature"),
+        "top_p": body.share("topP"),
+        "top_k": ask.optional("top_k", body, "topK", lambda name: body.whole(name, 1)),
+        "seed": ask.optional("seed", body, "seed", lambda name: body.whole(name, -(2**63))),
+        "presence_penalty": ask.optional("presence_penalty", body, "presencePenalty", body.penalty, 0, 0.0),
+        "frequency_penalty": ask.optional("frequency_penalty", body, "frequencyPenalty", body.penalty, 0, 0.0),
+        "max_tokens": body.whole("maxOutputTokens", 1),
+        "stop": body.texts("stopSequences"),
+        "thinking": effort_thinking(_effort(body)),
+    }
+    metadata = body.json("metadata")
+    fields["metadata"] = None if metadata is None else {"client": metadata}
+    tools = _tools(ask, rules)
+    echoed: Json = {
+        "chat": chat,
+        "ui": ui,
+        "named": [tool.name for tool in ask.bus_tools],
+        "message_id": _continued(cast("list[Any]", values)),
+    }
+    return ask.translated(fields, tools=tools, echo=UiEcho, echoed=echoed, on_disconnect="continue")
 
 
 def version(request: GatewayRequest) -> int:
@@ -73,38 +83,33 @@ def version(request: GatewayRequest) -> int:
     return int(requested)
 
 
-def _check_ends(own: Extension, ui: int) -> None:
-    if own.on_failure == "restart" and ui < 7:
-        raise unsupported(
-            "tokenbus.on_failure", "'restart' voids text that was shown; only clients with ?ui=7 know how"
-        )
-    if own.visible is False:
-        raise unsupported("tokenbus.visible", "a chat shows its text")
-
-
-def _tools(body: Fields, own: Extension, rules: TranslationRules) -> tuple[list[Tool], list[Tool]]:
-    """All tools, and those that the bus runs: in the body a name is the bus's tool, an object the client's."""
-    named, defined = list(own.tools), list[Tool]()
-    values = body.take("tools")
+def _tools(ask: SurfaceRequest, rules: TranslationRules) -> list[Tool]:
+    """The client's tools; a name in the list is a tool of the deployment, which the bus runs."""
+    defined: list[Tool] = []
+    named: list[str] = []
+    values = ask.body.take("tools")
     if values is not None and not isinstance(values, list):
         raise invalid("tools", "must be a list")
     for i, value in enumerate(cast("list[object]", values or [])):
         at = f"tools[{i}]"
         if isinstance(value, str):
-            if rules.tools is not None and value not in rules.tools:
-                raise invalid(at, tool_not_open(value))
-            named.append(Tool(name=value))
+            open_tool(value, rules, at)
+            named.append(value)
         elif isinstance(value, dict):
-            fields = Fields(cast("dict[str, Any]", value), at)
+            fields = Fields(cast("Json", value), at, ask.body.reading, listed=True)
             name = fields.needed("name", fields.text("name"))
             parameters = fields.json("inputSchema") or {"type": "object"}
-            defined.append(Tool(name=name, description=fields.text("description"), parameters=parameters))
+            strict = ask.optional("strict_tools", fields, "strict", fields.flag, False)
+            defined.append(
+                Tool(name=name, description=fields.text("description"), parameters=parameters, strict=strict)
+            )
             fields.end()
         else:
             raise invalid(at, "must be the name of a tool of the deployment, or an object for a tool of the client")
-    if named and defined:
+    ask.bus_tools += [Tool(name=name) for name in named]
+    if ask.bus_tools and defined:
         raise unsupported("tools", "tools of the deployment and of the client in one request are not supported")
-    return named or defined, named
+    return defined
 
 
 def _tool_choice(body: Fields) -> Any:
@@ -122,14 +127,9 @@ def _tool_choice(body: Fields) -> Any:
     raise invalid("toolChoice", "must be auto, none, required, or an object with toolName")
 
 
-def _thinking(body: Fields) -> Thinking | None:
+def _effort(body: Fields) -> str | None:
     effort = body.one_of("reasoning", ("provider-default", *get_args(Effort)))
-    return None if effort in (None, "provider-default") else Thinking(effort=cast("Effort", effort))
-
-
-def _metadata(body: Fields) -> dict[str, object] | None:
-    given = body.json("metadata")
-    return None if given is None else {"client": given}
+    return None if effort == "provider-default" else effort
 
 
 def _continued(values: list[Any]) -> str | None:

@@ -1,11 +1,36 @@
-"""What stream and whole answer have in common: stop reasons and token counts of the Messages API. Pure."""
+"""A run as one message of the Messages API, streamed and whole: however many turns it has, it is one message. Pure.
+
+https://docs.anthropic.com/en/docs/build-with-claude/streaming
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
+
+import msgspec
+
+from tokenbus.client.response import Response
+from tokenbus.core.run.blocks.tool_arguments import parse_arguments
 from tokenbus.events.normalized import FinishReason
-from tokenbus.events.public import BlockComplete, Completed
-from tokenbus_services.gateway.surfaces.answering import Echo
+from tokenbus.events.public import (
+    BlockComplete,
+    BlockStarted,
+    Cancelled,
+    Chunk,
+    Completed,
+    Incomplete,
+    PublicEvent,
+    RunFailedEvent,
+    Started,
+)
+from tokenbus_services.gateway.problem import Problem, of_end
+from tokenbus_services.gateway.surfaces.contract import Encoder, GatewayNote, WholeRun
+from tokenbus_services.gateway.surfaces.errors import anthropic_error, anthropic_refusal
+from tokenbus_services.gateway.surfaces.json_text import encode_line
+from tokenbus_services.gateway.surfaces.settling import Settling
 from tokenbus_services.gateway.surfaces.signatures import pack
+from tokenbus_services.gateway.surfaces.surface import Echo
 from tokenbus_services.pricing.token_counts import token_counts
 
 Json = dict[str, object]
@@ -59,6 +84,13 @@ def redacted_of(block: BlockComplete) -> str | None:
     return None if block.content or block.signature else (block.opaque or {}).get("redacted")
 
 
+def server_block(block: BlockComplete) -> Iterator[Json]:
+    """A block of Anthropic's servers (a search, say), as the provider wrote it; none of another API."""
+    if block.kind == "server_tool" and (block.item or "").startswith("anthropic.") and not block.cut:
+        with suppress(msgspec.DecodeError, RecursionError):
+            yield msgspec.json.decode(block.content or "", type=Json)
+
+
 def message_of(run: str, model: str, content: list[Json], **more: object) -> Json:
     """The message object."""
     return {
@@ -71,3 +103,130 @@ def message_of(run: str, model: str, content: list[Json], **more: object) -> Jso
         "stop_sequence": None,
         **more,
     }
+
+
+class MessagesStream(Encoder):
+    """Thinking and calls are sent once no retry can void them."""
+
+    def __init__(self, note: GatewayNote, run: str) -> None:
+        self._run = run
+        self._model = note.model
+        self._echo = echo = msgspec.convert(note.echo, Echo)
+        self._settling = Settling(hold_thinking=True, hold_calls=True, on_failure=echo.on_failure)
+        self._open: dict[int, int] = {}
+        """Place in the message's content of each open block of the run."""
+        self._next = 0
+
+    def feed(self, event: PublicEvent) -> list[bytes]:
+        return [data for settled in self._settling.feed(event) for data in self._encode(settled)]
+
+    def broken(self, problem: Problem) -> list[bytes]:
+        return [b"event: error\ndata: %b\n\n" % anthropic_error(problem)]
+
+    def _encode(self, event: PublicEvent) -> list[bytes]:
+        match event:
+            case Started():
+                usage = {"input_tokens": 0, "output_tokens": 0}  # known at the end
+                return [_event("message_start", message=message_of(self._run, self._model, [], usage=usage))]
+            case BlockStarted():
+                return self._start(event)
+            case Chunk():
+                return self._delta(event)
+            case BlockComplete():
+                return self._stop(event)
+            case Completed():
+                ended = _event("message_delta", delta=ending(event, self._echo), usage=usage_of(event, self._echo))
+                return [ended, _event("message_stop")]
+            case Incomplete() | RunFailedEvent() | Cancelled():
+                return self.broken(of_end(event))
+            case _:
+                return []
+
+    def _start(self, event: BlockStarted) -> list[bytes]:
+        match event.kind:
+            case "text":
+                return [self._begin(event.block, {"type": "text", "text": ""})]
+            case "tool_call" if not self._echo.bus_tools:
+                call: Json = {"type": "tool_use", "id": event.tool_id, "name": event.tool_name, "input": {}}
+                return [self._begin(event.block, call)]
+            case _:
+                return []  # thinking begins with its first piece: a redacted block has none
+
+    def _begin(self, block: int, content: Json) -> bytes:
+        self._open[block] = self._next
+        self._next += 1
+        return _event("content_block_start", index=self._open[block], content_block=content)
+
+    def _delta(self, event: Chunk) -> list[bytes]:
+        match event:
+            case Chunk(kind="text"):
+                delta: Json = {"type": "text_delta", "text": event.text}
+            case Chunk(kind="thinking"):
+                begun = self._begin_thinking(event.block)
+                return [*begun, self._changed(event.block, type="thinking_delta", thinking=event.text)]
+            case Chunk(kind="tool_call", tool_call_part="input"):
+                delta = {"type": "input_json_delta", "partial_json": event.text}
+            case _:
+                return []
+        return [self._changed(event.block, **delta)] if event.block in self._open else []
+
+    def _begin_thinking(self, block: int) -> list[bytes]:
+        if block in self._open:
+            return []
+        return [self._begin(block, {"type": "thinking", "thinking": "", "signature": ""})]
+
+    def _changed(self, block: int, **delta: object) -> bytes:
+        return _event("content_block_delta", index=self._open[block], delta=delta)
+
+    def _stop(self, event: BlockComplete) -> list[bytes]:
+        out: list[bytes] = []
+        if event.kind == "thinking":
+            if event.block not in self._open and (data := redacted_of(event)):
+                out.append(self._begin(event.block, {"type": "redacted_thinking", "data": data}))
+            elif signature := signature_of(event):
+                out += self._begin_thinking(event.block)
+                out.append(self._changed(event.block, type="signature_delta", signature=signature))
+        for content in server_block(event):
+            out.append(self._begin(event.block, content))
+        index = self._open.pop(event.block, None)
+        return out if index is None else [*out, _event("content_block_stop", index=index)]
+
+
+def _event(kind: str, **fields: object) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), encode_line({"type": kind, **fields}))
+
+
+def whole_message(note: GatewayNote, run: str) -> WholeRun:
+    """Collects one run as one message."""
+    echo = msgspec.convert(note.echo, Echo)
+
+    def body(response: Response, end: Completed) -> Json:
+        content = [block for each in response.blocks for block in _content(each, echo)]
+        return message_of(run, note.model, content, **ending(end, echo), usage=usage_of(end, echo))
+
+    return WholeRun(body, anthropic_refusal)
+
+
+def _content(block: BlockComplete, echo: Echo) -> Iterator[Json]:
+    match block.kind:
+        case "text" if block.content:
+            yield {"type": "text", "text": block.content}
+        case "thinking":
+            if data := redacted_of(block):
+                yield {"type": "redacted_thinking", "data": data}
+            elif block.content or signature_of(block):
+                yield {"type": "thinking", "thinking": block.content or "", "signature": signature_of(block)}
+        case "server_tool":
+            yield from server_block(block)
+        case "tool_call" if not echo.bus_tools:
+            yield {"type": "tool_use", "id": block.tool_id, "name": block.tool_name, "input": _input(block)}
+        case _:
+            pass
+
+
+def _input(block: BlockComplete) -> Json:
+    """The arguments as an object. Invalid JSON has no other form here; the model sees it beside its error result."""
+    if block.input is not None:
+        return block.input
+    parsed, _ = parse_arguments(block.arguments or "")
+    return {"invalid_arguments": block.arguments} if parsed is None else parsed

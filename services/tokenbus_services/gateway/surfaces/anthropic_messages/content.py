@@ -13,6 +13,7 @@ from tokenbus.events.requests import (
     Cache,
     ContentPart,
     DocumentPart,
+    ExtraPart,
     FileSource,
     ImagePart,
     Message,
@@ -24,7 +25,7 @@ from tokenbus.events.requests import (
     UrlSource,
 )
 from tokenbus_services.gateway.problem import invalid
-from tokenbus_services.gateway.surfaces.fields import Fields
+from tokenbus_services.gateway.surfaces.fields import Fields, Json
 from tokenbus_services.gateway.surfaces.signatures import unpack
 
 Role = Literal["user", "assistant", "system"]
@@ -60,9 +61,7 @@ def cache_mark(fields: Fields) -> Cache:
     if control is None:
         return False
     control.one_of("type", ("ephemeral",))
-    lifetime = control.one_of("ttl", ("5m", "1h"))
-    control.end()
-    return "1h" if lifetime == "1h" else True
+    return "1h" if control.one_of("ttl", ("5m", "1h")) == "1h" else True
 
 
 def _content(fields: Fields, readers: _Readers) -> str | list[ContentPart]:
@@ -70,7 +69,13 @@ def _content(fields: Fields, readers: _Readers) -> str | list[ContentPart]:
         return fields.text("content") or ""
     if not fields.has("content"):
         raise invalid(fields.path("content"), "this field is required")
-    return [_part(block, readers) for block in fields.each("content")]
+    return fields.each_read("content", lambda block: _part(block, readers), _raw)
+
+
+def _raw(block: Json) -> ContentPart | None:
+    if block.get("type") in ("tool_use", "tool_result"):
+        return None  # the bus pairs them
+    return ExtraPart(name=f"anthropic.{block.get('type')}", json=msgspec.json.encode(block).decode())
 
 
 def _part(block: Fields, readers: _Readers) -> ContentPart:
@@ -90,7 +95,6 @@ def _image(block: Fields) -> ImagePart:
 def _document(block: Fields) -> DocumentPart:
     if citations := block.fields("citations"):
         citations.only("enabled", False, why="would make citations, which this gateway does not carry")
-        citations.end()
     source = _source(block, ("base64", "text", "url", "file"))
     return DocumentPart(source=source, title=block.text("title"), cache=cache_mark(block))
 
@@ -114,7 +118,6 @@ def _source(block: Fields, kinds: tuple[str, ...]) -> Source:
             read = UrlSource(url=needed("url"))
         case _:
             read = FileSource(file_id=needed("file_id"))
-    source.end()
     return read
 
 
@@ -131,17 +134,21 @@ def _redacted(block: Fields) -> ThinkingPart:
 
 
 def _tool_use(block: Fields) -> ToolCallPart:
+    tool_id, name = block.needed("id", block.text("id")), block.needed("name", block.text("name"))
+    arguments = msgspec.json.encode(block.json("input") or {}).decode()
+    # The call stays one of the bus, which pairs it with its result; what else it has goes back with it.
+    if block.reading.passes and (rest := block.take_rest()):
+        return ToolCallPart(
+            tool_id=tool_id,
+            tool_name=name,
+            arguments=arguments,
+            opaque={"api": "anthropic", "fields": msgspec.json.encode(rest).decode()},
+        )
     cache_mark(block)  # the bus marks no calls; the result that follows is the better place
     if caller := block.fields("caller"):
         caller.only("type", "direct")
-        caller.end()
     block.take("toolset_name")
-    arguments = block.json("input")
-    return ToolCallPart(
-        tool_id=block.needed("id", block.text("id")),
-        tool_name=block.needed("name", block.text("name")),
-        arguments=msgspec.json.encode(arguments or {}).decode(),
-    )
+    return ToolCallPart(tool_id=tool_id, tool_name=name, arguments=arguments)
 
 
 def _tool_result(block: Fields) -> ToolResultPart:

@@ -6,30 +6,34 @@ from typing import cast, get_args
 
 import msgspec
 
-from tokenbus.events.requests import Cache, Effort, OutputSchema, Thinking, Tool, ToolChoice
-from tokenbus.providers.request.options import RequestOption
-from tokenbus_services.gateway.models import ResolvedModel
-from tokenbus_services.gateway.problem import invalid, unsupported
-from tokenbus_services.gateway.surfaces.answering import echo_of, generate_of, options_of, tool_fields
+from tokenbus.events.requests import Cache, Effort, OutputSchema, TextPart, Thinking, Tool, ToolChoice
+from tokenbus_services.gateway.problem import UNSUPPORTED, Problem, Refusal, invalid, unsupported
 from tokenbus_services.gateway.surfaces.anthropic_messages.content import cache_mark, messages_of, system_of
 from tokenbus_services.gateway.surfaces.contract import GatewayRequest, Translated, TranslationRules
-from tokenbus_services.gateway.surfaces.extension import extension
-from tokenbus_services.gateway.surfaces.fields import Fields, Json, json_body
+from tokenbus_services.gateway.surfaces.fields import Fields, Json
+from tokenbus_services.gateway.surfaces.surface import SurfaceRequest
 
-NOT_HERE = "is not supported by this provider"
+BETA = "anthropic-beta"
+NO_THREAD = "thread_unsupported_request"
+"""The code at which the SDK continues without a thread by itself."""
 
 
-def translate(request: GatewayRequest, rules: TranslationRules) -> Translated:
+def read(asked: GatewayRequest, rules: TranslationRules, body: Fields) -> Translated:
     """Translate a request. Raises Refusal."""
-    body = Fields(json_body(request.body), drop=rules.drop_unsupported)
-    asked = extension(body, request.headers, rules)
-    name = body.needed("model", body.text("model"))
-    model = rules.models.resolve(name)
-    stream = body.flag("stream") or False
-    extra: Json = {}
-    has = options_of(model, rules.models)
-    system = system_of(body)
-    tools, marked = _tools(body, has)
+    name, stream = body.needed("model", body.text("model")), body.flag("stream") or False
+    if body.has("thread"):
+        raise Refusal(
+            Problem(
+                status=400,
+                code=NO_THREAD,
+                message="threads are not kept by this gateway: send the whole conversation",
+                kind="invalid_request",
+                param="thread",
+            )
+        )
+    ask = SurfaceRequest(asked, rules, body, model=name, stream=stream, speaks="anthropic")
+    system = _system(ask)
+    tools, marked = _tools(ask)
     if marked and system:  # the prompt up to the system text begins with the tools
         system[0] = msgspec.structs.replace(system[0], cache=marked)
     fields: Json = {
@@ -39,42 +43,46 @@ def translate(request: GatewayRequest, rules: TranslationRules) -> Translated:
         "stop": [stop for stop in body.texts("stop_sequences") if stop],
         "temperature": body.number("temperature"),
         "top_p": body.share("top_p"),
-        **_thinking(body, model, extra),
-        **tool_fields(tools, asked),
-        **_tool_choice(body, has),
-        **_metadata(body, has),
-        "top_k": body.whole("top_k", least=1) if "top_k" in has else None,
+        **_thinking(ask),
+        **_tool_choice(ask),
+        **_metadata(ask),
+        "top_k": ask.optional("top_k", body, "top_k", body.whole),
     }
-    _only_some(body, model, extra)
-    body.end()
-    return Translated(
-        generate=generate_of(model, asked, fields, extra, stream=stream),
-        stream=stream,
-        model=name,
-        echo=echo_of(model, rules.models, asked),
-        on_disconnect=asked.on_disconnect or "cancel",
-        run=asked.run,
-    )
+    _only_some(ask)
+    if ask.passes and (betas := [name.strip() for name in asked.headers.get(BETA, "").split(",") if name.strip()]):
+        ask.extra["anthropic_beta"] = betas
+    return ask.translated(fields, tools=tools)
 
 
-def _thinking(body: Fields, model: ResolvedModel, extra: Json) -> Json:
+def _system(ask: SurfaceRequest) -> list[TextPart]:
+    """The system text; what is more than that goes to a provider of this API as it is."""
+    given = ask.body.peek("system")
+    try:
+        return system_of(ask.body)
+    except Refusal as e:
+        if not ask.passes or e.problem.code != UNSUPPORTED:
+            raise
+    ask.extra["system"] = given
+    return []
+
+
+def _thinking(ask: SurfaceRequest) -> Json:
     """Thinking, effort and output format: the last two share `output_config`."""
     thinking: Thinking | None = None
-    if asked := body.fields("thinking"):
+    if asked := ask.body.fields("thinking"):
         kind = asked.needed("type", asked.one_of("type", ("enabled", "disabled", "adaptive")))
         budget = asked.whole("budget_tokens", least=1)
         if kind == "enabled" and budget is None:
             raise invalid("thinking.budget_tokens", "this field is required")
-        asked.only("display", "summarized", why="with this value would hide thinking, which this gateway does not do")
-        asked.end()
+        asked.hint("display", "summarized")
         thinking = Thinking(enabled=kind != "disabled", budget_tokens=None if kind == "disabled" else budget)
     read: Json = {}
-    if config := body.fields("output_config"):
+    if config := ask.body.fields("output_config"):
         effort = cast("Effort | None", config.one_of("effort", get_args(Effort)))
         if effort and thinking and thinking.enabled:
             thinking = msgspec.structs.replace(thinking, effort=effort)
-        elif effort and model.api == "anthropic":
-            extra["output_config"] = {"effort": effort}  # holds without thinking too
+        elif effort and ask.model.api == "anthropic":
+            ask.extra["output_config"] = {"effort": effort}  # holds without thinking too
         elif effort and thinking:
             raise unsupported("output_config.effort", "this provider has no effort without thinking")
         elif effort:
@@ -82,68 +90,64 @@ def _thinking(body: Fields, model: ResolvedModel, extra: Json) -> Json:
         if form := config.fields("format"):
             form.needed("type", form.one_of("type", ("json_schema",)))
             read["output_schema"] = OutputSchema(schema=form.needed("schema", form.json("schema")))
-            form.end()
-        config.end()
     return {**read, "thinking": thinking}
 
 
-def _tools(body: Fields, has: frozenset[RequestOption]) -> tuple[list[Tool], Cache]:
+def _tools(ask: SurfaceRequest) -> tuple[list[Tool], Cache]:
     """The client's tools, and the last cache mark among them."""
-    tools: list[Tool] = []
-    marked: Cache = False
-    for fields in body.each("tools"):
+    marked: list[Cache] = [False]
+
+    def tool(fields: Fields) -> Tool | Json:
         fields.one_of("type", ("custom",))
-        marked = cache_mark(fields) or marked
-        if "strict_tools" not in has:
-            fields.only("strict", False, why=NOT_HERE)
-        fields.only("defer_loading", False)
+        mark = cache_mark(fields)
+        fields.hint("defer_loading", False)
         fields.only("allowed_callers", ["direct"])
-        fields.only("input_examples", [])
+        fields.hint("input_examples", [])
         fields.take("eager_input_streaming")  # arguments are passed on as the provider sends them
-        tools.append(
-            Tool(
-                name=fields.needed("name", fields.text("name")),
-                description=fields.text("description"),
-                parameters=fields.needed("input_schema", fields.json("input_schema")),
-                strict=fields.flag("strict"),
-            )
+        read = Tool(
+            name=fields.needed("name", fields.text("name")),
+            description=fields.text("description"),
+            parameters=fields.needed("input_schema", fields.json("input_schema")),
+            strict=ask.optional("strict_tools", fields, "strict", fields.flag, False),
         )
-    return tools, marked
+        marked.append(mark or marked[-1])
+        return read
+
+    tools = ask.raw_tools(ask.body.each_read("tools", tool, dict))
+    return tools, marked[-1]
 
 
-def _tool_choice(body: Fields, has: frozenset[RequestOption]) -> Json:
-    given = body.fields("tool_choice")
+def _tool_choice(ask: SurfaceRequest) -> Json:
+    given = ask.body.fields("tool_choice")
     if given is None:
         return {}
     kind = given.needed("type", given.one_of("type", ("auto", "any", "none", "tool")))
     choice = ToolChoice(name=given.needed("name", given.text("name"))) if kind == "tool" else kind
-    if "parallel_tool_calls" not in has:
-        given.only("disable_parallel_tool_use", False, why=NOT_HERE)
+    ask.need("parallel_tool_calls", "disable_parallel_tool_use", False, of=given)
     one = given.flag("disable_parallel_tool_use")
-    given.end()
     return {"tool_choice": choice, "parallel_tool_calls": False if one else None}
 
 
-def _metadata(body: Fields, has: frozenset[RequestOption]) -> Json:
-    fields = body.fields("metadata")
-    if fields is None:
-        return {}
-    user = fields.text("user_id")
-    fields.end()
+def _metadata(ask: SurfaceRequest) -> Json:
+    fields = ask.body.fields("metadata")
+    user = fields.text("user_id") if fields else None
     if not user:
         return {}
-    return {"metadata": {"client": {"user_id": user}}, "user_id": user if "user_id" in has else None}
+    if "user_id" not in ask.has:
+        ask.body.reading.leave_out("metadata.user_id")
+    return {"metadata": {"client": {"user_id": user}}, "user_id": user if "user_id" in ask.has else None}
 
 
-def _only_some(body: Fields, model: ResolvedModel, extra: Json) -> None:
+def _only_some(ask: SurfaceRequest) -> None:
     """Parameters that only some providers have, and values that change nothing."""
-    body.refuse(NOT_HERE, "top_k")
-    if model.api == "anthropic":
+    body = ask.body
+    if ask.model.api == "anthropic" and not ask.passes:
         if cache_mark(body):
-            extra["cache_control"] = {"type": "ephemeral"}
+            ask.extra["cache_control"] = body.value["cache_control"]
     else:
-        body.refuse("is supported on content blocks only, by this provider", "cache_control")
-    body.only("service_tier", "auto")
+        body.hint("cache_control")
+    body.hint("service_tier", "auto")
+    body.hint("speed", "standard")
     body.only("context_management", {}, {"edits": []}, _KEEP_ALL, why="would change the conversation")
 
 

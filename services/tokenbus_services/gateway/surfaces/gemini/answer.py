@@ -1,14 +1,23 @@
-"""A run as chunks of the Gemini API, each a whole `GenerateContentResponse`. Pure."""
+"""A run as chunks of the Gemini API, each a whole `GenerateContentResponse`: a stream, or one response. Pure."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable
 
+import msgspec
+
+from tokenbus.client.response import Response
 from tokenbus.core.run.blocks.tool_arguments import parse_arguments
 from tokenbus.events.normalized import FinishReason
-from tokenbus.events.public import BlockComplete, Chunk, Completed
-from tokenbus_services.gateway.surfaces.answering import Echo
+from tokenbus.events.public import BlockComplete, Cancelled, Chunk, Completed, Incomplete, PublicEvent, RunFailedEvent
+from tokenbus_services.gateway.problem import Problem, of_end
+from tokenbus_services.gateway.surfaces.contract import Encoder, GatewayNote, WholeRun
+from tokenbus_services.gateway.surfaces.errors import gemini_error, gemini_refusal
+from tokenbus_services.gateway.surfaces.json_text import encode_line
+from tokenbus_services.gateway.surfaces.settling import Settling
 from tokenbus_services.gateway.surfaces.signatures import pack
+from tokenbus_services.gateway.surfaces.surface import Echo
 from tokenbus_services.pricing.token_counts import token_counts
 
 Json = dict[str, object]
@@ -32,13 +41,18 @@ class GeminiEcho(Echo, frozen=True, kw_only=True, omit_defaults=True):
     """Whether the client asked for the thoughts."""
 
 
+def echo_of(note: GatewayNote) -> GeminiEcho:
+    """Read the note."""
+    return msgspec.convert(note.echo, GeminiEcho)
+
+
 class AnswerWriter:
     """Writes the parts of one answer."""
 
-    def __init__(self, run: str, model: str, echo: GeminiEcho) -> None:
+    def __init__(self, note: GatewayNote, run: str) -> None:
         self._run = run
-        self._model = model
-        self._echo = echo
+        self._model = note.model
+        self._echo = echo_of(note)
 
     def piece(self, chunk: Chunk) -> Json | None:
         """The part for a piece of a block; None if it is sent whole, or not at all."""
@@ -125,3 +139,74 @@ def _signature(block: BlockComplete) -> Json:
     if set(opaque) <= _OWN and opaque.get("api", "gemini") == "gemini":
         return {"thoughtSignature": opaque["thought_signature"]}
     return {"thoughtSignature": pack(opaque)}
+
+
+class GeminiStream(Encoder):
+    """Thinking and calls are sent once no retry can void them; calls whole."""
+
+    def __init__(self, note: GatewayNote, run: str) -> None:
+        self._answer = AnswerWriter(note, run)
+        self._settling = Settling(hold_thinking=True, hold_calls=True, on_failure=echo_of(note).on_failure)
+
+    def feed(self, event: PublicEvent) -> list[bytes]:
+        return [data for settled in self._settling.feed(event) for data in self._encode(settled)]
+
+    def broken(self, problem: Problem) -> list[bytes]:
+        return [self._last(gemini_error(problem))]
+
+    @abstractmethod
+    def _more(self, chunk: Json) -> bytes:
+        """A chunk that others follow."""
+
+    @abstractmethod
+    def _last(self, chunk: Json) -> bytes:
+        """The last chunk."""
+
+    def _encode(self, event: PublicEvent) -> list[bytes]:
+        match event:
+            case Chunk():
+                part = self._answer.piece(event)
+            case BlockComplete():
+                part = self._answer.rest(event)
+            case Completed():
+                return [self._last(self._answer.response([{"text": ""}], event))]
+            case Incomplete() | RunFailedEvent() | Cancelled():
+                return self.broken(of_end(event))
+            case _:
+                part = None
+        return [self._more(self._answer.response([part]))] if part else []
+
+
+class EventStream(GeminiStream):
+    """Server-sent events (`alt=sse`). Clients take no other lines than `data:`."""
+
+    def _more(self, chunk: Json) -> bytes:
+        return b"data: %b\n\n" % encode_line(chunk)
+
+    def _last(self, chunk: Json) -> bytes:
+        return self._more(chunk)
+
+
+class ArrayStream(GeminiStream):
+    """One JSON array, whose elements come one by one."""
+
+    def __init__(self, note: GatewayNote, run: str) -> None:
+        super().__init__(note, run)
+        self._before = b"["
+
+    def _more(self, chunk: Json) -> bytes:
+        before, self._before = self._before, b",\n"
+        return before + encode_line(chunk)
+
+    def _last(self, chunk: Json) -> bytes:
+        return self._more(chunk) + b"]\n"
+
+
+def whole_response(note: GatewayNote, run: str) -> WholeRun:
+    """Collects one run as one response."""
+    answer = AnswerWriter(note, run)
+
+    def body(response: Response, end: Completed) -> Json:
+        return answer.response([part for block in response.blocks if (part := answer.whole(block))], end)
+
+    return WholeRun(body, gemini_refusal)

@@ -10,6 +10,7 @@ from tokenbus.events.requests import (
     Base64Source,
     ContentPart,
     DocumentPart,
+    ExtraPart,
     FileSource,
     ImagePart,
     Message,
@@ -28,6 +29,9 @@ _FILES = ("gs://", "https://generativelanguage.googleapis.com/")
 _USERS = ("user", "function", "tool")
 _OF_MODEL = ("functionCall", "thought", "thoughtSignature")
 _OF_USER = ("functionResponse",)
+_CALLED = {"functionCall", "function_call", "functionResponse", "function_response"}
+_BESIDE = ("thought", "thoughtSignature", "thought_signature")
+_STANDARD = str.maketrans("-_", "+/")
 
 
 def messages_of(body: Fields) -> list[Message]:
@@ -50,7 +54,6 @@ def system_of(body: Fields) -> list[TextPart]:
     for part in content.each("parts"):
         text = part.needed("text", part.text("text"))
         parts += [TextPart(text=text)] if text else []
-    content.end()
     return parts
 
 
@@ -71,10 +74,23 @@ class _Reader:
         if not (self.messages and self.messages[-1].role == role):
             self._parts = []
             self.messages.append(Message(role=role, content=self._parts))
-        for part in content.each("parts"):
-            read = self._of_model(part) if role == "assistant" else self._of_user(part)
-            if read is not None:
-                self._parts.append(read)
+        read = self._of_model if role == "assistant" else self._of_user
+        before, last = 0, list[ContentPart]()
+
+        def one(part: Fields) -> bool:
+            nonlocal before, last
+            before, last = len(self._parts), self._parts[-1:]
+            if (found := read(part)) is not None:
+                self._parts.append(found)
+            return True
+
+        def whole(part: Json) -> bool | None:
+            if (raw := _raw(part)) is None:
+                return None
+            self._parts[max(0, before - 1) :] = [*last, raw]  # without what was read of it
+            return True
+
+        content.each_read("parts", one, whole)
 
     def _of_model(self, part: Fields) -> ContentPart | None:
         part.refuse("has no place in a content of the model", *_OF_USER)
@@ -98,7 +114,6 @@ class _Reader:
         self._count += 1
         self._calls.append((tool_id, name))
         arguments = msgspec.json.encode(called.json("args") or {}).decode()
-        called.end()
         return ToolCallPart(tool_id=tool_id, tool_name=name, arguments=arguments, opaque=opaque)
 
     def _text(self, text: str, opaque: dict[str, str] | None, *, thought: bool) -> ContentPart | None:
@@ -128,13 +143,19 @@ class _Reader:
         answered.only("scheduling", "SCHEDULING_UNSPECIFIED")
         content, is_error = _result_text(answered.json("response") or {})
         tool_id = answered.text("id")
-        answered.end()
         call = next((call for call in self._calls if call[0] == tool_id or (not tool_id and call[1] == name)), None)
         if call:
             self._calls.remove(call)
         return ToolResultPart(
             tool_id=tool_id or (call[0] if call else name), tool_name=name, content=content, is_error=is_error
         )
+
+
+def _raw(part: Json) -> ContentPart | None:
+    if _CALLED.intersection(part):
+        return None  # the bus pairs calls and results
+    kind = next((name for name in part if name not in _BESIDE), "part")
+    return ExtraPart(name=f"gemini.{kind}", json=msgspec.json.encode(part).decode())
 
 
 def _unknown(part: Fields) -> None:
@@ -167,8 +188,9 @@ def _media(part: Fields) -> ImagePart | DocumentPart:
     media.take("displayName")
     media_type = media.text("mimeType") or ""
     if inline:
+        data = media.needed("data", media.text("data")).translate(_STANDARD)  # Google's clients send the URL-safe form
         source = Base64Source(
-            media_type=media.needed("mimeType", media_type or None), data=media.needed("data", media.text("data"))
+            media_type=media.needed("mimeType", media_type or None), data=data + "=" * (-len(data) % 4)
         )
     else:
         uri = media.needed("fileUri", media.text("fileUri"))
@@ -177,5 +199,4 @@ def _media(part: Fields) -> ImagePart | DocumentPart:
     kind = media_type.partition("/")[0].strip().lower()
     if kind in ("audio", "video"):
         raise unsupported(media.path("mimeType"), f"{kind} is not supported by this gateway")
-    media.end()
     return ImagePart(source=source) if kind == "image" else DocumentPart(source=source)

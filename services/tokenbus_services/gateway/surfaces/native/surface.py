@@ -22,13 +22,13 @@ from tokenbus_services.gateway.surfaces.contract import (
     Encoder,
     GatewayNote,
     GatewayRequest,
-    Surface,
     Translated,
     TranslationRules,
     WholeAnswer,
 )
-from tokenbus_services.gateway.surfaces.fields import Json, json_body
+from tokenbus_services.gateway.surfaces.fields import Fields, Json
 from tokenbus_services.gateway.surfaces.json_text import encode_line
+from tokenbus_services.gateway.surfaces.surface import Surface
 
 EVENT_STREAM = "text/event-stream"
 
@@ -38,16 +38,16 @@ class NativeSurface(Surface):
 
     name = "native"
     keep_alive = b": \n\n"
+    paths = ("/runs",)
 
-    def translate(self, request: GatewayRequest, rules: TranslationRules) -> Translated:
+    @staticmethod
+    def read(asked: GatewayRequest, rules: TranslationRules, body: Fields) -> Translated:
         """The body is a request of the bus. It needs no ``provider`` if ``model`` is `PROVIDER/MODEL` or an alias."""
-        body = json_body(request.body)
-        generate = _generate(body, rules)
-        name = str(body["model"])
+        generate = _generate(body.value, rules)
         return Translated(
             generate=msgspec.structs.replace(generate, id=None),
-            stream=EVENT_STREAM in request.headers.get("accept", ""),
-            model=name,
+            stream=EVENT_STREAM in asked.headers.get("accept", ""),
+            model=str(body.value["model"]),
             run=generate.id,
             background=True,
             on_disconnect="continue",
@@ -59,26 +59,28 @@ class NativeSurface(Surface):
     def whole(self, note: GatewayNote, run: str) -> WholeAnswer:
         return _Accepted(run)
 
-    def refusal(self, problem: Problem) -> Answer:
-        return refusal(problem)
+    @staticmethod
+    def refusal(problem: Problem) -> Answer:
+        return Answer(status=problem.status, body=_error(problem))
 
 
 class NativeEncoder(Encoder):
-    """Every event as it is on the log, with its seq as the id."""
+    """Every event as it is on the log, with its seq as the id. ``named``: its type is also the event's name."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, named: bool = True) -> None:
         self._over = False
+        self._named = named
 
     def feed(self, event: PublicEvent) -> list[bytes]:
         if isinstance(event, TERMINAL):
             self._over = True
-        return [event_lines(event, numbered=True)]
+        return [event_lines(event, numbered=True, named=self._named)]
 
     def broken(self, problem: Problem) -> list[bytes]:
         if self._over:
             return []
         self._over = True
-        return [broken(problem)]
+        return [broken(problem) if self._named else b"data: " + _error(problem) + b"\n\n"]
 
 
 def broken(problem: Problem) -> bytes:
@@ -86,14 +88,15 @@ def broken(problem: Problem) -> bytes:
     return b"event: gateway_error\ndata: " + _error(problem) + b"\n\n"
 
 
-def event_lines(event: PublicEvent, *, numbered: bool) -> bytes:
+def event_lines(event: PublicEvent, *, numbered: bool, named: bool = True) -> bytes:
     """One server-sent event."""
     if isinstance(event, UnknownEvent):
         name, data = event.event_type, encode_line(event.fields)
     else:
         name, data = str(event.__struct_config__.tag), encode_line(event)
     number = b"id: %d\n" % event.seq if numbered else b""
-    return number + b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
+    kind = b"event: " + name.encode() + b"\n" if named else b""
+    return number + kind + b"data: " + data + b"\n\n"
 
 
 class _Accepted(WholeAnswer):
@@ -104,13 +107,9 @@ class _Accepted(WholeAnswer):
 
     def feed(self, event: PublicEvent) -> Answer | None:
         if isinstance(event, RunFailedEvent) and event.seq == 0:
-            return refusal(of_end(event))
+            of = of_end(event)
+            return Answer(status=of.status, body=_error(of))
         return accepted(self._run)
-
-
-def refusal(problem: Problem) -> Answer:
-    """A problem before the first byte."""
-    return Answer(status=problem.status, body=_error(problem))
 
 
 def accepted(run: str) -> Answer:
@@ -126,8 +125,8 @@ def _generate(body: Json, rules: TranslationRules) -> Generate:
     provider = body.get("provider")
     resolved = rules.models.resolve(name if provider is None else f"{provider}/{name}")
     given = {"type": "generate", **body, "provider": resolved.provider, "model": resolved.model}
-    if resolved.fallbacks and "fallback" not in body:
-        given["fallback"] = msgspec.to_builtins(resolved.fallbacks)
+    if resolved.fallback and "fallback" not in body:
+        given["fallback"] = msgspec.to_builtins(resolved.fallback)
     try:
         request = request_from(given)
     except RequestInvalid as e:

@@ -1,5 +1,29 @@
 """OpenAI's Chat Completions: `POST /v1/chat/completions`, streamed and whole."""
 
-from tokenbus_services.gateway.surfaces.openai_chat.surface import OpenAIChatSurface
+from __future__ import annotations
 
-__all__ = ["OpenAIChatSurface"]
+from tokenbus_services.gateway.surfaces.contract import GatewayNote, GatewayRequest, WholeAnswer
+from tokenbus_services.gateway.surfaces.errors import openai_refusal
+from tokenbus_services.gateway.surfaces.openai_chat.answer import ChatEncoder, whole_chat
+from tokenbus_services.gateway.surfaces.openai_chat.request import read
+from tokenbus_services.gateway.surfaces.surface import Surface
+
+
+class OpenAIChatSurface(Surface):
+    """Chat Completions as the official clients of Python and JavaScript read it.
+
+    No line of its streams has an `id:` or `event:`: the Python client takes what follows them for an empty chunk.
+    """
+
+    name = "openai_chat"
+    keep_alive = b": keep-alive\n\n"
+    paths = ("/v1/chat/completions", "/chat/completions")
+    """Clients that forget `/v1` in their base URL are answered too."""
+    read = staticmethod(read)
+    refusal = staticmethod(openai_refusal)
+
+    def encoder(self, request: GatewayRequest | None, note: GatewayNote, run: str) -> ChatEncoder:
+        return ChatEncoder(note, run)
+
+    def whole(self, note: GatewayNote, run: str) -> WholeAnswer:
+        return whole_chat(note, run)

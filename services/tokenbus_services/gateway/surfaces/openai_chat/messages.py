@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal, cast
+from typing import Literal, cast
+
+import msgspec
 
 from tokenbus.events.requests import (
     Base64Source,
     ContentPart,
     DocumentPart,
+    ExtraPart,
     FileSource,
     ImagePart,
     Message,
@@ -19,7 +22,7 @@ from tokenbus.events.requests import (
     UrlSource,
 )
 from tokenbus_services.gateway.problem import invalid, unsupported
-from tokenbus_services.gateway.surfaces.fields import Fields
+from tokenbus_services.gateway.surfaces.fields import Fields, Json
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+)(?:;[\w=.+-]+)*;base64,(.*)", re.DOTALL)
@@ -71,7 +74,6 @@ def _assistant(fields: Fields) -> str | list[ContentPart]:
                 arguments=function.needed("arguments", function.text("arguments")),
             )
         )
-        function.end()
     if not calls:
         return content
     parts: list[ContentPart] = [TextPart(text=content)] if isinstance(content, str) and content else []
@@ -79,13 +81,15 @@ def _assistant(fields: Fields) -> str | list[ContentPart]:
 
 
 def _content(fields: Fields) -> str | list[ContentPart]:
-    given: Any = fields.take("content")
-    if isinstance(given, str):
-        return given
-    if not isinstance(given, list):
+    if fields.is_text("content"):
+        return fields.text("content") or ""
+    if not isinstance(fields.peek("content"), list):
         raise invalid(fields.path("content"), "must be a string or a list of parts")
-    fields.put("content", cast("list[object]", given))
-    return [_part(part) for part in fields.each("content")]
+    return fields.each_read("content", _part, _raw if fields.value.get("role") == "user" else None)
+
+
+def _raw(part: Json) -> ContentPart:
+    return ExtraPart(name=f"openai-chat.{part.get('type')}", json=msgspec.json.encode(part).decode())
 
 
 def _part(part: Fields) -> ContentPart:
@@ -96,14 +100,11 @@ def _part(part: Fields) -> ContentPart:
             return TextPart(text=part.needed("refusal", part.text("refusal")))
         case "image_url":
             image = part.needed("image_url", part.fields("image_url"))
-            image.only("detail", "auto", why="other than 'auto' is not supported by this gateway")
-            source = _source(image.needed("url", image.text("url")), image.path("url"))
-            image.end()
-            return ImagePart(source=source)
+            image.hint("detail", "auto")
+            return ImagePart(source=_source(image.needed("url", image.text("url")), image.path("url")))
         case _:
             file = part.needed("file", part.fields("file"))
             title, data, file_id = file.text("filename"), file.text("file_data"), file.text("file_id")
-            file.end()
             if file_id is not None:
                 return DocumentPart(source=FileSource(file_id=file_id), title=title)
             return DocumentPart(source=_source(file.needed("file_data", data), file.path("file_data")), title=title)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from tokenbus.events.public import (
     TERMINAL,
     BlockComplete,
@@ -22,9 +20,8 @@ from tokenbus.events.public import (
 from tokenbus.events.usage import Usage
 from tokenbus_services.gateway.problem import Problem, of_end, of_run
 from tokenbus_services.gateway.surfaces.contract import Answer, Encoder, GatewayNote, WholeAnswer
-from tokenbus_services.gateway.surfaces.openai_errors import error_object, refusal
-
-_encode = msgspec.json.Encoder().encode
+from tokenbus_services.gateway.surfaces.errors import openai_error, openai_refusal
+from tokenbus_services.gateway.surfaces.json_text import encode_line
 
 Json = dict[str, Any]
 
@@ -64,13 +61,13 @@ class WholeImages(WholeAnswer):
         if not isinstance(event, TERMINAL):
             return None
         if problem := problem_of(event, self._made.images, self._run):
-            return refusal(problem)
+            return openai_refusal(problem)
         data = [{"b64_json": image.base64, **_revised(image)} for image in self._made.images]
         body: Json = {"created": self._note.created, "data": data}
         body |= _known("output_format", _format(self._made.images[0]), ("png", "jpeg", "webp"))
         if event.usage:
             body["usage"] = usage_object(event.usage)
-        return Answer(status=200, body=_encode(body))
+        return Answer(status=200, body=encode_line(body))
 
 
 class ImageStream(Encoder):
@@ -93,7 +90,7 @@ class ImageStream(Encoder):
         return [self._event("completed", image, usage=usage) for image in self._made.images]
 
     def broken(self, problem: Problem) -> list[bytes]:
-        return [b"event: error\ndata: %b\n\n" % _encode({"type": "error", "error": error_object(problem)})]
+        return [b"event: error\ndata: %b\n\n" % encode_line({"type": "error", "error": openai_error(problem)})]
 
     def _event(self, kind: str, image: ImageRef, **fields: object) -> bytes:
         name = f"image_generation.{kind}"
@@ -107,7 +104,7 @@ class ImageStream(Encoder):
             "output_format": _format(image),
             **fields,
         }
-        return b"event: %b\ndata: %b\n\n" % (name.encode(), _encode(body))
+        return b"event: %b\ndata: %b\n\n" % (name.encode(), encode_line(body))
 
 
 def problem_of(event: PublicEvent, images: list[ImageRef], run: str) -> Problem | None:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from tokenbus.events.public import TERMINAL, Incomplete, PublicEvent, RunFailedEvent
 from tokenbus_services.gateway.problem import Problem, of_run
 from tokenbus_services.gateway.surfaces.contract import Answer, Encoder, GatewayNote, WholeAnswer
-from tokenbus_services.gateway.surfaces.openai_errors import refusal
+from tokenbus_services.gateway.surfaces.errors import openai_refusal
+from tokenbus_services.gateway.surfaces.json_text import encode_line
 from tokenbus_services.gateway.surfaces.openai_responses.response_log import ResponseLog
 
 DONE = b"data: [DONE]\n\n"
-_encode = msgspec.json.Encoder().encode
 
 Json = dict[str, Any]
 
@@ -37,7 +35,7 @@ class ResponseStream(Encoder):
 
     def _framed(self, events: list[Json]) -> list[bytes]:
         return [
-            b"event: %b\ndata: %b\n\n" % (event["type"].encode(), _encode(event))
+            b"event: %b\ndata: %b\n\n" % (event["type"].encode(), encode_line(event))
             for event in events
             if event["sequence_number"] > self._after
         ]
@@ -50,10 +48,10 @@ class ResponseFrames(Encoder):
         self._log = ResponseLog(note, run, streamed=True)
 
     def feed(self, event: PublicEvent) -> list[bytes]:
-        return [_encode(each) for each in self._log.feed(event)]
+        return [encode_line(each) for each in self._log.feed(event)]
 
     def broken(self, problem: Problem) -> list[bytes]:
-        return [_encode(each) for each in self._log.broken(problem)]
+        return [encode_line(each) for each in self._log.broken(problem)]
 
 
 class WholeResponse(WholeAnswer):
@@ -67,11 +65,11 @@ class WholeResponse(WholeAnswer):
         self._log.feed(event)
         match event:
             case RunFailedEvent(error=error):
-                return refusal(of_run(error, self._run))
+                return openai_refusal(of_run(error, self._run))
             case Incomplete(error=error) if error:
-                return refusal(of_run(error, self._run))
+                return openai_refusal(of_run(error, self._run))
             case _ if isinstance(event, TERMINAL):
-                return Answer(status=200, body=_encode(self._log.response))
+                return Answer(status=200, body=encode_line(self._log.response))
             case _:
                 return None
 
@@ -88,4 +86,4 @@ class ResponseSoFar:
 
     def answer(self) -> Answer:
         """The response as it is now."""
-        return Answer(status=200, body=_encode(self._log.response))
+        return Answer(status=200, body=encode_line(self._log.response))

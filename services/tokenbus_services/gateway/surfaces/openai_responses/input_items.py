@@ -14,6 +14,7 @@ from tokenbus.events.requests import (
     Base64Source,
     ContentPart,
     DocumentPart,
+    ExtraPart,
     FileSource,
     ImagePart,
     Message,
@@ -39,11 +40,15 @@ def messages_of(body: Fields) -> list[Message]:
         body.take("input")
         return [Message(role="user", content=value)]
     reader = _Reader()
-    for item in body.each("input"):
-        reader.add(item)
+    body.each_read("input", reader.add, reader.add_raw)
     if not reader.messages:
         raise invalid("input", "must have at least one item")
     return [msgspec.structs.replace(each, content=_plain(each.content)) for each in reader.messages]
+
+
+def in_namespace(space: str, name: str) -> str:
+    """The name on the bus of a tool that is in a namespace."""
+    return f"{space}__{name}"
 
 
 class _Reader:
@@ -53,7 +58,20 @@ class _Reader:
         self.messages: list[Message] = []
         self._tools: dict[str, str] = {}
 
-    def add(self, item: Fields) -> None:
+    def add_raw(self, item: dict[str, Any]) -> bool | None:
+        """Add an item of the provider's own, which goes back as it is; None for one that must be understood here."""
+        kind = item.get("type") or "message"
+        if kind == "item_reference" or (kind in _KINDS and kind != "message"):
+            return None  # the bus pairs calls and results
+        raw = ExtraPart(name=f"openai-responses.{kind}", json=msgspec.json.encode(item).decode())
+        if kind == "message" and item.get("role") != "assistant":
+            self.messages.append(Message(role="user", content=[raw]))
+        else:
+            self._append("assistant", [raw])
+        return True
+
+    def add(self, item: Fields) -> bool:
+        """Add an item."""
         kind = item.one_of("type", _KINDS) or "message"
         item.take("id")
         item.one_of("status", ("in_progress", "completed", "incomplete"))
@@ -63,7 +81,8 @@ class _Reader:
                 name = item.needed("name", item.text("name"))
                 call_id = item.needed("call_id", item.text("call_id"))
                 arguments = item.needed("arguments", item.text("arguments"))
-                item.refuse("is not supported by this gateway", "namespace")
+                if space := item.text("namespace"):
+                    name = in_namespace(space, name)
                 self._tools[call_id] = name
                 part = ToolCallPart(tool_id=call_id, tool_name=name, arguments=arguments, **carried.fields)
                 self._append("assistant", [part])
@@ -73,6 +92,7 @@ class _Reader:
                 self._append("assistant", [_reasoning(item)])
             case _:
                 self._message(item, carried)
+        return True
 
     def _message(self, item: Fields, carried: Carried) -> None:
         role = ROLES[item.needed("role", item.one_of("role", tuple(ROLES)))]
@@ -129,7 +149,7 @@ def _content(part: Fields, role: str) -> ContentPart:
     cache = part.take("prompt_cache_breakpoint") is not None
     if kind in ("input_text", "output_text"):
         return TextPart(text=part.needed("text", part.text("text")), cache=cache)
-    part.only("detail", "auto", why="with this value is not supported by this gateway")
+    part.hint("detail", "auto")
     if kind == "input_image":
         return ImagePart(source=_source(part, "image_url", "image_url"), cache=cache)
     title = part.text("filename")

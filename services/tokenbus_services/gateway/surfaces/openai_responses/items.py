@@ -7,7 +7,11 @@ response's output meanwhile. Ids follow from the run and the block's number.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Literal
+
+import msgspec
 
 from tokenbus.events.public import BlockComplete, BlockStarted, Chunk, ImagePreview
 from tokenbus_services.gateway.surfaces.openai_responses.opaque_items import field_of, of_block, sealed
@@ -235,7 +239,25 @@ class Image(OutputItem):
         return [self._event("image_generation_call.completed")]
 
 
-def item_of(run: str, start: BlockStarted | Chunk | BlockComplete) -> OutputItem:
+class ServerItem(OutputItem):
+    """An item of the provider's servers: a search, say. It comes when it is whole, as the provider wrote it."""
+
+    prefix = "item"
+
+    def _begun(self, start: BlockStarted | Chunk | BlockComplete) -> Json:
+        content = start.content if isinstance(start, BlockComplete) else None
+        with suppress(msgspec.DecodeError, RecursionError):
+            return msgspec.json.decode(content or "", type=dict[str, Any])
+        return {"id": self.id, "type": "unknown"}
+
+    def chunk(self, chunk: Chunk) -> list[Json]:
+        return []
+
+    def _completed(self, end: BlockComplete) -> list[Json]:
+        return []
+
+
+def item_of(run: str, start: BlockStarted | Chunk | BlockComplete, namespaces: Mapping[str, str]) -> OutputItem:
     """A new item for a block that begins."""
     match start.kind:
         case "text":
@@ -243,13 +265,16 @@ def item_of(run: str, start: BlockStarted | Chunk | BlockComplete) -> OutputItem
         case "thinking":
             return Reasoning(run, start)
         case "tool_call":
-            return FunctionCall(run, start)
+            call = FunctionCall(run, start)
+            if space := namespaces.get(start.tool_name or ""):
+                call.state |= {"namespace": space, "name": call.state["name"].removeprefix(f"{space}__")}
+            return call
         case "tool_result":
             return FunctionOutput(run, start)
         case "image":
             return Image(run, start)
         case "server_tool":
-            raise ValueError("an item of another provider has no form here")
+            return ServerItem(run, start)
 
 
 def _text_part(text: str) -> Json:

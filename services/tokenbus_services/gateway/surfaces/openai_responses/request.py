@@ -7,60 +7,37 @@ from typing import Any, cast, get_args
 import msgspec
 
 from tokenbus.events.requests import Effort, OutputSchema, Thinking, Tool, ToolChoice
-from tokenbus.providers.request.options import RequestOption
-from tokenbus_services.gateway.models import ResolvedModel
-from tokenbus_services.gateway.problem import invalid, unsupported
-from tokenbus_services.gateway.surfaces.answering import generate_of, options_of, tool_fields
+from tokenbus_services.gateway.problem import invalid
 from tokenbus_services.gateway.surfaces.contract import GatewayRequest, Translated, TranslationRules
-from tokenbus_services.gateway.surfaces.extension import extension
-from tokenbus_services.gateway.surfaces.fields import Fields, Json, json_body
-from tokenbus_services.gateway.surfaces.openai_responses.input_items import messages_of
+from tokenbus_services.gateway.surfaces.fields import Fields, Json
+from tokenbus_services.gateway.surfaces.openai_responses.input_items import in_namespace, messages_of
 from tokenbus_services.gateway.surfaces.openai_responses.response_object import DEFAULTS, ResponseSettings, bounded
+from tokenbus_services.gateway.surfaces.surface import SurfaceRequest, client_metadata
 
-REFUSED = (
-    "access_programs",
-    "background_options",
-    "context_management",
-    "conversation",
-    "image",
-    "max_tool_calls",
-    "moderation",
-    "prompt",
-    "prompt_cache_options",
-    "prompt_cache_retention",
-)
-MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
 _OPENAI = ("openai-responses", "openai-chat")
 
 
-def translate(request: GatewayRequest, rules: TranslationRules) -> Translated:
+def read(asked: GatewayRequest, rules: TranslationRules, body: Fields) -> Translated:
     """Translate a request. Raises Refusal."""
-    body = Fields(json_body(request.body), drop=rules.drop_unsupported)
-    show_tools = _show_tools(body)
-    asked = extension(body, request.headers, rules)
-    name = body.needed("model", body.text("model"))
-    model = rules.models.resolve(name)
-    options = options_of(model, rules.models)
-    stream = body.flag("stream") or False
+    name, stream = body.needed("model", body.text("model")), body.flag("stream") or False
     background = body.flag("background") or False
+    ask = SurfaceRequest(asked, rules, body, model=name, stream=stream or background, speaks="openai-responses")
     store = body.flag("store")
     if background and store is False:
         raise invalid("store", "a background response must be stored")
     if stream_options := body.fields("stream_options"):
         stream_options.flag("include_obfuscation")
-        stream_options.end()
-    body.refuse("is not supported by this gateway", *REFUSED)
     body.only("truncation", "disabled")
     body.only("top_logprobs", 0)
-    _include(body)
-    extra, echo = Json(), Json()
-    echo["store"] = store
-    echo["previous_response_id"] = body.text("previous_response_id")
+    body.hint("prompt_cache_retention")
+    body.hint("prompt_cache_options", {})
+    echo = Json(store=store, previous_response_id=body.text("previous_response_id"))
     echo["instructions"] = instructions = body.text("instructions")
     echo["max_output_tokens"] = max_tokens = body.whole("max_output_tokens", least=1)
     echo["temperature"] = temperature = body.number("temperature")
     echo["top_p"] = top_p = body.share("top_p")
-    tools = _tools(body, options, echo)
+    _include(ask)
+    tools, namespaces = _tools(ask, echo)
     fields: Json = {
         "messages": messages_of(body),
         "system": instructions or None,
@@ -69,47 +46,32 @@ def translate(request: GatewayRequest, rules: TranslationRules) -> Translated:
         "top_p": top_p,
         "thinking": _thinking(body, echo),
         "tool_choice": _tool_choice(body, echo),
-        "metadata": _metadata(body, echo),
-        **tool_fields(tools, asked),
-        **_text(body, model, options, extra, echo),
-        **_optional(body, options, echo),
+        "metadata": client_metadata(body),
+        **_text(ask, echo),
+        **_optional(ask, echo),
     }
-    _only_some(body, model, extra, echo)
-    body.end()
-    echoed = {name: value for name, value in echo.items() if value is not None and value != DEFAULTS.get(name)}
-    settings = ResponseSettings(
-        response=bounded(echoed),
-        background=background,
-        on_failure=asked.on_failure or "before_first_visible",
-        bus_tools=bool(asked.tools),
-        show_tools=show_tools,
-    )
-    return Translated(
-        generate=generate_of(model, asked, fields, extra, stream=stream or background),
-        stream=stream,
-        model=name,
-        echo=msgspec.to_builtins(settings),
-        on_disconnect="continue" if background else asked.on_disconnect or "cancel",
-        background=background,
-    )
+    if fields["metadata"]:
+        echo["metadata"] = fields["metadata"]["client"]
+    _only_some(ask, echo)
+    show_tools = ask.bus.flag("show_tools") or False
+    kept = {name: value for name, value in echo.items() if value is not None and value != DEFAULTS.get(name)}
+    echoed: Json = {
+        "response": bounded(kept),
+        "background": background,
+        "show_tools": show_tools,
+        "namespaces": namespaces,
+    }
+    found = ask.translated(fields, tools=tools, echo=ResponseSettings, echoed=echoed, background=background)
+    return msgspec.structs.replace(found, stream=stream)
 
 
-def _show_tools(body: Fields) -> bool:
-    """Read `tokenbus.show_tools`, which this surface alone has."""
-    given = body.peek("tokenbus")
-    if not isinstance(given, dict) or "show_tools" not in given:
-        return False
-    value = cast("Json", given).pop("show_tools")
-    if not isinstance(value, bool):
-        raise invalid("tokenbus.show_tools", "must be true or false")
-    return value
-
-
-def _include(body: Fields) -> None:
-    """Reasoning has its encrypted content in any case."""
-    for i, each in enumerate(body.texts("include")):
-        if each != "reasoning.encrypted_content":
-            raise unsupported(f"include[{i}]", f"{each[:100]!r} is not supported by this gateway")
+def _include(ask: SurfaceRequest) -> None:
+    """Reasoning has its encrypted content in any case; what else is wanted has no place in an answer of another API."""
+    wanted = [each for each in ask.body.texts("include") if each != "reasoning.encrypted_content"]
+    if wanted and ask.passes:
+        ask.extra["include"] = ["reasoning.encrypted_content", *wanted]
+    elif wanted:
+        ask.body.reading.leave_out("include")
 
 
 def _thinking(body: Fields, echo: Json) -> Thinking | None:
@@ -119,51 +81,73 @@ def _thinking(body: Fields, echo: Json) -> Thinking | None:
     effort = reasoning.one_of("effort", ("none", *get_args(Effort)))
     summary = reasoning.one_of("summary", ("auto", "concise", "detailed"))
     summary = reasoning.one_of("generate_summary", ("auto", "concise", "detailed")) or summary
-    reasoning.end()
     echo["reasoning"] = {"effort": effort, "summary": summary}
     if effort == "none":
         return Thinking(enabled=False)
     return Thinking(effort=cast("Effort | None", effort)) if effort or summary else None
 
 
-def _tools(body: Fields, options: frozenset[RequestOption], echo: Json) -> list[Tool]:
-    tools: list[Tool] = []
-    echoed: list[Json] = []
-    for fields in body.each("tools"):
-        fields.needed("type", fields.one_of("type", ("function",)))
-        if "strict_tools" not in options:
-            fields.only("strict", False, why="is not supported by this provider")
-        fields.only("defer_loading", False)
-        tool = Tool(
+def _tools(ask: SurfaceRequest, echo: Json) -> tuple[list[Tool], dict[str, str]]:
+    """The client's tools, and the namespace of each that is in one, which is a part of its name on the bus."""
+    namespaces: dict[str, str] = {}
+
+    def one(fields: Fields) -> list[Tool] | Json:
+        if fields.needed("type", fields.one_of("type", ("function", "namespace"))) == "function":
+            return [function(fields)]
+        space = fields.needed("name", fields.text("name"))
+        fields.text("description")
+        tools: list[Tool] = []
+        for inner in fields.each("tools"):
+            inner.one_of("type", ("function",))
+            tool = function(inner)
+            tools.append(msgspec.structs.replace(tool, name=in_namespace(space, tool.name)))
+            namespaces[tools[-1].name] = space
+        return tools
+
+    def function(fields: Fields) -> Tool:
+        fields.hint("defer_loading", False)
+        return Tool(
             name=fields.needed("name", fields.text("name")),
             description=fields.text("description"),
             parameters=fields.json("parameters") or {"type": "object"},
-            strict=fields.flag("strict"),
+            strict=ask.optional("strict_tools", fields, "strict", fields.flag, False),
         )
-        tools.append(tool)
-        described = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-        echoed.append({"type": "function", **described, "strict": bool(tool.strict)})
-    if echoed:
-        echo["tools"] = echoed
-    return tools
+
+    given = ask.body.peek("tools")
+    groups = ask.body.each_read("tools", one, dict)
+    echo["tools"] = [
+        _echoed(group[0]) if isinstance(group, list) and sent.get("type") == "function" else sent
+        for group, sent in zip(groups, given or [], strict=True)
+    ]
+    raw = ask.raw_tools([group for group in groups if isinstance(group, dict)])
+    return [*raw, *(tool for group in groups if isinstance(group, list) for tool in group)], namespaces
+
+
+def _echoed(tool: Tool) -> Json:
+    described = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    return {"type": "function", **described, "strict": bool(tool.strict)}
 
 
 def _tool_choice(body: Fields, echo: Json) -> Any:
     given = body.peek("tool_choice")
     echo["tool_choice"] = given
-    if isinstance(given, dict):
-        choice = cast("Fields", body.fields("tool_choice"))
-        choice.needed("type", choice.one_of("type", ("function",)))
-        name = choice.needed("name", choice.text("name"))
-        choice.end()
-        return ToolChoice(name=name)
-    choice = body.one_of("tool_choice", ("auto", "none", "required"))
-    return "any" if choice == "required" else choice
+    if not isinstance(given, dict):
+        choice = body.one_of("tool_choice", ("auto", "none", "required"))
+        return "any" if choice == "required" else choice
+    kind = cast("Json", given).get("type")
+    if kind != "function":
+        body.refuse(f"of type {str(kind)[:100]!r} is not supported", "tool_choice")
+        return None
+    choice = body.needed("tool_choice", body.fields("tool_choice"))
+    choice.take("type")
+    name = choice.needed("name", choice.text("name"))
+    space = choice.text("namespace")
+    return ToolChoice(name=in_namespace(space, name) if space else name)
 
 
-def _text(body: Fields, model: ResolvedModel, options: frozenset[RequestOption], extra: Json, echo: Json) -> Json:
+def _text(ask: SurfaceRequest, echo: Json) -> Json:
     """Format and verbosity of the text."""
-    text = body.fields("text")
+    text = ask.body.fields("text")
     if text is None:
         return {}
     read: Json = {}
@@ -171,9 +155,7 @@ def _text(body: Fields, model: ResolvedModel, options: frozenset[RequestOption],
     if form := text.fields("format"):
         kind = form.needed("type", form.one_of("type", ("text", "json_schema", "json_object")))
         if kind == "json_object":
-            if "json_object" not in options:
-                raise unsupported(form.path("type"), "'json_object' is not supported by this provider; give a schema")
-            read["json_object"] = True
+            read = ask.json_object()
             echoed["format"] = {"type": kind}
         if kind == "json_schema":
             read["output_schema"] = OutputSchema(
@@ -185,49 +167,30 @@ def _text(body: Fields, model: ResolvedModel, options: frozenset[RequestOption],
             settings = msgspec.structs.asdict(read["output_schema"])
             strict = bool(settings["strict"])
             echoed["format"] = {"type": kind, **settings, "description": described, "strict": strict}
-        form.end()
-    if model.api in _OPENAI:
+    if ask.model.api in _OPENAI:
         if verbosity := text.one_of("verbosity", ("low", "medium", "high")):
             echoed["verbosity"] = verbosity
-            extra |= {"text": {"verbosity": verbosity}} if model.api == _OPENAI[0] else {"verbosity": verbosity}
+            here = ask.model.api == _OPENAI[0]
+            ask.extra |= {"text": {"verbosity": verbosity}} if here else {"verbosity": verbosity}
     else:
-        text.only("verbosity", "medium", why="is not supported by this provider")
-    text.end()
+        text.hint("verbosity", "medium")
     return read
 
 
-def _metadata(body: Fields, echo: Json) -> Json | None:
-    given = body.json("metadata")
-    if not given:
-        return None
-    if len(given) > MAX_METADATA:
-        raise invalid("metadata", f"at most {MAX_METADATA} keys")
-    for name, value in given.items():
-        if not isinstance(value, str) or len(name) > MAX_METADATA_KEY or len(value) > MAX_METADATA_VALUE:
-            why = f"keys have at most {MAX_METADATA_KEY} characters; values are texts of at most {MAX_METADATA_VALUE}"
-            raise invalid(f"metadata.{name[:MAX_METADATA_KEY]}", why)
-    echo["metadata"] = given
-    return {"client": given}
-
-
-def _optional(body: Fields, options: frozenset[RequestOption], echo: Json) -> Json:
-    """Options of the bus. One that the provider lacks is refused here, by the name that the client knows."""
-    why = "is not supported by this provider"
-    if "parallel_tool_calls" not in options:
-        body.only("parallel_tool_calls", True, why=why)
-    if "user_id" not in options:
-        body.refuse(why, "user", "safety_identifier")
+def _optional(ask: SurfaceRequest, echo: Json) -> Json:
+    """Options of the bus."""
+    body = ask.body
+    ask.need("parallel_tool_calls", "parallel_tool_calls", True)
     echo["parallel_tool_calls"] = parallel = body.flag("parallel_tool_calls")
-    echo["user"], echo["safety_identifier"] = body.text("user"), body.text("safety_identifier")
+    for name in ("user", "safety_identifier"):
+        echo[name] = ask.optional("user_id", body, name, body.text, "")
     return {"parallel_tool_calls": parallel, "user_id": echo["safety_identifier"] or echo["user"] or None}
 
 
-def _only_some(body: Fields, model: ResolvedModel, extra: Json, echo: Json) -> None:
+def _only_some(ask: SurfaceRequest, echo: Json) -> None:
     """Parameters that only OpenAI's APIs have, and values that change nothing."""
-    if model.api in _OPENAI:
-        for name in ("prompt_cache_key", "service_tier"):
-            if (text := body.text(name)) is not None:
-                echo[name] = extra[name] = text
-        return
-    body.only("service_tier", "auto", "default", why="is not supported by this provider")
-    body.refuse("is not supported by this provider", "prompt_cache_key")
+    for name in ("prompt_cache_key", "service_tier"):
+        if ask.model.api not in _OPENAI:
+            ask.body.hint(name, "auto", "default")
+        elif (text := ask.body.text(name)) is not None:
+            echo[name] = ask.extra[name] = text

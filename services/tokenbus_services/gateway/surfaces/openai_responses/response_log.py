@@ -121,7 +121,7 @@ class ResponseLog:
             return self._items.get(self._index[event.block]), []
         if not self._shows(event):
             return None, []
-        item = item_of(self._run, event)
+        item = item_of(self._run, event, self._settings.namespaces)
         index = self._index[event.block] = max(self._items, default=-1) + 1
         self._items[index] = item
         events: list[Json] = [{"type": "response.output_item.added", "output_index": index, "item": item.state}]
@@ -134,7 +134,11 @@ class ResponseLog:
             return self._settings.show_tools or not self._settings.bus_tools
         if event.kind == "tool_result":
             return self._settings.show_tools
-        return event.kind != "server_tool"
+        if event.kind == "server_tool":
+            if not isinstance(event, BlockComplete) or event.cut:
+                return False
+            return (event.item or "").startswith("openai-responses.")
+        return True
 
     def _of(self, item: OutputItem | None, events: list[Json]) -> list[Json]:
         """Events of an item, with its output index."""

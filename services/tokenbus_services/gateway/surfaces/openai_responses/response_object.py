@@ -12,6 +12,7 @@ from tokenbus.events.public import Cancelled, Completed, Incomplete, RunFailedEv
 from tokenbus.events.usage import Usage
 from tokenbus_services.gateway.problem import Problem
 from tokenbus_services.gateway.surfaces.contract import GatewayNote
+from tokenbus_services.gateway.surfaces.surface import Echo
 
 PREFIX = "resp_"
 MAX_ECHO_BYTES = 16 * 1024
@@ -49,20 +50,16 @@ DEFAULTS: Mapping[str, object] = {
 """Settings that a response repeats, as they are if the request does not set them."""
 
 
-class ResponseSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ResponseSettings(Echo, frozen=True, kw_only=True, omit_defaults=True):
     """What the note keeps of a request: what a response repeats, and how its run is shown."""
 
-    response: dict[str, object] = {}
+    response: dict[str, object] = msgspec.field(default_factory=dict[str, object])
     """Fields of `DEFAULTS` that the request set to another value."""
     background: bool = False
-    on_failure: Literal["before_first_visible", "continue", "restart", "fail"] | None = None
-    """None for a run that another service published."""
-    bus_tools: bool = False
-    """The bus runs the tools, so no call is the client's to run."""
     show_tools: bool = False
     """Calls that the bus runs are output items too."""
-    images: bool = False
-    """Events carry the bytes of images."""
+    namespaces: dict[str, str] = msgspec.field(default_factory=dict[str, str])
+    """The namespace of each tool that is in one, by its name on the bus."""
 
 
 def settings_of(note: GatewayNote) -> ResponseSettings:

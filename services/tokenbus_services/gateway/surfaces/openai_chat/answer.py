@@ -1,4 +1,4 @@
-"""Chat Completions as a stream of chunks. Pure.
+"""Chat Completions as a stream of chunks, and as one body. Pure.
 
 The rules are those of the official clients: the first delta has the role; a call's first delta alone has its id and
 name; calls are numbered from 0 over the whole answer; one call per chunk; the usage chunk is the last before `[DONE]`.
@@ -6,6 +6,10 @@ name; calls are numbered from 0 over the whole answer; one call per chunk; the u
 
 from __future__ import annotations
 
+import msgspec
+
+from tokenbus.client.response import Response
+from tokenbus.events.normalized import FinishReason
 from tokenbus.events.public import (
     TERMINAL,
     BlockComplete,
@@ -17,14 +21,30 @@ from tokenbus.events.public import (
     RunFailedEvent,
     TerminalEvent,
 )
+from tokenbus.events.usage import Usage
 from tokenbus_services.gateway.problem import Problem, of_end
-from tokenbus_services.gateway.surfaces.contract import Encoder, GatewayNote
+from tokenbus_services.gateway.surfaces.contract import Encoder, GatewayNote, WholeRun
+from tokenbus_services.gateway.surfaces.errors import openai_error, openai_refusal
 from tokenbus_services.gateway.surfaces.json_text import encode_line
-from tokenbus_services.gateway.surfaces.openai_chat.answer_fields import echo_of, finish_of, usage_object
-from tokenbus_services.gateway.surfaces.openai_chat.errors import error_event
 from tokenbus_services.gateway.surfaces.settling import Settling
+from tokenbus_services.gateway.surfaces.surface import Echo
 
 DONE = b"data: [DONE]\n\n"
+
+
+class ChatEcho(Echo, frozen=True, kw_only=True, omit_defaults=True):
+    usage: bool = False
+    """The stream ends with a chunk of token counts."""
+    reasoning: bool = True
+    """Thinking is sent as `reasoning_content`."""
+
+
+def echo_of(note: GatewayNote) -> ChatEcho:
+    """Read the note. A part that cannot be read counts as not requested."""
+    try:
+        return msgspec.convert(note.echo, ChatEcho)
+    except msgspec.ValidationError:
+        return ChatEcho()
 
 
 class ChatEncoder(Encoder):
@@ -34,13 +54,7 @@ class ChatEncoder(Encoder):
     def __init__(self, note: GatewayNote, run: str) -> None:
         self._echo = echo = echo_of(note)
         self._settling = Settling(hold_thinking=False, hold_calls=True, on_failure=echo.on_failure)
-        same = {
-            "id": f"chatcmpl-{run}",
-            "object": "chat.completion.chunk",
-            "created": note.created,
-            "model": note.model,
-        }
-        self._same = encode_line(same)[:-1]
+        self._same = encode_line(_head(note, run, "chat.completion.chunk"))[:-1]
         self._role_sent = False
         self._calls: dict[int, int] = {}
         """Number of each call of the answer, by its block."""
@@ -64,7 +78,7 @@ class ChatEncoder(Encoder):
         if self._over:
             return []
         self._over = True
-        return [error_event(problem)]
+        return [_error_event(problem)]
 
     def _encode(self, event: PublicEvent) -> list[bytes]:
         match event:
@@ -110,7 +124,7 @@ class ChatEncoder(Encoder):
 
     def _end(self, end: TerminalEvent) -> list[bytes]:
         if not isinstance(end, Completed):
-            return [error_event(of_end(end))]
+            return [_error_event(of_end(end))]
         finish = finish_of(end.finish, calls=self._whole_calls)
         out = [*self._role(), self._delta({}, finish)]
         if self._echo.usage:
@@ -127,3 +141,58 @@ class ChatEncoder(Encoder):
 
     def _chunk(self, rest: bytes) -> bytes:
         return b"data: " + self._same + b"," + rest + b"}\n\n"
+
+
+def whole_chat(note: GatewayNote, run: str) -> WholeRun:
+    """Collects one run as one body."""
+    echo = echo_of(note)
+
+    def body(response: Response, end: Completed) -> dict[str, object]:
+        calls = [] if echo.bus_tools else [call for call in response.tool_calls if not call.cut]
+        message: dict[str, object] = {"role": "assistant", "content": response.text, "refusal": None}
+        if echo.reasoning and response.thinking:
+            message["reasoning_content"] = response.thinking
+        if calls:
+            message["content"] = response.text or None
+            message["tool_calls"] = [
+                {
+                    "id": call.tool_id or f"call_{call.block}",
+                    "type": "function",
+                    "function": {"name": call.tool_name or "", "arguments": call.arguments or "{}"},
+                }
+                for call in calls
+            ]
+        finish = finish_of(end.finish, calls=bool(calls))
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish}
+        return {**_head(note, run, "chat.completion"), "choices": [choice], "usage": usage_object(end.usage)}
+
+    return WholeRun(body, openai_refusal)
+
+
+def _head(note: GatewayNote, run: str, kind: str) -> dict[str, object]:
+    return {"id": f"chatcmpl-{run}", "object": kind, "created": note.created, "model": note.model}
+
+
+def _error_event(problem: Problem) -> bytes:
+    """A problem within a stream. No `[DONE]` follows: it would make the answer look whole."""
+    return b"data: " + encode_line({"error": openai_error(problem)}) + b"\n\n"
+
+
+def finish_of(finish: FinishReason, *, calls: bool) -> str:
+    """The finish reason. ``calls``: the client has seen tool calls."""
+    if finish in ("length", "content_filter"):
+        return finish
+    return "tool_calls" if calls else "stop"
+
+
+def usage_object(usage: Usage | None) -> dict[str, object]:
+    """Token counts. A count that the provider did not report is 0, because clients require numbers."""
+    counts = usage or Usage()
+    read, written = counts.input or 0, counts.output or 0
+    return {
+        "prompt_tokens": read,
+        "completion_tokens": written,
+        "total_tokens": counts.total if counts.total is not None else read + written,
+        "prompt_tokens_details": {"cached_tokens": counts.cache_read or 0},
+        "completion_tokens_details": {"reasoning_tokens": counts.reasoning or 0},
+    }
