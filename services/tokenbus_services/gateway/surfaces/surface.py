@@ -117,7 +117,7 @@ class SurfaceRequest:
         """Sentences for the model, in place of options that the provider lacks."""
         within = (options or body).json("tokenbus") or {}
         at = (options or body).path("tokenbus")
-        self.bus = bus = Fields({**_of_headers(asked.headers), **within}, at, body.reading, listed=True)
+        self.bus = bus = Fields({**_of_headers(asked.headers), **within}, at, Reading(rules.drop_unsupported))
         self.run = _run_id(bus)
         self.bus_tools = _bus_tools(bus, rules)
         self.max_tool_depth = bus.whole("max_tool_depth")
