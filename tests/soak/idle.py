@@ -21,8 +21,6 @@ from uuid import uuid4
 
 import msgspec
 import uvloop
-from tokenbus_services.gateway.surfaces.openai_images.surface import OpenAIImagesSurface
-from tokenbus_services.gateway.surfaces.openai_responses.surface import OpenAIResponsesSurface
 from websockets.asyncio.client import connect
 
 from tests.bench.procs import cpu_s, resident_kb
@@ -33,6 +31,8 @@ from tokenbus_services.gateway.surfaces.anthropic_messages import AnthropicMessa
 from tokenbus_services.gateway.surfaces.gemini import GeminiSurface
 from tokenbus_services.gateway.surfaces.native import NativeSurface
 from tokenbus_services.gateway.surfaces.openai_chat import OpenAIChatSurface
+from tokenbus_services.gateway.surfaces.openai_images import OpenAIImagesSurface
+from tokenbus_services.gateway.surfaces.openai_responses import OpenAIResponsesSurface
 from tokenbus_services.mock_provider import MockProvider, Reply, Script, Stall, Turn
 from tokenbus_services.process.embedded_server import free_port
 
