@@ -166,7 +166,7 @@ class UiStream(Encoder):
                 self._tools.result(event)
             case "image":
                 self._image(event)
-            case "server_tool":
+            case "server_tool" | "audio":
                 pass
 
     def _image(self, event: BlockComplete) -> None:

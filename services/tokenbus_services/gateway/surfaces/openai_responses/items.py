@@ -273,7 +273,7 @@ def item_of(run: str, start: BlockStarted | Chunk | BlockComplete, namespaces: M
             return FunctionOutput(run, start)
         case "image":
             return Image(run, start)
-        case "server_tool":
+        case "server_tool" | "audio":  # sound has no item in this API, and is not shown
             return ServerItem(run, start)
 
 

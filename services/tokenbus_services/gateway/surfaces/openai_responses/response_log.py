@@ -138,7 +138,7 @@ class ResponseLog:
             if not isinstance(event, BlockComplete) or event.cut:
                 return False
             return (event.item or "").startswith("openai-responses.")
-        return True
+        return event.kind != "audio"
 
     def _of(self, item: OutputItem | None, events: list[Json]) -> list[Json]:
         """Events of an item, with its output index."""
