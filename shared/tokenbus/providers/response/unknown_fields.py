@@ -51,7 +51,7 @@ def read_known(decoder: msgspec.json.Decoder[T], of: Any, data: bytes, what: str
         unknown: list[UnknownField] = []
         try:
             stripped = _strip(Raw(data), of, (), unknown)
-        except (msgspec.MsgspecError, RecursionError):
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             raise malformed from None
         if bytes(stripped) == data:
             raise
