@@ -192,7 +192,7 @@ def main() -> None:
 
     # The command imports its worker, a worker its service's app, and that of tools the MCP library when it has servers.
     services = (app_module(service) for service in SERVICES)
-    commands = ("tokenbus_services.cli.main", "tokenbus_services.cli.worker.command")
+    commands = ("tokenbus_services.cli.main", "tokenbus_services.cli.worker")
     for module in (*commands, *services, "uvloop", "mcp", *sys.argv[1:]):
         importlib.import_module(module)
     assert threading.active_count() == 1, f"a fork would lose threads: {threading.enumerate()}"

@@ -54,9 +54,9 @@ from tokenbus_services.gateway.keys.store import KeyStore
 from tokenbus_services.mock_provider import MockProvider, Reply, Script, ToolCall, Turn
 from tokenbus_services.parser.index_keeper import IndexKeeper
 from tokenbus_services.process.embedded_server import EmbeddedServer
-from tokenbus_services.runtime.metrics.worker_metrics import KnownModels
+from tokenbus_services.runtime.metrics import KnownModels
 from tokenbus_services.settings import Settings
-from tokenbus_services.settings.tables.gateway_keys import KeyRules
+from tokenbus_services.settings.tables.gateway import KeyRules
 
 USERS = Path(__file__).parents[2] / "deploy" / "acl" / "users.conf"
 SERVICES = ("fetcher", "normalizer", "parser", "pipeline", "policy", "tools", "recorder", "blobs", "gateway")

@@ -26,7 +26,7 @@ from tokenbus_services.gateway.http_request import Edge
 from tokenbus_services.mock_provider import MockProvider, Reply, Script, Turn
 from tokenbus_services.net.request_guard import AsgiApp, RequestGuard
 from tokenbus_services.settings import BlobSettings, GatewaySettings, HttpSettings, RecordSettings, Settings
-from tokenbus_services.settings.tables.gateway_keys import ALL_SURFACES
+from tokenbus_services.settings.tables.gateway import ALL_SURFACES
 
 PAGES = ["/asyncapi", "/asyncapi.json", "/health", "/metrics", "/ready"]
 METHODS = ("POST", "PUT", "PATCH", "DELETE")

@@ -16,9 +16,7 @@ def _loaded(*modules: str) -> set[str]:
 
 
 def test_a_worker_loads_no_client_no_mock_provider_and_no_gateway():
-    loaded = _loaded(
-        "tokenbus_services.cli.main", "tokenbus_services.cli.worker.command", "tokenbus_services.pipeline.app"
-    )
+    loaded = _loaded("tokenbus_services.cli.main", "tokenbus_services.cli.worker", "tokenbus_services.pipeline.app")
     for unwanted in ("tokenbus.client.client", "tokenbus.shaping", "tokenbus_services.mock_provider"):
         assert unwanted not in loaded
     assert not [name for name in loaded if name.startswith("tokenbus_services.gateway")]
@@ -43,15 +41,15 @@ def test_the_collector_is_off_while_a_worker_imports_and_on_when_it_runs():
     code = """
 import gc
 from tokenbus_services.cli import entry
-from tokenbus_services.cli.worker import command
-from tokenbus_services.cli.worker.command import collect_less_often
+from tokenbus_services.cli import worker
+from tokenbus_services.cli.worker import collect_less_often
 
 def run(*arguments, **options):
     print(gc.isenabled())
     collect_less_often()
     print(gc.isenabled())
 
-command.run = run
+worker.run = run
 entry.main(["worker", "blobs"])
 """
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 STARTS = {"create_task", "ensure_future", "Thread"}
-NO_WORKERS = ("cli/demo/", "cli/up/", "mock_provider/", "testing/", "tokenbus/sync/", "tokenbus/integrations/")
+NO_WORKERS = ("cli/demo.py", "cli/up/", "mock_provider/", "testing/", "tokenbus/sync/", "tokenbus/integrations/")
 """They do not run in a worker: commands of a person, stand-ins for tests, and what runs in a user's program."""
 
 LIVENESS = "it is the watched one"
@@ -42,8 +42,8 @@ UNWATCHED = {
     "tokenbus/client/subscriptions/sentences.py:SentenceSubscription._advance": READER,
     "tokenbus/policy/apply.py:_under": READER,
     "tokenbus/policy/policy_runner.py:_Work.__init__": "of one call of a policy, which has a timeout",
-    "tokenbus_services/cli/worker/command.py:serve": "the worker ends with the first of them",
-    "tokenbus_services/cli/worker/lifespan.py:Lifespan.start": "the worker ends with it",
+    "tokenbus_services/cli/worker.py:serve": "the worker ends with the first of them",
+    "tokenbus_services/cli/worker.py:Lifespan.start": "the worker ends with it",
     "tokenbus_services/fetcher/limits/limiter.py:Limiter._later": STEP,
     "tokenbus_services/fetcher/request_media.py:TurnMedia._find": ITEM,
     "tokenbus_services/fetcher/uploads/registry.py:Flight.start": "each attempt that waits for it has a bound",
@@ -57,7 +57,7 @@ UNWATCHED = {
     "tokenbus_services/gateway/routes/native.py:_topic_lines": REQUEST,
     "tokenbus_services/gateway/runs.py:GatewayRuns._later": STEP,
     "tokenbus_services/executor/processes.py:Executors._fork": "it connects a socket pair, which needs nobody else",
-    "tokenbus_services/net/happy_eyeballs.py:_first": CALLER,
+    "tokenbus_services/net/connection.py:_first": CALLER,
     "tokenbus_services/policy_stage/calls.py:PolicyExecutor.handle": "without its mark the executor is killed",
     "tokenbus_services/policy_stage/calls.py:_RunInExecutor.__init__": "of one run, in a marked executor",
     "tokenbus_services/policy_stage/calls.py:_RunInExecutor._until_known": CALLER,
@@ -80,8 +80,8 @@ UNWATCHED = {
     "tokenbus_services/tools/python/function.py:_in_thread": CALLER,
 }
 STARTED_IN_ONE = {
-    "tokenbus_services/cli/worker/command.py:serve": 4,
-    "tokenbus_services/cli/worker/lifespan.py:Lifespan.start": 2,
+    "tokenbus_services/cli/worker.py:serve": 4,
+    "tokenbus_services/cli/worker.py:Lifespan.start": 2,
     "tokenbus_services/gateway/answers/asgi.py:EventStream.__call__": 2,
     "tokenbus_services/gateway/answers/reader.py:RunReader.__aenter__": 2,
     "tokenbus_services/runtime/supervision.py:WorkerSupervisor.wait_or_fail.receive_or_failed": 2,

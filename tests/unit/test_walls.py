@@ -81,7 +81,7 @@ PLANTED = {
         "tokenbus.core is not allowed to import socket",
     ),
     "a command that imports another": Planted(
-        "tokenbus_services.cli.runs.tail",
+        "tokenbus_services.cli.runs.send",
         "import tokenbus_services.cli.top.command",
         "Commands do not know each other",
         "tokenbus_services.cli.runs is not allowed to import tokenbus_services.cli.top",

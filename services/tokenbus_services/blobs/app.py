@@ -13,8 +13,7 @@ from tokenbus.blob_wire import DEPLOYMENT_ENV
 from tokenbus.bus.liveness import STUCK_S, Defects, Liveness, rest, slack, stop_task
 from tokenbus.errors import BlobError
 from tokenbus_services.blobs.auth import secret_of
-from tokenbus_services.blobs.http import AsgiApp, BlobRoutes, WithBlobs
-from tokenbus_services.blobs.metrics import BlobMetrics
+from tokenbus_services.blobs.http import AsgiApp, BlobMetrics, BlobRoutes, WithBlobs
 from tokenbus_services.blobs.store import BlobStore
 from tokenbus_services.blobs.store import create as create_store
 from tokenbus_services.runtime.app.service_app import make_app, make_broker

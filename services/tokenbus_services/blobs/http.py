@@ -25,12 +25,14 @@ from urllib.parse import parse_qsl
 
 import msgspec
 import structlog
+from prometheus_client import CollectorRegistry, Counter
 
 from tokenbus.blob_wire import DEPLOYMENT_HEADER, PATH, BlobProblem
 from tokenbus.blobs import DEFAULT_MEDIA_TYPE, BlobRef, parse_media_type
 from tokenbus.errors import (
     BlobError,
     BlobNotFound,
+    BlobQuotaExceeded,
     BlobRefused,
     BlobStoreFull,
     BlobTooLarge,
@@ -40,8 +42,6 @@ from tokenbus.errors import (
 )
 from tokenbus.secret_env import Secret
 from tokenbus_services.blobs.auth import admitted
-from tokenbus_services.blobs.hints import FULL
-from tokenbus_services.blobs.metrics import BlobMetrics
 from tokenbus_services.blobs.store import BlobStore, ByteRange, OutOfRange, part_of
 from tokenbus_services.telemetry import NO_TRACER, RunTracer, Span
 
@@ -325,3 +325,35 @@ async def _send_json(
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+class BlobMetrics:
+    """Counts the requests that the store failed, by the code of the error, and remembers the last one."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._failures = Counter(
+            "tokenbus_blob_failures", "Requests that the blob store failed.", ["code"], registry=registry
+        )
+        self._last: tuple[str, float] | None = None
+        for kind in (BlobUnavailable, BlobStoreFull, BlobQuotaExceeded):
+            self._failures.labels(kind.code)  # at 0 from the start: a rate sees the first failure too
+
+    def failed(self, error: BlobUnavailable) -> None:
+        """Count a failure."""
+        self._failures.labels(error.code).inc()
+        self._last = error.code, time.monotonic()
+
+    def health(self) -> dict[str, Any]:
+        """The last failure, for `/health`; nothing if there was none."""
+        if self._last is None:
+            return {}
+        code, at = self._last
+        return {"last_failure": {"code": code, "ago_s": round(time.monotonic() - at)}}
+
+
+# What to do about a blob store without room: said by its log and by `tokenbus doctor`.
+
+FULL = {
+    BlobQuotaExceeded.code: "raise blobs.quota_bytes, or lower blobs.ttl_s so that blobs expire sooner",
+    BlobStoreFull.code: "make room where blobs are stored, or lower blobs.ttl_s so that blobs expire sooner",
+}

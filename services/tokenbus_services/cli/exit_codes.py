@@ -21,7 +21,7 @@ from tokenbus.errors import (
     SettingsError,
     TokenbusError,
 )
-from tokenbus_services.cli.render.terminal import safe
+from tokenbus_services.cli.render.output import safe
 
 OTHER: Final = 1
 USAGE: Final = 2

@@ -19,7 +19,7 @@ from tokenbus.events.frames import Data, Ended, Lost, Opened, RawFrame
 from tokenbus_services.blobs.client import loader_of
 from tokenbus_services.cli import connect as reaching
 from tokenbus_services.cli import exit_codes as ending
-from tokenbus_services.cli.render import terminal
+from tokenbus_services.cli.render import output
 from tokenbus_services.cli.render.event_text import moment
 from tokenbus_services.cli.render.output import showing
 from tokenbus_services.recorder import record as records
@@ -36,7 +36,7 @@ async def listing(*, as_json: bool) -> None:
             some = False
             async for entry in newest_records(server, keys):
                 some = True
-                print(msgspec.json.encode(entry).decode() if as_json else terminal.safe(_line(entry)))
+                print(msgspec.json.encode(entry).decode() if as_json else output.safe(_line(entry)))
     if not some and not as_json:
         print("no recorded runs; [records] in the settings turns recording on", file=sys.stderr)
 
@@ -47,7 +47,7 @@ def show(run: str, *, as_json: bool) -> None:
     if as_json:
         _write_json(record)
     else:
-        print(terminal.safe("\n".join(_whole(record))))
+        print(output.safe("\n".join(_whole(record))))
 
 
 def export(run: str, file: Path) -> None:
@@ -92,7 +92,7 @@ def play(record: Record, *, as_json: bool) -> int:
         print(f"run {record.run}: the replay equals the recorded result", file=sys.stderr)
         return 0
     print(f"run {record.run}: the replay differs from the recorded result", file=sys.stderr)
-    print(terminal.safe("\n".join(found)), file=sys.stderr)
+    print(output.safe("\n".join(found)), file=sys.stderr)
     return ending.OTHER
 
 

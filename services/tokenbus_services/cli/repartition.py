@@ -16,7 +16,7 @@ from tokenbus.bus.server.server import Server, translated
 from tokenbus.errors import RepartitionRefused
 from tokenbus_services import settings as configuration
 from tokenbus_services.cli.connect import with_server
-from tokenbus_services.cli.render import terminal
+from tokenbus_services.cli.render import output
 
 LOOK_S = 0.25
 Line: TypeAlias = str | int | list[int] | None
@@ -124,4 +124,4 @@ def _print(facts: dict[str, Line], says: str, as_json: bool) -> None:
         sys.stdout.buffer.write(msgspec.json.encode(facts) + b"\n")
         sys.stdout.buffer.flush()
     else:
-        print(terminal.safe(says))
+        print(output.safe(says))

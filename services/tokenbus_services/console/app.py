@@ -17,13 +17,13 @@ from starlette.routing import BaseRoute, Route
 
 from tokenbus_services.console.access.session import PATH, ConsoleSessions, StoredLogins
 from tokenbus_services.console.access.signing import Signer, StoredSecret
-from tokenbus_services.console.costs import Costs
 from tokenbus_services.console.http import Desk, WithSafeHeaders, refused
 from tokenbus_services.console.routes import admin as routes_admin
 from tokenbus_services.console.routes import runs as routes_runs
 from tokenbus_services.console.routes import session as routes_session
 from tokenbus_services.console.routes import stream as routes_stream
 from tokenbus_services.console.routes import times as routes_times
+from tokenbus_services.console.runs.run_view import Costs
 from tokenbus_services.console.sampler import Sampler
 from tokenbus_services.console.static_files import StaticFiles
 from tokenbus_services.gateway.gateway import Gateway
@@ -33,7 +33,7 @@ from tokenbus_services.gateway.problem import Problem, Refusal, defect
 from tokenbus_services.gateway.service import GatewayPart
 from tokenbus_services.net.request_guard import GuardRefusal, RequestGuard
 from tokenbus_services.settings import Settings
-from tokenbus_services.settings.tables.console import ConsoleSettings
+from tokenbus_services.settings.tables.gateway import ConsoleSettings
 
 
 def create(settings: Settings, gateway: Gateway, directory: KeyDirectory | None) -> tuple[AsgiApp, list[GatewayPart]]:

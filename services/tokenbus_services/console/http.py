@@ -12,8 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from tokenbus.errors import TokenbusError
-from tokenbus_services.console.access.session import ConsoleSessions
-from tokenbus_services.console.access.viewer import Viewer
+from tokenbus_services.console.access.session import ConsoleSessions, Viewer
 from tokenbus_services.console.static_files import SAFE_HEADERS
 from tokenbus_services.gateway.answers import asgi
 from tokenbus_services.gateway.callers import Caller
@@ -22,7 +21,7 @@ from tokenbus_services.gateway.http_request import read_request
 from tokenbus_services.gateway.problem import Problem, Refusal, defect, invalid, of_exception, restarting
 from tokenbus_services.gateway.surfaces.contract import Answer, TranslationRules
 from tokenbus_services.net.web_socket import UNKNOWN
-from tokenbus_services.settings.tables.console import ConsoleRole
+from tokenbus_services.settings.tables.gateway import ConsoleRole
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

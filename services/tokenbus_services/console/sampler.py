@@ -17,11 +17,10 @@ from tokenbus.bus.keys import Keys
 from tokenbus.bus.liveness import Liveness, rest, slack, stop_task
 from tokenbus.bus.server.server import Server, translated
 from tokenbus.errors import TokenbusError
-from tokenbus_services.console.costs import Costs
 from tokenbus_services.console.health import Health, HealthReader
 from tokenbus_services.console.last_hour import LastHour
-from tokenbus_services.console.runs.run_filter import PageView
-from tokenbus_services.console.runs.run_table import RunTable
+from tokenbus_services.console.runs.run_table import PageView, RunTable
+from tokenbus_services.console.runs.run_view import Costs
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

@@ -7,11 +7,10 @@ from collections.abc import Callable
 from faststream.asgi import AsgiFastStream
 from prometheus_client import Gauge
 
-from tokenbus_services.fetcher.metrics import AdmissionMetrics, UploadMetrics
+from tokenbus_services.fetcher.limits.limiter import AdmissionMetrics, UploadMetrics
 from tokenbus_services.fetcher.service import FetcherService
-from tokenbus_services.runtime.app.asyncapi_payloads import request_payload
 from tokenbus_services.runtime.app.faststream_source import attach
-from tokenbus_services.runtime.app.service_app import make_app
+from tokenbus_services.runtime.app.service_app import make_app, request_payload
 from tokenbus_services.runtime.worker_core import WorkerCore
 from tokenbus_services.settings import Settings
 

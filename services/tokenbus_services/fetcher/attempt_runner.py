@@ -29,8 +29,7 @@ from tokenbus_services.fetcher.calls.response_relay import CallOptions
 from tokenbus_services.fetcher.calls.silent_calls import SilentCalls
 from tokenbus_services.fetcher.endpoints import Endpoint, Providers
 from tokenbus_services.fetcher.image_offload.offload import ImageStore
-from tokenbus_services.fetcher.limits.limiter import Reservation
-from tokenbus_services.fetcher.limits.scopes import Scopes
+from tokenbus_services.fetcher.limits.limiter import Reservation, Scopes
 from tokenbus_services.fetcher.limits.token_estimate import TokenTally
 from tokenbus_services.fetcher.limits.wait_queue import FairQueue
 from tokenbus_services.fetcher.request_media import TurnMedia
@@ -38,8 +37,7 @@ from tokenbus_services.fetcher.turn_admission import NotCalled, Turn, TurnAdmiss
 from tokenbus_services.fetcher.uploads.upload import UploadFailed
 from tokenbus_services.fetcher.writing.attempt_writer import AttemptWriter
 from tokenbus_services.fetcher.writing.raw_writer import RawWriter
-from tokenbus_services.media.body import MediaBody
-from tokenbus_services.media.errors import MediaFailed
+from tokenbus_services.media.body import MediaBody, MediaFailed
 from tokenbus_services.telemetry import NO_TRACER, RunTracer
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)

@@ -26,10 +26,16 @@ from tokenbus_services.fetcher.uploads.plan import Uploads
 from tokenbus_services.intake.opaque_blobs import with_opaque_blobs
 from tokenbus_services.intake.unasked_media import CallInput, model_and_tool_images, refused_media
 from tokenbus_services.media.blob_cache import Found, RecentBlobs
-from tokenbus_services.media.body import Embedded, MediaBody
-from tokenbus_services.media.errors import MediaFailed
-from tokenbus_services.media.locate import Media, media_in, media_of, own_media, request_with, with_sources
-from tokenbus_services.media.placeholders import PlaceholderMarks
+from tokenbus_services.media.body import Embedded, MediaBody, MediaFailed
+from tokenbus_services.media.locate import (
+    Media,
+    PlaceholderMarks,
+    media_in,
+    media_of,
+    own_media,
+    request_with,
+    with_sources,
+)
 from tokenbus_services.media.provider_limits import check_body, check_media, check_size, limits_of
 
 LOOK_UPS = 8

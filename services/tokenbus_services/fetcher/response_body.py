@@ -16,7 +16,7 @@ import httpx
 
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.providers.response.decoder import MAX_ERROR_BODY_BYTES
-from tokenbus_services.net.fair_reads import FAIR_READS, TooManyCrumbs, fair_reads
+from tokenbus_services.net.chunked_body import FAIR_READS, TooManyCrumbs, fair_reads
 
 PIECE_BYTES = 64 * 2**10
 """Maximum output of one decoding step."""

@@ -21,10 +21,8 @@ from tokenbus_services.fetcher.attempt_runner import AttemptRunner, is_lost
 from tokenbus_services.fetcher.calls.silent_calls import SilentCalls
 from tokenbus_services.fetcher.endpoints import Providers
 from tokenbus_services.fetcher.image_offload.offload import ImageStore
-from tokenbus_services.fetcher.limits.limiter import Limiter
-from tokenbus_services.fetcher.limits.scopes import Scopes
+from tokenbus_services.fetcher.limits.limiter import AdmissionMetrics, Limiter, Scopes, UploadMetrics
 from tokenbus_services.fetcher.limits.wait_queue import RESERVE, FairQueue
-from tokenbus_services.fetcher.metrics import AdmissionMetrics, UploadMetrics
 from tokenbus_services.fetcher.request_media import TurnMedia
 from tokenbus_services.fetcher.turn_admission import waits_as
 from tokenbus_services.fetcher.uploads.plan import Uploads
@@ -35,8 +33,8 @@ from tokenbus_services.intake.blob_offload import IntakeMedia
 from tokenbus_services.intake.cancels import Cancels
 from tokenbus_services.media.blob_cache import RecentBlobs
 from tokenbus_services.runtime.in_flight import InFlight
-from tokenbus_services.runtime.metrics.worker_metrics import KnownModels
-from tokenbus_services.runtime.poison_items import dead_letter_item
+from tokenbus_services.runtime.metrics import KnownModels
+from tokenbus_services.runtime.queue_work import dead_letter_item
 from tokenbus_services.runtime.task_failures import LoggedTasks
 from tokenbus_services.runtime.worker_core import WorkerCore
 

@@ -18,15 +18,14 @@ from tokenbus.bus.run_record import DEADLINE, REQUEST, history_fields, read_atte
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.work_queue import QueueItem, WorkQueue
+from tokenbus.core.request.bounds import tenant_of
 from tokenbus.core.request.fallback_request import request_for
-from tokenbus.core.request.tenant import tenant_of
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import TurnWork, history_decoder
 from tokenbus.events.requests import Generate, Message
 from tokenbus_services.fetcher.backpressure import Backpressure
 from tokenbus_services.fetcher.calls.call_timeouts import DEADLINE_PASSED
-from tokenbus_services.fetcher.limits.limiter import Reservation, ReservationRequest
-from tokenbus_services.fetcher.limits.scopes import Scopes
+from tokenbus_services.fetcher.limits.limiter import Reservation, ReservationRequest, Scopes
 from tokenbus_services.fetcher.limits.token_estimate import estimate
 from tokenbus_services.fetcher.limits.wait_queue import FairQueue, WaitedTooLong
 

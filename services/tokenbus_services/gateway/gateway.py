@@ -38,8 +38,7 @@ from tokenbus_services.gateway.request_spans import RequestSpans
 from tokenbus_services.gateway.runs import GatewayRun, GatewayRuns
 from tokenbus_services.gateway.surfaces.contract import GatewayRequest, Translated
 from tokenbus_services.gateway.surfaces.surface import Surface
-from tokenbus_services.net.fair_share import FairShare
-from tokenbus_services.net.web_socket import OWNER
+from tokenbus_services.net.web_socket import OWNER, FairShare
 from tokenbus_services.settings import Settings
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)

@@ -17,8 +17,7 @@ from starlette.responses import Response
 from tokenbus_services.gateway.answers import asgi
 from tokenbus_services.gateway.problem import Problem, Refusal, defect, invalid, overloaded, restarting
 from tokenbus_services.gateway.surfaces.contract import Answer, GatewayRequest
-from tokenbus_services.net.fair_share import FairShare
-from tokenbus_services.net.web_socket import OWNER, UNKNOWN
+from tokenbus_services.net.web_socket import OWNER, UNKNOWN, FairShare
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

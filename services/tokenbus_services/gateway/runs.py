@@ -26,8 +26,7 @@ from tokenbus.client.deployment import Deployment
 from tokenbus.client.publishing.publish import new_run_id
 from tokenbus.client.rerun import How, derived_id, request_again
 from tokenbus.client.retry_dead_letter import dead_letter_request
-from tokenbus.core.request.tenant import tenant_of
-from tokenbus.core.request.traceparent import is_traceparent
+from tokenbus.core.request.bounds import is_traceparent, tenant_of
 from tokenbus.errors import ServerError
 from tokenbus.events.public import PublicEvent, Started, blobs_of
 from tokenbus.events.requests import MAX_RUN_ID_CHARS, Generate, Message, RunId

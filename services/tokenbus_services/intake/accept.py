@@ -40,7 +40,7 @@ from tokenbus_services.intake.cancels import Cancels
 from tokenbus_services.intake.run_creation import RunCreation, run_of
 from tokenbus_services.intake.settings_match import on_route
 from tokenbus_services.intake.usable_fallbacks import Callee, Fallbacks
-from tokenbus_services.json_schema.check import check_output, check_tools
+from tokenbus_services.json_schema import check_output, check_tools
 from tokenbus_services.runtime.mcp_tool_cache import McpToolCache
 from tokenbus_services.runtime.task_failures import LoggedTasks
 from tokenbus_services.settings import Settings

@@ -17,7 +17,7 @@ from tokenbus.events.quirks import ApiName
 from tokenbus.events.requests import ContentPart, ImagePart, Message, TextPart, ThinkingPart, ToolCallPart
 from tokenbus_services.intake.unasked_media import CallInput
 from tokenbus_services.media.blob_cache import RecentBlobs
-from tokenbus_services.media.errors import MediaFailed
+from tokenbus_services.media.body import MediaFailed
 
 MOST_BYTES = 16 * 2**20
 """Maximum bytes of all values of one turn."""

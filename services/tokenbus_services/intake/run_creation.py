@@ -13,9 +13,8 @@ from tokenbus.bus.server.server import Server
 from tokenbus.bus.server.stream_reader import id_key
 from tokenbus.bus.work_queue import QueueItem
 from tokenbus.core.prefill.options import reading_of
+from tokenbus.core.request.bounds import MAX_TENANT_CHARS, id_of_entry, tenant_of
 from tokenbus.core.request.fallback_request import all_choices
-from tokenbus.core.request.run_id import id_of_entry
-from tokenbus.core.request.tenant import MAX_TENANT_CHARS, tenant_of
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import (
     CONTROL_ATTEMPT,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from tokenbus.core.request.tenant import tenant_of
+from tokenbus.core.request.bounds import tenant_of
 from tokenbus.events.model_names import names_model
 from tokenbus.events.requests import Generate
 

@@ -11,9 +11,17 @@ from contextlib import aclosing
 
 import msgspec
 
-from tokenbus.errors import BlobCorrupt, BlobError
+from tokenbus.errors import (
+    BlobCorrupt,
+    BlobError,
+    BlobNotFound,
+    BlobRefused,
+    BlobTooLarge,
+    BlobUnauthorized,
+    BlobUnavailable,
+)
+from tokenbus.events.error_info import ErrorClass, ErrorInfo
 from tokenbus_services.media.blob_cache import Found
-from tokenbus_services.media.errors import MediaFailed
 
 
 class Embedded(msgspec.Struct, frozen=True):
@@ -88,3 +96,26 @@ async def _encoded(blob: Embedded) -> AsyncGenerator[bytes]:
 def base64_size(size: int) -> int:
     """Number of base64 characters for this many bytes."""
     return (size + 2) // 3 * 4
+
+
+class MediaFailed(Exception):
+    """A media failure. ``error`` names the media at fault and says whether a retry may help."""
+
+    def __init__(self, error: BlobError, where: str) -> None:
+        """``where``: the location of the media in the conversation."""
+        super().__init__(f"{where}: {error.told or error}")
+        self.error = ErrorInfo(
+            code=error.code, kind=_kind(error), message=str(self), retryable=error.retryable, where=where
+        )
+
+
+def _kind(error: BlobError) -> ErrorClass:
+    match error:
+        case BlobNotFound() | BlobRefused() | BlobTooLarge():
+            return "invalid_request"
+        case BlobUnauthorized():
+            return "auth"
+        case BlobUnavailable():
+            return "server"
+        case _:
+            return "internal"

@@ -8,15 +8,17 @@ raises the same errors as there: tests/services/net/test_connection.py compares 
 from __future__ import annotations
 
 import asyncio
+import os
+import re
+import socket
 import ssl
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import chain, zip_longest
 from typing import Any, cast
 
 import httpcore
 
 from tokenbus.bus import process_clock
-from tokenbus_services.net.happy_eyeballs import open_socket
-from tokenbus_services.net.head_bound import HeadBound
 
 READ_AHEAD_BYTES = 64 * 1024
 """Bytes that may wait for a read; beyond that the socket is not read."""
@@ -255,3 +257,139 @@ class Connection(httpcore.AsyncNetworkStream, asyncio.Protocol):
     def _wake_writer(self) -> None:
         if self._writer and not self._writer.done():
             self._writer.set_result(None)
+
+
+# Limits response heads before the HTTP library parses them: number of headers and of interim responses.
+#
+# The library limits only a head's bytes. 100 KB hold 25,000 headers, and interim responses (1xx) may repeat without
+# end. Parsing either blocks all other calls of the process.
+
+MAX_HEADERS = 256
+"""Maximum headers of one response. Providers send 20 to 60."""
+MAX_INTERIM = 16
+"""Maximum interim responses before the final one."""
+
+_END = re.compile(rb"\n\r?\n")
+_STATUS = len(b"HTTP/1.1 ")
+
+
+class HeadRefused(httpcore.RemoteProtocolError):
+    """A response head exceeds a limit."""
+
+
+class HeadBound:
+    """Checks the response heads of one connection. Call `begin` with each request and `feed` with all data read."""
+
+    def __init__(self) -> None:
+        self._head: bytearray | None = None
+        self._interim = 0
+
+    def begin(self) -> None:
+        """Expect a response."""
+        self._head = bytearray()
+        self._interim = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the response's head has not ended."""
+        return self._head is not None
+
+    def feed(self, data: bytes) -> int:
+        """Check data that was read; return how much of it belongs to heads. Raises HeadRefused."""
+        if self._head is None:
+            return 0
+        before = len(self._head)
+        self._head += data
+        while len(self._head) > _STATUS:
+            end = _END.search(self._head)
+            if self._head.count(b"\n", 0, end.end() if end else len(self._head)) > MAX_HEADERS + 2:
+                raise HeadRefused(f"over {MAX_HEADERS} headers")
+            if not self._head.startswith(b"1", _STATUS):
+                if end:
+                    self._head = None
+                    return max(0, end.end() - before)
+                break
+            if end is None:
+                break
+            self._interim += 1
+            if self._interim > MAX_INTERIM:
+                raise HeadRefused(f"over {MAX_INTERIM} interim responses")
+            del self._head[: end.end()]
+            before -= end.end()
+        return len(data)
+
+
+# Connects to the first address of a host that answers (RFC 8305, "Happy Eyeballs").
+#
+# uvloop tries one address after the other, each for as long as the system does: minutes, if IPv6 leads nowhere.
+
+DELAY_S = 0.25
+"""How long an address is tried alone before the next one is tried in parallel."""
+_Address = tuple[socket.AddressFamily, Any]
+
+
+async def open_socket(host: str, port: int, local_address: str | None = None) -> socket.socket:
+    """Return a connected, non-blocking TCP socket. Raises OSError, without any address in its text."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    except socket.gaierror:  # not an address, so a name
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    addresses = by_turns([(family, address) for family, _, _, _, address in found])
+    if len(addresses) == 1:
+        return await _open(addresses[0], local_address)
+    return await _first(addresses, local_address)
+
+
+def by_turns(addresses: Sequence[_Address]) -> list[_Address]:
+    """Return the addresses with both families in turn, beginning with that of the first."""
+    first = [each for each in addresses if each[0] == addresses[0][0]]
+    others = [each for each in addresses if each[0] != addresses[0][0]]
+    return [each for each in chain.from_iterable(zip_longest(first, others)) if each]
+
+
+async def _first(addresses: Sequence[_Address], local_address: str | None) -> socket.socket:
+    to_try = iter(addresses)
+    trying: set[asyncio.Task[socket.socket]] = set()
+    opened: list[socket.socket] = []
+    error: BaseException | None = None
+    try:
+        while not opened:
+            if address := next(to_try, None):
+                trying.add(asyncio.create_task(_open(address, local_address)))
+            elif not trying:
+                raise error or OSError("the host has no address")
+            timeout_s = DELAY_S if address else None
+            done, trying = await asyncio.wait(trying, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                if task.exception() is None:
+                    opened.append(task.result())
+                else:
+                    error = error or task.exception()
+        return opened.pop(0)
+    finally:
+        for task in trying:
+            task.cancel()
+        late = await asyncio.gather(*trying, return_exceptions=True)
+        for sock in (*opened, *(each for each in late if isinstance(each, socket.socket))):
+            sock.close()
+
+
+async def _open(address: _Address, local_address: str | None) -> socket.socket:
+    family, target = address
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if local_address is not None:
+            sock.bind((local_address, 0))
+        await asyncio.get_running_loop().sock_connect(sock, target)
+    except OSError as e:
+        sock.close()
+        if e.errno is None or isinstance(e, TimeoutError):
+            raise
+        # asyncio names the address here, which no answer to a user should.
+        raise type(e)(e.errno, os.strerror(e.errno)) from e
+    except BaseException:
+        sock.close()
+        raise
+    return sock

@@ -12,8 +12,7 @@ import httpx
 
 from tokenbus_services.net.chunked_body import ChunkedBody
 from tokenbus_services.net.connection import Backend, Connection
-from tokenbus_services.net.connection_pools import Pools
-from tokenbus_services.net.freed_responses import FreeingClient
+from tokenbus_services.net.connection_pools import FreeingClient, Pools
 
 
 class BoundedClient(FreeingClient):

@@ -22,8 +22,7 @@ import structlog
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from tokenbus_services.net.fair_share import FairShare
-from tokenbus_services.net.web_socket import BoundedSocket, handshake_problem
+from tokenbus_services.net.web_socket import BoundedSocket, FairShare, handshake_problem
 
 _log = structlog.stdlib.get_logger()
 

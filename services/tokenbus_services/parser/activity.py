@@ -33,8 +33,7 @@ from tokenbus.bus.server.server import Server
 from tokenbus.core.run.attempts.attempt_report import AttemptReport
 from tokenbus.core.run.state import RunState
 from tokenbus.events.public import RunEnd, RunEvent, RunFailedEvent
-from tokenbus_services.runtime.metrics.activity_writes import write_regularly
-from tokenbus_services.runtime.metrics.worker_metrics import KnownModels
+from tokenbus_services.runtime.metrics import KnownModels, write_regularly
 from tokenbus_services.settings import Settings
 
 MAX_FAILURES = 16

@@ -26,7 +26,7 @@ from tokenbus.bus.run_record import (
     so_far_field,
 )
 from tokenbus.bus.scripts import Arg, Commit
-from tokenbus.core.request.tenant import tenant_of
+from tokenbus.core.request.bounds import tenant_of
 from tokenbus.core.run.effects import (
     CloseAttempt,
     Decide,

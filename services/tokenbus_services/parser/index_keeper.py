@@ -16,7 +16,7 @@ from tokenbus.bus.keys import Keys
 from tokenbus.bus.scripts.runs.index import OpenRun, list_open, unlist_ended
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
-from tokenbus.core.request.tenant import tenant_of
+from tokenbus.core.request.bounds import tenant_of
 from tokenbus.core.run.state import RunState
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)

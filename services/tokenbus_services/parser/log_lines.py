@@ -9,8 +9,7 @@ from collections.abc import Mapping
 
 import structlog
 
-from tokenbus.core.request.bounds import MAX_NAME_CHARS
-from tokenbus.core.request.tenant import tenant_of
+from tokenbus.core.request.bounds import MAX_NAME_CHARS, tenant_of
 from tokenbus.core.run.attempts.attempt_report import AttemptReport
 from tokenbus.core.run.state import RunState
 from tokenbus.events.error_info import ErrorInfo
@@ -24,7 +23,7 @@ from tokenbus.events.public import (
     Started,
 )
 from tokenbus.events.usage import Usage
-from tokenbus_services.runtime.provider_hints import hint
+from tokenbus_services.runtime.mcp_tool_cache import hint
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

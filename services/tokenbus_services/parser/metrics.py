@@ -8,7 +8,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from tokenbus.bus.activity import OTHER
-from tokenbus.core.request.tenant import tenant_of
+from tokenbus.core.request.bounds import tenant_of
 from tokenbus.core.run.attempts.attempt_report import AttemptReport
 from tokenbus.core.run.state import RunState
 from tokenbus.events.public import (
@@ -23,9 +23,8 @@ from tokenbus.events.public import (
     Started,
     UsageReported,
 )
-from tokenbus_services.pricing.prices import PriceTable
-from tokenbus_services.pricing.token_counts import TokenCounts, token_counts
-from tokenbus_services.runtime.metrics.worker_metrics import KnownModels, known_tenants
+from tokenbus_services.pricing import PriceTable, TokenCounts, token_counts
+from tokenbus_services.runtime.metrics import KnownModels, known_tenants
 from tokenbus_services.settings import Settings
 
 _SECONDS = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)

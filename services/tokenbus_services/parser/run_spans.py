@@ -8,16 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
-from tokenbus.core.request.bounds import MAX_NAME_CHARS
-from tokenbus.core.request.tenant import tenant_of
+from tokenbus.core.request.bounds import MAX_NAME_CHARS, tenant_of
 from tokenbus.core.run.attempts.attempt_report import AttemptReport
 from tokenbus.core.run.state import RunState
 from tokenbus.events.public import BlockComplete, Incomplete, Restarted, Retrying, RunEnd, RunEvent, RunFailedEvent
-from tokenbus_services.pricing.token_counts import token_counts
+from tokenbus_services.pricing import token_counts
 from tokenbus_services.settings import Settings
 from tokenbus_services.telemetry import RunTracer, Span
-from tokenbus_services.telemetry.gen_ai import operation_of, provider_of, shown_json
 from tokenbus_services.telemetry.trace_context import Value
+from tokenbus_services.telemetry.tracer import operation_of, provider_of, shown_json
 
 T = TypeVar("T")
 

@@ -29,7 +29,7 @@ from tokenbus_services.recorder.record import Record
 from tokenbus_services.runtime.app.service_app import worker_name
 from tokenbus_services.runtime.deployment_agreement import DeploymentAgreement
 from tokenbus_services.runtime.in_flight import Later
-from tokenbus_services.runtime.metrics.worker_metrics import DeadLetterMetrics
+from tokenbus_services.runtime.metrics import DeadLetterMetrics
 from tokenbus_services.runtime.queue_work import QueueWork
 from tokenbus_services.settings import RecordSettings, Settings
 from tokenbus_services.telemetry import NO_TRACER, RunTracer, Span

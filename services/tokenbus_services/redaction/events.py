@@ -15,8 +15,7 @@ from collections.abc import Iterable
 import msgspec
 
 from tokenbus_services.redaction.json_strings import JsonStrings, Place
-from tokenbus_services.redaction.redactor import MARK, RedactedStream, Redaction
-from tokenbus_services.redaction.spellings import HELD_CHARS, VALUE_ENDS
+from tokenbus_services.redaction.redactor import HELD_CHARS, MARK, VALUE_ENDS, RedactedStream, Redaction
 
 MAX_HELD_LINES = 48
 """About 16 events. A tail followed by this many lines is emitted, rather than delaying what follows."""

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+from tokenbus.bus.dead_letters import DeadLetter, dead_letter
 from tokenbus.bus.keys import InternalTopic, Keys
 from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.scripts.fair_order import Entries
+from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.work_queue import QueueItem, QueueOptions, WorkQueue
+from tokenbus.errors.base import public_reason
+from tokenbus.events.error_info import ErrorInfo
+from tokenbus.events.frames import CONTROL_ATTEMPT, EventFrame, encode
+from tokenbus.events.normalized import Failed
 from tokenbus_services.runtime.in_flight import InFlight
 from tokenbus_services.settings import Settings
 
@@ -106,3 +112,22 @@ class QueueWork:
 
     def _streams(self, keys: Keys) -> list[str]:
         return [keys.topic(p, self._topic) for p in range(keys.partitions)]
+
+
+async def dead_letter_item(server: Server, settings: Settings, stage: str, item: QueueItem, error: Exception) -> None:
+    """Move a poison item to the dead-letter stream and end its run as `failed`."""
+    keys = settings.keys
+    reason = f"{type(error).__name__}: {error}"
+    for name, data in item.fields.items():
+        run = name.decode(errors="replace")
+        dead = DeadLetter(reason=reason, stage=stage, stream=item.stream, entry=item.entry_id, bytes=data, run=run)
+        await dead_letter(server, keys, dead, most=settings.retention.dead_entries)
+        told = public_reason(error, "the work failed")
+        problem = ErrorInfo(code="poison", kind="internal", message=told, where=f"{stage} {item.entry_id}")
+        frame = encode(EventFrame(0, CONTROL_ATTEMPT, server.clock.now_ms(), [Failed(problem)]))
+        events = keys.topic(keys.partition_of(run), "events")
+        await retry_until_available(
+            server,
+            lambda run=run, frame=frame, events=events: server.client.xadd(events, {run: frame}),
+            what=f"end of a run poisoned in {stage}",
+        )

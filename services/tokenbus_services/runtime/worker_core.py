@@ -11,7 +11,7 @@ from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.server.server import Server, ServerInfo
 from tokenbus_services.runtime.app.service_app import make_broker, worker_name
 from tokenbus_services.runtime.deployment_agreement import DeploymentAgreement
-from tokenbus_services.runtime.metrics.worker_metrics import (
+from tokenbus_services.runtime.metrics import (
     DeadLetterMetrics,
     DeploymentGauges,
     PartitionGauges,

@@ -6,15 +6,18 @@ The settings never contain provider keys; they name the variable (`api_key_env`)
 from __future__ import annotations
 
 from tokenbus_services.settings.file import Settings, load, read_file
-from tokenbus_services.settings.tables.console import CONSOLE_ROLES, ConsoleRole, ConsoleSettings
-from tokenbus_services.settings.tables.fallbacks import FallbackChoice, FallbackRoute
-from tokenbus_services.settings.tables.gateway import GatewaySettings
-from tokenbus_services.settings.tables.gateway_keys import SurfaceName
+from tokenbus_services.settings.tables.gateway import (
+    CONSOLE_ROLES,
+    ConsoleRole,
+    ConsoleSettings,
+    GatewaySettings,
+    SurfaceName,
+)
 from tokenbus_services.settings.tables.limits import LimitSettings, ProviderRates, RateSettings
-from tokenbus_services.settings.tables.otel import OtelSettings
-from tokenbus_services.settings.tables.policies import PolicyRoute, PolicySettings
 from tokenbus_services.settings.tables.providers import (
     DEFAULT_PROVIDERS,
+    FallbackChoice,
+    FallbackRoute,
     MediaSettings,
     ProviderSettings,
     QuirkSettings,
@@ -27,10 +30,12 @@ from tokenbus_services.settings.tables.tools import (
     McpHttp,
     McpSettings,
     McpStdio,
+    PolicyRoute,
+    PolicySettings,
     PythonTool,
     ToolSettings,
 )
-from tokenbus_services.settings.tables.workers import HttpSettings, RetrySettings, StageSettings
+from tokenbus_services.settings.tables.workers import HttpSettings, OtelSettings, RetrySettings, StageSettings
 
 __all__ = [
     "CONSOLE_ROLES",

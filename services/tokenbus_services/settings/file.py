@@ -19,16 +19,12 @@ from tokenbus.bus.server.url import url_in_env, with_password
 from tokenbus.errors import SettingsError
 from tokenbus.events.requests import Tool
 from tokenbus_services.settings.errors import first_problem, unknown_value
-from tokenbus_services.settings.tables.console import ConsoleSettings
-from tokenbus_services.settings.tables.fallbacks import FallbackRoute
-from tokenbus_services.settings.tables.gateway import GatewaySettings
+from tokenbus_services.settings.tables.gateway import ConsoleSettings, GatewaySettings
 from tokenbus_services.settings.tables.limits import LimitSettings
-from tokenbus_services.settings.tables.otel import OtelSettings
-from tokenbus_services.settings.tables.policies import PolicyRoute, PolicySettings
-from tokenbus_services.settings.tables.providers import DEFAULT_PROVIDERS, ProviderSettings
+from tokenbus_services.settings.tables.providers import DEFAULT_PROVIDERS, FallbackRoute, ProviderSettings
 from tokenbus_services.settings.tables.retention import BlobSettings, RecordSettings, RetentionSettings
-from tokenbus_services.settings.tables.tools import McpSettings, ToolSettings
-from tokenbus_services.settings.tables.workers import HttpSettings, RetrySettings, StageSettings
+from tokenbus_services.settings.tables.tools import McpSettings, PolicyRoute, PolicySettings, ToolSettings
+from tokenbus_services.settings.tables.workers import HttpSettings, OtelSettings, RetrySettings, StageSettings
 from tokenbus_services.settings.types import HttpUrl, Table
 
 LogLevel = Literal["debug", "info", "warning", "error"]

@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from tokenbus.core.request.traceparent import TRACEPARENT
+from tokenbus.core.request.bounds import TRACEPARENT
 
 SAMPLED = 1
 _LOW = 2**63

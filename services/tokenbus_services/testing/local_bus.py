@@ -19,8 +19,7 @@ from tokenbus.sync import Client as SyncClient
 from tokenbus_services.cli import service_registry as services
 from tokenbus_services.cli.mock import API_PATHS
 from tokenbus_services.cli.service_registry import STOP_ORDER, ServiceName, services_of
-from tokenbus_services.cli.worker.command import config_of, http_bounds, listening, url_of
-from tokenbus_services.cli.worker.lifespan import AsgiApp, Lifespan
+from tokenbus_services.cli.worker import AsgiApp, Lifespan, config_of, http_bounds, listening, url_of
 from tokenbus_services.mock_provider import Exchange, MockProvider, ModelRequest, Reply, Script, Status, Turn
 from tokenbus_services.process.embedded_server import EmbeddedServer
 from tokenbus_services.settings import Settings, load

@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING
 
 from tokenbus.bus.liveness import Liveness
 from tokenbus.errors import SettingsError
-from tokenbus_services.json_schema.check import compile_schema
-from tokenbus_services.json_schema.size import SchemaError
+from tokenbus_services.json_schema import SchemaError, compile_schema
 from tokenbus_services.redaction.redactor import LEARNED, Redaction, named_secret
 from tokenbus_services.settings import HttpTool, LimitSettings, McpSettings, McpStdio, PythonTool, ToolSettings
 from tokenbus_services.tools.environment import passed_value
-from tokenbus_services.tools.http.endpoint_settings import Learn
-from tokenbus_services.tools.http.endpoint_tool import EndpointTool
+from tokenbus_services.tools.http import EndpointTool, Learn
 from tokenbus_services.tools.python.executors import PythonExecutors, PythonFunctionTool
 from tokenbus_services.tools.tool import NAME, Declared, Tool
 

@@ -37,12 +37,11 @@ from tokenbus_services.executor.processes import End
 from tokenbus_services.runtime.app.service_app import worker_name
 from tokenbus_services.runtime.deployment_agreement import DeploymentAgreement
 from tokenbus_services.runtime.mcp_tool_cache import McpToolCache
-from tokenbus_services.runtime.metrics.worker_metrics import DeadLetterMetrics
-from tokenbus_services.runtime.poison_items import dead_letter_item
-from tokenbus_services.runtime.queue_work import QueueWork
+from tokenbus_services.runtime.metrics import DeadLetterMetrics
+from tokenbus_services.runtime.queue_work import QueueWork, dead_letter_item
 from tokenbus_services.settings import Settings
 from tokenbus_services.telemetry import NO_TRACER, RunTracer, Span
-from tokenbus_services.telemetry.gen_ai import shown_json
+from tokenbus_services.telemetry.tracer import shown_json
 from tokenbus_services.tools.executor import ToolCall, ToolExecutor, ToolOutcome
 from tokenbus_services.tools.mcp.announce import McpLists
 

@@ -6,7 +6,7 @@ import re
 from typing import NamedTuple, Protocol
 
 from tokenbus.tools import ToolContext
-from tokenbus_services.json_schema.check import Schema
+from tokenbus_services.json_schema import Schema
 from tokenbus_services.tools.results import Results
 from tokenbus_services.tools.tool_call import Text, ToolCall, ToolOutcome
 

@@ -11,8 +11,7 @@ from tokenbus.policy.apply import apply_policies
 from tokenbus.policy.builtin.model_judge import CallJudge, CallJudgeOptions
 from tokenbus.policy.builtin.rewrite import RedactSecrets, RedactSecretsOptions, ReplaceText, ReplaceTextOptions
 from tokenbus.policy.builtin.stream_replace import Rule
-from tokenbus.policy.builtin.tool_call_gate import Block, Replace, ToolCallGate, Verdict
-from tokenbus.policy.builtin.tool_rules import ToolRules, ToolRulesOptions
+from tokenbus.policy.builtin.tool_call_gate import Block, Replace, ToolCallGate, ToolRules, ToolRulesOptions, Verdict
 from tokenbus.policy.openai.format import OpenAIChunks
 from tokenbus.policy.policy_chain import PolicyStream
 from tokenbus.policy.policy_runner import BoundPolicy, Handling

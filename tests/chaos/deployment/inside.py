@@ -18,7 +18,7 @@ from typing import Any, cast
 from tests.awaited import path_of
 from tests.chaos.broken import BUILDS
 from tokenbus.bus.liveness import Liveness
-from tokenbus_services.cli.worker import command as worker
+from tokenbus_services.cli import worker
 
 LEFT_BEHIND = "left behind:"
 """Prefix of a worker's last line if it ended with open tasks or sockets."""

@@ -29,7 +29,7 @@ from tests.e2e.fleet import Kind
 from tests.waiting import eventually
 from tokenbus.bus.liveness import Liveness
 from tokenbus_services.blobs.http import WithBlobs
-from tokenbus_services.cli.worker import command as worker
+from tokenbus_services.cli import worker
 from tokenbus_services.gateway.app import WithPages
 from tokenbus_services.policy_stage.run_task import PolicyRunTask
 from tokenbus_services.runtime import supervision

@@ -26,7 +26,7 @@ from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
 from tokenbus_services.mock_provider import Delivery, MockProvider, Reply, Script, Turn
 from tokenbus_services.process.embedded_server import EmbeddedServer
-from tokenbus_services.runtime.metrics.worker_metrics import DeploymentGauges
+from tokenbus_services.runtime.metrics import DeploymentGauges
 
 RUNS = 6
 BALLAST = 256 * 2**20

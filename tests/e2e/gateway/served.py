@@ -11,7 +11,7 @@ from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 from tokenbus_services.cli.service_registry import create
 from tokenbus_services.gateway.keys.key import NewKey
 from tokenbus_services.settings import GatewaySettings, Settings
-from tokenbus_services.settings.tables.console import ConsoleSettings
+from tokenbus_services.settings.tables.gateway import ConsoleSettings
 
 INNER = ("_routes", "_console", "app")
 """Attributes in which an ASGI wrapper of the gateway keeps what it wraps."""

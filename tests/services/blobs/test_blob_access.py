@@ -18,8 +18,7 @@ from tokenbus.client.blobs import Blobs
 from tokenbus.errors import BlobQuotaExceeded, BlobRefused, BlobTooLarge, BlobUnauthorized, SettingsError
 from tokenbus_services.blobs.auth import admitted, secret_of, token_of
 from tokenbus_services.blobs.client import HttpBlobs
-from tokenbus_services.blobs.http import BlobRoutes
-from tokenbus_services.blobs.metrics import BlobMetrics
+from tokenbus_services.blobs.http import BlobMetrics, BlobRoutes
 from tokenbus_services.blobs.store import BlobStore
 from tokenbus_services.settings import BlobSettings
 

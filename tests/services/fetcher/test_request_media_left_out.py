@@ -30,7 +30,7 @@ from tokenbus_services.fetcher import request_media
 from tokenbus_services.fetcher.request_media import TurnMedia
 from tokenbus_services.intake import opaque_blobs
 from tokenbus_services.media.blob_cache import RecentBlobs
-from tokenbus_services.media.errors import MediaFailed
+from tokenbus_services.media.body import MediaFailed
 
 APIS: list[ApiName] = ["anthropic", "openai-chat", "openai-responses", "gemini"]
 HI = Message(role="user", content="Hi")

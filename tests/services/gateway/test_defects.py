@@ -25,7 +25,7 @@ from tokenbus_services.gateway.keys.access import KeyAccess
 from tokenbus_services.gateway.routes.sockets import handshake
 from tokenbus_services.gateway.routes.sockets.response_socket import ResponseSocket
 from tokenbus_services.settings import Settings
-from tokenbus_services.settings.tables.gateway_keys import KeyRules
+from tokenbus_services.settings.tables.gateway import KeyRules
 
 
 async def test_a_count_of_spend_that_always_fails_ends(monkeypatch: pytest.MonkeyPatch) -> None:

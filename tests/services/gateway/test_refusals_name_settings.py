@@ -15,7 +15,7 @@ from tokenbus_services.gateway.surfaces.ai_sdk_ui import AiSdkUiSurface
 from tokenbus_services.gateway.surfaces.native import NativeSurface
 from tokenbus_services.gateway.surfaces.openai_chat import OpenAIChatSurface
 from tokenbus_services.gateway.surfaces.surface import Surface
-from tokenbus_services.settings.tables.gateway_keys import KeyRules
+from tokenbus_services.settings.tables.gateway import KeyRules
 
 HELLO = [{"role": "user", "content": "Hello?"}]
 CHAT = {"model": "anthropic/haiku", "messages": HELLO}

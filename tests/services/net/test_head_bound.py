@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from tokenbus_services.net.head_bound import MAX_HEADERS, HeadRefused
+from tokenbus_services.net.connection import MAX_HEADERS, HeadRefused
 from tokenbus_services.net.http_client import BoundedClient
 
 

@@ -12,7 +12,7 @@ import resource
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 hard = 4096 if hard == resource.RLIM_INFINITY else min(hard, 4096)
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
-from tokenbus_services.cli.worker.command import raise_open_files
+from tokenbus_services.cli.worker import raise_open_files
 print(raise_open_files({needed}), hard)
 """
 

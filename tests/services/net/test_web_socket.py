@@ -14,9 +14,8 @@ import pytest
 import uvicorn
 
 from tests.services.blobs.conftest import until
-from tokenbus_services.net.fair_share import FairShare
 from tokenbus_services.net.http_server import HttpBounds, server_config
-from tokenbus_services.net.web_socket import OWNER, BoundedSocket
+from tokenbus_services.net.web_socket import OWNER, BoundedSocket, FairShare
 
 UPGRADE = (
     "GET /{owner} HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"

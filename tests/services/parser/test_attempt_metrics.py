@@ -15,9 +15,9 @@ from tokenbus.events.frames import Accepted, RunLimits
 from tokenbus.events.public import Completed, Timing
 from tokenbus.events.usage import Usage
 from tokenbus_services.parser.metrics import AttemptMetrics
-from tokenbus_services.runtime.metrics.worker_metrics import MAX_MODELS, KnownModels
+from tokenbus_services.runtime.metrics import MAX_MODELS, KnownModels
 from tokenbus_services.settings import DEFAULT_PROVIDERS, GatewaySettings, LimitSettings, RateSettings, Settings
-from tokenbus_services.settings.tables.gateway_keys import PriceSettings
+from tokenbus_services.settings.tables.gateway import PriceSettings
 
 PRICES = {"openai-chat/gpt": PriceSettings(input=2.0, output=10.0, cache_read=0.5)}
 SETTINGS = Settings(providers=DEFAULT_PROVIDERS, gateway=GatewaySettings(prices=PRICES))

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tests.waiting import eventually
-from tokenbus_services.policy_stage.call_slots import FairSemaphore
+from tokenbus_services.policy_stage.calls import FairSemaphore
 
 
 class Calls:

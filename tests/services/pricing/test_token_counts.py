@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tokenbus.events.usage import Usage
-from tokenbus_services.pricing.token_counts import token_counts
+from tokenbus_services.pricing import token_counts
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from tokenbus.events.requests import Tool
 from tokenbus_services.blobs import app as blobs
 from tokenbus_services.blobs.app import BlobService
 from tokenbus_services.console import sampler
-from tokenbus_services.console.runs.run_filter import PageView
+from tokenbus_services.console.runs.run_table import PageView
 from tokenbus_services.console.sampler import Sampler, WatchingPage
 from tokenbus_services.executor import processes
 from tokenbus_services.executor.processes import ExecutorProcess, Executors, NoExecutor

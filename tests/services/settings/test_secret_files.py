@@ -21,9 +21,9 @@ from tokenbus_services.fetcher.auth import Key
 from tokenbus_services.gateway.keys.admin_token import admin_token
 from tokenbus_services.redaction.redactor import secrets_of
 from tokenbus_services.settings import BlobSettings, HttpTool, McpHttp, McpStdio, ProviderSettings, Settings
-from tokenbus_services.settings.tables.gateway_keys import AdminSettings
+from tokenbus_services.settings.tables.gateway import AdminSettings
 from tokenbus_services.tools.environment import check_passed, passed_environment
-from tokenbus_services.tools.http.endpoint_settings import Headers, signing_secret
+from tokenbus_services.tools.http import Headers, signing_secret
 
 Env = Mapping[str, str]
 OLD, NEW = "sk-the-old-secret", "sk-the-new-secret"

@@ -8,16 +8,17 @@ import pytest
 
 from tokenbus.errors import RequestInvalid
 from tokenbus.events.requests import OutputSchema, Tool
-from tokenbus_services.json_schema import check
-from tokenbus_services.json_schema.check import (
+from tokenbus_services import json_schema
+from tokenbus_services.json_schema import (
     MAX_ARGUMENT_DEPTH,
     MAX_PATTERNS,
     MAX_SCHEMA_BYTES,
+    MAX_SCHEMA_DEPTH,
+    SchemaError,
     check_output,
     check_tools,
     compile_schema,
 )
-from tokenbus_services.json_schema.size import MAX_SCHEMA_DEPTH, SchemaError
 
 WEATHER: dict[str, object] = {
     "type": "object",
@@ -243,7 +244,7 @@ def test_a_panic_of_the_validator_refuses_the_schema(monkeypatch: pytest.MonkeyP
     def panic(*_: object, **__: object) -> None:
         raise PanicException("index out of bounds")
 
-    monkeypatch.setattr(check, "validator_for", panic)
+    monkeypatch.setattr(json_schema, "validator_for", panic)
     with pytest.raises(RequestInvalid, match="the validator failed: index out of bounds"):
         check_tools([tool({"type": "object", "title": "panics"})])
 

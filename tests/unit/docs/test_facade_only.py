@@ -69,8 +69,8 @@ def test_docs_and_examples_import_no_name_that_the_facade_does_not_export() -> N
 
 def test_a_deeper_import_would_be_found() -> None:
     assert IMPORT.findall("    from tokenbus.policy.apply import apply_policies") == ["tokenbus.policy.apply"]
-    assert NAMED.findall("use = 'tokenbus.policy.builtin.tool_rules:ToolRules'") == [
-        "tokenbus.policy.builtin.tool_rules"
+    assert NAMED.findall("use = 'tokenbus.policy.builtin.tool_call_gate:ToolRules'") == [
+        "tokenbus.policy.builtin.tool_call_gate"
     ]
     assert [*filter(is_module, MODULE.findall("`tokenbus.core.prefill` reads `tokenbus.toml`"))] == [
         "tokenbus.core.prefill"

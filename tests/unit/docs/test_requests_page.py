@@ -14,8 +14,8 @@ from tests.rows import over_rows
 from tests.unit.docs.pages import page, quoted, rows, sections
 from tests.unit.docs.sent_fields import OF_ONE_API, SENT
 from tokenbus.core.request import bounds
+from tokenbus.core.request.bounds import MAX_TENANT_CHARS
 from tokenbus.core.request.parse import MAX_REQUEST_BYTES, request_from
-from tokenbus.core.request.tenant import MAX_TENANT_CHARS
 from tokenbus.errors import RequestInvalid
 from tokenbus.events import requests
 from tokenbus.events.quirks import Quirks

@@ -18,7 +18,7 @@ from tokenbus.events.public import Started, encode
 from tokenbus.events.requests import ExtraPart, Generate, TextPart, ThinkingPart
 from tokenbus.policy.builtin.model_judge import CallJudge
 from tokenbus.policy.builtin.rewrite import RedactSecrets, ReplaceText
-from tokenbus.policy.builtin.tool_rules import ToolRules
+from tokenbus.policy.builtin.tool_call_gate import ToolRules
 from tokenbus.policy.loading import PolicySpec, load
 from tokenbus.policy.openai.format import OpenAIChunks
 from tokenbus.policy.policy_chain import PolicyStream

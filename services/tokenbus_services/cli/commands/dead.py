@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from tokenbus_services.cli.commands.options import agreed, json_lines
+from tokenbus_services.cli.commands.runs import agreed, json_lines
 
 
 @click.group()
@@ -36,7 +36,7 @@ def _some_or_all(entries: tuple[str, ...], everything: bool) -> tuple[str, ...]:
 @json_lines
 def dead_list(most: int, as_json: bool) -> None:
     """List the newest entries."""
-    from tokenbus_services.cli.dead.command import listing
+    from tokenbus_services.cli.dead import listing
 
     asyncio.run(listing(most=most, as_json=as_json))
 
@@ -47,7 +47,7 @@ def dead_list(most: int, as_json: bool) -> None:
 @json_lines
 def dead_show(entry: str, raw: bool, as_json: bool) -> None:
     """Show ENTRY in full: reason, origin and bytes."""
-    from tokenbus_services.cli.dead.command import show
+    from tokenbus_services.cli.dead import show
 
     asyncio.run(show(entry, as_json=as_json, raw=raw))
 
@@ -63,7 +63,7 @@ def dead_retry(entries: tuple[str, ...], everything: bool, as_json: bool) -> int
 
     Exit code: 1 if an entry stays.
     """
-    from tokenbus_services.cli.dead.command import retry
+    from tokenbus_services.cli.dead import retry
 
     return asyncio.run(retry(_some_or_all(entries, everything), as_json=as_json))
 
@@ -75,7 +75,7 @@ def dead_retry(entries: tuple[str, ...], everything: bool, as_json: bool) -> int
 @json_lines
 def dead_drop(entries: tuple[str, ...], everything: bool, yes: bool, as_json: bool) -> None:
     """Delete each ENTRY."""
-    from tokenbus_services.cli.dead.command import count, drop
+    from tokenbus_services.cli.dead import count, drop
 
     chosen = _some_or_all(entries, everything)
     if everything and not yes and not agreed(f"Delete {asyncio.run(count())} dead entries permanently?"):

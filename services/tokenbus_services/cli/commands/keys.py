@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from tokenbus_services.cli.commands.options import json_lines
+from tokenbus_services.cli.commands.runs import json_lines
 
 
 @click.group()
@@ -55,7 +55,7 @@ _lifetime = click.option(
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def keys_create(name: str, in_settings: bool, days: float | None, as_json: bool, **rules: Any) -> None:
     """Make a key for the client NAME, and print it."""
-    from tokenbus_services.cli.keys.command import create, for_settings, rules_from
+    from tokenbus_services.cli.keys import create, for_settings, rules_from
 
     if in_settings:
         for_settings(name, rules_from(rules))
@@ -68,7 +68,7 @@ def keys_create(name: str, in_settings: bool, days: float | None, as_json: bool,
 @json_lines
 def keys_list(as_json: bool) -> None:
     """List all keys: those in the settings and those made by commands or the admin API."""
-    from tokenbus_services.cli.keys.command import listing
+    from tokenbus_services.cli.keys import listing
 
     asyncio.run(listing(as_json=as_json))
 
@@ -80,7 +80,7 @@ def keys_list(as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def keys_rotate(key_id: str, grace_hours: float, days: float | None, as_json: bool) -> None:
     """Make another key with the id KEY, and print it. Limits, budget and spend are unchanged."""
-    from tokenbus_services.cli.keys.command import rotate
+    from tokenbus_services.cli.keys import rotate
 
     lifetime_s = None if days is None else days * 86_400
     asyncio.run(rotate(key_id, grace_s=grace_hours * 3600, lifetime_s=lifetime_s, as_json=as_json))
@@ -91,7 +91,7 @@ def keys_rotate(key_id: str, grace_hours: float, days: float | None, as_json: bo
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def keys_revoke(key_id: str, as_json: bool) -> None:
     """Refuse the key with the id KEY from now on. Its open runs continue."""
-    from tokenbus_services.cli.keys.command import revoke
+    from tokenbus_services.cli.keys import revoke
 
     asyncio.run(revoke(key_id, as_json=as_json))
 
@@ -102,6 +102,6 @@ def keys_revoke(key_id: str, as_json: bool) -> None:
 @json_lines
 def spend(key_id: str | None, days: int, as_json: bool) -> None:
     """Show the spend of the key with the id KEY, or of each key. --json has exact amounts by day and price."""
-    from tokenbus_services.cli.spend.command import show
+    from tokenbus_services.cli.spend import show
 
     asyncio.run(show(key_id=key_id, days=days, as_json=as_json))

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from tokenbus.bus.keys import DEFAULT_PARTITIONS, MAX_PARTITIONS
-from tokenbus_services.cli.commands.options import json_lines
+from tokenbus_services.cli.commands.runs import json_lines
 
 
 @click.command()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from tokenbus_services.cli.commands.options import json_events, json_lines
+from tokenbus_services.cli.commands.runs import json_events, json_lines
 
 
 @click.group(invoke_without_command=True)

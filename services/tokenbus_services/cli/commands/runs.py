@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
 from tokenbus.bus.keys import TOPICS
-from tokenbus_services.cli.commands.options import agreed, json_events, json_lines
 from tokenbus_services.cli.runs.completion import provider_names, run_ids
 from tokenbus_services.cli.runs.run_options import run_options
+
+json_events = click.option("--json", "as_json", is_flag=True, help="Print one JSON event per line, as on the bus.")
+json_lines = click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
+
+
+def agreed(question: str) -> bool:
+    """The user's answer at the terminal. Raises UsageError if stdin is not a terminal."""
+    if not sys.stdin.isatty():
+        raise click.UsageError("Needs --yes, because there is no terminal to ask at.")
+    return click.confirm(question, err=True)
+
 
 if TYPE_CHECKING:
     from tokenbus.bus.keys import SubscribedTopic
@@ -61,7 +72,7 @@ def send(
 @json_events
 def tail(topic: SubscribedTopic, runs: tuple[str, ...], kinds: tuple[str, ...], **how: Any) -> None:
     """Show new events of all runs on TOPIC (visible, chunks, blocks, runs or decisions)."""
-    from tokenbus_services.cli.runs.tail import tail
+    from tokenbus_services.cli.runs.send import tail
 
     asyncio.run(tail(topic, runs=runs, kinds=kinds, **how))
 

@@ -34,7 +34,7 @@ def worker(service: ServiceName, host: str | None, port: int | None, mock_url: s
 
     SIGTERM and Ctrl-C shut it down; a second one ends it at once. Prints "ready SERVICE URL" when it can work.
     """
-    from tokenbus_services.cli.worker.command import run
+    from tokenbus_services.cli.worker import run
 
     _name_settings()
     run(service, host=host, port=port, mock_url=mock_url, console=console)
@@ -91,6 +91,6 @@ def demo(provider: str | None, model: str | None, keep: bool) -> int:
 
     Needs no key: a mock provider answers.
     """
-    from tokenbus_services.cli.demo.command import run
+    from tokenbus_services.cli.demo import run
 
     return run(provider=provider, model=model, keep=keep)

@@ -9,7 +9,7 @@ from pathlib import Path
 from tokenbus.errors import SettingsError
 from tokenbus_services import settings as configuration
 from tokenbus_services.cli import exit_codes as ending
-from tokenbus_services.cli.doctor import checks, checks_providers
+from tokenbus_services.cli.doctor import checks, checks_work
 from tokenbus_services.cli.doctor.checks import Finding
 from tokenbus_services.cli.doctor.checks_settings import check_settings
 from tokenbus_services.cli.doctor.command import show
@@ -33,7 +33,7 @@ def examine(env: Mapping[str, str]) -> list[Finding]:
     found = [Finding(level="ok", about="settings", says=env.get("TOKENBUS_CONFIG") or "defaults")]
     found += check_settings(settings, env)
     # Keys may be set only for the fetchers, so a key that is missing here is no fault of the file.
-    for finding in checks_providers.check_providers(settings, env):
+    for finding in checks_work.check_providers(settings, env):
         missing = finding.level == "wrong" and "holds no key here" in finding.says
         found.append(
             Finding(level="note", about=finding.about, says=finding.says, todo=finding.todo) if missing else finding

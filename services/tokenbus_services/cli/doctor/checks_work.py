@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 import msgspec
 
 from tokenbus.bus.dead_letters import StoredDeadLetter
 from tokenbus.bus.topology import CHAINED, INTAKE
+from tokenbus.errors import SettingsError
 from tokenbus.events import decisions
+from tokenbus.events.error_info import ErrorClass, ErrorInfo
+from tokenbus.providers import registry
+from tokenbus_services.blobs.http import FULL
 from tokenbus_services.cli.doctor.checks import NEARLY, Finding
-from tokenbus_services.cli.render.event_text import size
+from tokenbus_services.cli.inspect.provider_facts import BlobFailure, FailingModel, SilentModel
+from tokenbus_services.cli.render.event_text import failure, size, time_span
+from tokenbus_services.redaction.redactor import key_in_file
 from tokenbus_services.runtime.deployment_snapshot import DeploymentSnapshot, QueueFacts, StageFacts
-from tokenbus_services.runtime.mcp_tool_cache import REFRESH_S, TTL_S
+from tokenbus_services.runtime.mcp_tool_cache import REFRESH_S, TTL_S, hint
+from tokenbus_services.settings import DEFAULT_PROVIDERS, Settings
 
 GROWS = 0.1
 """Fraction of the lag limit above which a growing lag is reported."""
@@ -204,3 +211,104 @@ def check_listing(server: str, left_s: int | None) -> Finding:
 
 def _numbers(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers))
+
+
+# The checks of `tokenbus doctor` on what providers and the blob store failed lately. Pure.
+
+LOOK_AT_LOG = "look at `attempt_ended` in the log of the parsers"
+
+MOST_MODELS = 5
+"""Maximum failing models of one provider that have a finding each."""
+
+
+def check_failures(models: Iterable[FailingModel]) -> Iterator[Finding]:
+    """Report models whose calls fail: for each provider the worst. ``models``: sorted, the worst first."""
+    by_provider: dict[str, list[FailingModel]] = {}
+    for model in models:
+        by_provider.setdefault(model.failure.provider, []).append(model)
+    for provider, failing in by_provider.items():
+        yield from map(check_failing, failing[:MOST_MODELS])
+        if more := failing[MOST_MODELS:]:
+            calls = sum(model.all_failed for model in more)
+            says = f"{calls} calls of {len(more)} other models failed too"
+            yield Finding(level="note", about=f"provider {provider}", says=says)
+
+
+def check_failing(model: FailingModel) -> Finding:
+    """Report a model whose calls fail. It is an error if most calls still fail."""
+    how = model.failure
+    says = f"{how.model}: {model.failed} of {model.attempts} calls failed with {failure(how)}"
+    if model.all_failed > model.failed:
+        says += f", {model.all_failed - model.failed} in other ways"
+    says += f"; the first {time_span(model.since_ms)} ago, the last {time_span(model.last_ms)} ago"
+    if model.is_over:
+        says += ", and calls have ended well after it"
+    kind: ErrorClass = how.kind  # pyright: ignore[reportAssignmentType]
+    advice = hint(how.provider, ErrorInfo(code=how.code, kind=kind, message="", status=how.status))
+    level = "wrong" if model.is_down else "note"
+    return Finding(level=level, about=f"provider {how.provider}", says=says, todo=advice or LOOK_AT_LOG)
+
+
+def check_silent(model: SilentModel) -> Finding:
+    """Report calls without an answer: an error if they are several, and no other is answered."""
+    answered = f"{model.answered} others ended well since" if model.answered else "no other ended well since"
+    return Finding(
+        level="wrong" if model.is_down else "note",
+        about=f"provider {model.provider}",
+        says=f"{model.model}: {model.calls} calls have no byte of an answer, the oldest for "
+        f"{time_span(model.since_ms)}; {answered}",
+        todo=f"look at the provider's state, or lower first_event_timeout_s in [providers.{model.provider}] and set "
+        "a fallback",
+    )
+
+
+def check_blob_failure(found: BlobFailure) -> Finding:
+    """Report a store that could not keep or give a blob lately."""
+    todo = FULL.get(found.code, "look at `blob_store_failed` in the log of the blob service")
+    says = f"the store failed a request with {found.code} {time_span(1000 * found.ago_s)} ago"
+    return Finding(level="wrong", about="blobs", says=says, todo=todo)
+
+
+# The checks of `tokenbus doctor` on the settings of providers: their keys and addresses. Pure.
+
+
+def check_providers(settings: Settings, env: Mapping[str, str]) -> Iterator[Finding]:
+    """Check that each provider's key is in this environment. Names variables, never their values."""
+    for name, provider in sorted(settings.providers.items()):
+        meant = provider is not DEFAULT_PROVIDERS.get(name)
+        about = f"provider {name}"
+        try:
+            api = registry.get(provider.api)
+        except SettingsError as e:
+            if meant:
+                yield Finding(level="wrong", about=about, says=e.problem, todo="choose another api")
+            continue
+        variable = api.default_key_env if provider.api_key_env is None else provider.api_key_env
+        path = provider.api_key_file or (env.get(f"{variable}_FILE") if variable else None)
+        if provider.auth:
+            yield Finding(level="ok", about=about, says=f"is authorised by {provider.auth}")
+        elif path:
+            there = bool(key_in_file(path))
+            todo = None if there else "put the key there, alone, readable for this user"
+            says = f"{path} holds {'a' if there else 'no'} key"
+            yield Finding(level="ok" if there else "wrong", about=about, says=says, todo=todo or "")
+        elif not variable:
+            yield Finding(level="ok", about=about, says="needs no key")
+        elif env.get(variable):
+            yield Finding(level="ok", about=about, says=f"{variable} holds a key")
+        else:
+            yield Finding(
+                level="wrong" if meant else "note",
+                about=about,
+                says=f"{variable} holds no key here",
+                todo=f"set {variable} where fetchers run, to use this provider",
+            )
+
+
+def check_reach(name: str, url: str, *, problem: str | None) -> Finding:
+    """``problem``: why the provider's address did not answer at all; None if it gave any answer."""
+    about = f"provider {name}"
+    if problem is None:
+        return Finding(level="ok", about=about, says=f"answers at {url}")
+    todo = "fix base_url, or check this machine's name service, firewall and proxy"
+    return Finding(level="wrong", about=about, says=f"no answer from {url}: {problem}", todo=todo)

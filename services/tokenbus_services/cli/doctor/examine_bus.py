@@ -19,7 +19,7 @@ from tokenbus.bus.scripts import BEGUN
 from tokenbus.bus.server.server import Server, ServerInfo, translated
 from tokenbus.bus.topology import INTAKE, POLICY, QUEUES, RECORDER
 from tokenbus.errors import ServerUnavailable
-from tokenbus_services.cli.doctor import checks, checks_failures, checks_work
+from tokenbus_services.cli.doctor import checks, checks_work
 from tokenbus_services.cli.doctor.checks import Finding
 from tokenbus_services.cli.doctor.checks_work import OFTEN, StuckFacts
 from tokenbus_services.cli.inspect.provider_facts import failing_models, silent_models
@@ -247,10 +247,10 @@ async def _providers(server: Server, keys: Keys) -> AsyncIterator[Finding]:
     await server.clock.measure()
     await activity.read()
     now_ms = server.clock.now_ms()
-    for finding in checks_failures.check_failures(failing_models(activity.slots, now_ms)):
+    for finding in checks_work.check_failures(failing_models(activity.slots, now_ms)):
         yield finding
     for silent in silent_models(activity.slots, now_ms):
-        yield checks_failures.check_silent(silent)
+        yield checks_work.check_silent(silent)
 
 
 async def _policies(server: Server, keys: Keys) -> AsyncIterator[Finding]:

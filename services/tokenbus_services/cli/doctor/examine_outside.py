@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
 
 from tokenbus.blob_wire import DEPLOYMENT_HEADER
 from tokenbus.errors import SettingsError
 from tokenbus.providers import registry
 from tokenbus_services.blobs.client import loader_of
-from tokenbus_services.cli.doctor import checks_failures, checks_outside, checks_providers
+from tokenbus_services.cli.doctor import checks_work
 from tokenbus_services.cli.doctor.checks import Finding
 from tokenbus_services.cli.http_probe import page
-from tokenbus_services.cli.inspect.blob_facts import last_failure
-from tokenbus_services.settings import BlobSettings, Settings
+from tokenbus_services.cli.inspect.provider_facts import last_failure
+from tokenbus_services.cli.render.event_text import size
+from tokenbus_services.fetcher.auth import Key, KeyMissing, KeyUnusable
+from tokenbus_services.settings import BlobSettings, ProviderSettings, Settings
 
 REACH_S = 5.0
 LATELY_S = 600.0
@@ -48,7 +51,7 @@ async def _blob_service(url: str, deployment: str) -> list[Finding]:
     try:
         found = await page(f"{url.rstrip('/')}/health")
     except (OSError, ValueError) as e:
-        return [checks_outside.check_blobs(url, problem=str(e) or type(e).__name__)]
+        return [check_blobs(url, problem=str(e) or type(e).__name__)]
     try:
         service = msgspec.json.decode(found.body, type=dict[str, Any]).get("service")
     except msgspec.DecodeError:
@@ -59,11 +62,11 @@ async def _blob_service(url: str, deployment: str) -> list[Finding]:
     elif deployment and found.headers.get(DEPLOYMENT_HEADER) != deployment:
         problem = "what answers there is the blob service of another deployment"
     elif found.status != 200:
-        return [checks_outside.check_blobs(url, problem=f"HTTP {found.status}")]
+        return [check_blobs(url, problem=f"HTTP {found.status}")]
     failed = last_failure(found, within_s=LATELY_S) if problem is None else None
     return [
-        checks_outside.check_blobs(url, problem=problem, stranger=problem is not None),
-        *([checks_failures.check_blob_failure(failed)] if failed else ()),
+        check_blobs(url, problem=problem, stranger=problem is not None),
+        *([checks_work.check_blob_failure(failed)] if failed else ()),
     ]
 
 
@@ -82,10 +85,92 @@ async def _reach(name: str, url: str) -> Finding:
             await client.get(url)
     except (httpx.HTTPError, httpx.InvalidURL) as e:
         problem = str(e) or type(e).__name__
-    return checks_providers.check_reach(name, url, problem=problem)
+    return checks_work.check_reach(name, url, problem=problem)
 
 
 def examine_disk(directory: Path) -> Iterator[Finding]:
     if directory.is_dir():
         free = shutil.disk_usage(directory).free
-        yield from checks_outside.check_disk(str(directory.resolve()), free_bytes=free)
+        yield from check_disk(str(directory.resolve()), free_bytes=free)
+
+
+# The checks of `tokenbus doctor` around the bus: the blob store, this disk. Pure.
+
+LITTLE_ROOM = 2**30
+"""Free bytes below which the disk may soon be too full for the server's files and blobs."""
+
+
+def check_blobs(url: str, *, problem: str | None, stranger: bool = False) -> Finding:
+    """``problem``: why the blob service did not answer; None if it did. ``stranger``: something else answered."""
+    if problem is None:
+        return Finding(level="ok", about="blobs", says=f"answers at {url}")
+    todo = "start it with `tokenbus worker blobs`, or set blobs.service_url"
+    if stranger:
+        todo = "set http.blobs to a free port, or 0 under `tokenbus up`; or set blobs.service_url"
+    return Finding(level="wrong", about="blobs", says=f"{url}: {problem}", todo=todo)
+
+
+def check_disk(path: str, *, free_bytes: int) -> Iterator[Finding]:
+    """Check the data directory's disk, which holds the blob store and the server of `tokenbus up`."""
+    if free_bytes < LITTLE_ROOM:
+        yield Finding(
+            level="wrong",
+            about="disk",
+            says=f"{size(free_bytes)} are free where {path} lies",
+            todo="make room, or set data_dir to another disk",
+        )
+
+
+# `tokenbus doctor --keys`: asks each provider for its list of models, which needs a valid key and costs nothing.
+
+ANSWERS_S = 10.0
+
+
+async def try_provider_keys(settings: Settings, env: Mapping[str, str]) -> AsyncIterator[Finding]:
+    """Try the key of every provider that has one. Uses a proxy from the environment, as fetchers do."""
+    async with httpx.AsyncClient(timeout=ANSWERS_S) as client:
+        tried = (_try(client, name, provider, env) for name, provider in sorted(settings.providers.items()))
+        for finding in await asyncio.gather(*tried):
+            if finding:
+                yield finding
+
+
+async def _try(
+    client: httpx.AsyncClient, name: str, provider: ProviderSettings, env: Mapping[str, str]
+) -> Finding | None:
+    about = f"provider {name}"
+    try:
+        api = registry.get(provider.api)
+        headers = {} if provider.auth else Key(name, provider, api, env).headers()
+    except (SettingsError, KeyMissing):
+        return None  # another check reports it
+    except KeyUnusable as e:
+        return Finding(level="wrong", about=about, says=str(e), todo="put the key there, alone, without line ends")
+    if provider.auth:
+        return Finding(level="note", about=about, says=f"{provider.auth} was not tried: only fetchers call it")
+    if not headers:
+        return None
+    path: str = getattr(api, "models_path", "")  # a plug-in need not derive from ProviderBase
+    if not path:
+        return Finding(level="note", about=about, says=f"its key was not tried: {provider.api} has no free call")
+    url = (provider.base_url or api.default_base_url).rstrip("/") + path
+    try:
+        answer = await client.get(url, headers={**getattr(api, "models_headers", {}), **headers})
+    except (httpx.HTTPError, httpx.InvalidURL) as e:
+        return Finding(
+            level="wrong",
+            about=about,
+            says=f"its key was not tried, for {url} gave no answer: {str(e) or type(e).__name__}",
+            todo="fix base_url, or check this machine's name service, firewall and proxy",
+        )
+    return key_finding(about, answer.status_code)
+
+
+def key_finding(about: str, status: int) -> Finding:
+    """What the status of the list of models says of the key."""
+    if status in (401, 403):
+        todo = "replace the key, or fix the rights of its account, where fetchers run"
+        return Finding(level="wrong", about=about, says=f"refuses the key: HTTP {status}", todo=todo)
+    if status < 300:
+        return Finding(level="ok", about=about, says="accepts the key")
+    return Finding(level="note", about=about, says=f"did not show whether the key is valid: HTTP {status}")

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
 import msgspec
+from redis.exceptions import NoPermissionError
 
 from tokenbus.bus.activity import OTHER, SLOT_MS, Activity, Failure, slot_of
+from tokenbus.bus.activity_slots import ActivitySlots
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.server.server import Server, translated
+from tokenbus_services.cli.http_probe import ProbedPage, page
 
 SEVERAL = 3
 """Silent calls that one slow answer cannot explain."""
@@ -116,3 +122,74 @@ def _recent(slots: Mapping[int, Activity]) -> Iterable[tuple[int, Activity]]:
 def _answered(slots: Mapping[int, Activity], provider: str, model: str, since_ms: int) -> int:
     calls = [a.providers.get((provider, model)) for slot, a in slots.items() if slot > slot_of(since_ms)]
     return sum(each.attempts - each.errors for each in calls if each)
+
+
+# What the blob store says of its last failure, on its health page.
+
+
+class BlobFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """The latest request that the store failed."""
+
+    code: str
+    ago_s: int
+
+
+class _Health(msgspec.Struct, frozen=True):
+    last_failure: BlobFailure | None = None
+
+
+async def blob_failure(url: str, *, within_s: float) -> BlobFailure | None:
+    """The store's last failure, if that was lately. Raises OSError, and ValueError if the answer is not HTTP."""
+    return last_failure(await page(f"{url.rstrip('/')}/health"), within_s=within_s)
+
+
+def last_failure(health: ProbedPage, *, within_s: float) -> BlobFailure | None:
+    """The failure on this page, if it is of the last ``within_s``; None also for a page of something else."""
+    try:
+        found = msgspec.json.decode(health.body, type=_Health).last_failure
+    except msgspec.DecodeError:
+        return None
+    return found if found and found.ago_s <= within_s else None
+
+
+# What is wrong outside the bus now: providers and the blob store, looked at again and again.
+
+LATELY_S = 120
+
+
+class Trouble(msgspec.Struct, frozen=True, kw_only=True):
+    """What fails now."""
+
+    failing: list[FailingModel] = []
+    """Models with calls that failed lately and none that ended well afterwards."""
+    silent: list[SilentModel] = []
+    blobs: BlobFailure | None = None
+
+
+class TroubleObserver:
+    """Looks at what the deployment counted, and at the blob store."""
+
+    def __init__(self, server: Server, keys: Keys, *, blobs_url: str | None) -> None:
+        """``blobs_url``: None if the blob service is not this project's."""
+        self._server = server
+        self._blobs_url = blobs_url
+        self._activity = ActivitySlots(server, keys, kept=LATELY_S * 1000 // SLOT_MS)
+
+    async def look(self) -> Trouble:
+        """Look once. What this user may not see, or does not answer, is left out. Raises ServerUnavailable."""
+        with translated(self._server), suppress(NoPermissionError):
+            await self._server.clock.measure()
+            await self._activity.read()
+        slots, now_ms = self._activity.slots, self._server.clock.now_ms()
+        return Trouble(
+            failing=[each for each in failing_models(slots, now_ms) if not each.is_over],
+            silent=silent_models(slots, now_ms),
+            blobs=await self._blob_failure(),
+        )
+
+    async def _blob_failure(self) -> BlobFailure | None:
+        if self._blobs_url is None:
+            return None
+        with suppress(OSError, ValueError):
+            return await blob_failure(self._blobs_url, within_s=LATELY_S)
+        return None

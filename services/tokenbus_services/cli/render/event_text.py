@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from tokenbus.bus.activity import Failure
 from tokenbus.client.decode import TopicEvent
 from tokenbus.events.decisions import Decided
 from tokenbus.events.error_info import ErrorInfo
@@ -168,3 +169,17 @@ def per_second(rate: float | None, unit: Callable[[float], str] = lambda rate: f
 
 def _quoted(text: str) -> str:
     return msgspec.json.encode(text).decode()
+
+
+# Describes providers and a blob store that fail, in words: for `doctor` and `top`.
+
+
+def failure(found: Failure) -> str:
+    """How a call failed: class, code and status."""
+    code = f", {found.code}" if found.code != found.kind else ""
+    return f"{found.kind}{code}" + (f", HTTP {found.status}" if found.status else "")
+
+
+def time_span(ms: int) -> str:
+    """A time in seconds, or in minutes if it is long."""
+    return f"{ms // 1000} s" if ms < 120_000 else f"{ms // 60_000} min"

@@ -30,7 +30,7 @@ from tokenbus.events.public import (
     UsageReported,
 )
 from tokenbus_services.cli.render import event_text as wording
-from tokenbus_services.cli.render.terminal import safe
+from tokenbus_services.terminal_text import safe
 
 _MOST_OPEN = 4
 _STYLES = {

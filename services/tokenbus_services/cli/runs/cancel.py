@@ -13,7 +13,7 @@ from tokenbus.errors import RunNotFound, SettingsError
 from tokenbus.events.run_info import ENDED_STATES
 from tokenbus_services.cli import connect as reaching
 from tokenbus_services.cli import exit_codes as ending
-from tokenbus_services.cli.render import terminal
+from tokenbus_services.cli.render import output
 from tokenbus_services.cli.runs.run_choice import RunChoice
 
 LOOK_S = 0.1
@@ -28,7 +28,7 @@ async def cancel(run: str, *, reason: str | None) -> int:
     async with reaching.client() as bus:
         info = await _known(bus, run)
         if info and not info.is_open:
-            print(terminal.safe(f"run {run} has ended already: {info.state}"), file=sys.stderr)
+            print(output.safe(f"run {run} has ended already: {info.state}"), file=sys.stderr)
             return 0
         await bus.cancel(run, reason)
     if info:
@@ -76,4 +76,4 @@ def _print_outcome(info: RunInfo, as_json: bool) -> None:
         sys.stdout.buffer.write(msgspec.json.encode({"run": info.run}) + b"\n")
         sys.stdout.buffer.flush()
     else:
-        print(terminal.safe(info.run), flush=True)
+        print(output.safe(info.run), flush=True)

@@ -11,7 +11,7 @@ import msgspec
 
 from tokenbus import RunInfo
 from tokenbus_services.cli import connect as reaching
-from tokenbus_services.cli.render import terminal
+from tokenbus_services.cli.render import output
 from tokenbus_services.cli.runs.run_choice import RunChoice, age_text
 
 if TYPE_CHECKING:
@@ -36,11 +36,11 @@ async def listing(choice: RunChoice, *, limit: int, oldest_first: bool, as_json:
         sys.stdout.buffer.flush()
     elif not found:
         print("no such runs" if not choice.is_empty else "no runs", file=sys.stderr)
-    elif console := terminal.console():
+    elif console := output.console():
         console.print(table(found, now_ms=now_ms, width=console.width))
     else:
         for info in found:
-            print(terminal.safe("  ".join((info.run, info.state, age_text(now_ms - info.at_ms), *facts(info)))))
+            print(output.safe("  ".join((info.run, info.state, age_text(now_ms - info.at_ms), *facts(info)))))
 
 
 def table(found: Sequence[RunInfo], *, now_ms: int, width: int) -> RenderableType:
@@ -69,7 +69,7 @@ def _narrow(found: Sequence[RunInfo], now_ms: int, width: int) -> RenderableType
     from rich.console import Group
     from rich.text import Text
 
-    longest = max(len("run"), *(len(terminal.safe(info.run)) for info in found))
+    longest = max(len("run"), *(len(output.safe(info.run)) for info in found))
     column = min(longest, width - STATE_AND_AGE)
     lines = [_text(f"{'run':{column}}  {'state':10}  {'age':>4}", "bold")]
     for info in found:
@@ -90,7 +90,7 @@ def _state(info: RunInfo) -> Text:
 def _text(words: str, style: str = "") -> Text:
     from rich.text import Text
 
-    return Text(terminal.safe(words), style=style, no_wrap=True, overflow="ellipsis")
+    return Text(output.safe(words), style=style, no_wrap=True, overflow="ellipsis")
 
 
 def facts(info: RunInfo) -> tuple[str, str, str]:

@@ -12,8 +12,8 @@ from tokenbus.bus.server.server import Server, translated
 from tokenbus.bus.topology import POLICY, RECORDER
 from tokenbus.errors import ServerUnavailable
 from tokenbus_services.cli import connect as reaching
-from tokenbus_services.cli.inspect.trouble import TroubleObserver
-from tokenbus_services.cli.render import terminal
+from tokenbus_services.cli.inspect.provider_facts import TroubleObserver
+from tokenbus_services.cli.render import output
 from tokenbus_services.cli.top.figures import Sample, lines, rates
 from tokenbus_services.runtime.deployment_snapshot import DeploymentReader, DeploymentSnapshot, read_nodes
 from tokenbus_services.settings import Settings
@@ -36,7 +36,7 @@ async def top(*, every_s: float, once: bool, as_json: bool) -> None:
         blobs = settings.blobs
         trouble = TroubleObserver(server, keys, blobs_url=None if blobs.loader else blobs.address)
         looks = _looks(server, reader, trouble, every_s)
-        if not (once or as_json) and (console := terminal.console()):
+        if not (once or as_json) and (console := output.console()):
             from tokenbus_services.cli.top.screen import TopScreen
 
             with TopScreen(console, f"{keys.prefix} on {server.url.safe}") as screen:
@@ -49,7 +49,7 @@ async def top(*, every_s: float, once: bool, as_json: bool) -> None:
             if as_json:
                 print(msgspec.json.encode(found).decode(), flush=True)
             else:
-                print(terminal.safe("\n".join(lines(found))), end="\n" if once else "\n\n", flush=True)
+                print(output.safe("\n".join(lines(found))), end="\n" if once else "\n\n", flush=True)
             if once:
                 return
 

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from tokenbus.bus.topology import INTAKE, RECORDER
-from tokenbus_services.cli.inspect.trouble import Trouble
-from tokenbus_services.cli.render.event_text import per_second, size
-from tokenbus_services.cli.render.provider_text import failure, time_span
+from tokenbus_services.cli.inspect.provider_facts import Trouble
+from tokenbus_services.cli.render.event_text import failure, per_second, size, time_span
 from tokenbus_services.runtime.deployment_snapshot import DeploymentSnapshot, NodeFacts
 
 MAX_TROUBLES = 3

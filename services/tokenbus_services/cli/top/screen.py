@@ -14,7 +14,7 @@ from rich.text import Text
 
 from tokenbus.errors import ServerUnavailable
 from tokenbus_services.cli.render.event_text import per_second, size
-from tokenbus_services.cli.render.terminal import safe
+from tokenbus_services.cli.render.output import safe
 from tokenbus_services.cli.top.figures import Sample, describe_lag, totals, troubles
 from tokenbus_services.runtime.deployment_snapshot import GroupFacts, StageFacts
 

@@ -22,9 +22,8 @@ from tokenbus_services.cli import local_deployment as running
 from tokenbus_services.cli import mock
 from tokenbus_services.cli.service_registry import CALLS_PROVIDERS, SERVICES, ServiceName, services_of
 from tokenbus_services.cli.signals import stop_on_signal
-from tokenbus_services.cli.up.server_supervisor import UpServer
 from tokenbus_services.cli.up.start_output import UpWatcher, up_watcher
-from tokenbus_services.cli.up.supervisor import Supervisor, WorkerSlot
+from tokenbus_services.cli.up.supervisor import Supervisor, UpServer, WorkerSlot
 from tokenbus_services.process.embedded_server import HOST, free_port
 from tokenbus_services.redaction.redactor import provider_key_variables, tool_variables
 from tokenbus_services.settings import Settings

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from tokenbus_services.cli.render import terminal
-from tokenbus_services.cli.up import server_supervisor as own_server
+from tokenbus_services.cli.render import output
+from tokenbus_services.cli.up import supervisor as own_server
 from tokenbus_services.cli.up.supervisor import Watcher, WorkerSlot
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class UpWatcher(Watcher, Protocol):
 def up_watcher(slots: Sequence[WorkerSlot], *, console: bool) -> Generator[UpWatcher]:
     """Return the watcher that suits stdout. ``console``: print the address of the gateway's console."""
     gateways = [slot.name for slot in slots if slot.service == "gateway"] if console else []
-    screen = terminal.console()
+    screen = output.console()
     if screen is None:
         yield PlainWatcher(gateways)
     else:
@@ -156,16 +156,16 @@ def log_line(name: str, line: str) -> Text:
     try:
         fields = msgspec.json.decode(line, type=dict[str, object])
     except msgspec.DecodeError:
-        return shown.append(terminal.safe(line), style="default")
+        return shown.append(output.safe(line), style="default")
     level = str(fields.pop("level", "info"))
     event = str(fields.pop("event", ""))
     style = {"warning": "yellow", "error": "red", "critical": "bold red"}.get(level, "default")
     for known in ("timestamp", "service"):
         fields.pop(known, None)
     hint = fields.pop("hint", None)
-    shown.append(terminal.safe(event), style=style)
+    shown.append(output.safe(event), style=style)
     for key, value in fields.items():
-        shown.append(terminal.safe(f" {key}={value}"), style="dim")
+        shown.append(output.safe(f" {key}={value}"), style="dim")
     if hint:
-        shown.append(terminal.safe(f": {hint}"), style=style)  # what a newcomer looks for
+        shown.append(output.safe(f": {hint}"), style=style)  # what a newcomer looks for
     return shown

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Protocol, Self
 
 import msgspec
 
+from tokenbus.errors import ServerUnavailable, TokenbusError
+from tokenbus_services.cli import exit_codes as ending
 from tokenbus_services.cli.service_registry import STOP_ORDER, ServiceName
-from tokenbus_services.cli.up.child import Child, ChildGone, ChildrenSlow
-from tokenbus_services.cli.up.restart_backoff import RestartBackoff, how_it_ended, will_not_recover
+from tokenbus_services.process import parent_guard as guard
+from tokenbus_services.process.embedded_server import EmbeddedServer
 
 
 class WorkerSlot(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,3 +160,200 @@ class _ChildLife:
     @property
     def ready_for_s(self) -> float | None:
         return None if self.ready_at is None else time.monotonic() - self.ready_at
+
+
+# Decides when to restart a child that died. Uses no clock.
+
+FIRST_PAUSE_S: Final = 0.25
+LONGEST_PAUSE_S: Final = 15.0
+HEALTHY_S: Final = 60.0
+_LEAST_SIGNAL = 128
+
+
+class RestartBackoff:
+    """The restart delays of one child: doubled each time up to a limit, reset after a healthy minute."""
+
+    def __init__(self) -> None:
+        self._next_s = FIRST_PAUSE_S
+
+    def pause_s(self, *, ready_for_s: float | None) -> float:
+        """Return how long to wait before the next start. ``ready_for_s``: how long the child was ready; None: never."""
+        if ready_for_s is not None and ready_for_s >= HEALTHY_S:
+            self._next_s = FIRST_PAUSE_S
+        pause_s = self._next_s
+        self._next_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        return pause_s
+
+
+def will_not_recover(code: int, *, was_ready: bool) -> bool:
+    """Whether a restart cannot help: the child was never ready and reported a configuration error."""
+    return code == ending.USAGE and not was_ready
+
+
+def how_it_ended(code: int) -> str:
+    """Describe the exit code; above 128 it means a signal, as in a shell."""
+    if code > _LEAST_SIGNAL:
+        try:
+            return f"was ended by {signal.Signals(code - _LEAST_SIGNAL).name}"
+        except ValueError:
+            pass
+    return f"ended with exit code {code}"
+
+
+NAME = "server"
+_LOOK_S = 0.25
+
+
+class UpServer:
+    """``async with UpServer(directory, watcher) as server: … server.url``. Its data survive a restart."""
+
+    def __init__(self, directory: Path, watcher: Watcher) -> None:
+        """Raises ServerUnavailable if there is no server binary."""
+        self._embedded = EmbeddedServer(directory, appendonly=True)
+        self._watcher = watcher
+        self._stop = asyncio.Event()
+        self._keeping: asyncio.Task[None] | None = None
+
+    @property
+    def url(self) -> str:
+        return self._embedded.url
+
+    async def __aenter__(self) -> Self:
+        """Start the server. Raises ServerUnavailable."""
+        await asyncio.to_thread(self._embedded.start)
+        self._keeping = asyncio.create_task(self._keep(), name="own server")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._keeping
+        self._stop.set()
+        await self._keeping  # not cancelled: a start running in its thread would overlap with the stop
+        await asyncio.to_thread(self._embedded.stop)
+
+    async def _keep(self) -> None:
+        loop = asyncio.get_running_loop()
+        restarts = RestartBackoff()
+        started = loop.time()
+        while not await self._stopped_within(_LOOK_S):
+            if self._embedded.running:
+                continue
+            pause_s = restarts.pause_s(ready_for_s=loop.time() - started)
+            self._watcher.died(NAME, "ended", pause_s)
+            if await self._stopped_within(pause_s):
+                return
+            try:
+                await asyncio.to_thread(self._embedded.start)
+                started = loop.time()
+                self._watcher.ready(NAME, self.url)
+            except ServerUnavailable as e:
+                self._watcher.on_line(NAME, str(e))
+
+    async def _stopped_within(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._stop.wait()
+        except TimeoutError:
+            return False
+
+
+# A child process that cannot outlive this one: a guard ends it (see `tokenbus_services.process.parent_guard`).
+
+_LONGEST_LINE = 2**20
+_LAST_WORDS_S = 1.0
+
+
+class ChildGone(TokenbusError):
+    """A child ended unexpectedly and is not restarted."""
+
+    code = "child_gone"
+
+    def __init__(self, name: str, exit_code: int, last_line: str = "") -> None:
+        message = last_line.removeprefix("error: ")
+        super().__init__(f"{name} {how_it_ended(exit_code)}" + (f": {message}" if message else ""))
+        self.name = name
+        self.exit_code = exit_code or ending.OTHER
+
+
+class ChildrenSlow(TokenbusError):
+    """Children were not ready in time."""
+
+    code = "children_slow"
+
+    def __init__(self, names: Sequence[str], timeout_s: float) -> None:
+        super().__init__(f"not ready after {timeout_s:g} s: {', '.join(names)}")
+        self.names = names
+
+
+class Child:
+    """A program with its guard, from `start` to its end. Each line of its output is passed to ``on_line``."""
+
+    def __init__(self, guarding: Process, pid: int, on_line: Callable[[str], None]) -> None:
+        self.pid = pid
+        """The program's process id; 0 if it could not be started."""
+        self._guarding = guarding
+        self._unread_output: Exception | None = None
+        self._life = asyncio.create_task(self._live(on_line), name=f"life of {pid}")
+
+    @classmethod
+    async def start(cls, command: Sequence[str], env: Mapping[str, str], on_line: Callable[[str], None]) -> Self:
+        """Start the program. Raises OSError if no process can be created."""
+        guarding = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", guard.__file__, *command),
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=PIPE,
+            env=env,
+            limit=_LONGEST_LINE,
+            start_new_session=True,  # Ctrl-C goes to this process only, which stops all children in order
+        )
+        assert guarding.stdout
+        return cls(guarding, int(await guarding.stdout.readline() or 0), on_line)
+
+    async def ended(self) -> int:
+        """Wait for the program to end; return its exit code as a shell reports it. Raises what ``on_line`` raised."""
+        return await asyncio.shield(self._life)
+
+    async def stop(self, grace_s: float) -> int:
+        """Send SIGTERM, then SIGKILL after ``grace_s``, and wait. Returns the exit code."""
+        self._send(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(grace_s):
+                return await self.ended()
+        except TimeoutError:
+            self._send(signal.SIGKILL)
+            return await self.ended()
+
+    def _send(self, number: signal.Signals) -> None:
+        if self.pid and self._guarding.returncode is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    async def _live(self, on_line: Callable[[str], None]) -> int:
+        listening = asyncio.create_task(self._listen(on_line))
+        code = await self._guarding.wait()
+        await asyncio.wait(
+            {listening}, timeout=_LAST_WORDS_S
+        )  # a process that the program left behind may hold the pipe
+        listening.cancel()
+        if self._unread_output:
+            raise self._unread_output
+        return code if code >= 0 else 128 - code
+
+    async def _listen(self, on_line: Callable[[str], None]) -> None:
+        output = self._guarding.stderr
+        assert output
+        while True:
+            try:
+                line = await output.readline()
+            except ValueError:
+                continue  # longer than any log line; the reader has dropped it
+            if not line:
+                return
+            if self._unread_output is None:
+                try:
+                    on_line(line.decode(errors="replace").rstrip())
+                except Exception as e:  # for example, our own stdout was closed, so output has no reader
+                    self._unread_output = e
+                    self._send(signal.SIGTERM)

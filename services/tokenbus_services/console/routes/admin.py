@@ -14,8 +14,7 @@ from starlette.routing import BaseRoute, Route
 from tokenbus.bus.dead_letters import StoredDeadLetter, drop_dead_letter, find_dead_letter, newest_dead_letters
 from tokenbus.bus.server.server import translated
 from tokenbus.errors import CannotRetry, DeadNotFound
-from tokenbus_services.console.access.session import PATH
-from tokenbus_services.console.access.viewer import Viewer
+from tokenbus_services.console.access.session import PATH, Viewer
 from tokenbus_services.console.http import SURFACE, Desk, json
 from tokenbus_services.gateway.budgets.spend import Spent, read_spend, today
 from tokenbus_services.gateway.keys.directory import entry_of, summary

@@ -21,12 +21,10 @@ from tokenbus.client.rerun import MAX_AGAIN, How
 from tokenbus.events import decisions
 from tokenbus.events.public import TERMINAL, PublicEvent, UnknownEvent
 from tokenbus_services.console.access.hiding import hidden
-from tokenbus_services.console.access.session import PATH
-from tokenbus_services.console.access.viewer import Viewer
-from tokenbus_services.console.costs import Costs
+from tokenbus_services.console.access.session import PATH, Viewer
 from tokenbus_services.console.http import SURFACE, Desk, body_of, json, refusal
 from tokenbus_services.console.runs.known_run import KnownRun
-from tokenbus_services.console.runs.run_view import attempts_of
+from tokenbus_services.console.runs.run_view import Costs, attempts_of
 from tokenbus_services.console.runs.turn_queue import TurnQueue
 from tokenbus_services.gateway.answers.answer import RunOfAnswer, StreamedAnswer
 from tokenbus_services.gateway.problem import Problem, invalid

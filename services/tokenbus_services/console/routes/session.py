@@ -13,12 +13,11 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from tokenbus import __version__
-from tokenbus_services.console.access.session import COOKIE, PATH
-from tokenbus_services.console.access.viewer import NOBODY, Viewer, listed
+from tokenbus_services.console.access.session import COOKIE, NOBODY, PATH, Viewer, listed
 from tokenbus_services.console.http import Desk, body_of, caller_of, json
 from tokenbus_services.gateway.keys.key import id_of
 from tokenbus_services.gateway.problem import Problem, Refusal, invalid
-from tokenbus_services.settings.tables.console import ConsoleSettings
+from tokenbus_services.settings.tables.gateway import ConsoleSettings
 
 LOGINS_PER_MINUTE = 10
 """Refused logins of one account from one address; further ones are refused without a look at the key."""

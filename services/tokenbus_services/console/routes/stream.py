@@ -12,10 +12,9 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute, Route
 
 from tokenbus.errors import TokenbusError
-from tokenbus_services.console.access.session import PATH
-from tokenbus_services.console.access.viewer import Viewer
+from tokenbus_services.console.access.session import PATH, Viewer
 from tokenbus_services.console.http import Desk
-from tokenbus_services.console.runs.run_filter import view_of
+from tokenbus_services.console.runs.run_table import view_of
 from tokenbus_services.console.sampler import Sampler, WatchingPage
 from tokenbus_services.gateway.answers import asgi
 from tokenbus_services.gateway.problem import Problem, Refusal

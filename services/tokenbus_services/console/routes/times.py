@@ -12,8 +12,7 @@ from starlette.routing import BaseRoute, Route
 from tokenbus.bus.keys import DATA_FIELD
 from tokenbus.bus.run_record import ACCEPTED
 from tokenbus.bus.server.server import translated
-from tokenbus_services.console.access.session import PATH
-from tokenbus_services.console.access.viewer import Viewer
+from tokenbus_services.console.access.session import PATH, Viewer
 from tokenbus_services.console.http import Desk, json
 
 MAX_LOOKED_AT = 4000

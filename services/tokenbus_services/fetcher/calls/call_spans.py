@@ -10,8 +10,8 @@ from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.requests import Generate, Message
 from tokenbus_services.fetcher.writing.attempt_writer import AttemptWriter
 from tokenbus_services.telemetry import RunTracer, Span
-from tokenbus_services.telemetry.gen_ai import request_attributes
 from tokenbus_services.telemetry.trace_context import Value
+from tokenbus_services.telemetry.tracer import request_attributes
 
 
 class CallFacts:

@@ -24,9 +24,8 @@ from tokenbus_services.fetcher.endpoints import AuthUnavailable, Endpoint
 from tokenbus_services.fetcher.response_body import BodyRefused, beginning, described, read_body
 from tokenbus_services.fetcher.uploads.upload import AUTH_UNAVAILABLE
 from tokenbus_services.fetcher.writing.attempt_writer import AttemptWriter
-from tokenbus_services.media.body import MediaBody
-from tokenbus_services.media.errors import MediaFailed
-from tokenbus_services.net.head_bound import HeadRefused
+from tokenbus_services.media.body import MediaBody, MediaFailed
+from tokenbus_services.net.connection import HeadRefused
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

@@ -14,8 +14,7 @@ from tokenbus.bus.liveness import Liveness, stop_task
 from tokenbus.bus.scripts.activity import count_activity
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
-from tokenbus_services.runtime.metrics.activity_writes import write_regularly
-from tokenbus_services.runtime.metrics.worker_metrics import KnownModels
+from tokenbus_services.runtime.metrics import KnownModels, write_regularly
 
 MAX_MODELS = 16
 """Maximum models that are counted separately; the rest of a provider's are `other`."""

@@ -11,15 +11,19 @@ from uuid import uuid4
 
 import msgspec
 import structlog
+from prometheus_client import CollectorRegistry, Counter
 from redis.exceptions import RedisError
 
+from tokenbus.bus.keys import Keys
 from tokenbus.bus.liveness import Defects, Liveness, rest, stop_task
 from tokenbus.bus.scripts import ScriptCall
 from tokenbus.bus.scripts import limits as scripts
-from tokenbus.bus.scripts.limits import Scope
+from tokenbus.bus.scripts.limits import Kind, Scope
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.run_scripts import run_script, run_scripts
 from tokenbus.bus.server.server import Server
+from tokenbus.events.model_names import model_key, names_model
+from tokenbus_services.settings import LimitSettings, RateSettings
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -154,3 +158,97 @@ class Limiter:
 
 def _parts(members: Sequence[str]) -> list[Sequence[str]]:
     return [members[i : i + MEMBERS_PER_CALL] for i in range(0, len(members), MEMBERS_PER_CALL)]
+
+
+# A fetcher's metrics of admission and uploads, besides FastStream's. No label holds a name from a request.
+
+
+class UploadMetrics:
+    """Blobs uploaded as provider files."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._made = Counter("tokenbus_uploads", "Blobs uploaded to a provider's file store.", registry=registry)
+        self._bytes = Counter("tokenbus_upload_bytes", "Their bytes.", registry=registry)
+        self.failed = Counter(
+            "tokenbus_uploads_failed", "Uploads that failed; their media went inside the request.", registry=registry
+        )
+        self.lost = Counter(
+            "tokenbus_files_lost", "Files that the provider no longer had when a request named them.", registry=registry
+        )
+
+    def made(self, size: int) -> None:
+        """Count one upload of ``size`` bytes."""
+        self._made.inc()
+        self._bytes.inc(size)
+
+
+class AdmissionMetrics:
+    """Calls granted, and calls refused by kind of limit."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.granted = Counter("tokenbus_calls_granted", "Provider calls that got leave.", registry=registry)
+        self._refused = Counter(
+            "tokenbus_calls_refused",
+            "How often a limit delayed a call, by what it limits: model, provider or tenant.",
+            ["limit"],
+            registry=registry,
+        )
+
+    def refused(self, kind: Kind) -> None:
+        """Count a refusal by this kind of limit."""
+        self._refused.labels(limit=kind).inc()
+
+
+_NONE = RateSettings()
+
+
+class Scopes:
+    """The limits of a deployment."""
+
+    def __init__(self, settings: LimitSettings, keys: Keys) -> None:
+        self._settings = settings
+        self._keys = keys
+        self._tenants = {name.strip(): rates for name, rates in settings.tenants.items()}
+
+    def of(self, provider: str, model: str, tenant: str) -> tuple[Scope, ...]:
+        """Return the scopes of a call. Empty if nothing is limited, so that the server need not be asked.
+
+        A provider with a settings table always has its model's scope too, because a provider's pause is stored there.
+        """
+        scopes: list[Scope] = []
+        if (limits := self._settings.providers.get(provider)) is not None:
+            name, rates = _of_model(limits.models, model)
+            scopes.append(self._scope("model", f"{_quoted(provider).replace('/', '%2F')}/{_quoted(name)}", rates))
+            if _limits(limits):
+                scopes.append(self._scope("provider", _quoted(provider), limits))
+        rates = self._tenants.get(tenant, self._settings.tenant)
+        if rates is not None and _limits(rates):
+            scopes.append(self._scope("tenant", _quoted(tenant), rates))
+        return tuple(scopes)
+
+    def _scope(self, kind: Kind, name: str, rates: RateSettings) -> Scope:
+        return Scope(
+            kind,
+            self._keys.limit(f"{kind}:{name}"),
+            rates.requests_per_second or 0.0,
+            rates.tokens_per_minute or 0,
+            rates.concurrency or 0,
+        )
+
+
+def _of_model(models: dict[str, RateSettings], model: str) -> tuple[str, RateSettings]:
+    """The table entry for the model: its exact name first, then the longest matching prefix."""
+    named = [name for name in models if names_model(name, model)]
+    if not named:
+        return model_key(model), _NONE
+    name = max(named, key=lambda name: (not name.endswith("*"), len(name)))
+    return name, models[name]
+
+
+def _quoted(name: str) -> str:
+    """Escape an arbitrary name for use in a key; keys of this project may end in `:held`."""
+    return name.replace("%", "%25").replace(":", "%3A")
+
+
+def _limits(rates: RateSettings) -> bool:
+    return any((rates.requests_per_second, rates.tokens_per_minute, rates.concurrency))

@@ -23,8 +23,13 @@ from typing import Literal
 from tokenbus.bus import process_clock
 from tokenbus.bus.liveness import IDLE_S, Liveness, beat, slack, stop_task, wait_briefly
 from tokenbus.bus.scripts.limits import Scope
-from tokenbus_services.fetcher.limits.limiter import Limiter, LimitRefusal, Reservation, ReservationRequest
-from tokenbus_services.fetcher.metrics import AdmissionMetrics
+from tokenbus_services.fetcher.limits.limiter import (
+    AdmissionMetrics,
+    Limiter,
+    LimitRefusal,
+    Reservation,
+    ReservationRequest,
+)
 from tokenbus_services.runtime.in_flight import NotStarted
 
 _Lane = OrderedDict[tuple[str, tuple[Scope, ...]], "deque[_Waiting]"]

@@ -18,7 +18,7 @@ from tokenbus_services.fetcher.auth import KeyMissing, KeyUnusable
 from tokenbus_services.fetcher.endpoints import MAX_REQUEST_S, AuthUnavailable, Endpoint
 from tokenbus_services.fetcher.response_body import BodyRefused, beginning, described
 from tokenbus_services.media.body import Embedded, MediaBody
-from tokenbus_services.media.placeholders import PlaceholderMarks
+from tokenbus_services.media.locate import PlaceholderMarks
 
 MAX_ANSWER_BYTES = 64 * 2**10
 LEAST_BYTES_PER_S = 256 * 2**10

@@ -41,9 +41,8 @@ from tokenbus.events.public import (
 from tokenbus.events.requests import Generate, TextPart
 from tokenbus.events.usage import Usage
 from tokenbus_services.gateway.surfaces.contract import NOTE
-from tokenbus_services.pricing.prices import PriceTable
-from tokenbus_services.pricing.token_counts import token_counts
-from tokenbus_services.settings.tables.gateway_keys import KeyRules
+from tokenbus_services.pricing import PriceTable, token_counts
+from tokenbus_services.settings.tables.gateway import KeyRules
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from tokenbus.events.requests import DocumentPart, Generate, ImagePart, ToolResultPart
-from tokenbus_services.pricing.prices import PriceTable
+from tokenbus_services.pricing import PriceTable
 
 IMAGE_TOKENS = 5_000
 DOCUMENT_TOKENS = 100_000

@@ -36,9 +36,9 @@ from tokenbus_services.gateway.keys.directory import KeyDirectory
 from tokenbus_services.gateway.keys.key import KeyEntry
 from tokenbus_services.gateway.problem import Problem, Refusal
 from tokenbus_services.gateway.surfaces.contract import TranslationRules
-from tokenbus_services.pricing.prices import PriceTable
+from tokenbus_services.pricing import PriceTable
 from tokenbus_services.settings import Settings
-from tokenbus_services.settings.tables.gateway_keys import KeyRules
+from tokenbus_services.settings.tables.gateway import KeyRules
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

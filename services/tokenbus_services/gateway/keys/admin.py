@@ -30,7 +30,7 @@ from tokenbus_services.gateway.keys.key import KeyEntry
 from tokenbus_services.gateway.keys.store import KeyNotFound, KeyStore
 from tokenbus_services.net.http_server import HttpBounds, server_config
 from tokenbus_services.settings import Settings
-from tokenbus_services.settings.tables.gateway_keys import AdminSettings, KeyRules
+from tokenbus_services.settings.tables.gateway import AdminSettings, KeyRules
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from tokenbus.secret_env import Secret
 from tokenbus_services.blobs.auth import secret_of
-from tokenbus_services.settings.tables.gateway_keys import AdminSettings
+from tokenbus_services.settings.tables.gateway import AdminSettings
 
 
 def admin_token(admin: AdminSettings, env: Mapping[str, str]) -> Secret:

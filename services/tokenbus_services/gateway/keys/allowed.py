@@ -11,7 +11,7 @@ from tokenbus.events.requests import Generate
 from tokenbus_services.gateway.models import ModelTable, ResolvedModel, RoutedModel
 from tokenbus_services.gateway.problem import Problem, Refusal, tool_not_open
 from tokenbus_services.gateway.surfaces.contract import TranslationRules
-from tokenbus_services.settings.tables.gateway_keys import KeyRules
+from tokenbus_services.settings.tables.gateway import KeyRules
 
 Aliases = Mapping[str, Sequence[RoutedModel]]
 

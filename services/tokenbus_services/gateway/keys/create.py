@@ -14,7 +14,7 @@ from tokenbus_services.gateway.keys.directory import KeyDirectory, check_keys
 from tokenbus_services.gateway.keys.store import KeyStore
 from tokenbus_services.gateway.service import GatewayPart
 from tokenbus_services.gateway.surfaces.contract import TranslationRules
-from tokenbus_services.pricing.prices import PriceTable
+from tokenbus_services.pricing import PriceTable
 from tokenbus_services.settings import Settings
 
 _COUNTED_KEPT_MS = 2 * 3_600_000

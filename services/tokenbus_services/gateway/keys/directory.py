@@ -12,7 +12,7 @@ import msgspec
 from tokenbus.errors import SettingsError
 from tokenbus_services.gateway.keys.key import NO_ENTRY, KeyEntry, KeySecret, digest, id_of
 from tokenbus_services.gateway.keys.store import KeyStore
-from tokenbus_services.settings.tables.gateway_keys import KeyRules, KeySettings
+from tokenbus_services.settings.tables.gateway import KeyRules, KeySettings
 
 CACHE_S = 5.0
 """How long an entry of Redis is believed. A revoked key is refused within 10 s, also if the server answers slowly."""

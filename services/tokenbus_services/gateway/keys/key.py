@@ -13,7 +13,7 @@ from hmac import compare_digest
 
 import msgspec
 
-from tokenbus_services.settings.tables.gateway_keys import KeyRules, Sha256
+from tokenbus_services.settings.tables.gateway import KeyRules, Sha256
 
 _ID_LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 _ID_LENGTH = 8

@@ -13,7 +13,7 @@ from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server, translated
 from tokenbus.errors import TokenbusError
 from tokenbus_services.gateway.keys.key import KeyEntry, KeySecret, NewKey, new_key
-from tokenbus_services.settings.tables.gateway_keys import KeyRules
+from tokenbus_services.settings.tables.gateway import KeyRules
 
 _TRIES = 20
 MAX_SECRETS = 8

@@ -9,8 +9,7 @@ import msgspec
 from tokenbus.policy.builtin.tool_call_gate import Block, ToolCallGate, Verdict
 from tokenbus.policy.processor import StreamContext
 from tokenbus.policy.stream_state import ToolCallStreamBlock
-from tokenbus_services.json_schema.check import compile_schema
-from tokenbus_services.json_schema.size import SchemaError
+from tokenbus_services.json_schema import SchemaError, compile_schema
 
 
 class ArgumentSchemasOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

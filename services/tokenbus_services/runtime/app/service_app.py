@@ -9,7 +9,7 @@ import os
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 from uuid import uuid4
 
 import structlog
@@ -20,6 +20,7 @@ from faststream.redis.prometheus import RedisPrometheusMiddleware
 from faststream.specification import AsyncAPI
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.process_collector import ProcessCollector
+from pydantic import WithJsonSchema
 from redis.exceptions import RedisError
 
 from tokenbus import __version__
@@ -27,9 +28,11 @@ from tokenbus.bus.keys import PublicTopic
 from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.server.server import ServerUrl, parse_url
 from tokenbus.bus.server.url import plain_url
-from tokenbus_services.runtime.app.asyncapi_payloads import payload
+from tokenbus.events.public import BlockEvent, Chunk, RunEvent, ToolProgress
+from tokenbus.events.requests import Request
+from tokenbus.events.schemas import standalone
 from tokenbus_services.runtime.app.http_pages import document_routes, json_answer
-from tokenbus_services.runtime.metrics.worker_metrics import PassedOver
+from tokenbus_services.runtime.metrics import PassedOver
 from tokenbus_services.runtime.supervision import WorkerSupervisor
 from tokenbus_services.settings import Settings
 
@@ -173,3 +176,25 @@ def make_app(
     )
     app.supervisor = supervisor
     return app
+
+
+# Payload schemas for the AsyncAPI page, in FastStream's form: it uses pydantic, which does not know msgspec types.
+
+_EVENTS: dict[PublicTopic, Any] = {
+    "visible": Chunk,
+    "chunks": Chunk,
+    "blocks": BlockEvent | ToolProgress,
+    "runs": RunEvent,
+}
+
+
+def payload(topic: PublicTopic) -> Any:
+    """Return a type for FastStream with the JSON Schema of the topic's events. The schema contains no references,
+    because pydantic only accepts its own definitions.
+    """
+    return Annotated[dict[str, Any], WithJsonSchema(standalone(_EVENTS[topic]))]
+
+
+def request_payload() -> dict[str, Any]:
+    """Return the JSON Schema of the inbound stream's entries."""
+    return standalone(Request)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import binascii
 import re
+from base64 import b64decode
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -10,10 +12,13 @@ import mcp_types as types
 import msgspec
 import structlog
 
+from tokenbus.blobs import DEFAULT_MEDIA_TYPE, parse_media_type
+from tokenbus.errors import BlobRefused, ToolFailure
 from tokenbus.events.requests import Tool
-from tokenbus_services.json_schema.check import Schema, compile_schema
-from tokenbus_services.json_schema.size import SchemaError
+from tokenbus_services.json_schema import Schema, SchemaError, compile_schema
+from tokenbus_services.tools.results import Results
 from tokenbus_services.tools.tool import NAME
+from tokenbus_services.tools.tool_call import ToolOutcome
 
 MAX_TOOLS = 256
 """Maximum tools of one server."""
@@ -70,3 +75,57 @@ def _check(definition: Tool, known: dict[str, Listed]) -> Schema:
         return compile_schema(definition.parameters)
     except SchemaError as e:
         raise ValueError(f"inputSchema: {e}") from None
+
+
+MAX_BLOBS = 16
+"""Maximum blobs of one result; further content is only mentioned."""
+
+
+async def outcome_of(tool: str, result: types.CallToolResult, results: Results) -> ToolOutcome:
+    """Convert the parts in order, each on its own lines. Raises ToolFailure if the result is an error."""
+    parts: list[ToolOutcome] = []
+    kept = 0
+    for part in result.content:
+        match part:
+            case types.ImageContent() | types.AudioContent():
+                content, media_type = part.data, part.mime_type
+            case types.EmbeddedResource(resource=types.BlobResourceContents() as resource):
+                content, media_type = resource.blob, resource.mime_type
+            case _:
+                parts.append(ToolOutcome(_text(part)))
+                continue
+        kept += 1
+        if kept > MAX_BLOBS:
+            parts.append(ToolOutcome(f"[{(media_type or 'content')[:80]}, not kept: over {MAX_BLOBS} in one result]"))
+        else:
+            parts.append(await _blob(tool, content, media_type, results))
+    if not parts and result.structured_content is not None:
+        parts.append(ToolOutcome(msgspec.json.encode(result.structured_content).decode()))
+    if result.is_error:
+        whole = "\n".join(part.content for part in parts)
+        raise ToolFailure(tool, "tool_error", whole or "the tool failed without an error message")
+    return await results.joined(parts)
+
+
+def _text(part: types.ContentBlock) -> str:
+    match part:
+        case types.TextContent():
+            return part.text
+        case types.EmbeddedResource(resource=types.TextResourceContents() as resource):
+            return resource.text
+        case types.ResourceLink():
+            return f"[resource {part.name}: {part.uri}]"
+        case _:
+            return f"[{part.type}]"
+
+
+async def _blob(tool: str, data: str, media_type: str | None, results: Results) -> ToolOutcome:
+    try:
+        content = b64decode(data, validate=True)
+    except (binascii.Error, ValueError):
+        raise ToolFailure(tool, "bad_result", "the result contains invalid base64") from None
+    try:
+        known = parse_media_type(media_type or DEFAULT_MEDIA_TYPE)
+    except BlobRefused:
+        known = DEFAULT_MEDIA_TYPE
+    return await results.blob(content, known)

@@ -18,9 +18,9 @@ from tokenbus.events.requests import Tool
 from tokenbus.tools import ToolContext
 from tokenbus_services.settings import McpHttp, McpSettings, McpStdio, Settings
 from tokenbus_services.tools.environment import check_passed, passed_environment
-from tokenbus_services.tools.http.endpoint_settings import Headers, Learn, egress_of, endpoint_url
-from tokenbus_services.tools.mcp.content import outcome_of
+from tokenbus_services.tools.http import Headers, Learn, egress_of, endpoint_url
 from tokenbus_services.tools.mcp.http import endpoint
+from tokenbus_services.tools.mcp.listing import outcome_of
 from tokenbus_services.tools.mcp.server import CLOSE_S, Connect, McpServer
 from tokenbus_services.tools.mcp.stdio import child
 from tokenbus_services.tools.results import Results

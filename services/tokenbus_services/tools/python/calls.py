@@ -13,19 +13,10 @@ from tokenbus.errors import SettingsError, ToolFailure
 from tokenbus.events.frames import ToolReported
 from tokenbus.tools import Image
 from tokenbus_services.executor import fork_server
+from tokenbus_services.settings import PythonTool
 from tokenbus_services.tools.progress import Reporter
 from tokenbus_services.tools.python.function import ToolFunction
-from tokenbus_services.tools.python.messages import (
-    Call,
-    Cancel,
-    Failed,
-    PythonWork,
-    Reported,
-    Returned,
-    Shown,
-    to_executor,
-)
-from tokenbus_services.tools.tool_call import Text, context_of
+from tokenbus_services.tools.tool_call import Text, ToolCall, context_of
 
 CLOSE_S = 3.0
 """How long a cancelled call may take to end."""
@@ -87,6 +78,67 @@ def _bounded(tool: str, part: Text | Image, most: int) -> Text | Shown:
 def _encoded(text: str) -> bytes:
     """Lone surrogates cannot be encoded and become question marks."""
     return text.encode(errors="replace")
+
+
+# Messages between a tool worker and its executors. An executor has one call at a time.
+
+
+class PythonWork(msgspec.Struct, frozen=True, kw_only=True):
+    """What executors of tools do."""
+
+    tools: dict[str, PythonTool]
+    source: str
+    """Where the tools are declared."""
+    result_bytes: int
+    """Longer texts of a result are cut, and larger images refused."""
+
+
+class Call(msgspec.Struct, frozen=True, array_like=True, tag="call"):
+    """Call a tool."""
+
+    number: int
+    """Messages with another number are about an earlier call."""
+    call: ToolCall
+    deadline: float
+
+
+class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
+    """Cancel the call."""
+
+
+class Reported(msgspec.Struct, frozen=True, array_like=True, tag="reported"):
+    """The tool reported progress."""
+
+    number: int
+    progress: float
+    total: float | None
+    message: str | None
+
+
+class Shown(msgspec.Struct, frozen=True, tag=True):
+    """An image of a result."""
+
+    data: bytes
+    media_type: str
+
+
+class Returned(msgspec.Struct, frozen=True, array_like=True, tag="returned"):
+    """The tool returned."""
+
+    number: int
+    parts: list[Text | Shown]
+
+
+class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
+    """The call failed, as `ToolFailure` says."""
+
+    number: int
+    kind: str
+    problem: str
+
+
+to_executor = msgspec.msgpack.Decoder(Call | Cancel)
+from_executor = msgspec.msgpack.Decoder(Reported | Returned | Failed)
 
 
 if __name__ == "__main__":

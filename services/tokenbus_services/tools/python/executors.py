@@ -22,8 +22,7 @@ from tokenbus_services.executor.processes import End, ExecutorProcess, Executors
 from tokenbus_services.executor.protocol import Setup
 from tokenbus_services.redaction.redactor import secrets_of
 from tokenbus_services.settings import PythonTool, Settings
-from tokenbus_services.tools.python.function import ToolFunction
-from tokenbus_services.tools.python.messages import (
+from tokenbus_services.tools.python.calls import (
     Call,
     Cancel,
     Failed,
@@ -33,6 +32,7 @@ from tokenbus_services.tools.python.messages import (
     Shown,
     from_executor,
 )
+from tokenbus_services.tools.python.function import ToolFunction
 from tokenbus_services.tools.results import Results
 from tokenbus_services.tools.tool_call import Text, ToolCall, ToolOutcome
 

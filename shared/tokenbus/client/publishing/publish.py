@@ -15,10 +15,9 @@ from uuid import UUID
 
 import msgspec
 
+from tokenbus.core.request.bounds import RANDOM_BITS, tenant_of, uuid7
 from tokenbus.core.request.json_values import too_deep
 from tokenbus.core.request.parse import request_from
-from tokenbus.core.request.run_id import RANDOM_BITS, uuid7
-from tokenbus.core.request.tenant import tenant_of
 from tokenbus.errors import RequestError, RequestInvalid, RequestTooLarge, ServerError
 from tokenbus.events.requests import Cancel, Generate
 

@@ -6,11 +6,15 @@ uses values as hash keys, compiles schemas and searches streams for stop strings
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
+from hashlib import sha256
+from uuid import UUID
 
 import msgspec
 
 from tokenbus.events.requests import (
+    TRACEPARENT_PATTERN,
     DocumentPart,
     FileSource,
     Generate,
@@ -118,3 +122,42 @@ def _count(where: str, found: int, most: int, what: str) -> Iterator[tuple[str, 
 def _size(where: str, value: dict[str, object] | None, most: int) -> Iterator[tuple[str, str]]:
     if value:
         yield from _count(where, len(msgspec.json.encode(value)), most, "bytes as JSON")
+
+
+MAX_TENANT_CHARS = 128
+
+
+def tenant_of(metadata: Mapping[str, object] | None) -> str:
+    """The tenant in a request's metadata, stripped; empty if there is none. `check_request` ensures that it is text."""
+    tenant = (metadata or {}).get("tenant")
+    return tenant.strip() if isinstance(tenant, str) else ""
+
+
+TRACEPARENT = re.compile(TRACEPARENT_PATTERN)
+
+
+def is_traceparent(text: str) -> bool:
+    """Whether the text is a valid `traceparent`."""
+    return TRACEPARENT.fullmatch(text) is not None
+
+
+# Run ids for requests without one: UUIDv7 (RFC 9562 section 5.7), which sorts by creation time.
+
+RANDOM_BITS = 74
+
+
+def uuid7(unix_ms: int, rest: int) -> str:
+    """UUIDv7 of a time and 74 further bits; deterministic. Sorts by time, then by ``rest``."""
+    a, b = divmod(rest & ((1 << RANDOM_BITS) - 1), 1 << 62)
+    value = (unix_ms & ((1 << 48) - 1)) << 80 | 7 << 76 | a << 64 | 0b10 << 62 | b
+    return str(UUID(int=value))
+
+
+def id_of_entry(stream: str, entry_id: str) -> str:
+    """Run id for a request without one, derived from its stream and entry id.
+
+    An entry that is delivered twice, because its first reader died between accepting and acknowledging it, therefore
+    gets the same run both times.
+    """
+    digest = sha256(f"{stream}\0{entry_id}".encode()).digest()
+    return uuid7(int(entry_id.partition("-")[0]), int.from_bytes(digest[:10], "big"))

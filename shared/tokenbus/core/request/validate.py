@@ -9,8 +9,7 @@ import binascii
 import re
 from collections.abc import Iterator
 
-from tokenbus.core.request.bounds import over_bounds
-from tokenbus.core.request.tenant import MAX_TENANT_CHARS, tenant_of
+from tokenbus.core.request.bounds import MAX_TENANT_CHARS, over_bounds, tenant_of
 from tokenbus.errors import RequestInvalid
 from tokenbus.events.model_names import text_problem
 from tokenbus.events.requests import (

@@ -14,8 +14,7 @@ from typing import Any, cast
 import msgspec
 
 from tokenbus.errors import Malformed
-from tokenbus.policy.openai.chunk_access import CHUNK, as_dict, calls_of, field, is_chunk, like, string
-from tokenbus.policy.openai.writer import OpenAIWriter
+from tokenbus.policy.openai.writer import CHUNK, OpenAIWriter, as_dict, calls_of, field, is_chunk, like, string
 from tokenbus.policy.stream_format import BlockBegan, BlockEnded, BlockGrew, CallNamed, Change, Piece, StreamFinished
 
 

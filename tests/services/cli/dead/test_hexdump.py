@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from tokenbus_services.cli.dead.hexdump import MOST_DUMPED, readable
+from tokenbus_services.cli.dead import MOST_DUMPED, readable
 
 
 @pytest.mark.parametrize(

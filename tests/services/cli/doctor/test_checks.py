@@ -10,10 +10,10 @@ import pytest
 from tokenbus.bus.dead_letters import DeadLetter, StoredDeadLetter
 from tokenbus.bus.keys import WIRE_VERSION
 from tokenbus.bus.server.server import ServerInfo
-from tokenbus_services.cli.doctor import checks, checks_outside, checks_providers, checks_work
+from tokenbus_services.cli.doctor import checks, checks_work, examine_outside
 from tokenbus_services.cli.doctor.checks import Finding
-from tokenbus_services.cli.doctor.checks_outside import LITTLE_ROOM
 from tokenbus_services.cli.doctor.checks_work import StuckFacts
+from tokenbus_services.cli.doctor.examine_outside import LITTLE_ROOM
 from tokenbus_services.runtime.deployment_snapshot import (
     DeploymentSnapshot,
     NodeFacts,
@@ -184,21 +184,21 @@ def test_what_an_mcp_server_lists_must_be_fresh(left_s: int | None, level: str):
 
 
 def test_a_nearly_full_disk_is_reported_as_wrong():
-    assert list(checks_outside.check_disk("/data", free_bytes=LITTLE_ROOM)) == []
-    [finding] = checks_outside.check_disk("/data", free_bytes=LITTLE_ROOM - 1)
+    assert list(examine_outside.check_disk("/data", free_bytes=LITTLE_ROOM)) == []
+    [finding] = examine_outside.check_disk("/data", free_bytes=LITTLE_ROOM - 1)
     assert (finding.level, "/data" in finding.says) == ("wrong", True)
 
 
 def test_a_provider_that_gives_no_answer_is_named_with_its_address():
-    assert checks_providers.check_reach("p", "https://h", problem=None).level == "ok"
-    finding = checks_providers.check_reach("p", "https://h", problem="refused")
+    assert checks_work.check_reach("p", "https://h", problem=None).level == "ok"
+    finding = checks_work.check_reach("p", "https://h", problem="refused")
     assert (finding.level, finding.says) == ("wrong", "no answer from https://h: refused")
 
 
 def test_keys_are_reported_by_variable_and_never_by_value():
     settings = load({})
     env = {"ANTHROPIC_API_KEY": "sk-secret"}
-    findings = {f.about: f for f in checks_providers.check_providers(settings, env)}
+    findings = {f.about: f for f in checks_work.check_providers(settings, env)}
     assert findings["provider anthropic"].level == "ok"
     assert findings["provider openai-chat"].level == "note", "there by default, and perhaps not meant"
     assert "sk-secret" not in str(findings)
@@ -207,7 +207,7 @@ def test_keys_are_reported_by_variable_and_never_by_value():
 def test_a_provider_that_the_settings_name_must_have_its_key_and_its_api():
     mine = ProviderSettings(api="anthropic", api_key_env="MY_KEY")
     settings = Settings(providers={"mine": mine, "free": ProviderSettings(api="openai-chat", api_key_env="")})
-    findings = {f.about: f for f in checks_providers.check_providers(settings, {})}
+    findings = {f.about: f for f in checks_work.check_providers(settings, {})}
     assert (findings["provider mine"].level, "MY_KEY" in findings["provider mine"].says) == ("wrong", True)
     assert findings["provider free"].level == "ok"
 

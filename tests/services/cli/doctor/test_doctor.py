@@ -25,7 +25,7 @@ from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import PolicyAction
 from tokenbus_services.fetcher.calls.silent_calls import SilentCalls
 from tokenbus_services.parser.activity import MAX_FAILURES, ActivityCounter
-from tokenbus_services.runtime.metrics.worker_metrics import KnownModels
+from tokenbus_services.runtime.metrics import KnownModels
 from tokenbus_services.settings import DEFAULT_PROVIDERS, Settings
 
 

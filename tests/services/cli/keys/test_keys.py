@@ -17,7 +17,7 @@ from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
 from tokenbus_services.gateway.keys.key import digest, id_of
 from tokenbus_services.gateway.keys.store import KeyStore
-from tokenbus_services.settings.tables.gateway_keys import KeySettings
+from tokenbus_services.settings.tables.gateway import KeySettings
 
 
 @pytest.fixture

@@ -11,9 +11,7 @@ from rich.console import Console, Group
 from tokenbus.bus.activity import Failure
 from tokenbus.errors import ServerError, ServerTooOld, ServerUnavailable, SettingsError
 from tokenbus_services.cli.doctor.checks import server_todo
-from tokenbus_services.cli.inspect.blob_facts import BlobFailure
-from tokenbus_services.cli.inspect.provider_facts import FailingModel, SilentModel
-from tokenbus_services.cli.inspect.trouble import Trouble
+from tokenbus_services.cli.inspect.provider_facts import BlobFailure, FailingModel, SilentModel, Trouble
 from tokenbus_services.cli.top.figures import Rates, Sample
 from tokenbus_services.cli.top.screen import screen_parts
 from tokenbus_services.runtime.deployment_snapshot import DeploymentSnapshot, PartitionFacts, QueueFacts, StageFacts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tokenbus_services.cli import exit_codes as ending
-from tokenbus_services.cli.up.restart_backoff import (
+from tokenbus_services.cli.up.supervisor import (
     FIRST_PAUSE_S,
     HEALTHY_S,
     LONGEST_PAUSE_S,

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from tokenbus_services.console.access.session import COOKIE, TICKET_HEADER, ConsoleSessions
+from tokenbus_services.console.access.session import COOKIE, NOBODY, TICKET_HEADER, ConsoleSessions, Viewer
 from tokenbus_services.console.access.signing import Signer
-from tokenbus_services.console.access.viewer import NOBODY, Viewer
 from tokenbus_services.console.routes.session import (
     LOGINS_OF_ACCOUNT,
     LOGINS_OF_ADDRESS,
@@ -20,7 +19,7 @@ from tokenbus_services.gateway.keys.directory import entry_of
 from tokenbus_services.gateway.keys.key import KeyEntry, new_key
 from tokenbus_services.gateway.problem import Refusal
 from tokenbus_services.settings import ConsoleSettings
-from tokenbus_services.settings.tables.gateway_keys import KeySettings
+from tokenbus_services.settings.tables.gateway import KeySettings
 
 KEY, NEXT = new_key(), new_key()
 START_MS = 1_800_000_000_000

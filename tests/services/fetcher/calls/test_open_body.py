@@ -27,7 +27,7 @@ from tokenbus_services.fetcher.calls.response_relay import PLAIN, CallOptions
 from tokenbus_services.fetcher.calls.silent_calls import SilentCalls
 from tokenbus_services.fetcher.endpoints import Endpoint
 from tokenbus_services.mock_provider import MockProvider, Reply, Script, Stall, Turn
-from tokenbus_services.runtime.metrics.worker_metrics import KnownModels
+from tokenbus_services.runtime.metrics import KnownModels
 from tokenbus_services.settings import ProviderSettings, Settings
 
 __all__ = ["run"]

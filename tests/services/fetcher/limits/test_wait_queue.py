@@ -11,9 +11,14 @@ from prometheus_client import CollectorRegistry
 
 from tests.waiting import eventually
 from tokenbus.bus.scripts.limits import Scope
-from tokenbus_services.fetcher.limits.limiter import Limiter, LimitRefusal, Reservation, ReservationRequest
+from tokenbus_services.fetcher.limits.limiter import (
+    AdmissionMetrics,
+    Limiter,
+    LimitRefusal,
+    Reservation,
+    ReservationRequest,
+)
 from tokenbus_services.fetcher.limits.wait_queue import FairQueue, WaitedTooLong
-from tokenbus_services.fetcher.metrics import AdmissionMetrics
 from tokenbus_services.runtime.in_flight import NotStarted
 
 MODEL = Scope("model", "limits:model:m")

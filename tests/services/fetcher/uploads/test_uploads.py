@@ -34,15 +34,14 @@ from tokenbus.events.requests import (
 from tokenbus.providers.file_api import FileCall
 from tokenbus_services.fetcher.calls.provider_call import FilesLost, fetch
 from tokenbus_services.fetcher.endpoints import Endpoint
-from tokenbus_services.fetcher.metrics import UploadMetrics
+from tokenbus_services.fetcher.limits.limiter import UploadMetrics
 from tokenbus_services.fetcher.request_media import TurnMedia
 from tokenbus_services.fetcher.uploads import upload as upload_module
 from tokenbus_services.fetcher.uploads.plan import Uploads
 from tokenbus_services.fetcher.uploads.registry import UploadedFiles
 from tokenbus_services.fetcher.uploads.upload import UploadFailed
 from tokenbus_services.media.blob_cache import RecentBlobs
-from tokenbus_services.media.body import MediaBody
-from tokenbus_services.media.errors import MediaFailed
+from tokenbus_services.media.body import MediaBody, MediaFailed
 from tokenbus_services.mock_provider import MockProvider, Reply, Script, Status, Turn
 from tokenbus_services.settings import MediaSettings, ProviderSettings, UploadSettings
 from tokenbus_services.settings.file import read_file

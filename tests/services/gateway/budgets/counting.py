@@ -9,8 +9,8 @@ from tokenbus import Client
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
 from tokenbus_services.gateway.budgets.counter import SpendCounter
-from tokenbus_services.pricing.prices import PriceTable
-from tokenbus_services.settings.tables.gateway_keys import KeyRules, PriceSettings
+from tokenbus_services.pricing import PriceTable
+from tokenbus_services.settings.tables.gateway import KeyRules, PriceSettings
 
 PRICES = {
     "anthropic/claude": PriceSettings(input=3, output=15, cache_read=0.3, cache_write=3.75),

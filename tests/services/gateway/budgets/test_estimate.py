@@ -18,8 +18,8 @@ from tokenbus.events.requests import (
     ToolResultPart,
 )
 from tokenbus_services.gateway.budgets.estimate import DOCUMENT_TOKENS, IMAGE_TOKENS, most_cost_nano
-from tokenbus_services.pricing.prices import PriceTable
-from tokenbus_services.settings.tables.gateway_keys import PriceSettings
+from tokenbus_services.pricing import PriceTable
+from tokenbus_services.settings.tables.gateway import PriceSettings
 
 PRICES = PriceTable(
     {

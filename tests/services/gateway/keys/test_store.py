@@ -15,7 +15,7 @@ from tokenbus.errors import SettingsError
 from tokenbus_services.gateway.keys.directory import CACHE_S, KeyDirectory, check_keys, summary
 from tokenbus_services.gateway.keys.key import digest, id_of, new_key
 from tokenbus_services.gateway.keys.store import KeyNotFound, KeyStore
-from tokenbus_services.settings.tables.gateway_keys import KeyRules, KeySettings
+from tokenbus_services.settings.tables.gateway import KeyRules, KeySettings
 
 
 class Clock:

@@ -10,7 +10,7 @@ import pytest
 
 from tokenbus_services.fetcher.app import create as fetcher
 from tokenbus_services.parser.app import create
-from tokenbus_services.runtime.app.asyncapi_payloads import payload
+from tokenbus_services.runtime.app.service_app import payload
 from tokenbus_services.settings import Settings
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenbus.client.publishing.publish import RunIds, new_run_id
-from tokenbus.core.request.run_id import id_of_entry, uuid7
+from tokenbus.core.request.bounds import id_of_entry, uuid7
 
 
 def test_the_example_of_rfc_9562_comes_out():

@@ -18,7 +18,7 @@ from tokenbus_services.gateway.surfaces.json_text import encode_line
 from tokenbus_services.gateway.surfaces.settling import Settling
 from tokenbus_services.gateway.surfaces.signatures import pack
 from tokenbus_services.gateway.surfaces.surface import Echo
-from tokenbus_services.pricing.token_counts import token_counts
+from tokenbus_services.pricing import token_counts
 
 Json = dict[str, object]
 

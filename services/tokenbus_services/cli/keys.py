@@ -11,13 +11,13 @@ import msgspec
 
 from tokenbus.errors import SettingsError
 from tokenbus_services.cli import connect as reaching
-from tokenbus_services.cli.render import terminal
+from tokenbus_services.cli.render import output
 from tokenbus_services.gateway.callers import has_keys
 from tokenbus_services.gateway.keys.directory import KeySummary, entry_of, summary
 from tokenbus_services.gateway.keys.key import NewKey, new_key
 from tokenbus_services.gateway.keys.store import KeyStore
 from tokenbus_services.settings import Settings
-from tokenbus_services.settings.tables.gateway_keys import KeyRules
+from tokenbus_services.settings.tables.gateway import KeyRules
 
 
 def rules_from(options: dict[str, Any]) -> KeyRules:
@@ -81,7 +81,7 @@ async def listing(*, as_json: bool) -> None:
         if as_json:
             _print_json(msgspec.to_builtins(one))
         else:
-            print(terminal.safe("  ".join(_words(one))))
+            print(output.safe("  ".join(_words(one))))
 
 
 def _words(one: KeySummary) -> list[str]:

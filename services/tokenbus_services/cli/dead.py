@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -23,8 +23,7 @@ from tokenbus.client.retry_dead_letter import retry_dead_letter
 from tokenbus.errors import CannotRetry, SettingsError
 from tokenbus_services.cli import connect as reaching
 from tokenbus_services.cli import exit_codes as ending
-from tokenbus_services.cli.dead.hexdump import readable
-from tokenbus_services.cli.render import terminal
+from tokenbus_services.cli.render import output
 from tokenbus_services.cli.render.event_text import moment
 
 IN_A_LINE = 80
@@ -40,13 +39,13 @@ async def listing(*, most: int, as_json: bool) -> None:
             _print_json({**_facts(dead), "size": _size(dead)})
     elif not found:
         print("no dead entries", file=sys.stderr)
-    elif console := terminal.console():
+    elif console := output.console():
         console.print(_table(found))
     else:
         for dead in found:
             e = dead.entry
             words = (dead.id, e.stage, e.run or "-", f"{_size(dead)} B", _one_line(e.reason))
-            print(terminal.safe("  ".join(words)))
+            print(output.safe("  ".join(words)))
 
 
 async def show(entry_id: str, *, as_json: bool, raw: bool) -> None:
@@ -63,7 +62,7 @@ async def show(entry_id: str, *, as_json: bool, raw: bool) -> None:
     elif as_json:
         _print_json({"id": dead.id, **msgspec.to_builtins(dead.entry)})
     else:
-        print(terminal.safe("\n".join(_whole(dead))))
+        print(output.safe("\n".join(_whole(dead))))
 
 
 async def retry(entry_ids: Sequence[str], *, as_json: bool) -> int:
@@ -131,7 +130,7 @@ def _print_outcome(dead: StoredDeadLetter, as_json: bool, words: str, **facts: s
     if as_json:
         _print_json({"id": dead.id, **facts})
     else:
-        print(terminal.safe(f"{dead.id} {words}"), flush=True)
+        print(output.safe(f"{dead.id} {words}"), flush=True)
 
 
 def _print_json(value: dict[str, Any]) -> None:
@@ -164,10 +163,42 @@ def _table(found: Sequence[StoredDeadLetter]) -> Any:
     for dead in found:
         e = dead.entry
         words = (dead.id, moment(dead.id), e.stage, e.run or "-", str(_size(dead)), _one_line(e.reason))
-        table.add_row(*(Text(terminal.safe(word)) for word in words))
+        table.add_row(*(Text(output.safe(word)) for word in words))
     return table
 
 
 def _one_line(reason: str) -> str:
     line = " ".join(reason.split())
     return line if len(line) <= IN_A_LINE else line[: IN_A_LINE - 1] + "…"
+
+
+MOST_DUMPED = 4096
+"""Maximum bytes in a dump; the raw bytes can go to a file."""
+_A_LINE = 16
+
+
+def readable(data: bytes) -> tuple[str, str]:
+    """Return the format of the bytes and their text. May contain control characters: escape it before printing."""
+    if not data:
+        return "empty", ""
+    for kind, decode in (("JSON", msgspec.json.decode), ("msgpack", msgspec.msgpack.decode)):
+        try:
+            value: Any = decode(data)
+            if isinstance(value, (dict, list)):  # in msgpack nearly any byte is a number
+                return kind, msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+        except (msgspec.MsgspecError, TypeError, ValueError, RecursionError):
+            continue
+    try:
+        return "text", data.decode()
+    except UnicodeDecodeError:
+        return "binary", "\n".join(_dump(data))
+
+
+def _dump(data: bytes) -> Iterator[str]:
+    """Yield lines of offset, hexadecimal and ASCII, like hexdump."""
+    for at in range(0, min(len(data), MOST_DUMPED), _A_LINE):
+        line = data[at : at + _A_LINE]
+        text = "".join(chr(b) if 0x20 <= b < 0x7F else "." for b in line)
+        yield f"{at:08x}  {line.hex(' '):<{3 * _A_LINE}} {text}"
+    if len(data) > MOST_DUMPED:
+        yield f"… {len(data) - MOST_DUMPED} bytes more; --raw gives all of them"

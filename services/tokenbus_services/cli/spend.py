@@ -9,7 +9,7 @@ import msgspec
 
 from tokenbus.errors import SettingsError
 from tokenbus_services.cli import connect as reaching
-from tokenbus_services.cli.render import terminal
+from tokenbus_services.cli.render import output
 from tokenbus_services.gateway.budgets.spend import read_spend, today
 from tokenbus_services.gateway.keys.store import KeyStore
 
@@ -42,4 +42,4 @@ async def show(*, key_id: str | None, days: int, as_json: bool) -> None:
             f"{one.total.input} tokens in, {one.total.output} out",
             f"last used {one.last_used or 'never'}",
         )
-        print(terminal.safe("  ".join(words)))
+        print(output.safe("  ".join(words)))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
+import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from redis.exceptions import RedisError
 
 from tokenbus.bus.activity import OTHER
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.leases import LAG_FIELDS, lag_of
+from tokenbus.bus.liveness import Defects, rest
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.topology import INTAKE, QUEUES, RECORDER
 from tokenbus_services.runtime.deployment_snapshot import DeploymentReader, read_disk_states
@@ -247,3 +250,22 @@ class DeploymentGauges:
         self._dead.labels("rejected").set(now.rejected)
         self._open.set(now.open_runs)
         self._partitions.set(len(now.stages[0].partitions))
+
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+WRITE_S = 5.0
+
+
+async def write_regularly(write: Callable[[], Awaitable[None]]) -> None:
+    """Call ``write`` every few seconds. A server that is away, or rights that are missing, cost only the counts."""
+    defects = Defects()
+    while True:
+        await rest(WRITE_S)
+        try:
+            await write()
+            defects.none()
+        except Exception as e:
+            log.debug("activity_not_written", error=str(e) or type(e).__name__)
+            if not isinstance(e, RedisError | OSError):
+                defects.count(e)

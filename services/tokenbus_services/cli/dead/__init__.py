@@ -1,1 +1,0 @@
-"""`tokenbus dead`: lists, shows, retries and drops dead letters."""

@@ -1,1 +1,0 @@
-"""`tokenbus demo`: one request through the whole bus, against the mock provider."""

@@ -1,1 +1,0 @@
-"""`tokenbus keys`: makes, lists and revokes keys of the gateway."""

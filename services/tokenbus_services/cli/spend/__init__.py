@@ -1,1 +1,0 @@
-"""`tokenbus spend`: what the gateway's keys spent."""

@@ -1,1 +1,0 @@
-"""`tokenbus worker`: runs one service in this process."""

@@ -1,1 +1,0 @@
-"""What tokens cost, and how each provider API counts them. Pure."""
