@@ -83,11 +83,11 @@ async def test_an_expired_file_costs_one_more_call_and_is_invisible_to_subscribe
         await bus.start("tools")
         source = await upload(blobs.url, IMAGE)
         for number in range(2):
+            before = len(provider.requests)
             runs = [
                 await send("looks", provider=api, id=f"{api}-{number}", messages=message_with(source), tools=[WEATHER])
                 for api in APIS
             ]
-            before = len(provider.requests)
             check(await ended(server.client, keys, runs))
             for file_id in list(provider.files.files) if number == 0 else ():
                 provider.files.expire(file_id)

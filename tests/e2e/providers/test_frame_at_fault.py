@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.censoring import FORBIDDEN, UPSTREAM_FAILURE, censoring
@@ -37,9 +38,10 @@ async def test_a_raw_frame_that_breaks_every_connection_ends_only_its_run(
         later = await send("fine")
         logs |= await ended(server.client, keys, [later])
     assert [logs[run][-1]["type"] for run in (*beside, later)] == ["completed"] * (2 * BESIDE + 1)
-    last = logs[bad][-1]
-    assert last["type"] == "failed"
-    assert "FramesRefused" in str(last["error"]), last
+    [(_, dead)] = await server.client.xrange(keys.dead)
+    last: Any = logs[bad][-1]
+    assert (last["type"], last["error"]["code"]) == ("failed", "poison"), last
+    assert "FramesRefused" in msgspec.json.decode(dead[b"__data__"])["reason"]
 
 
 @only_separate("between the stages of a pipeline worker nothing crosses the server")

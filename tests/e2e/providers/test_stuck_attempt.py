@@ -49,4 +49,4 @@ async def test_a_stuck_attempt_ends_soon_after_its_own_timeouts_and_not_after_th
     assert [logs[run][-1]["type"] for run in beside] == ["completed"] * 4
     last: Any = logs[stuck][-1]
     assert (last["type"], last["error"]["code"]) == ("failed", "poison")
-    assert "WorkStuck: the work made no progress for 4 s" in last["error"]["message"]
+    assert "work_stuck: the work made no progress for 4 s" in last["error"]["message"]

@@ -144,7 +144,7 @@ async def test_thinking_of_another_model_is_left_out_or_becomes_text_as_the_requ
             logs: Any = await ended(server.client, keys, runs)
             for run in runs:
                 assert logs[run][-1]["type"] == "completed"
-                [note] = logs[run][-1]["provider_extra"]
+                [note] = [extra for extra in logs[run][-1]["provider_extra"] if "note" in extra]
                 done = "thinking without a signature was turned into text" if convert else "thinking was left out"
                 assert note["note"].startswith(f"messages[1]: {done}")
         bodies = [exchange.http_request.body for exchange in provider.requests]

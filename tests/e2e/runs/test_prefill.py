@@ -64,7 +64,7 @@ def providers(url: str) -> str:
 
 
 def stable_fields(log: judge.Log) -> list[dict[str, Any]]:
-    """The run as a listener knows it: neighbouring chunks joined, without ids, times and counts."""
+    """The run as a listener knows it: neighbouring chunks joined, without ids, times, counts and what one API says."""
     out: list[dict[str, Any]] = []
     for event in log:
         if event.get("tool_call_part") == "id":
@@ -82,6 +82,7 @@ def stable_fields(log: judge.Log) -> list[dict[str, Any]]:
             "response_id",
             "participant",
             "opaque",
+            "provider_extra",
         )
         fields = {name: value for name, value in event.items() if name not in hidden}
         last = out[-1] if out else {}

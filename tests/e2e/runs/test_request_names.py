@@ -42,7 +42,7 @@ async def test_an_unknown_field_is_refused_by_the_client_and_noted_by_intake(
     assert log[-1]["type"] == "completed", log[-1]
     assert judge.text(log) == "Hello there."
     assert log[0]["notes"] == [
-        "messages[0].mood has no effect: there is no such field, only 'role', 'content', 'participant'",
+        "messages[0].mood has no effect: there is no such field, only 'role', 'content', 'participant', 'extra'",
         "max_token has no effect: there is no such field; did you mean 'max_tokens'?",
     ]
     assert caught.value.where == "messages[0].mood"

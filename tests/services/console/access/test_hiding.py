@@ -14,7 +14,7 @@ from tokenbus_services.console.access.hiding import hidden
 
 SECRET = "the secret words"
 EVENTS: tuple[type[msgspec.Struct], ...] = get_args(PublicEvent)
-NAMES = frozenset({"run", "tool_id", "tool_name", "provider", "model", "response_id", "media_type", "code"})
+NAMES = frozenset({"run", "tool_id", "tool_name", "provider", "model", "response_id", "media_type", "code", "status"})
 """Fields with free text that count as no content."""
 
 
