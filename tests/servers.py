@@ -200,14 +200,20 @@ def _sentinel(directory: Path, port: int, master_port: int) -> Generator[None]:
         f"sentinel down-after-milliseconds {MASTER} 2000\n"
         f"sentinel failover-timeout {MASTER} 3000\n"
     )
+    path = directory / "sentinel.log"
     command = [sys.executable, guard.__file__, str(binary()), str(config), "--sentinel"]
     with (
-        (directory / "sentinel.log").open("wb") as log,
+        path.open("wb") as log,
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log) as process,
     ):
-        yield
-        assert process.stdin
-        process.stdin.close()
+        try:
+            yield
+        except BaseException as e:  # whether it failed over at all is known only to it
+            e.add_note(f"the sentinel, status {process.poll()}:\n{path.read_text()[-4000:]}")
+            raise
+        finally:
+            assert process.stdin
+            process.stdin.close()
 
 
 def _watches(sentinel: redis.Redis) -> bool:

@@ -9,7 +9,7 @@ import asyncio
 import json
 from collections import defaultdict
 from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from tests.e2e.fleet import PIPELINE, ended, fleet
 from tests.servers import cluster_group, part_from_replicas, sentinel_group
 from tests.waiting import eventually
 from tokenbus.bus.keys import PUBLIC_TOPICS, Keys
+from tokenbus.bus.liveness import stop_task
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.server.stream_reader import StreamReader
 from tokenbus_services.mock_provider import Delivery, MockProvider, Reply, Script, Turn
@@ -102,10 +103,11 @@ async def test_runs_that_a_fail_over_lost_end_incomplete_under_their_published_n
             fleet(tmp_path, group.url, keys, provider.url, PIPELINE),
             Server(group.url) as server,
             Server(group.url) as ears,
+            AsyncExitStack() as listening,
         ):
             send = sender(server, keys)
             listener = Listener(ears, keys)
-            listening = asyncio.create_task(listener.listen())
+            listening.push_async_callback(stop_task, asyncio.create_task(listener.listen()))
             runs = [f"run{n}" for n in range(RUNS)]
             for run in runs:
                 await send("story", "tell", id=run, provider="openai-chat")
@@ -121,8 +123,6 @@ async def test_runs_that_a_fail_over_lost_end_incomplete_under_their_published_n
             logs: Any = await ended(_Patient(server), keys, runs)
             await send("short", "tell", id="after", provider="openai-chat")
             logs |= await ended(_Patient(server), keys, ["after"])
-            listening.cancel()
-            await asyncio.gather(listening, return_exceptions=True)
     for run in runs:
         judge.check(logs[run])
         last = logs[run][-1]
