@@ -43,6 +43,8 @@ LATE_S = 10.0
 """No run is open this long after the last fault, plus its undisturbed duration."""
 SILENT_S, TOOL_SLACK_S, POLICY_SLACK_S = 6.0, 3.0, 2.0
 """If the server may lose writes: after this long without an event, a run, a tool call or a draft is lost."""
+FOUND_S = 2 * SILENT_S + 10.0
+"""Within this time after its last event, or after its parser continued, a run whose queue was deleted is found."""
 FRESH = 4
 """Number of runs that are requested after a change of the number of partitions."""
 REST_S = 20.0
@@ -116,6 +118,8 @@ async def play(plan: Plan, directory: Path) -> Record:
         changing = asyncio.create_task(repartition.begin(plan.seconds / 3)) if plan.changes else None
         await chaos.run(plan.seconds)
         audience.last_fault = asyncio.get_running_loop().time()
+        if chaos.tally["a queue of turns deleted"]:
+            audience.late_s += FOUND_S
         fresh: list[str] = []
         if changing:
             await changing
@@ -185,6 +189,7 @@ class Audience:
         """Set: no further runs are requested."""
         self.last_fault: float | None = None
         """When all faults were repaired, by the event loop's clock."""
+        self.late_s = LATE_S
         self.late: dict[str, float] = {}
         """Runs that ended too late, or had not ended when the wait timed out."""
 
@@ -243,7 +248,7 @@ class Audience:
         if self._lossy:  # the longest time in which the bus detects the loss
             return LOST_S + max(ledger.TIMEOUT_S + TOOL_SLACK_S, guards.LONGEST_S + POLICY_SLACK_S)
         judged = any(self._stage.scenes[run].story.guarded for run in self._open)
-        return LOST_S + 3 * SILENT_S + (guards.LONGEST_S if judged else 0.0)  # work that was deleted is found by then
+        return LOST_S + FOUND_S + (guards.LONGEST_S if judged else 0.0)  # work that was deleted is found by then
 
     async def _ask(self, scene: Scene) -> None:
         for _ in range(2 if self._chance.random() < _TWICE else 1):
@@ -288,7 +293,7 @@ class Audience:
         if self.last_fault is None or self._lossy:
             return
         since_s = asyncio.get_running_loop().time() - max(self.last_fault, self._asked_at[run])
-        if since_s > LATE_S + self._stage.scenes[run].longest_s:
+        if since_s > self.late_s + self._stage.scenes[run].longest_s:
             self.late[run] = round(since_s, 1)
 
 

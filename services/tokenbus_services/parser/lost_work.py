@@ -24,9 +24,9 @@ from tokenbus.events.frames import ANY_FRAME, Control, Lost, RawFrame, encode
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 PAGE = 1000
-NAMES_S = 15.0
+NAMES_S = 10.0
 """How often all names of a queue are read while it has as many entries as there are runs that wait for it. Entries of
-runs that ended may make up for those that were lost.
+runs that ended may make up for those that were lost, and then the loss is found so much later.
 """
 REASON = "the work was lost: it is in no queue"
 
