@@ -59,6 +59,8 @@ class RoomKeeper:
             ["what"],
             registry=registry,
         )
+        for what in ("entries", "runs"):
+            self._forgotten.labels(what)  # from 0, so that an alert sees the first increase
         self._say_at = 0.0
         self._task: asyncio.Task[None] | None = None
 
