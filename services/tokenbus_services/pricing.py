@@ -1,4 +1,6 @@
-"""Token counts in one meaning for all surfaces: providers disagree on what their input and output include. Pure."""
+"""Token counts in one meaning for all surfaces: providers disagree on what their input and output include. And what
+tokens cost, and how many a request may have. Pure.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +8,37 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from tokenbus.events.requests import DocumentPart, Generate, ImagePart, Message
 from tokenbus.events.usage import Usage
 from tokenbus.providers import registry
 from tokenbus.providers.api import ApiName
 from tokenbus.providers.base import ProviderBase
 from tokenbus_services.settings.tables.gateway import PriceSettings
+
+BYTES_PER_TOKEN = 4
+"""For English text, according to model vendors; other languages have fewer."""
+IMAGE_TOKENS = 1_600
+"""Roughly what vendors count for a full-size image."""
+DOCUMENT_TOKENS = 5_000
+
+
+def estimated_input(request: Generate, history: Sequence[Message] = ()) -> int:
+    """Estimate the input tokens of the request's next turn. ``history``: messages of its earlier turns."""
+    size = len(msgspec.json.encode((request.system, request.tools)))
+    media = 0
+    for message in (*request.messages, *history):
+        if isinstance(message.content, str):
+            size += len(message.content.encode())
+            continue
+        for part in message.content:
+            match part:
+                case ImagePart():
+                    media += IMAGE_TOKENS
+                case DocumentPart():
+                    media += DOCUMENT_TOKENS
+                case _:
+                    size += len(msgspec.json.encode(part))
+    return size // BYTES_PER_TOKEN + media
 
 
 class TokenCounts(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,12 +22,12 @@ from tokenbus.errors import AttemptRefused, RequestError, SettingsError
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import Ended, Noted, TurnWork, turn_decoder
 from tokenbus.providers.api import HttpCall
+from tokenbus_services.endpoints.endpoint import Endpoint, Providers
 from tokenbus_services.fetcher.calls.call_spans import CallFacts, CallSpans
 from tokenbus_services.fetcher.calls.call_timeouts import DEADLINE_PASSED
 from tokenbus_services.fetcher.calls.provider_call import CredentialsRejected, FilesLost, fetch
 from tokenbus_services.fetcher.calls.response_relay import CallOptions
 from tokenbus_services.fetcher.calls.silent_calls import SilentCalls
-from tokenbus_services.fetcher.endpoints import Endpoint, Providers
 from tokenbus_services.fetcher.image_offload.offload import ImageStore
 from tokenbus_services.fetcher.limits.limiter import Reservation, Scopes
 from tokenbus_services.fetcher.limits.token_estimate import TokenTally

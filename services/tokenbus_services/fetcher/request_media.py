@@ -21,7 +21,7 @@ from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.requests import Base64Source, BlobSource, DocumentPart, Generate, Message, Source
 from tokenbus.providers.api import Built
 from tokenbus.providers.media import MediaLimits
-from tokenbus_services.fetcher.endpoints import Endpoint
+from tokenbus_services.endpoints.endpoint import Endpoint
 from tokenbus_services.fetcher.uploads.plan import Uploads
 from tokenbus_services.intake.opaque_blobs import with_opaque_blobs
 from tokenbus_services.intake.unasked_media import CallInput, model_and_tool_images, refused_media

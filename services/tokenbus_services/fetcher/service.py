@@ -17,9 +17,9 @@ from tokenbus.bus.work_queue import QueueItem, QueueOptions, WorkQueue
 from tokenbus.events.frames import Control, turn_decoder
 from tokenbus.events.requests import Tool
 from tokenbus_services.blobs.client import loader_of
+from tokenbus_services.endpoints.endpoint import Providers
 from tokenbus_services.fetcher.attempt_runner import AttemptRunner, is_lost
 from tokenbus_services.fetcher.calls.silent_calls import SilentCalls
-from tokenbus_services.fetcher.endpoints import Providers
 from tokenbus_services.fetcher.image_offload.offload import ImageStore
 from tokenbus_services.fetcher.limits.limiter import AdmissionMetrics, Limiter, Scopes, UploadMetrics
 from tokenbus_services.fetcher.limits.wait_queue import RESERVE, FairQueue

@@ -17,8 +17,8 @@ from tokenbus.bus.work_queue import QueueItem, WorkQueue
 from tokenbus.errors import RequestInvalid
 from tokenbus.events.frames import Ended, TurnWork, encode
 from tokenbus.events.requests import Generate, Message
+from tokenbus_services.endpoints.endpoint import Providers
 from tokenbus_services.fetcher.attempt_runner import AttemptRunner
-from tokenbus_services.fetcher.endpoints import Providers
 from tokenbus_services.fetcher.image_offload.offload import ImageStore
 from tokenbus_services.fetcher.limits.limiter import Scopes
 from tokenbus_services.fetcher.request_media import TurnMedia

@@ -28,9 +28,9 @@ from tokenbus.events.quirks import ApiName
 from tokenbus.events.requests import Generate, Message
 from tokenbus.providers import registry
 from tokenbus_services.blobs import retry as patience
+from tokenbus_services.endpoints.endpoint import Endpoint
 from tokenbus_services.fetcher.calls.provider_call import fetch
 from tokenbus_services.fetcher.calls.response_relay import CallOptions
-from tokenbus_services.fetcher.endpoints import Endpoint
 from tokenbus_services.fetcher.image_offload.base64_spool import Base64Spool
 from tokenbus_services.fetcher.image_offload.offload import SMALLEST_CHARS, ImageOffloader, ImageStore
 from tokenbus_services.media.blob_cache import RecentBlobs

@@ -26,7 +26,7 @@ from tokenbus.events.requests import (
     ToolResultPart,
     UrlSource,
 )
-from tokenbus_services.fetcher.endpoints import Endpoint
+from tokenbus_services.endpoints.endpoint import Endpoint
 from tokenbus_services.fetcher.request_media import TurnMedia
 from tokenbus_services.media.blob_cache import RecentBlobs
 from tokenbus_services.media.body import MediaFailed

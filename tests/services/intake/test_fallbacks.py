@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tokenbus.events.requests import Fallback, Generate, Message
-from tokenbus_services.fetcher.endpoints import Providers
+from tokenbus_services.endpoints.endpoint import Providers
 from tokenbus_services.intake.usable_fallbacks import Fallbacks
 from tokenbus_services.settings import FallbackChoice, FallbackRoute, ProviderSettings, Settings
 

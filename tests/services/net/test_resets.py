@@ -11,7 +11,7 @@ import pytest
 from anyio._backends._asyncio import SocketStream
 
 from tokenbus.providers.api import HttpCall
-from tokenbus_services.fetcher.endpoints import Endpoint
+from tokenbus_services.endpoints.endpoint import Endpoint
 from tokenbus_services.mock_provider import MockProvider
 from tokenbus_services.net.connection import Connection
 from tokenbus_services.net.egress import Egress, GuardedTransport

@@ -20,7 +20,7 @@ from tokenbus_services.cli.doctor.checks import Finding
 from tokenbus_services.cli.http_probe import page
 from tokenbus_services.cli.inspect.provider_facts import last_failure
 from tokenbus_services.cli.render.event_text import size
-from tokenbus_services.fetcher.auth import Key, KeyMissing, KeyUnusable
+from tokenbus_services.endpoints.auth import Key, KeyMissing, KeyUnusable
 from tokenbus_services.settings import BlobSettings, ProviderSettings, Settings
 
 REACH_S = 5.0

@@ -17,11 +17,11 @@ from tokenbus.events.requests import Generate
 from tokenbus.providers.api import HttpCall
 from tokenbus.providers.file_api import LOST_STATUSES, lost_files
 from tokenbus.providers.response.decoder import MAX_ERROR_BODY_BYTES
-from tokenbus_services.fetcher.auth import KeyMissing, KeyUnusable
+from tokenbus_services.endpoints.auth import KeyMissing, KeyUnusable
+from tokenbus_services.endpoints.endpoint import AuthUnavailable, Endpoint
+from tokenbus_services.endpoints.response_body import BodyRefused, beginning, described, read_body
 from tokenbus_services.fetcher.calls.call_timeouts import CallTimeouts
 from tokenbus_services.fetcher.calls.response_relay import PLAIN, CallOptions, relay_response
-from tokenbus_services.fetcher.endpoints import AuthUnavailable, Endpoint
-from tokenbus_services.fetcher.response_body import BodyRefused, beginning, described, read_body
 from tokenbus_services.fetcher.uploads.upload import AUTH_UNAVAILABLE
 from tokenbus_services.fetcher.writing.attempt_writer import AttemptWriter
 from tokenbus_services.media.body import MediaBody, MediaFailed

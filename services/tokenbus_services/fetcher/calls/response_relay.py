@@ -14,13 +14,13 @@ from tokenbus.events.frames import Data, Opened
 from tokenbus.events.requests import Generate
 from tokenbus.providers.response.error_mapping import REQUEST_ID_HEADERS
 from tokenbus.providers.response.last_event import LastEvent
+from tokenbus_services.endpoints.endpoint import Endpoint
+from tokenbus_services.endpoints.response_body import BodyRefused
 from tokenbus_services.fetcher.calls.call_spans import CallFacts
 from tokenbus_services.fetcher.calls.call_timeouts import AnswerProgress, CallTimeouts
 from tokenbus_services.fetcher.calls.silent_calls import SilentCalls
-from tokenbus_services.fetcher.endpoints import Endpoint
 from tokenbus_services.fetcher.image_offload.offload import ImageOffloader, ImageStore
 from tokenbus_services.fetcher.limits.token_estimate import TokenTally
-from tokenbus_services.fetcher.response_body import BodyRefused
 from tokenbus_services.fetcher.writing.attempt_writer import AttemptWriter
 from tokenbus_services.redaction.events import RedactedEvents
 from tokenbus_services.redaction.redactor import RedactedStream

@@ -4,42 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import Opened
 from tokenbus.events.normalized import Done, Failed, Normalized, UsageSeen
-from tokenbus.events.requests import DocumentPart, Generate, ImagePart, Message
+from tokenbus.events.requests import Generate, Message
 from tokenbus.events.usage import Usage
 from tokenbus.providers import registry
 from tokenbus.providers.api import Decoder
+from tokenbus_services.pricing import estimated_input
 
-BYTES_PER_TOKEN = 4
-"""For English text, according to model vendors; other languages have fewer. The refund corrects the error."""
-IMAGE_TOKENS = 1_600
-"""Roughly what vendors count for a full-size image."""
-DOCUMENT_TOKENS = 5_000
 UNBOUNDED_OUTPUT_TOKENS = 4_096
 """For requests without ``max_tokens``."""
 
 
 def estimate(request: Generate, history: Sequence[Message]) -> int:
-    """Estimate the tokens of the request's next turn: its input plus its maximum output."""
-    size = len(msgspec.json.encode((request.system, request.tools)))
-    media = 0
-    for message in (*request.messages, *history):
-        if isinstance(message.content, str):
-            size += len(message.content.encode())
-            continue
-        for part in message.content:
-            match part:
-                case ImagePart():
-                    media += IMAGE_TOKENS
-                case DocumentPart():
-                    media += DOCUMENT_TOKENS
-                case _:
-                    size += len(msgspec.json.encode(part))
-    return size // BYTES_PER_TOKEN + media + (request.max_tokens or UNBOUNDED_OUTPUT_TOKENS)
+    """Estimate the tokens of the request's next turn: its input plus its maximum output. The refund corrects it."""
+    return estimated_input(request, history) + (request.max_tokens or UNBOUNDED_OUTPUT_TOKENS)
 
 
 class TokenTally:

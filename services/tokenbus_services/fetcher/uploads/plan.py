@@ -24,7 +24,7 @@ from tokenbus.blobs import plain_media_type
 from tokenbus.events.error_info import ErrorClass, ErrorInfo
 from tokenbus.events.requests import BlobSource, FileSource, ImagePart
 from tokenbus.providers.file_api import FileApi, FileToUpload, Kind, ProviderFile
-from tokenbus_services.fetcher.endpoints import Endpoint
+from tokenbus_services.endpoints.endpoint import Endpoint
 from tokenbus_services.fetcher.limits.limiter import UploadMetrics
 from tokenbus_services.fetcher.uploads.registry import SENT, Flight, UploadedFiles
 from tokenbus_services.fetcher.uploads.upload import TOO_SLOW, UploadFailed, upload

@@ -14,9 +14,9 @@ from tokenbus.errors import Malformed, RequestInvalid
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.providers.file_api import FileAnswer, FileApi, FileCall, FileToUpload, ProviderFile
 from tokenbus.providers.response.error_mapping import http_failure, wire_failure
-from tokenbus_services.fetcher.auth import KeyMissing, KeyUnusable
-from tokenbus_services.fetcher.endpoints import MAX_REQUEST_S, AuthUnavailable, Endpoint
-from tokenbus_services.fetcher.response_body import BodyRefused, beginning, described
+from tokenbus_services.endpoints.auth import KeyMissing, KeyUnusable
+from tokenbus_services.endpoints.endpoint import MAX_REQUEST_S, AuthUnavailable, Endpoint
+from tokenbus_services.endpoints.response_body import BodyRefused, beginning, described
 from tokenbus_services.media.body import Embedded, MediaBody
 from tokenbus_services.media.locate import PlaceholderMarks
 

@@ -15,8 +15,8 @@ from tests.waiting import eventually
 from tokenbus.errors import BlobError, BlobUnavailable
 from tokenbus.events.frames import Data, Ended, Opened
 from tokenbus.events.requests import BlobSource, Generate, ImagePart, Message
+from tokenbus_services.endpoints.endpoint import Endpoint
 from tokenbus_services.fetcher.calls.provider_call import fetch
-from tokenbus_services.fetcher.endpoints import Endpoint
 from tokenbus_services.fetcher.request_media import TurnMedia
 from tokenbus_services.media.blob_cache import RecentBlobs
 from tokenbus_services.settings import ProviderSettings

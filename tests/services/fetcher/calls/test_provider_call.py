@@ -9,8 +9,8 @@ import msgspec
 from tests.services.mock_provider.requests import one_message
 from tokenbus.bus import process_clock
 from tokenbus.providers.api import HttpCall
+from tokenbus_services.endpoints.endpoint import Endpoint
 from tokenbus_services.fetcher.calls.call_timeouts import DEADLINE_PASSED, CallTimeouts
-from tokenbus_services.fetcher.endpoints import Endpoint
 from tokenbus_services.mock_provider import Delivery, MockProvider, Reply, Script, Turn
 from tokenbus_services.settings import ProviderSettings
 

@@ -7,7 +7,8 @@ import pytest
 from tokenbus.events.frames import Opened
 from tokenbus.events.quirks import Quirks
 from tokenbus.events.requests import Base64Source, Generate, ImagePart, Message
-from tokenbus_services.fetcher.limits.token_estimate import IMAGE_TOKENS, UNBOUNDED_OUTPUT_TOKENS, TokenTally, estimate
+from tokenbus_services.fetcher.limits.token_estimate import UNBOUNDED_OUTPUT_TOKENS, TokenTally, estimate
+from tokenbus_services.pricing import IMAGE_TOKENS
 
 BODY = b'{"type":"error","error":{"type":"rate_limit_error","message":"slow down"}}'
 START = (

@@ -32,8 +32,8 @@ from tokenbus.events.requests import (
     ToolResultPart,
 )
 from tokenbus.providers.file_api import FileCall
+from tokenbus_services.endpoints.endpoint import Endpoint
 from tokenbus_services.fetcher.calls.provider_call import FilesLost, fetch
-from tokenbus_services.fetcher.endpoints import Endpoint
 from tokenbus_services.fetcher.limits.limiter import UploadMetrics
 from tokenbus_services.fetcher.request_media import TurnMedia
 from tokenbus_services.fetcher.uploads import upload as upload_module

@@ -16,8 +16,8 @@ from tokenbus.bus.server.server import Server
 from tokenbus.errors import AttemptRefused
 from tokenbus.events.frames import Data, Ended, Lost, RawFrame, RawItem, raw_decoder
 from tokenbus.events.requests import Generate, Message
+from tokenbus_services.endpoints.endpoint import Endpoint
 from tokenbus_services.fetcher.calls.provider_call import fetch
-from tokenbus_services.fetcher.endpoints import Endpoint
 from tokenbus_services.fetcher.writing import raw_writer
 from tokenbus_services.fetcher.writing.attempt_writer import AttemptWriter, FramesRefused
 from tokenbus_services.fetcher.writing.raw_writer import RawWriter

@@ -17,7 +17,7 @@ from tokenbus.providers import registry
 from tokenbus.providers.api import Built, HttpCall, Provider, Quirks
 from tokenbus.providers.auth import CallToSign
 from tokenbus.providers.file_api import FileCall
-from tokenbus_services.fetcher.auth import Key, auth_of
+from tokenbus_services.endpoints.auth import Key, auth_of
 from tokenbus_services.media.body import MediaBody
 from tokenbus_services.net.http_client import BoundedClient, reset_as_made
 from tokenbus_services.redaction.redactor import LEARNED, Redaction, named_secret

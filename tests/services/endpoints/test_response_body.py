@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.providers.response.decoder import MAX_ERROR_BODY_BYTES
-from tokenbus_services.fetcher.response_body import (
+from tokenbus_services.endpoints.response_body import (
     FREE_BYTES,
     PIECE_BYTES,
     BodyRefused,
