@@ -56,6 +56,10 @@ def bus() -> Iterator[LocalBus]:
         local.model_says("failing", Turn(says=answer, fault=Status(status=400)))
         local.model_says("cut", Turn(says=answer, fault=CutOff(after_text="evening")))
         local.model_says("retried", Turn(says=answer, first=(ErrorEvent(after_text="Hm"),)))
+        writes = Reply(tool_calls=(ToolCall(name="write", arguments={"text": TEXT}),))
+        writing = {"delivery": Delivery(pace=30), "first": (ErrorEvent(after_text=" it al"),)}
+        local.model_says("writing", Turn(says=writes, **writing))
+        local.model_says("cut-call", Turn(says=writes, fault=CutOff(after_text=" it al")))
         local.model_says("stalled", Turn(says=answer, fault=Stall(after_text="evening")))
         local.model_says("paced", Turn(says=answer, delivery=Delivery(pace=20)))
         local.model_says("slow", Turn(says=answer, delivery=Delivery(pace=6)))  # continues while a client comes back
@@ -112,6 +116,14 @@ def test_a_tool_of_the_browser_runs_there_and_the_answer_continues_in_the_same_m
     assert chat["status"] == "ready"
     assert [message["role"] for message in chat["messages"]] == ["user", "assistant"]
     assert chat["text"] == 'I look.So: {"city":"Bonn"}'
+
+
+def test_the_input_of_a_browsers_tool_is_shown_as_it_comes_and_a_void_call_does_not_run(chats: dict[str, Any]) -> None:
+    chat = chats["writing"]
+    assert (chat["status"], chat["calls"], chat["asks"]) == ("ready", [{"text": TEXT}], 0)
+    assert any(text != TEXT and TEXT.startswith(text) for text in chat["inputs"])
+    states = [part["state"] for part in chat["messages"][-1]["parts"] if part["type"] == "tool-write"]
+    assert [state for state in states if state != "output-error"] == ["input-available"]
 
 
 @pytest.mark.parametrize(
@@ -188,6 +200,17 @@ def test_an_agent_runs_its_own_tools_between_two_runs(agents: dict[str, Any]) ->
     agent = agents["own_tool"]
     assert len(agent["asked"]["outcome"]["pendingToolCallIds"]) == 1
     assert agent["text"] == "I look.So: Bonn"
+
+
+def test_an_agent_reads_arguments_as_they_come_and_loses_a_call_that_is_void_or_cut(agents: dict[str, Any]) -> None:
+    writing, cut = agents["writing"], agents["cut_call"]
+    assert writing["types"].count("TOOL_CALL_ARGS") > 5
+    (call,) = (call for message in writing["messages"] for call in message.get("toolCalls", ()))
+    assert json.loads(call["function"]["arguments"]) == {"text": TEXT}
+    assert writing["outcome"]["pendingToolCallIds"] == [call["id"]]
+    assert cut["types"][-1] == "RUN_ERROR"
+    assert "TOOL_CALL_ARGS" in cut["types"]
+    assert not any(message.get("toolCalls") for message in cut["messages"])
 
 
 def test_an_agent_gets_refusals_failures_and_cuts_as_errors(agents: dict[str, Any]) -> None:

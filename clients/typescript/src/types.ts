@@ -270,7 +270,7 @@ export interface Generate {
   stream?: boolean;
   max_tool_depth?: number;
   tool_timeout_s?: number;
-  on_failure?: "before_first_visible" | "continue" | "fail" | "restart";
+  on_failure?: "before_first_output" | "before_first_visible" | "continue" | "fail" | "restart";
   deadline_s?: number;
   participant?: string;
   metadata?: Record<string, unknown>;

@@ -13,7 +13,7 @@ RunId = Annotated[str, Meta(min_length=1, max_length=MAX_RUN_ID_CHARS, pattern=r
 """Safe in a key and in a shell; a UUIDv7 if the client gives none."""
 TRACEPARENT_PATTERN = r"^[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})$(?!\n)"
 """Version, trace id, span id of the parent, flags."""
-OnFailure = Literal["before_first_visible", "continue", "restart", "fail"]
+OnFailure = Literal["before_first_visible", "before_first_output", "continue", "restart", "fail"]
 Mode = Literal["chat", "prefill"]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]

@@ -52,6 +52,8 @@ const stories = {
     one.addMessage({ id: "t1", role: "tool", toolCallId: call.id, content: "Bonn" });
     return { asked, ...(await run(one, "own-tool", { tools })) };
   },
+  writing: () => run(agent(), "writing", { tools: [{ name: "write", description: "", parameters: { type: "object" } }] }),
+  cut_call: () => run(agent(), "cut-call", { tools: [{ name: "write", description: "", parameters: { type: "object" } }] }),
   refused: () => run(agent(), "text", { props: { frobnicate: 1 } }),
   failed: () => run(agent(), "failing"),
   cut: () => run(agent(), "cut"),

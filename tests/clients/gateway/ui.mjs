@@ -88,6 +88,26 @@ const stories = {
     await until(() => chat.status === "ready" && chat.lastMessage.parts.some((part) => part.type === "text"));
     return told(chat);
   },
+  async writing() {
+    const tools = [{ name: "write", inputSchema: { type: "object" } }];
+    const calls = [];
+    let asks = 0;
+    const chat = new Chat({
+      id: crypto.randomUUID(),
+      transport: transport({ model: "anthropic/writing", tools }),
+      sendAutomaticallyWhen: (state) => ai.lastAssistantMessageIsCompleteWithToolCalls(state) && ++asks < 9,
+      onToolCall: ({ toolCall }) => void calls.push(toolCall.input),
+    });
+    const inputs = new Set();
+    const sent = chat.sendMessage({ text: "Hello" });
+    let over = false;
+    void sent.finally(() => (over = true));
+    await until(() => {
+      for (const part of chat.lastMessage?.parts ?? []) if (part.input?.text) inputs.add(part.input.text);
+      return over;
+    });
+    return { ...told(chat), calls, asks, inputs: [...inputs] };
+  },
   async refused() {
     return told(await say({ model: "anthropic/text", frobnicate: 1 }));
   },

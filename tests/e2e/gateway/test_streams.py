@@ -126,6 +126,7 @@ async def test_a_call_of_a_failed_attempt_is_never_sent(bus: LocalBus, name: str
     begun = len(bus.exchanges)
     content = msgspec.json.encode(body).replace(b'"hello"', b'"hello, %b"' % name.encode())  # a conversation of its own
     async with httpx.AsyncClient(base_url=bus.gateway, timeout=120) as http:
-        answer = (await http.post(path, content=content)).content
+        headers = {"x-tokenbus-on-failure": "before_first_visible"}
+        answer = (await http.post(path, content=content, headers=headers)).content
     assert len(bus.exchanges) == begun + 2, answer
     assert answer.count(mark) == 1, answer

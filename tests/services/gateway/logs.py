@@ -46,7 +46,9 @@ def thinking(block: int, *pieces: str, signature: str = "") -> list[BusEvent]:
 
 
 @st.composite
-def any_log(draw: st.DrawFn, policies: Sequence[str] = ("before_first_visible", "fail", "continue")) -> Log:
+def any_log(
+    draw: st.DrawFn, policies: Sequence[str] = ("before_first_visible", "before_first_output", "fail", "continue")
+) -> Log:
     """The log of any run: retried, cut, cancelled, unfinished, with events of a newer version."""
     plan: list[list[BusEvent] | BusEvent] = list(draw(steps))
     log = play(plan, draw(st.sampled_from(policies)), reborn=False).events

@@ -8,6 +8,7 @@ An event of a block is held while a retry could void the block. What settles it:
 
 - a visible chunk of the turn: no retry follows it. If the request's `on_failure` is ``continue``, a later attempt may
   still void what began after that text, so the chunk settles only the blocks up to its own.
+- with ``before_first_output``, the first argument of a call too, so calls come out as they are written.
 - the end of the turn: a tool's progress or result, an event of a later turn, or the terminal event. `usage` does not
   count: an attempt that is continued reports it, and so does one whose provider ended it with an error, which a
   fallback then voids.
@@ -42,7 +43,8 @@ class Settling:
 
     - No event of a void block comes out, unless the block's kind is not held.
     - Everything else comes out once, and each block's events in their order. Exception: a held call does not come out
-      if it was cut, or if the run ended otherwise than `completed` in the call's turn. Such a call never ran.
+      if it was cut, or if the run ended otherwise than `completed` in the call's turn. Such a call never ran. One whose
+      arguments came out already ends with a `block_complete` that is cut.
     - Held events come out in their order, before the event that settles them. Any other event comes out at once, so it
       may overtake held ones of its turn; `retrying` and `restarted` do, after the void events are dropped.
 
@@ -66,7 +68,8 @@ class Settling:
         held |= {"tool_call"} if hold_calls else set()
         held |= {"image"} if hold_images else set()
         self._kinds = frozenset(held)
-        self._chunk_settles_turn = on_failure in ("before_first_visible", "fail")
+        self._chunk_settles_turn = on_failure in ("before_first_visible", "before_first_output", "fail")
+        self._argument_settles_turn = on_failure == "before_first_output"
         self._calls_wait_for_turn = on_failure == "restart"
         self._held: list[BlockRelated] = []
         self._turn = 0
@@ -105,6 +108,8 @@ class Settling:
             out += self._settle_turn()
         elif isinstance(event, Chunk) and event.visible:
             out += self._on_visible(event)
+        elif self._argument_settles_turn and isinstance(event, Chunk) and event.tool_call_part == "input":
+            out += self._settle_turn()
         if self._is_settled(event):
             out.append(event)
         else:

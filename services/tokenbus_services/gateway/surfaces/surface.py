@@ -97,9 +97,11 @@ class SurfaceRequest:
         speaks: ApiName | None = None,
         options: Fields | None = None,
         takes_back: bool = False,
+        shows_arguments: bool = False,
     ) -> None:
         """``speaks``: the API of the surface. ``options``: the object that has `tokenbus`; None: the body.
-        ``takes_back``: a stream can void text. Raises Refusal.
+        ``takes_back``: a stream can void text. ``shows_arguments``: the answer has the arguments of a call as they
+        are written, and cannot void them. Raises Refusal.
         """
         self.body = body
         self.headers = asked.headers
@@ -129,6 +131,7 @@ class SurfaceRequest:
         self._provider_stream = bus.flag("stream")
         self._on_disconnect: Disconnect | None = _on_disconnect(bus)
         self._asked_extra = _extra(bus, rules)
+        self._shows_arguments = shows_arguments
         if stream and self.on_failure == "restart" and not takes_back:
             why = "'restart' takes back text, which this protocol cannot; do not stream"
             raise unsupported(bus.path("on_failure"), why)
@@ -195,6 +198,8 @@ class SurfaceRequest:
                 if within and not given:
                     rest.pop(within, None)
             self.extra = deep_merged(rest, self.extra)
+        if self._shows_arguments and self.on_failure is None and (tools or "tools" in self.extra):
+            self.on_failure = "before_first_output"
         extra = deep_merged(self.extra, self._asked_extra or {}) or None
         given = {
             "on_failure": self.on_failure,

@@ -21,6 +21,8 @@ def add(s: RunState, out: Outbox, event: n.Normalized, at_ms: int) -> None:
         case n.ThinkingDelta():
             s.blocks.write(event.block, event.text, out)
         case n.ToolCallDelta():
+            if event.fragment:
+                _mark_argument(s, event.block)
             s.blocks.write(event.block, event.fragment, out)
         case n.BlockStart():
             s.blocks.start(event.block, event.kind, out, prompt=event.prompt or None)
@@ -53,10 +55,16 @@ def add(s: RunState, out: Outbox, event: n.Normalized, at_ms: int) -> None:
 
 def _mark_visible(s: RunState, at_ms: int) -> None:
     if s.accepted.visible:
-        if not s.visible_emitted:
+        if not s.visible_emitted or (s.accepted.on_failure == "before_first_output" and not s.visible_ms):
             s.visible_emitted, s.visible_ms = True, at_ms
         if s.first_visible_ms is None:
             s.first_visible_ms = at_ms - s.accepted_ms
+
+
+def _mark_argument(s: RunState, ordinal: int) -> None:
+    """A piece of a call's arguments is output that a reader may show, if the request says so."""
+    if s.accepted.on_failure == "before_first_output" and s.blocks.open[ordinal].kind == "tool_call":
+        s.visible_emitted = True
 
 
 def _id_of(event: n.ToolCallStart, s: RunState) -> str:

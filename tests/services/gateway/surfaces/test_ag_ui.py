@@ -235,6 +235,17 @@ def test_a_call_that_the_bus_runs_has_its_result_and_is_not_pending() -> None:
     assert call_start["parentMessageId"] == "r1:0"
 
 
+def test_a_call_that_is_cut_is_taken_back() -> None:
+    log = log_of(
+        [*text(0, "Hi"), n.ToolCallStart(1, "c1", "f"), n.ToolCallDelta(1, '{"a'), n.Cut("reset")], max_tool_depth=0
+    )
+    got = events(log)
+    assert [event["type"] for event in got][-5:] == [
+        *("TOOL_CALL_ARGS", "TOOL_CALL_END", "TOOL_CALL_RESULT", "MESSAGES_SNAPSHOT", "RUN_ERROR")
+    ]
+    assert not any("toolCalls" in message for message in got[-2]["messages"])
+
+
 def test_a_cut_and_a_failure_are_errors_with_the_code_of_the_bus() -> None:
     cut = events(log_of([n.BlockStart(0, "text"), n.TextDelta(0, "Hal"), n.Cut("reset")]))[-1]
     assert cut["type"] == "RUN_ERROR"

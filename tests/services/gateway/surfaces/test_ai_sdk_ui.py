@@ -193,16 +193,26 @@ def test_version_7_takes_a_void_turn_back() -> None:
 
 def test_a_call_that_a_retry_voids_is_never_available() -> None:
     log = log_of([*call(0, "c1", "f", "{}"), n.Failed(BUSY)], [*text(0, "Hi"), DONE])
-    assert not [kind for kind in types(parts(log)) if kind.startswith("tool-")]
+    assert "tool-input-available" not in types(parts(log))
     assert "tool-input-available" not in types(parts(log, ui=7))
 
 
-def test_a_call_of_a_clients_tool_is_sent_whole_at_the_end_of_its_turn() -> None:
+def test_a_call_that_a_retry_voids_is_an_error_in_a_step_of_its_own() -> None:
+    log = log_of([*call(0, "c1", "f", '{"a'), n.Failed(BUSY)], [*text(0, "Hi"), DONE])
+    assert types(parts(log))[1:] == [
+        *("start-step", "tool-input-start", "tool-input-delta", "tool-input-error", "finish-step"),
+        *("start-step", "text-start", "text-delta", "text-end", "finish-step", "finish"),
+    ]
+
+
+def test_a_call_of_a_clients_tool_is_available_at_the_end_of_its_turn() -> None:
     log = log_of(
         [*text(0, "Look:"), *call(1, "c1", "f", '{"a":', "1}"), n.Done("tool_use", "tool_use", None)], max_tool_depth=0
     )
     events = parts(log)
-    assert types(events)[-4:] == ["tool-input-start", "tool-input-available", "finish-step", "finish"]
+    assert types(events)[-5:] == [
+        *("tool-input-start", "tool-input-delta", "tool-input-available", "finish-step", "finish")
+    ]
     available = events[-3]
     assert available["input"] == {"a": 1}
     assert "providerExecuted" not in available
@@ -210,10 +220,13 @@ def test_a_call_of_a_clients_tool_is_sent_whole_at_the_end_of_its_turn() -> None
     assert events[-1]["finishReason"] == "tool-calls"
 
 
-def test_version_7_gets_the_input_of_a_call_as_it_comes() -> None:
-    log = log_of([*call(0, "c1", "f", '{"a":', "1}"), n.Done("tool_use", "tool_use", None)], max_tool_depth=0)
-    deltas = [part["inputTextDelta"] for part in parts(log, ui=7) if part["type"] == "tool-input-delta"]
-    assert "".join(deltas) == '{"a":1}'
+@pytest.mark.parametrize("ui", [5, 7])
+def test_the_input_of_a_call_is_sent_as_it_comes(ui: int) -> None:
+    log = log_of(
+        [n.ToolCallStart(0, "c1", "f"), n.ToolCallDelta(0, '{"a":')], [n.ToolCallDelta(0, "1}")], max_tool_depth=0
+    )
+    deltas = [part["inputTextDelta"] for part in parts(log, ui) if part["type"] == "tool-input-delta"]
+    assert deltas == ['{"a":', "1}"]
 
 
 def test_a_call_that_the_bus_runs_and_its_result_are_in_one_step() -> None:
@@ -225,7 +238,8 @@ def test_a_call_that_the_bus_runs_and_its_result_are_in_one_step() -> None:
     events = parts(log, bus_tools=frozenset({"weather"}))
     kinds = types(events)
     assert kinds.index("tool-output-available") < kinds.index("finish-step")
-    assert all(part["dynamic"] and part["providerExecuted"] for part in events if part["type"].startswith("tool-"))
+    flagged = [part for part in events if part["type"].startswith("tool-") and part["type"] != "tool-input-delta"]
+    assert all(part["dynamic"] and part["providerExecuted"] for part in flagged)
     assert kinds.count("start-step") == kinds.count("finish-step") == 2
 
 

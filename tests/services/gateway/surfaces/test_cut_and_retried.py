@@ -40,7 +40,7 @@ from tokenbus_services.gateway.surfaces.openai_images.images import ImageStream
 from tokenbus_services.gateway.surfaces.surface import Echo
 
 MOST_BYTES = 64 * 2**10
-POLICIES: tuple[OnFailure, ...] = ("before_first_visible", "continue", "fail")
+POLICIES: tuple[OnFailure, ...] = ("before_first_visible", "before_first_output", "continue", "fail")
 
 
 class RecordedLog(msgspec.Struct):

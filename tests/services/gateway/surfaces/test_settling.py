@@ -208,6 +208,19 @@ def test_under_restart_no_call_is_sent_before_its_turn_ends_and_text_flows() -> 
     assert calls == ["b"]
 
 
+def test_arguments_come_out_as_they_are_written_if_no_retry_follows_the_first() -> None:
+    story = Story(max_tool_depth=0, on_failure="before_first_output")
+    story.provider(*thinking(0, "hm"), n.ToolCallStart(1, "a", "f"))
+    assert published(settled(story.events, "before_first_output")) == ["Started"]
+    story.provider(n.ToolCallDelta(1, '{"a'))
+    assert published(settled(story.events, "before_first_output")) == ["Started", "thinking", "tool_call"]
+    story.provider(n.Cut("reset"))
+    *_, end, failed = flat(settled(story.events, "before_first_output"))
+    assert isinstance(end, BlockComplete)
+    assert end.cut
+    assert isinstance(failed, TERMINAL)
+
+
 def test_an_unknown_on_failure_is_treated_as_continue() -> None:
     story = Story(max_tool_depth=0, on_failure="continue", continues=True)
     story.provider(*text(0, "so "), *call(1, "a", "f", "{}"), n.Cut("cut"))

@@ -284,6 +284,21 @@ def test_a_message_that_begins_again_before_any_visible_text_continues() -> None
     assert isinstance(story.events[-1], Completed)
 
 
+def test_before_first_output_retries_until_the_first_argument_of_a_call() -> None:
+    story = Story(on_failure="before_first_output", max_tool_depth=0)
+    story.provider(*item(0, "x", "{}"), n.ToolCallStart(1, "a", "f"), n.Failed(OVERLOADED))
+    assert isinstance(story.events[-1], Retrying), "an item of the provider and the name of a call may be void"
+    story.provider(n.ToolCallStart(0, "a", "f"), n.ToolCallDelta(0, '{"a'), n.Failed(OVERLOADED))
+    assert [type(event) for event in story.events[-2:]] == [BlockComplete, RunFailedEvent]
+    assert story.events[-2].cut
+
+
+def test_before_first_output_does_not_void_an_argument_if_the_provider_begins_again() -> None:
+    story = Story(on_failure="before_first_output", max_tool_depth=0)
+    story.provider(n.Start("m"), n.ToolCallStart(0, "a", "f"), n.ToolCallDelta(0, '{"a'), n.Start("m", "again", 1))
+    assert isinstance(story.events[-1], Incomplete)
+
+
 def test_fail_means_no_retry() -> None:
     story = Story(on_failure="fail")
     story.provider(n.Failed(OVERLOADED))

@@ -63,7 +63,7 @@ controls = st.sampled_from(
     ]
 )
 steps = st.lists(st.one_of(attempts(), controls), min_size=1, max_size=8)
-policies = st.sampled_from(["before_first_visible", "restart", "fail", "continue"])
+policies = st.sampled_from(["before_first_visible", "before_first_output", "restart", "fail", "continue"])
 
 
 def play(plan: list[list[BusEvent] | BusEvent], policy: str, reborn: bool) -> Story:

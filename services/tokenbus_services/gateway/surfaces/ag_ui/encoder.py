@@ -167,6 +167,9 @@ class AgUiStream(Encoder):
             if event.image and not event.cut and not event.image.draft:
                 self._events.image("image", event.block, event.image)
         elif (sent := self._blocks.get(event.block)) and sent.open:
+            if event.cut and event.kind == "tool_call":
+                self._withdraw([sent])
+                return
             if not event.cut:
                 sent.encrypted = encrypted(event)
             self._close(sent)
@@ -199,7 +202,10 @@ class AgUiStream(Encoder):
             "continues": isinstance(event, Retrying) and bool(event.continues),
         }
         self._events.custom(kind, value)
-        void = [sent for sent in self._blocks.values() if sent.block >= event.drop_from]
+        self._withdraw([sent for sent in self._blocks.values() if sent.block >= event.drop_from])
+
+    def _withdraw(self, void: list[SentBlock]) -> None:
+        """Take back what the client has of these blocks."""
         if not void:
             return
         for sent in void:

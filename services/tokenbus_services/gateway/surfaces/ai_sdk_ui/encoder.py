@@ -2,8 +2,9 @@
 
 What a retry voids cannot be taken back in versions 5 and 6, so:
 
-- A tool call becomes available to the client only once its turn is over, because the client may run it. Version 7 gets
-  the call's input as it comes; older ones get the whole call at once.
+- A tool call's input is sent as it comes. The call becomes available to the client only once its turn is over, because
+  the client may run it. If it becomes void, it ends as an error that says so. That error is the last of its step:
+  clients that answer by themselves once all calls of a step have a result must not do so for a void call.
 - Thinking is sent live. Its end, which has the signature, waits until the block is settled. If it becomes void, its
   end says so, and the request translator leaves it out of the history that the client sends back.
 - Version 7 gets `reset-step` if a whole turn is void.
@@ -127,7 +128,7 @@ class UiStream(Encoder):
                 self._start(event.block, "text")
             case "thinking":
                 self._start(event.block, "reasoning")
-            case "tool_call" if self._v7:
+            case "tool_call":
                 self._tools.begin(event)
             case _:
                 pass
@@ -199,15 +200,16 @@ class UiStream(Encoder):
             self._open.clear()
             self._thoughts.clear()
             self._tools.forget_begun()
-        else:
-            self._stop_from(event.drop_from)
+        elif self._stop_from(event.drop_from) and not self._open:
+            self._finish_step()
+            self._emit({"type": "start-step"})
 
-    def _stop_from(self, first: int) -> None:
-        """End the open parts from a block on, as void."""
+    def _stop_from(self, first: int) -> bool:
+        """End the open parts from a block on, as void; whether a call is among them."""
         for block in [n for n in self._open if n >= first]:
             self._thoughts.pop(block, None)
             self._stop(block, VOID)
-        self._tools.void_from(first)
+        return self._tools.void_from(first)
 
     def _stop(self, block: int, metadata: Part) -> None:
         kind = self._open.pop(block)

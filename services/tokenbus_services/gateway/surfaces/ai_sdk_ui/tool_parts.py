@@ -54,9 +54,10 @@ class ToolParts:
         """The client has dropped the step, and with it the calls that were begun."""
         self._begun_calls.clear()
 
-    def void_from(self, first: int) -> None:
-        """End the calls that were begun from a block on, as void."""
-        for block in [n for n in self._begun_calls if n >= first]:
+    def void_from(self, first: int) -> bool:
+        """End the calls that were begun from a block on, as void; whether there was one."""
+        begun = [n for n in self._begun_calls if n >= first]
+        for block in begun:
             call = self._begun_calls.pop(block)
             name = call.tool_name or ""
             self._emit(
@@ -70,6 +71,7 @@ class ToolParts:
                     **VOID,
                 }
             )
+        return bool(begun)
 
     def progress(self, event: ToolProgress) -> None:
         """A call's progress, as a preliminary output."""

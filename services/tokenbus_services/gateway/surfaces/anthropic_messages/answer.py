@@ -136,7 +136,7 @@ class MessagesStream(Encoder):
                 return self._stop(event)
             case Completed():
                 ended = _event("message_delta", delta=ending(event, self._echo), usage=usage_of(event, self._echo))
-                return [ended, _event("message_stop")]
+                return [*self._stop_cut_calls(), ended, _event("message_stop")]
             case Incomplete() | RunFailedEvent() | Cancelled():
                 return self.broken(of_end(event))
             case _:
@@ -178,7 +178,13 @@ class MessagesStream(Encoder):
     def _changed(self, block: int, **delta: object) -> bytes:
         return _event("content_block_delta", index=self._open[block], delta=delta)
 
+    def _stop_cut_calls(self) -> list[bytes]:
+        """A message that reached a limit ends in a call that is cut, as the API's own. After an error it has no end."""
+        return [_event("content_block_stop", index=index) for index in self._open.values()]
+
     def _stop(self, event: BlockComplete) -> list[bytes]:
+        if event.kind == "tool_call" and event.cut:
+            return []
         out: list[bytes] = []
         if event.kind == "thinking":
             if event.block not in self._open and (data := redacted_of(event)):

@@ -31,7 +31,7 @@ def read(asked: GatewayRequest, rules: TranslationRules, body: Fields) -> Transl
                 param="thread",
             )
         )
-    ask = SurfaceRequest(asked, rules, body, model=name, stream=stream, speaks="anthropic")
+    ask = SurfaceRequest(asked, rules, body, model=name, stream=stream, speaks="anthropic", shows_arguments=stream)
     system = _system(ask)
     tools, marked = _tools(ask)
     if marked and system:  # the prompt up to the system text begins with the tools

@@ -36,7 +36,7 @@ _NEUTRAL: dict[str, object] = {
 def read(asked: GatewayRequest, rules: TranslationRules, body: Fields) -> Translated:
     """Translate a request. Raises Refusal."""
     name, stream = body.needed("model", body.text("model")), body.flag("stream") or False
-    ask = SurfaceRequest(asked, rules, body, model=name, stream=stream, speaks="openai-chat")
+    ask = SurfaceRequest(asked, rules, body, model=name, stream=stream, speaks="openai-chat", shows_arguments=stream)
     usage = _stream_options(body, stream=stream)
     tools = ask.raw_tools(body.each_read("tools", lambda tool: _tool(tool, ask), dict))
     for name, value in _NEUTRAL.items():

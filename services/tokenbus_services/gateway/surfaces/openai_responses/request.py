@@ -21,7 +21,15 @@ def read(asked: GatewayRequest, rules: TranslationRules, body: Fields) -> Transl
     """Translate a request. Raises Refusal."""
     name, stream = body.needed("model", body.text("model")), body.flag("stream") or False
     background = body.flag("background") or False
-    ask = SurfaceRequest(asked, rules, body, model=name, stream=stream or background, speaks="openai-responses")
+    ask = SurfaceRequest(
+        asked,
+        rules,
+        body,
+        model=name,
+        stream=stream or background,
+        speaks="openai-responses",
+        shows_arguments=stream,
+    )
     store = body.flag("store")
     if background and store is False:
         raise invalid("store", "a background response must be stored")

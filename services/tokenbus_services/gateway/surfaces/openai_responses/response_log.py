@@ -1,7 +1,8 @@
 """Encodes one run's log as the events of a response. Pure: the same log gives the same events and numbers.
 
 The stream begins with `response.created` and ends with one of `response.completed`, `response.incomplete` and
-`response.failed`. Only settled blocks become output items, since an item cannot be taken back (see `settling`).
+`response.failed`. Only settled blocks become output items, since an item cannot be taken back (see `settling`). A call
+that is cut after its first argument is never done, and the response has it only if it reached a limit.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tokenbus.events.public import (
 )
 from tokenbus_services.gateway.problem import Problem
 from tokenbus_services.gateway.surfaces.contract import GatewayNote
-from tokenbus_services.gateway.surfaces.openai_responses.items import Image, OutputItem, item_of
+from tokenbus_services.gateway.surfaces.openai_responses.items import FunctionCall, Image, OutputItem, item_of
 from tokenbus_services.gateway.surfaces.openai_responses.response_object import ResponseObject, settings_of
 from tokenbus_services.gateway.surfaces.settling import Settling
 
@@ -147,8 +148,11 @@ class ResponseLog:
         return [{**event, "output_index": self._index[item.block]} for event in events]
 
     def _complete(self, item: OutputItem | None, end: BlockComplete) -> list[Json]:
-        if item is None or not item.open:
+        if item is None or not item.open or (end.cut and isinstance(item, FunctionCall)):
             return []
+        return self._done(item, end)
+
+    def _done(self, item: OutputItem, end: BlockComplete) -> list[Json]:
         events = self._of(item, item.complete(end))
         done: Json = {"type": "response.output_item.done", "item": item.state}
         return [*events, *self._of(item, [done])]
@@ -170,9 +174,13 @@ class ResponseLog:
 
     def _end(self, kind: str) -> list[Json]:
         events: list[Json] = []
-        for item in self._items.values():
-            if item.open:
-                events += self._complete(item, self._cut(item))
+        for index, item in list(self._items.items()):
+            if not item.open:
+                continue
+            if isinstance(item, FunctionCall) and self._object.status in ("failed", "cancelled"):
+                del self._items[index]  # withdrawn: clients run a call once its item is done
+            else:
+                events += self._done(item, self._cut(item))
         self.ended = True
         return [*events, self._state(kind)]
 
