@@ -34,7 +34,7 @@ FACADE = {
         StreamState ToolCallGate StreamFormat ToolCallStreamBlock ToolRules ToolRulesOptions Verdict apply_policies
     """,
     "tokenbus.shaping": """
-        Coalescer SentenceRules Sentences
+        Coalescer JsonElement JsonElements RunElement RunElements SentenceRules Sentences
     """,
     "tokenbus.errors": """
         AttemptRefused BlobCorrupt BlobError BlobNotFound BlobQuotaExceeded BlobRefused BlobStoreFull
@@ -191,7 +191,7 @@ def test_a_client_has_these_methods():
 
 
 def test_a_run_and_subscriptions_have_these_members():
-    assert set(public(tokenbus.Run)) == {"events", "result", "messages", "cancel"}
+    assert set(public(tokenbus.Run)) == {"events", "elements", "result", "messages", "cancel"}
     assert set(public(tokenbus.OrderedSubscription)) == {"ack", "aclose", "cursor", "each"}
     assert set(public(tokenbus.SentenceSubscription)) == {"ack", "aclose", "cursor", "each"}
     assert set(public(tokenbus.SharedSubscription)) == {"ack", "aclose", "each", "partitions"}
@@ -241,5 +241,5 @@ def test_every_call_waits_equally_long_for_a_run_that_is_still_queued() -> None:
         for parameter in inspect.signature(method).parameters.values()
         if parameter.name == "wait_s" and not name.startswith("_")
     }
-    assert len(defaults) == 14
+    assert len(defaults) == 16
     assert set(defaults.values()) == {PUBLISHED_WAIT_S}, defaults

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from typing import Protocol
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Protocol, TypeVar
 
 from tokenbus.client.response import Response
-from tokenbus.events.public import PublicEvent
+from tokenbus.events.public import Completed, PublicEvent
 from tokenbus.events.requests import Message
+from tokenbus.shaping.json_elements import ANY, RunElement, RunElements
+
+T = TypeVar("T")
 
 PUBLISHED_WAIT_S = 60.0
 """How long a published request may wait for intake before its reader raises RunNotFound."""
@@ -54,6 +58,34 @@ class Run:
         ``wait_s``: seconds to wait for a run that is still unknown. Raises the same errors as `Client.follow`.
         """
         return self._client.follow(self, after=after, wait_s=wait_s)
+
+    async def elements(
+        self,
+        path: str | Sequence[str] = ANY,
+        as_type: type[T] | type[object] = object,
+        *,
+        after: int = -1,
+        wait_s: float | None = PUBLISHED_WAIT_S,
+        **bounds: int,
+    ) -> AsyncGenerator[RunElement[T]]:
+        """Yield the values of the answer's JSON at ``path``, each once and in order, as soon as it is complete.
+
+        ``path``, ``as_type``, ``bounds``: as of `tokenbus.shaping.JsonElements`. ``after``: the number of the last
+        element that was handled; only later ones are yielded.
+
+        Raises Malformed or TooLarge if the answer is no such JSON, and the errors of `result` if the run does not
+        complete.
+        """
+        reader = RunElements(path, as_type, **bounds)
+        ended = False
+        async with aclosing(self.events(wait_s=wait_s)) as events:
+            async for event in events:
+                for element in reader.add(event):
+                    if element.number > after:
+                        yield element
+                ended = isinstance(event, Completed)
+        if not ended:
+            await self.result(wait_s=wait_s)
 
     async def result(self, *, wait_s: float | None = PUBLISHED_WAIT_S) -> Response:
         """Wait for the run to end and return its events folded into a response.

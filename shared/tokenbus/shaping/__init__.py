@@ -1,6 +1,9 @@
-"""Splits visible text for display or speech. Pure: no IO, no clock. `client` connects it to the bus."""
+"""Shapes streamed output: text for display or speech, JSON as its elements. Pure: no IO, no clock. `client` connects it
+to the bus.
+"""
 
 from tokenbus.shaping.display_coalescer import Coalescer
+from tokenbus.shaping.json_elements import JsonElement, JsonElements, RunElement, RunElements
 from tokenbus.shaping.sentences import SentenceRules, Sentences
 
-__all__ = ["Coalescer", "SentenceRules", "Sentences"]
+__all__ = ["Coalescer", "JsonElement", "JsonElements", "RunElement", "RunElements", "SentenceRules", "Sentences"]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import Protocol
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from typing import Protocol, TypeVar
 
 from tokenbus.client.response import Response
 from tokenbus.client.run import PUBLISHED_WAIT_S
 from tokenbus.client.run import Run as AsyncRun
-from tokenbus.events.public import PublicEvent
+from tokenbus.events.public import Completed, PublicEvent
 from tokenbus.events.requests import Message
+from tokenbus.shaping.json_elements import ANY, RunElement, RunElements
+
+T = TypeVar("T")
 
 
 class RunClient(Protocol):
@@ -50,6 +54,25 @@ class Run:
     def events(self, *, after: int = -1, wait_s: float | None = PUBLISHED_WAIT_S) -> Generator[PublicEvent]:
         """Yield the run's events after seq ``after``, then live. Raises the same errors as `Client.follow`."""
         return self._client.follow(self, after=after, wait_s=wait_s)
+
+    def elements(
+        self,
+        path: str | Sequence[str] = ANY,
+        as_type: type[T] | type[object] = object,
+        *,
+        after: int = -1,
+        wait_s: float | None = PUBLISHED_WAIT_S,
+        **bounds: int,
+    ) -> Generator[RunElement[T]]:
+        """Yield the values of the answer's JSON at ``path``; see `tokenbus.Run.elements`."""
+        reader = RunElements(path, as_type, **bounds)
+        ended = False
+        with closing(self.events(wait_s=wait_s)) as events:
+            for event in events:
+                yield from (element for element in reader.add(event) if element.number > after)
+                ended = isinstance(event, Completed)
+        if not ended:
+            self.result(wait_s=wait_s)
 
     def result(self, *, wait_s: float | None = PUBLISHED_WAIT_S) -> Response:
         """Wait for the run to end and return its response. Raises the same errors as `Client.result`."""

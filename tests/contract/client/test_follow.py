@@ -13,7 +13,7 @@ import pytest
 
 from tests.contract.client.writer import Writer
 from tests.waiting import eventually
-from tokenbus import Chunk, Client, PublicEvent
+from tokenbus import Chunk, Client, ErrorInfo, PublicEvent, Run, RunFailedEvent, Timing
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.layout import join_deployment
 from tokenbus.bus.run_record import STATUS
@@ -25,6 +25,7 @@ from tokenbus.errors import (
     CursorTrimmed,
     Malformed,
     RequestInvalid,
+    RunFailed,
     RunLost,
     RunNotFound,
     ServerUnavailable,
@@ -388,3 +389,39 @@ async def test_an_iterator_used_after_its_clients_close_raises_an_error(server_u
         assert await anext(events) == writer.events[0]
     with pytest.raises(RuntimeError, match="the client is closed"):
         await anext(events)
+
+
+async def test_elements_of_an_answer_come_while_it_is_written_and_after_any_of_them(
+    bus: Client, server: Server, keys: Keys
+) -> None:
+    writer = Writer(server, keys, "r")
+    run = Run("r", bus)
+    await writer.start()
+    await writer.say('[{"a": 1}, {"a"')
+    live = run.elements("*.a", int)
+    assert (await anext(live)).value == 1
+    await writer.say(": 2}, ", '{"a": 3}]')
+    assert [(await anext(live)).value for _ in range(2)] == [2, 3]
+    await writer.complete()
+    assert [element async for element in live] == []
+    assert [element.value async for element in run.elements("*.a", after=0)] == [2, 3]
+    assert [element.path async for element in run.elements("*.a", after=1)] == [(2, "a")]
+
+
+async def test_elements_of_a_run_that_fails_or_is_no_json_end_with_an_error(
+    bus: Client, server: Server, keys: Keys
+) -> None:
+    writer = Writer(server, keys, "r")
+    await writer.start()
+    await writer.say("[1, 2")
+    error = ErrorInfo(code="server_error", kind="server", message="")
+    await writer.write((RunFailedEvent, {"finish": "error", "timing": Timing(total_ms=1), "error": error}))
+    got: list[object] = []
+    with pytest.raises(RunFailed):
+        got += [element.value async for element in Run("r", bus).elements()]
+    other = Writer(server, keys, "s")
+    await other.start()
+    await other.block("Here you are: [1]")
+    await other.complete()
+    with pytest.raises(Malformed):
+        got += [element.value async for element in Run("s", bus).elements()]

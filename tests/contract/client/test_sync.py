@@ -45,6 +45,19 @@ async def test_a_run_is_followed_and_its_result_taken(server_url: str, server: S
     assert (seen, text) == (writer.events, "Hello")
 
 
+async def test_elements_of_an_answer_are_read(server_url: str, server: Server, keys: Keys):
+    writer = Writer(server, keys, "r")
+    await writer.start()
+    await writer.block('{"a": [1, 2]}')
+    await writer.complete()
+
+    def work(bus: Client) -> list[object]:
+        run = bus.publish({**REQUEST, "id": "r"})
+        return [element.value for element in run.elements("a.*", after=0)]
+
+    assert await script(server_url, keys, work) == [2]
+
+
 async def test_a_request_is_published_streamed_and_cancelled(server_url: str, server: Server, keys: Keys):
     def work(bus: Client) -> str:
         run = bus.publish(REQUEST)
