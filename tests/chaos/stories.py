@@ -52,7 +52,7 @@ _CHAT = (*BASE_PATHS, CONTINUING)
 _PREFILL = ("anthropic", CONTINUING)
 _FATES: dict[Fate, int] = {"plain": 55, "fails before text": 17, "cut in text": 8, "cancelled": 12, "deadline": 8}
 _POLICIES = {"restart": 45, "before_first_visible": 30, "continue": 17, "fail": 8}
-_ERROR_STATUS = {"openai-chat": 500, "openai-responses": 500, "gemini": 503}
+_ERROR_STATUS = {"openai-chat": 500, "openai-responses": 500, "gemini": 503, "gemini-interactions": 503}
 _THOUGHT, _SAID = "ponder", "midway"
 """Words that mark a position in the thinking and in the text."""
 

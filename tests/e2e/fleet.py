@@ -32,7 +32,13 @@ def only_separate(reason: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(PIPELINE == CHAINED, reason=reason)
 
 
-BASE_PATHS = {"anthropic": "", "openai-chat": "/v1", "openai-responses": "/v1", "gemini": "/v1beta"}
+BASE_PATHS = {
+    "anthropic": "",
+    "openai-chat": "/v1",
+    "openai-responses": "/v1",
+    "gemini": "/v1beta",
+    "gemini-interactions": "/v1beta",
+}
 """Of each provider API, beneath the mock provider's address."""
 LAUNCH = "from tokenbus_services.cli.entry import main; main()"
 

@@ -97,10 +97,29 @@ def gemini(body: Json) -> None:
             assert calls[0]["thoughtSignature"]
 
 
+def gemini_interactions(body: Json) -> None:
+    """Each call has one result, after it and before anything else is said; a thought is signed; the model's own steps
+    are not the last."""
+    waiting: list[str] = []
+    for step in body["input"]:
+        match step["type"]:
+            case "function_call":
+                waiting.append(step["id"])
+            case "function_result":
+                waiting.remove(step["call_id"])
+            case kind:
+                assert not waiting, "a call was not answered"
+                assert kind != "thought" or step["signature"]
+                assert kind not in ("user_input", "model_output") or step["content"]
+    assert not waiting
+    assert body["input"][-1]["type"] in ("user_input", "function_result")
+
+
 SOUND: dict[str, Callable[[Json], None]] = {
     "anthropic": anthropic,
     "openai-chat": openai_chat,
     "openai-responses": openai_responses,
     "gemini": gemini,
+    "gemini-interactions": gemini_interactions,
 }
 """By the API's name."""

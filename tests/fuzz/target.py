@@ -17,7 +17,7 @@ from tokenbus.events.quirks import ApiName, Quirks
 from tokenbus.providers import registry
 from tokenbus.providers.response.sse import SseDecoder
 
-APIS: tuple[ApiName, ...] = ("anthropic", "openai-chat", "openai-responses", "gemini")
+APIS: tuple[ApiName, ...] = ("anthropic", "openai-chat", "openai-responses", "gemini", "gemini-interactions")
 QUIRKS = (Quirks(), Quirks(inline_thinking=("think",)))
 STATUSES = (200, 200, 200, 200, 200, 429, 503, 302)
 SMALL_LIMIT = 200

@@ -19,7 +19,7 @@ from tokenbus_services.settings import (
 )
 
 NAME = "mock-provider"
-_APIS: tuple[ApiName, ...] = ("anthropic", "openai-chat", "openai-responses", "gemini")
+_APIS: tuple[ApiName, ...] = ("anthropic", "openai-chat", "openai-responses", "gemini", "gemini-interactions")
 API_PATHS = {api: urlsplit(registry.get(api).default_base_url).path for api in _APIS}
 """The APIs that it supports, with their paths below its address."""
 PROVIDER = "mock-anthropic"

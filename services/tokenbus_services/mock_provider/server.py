@@ -21,6 +21,7 @@ from uvicorn.server import ServerState
 from tokenbus_services.mock_provider.apis import (
     anthropic,
     gemini,
+    gemini_interactions,
     openai_chat,
     openai_completions,
     openai_images,
@@ -46,6 +47,7 @@ _MOCK_APIS: tuple[MockApi, ...] = (
     openai_responses.mock_api,
     openai_images.mock_api,
     gemini.mock_api,
+    gemini_interactions.mock_api,
 )
 _KEPT_BODY_BYTES = 256 * 2**20
 _KEPT_ATTEMPTS = 100_000

@@ -201,7 +201,7 @@ def _is_installed(package: str) -> bool:
 
 # Names of OpenTelemetry's GenAI conventions (opentelemetry-semantic-conventions 0.66b2). Pure.
 
-_BY_API = {"anthropic": "anthropic", "gemini": "gcp.gemini"}
+_BY_API = {"anthropic": "anthropic", "gemini": "gcp.gemini", "gemini-interactions": "gcp.gemini"}
 _BY_NAME = {
     "cohere": "cohere",
     "deepseek": "deepseek",

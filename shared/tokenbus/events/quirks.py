@@ -11,7 +11,7 @@ from tokenbus.events.model_names import begins_with
 
 ApiName = str
 """One of `BUILT_IN`, or a name registered by a package (`tokenbus.providers.plugins`)."""
-BUILT_IN = ("anthropic", "openai-chat", "openai-responses", "openai-images", "gemini")
+BUILT_IN = ("anthropic", "openai-chat", "openai-responses", "openai-images", "gemini", "gemini-interactions")
 
 
 TagName = Annotated[

@@ -26,9 +26,9 @@ from tokenbus.events.requests import (
     ToolResultPart,
 )
 
-CARRIED = ("anthropic.container",)
+CARRIED = ("anthropic.container", "gemini-interactions.continuation_token")
 """Names of what a provider sends once for the whole answer and wants back with the next request: the id of the
-container that its code ran in.
+container that its code ran in, or the token of an interaction that has to be continued.
 """
 Extras = Sequence[Mapping[str, object]]
 

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from tokenbus.providers import anthropic, gemini, openai_chat, openai_images, openai_responses, plugins
+from tokenbus.providers import (
+    anthropic,
+    gemini,
+    gemini_interactions,
+    openai_chat,
+    openai_images,
+    openai_responses,
+    plugins,
+)
 from tokenbus.providers.api import ApiName, Provider
 
 _BUILT_IN: dict[ApiName, Provider] = {
@@ -13,6 +21,7 @@ _BUILT_IN: dict[ApiName, Provider] = {
         openai_responses.provider,
         openai_images.provider,
         gemini.provider,
+        gemini_interactions.provider,
     )
 }
 

@@ -31,7 +31,7 @@ async def test_a_cancel_closes_the_providers_socket_and_a_stalled_answer_resumes
 def test_every_provider_answers_from_the_same_script() -> None:
     with LocalBus() as local, local.sync_client() as bus:
         local.model_says("greeter", "Hello.")
-        for provider in ("anthropic", "openai-chat", "openai-responses", "gemini"):
+        for provider in ("anthropic", "openai-chat", "openai-responses", "gemini", "gemini-interactions"):
             assert bus.publish(local.request("greeter", provider=provider)).result().text == "Hello.", provider
 
 

@@ -49,6 +49,7 @@ ERROR_EVENT = {
     "openai-chat": (500, "server"),
     "openai-responses": (500, "server"),
     "gemini": (503, "overloaded"),
+    "gemini-interactions": (503, "overloaded"),
 }
 """What each API says of itself inside of a stream that began with status 200; OpenAI's have no word for overloaded."""
 QUICK = """

@@ -65,7 +65,8 @@ def switches(log: judge.Log) -> list[Any]:
 
 OTHER = {
     "anthropic": "gemini",
-    "gemini": "openai-chat",
+    "gemini": "gemini-interactions",
+    "gemini-interactions": "openai-chat",
     "openai-chat": "openai-responses",
     "openai-responses": "anthropic",
 }

@@ -31,6 +31,7 @@ MODELS = {
     "openai-chat": "gpt-5",
     "openai-responses": "gpt-5",
     "gemini": "gemini-3-pro-image",
+    "gemini-interactions": "gemini-3-pro-image",
 }
 PNG = b"\x89PNG\r\n\x1a\n"
 PARAMETERS = {"type": "object", "properties": {}}
@@ -44,8 +45,10 @@ call = "tests.services.tools.sample_tools:draw"
 kind = "python"
 call = "tests.services.tools.sample_tools:fail"
 """
-SIGNED = ("anthropic", "openai-responses", "gemini")
+SIGNED = ("anthropic", "openai-responses", "gemini", "gemini-interactions")
 """The APIs that want something back with thinking."""
+PAINTING = ("openai-responses", "gemini", "gemini-interactions")
+"""The APIs whose models answer with text and images."""
 
 
 def signature(api: str) -> str:
@@ -61,7 +64,7 @@ def answer(request: ModelRequest) -> Turn:
     reply = Reply(thinking="Hm, let me think.", signature=signature(request.api), text="Let me look.")
     if request.tool_results:
         return Turn(says=msgspec.structs.replace(reply, text=f"Done by {request.api}."))
-    pictures = (Picture(data=painted(request.api)),) if request.api in ("gemini", "openai-responses") else ()
+    pictures = (Picture(data=painted(request.api)),) if request.api in PAINTING else ()
     calls = (ToolCall(name="draw"), ToolCall(name="broken"))
     return Turn(says=msgspec.structs.replace(reply, pictures=pictures, tool_calls=calls))
 
@@ -80,7 +83,7 @@ async def converse(bus: Client, apis: tuple[str, ...]) -> list[dict[str, Any]]:
     for step, api in enumerate(apis):
         messages.append(question(order, step))
         request: dict[str, Any] = {"provider": api, "model": MODELS[api], "messages": messages, "tools": TOOLS}
-        if api in ("gemini", "openai-responses"):
+        if api in PAINTING:
             request["images"] = {}
         run = await bus.publish({**request, "thinking": {"effort": "low"}, "max_tokens": 4000})
         result = await run.result()
@@ -90,12 +93,21 @@ async def converse(bus: Client, apis: tuple[str, ...]) -> list[dict[str, Any]]:
     return extras
 
 
-@pytest.mark.timeout(900)  # 120 runs of two turns each
-async def test_a_conversation_continues_in_every_order_of_four_apis_and_back_to_the_first(
+def rounds() -> list[tuple[str, ...]]:
+    """Every circle of all APIs, begun at each in turn, and back to its first."""
+    first, *others = BASE_PATHS
+    circles = [(first, *order) for order in permutations(others)]
+    begun = [circle[n % len(circle) :] + circle[: n % len(circle)] for n, circle in enumerate(circles)]
+    return [(*order, order[0]) for order in begun]
+
+
+@pytest.mark.timeout(900)  # 144 runs of two turns each
+async def test_a_conversation_continues_around_every_circle_of_five_apis_and_back_to_its_first(
     server: Server, server_url: str, keys: Keys, tmp_path: Path
 ) -> None:
-    orders = [(*order, order[0]) for order in permutations(BASE_PATHS)]
+    orders = rounds()
     assert len(orders) == 24
+    assert {order[0] for order in orders} == set(BASE_PATHS)
     async with (
         MockProvider(choose=answer, keep=1_000) as provider,
         with_store(tmp_path, server_url, keys, provider.url, SAMPLE_TOOLS) as (services, _),
@@ -104,7 +116,7 @@ async def test_a_conversation_continues_in_every_order_of_four_apis_and_back_to_
         await services.start("tools")
         extras = await asyncio.gather(*(converse(bus, order) for order in orders))
         requests = [exchange.request for exchange in provider.requests]
-    assert len(requests) == 24 * 5 * 2, "no request was refused, and none was made twice"
+    assert len(requests) == 24 * 6 * 2, "no request was refused, and none was made twice"
     for one in requests:
         assert one
         body: Any = msgspec.json.decode(msgspec.json.encode(one.body))
@@ -115,9 +127,9 @@ async def test_a_conversation_continues_in_every_order_of_four_apis_and_back_to_
         order, step = place_of(text)
         before = order[: step + bool(one.tool_results)]
         assert text.count(b64encode(PNG).decode()) >= 1 + len(before), "the user's image, and each that a tool drew"
-        for api in ("gemini", "openai-responses"):
+        for api in PAINTING:
             assert (b64encode(painted(api)).decode() in text) == (api in before), "an image of a model goes along"
-        if step == 4 and one.api in SIGNED:
+        if step == 5 and one.api in SIGNED:
             assert text.count(signature(one.api)) >= 2, "what the first run signed is back"
     notes = [entry["note"] for extra in extras for entry in extra if "note" in entry]
     assert any("thinking of anthropic was left out" in note for note in notes)
@@ -126,7 +138,7 @@ async def test_a_conversation_continues_in_every_order_of_four_apis_and_back_to_
 
 def place_of(text: str) -> tuple[tuple[str, ...], int]:
     """Which conversation a body is of, and how far that is."""
-    step = max(n for n in range(5) if f"Step {n} of " in text)
+    step = max(n for n in range(6) if f"Step {n} of " in text)
     order = text.partition(f"Step {step} of ")[2].partition('"')[0].split(" > ")
     return tuple(order), step
 
@@ -226,7 +238,9 @@ async def test_repeated_tool_ids_names_and_odd_media_types_reach_each_provider_i
     for run, api in zip(plain, BASE_PATHS, strict=True):
         notes = " ".join(extra.get("note", "") for extra in logs[run][-1]["provider_extra"])
         assert "'IMAGE/JPG;q=1' is sent as 'image/jpeg'" in notes
-        assert ("is already used by an earlier call" in notes) == (api in ("anthropic", "openai-responses"))
+        assert ("is already used by an earlier call" in notes) == (
+            api in ("anthropic", "openai-responses", "gemini-interactions")
+        )
         dropped = "messages[0], messages[1]: this API has no field for participant names"
         fitted = "messages[0]: the participant 'Ann Lee' is sent as 'Ann_Lee'"
         assert (fitted if api == "openai-chat" else dropped) in notes

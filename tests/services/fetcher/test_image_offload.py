@@ -95,11 +95,15 @@ def answer_of(api: ApiName, content: bytes) -> bytes:
         "openai-responses": {"output": [{"type": "image_generation_call", "result": text, "status": "completed"}]},
         "openai-chat": {"choices": [{"message": {"images": [{"image_url": {"url": url}}]}}]},
         "gemini": {"candidates": [{"content": {"parts": [{"inlineData": {"mimeType": "image/png", "data": text}}]}}]},
+        "gemini-interactions": {
+            "status": "completed",
+            "steps": [{"content": [{"type": "image", "mime_type": "image/png", "data": text}]}],
+        },
     }[api]
     return json.dumps(body, indent=1 if api == "gemini" else None).encode()
 
 
-@pytest.mark.parametrize("api", ["openai-images", "openai-responses", "openai-chat", "gemini"])
+@pytest.mark.parametrize("api", ["openai-images", "openai-responses", "openai-chat", "gemini", "gemini-interactions"])
 async def test_the_image_of_each_api_is_stored_and_replaced_by_a_note(api: ApiName) -> None:
     store = Store()
     lifter = lifter_of(store, api)

@@ -32,7 +32,7 @@ from tokenbus_services.intake import opaque_blobs
 from tokenbus_services.media.blob_cache import RecentBlobs
 from tokenbus_services.media.body import MediaFailed
 
-APIS: list[ApiName] = ["anthropic", "openai-chat", "openai-responses", "gemini"]
+APIS: list[ApiName] = ["anthropic", "openai-chat", "openai-responses", "gemini", "gemini-interactions"]
 HI = Message(role="user", content="Hi")
 
 

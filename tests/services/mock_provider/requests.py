@@ -16,6 +16,7 @@ MESSAGES = "/v1/messages"
 CHAT = "/v1/chat/completions"
 RESPONSES = "/v1/responses"
 GEMINI = "/v1beta/models/one-turn:streamGenerateContent"
+INTERACTIONS = "/v1beta/interactions"
 
 EVENTS = b"".join(b"event: e\ndata: %d\n\n" % number for number in range(12))
 """A body of twelve events."""
@@ -46,13 +47,13 @@ def one_turn(
     return Script(name="one-turn", turns=(turn,))
 
 
-PATHS = (MESSAGES, CHAT, RESPONSES, GEMINI)
+PATHS = (MESSAGES, CHAT, RESPONSES, GEMINI, INTERACTIONS)
 """One of each API, as `post` takes them."""
 
 
 def post(path: str, text: str = "hello", *, model: str = "one-turn", stream: bool = True) -> dict[str, Any]:
-    """A request of one user message to any of the four APIs, as arguments of httpx's `post`."""
-    if path == RESPONSES:
+    """A request of one user message to any of these APIs, as arguments of httpx's `post`."""
+    if path in (RESPONSES, INTERACTIONS):
         return {"url": path, "json": {"model": model, "input": text, "stream": stream}}
     if path != GEMINI:
         return {"url": path, "json": one_message(text, model=model, stream=stream)}

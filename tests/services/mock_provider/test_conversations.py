@@ -242,10 +242,10 @@ async def test_tool_ids_of_responses_and_gemini_differ_between_runs_and_not_betw
     assert len(set(ids)) == len(ids) == 4
 
 
-ENDINGS: list[tuple[Finish, tuple[str, str, str, str]]] = [
-    ("stop", ("end_turn", "stop", "completed", "STOP")),
-    ("length", ("max_tokens", "length", "max_output_tokens", "MAX_TOKENS")),
-    ("content_filter", ("refusal", "content_filter", "content_filter", "SAFETY")),
+ENDINGS: list[tuple[Finish, tuple[str, str, str, str, str]]] = [
+    ("stop", ("end_turn", "stop", "completed", "STOP", "completed")),
+    ("length", ("max_tokens", "length", "max_output_tokens", "MAX_TOKENS", "incomplete")),
+    ("content_filter", ("refusal", "content_filter", "content_filter", "SAFETY", "safety")),
 ]
 
 

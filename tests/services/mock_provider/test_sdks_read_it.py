@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from base64 import b64decode
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
@@ -169,6 +171,76 @@ async def test_the_google_sdk_reads_stream_and_body(reply: Reply) -> None:
         assert (usage.total_token_count, usage.cached_content_token_count) == (28, 3)
 
 
+async def test_the_google_sdk_reads_stream_and_body_of_interactions(reply: Reply) -> None:
+    genai = pytest.importorskip("google.genai", reason="the google-genai SDK is not installed")
+    request: dict[str, Any] = {"model": "one-turn", "input": "umbrella?"}
+    async with (
+        serving(one_turn(reply, delivery=ANYHOW)) as (server, _),
+        _interactions(genai, server.url) as client,
+    ):
+        events = [event async for event in await client.create(**request, stream=True)]
+        whole = await client.create(**request)
+    begun, _, *steps, ended = events
+    assert (begun.event_type, begun.interaction.status) == ("interaction.created", "in_progress")
+    deltas = [event.delta for event in steps if event.event_type == "step.delta"]
+    assert not any(delta.type == "UNKNOWN" for delta in deltas)
+    assert "".join(delta.content.text for delta in deltas if delta.type == "thought_summary") == REPLY.thinking
+    assert [delta.signature for delta in deltas if delta.type == "thought_signature"] == [REPLY.signature]
+    assert "".join(delta.text for delta in deltas if delta.type == "text") == REPLY.text
+    starts = [event.step for event in steps if event.event_type == "step.start"]
+    assert [step.type for step in starts] == ["thought", "model_output", "function_call", "function_call"]
+    arguments = "".join(delta.arguments for delta in deltas if delta.type == "arguments_delta")
+    assert arguments == '{"city":"Zürich"}{"city":"東京"}'
+    thought, said, *calls = whole.steps
+    assert (thought.summary[0].text, said.content[0].text) == (REPLY.thinking, REPLY.text)
+    assert whole.output_text == REPLY.text
+    assert [call.arguments for call in calls] == [{"city": "Zürich"}, {"city": "東京"}]
+    for made in (starts[2:], calls):
+        assert [call.name for call in made] == ["weather", "weather"]
+        assert made[1].id == "toolu_own"
+    for interaction in (ended.interaction, whole):
+        assert interaction.status == "requires_action"
+        usage = interaction.usage
+        counts = (usage.total_input_tokens, usage.total_output_tokens, usage.total_thought_tokens, usage.total_tokens)
+        assert (*counts, usage.total_cached_tokens) == (7, 16, 5, 28, 3)
+
+
+async def test_the_google_sdk_holds_the_demo_conversation_in_interactions() -> None:
+    genai = pytest.importorskip("google.genai", reason="the google-genai SDK is not installed")
+    steps: list[Any] = [{"type": "user_input", "content": [{"type": "text", "text": DEMO_PROMPT}]}]
+    async with serving(*_unhurried()) as (server, _), _interactions(genai, server.url) as client:
+        first = await client.create(model=DEMO_MODEL, input=steps, store=False)
+        steps += [step.model_dump(exclude_none=True) for step in first.steps]
+        call = first.steps[-1]
+        assert (call.name, call.arguments) == ("weather", {"city": "Zürich"})
+        result = [{"type": "text", "text": str(weather("Zürich"))}]
+        steps.append({"type": "function_result", "name": call.name, "call_id": call.id, "result": result})
+        last = await client.create(model=DEMO_MODEL, input=steps, store=False)
+    assert f"{weather('Zürich')['celsius']} °C" in last.output_text
+
+
+async def test_the_google_sdk_reads_pictures_and_errors_of_interactions() -> None:
+    genai = pytest.importorskip("google.genai", reason="the google-genai SDK is not installed")
+    drawn = Reply(text="Here:", pictures=(CAT,))
+    faulty = one_turn(REPLY, first=(Status(status=429),), fault=ErrorEvent(after_events=4))
+    request: dict[str, Any] = {"input": "A cat.", "stream": True}
+    async with (
+        serving(one_turn(drawn, delivery=ANYHOW)) as (server, _),
+        serving(faulty) as (broken, _),
+        _interactions(genai, server.url) as client,
+        _interactions(genai, broken.url) as other,
+    ):
+        events = [event async for event in await client.create(model="one-turn", **request)]
+        whole = await client.create(model="one-turn", input="A cat.")
+        with pytest.raises(Exception, match="429"):
+            await other.create(model="one-turn", **request)
+        *_, last = [event async for event in await other.create(model="one-turn", **request)]
+    [image] = [event.delta for event in events if event.event_type == "step.delta" and event.delta.type == "image"]
+    for picture in (image, whole.output_image):
+        assert (picture.mime_type, b64decode(picture.data)) == ("image/png", CAT.data)
+    assert (last.event_type, last.error.code) == ("error", "api_error")
+
+
 async def test_the_openai_sdk_reads_pictures_of_both_apis() -> None:
     openai = pytest.importorskip("openai", reason="the openai SDK is not installed")
     request: dict[str, Any] = {"model": "one-turn", "prompt": "A cat."}
@@ -301,6 +373,14 @@ async def test_the_sdks_know_the_errors_of_responses_and_gemini_for_what_they_ar
 
 def _google(genai: Any, url: str, http: httpx.AsyncClient) -> Any:
     return genai.Client(api_key="none", http_options={"base_url": url, "httpx_async_client": http}).aio
+
+
+@asynccontextmanager
+async def _interactions(genai: Any, url: str) -> AsyncIterator[Any]:
+    """Its client of interactions, which makes its own connections."""
+    options = {"base_url": url, "retry_options": genai.types.HttpRetryOptions(attempts=1)}
+    async with genai.Client(api_key="none", http_options=options).aio as client:
+        yield client.interactions
 
 
 def _unhurried() -> list[Script]:

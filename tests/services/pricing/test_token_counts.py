@@ -13,6 +13,7 @@ from tokenbus_services.pricing import token_counts
     [
         ("anthropic", 100, 50),  # cached input is reported beside the rest
         ("gemini", 60, 70),  # so is reasoning
+        ("gemini-interactions", 60, 70),
         ("openai-chat", 60, 50),
         ("openai-responses", 60, 50),
         ("", 60, 50),  # the settings no longer have the provider

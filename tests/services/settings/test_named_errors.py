@@ -38,7 +38,7 @@ def loaded(directory: Path, text: str) -> Settings:
         (
             '[providers.fine]\napi = "gemini"\n[providers.x]\napi = "gemni"',
             "providers.x.api",
-            "openai-images, gemini; did you mean 'gemini'?",
+            "gemini, gemini-interactions; did you mean 'gemini'?",
         ),
         ('[providers.x]\napi = "gemini"\n[providers.x.quirks]\ny = 1', "providers.x.quirks.y", "unknown key"),
         ('[limits.tenants.acme]\nconcurrency = "x"', "limits.tenants.acme.concurrency", "must be a whole number"),

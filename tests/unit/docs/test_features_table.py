@@ -13,7 +13,7 @@ from tokenbus.events.quirks import Quirks
 from tokenbus.events.requests import Generate
 from tokenbus.providers import registry
 
-APIS = ("anthropic", "openai-chat", "openai-responses", "gemini")
+APIS = ("anthropic", "openai-chat", "openai-responses", "gemini", "gemini-interactions")
 SECTION = sections(page("guides/providers.md"))["Features by API"]
 HI: dict[str, Any] = {"role": "user", "content": "Hi"}
 PDF = {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}

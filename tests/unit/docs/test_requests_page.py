@@ -53,6 +53,7 @@ MODELS = {
     "openai-responses": "gpt-5",
     "openai-images": "gpt-image-1",
     "gemini": "gemini-2.5-flash",
+    "gemini-interactions": "gemini-3.5-flash",
 }
 BESIDE: dict[str, dict[str, Any]] = {
     "tool_choice": {"tools": [{"name": "weather", "parameters": {"type": "object"}}]},

@@ -15,7 +15,7 @@ from tokenbus.events.quirks import ApiName, Quirks
 from tokenbus.providers import registry
 from tokenbus.providers.response.decoder import MAX_HELD_BYTES, MAX_OPEN_BLOCKS
 
-APIS: list[ApiName] = ["anthropic", "openai-chat", "openai-responses", "gemini"]
+APIS: list[ApiName] = ["anthropic", "openai-chat", "openai-responses", "gemini", "gemini-interactions"]
 api_names = st.sampled_from(APIS)
 
 SEEDS = [row.data for row in recordings(*CORPUS_APIS) if row.bytes < 5000] or [b"data: {}\n\n"]
@@ -158,11 +158,62 @@ gemini_events = st.builds(
     st.sampled_from([None, "STOP", "SAFETY"]),
     st.dictionaries(st.sampled_from(["index", "citationMetadata", "finishMessage"]), leaves, max_size=1),
 )
+steps = st.sampled_from(
+    [
+        {"type": "model_output"},
+        {"type": "model_output", "content": [{"type": "text", "text": "t", "annotations": [{"url": "u"}]}]},
+        {"type": "thought", "summary": [{"type": "text", "text": "h"}], "signature": "s"},
+        {"type": "function_call", "id": "c", "name": "f", "arguments": {"a": 1}},
+        {"type": "function_call"},
+        {"type": "google_search_call", "id": "g", "arguments": {"queries": ["q"]}},
+        {"type": "google_search_result", "call_id": "g", "result": [{"title": "t"}]},
+        {"type": "user_input", "content": []},
+    ]
+)
+deltas = st.sampled_from(
+    [
+        {"type": "text", "text": "t"},
+        {"text": "t"},
+        {"type": "text_annotation_delta", "annotations": [{"url": "u"}]},
+        {"type": "thought_summary", "content": {"type": "text", "text": "h"}},
+        {"type": "thought_summary", "content": {"type": "image", "data": "AAAA", "mime_type": "image/png"}},
+        {"type": "thought_signature", "signature": "s"},
+        {"type": "arguments_delta", "arguments": '{"a":'},
+        {"type": "image", "data": "AAAA", "mime_type": "image/png"},
+        {"type": "image", "uri": "https://example.org/i"},
+        {"type": "audio", "data": "AAAA", "mime_type": "audio/l16", "sample_rate": 24000},
+        {"type": "video", "uri": "https://example.org/v"},
+        {"type": "google_search_result", "result": [{"title": "u"}], "signature": "s"},
+        {"type": "odd", "x": 1},
+    ]
+)
+interaction_events = st.builds(
+    lambda tag, index, step, delta, whole, status, more: {
+        "event_type": tag,
+        "index": index,
+        "step": step,
+        "delta": delta,
+        "status": status,
+        "interaction": {"id": "i", "status": status, "steps": whole, "usage": {"total_tokens": index}},
+        **more,
+    },
+    st.sampled_from(
+        [f"interaction.{name}" for name in ("created", "status_update", "completed", "odd")]
+        + [f"step.{name}" for name in ("start", "delta", "delta", "delta", "stop")]
+    ),
+    st.integers(0, 2),
+    steps | objects,
+    deltas | objects,
+    st.lists(steps, max_size=3),
+    st.sampled_from(["in_progress", "completed", "requires_action", "failed", "odd"]),
+    st.dictionaries(st.sampled_from(["usage", "metadata", "event_id"]), leaves, max_size=1),
+)
 STARTS: dict[ApiName, object] = {
     "anthropic": {"type": "message_start", "message": {"model": "m"}},
     "openai-chat": {"model": "m"},
     "openai-responses": {"type": "response.created", "response": {"tools": []}},
     "gemini": {"modelVersion": "m"},
+    "gemini-interactions": {"event_type": "interaction.created", "interaction": {"status": "in_progress"}},
 }
 
 damage = st.binary(max_size=4) | st.sampled_from([b"null", b"{", b'"', b"\n\n"])
@@ -182,7 +233,11 @@ def test_random_bytes_end_in_one_terminal_event(api: ApiName, data: bytes, strea
 
 
 @settings(max_examples=500, deadline=None)
-@given(api_names, st.lists(objects | anthropic_events | responses_events | gemini_events, max_size=8), st.data())
+@given(
+    api_names,
+    st.lists(objects | anthropic_events | responses_events | gemini_events | interaction_events, max_size=8),
+    st.data(),
+)
 def test_random_events_end_in_one_terminal_event_however_they_are_cut(
     api: ApiName, events: list[object], draw: st.DataObject
 ) -> None:

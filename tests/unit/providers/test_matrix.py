@@ -42,6 +42,7 @@ MODELS: dict[ApiName, str] = {
     "openai-responses": "gpt-5",
     "openai-images": "gpt-image-2",
     "gemini": "gemini-2.5-pro",
+    "gemini-interactions": "gemini-3.5-flash",
 }
 CELLS: dict[str, tuple[ApiName, Mode, Quirks]] = {
     "anthropic-chat": ("anthropic", "chat", Quirks()),
@@ -61,6 +62,9 @@ CELLS: dict[str, tuple[ApiName, Mode, Quirks]] = {
     "openai-chat-chat-files": ("openai-chat", "chat", Quirks()),
     "openai-responses-chat-files": ("openai-responses", "chat", Quirks()),
     "gemini-chat-files": ("gemini", "chat", Quirks()),
+    "gemini-interactions-chat": ("gemini-interactions", "chat", Quirks()),
+    "gemini-interactions-chat-images": ("gemini-interactions", "chat", Quirks()),
+    "gemini-interactions-chat-files": ("gemini-interactions", "chat", Quirks()),
     "gemini-prefill": ("gemini", "prefill", Quirks()),
     "gemini-prefill-of-a-model-that-takes-no-last-turn": ("gemini", "prefill", Quirks(models_continuing=())),
 }
@@ -106,6 +110,7 @@ IMAGES: dict[str, tuple[list[Message], ImageOptions]] = {
         ImageOptions(size="1024x1024", mask=EDITED),
     ),
     "gemini-chat-images": (PAINTED, ImageOptions(size="2K", aspect_ratio="16:9")),
+    "gemini-interactions-chat-images": (PAINTED, ImageOptions(size="2K", aspect_ratio="16:9")),
 }
 """Cells that ask for images."""
 FILES = [

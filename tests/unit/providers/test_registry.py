@@ -9,7 +9,7 @@ from tokenbus.events.quirks import ApiName
 from tokenbus.providers import registry
 
 
-@pytest.mark.parametrize("api", ["anthropic", "openai-chat", "openai-responses", "gemini"])
+@pytest.mark.parametrize("api", ["anthropic", "openai-chat", "openai-responses", "gemini", "gemini-interactions"])
 def test_a_provider_is_found_by_the_api_that_it_speaks(api: ApiName) -> None:
     provider = registry.get(api)
     assert provider.name == api
@@ -35,7 +35,7 @@ def test_block_boundaries_and_the_end_of_the_stream_are_urgent_and_plain_text_is
     assert urgent("openai-chat", b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}')
     assert urgent("openai-chat", b"data: [DONE]")
     assert not urgent("openai-chat", b'data: {"choices":[{"delta":{"content":"a"},"finish_reason":null}]}')
-    apis: tuple[ApiName, ...] = ("anthropic", "openai-chat", "openai-responses", "gemini")
+    apis: tuple[ApiName, ...] = ("anthropic", "openai-chat", "openai-responses", "gemini", "gemini-interactions")
     assert all(urgent(api, b'data: {"error":{"message":"m"}}') for api in apis)
     assert all(
         urgent("openai-responses", b'data: {"type":"response.%s"}' % kind)

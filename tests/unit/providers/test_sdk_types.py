@@ -52,7 +52,7 @@ from tokenbus.events.requests import (
 )
 from tokenbus.providers import registry
 
-APIS: list[ApiName] = ["anthropic", "openai-chat", "openai-responses", "gemini"]
+APIS: list[ApiName] = ["anthropic", "openai-chat", "openai-responses", "gemini", "gemini-interactions"]
 SCHEMA: dict[str, object] = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 
@@ -89,6 +89,8 @@ def sdk_accepts(api: ApiName, body: dict[str, Any]) -> None:
             _taken(whole, body)
         case "gemini":
             _gemini_accepts(body)
+        case "gemini-interactions":
+            _interactions_accepts(body)
 
 
 def _edit(body: dict[str, Any]) -> dict[str, Any]:
@@ -150,6 +152,13 @@ def _gemini_accepts(body: dict[str, Any]) -> None:
     }
     for name, value in body.items():
         models[name](value)
+
+
+def _interactions_accepts(body: dict[str, Any]) -> None:
+    """Google's SDK has models that take any field. Its dicts for the same are strict but for the citations that it
+    gave; a mode of `ImageContent` that it knows by its type only is not checked either."""
+    kinds = pytest.importorskip("google.genai.interactions")
+    _taken(kinds.CreateModelInteractionParam, body)
 
 
 CONVERSATION = [

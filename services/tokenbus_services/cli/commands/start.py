@@ -59,7 +59,7 @@ def worker(service: ServiceName, host: str | None, port: int | None, mock_url: s
     "mock_provider",
     is_flag=True,
     help="Run the mock provider too, which needs no key: the providers mock-anthropic, mock-openai-chat, "
-    "mock-openai-responses and mock-gemini.",
+    "mock-openai-responses, mock-gemini and mock-gemini-interactions.",
 )
 @click.option(
     "--chained",

@@ -175,7 +175,13 @@ def _pictures(reply: Reply) -> list[Json]:
 def _calls(reply: Reply, request: ModelRequest) -> list[Json]:
     """The calls, each complete. Only the first of several parallel calls is signed."""
     calls: list[Json] = [
-        {"functionCall": {"name": call.name, "args": _parsed(call), "id": call.id or f"{request.key[:12]}{number:02d}"}}
+        {
+            "functionCall": {
+                "name": call.name,
+                "args": arguments_object(call),
+                "id": call.id or f"{request.key[:12]}{number:02d}",
+            }
+        }
         for number, call in enumerate(reply.tool_calls)
     ]
     if calls and reply.thinking:
@@ -183,7 +189,7 @@ def _calls(reply: Reply, request: ModelRequest) -> list[Json]:
     return calls
 
 
-def _parsed(call: ToolCall) -> object:
+def arguments_object(call: ToolCall) -> object:
     """The arguments as an object; the API cannot carry broken JSON."""
     try:
         return msgspec.json.decode(call.raw, type=dict[str, object])

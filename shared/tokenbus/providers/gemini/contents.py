@@ -19,6 +19,7 @@ from tokenbus.events.requests import (
     ThinkingPart,
     ToolCallPart,
     ToolResultPart,
+    UrlSource,
 )
 from tokenbus.providers.request.build import deep_merged, with_own
 from tokenbus.providers.request.conversation import Spoken, own_extra
@@ -119,13 +120,7 @@ class Contents:
         return parts
 
     def _call(self, part: ToolCallPart) -> Json:
-        called: Json = {"name": part.tool_name} | _own_id(part)
-        try:
-            check_object(part.arguments or "{}")
-            called["args"] = msgspec.Raw(part.arguments or "{}")
-        except (msgspec.MsgspecError, UnicodeError, RecursionError):
-            # The API accepts only objects. The model sees what it wrote, next to the error result.
-            called["args"] = {"invalid_arguments": part.arguments}
+        called: Json = {"name": part.tool_name} | _own_id(part) | {"args": arguments_of(part)}
         return with_own({"functionCall": called} | _signature(part.opaque), part.extra, "gemini")
 
     def _results(self, message: Spoken) -> Parts:
@@ -149,6 +144,15 @@ class Contents:
         return results + images
 
 
+def arguments_of(call: ToolCallPart) -> Json | msgspec.Raw:
+    """A call's arguments. Google's APIs accept only objects; the model sees what it wrote, next to the error result."""
+    try:
+        check_object(call.arguments or "{}")
+        return msgspec.Raw(call.arguments or "{}")
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return {"invalid_arguments": call.arguments}
+
+
 def _own_id(call: ToolCallPart) -> Json:
     """The provider's own call id. Other ids mean nothing to it; without an id, it matches by name and order."""
     own = (call.opaque or {}).get("item_id")
@@ -169,8 +173,13 @@ def _media(source: Source) -> Json:
         return {"inlineData": {"mimeType": source.media_type, "data": source.data}}
     if isinstance(source, FileSource):
         return _file(source.file_id, source.media_type)
+    return _file(source.url, media_type_of(source))
+
+
+def media_type_of(source: UrlSource) -> str | None:
+    """The media type of what a URL names; None: the URL does not show it."""
     found = _SUFFIX.fullmatch(source.url)
-    return _file(source.url, source.media_type or (_MEDIA_TYPES.get(found[1].lower()) if found else None))
+    return source.media_type or (_MEDIA_TYPES.get(found[1].lower()) if found else None)
 
 
 def _file(uri: str, media_type: str | None) -> Json:

@@ -53,7 +53,7 @@ from tokenbus.providers.response import sound
 from tokenbus.providers.response.decoder import ResponseDecoder, finish_of
 from tokenbus.providers.response.end_of_stream import cut_before
 from tokenbus.providers.response.error_mapping import provider_failure
-from tokenbus.providers.response.json_decode import is_null, read, text_of
+from tokenbus.providers.response.json_decode import compact, is_null, read, text_of
 from tokenbus.providers.response.repeats import EmittedText
 from tokenbus.providers.response.sse import SseEvent
 from tokenbus.providers.response.unknown_fields import UnknownField, has_value, named, read_known
@@ -297,7 +297,7 @@ class GeminiDecoder(ResponseDecoder, kw_only=True):
         call = self.call
         if parsed.name and not (call and streamed and parsed.name == call.name):
             known = None if streamed else self.emitted_calls.get(parsed.id or "")
-            if known and known.name == parsed.name and known.emitted.rest(_compact(parsed.args)) == "":
+            if known and known.name == parsed.name and known.emitted.rest(compact(parsed.args)) == "":
                 return
             self._close_open_block(out)
             # If the previous call has not ended, it was never completed.
@@ -316,7 +316,7 @@ class GeminiDecoder(ResponseDecoder, kw_only=True):
         self.call = call if parsed.will_continue else None
         if self.call is None:
             whole = not (call.writer.path or is_null(parsed.args))
-            pieces.append(_compact(parsed.args) if whole else call.writer.end())
+            pieces.append(compact(parsed.args) if whole else call.writer.end())
         if text := "".join(pieces):
             call.emitted.add(text)
             out.append(ToolCallDelta(call.ordinal, text))
@@ -360,8 +360,3 @@ def usage_of(raw: dict[str, object]) -> Usage:
         total=count(raw, "totalTokenCount"),
         raw=raw,
     )
-
-
-def _compact(args: msgspec.Raw) -> str:
-    """JSON without whitespace between tokens; a missing value is an empty object."""
-    return "{}" if is_null(args) else msgspec.json.format(bytes(args), indent=-1).decode()

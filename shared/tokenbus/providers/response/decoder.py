@@ -146,6 +146,10 @@ class ResponseDecoder(msgspec.Struct, metaclass=_AbstractStruct, kw_only=True):
         May raise Malformed or TooLarge, which ends the attempt.
         """
 
+    def _failed(self, error: ErrorInfo) -> Terminal:
+        """Return the terminal event for an error that the provider reports in the stream."""
+        return Failed(error)
+
     @abstractmethod
     def _closed(self, out: list[Normalized]) -> Terminal:
         """Return the terminal event for a body that ended without one. May raise Malformed."""
@@ -185,7 +189,7 @@ class ResponseDecoder(msgspec.Struct, metaclass=_AbstractStruct, kw_only=True):
                 terminal = (
                     self._read(self._with_placeholders(event), found)
                     if event.name != b"error"
-                    else Failed(_error_of(event.data))
+                    else self._failed(_error_of(event.data))
                 )
                 if wrong := _too_long(found, terminal):
                     found.clear()

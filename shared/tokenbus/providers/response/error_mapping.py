@@ -75,11 +75,31 @@ _CLASS_OF_NAME: dict[str, ErrorClass] = {
     "deadline_exceeded": "timeout",
     "internal": "server",
     "aborted": "server",
+    # Gemini's Interactions API, `error.code`: https://ai.google.dev/gemini-api/docs/api-errors
+    "invalid_request": "invalid_request",
+    "parameter_unknown": "invalid_request",
+    "authentication": "auth",
+    "payment_required": "auth",
+    "quota_exceeded": "rate_limit",
+    "too_many_requests": "rate_limit",
+    "gateway_timeout": "timeout",
+    "safety": "content_filter",
+    "recitation": "content_filter",
+    "language": "content_filter",
+    "prohibited_content": "content_filter",
+    "spii": "content_filter",
+    "blocklist": "content_filter",
+    "image_safety": "content_filter",
+    "image_prohibited_content": "content_filter",
+    "image_recitation": "content_filter",
+    "image_other": "content_filter",
+    "content_blocked": "content_filter",
+    "malformed_function_call": "server",
     "cancelled": "server",  # by the provider: if we hang up, we do not read the response
 }
 """Keys are lower case. APIs share this table: no name has two meanings."""
 
-_NOT_RETRYABLE = {"insufficient_quota", "exceeded_current_quota_error"}
+_NOT_RETRYABLE = {"insufficient_quota", "exceeded_current_quota_error", "quota_exceeded"}
 """Retryable by status, but waiting does not help."""
 
 _VAGUE = {"invalid_request_error", "api_error", "invalid_argument", "server_error", "internal_server_error", "internal"}

@@ -19,7 +19,11 @@ class _Tagged(msgspec.Struct):
     type: str
 
 
-_any_tag = msgspec.json.Decoder(_Tagged)
+class _TaggedEvent(msgspec.Struct):
+    type: str = msgspec.field(name="event_type")
+
+
+_tags = {"type": msgspec.json.Decoder(_Tagged), "event_type": msgspec.json.Decoder(_TaggedEvent)}
 
 
 def read(decoder: msgspec.json.Decoder[T], data: bytes, what: str) -> T:
@@ -39,10 +43,10 @@ def read(decoder: msgspec.json.Decoder[T], data: bytes, what: str) -> T:
         raise Malformed(what, str(e)) from None
 
 
-def tag_of(data: bytes) -> str:
-    """Return the ``type`` of a JSON object; empty if it has none."""
+def tag_of(data: bytes, field: str = "type") -> str:
+    """Return the ``type`` of a JSON object, or its ``event_type``; empty if it has none."""
     try:
-        return _any_tag.decode(data).type
+        return _tags[field].decode(data).type
     except (msgspec.DecodeError, RecursionError):
         return ""
 
@@ -55,6 +59,11 @@ def text_of(raw: msgspec.Raw) -> str:
 def is_null(raw: msgspec.Raw) -> bool:
     """Whether a field is absent (the empty default) or null."""
     return bytes(raw) in (b"", b"null")
+
+
+def compact(raw: msgspec.Raw) -> str:
+    """JSON without whitespace between tokens; a missing value is an empty object."""
+    return "{}" if is_null(raw) else msgspec.json.format(bytes(raw), indent=-1).decode()
 
 
 def is_json(text: str) -> bool:

@@ -106,7 +106,7 @@ def _struct_of(of: Any, data: bytes) -> type[msgspec.Struct] | None:
     structs = _structs(of)
     if len(structs) < 2:
         return structs[0] if structs else None
-    tag = tag_of(data)
+    tag = tag_of(data, structs[0].__struct_config__.tag_field or "type")
     return next((struct for struct in structs if struct.__struct_config__.tag == tag), None)
 
 

@@ -117,7 +117,7 @@ async def test_providers_are_asked_only_on_request(server: Server, server_url: s
     unreachable = '[providers.mine]\napi = "anthropic"\nbase_url = "http://127.0.0.1:1"\napi_key_env = ""\n'
     defaults = "".join(
         f'[providers.{api}]\napi = "{api}"\nbase_url = "http://127.0.0.1:1"\napi_key_env = ""\n'
-        for api in ("anthropic", "openai-chat", "openai-responses", "gemini")
+        for api in ("anthropic", "openai-chat", "openai-responses", "gemini", "gemini-interactions")
     )
     config = await deployment(server, server_url, keys, tmp_path, unreachable + defaults)
     assert [f["says"] for f in (await findings(config))["provider mine"]] == ["needs no key"]

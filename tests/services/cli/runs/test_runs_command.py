@@ -134,7 +134,7 @@ def completed(monkeypatch: pytest.MonkeyPatch, settings: str, *words: str) -> se
 
 def test_a_shell_completes_configured_providers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     settings = settings_file(tmp_path, '[providers.groq]\napi = "openai-chat"\nbase_url = "http://127.0.0.1:1"')
-    assert completed(monkeypatch, settings, "send", "--provider", "g") == {"gemini", "groq"}
+    assert completed(monkeypatch, settings, "send", "--provider", "g") == {"gemini", "gemini-interactions", "groq"}
     assert completed(monkeypatch, settings, "runs", "--provider", "gr") == {"groq"}
 
 

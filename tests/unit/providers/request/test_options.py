@@ -58,6 +58,10 @@ SENT: dict[ApiName, dict[RequestOption, tuple[str, object]]] = {
         "frequency_penalty": ("generationConfig.frequencyPenalty", 0.5),
         "presence_penalty": ("generationConfig.presencePenalty", -0.5),
     },
+    "gemini-interactions": {
+        "json_object": ("response_format", {"type": "text", "mime_type": "application/json"}),
+        "seed": ("generation_config.seed", 7),
+    },
 }
 
 
@@ -96,7 +100,7 @@ def test_an_option_is_sent_under_the_apis_own_name_or_refused_by_name(api: ApiNa
         assert refused.value.where == PLACES.get(option, option)
 
 
-@pytest.mark.parametrize("api", ["anthropic", "openai-chat", "openai-responses", "gemini"])
+@pytest.mark.parametrize("api", ["anthropic", "openai-chat", "openai-responses", "gemini", "gemini-interactions"])
 def test_what_every_api_does_anyway_is_taken_by_each(api: ApiName) -> None:
     tools = [Tool(name="now", strict=False)]
     built(api, tools=tools, parallel_tool_calls=True, frequency_penalty=0, presence_penalty=0, json_object=False)
@@ -134,7 +138,7 @@ def test_a_request_without_tools_has_no_parallel_calls_field(api: ApiName) -> No
     assert not body.keys() & {"parallel_tool_calls", "tool_choice"}
 
 
-@pytest.mark.parametrize("api", ["anthropic", "openai-chat", "openai-responses", "gemini"])
+@pytest.mark.parametrize("api", ["anthropic", "openai-chat", "openai-responses", "gemini", "gemini-interactions"])
 def test_effort_none_is_thinking_turned_off(api: ApiName) -> None:
     assert built(api, thinking=Thinking(effort="none")) == built(api, thinking=Thinking(enabled=False))
 
@@ -152,6 +156,10 @@ EFFORTS: dict[tuple[ApiName, str], tuple[str, dict[Effort, object]]] = {
         "generationConfig.thinkingConfig.thinkingBudget",
         {"minimal": 1024, "xhigh": 24_576, "max": 24_576},
     ),
+    ("gemini-interactions", "gemini-3-pro"): (
+        "generation_config.thinking_level",
+        {"minimal": "minimal", "xhigh": "xhigh", "max": "xhigh"},
+    ),
 }
 
 
@@ -168,7 +176,7 @@ def test_an_effort_becomes_the_nearest_that_the_model_has_and_a_note_says_so(api
 
 
 @pytest.mark.parametrize("effort", get_args(Effort))
-@pytest.mark.parametrize("api", ["anthropic", "openai-chat", "openai-responses", "gemini"])
+@pytest.mark.parametrize("api", ["anthropic", "openai-chat", "openai-responses", "gemini", "gemini-interactions"])
 def test_every_effort_is_taken_by_every_api(api: ApiName, effort: Effort) -> None:
     sdk_accepts(api, built(api, thinking=Thinking(effort=effort))[0])
 

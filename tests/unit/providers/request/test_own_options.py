@@ -14,7 +14,7 @@ from tokenbus.events.requests import Generate
 from tokenbus.providers import registry
 from tokenbus.providers.api import Built
 
-APIS = ("anthropic", "openai-chat", "openai-responses", "gemini")
+APIS = ("anthropic", "openai-chat", "openai-responses", "gemini", "gemini-interactions")
 URL = "https://example.org/picture"
 
 
@@ -79,38 +79,44 @@ KINDS = {
         "openai-chat": ("type", "function"),
         "openai-responses": ("name", "f"),
         "gemini": ("name", "f"),
+        "gemini-interactions": ("type", "function"),
     },
     "on_text": {
         "anthropic": ("text", "Look"),
         "openai-chat": ("text", "Look"),
         "openai-responses": ("text", "Look"),
         "gemini": ("text", "Look"),
+        "gemini-interactions": ("text", "Look"),
     },
     "on_image": {
         "anthropic": ("type", "image"),
         "openai-chat": ("type", "image_url"),
         "openai-responses": ("type", "input_image"),
         "gemini": ("fileData", {"fileUri": URL}),
+        "gemini-interactions": ("type", "image"),
     },
     "on_document": {
         "anthropic": ("type", "document"),
         "openai-chat": ("type", "file"),
         "openai-responses": ("type", "input_file"),
         "gemini": ("inlineData", {"mimeType": "application/pdf", "data": "JVBERi0="}),
+        "gemini-interactions": ("type", "document"),
     },
     "on_call": {
         "anthropic": ("type", "tool_use"),
         "openai-chat": ("id", "c1"),
         "openai-responses": ("type", "function_call"),
         "gemini": ("functionCall", {"name": "f", "args": {}}),
+        "gemini-interactions": ("type", "function_call"),
     },
     "on_result": {
         "anthropic": ("type", "tool_result"),
         "openai-chat": ("role", "tool"),
         "openai-responses": ("type", "function_call_output"),
         "gemini": ("functionResponse", {"name": "f", "response": {"output": "Rain"}}),
+        "gemini-interactions": ("type", "function_result"),
     },
-    "on_message": dict.fromkeys(APIS, ("role", "user")),
+    "on_message": dict.fromkeys(APIS, ("role", "user")) | {"gemini-interactions": ("type", "user_input")},
 }
 """A key and a value by which the object is known that must have the field."""
 
@@ -172,6 +178,7 @@ def test_citations_context_and_detail_go_where_the_api_has_them_and_are_noted_el
         "openai-chat": ["citations", "context"],
         "openai-responses": ["citations", "context"],
         "gemini": ["citations", "context", "detail"],
+        "gemini-interactions": ["citations", "context", "detail"],
     }
     for api, names in missing.items():
         noted = [note.split(": ")[1].split(" has no")[0] for note in built(api, **asked).notes]
@@ -193,15 +200,19 @@ def test_gemini_gets_the_media_type_of_a_url_only_if_it_is_known(source: Any, me
     }
     [sent] = objects_with(body("gemini", **asked), "fileUri")
     assert sent == {"fileUri": source["url"], **({"mimeType": media_type} if media_type else {})}
+    [sent] = objects_with(body("gemini-interactions", **asked), "uri")
+    assert sent == {"type": "image", "uri": source["url"], **({"mime_type": media_type} if media_type else {})}
 
 
 @pytest.mark.parametrize(
-    ("display", "expected"), [("summarized", (True, "auto", "summarized")), ("omitted", (False, None, "omitted"))]
+    ("display", "expected"),
+    [("summarized", (True, "auto", "auto", "summarized")), ("omitted", (False, "none", None, "omitted"))],
 )
 def test_thinking_is_shown_or_hidden_in_each_apis_way(display: str, expected: tuple[Any, ...]) -> None:
     asked: dict[str, Any] = {"thinking": {"display": display}}
     assert (
         body("gemini", **asked)["generationConfig"]["thinkingConfig"]["includeThoughts"],
+        body("gemini-interactions", **asked)["generation_config"]["thinking_summaries"],
         body("openai-responses", **asked)["reasoning"].get("summary"),
         body("anthropic", **asked)["thinking"]["display"],
     ) == expected

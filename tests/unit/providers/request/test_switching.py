@@ -134,7 +134,7 @@ def test_many_places_share_one_note() -> None:
 # --- images of the model ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("api", ["anthropic", "openai-chat", "openai-responses", "gemini"])
+@pytest.mark.parametrize("api", ["anthropic", "openai-chat", "openai-responses", "gemini", "gemini-interactions"])
 def test_an_image_of_another_providers_model_goes_as_the_users_after_the_results_of_its_calls(api: ApiName) -> None:
     made = message_of("assistant", ImagePart(source=PNG, opaque={"api": "x", "provider": "y"}), "Here.", call("a"))
     body, notes = built(
@@ -144,7 +144,7 @@ def test_an_image_of_another_providers_model_goes_as_the_users_after_the_results
     text = [str(turn) for turn in turns]
     [image] = [i for i, turn in enumerate(text) if "AAAA" in turn]
     [answer] = [i for i, turn in enumerate(text) if "ok" in turn]
-    assert turns[image]["role"] == "user"
+    assert turns[image].get("role", turns[image].get("type")) in ("user", "user_input")
     assert image >= answer, "results follow right after their calls"
     assert "Images that the assistant made:" in text[image]
     assert "messages[1]: the model's images are sent as user images" in notes
@@ -205,7 +205,7 @@ def test_two_calls_of_one_message_never_share_an_id(takes: Takes) -> None:
 
 
 @pytest.mark.parametrize("written", ["image/jpg", "IMAGE/JPEG", "image/jpeg; q=1"])
-@pytest.mark.parametrize("api", ["anthropic", "openai-chat", "openai-responses", "gemini"])
+@pytest.mark.parametrize("api", ["anthropic", "openai-chat", "openai-responses", "gemini", "gemini-interactions"])
 def test_media_types_go_in_the_one_spelling_that_every_api_takes(api: ApiName, written: str) -> None:
     source = Base64Source(media_type=written, data="AAAA")
     body, notes = built(api, message_of("user", "Look", ImagePart(source=source)))
@@ -261,7 +261,7 @@ def test_the_models_own_name_is_dropped_without_a_word_for_its_role_says_who_it_
     assert len(notes) == 1
 
 
-@pytest.mark.parametrize("api", ["anthropic", "openai-chat", "openai-responses", "gemini"])
+@pytest.mark.parametrize("api", ["anthropic", "openai-chat", "openai-responses", "gemini", "gemini-interactions"])
 def test_the_option_puts_names_into_the_text_and_no_two_speakers_are_one(api: ApiName) -> None:
     body, notes = built(
         api,

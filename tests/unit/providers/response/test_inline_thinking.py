@@ -357,6 +357,13 @@ STREAMS: dict[ApiName, bytes] = {
         *({"modelVersion": "m", "candidates": [{"content": {"parts": [{"text": c}]}}]} for c in TEXT),
         {"candidates": [{"finishReason": "STOP"}]},
     ),
+    "gemini-interactions": sse(
+        {"event_type": "interaction.created", "interaction": {"id": "i", "model": "m", "status": "in_progress"}},
+        {"event_type": "step.start", "index": 0, "step": {"type": "model_output"}},
+        *({"event_type": "step.delta", "index": 0, "delta": {"type": "text", "text": c}} for c in TEXT),
+        {"event_type": "step.stop", "index": 0},
+        {"event_type": "interaction.completed", "interaction": {"id": "i", "status": "completed"}},
+    ),
 }
 
 

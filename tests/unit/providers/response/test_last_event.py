@@ -29,6 +29,8 @@ LAST: list[tuple[ApiName, bytes]] = [
     ("openai-responses", b'data: {"type":"error","message":"broken"}\n\n'),
     ("openai-images", b'data: {"type":"error","error":{"message":"broken"}}\n\n'),
     ("gemini", b'data: {"error":{"code":503,"status":"UNAVAILABLE"}}\n\n'),
+    ("gemini-interactions", b"event: done\ndata: [DONE]\n\n"),
+    ("gemini-interactions", b'event: error\ndata: {"error":{"message":"m","code":"c"},"event_type":"error"}\n\n'),
 ]
 NOT_LAST: list[tuple[ApiName, bytes]] = [
     ("anthropic", b'data: {"type":"message_delta","delta":{"stop_reason":"end_turn"}}\n\n'),
@@ -36,6 +38,7 @@ NOT_LAST: list[tuple[ApiName, bytes]] = [
     ("openai-chat", b'data: {"error":null,"choices":[]}\n\n'),
     ("openai-responses", b'data: {"type":"response.output_text.done","text":"response.completed"}\n\n'),
     ("gemini", b'data: {"candidates":[{"finishReason":"STOP"}],"usageMetadata":{}}\n\n'),
+    ("gemini-interactions", b'data: {"index":1,"delta":{"type":"text","text":"[DONE]"},"event_type":"step.delta"}\n\n'),
     ("openai-images", b'data: {"type":"image_generation.completed","b64_json":""}\n\n'),
 ]
 APIS_WITH_ONE: tuple[ApiName, ...] = ("anthropic", "openai-chat", "openai-responses")

@@ -19,6 +19,7 @@ def _parts(number: int) -> list[dict[str, Any]]:
 
 EVENTS: list[tuple[ApiName, dict[str, Any]]] = [
     ("gemini", {"candidates": [{"content": {"parts": _parts(100_000)}, "index": 0}]}),
+    ("gemini-interactions", {"status": "completed", "steps": [{"type": "thought", "signature": "s"}] * 100_000}),
     (
         "anthropic",
         {
