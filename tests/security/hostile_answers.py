@@ -11,6 +11,8 @@ from contextlib import asynccontextmanager, suppress
 HEAD = "HTTP/1.1 {status}\r\ncontent-type: text/event-stream\r\nconnection: close\r\n{headers}\r\n"
 PIECE = 64 * 1024
 MB = 2**20
+KEY = "kas-0123456789abcdef"
+"""The key that it was sent."""
 
 
 @asynccontextmanager
@@ -153,6 +155,16 @@ async def _blank_lines() -> AsyncIterator[bytes]:
         yield b"\n" * PIECE
 
 
+async def _beginnings_of_a_key() -> AsyncIterator[bytes]:
+    """Thousands of texts, each under a key of its own, and each ends as the provider's key begins."""
+    yield _head()
+    event = 'data: {"choices":[],"odd%d":"a task","more":"%s"}\n\n'
+    ends = [KEY[: 1 + n % 3] for n in range(130_000)]
+    for at in range(0, len(ends), 1_000):
+        yield "".join(event % (at + n, f"it is {end}") for n, end in enumerate(ends[at : at + 1_000])).encode()
+    yield HELLO
+
+
 HARM: dict[str, Callable[[], AsyncIterator[bytes]]] = {
     "doubly compressed": _doubly_compressed,
     "a bomb": _bomb,
@@ -170,4 +182,5 @@ HARM: dict[str, Callable[[], AsyncIterator[bytes]]] = {
     "comments": _comments,
     "an endless line": _endless_line,
     "blank lines": _blank_lines,
+    "beginnings of a key": _beginnings_of_a_key,
 }

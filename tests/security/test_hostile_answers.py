@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.conftest import Send, sender
 from tests.e2e.fleet import PIPELINE, ended, fleet
-from tests.security.hostile_answers import HARM, hostile_provider
+from tests.security.hostile_answers import HARM, KEY, hostile_provider
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
 from tokenbus_services.mock_provider import MockProvider, Reply, Script, Turn
@@ -22,7 +22,7 @@ SETTINGS = """
 [providers.hostile]
 api = "openai-chat"
 base_url = "{url}/v1"
-api_key_env = ""
+api_key_env = "HOSTILE_KEY"
 [retry]
 base_delay_s = 0.01
 max_attempts = 2
@@ -47,6 +47,7 @@ ENDS: dict[str, tuple[str, str]] = {
     "comments": ("too_large", "limit"),
     "an endless line": ("too_large", "limit"),
     "blank lines": ("too_large", "limit"),
+    "beginnings of a key": ("too_large", "limit"),
 }
 """Code and class of each one's error."""
 SLACK_S = 2.0
@@ -59,8 +60,9 @@ def send(server: Server, keys: Keys) -> Send:
 
 
 async def test_each_hostile_answer_ends_its_own_run_by_name_and_other_runs_do_not_wait(
-    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("HOSTILE_KEY", KEY)
     assert ENDS.keys() == HARM.keys()
     async with (
         MockProvider([HELLO]) as provider,
@@ -94,3 +96,30 @@ async def test_each_hostile_answer_ends_its_own_run_by_name_and_other_runs_do_no
         assert len(str(end)) < 20_000, f"{model}: its end repeats what it was sent"
         assert max(took[model]) < max(before) + SLACK_S, f"runs beside {model!r} took {took[model]}"
     assert logs["wait for ever"][-1]["error"]["retry_after_s"] == 86_400
+
+
+async def test_several_answers_that_are_much_work_to_search_for_a_key_let_other_runs_pass(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOSTILE_KEY", KEY)
+    async with (
+        MockProvider([HELLO]) as provider,
+        hostile_provider() as hostile,
+        fleet(tmp_path, server_url, keys, provider.url, PIPELINE, SETTINGS.format(url=hostile)),
+    ):
+
+        async def probe() -> float:
+            start = time.monotonic()
+            run = await send("hello")
+            assert (await ended(server.client, keys, [run]))[run][-1]["type"] == "completed"
+            return time.monotonic() - start
+
+        before = [await probe() for _ in range(5)]
+        runs = [await send("beginnings of a key", provider="hostile") for _ in range(3)]
+        ending = asyncio.create_task(ended(server.client, keys, runs))
+        took: list[float] = []
+        while not ending.done():
+            took.append(await probe())
+        await ending
+    print(f"median {median(took) * 1000:.0f}, worst {max(took) * 1000:.0f} ms (alone {median(before) * 1000:.0f})")
+    assert median(took) < max(before) + SLACK_S, took

@@ -332,6 +332,14 @@ def test_a_key_behind_more_texts_than_any_answer_has_is_found() -> None:
         assert key not in "".join(json.loads(line[6:]).get(name, "") for line in clean.splitlines() if line)
 
 
+def test_a_thousand_texts_that_end_as_a_key_begins_go_through_unchanged() -> None:
+    """A long answer: the blocks of a model, or the arguments of a call, of which many end in an "s"."""
+    content = b"".join(b"data: " + delta("responses", "cats", n) + b"\n\n" for n in range(1_000))
+    content += b"".join(b'data: {"file-%d.py":"tasks"}\n\n' % n for n in range(1_000))
+    stream = RedactedEvents(Redaction(["sk-123456-and-more"]))
+    assert b"".join(stream.feed(content[i : i + 4096]) for i in range(0, len(content), 4096)) + stream.end() == content
+
+
 @settings(deadline=None)
 @given(
     words=st.lists(st.sampled_from(["s", "sk", "sk-a", "sk-a+b/c_d, no", "\\", "%", "%7", "&am", "é", "\n", " "])),

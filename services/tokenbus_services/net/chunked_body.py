@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import AsyncGenerator, AsyncIterable
 
 import httpcore
@@ -123,6 +124,9 @@ MAX_CRUMBS = 20_000
 """After this many reads, an average below `CRUMB_BYTES` is an error: each read costs as much as a whole event."""
 FAIR_READS = 16
 """Yield to other tasks after this many reads: those of a body that has arrived already never wait."""
+FAIR_S = 0.002
+"""Yield also after this much work on them. If a read needs more, the next ones are passed on in smaller parts."""
+FIRST_PART_BYTES, LEAST_PART_BYTES = 16 * 1024, 1024
 
 
 class TooManyCrumbs(Exception):
@@ -133,13 +137,29 @@ class TooManyCrumbs(Exception):
 
 
 async def fair_reads(reads: AsyncIterable[bytes]) -> AsyncGenerator[bytes]:
-    """Pass on the reads, yielding to other tasks regularly. Raises TooManyCrumbs, and any exception of ``reads``."""
+    """Pass on the reads, yielding to other tasks regularly, however much work each byte is. Raises TooManyCrumbs, and
+    any exception of ``reads``.
+    """
+    clock = time.thread_time  # time in which another process has the core is no work
     size = count = 0
+    most, spent = FIRST_PART_BYTES, 0.0
     async for read in reads:
         size += len(read)
         count += 1
         if count > MAX_CRUMBS and size < count * CRUMB_BYTES:
             raise TooManyCrumbs(count)
-        yield read
-        if count % FAIR_READS == 0:
-            await asyncio.sleep(0)
+        at = 0
+        while at < len(read):
+            part = read[at : at + most]
+            at += len(part)
+            begun = clock()
+            yield part
+            took = clock() - begun
+            spent += took
+            if took > FAIR_S:
+                most = max(LEAST_PART_BYTES, int(len(part) * FAIR_S / took))
+            elif len(part) == most < READ_BYTES:
+                most *= 2
+            if spent > FAIR_S or count % FAIR_READS == 0:
+                spent = 0.0
+                await asyncio.sleep(0)

@@ -10,11 +10,12 @@ scanned once.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 
 import msgspec
 
-from tokenbus_services.redaction.json_strings import JsonStrings, Place
+from tokenbus_services.redaction.json_strings import MAX_MARK_BYTES, JsonStrings, Place
 from tokenbus_services.redaction.redactor import HELD_CHARS, MARK, VALUE_ENDS, RedactedStream, Redaction
 
 MAX_HELD_LINES = 48
@@ -22,11 +23,15 @@ MAX_HELD_LINES = 48
 MAX_HELD_BYTES = 2**20
 MAX_LINE_BYTES = 256 * 2**10
 """A longer line is an image, not a delta; it is read and passed on as it arrives."""
-MAX_TAILS = 512
-"""No answer has as many texts at once that may all end in a secret. The tails of further ones are redacted."""
+MAX_TAILS = 8192
+"""No answer has as many texts that all end in the beginning of a secret. The tails of further ones are redacted."""
+FEW_KEYS = 8
+"""More keys than these are looked up in data by its strings, instead of one by one."""
 
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
 _LINE_END = re.compile(rb"[\r\n]")
+_STRING_HEAD = re.compile(rb'"(?=([^"\\\\]{0,%d}))' % MAX_MARK_BYTES)
+"""What follows each quotation mark: every key is one of these."""
 _OPEN_ESCAPE = re.compile(
     rb"(?:\\\\(?:u[0-9a-fA-F]{0,3}|x[0-9a-fA-F]?)?|%[0-9a-fA-F]?|&(?:\#[xX]?[0-9a-fA-F]{0,19}|[A-Za-z]{0,24}))"
     + VALUE_ENDS
@@ -91,6 +96,10 @@ class RedactedEvents:
         self._held: list[_Line] = []
         self._tails: dict[tuple[bytes, Place], _Tail] = {}
         """By the key, and the place under which it is remembered; None: the key alone."""
+        self._keys: Counter[bytes] = Counter()
+        """How many tails each key has."""
+        self._holding: dict[tuple[bytes, Place], _Tail] = {}
+        """Those tails whose lines are held back."""
 
     def feed(self, data: bytes) -> bytes:
         """Add data. Return what can be emitted, which may be empty."""
@@ -115,7 +124,11 @@ class RedactedEvents:
         """Whether a text in it may end in the beginning of a secret, or continue one."""
         if self._begins(data, 0, len(data)):
             return True
-        return bool(self._tails) and (b"\\u" in data or any(key in data for key, _ in self._tails))
+        if not self._keys:
+            return False
+        if len(self._keys) <= FEW_KEYS:
+            return b"\\u" in data or any(key in data for key in self._keys)
+        return b"\\u" in data or not self._keys.keys().isdisjoint(_STRING_HEAD.findall(data))
 
     def _begins(self, data: bytes, begin: int, end: int) -> bool:
         if self._redaction.heads.search(data, begin, end):
@@ -173,11 +186,9 @@ class RedactedEvents:
         self._unread.clear()
 
     def _value(self, channel: tuple[bytes, Place], line: _Line, begin: int, end: int) -> None:
-        tail = self._tails.pop(channel, None)
-        if begin == end:
-            if tail:
-                self._tails[channel] = tail  # an empty delta changes nothing
+        if begin == end:  # an empty delta changes nothing
             return
+        tail = self._forget(channel)
         if not (tail or self._begins(line.data, begin, end + 1)):
             return
         raw = (tail.raw if tail else b"") + line.data[begin:end]
@@ -194,7 +205,22 @@ class RedactedEvents:
                 self._cut_out(pieces, done + at, len(raw))
                 return
             left = list(_part(pieces, done + at, len(raw)))
-            self._tails[channel] = _Tail(raw[done + at :], left, chars, telling)
+            self._remember(channel, _Tail(raw[done + at :], left, chars, telling))
+
+    def _remember(self, channel: tuple[bytes, Place], tail: _Tail) -> None:
+        self._tails[channel] = tail
+        self._keys[channel[0]] += 1
+        if tail.holds:
+            self._holding[channel] = tail
+
+    def _forget(self, channel: tuple[bytes, Place]) -> _Tail | None:
+        tail = self._tails.pop(channel, None)
+        if tail:
+            self._holding.pop(channel, None)
+            self._keys[channel[0]] -= 1
+            if not self._keys[channel[0]]:
+                del self._keys[channel[0]]
+        return tail
 
     def _cut_out(self, pieces: Iterable[tuple[_Line, int, int]], first: int, last: int) -> None:
         """Remove these bytes of a text from its lines; the mark replaces the last of them."""
@@ -204,7 +230,7 @@ class RedactedEvents:
 
     def _release(self) -> bytes:
         """Emit the lines before the first one that is held back."""
-        waiting = {id(line) for tail in self._tails.values() if tail.holds for line, _, _ in tail.pieces}
+        waiting = {id(line) for tail in self._holding.values() for line, _, _ in tail.pieces}
         if self._reading:
             waiting.add(id(self._reading))
         places = [n for n, line in enumerate(self._held) if id(line) in waiting] if waiting else []
@@ -218,7 +244,7 @@ class RedactedEvents:
     def _give_up(self) -> bytes:
         """Emit all held-back lines, without parts that are nearly a secret."""
         self._join()
-        for tail in self._tails.values():
+        for tail in self._holding.values():
             if tail.telling:
                 self._cut_out([piece for piece in tail.pieces if not piece[0].out], 0, len(tail.raw))
         out = b"".join([line.render() for line in self._held])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import AsyncIterator
 from itertools import pairwise
 
 import h11
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tokenbus_services.net.chunked_body import ChunkDecoder
+from tokenbus_services.net.chunked_body import FAIR_S, ChunkDecoder, fair_reads
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 LINES = st.sampled_from(
@@ -69,3 +72,40 @@ def test_any_cut_of_any_body_is_read_as_h11_reads_it(
     pieces = [body[a:b] for a, b in pairwise(marks)]
     (content, how), (wanted, ends) = _by_us(pieces), _by_h11(pieces)
     assert (content, how) == (wanted, ends)
+
+
+async def test_a_body_that_is_much_work_is_passed_on_in_parts_and_lets_others_run_between_them() -> None:
+    content = bytes(range(256)) * 1024
+
+    async def reads() -> AsyncIterator[bytes]:
+        yield content
+
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(others())
+    parts: list[bytes] = []
+    async for part in fair_reads(reads()):
+        parts.append(part)
+        until = time.thread_time() + len(part) * 1e-6  # a microsecond for each byte
+        while time.thread_time() < until:
+            pass
+    task.cancel()
+    assert b"".join(parts) == content
+    assert max(len(part) for part in parts[1:]) <= 4 * FAIR_S * 1e6
+    assert turns > len(parts) // 4 > 10
+
+
+async def test_a_body_that_is_little_work_is_passed_on_in_whole_reads_after_the_first() -> None:
+    async def reads() -> AsyncIterator[bytes]:
+        for _ in range(10):
+            yield bytes(64 * 1024)
+
+    parts = [len(part) async for part in fair_reads(reads())]
+    assert sum(parts) == 10 * 64 * 1024
+    assert parts[-1] == 64 * 1024
