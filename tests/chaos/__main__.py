@@ -22,7 +22,7 @@ import uvloop
 from tests.chaos import report
 from tests.chaos.broken import BUILDS
 from tests.chaos.deployment.servers import KINDS, Kind, NoDisk
-from tests.chaos.faults import ALL, Fault, Rates
+from tests.chaos.faults import ALL, THEMES, Fault, Rates
 from tests.chaos.judging import judge
 from tests.chaos.record import Record, Violation
 from tests.chaos.round import Plan, play
@@ -33,6 +33,8 @@ starts.
 """
 ROTATION: tuple[Kind, ...] = ("single", "cluster", "disk", "single", "sentinel")
 """The servers of the rounds, in rotation."""
+THEME_ROTATION = (None, None, 0, None, None, 1, None)
+"""Rounds with all faults (None), and those with the faults of one of `THEMES` alone."""
 FLEET_NAMES = ("separate", "chained", "both")
 """Names in `tests.chaos.deployment.workers.FLEETS`."""
 CLIENTS = 6
@@ -77,9 +79,12 @@ def main() -> None:
     try:
         for number, seconds in _rounds(options.seconds, int(only) if only else None, options.round):
             server = options.server or ROTATION[number % len(ROTATION)]
+            theme = None if options.faults else THEME_ROTATION[number % len(THEME_ROTATION)]
+            rates = plain.rates if theme is None else msgspec.structs.replace(plain.rates, weights=THEMES[theme])
             plan = msgspec.structs.replace(
                 plain,
                 seed=f"{seed}.{number}",
+                rates=rates,
                 seconds=seconds,
                 build=options.broken,
                 server=server,

@@ -5,15 +5,17 @@ They exist only here: a worker changes its own copy of the product before it sta
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
-from tokenbus.bus import leases
+from tokenbus.bus import leases, process_clock
 from tokenbus.bus.scripts.script import LuaScript, ScriptCall, declared
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.stage.partition import Partition
 from tokenbus.core.run.gate.policy_gate import PolicyGate
 from tokenbus.events.frames import PolicyVerdict
+from tokenbus_services.parser.room import RoomKeeper
 from tokenbus_services.runtime.in_flight import InFlight
 
 AHEAD = f"{2**62}-0"
@@ -70,10 +72,26 @@ def _counting_every_ruling() -> None:
     PolicyGate.mark_applied = fresh
 
 
+def _counting_stands() -> None:
+    """Time in which a worker was stopped counts as time in which its tasks made no progress."""
+    process_clock.STOOD_S = math.inf
+
+
+def _without_room() -> None:
+    """A full server gets no room."""
+
+    async def look(self: RoomKeeper) -> None:
+        pass
+
+    RoomKeeper.look = look
+
+
 BUILDS = {
     "fence": _without_fence,
     "early-ack": _acknowledging_early,
     "watermark": _with_the_watermark_too_far,
     "rulings": _counting_every_ruling,
+    "impatient": _counting_stands,
+    "no-room": _without_room,
 }
 """Keyed by the name that `make chaos BROKEN=…` takes."""

@@ -39,6 +39,10 @@ Fault = Literal[
     "server",
     "hold the lock",
     "lost keys",
+    "stop a kind",
+    "slow server",
+    "full server",
+    "huge entry",
 ]
 
 
@@ -58,7 +62,25 @@ ALL: dict[Fault, int] = {
     "server": 10,
     "hold the lock": 4,
     "lost keys": 3,
+    "stop a kind": 2,
+    "slow server": 1,
+    "full server": 3,
+    "huge entry": 1,
 }
+THEMES: tuple[dict[Fault, int], ...] = (
+    {"freeze": 4, "stop a kind": 2, "slow server": 1, "full server": 2, "hold the lock": 2},
+    {"huge entry": 1, "hold the lock": 1},
+)
+"""Faults that give no worker a reason to exit; and of these, those that delay no run but their own. The judge allows
+nothing else in a round that has only such faults.
+"""
+MIB = 2**20
+HUGE_BYTES = (60 * MIB, 120 * MIB, 400 * MIB)
+"""Sizes of a huge entry; the weights of these follow."""
+_HUGE_WEIGHTS = (6, 3, 1)
+ROUND_TRIP_S = 3.0
+MOST_FILLED = 4
+"""How often a round's server is full: each time what must be forgotten is older than the round."""
 _ERRORS = (
     "ERR upstream failure",
     "ERR max number of clients reached",
@@ -79,6 +101,10 @@ class Rates(msgspec.Struct, frozen=True):
     """Mean time between two faults."""
     freeze_s: tuple[float, float] = (1.0, 5.0)
     """How long a worker is stopped: both shorter and longer than its lease."""
+    freeze_kind_s: tuple[float, float] = (3.0, 12.0)
+    """How long all workers of a kind are stopped."""
+    slow_s: tuple[float, float] = (8.0, 16.0)
+    """How long the server is slow."""
     weights: Mapping[Fault, int] = msgspec.field(default_factory=lambda: ALL)
     """Relative frequency of each fault; a fault that is not listed never occurs."""
 
@@ -94,8 +120,15 @@ class Chaos:
         server: Deployed,
         to_provider: Proxy,
         tokens: Path,
+        ask_huge: Callable[[Single, int], Awaitable[bool]],
+        *,
+        ballast: bool = False,
     ) -> None:
-        """``tokens``: each file in this directory lets a tool call keep its interpreter's lock."""
+        """``tokens``: each file in this directory lets a tool call keep its interpreter's lock. ``ask_huge``: request a
+        run with an entry of this size. ``ballast``: the server has something to forget when it is full.
+        """
+        self._ask_huge = ask_huge
+        self._ballast = ballast
         self._chance = chance
         self._rates = rates
         self._workers = workers
@@ -106,6 +139,8 @@ class Chaos:
         self._healing: list[asyncio.Task[None]] = []
         self._over = asyncio.Event()
         self.tally: Counter[str] = Counter()
+        self.without_room: list[str] = []
+        self._kinds: list[Kind] = []
         self._faults: dict[Fault, Callable[[], Awaitable[None]]] = {
             "kill": self._kill,
             "kill a stage": self._kill_a_stage,
@@ -122,6 +157,10 @@ class Chaos:
             "server": self._disturb_server,
             "hold the lock": self._hold_lock,
             "lost keys": self._lose_keys,
+            "stop a kind": self._stop_a_kind,
+            "slow server": self._slow_server,
+            "full server": self._fill_server,
+            "huge entry": self._send_huge_entry,
         }
 
     async def run(self, seconds: float) -> None:
@@ -183,6 +222,22 @@ class Chaos:
         async def thaw() -> None:
             await self._pause(*self._rates.freeze_s)
             worker.thaw()
+
+        self._later(thaw())
+
+    async def _stop_a_kind(self) -> None:
+        """Stop all workers of a kind at once; each kind in its turn."""
+        if not self._kinds:
+            self._kinds = self._chance.sample(self._workers.kinds, len(self._workers.kinds))
+        workers = self._workers.well(kind := self._kinds.pop())
+        for worker in workers:
+            worker.freeze()
+        self.tally[f"SIGSTOP of every {kind}"] += 1
+
+        async def thaw() -> None:
+            await self._pause(*self._rates.freeze_kind_s)
+            for worker in workers:
+                worker.thaw()
 
         self._later(thaw())
 
@@ -317,7 +372,7 @@ class Chaos:
 
     async def _limit_memory(self) -> None:
         """Limit the server's memory to its current size for a while, so that it accepts no more data."""
-        if not isinstance(server := self._server, Single):
+        if not isinstance(server := self._server, Single) or self._ballast:
             return
         self.tally["the server at its memory limit"] += 1
 
@@ -340,6 +395,44 @@ class Chaos:
 
         if not self._disturbing.locked():
             self._later(stutter())
+
+    async def _fill_server(self) -> None:
+        """The server is full, until the deployment has made room by itself."""
+        if not isinstance(server := self._server, Single) or not self._ballast or self._disturbing.locked():
+            return
+        if self.tally["the server is full"] >= MOST_FILLED:
+            return
+        self.tally["the server is full"] += 1
+
+        async def fill() -> None:
+            async with self._disturbing:
+                if problem := await server.fill(self._over):
+                    self.without_room.append(problem)
+
+        self._later(fill())
+
+    async def _slow_server(self) -> None:
+        """Each command takes seconds, which is less than the time limit of a command."""
+        if self._server.proxy is None or self._disturbing.locked():
+            return
+        proxy = self._server.proxy
+        self.tally["each round trip to the server takes seconds"] += 1
+
+        async def slow() -> None:
+            async with self._disturbing:
+                proxy.round_trip_s = ROUND_TRIP_S
+                await self._pause(*self._rates.slow_s)
+                proxy.round_trip_s = 0.0
+
+        self._later(slow())
+
+    async def _send_huge_entry(self) -> None:
+        """Somebody sends a request of a size that no worker should hold."""
+        if type(server := self._server) is not Single or self._disturbing.locked():
+            return
+        [size] = self._chance.choices(HUGE_BYTES, _HUGE_WEIGHTS)
+        if await self._ask_huge(server, size):
+            self.tally[f"a request of {size // MIB} MiB"] += 1
 
     async def _disturb_server(self) -> None:
         """Inject one such fault at a time: no deployment survives two overlapping fail-overs."""

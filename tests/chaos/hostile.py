@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import json
 import random
+import re
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import cache
@@ -15,7 +16,7 @@ import msgspec
 
 from tests.chaos.record import Story
 
-APIS = ("anthropic", "openai-chat")
+APIS = ("anthropic", "openai-chat", "gemini")
 NAMES = {api: f"hostile-{api}" for api in APIS}
 """The providers' names, by API."""
 _BOMB_BYTES = 256 * 2**20
@@ -24,6 +25,14 @@ _LONG_S = 30.0
 """Endless attacks stop after this many seconds; reaching it is the client's fault."""
 LONGEST_S = 12.0
 """Seconds until a run must have found that no usable answer will come."""
+PATIENCE = "progress_timeout_s = 4.0\ncall_timeout_s = 8.0"
+"""Further settings of a hostile provider: how long a call may last without progress, and in all."""
+HUGE_LONGEST_S = 30.0
+"""Seconds until a request that is too large must have ended."""
+_HUGE_PIECE = 2**20
+_DRIP_S = 0.2
+_MODEL_IN_PATH = re.compile(rb"models/(\w+):")
+_PARTS = 100_000
 _OK = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n"
 
 Send = Callable[[bytes], Any]
@@ -130,6 +139,69 @@ async def silence(send: Send) -> None:
     await asyncio.sleep(_LONG_S)
 
 
+async def dripping_comments(send: Send) -> None:
+    """A comment now and then: the connection is not silent, and nothing comes."""
+    await send(_OK + b"\r\n")
+    while True:
+        await send(b": still here\n\n")
+        await asyncio.sleep(_DRIP_S)
+
+
+async def dripping_pings(send: Send) -> None:
+    """The beginning of an answer, and then pings."""
+    await send(_OK + b"\r\n" + _MESSAGE_START)
+    while True:
+        await send(b'event: ping\ndata: {"type":"ping"}\n\n')
+        await asyncio.sleep(_DRIP_S)
+
+
+async def dripping_words(send: Send) -> None:
+    """An answer that makes progress, and never ends."""
+    await send(_OK + b"\r\n")
+    while True:
+        await send(_event({"choices": [{"index": 0, "delta": {"content": "on "}}]}))
+        await asyncio.sleep(_DRIP_S)
+
+
+async def many_parts(send: Send) -> None:
+    """100,000 parts in one event."""
+    await send(_OK + b"\r\n" + _event({"candidates": [{"content": {"parts": _parts(_PARTS)}, "index": 0}]}))
+
+
+async def many_parts_piecemeal(send: Send) -> None:
+    """Thousands of parts in events of a moderate size, and no end."""
+    await send(_OK + b"\r\n")
+    for _ in range(4):
+        await send(_event({"candidates": [{"content": {"parts": _parts(1000)}, "index": 0}]}))
+
+
+async def many_choices(send: Send) -> None:
+    """100,000 choices in one event."""
+    choices = [{"index": n, "delta": {"content": "x"}} for n in range(_PARTS)]
+    await send(_OK + b"\r\n" + _event({"choices": choices}))
+
+
+async def many_blocks(send: Send) -> None:
+    """100,000 blocks in one answer that is no stream."""
+    message = {"type": "message", "role": "assistant", "content": [{"type": "text", "text": "x"}] * _PARTS}
+    body = json.dumps(message | {"id": "m", "model": "m", "stop_reason": "end_turn"}).encode()
+    await send(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n\r\n" + body)
+
+
+_MESSAGE_START = b"""event: message_start
+data: {"type":"message_start","message":{"id":"m","type":"message","role":"assistant","content":[]}}
+
+"""
+
+
+def _event(data: Any) -> bytes:
+    return b"data: " + json.dumps(data).encode() + b"\n\n"
+
+
+def _parts(number: int) -> list[dict[str, Any]]:
+    return [{"text": "x", "thought": bool(n % 2)} for n in range(number)]
+
+
 WAYS: tuple[Callable[[Send], Any], ...] = (
     gzip_bomb,
     gzip_bomb_in_a_bomb,
@@ -147,22 +219,67 @@ WAYS: tuple[Callable[[Send], Any], ...] = (
     no_http,
     page,
     silence,
+    dripping_comments,
+    dripping_pings,
+    dripping_words,
+    many_parts,
+    many_parts_piecemeal,
+    many_choices,
+    many_blocks,
 )
+_API_OF: dict[Callable[[Send], Any], str] = {
+    dripping_pings: "anthropic",
+    dripping_words: "openai-chat",
+    many_parts: "gemini",
+    many_parts_piecemeal: "gemini",
+    many_choices: "openai-chat",
+    many_blocks: "anthropic",
+}
+"""Attacks that only make sense in one API."""
 
 
 def scene(run: str, chance: random.Random) -> tuple[Story, dict[str, Any]]:
     """A run with this attack: its story, and its request."""
-    provider, way = NAMES[chance.choice(APIS)], chance.choice(WAYS).__name__
+    way = chance.choice(WAYS)
+    provider = NAMES[_API_OF.get(way) or chance.choice(APIS)]
     story = Story(run=run, provider=provider, mode="chat", stream=True, on_failure="fail", fate="hostile", pieces=())
     request: dict[str, Any] = {
         "type": "generate",
         "id": run,
         "provider": provider,
-        "model": way,
+        "model": way.__name__,
+        "stream": way is not many_blocks,
         "messages": [{"role": "user", "content": f"Please look at {run}"}],
         "on_failure": "fail",
     }
     return story, request
+
+
+def huge_scene(run: str) -> tuple[Story, dict[str, Any]]:
+    """A run whose request is too large for any worker: its story, and the request without its text."""
+    story = Story(run=run, provider="anthropic", mode="chat", stream=True, on_failure="fail", fate="huge", pieces=())
+    return story, {"type": "generate", "id": run, "provider": "anthropic", "model": "huge", "messages": []}
+
+
+async def send_huge(port: int, stream: str, request: dict[str, Any], size: int) -> bool:
+    """XADD this request with a text of this size, in pieces, to the server on this port. Whether it was accepted.
+
+    Raises OSError if nobody knows.
+    """
+    head = json.dumps(request).encode()[:-1] + b',"text":"'
+    words = b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in (b"XADD", stream.encode(), b"*", b"__data__"))
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(b"*5\r\n%b$%d\r\n%b" % (words, len(head) + size + 2, head))
+        for at in range(0, size, _HUGE_PIECE):
+            writer.write(b"x" * min(_HUGE_PIECE, size - at))
+            await writer.drain()
+        writer.write(b'"}\r\n')
+        if not (reply := await reader.readline()):
+            raise ConnectionResetError
+        return reply.startswith(b"$")
+    finally:
+        writer.close()
 
 
 @asynccontextmanager
@@ -189,7 +306,8 @@ async def hostile_provider(*, port: int = 0) -> AsyncGenerator[str]:
                 size = int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0)
                 request_body: dict[str, Any] = msgspec.json.decode(await reader.readexactly(size))
                 async with asyncio.timeout(_LONG_S):
-                    await ways[request_body["model"]](send)
+                    in_path = _MODEL_IN_PATH.search(head)
+                    await ways[in_path[1].decode() if in_path else request_body["model"]](send)
         except asyncio.CancelledError:
             return  # the round is over; asyncio's streams treat a cancelled callback as a failed one
         finally:

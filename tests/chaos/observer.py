@@ -54,7 +54,13 @@ async def _fact(client: Any, prefix: str, name: str) -> KeyFact | None:
     ttl_ms = await client.pttl(name)
     if ttl_ms == -2:
         return None
-    sizes = {"hash": client.hlen, "stream": client.xlen, "zset": client.zcard, "string": client.strlen}
+    sizes = {
+        "hash": client.hlen,
+        "stream": client.xlen,
+        "zset": client.zcard,
+        "list": client.llen,
+        "string": client.strlen,
+    }
     pending: dict[str, int] = {}
     fields: dict[str, str] = {}
     if kind == "stream":
@@ -72,4 +78,5 @@ async def _fact(client: Any, prefix: str, name: str) -> KeyFact | None:
 
 async def _entries(client: Any, key: str) -> list[Entry]:
     entries: list[Any] = await client.xrange(key)
-    return [Entry(entry_id.decode(), json.loads(fields[b"__data__"])) for entry_id, fields in entries]
+    written = [(entry_id, fields) for entry_id, fields in entries if b"ballast" not in fields]
+    return [Entry(entry_id.decode(), json.loads(fields[b"__data__"])) for entry_id, fields in written]

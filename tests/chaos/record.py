@@ -12,7 +12,7 @@ import msgspec
 
 _LOG = re.compile(r"\{(\d+)\}:log:(.+)")
 
-Fate = Literal["plain", "fails before text", "cut in text", "cancelled", "deadline", "hostile"]
+Fate = Literal["plain", "fails before text", "cut in text", "cancelled", "deadline", "hostile", "huge"]
 """The planned fault of a run, besides all random ones."""
 
 
@@ -171,6 +171,12 @@ class Record(msgspec.Struct, kw_only=True):
     server_connections: int = 0
     late: dict[str, float] = {}
     """Runs still open this many seconds after the last fault, beyond their undisturbed duration."""
+    delays: dict[str, float] = {}
+    """By run that ended before the last fault did: seconds from request to end, beyond its undisturbed duration."""
+    without_room: list[str] = []
+    """Each time that the server stayed full although something could be forgotten."""
+    huge_requests: int = 0
+    """How often a huge request was sent, successfully or not."""
     faults: dict[str, int] = {}
     change: Change | None = None
     visits: list[Visit] = []

@@ -19,7 +19,7 @@ from tests.chaos import guards, hostile, ledger, observer, rogue
 from tests.chaos.crowd import MODEL, SETTINGS, Crowd
 from tests.chaos.deployment.inside import LEFT_BEHIND
 from tests.chaos.deployment.proxy import Proxy
-from tests.chaos.deployment.servers import KINDS, Deployed, Kind
+from tests.chaos.deployment.servers import KINDS, Deployed, Kind, Single
 from tests.chaos.deployment.workers import BESIDE, FLEETS, Workers
 from tests.chaos.faults import Chaos, Rates
 from tests.chaos.lost_connections import is_lost
@@ -85,6 +85,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     changes: bool = False
     """The number of partitions changes during the round."""
 
+    @property
+    def ballast(self) -> bool:
+        """Whether the server's public topics have a past, and workers make room on a full server. Else a full server
+        stays full.
+        """
+        weights = self.rates.weights
+        both = "memory limit" in weights
+        return self.server == "single" and "full server" in weights and (not both or crc32(self.seed.encode()) % 2 == 0)
+
 
 async def play(plan: Plan, directory: Path) -> Record:
     """Play the round. ``directory`` exists, and receives the workers' logs."""
@@ -96,8 +105,7 @@ async def play(plan: Plan, directory: Path) -> Record:
         provider = await stack.enter_async_context(MockProvider(choose=stage.script_for))
         harmful = await stack.enter_async_context(hostile.hostile_provider())
         to_provider = await stack.enter_async_context(Proxy(int(provider.url.rpartition(":")[2])))
-        config = directory / "tokenbus.toml"
-        config.write_text(_settings(prefix, directory, server, to_provider.port, harmful))
+        config = await _prepare(plan, prefix, directory, server, to_provider.port, harmful)
         env = {"TOKENBUS_CONFIG": str(config), ledger.PATH: str(written)}
         clocks = random.Random(f"{plan.seed}:clocks") if plan.clocks else None
         # The code that a broken build changes is in the stages' own commits: pipelines would seldom run it.
@@ -109,8 +117,9 @@ async def play(plan: Plan, directory: Path) -> Record:
         client = server.client
         await workers.start_ready(*workers.kinds * 2)
         tokens = ledger.tokens_of(written)
-        chaos = Chaos(random.Random(f"{plan.seed}:faults"), plan.rates, workers, server, to_provider, tokens)
         audience = Audience(client, prefix, stage, plan.open_runs, lossy=server.lossy)
+        chance = random.Random(f"{plan.seed}:faults")
+        chaos = Chaos(chance, plan.rates, workers, server, to_provider, tokens, audience.ask_huge, ballast=plan.ballast)
         publishing = asyncio.create_task(audience.keep_asking())
         crowd = Crowd(workers, random.Random(f"{plan.seed}:crowd"), clients=plan.clients)
         visiting = asyncio.create_task(crowd.keep_coming())
@@ -162,6 +171,9 @@ async def play(plan: Plan, directory: Path) -> Record:
             provider_connections=await _none_left(lambda: provider.open_connections),
             server_connections=await _none_left(lambda: server.proxy.connections if server.proxy else 0),
             late=audience.late,
+            delays=audience.delays,
+            without_room=chaos.without_room,
+            huge_requests=audience.huge_requests,
             faults=dict(chaos.tally),
             change=await repartition.result(fresh) if changing else None,
             visits=crowd.visits,
@@ -192,6 +204,8 @@ class Audience:
         self.late_s = LATE_S
         self.late: dict[str, float] = {}
         """Runs that ended too late, or had not ended when the wait timed out."""
+        self.delays: dict[str, float] = {}
+        self.huge_requests = 0
 
     @property
     def spread(self) -> int:
@@ -208,6 +222,26 @@ class Audience:
         for scene in scenes:
             await self._ask(scene)
         return [scene.story.run for scene in scenes]
+
+    async def ask_huge(self, server: Single, size: int) -> bool:
+        """Request a run with an entry of this size, one at a time. False if the server refused it."""
+        if any(self._stage.scenes[run].story.fate == "huge" for run in self._open):
+            return False
+        scene, unsure, accepted = self._stage.huge(self.huge_requests), False, False
+        while not accepted:
+            self.huge_requests += 1
+            try:
+                accepted = await hostile.send_huge(server.port, f"{self._prefix}:requests", scene.request, size)
+                if not accepted and not unsure:
+                    return False
+            except OSError:
+                unsure = True  # it may have been accepted
+            if not accepted:
+                await asyncio.sleep(1)
+        self._stage.add(scene)
+        self._open.add(scene.story.run)
+        self._asked_at[scene.story.run] = asyncio.get_running_loop().time()
+        return True
 
     async def keep_asking(self) -> None:
         """Keep this many runs open until enough have been published."""
@@ -283,6 +317,9 @@ class Audience:
         for run, status in found.items():
             if status in _ENDED:
                 self._open.discard(run)
+                if self.last_fault is None:
+                    took_s = asyncio.get_running_loop().time() - self._asked_at[run]
+                    self.delays[run] = round(took_s - self._stage.scenes[run].longest_s, 1)
                 continue
             self._note_late(run)
             if status is None and self._lossy:
@@ -332,14 +369,28 @@ def _complaints(logs: Iterable[Path]) -> list[str]:
     ]
 
 
-def _settings(prefix: str, directory: Path, server: Deployed, provider_port: int, harmful: str) -> str:
+async def _prepare(
+    plan: Plan, prefix: str, directory: Path, server: Deployed, provider_port: int, harmful: str
+) -> Path:
+    """Write the settings, and the past of the server's topics; the path of the settings."""
+    config = directory / "tokenbus.toml"
+    config.write_text(_settings(prefix, directory, server, provider_port, harmful, ballast=plan.ballast))
+    if plan.ballast and isinstance(server, Single):
+        await server.put_ballast(prefix, PARTITIONS)
+    return config
+
+
+def _settings(
+    prefix: str, directory: Path, server: Deployed, provider_port: int, harmful: str, *, ballast: bool
+) -> str:
     provider = f"http://127.0.0.1:{provider_port}"
     patience = "connect_timeout_s = 2.0\nfirst_event_timeout_s = 4.0\nidle_timeout_s = 2.0"
     tables = [provider_table(api, api, provider, patience) for api in BASE_PATHS]
     tables.append(
         provider_table(CONTINUING, "openai-chat", provider, f'{patience}\nquirks = {{ continues = "message" }}')
     )
-    tables += [provider_table(name, api, harmful, patience) for api, name in hostile.NAMES.items()]
+    hasty = f"{patience}\n{hostile.PATIENCE}"
+    tables += [provider_table(name, api, harmful, hasty) for api, name in hostile.NAMES.items()]
     return f"""
 redis_url = "{server.url}"
 prefix = "{prefix}"
@@ -366,7 +417,7 @@ drain_s = 2.0
 
 [retention]
 topic_entries = 10000000
-full_share = 1.0
+full_share = {0.9 if ballast else 1.0}
 
 [limits]
 tool_slack_s = {TOOL_SLACK_S if server.lossy else 120.0}

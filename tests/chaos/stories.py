@@ -104,6 +104,14 @@ class Stage:
         self.scenes[scene.story.run] = scene
         return scene
 
+    def huge(self, number: int) -> Scene:
+        """A run whose request is too large. It counts once `add` gets it."""
+        return Scene(*hostile.huge_scene(f"{self._prefix}-huge{number}"), None, None, hostile.HUGE_LONGEST_S)
+
+    def add(self, scene: Scene) -> None:
+        """A run that is not one of `next`."""
+        self.scenes[scene.story.run] = scene
+
     def script_for(self, request: ModelRequest) -> Script | None:
         """The provider's answer: the last word of a request is its run."""
         if request.token.startswith(crowd.TOKEN):

@@ -137,6 +137,11 @@ def changed(placing: int = 5, fresh: tuple[str, ...] = (RUN,)) -> Callable[[Reco
     return change
 
 
+def by(*faults: str) -> Callable[[Record], None]:
+    """The round had these faults alone."""
+    return lambda record: record.faults.update(dict.fromkeys(faults, 1))
+
+
 def visited(kind: str, outcome: Any, **more: Any) -> Callable[[Record], None]:
     return lambda record: record.visits.append(Visit(kind, outcome, **more))
 
@@ -189,6 +194,25 @@ WRONG: dict[str, tuple[str, Callable[[Record], object]]] = {
     "a hostile provider's run completed": (
         "outcome",
         lambda r: r.stories.__setitem__(0, msgspec.structs.replace(r.stories[0], fate="hostile")),
+    ),
+    "a huge request that a worker took": (
+        "outcome",
+        lambda r: r.stories.__setitem__(0, msgspec.structs.replace(r.stories[0], fate="huge")),
+    ),
+    "poison where none was": ("keys", key("dead")),
+    "more poison than was sent": ("keys", lambda r: (setattr(r, "huge_requests", 1), key("dead", length=2)(r))),
+    "a full server that stays full": ("room", lambda r: r.without_room.append("no room was made")),
+    "a worker that ended as the server was slow": (
+        "workers",
+        lambda r: (by("each round trip to the server takes seconds")(r), ended(None, 7)(r)),
+    ),
+    "a provider that is blamed for a worker that stood": (
+        "blame",
+        lambda r: (by("SIGSTOP of every fetcher")(r), ended_by(r, "failed", "idle_timeout")),
+    ),
+    "a run that waited for a huge request": (
+        "delayed",
+        lambda r: (by("a request of 60 MiB")(r), r.delays.update({RUN: 60.0})),
     ),
     "a worker that did not stop": ("workers", ended(15, -9)),
     "an error in a log": ("workers", lambda r: r.complaints.append("left behind: tasks")),
@@ -318,6 +342,14 @@ def test_only_a_call_that_held_its_interpreters_lock_may_be_overdue():
     assert "gave an error" in problem.what
     record.holders.append(Line(RUN, f"{RUN}/0/1", "here", "n9"))
     assert list(tools.judge(record)) == []
+
+
+@pytest.mark.parametrize("fault", ["kill -9 of a parser", "SIGSTOP of a parser"])
+def test_a_run_may_be_delayed_by_faults_that_delay_every_run(fault: str):
+    record = well()
+    by(fault, "a request of 60 MiB")(record)
+    record.delays[RUN] = 60.0
+    assert judge(record) == []
 
 
 def test_a_correct_run_under_policies_has_no_violation():

@@ -57,6 +57,18 @@ async def call(proxy: Proxy) -> Caller:
     return Caller(reader, writer, link)
 
 
+async def test_a_slow_server_gets_each_command_later_and_no_reply_is_lost(proxy: Proxy):
+    caller = await call(proxy)
+    clock = asyncio.get_running_loop().time
+    proxy.round_trip_s = 0.2
+    for command in (b"first", b"again"):
+        began = clock()
+        caller.writer.write(command)
+        assert await caller.reader.readexactly(5) == command
+        assert clock() - began >= proxy.round_trip_s
+    caller.writer.close()
+
+
 async def test_a_reply_can_be_cut_in_the_middle_of_its_bytes(proxy: Proxy):
     caller = await call(proxy)
     caller.link.cut("down", 0.5)

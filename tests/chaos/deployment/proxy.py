@@ -19,7 +19,8 @@ _READ_BYTES = 64 * 2**10
 class Link:
     """One connection through the proxy, and its current fault."""
 
-    def __init__(self, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
+    def __init__(self, proxy: Proxy, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
+        self._proxy = proxy
         self._ends: dict[Way, asyncio.StreamWriter] = {"up": server, "down": client}
         self._gates: dict[Way, asyncio.Event] = {"up": asyncio.Event(), "down": asyncio.Event()}
         self._cuts: dict[Way, float] = {}
@@ -79,6 +80,8 @@ class Link:
                     self._ends[end].write(answered)
                     await self._ends[end].drain()
                 continue
+            if way == "up" and self._last == "down" and self._proxy.round_trip_s:
+                await asyncio.sleep(self._proxy.round_trip_s)
             self._last = way
             if (part := self._cuts.get(way)) is not None:
                 writer.write(data[: int(part * len(data))])
@@ -130,6 +133,8 @@ class Proxy:
         self._tasks: set[asyncio.Task[None]] = set()
         self.refusing = False
         """New connections are reset at once."""
+        self.round_trip_s = 0.0
+        """Each command reaches the server this much later: the server is far away."""
 
     @property
     def port(self) -> int:
@@ -181,7 +186,7 @@ class Proxy:
         except OSError:
             client.transport.abort()
             return
-        link = Link(client, server)
+        link = Link(self, client, server)
         self._links.add(link)
         pumps = (
             asyncio.create_task(link.pump(client_reader, "up")),

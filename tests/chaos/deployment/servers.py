@@ -32,6 +32,12 @@ _PROMOTED_S = 40.0
 _SLOTS = 16384
 _DISK = "64m"
 _BALLAST_BYTES = 64 * 2**10
+TOPICS = ("visible", "chunks", "blocks", "runs")
+_OLD_ENTRIES = 80
+_OLD_MS = 3_600_000
+_POLL_S = 0.2
+ROOM, ROOM_S = 0.95, 20.0
+"""A full server has room again, this share of its limit being in use, within this time, if other faults allow it."""
 
 
 class NoDisk(Exception):
@@ -51,6 +57,8 @@ class Single:
         self.proxy: Proxy | None = proxy
         self.client = client
         self.url = f"redis://127.0.0.1:{proxy.port}"
+        self.port = server.port
+        """Of the server itself."""
 
     async def disturb(self, chance: random.Random, pause: Pause) -> AsyncGenerator[str]:
         """Inject kill -9 and a restart on the same data, or SIGSTOP, sometimes for longer than any client waits for a
@@ -78,6 +86,46 @@ class Single:
             await self.client.config_set("maxmemory", memory["used_memory"])
         await pause(0.5, 5.0)
         await self._until_accepted(lambda: self.client.config_set("maxmemory", 0))
+
+    async def put_ballast(self, prefix: str, partitions: int) -> None:
+        """Give the public topics a past of `_OLD_MS`, which is what a full server forgets first."""
+        seconds, _ = await self.client.time()
+        pipe = self.client.pipeline(transaction=False)
+        for n in range(partitions * len(TOPICS) * _OLD_ENTRIES):
+            nth, at = divmod(n, partitions * len(TOPICS))
+            key = f"{prefix}:{{{at // len(TOPICS)}}}:{TOPICS[at % len(TOPICS)]}"
+            age_ms = _OLD_MS - nth * _OLD_MS // _OLD_ENTRIES
+            pipe.xadd(key, {"ballast": bytes(_BALLAST_BYTES)}, id=f"{seconds * 1000 - age_ms}-0")
+        await pipe.execute()
+
+    async def fill(self, over: asyncio.Event) -> str | None:
+        """Set the memory limit to what the server uses, and wait until the deployment made room by itself. What is
+        wrong if it did not.
+        """
+        clock = asyncio.get_running_loop().time
+        most = 0
+
+        async def is_full() -> bool:
+            nonlocal most
+            most = most or (await self.client.info("memory"))["used_memory"]
+            return await self.client.config_set("maxmemory", most)
+
+        async def has_room() -> bool:
+            return (await self.client.info("memory"))["used_memory"] < ROOM * most
+
+        await self._until_accepted(is_full)
+        until, made = clock() + ROOM_S, False
+        while not made and clock() < until and not over.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(over.wait(), _POLL_S)
+            made = await self._is_so(has_room)
+        await self._until_accepted(lambda: self.client.config_set("maxmemory", 0))
+        return None if made or over.is_set() else f"no room was made within {ROOM_S:g} s"
+
+    async def _is_so(self, question: Callable[[], Awaitable[bool]]) -> bool:
+        with suppress(RedisError, OSError):
+            return await question()
+        return False
 
     async def stutter(self, chance: random.Random, over: asyncio.Event) -> None:
         """Stop the server for a moment, again and again."""
@@ -247,8 +295,8 @@ Deployed = Single | Group | Nodes
 
 @asynccontextmanager
 async def single(directory: Path) -> AsyncGenerator[Deployed]:
-    """One server."""
-    options = {"appendfsync": "always", "loglevel": "warning"}
+    """One server. It accepts entries that no worker should hold."""
+    options = {"appendfsync": "always", "loglevel": "warning", "proto-max-bulk-len": "512mb"}
     server = EmbeddedServer(directory / "server", binary=binary(), appendonly=True, options=options)
     async with AsyncExitStack() as stack:
         await asyncio.to_thread(server.start)

@@ -26,6 +26,7 @@ _TTL = re.compile(
 _EMPTY = re.compile(r"requests|\{\d+\}:(turns|tools|state:.+|index:open)")
 _TRIMMED = re.compile(r"\{\d+\}:(raw|events|drafts)")
 _KEPT = re.compile(r"\{\d+\}:(visible|chunks|blocks|runs|decisions)")
+_DEAD = re.compile(r"dead|\{.+:dead\}:rejected")
 _LEASE = re.compile(r"\{\d+\}:lease:(normalizer|parser|policy)")
 _MOST_TRIMMED = 300
 """Maximum entries of a trimmed stream at rest: a trim removes whole nodes, of 100 entries by default."""
@@ -39,7 +40,7 @@ _PID = re.compile(r".*-(\d+)-[0-9a-f]{8}")
 def judge(record: Record) -> Iterator[Violation]:
     """Check what is left."""
     for key in record.keys:
-        if problem := _key(key):
+        if problem := _key(key, record.huge_requests):
             yield Violation("keys", "", f"{key.name}: {problem}")
         for group, count in key.pending.items():
             if count:
@@ -64,8 +65,8 @@ def judge(record: Record) -> Iterator[Violation]:
         yield Violation("sockets", "", f"{record.server_connections} connections to the server are open")
 
 
-def _key(key: KeyFact) -> str | None:
-    """What is wrong with a key at rest. Every key must be known and bounded."""
+def _key(key: KeyFact, poison: int) -> str | None:
+    """What is wrong with a key at rest. Every key must be known and bounded. ``poison``: entries that may be dead."""
     name = key.name
     if _TTL.fullmatch(name):
         return None if key.ttl_ms >= 0 else "has no TTL"
@@ -75,8 +76,8 @@ def _key(key: KeyFact) -> str | None:
         return f"{key.length} entries, though all are consumed" if key.length > _MOST_TRIMMED else None
     if name.endswith(":control"):
         return f"{key.length} entries" if key.length > _MOST_CONTROL else None
-    if name == "dead":
-        return f"{key.length} entries are dead, and none was poison"
+    if _DEAD.fullmatch(name):
+        return f"{key.length} entries are dead, and {poison} were poison" if key.length > poison else None
     if name == "meta" or _KEPT.fullmatch(name) or _LEASE.fullmatch(name):
         return None
     return "the judge knows no bound for it"

@@ -21,6 +21,8 @@ UNJUDGED = "policy_silent"
 """Error of a run whose drafts, or the verdicts on them, were lost in this way."""
 TERMINATED = "policy_terminated"
 """The error of a run that a policy ended."""
+TOO_LARGE = {"poison", "request_too_large", "too_large"}
+"""Errors of a request that no worker should hold."""
 _BEGUN_TAG = re.compile(r"\n?</?[a-z_]*$")
 
 
@@ -33,6 +35,10 @@ def judge(record: Record) -> Iterator[Violation]:
         if story.fate == "hostile":
             if log[-1]["type"] in ("cancelled", "completed") or not log[-1].get("error", {}).get("code"):
                 yield Violation("outcome", story.run, f"hostile: {log[-1]['type']}: {log[-1].get('error')}")
+            continue
+        if story.fate == "huge":
+            if log[-1]["type"] != "failed" or log[-1]["error"]["code"] not in TOO_LARGE:
+                yield Violation("outcome", story.run, f"huge: {log[-1]['type']}: {log[-1].get('error')}")
             continue
         if problem := _outcome(story, log, lossy=record.lossy):
             yield Violation("outcome", story.run, f"{story.fate}, {story.on_failure}: {problem}")
