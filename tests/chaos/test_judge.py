@@ -344,6 +344,14 @@ def test_only_a_call_that_held_its_interpreters_lock_may_be_overdue():
     assert list(tools.judge(record)) == []
 
 
+def test_a_worker_may_report_a_request_that_is_larger_than_it_reads():
+    record = well()
+    record.complaints.append("0-fetcher.log: a value of 125829229 bytes: at most 100663296 are read")
+    assert [violation.rule for violation in judge(record)] == ["workers"]
+    record.huge_requests = 1
+    assert judge(record) == []
+
+
 @pytest.mark.parametrize("fault", ["kill -9 of a parser", "SIGSTOP of a parser"])
 def test_a_run_may_be_delayed_by_faults_that_delay_every_run(fault: str):
     record = well()

@@ -33,6 +33,8 @@ _MOST_TRIMMED = 300
 _MOST_CONTROL = 1_200
 _LOSS_MESSAGES = ("a fail-over lost the entries after", "runs that lost events continue")
 """Log messages of an owner that remembers more than the server does, and of one that lost its lease because of this."""
+_HUGE_MESSAGES = ("-huge", "bytes: at most 100663296 are read")
+"""What messages about a request contain that is larger than a worker reads: its run, or its size."""
 _PID = re.compile(r".*-(\d+)-[0-9a-f]{8}")
 """The name of a worker: host, process and a random part."""
 
@@ -55,6 +57,8 @@ def judge(record: Record) -> Iterator[Violation]:
             yield Violation("workers", "", f"{end.log}: {problem}")
     for complaint in record.complaints:
         if record.lossy and any(message in complaint for message in _LOSS_MESSAGES):
+            continue
+        if record.huge_requests and any(message in complaint for message in _HUGE_MESSAGES):
             continue
         yield Violation("workers", "", complaint)
     for run, seconds in record.late.items():

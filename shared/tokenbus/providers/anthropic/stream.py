@@ -34,7 +34,7 @@ from tokenbus.events.usage import Usage
 from tokenbus.providers.anthropic import wire
 from tokenbus.providers.anthropic.block_decoder import BlockDecoder
 from tokenbus.providers.anthropic.stream_blocks import remaining_of
-from tokenbus.providers.response.decoder import finish_of
+from tokenbus.providers.response.decoder import check_pieces, finish_of
 from tokenbus.providers.response.end_of_stream import cut_before
 from tokenbus.providers.response.error_mapping import provider_failure
 from tokenbus.providers.response.json_decode import is_null, text_of
@@ -131,6 +131,7 @@ class AnthropicDecoder(BlockDecoder, kw_only=True):
 
     def _whole(self, message: wire.WholeMessage, out: list[Normalized]) -> Terminal:
         """Handle a non-streamed response. At the end of a stream, emit only what was not streamed."""
+        check_pieces(len(message.content or ()))  # before each is read
         content, message.content = (
             [(bytes(block), wire.read_block(bytes(block))[0]) for block in message.content or ()],
             None,

@@ -37,7 +37,7 @@ from tokenbus.events.usage import Usage
 from tokenbus.providers.openai_responses import wire
 from tokenbus.providers.openai_responses.items import ItemKind, arguments_of, raw_key, summary_key, text_key, tools_of
 from tokenbus.providers.openai_responses.output import OutputDecoder
-from tokenbus.providers.response.decoder import finish_of
+from tokenbus.providers.response.decoder import check_pieces, finish_of
 from tokenbus.providers.response.end_of_stream import cut_before
 from tokenbus.providers.response.error_mapping import provider_failure
 from tokenbus.providers.response.json_decode import is_null, read, text_of
@@ -119,6 +119,7 @@ class ResponsesDecoder(OutputDecoder, kw_only=True):
 
     def _end_of(self, response: wire.Response, event_status: str, out: list[Normalized]) -> Terminal:
         """Handle the final response. ``event_status``: the status in the event's name."""
+        check_pieces(len(response.output or ()))  # before each is read
         self._begin(response, out)
         if has_value(response.service_tier):
             self._note({"openai-responses.service_tier": text_of(response.service_tier)})

@@ -63,8 +63,13 @@ class _Events(list[Normalized]):
     def append(self, event: Normalized, /) -> None:
         """Raises TooLarge over the limit, so that the rest of the provider's event is not decoded."""
         super().append(event)
-        if len(self) > MAX_EVENTS:
-            raise _too_many(len(self))
+        check_pieces(len(self))
+
+
+def check_pieces(number: int) -> None:
+    """Raise TooLarge if an event of the provider has, or has become, more pieces than `MAX_EVENTS`."""
+    if number > MAX_EVENTS:
+        raise _too_many(number)
 
 
 def _too_many(number: int) -> TooLarge:
@@ -195,7 +200,7 @@ class ResponseDecoder(msgspec.Struct, metaclass=_AbstractStruct, kw_only=True):
                     found.clear()
                     raise wrong
             except (Malformed, TooLarge) as e:
-                cut = cut_inside_event(event.data) if at_end else None
+                cut = cut_inside_event(event.data) if at_end and isinstance(e, Malformed) else None
                 terminal = cut or Failed(wire_failure(e, event.data))
             except RecursionError:
                 terminal = Failed(wire_failure(Malformed("event", "nested too deeply"), event.data))

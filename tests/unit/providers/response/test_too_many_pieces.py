@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from tokenbus.events.normalized import Failed
 from tokenbus.events.quirks import ApiName, Quirks
 from tokenbus.providers import registry
+from tokenbus.providers.response import end_of_stream
 from tokenbus.providers.response.decoder import MAX_EVENTS
 
 
@@ -57,6 +59,28 @@ def test_it_ends_the_call_with_an_error_that_says_so(api: ApiName, event: dict[s
     assert isinstance(failed, Failed)
     assert (failed.error.code, failed.error.kind, failed.error.retryable) == ("too_large", "limit", False)
     assert f"the limit is {MAX_EVENTS}" in failed.error.message
+
+
+@pytest.mark.parametrize(("api", "event"), EVENTS, ids=[api for api, _ in EVENTS])
+def test_the_rest_of_it_is_not_looked_at(api: ApiName, event: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither piece by piece, nor for a cut in its middle: that takes as long as all of it."""
+    looked: list[bytes] = []
+    monkeypatch.setattr(end_of_stream, "is_unfinished", looked.append)
+    calls = 0
+
+    def count(frame: object, what: str, argument: object) -> None:
+        nonlocal calls
+        calls += what == "call"
+
+    decoder = registry.get(api).decoder(status=200, headers={}, stream=False, quirks=Quirks())
+    decoder.feed(json.dumps(event).encode())
+    sys.setprofile(count)
+    try:
+        decoder.end()
+    finally:
+        sys.setprofile(None)
+    assert looked == []
+    assert calls < 20 * MAX_EVENTS
 
 
 def test_as_many_as_the_limit_are_decoded() -> None:
