@@ -100,13 +100,21 @@ class Endpoint:
         """Build the call for the request's next turn, in this provider's format. Raises RequestInvalid, naming the
         field.
         """
-        settings = self.settings
-        built = self.api.build(request, history, settings.quirks)
-        path = built.call.path
-        if settings.path is not None:
-            path = settings.path.replace("{path}", path).replace("{model}", _segment(request.model))
-        call = msgspec.structs.replace(built.call, path=path, query={**built.call.query, **settings.query})
+        built = self.api.build(request, history, self.settings.quirks)
+        call = self._placed(built.call, built.call.path, request.model)
         return msgspec.structs.replace(built, call=call)
+
+    def job_call(self, call: HttpCall, model: str) -> HttpCall:
+        """A call about a job of this model, whose path follows that of the call that started it."""
+        assert self.api.jobs
+        return self._placed(call, self.api.jobs.path, model, then=call.path)
+
+    def _placed(self, call: HttpCall, path: str, model: str, *, then: str = "") -> HttpCall:
+        """Add the settings' path and query. Raises RequestInvalid for a model that could change the path."""
+        settings = self.settings
+        if settings.path is not None:
+            path = settings.path.replace("{path}", path).replace("{model}", _segment(model))
+        return msgspec.structs.replace(call, path=path + then, query={**call.query, **settings.query})
 
     def quirks_of(self, request: Generate) -> Quirks:
         """The quirks for reading the answer. In prefill mode the parser gets all text, including inline thinking."""
@@ -123,7 +131,7 @@ class Endpoint:
         if body is not None:
             headers["content-length"] = str(body.size)
         content = call.body if body is None else body
-        return self._client.build_request("POST", call.path, content=content, headers=headers, params=call.query)
+        return self._client.build_request(call.method, call.path, content=content, headers=headers, params=call.query)
 
     def file_request(self, call: FileCall, body: MediaBody) -> httpx.Request:
         """Build one call of an upload. Raises KeyMissing, KeyUnusable; RequestInvalid if the URL is on another host."""

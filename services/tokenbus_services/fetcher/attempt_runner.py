@@ -20,9 +20,10 @@ from tokenbus.bus.server.stream_reader import id_key
 from tokenbus.bus.work_queue import QueueItem, WorkQueue
 from tokenbus.errors import AttemptRefused, RequestError, SettingsError
 from tokenbus.events.error_info import ErrorInfo
-from tokenbus.events.frames import Ended, Noted, TurnWork, turn_decoder
+from tokenbus.events.frames import Ended, Noted, ProviderJob, TurnWork, turn_decoder
 from tokenbus.providers.api import HttpCall
 from tokenbus_services.endpoints.endpoint import Endpoint, Providers
+from tokenbus_services.fetcher.calls.background_job import MOST_TAKEN, LeftJobs, RunningJob
 from tokenbus_services.fetcher.calls.call_spans import CallFacts, CallSpans
 from tokenbus_services.fetcher.calls.call_timeouts import DEADLINE_PASSED
 from tokenbus_services.fetcher.calls.provider_call import CredentialsRejected, FilesLost, fetch
@@ -38,6 +39,7 @@ from tokenbus_services.fetcher.uploads.upload import UploadFailed
 from tokenbus_services.fetcher.writing.attempt_writer import AttemptWriter
 from tokenbus_services.fetcher.writing.raw_writer import RawWriter
 from tokenbus_services.media.body import MediaBody, MediaFailed
+from tokenbus_services.settings import RetrySettings
 from tokenbus_services.telemetry import NO_TRACER, RunTracer
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -76,11 +78,14 @@ class AttemptRunner:
         images: ImageStore,
         answer_bytes: int,
         stop: Callable[[QueueItem], None],
+        left: LeftJobs,
+        retry: RetrySettings,
         silent: SilentCalls | None = None,
         tracer: RunTracer = NO_TRACER,
     ) -> None:
         """``images``: where images of answers are stored. ``answer_bytes``: maximum size of one answer. ``stop`` ends
-        the work on an item whose attempt the server no longer accepts. ``silent`` counts calls without an answer.
+        the work on an item whose attempt the server no longer accepts. ``left`` gets jobs that are not read to
+        their end. ``silent`` counts calls without an answer.
         """
         self._server = server
         self._queue = queue
@@ -91,6 +96,8 @@ class AttemptRunner:
         self._images = images
         self._answer_bytes = answer_bytes
         self._stop = stop
+        self._left = left
+        self._retry = retry
         self._silent = silent
         self._tracer = tracer
         self._spans = CallSpans(tracer)
@@ -102,7 +109,10 @@ class AttemptRunner:
             await self._attempt(name.decode(), turn_decoder.decode(data), item)
 
     async def abandon(self, item: QueueItem) -> None:
-        """Close the attempt as lost, so that another attempt can follow."""
+        """Hand over a job in the background; close any other attempt as lost, so that another attempt can follow."""
+        if await self._has_job(item):
+            await self._queue.hand_back([item])
+            return
         await self.close(item, "the fetcher stopped")
         await self._queue.finish([item], again=lambda: self.close(item))
 
@@ -112,10 +122,16 @@ class AttemptRunner:
             work = turn_decoder.decode(data)
             await self._writer.lost(name.decode(), work.turn, work.attempt, reason)
 
+    async def _has_job(self, item: QueueItem) -> bool:
+        """Whether another fetcher can go on with this attempt, because it has a job at its provider."""
+        works = [(name.decode(), turn_decoder.decode(data)) for name, data in item.fields.items()]
+        return all([await self._left.job_of(run, work.attempt) for run, work in works])
+
     async def _attempt(self, run: str, work: TurnWork, item: QueueItem) -> None:
-        if is_lost(item):
+        if is_lost(item) and (item.deliveries > MOST_DELIVERIES or not await self._has_job(item)):
             log.info("attempt_lost", run=run, turn=work.turn, attempt=work.attempt)
             await self._writer.lost(run, work.turn, work.attempt, "the fetcher was lost")
+            await self._left.look(run)
             return
         writer = self._writer.attempt(run, work.turn, work.attempt, lambda _: self._stop(item), held=work.held)
         try:
@@ -130,13 +146,16 @@ class AttemptRunner:
                 clock = self._server.clock
                 since_ms = clock.ms_of(id_key(item.entry_id)[0])
                 self._spans.waited(ready[0].request, writer, since_ms=since_ms, until_ms=clock.now_ms())
-                await self._call(*ready, writer)
+                await self._call(*ready, writer, work)
+            else:
+                await self._left.look(run)
         except AttemptRefused as e:
             log.info("attempt_refused", run=run, turn=work.turn, attempt=work.attempt, reason=e.reason)
 
-    async def _call(self, turn: Turn, grant: Reservation, writer: AttemptWriter) -> None:
+    async def _call(self, turn: Turn, grant: Reservation, writer: AttemptWriter, work: TurnWork) -> None:
         """Make the call, then refund the unused part of its reservation."""
         tally = TokenTally() if grant.request.scopes else None
+        job = None
         whole = False
         log.info(
             "attempt_started",
@@ -148,16 +167,55 @@ class AttemptRunner:
         )
         try:
             with self._tracer.working(writer.run, turn.request.traceparent, "attempt", writer.attempt):
-                await self._make(turn, writer, tally)
+                job = await self._job(turn, writer, work)
+                if job and job.taken:
+                    tally = None  # it can count only whole answers
+                await self._make(turn, writer, tally, job)
             whole = True
         finally:
+            if job and job.known and not job.job.over:
+                self._left.left(writer.run, job.job)
             # The parser may end the run, and with it this call, before the provider has closed the body.
             used = tally.used if tally and (whole or tally.final_count) else None
             wait_s = tally.error.retry_after_s if tally and tally.error else None
             self._admission.leave(grant, used=used, wait_s=wait_s)
 
-    async def _make(self, turn: Turn, writer: AttemptWriter, tally: TokenTally | None) -> None:
-        """Make the call; repeat it without files that the provider no longer has, or with new credentials."""
+    async def _job(self, turn: Turn, writer: AttemptWriter, work: TurnWork) -> RunningJob | None:
+        """The job in the background of this turn: the one that runs already, or one that its call will start."""
+        request, job = turn.request, turn.job
+        try:
+            api = self._providers.get(request.provider).api.jobs
+        except SettingsError:
+            return None  # what the call reports
+        if (job and (job.turn, job.choice) != (work.turn, work.choice)) or api is None or not api.wanted(request):
+            if job and not job.over:
+                self._left.drop(writer.run, job)
+            job = None
+        if api is None or not api.wanted(request):
+            return None
+        if job and job.attempt == work.attempt:
+            if (taken := await self._writer.take_job(writer)) is None:
+                raise AttemptRefused(writer.run, writer.attempt, "over")
+            job, times = taken
+            if times > MOST_TAKEN:
+                await self._writer.lost(writer.run, writer.turn, writer.attempt, "its fetchers were lost with its job")
+                raise AttemptRefused(writer.run, writer.attempt, "lost")
+            return RunningJob(api, job, opened=True)
+        if job and not job.over:
+            return RunningJob(api, msgspec.structs.replace(job, attempt=work.attempt, after=-1, moved=""))
+        now_ms = self._server.clock.now_ms()
+        about = (work.turn, work.attempt, work.choice, request.provider, request.model, request.stream, now_ms)
+        return RunningJob(api, ProviderJob("", *about))
+
+    async def _make(self, turn: Turn, writer: AttemptWriter, tally: TokenTally | None, job: RunningJob | None) -> None:
+        """Make the call; repeat it without files that the provider no longer has, or with new credentials. Read on if
+        its job runs already.
+        """
+        if job and job.known:
+            options = self._options(CallFacts(self._server.clock.now_ms), tally, job)
+            endpoint = self._providers.get(turn.request.provider)
+            await fetch(endpoint, turn.request, None, writer=writer, deadline=turn.deadline, options=options)
+            return
         lost: tuple[str, ...] = ()
         rejected, calls = False, 0
         while ready := await self._built(turn, writer, lost, again=rejected):
@@ -172,15 +230,7 @@ class AttemptRunner:
                     body,
                     writer=writer,
                     deadline=turn.deadline,
-                    options=CallOptions(
-                        tally=tally,
-                        images=self._images,
-                        answer_bytes=self._answer_bytes,
-                        again=not rejected,
-                        called_ms=facts.called_ms,
-                        facts=facts,
-                        silent=self._silent,
-                    ),
+                    options=self._options(facts, tally, job, again=not rejected),
                 )
             except CredentialsRejected:
                 rejected = True
@@ -191,6 +241,22 @@ class AttemptRunner:
             finally:
                 facts.ended_ms = facts.ended_ms or self._server.clock.now_ms()
                 self._spans.called(turn.request, turn.history, writer, n=calls, facts=facts)
+
+    def _options(
+        self, facts: CallFacts, tally: TokenTally | None, job: RunningJob | None, *, again: bool = True
+    ) -> CallOptions:
+        return CallOptions(
+            tally=tally,
+            images=self._images,
+            answer_bytes=self._answer_bytes,
+            again=again,
+            called_ms=facts.called_ms,
+            facts=facts,
+            job=job,
+            retry=self._retry,
+            now_ms=self._server.clock.now_ms,
+            silent=self._silent,
+        )
 
     async def _built(
         self, turn: Turn, writer: AttemptWriter, lost: Collection[str], *, again: bool

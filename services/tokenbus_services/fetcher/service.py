@@ -19,6 +19,7 @@ from tokenbus.events.requests import Tool
 from tokenbus_services.blobs.client import loader_of
 from tokenbus_services.endpoints.endpoint import Providers
 from tokenbus_services.fetcher.attempt_runner import AttemptRunner, is_lost
+from tokenbus_services.fetcher.calls.background_job import LeftJobs
 from tokenbus_services.fetcher.calls.silent_calls import SilentCalls
 from tokenbus_services.fetcher.image_offload.offload import ImageStore
 from tokenbus_services.fetcher.limits.limiter import AdmissionMetrics, Limiter, Scopes, UploadMetrics
@@ -134,6 +135,7 @@ class FetcherService:
             tracer=core.tracer,
         )
         self._silent = SilentCalls(server, keys, core.registry, worker=worker, models=KnownModels(settings))
+        self._left = LeftJobs(server, keys, self._providers)
         turns = AttemptRunner(
             server,
             keys,
@@ -146,6 +148,8 @@ class FetcherService:
             images=ImageStore(self._blobs, largest_bytes=settings.blobs.max_bytes),
             answer_bytes=limits.answer_bytes,
             stop=self._stop,
+            left=self._left,
+            retry=settings.retry,
             silent=self._silent,
             tracer=core.tracer,
         )
@@ -193,6 +197,7 @@ class FetcherService:
         await self.admission.close()
         await self._attempts.drain(0 if failed else self._settings.stages.drain_s)
         await self._attempts.stop()
+        await self._left.close()
         await self._limiter.close()
         # Handlers that still accept a request may finish it; but if this worker has failed, it is unknown whether they
         # do.

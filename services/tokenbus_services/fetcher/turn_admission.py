@@ -14,14 +14,14 @@ import msgspec
 
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.liveness import holding
-from tokenbus.bus.run_record import DEADLINE, REQUEST, history_fields, read_attempt, so_far_field
+from tokenbus.bus.run_record import DEADLINE, JOB, REQUEST, history_fields, read_attempt, so_far_field
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.work_queue import QueueItem, WorkQueue
 from tokenbus.core.request.bounds import tenant_of
 from tokenbus.core.request.fallback_request import request_for
 from tokenbus.events.error_info import ErrorInfo
-from tokenbus.events.frames import TurnWork, history_decoder
+from tokenbus.events.frames import ProviderJob, TurnWork, history_decoder, job_decoder
 from tokenbus.events.requests import Generate, Message
 from tokenbus_services.fetcher.backpressure import Backpressure
 from tokenbus_services.fetcher.calls.call_timeouts import DEADLINE_PASSED
@@ -55,6 +55,8 @@ class Turn(msgspec.Struct, frozen=True):
     """Messages appended by earlier turns."""
     deadline: float | None
     """In the event loop's time."""
+    job: ProviderJob | None = None
+    """The run's newest job in the background, of whichever turn."""
 
 
 class NotCalled(Exception):
@@ -162,14 +164,14 @@ class TurnAdmission:
     async def _look_up(self, run: str, work: TurnWork) -> Turn | None:
         """Read the turn from the run's hash; None if the attempt is over."""
         key = self._keys.run(run)
-        more = [REQUEST, DEADLINE, so_far_field(work.attempt), *history_fields(work.turn)]
+        more = [REQUEST, DEADLINE, JOB, so_far_field(work.attempt), *history_fields(work.turn)]
         async with holding(self._looking_up.of(run)):
             record = await retry_until_available(
                 self._server,
                 lambda: read_attempt(self._server.client, key, work.attempt, more),
                 what="look-up of a run",
             )
-        request, deadline_ms, so_far, *turns = record.more
+        request, deadline_ms, job, so_far, *turns = record.more
         if not record.is_open or request is None:
             return None
         history = [m for t in turns if t for m in history_decoder.decode(t)]
@@ -178,7 +180,8 @@ class TurnAdmission:
         deadline = None
         if deadline_ms:
             deadline = asyncio.get_running_loop().time() + (int(deadline_ms) - self._server.clock.now_ms()) / 1000
-        return Turn(request_for(_request_decoder.decode(request), work.choice), history, deadline)
+        request = request_for(_request_decoder.decode(request), work.choice)
+        return Turn(request, history, deadline, job_decoder.decode(job) if job else None)
 
 
 class LookUps:

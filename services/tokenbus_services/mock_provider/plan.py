@@ -69,14 +69,8 @@ def plan_response(turn: Turn, request: ModelRequest, mock_api: MockApi, attempt:
     position of a fault is not in the body.
     """
     fault = turn.fault_of(attempt)
-    match fault:
-        case HangUp():
-            answer = ResponsePlan(status=None, ending="closed")
-        case Status():
-            answer = plan_scripted_error(mock_api, fault)
-        case _:
-            answer = _delivered(turn, request, mock_api, fault)
-    return msgspec.structs.replace(answer, delay_s=turn.delivery.delay_s, pace=turn.delivery.pace)
+    body = b"" if isinstance(fault, HangUp | Status) else said(turn.says, request, mock_api)
+    return delivered(body, turn, fault, mock_api, stream=request.stream)
 
 
 def _error(mock_api: MockApi, fault: Status, message: str) -> ResponsePlan:
@@ -84,11 +78,34 @@ def _error(mock_api: MockApi, fault: Status, message: str) -> ResponsePlan:
     return ResponsePlan(status=fault.status, headers={"content-type": _JSON, **fault.headers}, reads=split_at(body, ()))
 
 
-def _delivered(turn: Turn, request: ModelRequest, mock_api: MockApi, fault: Fault | None) -> ResponsePlan:
-    body = _stream(turn.says, request, mock_api) if request.stream else _body(turn.says, request, mock_api)
-    headers = {"content-type": _EVENTS if request.stream else _JSON}
+def answer_of(body: bytes) -> ResponsePlan:
+    """An answer of JSON, at once."""
+    return ResponsePlan(status=200, headers={"content-type": _JSON}, reads=[body])
+
+
+def said(says: Source, request: ModelRequest, mock_api: MockApi) -> bytes:
+    """The whole body with which a request is answered."""
+    return _stream(says, request, mock_api) if request.stream else _body(says, request, mock_api)
+
+
+def delivered(body: bytes, turn: Turn, fault: Fault | None, mock_api: MockApi, *, stream: bool) -> ResponsePlan:
+    """Send a body as the turn's delivery says, up to the fault."""
+    match fault:
+        case HangUp():
+            answer = ResponsePlan(status=None, ending="closed")
+        case Status():
+            answer = plan_scripted_error(mock_api, fault)
+        case _:
+            answer = _reads(body, turn, fault, mock_api, stream=stream)
+    return msgspec.structs.replace(answer, delay_s=turn.delivery.delay_s, pace=turn.delivery.pace)
+
+
+def _reads(
+    body: bytes, turn: Turn, fault: ErrorEvent | CutOff | Stall | None, mock_api: MockApi, *, stream: bool
+) -> ResponsePlan:
+    headers = {"content-type": _EVENTS if stream else _JSON}
     ends = read_ends(body, turn.delivery.cuts)
-    if not isinstance(fault, ErrorEvent | CutOff | Stall):
+    if fault is None:
         return ResponsePlan(status=200, headers=headers, reads=split_at(body, ends))
     place = fault_offset(body, fault)
     before, after = (
@@ -97,7 +114,7 @@ def _delivered(turn: Turn, request: ModelRequest, mock_api: MockApi, fault: Faul
     )
     match fault:
         case ErrorEvent():
-            if not request.stream:
+            if not stream:
                 raise HttpError(501, "a non-streamed response has no error event; use a status")
             event = mock_api.error_event(fault.status, "an error in mid-stream, as scripted")
             return ResponsePlan(status=200, headers=headers, reads=[*before, event])

@@ -133,6 +133,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What goes wrong with the first tries, in order."""
     fault: Fault | None = None
     """What goes wrong with every later try."""
+    queued: Natural = 0
+    """A job in the background waits for this many looks at it before it runs."""
 
     def fault_of(self, attempt: int) -> Fault | None:
         """What goes wrong with this try, counted from 0."""

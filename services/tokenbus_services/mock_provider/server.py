@@ -28,11 +28,12 @@ from tokenbus_services.mock_provider.apis import (
     openai_responses,
 )
 from tokenbus_services.mock_provider.apis.provider_api import MockApi
+from tokenbus_services.mock_provider.jobs import JobStore
 from tokenbus_services.mock_provider.plan import ResponsePlan, plan_rejection, plan_response
 from tokenbus_services.mock_provider.reply import STAMP
 from tokenbus_services.mock_provider.request import MULTIPART, HttpError, ModelRequest, interpret, read_form
 from tokenbus_services.mock_provider.request_log import AttemptCounter, Exchange, HttpRequest, RequestLog, State
-from tokenbus_services.mock_provider.script import Script, Turn
+from tokenbus_services.mock_provider.script import HangUp, Script, Status, Turn
 from tokenbus_services.mock_provider.uploads import FileStore
 from tokenbus_services.net.http_server import BoundedProtocol, HttpBounds, server_config
 from tokenbus_services.net.request_guard import Receive, Scope, Send
@@ -98,6 +99,8 @@ class MockProvider:
     ) -> None:
         self.files = FileStore()
         """What was uploaded to its file APIs."""
+        self.jobs = JobStore()
+        """The jobs in the background that were started."""
         self._scripts = {script.name: script for script in scripts}
         self._choose = choose
         self._address = (host, port)
@@ -261,12 +264,22 @@ class MockProvider:
         try:
             if (uploading := self.files.plan(exchange.http_request)) is not None:
                 return uploading
+            if job := self.jobs.of(exchange.http_request):
+                exchange.request = job.request
+                exchange.attempt = self._attempts.next(job.request.key)
+                return self.jobs.plan(job, exchange.http_request, exchange.attempt)
             if route is None:
                 raise HttpError(404, f"no such endpoint: {exchange.http_request.path}")
             exchange.request = request = _interpret(mock_api, route, exchange.http_request)
             self.files.check(request.api, request.headers, request.body)
             exchange.attempt = self._attempts.next(request.key)
-            return plan_response(self._turn(request), request, mock_api, exchange.attempt)
+            turn = self._turn(request)
+            if request.api == "openai-responses" and request.body.get("background"):
+                if isinstance(turn.fault_of(exchange.attempt), HangUp | Status):
+                    return plan_response(turn, request, mock_api, exchange.attempt)
+                job = self.jobs.start(turn, request)
+                return self.jobs.begin(job, self._attempts.next(job.request.key))
+            return plan_response(turn, request, mock_api, exchange.attempt)
         except HttpError as rejected:
             return plan_rejection(mock_api, rejected)
         except Exception as e:

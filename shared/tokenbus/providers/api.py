@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -15,7 +15,7 @@ from tokenbus.events.requests import Generate, Message, Mode
 from tokenbus.providers.file_api import FileApi
 from tokenbus.providers.media import MediaLimits
 
-__all__ = ["ApiName", "Built", "Decoder", "Format", "HttpCall", "Provider", "Quirks"]
+__all__ = ["ApiName", "Built", "Decoder", "Format", "HttpCall", "JobApi", "JobSeen", "Provider", "Quirks"]
 
 
 class HttpCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +26,7 @@ class HttpCall(msgspec.Struct, frozen=True, kw_only=True):
     body: bytes
     headers: dict[str, str]
     query: dict[str, str] = {}
+    method: Literal["POST", "GET"] = "POST"
     files: tuple[str, ...] = ()
     """Ids of provider files in the body that the fetcher substituted for media. It can send that media another way."""
 
@@ -59,6 +60,52 @@ class Decoder(Protocol):
         ...
 
 
+class JobSeen(msgspec.Struct, frozen=True):
+    """What an event of a job's stream, or the whole response, says about the job."""
+
+    id: str = ""
+    """Empty: the event does not name it."""
+    number: int = -1
+    """The event's own; -1: it has none."""
+    over: bool = False
+    """The job has ended; this is the last part of its answer."""
+    failed: bool = False
+    """The stream has ended with an error; the job may run."""
+
+
+class JobApi(Protocol):
+    """Jobs in the background: started by a request, they run at the provider until they end or are cancelled, and
+    their answer may be read again. Sans-IO; the paths of the calls follow ``path``.
+    """
+
+    path: str
+    """That of a call that starts one."""
+
+    def wanted(self, request: Generate) -> bool:
+        """Whether the request starts a job."""
+        ...
+
+    def read(self, data: bytes) -> JobSeen:
+        """Read the data of an event, or a whole response. Never raises: what is unreadable says nothing."""
+        ...
+
+    def resume(self, job: str, after: int) -> HttpCall:
+        """The call whose answer is the stream of the events after number ``after``; -1: all of them."""
+        ...
+
+    def look(self, job: str) -> HttpCall:
+        """The call whose answer is the whole response as it is now."""
+        ...
+
+    def cancel(self, job: str) -> HttpCall:
+        """The call that cancels the job."""
+        ...
+
+    def last_event(self, response: bytes) -> bytes:
+        """The event that would have ended the stream with this response, which is over."""
+        ...
+
+
 class Provider(Protocol):
     """Everything tokenbus knows about one provider API. Each provider module exports one as ``provider``.
 
@@ -76,6 +123,8 @@ class Provider(Protocol):
     """
     files: FileApi | None
     """The provider's file API; None if it has none or its requests cannot name files."""
+    jobs: JobApi | None
+    """The provider's jobs in the background; None if it has none."""
     last: tuple[bytes, ...]
     """Prefixes of the event lines after which a stream carries nothing more (see `LastEvent`). For APIs whose streams
     end only with the body, these are the error events.

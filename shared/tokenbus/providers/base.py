@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from tokenbus.events.frames import ImagesRequested
 from tokenbus.events.requests import Generate, Message, Mode
-from tokenbus.providers.api import Built, Format, Quirks
+from tokenbus.providers.api import Built, Format, JobApi, Quirks
 from tokenbus.providers.file_api import FileApi
 from tokenbus.providers.media import MediaLimits
 from tokenbus.providers.request.build import formatted
@@ -24,6 +24,7 @@ class ProviderBase:
     key_header: tuple[str, str] = ("authorization", "Bearer {}")
     urgent: tuple[bytes, ...] = (b'"error"',)
     files: FileApi | None = None
+    jobs: JobApi | None = None
     last: tuple[bytes, ...] = ()
     image_keys: re.Pattern[bytes] | None = None
     formats: Mapping[Mode, Format] = {}

@@ -19,6 +19,7 @@ from tokenbus.events.frames import Ended, TurnWork, encode
 from tokenbus.events.requests import Generate, Message
 from tokenbus_services.endpoints.endpoint import Providers
 from tokenbus_services.fetcher.attempt_runner import AttemptRunner
+from tokenbus_services.fetcher.calls.background_job import LeftJobs
 from tokenbus_services.fetcher.image_offload.offload import ImageStore
 from tokenbus_services.fetcher.limits.limiter import Scopes
 from tokenbus_services.fetcher.request_media import TurnMedia
@@ -104,6 +105,8 @@ class Bench:
             images=cast("ImageStore", None),
             answer_bytes=1 << 20,
             stop=lambda item: None,
+            left=LeftJobs(server, keys, Providers(settings)),
+            retry=settings.retry,
         )
 
     async def accept(self, *, status: str = "open", attempt: int = 1, **fields: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from http import HTTPStatus
@@ -17,10 +18,12 @@ from tokenbus.events.requests import Generate
 from tokenbus.providers.api import HttpCall
 from tokenbus.providers.file_api import LOST_STATUSES, lost_files
 from tokenbus.providers.response.decoder import MAX_ERROR_BODY_BYTES
+from tokenbus.providers.response.error_mapping import http_failure
 from tokenbus_services.endpoints.auth import KeyMissing, KeyUnusable
 from tokenbus_services.endpoints.endpoint import AuthUnavailable, Endpoint
 from tokenbus_services.endpoints.response_body import BodyRefused, beginning, described, read_body
-from tokenbus_services.fetcher.calls.call_timeouts import CallTimeouts
+from tokenbus_services.fetcher.calls.background_job import Readings, RunningJob
+from tokenbus_services.fetcher.calls.call_timeouts import DEADLINE_PASSED, CallTimeouts
 from tokenbus_services.fetcher.calls.response_relay import PLAIN, CallOptions, relay_response
 from tokenbus_services.fetcher.uploads.upload import AUTH_UNAVAILABLE
 from tokenbus_services.fetcher.writing.attempt_writer import AttemptWriter
@@ -48,7 +51,7 @@ class FilesLost(Exception):
 async def fetch(
     endpoint: Endpoint,
     request: Generate,
-    call: HttpCall,
+    call: HttpCall | None,
     body: MediaBody | None = None,
     *,
     writer: AttemptWriter,
@@ -57,6 +60,7 @@ async def fetch(
 ) -> None:
     """Make the request's call and write its whole answer, including its end.
 
+    - ``call``: None if the request's job in the background is running already.
     - ``body``: replaces the call's own body; closed when it is sent.
     - ``deadline``: in the event loop's time.
 
@@ -64,20 +68,80 @@ async def fetch(
     the call may be repeated. However this ends, including by cancellation, the connection is closed or back in its
     pool.
     """
+    error = (
+        await _called(endpoint, request, call, body, writer=writer, deadline=deadline, options=options)
+        if call
+        else None
+    )
+    if (job := options.job) and job.running:
+        error = await _read_on(endpoint, request, job, error, writer=writer, deadline=deadline, options=options)
+    if options.facts:
+        options.facts.ended(error)
+    if job and (mark := job.mark()):
+        await writer.end(Ended(error, options.called_ms), job=mark)
+    else:
+        await writer.end(Ended(error, options.called_ms))
+
+
+async def _read_on(
+    endpoint: Endpoint,
+    request: Generate,
+    job: RunningJob,
+    error: ErrorInfo | None,
+    *,
+    writer: AttemptWriter,
+    deadline: float | None,
+    options: CallOptions,
+) -> ErrorInfo | None:
+    """Read the rest of a job, call by call. ``error``: how the call before ended."""
+    readings = Readings(job, options.retry)
+    longest_s = endpoint.settings.job_timeout_s
+    loop = asyncio.get_running_loop()
+    until = loop.time() + longest_s - (options.now_ms() - job.job.started_ms) / 1000
+    if job.opened and not job.taken and (end := readings.after(error, read=-1)):
+        return end
+    while job.running:
+        left_s = min(until, until if deadline is None else deadline) - loop.time()
+        with slack(readings.wait_s):
+            await asyncio.sleep(max(0.0, min(left_s, readings.wait_s)))
+        if left_s <= readings.wait_s:
+            if deadline is not None and deadline <= until:
+                return DEADLINE_PASSED
+            message = f"the job took longer than {longest_s:g} s (`job_timeout_s`)"
+            return ErrorInfo(code="job_timeout", kind="timeout", message=message)
+        read = job.job.after
+        call = endpoint.job_call(readings.next_call(), job.job.model)
+        try:
+            error = await _called(endpoint, request, call, None, writer=writer, deadline=deadline, options=options)
+        except CredentialsRejected:
+            error = None  # the next call has new ones
+        if end := readings.after(error, read=read) if job.running else error:
+            return end
+    return None
+
+
+async def _called(
+    endpoint: Endpoint,
+    request: Generate,
+    call: HttpCall,
+    body: MediaBody | None,
+    *,
+    writer: AttemptWriter,
+    deadline: float | None,
+    options: CallOptions,
+) -> ErrorInfo | None:
+    """Make one call, and write its answer. Returns why it ended early."""
     limit = process_clock.timeout(None)
     settings = endpoint.settings
     silence = CallTimeouts(limit, deadline, settings)
     try:
         with slack(settings.connect_timeout_s + settings.first_event_timeout_s + settings.idle_timeout_s):
             async with limit:
-                error = await _read(endpoint, request, call, body, writer=writer, silence=silence, options=options)
+                return await _read(endpoint, request, call, body, writer=writer, silence=silence, options=options)
     except TimeoutError:
-        error = silence.error()
+        return silence.error()
     finally:
         silence.stop_report()
-    if options.facts:
-        options.facts.ended(error)
-    await writer.end(Ended(error, options.called_ms))
 
 
 async def _read(
@@ -102,6 +166,10 @@ async def _read(
         refused = None
         if response.status_code == HTTPStatus.UNAUTHORIZED and options.again and endpoint.rejected():
             raise CredentialsRejected
+        if options.job and options.job.known and response.status_code >= HTTPStatus.MULTIPLE_CHOICES:
+            clean = endpoint.redact.stream()
+            refused = clean.feed(await beginning(response, MAX_ERROR_BODY_BYTES)) + clean.end()
+            return http_failure(response.status_code, refused, response.headers)
         if call.files and response.status_code in LOST_STATUSES:
             refused = await beginning(response, MAX_ERROR_BODY_BYTES)
             if lost := lost_files(response.status_code, refused, call.files):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import aclosing, contextmanager
 
 import httpx
@@ -16,6 +16,7 @@ from tokenbus.providers.response.error_mapping import REQUEST_ID_HEADERS
 from tokenbus.providers.response.last_event import LastEvent
 from tokenbus_services.endpoints.endpoint import Endpoint
 from tokenbus_services.endpoints.response_body import BodyRefused
+from tokenbus_services.fetcher.calls.background_job import RunningJob
 from tokenbus_services.fetcher.calls.call_spans import CallFacts
 from tokenbus_services.fetcher.calls.call_timeouts import AnswerProgress, CallTimeouts
 from tokenbus_services.fetcher.calls.silent_calls import SilentCalls
@@ -24,7 +25,7 @@ from tokenbus_services.fetcher.limits.token_estimate import TokenTally
 from tokenbus_services.fetcher.writing.attempt_writer import AttemptWriter
 from tokenbus_services.redaction.events import RedactedEvents
 from tokenbus_services.redaction.redactor import RedactedStream
-from tokenbus_services.settings import LimitSettings
+from tokenbus_services.settings import LimitSettings, RetrySettings
 
 PASSED_HEADERS = (
     "content-type",
@@ -55,19 +56,25 @@ async def relay_response(
 
     Raises AttemptRefused, BodyRefused, httpx.TransportError.
     """
-    redact, tally = endpoint.redact, options.tally
+    redact, tally, job = endpoint.redact, options.tally, options.job
     opened, offloader = _opened(response, endpoint, request, silence=silence, options=options)
-    await _write(writer, opened, silence)
-    if tally:
-        tally.open(opened)
+    if job is None or not job.opened:
+        await _write(writer, opened, silence)
+        if tally:
+            tally.open(opened)
+    if job:
+        job.answered(moved=opened.images.moved, status=response.status_code)
+    events = job.events if job else request.stream
     marks = endpoint.api.urgent
     clean = RedactedEvents(redact) if response.status_code < 300 else redact.stream()
-    last = LastEvent(endpoint.api.last if request.stream and response.status_code < 300 else ())
+    last = LastEvent(endpoint.api.last if events and response.status_code < 300 else ())
 
-    async def pass_on(data: bytes, *, urgent: bool) -> None:
+    async def pass_on(data: bytes, *, urgent: bool, whole: bool = False) -> None:
+        if job and job.opened and not whole and not (data := job.feed(data)):
+            return
         if tally:
             tally.feed(data)
-        await _write(writer, Data(data), silence, urgent=urgent)
+        await _write(writer, Data(data), silence, urgent=urgent, job=job)
         if last.feed(data):
             silence.allow_closing()
 
@@ -79,11 +86,11 @@ async def relay_response(
         elif data:
             await pass_on(data, urgent=urgent)
 
-    progress = AnswerProgress(events=request.stream and response.status_code < 300)
+    progress = AnswerProgress(events=events and response.status_code < 300)
     first = True
     after_boundary = False
     alive = beater()
-    with _reached_end(clean, offloader, writer):
+    with _reached_end(clean, offloader, writer, job):
         async for read in content:
             alive()
             brings = progress.feed(read, wanted=silence.wants_progress)
@@ -91,19 +98,28 @@ async def relay_response(
             boundary = first or any(mark in data for mark in marks)
             if first:
                 first = False
-                silence.stop_report()
-                if options.silent and response.status_code < 300:
-                    options.silent.answered(endpoint.name, request.model)
-                seconds = endpoint.settings.idle_timeout_s
-                silence.allow(seconds, "idle_timeout", f"the stream was silent for {seconds:g} s", answers=True)
+                _answers(endpoint, request, silence, options, whole=response.status_code < 300)
             else:
                 silence.received(progress=brings)
             # Data after a boundary may be a block's first chunk, and readers are waiting for it.
             await forward(data, urgent=boundary or after_boundary)
             after_boundary = boundary
         await forward(clean.end(), urgent=True)
+        if job and job.opened and ((rest := job.end()) or job.has_news):
+            await pass_on(rest, urgent=True, whole=True)
     if tally:
         tally.end()
+
+
+def _answers(
+    endpoint: Endpoint, request: Generate, silence: CallTimeouts, options: CallOptions, *, whole: bool
+) -> None:
+    """The answer's first byte came. ``whole``: it is no error."""
+    silence.stop_report()
+    if options.silent and whole:
+        options.silent.answered(endpoint.name, request.model)
+    seconds = endpoint.settings.idle_timeout_s
+    silence.allow(seconds, "idle_timeout", f"the stream was silent for {seconds:g} s", answers=True)
 
 
 def _opened(
@@ -121,7 +137,8 @@ def _opened(
     images = endpoint.api.images_asked(request)
     offloader = None
     if options.images and endpoint.api.image_keys and not images.inline and response.status_code < 300:
-        offloader = ImageOffloader(endpoint.api.image_keys, options.images, silence.paused)
+        secret = options.job.job.moved if options.job else ""
+        offloader = ImageOffloader(endpoint.api.image_keys, options.images, silence.paused, secret)
         images = msgspec.structs.replace(images, moved=offloader.secret)
     opened = Opened(
         api=endpoint.settings.api,
@@ -139,7 +156,10 @@ def _opened(
 
 @contextmanager
 def _reached_end(
-    clean: RedactedEvents | RedactedStream, offloader: ImageOffloader | None, writer: AttemptWriter
+    clean: RedactedEvents | RedactedStream,
+    offloader: ImageOffloader | None,
+    writer: AttemptWriter,
+    job: RunningJob | None,
 ) -> Generator[None]:
     """If the answer breaks off, pass on what was held back as the possible beginning of a secret."""
     try:
@@ -147,16 +167,29 @@ def _reached_end(
     except (httpx.TransportError, BodyRefused, asyncio.CancelledError):
         rest = clean.end()
         if rest and writer.why_refused is None and (offloader is None or offloader.passes(rest)):
-            writer.write_item(Data(rest))
+            if job is None or not job.opened:
+                writer.write_item(Data(rest))
+            elif rest := job.feed(rest):
+                writer.write_item(Data(rest), job=job.mark())
         raise
     finally:
         if offloader:
             offloader.close()
 
 
-async def _write(writer: AttemptWriter, item: Opened | Data, silence: CallTimeouts, *, urgent: bool = False) -> None:
+async def _write(
+    writer: AttemptWriter,
+    item: Opened | Data,
+    silence: CallTimeouts,
+    *,
+    urgent: bool = False,
+    job: RunningJob | None = None,
+) -> None:
     """Write an item. While there is no room for more, nothing is read, so the silence timeout is suspended."""
-    writer.write_item(item, urgent=urgent)
+    if job and (mark := job.mark()):
+        writer.write_item(item, urgent=urgent, job=mark)
+    else:
+        writer.write_item(item, urgent=urgent)
     if writer.must_wait:
         with silence.paused():
             await writer.room()
@@ -177,6 +210,12 @@ class CallOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Unix time of the call, for those who measure it."""
     facts: CallFacts | None = None
     """Notes about the call, for its span."""
+    job: RunningJob | None = None
+    """The job in the background that the call starts, or that runs."""
+    retry: RetrySettings = RetrySettings()
+    """How often a job's broken answer is read on."""
+    now_ms: Callable[[], int] = int
+    """The workers' clock."""
     silent: SilentCalls | None = None
     """Counts the call while it has no byte of an answer, from `provider_call.SILENT_S` on."""
 

@@ -58,12 +58,16 @@ class ImageOffloader:
     """The images of one answer. `feed` it everything that is read, then `close`."""
 
     def __init__(
-        self, keys: re.Pattern[bytes], images: ImageStore, waiting: Callable[[], AbstractContextManager[None]]
+        self,
+        keys: re.Pattern[bytes],
+        images: ImageStore,
+        waiting: Callable[[], AbstractContextManager[None]],
+        secret: str = "",
     ) -> None:
         """``keys`` matches from an image's key to the start of its base64. ``waiting`` is entered while an image is
-        stored and nothing is read from the provider.
+        stored and nothing is read from the provider. ``secret``: that of an earlier part of the answer.
         """
-        self.secret = uuid4().hex
+        self.secret = secret or uuid4().hex
         self._keys = keys
         self._store = images
         self._waiting = waiting

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from typing import Protocol
 from uuid import uuid4
 
+import msgspec
+
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.liveness import wait_briefly
 from tokenbus.bus.run_record import AttemptRecord
@@ -57,6 +59,12 @@ class FlushQueue(Protocol):
         ...
 
 
+class _JobMark(msgspec.Struct):
+    """Behind the items with which the provider's job is as far as this says."""
+
+    job: bytes
+
+
 class FramesRefused(Exception):
     """An attempt's frames always fail the write command: its run ends, and the others continue."""
 
@@ -71,7 +79,7 @@ class AttemptWriter:
         self.partition = writer.keys.partition_of(run)
         self.turn = turn
         self.attempt = attempt
-        self.items: list[RawItem] = []
+        self.items: list[RawItem | _JobMark] = []
         self.waiting = 0
         self.frames = 0
         self.name = uuid4().hex[:12]
@@ -103,8 +111,11 @@ class AttemptWriter:
             or (self.held and lags.of(partition, "policy") is not None)
         )
 
-    def write_item(self, item: RawItem, *, urgent: bool = False) -> None:
-        """Queue an item. If `must_wait` is true after that, call `room` before the next item."""
+    def write_item(self, item: RawItem, *, urgent: bool = False, job: bytes = b"") -> None:
+        """Queue an item. If `must_wait` is true after that, call `room` before the next item.
+
+        ``job``: how far the item brings the provider's job. Such an item is in one frame, however large.
+        """
         if isinstance(item, Data):
             size = len(item.data)
             self.waiting += size
@@ -112,9 +123,11 @@ class AttemptWriter:
             self._beyond = max(0.0, self._beyond - (now - self._beyond_at) * LIGHT_BYTES_S) + size
             self._beyond_at = now
             pieces = range(0, size, FRAME_BYTES)
-            self.items += [item] if len(pieces) <= 1 else [Data(item.data[i : i + FRAME_BYTES]) for i in pieces]
+            self.items += [item] if job or len(pieces) <= 1 else [Data(item.data[i : i + FRAME_BYTES]) for i in pieces]
         else:
             self.items.append(item)
+        if job:
+            self.items.append(_JobMark(job))
         self.writer.touch(self, urgent)
 
     async def room(self) -> None:
@@ -139,9 +152,11 @@ class AttemptWriter:
         if self.must_wait:
             await self.room()
 
-    async def end(self, item: Ended | Lost) -> None:
-        """Queue the attempt's last item and wait until everything is written. Raises AttemptRefused."""
-        self.items.append(item)
+    async def end(self, item: Ended | Lost, *, job: bytes = b"") -> None:
+        """Queue the attempt's last item and wait until everything is written. ``job``: see `write_item`. Raises
+        AttemptRefused.
+        """
+        self.items += [item, _JobMark(job)] if job else [item]
         self.final = True
         self.writer.touch(self, True)
         while self.items:
@@ -179,10 +194,11 @@ class AttemptWriter:
             if count and size + more > FRAME_BYTES:
                 break
             count, size = count + 1, size + more
+        marks = [item.job for item in self.items[:count] if isinstance(item, _JobMark)]
         items = _joined(self.items[:count])
         final = self.final and count == len(self.items)
         frame = encode(RawFrame(self.turn, self.attempt, self.frames, self.writer.now_ms(), items))
-        part = RawPart(self.run, keys.run(self.run), self.attempt, self.frames, final, frame, self.name)
+        part = RawPart(self.run, keys.run(self.run), self.attempt, self.frames, final, frame, self.name, *marks[-1:])
         return part, count, size
 
     def written(self, count: int, size: int) -> None:
@@ -214,13 +230,15 @@ class AttemptWriter:
             raise FramesRefused(f"the server does not take the attempt's frames: {self.broken}") from self.broken
 
 
-def _joined(items: list[RawItem]) -> list[RawItem]:
-    """Join neighbouring pieces of the body."""
+def _joined(items: list[RawItem | _JobMark]) -> list[RawItem]:
+    """Join neighbouring pieces of the body; without the marks."""
     joined: list[RawItem] = []
     pieces: list[bytes] = []
     for item in items:
         if isinstance(item, Data):
             pieces.append(item.data)
+            continue
+        if isinstance(item, _JobMark):
             continue
         if pieces:
             joined.append(Data(b"".join(pieces)))

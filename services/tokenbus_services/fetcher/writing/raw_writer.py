@@ -30,7 +30,7 @@ from tokenbus.bus.server.run_scripts import run_scripts
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.stage.chain import Chain, Flush
 from tokenbus.events.error_info import ErrorInfo
-from tokenbus.events.frames import ANY_FRAME, Ended, Lost, RawFrame, encode
+from tokenbus.events.frames import ANY_FRAME, Ended, Lost, ProviderJob, RawFrame, encode, job_decoder
 from tokenbus_services.fetcher.backpressure import LAG_POLL_S, Backpressure
 from tokenbus_services.fetcher.writing.attempt_writer import FRAME_BYTES, AttemptWriter
 from tokenbus_services.runtime.task_failures import LoggedTasks
@@ -109,6 +109,17 @@ class RawWriter:
         return await retry_until_available(
             self._server, lambda: read_attempt(self._server.client, key, attempt), what="state of a run"
         )
+
+    async def take_job(self, attempt: AttemptWriter) -> tuple[ProviderJob, int] | None:
+        """Make ``attempt`` the writer of an attempt that has a job at its provider, in place of an earlier one. Returns
+        the job, and how often it was taken since it last made progress; None if the attempt is over.
+        """
+        call = scripts.take_job(self.keys.run(attempt.run), attempt=attempt.attempt, writer=attempt.name)
+        [reply] = await self._send([call])
+        if not reply:
+            return None
+        attempt.frames = int(reply[0])
+        return job_decoder.decode(reply[1]), int(reply[2])
 
     async def lost(self, run: str, turn: int, attempt: int, reason: str) -> None:
         """End an attempt that no worker runs, with any frames. Does nothing if it has ended

@@ -91,6 +91,9 @@ class MockOpenAIResponses:
     def stream(self, reply: Reply, request: ModelRequest) -> bytes:
         begun = _response(request, "in_progress", output=[], usage=None)
         events: list[Json] = [{"type": "response.created", "response": begun}]
+        if request.body.get("background"):
+            queued = _response(request, "queued", output=[], usage=None)
+            events.insert(0, {"type": "response.queued", "response": queued})
         events.append({"type": "response.in_progress", "response": begun})
         for index, item in enumerate(_items(reply, request)):
             events.append({"type": "response.output_item.added", "output_index": index, "item": item.opened})
@@ -104,6 +107,10 @@ class MockOpenAIResponses:
 
     def body(self, reply: Reply, request: ModelRequest) -> bytes:
         return _encode(_ended(reply, request))
+
+    def without_output(self, request: ModelRequest, status: str) -> bytes:
+        """The response of a job that has no output (yet)."""
+        return _encode(_response(request, status, output=[], usage=None))
 
 
 mock_api = MockOpenAIResponses()

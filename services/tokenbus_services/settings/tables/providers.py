@@ -98,6 +98,8 @@ class ProviderSettings(Table, frozen=True, kw_only=True):
     """Maximum time within a stream that brings only pings and comments."""
     call_timeout_s: Seconds = 3600.0
     """Maximum duration of one call."""
+    job_timeout_s: Seconds = 86400.0
+    """Maximum duration of a job in the background, which may take many calls."""
     media: MediaSettings = MediaSettings()
     uploads: UploadSettings | None = None
     """None: no files are uploaded to this provider."""

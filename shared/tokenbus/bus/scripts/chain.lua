@@ -29,8 +29,8 @@
 --   kinds_two
 --   runs  how many
 --   operations_one  how many values the first commit's operations are
---   rest...  of each run: its id, attempt, frame number, whether it is the last, frame, writer; then the operations of
---     both commits
+--   rest...  of each run: its id, attempt, frame number, whether it is the last, frame, writer, job; then the operations
+--     of both commits
 -- Reply: see `chain`.
 -- Atomic: outputs exist only if the frames do, and neither if a lease, an offset or an attempt is another's.
 -- Twice: refused: 'already'
@@ -55,8 +55,8 @@ if #of_one > 0 or #of_two > 0 then return {'unread', of_one, of_two} end
 local known = {[lease_one] = true, [input_one] = true, [lease_two] = true, [input_two] = true}
 local fields, writes, size, ends, at = {}, {}, 0, false, rest_at
 for k = 1, n do
-  local run, attempt, frame, final, data, writer = unpack(ARGV, at, at + 5)
-  at = at + 6
+  local run, attempt, frame, final, data, writer, job = unpack(ARGV, at, at + 6)
+  at = at + 7
   local key = KEYS[others_at + k - 1]
   known[key] = true
   local _, checked = check_frame(key, attempt, frame, writer)
@@ -65,7 +65,7 @@ for k = 1, n do
   fields[#fields + 1] = run
   fields[#fields + 1] = data
   size = size + #data
-  writes[k] = {checked, final, data}
+  writes[k] = {checked, final, data, job}
 end
 local base_one = others_at - 1 + n
 local base_two = base_one + #kinds_one

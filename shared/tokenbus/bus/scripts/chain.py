@@ -58,7 +58,7 @@ def chain(
     generation = "7" if entries_read else "6"
     rest: list[Arg] = []
     for p in parts:
-        rest += (p.run, p.attempt, p.n, 1 if p.final else 0, p.data, p.writer)
+        rest += (p.run, p.attempt, p.n, 1 if p.final else 0, p.data, p.writer, p.job)
     rest += first.commit.operations
     rest += second.commit.operations
     lease_one, input_one, *_ = first.commit.keys

@@ -18,6 +18,7 @@ from tokenbus.events.frames.codec import (
     event_decoder,
     history_decoder,
     is_known,
+    job_decoder,
     raw_decoder,
     tool_decoder,
     turn_decoder,
@@ -42,7 +43,7 @@ from tokenbus.events.frames.run_events import (
     ToolReported,
     ToolReturned,
 )
-from tokenbus.events.frames.work import Control, Drafts, ToolWork, TurnWork
+from tokenbus.events.frames.work import Control, Drafts, ProviderJob, ToolWork, TurnWork
 
 __all__ = [
     "ANY_FRAME",
@@ -68,6 +69,7 @@ __all__ = [
     "PolicyPlan",
     "PolicyVerdict",
     "PolicyVerdicts",
+    "ProviderJob",
     "RawFrame",
     "RawItem",
     "RecordedDecision",
@@ -89,6 +91,7 @@ __all__ = [
     "event_decoder",
     "history_decoder",
     "is_known",
+    "job_decoder",
     "raw_decoder",
     "tool_decoder",
     "turn_decoder",

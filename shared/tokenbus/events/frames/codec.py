@@ -8,13 +8,14 @@ import msgspec
 
 from tokenbus.events.frames.raw import RawFrame, RawItem
 from tokenbus.events.frames.run_events import BusEvent, EventFrame, TapedFrame
-from tokenbus.events.frames.work import Control, Drafts, ToolWork, TurnWork
+from tokenbus.events.frames.work import Control, Drafts, ProviderJob, ToolWork, TurnWork
 from tokenbus.events.requests import Message
 
 _encode = msgspec.msgpack.Encoder().encode
 raw_decoder = msgspec.msgpack.Decoder(RawFrame)
 event_decoder = msgspec.msgpack.Decoder(EventFrame)
 turn_decoder = msgspec.msgpack.Decoder(TurnWork)
+job_decoder = msgspec.msgpack.Decoder(ProviderJob)
 tool_decoder = msgspec.msgpack.Decoder(ToolWork)
 drafts_decoder = msgspec.msgpack.Decoder(Drafts)
 control_decoder = msgspec.msgpack.Decoder(Control)
@@ -100,6 +101,8 @@ def _known(item: msgspec.Raw, decoder: msgspec.msgpack.Decoder[Any], kinds: Any)
         return msgspec.Raw(bytes(item))
 
 
-def encode(frame: RawFrame | EventFrame | TapedFrame | Drafts | TurnWork | ToolWork | Control | list[Message]) -> bytes:
+def encode(
+    frame: RawFrame | EventFrame | TapedFrame | Drafts | TurnWork | ToolWork | ProviderJob | Control | list[Message],
+) -> bytes:
     """Encode a frame as msgpack."""
     return _encode(frame)

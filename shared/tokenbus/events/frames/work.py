@@ -36,6 +36,30 @@ class TurnWork(msgspec.Struct, frozen=True, array_like=True):
     """Which provider and model to call: 0 is the request's own, n its n-th fallback."""
 
 
+class ProviderJob(msgspec.Struct, frozen=True, array_like=True):
+    """A job in the background of a run's provider, and how far its answer is in the attempt's frames."""
+
+    id: str
+    """The provider's."""
+    turn: int
+    attempt: int
+    """Whose frames have its answer so far."""
+    choice: int
+    """As in `TurnWork`."""
+    provider: str
+    model: str
+    stream: bool
+    """Its answer is read as a stream; else it is polled."""
+    started_ms: int
+    """Unix time when it was started."""
+    after: int = -1
+    """Number of the last event that was read."""
+    moved: str = ""
+    """As in `ImagesRequested`."""
+    over: bool = False
+    """It has ended, and the frames have all of its answer."""
+
+
 class ToolWork(msgspec.Struct, frozen=True, array_like=True):
     """One tool call to run."""
 

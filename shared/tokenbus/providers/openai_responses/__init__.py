@@ -8,11 +8,12 @@ from collections.abc import Mapping
 import msgspec
 
 from tokenbus.events.requests import Mode
-from tokenbus.providers.api import ApiName, Decoder, Format, Provider, Quirks
+from tokenbus.providers.api import ApiName, Decoder, Format, JobApi, Provider, Quirks
 from tokenbus.providers.base import ProviderBase
 from tokenbus.providers.file_api import FileApi
 from tokenbus.providers.media import ANY, COMMON_IMAGES, MIB, MediaLimits
 from tokenbus.providers.openai_responses.files import files
+from tokenbus.providers.openai_responses.jobs import jobs
 from tokenbus.providers.openai_responses.request import build
 from tokenbus.providers.openai_responses.stream import ResponsesDecoder
 from tokenbus.providers.response.inline_thinking import InlineThinking
@@ -35,6 +36,7 @@ class OpenAIResponses(ProviderBase):
         b'"error"',
     )
     files: FileApi | None = files
+    jobs: JobApi | None = jobs
     last: tuple[bytes, ...] = tuple(
         b'data:{"type":"%b"' % name
         for name in (b"response.completed", b"response.incomplete", b"response.failed", b"response.cancelled", b"error")

@@ -1,19 +1,19 @@
 """Builds a Responses request: https://platform.openai.com/docs/api-reference/responses/create.
 
-Responses are not stored, so reasoning is returned and sent back encrypted. Models that do not reason reject the option
-to include it; `Quirks` lists them. The API has no field for participant names, for a thinking budget (it becomes an
-effort), or for a failed tool (the model reads it from the result).
+Responses are not stored, except jobs in the background, so reasoning is returned and sent back encrypted. Models that
+do not reason reject the option to include it; `Quirks` lists them. The API has no field for participant names, for a
+thinking budget (it becomes an effort), or for a failed tool (the model reads it from the result).
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from tokenbus.errors import RequestInvalid
 from tokenbus.events.model_names import begins_with
 from tokenbus.events.requests import Generate, Message, TextPart, Tool, ToolChoice
 from tokenbus.providers.api import Built, HttpCall, Quirks
 from tokenbus.providers.openai_responses.input import Input, text_part
+from tokenbus.providers.openai_responses.jobs import jobs
 from tokenbus.providers.request.build import (
     accepted_stops,
     effort_of,
@@ -34,10 +34,9 @@ def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
     extra = request.extra or {}
     # The provider keeps the items of a conversation, and adds those of each answer: nothing is sent twice.
     in_conversation = bool(extra.get("conversation"))
-    stored = bool(extra.get("store")) or in_conversation
-    if extra.get("background") and not request.stream:
-        problem = "a job in the background is not polled; set `stream`, whose events come while it runs"
-        raise RequestInvalid("extra.background", problem)
+    # A job in the background can be read again only if it is stored.
+    keeps = in_conversation or jobs.wanted(request)
+    stored = bool(extra.get("store")) or keeps
     takes = Takes(
         api="openai-responses",
         thinking=("encrypted", "item_id") if stored else ("encrypted",),
@@ -47,7 +46,7 @@ def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
         part_options=frozenset({"title", "detail"}),
     )
     spoken, notes = conversation(request, history, takes)
-    body: dict[str, object] = {"model": request.model, "stream": request.stream, "store": in_conversation}
+    body: dict[str, object] = {"model": request.model, "stream": request.stream, "store": keeps}
     if not (stored or begins_with(request.model, quirks.models_without_reasoning)):
         body["include"] = [ENCRYPTED_REASONING]
     payload = Input(quirks, stored)

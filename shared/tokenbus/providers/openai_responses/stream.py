@@ -36,6 +36,7 @@ from tokenbus.events.normalized import (
 from tokenbus.events.usage import Usage
 from tokenbus.providers.openai_responses import wire
 from tokenbus.providers.openai_responses.items import ItemKind, arguments_of, raw_key, summary_key, text_key, tools_of
+from tokenbus.providers.openai_responses.jobs import ENDED
 from tokenbus.providers.openai_responses.output import OutputDecoder
 from tokenbus.providers.response.decoder import check_pieces, finish_of
 from tokenbus.providers.response.end_of_stream import cut_before
@@ -60,7 +61,6 @@ _STREAMED = {
 _REPEATED = ("shell_call_command.delta", "shell_call_output_content.delta")
 """Events whose data the complete item has again."""
 _OF_PROGRESS = {"type", "item_id", "output_index", "sequence_number"}
-_ENDED = ("completed", "incomplete", "failed", "cancelled")
 
 
 class ResponsesDecoder(OutputDecoder, kw_only=True):
@@ -123,7 +123,7 @@ class ResponsesDecoder(OutputDecoder, kw_only=True):
         self._begin(response, out)
         if has_value(response.service_tier):
             self._note({"openai-responses.service_tier": text_of(response.service_tier)})
-        status = response.status if response.status in _ENDED else event_status or response.status
+        status = response.status if response.status in ENDED else event_status or response.status
         if status in ("completed", "incomplete"):
             self._complete(response.output or [], out)
         usage = usage_of(latest(None, response.usage)) if response.usage else None
@@ -133,7 +133,10 @@ class ResponsesDecoder(OutputDecoder, kw_only=True):
             return Failed(provider_failure(response.error or {"code": "response_failed"}))
         if status == "cancelled":
             return Failed(ErrorInfo(code="cancelled", kind="unknown", message="the response was cancelled"))
-        if status not in _ENDED:
+        if status == "expired":
+            # A new job would wait as long.
+            return Failed(ErrorInfo(code="job_expired", kind="timeout", message="the job did not run in its time"))
+        if status not in ENDED:
             return Cut(f"the response is not complete (status: {status or 'missing'})")
         reason = response.incomplete_details and response.incomplete_details.reason
         raw_finish = f"{status}:{reason}" if reason else status or ""

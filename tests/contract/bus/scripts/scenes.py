@@ -72,7 +72,16 @@ class World:
     async def build(self) -> None:
         client, keys = self.client, self.keys
         self.ended_ms = (await client.time())[0] * 1000 - 60_000
-        run = {"status": "open", "attempt": 1, "raw": 0, "seq": 0, "turn": 0, "accepted": 1, call_field(0): 1}
+        run = {
+            "status": "open",
+            "attempt": 1,
+            "raw": 0,
+            "seq": 0,
+            "turn": 0,
+            "accepted": 1,
+            call_field(0): 1,
+            "job": "j",
+        }
         await client.hset(keys.run(self.run), mapping=run)
         await client.hset(keys.run(self.ended), mapping={"status": "completed", "attempt": 1, "raw": 0, "seq": 0})
         for each in (self.run, self.ended):
@@ -399,6 +408,7 @@ SCENES: dict[str, list[Scene]] = {
         )
     ],
     "attempt_fence.append_raw": [Scene(_append_raw, second=lambda _, first: [b"already", *first[1:]])],
+    "attempt_fence.take_job": [Scene(lambda w: scripts.take_job(w.keys.run(w.run), attempt=1, writer="b"))],
     "chain": [Scene(_chain, second=lambda _, first: [b"already", *first[1:]], times=["until"])],
     "commit": [Scene(_commit, second=lambda w, _: [b"already", w.later.encode()], times=["until"])],
     "commit.owe": [

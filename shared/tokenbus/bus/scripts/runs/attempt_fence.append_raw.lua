@@ -6,17 +6,17 @@
 --   run_keys...  hash rw
 -- ARGV
 --   policy_lag  whether the policy stage's lag is wanted: 1 or 0
---   parts...  of each run: its id, attempt, frame number, whether it is the last, frame, writer
+--   parts...  of each run: its id, attempt, frame number, whether it is the last, frame, writer, job
 -- Reply: a verdict for each frame, the normalizer's lag, and the policy stage's.
 -- Atomic: an attempt that was closed, or that another worker makes, writes nothing, and no frame is written twice.
 -- Twice: refused: 'already'
 -- Uses: make_room, attempt_fence, lag_of
 -- Constants: MAX_VALUES
 local out, fields, writes, size, ends = {}, {}, {}, 0, false
-local n = (#ARGV - parts_at + 1) / 6
+local n = (#ARGV - parts_at + 1) / 7
 for k = 1, n do
-  local at = parts_at + 6 * (k - 1)
-  local run, attempt, frame, final, data, writer = unpack(ARGV, at, at + 5)
+  local at = parts_at + 7 * (k - 1)
+  local run, attempt, frame, final, data, writer, job = unpack(ARGV, at, at + 6)
   local verdict, checked = check_frame(KEYS[run_keys_at + k - 1], attempt, frame, writer)
   out[k] = verdict
   if checked then
@@ -24,7 +24,7 @@ for k = 1, n do
     fields[#fields + 1] = run
     fields[#fields + 1] = data
     size = size + #data
-    writes[#writes + 1] = {checked, final, data}
+    writes[#writes + 1] = {checked, final, data, job}
   end
 end
 -- A full server accepts what ends an attempt; all else is answered `full`. It can refuse the first write only.

@@ -20,6 +20,8 @@ class RawPart(msgspec.Struct, frozen=True):
     data: bytes
     writer: str = ""
     """Unique name of the writer of the attempt's frames. Ignored for ANY_FRAME."""
+    job: bytes = b""
+    """How far this frame brings the provider's job, for the run's hash; empty: the frame changes nothing of it."""
 
 
 def append_raw(
@@ -29,16 +31,17 @@ def append_raw(
 
     ``parts`` holds each run at most once. Reply, for each part: ``ok``, ``already`` (this frame is in; its reply was
     lost), ``full`` (the server has memory only for frames that end attempts: retry), or why it is refused (``gone``, a
-    status, ``attempt N``, ``closed``, ``frame N``, ``writer W``). Then the normalizer's lag in bytes and, with
-    ``policy_lease``, the policy stage's. The writer of frame 0 must write all frames of the attempt. If a server loses
-    the fact that it handed out the attempt and gives it to a second worker, the frames of the two therefore never mix.
+    status, ``attempt N``, ``closed``, ``frame N``, ``writer W``, or ``taken``: see `take_job`). Then the normalizer's
+    lag in bytes and, with ``policy_lease``, the policy stage's. The writer of frame 0 must write all frames of the
+    attempt. If a server loses the fact that it handed out the attempt and gives it to a second worker, the frames of
+    the two therefore never mix.
 
     A run whose hash has the field ``record`` is recorded: its frames are also kept in the hash as
     ``frame:<attempt>:<n>`` until the byte budget in that field is used up.
     """
     flat: list[Arg] = []
     for p in parts:
-        flat += (p.run, p.attempt, p.n, 1 if p.final else 0, p.data, p.writer)
+        flat += (p.run, p.attempt, p.n, 1 if p.final else 0, p.data, p.writer, p.job)
     return _append_raw(
         raw,
         normalizer_lease,
@@ -59,3 +62,12 @@ def _append_raw(
     policy_lag: int,
     parts: Sequence[Arg],
 ) -> ScriptCall: ...
+
+
+@script()
+def take_job(run_key: str, *, attempt: int, writer: str) -> ScriptCall:
+    """Become the writer of an open attempt that has a job at its provider; its earlier writer's frames are refused
+    then as ``taken``, which ends nothing. Reply: the number of frames, the job, and how often it was taken since it
+    last made progress; or nothing if the attempt is over, or has no job.
+    """
+    ...
