@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from tokenbus.client.client import Client
     from tokenbus.client.display_pace import coalesced
     from tokenbus.client.response import Response, ResponseBuilder
-    from tokenbus.client.run import Run
+    from tokenbus.client.run import AnyRun, Run
     from tokenbus.client.subscriptions.block_sentences import Sentence
     from tokenbus.client.subscriptions.cursor import Cursor
     from tokenbus.client.subscriptions.group import SharedSubscription
@@ -85,6 +85,7 @@ _LATER = {
     "OrderedSubscription": "tokenbus.client.subscriptions.ordered",
     "Response": "tokenbus.client.response",
     "ResponseBuilder": "tokenbus.client.response",
+    "AnyRun": "tokenbus.client.run",
     "Run": "tokenbus.client.run",
     "Sentence": "tokenbus.client.subscriptions.block_sentences",
     "SentenceRules": "tokenbus.shaping.sentences",
@@ -95,6 +96,7 @@ _LATER = {
 """Names that are imported when they are first used: most workers have no client, and it is a third of the library."""
 
 __all__ = [
+    "AnyRun",
     "AudioRef",
     "Base64Source",
     "BlobLoader",

@@ -18,10 +18,10 @@ from tokenbus.client.run import PUBLISHED_WAIT_S
 
 FACADE = {
     "tokenbus": """
-        AudioRef Base64Source BlobLoader BlobRef BlobSource BlobStreams Blobs BlockComplete BlockProgress BlockStarted
-        Cancelled Chunk Client Completed Cursor Decided DocumentPart ErrorInfo ExtraPart Fallback FileSource Generate
-        ImageOptions ImagePart ImagePreview ImageRef Incomplete Message OrderedSubscription OutputSchema
-        PrefillOptions ProviderModel PublicEvent Response ResponseBuilder Restarted Retrying Run
+        AnyRun AudioRef Base64Source BlobLoader BlobRef BlobSource BlobStreams Blobs BlockComplete BlockProgress
+        BlockStarted Cancelled Chunk Client Completed Cursor Decided DocumentPart ErrorInfo ExtraPart Fallback
+        FileSource Generate ImageOptions ImagePart ImagePreview ImageRef Incomplete Message OrderedSubscription
+        OutputSchema PrefillOptions ProviderModel PublicEvent Response ResponseBuilder Restarted Retrying Run
         RunFailedEvent RunInfo RunResult Sentence SentenceRules SentenceSubscription SharedSubscription Started
         TerminalEvent TextPart Thinking ThinkingPart Timing TokenbusError Tool ToolCallPart ToolChoice ToolProgress
         ToolResultPart UnknownEvent UrlSource Usage UsageReported __version__ blob_id_of coalesced

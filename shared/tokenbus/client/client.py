@@ -23,7 +23,7 @@ from tokenbus.client.publishing.publish import new_run_id
 from tokenbus.client.publishing.publish_queue import PublishQueue
 from tokenbus.client.rerun import How, request_again
 from tokenbus.client.response import Response, ResponseBuilder
-from tokenbus.client.run import PUBLISHED_WAIT_S, Run
+from tokenbus.client.run import PUBLISHED_WAIT_S, AnyRun, Run
 from tokenbus.client.run_list import StateFilter, describe_runs, list_runs, run_filter
 from tokenbus.client.subscriptions.subscriber import TopicSubscriber
 from tokenbus.core.request.parse import MAX_REQUEST_BYTES
@@ -164,7 +164,7 @@ class Client(TopicSubscriber):
                 yield event
 
     def follow(
-        self, run: Run | str, *, after: int = -1, wait_s: float | None = PUBLISHED_WAIT_S, new: bool = False
+        self, run: AnyRun | str, *, after: int = -1, wait_s: float | None = PUBLISHED_WAIT_S, new: bool = False
     ) -> AsyncGenerator[PublicEvent]:
         """Yield a run's events after seq ``after``, first the stored ones, then live: none missing, none twice.
 
@@ -186,7 +186,7 @@ class Client(TopicSubscriber):
             self._deployment, _run_id(run), after=after, wait_s=wait_s, reconnect_s=self._reconnect_s, new=new
         )
 
-    async def result(self, run: Run | str, *, wait_s: float | None = PUBLISHED_WAIT_S) -> Response:
+    async def result(self, run: AnyRun | str, *, wait_s: float | None = PUBLISHED_WAIT_S) -> Response:
         """Wait for the run to end and return its events folded into a response.
 
         ``wait_s``: seconds to wait for a run that is still unknown, not for its end; None: forever.
@@ -198,7 +198,7 @@ class Client(TopicSubscriber):
 
     async def messages(
         self,
-        run: Run | str,
+        run: AnyRun | str,
         *,
         wait_s: float | None = PUBLISHED_WAIT_S,
         heard_through: int | None = None,
@@ -220,7 +220,7 @@ class Client(TopicSubscriber):
         check_heard(heard, response.events - 1)
         return response.messages
 
-    async def _ended(self, run: Run | str, wait_s: float | None, builder: ResponseBuilder | None = None) -> Response:
+    async def _ended(self, run: AnyRun | str, wait_s: float | None, builder: ResponseBuilder | None = None) -> Response:
         builder = builder or ResponseBuilder()
         async with aclosing(self.follow(run, wait_s=wait_s)) as events:
             async for event in events:
@@ -232,7 +232,7 @@ class Client(TopicSubscriber):
 
     async def cancel(
         self,
-        run: Run | str,
+        run: AnyRun | str,
         reason: str | None = None,
         *,
         heard_through: int | None = None,
@@ -260,7 +260,7 @@ class Client(TopicSubscriber):
         stream = (await self._deployment.keys()).requests
         await self._outbound.put(stream, data, most=self._max_waiting + MORE_FOR_CANCELS, first=True)
 
-    async def retry(self, run: Run | str, *, again: int = 1) -> Run:
+    async def retry(self, run: AnyRun | str, *, again: int = 1) -> Run:
         """Publish the request of an incomplete, failed or cancelled run again, as a new run.
 
         The new id is derived from the old one, so repeating the call gives the same new run; ``again``, from 1 to 1000,
@@ -270,7 +270,7 @@ class Client(TopicSubscriber):
         """
         return await self._publish_again(run, "retry", again)
 
-    async def resume(self, run: Run | str, *, again: int = 1) -> Run:
+    async def resume(self, run: AnyRun | str, *, again: int = 1) -> Run:
         """Continue from the visible text of the last turn of an incomplete, failed or cancelled run, as a new run.
 
         The partial text is sent as the beginning of the model's answer; the new run's text is the continuation. Id and
@@ -280,7 +280,7 @@ class Client(TopicSubscriber):
         """
         return await self._publish_again(run, "resume", again)
 
-    async def _publish_again(self, run: Run | str, how: How, again: int) -> Run:
+    async def _publish_again(self, run: AnyRun | str, how: How, again: int) -> Run:
         events = self.follow(run)
         return await self.publish(await request_again(self._deployment, _run_id(run), how, again=again, events=events))
 
@@ -314,7 +314,7 @@ class Client(TopicSubscriber):
         wanted = run_filter(state=state, tenant=tenant, provider=provider, older_than=older_than, prefix=prefix)
         return list_runs(self._deployment, wanted, newest_first=not oldest_first, limit=limit)
 
-    async def describe(self, runs: Iterable[Run | str]) -> dict[str, RunInfo]:
+    async def describe(self, runs: Iterable[AnyRun | str]) -> dict[str, RunInfo]:
         """Return a `RunInfo` for each of these runs, by run id.
 
         Runs that are unknown or have expired are left out. All are read in one pipeline; the cost is one small read a
@@ -323,8 +323,8 @@ class Client(TopicSubscriber):
         return await describe_runs(self._deployment, [_run_id(run) for run in runs])
 
 
-def _run_id(run: Run | str) -> str:
+def _run_id(run: AnyRun | str) -> str:
     try:
-        return msgspec.convert(run.id if isinstance(run, Run) else run, RunId)
+        return msgspec.convert(getattr(run, "id", run), RunId)
     except msgspec.ValidationError as e:
         raise RequestInvalid("run", str(e)) from None

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from tokenbus.client.response import Response
 from tokenbus.events.public import Completed, PublicEvent
 from tokenbus.events.requests import Message
 from tokenbus.shaping.json_elements import ANY, RunElement, RunElements
+
+if TYPE_CHECKING:
+    from tokenbus.client.client import Client
 
 T = TypeVar("T")
 
@@ -17,35 +20,19 @@ PUBLISHED_WAIT_S = 60.0
 """How long a published request may wait for intake before its reader raises RunNotFound."""
 
 
-class RunClient(Protocol):
-    """What a run handle needs from its client; see `Client`."""
+class AnyRun(Protocol):
+    """A handle of a run, of this client or of the synchronous one."""
 
-    def follow(
-        self, run: Run | str, *, after: int = -1, wait_s: float | None = PUBLISHED_WAIT_S
-    ) -> AsyncGenerator[PublicEvent]: ...
-    async def result(self, run: Run | str, *, wait_s: float | None = PUBLISHED_WAIT_S) -> Response: ...
-    async def messages(
-        self,
-        run: Run | str,
-        *,
-        wait_s: float | None = PUBLISHED_WAIT_S,
-        heard_through: int | None = None,
-        heard_characters: int | None = None,
-    ) -> list[Message]: ...
-    async def cancel(
-        self,
-        run: Run | str,
-        reason: str | None = None,
-        *,
-        heard_through: int | None = None,
-        heard_characters: int | None = None,
-    ) -> None: ...
+    @property
+    def id(self) -> str:
+        """The run's id."""
+        ...
 
 
 class Run:
     """A run, as returned by `Client.publish`: its id and its operations. Usable while the client is open."""
 
-    def __init__(self, run: str, client: RunClient) -> None:
+    def __init__(self, run: str, client: Client) -> None:
         self.id = run
         self._client = client
 

@@ -1,4 +1,4 @@
-"""A synchronous client for scripts and notebooks: plain calls and generators over an event loop in its own thread.
+"""A synchronous client for scripts, notebooks and prefork servers: plain calls over an event loop in its own thread.
 
     from tokenbus.sync import Client
 
@@ -6,13 +6,13 @@
         for event in bus.stream({"provider": "anthropic", "model": "…", "messages": […]}):
             ...
 
-Each method behaves like its namesake in `tokenbus.Client`. Calls are thread-safe; Ctrl-C ends the waiting call, and
-leaving ``with`` ends everything. A call costs about 0.1 ms more than the asynchronous one.
+Each method takes the arguments, and has the guarantee and the errors, of its namesake in `tokenbus.Client`; what is an
+asynchronous iterator there is a generator here. Calls are thread-safe; Ctrl-C ends the waiting call, and leaving
+``with`` ends everything. A call costs about 0.1 ms more than the asynchronous one.
+
+A client that is open when the process forks opens connections of its own in the child, at the child's first call.
 """
 
-from tokenbus.sync.blobs import Blobs
-from tokenbus.sync.client import Client
-from tokenbus.sync.run import Run
-from tokenbus.sync.subscription import Subscription
+from tokenbus.sync.client import Blobs, Client, Run, Subscription
 
 __all__ = ["Blobs", "Client", "Run", "Subscription"]

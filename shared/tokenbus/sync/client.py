@@ -1,37 +1,102 @@
-"""The synchronous client: the methods of `tokenbus.Client`, each called on an event loop in its own thread."""
+"""The synchronous client. Its methods are those of the asynchronous one, each called in the client's event loop."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterable, Mapping
-from datetime import timedelta
+import asyncio
+import os
+import threading
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Mapping
+from functools import wraps
 from types import TracebackType
-from typing import Any, Literal, Self, Unpack, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
-from tokenbus.bus.keys import DEFAULT_PREFIX, SubscribedTopic
+from tokenbus.blobs import DEFAULT_MEDIA_TYPE, BlobRef
+from tokenbus.bus.keys import DEFAULT_PREFIX
 from tokenbus.client import client as asynchronous
+from tokenbus.client.blobs import Blobs as AsyncBlobs
+from tokenbus.client.decode import TopicEvent
 from tokenbus.client.response import Response
-from tokenbus.client.run import PUBLISHED_WAIT_S
-from tokenbus.client.run_list import StateFilter
+from tokenbus.client.run import PUBLISHED_WAIT_S, AnyRun
+from tokenbus.client.run import Run as AsyncRun
 from tokenbus.client.subscriptions.block_sentences import Sentence
-from tokenbus.client.subscriptions.event_filter import Classes, K, Kinds
-from tokenbus.client.subscriptions.factory import Begin, DeliveryOptions, Reading
-from tokenbus.client.subscriptions.subscriber import HOLD_S
+from tokenbus.client.subscriptions.cursor import Cursor
+from tokenbus.client.subscriptions.group import SharedSubscription
+from tokenbus.client.subscriptions.ordered import OrderedSubscription
+from tokenbus.client.subscriptions.sentences import SentenceSubscription
 from tokenbus.core.request.parse import MAX_REQUEST_BYTES
-from tokenbus.events.decisions import Decided
-from tokenbus.events.public import (
-    BlockTopicEvent,
-    ChunkTopicEvent,
-    PublicEvent,
-    RunTopicEvent,
-    UnknownEvent,
-)
-from tokenbus.events.requests import Generate, Message
-from tokenbus.events.run_info import RunInfo
-from tokenbus.shaping.sentences import SentenceRules
-from tokenbus.sync.blobs import Blobs
+from tokenbus.events.public import PublicEvent
+from tokenbus.events.requests import Generate
 from tokenbus.sync.loop_thread import LoopThread
-from tokenbus.sync.run import Run
-from tokenbus.sync.subscription import Subscription
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T", bound=TopicEvent)
+E = TypeVar("E", bound=TopicEvent | Sentence)
+
+
+class _Synchronous(Protocol):
+    """What the methods of an asynchronous object are called through."""
+
+    def _connected(self) -> tuple[LoopThread, Any]:
+        """Return the loop, and the asynchronous object in it."""
+        ...
+
+
+def _connected(synchronous: _Synchronous) -> tuple[LoopThread, Any]:
+    return synchronous._connected()  # pyright: ignore[reportPrivateUsage]
+
+
+def _call(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> Callable[Concatenate[Any, P], R]:
+    @wraps(method)
+    def call(synchronous: _Synchronous, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        loop, target = _connected(synchronous)
+        return loop.call(method(target, *args, **kwargs))
+
+    return call
+
+
+def _generator(
+    method: Callable[Concatenate[Any, P], AsyncGenerator[R]],
+) -> Callable[Concatenate[Any, P], Generator[R]]:
+    @wraps(method)
+    def call(synchronous: _Synchronous, /, *args: P.args, **kwargs: P.kwargs) -> Generator[R]:
+        loop, target = _connected(synchronous)
+        return loop.each(method(target, *args, **kwargs))
+
+    return call
+
+
+def _new_run(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, AsyncRun]],
+) -> Callable[Concatenate[Client, P], Run]:
+    @wraps(method)
+    def call(client: Client, /, *args: P.args, **kwargs: P.kwargs) -> Run:
+        loop, target = _connected(client)
+        return Run(loop.call(method(target, *args, **kwargs)).id, client)
+
+    return call
+
+
+def _subscription(
+    method: Callable[Concatenate[Any, P], OrderedSubscription[T] | SharedSubscription[T]],
+) -> Callable[Concatenate[Client, P], Subscription[T]]:
+    @wraps(method)
+    def call(client: Client, /, *args: P.args, **kwargs: P.kwargs) -> Subscription[T]:
+        loop, target = _connected(client)
+        return Subscription(loop, method(target, *args, **kwargs))
+
+    return call
+
+
+def _sentences(
+    method: Callable[Concatenate[Any, P], SentenceSubscription],
+) -> Callable[Concatenate[Client, P], Subscription[Sentence]]:
+    @wraps(method)
+    def call(client: Client, /, *args: P.args, **kwargs: P.kwargs) -> Subscription[Sentence]:
+        loop, target = _connected(client)
+        return Subscription(loop, method(target, *args, **kwargs))
+
+    return call
 
 
 class Client:
@@ -51,20 +116,29 @@ class Client:
         blob_token: str | None = None,
     ) -> None:
         """Configure the client; does not connect yet. Raises SettingsError for an invalid address or setting."""
-        self._bus = asynchronous.Client(
-            url,
-            prefix=prefix,
-            partitions=partitions,
-            reconnect_s=reconnect_s,
-            max_waiting=max_waiting,
-            max_queued=max_queued,
-            max_request_bytes=max_request_bytes,
-            blobs=blobs,
-            blob_token=blob_token,
-        )
+
+        def make() -> asynchronous.Client:
+            return asynchronous.Client(
+                url,
+                prefix=prefix,
+                partitions=partitions,
+                reconnect_s=reconnect_s,
+                max_waiting=max_waiting,
+                max_queued=max_queued,
+                max_request_bytes=max_request_bytes,
+                blobs=blobs,
+                blob_token=blob_token,
+            )
+
+        self._make = make
+        self._bus = make()
         self._loop = LoopThread()
 
-    def __enter__(self) -> Self:
+    def open(self) -> Self:
+        """Connect, and return the client; `close` it in the end. ``with`` does both.
+
+        Raises ServerUnavailable, ServerTooOld and DeploymentMismatch, as `tokenbus.Client` does when it is entered.
+        """
         self._loop.start()
         try:
             self._loop.call(self._bus.__aenter__())
@@ -73,31 +147,49 @@ class Client:
             raise
         return self
 
+    def __enter__(self) -> Self:
+        return self.open()
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
 
     def close(self) -> None:
-        """Close all connections and stop the thread; runs continue. Generators still in use raise RuntimeError."""
-        if self._loop.was_started:
+        """Close all connections and stop the thread; runs continue. Generators still in use raise RuntimeError.
+
+        In a child process it closes what the child itself opened.
+        """
+        if self._loop.was_started and not self._loop.forked:
             try:
                 self._loop.call(self._bus.aclose())
             finally:
                 self._loop.close()
 
+    def _connected(self) -> tuple[LoopThread, asynchronous.Client]:
+        """Return the loop, and the asynchronous client in it: new ones in a process that was forked since `open`."""
+        if self._loop.forked:
+            with _reopening:
+                if self._loop.forked:
+                    self._bus, self._loop = self._make(), LoopThread()
+                    self.open()
+        return self._loop, self._bus
+
     @property
     def blobs(self) -> Blobs:
         """The deployment's blob store. Raises SettingsError like `tokenbus.Client.blobs`."""
-        return Blobs(self._loop, self._bus)
+        return Blobs(self)
 
-    def publish(self, request: Generate | Mapping[str, object], *, wait: bool = True) -> Run:
-        """Publish a request and return its run once the server has stored it.
-
-        Raises RequestInvalid, RequestTooLarge, PublishQueueFull, ServerUnavailable and ServerFull, as
-        `tokenbus.Client.publish` does.
-        """
-        return Run(self._loop.call(self._bus.publish(request, wait=wait)), self)
+    publish = _new_run(asynchronous.Client.publish)
+    retry = _new_run(asynchronous.Client.retry)
+    resume = _new_run(asynchronous.Client.resume)
+    follow = _generator(asynchronous.Client.follow)
+    runs = _generator(asynchronous.Client.runs)
+    describe = _call(asynchronous.Client.describe)
+    cancel = _call(asynchronous.Client.cancel)
+    messages = _call(asynchronous.Client.messages)
+    subscribe = _subscription(asynchronous.Client.subscribe)
+    sentences = _sentences(asynchronous.Client.sentences)
 
     def stream(
         self, request: Generate | Mapping[str, object], *, wait_s: float | None = PUBLISHED_WAIT_S
@@ -106,173 +198,132 @@ class Client:
 
         Raises like `publish` and `follow`. See `tokenbus.Client.stream`.
         """
-        return self.publish(request).events(wait_s=wait_s)
+        return self.follow(self.publish(request), wait_s=wait_s, new=True)
 
-    def follow(
-        self, run: Run | str, *, after: int = -1, wait_s: float | None = PUBLISHED_WAIT_S
-    ) -> Generator[PublicEvent]:
-        """Yield a run's events after seq ``after``, first the stored ones, then live: none missing, none twice.
-
-        ``wait_s``: seconds to wait for a run that is still unknown. Raises RunNotFound, CursorTrimmed, CursorAhead,
-        ValueError and ServerUnavailable, as `tokenbus.Client.follow` does.
-        """
-        return self._loop.each(lambda: self._bus.follow(_id(run), after=after, wait_s=wait_s))
-
-    def result(self, run: Run | str, *, wait_s: float | None = PUBLISHED_WAIT_S) -> Response:
+    def result(
+        self, run: AnyRun | str, *, wait_s: float | None = PUBLISHED_WAIT_S, timeout: float | None = None
+    ) -> Response:
         """Wait for the run to end and return its events folded into a response.
 
-        Raises RunFailed, RunIncomplete, RunCancelled, Malformed, and the errors of `follow`. See
-        `tokenbus.Client.result`.
+        ``wait_s``: seconds to wait for a run that is still unknown. ``timeout``: seconds to wait for its end; the run
+        continues after a TimeoutError. Raises RunFailed, RunIncomplete and RunCancelled, each with the partial response
+        as ``error.result``; Malformed; TimeoutError; and the errors of `follow`.
         """
-        return self._loop.call(self._bus.result(_id(run), wait_s=wait_s))
+        loop, bus = self._connected()
+        return loop.call(bus.result(run, wait_s=wait_s), timeout)
 
-    def messages(
-        self,
-        run: Run | str,
-        *,
-        wait_s: float | None = PUBLISHED_WAIT_S,
-        heard_through: int | None = None,
-        heard_characters: int | None = None,
-    ) -> list[Message]:
-        """Wait for the run to end, however it ends, and return its output as ``messages`` for the next request.
 
-        Raises Malformed, RequestInvalid and the errors of `follow`. See `tokenbus.Client.messages`.
+class Run:
+    """One published run: its id and its operations. Usable while the client is open."""
+
+    def __init__(self, run: str, client: Client) -> None:
+        self.id = run
+        self._client = client
+
+    def __repr__(self) -> str:
+        return f"Run({self.id!r})"
+
+    def _connected(self) -> tuple[LoopThread, AsyncRun]:
+        """Return the loop, and the asynchronous run in it."""
+        loop, bus = _connected(self._client)
+        return loop, AsyncRun(self.id, bus)
+
+    events = _generator(AsyncRun.events)
+    elements = _generator(AsyncRun.elements)
+    messages = _call(AsyncRun.messages)
+    cancel = _call(AsyncRun.cancel)
+
+    def result(self, *, wait_s: float | None = PUBLISHED_WAIT_S, timeout: float | None = None) -> Response:
+        """Wait for the run to end and return its response. Takes the arguments, and raises the errors, of
+        `Client.result`.
         """
-        heard = {"heard_through": heard_through, "heard_characters": heard_characters}
-        return self._loop.call(self._bus.messages(_id(run), wait_s=wait_s, **heard))
+        return self._client.result(self, wait_s=wait_s, timeout=timeout)
 
-    def cancel(
-        self,
-        run: Run | str,
-        reason: str | None = None,
-        *,
-        heard_through: int | None = None,
-        heard_characters: int | None = None,
+
+class Blobs:
+    """The deployment's blob store; see `tokenbus.Client.blobs`."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def _connected(self) -> tuple[LoopThread, AsyncBlobs]:
+        """Return the loop, and the asynchronous client of the store."""
+        loop, bus = _connected(self._client)
+        return loop, bus.blobs
+
+    get = _call(AsyncBlobs.get)
+    chunks = _generator(AsyncBlobs.chunks)
+
+    def put(self, content: bytes | Iterable[bytes], media_type: str = DEFAULT_MEDIA_TYPE) -> BlobRef:
+        """Store content, whole or in pieces that are read as they are sent. Raises like `tokenbus.Client.blobs.put`."""
+        loop, blobs = self._connected()
+        return loop.call(blobs.put(content if isinstance(content, bytes) else _pieces(content), media_type))
+
+
+class Subscription(Generic[E]):
+    """The events of a topic, or sentences. Enter it with ``with`` and iterate over it."""
+
+    def __init__(self, loop: LoopThread, events: Any) -> None:
+        self._loop = loop
+        self._events = events
+
+    def _connected(self) -> tuple[LoopThread, Any]:
+        """Return the loop, and the asynchronous subscription in it. After a fork it is the parent's, and raises."""
+        return self._loop, self._events
+
+    @property
+    def cursor(self) -> Cursor:
+        """The position from which another subscription can continue; see `tokenbus.OrderedSubscription.cursor`.
+
+        Raises RuntimeError if the subscription has not started.
+        """
+        return self._events.cursor
+
+    def __enter__(self) -> Self:
+        self._loop.call(self._events.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Ask for the run to be stopped, also at the provider. Returns once the server has the request.
+        self._loop.call(self._events.__aexit__(kind, error, trace))
 
-        Raises RequestInvalid, ServerUnavailable and ServerFull, as `tokenbus.Client.cancel` does.
-        """
-        heard = {"heard_through": heard_through, "heard_characters": heard_characters}
-        self._loop.call(self._bus.cancel(_id(run), reason, **heard))
+    def close(self) -> None:
+        """End the subscription: iteration ends and the connection is released."""
+        self._loop.call(self._events.aclose())
 
-    def retry(self, run: Run | str, *, again: int = 1) -> Run:
-        """Publish the request of an incomplete, failed or cancelled run again, as a new run.
+    def ack(self, event: E) -> None:
+        """Mark the event as done (``ack="explicit"``). Does nothing if it is not in flight."""
 
-        Raises RunOpen, RunNotFound, RunNotRepeatable, and the errors of `publish`. See `tokenbus.Client.retry`.
-        """
-        return Run(self._loop.call(self._bus.retry(_id(run), again=again)), self)
+        async def ack() -> None:
+            self._events.ack(event)
 
-    def resume(self, run: Run | str, *, again: int = 1) -> Run:
-        """Continue from the visible text of the last turn of an incomplete, failed or cancelled run, as a new run.
+        self._loop.call(ack())
 
-        Raises the same errors as `retry`. See `tokenbus.Client.resume`.
-        """
-        return Run(self._loop.call(self._bus.resume(_id(run), again=again)), self)
+    def __iter__(self) -> Self:
+        return self
 
-    def runs(
-        self,
-        *,
-        state: StateFilter | Collection[StateFilter] | None = None,
-        tenant: str | None = None,
-        provider: str | None = None,
-        older_than: float | timedelta | None = None,
-        prefix: str | None = None,
-        limit: int | None = None,
-        oldest_first: bool = False,
-    ) -> Generator[RunInfo]:
-        """Yield the deployment's runs, open and ended, the newest first.
-
-        ``older_than``: seconds, or a timedelta. Raises ValueError and ServerUnavailable. See `tokenbus.Client.runs`.
-        """
-        return self._loop.each(
-            lambda: self._bus.runs(
-                state=state,
-                tenant=tenant,
-                provider=provider,
-                older_than=older_than,
-                prefix=prefix,
-                limit=limit,
-                oldest_first=oldest_first,
-            )
-        )
-
-    def describe(self, runs: Iterable[Run | str]) -> dict[str, RunInfo]:
-        """Return a `RunInfo` for each of these runs that is known, by run id.
-
-        Raises RequestInvalid and ServerUnavailable, as `tokenbus.Client.describe` does.
-        """
-        return self._loop.call(self._bus.describe([_id(run) for run in runs]))
-
-    @overload
-    def subscribe(
-        self,
-        topic: Literal["visible", "chunks"],
-        *,
-        group: str | None = None,
-        from_: Begin = "now",
-        **how: Unpack[Reading],
-    ) -> Subscription[ChunkTopicEvent]: ...
-    @overload
-    def subscribe(
-        self, topic: Literal["blocks"], *, group: str | None = None, from_: Begin = "now", **how: Unpack[Reading]
-    ) -> Subscription[BlockTopicEvent]: ...
-    @overload
-    def subscribe(
-        self, topic: Literal["runs"], *, group: str | None = None, from_: Begin = "now", **how: Unpack[Reading]
-    ) -> Subscription[RunTopicEvent]: ...
-    @overload
-    def subscribe(
-        self,
-        topic: Literal["decisions"],
-        *,
-        group: str | None = None,
-        from_: Begin = "now",
-        **how: Unpack[Reading],
-    ) -> Subscription[Decided | UnknownEvent]: ...
-    @overload
-    def subscribe(
-        self,
-        topic: SubscribedTopic,
-        *,
-        kinds: Classes[K],
-        group: str | None = None,
-        from_: Begin = "now",
-        **how: Unpack[DeliveryOptions],
-    ) -> Subscription[K]: ...
-    def subscribe(
-        self,
-        topic: SubscribedTopic,
-        *,
-        kinds: Kinds[Any] = None,
-        group: str | None = None,
-        from_: Begin = "now",
-        **how: Unpack[DeliveryOptions],
-    ) -> Subscription[Any]:
-        """Subscribe to a topic's events of all runs. Enter it with ``with`` and iterate.
-
-        Takes the arguments of `tokenbus.Client.subscribe`. Raises ValueError for invalid ones.
-        """
-        subscribe: Any = self._bus.subscribe
-        return Subscription(self._loop, subscribe(topic, kinds=kinds, group=group, from_=from_, **how))
-
-    def sentences(
-        self,
-        *,
-        group: str | None = None,
-        from_: Begin = "now",
-        rules: SentenceRules | None = None,
-        hold_s: float = HOLD_S,
-        **how: Unpack[DeliveryOptions],
-    ) -> Subscription[Sentence]:
-        """Subscribe to the visible text of all runs as sentences, for speech. Enter it with ``with`` and iterate.
-
-        Takes the arguments of `tokenbus.Client.sentences`. Raises ValueError for invalid ones.
-        """
-        return Subscription(
-            self._loop, self._bus.sentences(group=group, from_=from_, rules=rules, hold_s=hold_s, **how)
-        )
+    def __next__(self) -> E:
+        try:
+            return self._loop.call(self._events.__anext__())
+        except StopAsyncIteration:
+            raise StopIteration from None
 
 
-def _id(run: Run | str) -> str:
-    return run.id if isinstance(run, Run) else run
+async def _pieces(content: Iterable[bytes]) -> AsyncGenerator[bytes]:
+    pieces = iter(content)
+    # In a thread, because it may read a file.
+    while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+        yield piece
+
+
+_reopening = threading.Lock()
+
+
+def _after_fork() -> None:
+    global _reopening  # noqa: PLW0603 - another thread of the parent may have held it
+    _reopening = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

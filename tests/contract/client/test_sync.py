@@ -169,5 +169,67 @@ async def test_ctrl_c_ends_a_script_that_waits(server_url: str, server: Server, 
     assert (process.returncode, out, err) == (0, b"interrupted\n", b"")
 
 
+FORKING = """
+import os, sys
+from tokenbus.sync import Client
+bus = Client(sys.argv[1], prefix=sys.argv[2], partitions=4).open()
+events = bus.follow("r")
+seen = [next(events).seq]
+runs = bus.subscribe("runs", from_="start").__enter__()
+seen.append(next(runs).seq)
+child = os.fork()
+if not child:
+    try:
+        next(events)
+    except RuntimeError as e:
+        print("child:", e, flush=True)
+    asked = {"id": "of-the-child", "provider": "p", "model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+    print("child:", bus.publish(asked).id, flush=True)
+    print("child:", next(bus.follow("r")).seq, flush=True)
+    sys.exit(0)
+assert os.waitpid(child, 0)[1] == 0
+print("parent: the child has ended", flush=True)
+seen += [event.seq for event in events] + [next(runs).seq]
+print("parent:", seen, bus.result("r", timeout=60).text, flush=True)
+bus.close()
+"""
+
+
+async def test_a_forked_process_has_connections_of_its_own_and_its_parent_keeps_its_own(
+    server_url: str, server: Server, keys: Keys
+):
+    writer = Writer(server, keys, "r")
+    await writer.start()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", FORKING, server_url, keys.prefix, stdout=PIPE, stderr=PIPE
+    )
+    assert process.stdout
+    try:
+        lines = [(await process.stdout.readline()).decode() for _ in range(4)]
+        await writer.block("Hello")  # after the child's end: its parent still hears of it
+        await writer.complete()
+        out, err = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    sequence = [e.seq for e in writer.events]
+    seen = [0, 0, *sequence[1:], sequence[-1]]
+    assert lines[0].startswith("child: this was opened before the process forked"), (lines, out, err)
+    assert lines[1:] == ["child: of-the-child\n", "child: 0\n", "parent: the child has ended\n"], (lines, err)
+    assert (process.returncode, out.decode(), err) == (0, f"parent: {seen} Hello\n", b"")
+
+
+async def test_a_result_waits_no_longer_than_its_timeout(server_url: str, server: Server, keys: Keys):
+    writer = Writer(server, keys, "r")
+    await writer.start()
+
+    def work(bus: Client) -> None:
+        with pytest.raises(TimeoutError):
+            bus.result("r", timeout=0.05)
+
+    await script(server_url, keys, work)
+
+
 async def _waits(server: Server) -> bool:
     return any(c["cmd"] == "xread" and "b" in c["flags"] for c in await server.client.client_list())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Coroutine
 
 import pytest
 
@@ -18,12 +17,12 @@ async def seven() -> int:
 def test_a_loop_that_cannot_be_made_is_an_error_and_may_be_tried_again() -> None:
     """A thread that died before its loop ran would be waited for for ever."""
 
-    def run(work: Coroutine[None, None, None]) -> None:
+    def fail(*_: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
     loop = LoopThread()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(asyncio, "run", run)
+        patch.setattr(asyncio, "SelectorEventLoop", fail)
         with pytest.raises(OSError, match="Too many open files"):
             loop.start()
     assert not loop.was_started
