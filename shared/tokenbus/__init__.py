@@ -65,10 +65,9 @@ from tokenbus.storage import restore_from_storage, sanitize_for_storage
 
 if TYPE_CHECKING:
     from tokenbus.client.blobs import Blobs
-    from tokenbus.client.client import Client
+    from tokenbus.client.client import AnyRun, Client, Run
     from tokenbus.client.display_pace import coalesced
     from tokenbus.client.response import Response, ResponseBuilder
-    from tokenbus.client.run import AnyRun, Run
     from tokenbus.client.subscriptions.block_sentences import Sentence
     from tokenbus.client.subscriptions.cursor import Cursor
     from tokenbus.client.subscriptions.group import SharedSubscription
@@ -85,8 +84,8 @@ _LATER = {
     "OrderedSubscription": "tokenbus.client.subscriptions.ordered",
     "Response": "tokenbus.client.response",
     "ResponseBuilder": "tokenbus.client.response",
-    "AnyRun": "tokenbus.client.run",
-    "Run": "tokenbus.client.run",
+    "AnyRun": "tokenbus.client.client",
+    "Run": "tokenbus.client.client",
     "Sentence": "tokenbus.client.subscriptions.block_sentences",
     "SentenceRules": "tokenbus.shaping.sentences",
     "SentenceSubscription": "tokenbus.client.subscriptions.sentences",

@@ -14,7 +14,7 @@ import pytest
 import tokenbus
 import tokenbus.sync
 from tokenbus import errors
-from tokenbus.client.run import PUBLISHED_WAIT_S
+from tokenbus.client.client import PUBLISHED_WAIT_S
 
 FACADE = {
     "tokenbus": """

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Collection, Iterable, Mapping
+from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from datetime import timedelta
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self, TypeVar
 
 import msgspec
 
@@ -23,22 +23,35 @@ from tokenbus.client.publishing.publish import new_run_id
 from tokenbus.client.publishing.publish_queue import PublishQueue
 from tokenbus.client.rerun import How, request_again
 from tokenbus.client.response import Response, ResponseBuilder
-from tokenbus.client.run import PUBLISHED_WAIT_S, AnyRun, Run
 from tokenbus.client.run_list import StateFilter, describe_runs, list_runs, run_filter
 from tokenbus.client.subscriptions.subscriber import TopicSubscriber
 from tokenbus.core.request.parse import MAX_REQUEST_BYTES
 from tokenbus.core.request.validate import check_heard
 from tokenbus.errors import Malformed, RequestInvalid
-from tokenbus.events.public import PublicEvent
+from tokenbus.events.public import Completed, PublicEvent
 from tokenbus.events.requests import Cancel, Generate, Message, RunId
 from tokenbus.events.run_info import RunInfo
+from tokenbus.shaping.json_elements import ANY, RunElement, RunElements
 
+T = TypeVar("T")
+
+PUBLISHED_WAIT_S = 60.0
+"""How long a published request may wait for intake before its reader raises RunNotFound."""
 MAX_WAITING = 100_000
 """Maximum requests on the inbound stream."""
 MAX_QUEUED = 1_000
 """Maximum requests in flight from one client if `publish` is called with ``wait=False``."""
 MORE_FOR_CANCELS = 1_000
 """Extra room on a full inbound stream, for cancels only."""
+
+
+class AnyRun(Protocol):
+    """A handle of a run, of this client or of the synchronous one."""
+
+    @property
+    def id(self) -> str:
+        """The run's id."""
+        ...
 
 
 def watch_readers(client: Client, liveness: Liveness) -> None:
@@ -321,6 +334,84 @@ class Client(TopicSubscriber):
         run. Raises RequestInvalid for a value that is not a run id; ServerUnavailable.
         """
         return await describe_runs(self._deployment, [_run_id(run) for run in runs])
+
+
+class Run:
+    """A run, as returned by `Client.publish`: its id and its operations. Usable while the client is open."""
+
+    def __init__(self, run: str, client: Client) -> None:
+        self.id = run
+        self._client = client
+
+    def __repr__(self) -> str:
+        return f"Run({self.id!r})"
+
+    def events(self, *, after: int = -1, wait_s: float | None = PUBLISHED_WAIT_S) -> AsyncGenerator[PublicEvent]:
+        """Yield the run's events after seq ``after``, first the stored ones, then live: none missing, none twice.
+
+        ``wait_s``: seconds to wait for a run that is still unknown. Raises the same errors as `Client.follow`.
+        """
+        return self._client.follow(self, after=after, wait_s=wait_s)
+
+    async def elements(
+        self,
+        path: str | Sequence[str] = ANY,
+        as_type: type[T] | type[object] = object,
+        *,
+        after: int = -1,
+        wait_s: float | None = PUBLISHED_WAIT_S,
+        **bounds: int,
+    ) -> AsyncGenerator[RunElement[T]]:
+        """Yield the values of the answer's JSON at ``path``, each once and in order, as soon as it is complete.
+
+        ``path``, ``as_type``, ``bounds``: as of `tokenbus.shaping.JsonElements`. ``after``: the number of the last
+        element that was handled; only later ones are yielded.
+
+        Raises Malformed or TooLarge if the answer is no such JSON, and the errors of `result` if the run does not
+        complete.
+        """
+        reader = RunElements(path, as_type, **bounds)
+        ended = False
+        async with aclosing(self.events(wait_s=wait_s)) as events:
+            async for event in events:
+                for element in reader.add(event):
+                    if element.number > after:
+                        yield element
+                ended = isinstance(event, Completed)
+        if not ended:
+            await self.result(wait_s=wait_s)
+
+    async def result(self, *, wait_s: float | None = PUBLISHED_WAIT_S) -> Response:
+        """Wait for the run to end and return its events folded into a response.
+
+        Raises RunFailed, RunIncomplete, RunCancelled, Malformed, and the errors of `Client.follow`.
+        """
+        return await self._client.result(self, wait_s=wait_s)
+
+    async def messages(
+        self,
+        *,
+        wait_s: float | None = PUBLISHED_WAIT_S,
+        heard_through: int | None = None,
+        heard_characters: int | None = None,
+    ) -> list[Message]:
+        """Wait for the run to end, however it ends, and return its output as ``messages`` for the next request.
+
+        ``heard_through``, ``heard_characters``: as in `Client.messages`. Raises the same errors.
+        """
+        return await self._client.messages(
+            self, wait_s=wait_s, heard_through=heard_through, heard_characters=heard_characters
+        )
+
+    async def cancel(
+        self, reason: str | None = None, *, heard_through: int | None = None, heard_characters: int | None = None
+    ) -> None:
+        """Ask for the run to be stopped, also at the provider. Returns once the server has the request.
+
+        ``heard_through``, ``heard_characters``: as in `Client.cancel`. Raises RequestInvalid, ServerUnavailable,
+        ServerFull.
+        """
+        await self._client.cancel(self, reason, heard_through=heard_through, heard_characters=heard_characters)
 
 
 def _run_id(run: AnyRun | str) -> str:

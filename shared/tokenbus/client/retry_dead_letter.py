@@ -14,10 +14,9 @@ from tokenbus.bus.dead_letters import StoredDeadLetter
 from tokenbus.bus.keys import DATA_FIELD, Keys
 from tokenbus.bus.run_record import read_status
 from tokenbus.bus.server.server import Server
-from tokenbus.client.client import Client
+from tokenbus.client.client import Client, Run
 from tokenbus.client.deployment import Deployment
 from tokenbus.client.rerun import derived_id, request_again
-from tokenbus.client.run import Run
 from tokenbus.core.request.parse import decode_request
 from tokenbus.errors import CannotRetry, RequestError, RunError, WireError
 from tokenbus.events.public import PublicEvent

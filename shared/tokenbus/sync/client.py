@@ -14,10 +14,10 @@ from tokenbus.blobs import DEFAULT_MEDIA_TYPE, BlobRef
 from tokenbus.bus.keys import DEFAULT_PREFIX
 from tokenbus.client import client as asynchronous
 from tokenbus.client.blobs import Blobs as AsyncBlobs
+from tokenbus.client.client import PUBLISHED_WAIT_S, AnyRun
+from tokenbus.client.client import Run as AsyncRun
 from tokenbus.client.decode import TopicEvent
 from tokenbus.client.response import Response
-from tokenbus.client.run import PUBLISHED_WAIT_S, AnyRun
-from tokenbus.client.run import Run as AsyncRun
 from tokenbus.client.subscriptions.block_sentences import Sentence
 from tokenbus.client.subscriptions.cursor import Cursor
 from tokenbus.client.subscriptions.group import SharedSubscription
