@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import AsyncIterable, Collection, Mapping
 from hashlib import blake2b
 from urllib.parse import quote
 
@@ -157,6 +157,33 @@ class Endpoint:
         return self._client.build_request(
             call.method, url, content=content, headers=headers, params=query, timeout=timeout
         )
+
+    def forwarded(
+        self,
+        method: str,
+        path: str,
+        *,
+        headers: Mapping[str, str],
+        query: Mapping[str, str],
+        content: bytes | AsyncIterable[bytes] | None,
+    ) -> httpx.Request:
+        """Build a call of another path of this provider, below its base URL. Raises KeyMissing, KeyUnusable.
+
+        ``headers``: those of the settings win, and list headers are joined.
+        """
+        configured = {name.lower() for name in self.settings.headers} - set(_LISTS)
+        allowed = {name: value for name, value in headers.items() if name not in configured}
+        sent = {"accept-encoding": "identity", **self._with_configured(allowed), **self._key_headers()}
+        timeout = httpx.Timeout(
+            self.settings.first_event_timeout_s, connect=self.settings.connect_timeout_s, write=MAX_REQUEST_S, pool=None
+        )
+        params = {**query, **self.settings.query} or None
+        return self._client.build_request(method, path, content=content, headers=sent, params=params, timeout=timeout)
+
+    @property
+    def needs_body(self) -> bool:
+        """Whether its `auth` reads bodies, which then are held in memory."""
+        return self._auth is not None and self._auth.needs_body
 
     def _key_headers(self) -> dict[str, str]:
         if self._auth:

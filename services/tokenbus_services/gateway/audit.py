@@ -24,9 +24,9 @@ MAX_NAME = 200
 
 
 class AuditedRun:
-    """What is known of a run when its answer has ended."""
+    """What is known of a run, or of a call that is none, when its answer has ended."""
 
-    def __init__(self, run: str, model: str, span: RequestSpan | None = None) -> None:
+    def __init__(self, run: str | None, model: str, span: RequestSpan | None = None) -> None:
         self.run = run
         self.span = span
         self.model = model
@@ -67,7 +67,7 @@ def audited(
         try:
             await answer(scope, receive, sent)
         finally:
-            use: AuditedRun | None = getattr(answer, "use", None)
+            use: AuditedRun | None = getattr(answer, "use", None) or getattr(request.state, "use", None)
             caller: Caller | None = getattr(request.state, "caller", None)
             name: str | None = getattr(request.state, REQUEST_ID, None)
             run: str | None = use.run if use else getattr(answer, "run", None)

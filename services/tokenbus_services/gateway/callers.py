@@ -12,9 +12,12 @@ import msgspec
 from tokenbus.bus.liveness import Liveness
 from tokenbus.errors import SettingsError
 from tokenbus.events.requests import Generate
+from tokenbus.events.usage import Usage
+from tokenbus.providers.api import ApiName
 from tokenbus_services.gateway.problem import Problem, Refusal
 from tokenbus_services.gateway.surfaces.contract import TranslationRules
 from tokenbus_services.settings import Settings
+from tokenbus_services.settings.tables.gateway import ForwardKind
 
 _MARK_CHARS = 20
 
@@ -33,6 +36,8 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     """May read `/metrics`."""
     surfaces: frozenset[str] | None = None
     """The surfaces that it may use; None: all."""
+    forwards: frozenset[str] | None = None
+    """The kinds of forwarded requests that it may use; None: all."""
 
     def owns(self, tenant: str) -> bool:
         """Whether it may see the runs of this tenant."""
@@ -53,6 +58,34 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
         if self.surfaces is not None and surface not in self.surfaces:
             why = f"this key may not use {surface}: `surfaces` of the key lists those that it may"
             raise Refusal(Problem(status=403, code="surface_not_allowed", message=why, kind="auth"))
+
+    def may_forward(self, kind: str) -> bool:
+        """Whether the key is for this kind of forwarded requests."""
+        return self.forwards is None or kind in self.forwards
+
+
+class ForwardedCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that is no run, as limits and budgets see it."""
+
+    id: str
+    """Of its place and its reservation; unlike that of any run."""
+    kind: ForwardKind
+    provider: str
+    model: str
+    """Empty for a path that is of no model."""
+    api: ApiName
+    is_metered: bool
+    """Whether the provider bills it by tokens."""
+    longest_s: float
+    """How long it may take."""
+    input_tokens: int = 0
+    """At most."""
+    has_output: bool = False
+    """Whether the provider bills an output, too."""
+    seen: bool = True
+    """Whether the request and its answer show what it uses. Not so for batches, which the provider works off later."""
+    models: frozenset[str] = frozenset()
+    """Further models of the provider that it names."""
 
 
 class Admitted(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,11 +114,22 @@ class AccessControl(ABC):
     async def admit(self, caller: Caller, surface: str, generate: Generate) -> Admitted:
         """Check limits and budgets; ``generate`` has its id. Raises Refusal (402, 403, 429)."""
 
+    @abstractmethod
+    async def admit_call(self, caller: Caller, call: ForwardedCall) -> Mapping[str, str]:
+        """Check limits and budgets for a request that is no run. Returns headers of the answer. Raises Refusal (402,
+        403, 429).
+        """
+
+    async def settle(self, caller: Caller, call: ForwardedCall, used: Usage | None) -> None:  # noqa: B027
+        """Count what an admitted call used, in place of its reservation. None: it is not known, so the call counts as
+        it was estimated. Called before `leave`. Raises ServerError.
+        """
+
     async def withdraw(self, caller: Caller, run: str) -> None:  # noqa: B027
         """The admitted request was not published. Also called before `leave`."""
 
     async def leave(self, caller: Caller, run: str) -> None:  # noqa: B027
-        """The answer to an admitted request has ended, in any way. Called once for each `admit`."""
+        """The answer to an admitted request or call has ended, in any way. Called once for each admission."""
 
 
 class OpenAccess(AccessControl):
@@ -99,6 +143,9 @@ class OpenAccess(AccessControl):
 
     async def admit(self, caller: Caller, surface: str, generate: Generate) -> Admitted:
         return Admitted(generate=generate)
+
+    async def admit_call(self, caller: Caller, call: ForwardedCall) -> Mapping[str, str]:
+        return {}
 
 
 def has_keys(settings: Settings) -> bool:

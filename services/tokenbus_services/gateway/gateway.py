@@ -20,6 +20,7 @@ from tokenbus_services.blobs.client import loader_of
 from tokenbus_services.gateway.answers.answer import AnswerTimes, RunAnswer, RunOfAnswer, StreamedAnswer, WholeRunAnswer
 from tokenbus_services.gateway.audit import AuditedRun, FrameAudit, audited
 from tokenbus_services.gateway.callers import AccessControl, Caller
+from tokenbus_services.gateway.forward.forward import Forwarder
 from tokenbus_services.gateway.http_request import (
     AfterRouting,
     AsgiApp,
@@ -68,6 +69,7 @@ class Gateway:
         self.models = models
         self.metrics = metrics
         self._spans = spans
+        self.forwarder = Forwarder(settings, access, spans)
         self._blobs = loader_of(settings.blobs)
         self._places = FairShare(settings.gateway.connections)
         """Requests that are answered, streams and sockets above all."""

@@ -125,8 +125,10 @@ _KEPT = (413, 422)
 """A provider's statuses that say more about a request than 400."""
 
 
-def of_run(error: ErrorInfo, run: str) -> Problem:
-    """The problem of a run that failed or was cut. `ErrorInfo.raw` is left out: it may name the operator's account."""
+def of_run(error: ErrorInfo, run: str | None) -> Problem:
+    """The problem of a run that failed or was cut, or of a call that is no run. `ErrorInfo.raw` is left out: it may
+    name the operator's account.
+    """
     known_wait = error.kind in ("limit", "rate_limit") and error.retry_after_s is not None
     return Problem(
         status=error.status if error.status in _KEPT and error.kind == "invalid_request" else STATUSES[error.kind],

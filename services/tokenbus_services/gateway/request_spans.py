@@ -29,13 +29,15 @@ class RequestSpans:
         self._now_ms = now_ms
 
     def begin(self, run: str, traceparent: str | None) -> RequestSpan:
-        """The span of a request that publishes or joins this run, beneath the client's span."""
+        """The span of a request that publishes or joins this run, or is this call, beneath the client's span."""
         # Several requests may ask for one run, so the run's id alone is not enough.
         what = ("gateway", secrets.token_hex(8))
         handed_on = self._tracer.handed_on(run, traceparent, *what)
         return RequestSpan(self._tracer.trace(run, traceparent), what, self._now_ms(), handed_on)
 
-    def ended(self, span: RequestSpan, *, surface: str, method: str, status: int, run: str, end: str | None) -> None:
+    def ended(
+        self, span: RequestSpan, *, surface: str, method: str, status: int, run: str | None, end: str | None
+    ) -> None:
         """Record it. ``end``: how the run ended, if the answer contained that."""
         if span.trace is None:
             return

@@ -85,6 +85,7 @@ class GatewayService:
         for part in reversed(self._parts):
             await part.close()
         await self._gateway.runs.close()
+        await self._gateway.forwarder.close()
         await self._gateway.access.close()
         await self._bus.aclose()
         await self._gateway.aclose()

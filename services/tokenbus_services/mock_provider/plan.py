@@ -88,8 +88,10 @@ def said(says: Source, request: ModelRequest, mock_api: MockApi) -> bytes:
     return _stream(says, request, mock_api) if request.stream else _body(says, request, mock_api)
 
 
-def delivered(body: bytes, turn: Turn, fault: Fault | None, mock_api: MockApi, *, stream: bool) -> ResponsePlan:
-    """Send a body as the turn's delivery says, up to the fault."""
+def delivered(
+    body: bytes, turn: Turn, fault: Fault | None, mock_api: MockApi, *, stream: bool, content_type: str | None = None
+) -> ResponsePlan:
+    """Send a body as the turn's delivery says, up to the fault. ``content_type``: None for JSON or events."""
     match fault:
         case HangUp():
             answer = ResponsePlan(status=None, ending="closed")
@@ -97,6 +99,8 @@ def delivered(body: bytes, turn: Turn, fault: Fault | None, mock_api: MockApi, *
             answer = plan_scripted_error(mock_api, fault)
         case _:
             answer = _reads(body, turn, fault, mock_api, stream=stream)
+    if content_type and answer.status == 200:
+        answer = msgspec.structs.replace(answer, headers={**answer.headers, "content-type": content_type})
     return msgspec.structs.replace(answer, delay_s=turn.delivery.delay_s, pace=turn.delivery.pace)
 
 

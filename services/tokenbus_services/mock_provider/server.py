@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from email.utils import formatdate
 from functools import partial
+from hashlib import blake2b
 from types import TracebackType
 from typing import Any, Self, cast
 
@@ -18,6 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse
 from uvicorn.server import ServerState
 
+from tokenbus_services.mock_provider import calls
 from tokenbus_services.mock_provider.apis import (
     anthropic,
     gemini,
@@ -28,12 +30,13 @@ from tokenbus_services.mock_provider.apis import (
     openai_responses,
 )
 from tokenbus_services.mock_provider.apis.provider_api import MockApi
+from tokenbus_services.mock_provider.calls import OtherCall
 from tokenbus_services.mock_provider.jobs import JobStore
-from tokenbus_services.mock_provider.plan import ResponsePlan, plan_rejection, plan_response
-from tokenbus_services.mock_provider.reply import STAMP
+from tokenbus_services.mock_provider.plan import ResponsePlan, delivered, plan_rejection, plan_response
+from tokenbus_services.mock_provider.reply import STAMP, Reply
 from tokenbus_services.mock_provider.request import MULTIPART, HttpError, ModelRequest, interpret, read_form
 from tokenbus_services.mock_provider.request_log import AttemptCounter, Exchange, HttpRequest, RequestLog, State
-from tokenbus_services.mock_provider.script import HangUp, Script, Status, Turn
+from tokenbus_services.mock_provider.script import Fault, HangUp, Script, Status, Turn, Wire
 from tokenbus_services.mock_provider.uploads import FileStore
 from tokenbus_services.net.http_server import BoundedProtocol, HttpBounds, server_config
 from tokenbus_services.net.request_guard import Receive, Scope, Send
@@ -264,6 +267,9 @@ class MockProvider:
         try:
             if (uploading := self.files.plan(exchange.http_request)) is not None:
                 return uploading
+            if (call := calls.answer(exchange.http_request)) is not None:
+                mock_api = call.mock_api
+                return self._call(exchange, call)
             if job := self.jobs.of(exchange.http_request):
                 exchange.request = job.request
                 exchange.attempt = self._attempts.next(job.request.key)
@@ -286,6 +292,25 @@ class MockProvider:
             self._error = self._error or e
             return plan_rejection(mock_api, HttpError(500, f"{type(e).__name__}: {e}"))
 
+    def _call(self, exchange: Exchange, call: OtherCall) -> ResponsePlan:
+        if call.model is None:
+            return _answered(Turn(says=Reply()), call, None)
+        key = blake2b(exchange.http_request.path.encode() + exchange.http_request.body).hexdigest()
+        request = ModelRequest(
+            api=call.mock_api.name,
+            headers=exchange.http_request.headers,
+            body={},
+            model=call.model,
+            stream=False,
+            turn=0,
+            user_text="",
+            tool_results=(),
+            key=key,
+        )
+        exchange.attempt = self._attempts.next(key)
+        turn = self._turn(request)
+        return _answered(turn, call, turn.fault_of(exchange.attempt))
+
     def _turn(self, request: ModelRequest) -> Turn:
         chosen = self._choose(request) if self._choose else None
         if isinstance(chosen, Turn):
@@ -298,6 +323,11 @@ class MockProvider:
         if script.repeat_last:
             return script.turns[-1]
         raise HttpError(400, f"script {script.name!r} has {len(script.turns)} turns, and this is turn {request.turn}")
+
+
+def _answered(turn: Turn, call: OtherCall, fault: Fault | None) -> ResponsePlan:
+    body = turn.says.body if isinstance(turn.says, Wire) and turn.says.body is not None else call.body
+    return delivered(body, turn, fault, call.mock_api, stream=False, content_type=call.content_type)
 
 
 def _route(path: str) -> tuple[MockApi, re.Match[str] | None]:

@@ -9,7 +9,9 @@ import msgspec
 from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 
 from tokenbus_services.cli.service_registry import create
+from tokenbus_services.gateway.forward.table import TABLE
 from tokenbus_services.gateway.keys.key import NewKey
+from tokenbus_services.gateway.routes.forwarded import paths_of
 from tokenbus_services.settings import GatewaySettings, Settings
 from tokenbus_services.settings.tables.gateway import ConsoleSettings
 
@@ -28,6 +30,12 @@ def gateway_routes(*, console: bool = False) -> list[tuple[str, str]]:
         Settings(), redis_url="redis://127.0.0.1:1", gateway=GatewaySettings(), console=table
     )
     return list(_served_by(create("gateway", settings)))
+
+
+def forwarded_routes() -> set[tuple[str, str]]:
+    """Method and path of each forwarded path that is not only read."""
+    found = {(path.method, route) for path in TABLE for route in paths_of(path)}
+    return {(method, route) for method, route in found if method != "GET"}
 
 
 def _served_by(app: Any) -> Iterator[tuple[str, str]]:

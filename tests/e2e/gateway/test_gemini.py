@@ -194,7 +194,7 @@ def test_a_stream_without_sse_is_one_json_array(bus: LocalBus) -> None:
     ("method", "path", "status", "named"),
     [
         ("POST", "/v1beta/models/gemini/text:generateContent?key=k", 400, "key"),
-        ("POST", "/v1beta/models/gemini/text:countTokens", 404, "countTokens"),
+        ("POST", "/v1beta/models/gemini/text:computeTokens", 404, "computeTokens"),
         ("POST", "/gemini/v1/models/gemini/text:embedContent", 404, "embedContent"),
         ("POST", "/gemini/upload/v1beta/files", 404, "files"),
         ("GET", "/v1beta/cachedContents", 404, "cachedContents"),

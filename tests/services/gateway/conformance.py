@@ -1,17 +1,19 @@
 """The table of docs/guides/gateway.md: what each surface does with each option, found by asking it.
 
-`python -m tests.services.gateway.conformance` writes it.
+`python -m tests.services.gateway.conformance` writes it, and the table of what is forwarded.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from tests.services.gateway.rules import APIS, rules
+from tokenbus_services.gateway.forward.table import TABLE
 from tokenbus_services.gateway.problem import Refusal
 from tokenbus_services.gateway.surfaces.ag_ui import AgUiSurface
 from tokenbus_services.gateway.surfaces.ai_sdk_ui import AiSdkUiSurface
@@ -25,7 +27,6 @@ from tokenbus_services.gateway.surfaces.surface import ONLY_JSON, Surface
 
 Json = dict[str, Any]
 PAGE = Path(__file__).parents[3] / "docs" / "guides" / "gateway.md"
-BEGIN, END = "<!-- conformance: generated -->\n", "<!-- /conformance -->\n"
 SURFACES: dict[str, tuple[Surface, Json]] = {
     "Chat": (OpenAIChatSurface(), {"messages": [{"role": "user", "content": "x"}]}),
     "Responses": (OpenAIResponsesSurface(), {"input": "x"}),
@@ -185,11 +186,27 @@ def table() -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
-def published() -> str:
-    """The table as the page has it."""
-    return PAGE.read_text().partition(BEGIN)[2].partition(END)[0]
+def forwarded() -> str:
+    """The table of what is forwarded."""
+    rows = [["`forward`", "path", "what it does", "providers that speak", "costs"], ["---"] * 5]
+    for path in TABLE:
+        base = {"openai": "/v1", "anthropic": "/anthropic/v1", "gemini": "/gemini/v1beta"}[path.family]
+        apis = "any of OpenAI" if path.family == "openai" and not path.apis else ", ".join(path.providers)
+        cost = "tokens in and out" if path.has_output else "tokens in" if path.is_metered else ""
+        rows.append([f"`{path.kind}`", f"`{path.method} {base}{path.path}`", path.what, apis, cost])
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {"conformance": table, "forwarded": forwarded}
+
+
+def published(name: str) -> str:
+    """A table as the page has it."""
+    return PAGE.read_text().partition(f"<!-- {name}: generated -->\n")[2].partition(f"<!-- /{name} -->\n")[0]
 
 
 if __name__ == "__main__":
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    PAGE.write_text(before + BEGIN + table() + END + rest.partition(END)[2])
+    for name, made in TABLES.items():
+        begin, end = f"<!-- {name}: generated -->\n", f"<!-- /{name} -->\n"
+        before, _, rest = PAGE.read_text().partition(begin)
+        PAGE.write_text(before + begin + made() + end + rest.partition(end)[2])

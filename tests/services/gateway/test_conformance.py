@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.services.gateway.conformance import FIELDS, SURFACES, ask, published, table
+from tests.services.gateway.conformance import FIELDS, SURFACES, TABLES, ask, published
 from tokenbus_services.gateway.problem import Refusal
 
 
-def test_the_published_table_is_what_the_surfaces_do() -> None:
-    assert published() == table()
+@pytest.mark.parametrize("name", TABLES)
+def test_a_published_table_is_what_the_gateway_does(name: str) -> None:
+    assert published(name) == TABLES[name]()
 
 
 @pytest.mark.parametrize("name", SURFACES)

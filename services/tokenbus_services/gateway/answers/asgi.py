@@ -85,7 +85,7 @@ class EventStream:
             await send({"type": "http.response.body", "body": b""})
             return
         writing = asyncio.create_task(self._write(send), name="writer of a stream")
-        gone = asyncio.create_task(_disconnected(receive), name="watcher of a client")
+        gone = asyncio.create_task(disconnected(receive), name="watcher of a client")
         try:
             await asyncio.wait({writing, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not writing.done():
@@ -121,6 +121,7 @@ def _words(broken: Callable[[Problem], bytes], writing: asyncio.Task[None]) -> b
             return broken(defect())
 
 
-async def _disconnected(receive: Any) -> None:
+async def disconnected(receive: Any) -> None:
+    """Wait until the client has left; its request has been read."""
     while (await receive())["type"] != "http.disconnect":
         pass

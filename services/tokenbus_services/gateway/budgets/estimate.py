@@ -12,7 +12,9 @@ from typing import Any
 import msgspec
 
 from tokenbus.events.requests import DocumentPart, Generate, ImagePart, ToolResultPart
-from tokenbus_services.pricing import PriceTable
+from tokenbus.events.usage import Usage
+from tokenbus_services.gateway.callers import ForwardedCall
+from tokenbus_services.pricing import BYTES_PER_TOKEN, PriceTable
 
 IMAGE_TOKENS = 5_000
 DOCUMENT_TOKENS = 100_000
@@ -34,6 +36,22 @@ def most_cost_nano(request: Generate, prices: PriceTable, *, bus_runs_tools: boo
         *inputs, output = prices.nano_per_token(name)
         costs.append(given * max(inputs) + _output_tokens(request, prices.max_output(name)) * output)
     return calls * round(max(costs))
+
+
+def most_cost_of_call(call: ForwardedCall, prices: PriceTable) -> int:
+    """The cost of a request that is no run, in billionths of the currency; 0 without a price."""
+    name = prices.name_for([f"{call.provider}/{call.model}"])
+    *inputs, output = prices.nano_per_token(name)
+    written = prices.max_output(name) if call.has_output else 0
+    return round(call.input_tokens * max(inputs) + written * output)
+
+
+def estimated_use(call: ForwardedCall, prices: PriceTable) -> Usage:
+    """What a call counts as whose answer says nothing of it, or was cut."""
+    if not call.is_metered:
+        return Usage()
+    written = prices.max_output(prices.name_for([f"{call.provider}/{call.model}"])) if call.has_output else 0
+    return Usage(input=-(-call.input_tokens // BYTES_PER_TOKEN), output=written)
 
 
 def _output_tokens(request: Generate, unbounded: int) -> int:

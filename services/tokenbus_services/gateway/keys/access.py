@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 import structlog
@@ -18,7 +18,9 @@ from tokenbus.bus.scripts.gateway import (
     AdmissionReply,
     HoldKeys,
     Reservation,
+    RunUse,
     admit,
+    count_use,
     place_of,
     release,
     renew_open,
@@ -27,16 +29,24 @@ from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server, translated
 from tokenbus.errors import ServerError
 from tokenbus.events.requests import Generate
+from tokenbus.events.usage import Usage
 from tokenbus.providers import registry
 from tokenbus.providers.base import ProviderBase
-from tokenbus_services.gateway.budgets.estimate import most_cost_nano
-from tokenbus_services.gateway.callers import AccessControl, Admitted, Caller
-from tokenbus_services.gateway.keys.allowed import Aliases, check_allowed, check_tools, rules_for, with_forced
+from tokenbus_services.gateway.budgets.estimate import estimated_use, most_cost_nano, most_cost_of_call
+from tokenbus_services.gateway.callers import AccessControl, Admitted, Caller, ForwardedCall
+from tokenbus_services.gateway.keys.allowed import (
+    Aliases,
+    check_allowed,
+    check_call_allowed,
+    check_tools,
+    rules_for,
+    with_forced,
+)
 from tokenbus_services.gateway.keys.directory import KeyDirectory
 from tokenbus_services.gateway.keys.key import KeyEntry
 from tokenbus_services.gateway.problem import Problem, Refusal
 from tokenbus_services.gateway.surfaces.contract import TranslationRules
-from tokenbus_services.pricing import PriceTable
+from tokenbus_services.pricing import PriceTable, token_counts
 from tokenbus_services.settings import Settings
 from tokenbus_services.settings.tables.gateway import KeyRules
 
@@ -103,31 +113,59 @@ class KeyAccess(AccessControl):
 
     async def admit(self, caller: Caller, surface: str, generate: Generate) -> Admitted:
         """See `AccessControl.admit`."""
-        assert caller.key is not None
         assert generate.id is not None
-        rules = await self.directory.valid_rules(caller.key)
-        if rules is None:
-            raise _unauthorized()
-        _check_blocked(rules)
+        rules = await self._rules_now(caller)
         check_allowed(generate, rules, self._aliases)
         ours = {tool.name: self._is_ours(tool.name) for tool in generate.tools}
         check_tools(generate, rules_for(rules, self._rules).tools, ours)
         if rules.max_budget is not None:
-            self._check_priced(generate)
+            choices = [(generate.provider, generate.model)]
+            self._check_priced([*choices, *((one.provider, one.model) for one in generate.fallback or ())])
         provider = self._settings.providers.get(generate.provider)
         api = registry.get(provider.api) if provider else ProviderBase
         forced = with_forced(generate, rules, takes_max_tokens=getattr(api, "takes_max_tokens", True))
         estimate = 0
         if rules.max_budget is not None:
             estimate = most_cost_nano(forced, self._prices, bus_runs_tools=any(ours.values()))
-        reply = await self._admitted(caller.key, generate.id, rules, estimate)
-        headers = headers_of(reply, rules)
-        if reply.refused:
-            raise _limited(reply, rules, headers)
-        if rules.max_parallel_requests:
-            runs = self._open.setdefault(caller.key, {})
-            runs[generate.id] = runs.get(generate.id, 0) + 1
-        return Admitted(generate=forced, headers=headers)
+        return Admitted(generate=forced, headers=await self._enter(caller, generate.id, rules, estimate))
+
+    async def admit_call(self, caller: Caller, call: ForwardedCall) -> Mapping[str, str]:
+        """See `AccessControl.admit_call`."""
+        rules = await self._rules_now(caller)
+        check_call_allowed(call, rules, self._aliases)
+        estimate = 0
+        if rules.max_budget is not None and call.is_metered:
+            self._check_priced([(call.provider, call.model)])
+            estimate = most_cost_of_call(call, self._prices)
+        return await self._enter(caller, call.id, rules, estimate, hold_s=call.longest_s)
+
+    async def settle(self, caller: Caller, call: ForwardedCall, used: Usage | None) -> None:
+        """See `AccessControl.settle`. Counted once, however often it is called."""
+        assert caller.key is not None
+        name = self._prices.name_for([f"{call.provider}/{call.model}"]) if call.model else None
+        counts = token_counts(estimated_use(call, self._prices) if used is None else used, call.api)
+        rules = await self.directory.rules_of(caller.key)
+        settled = RunUse(
+            seq=0,
+            fresh=counts.fresh,
+            cache_read=counts.cache_read,
+            cache_write=counts.cache_write,
+            output=counts.output,
+            prices=self._prices.nano_per_token(name),
+            price_name=name or "",
+            ended=True,
+        )
+        script = count_use(
+            self._hold_keys(caller.key, call.id),
+            call.id,
+            spend=self._keys.gateway_spend(caller.key),
+            use=self._keys.gateway_use(caller.key),
+            tokens_per_minute=(rules and rules.tpm_limit) or 0,
+            used=settled,
+            keep_ms=round(HOLD_S * 1000),
+        )
+        with translated(self._server):
+            await run_script(self._server, script)
 
     async def withdraw(self, caller: Caller, run: str) -> None:
         """See `AccessControl.withdraw`."""
@@ -147,6 +185,29 @@ class KeyAccess(AccessControl):
         del runs[run]
         await self._free(caller.key, run)
 
+    async def _rules_now(self, caller: Caller) -> KeyRules:
+        """The rules of the caller's key. Raises Refusal (401, 403)."""
+        assert caller.key is not None
+        rules = await self.directory.valid_rules(caller.key)
+        if rules is None:
+            raise _unauthorized()
+        _check_blocked(rules)
+        return rules
+
+    async def _enter(
+        self, caller: Caller, run: str, rules: KeyRules, estimate_nano: int, *, hold_s: float = HOLD_S
+    ) -> Mapping[str, str]:
+        """Take what the limits give a run or a call. Returns headers of the answer. Raises Refusal (402, 429)."""
+        assert caller.key is not None
+        reply = await self._admitted(caller.key, run, rules, estimate_nano, hold_s)
+        headers = headers_of(reply, rules)
+        if reply.refused:
+            raise _limited(reply, rules, headers)
+        if rules.max_parallel_requests:
+            runs = self._open.setdefault(caller.key, {})
+            runs[run] = runs.get(run, 0) + 1
+        return headers
+
     async def _free(self, key: str, run: str) -> None:
         use = self._keys.gateway_use(key)
         with translated(self._server, use):
@@ -161,12 +222,15 @@ class KeyAccess(AccessControl):
             operator=rules.operator,
             metrics=rules.metrics,
             surfaces=None if rules.surfaces is None else frozenset(rules.surfaces),
+            forwards=None if rules.forward is None and rules.surfaces is None else frozenset(rules.forward or ()),
         )
 
     def _hold_keys(self, key: str, run: str) -> HoldKeys:
         return HoldKeys(self._keys.gateway_counted(run), self._keys.gateway_held(key))
 
-    async def _admitted(self, key: str, run: str, rules: KeyRules, estimate_nano: int) -> AdmissionReply:
+    async def _admitted(
+        self, key: str, run: str, rules: KeyRules, estimate_nano: int, hold_s: float = HOLD_S
+    ) -> AdmissionReply:
         limits = AdmissionLimits(
             requests_per_minute=rules.rpm_limit or 0,
             tokens_per_minute=rules.tpm_limit or 0,
@@ -175,7 +239,7 @@ class KeyAccess(AccessControl):
             period=rules.budget_duration or "",
         )
         reserved = Reservation(
-            client=key, estimate_nano=estimate_nano, hold_ms=round(HOLD_S * 1000), keep_ms=self._keep_ms
+            client=key, estimate_nano=estimate_nano, hold_ms=round(hold_s * 1000), keep_ms=self._keep_ms
         )
         call = admit(
             self._keys.gateway_use(key),
@@ -201,10 +265,8 @@ class KeyAccess(AccessControl):
         prefixes = self._settings.mcp_prefixes.values()
         return tool in self._settings.tools or any(tool.startswith(prefix) for prefix in prefixes)
 
-    def _check_priced(self, generate: Generate) -> None:
-        """Raises Refusal: a budget cannot hold what has no price."""
-        choices = [(generate.provider, generate.model)]
-        choices += [(one.provider, one.model) for one in generate.fallback or ()]
+    def _check_priced(self, choices: Sequence[tuple[str, str]]) -> None:
+        """Raises Refusal: a budget cannot hold what has no price. ``choices``: providers and models."""
         for provider, model in choices:
             if self._prices.name_for([f"{provider}/{model}"]) is None:
                 model_name = f"{provider}/{model}"[:200]

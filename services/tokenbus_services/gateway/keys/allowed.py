@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 import msgspec
 
 from tokenbus.events.requests import Generate
+from tokenbus_services.gateway.callers import ForwardedCall
 from tokenbus_services.gateway.models import ModelTable, ResolvedModel, RoutedModel
 from tokenbus_services.gateway.problem import Problem, Refusal, tool_not_open
 from tokenbus_services.gateway.surfaces.contract import TranslationRules
@@ -49,11 +50,34 @@ def check_allowed(generate: Generate, rules: KeyRules, aliases: Aliases) -> None
 
     Every request passes here, also one that named provider, model and fallbacks itself.
     """
+    choices = [("model", generate.provider, generate.model)]
+    choices += [(f"fallback[{i}]", one.provider, one.model) for i, one in enumerate(generate.fallback or ())]
+    _check_models(choices, rules, aliases)
+
+
+def check_call_allowed(call: ForwardedCall, rules: KeyRules, aliases: Aliases) -> None:
+    """Raise Refusal (403) if the key does not allow a model of the call, or, if it names none, any of its provider."""
+    if call.model:
+        _check_models([("model", call.provider, model) for model in {call.model, *call.models}], rules, aliases)
+    elif rules.models is not None:
+        through = {one.provider for name in aliases if _matches(name, rules.models) for one in aliases[name]}
+        if call.provider not in through and not _matches(
+            call.provider, [pattern.partition("/")[0] for pattern in rules.models]
+        ):
+            why = f"this key may not use the provider {call.provider!r}: `models` of the key lists none of its models"
+            raise not_allowed("x-tokenbus-provider", why, "provider_not_allowed")
+    if call.seen:
+        return
+    limits = ("max_budget", "max_tokens", "policies", *(() if call.model else ("models",)))
+    if limiting := [name for name in limits if getattr(rules, name)]:
+        why = f"the provider works off a batch by itself, so `{limiting[0]}` of this key could not be kept"
+        raise not_allowed("", why, "batch_not_allowed")
+
+
+def _check_models(choices: Sequence[tuple[str, str, str]], rules: KeyRules, aliases: Aliases) -> None:
     if rules.models is None:
         return
     through = {(one.provider, one.model) for name in aliases if _matches(name, rules.models) for one in aliases[name]}
-    choices = [("model", generate.provider, generate.model)]
-    choices += [(f"fallback[{i}]", one.provider, one.model) for i, one in enumerate(generate.fallback or ())]
     for where, provider, model in choices:
         if (provider, model) not in through and not _matches(f"{provider}/{model}", rules.models):
             raise not_allowed(where, _model_not_open(f"{provider}/{model}"), "model_not_allowed")
@@ -89,7 +113,7 @@ def with_forced(generate: Generate, rules: KeyRules, *, takes_max_tokens: bool =
 
 def not_allowed(param: str, why: str, code: str) -> Refusal:
     """A request that the key does not allow."""
-    return Refusal(Problem(status=403, code=code, message=why, kind="auth", param=param))
+    return Refusal(Problem(status=403, code=code, message=why, kind="auth", param=param or None))
 
 
 def _model_not_open(name: str) -> str:

@@ -7,7 +7,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from tokenbus_services.gateway.gateway import Gateway
-from tokenbus_services.gateway.routes.routing import HeaderRoute, answered, not_served
+from tokenbus_services.gateway.routes.routing import HeaderRoute, answered
 from tokenbus_services.gateway.surfaces.anthropic_messages import AnthropicMessagesSurface, model_answer, models_answer
 
 PREFIX = "/anthropic"
@@ -27,21 +27,12 @@ def routes(gateway: Gateway) -> list[BaseRoute]:
         caller = await gateway.caller(request, surface)
         return answered(model_answer(caller.rules.models.resolve(request.path_params["name"]).name))
 
-    async def nothing(request: Request) -> Response:
-        await gateway.caller(request, surface)
-        raise not_served(request)
-
     list_models = gateway.guarded(surface.name, surface.refusal, models)
     show_model = gateway.guarded(surface.name, surface.refusal, model)
-    refuse = gateway.guarded(surface.name, surface.refusal, nothing)
-    bases = (f"{PREFIX}/v1", f"{PREFIX}/v1/v1", "/v1", "/v1/v1")
     return [
         *gateway.posted(surface),
-        # `count_tokens`, batches
-        *(Route(f"{base}/messages/{{rest:path}}", refuse, methods=["GET", "POST"]) for base in bases),
         Route(f"{PREFIX}/v1/models", list_models, methods=["GET"]),
         Route(f"{PREFIX}/v1/models/{{name:path}}", show_model, methods=["GET"]),
         HeaderRoute("/v1/models", list_models, header=HEADER),
         HeaderRoute("/v1/models/{name:path}", show_model, header=HEADER),
-        Route(f"{PREFIX}/{{rest:path}}", refuse, methods=["GET", "POST", "DELETE"]),
     ]

@@ -22,7 +22,6 @@ from tokenbus_services.gateway.gateway import Gateway
 from tokenbus_services.gateway.http_request import headers_in
 from tokenbus_services.gateway.problem import Problem, Refusal, invalid, of_run
 from tokenbus_services.gateway.response_store import Published, ResponseStore
-from tokenbus_services.gateway.routes.routing import not_served
 from tokenbus_services.gateway.routes.session_routes import rejoined
 from tokenbus_services.gateway.routes.sockets.response_socket import ResponseSocket
 from tokenbus_services.gateway.runs import GatewayRun, OwnedRun, is_run_id
@@ -53,8 +52,6 @@ def routes(gateway: Gateway) -> list[BaseRoute]:
             Route(one, api.guarded(api.delete), methods=["DELETE"]),
             Route(one + "/cancel", api.guarded(api.cancel), methods=["POST"]),
             Route(one + "/input_items", api.guarded(api.input_items), methods=["GET"]),
-            # `input_tokens`, `compact`
-            Route(path + "/{rest:path}", api.guarded(api.nothing), methods=["POST"]),
             WebSocketRoute(path, api.socket),
         ]
     return found
@@ -156,11 +153,6 @@ class ResponsesApi:
             raise not_found(run)
         page = listed(items_of(run, messages), request.query_params)
         return _answer(Answer(status=200, body=msgspec.json.encode(page)), run)
-
-    async def nothing(self, request: Request) -> Response:
-        """Refuse a path of the API that is not served."""
-        await self._gateway.caller(request, self._surface)
-        raise not_served(request)
 
     async def socket(self, websocket: Any) -> None:
         """Serve responses over a WebSocket."""

@@ -21,6 +21,7 @@ from tokenbus_services.gateway.routes import (
     ai_sdk_ui,
     anthropic_messages,
     durable_streams,
+    forwarded,
     gemini,
     native,
     openai_responses,
@@ -102,7 +103,7 @@ _ROUTES: Mapping[SurfaceName, Callable[[Gateway], list[BaseRoute]]] = {
 
 
 def routes_of(gateway: Gateway, *, console: str | None = None) -> list[BaseRoute]:
-    """The routes of the surfaces that the settings turn on, the list of models, and the index of all these.
+    """The routes of the surfaces that the settings turn on, what is forwarded, the list of models, and the index.
 
     ``console``: its path, if this gateway serves it.
     """
@@ -110,7 +111,7 @@ def routes_of(gateway: Gateway, *, console: str | None = None) -> list[BaseRoute
     for name in SURFACES:
         if name in gateway.settings.surfaces:
             found += _ROUTES[name](gateway)
-    return [*found, *routes_models.routes(gateway), _index(gateway, console)]
+    return [*found, *forwarded.routes(gateway), *routes_models.routes(gateway), _index(gateway, console)]
 
 
 def _index(gateway: Gateway, console: str | None) -> BaseRoute:

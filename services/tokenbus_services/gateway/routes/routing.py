@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import MutableMapping
 from typing import Any
 
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
 
 from tokenbus_services.gateway.gateway import GuardedEndpoint
-from tokenbus_services.gateway.problem import Problem, Refusal
 from tokenbus_services.gateway.surfaces.contract import Answer
 
 
@@ -31,9 +29,3 @@ class HeaderRoute(Route):
 def answered(answer: Answer) -> Response:
     """A whole answer as a response."""
     return Response(answer.body, answer.status, dict(answer.headers), media_type=answer.media_type)
-
-
-def not_served(request: Request) -> Refusal:
-    """The refusal of a path that the protocol has and the gateway does not serve."""
-    why = f"{request.method} {request.url.path[:200]} is not served by this gateway"
-    return Refusal(Problem(status=404, code="not_found", message=why, kind="not_found"))

@@ -28,11 +28,11 @@ def json_body(body: bytes) -> Json:
     try:
         value = _decode(body)
     except UnicodeDecodeError:
-        raise _not_json("it is not UTF-8") from None
+        raise not_json("it is not UTF-8") from None
     except RecursionError:
-        raise _not_json("it is nested too deeply") from None
+        raise not_json("it is nested too deeply") from None
     except msgspec.DecodeError as e:
-        raise _not_json(str(e)) from None
+        raise not_json(str(e)) from None
     if not isinstance(value, dict):
         raise invalid(None, "the body must be a JSON object")
     return cast("Json", value)
@@ -52,7 +52,8 @@ def check_size(body: bytes) -> None:
     raise Refusal(Problem(status=413, code="request_too_large", message=why, kind="invalid_request"))
 
 
-def _not_json(why: str) -> Refusal:
+def not_json(why: str) -> Refusal:
+    """The refusal of a body that is no JSON."""
     message = f"the body is not JSON: {why}"
     return Refusal(Problem(status=400, code="invalid_json", message=message, kind="invalid_request"))
 

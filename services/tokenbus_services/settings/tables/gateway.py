@@ -42,6 +42,10 @@ SurfaceName = Literal[
     "ag_ui",
     "durable_streams",
 ]
+ForwardKind = Literal[
+    "token_counts", "embeddings", "moderations", "compact", "audio", "images", "files", "batches", "models"
+]
+"""Kinds of paths of the providers' APIs that are no runs."""
 ALL_SURFACES: tuple[SurfaceName, ...] = get_args(SurfaceName)
 Tenant = Annotated[
     str,
@@ -66,6 +70,8 @@ class KeyRules(Table, frozen=True, kw_only=True, omit_defaults=True):
     """Aliases and `PROVIDER/MODEL` names that it may use; `*` stands for any characters (`anthropic/*`). None: all."""
     surfaces: tuple[SurfaceName, ...] | None = None
     """The client protocols that it may use. None: all."""
+    forward: tuple[ForwardKind, ...] | None = None
+    """What it may use of `gateway.forward`. None: all of it, or with `surfaces` nothing."""
     tools: tuple[Name, ...] | None = None
     """Tools of this deployment that it may name, of those in `gateway.tools`. None: all of those."""
     allow_extra: tuple[str, ...] = ()
@@ -152,6 +158,12 @@ class GatewaySettings(Table, frozen=True, kw_only=True):
     """`PROVIDER/MODEL` names that `/v1/models` lists in addition to the aliases. Requests may name others."""
     surfaces: tuple[SurfaceName, ...] = ALL_SURFACES
     """The client protocols that are served."""
+    forward: tuple[ForwardKind, ...] = ()
+    """Kinds of requests that are no runs and go to their provider as they are. The gateway then needs the keys of the
+    providers. Policies, records and fallbacks do not apply to them.
+    """
+    forward_bytes: Bytes = 512 * 2**20
+    """Maximum size of a file that is forwarded, in either direction. Other bodies: `body_bytes`."""
     drop_unsupported: tuple[str, ...] = ()
     """Parameters, as paths without indices (`tools.allowed_callers`), that are left out, rather than refused, if they
     cannot be honoured.

@@ -1,0 +1,305 @@
+"""Forwards a request: whose it is, which provider it goes to, what it costs, and what became of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+import structlog
+from starlette.requests import Request
+
+from tokenbus.client.publishing.publish import new_run_id
+from tokenbus.errors import ServerError
+from tokenbus.events.model_names import segment_problem
+from tokenbus.events.usage import Usage
+from tokenbus_services.endpoints.endpoint import Endpoint, Providers
+from tokenbus_services.gateway.audit import AuditedRun
+from tokenbus_services.gateway.callers import AccessControl, Caller, ForwardedCall
+from tokenbus_services.gateway.forward.bodies import JsonBody
+from tokenbus_services.gateway.forward.call import (
+    CallFailed,
+    ForwardedAnswer,
+    ProviderCall,
+    answer_to,
+    sent_headers,
+    unless_gone,
+)
+from tokenbus_services.gateway.forward.table import ForwardedPath
+from tokenbus_services.gateway.http_request import headers_in
+from tokenbus_services.gateway.models import RoutedModel
+from tokenbus_services.gateway.problem import Problem, Refusal, invalid, unsupported
+from tokenbus_services.gateway.request_spans import RequestSpans
+from tokenbus_services.gateway.surfaces.surface import DEFAULT_MODEL
+from tokenbus_services.settings import Settings
+from tokenbus_services.settings.tables.gateway import ForwardKind
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+PROVIDER = "x-tokenbus-provider"
+"""Header that names the provider of a request without a model."""
+_SETTLE_TRIES, _SETTLE_PAUSE_S = 20, 0.5
+_UNSENT_QUERY = ("key", "api_key", "access_token")
+
+
+class Target(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a request goes."""
+
+    endpoint: Endpoint
+    model: str = ""
+    """As the provider calls it."""
+    name: str = ""
+    """As the client named it."""
+
+    @property
+    def label(self) -> str:
+        """What the audit shows."""
+        return self.name or self.endpoint.name
+
+
+class Forwarder:
+    """Makes the calls of all forwarded paths. Call `close` last."""
+
+    def __init__(self, settings: Settings, access: AccessControl, spans: RequestSpans | None) -> None:
+        """Raises SettingsError if a provider's `auth` cannot be created."""
+        assert settings.gateway
+        self._settings = settings.gateway
+        self._configured = settings.providers
+        self._access = access
+        self._spans = spans
+        self._providers = Providers(settings) if settings.gateway.forward else None
+        """A gateway that forwards nothing has no keys of providers."""
+        self._settling: set[asyncio.Task[None]] = set()
+        self._closing = asyncio.Event()
+
+    async def close(self) -> None:
+        """Count what is not counted yet, and close all connections."""
+        self._closing.set()
+        await asyncio.gather(*self._settling, return_exceptions=True)
+        if self._providers:
+            await self._providers.close()
+
+    def forwards(self, path: ForwardedPath, caller: Caller) -> bool:
+        """Whether this path is forwarded for this caller."""
+        return path.kind in self._settings.forward and caller.may_forward(path.kind)
+
+    def check(self, path: ForwardedPath, caller: Caller, url: str) -> None:
+        """Raise Refusal (404, 403) if this path is not forwarded for this caller."""
+        if path.kind not in self._settings.forward:
+            raise path.off(url)
+        if not caller.may_forward(path.kind):
+            raise path.not_allowed()
+
+    def target(self, path: ForwardedPath, caller: Caller, model: str | None, headers: Mapping[str, str]) -> Target:
+        """The provider of a request. Raises Refusal."""
+        if model is None and path.needs_model:
+            raise invalid("model", "is missing")
+        if model is not None:
+            return self._of_model(path, caller, model)
+        name = headers.get(PROVIDER)
+        if name is None:
+            try:
+                return msgspec.structs.replace(self._of_model(path, caller, DEFAULT_MODEL), model="", name="")
+            except Refusal:
+                why = (
+                    f"the request names no model, so it needs the header {PROVIDER}: NAME of a provider that speaks "
+                    f"{' or '.join(path.providers)}, or the deployment an alias {DEFAULT_MODEL!r} to one"
+                )
+                raise invalid(PROVIDER, why) from None
+        if name not in self._configured:
+            why = f"there is no provider {name[:100]!r}"
+            raise Refusal(Problem(status=404, code="provider_not_found", message=why, kind="not_found", param=PROVIDER))
+        if (api := self._configured[name].api) not in path.providers:
+            raise path.wrong_api(name, api)
+        return Target(endpoint=self._endpoint(name))
+
+    def _of_model(self, path: ForwardedPath, caller: Caller, name: str) -> Target:
+        """The first provider of the name that has this path."""
+        resolved = caller.rules.models.resolve(name)
+        choices = [(resolved.provider, resolved.model), *((one.provider, one.model) for one in resolved.fallback)]
+        for provider, model in choices:
+            settings = self._configured[provider]
+            if settings.api in path.providers:
+                true_model = settings.true_model(model)
+                return Target(endpoint=self._endpoint(provider), model=true_model, name=name)
+        raise path.wrong_api(resolved.provider, resolved.api)
+
+    def _endpoint(self, name: str) -> Endpoint:
+        assert self._providers
+        return self._providers.get(name)
+
+    async def json(
+        self, path: ForwardedPath, request: Request, caller: Caller, body: JsonBody | None
+    ) -> ForwardedAnswer:
+        """Forward a request whose body is JSON, or that has none. Raises Refusal, TokenbusError, ClientDisconnect."""
+        headers = headers_in(request)
+        for name in path.ours:
+            if body and body.has(name):
+                why = "the provider does not know the gateway's responses: send what they hold"
+                raise unsupported(name, why)
+        in_path: str | None = request.path_params.get("model")
+        named = in_path if in_path is not None else body.text("model") if body else None
+        target = self.target(path, caller, named, headers)
+        content = None
+        if body:
+            content = body.encoded
+            if in_path is not None:
+                content = body.with_gemini_model(target.model)
+            elif named is not None:
+                content = body.with_model(target.model)
+        work = Work(self, path, request, caller, target)
+        await work.admit(input_tokens=len(content or b""))
+        return await work.answer(content)
+
+    def begin_span(self, call: str, traceparent: str | None) -> Any:
+        """The span of a call, beneath the client's."""
+        return self._spans.begin(call, traceparent) if self._spans else None
+
+    async def admit(self, caller: Caller, call: ForwardedCall) -> Mapping[str, str]:
+        """See `AccessControl.admit_call`."""
+        return await self._access.admit_call(caller, call)
+
+    async def admit_estimate(self, caller: Caller, kind: ForwardKind, model: RoutedModel) -> Mapping[str, str]:
+        """Take what the limits give for an answer that costs nothing. Raises Refusal, ServerError."""
+        call = ForwardedCall(
+            id=f"call-{new_run_id()}",
+            kind=kind,
+            provider=model.provider,
+            model=model.model,
+            api=self._configured[model.provider].api,
+            is_metered=False,
+            longest_s=1.0,
+        )
+        headers = await self.admit(caller, call)
+        self.settle_later(caller, call, Usage())
+        return headers
+
+    def settle_later(self, caller: Caller, call: ForwardedCall, used: Usage | None, *, sent: bool = True) -> None:
+        """Count what a call used, in a task of its own, and give back its place. ``sent``: False for a call that no
+        provider has, or that it refused.
+        """
+        task = asyncio.create_task(self._settle(caller, call, used, sent=sent), name=call.id)
+        self._settling.add(task)
+        task.add_done_callback(self._settling.discard)
+
+    async def _settle(self, caller: Caller, call: ForwardedCall, used: Usage | None, *, sent: bool) -> None:
+        for n in range(_SETTLE_TRIES):
+            try:
+                if sent:
+                    await self._access.settle(caller, call, used)
+                else:
+                    await self._access.withdraw(caller, call.id)
+                await self._access.leave(caller, call.id)
+            except ServerError as e:
+                if n == _SETTLE_TRIES - 1 or self._closing.is_set():
+                    log.error("forwarded_call_not_counted", call=call.id, key=caller.key, error=str(e))
+                    return
+                await asyncio.sleep(_SETTLE_PAUSE_S)
+            except Exception:
+                log.exception("forwarded_call_not_counted", call=call.id, key=caller.key)
+                return
+            else:
+                return
+
+    def answer_options(self) -> dict[str, Any]:
+        """Bounds of answers."""
+        return {"most_bytes": self._settings.forward_bytes, "send_timeout_s": self._settings.send_timeout_s}
+
+
+class Work:
+    """One request on its way: `admit` it, then `answer`."""
+
+    def __init__(
+        self, forwarder: Forwarder, path: ForwardedPath, request: Request, caller: Caller, target: Target
+    ) -> None:
+        self._forwarder = forwarder
+        self._path = path
+        self._request = request
+        self._caller = caller
+        self._target = target
+        self._headers: Mapping[str, str] = {}
+        self._call: ForwardedCall | None = None
+        self.was_read = asyncio.Event()
+        """Whether the client has sent its whole request."""
+        self.was_read.set()
+        self.use: AuditedRun | None = None
+
+    async def admit(self, *, input_tokens: int, **more: Any) -> None:
+        """Take what the limits of the key give. Raises Refusal, ServerError."""
+        path, target = self._path, self._target
+        settings = target.endpoint.settings
+        longest_s = settings.connect_timeout_s + settings.first_event_timeout_s + settings.call_timeout_s
+        call = ForwardedCall(
+            id=f"call-{new_run_id()}",
+            kind=path.kind,
+            provider=target.endpoint.name,
+            model=target.model,
+            api=settings.api,
+            is_metered=path.is_metered,
+            input_tokens=input_tokens,
+            has_output=path.has_output,
+            longest_s=longest_s,
+            **more,
+        )
+        span = self._forwarder.begin_span(call.id, headers_in(self._request).get("traceparent"))
+        self._request.state.use = self.use = AuditedRun(run=None, model=target.label, span=span)
+        self._headers = await self._forwarder.admit(self._caller, call)
+        self._call = call
+
+    async def answer(self, content: Any) -> ForwardedAnswer:
+        """Make the call. Raises Refusal, ClientDisconnect."""
+        assert self._call
+        assert self.use
+        caller, call, endpoint = self._caller, self._call, self._target.endpoint
+        try:
+            response = await unless_gone(answer_to(self.provider_call(content)), self._request.receive, self.was_read)
+        except BaseException as e:
+            self.ended_by(e)
+            raise
+        return ForwardedAnswer(
+            endpoint,
+            response,
+            headers=self._headers,
+            use=self.use,
+            settle=lambda complete, used: self._forwarder.settle_later(caller, call, used),
+            **self._forwarder.answer_options(),
+        )
+
+    def ended_by(self, error: BaseException) -> None:
+        """There will be no answer."""
+        assert self._call
+        assert self.use
+        self.use.end = "failed" if isinstance(error, Refusal) else "cut"
+        sent = error.may_cost if isinstance(error, CallFailed) else not isinstance(error, Refusal)
+        self._forwarder.settle_later(self._caller, self._call, None, sent=sent)
+
+    def provider_call(self, content: Any) -> ProviderCall:
+        """The call of the provider. Raises Refusal."""
+        headers = sent_headers(headers_in(self._request))
+        if content is None:
+            headers.pop("content-type", None)
+        return ProviderCall(
+            endpoint=self._target.endpoint,
+            method=self._path.method,
+            path=self._filled(),
+            headers=headers,
+            query={k: v for k, v in self._request.query_params.items() if k not in _UNSENT_QUERY},
+            content=content,
+        )
+
+    def _filled(self) -> str:
+        """The path for the provider. Raises Refusal."""
+        prefix = "/v1" if self._path.family == "anthropic" else ""
+        names = {**self._request.path_params, "model": self._target.model}
+        for name, value in names.items():
+            if f"{{{name}}}" not in self._path.path:
+                continue
+            problem = segment_problem(value)
+            if name != "model" and "/" in value:
+                problem = "it cannot be part of a path"
+            if problem:
+                raise invalid(name, problem)
+            names[name] = quote(value, safe="")
+        return prefix + self._path.path.format(**names)

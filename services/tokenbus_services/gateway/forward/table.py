@@ -1,0 +1,140 @@
+"""The paths that are forwarded, one row each. Pure.
+
+A row says which API has the path, which field names the model, whether the provider bills it, and whose the things are
+that it makes. Everything else is the same for all of them. To forward another path, add a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from tokenbus.providers.api import ApiName
+from tokenbus_services.gateway.problem import Problem, Refusal
+from tokenbus_services.settings.tables.gateway import ForwardKind
+
+Family = Literal["openai", "anthropic", "gemini"]
+Body = Literal["none", "json"]
+"""``json``: the field `model` names the model, unless the path does."""
+
+FAMILIES: Mapping[Family, tuple[ApiName, ...]] = {
+    "openai": ("openai-chat", "openai-responses", "openai-images", "openai-completions"),
+    "anthropic": ("anthropic",),
+    "gemini": ("gemini",),
+}
+"""The APIs of providers that have a family's paths."""
+BASES: Mapping[Family, tuple[str, ...]] = {
+    "openai": ("/v1", ""),
+    "anthropic": ("/anthropic/v1", "/anthropic/v1/v1", "/v1", "/v1/v1"),
+    "gemini": ("/gemini/v1beta", "/gemini/v1", "/v1beta"),
+}
+"""Where clients find them."""
+RESPONSES = ("openai-responses",)
+
+
+class ForwardedPath(msgspec.Struct, frozen=True, kw_only=True):
+    """One path of a family of APIs."""
+
+    kind: ForwardKind
+    family: Family
+    method: Literal["GET", "POST", "DELETE"]
+    path: str
+    """Below the base URL of OpenAI and Gemini, and below `/v1` of Anthropic. `{model}` and `{id}` are filled in."""
+    what: str
+    """What it does."""
+    body: Body = "none"
+    needs_model: bool = True
+    apis: tuple[ApiName, ...] = ()
+    """The APIs of providers that have it; empty: all of the family."""
+    ours: tuple[str, ...] = ()
+    """Fields of the request that only the gateway understands."""
+    is_metered: bool = False
+    """Whether the provider bills it by tokens."""
+    has_output: bool = False
+    """Whether the model writes something that is billed."""
+
+    @property
+    def providers(self) -> tuple[ApiName, ...]:
+        """The APIs of providers that have it."""
+        return self.apis or FAMILIES[self.family]
+
+    @property
+    def names_model(self) -> bool:
+        """Whether the request, or its path, may name a model."""
+        return "{model}" in self.path or self.body == "json"
+
+    def off(self, path: str) -> Refusal:
+        """The answer of a gateway that does not forward it."""
+        why = (
+            f"{self.method} {path[:200]} {self.what}. It is no run, so a gateway forwards it only if its setting "
+            f'gateway.forward has "{self.kind}", and this one has not'
+        )
+        return Refusal(Problem(status=404, code="not_forwarded", message=why, kind="not_found"))
+
+    def not_allowed(self) -> Refusal:
+        """The answer to a key that is not for it."""
+        why = f"this key may not use {self.kind}: `forward` of the key lists what it may forward"
+        return Refusal(Problem(status=403, code="forward_not_allowed", message=why, kind="auth"))
+
+    def wrong_api(self, provider: str, api: ApiName) -> Refusal:
+        """The answer if the provider has no such path."""
+        why = f"the provider {provider!r} speaks {api}, which has no {self.path}; those with it speak "
+        why += ", ".join(self.providers)
+        return Refusal(
+            Problem(status=400, code="unsupported_provider", message=why, kind="invalid_request", param="model")
+        )
+
+
+def _post(kind: ForwardKind, path: str, what: str, body: Body = "json", **more: Any) -> ForwardedPath:
+    return ForwardedPath(kind=kind, family="openai", method="POST", path=path, what=what, body=body, **more)
+
+
+_STORED = ("previous_response_id",)
+_WRITES: dict[str, Any] = {"is_metered": True, "has_output": True}
+
+TABLE: tuple[ForwardedPath, ...] = (
+    _post("embeddings", "/embeddings", "makes embeddings", is_metered=True),
+    ForwardedPath(
+        kind="embeddings",
+        family="gemini",
+        method="POST",
+        path="/models/{model}:embedContent",
+        what="makes an embedding",
+        body="json",
+        is_metered=True,
+    ),
+    ForwardedPath(
+        kind="embeddings",
+        family="gemini",
+        method="POST",
+        path="/models/{model}:batchEmbedContents",
+        what="makes embeddings",
+        body="json",
+        is_metered=True,
+    ),
+    _post("moderations", "/moderations", "classifies content", needs_model=False),
+    _post("compact", "/responses/compact", "shortens a conversation", apis=RESPONSES, ours=_STORED, **_WRITES),
+    _post("audio", "/audio/speech", "speaks a text", **_WRITES),
+    _post("token_counts", "/responses/input_tokens", "counts tokens", apis=RESPONSES, ours=_STORED),
+    ForwardedPath(
+        kind="token_counts",
+        family="anthropic",
+        method="POST",
+        path="/messages/count_tokens",
+        what="counts tokens",
+        body="json",
+    ),
+    ForwardedPath(
+        kind="token_counts",
+        family="gemini",
+        method="POST",
+        path="/models/{model}:countTokens",
+        what="counts tokens",
+        body="json",
+    ),
+)
+"""All of them."""
+NOT_THERE = (404, 405, 501)
+"""Statuses of a provider that has no such path."""
