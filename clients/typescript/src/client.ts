@@ -1,11 +1,12 @@
 /** The client: publish requests, follow runs, subscribe to topics, cancel, take results. */
 
 import { randomUUID } from "node:crypto";
-import { Connection } from "./connection.js";
+import { Connection, type CallOptions } from "./connection.js";
 import { Deployment } from "./deployment.js";
-import { ServerFull, ServerUnavailable } from "./errors.js";
+import { InvalidArgument, ServerFull, ServerUnavailable, TimedOut } from "./errors.js";
 import { follow, type FollowOptions } from "./follow.js";
 import { DATA_FIELD, type Topic } from "./keys.js";
+import { localUrl } from "./local_up.js";
 import { orThrow, responseOf, type Response } from "./response.js";
 import { Subscription, type SubscribeOptions } from "./subscribe.js";
 import type { Cancel, Generate, PublicEvent } from "./types.js";
@@ -21,6 +22,11 @@ export interface ClientOptions {
   reconnectMs?: number;
 }
 
+export interface ResultOptions extends FollowOptions {
+  /** How long the call may take in all, in ms; left out: until the run ends. */
+  timeoutMs?: number;
+}
+
 export type GenerateRequest = Omit<Generate, "type">;
 
 /** A connection to a tokenbus deployment. Connects when it is first used. */
@@ -28,10 +34,13 @@ export class Client {
   readonly #connection: Connection;
   readonly #deployment: Deployment;
 
-  /** `url` as `redis://…` or `rediss://…`; left out: `TOKENBUS_REDIS_URL`. Does no IO. */
-  constructor(url: string | undefined = process.env["TOKENBUS_REDIS_URL"], options: ClientOptions = {}) {
-    if (!url) throw new RangeError("no url was given, and TOKENBUS_REDIS_URL is not set");
-    if (!/^rediss?:\/\//.test(url)) throw new RangeError("url: this client knows redis:// and rediss:// alone, no Sentinel, no Cluster");
+  /**
+   * `url` as `redis://…` or `rediss://…`; left out: `TOKENBUS_REDIS_URL`, or else the server of the `tokenbus up` that
+   * runs in this directory. Does not connect yet. Throws InvalidArgument.
+   */
+  constructor(url: string | undefined = process.env["TOKENBUS_REDIS_URL"] || localUrl(), options: ClientOptions = {}) {
+    if (!url) throw new InvalidArgument("no url was given, TOKENBUS_REDIS_URL is not set, and no `tokenbus up` runs in this directory");
+    if (!/^rediss?:\/\//.test(url)) throw new InvalidArgument("url: this client knows redis:// and rediss:// alone, no Sentinel, no Cluster");
     this.#connection = new Connection(url, false);
     this.#deployment = new Deployment(url, options.prefix ?? "tokenbus", options.reconnectMs ?? 30_000);
   }
@@ -40,12 +49,13 @@ export class Client {
    * Put a request on the bus; returns its run's id, a new one if it has none. The server has it when this resolves.
    *
    * What is wrong with a request is told by its run, which then ends `failed`. Throws ServerFull; ServerUnavailable,
-   * whose `request` may be published again: it is the same run, even if it did arrive.
+   * whose `request` may be published again: it is the same run, even if it did arrive. A call that its signal ended
+   * may have arrived too: publish with an `id` of your own if you want to know.
    */
-  async publish(request: GenerateRequest): Promise<string> {
+  async publish(request: GenerateRequest, options: CallOptions = {}): Promise<string> {
     const sent = { ...request, type: "generate" as const, id: request.id ?? randomUUID() };
     try {
-      await this.#put(sent, MAX_WAITING);
+      await this.#put(sent, MAX_WAITING, options);
     } catch (error) {
       if (error instanceof ServerUnavailable) error.request = sent;
       throw error;
@@ -60,13 +70,13 @@ export class Client {
   async cancel(
     run: string,
     reason?: string,
-    options: { heardThrough?: number; heardCharacters?: number } = {},
+    options: CallOptions & { heardThrough?: number; heardCharacters?: number } = {},
   ): Promise<void> {
     const request: Cancel = { type: "cancel", run };
     if (reason !== undefined) request.reason = reason;
     if (options.heardThrough !== undefined) request.heard_through = options.heardThrough;
     if (options.heardCharacters !== undefined) request.heard_characters = options.heardCharacters;
-    await this.#put(request, MAX_WAITING + MORE_FOR_CANCELS);
+    await this.#put(request, MAX_WAITING + MORE_FOR_CANCELS, options);
   }
 
   /**
@@ -81,34 +91,47 @@ export class Client {
 
   /** Publish a request and give all its events. A loop that is left does not stop the run: `cancel` does. */
   async *stream(request: GenerateRequest, options: FollowOptions = {}): AsyncGenerator<PublicEvent, void, undefined> {
-    yield* this.follow(await this.publish(request), options);
+    yield* this.follow(await this.publish(request, { signal: options.signal }), options);
   }
 
-  /** Wait for the run's end. Throws RunFailed, RunIncomplete, RunCancelled, with what there is; and as `follow`. */
-  async result(run: string, options: FollowOptions = {}): Promise<Response> {
-    return orThrow(await responseOf(this.follow(run, options)));
+  /**
+   * Wait for the run's end. Throws RunFailed, RunIncomplete, RunCancelled, with what there is; TimedOut; and as `follow`.
+   */
+  async result(run: string, options: ResultOptions = {}): Promise<Response> {
+    const { timeoutMs, signal } = options;
+    if (timeoutMs === undefined) return orThrow(await responseOf(this.follow(run, options)));
+    const late = new AbortController();
+    const timer = setTimeout(() => late.abort(new TimedOut(`run ${run} had not ended after ${timeoutMs} ms`)), timeoutMs);
+    try {
+      const either = AbortSignal.any(signal ? [signal, late.signal] : [late.signal]);
+      return orThrow(await responseOf(this.follow(run, { ...options, signal: either })));
+    } finally {
+      clearTimeout(timer);
+    }
   }
 
   /**
    * The events of a topic, of all runs: iterate what this resolves to. Has every event once, those of a run in order.
    *
-   * Iterating throws CursorTrimmed unless `onTrimmed` is given; this throws CursorAhead, RangeError for a topic or
+   * Iterating throws CursorTrimmed unless `onTrimmed` is given; this throws CursorAhead, InvalidArgument for a topic or
    * cursor that is none, ServerUnavailable.
    */
   subscribe<T extends Topic>(topic: T, options: SubscribeOptions = {}): Promise<Subscription<T>> {
     return Subscription.open(this.#deployment, topic, options);
   }
 
-  /** Close the connection. Iterations have their own, and end when their loop is left or their signal says so. */
+  /** Close all connections. Calls and iterations that wait throw an error with the code `closed`. Runs continue. */
   close(): void {
+    this.#deployment.close();
     this.#connection.close();
   }
 
-  async #put(request: Generate | Cancel, most: number): Promise<void> {
+  async #put(request: Generate | Cancel, most: number, { signal, ...options }: CallOptions): Promise<void> {
     const stream = this.#deployment.requests;
-    const waiting = await this.#connection.use((redis) => redis.xLen(stream));
+    const call = { ...options, signal: this.#deployment.until(signal) };
+    const waiting = await this.#connection.use((redis) => redis.xLen(stream), call);
     if (waiting >= most) throw new ServerFull(`${stream} holds ${waiting} requests already`);
     const data = JSON.stringify(request);
-    await this.#connection.use((redis) => redis.xAdd(stream, "*", { [DATA_FIELD]: data }));
+    await this.#connection.use((redis) => redis.xAdd(stream, "*", { [DATA_FIELD]: data }), call);
   }
 }

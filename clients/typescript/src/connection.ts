@@ -2,24 +2,19 @@
 
 import { setTimeout as sleep } from "node:timers/promises";
 import { createClient, ErrorReply } from "@redis/client";
-import { ServerFull, ServerUnavailable, TokenbusError } from "./errors.js";
+import { ServerError, ServerFull, ServerUnavailable, TokenbusError } from "./errors.js";
 
 /** A read waits so long for entries, well below what a connection may be silent. */
 export const BLOCK_MS = 2_000;
+/** A server that answers nothing for so long is away; a connection that reads is silent while it waits for entries. */
+const ANSWER_MS = 5_000;
 const SILENT_MS = 10_000;
-const CONNECT_MS = 5_000;
-const NOT_READY = /^(LOADING|MASTERDOWN|READONLY|TRYAGAIN|CLUSTERDOWN|UNBLOCKED)/;
+const NOT_READY = /^(BUSY|LOADING|MASTERDOWN|MISCONF|NOREPLICAS|READONLY|TRYAGAIN|CLUSTERDOWN|UNBLOCKED)/;
+/** As in Python: the operator may set the user's password or rights while the client waits. */
+const REFUSED = /^(NOAUTH|NOPERM|WRONGPASS)/;
 
-const newClient = (url: string, socketTimeout: number | undefined) =>
-  createClient({
-    url,
-    name: "tokenbus-ts",
-    socket: {
-      connectTimeout: CONNECT_MS,
-      reconnectStrategy: false,
-      ...(socketTimeout === undefined ? {} : { socketTimeout }),
-    },
-  });
+const newClient = (url: string) =>
+  createClient({ url, name: "tokenbus-ts", socket: { connectTimeout: ANSWER_MS, reconnectStrategy: false } });
 
 export type Redis = ReturnType<typeof newClient>;
 export interface Entry {
@@ -27,52 +22,91 @@ export interface Entry {
   message: Record<string, string>;
 }
 
+/** Of a call: `signal` ends it with the signal's reason. */
+export interface CallOptions {
+  signal?: AbortSignal | undefined;
+  /** How long the server may take to answer, in ms. Default 5,000. */
+  timeoutMs?: number;
+}
+
 export class Connection {
-  #client: Promise<Redis> | undefined;
+  #client: Redis | undefined;
+  #connecting: Promise<unknown> | undefined;
   #closed = false;
 
-  /** `reading`: the connection is used without a pause, so silence means that it is broken. */
+  /** `reading`: commands wait on the server for entries. */
   constructor(readonly url: string, readonly reading: boolean) {}
 
-  /** Run commands. Throws ServerUnavailable, ServerFull, and the server's other errors as they are. */
-  async use<T>(commands: (redis: Redis) => Promise<T>): Promise<T> {
+  /**
+   * Run commands. Throws the signal's reason; ServerUnavailable, also for a server that does not answer in time;
+   * ServerFull; ServerError.
+   */
+  async use<T>(commands: (redis: Redis) => Promise<T>, options: CallOptions = {}): Promise<T> {
+    const { signal, timeoutMs = this.reading ? SILENT_MS : ANSWER_MS } = options;
+    signal?.throwIfAborted();
+    let timer: NodeJS.Timeout | undefined;
+    let stop = (): void => {};
+    const ended = new Promise<never>((_, reject) => {
+      timer = setTimeout(() => {
+        this.#drop(); // whatever waits for it behind this
+        reject(new ServerUnavailable(`the server did not answer within ${timeoutMs} ms`));
+      }, timeoutMs);
+      stop = () => reject(signal?.reason);
+      signal?.addEventListener("abort", stop);
+    });
     try {
-      return await commands(await this.#ready());
+      return await Promise.race([this.#run(commands), ended]);
     } catch (error) {
+      signal?.throwIfAborted();
       throw translated(error);
+    } finally {
+      clearTimeout(timer);
+      signal?.removeEventListener("abort", stop);
     }
   }
 
   /** Break the connection; a read that waits fails. */
   close(): void {
     this.#closed = true;
-    this.#client?.then((redis) => redis.destroy()).catch(() => {});
+    this.#drop();
   }
 
-  #ready(): Promise<Redis> {
-    if (this.#closed) throw new TokenbusError("closed", "the client is closed");
-    if (this.#client) return this.#client;
-    const client = newClient(this.url, this.reading ? SILENT_MS : undefined);
-    const connecting = client.connect().then(() => {
-      if (this.#closed) client.destroy();
-      return client;
-    });
-    const lost = (): void => {
-      if (this.#client === connecting) this.#client = undefined; // the next command connects anew
-    };
-    client.on("error", lost);
-    client.on("end", lost);
-    connecting.catch(lost);
-    this.#client = connecting;
-    return connecting;
+  async #run<T>(commands: (redis: Redis) => Promise<T>): Promise<T> {
+    if (this.#closed) throw closed();
+    if (!this.#client) {
+      const client = newClient(this.url);
+      const lost = (): void => {
+        if (this.#client === client) this.#client = undefined; // the next command connects anew
+      };
+      client.on("error", lost);
+      client.on("end", lost);
+      this.#client = client;
+      this.#connecting = client.connect();
+      this.#connecting.catch(lost);
+    }
+    const client = this.#client;
+    await this.#connecting;
+    return commands(client);
   }
+
+  #drop(): void {
+    const client = this.#client;
+    this.#client = undefined;
+    if (client?.isOpen) client.destroy();
+  }
+}
+
+export function closed(): TokenbusError {
+  return new TokenbusError("closed", "the client is closed");
 }
 
 function translated(error: unknown): unknown {
   if (!(error instanceof Error) || error instanceof TokenbusError) return error;
   if (!(error instanceof ErrorReply)) return new ServerUnavailable(`the server cannot be reached: ${error.message}`, { cause: error });
   if (error.message.startsWith("OOM")) return new ServerFull(`the server has no memory left: ${error.message}`, { cause: error });
-  return NOT_READY.test(error.message) ? new ServerUnavailable(error.message, { cause: error }) : error;
+  if (REFUSED.test(error.message)) return new ServerUnavailable(`the server refuses this user: ${error.message}`, { cause: error });
+  if (NOT_READY.test(error.message)) return new ServerUnavailable(error.message, { cause: error });
+  return new ServerError(error.message, { cause: error });
 }
 
 const FIRST_PAUSE_MS = 50;
@@ -85,12 +119,15 @@ export class Outage {
 
   constructor(readonly boundMs: number) {}
 
-  /** Pause before another try. Throws `error` if it is another kind, or the server has been away for too long. */
-  async wait(error: unknown): Promise<void> {
+  /**
+   * Pause before another try. Throws `error` if it is another kind, or the server has been away for too long; the
+   * signal's reason at once.
+   */
+  async wait(error: unknown, signal: AbortSignal): Promise<void> {
     if (!(error instanceof ServerUnavailable)) throw error;
     this.#since ??= Date.now();
     if (Date.now() - this.#since >= this.boundMs) throw error;
-    await sleep(this.#pauseMs * (0.5 + Math.random() / 2));
+    await sleep(this.#pauseMs * (0.5 + Math.random() / 2), undefined, { signal }).catch(() => signal.throwIfAborted());
     this.#pauseMs = Math.min(2 * this.#pauseMs, LONGEST_PAUSE_MS);
   }
 

@@ -1,6 +1,6 @@
 /** Which deployment a client talks to: the server, and the keys as `<prefix>:meta` tells them. */
 
-import type { Connection } from "./connection.js";
+import { closed, type Connection } from "./connection.js";
 import { DeploymentMismatch, Malformed, ServerUnavailable } from "./errors.js";
 import { DATA_FIELD, Keys, WIRE_VERSIONS } from "./keys.js";
 
@@ -9,6 +9,7 @@ const REFRESH_MS = 1_000;
 const FIELDS = ["partitions", "wire_version", "numbers", "ever", "spread"];
 
 export class Deployment {
+  readonly #closing = new AbortController();
   #keys: Keys | undefined;
   #askedAt = 0;
 
@@ -18,15 +19,25 @@ export class Deployment {
     return `${this.prefix}:requests`;
   }
 
+  /** A signal that ends with the client, and with the caller's. */
+  until(signal: AbortSignal | undefined): AbortSignal {
+    return AbortSignal.any(signal ? [signal, this.#closing.signal] : [this.#closing.signal]);
+  }
+
+  /** End all that reads. */
+  close(): void {
+    this.#closing.abort(closed());
+  }
+
   /**
    * The names of the keys, at most a second old: the number of partitions may change while a client reads.
    *
    * Throws DeploymentMismatch; ServerUnavailable, also while no deployment is there.
    */
-  async keys(connection: Connection): Promise<Keys> {
+  async keys(connection: Connection, signal: AbortSignal): Promise<Keys> {
     if (this.#keys && Date.now() - this.#askedAt < REFRESH_MS) return this.#keys;
     const meta = `${this.prefix}:meta`;
-    const [partitions, version, numbers, ever, spread] = await connection.use((redis) => redis.hmGet(meta, FIELDS));
+    const [partitions, version, numbers, ever, spread] = await connection.use((redis) => redis.hmGet(meta, FIELDS), { signal });
     this.#askedAt = Date.now();
     if (!partitions || !version) {
       if (this.#keys) return this.#keys; // the server lost it, and a worker is about to write it again

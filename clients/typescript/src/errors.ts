@@ -36,7 +36,28 @@ export class DeploymentMismatch extends TokenbusError {
   }
 }
 
-/** No such run is known, or no longer: its records expire. */
+/** The server refused a command, and will refuse it again. */
+export class ServerError extends TokenbusError {
+  constructor(message: string, options?: ErrorOptions) {
+    super("server_error", message, options);
+  }
+}
+
+/** The call took longer than its `timeoutMs`. The run continues. */
+export class TimedOut extends TokenbusError {
+  override readonly retryable = true;
+  constructor(message: string) {
+    super("timeout", message);
+  }
+}
+
+/** An argument that no call accepts. */
+export class InvalidArgument extends RangeError {
+  readonly code = "invalid_argument";
+  readonly retryable = false;
+  override readonly name = "InvalidArgument";
+}
+
 /** The run was open, and the server has nothing of it any more: its keys were deleted or have expired. */
 export class RunLost extends TokenbusError {
   constructor(readonly run: string) {
@@ -44,6 +65,7 @@ export class RunLost extends TokenbusError {
   }
 }
 
+/** No such run is known, or no longer: its records expire. */
 export class RunNotFound extends TokenbusError {
   constructor(readonly run: string) {
     super("run_not_found", `run ${run} is not known, or no longer`);

@@ -5,9 +5,9 @@
  * and from then on the entry ids are the position. So a connection may break between any two reads.
  */
 
-import { BLOCK_MS, Connection, newest, oldest, Outage, type Entry } from "./connection.js";
+import { BLOCK_MS, Connection, newest, oldest, Outage, type Entry, type Redis } from "./connection.js";
 import { eventIn, type Deployment } from "./deployment.js";
-import { CursorAhead, CursorTrimmed, RunLost, RunNotFound } from "./errors.js";
+import { CursorAhead, CursorTrimmed, InvalidArgument, RunLost, RunNotFound } from "./errors.js";
 import { idParts, type Keys } from "./keys.js";
 import type { PublicEvent, TerminalEvent } from "./types.js";
 
@@ -30,18 +30,13 @@ export function isEnd(event: PublicEvent): event is TerminalEvent {
 }
 
 export async function* follow(deployment: Deployment, run: string, options: FollowOptions): AsyncGenerator<PublicEvent, void, undefined> {
-  const { after = -1, signal } = options;
-  if (!Number.isSafeInteger(after) || after < -1) throw new RangeError(`after: ${after} is no seq: a whole number from 0, or -1`);
-  const reader = new LogReader(deployment, run, after, options.waitMs ?? 60_000);
-  const stop = (): void => reader.close();
-  signal?.addEventListener("abort", stop);
+  const { after = -1 } = options;
+  if (!Number.isSafeInteger(after) || after < -1) throw new InvalidArgument(`after: ${after} is no seq: a whole number from 0, or -1`);
+  const signal = deployment.until(options.signal);
+  const reader = new LogReader(deployment, run, after, options.waitMs ?? 60_000, signal);
   try {
-    while (!reader.ended) {
-      signal?.throwIfAborted();
-      yield* await reader.read(signal);
-    }
+    while (!reader.ended) yield* await reader.read();
   } finally {
-    signal?.removeEventListener("abort", stop);
     reader.close();
   }
 }
@@ -57,7 +52,13 @@ class LogReader {
   #partition: number | undefined;
   #waitedMs = 0;
 
-  constructor(readonly deployment: Deployment, readonly run: string, public seq: number, readonly waitMs: number) {
+  constructor(
+    readonly deployment: Deployment,
+    readonly run: string,
+    public seq: number,
+    readonly waitMs: number,
+    readonly signal: AbortSignal,
+  ) {
     this.#connection = new Connection(deployment.url, true);
     this.#outage = new Outage(deployment.reconnectMs);
   }
@@ -66,22 +67,25 @@ class LogReader {
     this.#connection.close();
   }
 
+  #use<T>(commands: (redis: Redis) => Promise<T>): Promise<T> {
+    return this.#connection.use(commands, { signal: this.signal });
+  }
+
   /** The next events; empty when none came for a while. */
-  async read(signal: AbortSignal | undefined): Promise<PublicEvent[]> {
+  async read(): Promise<PublicEvent[]> {
     if (this.#gap) throw this.#gap;
     try {
       const events = await this.#read();
       this.#outage.over();
       return events;
     } catch (error) {
-      signal?.throwIfAborted();
-      await this.#outage.wait(error);
+      await this.#outage.wait(error, this.signal);
       return [];
     }
   }
 
   async #read(): Promise<PublicEvent[]> {
-    const keys = await this.deployment.keys(this.#connection);
+    const keys = await this.deployment.keys(this.#connection, this.signal);
     const partition = await this.#partitionIn(keys);
     const [log, run] = [keys.log(this.run, partition), keys.run(this.run, partition)];
     this.#position ??= await this.#locate(run, log);
@@ -89,7 +93,7 @@ class LogReader {
     const key = { key: log, id: this.#position };
     const asked = Date.now();
     const patience = this.#known ? BLOCK_MS : Math.min(BLOCK_MS, Math.max(1, this.waitMs - this.#waitedMs));
-    const found = await this.#connection.use((redis) => redis.xRead(key, { COUNT, BLOCK: patience }));
+    const found = await this.#use((redis) => redis.xRead(key, { COUNT, BLOCK: patience }));
     const entries = found?.[0]?.messages ?? [];
     if (entries.length > 0) {
       this.#known = true;
@@ -108,7 +112,7 @@ class LogReader {
     if (places.length > 1) {
       // A log may outlive its run's hash, so the hash counts first.
       for (const name of [keys.run, keys.log]) {
-        const there = await this.#connection.use((redis) =>
+        const there = await this.#use((redis) =>
           Promise.all(places.map((partition) => redis.exists(name.call(keys, this.run, partition)))),
         );
         this.#partition = places.find((_, n) => there[n]);
@@ -139,10 +143,10 @@ class LogReader {
   /** The id after which to read: of the entry with the cursor's seq, or close before it. */
   async #locate(run: string, log: string): Promise<string> {
     if (this.seq < 0) return "0-0";
-    const last = await this.#connection.use((redis) => newest(redis, log));
+    const last = await this.#use((redis) => newest(redis, log));
     if (!last) {
       // It was seen once, so there is nothing to wait for.
-      if (!(await this.#connection.use((redis) => redis.exists(run)))) throw new RunNotFound(this.run);
+      if (!(await this.#use((redis) => redis.exists(run)))) throw new RunNotFound(this.run);
       throw new CursorAhead(log, String(this.seq), "none");
     }
     const [lastAttempt, lastSeq] = idParts(last.id);
@@ -152,10 +156,10 @@ class LogReader {
       return last.id;
     }
     // An attempt's events follow those of the one before it, so the first that has later events has the next one.
-    const first = await this.#connection.use((redis) => oldest(redis, log));
+    const first = await this.#use((redis) => oldest(redis, log));
     for (let n = idParts((first ?? last).id)[0]; n <= lastAttempt; n++) {
       const from = `${n}-${this.seq + 1}`;
-      const next = await this.#connection.use((redis) => oldest(redis, log, from, `${n}-${LAST}`));
+      const next = await this.#use((redis) => oldest(redis, log, from, `${n}-${LAST}`));
       if (next) return `${n}-${idParts(next.id)[1] - 1n}`;
     }
     throw new RunNotFound(this.run); // its log expired meanwhile
@@ -163,7 +167,7 @@ class LogReader {
 
   /** Nothing came: is there a run at all, and may anything still come of it? */
   async #lookForRun(run: string, log: string): Promise<void> {
-    const [status, logs] = await this.#connection.use((redis) =>
+    const [status, logs] = await this.#use((redis) =>
       Promise.all([redis.hGet(run, "status"), redis.exists(log)]),
     );
     if ((status && OPEN.has(status)) || logs) this.#known = true;

@@ -1,4 +1,5 @@
-export { Client, type ClientOptions, type GenerateRequest } from "./client.js";
+export { Client, type ClientOptions, type GenerateRequest, type ResultOptions } from "./client.js";
+export type { CallOptions } from "./connection.js";
 export * from "./errors.js";
 export { isEnd, type FollowOptions } from "./follow.js";
 export type { Topic } from "./keys.js";

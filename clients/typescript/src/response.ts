@@ -1,7 +1,7 @@
 /** A run's events folded into what it gave. */
 
 import { isEnd } from "./follow.js";
-import { RunCancelled, RunFailed, RunIncomplete } from "./errors.js";
+import { InvalidArgument, RunCancelled, RunFailed, RunIncomplete } from "./errors.js";
 import type { BlockComplete, PublicEvent, TerminalEvent, Usage } from "./types.js";
 
 export interface Response {
@@ -18,7 +18,7 @@ export interface Response {
   end: TerminalEvent;
 }
 
-/** Fold the events of one run up to its end. Throws RangeError if they have none. */
+/** Fold the events of one run up to its end. Throws InvalidArgument if they have none. */
 export async function responseOf(events: AsyncIterable<PublicEvent> | Iterable<PublicEvent>): Promise<Response> {
   const blocks = new Map<number, BlockComplete>();
   for await (const event of events) {
@@ -27,7 +27,7 @@ export async function responseOf(events: AsyncIterable<PublicEvent> | Iterable<P
       for (const n of blocks.keys()) if (n >= event.drop_from) blocks.delete(n);
     } else if (isEnd(event)) return response(event, [...blocks.values()].sort((a, b) => a.block - b.block));
   }
-  throw new RangeError("these events have no end");
+  throw new InvalidArgument("these events have no end");
 }
 
 function response(end: TerminalEvent, blocks: BlockComplete[]): Response {

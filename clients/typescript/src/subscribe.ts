@@ -1,8 +1,8 @@
 /** A topic over all partitions: the events of all runs, each once, those of one run in order. */
 
-import { BLOCK_MS, Connection, newest, oldest, Outage, type Entry } from "./connection.js";
+import { BLOCK_MS, Connection, newest, oldest, Outage, type Entry, type Redis } from "./connection.js";
 import { eventIn, type Deployment } from "./deployment.js";
-import { CursorAhead, CursorTrimmed, Malformed, TokenbusError } from "./errors.js";
+import { CursorAhead, CursorTrimmed, InvalidArgument, Malformed, TokenbusError } from "./errors.js";
 import { isAfter, TOPICS, type Keys, type Topic } from "./keys.js";
 import type { BlockTopicEvent, ChunkTopicEvent, DecisionTopicEvent, RunTopicEvent } from "./types.js";
 
@@ -40,6 +40,7 @@ interface Found {
 export class Subscription<T extends Topic> implements AsyncIterable<TopicEvents[T]> {
   readonly #connection: Connection;
   readonly #outage: Outage;
+  readonly #signal: AbortSignal;
   #positions: string[] = [];
   /** Partitions where entries after the position may have been trimmed. */
   #doubtful = new Set<number>();
@@ -49,11 +50,12 @@ export class Subscription<T extends Topic> implements AsyncIterable<TopicEvents[
   private constructor(readonly deployment: Deployment, readonly topic: T, readonly options: SubscribeOptions) {
     this.#connection = new Connection(deployment.url, true);
     this.#outage = new Outage(deployment.reconnectMs);
+    this.#signal = deployment.until(options.signal);
   }
 
   /** Take up the positions: nothing that comes after this returns is missed. */
   static async open<T extends Topic>(deployment: Deployment, topic: T, options: SubscribeOptions): Promise<Subscription<T>> {
-    if (!TOPICS.includes(topic)) throw new RangeError(`topic: ${topic} is none of ${TOPICS.join(", ")}`);
+    if (!TOPICS.includes(topic)) throw new InvalidArgument(`topic: ${topic} is none of ${TOPICS.join(", ")}`);
     const subscription = new Subscription(deployment, topic, options);
     try {
       await subscription.#begin(options.from ?? "now");
@@ -74,13 +76,9 @@ export class Subscription<T extends Topic> implements AsyncIterable<TopicEvents[
   }
 
   async *[Symbol.asyncIterator](): AsyncGenerator<TopicEvents[T], void, undefined> {
-    const { signal } = this.options;
-    const stop = (): void => this.close();
-    signal?.addEventListener("abort", stop);
     try {
       for (;;) {
-        signal?.throwIfAborted();
-        for (const { partition, messages } of await this.#next(signal)) {
+        for (const { partition, messages } of await this.#next()) {
           for (const { id, message } of messages) {
             const event = this.#event(partition, id, message);
             this.#positions[partition] = id;
@@ -89,20 +87,19 @@ export class Subscription<T extends Topic> implements AsyncIterable<TopicEvents[
         }
       }
     } finally {
-      signal?.removeEventListener("abort", stop);
       this.close();
     }
   }
 
   async #begin(from: string): Promise<void> {
-    this.#keys = await this.deployment.keys(this.#connection);
+    this.#keys = await this.deployment.keys(this.#connection, this.#signal);
     const partitions = [...Array(this.#keys.partitions).keys()];
     this.#doubtful = new Set(partitions);
     if (from === "start") {
       this.#positions = partitions.map(() => OLDEST);
       return;
     }
-    const last = await this.#connection.use((redis) => Promise.all(partitions.map((n) => newest(redis, this.#stream(n)))));
+    const last = await this.#use((redis) => Promise.all(partitions.map((n) => newest(redis, this.#stream(n)))));
     const ends = last.map((entry) => entry?.id ?? EMPTY);
     this.#positions = from === "now" ? ends : positionsIn(from, this.topic, this.#keys);
     for (const n of partitions) {
@@ -127,20 +124,23 @@ export class Subscription<T extends Topic> implements AsyncIterable<TopicEvents[
     }
   }
 
-  async #next(signal: AbortSignal | undefined): Promise<Found[]> {
+  #use<T>(commands: (redis: Redis) => Promise<T>): Promise<T> {
+    return this.#connection.use(commands, { signal: this.#signal });
+  }
+
+  async #next(): Promise<Found[]> {
     try {
       const found = await this.#read();
       this.#outage.over();
       return found;
     } catch (error) {
-      signal?.throwIfAborted();
-      await this.#outage.wait(error);
+      await this.#outage.wait(error, this.#signal);
       return [];
     }
   }
 
   async #read(): Promise<Found[]> {
-    this.#keys = await this.deployment.keys(this.#connection);
+    this.#keys = await this.deployment.keys(this.#connection, this.#signal);
     while (this.#positions.length < this.#keys.partitions) {
       this.#doubtful.add(this.#positions.length);
       this.#positions.push(EMPTY); // a partition that was added had no entries before
@@ -148,7 +148,7 @@ export class Subscription<T extends Topic> implements AsyncIterable<TopicEvents[
     const partitionOf = new Map(this.#positions.map((_, n) => [this.#stream(n), n]));
     const streams = this.#positions.map((at, n) => ({ key: this.#stream(n), id: at === OLDEST ? EMPTY : at }));
     if (Date.now() - this.#readAt > LATE_MS) this.#doubtful = new Set(partitionOf.values());
-    const reply = (await this.#connection.use((redis) => redis.xRead(streams, { COUNT, BLOCK: BLOCK_MS }))) ?? [];
+    const reply = (await this.#use((redis) => redis.xRead(streams, { COUNT, BLOCK: BLOCK_MS }))) ?? [];
     const found = reply.map(({ name, messages }) => ({ partition: partitionOf.get(name) ?? 0, messages }));
     const sure: Found[] = [];
     for (const one of found) {
@@ -168,13 +168,13 @@ export class Subscription<T extends Topic> implements AsyncIterable<TopicEvents[
     const [stream, position] = [this.#stream(partition), this.#positions[partition] ?? OLDEST];
     if (position === OLDEST) return false;
     if (position === EMPTY) {
-      const about = await this.#connection.use((redis) => redis.xInfoStream(stream));
+      const about = await this.#use((redis) => redis.xInfoStream(stream));
       const added = about["entries-added"] as number | undefined; // Redis 6.2 does not say
       if (added === undefined || added === about.length) return false;
-    } else if (await this.#connection.use((redis) => oldest(redis, stream, "-", position))) {
+    } else if (await this.#use((redis) => oldest(redis, stream, "-", position))) {
       return false;
     }
-    const first = await this.#connection.use((redis) => oldest(redis, stream));
+    const first = await this.#use((redis) => oldest(redis, stream));
     const gap = new CursorTrimmed(stream, position, first?.id ?? "none");
     this.#positions[partition] = OLDEST;
     if (!this.options.onTrimmed) throw gap;
@@ -188,7 +188,7 @@ function positionsIn(cursor: string, topic: Topic, { partitions, fewest }: Keys)
   const positions = rest.join(":").split(",");
   const valid = positions.every((at) => at === OLDEST || /^\d{1,20}-\d{1,20}$/.test(at));
   if (of !== topic || positions.length < fewest || positions.length > partitions || !valid) {
-    throw new RangeError(`from: ${JSON.stringify(cursor.slice(0, 80))} is no cursor of ${topic} with ${partitions} partitions`);
+    throw new InvalidArgument(`from: ${JSON.stringify(cursor.slice(0, 80))} is no cursor of ${topic} with ${partitions} partitions`);
   }
   // Partitions that were added after the cursor was made had no entries then.
   return [...positions, ...Array<string>(partitions - positions.length).fill(EMPTY)];

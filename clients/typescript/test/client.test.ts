@@ -2,6 +2,11 @@
 
 import assert from "node:assert/strict";
 import { execFile } from "node:child_process";
+import { once } from "node:events";
+import { mkdtemp, rm, writeFile } from "node:fs/promises";
+import { createServer, type AddressInfo, type Socket } from "node:net";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
 import { after, before, test } from "node:test";
 import { promisify } from "node:util";
 import { crc32 } from "node:zlib";
@@ -14,6 +19,7 @@ import {
   RunFailed,
   RunNotFound,
   ServerUnavailable,
+  TimedOut,
   type GenerateRequest,
   type PublicEvent,
 } from "../src/index.js";
@@ -201,6 +207,85 @@ test("a server that is not there is an error that names the request", async () =
     return true;
   });
   await assert.rejects(nowhere.result("some-run"), ServerUnavailable);
+});
+
+test("no call hangs on a server that accepts connections and answers nothing", async () => {
+  const sockets: Socket[] = [];
+  const standing = createServer((socket) => sockets.push(socket)).listen(0, "127.0.0.1");
+  await once(standing, "listening");
+  const client = new Client(`redis://127.0.0.1:${(standing.address() as AddressInfo).port}`);
+  const silent = (error: unknown): boolean => error instanceof ServerUnavailable && /did not answer within 50 ms/.test(error.message);
+  await assert.rejects(client.publish(ask("greeter"), { timeoutMs: 50 }), silent);
+  await assert.rejects(client.cancel("some-run", undefined, { timeoutMs: 50 }), silent);
+
+  const leaving = new AbortController();
+  const calls = [
+    client.publish(ask("greeter"), { signal: leaving.signal }),
+    client.cancel("some-run", "left", { signal: leaving.signal }),
+    client.result("some-run", { signal: leaving.signal }),
+    client.subscribe("visible", { signal: leaving.signal }),
+  ];
+  setImmediate(() => leaving.abort(new Error("left")));
+  for (const call of calls) await assert.rejects(call, /left/);
+  await assert.rejects(client.result("some-run", { timeoutMs: 50 }), TimedOut);
+
+  const waiting = [client.publish(ask("greeter")), client.result("some-run"), client.subscribe("visible")];
+  setImmediate(() => client.close());
+  for (const call of waiting) await assert.rejects(call, { code: "closed" });
+  await assert.rejects(client.publish(ask("greeter")), { code: "closed" });
+  for (const socket of sockets) socket.destroy();
+  standing.close();
+});
+
+test("an outage holds neither an abort nor a close", async () => {
+  const away = new Client("redis://127.0.0.1:1", { reconnectMs: 600_000 });
+  const leaving = new AbortController();
+  const result = away.result("some-run", { signal: leaving.signal });
+  const other = away.result("some-run");
+  setImmediate(() => leaving.abort(new Error("left")));
+  await assert.rejects(result, /left/);
+  setImmediate(() => away.close());
+  await assert.rejects(other, { code: "closed" });
+});
+
+test("a client that is closed ends what iterates, and a run that goes on is no result in time", async () => {
+  const client = new Client(url);
+  const run = await client.publish(ask("stalled"));
+  await assert.rejects(client.result(run, { timeoutMs: 50 }), { code: "timeout", retryable: true });
+  const subscription = await client.subscribe("visible");
+  await assert.rejects(async () => {
+    for await (const event of client.follow(run)) if (event.type === "chunk") setImmediate(() => client.close());
+  }, { code: "closed" });
+  await assert.rejects(async () => {
+    for await (const event of subscription) assert.ok(event.run);
+  }, { code: "closed" });
+  await bus.cancel(run);
+});
+
+test("a wrong password and a wrong argument have a code too", async () => {
+  const stranger = new Client(url.replace("//", "//nobody:wrong@"));
+  await assert.rejects(stranger.publish(ask("greeter")), { code: "server_unavailable" });
+  await assert.rejects(bus.subscribe("visable" as "visible"), { code: "invalid_argument", retryable: false });
+  stranger.close();
+});
+
+test("without an address the `tokenbus up` of this directory is found, if it runs", async () => {
+  const data = await mkdtemp(join(tmpdir(), "tokenbus-"));
+  delete process.env["TOKENBUS_REDIS_URL"];
+  process.env["TOKENBUS_DATA"] = data;
+  try {
+    assert.throws(() => new Client(), { code: "invalid_argument" });
+    await writeFile(join(data, "up.json"), JSON.stringify({ pid: process.pid, redis_url: url }));
+    const found = new Client();
+    assert.equal((await found.result(await found.publish(ask("greeter")))).text, text);
+    found.close();
+    await writeFile(join(data, "up.json"), JSON.stringify({ pid: 2 ** 30, redis_url: url }));
+    assert.throws(() => new Client(), { code: "invalid_argument" });
+  } finally {
+    process.env["TOKENBUS_REDIS_URL"] = url;
+    delete process.env["TOKENBUS_DATA"];
+    await rm(data, { recursive: true });
+  }
 });
 
 test("a subscription that fell behind is told once, and goes on at the oldest entry that is kept", async () => {
