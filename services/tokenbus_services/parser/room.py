@@ -1,16 +1,19 @@
 """Makes room on a server that is nearly full: forgets public events and ended runs before their time, oldest first.
 
 Intake accepts no run while the server is full, and nothing else would free memory before `retention` does. Each parser
-makes room in the partitions that it owns, so in a Cluster on each node, and no two parsers do it in one partition. It
-begins above a share of ``maxmemory`` and continues until a tenth less is in use. Open runs, their input, and what ended
-in the last seconds stay.
+makes room in the partitions that it owns, so in a Cluster on each node, and no two parsers do it in one partition; dead
+letters go too. It begins above a share of ``maxmemory`` and continues until a tenth less is in use. Open runs, their
+input, runs that wait for a recorder, and what ended in the last seconds stay.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter as Counting
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
@@ -28,7 +31,8 @@ from tokenbus_services.settings import Settings
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
-LOOK_S = 1.0
+LOOK_S = 0.25
+"""A server that refuses writes for want of memory is full at the next look, whoever got the error."""
 LESS = 0.1
 """Room is made until this share of ``maxmemory`` less is in use than at the beginning."""
 SPARED_MS = 3_000
@@ -40,7 +44,22 @@ STEP_RUNS, STEP_ENTRIES = 100, 10_000
 STEPS = 64
 """Steps of one look; the next one continues."""
 SAID_S = 60.0
-"""How often to report that there is nothing to forget."""
+"""How often to report what was forgotten, or that there is nothing to forget."""
+DEAD_WITH = 0
+"""The owner of this partition also looks after the dead stream."""
+
+
+@dataclass(kw_only=True)
+class _Place:
+    """What can be forgotten together: a partition's topics and ended runs, or the dead stream."""
+
+    keys: Keys
+    memory_key: str
+    """A key of the same node."""
+    streams: Sequence[str]
+    partition: int | None = None
+    stay: int = 0
+    """The first of its ended runs, by age, that were found to wait for their recorder."""
 
 
 class RoomKeeper:
@@ -55,12 +74,14 @@ class RoomKeeper:
         self._owned = owned
         self._forgotten = Counter(
             "tokenbus_forgotten_for_room",
-            "Entries of topics, and ended runs, deleted before their time because the server was nearly full.",
+            "Entries of topics, dead letters and ended runs deleted before their time because the server was nearly full.",
             ["what"],
             registry=registry,
         )
         for what in ("entries", "runs"):
             self._forgotten.labels(what)  # from 0, so that an alert sees the first increase
+        self._unsaid: Counting[str] = Counting()
+        """What was forgotten since the last report."""
         self._say_at = 0.0
         self._task: asyncio.Task[None] | None = None
 
@@ -88,61 +109,87 @@ class RoomKeeper:
 
     async def look(self) -> None:
         """Make room on each node that is nearly full. Raises redis-py's errors."""
-        owned = list(self._owned())
-        of_nodes = [[p] for p in owned] if self._server.topology == "cluster" else [owned] if owned else []
-        for partitions in of_nodes:
-            share = await self._share(partitions[0])
+        places = [self._place(partition) for partition in self._owned()]
+        if any(place.partition == DEAD_WITH for place in places):
+            places.append(_Place(keys=self._keys, memory_key=self._keys.dead, streams=(self._keys.dead,)))
+        nodes: defaultdict[str, list[_Place]] = defaultdict(list)
+        for place in places:
+            nodes[self._node_of(place)].append(place)
+        for of_node in nodes.values():
+            share = await self._share(of_node)
             if share > self._begin:
-                await self._make_room(partitions, share)
+                await self._make_room(of_node, share)
 
-    async def _make_room(self, partitions: Sequence[int], before: float) -> None:
+    def _node_of(self, place: _Place) -> str:
+        if self._server.topology != "cluster":
+            return ""
+        return self._server.client.get_node_from_key(place.memory_key).name
+
+    def _place(self, partition: int) -> _Place:
+        keys = self._keys.within(partition)
+        streams = tuple(keys.topic(partition, topic) for topic in TOPICS)
+        lease = keys.lease(partition, "parser")
+        return _Place(keys=keys, memory_key=lease, streams=streams, partition=partition)
+
+    async def _make_room(self, places: Sequence[_Place], before: float) -> None:
         share, entries, runs = before, 0, 0
         for _ in range(STEPS):
-            found = [await self._step(partition) for partition in partitions]
+            stay = sum(place.stay for place in places)
+            found = [await self._step(place) for place in places]
             entries, runs = entries + sum(e for e, _ in found), runs + sum(r for _, r in found)
-            share = await self._share(partitions[0])
-            if share <= self._begin - LESS or not any(e or r for e, r in found):
+            share = await self._share(places)
+            if share <= self._begin - LESS or not (any(map(any, found)) or stay < sum(place.stay for place in places)):
                 break
-        shares = {"share_before": round(before, 3), "share": round(share, 3)}
-        if entries or runs:
-            log.warning("room_made", partitions=list(partitions), entries=entries, runs=runs, **shares)
-            self._forgotten.labels("entries").inc(entries)
-            self._forgotten.labels("runs").inc(runs)
-        elif time.monotonic() >= self._say_at:
-            self._say_at = time.monotonic() + SAID_S
-            hint = "open runs, queues or other programs fill the server: raise maxmemory"
-            log.error("room_not_found", partitions=list(partitions), hint=hint, **shares)
+        self._forgotten.labels("entries").inc(entries)
+        self._forgotten.labels("runs").inc(runs)
+        self._unsaid.update(entries=entries, runs=runs)
+        if time.monotonic() < self._say_at:
+            return
+        self._say_at = time.monotonic() + SAID_S
+        partitions = [place.partition for place in places if place.partition is not None]
+        shares = {"partitions": partitions, "share_before": round(before, 3), "share": round(share, 3)}
+        if self._unsaid.total():
+            log.warning("room_made", **self._unsaid, **shares)
+            self._unsaid.clear()
+        else:
+            hint = "open runs, runs that wait for a recorder, queues or other programs fill the server: raise maxmemory"
+            log.error("room_not_found", hint=hint, **shares)
 
-    async def _share(self, partition: int) -> float:
-        return await run_script(self._server, memory(self._keys.lease(partition, "parser"))) / 1000
+    async def _share(self, places: Sequence[_Place]) -> float:
+        return await run_script(self._server, memory(places[0].memory_key)) / 1000
 
-    async def _step(self, partition: int) -> tuple[int, int]:
-        """Forget the oldest part of what a partition keeps; how many entries and runs that were."""
-        client, keys = self._server.client, self._keys.within(partition)
-        topics = [keys.topic(partition, topic) for topic in TOPICS]
+    async def _step(self, place: _Place) -> tuple[int, int]:
+        """Forget the oldest part of what a place keeps; how many entries and runs that were."""
+        client, ended_runs = self._server.client, None
+        if place.partition is not None:
+            ended_runs = place.keys.ended_runs(place.partition)
         pipe = client.pipeline(transaction=False)
-        for topic in topics:
-            pipe.xrange(topic, count=1)
-        pipe.zrange(keys.ended_runs(partition), 0, 0, withscores=True)
-        *firsts, ended = [checked(reply) for reply in await pipe.execute(raise_on_error=False)]
+        for stream in place.streams:
+            pipe.xrange(stream, count=1)
+        if ended_runs:
+            pipe.zrange(ended_runs, place.stay, place.stay, withscores=True)
+        firsts = [checked(reply) for reply in await pipe.execute(raise_on_error=False)]
+        ended: Any = firsts.pop() if ended_runs else []
         ages = [_ms_of(first) for first in firsts] + [int(score) for _, score in ended]
         until = self._server.clock.now_ms() - SPARED_MS
         oldest = min((ms for ms in ages if ms is not None), default=until)
         if oldest >= until:
             return 0, 0
-        before = oldest + max(1000, (until - oldest) // PARTS)
-        before = min(before, until)
+        before = min(oldest + max(1000, (until - oldest) // PARTS), until)
         pipe = client.pipeline(transaction=False)
-        for topic in topics:
-            pipe.xtrim(topic, minid=f"{before}-0", approximate=True, limit=STEP_ENTRIES)
-        pipe.zrangebyscore(keys.ended_runs(partition), "-inf", f"({before}", start=0, num=STEP_RUNS)
-        *trimmed, listed = [checked(reply) for reply in await pipe.execute(raise_on_error=False)]
-        runs = [run.decode() for run in listed]
+        for stream in place.streams:
+            pipe.xtrim(stream, minid=f"{before}-0", approximate=True, limit=STEP_ENTRIES)
+        if ended_runs:
+            pipe.zrangebyscore(ended_runs, "-inf", f"({before}", start=place.stay, num=STEP_RUNS)
+        trimmed = [checked(reply) for reply in await pipe.execute(raise_on_error=False)]
+        runs = [run.decode() for run in trimmed.pop()] if ended_runs else []
         gone = 0
         if runs:
-            names = [(keys.run(run), keys.log(run)) for run in runs]
-            gone = await run_script(self._server, forget(keys.ended_runs(partition), names, runs=runs))
-        return sum(trimmed), max(gone, len(runs))
+            assert ended_runs
+            names = [(place.keys.run(run), place.keys.log(run)) for run in runs]
+            gone = await run_script(self._server, forget(ended_runs, names, runs=runs))
+            place.stay += len(runs) - gone
+        return sum(trimmed), gone
 
 
 def _ms_of(first: list[Entry] | Any) -> int | None:

@@ -22,8 +22,8 @@ class RetentionSettings(Table, frozen=True, kw_only=True):
     """
     dead_entries: Count = 10_000
     full_share: Annotated[float, Meta(gt=0, le=1)] = 0.8
-    """Above this share of the server's `maxmemory`, public events and ended runs are deleted before their time, oldest
-    first, until a tenth of `maxmemory` less is in use. 1: never.
+    """Above this share of the server's `maxmemory`, public events, dead letters and ended runs are deleted before their
+    time, oldest first, until a tenth of `maxmemory` less is in use. 1: never.
     """
 
 

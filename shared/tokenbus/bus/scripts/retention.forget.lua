@@ -1,21 +1,23 @@
--- Delete ended runs before their time.
+-- Delete ended runs before their time. One that waits for its recorder stays, and stays on the list.
 -- KEYS
 --   ended_runs  sorted set rw
 --   keys...  hash rw + stream w  of each run: its hash and its log
 -- ARGV
 --   runs...
--- Reply: how many were deleted.
+-- Reply: how many do not stay.
 -- Atomic: a run that is accepted again under its id meanwhile keeps its keys.
 -- Twice: same
+-- Constants: RECORD
 local ended = {completed = true, incomplete = true, failed = true, cancelled = true}
-local done = 0
+local gone = 0
 for i = runs_at, #ARGV do
   local k = keys_at + 2 * (i - runs_at)
   local status = redis.pcall('HGET', KEYS[k], 'status')
-  if type(status) == 'string' and ended[status] then
-    redis.call('UNLINK', KEYS[k], KEYS[k + 1])
-    done = done + 1
+  local is_ended = type(status) == 'string' and ended[status]
+  if not (is_ended and redis.call('HEXISTS', KEYS[k], RECORD) == 1) then
+    if is_ended then redis.call('UNLINK', KEYS[k], KEYS[k + 1]) end
+    redis.pcall('ZREM', ended_runs, ARGV[i])
+    gone = gone + 1
   end
-  redis.pcall('ZREM', ended_runs, ARGV[i])
 end
-return done
+return gone

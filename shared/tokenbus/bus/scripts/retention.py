@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tokenbus.bus.run_record import RECORD
 from tokenbus.bus.scripts.script import ScriptCall, script
 
 
@@ -14,11 +15,11 @@ def memory(key: str) -> ScriptCall:
 
 
 def forget(ended_runs: str, keys: Sequence[tuple[str, str]], *, runs: Sequence[str]) -> ScriptCall:
-    """Delete runs that have ended. ``keys``: the hash and the log of each. Reply: how many. A run that is open again,
-    and one whose keys are gone, is only taken off the list.
+    """Delete runs that have ended. ``keys``: the hash and the log of each. Reply: how many do not stay. A run that is
+    open again, and one whose keys are gone, is only taken off the list. One that waits for its recorder stays.
     """
     return _forget(ended_runs, [key for pair in keys for key in pair], runs=runs)
 
 
-@script()
+@script(RECORD=RECORD)
 def _forget(ended_runs: str, keys: Sequence[str], *, runs: Sequence[str]) -> ScriptCall: ...

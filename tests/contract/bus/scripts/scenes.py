@@ -535,7 +535,7 @@ SCENES: dict[str, list[Scene]] = {
     "requests.publish": [
         Scene(lambda w: requests.publish(w.queue, requests=[100, b"{}", "ada"]), again=lambda t: t.grows(t.world.queue))
     ],
-    "retention.forget": [Scene(_forget, second=_is(0))],
+    "retention.forget": [Scene(_forget)],
     "retention.memory": [Scene(lambda w: retention.memory(w.parser))],
     "timeouts.append_timeout": [
         Scene(

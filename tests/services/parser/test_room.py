@@ -1,0 +1,149 @@
+"""What a parser forgets on a server that is nearly full, and what stays."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
+
+from tests.servers import binary, cluster_group
+from tokenbus.bus.keys import TOPICS, Keys
+from tokenbus.bus.run_record import RECORD
+from tokenbus.bus.server.server import Server
+from tokenbus_services.parser import room
+from tokenbus_services.parser.room import LESS, RoomKeeper
+from tokenbus_services.process.embedded_server import EmbeddedServer
+from tokenbus_services.settings import RetentionSettings, Settings
+
+KEYS = Keys("room", 6)
+ENTRIES, BYTES = 40, 64 * 2**10
+HOUR_MS = 3_600_000
+BEGIN = 0.8
+
+
+@pytest.fixture
+async def server() -> AsyncGenerator[Server]:
+    with EmbeddedServer(binary=binary()) as process:
+        async with Server(process.url) as server:
+            await server.clock.measure()
+            yield server
+
+
+def keeper(server: Server, owned: Sequence[int]) -> RoomKeeper:
+    settings = Settings(prefix=KEYS.prefix, partitions=KEYS.partitions, retention=RetentionSettings(full_share=BEGIN))
+    return RoomKeeper(server, settings, CollectorRegistry(), owned=lambda: owned)
+
+
+async def put(server: Server, stream: str, *, entries: int = ENTRIES) -> None:
+    """Give the stream a past of an hour."""
+    now = server.clock.now_ms()
+    pipe = server.client.pipeline(transaction=False)
+    for n in range(entries):
+        pipe.xadd(stream, {"d": bytes(BYTES)}, id=f"{now - HOUR_MS + n * HOUR_MS // entries}-0")
+    await pipe.execute()
+
+
+async def put_run(server: Server, run: str, *, age_ms: int, **fields: str) -> None:
+    """An ended run of partition 0."""
+    keys = KEYS.within(0)
+    await server.client.hset(keys.run(run), mapping={"status": "completed", "d": bytes(BYTES), **fields})
+    await server.client.xadd(keys.log(run), {"d": "x"})
+    await server.client.zadd(keys.ended_runs(0), {run: server.clock.now_ms() - age_ms})
+
+
+async def fill(client: Any, share: float = 1.0, **where: Any) -> None:
+    """Let this share of its memory be in use."""
+    used = (await client.info("memory", **where))["used_memory"]
+    await client.config_set("maxmemory", int(used / share), **where)
+
+
+async def share_of(client: Any, **where: Any) -> float:
+    memory = await client.info("memory", **where)
+    return memory["used_memory"] / memory["maxmemory"]
+
+
+async def test_a_run_stays_until_its_record_was_taken_and_others_go_before_it(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "STEP_RUNS", 4)
+    recorded = [f"recorded{n}" for n in range(10)]
+    plain = [f"plain{n}" for n in range(30)]
+    for n, run in enumerate(recorded):
+        await put_run(server, run, age_ms=2 * HOUR_MS - n, **{RECORD: "1"})
+    for n, run in enumerate(plain):
+        await put_run(server, run, age_ms=HOUR_MS - n)
+    await server.client.config_set("maxmemory", 1)
+    keep, keys = keeper(server, [0]), KEYS.within(0)
+
+    async def left() -> set[str]:
+        return {run for run in (*recorded, *plain) if await server.client.exists(keys.run(run))}
+
+    await keep.look()
+    assert await left() == {*recorded}
+    assert {run.decode() for run in await server.client.zrange(keys.ended_runs(0), 0, -1)} == {*recorded}
+    for run in recorded[:5]:
+        await server.client.hdel(keys.run(run), RECORD)
+    await keep.look()
+    assert await left() == {*recorded[5:]}
+
+
+async def test_dead_letters_make_room_like_topics_oldest_first(server: Server) -> None:
+    for stream in (KEYS.dead, *(KEYS.topic(0, topic) for topic in TOPICS)):
+        await put(server, stream)
+    await fill(server.client)
+    await keeper(server, [0, 1]).look()
+    assert await share_of(server.client) <= BEGIN - LESS + 0.01
+    firsts = [await server.client.xrange(stream, count=1) for stream in (KEYS.dead, KEYS.topic(0, TOPICS[0]))]
+    ages = [int(first[0][0].split(b"-")[0]) for first in firsts]
+    assert abs(ages[0] - ages[1]) < HOUR_MS // 4, "none of them is kept for the other"
+
+
+async def test_only_the_owner_of_one_partition_looks_after_the_dead_letters(server: Server) -> None:
+    await put(server, KEYS.dead)
+    await fill(server.client)
+    await keeper(server, [1, 2]).look()
+    assert await server.client.xlen(KEYS.dead) == ENTRIES
+    await keeper(server, [0]).look()
+    assert await server.client.xlen(KEYS.dead) < ENTRIES
+
+
+async def test_room_that_is_made_again_and_again_is_reported_once_a_minute(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep = keeper(server, [0])
+    with capture_logs() as logs:
+        for n in range(3):
+            await put_run(server, f"run{n}", age_ms=HOUR_MS)
+            await server.client.config_set("maxmemory", 1)
+            await keep.look()
+            await server.client.config_set("maxmemory", 0)
+        monkeypatch.setattr(room, "SAID_S", -1.0)
+        keep._say_at = 0.0  # pyright: ignore[reportPrivateUsage] # a minute later
+        await put_run(server, "run3", age_ms=HOUR_MS)
+        await server.client.config_set("maxmemory", 1)
+        await keep.look()
+    assert [(said["event"], said["runs"]) for said in logs] == [("room_made", 1), ("room_made", 3)]
+
+
+async def test_in_a_cluster_only_the_node_that_is_full_gets_room(tmp_path: Any) -> None:
+    with cluster_group() as group:
+        async with Server(group.url) as server:
+            await server.clock.measure()
+            client = server.client
+            owned = range(KEYS.partitions)
+            streams = [KEYS.dead, *(KEYS.topic(partition, TOPICS[0]) for partition in owned)]
+            for stream in streams:
+                await put(server, stream)
+            node_of = {stream: client.get_node_from_key(stream) for stream in streams}
+            full = node_of[KEYS.dead]
+            assert {node.name for node in node_of.values()} > {full.name}
+            await fill(client, target_nodes=full)
+            await keeper(server, owned).look()
+            assert await share_of(client, target_nodes=full) <= BEGIN
+            lengths = {stream: await client.xlen(stream) for stream in streams}
+    shorter = {stream for stream in streams if lengths[stream] < ENTRIES}
+    assert shorter <= {stream for stream in streams if node_of[stream].name == full.name}
+    assert shorter
