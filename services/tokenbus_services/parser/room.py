@@ -74,7 +74,7 @@ class RoomKeeper:
         self._owned = owned
         self._forgotten = Counter(
             "tokenbus_forgotten_for_room",
-            "Entries of topics, dead letters and ended runs deleted before their time because the server was nearly full.",
+            "Entries of topics, dead letters and ended runs deleted before their time: the server was nearly full.",
             ["what"],
             registry=registry,
         )
