@@ -1,7 +1,7 @@
 /** The client: publish requests, follow runs, subscribe to topics, cancel, take results. */
 
 import { randomUUID } from "node:crypto";
-import { Connection, type CallOptions } from "./connection.js";
+import type { CallOptions } from "./connection.js";
 import { Deployment } from "./deployment.js";
 import { InvalidArgument, ServerFull, ServerUnavailable, TimedOut } from "./errors.js";
 import { follow, type FollowOptions } from "./follow.js";
@@ -31,7 +31,6 @@ export type GenerateRequest = Omit<Generate, "type">;
 
 /** A connection to a tokenbus deployment. Connects when it is first used. */
 export class Client {
-  readonly #connection: Connection;
   readonly #deployment: Deployment;
 
   /**
@@ -41,7 +40,6 @@ export class Client {
   constructor(url: string | undefined = process.env["TOKENBUS_REDIS_URL"] || localUrl(), options: ClientOptions = {}) {
     if (!url) throw new InvalidArgument("no url was given, TOKENBUS_REDIS_URL is not set, and no `tokenbus up` runs in this directory");
     if (!/^rediss?:\/\//.test(url)) throw new InvalidArgument("url: this client knows redis:// and rediss:// alone, no Sentinel, no Cluster");
-    this.#connection = new Connection(url, false);
     this.#deployment = new Deployment(url, options.prefix ?? "tokenbus", options.reconnectMs ?? 30_000);
   }
 
@@ -81,7 +79,7 @@ export class Client {
 
   /**
    * All events of a run after the one with seq `after`, stored and then live: no gap, no double. Ends after the
-   * terminal event, whatever it is. Uses a connection of its own, and outlasts one that breaks.
+   * terminal event, whatever it is. Up to a thousand share a connection, and outlast one that breaks.
    *
    * Throws RunNotFound, RunLost, CursorTrimmed, CursorAhead, Malformed, ServerUnavailable.
    */
@@ -123,15 +121,14 @@ export class Client {
   /** Close all connections. Calls and iterations that wait throw an error with the code `closed`. Runs continue. */
   close(): void {
     this.#deployment.close();
-    this.#connection.close();
   }
 
   async #put(request: Generate | Cancel, most: number, { signal, ...options }: CallOptions): Promise<void> {
     const stream = this.#deployment.requests;
     const call = { ...options, signal: this.#deployment.until(signal) };
-    const waiting = await this.#connection.use((redis) => redis.xLen(stream), call);
+    const waiting = await this.#deployment.commands.use((redis) => redis.xLen(stream), call);
     if (waiting >= most) throw new ServerFull(`${stream} holds ${waiting} requests already`);
     const data = JSON.stringify(request);
-    await this.#connection.use((redis) => redis.xAdd(stream, "*", { [DATA_FIELD]: data }), call);
+    await this.#deployment.commands.use((redis) => redis.xAdd(stream, "*", { [DATA_FIELD]: data }), call);
   }
 }

@@ -33,6 +33,8 @@ export class Connection {
   #client: Redis | undefined;
   #connecting: Promise<unknown> | undefined;
   #closed = false;
+  /** The server's id of a connection that reads; undefined while there is none, or this user may not ask. */
+  id: number | undefined;
 
   /** `reading`: commands wait on the server for entries. */
   constructor(readonly url: string, readonly reading: boolean) {}
@@ -48,7 +50,7 @@ export class Connection {
     let stop = (): void => {};
     const ended = new Promise<never>((_, reject) => {
       timer = setTimeout(() => {
-        this.#drop(); // whatever waits for it behind this
+        this.drop(); // whatever waits for it behind this
         reject(new ServerUnavailable(`the server did not answer within ${timeoutMs} ms`));
       }, timeoutMs);
       stop = () => reject(signal?.reason);
@@ -68,7 +70,7 @@ export class Connection {
   /** Break the connection; a read that waits fails. */
   close(): void {
     this.#closed = true;
-    this.#drop();
+    this.drop();
   }
 
   async #run<T>(commands: (redis: Redis) => Promise<T>): Promise<T> {
@@ -81,7 +83,10 @@ export class Connection {
       client.on("error", lost);
       client.on("end", lost);
       this.#client = client;
-      this.#connecting = client.connect();
+      this.id = undefined;
+      this.#connecting = client.connect().then(async () => {
+        if (this.reading) this.id = await client.clientId().catch(() => undefined);
+      });
       this.#connecting.catch(lost);
     }
     const client = this.#client;
@@ -89,7 +94,8 @@ export class Connection {
     return commands(client);
   }
 
-  #drop(): void {
+  /** Break the connection; the next command makes another. */
+  drop(): void {
     const client = this.#client;
     this.#client = undefined;
     if (client?.isOpen) client.destroy();

@@ -1,19 +1,25 @@
 /** Which deployment a client talks to: the server, and the keys as `<prefix>:meta` tells them. */
 
-import { closed, type Connection } from "./connection.js";
+import { closed, Connection } from "./connection.js";
 import { DeploymentMismatch, Malformed, ServerUnavailable } from "./errors.js";
 import { DATA_FIELD, Keys, WIRE_VERSIONS } from "./keys.js";
+import { READERS, Tail } from "./tail.js";
 
 /** How often a client asks, while it reads, whether the number of partitions was changed. */
 const REFRESH_MS = 1_000;
 const FIELDS = ["partitions", "wire_version", "numbers", "ever", "spread"];
 
 export class Deployment {
+  /** For commands that do not wait. */
+  readonly commands: Connection;
   readonly #closing = new AbortController();
+  readonly #tails: Tail[] = [];
   #keys: Keys | undefined;
   #askedAt = 0;
 
-  constructor(readonly url: string, readonly prefix: string, readonly reconnectMs: number) {}
+  constructor(readonly url: string, readonly prefix: string, readonly reconnectMs: number) {
+    this.commands = new Connection(url, false);
+  }
 
   get requests(): string {
     return `${this.prefix}:requests`;
@@ -24,9 +30,18 @@ export class Deployment {
     return AbortSignal.any(signal ? [signal, this.#closing.signal] : [this.#closing.signal]);
   }
 
-  /** End all that reads. */
+  /** End all that reads, and close what it shares. */
   close(): void {
     this.#closing.abort(closed());
+    for (const one of [this.commands, ...this.#tails]) one.close();
+  }
+
+  /** What a reader of a log waits on, with others. Lower its `readers` in the end. */
+  tail(): Tail {
+    let tail = this.#tails.find(({ readers }) => readers < READERS);
+    if (!tail) this.#tails.push((tail = new Tail(this.url, this.commands)));
+    tail.readers++;
+    return tail;
   }
 
   /**

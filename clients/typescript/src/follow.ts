@@ -5,13 +5,13 @@
  * and from then on the entry ids are the position. So a connection may break between any two reads.
  */
 
-import { BLOCK_MS, Connection, newest, oldest, Outage, type Entry, type Redis } from "./connection.js";
+import { BLOCK_MS, newest, oldest, Outage, type Entry, type Redis } from "./connection.js";
 import { eventIn, type Deployment } from "./deployment.js";
 import { CursorAhead, CursorTrimmed, InvalidArgument, RunLost, RunNotFound } from "./errors.js";
 import { idParts, type Keys } from "./keys.js";
+import type { Tail } from "./tail.js";
 import type { PublicEvent, TerminalEvent } from "./types.js";
 
-const COUNT = 256;
 const LAST = "18446744073709551615";
 const OPEN = new Set(["open", "cancelling", "expiring", "awaited"]);
 const ENDS = new Set<string>(["completed", "incomplete", "failed", "cancelled"] satisfies TerminalEvent["type"][]);
@@ -43,7 +43,7 @@ export async function* follow(deployment: Deployment, run: string, options: Foll
 
 class LogReader {
   ended = false;
-  readonly #connection: Connection;
+  readonly #tail: Tail;
   readonly #outage: Outage;
   #position: string | undefined;
   #gap: CursorTrimmed | undefined;
@@ -59,16 +59,16 @@ class LogReader {
     readonly waitMs: number,
     readonly signal: AbortSignal,
   ) {
-    this.#connection = new Connection(deployment.url, true);
+    this.#tail = deployment.tail();
     this.#outage = new Outage(deployment.reconnectMs);
   }
 
   close(): void {
-    this.#connection.close();
+    this.#tail.readers--;
   }
 
   #use<T>(commands: (redis: Redis) => Promise<T>): Promise<T> {
-    return this.#connection.use(commands, { signal: this.signal });
+    return this.deployment.commands.use(commands, { signal: this.signal });
   }
 
   /** The next events; empty when none came for a while. */
@@ -85,16 +85,14 @@ class LogReader {
   }
 
   async #read(): Promise<PublicEvent[]> {
-    const keys = await this.deployment.keys(this.#connection, this.signal);
+    const keys = await this.deployment.keys(this.deployment.commands, this.signal);
     const partition = await this.#partitionIn(keys);
     const [log, run] = [keys.log(this.run, partition), keys.run(this.run, partition)];
     this.#position ??= await this.#locate(run, log);
     if (this.ended) return [];
-    const key = { key: log, id: this.#position };
     const asked = Date.now();
     const patience = this.#known ? BLOCK_MS : Math.min(BLOCK_MS, Math.max(1, this.waitMs - this.#waitedMs));
-    const found = await this.#use((redis) => redis.xRead(key, { COUNT, BLOCK: patience }));
-    const entries = found?.[0]?.messages ?? [];
+    const entries = await this.#tail.wait(log, this.#position, patience, this.signal);
     if (entries.length > 0) {
       this.#known = true;
       this.#partition = partition;

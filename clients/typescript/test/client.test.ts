@@ -248,6 +248,30 @@ test("an outage holds neither an abort nor a close", async () => {
   await assert.rejects(other, { code: "closed" });
 });
 
+test("three hundred followers share two connections, and each has every event of its run once", async () => {
+  const client = new Client(url);
+  const connections = async (): Promise<number> =>
+    ((await redis.sendCommand(["CLIENT", "LIST"])) as string).split("\n").filter((one) => one.includes("name=tokenbus-ts")).length;
+  const before = await connections();
+  const stalled = await client.publish(ask("stalled"));
+  const seqs: number[] = [];
+  const slow = client.follow(stalled);
+  await slow.next(); // it does not ask for more: nobody waits for it
+  const results = Array.from({ length: 300 }, async (_, n) => {
+    const run = await client.publish(ask("paced", { id: `shared-${n}` }));
+    const events = await all(client.follow(run));
+    assert.deepEqual(events.map((event) => event.seq), [...events.keys()]);
+    if (n === 150) seqs.push(await connections());
+    return visible(events);
+  });
+  for (const heard of await Promise.all(results)) assert.equal(heard, text);
+  assert.ok((seqs[0] ?? Infinity) - before <= 2, `${seqs[0]} connections, ${before} before`);
+  await client.cancel(stalled);
+  const rest = await all(slow);
+  assert.deepEqual(rest.map((event) => event.seq), [...rest.keys()].map((n) => n + 1));
+  client.close();
+});
+
 test("a client that is closed ends what iterates, and a run that goes on is no result in time", async () => {
   const client = new Client(url);
   const run = await client.publish(ask("stalled"));
