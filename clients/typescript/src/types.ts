@@ -53,6 +53,7 @@ export interface BlockComplete {
   opaque?: Record<string, string>;
   opaque_blobs?: Record<string, string>;
   item?: string;
+  phase?: string;
   image?: ImageRef;
   audio?: AudioRef;
   blob_id?: string;
@@ -92,6 +93,7 @@ export interface BlockStarted {
   tool_name?: string;
   prompt?: string;
   item?: string;
+  phase?: string;
 }
 
 export type BlockTopicEvent = BlockStarted | ImagePreview | BlockProgress | BlockComplete | ToolProgress;
@@ -281,6 +283,7 @@ export interface Generate {
   images?: ImageOptions;
   record?: boolean;
   visible?: boolean;
+  commentary?: "hidden" | "visible";
   policies?: string[];
   fallback?: Fallback[];
   json_object?: boolean;

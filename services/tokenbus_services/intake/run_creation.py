@@ -84,6 +84,7 @@ class RunCreation:
             notes=tuple(notes),
             participant=request.participant,
             traceparent=request.traceparent or "",
+            commentary=request.commentary == "visible",
         )
         fields: list[scripts.Arg] = [REQUEST, msgspec.json.encode(request)]
         fields += [PROVIDER, request.provider, MODEL, request.model]

@@ -20,6 +20,7 @@ class _Text(msgspec.Struct):
     """Automaton state: the part of a stop string that is held back."""
     begun: bool = False
     """Whether its start was emitted; it is emitted with the first content."""
+    phase: str = ""
 
 
 class StopScan(msgspec.Struct):
@@ -42,7 +43,7 @@ class StopScan(msgspec.Struct):
                     out += self.release()
                 return out, found
             case n.BlockStart() if event.kind == "text":
-                self.texts[event.block] = _Text()
+                self.texts[event.block] = _Text(phase=event.phase)
                 return out, ""
             case n.BlockStop() if event.block in self.texts:
                 text = self.texts[event.block]
@@ -85,4 +86,4 @@ class StopScan(msgspec.Struct):
     def _begin(self, block: int, text: _Text, out: list[n.Normalized]) -> None:
         if not text.begun:
             text.begun = True
-            out.append(n.BlockStart(block, "text"))
+            out.append(n.BlockStart(block, "text", phase=text.phase))

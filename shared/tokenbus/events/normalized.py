@@ -51,6 +51,8 @@ class BlockStart(_Normal, frozen=True, tag="open"):
     kind: OpenKind
     prompt: str = ""
     """image: its prompt, if known in advance."""
+    phase: str = ""
+    """text: what the provider says the text is, such as ``commentary``."""
 
 
 class TextDelta(_Normal, frozen=True, tag="text"):

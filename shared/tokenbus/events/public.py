@@ -103,6 +103,8 @@ class BlockStarted(Event, frozen=True, kw_only=True, tag="block_start"):
     """server_tool: the provider's type of the item, ``<api>.<type>``. ``tool_name`` and ``tool_id``, the same for a
     tool and its result, are set if it is one.
     """
+    phase: str | None = None
+    """text: what the provider says it is: `commentary`, on what the model does next, or `final_answer`."""
 
 
 class ImagePreview(Event, frozen=True, kw_only=True, tag="image_preview"):
@@ -155,6 +157,8 @@ class BlockComplete(Event, frozen=True, kw_only=True, tag="block_complete"):
     """The same for large values: ids of blobs that hold them."""
     item: str | None = None
     """server_tool: the provider's type of the item, ``<api>.<type>``."""
+    phase: str | None = None
+    """As in `block_start`."""
     image: ImageRef | None = None
     audio: AudioRef | None = None
     """audio: the sound. Absent if it was cut off, or if a policy changed what it says."""

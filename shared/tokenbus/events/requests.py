@@ -304,6 +304,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
     """Whether request, raw stream and result are kept for `tokenbus replay`; None: the deployment's setting."""
     visible: bool = True
     """False: no text of this run is visible. For internal queries of services."""
+    commentary: Literal["visible", "hidden"] = "visible"
+    """Whether text is visible that the model marks as commentary on its work (OpenAI's ``phase``)."""
     policies: list[Name] = []
     """Configured policies that judge this run, after those of its route."""
     fallback: Annotated[list[Fallback], Meta(max_length=8)] | None = None

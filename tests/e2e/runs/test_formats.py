@@ -9,9 +9,11 @@ from typing import Any
 from tests.e2e import judge
 from tests.e2e.conftest import WEATHER, Send
 from tests.e2e.fleet import BASE_PATHS, PIPELINE, WITH_TOOLS, ended, fleet, provider_table
+from tokenbus import Client
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus_services.mock_provider import MockProvider, Reply, Script, Stall, ToolCall, Turn
+from tokenbus.events.requests import Generate, Message
+from tokenbus_services.mock_provider import MockProvider, Reply, Script, Stall, ToolCall, Turn, Wire
 
 CITIES = ("Rome", "Oslo")
 THREE_TURNS = Script(
@@ -172,3 +174,63 @@ async def test_the_tags_of_a_model_count_in_chat_and_in_prefill(
         judge.check(logs[run])
         assert judge.blocks(logs[run]) == [("text", "Yes.")], "the tag was never closed, for there was no thinking"
     assert judge.blocks(logs[prefilled]) == [("text", "Hm.Yes.")], "a stray close is as if not written"
+
+
+def _phases() -> bytes:
+    """A stream of the Responses API: commentary, then a call; or the final answer."""
+    created = {"id": "resp_1", "model": "gpt-5.3-codex", "status": "in_progress", "output": []}
+    items: list[dict[str, Any]] = []
+    for number, (phase, text) in enumerate((("commentary", "I look first."), ("final_answer", "It rains."))):
+        part = {"type": "output_text", "text": text, "annotations": []}
+        head = {"id": f"msg_{number}", "type": "message", "role": "assistant", "phase": phase}
+        items.append({**head, "status": "completed", "content": [part]})
+    events: list[dict[str, Any]] = [{"type": "response.created", "response": created}]
+    for index, item in enumerate(items):
+        at = {"output_index": index, "item_id": item["id"]}
+        text = item["content"][0]["text"]
+        events += [
+            {"type": "response.output_item.added", "output_index": index, "item": {**item, "content": []}},
+            {"type": "response.output_text.delta", **at, "content_index": 0, "delta": text},
+            {"type": "response.output_item.done", "output_index": index, "item": item},
+        ]
+    events.append({"type": "response.completed", "response": {**created, "status": "completed", "output": items}})
+    return b"".join(b"data: %b\n\n" % json.dumps(event).encode() for event in events)
+
+
+async def test_commentary_is_named_by_its_block_visible_if_the_request_says_so_and_goes_back_with_its_phase(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    script = Script(name="codex", turns=(Turn(says=Wire(stream=_phases())),) * 9)
+    toml = '[policies.watch]\nuse = "tokenbus.policy:RedactSecrets"\n'
+    async with (
+        MockProvider([script]) as provider,
+        fleet(tmp_path, server_url, keys, provider.url, [*PIPELINE, "policy"], toml),
+        Client(server_url, prefix=keys.prefix) as bus,
+    ):
+        runs = {
+            (commentary, policies): await send(
+                "codex", provider="openai-responses", commentary=commentary, policies=policies.split()
+            )
+            for commentary in ("visible", "hidden")
+            for policies in ("", "watch")
+        }
+        logs: Any = await ended(server.client, keys, list(runs.values()))
+        for (commentary, policies), run in runs.items():
+            log = logs[run]
+            judge.check(log)
+            assert [event.get("phase") for event in log if event["type"] == "block_start"] == _PHASES, policies
+            assert [event.get("phase") for event in log if event["type"] == "block_complete"] == _PHASES, policies
+            spoken = "".join(event["text"] for event in log if event["type"] == "chunk" and event["visible"])
+            assert spoken == ("It rains." if commentary == "hidden" else "I look first.It rains."), policies
+            back = await bus.messages(run)
+            await bus.result(await bus.publish(_more("codex", back)))
+            sent = json.loads(provider.requests[-1].http_request.body)
+            assert [item["phase"] for item in sent["input"] if item.get("role") == "assistant"] == _PHASES
+
+
+_PHASES = ["commentary", "final_answer"]
+
+
+def _more(model: str, back: list[Message]) -> Generate:
+    messages = [Message(role="user", content="hello"), *back, Message(role="user", content="and now?")]
+    return Generate(provider="openai-responses", model=model, messages=messages)

@@ -35,7 +35,7 @@ from tokenbus.events.usage import Usage
 
 GOLDEN: list[tuple[Normalized, list[Any]]] = [
     (Start("m", "msg_1", 2, "gemini", "g", 5, "req_1"), ["start", "m", "msg_1", 2, "gemini", "g", 5, "req_1"]),
-    (BlockStart(0, "text"), ["open", 0, "text", ""]),
+    (BlockStart(0, "text", "", "q"), ["open", 0, "text", "", "q"]),
     (TextDelta(0, "Hel"), ["text", 0, "Hel"]),
     (RefusalDelta(0, "No"), ["refusal", 0, "No"]),
     (ThinkingDelta(1, "hm"), ["thinking", 1, "hm"]),

@@ -16,7 +16,8 @@ def add(s: RunState, out: Outbox, event: n.Normalized, at_ms: int) -> None:
     """Apply one event. Raises TooLarge if a block exceeds its limit."""
     match event:
         case n.TextDelta() | n.RefusalDelta() | n.TranscriptDelta():
-            _mark_visible(s, at_ms)
+            if out.shows(s.blocks.open[event.block].phase):
+                _mark_visible(s, at_ms)
             s.blocks.write(event.block, event.text, out)
         case n.ThinkingDelta():
             s.blocks.write(event.block, event.text, out)
@@ -25,7 +26,7 @@ def add(s: RunState, out: Outbox, event: n.Normalized, at_ms: int) -> None:
                 _mark_argument(s, event.block)
             s.blocks.write(event.block, event.fragment, out)
         case n.BlockStart():
-            s.blocks.start(event.block, event.kind, out, prompt=event.prompt or None)
+            s.blocks.start(event.block, event.kind, out, prompt=event.prompt or None, phase=event.phase or None)
         case n.ItemStart():
             about = {"tool_id": event.tool_id or None, "name": event.tool_name or None, "item": event.item}
             s.blocks.start(event.block, "server_tool", out, **about)

@@ -81,7 +81,7 @@ class GatedRun:
         self._over = False
         self._now_ms = run.state.accepted_ms
         """As in `RunMachine`."""
-        self.out = Outbox(visible=run.state.accepted.visible)
+        self.out = Outbox(visible=run.state.accepted.visible, commentary=run.state.accepted.commentary)
         self.effects: list[Effect] = []
 
     @property

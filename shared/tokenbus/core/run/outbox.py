@@ -13,6 +13,8 @@ import msgspec
 from tokenbus.core.run.chunk_joining import JoinedChunk
 from tokenbus.events.public import BlockKind, PublicEvent, ToolCallPart
 
+COMMENTARY = "commentary"
+
 
 class _EventDraft(msgspec.Struct):
     turn: int
@@ -27,13 +29,19 @@ class _EventDraft(msgspec.Struct):
 class Outbox:
     """Drafts of one run since its last commit."""
 
-    def __init__(self, *, visible: bool = True, only_json: bool = False) -> None:
-        """``visible``: whether chunks may be visible; False overrides each chunk's own flag. ``only_json``: the events
-        are only encoded as JSON, so values that are JSON already may be `msgspec.Raw`.
+    def __init__(self, *, visible: bool = True, commentary: bool = True, only_json: bool = False) -> None:
+        """``visible``: whether chunks may be visible; False overrides each chunk's own flag. ``commentary``: whether
+        those of commentary may be. ``only_json``: the events are only encoded as JSON, so values that are JSON already
+        may be `msgspec.Raw`.
         """
+        self._commentary = commentary
         self.only_json = only_json
         self._visible = visible
         self._drafts: list[JoinedChunk | _EventDraft] = []
+
+    def shows(self, phase: str | None) -> bool:
+        """Whether a text of this phase may be visible."""
+        return self._commentary or phase != COMMENTARY
 
     def __len__(self) -> int:
         return len(self._drafts)

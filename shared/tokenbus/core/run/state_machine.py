@@ -117,7 +117,9 @@ class RunMachine:
     def __init__(self, state: RunState) -> None:
         self.state = state
         # The drafts of a run under policies are msgpack.
-        self.out = Outbox(visible=state.accepted.visible, only_json=not state.accepted.policy_plan)
+        accepted = state.accepted
+        only_json = not accepted.policy_plan
+        self.out = Outbox(visible=accepted.visible, commentary=accepted.commentary, only_json=only_json)
         self.effects: list[Effect] = []
         self.reports: list[AttemptReport] = []
         """Of the attempts that ended since they were last collected."""

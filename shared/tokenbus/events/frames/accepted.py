@@ -101,3 +101,5 @@ class Accepted(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="
     """The model's participant name."""
     traceparent: str = ""
     """The publisher's trace context; empty: it gave none."""
+    commentary: bool = True
+    """The model's commentary is visible, as its other text."""

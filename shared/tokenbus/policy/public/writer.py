@@ -47,6 +47,7 @@ class _Out(msgspec.Struct):
     tool_id: str | None
     tool_name: str | None
     item: str | None = None
+    phase: str | None = None
     pieces: list[str] = []
 
 
@@ -151,7 +152,8 @@ class PublicWriter:
             return  # the policy withheld its chunks, so the end must not reveal them
         if out is None:
             out = self._open[sent.block] = self._new(sent.kind, sent.block, sent.tool_id, sent.tool_name)
-            out.item = None if isinstance(sent, Chunk) else sent.item
+            if not isinstance(sent, Chunk):
+                out.item, out.phase = sent.item, sent.phase
             self._published_numbers[sent.block] = out.number
             yield from self._begin(out)
         if isinstance(sent, Chunk) and sent.tool_call_part in (None, "input"):
@@ -180,7 +182,7 @@ class PublicWriter:
     def _begin(self, out: _Out) -> Iterator[PublicEvent]:
         """Begin a block. Sends a call's id and name here, whichever of its chunks the policy sent."""
         fields = {"block": out.number, "kind": out.kind, "tool_id": out.tool_id, "tool_name": out.tool_name}
-        yield self._numbered(self._event(BlockStarted, **fields, item=out.item))
+        yield self._numbered(self._event(BlockStarted, **fields, item=out.item, phase=out.phase))
         if out.kind == "tool_call":
             for part, text in call_heads(out.tool_name, out.tool_id):
                 head = self._event(Chunk, text=text, visible=False, depth=0, tool_call_part=part, **fields)

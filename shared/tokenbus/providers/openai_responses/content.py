@@ -174,7 +174,7 @@ class ContentDecoder(ResponseDecoder, kw_only=True):
             part = StreamedPart(item.ordinal, key)
         else:
             part = StreamedPart(self._take_ordinal(), key)
-            out.append(BlockStart(part.ordinal, kind))
+            out.append(BlockStart(part.ordinal, kind, phase=item.phase))
         if is_raw(key):
             out.append(Opaque(part.ordinal, "fields", _RAW_REASONING))
         self._hold_for(item, 64)

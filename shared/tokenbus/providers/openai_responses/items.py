@@ -35,6 +35,16 @@ _MAX_COMPARED = 32
 _encode = msgspec.json.encode
 
 
+def phase_of(item: wire.Item) -> str:
+    """What a message is, as its provider says."""
+    if item.phase is wire.NOTHING or is_null(item.phase):
+        return ""
+    try:
+        return msgspec.json.decode(item.phase, type=str)
+    except msgspec.DecodeError:
+        return ""
+
+
 class StreamedPart(msgspec.Struct):
     """A part of a message or of a reasoning item: one block."""
 
@@ -57,6 +67,8 @@ class StreamedItem(msgspec.Struct):
     call_id: str = ""
     name: str = ""
     """call: the tool's name."""
+    phase: str = ""
+    """message: what it is, as the provider says."""
     ended: bool = False
     again: bytes | None = None
     """A repeated announcement after its end: of this item, or of another with the same id."""

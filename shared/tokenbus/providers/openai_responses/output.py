@@ -29,6 +29,7 @@ from tokenbus.providers.openai_responses.items import (
     further_fields,
     ids_of,
     kind_of,
+    phase_of,
     sort_of,
     tool_of,
 )
@@ -75,6 +76,7 @@ class OutputDecoder(ContentDecoder, kw_only=True):
     def _begin_item(self, index: int | None, parsed: wire.Item, kind: ItemKind, out: list[Normalized]) -> int:
         at = self._open(index, StreamedItem(parsed.type, kind, call_id=parsed.call_id or ""), ids_of(parsed), out)
         item = self.table.items[at]
+        item.phase = phase_of(parsed)
         if kind == "call":
             self._begin_call(item, parsed, out)
         elif kind == "other":
@@ -132,6 +134,7 @@ class OutputDecoder(ContentDecoder, kw_only=True):
         if at is None:
             at = self._begin_item(index, parsed, kind_of(parsed, self.custom_tools), out)
         item = self.table.items[at]
+        item.phase = item.phase or phase_of(parsed)
         match item.kind:
             case "message" | "reasoning":
                 self._end_content(item, parsed, data, further, out)

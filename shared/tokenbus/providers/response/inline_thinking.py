@@ -93,6 +93,7 @@ class _Text(msgspec.Struct):
     """Number of characters in `waiting`."""
     beside: list[Opaque | Extra] = []
     """Events that belong to this block and wait with it."""
+    phase: str = ""
 
     @property
     def last(self) -> int:
@@ -145,7 +146,7 @@ class InlineThinking(msgspec.Struct):
             case RefusalDelta():
                 self._refuse(self.open[event.block], event.text, out)
             case BlockStart() if event.kind == "text":
-                text = _Text(event.block * _ORDINAL_STRIDE, self.inside, tagged=bool(self.inside))
+                text = _Text(event.block * _ORDINAL_STRIDE, self.inside, tagged=bool(self.inside), phase=event.phase)
                 if self.undecided:
                     text.waiting, text.waits = self.undecided.waiting, self.undecided.waits
                     text.beside = self.undecided.beside
@@ -285,7 +286,9 @@ class InlineThinking(msgspec.Struct):
         """Start a piece, including the whitespace before it."""
         text.pieces += 1
         text.is_open = True
-        out.append(BlockStart(text.last, "thinking" if text.inside else "text"))
+        out.append(
+            BlockStart(text.last, "thinking") if text.inside else BlockStart(text.last, "text", phase=text.phase)
+        )
         kept, text.blank = text.blank, ""
         self._write(text, kept, out)
         out += [msgspec.structs.replace(event, block=text.last) for event in text.beside]

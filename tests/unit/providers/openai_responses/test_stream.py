@@ -94,7 +94,7 @@ def test_text_is_distinguished_by_item_and_part() -> None:
         Opaque(1, "item_id", "m0"),
         BlockStop(0),
         BlockStop(1),
-        BlockStart(2, "text"),
+        BlockStart(2, "text", phase="final_answer"),
         TextDelta(2, "more"),
         Opaque(2, "item_id", "m1"),
         Opaque(2, "fields", '{"phase":"final_answer"}'),

@@ -56,6 +56,8 @@ class OpenBlock(msgspec.Struct):
     tool_name: str | None = None
     item: str | None = None
     """server_tool: the provider's type of the item."""
+    phase: str | None = None
+    """text: see `BlockStarted`."""
     opaque: dict[str, str] = {}
     handed_on: OpaqueTracker = msgspec.field(default_factory=OpaqueTracker)
     """Opaque data as `block_complete` publishes it."""
@@ -107,6 +109,7 @@ class BlockTable(msgspec.Struct):
         *,
         prompt: str | None = None,
         item: str | None = None,
+        phase: str | None = None,
     ) -> None:
         """Start a block. The first chunks of a tool call are its name and its id.
 
@@ -118,12 +121,12 @@ class BlockTable(msgspec.Struct):
             return
         if CARRIED in self.open and kind not in ("thinking", "server_tool"):
             self.complete(CARRIED, out)
-        block = OpenBlock(self.next_number, kind, tool_id=tool_id, tool_name=name, item=item)
+        block = OpenBlock(self.next_number, kind, tool_id=tool_id, tool_name=name, item=item, phase=phase)
         self.next_number += 1
         self.open[ordinal] = block
         self.begun[ordinal] = (block.number, kind)
         about = {"block": block.number, "kind": kind, "tool_id": tool_id, "tool_name": name}
-        out.event(self.turn, self.attempt, BlockStarted, **about, prompt=prompt, item=item)
+        out.event(self.turn, self.attempt, BlockStarted, **about, prompt=prompt, item=item, phase=phase)
         if kind == "tool_call":
             for part, text in call_heads(name, tool_id):
                 out.chunk(
@@ -150,7 +153,7 @@ class BlockTable(msgspec.Struct):
             block.number,
             block.kind,
             text,
-            visible=block.kind in VISIBLE,
+            visible=block.kind in VISIBLE and out.shows(block.phase),
             part="input" if block.kind == "tool_call" else None,
             tool_id=block.tool_id,
             tool_name=block.tool_name,
@@ -231,6 +234,8 @@ class BlockTable(msgspec.Struct):
             fields["audio"] = block.audio
         elif block.kind == "server_tool":
             fields |= {"tool_id": block.tool_id, "tool_name": block.tool_name, "item": block.item}
+        if block.phase:
+            fields["phase"] = block.phase
         if cut:
             fields["cut"] = True
         if signature := block.opaque.get("signature"):

@@ -59,6 +59,7 @@ class ReleasedBlock(msgspec.Struct):
     tool_id: str | None = None
     tool_name: str | None = None
     pieces: list[str] = []
+    phase: str | None = None
 
 
 class ReleasedOutput(msgspec.Struct):
@@ -180,7 +181,7 @@ class ReleasedOutput(msgspec.Struct):
     def _start(self, event: BlockStarted, out: Outbox) -> int:
         self.turn, self.attempt = max(self.turn, event.turn), max(self.attempt, event.attempt)
         number, self.next_number = self.next_number, self.next_number + 1
-        self.open[number] = ReleasedBlock(event.kind, event.tool_id, event.tool_name)
+        self.open[number] = ReleasedBlock(event.kind, event.tool_id, event.tool_name, phase=event.phase)
         out.event(self.turn, self.attempt, BlockStarted, **_fields(event) | {"block": number})
         if event.kind == "tool_result":
             self._answered(event.tool_id)
@@ -195,7 +196,7 @@ class ReleasedOutput(msgspec.Struct):
             number,
             block.kind,
             event.text,
-            visible=event.visible and block.kind in VISIBLE,
+            visible=event.visible and block.kind in VISIBLE and out.shows(block.phase),
             part=event.tool_call_part,
             tool_id=block.tool_id,
             tool_name=block.tool_name,
