@@ -25,6 +25,7 @@ from tokenbus_services.settings import ProviderSettings, Settings
 
 _LISTS = ("anthropic-beta",)
 """Headers with list values: a call's value is appended to the settings' value instead of replacing it."""
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 MAX_REQUEST_S = 30.0
 """Longest time that sending a request's body may stall."""
 
@@ -100,8 +101,12 @@ class Endpoint:
         """Build the call for the request's next turn, in this provider's format. Raises RequestInvalid, naming the
         field.
         """
-        built = self.api.build(request, history, self.settings.quirks)
-        call = self._placed(built.call, built.call.path, request.model)
+        settings = self.settings
+        built = self.api.build(request, history, settings.quirks)
+        call = self._placed(built.call, built.call.path, request.model, whole=not request.stream)
+        if (settings.body or settings.body_without) and call.body.startswith(b"{"):
+            fields = {n: value for n, value in _fields.decode(call.body).items() if n not in settings.body_without}
+            call = msgspec.structs.replace(call, body=msgspec.json.encode({**fields, **settings.body}))
         return msgspec.structs.replace(built, call=call)
 
     def job_call(self, call: HttpCall, model: str) -> HttpCall:
@@ -109,11 +114,12 @@ class Endpoint:
         assert self.api.jobs
         return self._placed(call, self.api.jobs.path, model, then=call.path)
 
-    def _placed(self, call: HttpCall, path: str, model: str, *, then: str = "") -> HttpCall:
+    def _placed(self, call: HttpCall, path: str, model: str, *, then: str = "", whole: bool = False) -> HttpCall:
         """Add the settings' path and query. Raises RequestInvalid for a model that could change the path."""
         settings = self.settings
-        if settings.path is not None:
-            path = settings.path.replace("{path}", path).replace("{model}", _segment(model))
+        own = settings.path_whole if whole and settings.path_whole is not None else settings.path
+        if own is not None:
+            path = own.replace("{path}", path).replace("{model}", _segment(model))
         return msgspec.structs.replace(call, path=path + then, query={**call.query, **settings.query})
 
     def quirks_of(self, request: Generate) -> Quirks:

@@ -14,8 +14,11 @@ from typing import cast
 
 import httpx
 
+from tokenbus.errors import WireError
 from tokenbus.events.error_info import ErrorInfo
+from tokenbus.providers.response import aws_frames
 from tokenbus.providers.response.decoder import MAX_ERROR_BODY_BYTES
+from tokenbus.providers.response.error_mapping import wire_failure
 from tokenbus_services.net.chunked_body import FAIR_READS, TooManyCrumbs, fair_reads
 
 PIECE_BYTES = 64 * 2**10
@@ -55,10 +58,26 @@ def read_body(response: httpx.Response, *, limit: int) -> AsyncGenerator[bytes]:
     """Yield the content of an answer in non-empty pieces.
 
     An error's body is cut at `MAX_ERROR_BODY_BYTES`, or at the first byte that does not decode: its status is enough.
-    For other answers raises BodyRefused if the content exceeds ``limit`` bytes or does not decode, and
-    httpx.TransportError.
+    AWS's binary frames become the server-sent events that they stand for. For other answers raises BodyRefused if the
+    content exceeds ``limit`` bytes or does not decode, and httpx.TransportError.
     """
-    return (_content if response.status_code < 300 else _error_content)(response, limit)
+    if response.status_code >= 300:
+        return _error_content(response, limit)
+    content = _content(response, limit)
+    framed = response.headers.get("content-type", "").partition(";")[0].strip().lower() == aws_frames.MEDIA_TYPE
+    return _unframed(content) if framed else content
+
+
+async def _unframed(content: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+    frames = aws_frames.AwsFrames()
+    async with aclosing(content) as pieces:
+        async for piece in pieces:
+            try:
+                events = frames.feed(piece)
+            except WireError as e:
+                raise BodyRefused(wire_failure(e)) from None
+            if events:
+                yield events
 
 
 async def _error_content(response: httpx.Response, limit: int) -> AsyncGenerator[bytes]:

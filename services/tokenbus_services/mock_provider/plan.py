@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterable
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from tokenbus_services.mock_provider.apis.provider_api import MockApi
+from tokenbus_services.mock_provider.apis.provider_api import FramedApi, MockApi
 from tokenbus_services.mock_provider.reply import Reply
 from tokenbus_services.mock_provider.request import HttpError, ModelRequest
 from tokenbus_services.mock_provider.script import (
@@ -108,10 +108,19 @@ def _reads(
     body: bytes, turn: Turn, fault: ErrorEvent | CutOff | Stall | None, mock_api: MockApi, *, stream: bool
 ) -> ResponsePlan:
     headers = {"content-type": _EVENTS if stream else _JSON}
-    ends = read_ends(body, turn.delivery.cuts)
+    whole = event_ends(body)
+    if stream and isinstance(mock_api, FramedApi):
+        events = split_at(body, whole)
+        if fault is not None and (text := fault.after_text) is not None:
+            at = next(n for n, event in enumerate(events) if text.encode() in event)
+            fault = msgspec.structs.replace(fault, after_text=None, after_events=at + 1)
+        frames = [mock_api.frame(event) for event in events]
+        body, whole = b"".join(frames), list(accumulate(map(len, frames)))
+        headers = {"content-type": mock_api.stream_type}
+    ends = read_ends(body, turn.delivery.cuts, whole)
     if fault is None:
         return ResponsePlan(status=200, headers=headers, reads=split_at(body, ends))
-    place = fault_offset(body, fault)
+    place = fault_offset(body, fault, whole)
     before, after = (
         split_at(body[:place], ends),
         split_at(body[place:], (end - place for end in ends)),
@@ -169,11 +178,11 @@ def event_ends(body: bytes) -> list[int]:
     return [match.end() for match in _EMPTY_LINE.finditer(body)]
 
 
-def read_ends(body: bytes, cuts: Cuts) -> list[int]:
-    """Offsets at which a read ends, in order; the end of the body may be missing."""
+def read_ends(body: bytes, cuts: Cuts, whole: list[int] | None = None) -> list[int]:
+    """Offsets at which a read ends, in order; the end of the body may be missing. ``whole``: the ends of its events."""
     match cuts:
         case Whole():
-            return event_ends(body)[cuts.events - 1 :: cuts.events]
+            return (event_ends(body) if whole is None else whole)[cuts.events - 1 :: cuts.events]
         case Fixed():
             return list(range(cuts.size, len(body), cuts.size))
         case Random():
@@ -188,11 +197,13 @@ def split_at(body: bytes, ends: Iterable[int]) -> list[bytes]:
     return [body[start:end] for start, end in pairwise(places)]
 
 
-def fault_offset(body: bytes, fault: ErrorEvent | CutOff | Stall) -> int:
-    """The offset of a fault, at most the end of the body. Raises ValueError if its text is missing."""
+def fault_offset(body: bytes, fault: ErrorEvent | CutOff | Stall, ends: list[int] | None = None) -> int:
+    """The offset of a fault, at most the end of the body. ``ends``: those of its events. Raises ValueError if its text
+    is missing.
+    """
+    ends = event_ends(body) if ends is None else ends
     if fault.after_bytes is not None:
         return min(fault.after_bytes, len(body))
-    ends = event_ends(body)
     if fault.after_text is not None:
         found = body.find(fault.after_text.encode())
         if found < 0:

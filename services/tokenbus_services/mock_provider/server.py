@@ -22,6 +22,7 @@ from uvicorn.server import ServerState
 from tokenbus_services.mock_provider import calls
 from tokenbus_services.mock_provider.apis import (
     anthropic,
+    claude_clouds,
     gemini,
     gemini_interactions,
     openai_chat,
@@ -52,6 +53,8 @@ _MOCK_APIS: tuple[MockApi, ...] = (
     openai_images.mock_api,
     gemini.mock_api,
     gemini_interactions.mock_api,
+    claude_clouds.bedrock,
+    claude_clouds.vertex,
 )
 _KEPT_BODY_BYTES = 256 * 2**20
 _KEPT_ATTEMPTS = 100_000

@@ -65,6 +65,8 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
     models_without_signatures: tuple[str, ...] = ("gemini-1", "gemini-2")
     """Gemini: name prefixes of models that accept calls without a signature; others get a placeholder signature."""
+    betas_in_body: bool = False
+    """Anthropic: names of betas go into the body as `anthropic_beta`, for Bedrock, which ignores the header."""
     effort_field: str = "reasoning_effort"
     """Chat Completions: the field of the effort (`reasoning.effort` sets it inside an object); empty: none."""
     budget_field: str = ""

@@ -69,6 +69,15 @@ CALLED: dict[str, tuple[str, tuple[str, str, str]]] = {
         ("CLOUDFLARE_API_TOKEN", "authorization", "Bearer secret"),
     ),
     "writer": ("https://api.writer.com/v1/chat", ("WRITER_API_KEY", "authorization", "Bearer secret")),
+    "claude-bedrock": (
+        "https://bedrock-runtime.us-east-1.amazonaws.com/model/m/invoke-with-response-stream",
+        ("AWS_BEARER_TOKEN_BEDROCK", "authorization", "Bearer secret"),
+    ),
+    "claude-vertex": (
+        "https://aiplatform.googleapis.com/v1/projects/YOUR-PROJECT/locations/global/publishers/anthropic/models/m"
+        ":streamRawPredict",
+        ("VERTEX_TOKEN", "authorization", "Bearer secret"),
+    ),
     "vertex": (
         "https://aiplatform.googleapis.com/v1/publishers/google/models/m:streamGenerateContent?alt=sse",
         ("VERTEX_API_KEY", "x-goog-api-key", "secret"),
@@ -158,6 +167,40 @@ async def test_a_path_may_contain_the_apis_own_path_of_the_request() -> None:
         built = endpoint.build(Generate(provider="dated", model="{path}", messages=messages), [])
         paths.append(endpoint.request(built.call).url.raw_path)
     assert paths == [b"/deployments/%7Bpath%7D/images/generations", b"/deployments/%7Bpath%7D/images/edits"]
+
+
+@pytest.mark.parametrize(
+    ("stream", "path"), [(True, b"/model/m%3A0/invoke-with-response-stream"), (False, b"/model/m%3A0/invoke")]
+)
+async def test_a_whole_answer_may_have_a_path_of_its_own_and_a_body_further_fields_and_fewer(
+    stream: bool, path: bytes
+) -> None:
+    settings = ProviderSettings(
+        api="anthropic",
+        base_url="http://h",
+        path="/model/{model}/invoke-with-response-stream",
+        path_whole="/model/{model}/invoke",
+        body={"anthropic_version": "bedrock-2023-05-31", "max_tokens": 7},
+        body_without=("model", "stream", "of_no_request"),
+        api_key_env="",
+    )
+    endpoint = Endpoint("bedrock", settings, {})
+    request = Generate(
+        provider="bedrock", model="m:0", messages=[Message(role="user", content="Hi")], stream=stream, max_tokens=9
+    )
+    call = endpoint.build(request, []).call
+    assert endpoint.request(call).url.raw_path == path
+    messages = [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
+    version = {"anthropic_version": "bedrock-2023-05-31", "max_tokens": 7}
+    assert msgspec.json.decode(call.body) == {"messages": messages} | version
+
+
+async def test_a_form_is_sent_as_it_is_whatever_fields_a_body_has() -> None:
+    settings = ProviderSettings(api="openai-images", base_url="http://h", body_without=("prompt",), api_key_env="")
+    image = ImagePart(source=Base64Source(media_type="image/png", data="AAAA"))
+    messages = [Message(role="user", content=[TextPart(text="Blue."), image])]
+    call = Endpoint("p", settings, {}).build(Generate(provider="p", model="m", messages=messages), []).call
+    assert b'name="prompt"' in call.body
 
 
 async def test_a_model_in_the_path_is_one_segment_and_cannot_change_the_path() -> None:

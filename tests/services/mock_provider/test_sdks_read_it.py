@@ -67,6 +67,50 @@ async def test_the_anthropic_sdk_reads_stream_and_body(reply: Reply) -> None:
         assert (usage.input_tokens, usage.output_tokens, usage.cache_read_input_tokens) == (7, 21, 3)
 
 
+@pytest.mark.parametrize("cloud", ["bedrock", "vertex"])
+async def test_the_anthropic_sdks_clients_of_clouds_read_stream_and_body(cloud: str, reply: Reply) -> None:
+    anthropic = pytest.importorskip("anthropic", reason="the anthropic SDK is not installed")
+    request: dict[str, Any] = {
+        "model": "one-turn",
+        "max_tokens": 99,
+        "messages": [{"role": "user", "content": "umbrella?"}],
+    }
+    async with serving(one_turn(reply, delivery=ANYHOW)) as (server, _), _cloud(anthropic, cloud, server.url) as client:
+        events = [event async for event in await client.messages.create(**request, stream=True)]
+        whole = await client.messages.create(**request)
+    kinds = [event.type for event in events if event.type != "ping"]
+    assert (kinds[0], kinds[-1]) == ("message_start", "message_stop")
+    deltas = [event.delta for event in events if event.type == "content_block_delta"]
+    assert "".join(delta.text for delta in deltas if delta.type == "text_delta") == REPLY.text
+    assert "".join(delta.thinking for delta in deltas if delta.type == "thinking_delta") == REPLY.thinking
+    arguments = "".join(delta.partial_json for delta in deltas if delta.type == "input_json_delta")
+    assert arguments == '{"city":"Zürich"}{"city":"東京"}'
+    thinking, text, *calls = whole.content
+    assert (thinking.thinking, text.text) == (REPLY.thinking, REPLY.text)
+    assert [call.input for call in calls] == [{"city": "Zürich"}, {"city": "東京"}]
+
+
+@pytest.mark.parametrize("cloud", ["bedrock", "vertex"])
+async def test_the_anthropic_sdks_clients_of_clouds_know_the_errors_for_what_they_are(cloud: str) -> None:
+    anthropic = pytest.importorskip("anthropic", reason="the anthropic SDK is not installed")
+    script = one_turn(REPLY, first=(Status(status=429),), fault=ErrorEvent(status=429, after_events=4))
+    messages = [{"role": "user", "content": "umbrella?"}]
+    async with serving(script) as (server, _), _cloud(anthropic, cloud, server.url) as client:
+        with pytest.raises(anthropic.RateLimitError):
+            await client.messages.create(model="one-turn", max_tokens=9, messages=messages, stream=True)
+        stream = await client.messages.create(model="one-turn", max_tokens=9, messages=messages, stream=True)
+        with pytest.raises(anthropic.APIStatusError, match="rate_limit_error" if cloud == "vertex" else "throttling"):
+            _ = [event async for event in stream]
+
+
+def _cloud(anthropic: Any, name: str, url: str) -> Any:
+    """Its client of a cloud; each makes its own connections."""
+    if name == "bedrock":
+        return anthropic.AsyncAnthropicBedrock(base_url=url, aws_region="us-east-1", api_key="none", max_retries=0)
+    options = {"region": "global", "project_id": "p", "access_token": "none"}
+    return anthropic.AsyncAnthropicVertex(base_url=f"{url}/v1", max_retries=0, **options)
+
+
 async def test_the_openai_sdk_reads_stream_and_body(reply: Reply) -> None:
     openai = pytest.importorskip("openai", reason="the openai SDK is not installed")
     request: dict[str, Any] = {"model": "one-turn", "messages": [{"role": "user", "content": "umbrella?"}]}

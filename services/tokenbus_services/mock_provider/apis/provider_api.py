@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from tokenbus.providers.api import ApiName
 from tokenbus_services.mock_provider.reply import Reply
@@ -45,4 +45,16 @@ class MockApi(Composer, Protocol):
 
     def error_event(self, status: int, message: str) -> bytes:
         """The same error as an event in mid-stream."""
+        ...
+
+
+@runtime_checkable
+class FramedApi(Protocol):
+    """An API that sends the events of a stream in frames of its own."""
+
+    stream_type: str
+    """The media type of its streams."""
+
+    def frame(self, event: bytes) -> bytes:
+        """The frame of one server-sent event."""
         ...

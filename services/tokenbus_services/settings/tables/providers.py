@@ -68,6 +68,12 @@ class ProviderSettings(Table, frozen=True, kw_only=True):
     """Replaces the API's own path, below `base_url`; `{model}` stands for the request's model, `{path}` for the API's
     own path. Not for `gemini`, whose path decides whether the response streams.
     """
+    path_whole: str | None = None
+    """The same for requests that are not streamed; None: `path`."""
+    body: dict[str, object] = {}
+    """Fields set in the JSON of each request's body. Not for secrets."""
+    body_without: tuple[str, ...] = ()
+    """Fields left out of the JSON of each request's body."""
     query: dict[str, str] = {}
     """URL parameters of each call. Not for secrets."""
     api_key_env: str | None = None
@@ -116,7 +122,7 @@ class ProviderSettings(Table, frozen=True, kw_only=True):
         except SettingsError as e:
             close = None if self.api in plugins.names() else nearest(self.api, plugins.names())
             raise ValueError(f"api: {e.problem}" + (f"; did you mean {close!r}?" if close else "")) from e
-        if self.path is not None and not api.takes_path:
+        if not (self.path is self.path_whole is None or api.takes_path):
             raise ValueError(f"{self.api} supports no custom path, because its path selects streaming; use base_url")
         if self.uploads is not None and api.files is None:
             raise ValueError(f"requests of {self.api} cannot refer to uploaded files")

@@ -26,4 +26,4 @@ def build_prefill(request: Generate, history: list[Message], quirks: Quirks) -> 
         body["system"] = system
     stop = provider_stops(request, token, quirks.max_stop_strings, blanks=False)
     body |= limits(msgspec.structs.replace(request, thinking=None, stop=stop), quirks)
-    return built(body, request, history, transcript.notes)
+    return built(body, request, history, transcript.notes, quirks)

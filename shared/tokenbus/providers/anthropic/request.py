@@ -125,7 +125,7 @@ def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
     if _lacks_its_thinking(turns, body):
         notes += ("thinking was turned off: the calls before the results were made without it or by another provider",)
         body |= limits(msgspec.structs.replace(request, thinking=Thinking(enabled=False)), quirks)
-    return built(body, request, history, notes)
+    return built(body, request, history, notes, quirks)
 
 
 def _container(spoken: list[Spoken]) -> str | None:
@@ -168,13 +168,17 @@ def _type(block: dict[str, object] | msgspec.Raw) -> object:
     return block.get("type") if isinstance(block, dict) else None
 
 
-def built(body: dict[str, object], request: Generate, history: list[Message], notes: tuple[str, ...]) -> Built:
+def built(
+    body: dict[str, object], request: Generate, history: list[Message], notes: tuple[str, ...], quirks: Quirks
+) -> Built:
     headers = {"content-type": "application/json", "anthropic-version": API_VERSION}
     extra = dict(request.extra or {})
     betas = _betas(extra.pop(BETAS, []))
     if names_files(request.messages) or names_files(history):
         betas.append(FILES_BETA)
-    if betas:
+    if betas and quirks.betas_in_body:
+        body = {**body, BETAS: list(dict.fromkeys(betas))}
+    elif betas:
         headers["anthropic-beta"] = ",".join(dict.fromkeys(betas))
     encoded = msgspec.json.encode(with_extra(body, extra))
     return Built(call=HttpCall(path="/v1/messages", body=encoded, headers=headers), notes=notes)

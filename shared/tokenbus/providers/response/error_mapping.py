@@ -75,6 +75,14 @@ _CLASS_OF_NAME: dict[str, ErrorClass] = {
     "deadline_exceeded": "timeout",
     "internal": "server",
     "aborted": "server",
+    # Bedrock, exceptions of a stream: https://docs.aws.amazon.com/bedrock/latest/APIReference/API_runtime_ResponseStream.html
+    "throttlingexception": "rate_limit",
+    "serviceunavailableexception": "overloaded",
+    "modelnotreadyexception": "overloaded",
+    "modeltimeoutexception": "timeout",
+    "internalserverexception": "server",
+    "modelstreamerrorexception": "server",
+    "validationexception": "invalid_request",
     # Gemini's Interactions API, `error.code`: https://ai.google.dev/gemini-api/docs/api-errors
     "invalid_request": "invalid_request",
     "parameter_unknown": "invalid_request",

@@ -315,3 +315,12 @@ def test_an_error_without_a_message_gets_one_because_the_api_rejects_it_empty() 
         assert sent["content"] == "The tool failed without a message."
     fine = Message(role="tool", content=[ToolResultPart(tool_id="t", content="")])
     assert not body(HI, call, fine)["messages"][-1]["content"][0]["content"]
+
+
+def test_names_of_betas_go_into_the_header_or_for_bedrock_into_the_body() -> None:
+    request = Generate(provider="p", model="claude", messages=[HI], extra={"anthropic_beta": ["a-1", "b-2", "a-1"]})
+    header, inside = build(request), build(request, betas_in_body=True)
+    assert header.call.headers["anthropic-beta"] == "a-1,b-2"
+    assert "anthropic_beta" not in msgspec.json.decode(header.call.body)
+    assert "anthropic-beta" not in inside.call.headers
+    assert msgspec.json.decode(inside.call.body)["anthropic_beta"] == ["a-1", "b-2"]
