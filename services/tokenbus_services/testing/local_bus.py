@@ -5,22 +5,26 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import threading
-from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import msgspec
+import structlog
 import uvicorn
+from redis import Redis
 
 from tokenbus import Client
 from tokenbus.sync import Client as SyncClient
 from tokenbus_services.cli import service_registry as services
 from tokenbus_services.cli.mock import API_PATHS
-from tokenbus_services.cli.service_registry import STOP_ORDER, ServiceName, services_of
+from tokenbus_services.cli.service_registry import ServiceName, services_of
 from tokenbus_services.cli.worker import AsgiApp, Lifespan, config_of, http_bounds, listening, url_of
-from tokenbus_services.mock_provider import Exchange, MockProvider, ModelRequest, Reply, Script, Status, Turn
+from tokenbus_services.mock_provider import Exchange, MockProvider, ModelRequest, Reply, Script, Turn
+from tokenbus_services.mock_provider.request import HttpError
 from tokenbus_services.process.embedded_server import EmbeddedServer
 from tokenbus_services.settings import Settings, load
 
@@ -28,14 +32,44 @@ START_S = 60.0
 _HTTP_GRACE_S = 1
 
 
+_END_S = 30.0
+"""Longest time that open runs may take to end at a reset."""
+_FORGOTTEN = (
+    "*:run:*",
+    "*:log:*",
+    "*:tape:*",
+    "*:index:*",
+    "*:lease:visible:*",
+    "*:lease:chunks:*",
+    "*:lease:blocks:*",
+    "*:lease:runs:*",
+    "*:members:visible:*",
+    "*:members:chunks:*",
+    "*:members:blocks:*",
+    "*:members:runs:*",
+    "*:{limits}:*",
+    "*:{activity}:*",
+    "*:{records}:*",
+    "*:{gateway}:*",
+    "*:dead}:rejected",
+)
+"""Keys of runs, of subscribers and of the gateway. Those of the stages stay: the workers use them."""
+_EMPTIED = ("*:visible", "*:chunks", "*:blocks", "*:runs", "*:decisions", "*:dead")
+
+Says = str | Reply | Turn
+"""What a model answers in a turn."""
+
+
 class NoSuchModel(LookupError):
-    """A request named a model without a script. Its run failed with `not_found`; this is raised at the end of the
-    ``with`` block.
+    """A request named a model without a script. Its run failed with `not_found` and the model's name; this is raised at
+    the end of the ``with`` block, or at `LocalBus.reset`.
     """
 
 
 class LocalBus:
     """A private bus for a test: ``with LocalBus() as bus``. Starts in about a second and leaves nothing behind.
+
+    One bus may serve many tests: `reset` between them takes some tens of milliseconds.
 
     Has the providers `anthropic`, `openai-chat`, `openai-responses` and `gemini`; each answers as scripted by
     `model_says`. The services run in their own thread, so a test may block. Thread-safe.
@@ -46,8 +80,10 @@ class LocalBus:
         "tests.my_tools:weather"``) run in this process, and so do policies.
         """
         self._settings_text = settings
-        self._scripts: dict[str, Script] = {}
+        self._scripts: dict[str, Script | Callable[[ModelRequest], Says]] = {}
         self._unknown: list[str] = []
+        self._first_exchange = 0
+        """Those before it are of tests before the last reset."""
         self._directory = tempfile.TemporaryDirectory(prefix="tokenbus-test-", ignore_cleanup_errors=True)
         self._server = EmbeddedServer(Path(self._directory.name, "server"))
         self._provider = MockProvider(choose=self._script_of)
@@ -81,16 +117,24 @@ class LocalBus:
     @property
     def exchanges(self) -> list[Exchange]:
         """The requests to the provider and the outcome of each answer (``state``, ``status``), oldest first."""
-        return list(self._provider.requests)
+        return list(self._provider.requests[self._first_exchange :])
 
-    def model_says(self, model: str, *turns: str | Reply | Turn, repeat_last: bool = True) -> None:
+    def model_says(self, model: str, *turns: Says | Callable[[ModelRequest], Says], repeat_last: bool = True) -> None:
         """Script a model: turn n of a conversation is answered with ``turns[n]``, later turns with the last one.
 
-        A `Reply` has thinking, text and tool calls; a `Turn` also sets delivery and faults. Replaces the model's
-        earlier script. ``repeat_last``: if False, a turn beyond the script is an error.
+        A `Reply` has thinking, text and tool calls; a `Turn` also sets delivery and faults. In place of turns, one
+        function may be given: it gets each request, in the services' thread, and returns what is answered; what it
+        raises fails the call, and is raised again by `stop`. Replaces the model's earlier script. ``repeat_last``: if
+        False, a turn beyond the script is an error. Raises ValueError for no turns, or a function among several.
         """
-        scripted = tuple(turn if isinstance(turn, Turn) else Turn(says=_reply(turn)) for turn in turns)
-        self._scripts[model] = Script(name=model, turns=scripted, repeat_last=repeat_last)
+        fixed = [turn for turn in turns if not callable(turn)]
+        if len(turns) == 1 and callable(turns[0]):
+            self._scripts[model] = turns[0]
+        elif fixed and len(fixed) == len(turns):
+            scripted = tuple(map(_turn, fixed))
+            self._scripts[model] = Script(name=model, turns=scripted, repeat_last=repeat_last)
+        else:
+            raise ValueError(f"model_says({model!r}, …): takes one or more turns, or a single function")
 
     def request(self, model: str, text: str = "Go on.", **fields: object) -> dict[str, object]:
         """Build a request for ``Client.publish``: one user message to this model, at provider `anthropic` by
@@ -113,6 +157,8 @@ class LocalBus:
 
     def start(self) -> None:
         """Start everything. Raises SettingsError, ServerError, and any other startup error of a service."""
+        if not structlog.is_configured():  # what a service says of each run is noise in a test's failure
+            structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("warning"))
         self._server.start()
         self._thread = threading.Thread(target=self._run, name="tokenbus local bus", daemon=True)
         self._thread.start()
@@ -138,19 +184,47 @@ class LocalBus:
         self.start()
         return self
 
+    def reset(self) -> None:
+        """Make the bus as new: open runs are cancelled, and all runs, events, scripts and exchanges are forgotten.
+
+        Tools, policies and other settings stay. Subscriptions that are still open get a `CursorTrimmed` if they had not
+        read everything: close them before. Raises NoSuchModel if a request named a model without a script;
+        TimeoutError if a run did not end within 30 s.
+        """
+        server: Any = Redis.from_url(self.url)  # pyright: ignore[reportUnknownMemberType]
+        with closing(server), self.sync_client() as bus:
+            _until(lambda: not server.xlen("tokenbus:requests"), "requests were not taken in")
+            for run in bus.runs(state="open"):
+                bus.cancel(run.run, "the test has ended")
+            _until(lambda: not list(bus.runs(state="open", limit=1)), "runs did not end")
+            for pattern in _FORGOTTEN:
+                if keys := list(server.scan_iter(pattern, count=1000)):
+                    server.unlink(*keys)
+            for pattern in _EMPTIED:
+                for stream in server.scan_iter(pattern, count=1000, _type="STREAM"):
+                    server.xtrim(stream, maxlen=0, approximate=False)
+        self._scripts.clear()
+        self._first_exchange = len(self._provider.requests)
+        self._raise_for_unknown()
+
+    def _raise_for_unknown(self) -> None:
+        unknown, self._unknown = self._unknown, []
+        if unknown:
+            raise NoSuchModel(_no_script(unknown[0]))
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-        if self._unknown and error is None:
-            raise NoSuchModel(f"no script for model {self._unknown[0]!r}: call model_says({self._unknown[0]!r}, …)")
+        if error is None:
+            self._raise_for_unknown()
 
-    def _script_of(self, request: ModelRequest) -> Script:
+    def _script_of(self, request: ModelRequest) -> Script | Turn:
         script = self._scripts.get(request.model)
         if script is None:
             self._unknown.append(request.model)
-            return Script(turns=(Turn(says=Reply(), fault=Status(status=404)),), repeat_last=True)
-        return script
+            raise HttpError(404, _no_script(request.model))
+        return script if isinstance(script, Script) else _turn(script(request))
 
     def _run(self) -> None:
         try:
@@ -184,9 +258,9 @@ class LocalBus:
                 self._started.set()
                 await self._stop.wait()
             finally:
-                for name in STOP_ORDER:
-                    if lifespan := running.get(name):
-                        await lifespan.stop()
+                ended = await asyncio.gather(*(one.stop() for one in running.values()), return_exceptions=True)
+                for error in filter(None, ended):
+                    raise error
 
     def _settings(self, blobs_url: str) -> Settings:
         tables = "".join(
@@ -199,11 +273,27 @@ class LocalBus:
         settings = load({"TOKENBUS_CONFIG": str(path)})
         # Policies and tools may be the test's own.
         limits = msgspec.structs.replace(settings.limits, policy_executors=0, tool_executors=False)
-        return msgspec.structs.replace(settings, limits=limits)
+        # Nobody waits for what a test leaves open.
+        stages = msgspec.structs.replace(settings.stages, drain_s=0.0)
+        return msgspec.structs.replace(settings, limits=limits, stages=stages)
 
 
-def _reply(reply: str | Reply) -> Reply:
-    return Reply(text=reply) if isinstance(reply, str) else reply
+def _turn(says: Says) -> Turn:
+    if isinstance(says, str):
+        says = Reply(text=says)
+    return says if isinstance(says, Turn) else Turn(says=says)
+
+
+def _no_script(model: str) -> str:
+    return f"no script for model {model!r}: call model_says({model!r}, …)"
+
+
+def _until(done: Callable[[], bool], problem: str) -> None:
+    give_up = time.monotonic() + _END_S
+    while not done():
+        if time.monotonic() > give_up:
+            raise TimeoutError(f"{problem} within {_END_S:.0f} s")
+        time.sleep(0.005)
 
 
 @asynccontextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from contextlib import ExitStack
 
 import pytest
 
@@ -15,8 +16,23 @@ def tokenbus_settings() -> str:
     return ""
 
 
+@pytest.fixture(scope="session")
+def tokenbus_buses() -> Generator[dict[str, LocalBus]]:
+    """The buses that run, one for each text of settings: they start when a test first needs them."""
+    buses: dict[str, LocalBus] = {}
+    with ExitStack() as stack:
+        yield buses
+        for bus in buses.values():
+            stack.callback(bus.stop)
+
+
 @pytest.fixture
-def local_bus(tokenbus_settings: str) -> Generator[LocalBus]:
-    """A bus of this test's own, with every service; stopped and gone after the test."""
-    with LocalBus(tokenbus_settings) as bus:
-        yield bus
+def local_bus(tokenbus_settings: str, tokenbus_buses: dict[str, LocalBus]) -> Generator[LocalBus]:
+    """A bus with every service. Tests with the same settings share it, one after the other; each finds it as new."""
+    bus = tokenbus_buses.get(tokenbus_settings)
+    if bus is None:
+        bus = LocalBus(tokenbus_settings)
+        bus.start()
+        tokenbus_buses[tokenbus_settings] = bus
+    yield bus
+    bus.reset()

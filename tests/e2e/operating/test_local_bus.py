@@ -8,8 +8,9 @@ import threading
 import pytest
 
 from tests.waiting import eventually
-from tokenbus.errors import RunCancelled, RunFailed, SettingsError
-from tokenbus.testing import LocalBus, NoSuchModel, Reply, Stall, ToolCall, Turn
+from tokenbus import Chunk
+from tokenbus.errors import RunCancelled, RunFailed, RunNotFound, SettingsError
+from tokenbus.testing import LocalBus, ModelRequest, NoSuchModel, Reply, Stall, ToolCall, Turn
 
 
 async def test_a_cancel_closes_the_providers_socket_and_a_stalled_answer_resumes() -> None:
@@ -55,9 +56,60 @@ def test_a_model_without_a_script_fails_its_run_and_the_test() -> None:
             with pytest.raises(RunFailed) as caught:
                 bus.publish(local.request("nobody")).result()
             assert caught.value.error.kind == "not_found"
+            assert "model_says('nobody'" in caught.value.error.message
 
     with pytest.raises(NoSuchModel, match="model_says"):
         ask()
+
+
+def test_a_function_answers_each_request_and_its_error_fails_the_call_and_the_test() -> None:
+    def echo(request: ModelRequest) -> str:
+        return f"{request.user_text}, at turn {request.turn}"
+
+    def broken(request: ModelRequest) -> Reply:
+        raise KeyError("no such fixture")
+
+    def ask() -> None:
+        with LocalBus() as local, local.sync_client() as bus:
+            local.model_says("echo", echo)
+            assert bus.publish(local.request("echo", "Hi")).result().text == "Hi, at turn 0"
+            with pytest.raises(ValueError, match="single function"):
+                local.model_says("echo", echo, "Hi")
+            local.model_says("broken", broken)
+            with pytest.raises(RunFailed, match="no such fixture"):
+                bus.publish(local.request("broken")).result()
+
+    with pytest.raises(KeyError, match="no such fixture"):
+        ask()
+
+
+def test_a_reset_ends_open_runs_and_leaves_nothing_of_the_test_before() -> None:
+    with LocalBus("[gateway]\n") as local:
+        for number in range(3):
+            local.model_says("greeter", f"Hello {number}.")
+            local.model_says("slow", Turn(says=Reply(text="one two three"), fault=Stall(after_text="two")))
+            with local.sync_client() as bus:
+                stalled = bus.publish(local.request("slow", id="stalled"))
+                next(stalled.events())
+                assert bus.publish(local.request("greeter", id="the-same")).result().text == f"Hello {number}."
+                assert [info.run for info in bus.runs(state="completed")] == ["the-same"]
+                with bus.subscribe("visible", kinds=Chunk, group="speech", from_="start") as chunks:
+                    assert "".join(next(chunks).text for _ in range(2)).startswith(("one", "Hello"))
+                local.reset()
+                assert list(bus.runs()) == []
+                assert local.exchanges == []
+                with pytest.raises(RunNotFound):
+                    bus.result("the-same", wait_s=0.01)
+
+
+def test_a_bus_that_stops_with_an_open_run_waits_for_nobody() -> None:
+    local = LocalBus()
+    local.start()
+    local.model_says("slow", Turn(says=Reply(text="one two"), fault=Stall(after_text="one")))
+    with local.sync_client() as bus:
+        next(bus.publish(local.request("slow")).events())
+        local.stop()
+    assert [exchange.state for exchange in local.exchanges] == ["disconnected"]
 
 
 def test_wrong_settings_are_an_error_at_the_start_and_nothing_is_left() -> None:
