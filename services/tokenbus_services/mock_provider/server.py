@@ -30,7 +30,7 @@ from tokenbus_services.mock_provider.apis import (
     openai_images,
     openai_responses,
 )
-from tokenbus_services.mock_provider.apis.provider_api import MockApi
+from tokenbus_services.mock_provider.apis.provider_api import JobsApi, MockApi
 from tokenbus_services.mock_provider.calls import OtherCall
 from tokenbus_services.mock_provider.jobs import JobStore
 from tokenbus_services.mock_provider.plan import ResponsePlan, delivered, plan_rejection, plan_response
@@ -283,10 +283,10 @@ class MockProvider:
             self.files.check(request.api, request.headers, request.body)
             exchange.attempt = self._attempts.next(request.key)
             turn = self._turn(request)
-            if request.api == "openai-responses" and request.body.get("background"):
+            if request.body.get("background") and isinstance(mock_api, JobsApi):
                 if isinstance(turn.fault_of(exchange.attempt), HangUp | Status):
                     return plan_response(turn, request, mock_api, exchange.attempt)
-                job = self.jobs.start(turn, request)
+                job = self.jobs.start(turn, request, mock_api)
                 return self.jobs.begin(job, self._attempts.next(job.request.key))
             return plan_response(turn, request, mock_api, exchange.attempt)
         except HttpError as rejected:

@@ -80,6 +80,8 @@ class JobApi(Protocol):
 
     path: str
     """That of a call that starts one."""
+    resumes: bool
+    """Whether a stream that was cut can be read on by `resume`; else the job is looked at until it has ended."""
 
     def wanted(self, request: Generate) -> bool:
         """Whether the request starts a job."""

@@ -195,3 +195,43 @@ async def test_a_job_whose_turn_goes_to_another_provider_is_cancelled(
         logs: Any = await ended(server.client, keys, [run])
         assert of(logs[run])[:2] == ("completed", TEXT)
         await provider.until(lambda: [job.cancelled for job in provider.jobs.started] == [True])
+
+
+async def test_an_interaction_that_is_cut_is_looked_at_to_its_end_and_one_of_a_cancelled_run_is_cancelled(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    call = ToolCall(name="weather", arguments={"city": "Oslo"})
+    scripts = [
+        job("cut", CutOff(after_text="two"), Status(status=503), queued=1),
+        job("polled", None, Status(status=500), queued=2),
+        Script(
+            name="calls",
+            turns=(
+                Turn(says=Reply(thinking="Hm.", tool_calls=(call,)), first=(CutOff(after_text="arguments_delta"),)),
+                Turn(says=Reply(text=TEXT)),
+            ),
+        ),
+        job("stalls", Stall(after_text="two")),
+    ]
+    how: dict[str, Any] = {**JOB, "provider": "gemini-interactions"}
+    async with (
+        MockProvider(scripts) as provider,
+        fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS, RETRY),
+    ):
+        runs = {
+            script.name: await send(script.name, stream=script.name != "polled", tools=[WEATHER], **how)
+            for script in scripts
+        }
+        await eventually(lambda: server.client.hget(keys.run(runs["stalls"]), "job"))
+        await cancel(server, keys, runs["stalls"])
+        logs: Any = await ended(server.client, keys, list(runs.values()))
+        for name in ("cut", "polled", "calls"):
+            assert of(logs[runs[name]]) == ("completed", TEXT, {1} if name != "calls" else {1, 2}), name
+        assert logs[runs["stalls"]][-1]["type"] == "cancelled"
+        await provider.until(lambda: any(job.cancelled for job in provider.jobs.started))
+        jobs = {(job.request.model, job.request.turn): job for job in provider.jobs.started}
+        assert sorted(jobs) == [("calls", 0), ("calls", 1), ("cut", 0), ("polled", 0), ("stalls", 0)]
+        assert len(jobs) == len(provider.jobs.started), "each was started once"
+        assert {name for (name, _), job in jobs.items() if job.cancelled} == {"stalls"}
+        assert (jobs["cut", 0].looks, jobs["polled", 0].looks) == (2, 3)
+        assert not any(job.resumed for job in jobs.values())

@@ -159,7 +159,7 @@ class Readings:
         self._job = job
         self._retry = retry
         self._looks = self._failures = 0
-        self._streams = job.job.stream
+        self._streams = job.job.stream and job.api.resumes
         self._look = not self._streams
         self.wait_s = 0.0
         """Before the next call."""

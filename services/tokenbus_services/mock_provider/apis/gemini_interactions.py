@@ -82,6 +82,7 @@ class MockGeminiInteractions:
     """Creates interactions."""
 
     name: ApiName = "gemini-interactions"
+    resumes = False
     route = re.compile(r"/v1(?:beta)?/interactions")
 
     def parse(
@@ -113,10 +114,10 @@ class MockGeminiInteractions:
         return _event({"error": error, "event_type": "error"})
 
     def stream(self, reply: Reply, request: ModelRequest) -> bytes:
-        about: Json = {"id": _id(request), "object": "interaction", "model": request.model}
+        about: Json = {"id": self.id_of(request), "object": "interaction", "model": request.model}
         events: list[Json] = [
             {"interaction": about | {"status": "in_progress"}, "event_type": "interaction.created"},
-            {"interaction_id": _id(request), "status": "in_progress", "event_type": "interaction.status_update"},
+            {"interaction_id": self.id_of(request), "status": "in_progress", "event_type": "interaction.status_update"},
         ]
         for index, step in enumerate(_steps(reply, request)):
             events.append({"index": index, "step": step.start, "event_type": "step.start"})
@@ -133,6 +134,13 @@ class MockGeminiInteractions:
             return _encode(_ended(reply, request) | {"status": "failed", "errors": [_BLOCKED]})
         return _encode(_ended(reply, request) | {"steps": [step.complete for step in _steps(reply, request)]})
 
+    def id_of(self, request: ModelRequest) -> str:
+        return f"v1_{request.key}"
+
+    def without_output(self, request: ModelRequest, status: str) -> bytes:
+        about = {"id": self.id_of(request), "status": status, "object": "interaction", "model": request.model}
+        return _encode(about | {"created": _TIME, "updated": _TIME})
+
 
 mock_api = MockGeminiInteractions()
 
@@ -142,10 +150,6 @@ _BLOCKED: Json = {"message": "The content was blocked.", "code": "safety"}
 
 def _event(event: Json) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (str(event["event_type"]).encode(), _encode(event))
-
-
-def _id(request: ModelRequest) -> str:
-    return f"v1_{request.key}"
 
 
 def _history_item(step: _Step) -> HistoryItem:
@@ -216,7 +220,7 @@ def _ended(reply: Reply, request: ModelRequest) -> Json:
     usage = reply.reported_usage
     given, written, thoughts = usage.input or 0, usage.output or 0, usage.reasoning or 0
     return {
-        "id": _id(request),
+        "id": mock_api.id_of(request),
         "status": _STATUS.get(reply.finish_reason, "completed"),
         "usage": {
             "total_tokens": given + written if usage.total is None else usage.total,

@@ -68,6 +68,7 @@ class MockOpenAIResponses:
     """The Responses API."""
 
     name: ApiName = "openai-responses"
+    resumes = True
     route = re.compile(r"/v1/responses")
 
     def parse(
@@ -107,6 +108,9 @@ class MockOpenAIResponses:
 
     def body(self, reply: Reply, request: ModelRequest) -> bytes:
         return _encode(_ended(reply, request))
+
+    def id_of(self, request: ModelRequest) -> str:
+        return f"resp_{request.key[:28]}"
 
     def without_output(self, request: ModelRequest, status: str) -> bytes:
         """The response of a job that has no output (yet)."""

@@ -58,3 +58,19 @@ class FramedApi(Protocol):
     def frame(self, event: bytes) -> bytes:
         """The frame of one server-sent event."""
         ...
+
+
+@runtime_checkable
+class JobsApi(MockApi, Protocol):
+    """An API that runs a request with ``background`` as a job."""
+
+    resumes: bool
+    """Whether the stream of a job can be read from any event on."""
+
+    def id_of(self, request: ModelRequest) -> str:
+        """The id of the answer to a request, by which its job is named."""
+        ...
+
+    def without_output(self, request: ModelRequest, status: str) -> bytes:
+        """The answer of a job that has no output (yet)."""
+        ...

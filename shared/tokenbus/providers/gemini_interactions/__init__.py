@@ -10,9 +10,10 @@ import msgspec
 from tokenbus.events.frames import ImagesRequested
 from tokenbus.events.requests import Generate, Mode
 from tokenbus.providers import gemini
-from tokenbus.providers.api import ApiName, Decoder, Format, Provider, Quirks
+from tokenbus.providers.api import ApiName, Decoder, Format, JobApi, Provider, Quirks
 from tokenbus.providers.base import ProviderBase
 from tokenbus.providers.file_api import FileApi
+from tokenbus.providers.gemini_interactions.jobs import jobs
 from tokenbus.providers.gemini_interactions.request import build
 from tokenbus.providers.gemini_interactions.stream import API, InteractionsDecoder
 from tokenbus.providers.media import COMMON_IMAGES
@@ -31,6 +32,7 @@ class GeminiInteractions(ProviderBase):
     # Start and end of steps and of the interaction. A text that contains such a word is merely forwarded sooner.
     urgent: tuple[bytes, ...] = (b'"step.st', b'"interaction.c', b'"error"')
     files: FileApi | None = gemini.provider.files
+    jobs: JobApi | None = jobs
     last: tuple[bytes, ...] = (b"data:[DONE]", b'data:{"error":{"')
     image_keys: re.Pattern[bytes] | None = re.compile(
         rb'"mime_type"\s{0,32}:\s{0,32}"image/[a-z0-9.+-]{1,40}"\s{0,32},\s{0,32}"data"\s{0,32}:\s{0,32}"'

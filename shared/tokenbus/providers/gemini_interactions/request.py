@@ -33,6 +33,7 @@ from tokenbus.events.requests import (
 from tokenbus.providers.api import Built, HttpCall, Quirks
 from tokenbus.providers.gemini.contents import arguments_of, media_type_of
 from tokenbus.providers.gemini.request import EFFORTS, max_stops
+from tokenbus.providers.gemini_interactions.jobs import jobs
 from tokenbus.providers.gemini_interactions.stream import API, CONTINUATION
 from tokenbus.providers.request.build import (
     accepted_stops,
@@ -56,10 +57,6 @@ LEAST: Effort = "minimal"
 def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
     """Build the HTTP call for the next turn. Raises RequestInvalid, naming the field."""
     extra = request.extra or {}
-    background = bool(extra.get("background"))
-    if background and not request.stream:
-        problem = "a job in the background is not polled; set `stream`, whose events come while it runs"
-        raise RequestInvalid("extra.background", problem)
     takes = Takes(api=API, thinking=("thought_signature",), model_images=True, unique_ids=True)
     spoken, notes = conversation(request, history, takes)
     token, spoken = _continued(spoken)
@@ -74,7 +71,7 @@ def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
             steps += _steps(message, steps)
     if not steps:
         raise RequestInvalid("messages", "none of them has content that this provider accepts")
-    body: Json = {"model": request.model, "input": steps, "stream": request.stream, "store": background}
+    body: Json = {"model": request.model, "input": steps, "stream": request.stream, "store": jobs.wanted(request)}
     if "agent" in extra:
         del body["model"]
     if token:

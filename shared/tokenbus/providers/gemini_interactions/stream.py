@@ -9,7 +9,7 @@ An interaction is a list of steps. Each step of a stream is a start, deltas and 
 - An image or a document by its address is an item, because its bytes are not in the answer.
 - A status that ends the interaction ends the answer, also if the body ends behind a `status_update`.
 - `user_input` repeats what was sent. Steps in the last event repeat those of the stream; only what the stream lacked is
-  emitted.
+  emitted. So a stream that was cut is completed by the whole interaction (`jobs`).
 - A failed interaction is an error, unless a filter stopped it; a cancelled one too: no client of ours cancels it this
   way.
 - `requires_continuation` is a pause: the token for the next request is kept (`CONTINUATION`).
@@ -346,21 +346,47 @@ class InteractionsDecoder(ResponseDecoder, kw_only=True):
 
     def _emit_missing(self, whole: Sequence[Raw], out: list[Normalized]) -> None:
         """Emit the steps of a whole interaction that the stream lacked, and the rest of those that it had in part."""
-        if not whole:
-            return
-        for index in [at for at, step in self.open.items() if step.kind in ("output", "thought")]:
-            self._stop(index, out)
-        known: dict[str, list[StreamedStep]] = {}
-        for step in [*self.steps, *self.open.values()]:
-            known.setdefault(step.type, []).append(step)
-        index = max(self.open, default=-1) + 1
+        known: dict[str, list[tuple[int | None, StreamedStep]]] = {}
+        for at, step in [*((None, ended) for ended in self.steps), *self.open.items()] if whole else ():
+            known.setdefault(step.type, []).append((at, step))
         for raw in whole:
             parsed, _ = wire.read_step(bytes(raw))
             kind = parsed.type if isinstance(parsed, wire.Other) else str(parsed.__struct_config__.tag)
-            rest = _rest_of(parsed, same.pop(0)) if (same := known.get(kind)) else bytes(raw)
-            if rest:
-                self._start(index, rest, out)
-                self._stop(index, out)
+            if not (same := known.get(kind)):
+                self._emit_step(bytes(raw), out)
+                continue
+            at, step = same.pop(0)
+            if at is not None:
+                self._complete(at, step, parsed, bytes(raw), out)
+            elif left := _left_of(parsed, step):
+                field = "content" if step.kind == "output" else "summary"
+                self._emit_step(msgspec.json.encode({"type": kind, field: left}), out)
+
+    def _emit_step(self, data: bytes, out: list[Normalized]) -> None:
+        index = max(self.open, default=-1) + 1  # a step that was cut off may be open
+        self._start(index, data, out)
+        self._stop(index, out)
+
+    def _complete(
+        self, at: int, step: StreamedStep, whole: wire.Step | wire.Other, data: bytes, out: list[Normalized]
+    ) -> None:
+        """Complete an open step by its whole form. One that this contradicts stays open: it is incomplete."""
+        match whole:
+            case wire.FunctionCall():
+                rest = step.emitted.rest(compact(whole.arguments))
+                if rest is None:
+                    return
+                if rest:
+                    step.emitted.add(rest)
+                    out.append(ToolCallDelta(step.ordinal, rest))
+            case wire.Other():
+                step.fields = {}
+                self._merge(step, data)
+            case _:
+                for entry in _left_of(whole, step):
+                    self._content(step, bytes(entry), out)
+                self._sign(step, whole.signature if isinstance(whole, wire.Thought) else None, out)
+        self._stop(at, out)
 
     def _block_of(self, index: int) -> int | None:
         step = self.open.get(index)
@@ -479,8 +505,8 @@ class InteractionsDecoder(ResponseDecoder, kw_only=True):
         return self.next_ordinal - 1
 
 
-def _rest_of(whole: wire.Step | wire.Other, streamed: StreamedStep) -> bytes | None:
-    """What a step lacked in the stream, as a step; None: nothing."""
+def _left_of(whole: wire.Step | wire.Other, streamed: StreamedStep) -> list[Raw]:
+    """The entries of a step's content or summary that the stream lacked."""
     entries = (whole.content if isinstance(whole, wire.ModelOutput) else None) or []
     entries = (whole.summary if isinstance(whole, wire.Thought) else entries) or []
     texts: list[str] = []
@@ -492,11 +518,8 @@ def _rest_of(whole: wire.Step | wire.Other, streamed: StreamedStep) -> bytes | N
         else:
             media.append(entry)
     rest = streamed.emitted.rest("".join(texts)) if texts else ""
-    left = [*([{"type": "text", "text": rest}] if rest else []), *media[streamed.media :]]
-    if not left:
-        return None
-    field, kind = ("content", "model_output") if isinstance(whole, wire.ModelOutput) else ("summary", "thought")
-    return msgspec.json.encode({"type": kind, field: left})
+    text = [Raw(msgspec.json.encode({"type": "text", "text": rest}))] if rest else []
+    return [*text, *media[streamed.media :]]
 
 
 def usage_of(raw: dict[str, object]) -> Usage:

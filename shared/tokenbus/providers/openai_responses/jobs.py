@@ -37,6 +37,7 @@ class ResponseJobs:
     """See `tokenbus.providers.api.JobApi`."""
 
     path = "/responses"
+    resumes = True
 
     def wanted(self, request: Generate) -> bool:
         """See `JobApi.wanted`."""

@@ -137,7 +137,7 @@ def test_an_interaction_builds_on_an_earlier_one_and_an_agent_stands_in_for_the_
     made = body(extra={"agent": "deep-research", "background": True})
     assert (made["agent"], made["background"], made["store"]) == ("deep-research", True, True)
     assert "model" not in made
-    assert refused(extra={"background": True}, stream=False) == "extra.background"
+    assert body(extra={"background": True}, stream=False)["store"]
 
 
 def test_a_pause_is_continued_with_its_token_and_the_input_that_it_had() -> None:

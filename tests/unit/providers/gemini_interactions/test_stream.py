@@ -33,6 +33,8 @@ from tokenbus.events.normalized import (
     UsageSeen,
 )
 from tokenbus.events.usage import Usage
+from tokenbus.providers.api import JobSeen
+from tokenbus.providers.gemini_interactions.jobs import jobs
 
 API = "gemini-interactions"
 Json = dict[str, Any]
@@ -253,11 +255,76 @@ def test_steps_in_the_last_event_repeat_the_stream_and_only_what_it_lacked_is_ad
     )
 
 
+@pytest.mark.parametrize("name", ["text", "a search and a call", "images between texts"])
+def test_a_stream_that_is_cut_anywhere_is_completed_by_the_whole_interaction(name: str) -> None:
+    """As `jobs` does with one in the background."""
+    data = STREAMS[name]
+    complete = said(data)
+    assert isinstance(complete.terminal, Done)
+    steps: list[Json] = [msgspec.json.decode(line[6:]) for line in data.splitlines() if line.startswith(b"data: {")]
+    response = whole(*_assembled(steps), status=complete.terminal.finish_raw)
+    ends = [at + 2 for at in range(len(data)) if data[at : at + 2] == b"\n\n"]
+    for end in ends[:-2]:
+        found = said(data[:end] + jobs.last_event(response))
+        assert msgspec.structs.replace(found, kinds=[]) == msgspec.structs.replace(complete, kinds=[]), end
+
+
+def _assembled(events: list[Json]) -> list[Json]:
+    """The steps of a stream as they are when it is whole."""
+    steps: list[Json] = []
+    for event in events:
+        if event["event_type"] == "step.start":
+            steps.append(dict(event["step"]))
+        elif event["event_type"] == "step.delta":
+            step, delta = steps[-1], event["delta"]
+            match delta.get("type"):
+                case "thought_summary":
+                    step.setdefault("summary", []).append({"type": "text", **delta["content"]})
+                case "thought_signature":
+                    step["signature"] = delta["signature"]
+                case "arguments_delta":
+                    step["parts"] = step.get("parts", "") + delta["arguments"]
+                case "text_annotation_delta":
+                    step["content"][-1]["annotations"] = delta["annotations"]
+                case "text" | "image":
+                    step.setdefault("content", []).append(dict(delta))
+                case _:
+                    step.update({k: v for k, v in delta.items() if v not in ("", [])})
+    for step in steps:
+        if "parts" in step:
+            step["arguments"] = msgspec.json.decode(step.pop("parts"))
+    return steps
+
+
 def test_the_rest_of_a_text_that_the_stream_had_in_part_is_a_block_of_its_own() -> None:
     given = {"type": "model_output", "content": [{"type": "text", "text": "It is Elbrus."}]}
     begun = step(0, {"type": "model_output"}, {"type": "text", "text": "It is"})
     found = said(sse(*started(), *begun, completed(steps=[given])))
     assert (found.text, found.kinds) == ("It is Elbrus.", ["text", "text"])
+
+
+@pytest.mark.parametrize(
+    ("data", "seen"),
+    [
+        (b'{"interaction":{"id":"v1_a","status":"in_progress"},"event_type":"interaction.created"}', JobSeen("v1_a")),
+        (msgspec.json.encode(completed()), JobSeen("v1_a", over=True)),
+        (msgspec.json.encode(completed("requires_action")), JobSeen("v1_a", over=True)),
+        (whole(status="failed"), JobSeen("v1_a", over=True)),
+        (whole(status="queued"), JobSeen("v1_a")),
+        (b'{"error":{"code":"api_error"},"event_type":"error"}', JobSeen(failed=True)),
+        (b'{"event_type":"step.stop","index":0}', JobSeen()),
+        (b'{"id":7}', JobSeen()),
+        (b"[DONE]", JobSeen()),
+    ],
+)
+def test_what_an_event_says_of_a_job_in_the_background(data: bytes, seen: JobSeen) -> None:
+    assert jobs.read(data) == seen
+
+
+def test_the_calls_about_a_job_name_it_as_one_segment() -> None:
+    look, cancel = jobs.look("v1/../a"), jobs.cancel("v1_a")
+    assert (look.method, look.path) == ("GET", "/v1%2F..%2Fa")
+    assert (cancel.method, cancel.path) == ("POST", "/v1_a/cancel")
 
 
 def test_what_was_sent_is_not_part_of_the_answer() -> None:
