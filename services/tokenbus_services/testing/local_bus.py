@@ -52,9 +52,14 @@ _FORGOTTEN = (
     "*:{records}:*",
     "*:{gateway}:*",
     "*:dead}:rejected",
+    "*:dead",
+    "*:visible",
+    "*:chunks",
+    "*:blocks",
+    "*:runs",
+    "*:decisions",
 )
-"""Keys of runs, of subscribers and of the gateway. Those of the stages stay: the workers use them."""
-_EMPTIED = ("*:visible", "*:chunks", "*:blocks", "*:runs", "*:decisions", "*:dead")
+"""Keys of runs, topics, subscribers and the gateway. Those of the stages stay: the workers use them."""
 
 Says = str | Reply | Turn
 """What a model answers in a turn."""
@@ -187,9 +192,8 @@ class LocalBus:
     def reset(self) -> None:
         """Make the bus as new: open runs are cancelled, and all runs, events, scripts and exchanges are forgotten.
 
-        Tools, policies and other settings stay. Subscriptions that are still open get a `CursorTrimmed` if they had not
-        read everything: close them before. Raises NoSuchModel if a request named a model without a script;
-        TimeoutError if a run did not end within 30 s.
+        Tools, policies and other settings stay. Close subscriptions before. Raises NoSuchModel if a request named a
+        model without a script; TimeoutError if a run did not end within 30 s.
         """
         server: Any = Redis.from_url(self.url)  # pyright: ignore[reportUnknownMemberType]
         with closing(server), self.sync_client() as bus:
@@ -200,9 +204,6 @@ class LocalBus:
             for pattern in _FORGOTTEN:
                 if keys := list(server.scan_iter(pattern, count=1000)):
                     server.unlink(*keys)
-            for pattern in _EMPTIED:
-                for stream in server.scan_iter(pattern, count=1000, _type="STREAM"):
-                    server.xtrim(stream, maxlen=0, approximate=False)
         self._scripts.clear()
         self._first_exchange = len(self._provider.requests)
         self._raise_for_unknown()

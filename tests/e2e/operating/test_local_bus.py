@@ -96,6 +96,11 @@ def test_a_reset_ends_open_runs_and_leaves_nothing_of_the_test_before() -> None:
                 with bus.subscribe("visible", kinds=Chunk, group="speech", from_="start") as chunks:
                     assert "".join(next(chunks).text for _ in range(2)).startswith(("one", "Hello"))
                 local.reset()
+                with bus.subscribe("visible", kinds=Chunk) as chunks:
+                    local.model_says("greeter", "Again.")
+                    bus.publish(local.request("greeter"))
+                    assert next(chunks).text == "Again."
+                local.reset()
                 assert list(bus.runs()) == []
                 assert local.exchanges == []
                 with pytest.raises(RunNotFound):
