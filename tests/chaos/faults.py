@@ -75,9 +75,11 @@ THEMES: tuple[dict[Fault, int], ...] = (
 nothing else in a round that has only such faults.
 """
 MIB = 2**20
-HUGE_BYTES = (60 * MIB, 120 * MIB, 400 * MIB)
-"""Sizes of a huge entry; the weights of these follow."""
-_HUGE_WEIGHTS = (6, 3, 1)
+HUGE_BYTES = (60 * MIB, 120 * MIB)
+"""Sizes of a huge entry: one that a worker reads, and one that it does not. To copy a larger one, each time that it is
+looked at, takes a server seconds.
+"""
+_HUGE_WEIGHTS = (2, 1)
 ROUND_TRIP_S = 3.0
 MOST_FILLED = 4
 """How often a round's server is full: each time what must be forgotten is older than the round."""

@@ -33,8 +33,10 @@ _MOST_TRIMMED = 300
 _MOST_CONTROL = 1_200
 _LOSS_MESSAGES = ("a fail-over lost the entries after", "runs that lost events continue")
 """Log messages of an owner that remembers more than the server does, and of one that lost its lease because of this."""
-_HUGE_MESSAGES = ("-huge", "bytes: at most 100663296 are read")
+_HUGE_MESSAGES = ("-huge", "bytes: at most 100663296 are read", "UnreadableEntry")
 """What messages about a request contain that is larger than a worker reads: its run, or its size."""
+_COPIES = 2
+"""A dead letter may appear twice, if the reply to the first was lost."""
 _PID = re.compile(r".*-(\d+)-[0-9a-f]{8}")
 """The name of a worker: host, process and a random part."""
 
@@ -42,7 +44,7 @@ _PID = re.compile(r".*-(\d+)-[0-9a-f]{8}")
 def judge(record: Record) -> Iterator[Violation]:
     """Check what is left."""
     for key in record.keys:
-        if problem := _key(key, record.huge_requests):
+        if problem := _key(key, _COPIES * record.huge_requests):
             yield Violation("keys", "", f"{key.name}: {problem}")
         for group, count in key.pending.items():
             if count:
