@@ -90,13 +90,12 @@ class Single:
     async def put_ballast(self, prefix: str, partitions: int) -> None:
         """Give the public topics a past of `_OLD_MS`, which is what a full server forgets first."""
         seconds, _ = await self.client.time()
-        pipe = self.client.pipeline(transaction=False)
-        for n in range(partitions * len(TOPICS) * _OLD_ENTRIES):
-            nth, at = divmod(n, partitions * len(TOPICS))
-            key = f"{prefix}:{{{at // len(TOPICS)}}}:{TOPICS[at % len(TOPICS)]}"
-            age_ms = _OLD_MS - nth * _OLD_MS // _OLD_ENTRIES
-            pipe.xadd(key, {"ballast": bytes(_BALLAST_BYTES)}, id=f"{seconds * 1000 - age_ms}-0")
-        await pipe.execute()
+        for n in range(_OLD_ENTRIES):
+            age_ms = _OLD_MS - n * _OLD_MS // _OLD_ENTRIES
+            pipe = self.client.pipeline(transaction=False)
+            for key in (f"{prefix}:{{{partition}}}:{topic}" for partition in range(partitions) for topic in TOPICS):
+                pipe.xadd(key, {"ballast": bytes(_BALLAST_BYTES)}, id=f"{seconds * 1000 - age_ms}-0")
+            await pipe.execute(raise_on_error=False)  # a repeated command, after a lost reply, is refused by its id
 
     async def fill(self, over: asyncio.Event) -> str | None:
         """Set the memory limit to what the server uses, and wait until the deployment made room by itself. What is
