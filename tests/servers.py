@@ -175,8 +175,10 @@ class SentinelGroup:
 
 
 @contextmanager
-def sentinel_group(directory: Path) -> Generator[SentinelGroup]:
-    """A group that is ready for a fail-over; `master.stop()` begins one."""
+def sentinel_group(directory: Path, *, down_after_ms: int = 2000) -> Generator[SentinelGroup]:
+    """A group that is ready for a fail-over; `master.stop()` begins one. After `part` it must begin within ten times
+    ``down_after_ms``: the sentinel promotes no replica that was without its master for longer.
+    """
     with ExitStack() as stack:
         master = stack.enter_context(EmbeddedServer(binary=binary(), options={"repl-diskless-sync-delay": "0"}))
         following = {"replicaof": f"127.0.0.1 {master.port}"}
@@ -185,19 +187,19 @@ def sentinel_group(directory: Path) -> Generator[SentinelGroup]:
         client = stack.enter_context(closing(redis.Redis(port=replica.port)))
         eventually_sync(lambda: client.info("replication")["master_link_status"] == "up")
         port = free_port()
-        stack.enter_context(_sentinel(directory, port, master.port))
+        stack.enter_context(_sentinel(directory, port, master.port, down_after_ms))
         sentinel = stack.enter_context(closing(redis.Redis(port=port, decode_responses=True)))
         eventually_sync(lambda: _watches(sentinel))
         yield SentinelGroup(master, replica, port)
 
 
 @contextmanager
-def _sentinel(directory: Path, port: int, master_port: int) -> Generator[None]:
+def _sentinel(directory: Path, port: int, master_port: int, down_after_ms: int) -> Generator[None]:
     config = directory / "sentinel.conf"
     config.write_text(
         f"port {port}\nbind 127.0.0.1\ndir {directory}\n"
         f"sentinel monitor {MASTER} 127.0.0.1 {master_port} 1\n"
-        f"sentinel down-after-milliseconds {MASTER} 2000\n"
+        f"sentinel down-after-milliseconds {MASTER} {down_after_ms}\n"
         f"sentinel failover-timeout {MASTER} 3000\n"
     )
     path = directory / "sentinel.log"

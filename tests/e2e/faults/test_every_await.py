@@ -17,7 +17,7 @@ import pytest
 
 from tests.e2e.conftest import WEATHER, Send
 from tests.e2e.faults.faulty_worker import FaultyWorker, held_name
-from tests.e2e.fleet import PIPELINE, Fleet, Kind, ended, fleet
+from tests.e2e.fleet import PIPELINE, Fleet, Kind, ended, fleet, log_of
 from tests.e2e.judge import check
 from tests.waiting import eventually
 from tokenbus.blobs import blob_id_of
@@ -48,6 +48,8 @@ WITH_CALL = Script(
     ),
 )
 ENDS = ("stops", "dies", "is cancelled by a defect")
+ANSWERED_S = 180.0
+"""All items of a test are begun at once, and one machine serves them."""
 AT_ONCE = 12
 """Awaits for which a run is sent before it is seen whether there are more."""
 SETTINGS = """
@@ -96,7 +98,11 @@ async def hold_all(worker: FaultyWorker, site: str, begin: Callable[[str], Await
         for step in range(len(names) + 1, len(names) + 1 + AT_ONCE):
             names.append(held_name(site, step, worker.kind))
             await begin(names[-1])
-        await eventually(has_all)
+        try:
+            await eventually(has_all, timeout=ANSWERED_S)
+        except AssertionError:
+            missing = sorted(set(names) - worker.items.keys())
+            raise AssertionError(f"neither held nor over: {missing}\n{worker.log[-4000:]}") from None
     held = sum(worker.items[name] == "held" for name in names)
     print(f"{worker.kind}: {held} of {len(names)} are held")
     assert held > 1
@@ -126,6 +132,16 @@ def check_completed(run: str, log: list[dict[str, Any]], *, says: str | None = S
         chunks = [e["text"] for e in log if e["type"] == "chunk" and e["kind"] == "text" and e["attempt"] == last]
         text = "".join(chunks)
         assert text == says.replace(TOKEN, run)
+
+
+async def states_of_open_runs(server: Server, keys: Keys) -> dict[str, tuple[Any, ...]]:
+    """How far each open run is: its status, the length of its log, and the last event."""
+    states: dict[str, tuple[Any, ...]] = {}
+    for partition in range(keys.partitions):
+        for run in [each.decode() for each in await server.client.zrange(keys.open_runs(partition), 0, -1)]:
+            log: Any = await log_of(server.client, keys, run)
+            states[run] = await server.client.hget(keys.run(run), "status"), len(log), log[-1:]
+    return states
 
 
 def calls_of(provider: MockProvider, run: str) -> int:
@@ -219,7 +235,9 @@ async def test_a_request_to_the_gateway_may_end_at_any_await(
         MockProvider([PLAIN]) as provider,
         fleet(tmp_path, server_url, keys, provider.url, PIPELINE, SETTINGS + GATEWAY) as others,
         faulty("gateway", tmp_path) as worker,
-        httpx.AsyncClient(timeout=120, headers={"authorization": f"Bearer {KEY.text}"}, limits=UNLIMITED) as http,
+        httpx.AsyncClient(
+            timeout=ANSWERED_S, headers={"authorization": f"Bearer {KEY.text}"}, limits=UNLIMITED
+        ) as http,
     ):
         asked: dict[str, asyncio.Task[httpx.Response]] = {}
 
@@ -235,7 +253,12 @@ async def test_a_request_to_the_gateway_may_end_at_any_await(
         await finish(worker, end)
         [other] = await others.start("gateway")
         await asyncio.gather(*asked.values(), return_exceptions=True)
-        answers = dict(zip(names, await asyncio.gather(*(ask(other.url, name) for name in names)), strict=True))
+        repeated = {name: ask(other.url, name) for name in names}
+        await asyncio.wait(repeated.values())
+        answers = {name: task.result() for name, task in repeated.items() if not task.exception()}
+        if unanswered := [name for name in names if name not in answers]:
+            states = await states_of_open_runs(server, keys)
+            raise AssertionError(f"no answer to {unanswered}; open: {states}\n{other.log.read_text()[-4000:]}")
 
         async def no_place_is_taken() -> bool:
             seconds, _ = await server.client.time()

@@ -73,7 +73,7 @@ class Failing:
 
 @contextmanager
 def sentinels(directory: Path) -> Generator[Failing]:
-    with sentinel_group(directory) as group:
+    with sentinel_group(directory, down_after_ms=5000) as group:  # the runs write for a while between part and fail
         yield Failing(group.url, group.part, group.master.stop, lambda run: True)
 
 

@@ -1,7 +1,11 @@
-"""Workers that stood for a time (SIGSTOP and SIGCONT): what they waited for meanwhile is not to blame."""
+"""Workers that stood for a time (SIGSTOP and SIGCONT): what they waited for meanwhile is not to blame.
+
+`TOKENBUS_STOOD_S=105` lets workers of policies and parsers stand for that long, in place of `STOOD_S`.
+"""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +24,8 @@ from tokenbus_services.mock_provider import TOOL_RESULT, MockProvider, Reply, Sc
 from tokenbus_services.process.embedded_server import EmbeddedServer
 
 KINDS: tuple[Kind, ...] = (*WITH_TOOLS, "policy")
+STOOD_S = float(os.environ.get("TOKENBUS_STOOD_S", "9"))
+"""More than all timeouts that a policy has in these tests."""
 SLOW_ANSWERS = 10
 """Enough for several steps of each task, each of which may need more than one answer."""
 
@@ -50,7 +56,7 @@ async def passed(server: Server, seconds: float) -> None:
         now, _ = await server.client.time()
         return now > began + seconds
 
-    await eventually(is_over)
+    await eventually(is_over, timeout=60 + seconds)
 
 
 async def test_a_fetcher_that_stood_reports_no_silence_of_its_providers(
@@ -108,7 +114,7 @@ async def test_a_tool_worker_that_stood_reports_no_timeout_of_a_tool_that_answer
 async def test_a_policy_worker_that_stood_blames_no_policy(
     executors: int, server: Server, server_url: str, keys: Keys, tmp_path: Path, send: Send
 ) -> None:
-    """It stands for three times the policy's timeout, and so much longer than its leases."""
+    """It stands for at least three times the policy's timeout, and so much longer than its leases."""
     toml = f"[limits]\npolicy_executors = {executors}\n" + policy("slow", "Slow", "timeout_s = 3.0")
     async with (
         MockProvider([TALK]) as provider,
@@ -119,12 +125,35 @@ async def test_a_policy_worker_that_stood_blames_no_policy(
         await eventually((tmp_path / "calls").exists)
         worker.freeze()
         (tmp_path / "go").touch()
-        await passed(server, 9.0)
+        await passed(server, STOOD_S)
         worker.thaw()
         logs: Any = await ended(server.client, keys, [run])
     check(logs[run])
     assert logs[run][-1]["type"] == "completed", logs[run][-1]
     assert [d["action"] for d in await decisions_of(server, keys, run) if d["action"] == "error"] == []
+
+
+async def test_a_parser_that_stood_blames_no_policy_that_judged_meanwhile(
+    server: Server, server_url: str, keys: Keys, tmp_path: Path, send: Send
+) -> None:
+    """The policy may take 5 s in all. It judges while the parser, which watches that time, is stopped for longer."""
+    toml = "[limits]\npolicy_slack_s = 2.0\n" + policy("slow", "Slow", "timeout_s = 3.0")
+    async with (
+        MockProvider([TALK]) as provider,
+        fleet(tmp_path, server_url, keys, provider.url, PIPELINE, toml) as running,
+    ):
+        await running.start("policy", env={"MARKS": str(tmp_path)})
+        run = await send("talk", policies=["slow"])
+        await eventually((tmp_path / "calls").exists)
+        parser = running.worker_of("parser")
+        parser.freeze()
+        (tmp_path / "go").touch()
+        await passed(server, STOOD_S)
+        parser.thaw()
+        logs: Any = await ended(server.client, keys, [run])
+    check(logs[run])
+    assert logs[run][-1]["type"] == "completed", logs[run][-1]
+    assert {event["attempt"] for event in logs[run]} == {1}
 
 
 async def test_a_server_whose_answers_take_seconds_kills_no_worker(tmp_path: Path) -> None:
