@@ -35,6 +35,9 @@ CLASSES: dict[ErrorClass, str] = {
 CODES: dict[str, Told] = {
     "answer_chunks": Told("limit", False, "The answer's HTTP chunks are not framed within the limits."),
     "call_timeout": Told("timeout", False, "The call took longer than the provider's `call_timeout_s`."),
+    "image_not_stored": Told(
+        "internal", True, "The blob store did not take an image, and it is too large for an event."
+    ),
     "job_expired": Told("timeout", False, "The provider did not run a job in the background in its time."),
     "job_timeout": Told("timeout", False, "A job in the background took longer than the provider's `job_timeout_s`."),
     "no_progress": Told("timeout", True, "The stream brought only pings and comments for `progress_timeout_s`."),

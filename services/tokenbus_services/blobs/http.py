@@ -302,7 +302,8 @@ def _status(e: BlobError) -> HTTPStatus:
 def _problem(e: TokenbusError) -> BlobProblem:
     if isinstance(e, BlobTooLarge):
         return BlobProblem(code=e.code, message=str(e), size=e.size, limit=e.limit)
-    return BlobProblem(code=e.code, message=str(e))
+    # The client names the blob.
+    return BlobProblem(code=e.code, message=getattr(e, "problem", None) or str(e))
 
 
 async def _send_empty(send: Send, status: HTTPStatus, headers: Headers | None = None) -> None:

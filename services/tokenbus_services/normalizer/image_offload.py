@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry, Counter
 from tokenbus.blobs import BlobLoader
 from tokenbus.bus import process_clock
 from tokenbus.core.image_header import in_blob
+from tokenbus.core.run.blocks.block_table import NOT_STORED
 from tokenbus.errors import BlobError
 from tokenbus.events.frames import BusEvent
 from tokenbus.events.normalized import Audio, Extra, Image, Normalized, Opaque
@@ -111,5 +112,5 @@ class ImageKeeper:
             return [in_blob(image, content, ref.blob_id)]
         self._kept.labels("inline" if image.final else "dropped").inc()
         log.warning("image_not_stored", final=image.final, problem=problem)
-        note = Extra("tokenbus.image_not_stored", msgspec.json.encode(told).decode(), image.block)
-        return [image, note] if image.final else [note]
+        note = Extra(NOT_STORED, msgspec.json.encode(told).decode(), image.block)
+        return [note, image] if image.final else [note]  # the note first: it may be why the image ends its run

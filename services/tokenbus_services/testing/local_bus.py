@@ -26,7 +26,7 @@ from tokenbus_services.cli.worker import AsgiApp, Lifespan, config_of, http_boun
 from tokenbus_services.mock_provider import Exchange, MockProvider, ModelRequest, Reply, Script, Turn
 from tokenbus_services.mock_provider.request import HttpError
 from tokenbus_services.process.embedded_server import EmbeddedServer
-from tokenbus_services.settings import Settings, load
+from tokenbus_services.settings import HttpSettings, Settings, load
 
 START_S = 60.0
 _HTTP_GRACE_S = 1
@@ -106,7 +106,9 @@ class LocalBus:
 
     @property
     def gateway(self) -> str:
-        """The gateway's URL, if the settings have a table `[gateway]`; else empty. Known while the bus is running."""
+        """The gateway's URL, if the settings have a table `[gateway]`; else empty. Known while the bus is running. Its
+        port is any free one, unless `[http] gateway` sets another than the default.
+        """
         return self._gateway
 
     @property
@@ -248,7 +250,7 @@ class LocalBus:
             }
             await stack.enter_async_context(_served("blobs", apps["blobs"], listener, settings))
             if "gateway" in apps:
-                listener = stack.enter_context(listening("gateway", "127.0.0.1", 0))
+                listener = stack.enter_context(listening("gateway", "127.0.0.1", _gateway_port(settings)))
                 self._gateway = url_of(listener)
                 await stack.enter_async_context(_served("gateway", apps["gateway"], listener, settings))
             running: dict[ServiceName, Lifespan] = {}
@@ -277,6 +279,11 @@ class LocalBus:
         # Nobody waits for what a test leaves open.
         stages = msgspec.structs.replace(settings.stages, drain_s=0.0)
         return msgspec.structs.replace(settings, limits=limits, stages=stages)
+
+
+def _gateway_port(settings: Settings) -> int:
+    port = settings.http.gateway
+    return 0 if port == HttpSettings().gateway else port
 
 
 def _turn(says: Says) -> Turn:

@@ -83,9 +83,11 @@ class TooLarge(WireError):
 
     code = "too_large"
 
-    def __init__(self, where: str, size: int, limit: int, unit: str = "bytes") -> None:
-        super().__init__(f"{where}: {size} {unit}, the limit is {limit}")
+    def __init__(self, where: str, size: int, limit: int, unit: str = "bytes", *, why: str = "") -> None:
+        """``why``: what happened before, without which it would not be here."""
+        super().__init__(f"{where}: {size} {unit}, the limit is {limit}{f'; {why}' if why else ''}")
         self.where = where
         self.size = size
         self.limit = limit
         self.unit = unit
+        self.why = why

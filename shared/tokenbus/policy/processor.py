@@ -285,7 +285,8 @@ class StreamProcessor:
         try:
             return cls(msgspec.convert(dict(options), cls.Options))
         except (msgspec.ValidationError, ValueError) as e:
-            raise SettingsError(policy, "options", str(e)) from e
+            known = ", ".join(sorted(cls.Options.__struct_encode_fields__)) or "none"
+            raise SettingsError(policy, "options", f"{e}. Known options: {known}") from e
         except (Exception, SystemExit) as e:
             raise SettingsError(policy, "constructor", f"it raised {type(e).__name__}: {e}; {CONSTRUCTOR}") from e
 

@@ -285,8 +285,9 @@ async def test_rotten_bytes_never_arrive_as_a_whole_blob(local_store: MemoryBlob
         (stored,) = local_store.everything()
         assert local_store.root is not None
         (local_store.root / stored).write_bytes(b"y" * 2**20)
-        with pytest.raises(BlobCorrupt):
+        with pytest.raises(BlobCorrupt) as corrupt:
             await blobs.load(ref.blob_id)
+        assert str(corrupt.value).count("sha256:") == 1
         with pytest.raises(BlobCorrupt):
             async for _ in blobs.chunks(ref.blob_id):
                 pass

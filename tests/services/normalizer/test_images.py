@@ -117,7 +117,7 @@ async def test_an_image_that_cannot_be_stored_stays_and_says_why(
     store: Store, calls: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(images, "STORE_TIMEOUT_S", 0.05)
-    [[left, note]] = await kept(store, image(b"cat", block=7))
+    [[note, left]] = await kept(store, image(b"cat", block=7))
     assert left == image(b"cat", block=7)
     assert isinstance(note, Extra)
     assert note.block == 7
@@ -134,7 +134,7 @@ async def test_an_unavailable_store_is_not_called_for_a_while() -> None:
     store = Store(AWAY, AWAY, AWAY)
     keeper = ImageKeeper(store, CollectorRegistry())
     await keeper.keep([image(b"cat")])
-    [[left, note]] = await keeper.keep([image(b"dog")])
+    [[note, left]] = await keeper.keep([image(b"dog")])
     assert left == image(b"dog")
     assert why(note) == "the blob store is unavailable"
     assert store.calls == 3
@@ -150,7 +150,7 @@ async def test_a_store_is_called_again_some_time_after_an_outage(monkeypatch: py
 @pytest.mark.parametrize("text", ["no base64!", "pas du base64, même pas de l'ASCII"])
 async def test_invalid_base64_is_not_changed(text: str) -> None:
     store = Store()
-    [[left, note]] = await kept(store, Image(0, "image/png", text, True))
+    [[note, left]] = await kept(store, Image(0, "image/png", text, True))
     assert left == Image(0, "image/png", text, True)
     assert "not valid base64" in why(note)
     assert store.calls == 0
@@ -206,8 +206,8 @@ async def test_notes_and_left_out_previews_move_no_other_image() -> None:
     note = "tokenbus.image_not_stored"
     assert seen == [
         Start("", api="openai-images"),
-        *(BlockStart(0, "image"), note, image(b"cat"), note, BlockStop(0)),
-        *(BlockStart(1, "image"), image(b"dog", block=1), note, BlockStop(1)),
+        *(BlockStart(0, "image"), note, note, image(b"cat"), BlockStop(0)),
+        *(BlockStart(1, "image"), note, image(b"dog", block=1), BlockStop(1)),
         *(BlockStart(2, "image"), stored(b"x", block=2), BlockStop(2)),
     ]
 

@@ -63,6 +63,11 @@ async def test_arguments_must_meet_their_tools_schema(arguments: str, passes: bo
     assert actions(stream.decisions()) == ([] if passes else ["block"])
 
 
+def test_a_wrong_option_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(SettingsError, match="Known options: kinds, rules"):
+        ReplaceText.from_options({"find": ["a"]})
+
+
 async def test_words_are_replaced_across_the_borders_of_chunks_and_events_say_the_new_text():
     policy = ReplaceText.from_options({"rules": [{"find": "Hello you", "replace": "Hi"}]})
     stream = public_stream(policy)

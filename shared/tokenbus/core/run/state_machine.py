@@ -189,7 +189,12 @@ class RunMachine:
             try:
                 self._event(event)
             except TooLarge as e:
-                self.fail(ErrorInfo(code=e.code, kind="limit", message=str(e), where=e.where))
+                error = ErrorInfo(code=e.code, kind="limit", message=str(e), where=e.where)
+                if e.why:  # a store that is back would take it
+                    error = ErrorInfo(
+                        code="image_not_stored", kind="internal", message=str(e), where=e.where, retryable=True
+                    )
+                self.fail(error)
         # Count input events: the number of output events depends on chunk joining, which a replay cannot reproduce.
         s.events_applied += len(frame.events)
         s.seen_ms = max(s.seen_ms, self._now_ms)

@@ -163,19 +163,26 @@ def names_files(messages: Iterable[Message]) -> bool:
     return False
 
 
+_CONVERSATION = ("messages", "input", "contents", "system", "instructions", "systemInstruction", "system_instruction")
+
+
 def with_extra(
     body: dict[str, object], extra: dict[str, object] | None, *, lists: tuple[str, ...] = ("tools",)
 ) -> dict[str, object]:
     """Merge the request's `extra` into the body: objects merge by key, the ``lists`` concatenate, other values are
     replaced.
 
-    Raises RequestInvalid for `stream`, which decides how the answer is read, and for `model`, which selects limits and
-    policies.
+    Raises RequestInvalid for `stream`, which decides how the answer is read, for `model`, which selects limits and
+    policies, and for what would replace the conversation.
     """
     if extra and "model" in extra:
         raise RequestInvalid("extra.model", "set the request's own field `model`")
     if extra and "stream" in extra:
         raise RequestInvalid("extra.stream", "set the request's own field `stream`")
+    for name in _CONVERSATION:
+        if extra and name in extra and name in body:
+            problem = "it would replace the conversation of the request; use its `messages` and `system`"
+            raise RequestInvalid(f"extra.{name}", problem)
     merged = deep_merged(body, extra or {})
     for name in lists:
         ours, more = body.get(name), (extra or {}).get(name)

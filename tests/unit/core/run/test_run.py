@@ -414,6 +414,16 @@ def test_a_block_beyond_its_limit_ends_the_run_with_a_named_error() -> None:
     assert (end.error.code, end.error.kind, end.error.where) == ("too_large", "limit", "block 0")
 
 
+def test_a_large_image_that_the_blob_store_did_not_take_ends_the_run_with_that_reason() -> None:
+    story = Story(rules=RunLimits(block_chars=10))
+    note = n.Extra("tokenbus.image_not_stored", '"the blob store is unavailable"', 0)
+    story.provider(n.BlockStart(0, "image"), note, n.Image(0, "image/png", "A" * 11, True))
+    end = story.events[-1]
+    assert isinstance(end, RunFailedEvent)
+    assert (end.error.code, end.error.retryable) == ("image_not_stored", True)
+    assert "the blob store is unavailable" in end.error.message
+
+
 def test_too_many_events_end_the_run_with_a_named_error() -> None:
     story = Story(rules=RunLimits(run_events=5))
     for block in range(3):

@@ -298,6 +298,7 @@ def test_what_this_provider_cannot_take_is_refused_with_its_place() -> None:
     assert refused(tool_choice="any") == "tool_choice"
     assert refused(max_tokens=100, thinking=Thinking(budget_tokens=100)) == "thinking.budget_tokens"
     assert refused(extra={"stream": True}) == "extra.stream"
+    assert refused(extra={"messages": []}) == "extra.messages"
     assert refused(Message(role="system", content="alone")) == "messages"
     assert refused(Message(role="user", content=[pdf])) == "messages[0].content[0].source.data"
     assert refused(Message(role="assistant", content=[cited])) == "messages[0].content[0].opaque.citations"

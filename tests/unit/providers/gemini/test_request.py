@@ -285,6 +285,7 @@ def test_the_choice_of_tools_is_translated_and_needs_tools(choice: Any, mode: st
 def test_what_this_provider_cannot_take_is_refused_with_its_place() -> None:
     assert refused(tool_choice=ToolChoice(name="f")) == "tool_choice"
     assert refused(extra={"stream": True}) == "extra.stream"
+    assert refused(extra={"contents": []}) == "extra.contents"
     assert refused(Message(role="user", content=[ExtraPart(name="x", json="{")])) == "messages[0].content[0]"
     assert refused(Message(role="system", content="Alone.")) == "messages"
 

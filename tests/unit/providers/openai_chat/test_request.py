@@ -285,6 +285,7 @@ def test_what_this_provider_cannot_take_is_refused_with_its_place() -> None:
     assert refused(mode="prefill") == "mode"
     assert refused(tool_choice=ToolChoice(name="f")) == "tool_choice"
     assert refused(extra={"stream": True}) == "extra.stream"
+    assert refused(extra={"messages": []}) == "extra.messages"
     assert (
         refused(Message(role="assistant", content=[details, text])) == "messages[0].content[0].opaque.reasoning_details"
     )

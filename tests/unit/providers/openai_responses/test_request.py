@@ -296,6 +296,7 @@ def test_what_this_provider_cannot_take_is_refused_with_its_place() -> None:
     assert refused(mode="prefill") == "mode"
     assert refused(tool_choice=ToolChoice(name="f")) == "tool_choice"
     assert refused(extra={"stream": True}) == "extra.stream"
+    assert refused(extra={"input": []}) == "extra.input"
     assert refused(Message(role="assistant", content=[fields])) == "messages[0].content[0].opaque.fields"
     assert refused(Message(role="assistant", content=[citations])) == "messages[0].content[0].opaque.citations"
     assert refused(Message(role="user", content=[ExtraPart(name="x", json="{")])) == "messages[0].content[0]"

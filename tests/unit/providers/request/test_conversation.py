@@ -195,6 +195,14 @@ def test_unsigned_thinking_of_a_request_is_left_out_with_a_note() -> None:
     assert notes == ("messages[1]: thinking was left out: this provider accepts it only with its signature",)
 
 
+def test_a_note_on_unsigned_thinking_names_no_signature_of_an_api_that_has_none() -> None:
+    _, notes = spoken(
+        message_of("user", "Hi"), UNSIGNED, takes=Takes(api="openai-chat", thinking=("reasoning_details",))
+    )
+    assert len(notes) == 1
+    assert "signature" not in notes[0]
+
+
 def test_unsigned_thinking_becomes_text_if_the_request_sets_it_and_a_note_reports_it() -> None:
     [message], notes = spoken(UNSIGNED, unsigned_thinking="text")
     assert message.parts == [TextPart(text="<thinking>Hm.</thinking>"), TextPart(text="Yes.")]

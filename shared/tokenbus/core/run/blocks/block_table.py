@@ -41,6 +41,9 @@ from tokenbus.events.requests import (
 VISIBLE = ("text", "audio")
 """Kinds of blocks whose chunks a person should see."""
 
+NOT_STORED = "tokenbus.image_not_stored"
+"""Name of the note that an image is in its event because the blob store did not take it."""
+
 CARRIED = -(2**62)
 """Ordinal of a text that an earlier attempt left open, until this attempt continues it; sorts before all others."""
 
@@ -167,7 +170,9 @@ class BlockTable(msgspec.Struct):
         if block is None:
             return
         if (size := len(image.base64 or "")) > self.limit:
-            raise TooLarge(f"block {block.number}", size, self.limit, unit="characters")
+            notes = [note["json"] for note in block.extras.entries() if note.get("name") == NOT_STORED]
+            why = f"it is not in the blob store: {notes[-1]}" if notes else ""
+            raise TooLarge(f"block {block.number}", size, self.limit, unit="characters", why=why)
         if final:
             block.image = image
             return

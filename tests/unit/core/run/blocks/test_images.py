@@ -12,7 +12,7 @@ from tokenbus.core.run.outbox import Outbox
 from tokenbus.core.run.state import RunState
 from tokenbus.errors import TooLarge
 from tokenbus.events.frames import Accepted, Data, ImagesRequested, Opened, RawFrame, RunLimits
-from tokenbus.events.normalized import BlockStart, BlockStop, Image, Normalized, Opaque
+from tokenbus.events.normalized import BlockStart, BlockStop, Extra, Image, Normalized, Opaque
 from tokenbus.events.public import BlockComplete, BlockStarted, ImagePreview, ImageRef, PublicEvent
 from tokenbus.events.quirks import Quirks
 from tokenbus.events.requests import Base64Source, BlobSource, ImagePart
@@ -76,6 +76,12 @@ def test_drafts_and_missing_images_are_not_sent_back(events: tuple[Image, ...]) 
 def test_inline_bytes_are_bounded_as_all_of_a_block_is(final: bool) -> None:
     with pytest.raises(TooLarge, match="block 0"):
         published(BlockStart(0, "image"), Image(0, "image/png", "A" * 101, final))
+
+
+def test_an_image_that_is_too_large_because_the_blob_store_was_away_says_so() -> None:
+    note = Extra("tokenbus.image_not_stored", '"the blob store is unavailable"', 0)
+    with pytest.raises(TooLarge, match='limit is 100; it is not in the blob store: "the blob'):
+        published(BlockStart(0, "image"), note, Image(0, "image/png", "A" * 101, True))
 
 
 def test_values_missing_in_the_answer_are_those_of_the_request() -> None:
