@@ -28,7 +28,11 @@ class ThinkingTags(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class Quirks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a vendor deviates from its API: data from `[providers.NAME.quirks]`, never code."""
+    """How a vendor deviates from its API: data from `[providers.NAME.quirks]`, never code.
+
+    The names of Claude models were read on 2026-11-25 against Anthropic's documents ("What's new in Claude Opus 5.5")
+    and clients of its API.
+    """
 
     reasoning_fields: tuple[str, ...] = ("reasoning_content", "reasoning", "reasoning_details")
     """Chat Completions: fields with reasoning text; the first one present wins."""
@@ -57,10 +61,20 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         "claude-sonnet-4@",
     )
     """Anthropic and Gemini: name prefixes of models that take a thinking budget in tokens and no effort."""
-    models_with_system_messages: tuple[str, ...] = ("claude-opus-4-8",)
+    models_with_system_messages: tuple[str, ...] = (
+        *("claude-opus-4-8", "claude-opus-5", "claude-sonnet-5-5", "claude-haiku-5", "claude-fable", "claude-mythos-5"),
+    )
     """Anthropic: name prefixes of models that take system text behind a user message. For others it moves to the front.
     """
-    models_omitting_thinking: tuple[str, ...] = ("claude-opus-4-7", "claude-opus-4-8", "claude-mythos", "claude-fable")
+    models_always_thinking: tuple[str, ...] = ("claude-opus-5-5", "claude-fable")
+    """Anthropic: name prefixes of models that refuse a thinking budget, which becomes an effort, and to turn thinking
+    off, which becomes the effort `low`.
+    """
+    models_thinking_between_tools: tuple[str, ...] = ("claude-sonnet-5-5",)
+    """Anthropic: name prefixes of models that turn thinking off but for notes between tool calls."""
+    models_omitting_thinking: tuple[str, ...] = (
+        *("claude-opus-4-7", "claude-opus-4-8", "claude-opus-5-5", "claude-mythos", "claude-fable"),
+    )
     """Anthropic: name prefixes of models that send thinking without its text unless `thinking.display` is `summarized`.
     """
     models_without_signatures: tuple[str, ...] = ("gemini-1", "gemini-2")

@@ -45,6 +45,7 @@ from tokenbus.providers.request.build import (
     budget_of,
     deep_merged,
     effort_note,
+    effort_of,
     fitted_id,
     names_files,
     nearest_effort,
@@ -120,6 +121,8 @@ def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
     body |= limits(request, quirks) | _tools(request)
     budgets = begins_with(request.model, quirks.models_with_budgets)
     notes += effort_note(request.thinking, BUDGETS if budgets else EFFORTS)
+    if request.thinking and not request.thinking.wanted and begins_with(request.model, quirks.models_always_thinking):
+        notes += ("thinking: this model cannot turn it off; its least effort, 'low', was asked for",)
     if _hides_thinking(request, quirks):
         notes += ("thinking.display: this model sends its thinking without text unless it is `summarized`",)
     if _lacks_its_thinking(turns, body):
@@ -197,7 +200,8 @@ def limits(request: Generate, quirks: Quirks) -> dict[str, object]:
     payload: dict[str, object] = {}
     output: dict[str, object] = {}
     thinking = request.thinking if request.thinking and request.thinking.wanted else None
-    budget = thinking.budget_tokens if thinking else None
+    always = begins_with(request.model, quirks.models_always_thinking)
+    budget = thinking.budget_tokens if thinking and not always else None
     if thinking and begins_with(request.model, quirks.models_with_budgets):
         budget = _within(request.max_tokens, budget_of(thinking)) if budget is None else budget
     payload["max_tokens"] = request.max_tokens or quirks.default_max_tokens + (budget or 0)
@@ -207,10 +211,14 @@ def limits(request: Generate, quirks: Quirks) -> dict[str, object]:
         # Models up to 4.5 take a budget; newer ones reject a budget and take an effort.
         mode: dict[str, object] = {"type": "enabled", "budget_tokens": budget} if budget else {"type": "adaptive"}
         payload["thinking"] = mode | ({"display": thinking.display} if thinking.display else {})
-        if thinking.effort and not begins_with(request.model, quirks.models_with_budgets):
-            output["effort"] = nearest_effort(thinking.effort, EFFORTS)
+        effort = effort_of(thinking) if always else thinking.effort
+        if effort and not begins_with(request.model, quirks.models_with_budgets):
+            output["effort"] = nearest_effort(effort, EFFORTS)
+    elif request.thinking and always:
+        output["effort"] = "low"
     elif request.thinking:
-        payload["thinking"] = {"type": "disabled"}
+        between = begins_with(request.model, quirks.models_thinking_between_tools)
+        payload["thinking"] = {"type": "between_tools" if between else "disabled"}
     if request.output_schema:
         output["format"] = {"type": "json_schema", "schema": request.output_schema.schema}
     if output:

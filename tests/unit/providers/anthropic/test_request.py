@@ -325,3 +325,28 @@ def test_names_of_betas_go_into_the_header_or_for_bedrock_into_the_body() -> Non
     assert "anthropic_beta" not in msgspec.json.decode(header.call.body)
     assert "anthropic-beta" not in inside.call.headers
     assert msgspec.json.decode(inside.call.body)["anthropic_beta"] == ["a-1", "b-2"]
+
+
+@pytest.mark.parametrize(
+    ("model", "thinking", "expected"),
+    [
+        ("claude-opus-5", Thinking(enabled=False), {"thinking": {"type": "disabled"}}),
+        ("claude-opus-5-5", Thinking(enabled=False), {"output_config": {"effort": "low"}}),
+        ("claude-fable-5-1", Thinking(effort="none"), {"output_config": {"effort": "low"}}),
+        ("claude-sonnet-5-5", Thinking(enabled=False), {"thinking": {"type": "between_tools"}}),
+        (
+            "claude-opus-5-5",
+            Thinking(budget_tokens=20_000),
+            {"thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}},
+        ),
+    ],
+    ids=str,
+)
+def test_thinking_is_turned_off_or_bounded_as_the_model_takes_it(
+    model: str, thinking: Thinking, expected: dict[str, Any]
+) -> None:
+    built = build(Generate(provider="p", model=model, messages=[HI], thinking=thinking))
+    sent = msgspec.json.decode(built.call.body)
+    assert {name: sent[name] for name in ("thinking", "output_config") if name in sent} == expected
+    noted = any("cannot turn it off" in note for note in built.notes)
+    assert noted == (not thinking.wanted and "thinking" not in expected)
