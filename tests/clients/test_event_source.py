@@ -19,6 +19,10 @@ TEXT = "Yes, take it along."
 READ = """
 (url) => {
   window.seqs = []; window.ends = 0; window.over = false;
+  window.messages = [];
+  const plain = new EventSource(url + "?names=false");
+  plain.onmessage = (event) => window.messages.push(Number(event.lastEventId));
+  plain.onerror = () => (window.plain = plain.readyState === EventSource.CLOSED);
   const source = new EventSource(url);
   const types = ["started", "block_start", "chunk", "block_complete", "usage", "completed"];
   for (const type of types) source.addEventListener(type, (event) => window.seqs.push(Number(event.lastEventId)));
@@ -65,10 +69,10 @@ async def test_it_reads_a_run_over_a_gateway_that_was_replaced_and_stops_after_t
         async with gateway("second.log") as worker:
             await worker.says("ready gateway")
             bus.resume(bus.exchanges[-1])
-            await _until(page, "window.over")
-            seqs, ends = await page.evaluate("[window.seqs, window.ends]")
+            await _until(page, "window.over && window.plain")
+            seqs, ends, messages = await page.evaluate("[window.seqs, window.ends, window.messages]")
     with bus.sync_client() as client:
-        assert seqs == [event.seq for event in client.follow(run)]
+        assert seqs == messages == [event.seq for event in client.follow(run)]
     assert ends == 1
 
 
