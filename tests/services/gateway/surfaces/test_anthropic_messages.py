@@ -240,7 +240,11 @@ def test_a_cache_mark_may_say_that_it_is_for_an_hour() -> None:
 
 def test_a_cache_mark_of_a_tool_covers_the_system_text_that_follows_the_tools() -> None:
     request = body(system="Be brief", tools=[{**TOOL, "cache_control": EPHEMERAL}])
-    assert translated(SURFACE, gateway_request(request)).generate.system == [TextPart(text="Be brief", cache=True)]
+    foreign = translated(SURFACE, gateway_request({**request, "model": "openai/m"})).generate
+    assert foreign.system == [TextPart(text="Be brief", cache=True)]
+    own = translated(SURFACE, gateway_request(request)).generate
+    assert own.system == [TextPart(text="Be brief")]
+    assert own.tools[0].extra == {"anthropic": {"cache_control": EPHEMERAL}}
 
 
 @pytest.mark.parametrize(

@@ -158,11 +158,12 @@ def _tool_result(block: Fields) -> ToolResultPart:
     elif block.has("content"):
         inside: _Readers = {"text": _text, "image": _image}
         content = cast("list[TextPart | ImagePart]", [_part(inner, inside) for inner in block.each("content")])
+    tool_id, failed = block.needed("tool_use_id", block.text("tool_use_id")), block.flag("is_error") or False
+    cache = cache_mark(block)
+    rest = block.take_rest() if block.reading.passes else {}
+    block.take("toolset_name")
     return ToolResultPart(
-        tool_id=block.needed("tool_use_id", block.text("tool_use_id")),
-        content=content,
-        is_error=block.flag("is_error") or False,
-        cache=cache_mark(block),
+        tool_id=tool_id, content=content, is_error=failed, cache=cache, extra={"anthropic": rest} if rest else None
     )
 
 

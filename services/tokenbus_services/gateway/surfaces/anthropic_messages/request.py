@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast, get_args
 
 import msgspec
@@ -69,8 +70,11 @@ def _system(ask: SurfaceRequest) -> list[TextPart]:
 def _thinking(ask: SurfaceRequest) -> Json:
     """Thinking, effort and output format: the last two share `output_config`."""
     thinking: Thinking | None = None
-    if asked := ask.body.fields("thinking"):
-        kind = asked.needed("type", asked.one_of("type", ("enabled", "disabled", "adaptive")))
+    kinds = ("enabled", "disabled", "adaptive")
+    if ask.passes and _is_of_another_type(ask.body.peek("thinking"), kinds):
+        ask.extra["thinking"] = ask.body.json("thinking")  # of a newer model
+    elif asked := ask.body.fields("thinking"):
+        kind = asked.needed("type", asked.one_of("type", kinds))
         budget = asked.whole("budget_tokens", least=1)
         if kind == "enabled" and budget is None:
             raise invalid("thinking.budget_tokens", "this field is required")
@@ -93,23 +97,31 @@ def _thinking(ask: SurfaceRequest) -> Json:
     return {**read, "thinking": thinking}
 
 
+def _is_of_another_type(given: object, known: Sequence[str]) -> bool:
+    kind = cast("Json", given).get("type") if isinstance(given, dict) else None
+    return isinstance(kind, str) and kind not in known
+
+
 def _tools(ask: SurfaceRequest) -> tuple[list[Tool], Cache]:
     """The client's tools, and the last cache mark among them."""
     marked: list[Cache] = [False]
 
     def tool(fields: Fields) -> Tool | Json:
         fields.one_of("type", ("custom",))
-        mark = cache_mark(fields)
-        fields.hint("defer_loading", False)
-        fields.only("allowed_callers", ["direct"])
-        fields.hint("input_examples", [])
-        fields.take("eager_input_streaming")  # arguments are passed on as the provider sends them
         read = Tool(
             name=fields.needed("name", fields.text("name")),
             description=fields.text("description"),
             parameters=fields.needed("input_schema", fields.json("input_schema")),
             strict=ask.optional("strict_tools", fields, "strict", fields.flag, False),
         )
+        if ask.passes:
+            rest = fields.take_rest()
+            return msgspec.structs.replace(read, extra={"anthropic": rest}) if rest else read
+        mark = cache_mark(fields)
+        fields.hint("defer_loading", False)
+        fields.only("allowed_callers", ["direct"])
+        fields.hint("input_examples", [])
+        fields.take("eager_input_streaming")  # arguments are passed on as the provider sends them
         marked.append(mark or marked[-1])
         return read
 

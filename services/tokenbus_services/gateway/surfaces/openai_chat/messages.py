@@ -85,29 +85,44 @@ def _content(fields: Fields) -> str | list[ContentPart]:
         return fields.text("content") or ""
     if not isinstance(fields.peek("content"), list):
         raise invalid(fields.path("content"), "must be a string or a list of parts")
-    return fields.each_read("content", _part, _raw if fields.value.get("role") == "user" else None)
+    if fields.value.get("role") == "user":
+        return fields.each_read("content", lambda part: _part(part, whole=True), _raw)
+    return fields.each_read("content", lambda part: _part(part, whole=False), None)
 
 
 def _raw(part: Json) -> ContentPart:
     return ExtraPart(name=f"openai-chat.{part.get('type')}", json=msgspec.json.encode(part).decode())
 
 
-def _part(part: Fields) -> ContentPart:
+def _cache_mark(part: Fields, *, whole: bool) -> bool:
+    """Whether the prompt is cached up to here. A provider with this API gets the mark with the ``whole`` part, where it
+    can have parts.
+    """
+    if part.reading.passes and whole:
+        part.hint("prompt_cache_breakpoint")
+    if (mark := part.take("prompt_cache_breakpoint")) and part.reading.passes:
+        part.reading.leave_out(part.path("prompt_cache_breakpoint"))
+    return bool(mark)
+
+
+def _part(part: Fields, *, whole: bool) -> ContentPart:
+    cache = _cache_mark(part, whole=whole)
     match part.needed("type", part.one_of("type", ("text", "image_url", "file", "refusal"))):
         case "text":
-            return TextPart(text=part.needed("text", part.text("text")))
+            return TextPart(text=part.needed("text", part.text("text")), cache=cache)
         case "refusal":
             return TextPart(text=part.needed("refusal", part.text("refusal")))
         case "image_url":
             image = part.needed("image_url", part.fields("image_url"))
             image.hint("detail", "auto")
-            return ImagePart(source=_source(image.needed("url", image.text("url")), image.path("url")))
+            return ImagePart(source=_source(image.needed("url", image.text("url")), image.path("url")), cache=cache)
         case _:
             file = part.needed("file", part.fields("file"))
             title, data, file_id = file.text("filename"), file.text("file_data"), file.text("file_id")
             if file_id is not None:
-                return DocumentPart(source=FileSource(file_id=file_id), title=title)
-            return DocumentPart(source=_source(file.needed("file_data", data), file.path("file_data")), title=title)
+                return DocumentPart(source=FileSource(file_id=file_id), title=title, cache=cache)
+            source = _source(file.needed("file_data", data), file.path("file_data"))
+            return DocumentPart(source=source, title=title, cache=cache)
 
 
 def _source(url: str, where: str) -> Source:

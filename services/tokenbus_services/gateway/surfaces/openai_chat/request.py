@@ -87,7 +87,7 @@ def _output_format(body: Fields, ask: SurfaceRequest) -> Json:
     if kind == "text":
         return {}
     schema = form.needed("json_schema", form.fields("json_schema"))
-    schema.text("description")  # not visible, because providers put it in different places
+    schema.hint("description")
     output = OutputSchema(
         schema=schema.needed("schema", schema.json("schema")),
         name=schema.text("name") or "answer",

@@ -171,7 +171,8 @@ def _text(ask: SurfaceRequest, echo: Json) -> Json:
                 schema=form.needed("schema", form.json("schema")),
                 strict=form.flag("strict"),
             )
-            described = form.text("description")
+            described = form.peek("description")
+            form.hint("description")
             settings = msgspec.structs.asdict(read["output_schema"])
             strict = bool(settings["strict"])
             echoed["format"] = {"type": kind, **settings, "description": described, "strict": strict}
