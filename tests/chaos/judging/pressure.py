@@ -4,6 +4,7 @@ blamed, and runs wait for nobody; and a full server gets room.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from tests.chaos.judging.remains import SERVER_AWAY
@@ -15,6 +16,8 @@ STANDING = ("SIGSTOP of a ", "SIGSTOP of every ", "each round trip to the server
 """What lets workers or the server stand for a time. It must end no worker, and no provider is to blame for it."""
 DELAY_S = 15.0
 """A run takes at most this much longer than undisturbed, while somebody takes what is shared."""
+CALL_S = 20.0
+"""And this much for each of its own calls that kept its interpreter's lock, which is the timeout of a call."""
 BLAME = {"first_event_timeout", "idle_timeout", "no_progress", "call_timeout", "connect_timeout"}
 """Errors that say that a provider was silent."""
 
@@ -33,9 +36,12 @@ def judge(record: Record) -> Iterator[Violation]:
                 )
         yield from _blamed(record)
     if _only(record, TAKERS):
+        held = Counter(line.run for line in record.holders)
         for run, seconds in record.delays.items():
-            if seconds > DELAY_S:
-                yield Violation("delayed", run, f"took {seconds:g} s more than undisturbed")
+            if seconds > DELAY_S + CALL_S * held[run]:
+                yield Violation(
+                    "delayed", run, f"took {seconds:g} s more than undisturbed, with {held[run]} such calls"
+                )
 
 
 def _only(record: Record, faults: Sequence[str]) -> bool:

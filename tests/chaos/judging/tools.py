@@ -15,8 +15,8 @@ WORKERS_LOST = "the tool's worker was lost"
 """An error result for a call whose workers died one after the other."""
 OVERDUE = "the tool returned no result within"
 """An error result for a call that kept its interpreter's lock, and for no other."""
-NEVER_CAME = "the tool's result never came"
-"""An error result for a call that a fail-over lost, or whose result it lost."""
+NEVER_CAME = ("the tool's result never came", "the call was lost before a result came; it may have run")
+"""Error results for a call that a fail-over lost, or whose result it lost."""
 
 
 def judge(record: Record) -> Iterator[Violation]:
@@ -110,7 +110,7 @@ def _result(
     if result.get("is_error"):
         # A run that ends gives its open calls the reason as their result.
         reason = CANCELLED if end["type"] == "cancelled" else end.get("error", {}).get("message")
-        stands_in = content == reason or content.startswith(WORKERS_LOST) or (lossy and content == NEVER_CAME)
+        stands_in = content == reason or content.startswith(WORKERS_LOST) or (lossy and content in NEVER_CAME)
         if not stands_in and not (is_held and content.startswith(OVERDUE)):
             yield f"the call {result['tool_id']} gave an error: {content}"
         return
