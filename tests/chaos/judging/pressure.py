@@ -14,7 +14,7 @@ TAKERS = ("a request of ", "tool calls that may hold the lock")
 """What takes something from everybody. It must delay no other run."""
 STANDING = ("SIGSTOP of a ", "SIGSTOP of every ", "each round trip to the server takes seconds", "the server is full")
 """What lets workers or the server stand for a time. It must end no worker, and no provider is to blame for it."""
-DELAY_S = 15.0
+DELAY_S = 30.0
 """A run takes at most this much longer than undisturbed, while somebody takes what is shared."""
 CALL_S = 20.0
 """And this much for each of its own calls that kept its interpreter's lock, which is the timeout of a call."""
