@@ -1,7 +1,7 @@
 """Workers that stood for a time (SIGSTOP and SIGCONT): what they waited for meanwhile is not to blame.
 
-`TOKENBUS_STOOD_S=105` lets a parser stand for that long, and the only policy worker for 30 s: without any policy worker for
-`limits.policy_slack_s` and the policies' timeouts a run ends, as it should.
+`TOKENBUS_STOOD_S=105` lets a parser stand for that long, and the only policy worker for 30 s: without any policy worker
+for `limits.policy_slack_s` and the policies' timeouts a run ends, as it should.
 """
 
 from __future__ import annotations
