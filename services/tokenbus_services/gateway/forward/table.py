@@ -22,7 +22,7 @@ Body = Literal["none", "json"]
 FAMILIES: Mapping[Family, tuple[ApiName, ...]] = {
     "openai": ("openai-chat", "openai-responses", "openai-images", "openai-completions"),
     "anthropic": ("anthropic",),
-    "gemini": ("gemini",),
+    "gemini": ("gemini", "gemini-interactions"),
 }
 """The APIs of providers that have a family's paths."""
 BASES: Mapping[Family, tuple[str, ...]] = {
