@@ -61,21 +61,15 @@ async def read_request(request: Request, *, most_bytes: int, room: FairShare | N
     ``room``: the bytes of bodies that all requests may hold. They are held until `release_body`.
     """
     headers = headers_in(request)
-    if headers.get("content-encoding", "identity") != "identity":
-        why = "compressed request bodies are not supported: send the body as it is"
-        raise Refusal(Problem(status=415, code="unsupported_encoding", message=why, kind="invalid_request"))
-    declared = headers.get("content-length", "")
-    size = int(declared) if declared.isdigit() and len(declared) < 20 else 0
-    if size > most_bytes or len(declared) >= 20:
-        raise _too_large(most_bytes)
-    _hold(request, size, room)
+    size = declared_size(headers, most_bytes=most_bytes)
+    hold_bytes(request, size, room)
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
         if len(body) > most_bytes:
-            raise _too_large(most_bytes)
+            raise too_large(most_bytes)
         if len(body) > size:
-            _hold(request, len(body) - size, room)
+            hold_bytes(request, len(body) - size, room)
             size = len(body)
     return GatewayRequest(
         body=bytes(body),
@@ -83,6 +77,18 @@ async def read_request(request: Request, *, most_bytes: int, room: FairShare | N
         path={name: str(value) for name, value in request.path_params.items()},
         query=dict(request.query_params),
     )
+
+
+def declared_size(headers: Mapping[str, str], *, most_bytes: int) -> int:
+    """The length that a request says its body has; 0 if it says none. Raises Refusal (413, 415)."""
+    if headers.get("content-encoding", "identity") != "identity":
+        why = "compressed request bodies are not supported: send the body as it is"
+        raise Refusal(Problem(status=415, code="unsupported_encoding", message=why, kind="invalid_request"))
+    declared = headers.get("content-length", "")
+    size = int(declared) if declared.isdigit() and len(declared) < 20 else 0
+    if size > most_bytes or len(declared) >= 20:
+        raise too_large(most_bytes)
+    return size
 
 
 def owner_of(scope: Scope) -> str | None:
@@ -96,7 +102,8 @@ def release_body(scope: Scope, room: FairShare) -> None:
         room.give_back(owner, size)
 
 
-def _hold(request: Request, size: int, room: FairShare | None) -> None:
+def hold_bytes(request: Request, size: int, room: FairShare | None) -> None:
+    """Count bytes of a request's body among those that are held, until `release_body`. Raises Refusal (429, 503)."""
     if room is None or not size:
         return
     owner = owner_of(request.scope)
@@ -105,7 +112,8 @@ def _hold(request: Request, size: int, room: FairShare | None) -> None:
     request.scope.setdefault(_BODY_BYTES, []).append((owner, size))
 
 
-def _too_large(most: int) -> Refusal:
+def too_large(most: int) -> Refusal:
+    """The refusal of a body with more bytes."""
     why = f"the request's body has more than {most} bytes"
     return Refusal(Problem(status=413, code="request_too_large", message=why, kind="invalid_request"))
 

@@ -1,4 +1,4 @@
-"""Paths of the provider APIs that answer with no turn of a conversation: embeddings, moderations, counts of tokens.
+"""Paths of the provider APIs that answer with no turn of a conversation: embeddings, speech, counts, batches.
 
 What they answer depends on the request alone. A script named by the model adds its faults and its delivery, and a
 `Wire` with a body replaces the answer. Sources: the API references of OpenAI, Anthropic and Gemini.
@@ -15,7 +15,7 @@ import msgspec
 
 from tokenbus_services.mock_provider.apis import anthropic, gemini, openai_chat
 from tokenbus_services.mock_provider.apis.provider_api import CREATED, MockApi
-from tokenbus_services.mock_provider.request import HttpError
+from tokenbus_services.mock_provider.request import MULTIPART, HttpError, read_form
 from tokenbus_services.mock_provider.request_log import HttpRequest
 
 DIMENSIONS = 4
@@ -36,25 +36,43 @@ class OtherCall(msgspec.Struct, frozen=True, kw_only=True):
 class _Path(msgspec.Struct, frozen=True):
     mock_api: MockApi
     route: re.Pattern[str]
-    answer: Callable[[Json, str], Json]
-    """Of the body and its model."""
+    answer: Callable[[Json, str], Json | bytes]
+    """Of the body and its model, or of an empty body and the id in the path. Bytes: no JSON."""
+    method: str = "POST"
+    has_body: bool = True
+    content_type: str = "application/json"
 
 
 def answer(http_request: HttpRequest) -> OtherCall | None:
     """The answer of another path; None for a path that is none of them. Raises Rejected."""
-    for path in _PATHS:
-        if found := path.route.fullmatch(http_request.path):
-            break
-    else:
+    matches = [(path, found) for path in _PATHS if (found := path.route.fullmatch(http_request.path))]
+    if not matches:
         return None
-    if http_request.method != "POST":
-        raise HttpError(405, f"{http_request.path} takes POST, not {http_request.method}")
+    match = next((match for match in matches if match[0].method == http_request.method), None)
+    if match is None:
+        raise HttpError(405, f"{http_request.path} does not take {http_request.method}")
+    path, found = match
+    if not path.has_body:
+        said = path.answer({}, found.groupdict().get("id", ""))
+        return _call(path, said, None)
+    body = _body(http_request)
+    model: str | None = found.groupdict().get("model") or body.get("model")
+    return _call(path, path.answer(body, model or ""), model)
+
+
+def _call(path: _Path, said: Json | bytes, model: str | None) -> OtherCall:
+    body = said if isinstance(said, bytes) else _encode(said)
+    return OtherCall(mock_api=path.mock_api, body=body, model=model, content_type=path.content_type)
+
+
+def _body(http_request: HttpRequest) -> Json:
+    content_type = http_request.headers.get("content-type", "")
+    if content_type.startswith(MULTIPART):
+        return read_form(content_type, http_request.body)
     try:
-        body = msgspec.json.decode(http_request.body, type=Json)
+        return msgspec.json.decode(http_request.body, type=Json)
     except (msgspec.DecodeError, UnicodeDecodeError) as e:
         raise HttpError(400, f"the body is not a JSON object: {e}") from None
-    model: str | None = found.groupdict().get("model") or body.get("model")
-    return OtherCall(mock_api=path.mock_api, body=_encode(path.answer(body, model or "")), model=model)
 
 
 def _words(value: object) -> int:
@@ -130,8 +148,48 @@ def _count_gemini(body: Json, model: str) -> Json:
     return {"totalTokens": _words(body)}
 
 
-def _path(mock_api: MockApi, route: str, answer: Callable[[Json, str], Json]) -> _Path:
-    return _Path(mock_api, re.compile(route), answer)
+def _speech(body: Json, model: str) -> bytes:
+    """A sound: bytes that are no text."""
+    return bytes(range(256)) * len(body.get("input", ""))
+
+
+def _transcription(body: Json, model: str) -> Json:
+    sound: Any = body.get("file")
+    if not isinstance(sound, dict):
+        raise HttpError(400, "file: is missing")
+    tokens = {"input_tokens": 7, "output_tokens": 2, "total_tokens": 9}
+    return {"text": blake2b(cast("Json", sound)["data"]).hexdigest(), "usage": {"type": "tokens", **tokens}}
+
+
+def _batch(one: str, file: str) -> Json:
+    head = {"id": one, "object": "batch", "endpoint": "/v1/embeddings", "completion_window": "24h"}
+    files = {"input_file_id": file, "output_file_id": f"file-of-{one}"}
+    return {**head, **files, "status": "completed", "created_at": CREATED}
+
+
+def _new_batch(body: Json, model: str) -> Json:
+    return _batch(f"batch_{blake2b(_encode(body), digest_size=8).hexdigest()}", body.get("input_file_id", ""))
+
+
+def _message_batch(one: str) -> Json:
+    at = "2026-01-01T00:00:00Z"
+    counts = {"processing": 0, "succeeded": 1, "errored": 0, "canceled": 0, "expired": 0}
+    head = {"id": one, "type": "message_batch", "processing_status": "ended", "request_counts": counts}
+    url = f"https://api.anthropic.com/v1/messages/batches/{one}/results"
+    times = {"created_at": at, "ended_at": at, "expires_at": at, "archived_at": None, "cancel_initiated_at": None}
+    return {**head, **times, "results_url": url}
+
+
+def _results(body: Json, one: str) -> bytes:
+    return _encode({"custom_id": one, "result": {"type": "canceled"}}) + b"\n"
+
+
+def _path(mock_api: MockApi, route: str, answer: Callable[[Json, str], Json | bytes], **more: Any) -> _Path:
+    return _Path(mock_api, re.compile(route), answer, **more)
+
+
+_READS: Json = {"has_body": False, "method": "GET"}
+_ONE_BATCH = r"/v1/messages/batches/(?P<id>[^/]+)"
 
 
 _PATHS = (
@@ -146,6 +204,14 @@ _PATHS = (
     _path(
         anthropic.mock_api, r"/v1/messages/count_tokens", lambda body, _: {"input_tokens": _words(body.get("messages"))}
     ),
+    _path(openai_chat.mock_api, r"/v1/audio/speech", _speech, content_type="audio/mpeg"),
+    _path(openai_chat.mock_api, r"/v1/audio/(?:transcriptions|translations)", _transcription),
+    _path(openai_chat.mock_api, r"/v1/batches", _new_batch),
+    _path(openai_chat.mock_api, r"/v1/batches/(?P<id>[^/]+)", lambda _, one: _batch(one, "file-in"), **_READS),
+    _path(anthropic.mock_api, r"/v1/messages/batches", lambda body, model: _message_batch("msgbatch_1")),
+    _path(anthropic.mock_api, _ONE_BATCH, lambda _, one: _message_batch(one), **_READS),
+    _path(anthropic.mock_api, _ONE_BATCH + "/results", _results, **{**_READS, "content_type": "application/x-jsonl"}),
+    _path(openai_chat.mock_api, r"/v1/models", lambda body, one: {"object": "list", "data": []}, **_READS),
     _path(gemini.mock_api, r"/v1beta/models/(?P<model>[^/:]+):embedContent", _embed_content),
     _path(gemini.mock_api, r"/v1beta/models/(?P<model>[^/:]+):batchEmbedContents", _batch_embed),
     _path(gemini.mock_api, r"/v1beta/models/(?P<model>[^/:]+):countTokens", _count_gemini),

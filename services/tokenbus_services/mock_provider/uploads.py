@@ -1,7 +1,7 @@
 """Mocks the file APIs of three providers: stores uploads and checks that requested files exist.
 
-Only size and digest of a file are kept. Sources: "Files API" of the Claude API documentation, "Files" of the OpenAI API
-reference, "Files API" of the Gemini API documentation.
+Only size, digest and beginning of a file are kept. Sources: "Files API" of the Claude API documentation, "Files" of the
+OpenAI API reference, "Files API" of the Gemini API documentation.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ FILES = "/v1/files"
 
 _GEMINI_UPLOAD = re.compile(r"/upload/v1beta/files")
 _GEMINI_FILE = re.compile(r"/v1beta/(files/[a-z0-9-]+)")
+_OTHER_FILE = re.compile(r"/v1/files/([^/]+)(/content)?")
+_KEPT_BYTES = 4096
+_PURPOSES = ("user_data", "vision", "assistants", "batch")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -45,6 +48,8 @@ class StoredFile(msgspec.Struct, kw_only=True):
     sha256: str
     fields: dict[str, str] = {}
     """The other fields of the form."""
+    beginning: bytes = b""
+    """Of its content."""
 
 
 class _Named(msgspec.Struct, frozen=True, rename="camel"):
@@ -95,7 +100,9 @@ class FileStore:
                 return plan_scripted_error(mock_api, self._scripted_errors.popleft())
             if mock_api is gemini.mock_api:
                 return self._handle_gemini(http_request)
-            return self._store_form(mock_api, http_request)
+            if http_request.method == "POST":
+                return self._store_form(mock_api, http_request)
+            return self._stored(mock_api, http_request)
         except HttpError as rejected:
             return plan_rejection(mock_api, rejected)
         except (msgspec.DecodeError, ValueError, KeyError) as e:  # a length that is no number, a header that is missing
@@ -118,13 +125,29 @@ class FileStore:
                 case _:
                     raise HttpError(404, f"There is no file with the id '{name}'.")
 
+    def _stored(self, mock_api: MockApi, http_request: HttpRequest) -> ResponsePlan:
+        """List the files, or answer for one of them."""
+        described = _anthropic if mock_api is anthropic.mock_api else _openai
+        of_api = [file for file in self.files.values() if _vendor(file.api) == _vendor(mock_api.name)]
+        found = _OTHER_FILE.fullmatch(http_request.path)
+        if found is None:
+            return _json({"object": "list", "data": [described(file) for file in of_api], "has_more": False})
+        file = next((file for file in of_api if file.file_id == found[1]), None)
+        if file is None:
+            raise HttpError(404, f"there is no file {found[1]!r}")
+        if http_request.method == "DELETE":
+            del self.files[file.file_id]
+            return _json({"id": file.file_id, "object": "file", "type": "file_deleted", "deleted": True})
+        if found[2]:
+            content_type = {"content-type": file.media_type or "application/octet-stream"}
+            return ResponsePlan(status=200, headers=content_type, reads=[file.beginning])
+        return _json(described(file))
+
     def _store_form(self, mock_api: MockApi, http_request: HttpRequest) -> ResponsePlan:
-        if http_request.method != "POST":
-            raise HttpError(405, f"{http_request.path} takes POST, not {http_request.method}")
         if mock_api is anthropic.mock_api and BETA not in http_request.headers.get("anthropic-beta", ""):
             raise HttpError(400, "anthropic-beta: the header of the Files API is required")
         file, fields = _parts(http_request)
-        if mock_api is openai_chat.mock_api and fields.get("purpose") not in ("user_data", "vision", "assistants"):
+        if mock_api is openai_chat.mock_api and fields.get("purpose") not in _PURPOSES:
             raise HttpError(400, f"purpose: {fields.get('purpose')!r} is not a purpose of files that requests can use")
         self._created += 1
         content: bytes = file["data"]
@@ -137,6 +160,7 @@ class FileStore:
             size=len(content),
             sha256=sha256(content).hexdigest(),
             fields=fields,
+            beginning=content[:_KEPT_BYTES],
         )
         self.files[stored.file_id] = stored
         return _json(_anthropic(stored) if anthropics else _openai(stored))
@@ -195,7 +219,7 @@ class FileStore:
 
 def _mock_api_of(http_request: HttpRequest) -> MockApi | None:
     """The API whose file API this request is for; None for any other request."""
-    if http_request.path == FILES:
+    if http_request.path == FILES or _OTHER_FILE.fullmatch(http_request.path):
         return anthropic.mock_api if "anthropic-version" in http_request.headers else openai_chat.mock_api
     return (
         gemini.mock_api

@@ -207,6 +207,10 @@ class Keys:
         """Hash: what was counted of a run already, and what is reserved for it."""
         return f"{self.prefix}:{{gateway}}:counted:{run}"
 
+    def gateway_owner(self, thing: str) -> str:
+        """Text: who made a file or a batch of a provider's account, as JSON; by its id."""
+        return f"{self.prefix}:{{gateway}}:owner:{thing}"
+
     @property
     def gateway_members(self) -> str:
         """Sorted set: live gateways by the server time of their last heartbeat in ms."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -42,6 +42,26 @@ class JsonBody:
         """The body with this model."""
         return msgspec.json.encode({**self._fields, "model": model})
 
+    def models_of_requests(self) -> list[str]:
+        """The model of each of `requests`. Raises Refusal."""
+        named: list[str] = []
+        for i, each in enumerate(_list(self._fields.get("requests", msgspec.Raw(b"[]")), "requests")):
+            params = _object(
+                bytes(_object(bytes(each), f"requests[{i}]").get("params", b"null")), f"requests[{i}].params"
+            )
+            named.append(_text(params.get("model", msgspec.Raw(b"null")), f"requests[{i}].params.model"))
+        if not named:
+            raise invalid("requests", "is missing or empty")
+        return named
+
+    def with_models(self, models: Sequence[str]) -> bytes:
+        """The body with these models in its `requests`."""
+        requests = [_object(bytes(each), "requests") for each in _list(self._fields["requests"], "requests")]
+        for request, model in zip(requests, models, strict=True):
+            params = {**_object(bytes(request["params"]), "requests"), "model": _raw(model)}
+            request["params"] = _raw(params)
+        return msgspec.json.encode({**self._fields, "requests": requests})
+
     def with_gemini_model(self, model: str) -> bytes:
         """The body of a method of Gemini whose path names the model: objects inside may repeat it. Raises Refusal."""
         name = msgspec.Raw(msgspec.json.encode(f"models/{model}"))
@@ -52,6 +72,18 @@ class JsonBody:
             requests = [_renamed(_object(bytes(each), "requests"), name) for each in _list(several, "requests")]
             fields["requests"] = _raw(requests)
         return msgspec.json.encode(fields)
+
+
+def with_own_results(data: bytes) -> bytes:
+    """A batch, or a list of them, whose results their client finds below its own base URL. Raises Refusal."""
+    fields = _object(data, None)
+    if "data" in fields:
+        several = [msgspec.Raw(with_own_results(bytes(each))) for each in _list(fields["data"], "data")]
+        return msgspec.json.encode({**fields, "data": several})
+    one = _text(fields.get("id", msgspec.Raw(b'""')), "id")
+    if bytes(fields.get("results_url", b"null")) != b"null":
+        fields["results_url"] = _raw(f"/v1/messages/batches/{one}/results")
+    return msgspec.json.encode(fields)
 
 
 def _renamed(fields: Fields, name: msgspec.Raw) -> Fields:

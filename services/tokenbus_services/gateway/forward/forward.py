@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
+import httpx
 import msgspec
 import structlog
 from starlette.requests import Request
+from starlette.responses import Response
 
 from tokenbus.client.publishing.publish import new_run_id
 from tokenbus.errors import ServerError
@@ -17,8 +19,9 @@ from tokenbus.events.model_names import segment_problem
 from tokenbus.events.usage import Usage
 from tokenbus_services.endpoints.endpoint import Endpoint, Providers
 from tokenbus_services.gateway.audit import AuditedRun
+from tokenbus_services.gateway.budgets.estimate import DOCUMENT_TOKENS
 from tokenbus_services.gateway.callers import AccessControl, Caller, ForwardedCall
-from tokenbus_services.gateway.forward.bodies import JsonBody
+from tokenbus_services.gateway.forward.bodies import JsonBody, with_own_results
 from tokenbus_services.gateway.forward.call import (
     CallFailed,
     ForwardedAnswer,
@@ -26,13 +29,18 @@ from tokenbus_services.gateway.forward.call import (
     answer_to,
     sent_headers,
     unless_gone,
+    whole_body,
 )
+from tokenbus_services.gateway.forward.form import FormScan, is_form
+from tokenbus_services.gateway.forward.owners import Owners
 from tokenbus_services.gateway.forward.table import ForwardedPath
-from tokenbus_services.gateway.http_request import headers_in
+from tokenbus_services.gateway.forward.upload import StreamedForm
+from tokenbus_services.gateway.http_request import declared_size, headers_in
 from tokenbus_services.gateway.models import RoutedModel
 from tokenbus_services.gateway.problem import Problem, Refusal, invalid, unsupported
 from tokenbus_services.gateway.request_spans import RequestSpans
 from tokenbus_services.gateway.surfaces.surface import DEFAULT_MODEL
+from tokenbus_services.net.web_socket import FairShare
 from tokenbus_services.settings import Settings
 from tokenbus_services.settings.tables.gateway import ForwardKind
 
@@ -62,13 +70,14 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 class Forwarder:
     """Makes the calls of all forwarded paths. Call `close` last."""
 
-    def __init__(self, settings: Settings, access: AccessControl, spans: RequestSpans | None) -> None:
+    def __init__(self, settings: Settings, access: AccessControl, spans: RequestSpans | None, owners: Owners) -> None:
         """Raises SettingsError if a provider's `auth` cannot be created."""
         assert settings.gateway
         self._settings = settings.gateway
         self._configured = settings.providers
         self._access = access
         self._spans = spans
+        self.owners = owners
         self._providers = Providers(settings) if settings.gateway.forward else None
         """A gateway that forwards nothing has no keys of providers."""
         self._settling: set[asyncio.Task[None]] = set()
@@ -91,14 +100,20 @@ class Forwarder:
             raise path.off(url)
         if not caller.may_forward(path.kind):
             raise path.not_allowed()
+        if path.lists_all and not caller.operator:
+            why = f"this {path.what}, also those of others: only operators' keys may use it"
+            raise Refusal(Problem(status=403, code="list_not_allowed", message=why, kind="auth"))
 
     def target(self, path: ForwardedPath, caller: Caller, model: str | None, headers: Mapping[str, str]) -> Target:
         """The provider of a request. Raises Refusal."""
-        if model is None and path.needs_model:
+        if model is None and path.names_model and path.needs_model:
             raise invalid("model", "is missing")
         if model is not None:
             return self._of_model(path, caller, model)
-        name = headers.get(PROVIDER)
+        return self.of_provider(path, caller, headers.get(PROVIDER))
+
+    def of_provider(self, path: ForwardedPath, caller: Caller, name: str | None) -> Target:
+        """The provider of a request without a model. Raises Refusal."""
         if name is None:
             try:
                 return msgspec.structs.replace(self._of_model(path, caller, DEFAULT_MODEL), model="", name="")
@@ -132,7 +147,7 @@ class Forwarder:
 
     async def json(
         self, path: ForwardedPath, request: Request, caller: Caller, body: JsonBody | None
-    ) -> ForwardedAnswer:
+    ) -> ForwardedAnswer | Response:
         """Forward a request whose body is JSON, or that has none. Raises Refusal, TokenbusError, ClientDisconnect."""
         headers = headers_in(request)
         for name in path.ours:
@@ -140,18 +155,70 @@ class Forwarder:
                 why = "the provider does not know the gateway's responses: send what they hold"
                 raise unsupported(name, why)
         in_path: str | None = request.path_params.get("model")
-        named = in_path if in_path is not None else body.text("model") if body else None
-        target = self.target(path, caller, named, headers)
-        content = None
-        if body:
-            content = body.encoded
-            if in_path is not None:
+        content, models = None, frozenset[str]()
+        if body and path.body == "requests":
+            targets = [self._of_model(path, caller, name) for name in body.models_of_requests()]
+            target, models = targets[0], frozenset(each.model for each in targets)
+            if any(each.endpoint is not target.endpoint for each in targets):
+                raise invalid("requests", "are for several providers: a batch is for one")
+            content = body.with_models([each.model for each in targets])
+        elif (owned := await self._owned(path, request, caller, body)) is not None:
+            target = self.of_provider(path, caller, owned)
+            content = body.encoded if body else None
+        else:
+            named = in_path if in_path is not None else body.text("model") if body else None
+            target = self.target(path, caller, named, headers)
+            if body and in_path is not None:
                 content = body.with_gemini_model(target.model)
-            elif named is not None:
-                content = body.with_model(target.model)
+            elif body:
+                content = body.encoded if named is None else body.with_model(target.model)
         work = Work(self, path, request, caller, target)
-        await work.admit(input_tokens=len(content or b""))
+        await work.admit(input_tokens=len(content or b""), models=models)
         return await work.answer(content)
+
+    async def _owned(self, path: ForwardedPath, request: Request, caller: Caller, body: JsonBody | None) -> str | None:
+        """The provider that has the things that a request names; None if it names none that the table has.
+
+        Raises Refusal (404) for things that are not the caller's.
+        """
+        found: str | None = None
+        named = [("id", str(request.path_params["id"]))] if "{id}" in path.path else []
+        named += [(name, text) for name in path.takes if body and (text := body.text(name)) is not None]
+        for param, one in named:
+            owner = await self.owners.of(caller, one, param)
+            if owner is not None:
+                if found is not None and owner.provider != found:
+                    raise invalid(param, "is of another provider")
+                found = owner.provider
+        return found
+
+    async def form(
+        self, path: ForwardedPath, request: Request, caller: Caller, room: FairShare
+    ) -> ForwardedAnswer | Response:
+        """Forward a form as it comes. Only what comes before its model is held. Raises as `json`."""
+        headers = headers_in(request)
+        size = declared_size(headers, most_bytes=self._settings.forward_bytes)
+        target: Target | None = None
+
+        def rename(name: str) -> str:
+            nonlocal target
+            target = self._of_model(path, caller, name)
+            return target.model
+
+        scan = FormScan(headers.get("content-type", ""), rename) if path.body == "form" else None
+        if scan is None and not is_form(headers.get("content-type", "")):
+            raise invalid("content-type", "must be multipart/form-data")
+        form = StreamedForm(request, scan, room, self._settings)
+        if scan is not None:
+            await form.find_model()
+        if target is None:
+            target = self.target(path, caller, None, headers)
+        work = Work(self, path, request, caller, target)
+        work.was_read = form.was_read
+        form.holds_all = target.endpoint.needs_body
+        await work.admit(input_tokens=DOCUMENT_TOKENS)
+        more = {"content-length": str(size + (scan.growth if scan else 0))} if size else {}
+        return await work.answer(form.content(), more)
 
     def begin_span(self, call: str, traceparent: str | None) -> Any:
         """The span of a call, beneath the client's."""
@@ -241,6 +308,7 @@ class Work:
             input_tokens=input_tokens,
             has_output=path.has_output,
             longest_s=longest_s,
+            seen=path.seen,
             **more,
         )
         span = self._forwarder.begin_span(call.id, headers_in(self._request).get("traceparent"))
@@ -248,13 +316,16 @@ class Work:
         self._headers = await self._forwarder.admit(self._caller, call)
         self._call = call
 
-    async def answer(self, content: Any) -> ForwardedAnswer:
-        """Make the call. Raises Refusal, ClientDisconnect."""
+    async def answer(self, content: Any, more: Mapping[str, str] | None = None) -> ForwardedAnswer | Response:
+        """Make the call. ``more``: further headers. Raises Refusal, ServerError, ClientDisconnect."""
         assert self._call
         assert self.use
         caller, call, endpoint = self._caller, self._call, self._target.endpoint
         try:
-            response = await unless_gone(answer_to(self.provider_call(content)), self._request.receive, self.was_read)
+            sending = answer_to(self.provider_call(content, more or {}))
+            response = await unless_gone(sending, self._request.receive, self.was_read)
+            if self._path.makes or self._path.lists_all or self._path.method == "DELETE":
+                return await self._recorded(response)
         except BaseException as e:
             self.ended_by(e)
             raise
@@ -273,11 +344,32 @@ class Work:
         assert self.use
         self.use.end = "failed" if isinstance(error, Refusal) else "cut"
         sent = error.may_cost if isinstance(error, CallFailed) else not isinstance(error, Refusal)
+        sent = sent and self.was_read.is_set()  # a provider does nothing with half a request
         self._forwarder.settle_later(self._caller, self._call, None, sent=sent)
 
-    def provider_call(self, content: Any) -> ProviderCall:
+    async def _recorded(self, response: httpx.Response) -> Response:
+        """A whole answer, once it is known whose the things are that it names. Raises Refusal, ServerError."""
+        assert self._call
+        assert self.use
+        endpoint, owners = self._target.endpoint, self._forwarder.owners
+        data = await whole_body(endpoint, response)
+        if self._path.method == "DELETE":
+            await owners.forget(str(self._request.path_params["id"]))
+        else:
+            body = JsonBody(data)
+            ids = [text for name in self._path.makes if (text := body.text(name)) is not None]
+            await owners.add(self._caller, endpoint.name, ids)
+        if b'"results_url"' in data:  # an address of the provider, to which clients would send the gateway's key
+            data = with_own_results(data)
+        self.use.end = "completed"
+        self._forwarder.settle_later(self._caller, self._call, Usage())
+        media_type = response.headers.get("content-type", "application/json")
+        headers = {**self._headers, "x-content-type-options": "nosniff"}
+        return Response(data, response.status_code, headers, media_type=media_type)
+
+    def provider_call(self, content: Any, more: Mapping[str, str]) -> ProviderCall:
         """The call of the provider. Raises Refusal."""
-        headers = sent_headers(headers_in(self._request))
+        headers = {**sent_headers(headers_in(self._request)), **more}
         if content is None:
             headers.pop("content-type", None)
         return ProviderCall(
@@ -291,7 +383,7 @@ class Work:
 
     def _filled(self) -> str:
         """The path for the provider. Raises Refusal."""
-        prefix = "/v1" if self._path.family == "anthropic" else ""
+        prefix = "/v1" if self._target.endpoint.settings.api == "anthropic" else ""
         names = {**self._request.path_params, "model": self._target.model}
         for name, value in names.items():
             if f"{{{name}}}" not in self._path.path:

@@ -16,8 +16,10 @@ from tokenbus_services.gateway.problem import Problem, Refusal
 from tokenbus_services.settings.tables.gateway import ForwardKind
 
 Family = Literal["openai", "anthropic", "gemini"]
-Body = Literal["none", "json"]
-"""``json``: the field `model` names the model, unless the path does."""
+Body = Literal["none", "json", "requests", "form", "file"]
+"""``json``: the field `model` names the model, unless the path does. ``requests``: each of the field `requests` has its
+own. ``form``: the field `model` of a form, or of JSON. ``file``: a form that names none.
+"""
 
 FAMILIES: Mapping[Family, tuple[ApiName, ...]] = {
     "openai": ("openai-chat", "openai-responses", "openai-images", "openai-completions"),
@@ -48,6 +50,14 @@ class ForwardedPath(msgspec.Struct, frozen=True, kw_only=True):
     needs_model: bool = True
     apis: tuple[ApiName, ...] = ()
     """The APIs of providers that have it; empty: all of the family."""
+    seen: bool = True
+    """See `ForwardedCall.seen`."""
+    makes: tuple[str, ...] = ()
+    """Fields of the answer with ids of things that are its caller's from then on."""
+    takes: tuple[str, ...] = ()
+    """Fields of the request with ids of things that must be its caller's."""
+    lists_all: bool = False
+    """Whether the answer has things of everybody who uses the account."""
     ours: tuple[str, ...] = ()
     """Fields of the request that only the gateway understands."""
     is_metered: bool = False
@@ -63,7 +73,7 @@ class ForwardedPath(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def names_model(self) -> bool:
         """Whether the request, or its path, may name a model."""
-        return "{model}" in self.path or self.body == "json"
+        return "{model}" in self.path or self.body in ("json", "requests", "form")
 
     def off(self, path: str) -> Refusal:
         """The answer of a gateway that does not forward it."""
@@ -91,6 +101,27 @@ def _post(kind: ForwardKind, path: str, what: str, body: Body = "json", **more: 
     return ForwardedPath(kind=kind, family="openai", method="POST", path=path, what=what, body=body, **more)
 
 
+def _of_things(kind: ForwardKind, family: Family, path: str, what: str) -> tuple[ForwardedPath, ...]:
+    """What can be done with all things that have been made."""
+
+    def row(method: Literal["GET", "POST", "DELETE"], end: str, does: str, **more: Any) -> ForwardedPath:
+        return ForwardedPath(kind=kind, family=family, method=method, path=path + end, what=does, **more)
+
+    makes = () if kind == "files" else _BATCH if family == "openai" else ("id",)
+    rows = [row("GET", "", f"lists every {what} of the account", lists_all=True)]
+    rows.append(row("GET", "/{id}", f"describes a {what}", makes=makes))
+    if (kind, family) != ("batches", "openai"):
+        rows.append(row("DELETE", "/{id}", f"deletes a {what}"))
+    if kind == "files":
+        rows.append(row("GET", "/{id}/content", "downloads a file"))
+    else:
+        rows.append(row("POST", "/{id}/cancel", "cancels a batch", makes=makes))
+    if (kind, family) == ("batches", "anthropic"):
+        rows.append(row("GET", "/{id}/results", "downloads the answers of a batch"))
+    return tuple(rows)
+
+
+_BATCH = ("id", "output_file_id", "error_file_id")
 _STORED = ("previous_response_id",)
 _WRITES: dict[str, Any] = {"is_metered": True, "has_output": True}
 
@@ -117,6 +148,10 @@ TABLE: tuple[ForwardedPath, ...] = (
     _post("moderations", "/moderations", "classifies content", needs_model=False),
     _post("compact", "/responses/compact", "shortens a conversation", apis=RESPONSES, ours=_STORED, **_WRITES),
     _post("audio", "/audio/speech", "speaks a text", **_WRITES),
+    _post("audio", "/audio/transcriptions", "writes down speech", "form", **_WRITES),
+    _post("audio", "/audio/translations", "writes down speech in English", "form", **_WRITES),
+    _post("images", "/images/edits", "edits images", "form", **_WRITES),
+    _post("images", "/images/variations", "varies an image", "form", needs_model=False, **_WRITES),
     _post("token_counts", "/responses/input_tokens", "counts tokens", apis=RESPONSES, ours=_STORED),
     ForwardedPath(
         kind="token_counts",
@@ -134,7 +169,48 @@ TABLE: tuple[ForwardedPath, ...] = (
         what="counts tokens",
         body="json",
     ),
+    ForwardedPath(
+        kind="files",
+        family="anthropic",
+        method="POST",
+        path="/files",
+        what="uploads a file",
+        body="file",
+        makes=("id",),
+    ),
+    *_of_things("files", "anthropic", "/files", "file"),
+    _post("files", "/files", "uploads a file", "file", makes=("id",)),
+    *_of_things("files", "openai", "/files", "file"),
+    _post(
+        "batches",
+        "/batches",
+        "has the requests of a file answered later",
+        needs_model=False,
+        seen=False,
+        takes=("input_file_id",),
+        makes=_BATCH,
+    ),
+    *_of_things("batches", "openai", "/batches", "batch"),
+    ForwardedPath(
+        kind="batches",
+        family="anthropic",
+        method="POST",
+        path="/messages/batches",
+        what="has requests answered later",
+        body="requests",
+        seen=False,
+        makes=("id",),
+    ),
+    *_of_things("batches", "anthropic", "/messages/batches", "batch"),
+    ForwardedPath(
+        kind="models",
+        family="openai",
+        method="GET",
+        path="/models",
+        what="lists the models of the provider that a header names",
+        apis=tuple(api for apis in FAMILIES.values() for api in apis),
+    ),
 )
-"""All of them."""
+"""All of them. Of two with one path, the header of an API selects the first."""
 NOT_THERE = (404, 405, 501)
 """Statuses of a provider that has no such path."""

@@ -13,6 +13,8 @@ from starlette.routing import BaseRoute, Route
 from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.forward.bodies import JsonBody
 from tokenbus_services.gateway.forward.call import CallFailed
+from tokenbus_services.gateway.forward.form import is_form
+from tokenbus_services.gateway.forward.forward import PROVIDER
 from tokenbus_services.gateway.forward.table import BASES, NOT_THERE, TABLE, Family, ForwardedPath
 from tokenbus_services.gateway.gateway import Gateway
 from tokenbus_services.gateway.http_request import Refuse
@@ -20,6 +22,7 @@ from tokenbus_services.gateway.models import RoutedModel
 from tokenbus_services.gateway.problem import UNSUPPORTED, Problem, Refusal
 from tokenbus_services.gateway.routes.gemini import check_key
 from tokenbus_services.gateway.routes.openai_responses import ResponsesApi
+from tokenbus_services.gateway.routes.routing import HeaderRoute
 from tokenbus_services.gateway.surfaces.anthropic_messages import AnthropicMessagesSurface
 from tokenbus_services.gateway.surfaces.contract import GatewayRequest, Translated
 from tokenbus_services.gateway.surfaces.errors import anthropic_refusal, gemini_refusal, openai_refusal
@@ -27,6 +30,7 @@ from tokenbus_services.gateway.surfaces.fields import Fields, json_body
 from tokenbus_services.gateway.surfaces.gemini import GeminiSurface
 from tokenbus_services.pricing import estimated_input
 from tokenbus_services.settings import SurfaceName
+from tokenbus_services.settings.tables.gateway import ForwardKind
 
 ESTIMATED = "x-tokenbus-estimated"
 """Header of an answer whose count is no provider's: what is estimated."""
@@ -47,6 +51,11 @@ REST: Mapping[Family, tuple[str, ...]] = {
     "gemini": ("/gemini", "/v1beta"),
 }
 """Where every other path is of this family."""
+HEADERS: Mapping[tuple[ForwardKind, Family], str] = {
+    ("files", "anthropic"): "anthropic-version",
+    ("models", "openai"): PROVIDER,
+}
+"""Headers that select a row whose path others have, too."""
 Translate = Callable[[Caller, GatewayRequest], Awaitable[Translated]]
 
 
@@ -66,6 +75,8 @@ def _routes_of(gateway: Gateway, path: ForwardedPath) -> list[BaseRoute]:
             return []
         handle = _count(gateway, path, surface, _translators(gateway)[path.family])
     endpoint = gateway.guarded(path.kind, REFUSALS[path.family], handle)
+    if header := HEADERS.get((path.kind, path.family)):
+        return [HeaderRoute(route, endpoint, header=header, method=path.method) for route in paths_of(path)]
     return [Route(route, endpoint, methods=[path.method]) for route in paths_of(path)]
 
 
@@ -81,7 +92,9 @@ def _forward(gateway: Gateway, path: ForwardedPath) -> Callable[[Request], Await
             check_key(request)
         caller = await gateway.caller(request)
         gateway.forwarder.check(path, caller, request.url.path)
-        body = JsonBody((await gateway.read(request)).body) if path.body == "json" else None
+        if path.body == "file" or (path.body == "form" and is_form(request.headers.get("content-type", ""))):
+            return await gateway.forwarder.form(path, request, caller, gateway.bodies)
+        body = None if path.body == "none" else JsonBody((await gateway.read(request)).body)
         return await gateway.forwarder.json(path, request, caller, body)
 
     return handle

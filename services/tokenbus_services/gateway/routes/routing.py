@@ -13,10 +13,10 @@ from tokenbus_services.gateway.surfaces.contract import Answer
 
 
 class HeaderRoute(Route):
-    """A route for GET that matches only requests with this header (in lower case)."""
+    """A route that matches only requests with this header (in lower case)."""
 
-    def __init__(self, path: str, endpoint: GuardedEndpoint, *, header: str) -> None:
-        super().__init__(path, endpoint, methods=["GET"])
+    def __init__(self, path: str, endpoint: GuardedEndpoint, *, header: str, method: str = "GET") -> None:
+        super().__init__(path, endpoint, methods=[method])
         self.header = header.encode()
 
     def matches(self, scope: MutableMapping[str, Any]) -> tuple[Match, Any]:

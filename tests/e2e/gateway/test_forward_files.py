@@ -1,0 +1,270 @@
+"""Forms, sounds, files and batches are forwarded as they come; files and batches are their tenant's own."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Generator, Iterator
+from hashlib import blake2b
+from typing import Any
+
+import anthropic
+import httpx
+import msgspec
+import openai
+import pytest
+
+from tests.e2e.gateway.served import auth, forwarded_routes
+from tokenbus.testing import LocalBus
+from tokenbus_services.gateway.keys.key import NewKey, new_key
+from tokenbus_services.mock_provider import Picture, Reply
+from tokenbus_services.settings.tables.gateway import ForwardKind
+
+Json = dict[str, Any]
+NAMES = ("ada", "bob", "boss", "narrow", "poor", "limited")
+KEYS: dict[str, NewKey] = {name: new_key() for name in NAMES}
+RULES = {
+    "boss": "operator = true",
+    "narrow": 'models = ["openai-chat/ears"]',
+    "poor": "max_budget = 1",
+    "limited": "rpm_limit = 1",
+}
+KINDS: tuple[ForwardKind, ...] = ForwardKind.__args__  # type: ignore[attr-defined]
+SETTINGS = (
+    f"[gateway]\nforward = {msgspec.json.encode(KINDS).decode()}\nbody_bytes = 3000000\nforward_bytes = 30000000\n"
+    '[gateway.aliases]\ndefault = ["openai-chat/ears"]\n[gateway.prices."openai-chat/"]\ninput = 1\noutput = 1\n'
+    + "".join(f'[gateway.keys.{name}]\nsha256 = "{key.sha256}"\n{RULES.get(name, "")}\n' for name, key in KEYS.items())
+)
+SOUND = bytes(range(256)) * 40
+BOUND = "XyZ"
+BETAS: Any = ["files-api-2025-04-14"]
+
+
+@pytest.fixture(scope="module")
+def bus() -> Generator[LocalBus]:
+    with LocalBus(SETTINGS) as running:
+        for name in ("ears", "voice", "other", "text"):
+            running.model_says(name, Reply(text="one two three"))
+        running.model_says("brush", Reply(pictures=(Picture(data=b"\x89PNG not really"),)))
+        yield running
+
+
+@pytest.fixture
+def http(bus: LocalBus) -> Generator[httpx.Client]:
+    with httpx.Client(base_url=bus.gateway, timeout=60, headers=auth(KEYS["ada"])) as client:
+        yield client
+
+
+def openai_client(bus: LocalBus, key: str = "ada") -> openai.OpenAI:
+    return openai.OpenAI(api_key=KEYS[key].text, base_url=f"{bus.gateway}/v1", max_retries=0)
+
+
+def anthropic_client(bus: LocalBus, key: str = "ada") -> anthropic.Anthropic:
+    headers = {"x-tokenbus-provider": "anthropic"}
+    base = f"{bus.gateway}/anthropic"
+    return anthropic.Anthropic(api_key=KEYS[key].text, base_url=base, max_retries=0, default_headers=headers)
+
+
+def part(name: str, value: bytes, more: str = "") -> bytes:
+    head = f'--{BOUND}\r\nContent-Disposition: form-data; name="{name}"{more}\r\n\r\n'
+    return head.encode() + value + b"\r\n"
+
+
+FILE = part("file", SOUND, '; filename="a.wav"')
+END = f"--{BOUND}--\r\n".encode()
+
+
+def post_form(http: httpx.Client, content: bytes | Iterator[bytes], key: str = "ada", bound: str = BOUND) -> Any:
+    headers = {**auth(KEYS[key]), "content-type": f"multipart/form-data; boundary={bound}"}
+    return http.post("/v1/audio/transcriptions", content=content, headers=headers)
+
+
+def code_of(answer: httpx.Response) -> str:
+    return answer.json()["error"]["code"]
+
+
+# --- forms and sounds ---------------------------------------------------------------------------------------------
+
+
+def test_openais_client_speaks_and_listens(bus: LocalBus) -> None:
+    with openai_client(bus) as client:
+        heard = client.audio.transcriptions.create(model="openai-chat/ears", file=("a.wav", SOUND))
+        spoken = client.audio.speech.create(model="openai-chat/voice", voice="alloy", input="hi")
+    sent = bus.exchanges[-2].http_request
+    assert heard.text == blake2b(SOUND).hexdigest()
+    assert spoken.content == bytes(range(256)) * 2
+    assert spoken.response.headers["content-type"] == "audio/mpeg"
+    assert b'name="model"\r\n\r\nears\r\n' in sent.body
+    assert KEYS["ada"].text not in str(dict(sent.headers))
+
+
+def test_openais_client_edits_an_image(bus: LocalBus) -> None:
+    with openai_client(bus) as client:
+        made = client.images.edit(model="openai-chat/brush", image=("a.png", b"\x89PNG"), prompt="a hat")
+    assert made.data
+    assert made.data[0].b64_json
+
+
+@pytest.mark.parametrize("size", [1, 7, 4096])
+def test_the_model_may_come_after_the_file_and_in_any_pieces(bus: LocalBus, http: httpx.Client, size: int) -> None:
+    whole = FILE + part("model", b"openai-chat/ears") + part("language", b"en") + END
+    pieces = (whole[i : i + size] for i in range(0, len(whole), size))
+    assert post_form(http, pieces).json()["text"] == blake2b(SOUND).hexdigest()
+    assert bus.exchanges[-1].http_request.body == FILE + part("model", b"ears") + part("language", b"en") + END
+
+
+def test_a_file_larger_than_what_is_held_passes_if_the_model_comes_first(bus: LocalBus, http: httpx.Client) -> None:
+    large = part("file", b"x" * 20_000_000, '; filename="a.wav"')
+    assert post_form(http, part("model", b"openai-chat/ears") + large + END).status_code == 200
+    before = len(bus.exchanges)
+    late = post_form(http, large + part("model", b"openai-chat/ears") + END)
+    assert (late.status_code, code_of(late)) == (413, "request_too_large")
+    assert len(bus.exchanges) == before
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        FILE + END,
+        part("model", b"openai-chat/ears") + FILE,
+        part("model", b"openai-chat/ears") + part("model", b"other") + FILE + END,
+        part("model", b"openai-chat/ears", '; filename="m"') + FILE + END,
+        part("model", b"openai-chat/ears") + part("file", b"a\n--XyZ\nContent-Disposition: form-data", "") + END,
+        part("model", b"openai-chat/ears") + FILE + END + part("model", b"other"),
+        b"preamble\r\n" + part("model", b"openai-chat/ears") + FILE + END,
+        part("model", b"openai-chat/ears").replace(b'name="model"', b"name=model") + FILE + END,
+        part("model", b"openai-chat/ears").replace(b'name="model"', b'name="x"; name="model"') + FILE + END,
+        part("model", b"openai-chat/ears").replace(b"\r\n\r\n", b"\nX: y\r\n\r\n") + FILE + END,
+        b"--" + b"-" * 100_000,
+        b"",
+    ],
+)
+def test_a_form_that_two_readers_could_take_in_two_ways_is_refused(
+    bus: LocalBus, http: httpx.Client, form: bytes
+) -> None:
+    finished = [exchange for exchange in bus.exchanges if exchange.status == 200]
+    answer = post_form(http, form, "narrow")
+    assert answer.status_code in (400, 403)
+    assert [exchange for exchange in bus.exchanges if exchange.status == 200] == finished
+
+
+def test_a_key_forwards_no_form_of_another_model(http: httpx.Client) -> None:
+    answer = post_form(http, part("model", b"openai-chat/other") + FILE + END, "narrow")
+    assert (answer.status_code, code_of(answer)) == (403, "model_not_allowed")
+
+
+# --- files and batches -------------------------------------------------------------------------------------------
+
+
+def test_a_file_is_its_tenants_own(bus: LocalBus, http: httpx.Client) -> None:
+    with openai_client(bus) as client:
+        file = client.files.create(file=("a.jsonl", b'{"a": 1}\n'), purpose="batch")
+        assert client.files.retrieve(file.id).filename == "a.jsonl"
+        assert client.files.content(file.id).content == b'{"a": 1}\n'
+        with pytest.raises(openai.PermissionDeniedError):
+            client.files.list()
+    before = len(bus.exchanges)
+    for method, path in (("GET", ""), ("GET", "/content"), ("DELETE", "")):
+        theirs, none = (
+            http.request(method, f"/v1/files/{one}{path}", headers=auth(KEYS["bob"])) for one in (file.id, "file-none")
+        )
+        assert (theirs.status_code, code_of(theirs)) == (none.status_code, code_of(none)) == (404, "not_found")
+    stolen = {"input_file_id": file.id, "endpoint": "/v1/embeddings", "completion_window": "24h"}
+    assert http.post("/v1/batches", json=stolen, headers=auth(KEYS["bob"])).status_code == 404
+    assert len(bus.exchanges) == before
+    with openai_client(bus, "boss") as client:
+        assert file.id in [each.id for each in client.files.list()]
+    with openai_client(bus) as client:
+        assert client.files.delete(file.id).deleted
+        with pytest.raises(openai.NotFoundError):
+            client.files.retrieve(file.id)
+
+
+def test_a_run_names_no_file_of_another_tenant(bus: LocalBus, http: httpx.Client) -> None:
+    with openai_client(bus) as client:
+        file = client.files.create(file=("a.pdf", b"%PDF"), purpose="user_data")
+    content = [{"type": "file", "file": {"file_id": file.id}}, {"type": "text", "text": "Read it."}]
+    body = {"model": "openai-chat/text", "messages": [{"role": "user", "content": content}]}
+    theirs = http.post("/v1/chat/completions", json=body, headers=auth(KEYS["bob"]))
+    assert (theirs.status_code, code_of(theirs)) == (404, "not_found")
+    assert http.post("/v1/chat/completions", json=body).status_code == 200
+
+
+def test_a_batch_and_its_answers_are_its_tenants_own(bus: LocalBus, http: httpx.Client) -> None:
+    with openai_client(bus) as client:
+        file = client.files.create(file=("a.jsonl", b"{}\n"), purpose="batch")
+        made = client.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
+        batch = client.batches.retrieve(made.id)
+    assert batch.output_file_id
+    before = len(bus.exchanges)
+    for one in (f"batches/{batch.id}", f"files/{batch.output_file_id}/content"):
+        assert http.get(f"/v1/{one}", headers=auth(KEYS["bob"])).status_code == 404
+        assert len(bus.exchanges) == before
+    http.get(f"/v1/files/{batch.output_file_id}/content")
+    assert len(bus.exchanges) == before + 1
+    for key in ("narrow", "poor"):
+        headers = {**auth(KEYS[key]), "x-tokenbus-provider": "openai-chat"}
+        refused = http.post("/v1/batches", json={"endpoint": "/v1/embeddings"}, headers=headers)
+        assert (refused.status_code, code_of(refused)) == (403, "batch_not_allowed")
+
+
+def test_anthropics_client_uploads_and_runs_a_batch(bus: LocalBus) -> None:
+    params: Any = {"model": "anthropic/text", "max_tokens": 9, "messages": [{"role": "user", "content": "x"}]}
+    with anthropic_client(bus) as client:
+        file = client.beta.files.upload(file=("a.txt", io.BytesIO(b"hello"), "text/plain"), betas=BETAS)
+        assert client.beta.files.retrieve_metadata(file.id, betas=BETAS).filename == "a.txt"
+        batch = client.messages.batches.create(requests=[{"custom_id": "one", "params": params}])
+        sent = msgspec.json.decode(bus.exchanges[-1].http_request.body)
+        assert sent == {"requests": [{"custom_id": "one", "params": {**params, "model": "text"}}]}
+        assert [each.custom_id for each in client.messages.batches.results(batch.id)] == [batch.id]
+    assert bus.exchanges[-1].http_request.path == f"/v1/messages/batches/{batch.id}/results"
+    with anthropic_client(bus, "bob") as client, pytest.raises(anthropic.NotFoundError):
+        client.messages.batches.retrieve(batch.id)
+
+
+def test_the_models_of_a_provider_are_listed_for_who_names_it(bus: LocalBus, http: httpx.Client) -> None:
+    assert http.get("/v1/models", headers={"x-tokenbus-provider": "openai-chat"}).json()["data"] == []
+    assert bus.exchanges[-1].http_request.path == "/v1/models"
+    unknown = http.get("/v1/models", headers={"x-tokenbus-provider": "nobody"})
+    assert (unknown.status_code, code_of(unknown)) == (404, "provider_not_found")
+    other = http.get("/v1/models", headers={"x-tokenbus-provider": "anthropic", **auth(KEYS["narrow"])})
+    assert (other.status_code, code_of(other)) == (403, "provider_not_allowed")
+
+
+@pytest.mark.parametrize("one", ["..%2f..%2fadmin", "..", "%2e%2e", "a%252fb", "a%00b", "x" * 500, "a b"])
+def test_no_id_leads_to_another_path(bus: LocalBus, http: httpx.Client, one: str) -> None:
+    before = len(bus.exchanges)
+    for key in ("ada", "boss"):
+        url = httpx.URL(bus.gateway).copy_with(raw_path=f"/v1/files/{one}/content".encode())
+        answer = http.get(url, headers=auth(KEYS[key]))
+        assert answer.status_code in (400, 404)
+    assert [each.http_request.path for each in bus.exchanges[before:]] in (
+        [],
+        [f"/v1/files/{one}/content"],
+        [f"/v1/files/{one.replace(' ', '%20')}/content"],
+    )
+
+
+def test_each_forwarded_path_passes_the_limits_of_its_key(bus: LocalBus, http: httpx.Client) -> None:
+    limited = auth(KEYS["limited"])
+    http.post("/v1/embeddings", json={"model": "openai-chat/text", "input": "x"}, headers=limited)
+    before = len(bus.exchanges)
+    for method, route in sorted(forwarded_routes()):
+        path = route.replace("{model:path}", "gemini/text").replace("{id}", "none")
+        family = (
+            {"anthropic-version": "2023-06-01"}
+            if any(each in path for each in ("messages", "anthropic", "v1/v1"))
+            else {}
+        )
+        model = "anthropic/text" if family else "openai-responses/text"
+        params = {"model": model, "max_tokens": 1, "messages": [{"role": "user", "content": "x"}]}
+        body: Json = {"contents": [], "requests": [{"params": params}], "input": "x", **params}
+        body = {"contents": []} if "gemini" in path else body
+        if path.endswith("/files"):
+            headers = {"content-type": f"multipart/form-data; boundary={BOUND}", "x-tokenbus-provider": "anthropic"}
+            headers["x-tokenbus-provider"] = "anthropic" if family else "openai-chat"
+            answer = http.request(method, path, content=FILE + END, headers={**limited, **family, **headers})
+        else:
+            answer = http.request(method, path, json=body, headers={**limited, **family})
+        named = "{id}" in route
+        assert answer.status_code == (404 if named else 429), (method, route, answer.text)
+    assert len(bus.exchanges) == before
