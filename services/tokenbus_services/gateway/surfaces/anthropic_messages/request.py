@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 import msgspec
 
@@ -105,6 +105,10 @@ def _is_of_another_type(given: object, known: Sequence[str]) -> bool:
 def _tools(ask: SurfaceRequest) -> tuple[list[Tool], Cache]:
     """The client's tools, and the last cache mark among them."""
     marked: list[Cache] = [False]
+    # Tools that the bus does not know follow the others. Beside them, one with more fields (a cache mark, say) stays in
+    # its place.
+    given = ask.body.peek("tools")
+    mixed = isinstance(given, list) and any(_is_of_another_type(each, ("custom",)) for each in cast("list[Any]", given))
 
     def tool(fields: Fields) -> Tool | Json:
         fields.one_of("type", ("custom",))
@@ -116,6 +120,8 @@ def _tools(ask: SurfaceRequest) -> tuple[list[Tool], Cache]:
         )
         if ask.passes:
             rest = fields.take_rest()
+            if rest and mixed:
+                return fields.value
             return msgspec.structs.replace(read, extra={"anthropic": rest}) if rest else read
         mark = cache_mark(fields)
         fields.hint("defer_loading", False)
