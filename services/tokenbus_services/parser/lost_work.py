@@ -104,7 +104,7 @@ class LostWork:
             keys.lease(partition, "normalizer"),
             run=s.run,
             attempt=s.attempt,
-            frame=encode(RawFrame(s.turn, s.attempt, ANY_FRAME, 0, [Lost(REASON)])),
+            frame=encode(RawFrame(s.turn, s.attempt, ANY_FRAME, self._server.clock.now_ms(), [Lost(REASON)])),
             control_frame=encode(Control(s.run, "closed", s.attempt)),
         )
         verdict: bytes = await run_script(self._server, call)

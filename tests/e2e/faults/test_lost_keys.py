@@ -8,7 +8,9 @@ from typing import Any
 
 from tests.e2e import judge
 from tests.e2e.conftest import WEATHER, Send, sender
-from tests.e2e.fleet import PIPELINE, ended, fleet, log_of
+from tests.e2e.faults.test_every_await import POLICY
+from tests.e2e.faults.test_stopped_workers import passed
+from tests.e2e.fleet import PIPELINE, Kind, ended, fleet, log_of
 from tests.servers import binary
 from tests.waiting import eventually
 from tokenbus import Client
@@ -73,6 +75,37 @@ async def test_runs_whose_queue_was_deleted_are_queued_again(
     # The fetcher that had it stopped when its entry was gone; text that was out is not repeated.
     end = logs[first][-1]
     assert (end["type"], end["error"]["code"], end["error"]["retryable"]) == ("incomplete", "worker_lost", True)
+
+
+async def test_the_policies_of_a_run_whose_queue_was_deleted_have_their_whole_time(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path
+) -> None:
+    """The time that they have for the retry begins with it; their only worker stands for a moment of that."""
+    kinds: tuple[Kind, ...] = (*PIPELINE, "policy")
+    async with (
+        MockProvider(SCRIPTS) as provider,
+        fleet(tmp_path, server_url, keys, provider.url, kinds, QUEUED + POLICY) as running,
+    ):
+        first = await send("long")
+        await begun(server, keys, first)
+        run = await send("short", policies=["nothing"])
+        await all_wait(server, keys, [run])
+        await eventually(lambda: log_of(server.client, keys, run))  # `started` is judged
+        worker, partition = running.worker_of("policy"), keys.partition_of(run)
+        worker.freeze()
+        await server.client.delete(keys.topic(partition, "turns"))
+
+        async def waits_for_policies() -> bool:
+            arrived, done = await server.client.hmget(keys.lease(partition, "policy"), ["arrived", "done"])
+            return arrived != done
+
+        await eventually(waits_for_policies)
+        await passed(server, 3.0)
+        worker.thaw()
+        log: Any = (await ended(server.client, keys, [run]))[run]
+        await ended(server.client, keys, [first])
+    judge.check(log)
+    assert log[-1]["type"] == "completed", log[-1]
 
 
 async def test_entries_of_cancelled_runs_do_not_hide_one_that_was_lost(
