@@ -72,6 +72,8 @@ def check_tools(tools: Sequence[Tool]) -> None:
     """
     patterns = 0
     for i, tool in enumerate(tools):
+        if tool.format and tool.parameters:
+            raise RequestInvalid(f"tools[{i}].format", "a tool has `parameters` or a `format`, not both")
         try:
             patterns += compile_schema(tool.parameters).patterns
             if patterns > MAX_PATTERNS:

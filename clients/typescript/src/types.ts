@@ -48,6 +48,7 @@ export interface BlockComplete {
   arguments?: string;
   input?: Record<string, unknown>;
   input_error?: string;
+  free_text?: boolean;
   is_error?: boolean;
   signature?: string;
   opaque?: Record<string, string>;
@@ -92,6 +93,7 @@ export interface BlockStarted {
   tool_id?: string;
   tool_name?: string;
   prompt?: string;
+  free_text?: boolean;
   item?: string;
   phase?: string;
 }
@@ -294,6 +296,15 @@ export interface Generate {
   presence_penalty?: number;
   user_id?: string;
   traceparent?: string;
+}
+
+/**
+ * A tool's input is text of a grammar, which the provider enforces.
+ */
+export interface GrammarFormat {
+  type: "grammar";
+  syntax: "lark" | "regex";
+  definition: string;
 }
 
 /**
@@ -500,6 +511,13 @@ export interface Started {
 export type TerminalEvent = Completed | Incomplete | RunFailedEvent | Cancelled;
 
 /**
+ * A tool's input is any text.
+ */
+export interface TextFormat {
+  type: "text";
+}
+
+/**
  * Text.
  *
  * ``cache``, here and in other parts, asks the provider to cache the prompt up to here, if it can. ``extra`` has
@@ -554,6 +572,7 @@ export interface Tool {
   name: string;
   description?: string;
   parameters?: Record<string, unknown>;
+  format?: TextFormat | GrammarFormat;
   strict?: boolean;
   extra?: Record<string, Record<string, unknown>>;
 }
@@ -566,6 +585,7 @@ export interface ToolCallPart {
   tool_id: string;
   tool_name: string;
   arguments: string;
+  free_text?: boolean;
   opaque?: Record<string, string>;
   opaque_blobs?: Record<string, string>;
   extra?: Record<string, Record<string, unknown>>;

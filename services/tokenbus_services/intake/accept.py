@@ -334,7 +334,9 @@ class DeclaredTools:
 
     async def complete(self, request: Generate) -> Generate:
         """Complete tools that the request only names with the deployment's description and schema."""
-        known = [t if t.parameters else await self._tool(t, f"tools[{i}]") for i, t in enumerate(request.tools)]
+        known = [
+            t if t.parameters or t.format else await self._tool(t, f"tools[{i}]") for i, t in enumerate(request.tools)
+        ]
         return msgspec.structs.replace(request, tools=known)
 
     async def _tool(self, tool: Tool, where: str) -> Tool:

@@ -35,6 +35,8 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
     arguments: dict[str, object] | str = {}
     id: str | None = None
     """None: derived from the conversation, so distinct over turns and runs."""
+    free_text: bool = False
+    """The call of a custom tool: ``arguments`` is its input (OpenAI's APIs)."""
 
     @property
     def raw(self) -> str:
@@ -110,7 +112,8 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
             text=fill(self.text),
             thinking=fill(self.thinking),
             tool_calls=tuple(
-                msgspec.structs.replace(call, arguments=fill(call.raw, json=True)) for call in self.tool_calls
+                msgspec.structs.replace(call, arguments=fill(call.raw, json=not call.free_text))
+                for call in self.tool_calls
             ),
         )
 

@@ -80,7 +80,7 @@ class Settings(Table, frozen=True, kw_only=True, dict=True):  # dict: for `keys`
     def tool_definitions(self) -> list[Tool]:
         """The declared tools in the form of a request."""
         return [
-            Tool(name=name, description=tool.description or None, parameters=tool.parameters)
+            Tool(name=name, description=tool.description or None, parameters=tool.parameters, format=tool.format)
             for name, tool in self.tools.items()
         ]
 

@@ -179,6 +179,11 @@ class ToolExecutor:
 
 def _arguments(call: ToolCall, declared: Declared) -> dict[str, object]:
     """Parse the arguments and validate them against the tool's schema. Raises ToolFailure."""
+    if call.free_text != declared.free_text:
+        takes = "free text" if declared.free_text else "a JSON object"
+        raise ToolFailure(call.name, "bad_arguments", f"the tool takes {takes}")
+    if call.free_text:
+        return {"input": call.arguments}
     try:
         parsed: object = msgspec.json.decode(call.arguments or "{}")
     except (msgspec.DecodeError, ValueError) as e:

@@ -101,8 +101,10 @@ class ToolRegistry:
             schema = compile_schema(settings.parameters)
         except SchemaError as e:
             raise SettingsError(source, f"{where}.parameters", str(e)) from None
+        if settings.format and settings.parameters:
+            raise SettingsError(source, f"{where}.format", "a tool has `parameters` or a `format`, not both")
         try:
-            return Declared(self._tool(name, settings, env), schema, settings.timeout_s)
+            return Declared(self._tool(name, settings, env), schema, settings.timeout_s, settings.format is not None)
         except ValueError as e:
             field = ".call" if isinstance(settings, PythonTool) else ""
             raise SettingsError(source, f"{where}{field}", str(e)) from e

@@ -143,6 +143,7 @@ class ToolService:
                     tool_id=work.tool_id,
                     name=work.name,
                     arguments=work.arguments,
+                    free_text=work.free_text,
                     timeout_s=work.timeout_s,
                     tenant=work.tenant,
                     metadata=work.metadata or {},

@@ -30,3 +30,5 @@ class Declared(NamedTuple):
     tool: Tool
     schema: Schema
     timeout_s: float | None
+    free_text: bool = False
+    """Its input is text, passed as the argument ``input``."""

@@ -20,6 +20,8 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     arguments: str
     """The raw string, as the model wrote it; an empty string means ``{}``."""
+    free_text: bool = False
+    """``arguments`` is free text, which the tool gets as its argument ``input``."""
     timeout_s: float | None = None
     """The timeout from the request. It can shorten the tool's own timeout but not extend it."""
     traceparent: str | None = None

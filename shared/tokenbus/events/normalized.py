@@ -97,6 +97,8 @@ class ToolCallStart(_Normal, frozen=True, tag="call"):
     name: str
     derived: bool = False
     """The provider sent no id; this one is unique only within the attempt."""
+    free_text: bool = False
+    """Its input is free text, not JSON."""
 
 
 class ToolCallDelta(_Normal, frozen=True, tag="args"):

@@ -99,6 +99,8 @@ class BlockStarted(Event, frozen=True, kw_only=True, tag="block_start"):
     tool_name: str | None = None
     prompt: str | None = None
     """image: its prompt, if known in advance."""
+    free_text: bool | None = None
+    """tool_call: True if the input is free text and not JSON."""
     item: str | None = None
     """server_tool: the provider's type of the item, ``<api>.<type>``. ``tool_name`` and ``tool_id``, the same for a
     tool and its result, are set if it is one.
@@ -146,6 +148,8 @@ class BlockComplete(Event, frozen=True, kw_only=True, tag="block_complete"):
     input: dict[str, object] | None = None
     """tool_call: ``arguments`` parsed. If they are not a JSON object it is absent and ``input_error`` is set."""
     input_error: str | None = None
+    free_text: bool | None = None
+    """tool_call: True if ``arguments`` is free text for a tool with a `format`; then there is no ``input``."""
     is_error: bool | None = None
     """tool_result: True if the tool returned an error."""
     signature: str | None = None

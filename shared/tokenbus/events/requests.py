@@ -123,6 +123,10 @@ class ToolCallPart(_Part, frozen=True, kw_only=True, tag="tool_call"):
     tool_id: str
     tool_name: str
     arguments: str
+    free_text: bool = False
+    """``arguments`` is the free text for a tool with a `format`. An API without such tools gets it as the JSON object
+    ``{"input": …}``.
+    """
     opaque: dict[str, str] | None = None
     opaque_blobs: dict[str, str] | None = None
     extra: Extra | None = None
@@ -159,12 +163,28 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Further fields of the message, by API. Messages that the API gets as one have the fields of all."""
 
 
+class TextFormat(_Part, frozen=True, kw_only=True, tag="text"):
+    """A tool's input is any text."""
+
+
+class GrammarFormat(_Part, frozen=True, kw_only=True, tag="grammar"):
+    """A tool's input is text of a grammar, which the provider enforces."""
+
+    syntax: Literal["lark", "regex"]
+    definition: Annotated[str, Meta(min_length=1)]
+
+
+InputFormat = TextFormat | GrammarFormat
+
+
 class Tool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A tool that the model may call. ``parameters`` is a JSON schema of type object."""
 
     name: Name
     description: str | None = None
     parameters: dict[str, object] = {}
+    format: InputFormat | None = None
+    """Set for a tool whose input is free text instead of a JSON object (OpenAI's custom tools). Mode chat only."""
     strict: bool | None = None
     """Whether the API should enforce the schema on the model's arguments; None: not, if the API has a choice."""
     extra: Extra | None = None

@@ -96,7 +96,10 @@ def _part(block: BlockComplete, late: Mapping[str, object]) -> ContentPart | Non
             return ThinkingPart(text=block.content or "", signature=block.signature, **back)
         case "tool_call" if not block.cut:
             name, tool_id = block.tool_name or "", block.tool_id or ""
-            return ToolCallPart(tool_id=tool_id, tool_name=name, arguments=block.arguments or "", **back)
+            free = bool(block.free_text)
+            return ToolCallPart(
+                tool_id=tool_id, tool_name=name, arguments=block.arguments or "", free_text=free, **back
+            )
         case "server_tool" if not block.cut and is_json(block.content or ""):
             return ExtraPart(name=block.item or "", json=block.content or "")
         case "image" if block.image and not block.cut and not block.image.draft:

@@ -88,6 +88,10 @@ FIELDS: dict[str, dict[str, Json]] = {
         "Messages": {"tools": [{**_STRICT, "input_schema": _SCHEMA}]},
         "useChat": {"tools": [_STRICT]},
     },
+    "custom tools": {
+        "Chat": {"tools": [{"type": "custom", "custom": {"name": "f"}}]},
+        "Responses": {"tools": [{"type": "custom", "name": "f"}]},
+    },
     "JSON by a schema": {
         "Chat": {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": _SCHEMA}}},
         "Responses": {"text": {"format": {"type": "json_schema", "name": "n", "schema": _SCHEMA}}},

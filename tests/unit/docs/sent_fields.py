@@ -25,6 +25,7 @@ _IMAGE: Object = {"type": "image", "source": _PNG}
 _CALL: Object = {"type": "tool_call", "tool_id": "toolu_01", "tool_name": "weather", "arguments": "{}"}
 _RESULT: Object = {"type": "tool_result", "tool_id": "toolu_01", "content": "Rain."}
 _TOOLS: Object = {"tools": [{"name": "weather", "parameters": {"type": "object"}}, {"name": "clock"}]}
+_GRAMMAR: Object = {"type": "grammar", "syntax": "regex", "definition": "x"}
 _NAMED: Object = {"role": "user", "content": "Hi", "participant": "Ann"}
 _PREFILL: Object = {"mode": "prefill", "participant": "Claude", "messages": [_NAMED, _NAMED]}
 
@@ -81,7 +82,7 @@ SENT = {
     ),
     "a tool call part": Sent(
         _CALL,
-        {"tool_id": "toolu_02", "tool_name": "clock", "arguments": '{"city":"Oslo"}'},
+        {"tool_id": "toolu_02", "tool_name": "clock", "arguments": '{"city":"Oslo"}', "free_text": True},
         (lambda call: _called(call, _RESULT),),
     ),
     "a tool result part": Sent(
@@ -111,8 +112,19 @@ SENT = {
     ),
     "a tool": Sent(
         _TOOLS["tools"][0],
-        {"name": "clock", "description": "The time.", "parameters": {"type": "object", "title": "t"}, "strict": True},
+        {
+            "name": "clock",
+            "description": "The time.",
+            "parameters": {"type": "object", "title": "t"},
+            "format": {"type": "text"},
+            "strict": True,
+        },
         (lambda tool: {"tools": [tool]},),
+    ),
+    "a grammar format": Sent(
+        _GRAMMAR,
+        {"syntax": "lark", "definition": "start: /y/"},
+        (lambda grammar: {"tools": [{"name": "sql", "format": grammar}]},),
     ),
     "a tool choice": Sent({"name": "weather"}, {"name": "clock"}, (lambda choice: {**_TOOLS, "tool_choice": choice},)),
     "thinking options": Sent(

@@ -54,6 +54,7 @@ FEATURES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "`cache` with a time": (user(text(cache=True)), user(text(cache="1h"))),
     "a tool": ({}, TOOLS),
     "`strict` of a tool": (TOOLS, {"tools": [{**TOOLS["tools"][0], "strict": True}]}),
+    "`format` of a tool": (TOOLS, {"tools": [{"name": "sql", "format": {"type": "text"}}]}),
     "`tool_choice`": (TOOLS, {**TOOLS, "tool_choice": "any"}),
     "`parallel_tool_calls` false": (TOOLS, {**TOOLS, "parallel_tool_calls": False}),
     "`thinking.effort`": ({"thinking": {}}, {"thinking": {"effort": "low"}}),

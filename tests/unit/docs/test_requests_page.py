@@ -38,6 +38,8 @@ OBJECTS: dict[type[msgspec.Struct], str] = {
     requests.BlobSource: "a blob source",
     requests.FileSource: "a file source",
     requests.Tool: "a tool",
+    requests.TextFormat: "a text format",
+    requests.GrammarFormat: "a grammar format",
     requests.ToolChoice: "a tool choice",
     requests.Thinking: "thinking options",
     requests.OutputSchema: "an output schema",

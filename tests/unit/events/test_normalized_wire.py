@@ -40,7 +40,7 @@ GOLDEN: list[tuple[Normalized, list[Any]]] = [
     (RefusalDelta(0, "No"), ["refusal", 0, "No"]),
     (ThinkingDelta(1, "hm"), ["thinking", 1, "hm"]),
     (BlockStop(0), ["close", 0]),
-    (ToolCallStart(2, "t1", "weather", derived=True), ["call", 2, "t1", "weather", True]),
+    (ToolCallStart(2, "t1", "weather", derived=True), ["call", 2, "t1", "weather", True, False]),
     (ToolCallDelta(2, '{"ci'), ["args", 2, '{"ci']),
     (ToolCallDone(2), ["called", 2, ""]),
     (Opaque(1, "encrypted", "s", "sha256:0"), ["opaque", 1, "encrypted", "s", "sha256:0"]),

@@ -86,10 +86,18 @@ FULL: list[tuple[PublicEvent, str]] = [
     ),
     (
         BlockStarted(
-            **AT, block=3, kind="tool_call", tool_id="t1", tool_name="weather", prompt="p", item="a.b", phase="q"
+            **AT,
+            block=3,
+            kind="tool_call",
+            tool_id="t1",
+            tool_name="weather",
+            prompt="p",
+            free_text=True,
+            item="a.b",
+            phase="q",
         ),
         '{"type":"block_start",' + HEAD + ',"block":3,"kind":"tool_call","tool_id":"t1","tool_name":"weather",'
-        '"prompt":"p","item":"a.b","phase":"q"}',
+        '"prompt":"p","free_text":true,"item":"a.b","phase":"q"}',
     ),
     (
         ImagePreview(**AT, block=3, kind="image", index=1, image=ImageRef(media_type="image/png", base64="aGk=")),
@@ -117,6 +125,7 @@ FULL: list[tuple[PublicEvent, str]] = [
             arguments='{"city":"Brno"}',
             input={"city": "Brno"},
             input_error="no JSON",
+            free_text=True,
             is_error=True,
             signature="sig",
             opaque={"item_id": "fc_1", "api": "openai-responses"},
@@ -152,7 +161,7 @@ FULL: list[tuple[PublicEvent, str]] = [
         ),
         '{"type":"block_complete",' + HEAD + ',"block":3,"kind":"tool_call","content":"c","tool_id":"t1",'
         '"tool_name":"weather","arguments":"{\\"city\\":\\"Brno\\"}","input":{"city":"Brno"},"input_error":"no JSON",'
-        '"is_error":true,"signature":"sig","opaque":{"item_id":"fc_1","api":"openai-responses"},'
+        '"free_text":true,"is_error":true,"signature":"sig","opaque":{"item_id":"fc_1","api":"openai-responses"},'
         '"opaque_blobs":{"encrypted":"sha256:03"},"item":"gemini.executableCode","phase":"commentary","image":{"media_type":"image/png","blob_id":"sha256:00","base64":"aGk=",'
         '"revised_prompt":"a cat","prompt":"cat","model":"gpt-image-2","size":"8x8","quality":"low","size_bytes":2,'
         '"width":8,"height":9,"draft":true},"audio":{"media_type":"audio/wav","blob_id":"sha256:04",'

@@ -5,12 +5,24 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar, cast, get_args
+from typing import Any, ClassVar, Literal, TypeVar, cast, get_args
 
 import msgspec
 
 from tokenbus.events.public import RunEnd
-from tokenbus.events.requests import Effort, Fallback, Generate, OnFailure, RunId, TextPart, Thinking, Tool
+from tokenbus.events.requests import (
+    Effort,
+    Fallback,
+    Generate,
+    GrammarFormat,
+    InputFormat,
+    OnFailure,
+    RunId,
+    TextFormat,
+    TextPart,
+    Thinking,
+    Tool,
+)
 from tokenbus.providers import registry
 from tokenbus.providers.api import ApiName
 from tokenbus.providers.base import ProviderBase
@@ -335,6 +347,17 @@ def client_metadata(body: Fields) -> Json | None:
         if not isinstance(value, str) or len(value) > MAX_METADATA_VALUE:
             raise invalid(f"metadata.{key}", f"must be a string of at most {MAX_METADATA_VALUE} characters")
     return {"client": given}
+
+
+def format_of(fields: Fields) -> InputFormat:
+    """The `format` of a custom tool of OpenAI, of Responses or of Chat Completions. Raises Refusal."""
+    form = fields.fields("format")
+    if form is None or form.needed("type", form.one_of("type", ("text", "grammar"))) == "text":
+        return TextFormat()
+    if form.has("grammar"):
+        form = form.needed("grammar", form.fields("grammar"))
+    syntax = cast('Literal["lark", "regex"]', form.needed("syntax", form.one_of("syntax", ("lark", "regex"))))
+    return GrammarFormat(syntax=syntax, definition=form.needed("definition", form.text("definition") or None))
 
 
 def open_tool(name: str, rules: TranslationRules, at: str) -> Tool:

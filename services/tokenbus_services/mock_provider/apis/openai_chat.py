@@ -125,11 +125,7 @@ class MockOpenAIChat:
             message["reasoning_content"] = reply.thinking
         if reply.tool_calls:
             message["tool_calls"] = [
-                {
-                    "id": _call_id(call, number, request),
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": call.raw},
-                }
+                {"id": _call_id(call, number, request), **_typed(call, {"name": call.name}, call.raw)}
                 for number, call in enumerate(reply.tool_calls)
             ]
         finish = FINISH_REASONS[reply.finish_reason]
@@ -171,18 +167,16 @@ def _deltas(reply: Reply, request: ModelRequest) -> Iterator[dict[str, object]]:
     for piece in reply.text_deltas(reply.text):
         yield {"content": piece}
     for number, call in enumerate(reply.tool_calls):
-        yield {
-            "tool_calls": [
-                {
-                    "index": number,
-                    "id": _call_id(call, number, request),
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": ""},
-                }
-            ]
-        }
+        head = {"index": number, "id": _call_id(call, number, request), **_typed(call, {"name": call.name}, "")}
+        yield {"tool_calls": [head]}
         for fragment in reply.argument_deltas(call.raw):
-            yield {"tool_calls": [{"index": number, "function": {"arguments": fragment}}]}
+            yield {"tool_calls": [{"index": number, **_typed(call, {}, fragment)}]}
+
+
+def _typed(call: ToolCall, head: dict[str, object], text: str) -> dict[str, object]:
+    """A call's fields with a piece of its input. A piece that follows the head has no type."""
+    kind, field = ("custom", "input") if call.free_text else ("function", "arguments")
+    return {**({"type": kind} if head else {}), kind: {**head, field: text}}
 
 
 def _call_id(call: ToolCall, number: int, request: ModelRequest) -> str:

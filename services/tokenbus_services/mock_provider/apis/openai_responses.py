@@ -155,20 +155,21 @@ def _items(reply: Reply, request: ModelRequest) -> Iterator[_Composed]:
     for number, picture in enumerate(reply.pictures):
         yield _picture(picture, request, f"ig_{key}{number:02d}")
     for number, call in enumerate(reply.tool_calls):
+        family, field = ("custom_tool_call", "input") if call.free_text else ("function_call", "arguments")
         head: Json = {
-            "id": f"fc_{key}{number:02d}",
-            "type": "function_call",
+            "id": f"{'ctc' if call.free_text else 'fc'}_{key}{number:02d}",
+            "type": family,
             "call_id": call.id or f"call_{key[:20]}{number:02d}",
             "name": call.name,
         }
-        kind = "response.function_call_arguments"
+        kind, named = f"response.{family}_{field}", {} if call.free_text else {"name": call.name}
         deltas: list[Json] = [
             {"type": f"{kind}.delta", "delta": fragment} for fragment in reply.argument_deltas(call.raw)
         ]
         yield _Composed(
-            opened={**head, "arguments": "", "status": "in_progress"},
-            events=[*deltas, {"type": f"{kind}.done", "name": call.name, "arguments": call.raw}],
-            complete={**head, "arguments": call.raw, "status": "completed"},
+            opened={**head, field: "", "status": "in_progress"},
+            events=[*deltas, {"type": f"{kind}.done", **named, field: call.raw}],
+            complete={**head, field: call.raw, "status": "completed"},
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from tokenbus.events.requests import InputFormat
 from tokenbus_services.settings.types import ImportPath, Seconds, Table
 
 DEFAULT_TOOL_TIMEOUT_S = 60.0
@@ -16,6 +17,8 @@ class PythonTool(Table, frozen=True, kw_only=True, tag="python", tag_field="kind
     call: str
     description: str = ""
     parameters: dict[str, object] = {}
+    format: InputFormat | None = None
+    """Set if the input is free text instead of JSON; the tool gets it as its argument ``input``."""
     timeout_s: Seconds | None = None
 
 
@@ -40,6 +43,8 @@ class HttpTool(_Reach, frozen=True, kw_only=True, tag="http", tag_field="kind"):
     """Environment variable with a secret. If set, each call carries the run's id, tenant and metadata, signed."""
     description: str = ""
     parameters: dict[str, object] = {}
+    format: InputFormat | None = None
+    """Set if the input is free text instead of JSON; the tool gets it as its argument ``input``."""
     timeout_s: Seconds | None = None
 
 

@@ -56,7 +56,9 @@ async def _run(link: fork_server.Link, function: ToolFunction, asked: Call, resu
 
     try:
         with Reporter(call.block, deliver, str) as reporter:
-            arguments = msgspec.json.decode(call.arguments or "{}", type=dict[str, object])
+            text = call.arguments
+            arguments: dict[str, object]
+            arguments = {"input": text} if call.free_text else msgspec.json.decode(text or "{}", type=dict[str, object])
             parts = await function(call.run, arguments, context_of(call, asked.deadline, reporter.report))
             link.send(Returned(number, [_bounded(call.name, part, result_bytes) for part in parts]))
     except MemoryError:

@@ -28,10 +28,11 @@ def add(s: RunState, out: Outbox, event: n.Normalized, at_ms: int) -> None:
         case n.BlockStart():
             s.blocks.start(event.block, event.kind, out, prompt=event.prompt or None, phase=event.phase or None)
         case n.ItemStart():
-            about = {"tool_id": event.tool_id or None, "name": event.tool_name or None, "item": event.item}
-            s.blocks.start(event.block, "server_tool", out, **about)
+            tool_id, name = event.tool_id or None, event.tool_name or None
+            s.blocks.start(event.block, "server_tool", out, tool_id, name, item=event.item)
         case n.ToolCallStart():
-            s.blocks.start(event.block, "tool_call", out, _id_of(event, s), event.name)
+            free = event.free_text or None
+            s.blocks.start(event.block, "tool_call", out, _id_of(event, s), event.name, free_text=free)
         case n.BlockStop():
             s.blocks.complete(event.block, out)
         case n.ToolCallDone():

@@ -41,6 +41,7 @@ def dispatch_calls(s: RunState, verdicts: ToolVerdicts | None = None) -> list[To
             tool_id=p.call.tool_id,
             name=p.runs.name,
             arguments=p.runs.arguments,
+            free_text=p.runs.free_text,
             timeout_s=timeout_s,
         )
         for p in s.calls

@@ -70,6 +70,8 @@ class ToolWork(msgspec.Struct, frozen=True, array_like=True):
     tool_id: str
     name: str
     arguments: str
+    free_text: bool = False
+    """``arguments`` is no JSON."""
     timeout_s: float | None = None
     tenant: str = ""
     """The run's tenant: tenants take turns."""

@@ -48,6 +48,7 @@ class _Out(msgspec.Struct):
     tool_name: str | None
     item: str | None = None
     phase: str | None = None
+    free_text: bool | None = None
     pieces: list[str] = []
 
 
@@ -153,7 +154,7 @@ class PublicWriter:
         if out is None:
             out = self._open[sent.block] = self._new(sent.kind, sent.block, sent.tool_id, sent.tool_name)
             if not isinstance(sent, Chunk):
-                out.item, out.phase = sent.item, sent.phase
+                out.item, out.phase, out.free_text = sent.item, sent.phase, sent.free_text
             self._published_numbers[sent.block] = out.number
             yield from self._begin(out)
         if isinstance(sent, Chunk) and sent.tool_call_part in (None, "input"):
@@ -182,7 +183,9 @@ class PublicWriter:
     def _begin(self, out: _Out) -> Iterator[PublicEvent]:
         """Begin a block. Sends a call's id and name here, whichever of its chunks the policy sent."""
         fields = {"block": out.number, "kind": out.kind, "tool_id": out.tool_id, "tool_name": out.tool_name}
-        yield self._numbered(self._event(BlockStarted, **fields, item=out.item, phase=out.phase))
+        yield self._numbered(
+            self._event(BlockStarted, **fields, item=out.item, phase=out.phase, free_text=out.free_text)
+        )
         if out.kind == "tool_call":
             for part, text in call_heads(out.tool_name, out.tool_id):
                 head = self._event(Chunk, text=text, visible=False, depth=0, tool_call_part=part, **fields)
@@ -246,6 +249,7 @@ class PublicWriter:
                 tool_id=out.tool_id,
                 tool_name=out.tool_name,
                 input_error=CALL_CUT if call else None,
+                free_text=out.free_text,
                 cut=(cut or call) or None,
             )
             ends.append(self._complete(out, end))

@@ -57,6 +57,7 @@ class OpenAIChat(ProviderBase):
             "presence_penalty",
             "user_id",
             "strict_tools",
+            "free_text_tools",
         }
     )
 

@@ -96,7 +96,9 @@ class AnswerDecoder(ResponseDecoder, kw_only=True):
 
     def _call(self, delta: wire.CallDelta, out: list[Normalized], *, place: int | None = None) -> None:
         """Process a piece of a call. With ``place``, it is the complete call at that position of the whole message."""
-        function = delta.function or wire.Function()
+        function, custom = delta.function or wire.Function(), delta.custom
+        if custom:
+            function = wire.Function(name=custom.name, arguments=custom.input)
         parsed = function.arguments
         arguments = msgspec.json.encode(parsed).decode() if isinstance(parsed, dict) else parsed or ""
         if not (delta.id or function.name or arguments):
@@ -107,6 +109,7 @@ class AnswerDecoder(ResponseDecoder, kw_only=True):
         else:
             call = self.table.find_whole(place, delta, name)
             arguments = call.emitted.rest(arguments) or ""
+        call.free_text = call.free_text or custom is not None
         if not is_null(delta.extra_content):
             call.extra_content = text_of(delta.extra_content)
             self._hold(len(call.extra_content))
@@ -116,7 +119,8 @@ class AnswerDecoder(ResponseDecoder, kw_only=True):
             self._complete(out)
             call.ordinal = self._take_ordinal()
             tool_id = call.tool_id or f"call_{call.ordinal}"
-            out.append(ToolCallStart(call.ordinal, tool_id, call.name, derived=not call.tool_id))
+            free = call.free_text
+            out.append(ToolCallStart(call.ordinal, tool_id, call.name, derived=not call.tool_id, free_text=free))
             if held := "".join(call.pieces):
                 out.append(ToolCallDelta(call.ordinal, held))
                 call.pieces = []

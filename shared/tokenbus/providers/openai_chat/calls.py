@@ -62,9 +62,14 @@ class ReceivedCall(msgspec.Struct):
     done: bool = False
     """The call is complete and later content has begun."""
     extra_content: str = ""
+    free_text: bool = False
+    """Its arguments are no JSON, so only the answer's end says that they are complete."""
 
     def new_part(self, arguments: str) -> str:
         """Return the new part of this piece: empty if complete arguments are repeated."""
+        if self.free_text:
+            self.emitted.add(arguments)
+            return arguments
         if self.end.closed and self.emitted.rest(arguments) == "":
             return ""
         self.emitted.add(arguments)

@@ -18,24 +18,25 @@ from tokenbus.events.requests import (
     ExtraPart,
     FileSource,
     Generate,
+    GrammarFormat,
     ImagePart,
     Message,
     TextPart,
     Thinking,
     ThinkingPart,
+    Tool,
     ToolCallPart,
-    ToolChoice,
     ToolResultPart,
 )
 from tokenbus.providers.api import Built, HttpCall, Quirks
 from tokenbus.providers.request.build import (
     accepted_stops,
+    chosen_tool,
     data_url,
     deep_merged,
     effort_of,
     fitted_id,
     named_schema,
-    needs_tools,
     schema_of,
     with_extra,
     with_own,
@@ -61,6 +62,7 @@ def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
         thinking=("reasoning_details",),
         plain_thinking=plain,
         names=True,
+        free_text_calls=True,
         part_options=frozenset(has),
     )
     spoken, notes = conversation(request, history, takes)
@@ -149,27 +151,20 @@ def _placed(path: str, value: object) -> dict[str, object]:
 def _tools(request: Generate) -> dict[str, object]:
     payload: dict[str, object] = {}
     if request.tools:
-        functions = [
-            {"name": tool.name, "parameters": schema_of(tool.parameters)}
-            | ({"description": tool.description} if tool.description else {})
-            | ({} if tool.strict is None else {"strict": tool.strict})
-            for tool in request.tools
-        ]
-        payload["tools"] = [
-            with_own({"type": "function", "function": function}, tool.extra, "openai-chat")
-            for tool, function in zip(request.tools, functions, strict=True)
-        ]
-    choice = request.tool_choice
-    if not needs_tools(request):
-        return payload
-    if request.parallel_tool_calls is not None:
-        payload["parallel_tool_calls"] = request.parallel_tool_calls
-    if choice is not None:
-        if isinstance(choice, ToolChoice):
-            payload["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
-        else:
-            payload["tool_choice"] = "required" if choice == "any" else choice
-    return payload
+        payload["tools"] = [with_own(_tool(tool), tool.extra, "openai-chat") for tool in request.tools]
+    return payload | chosen_tool(request, lambda kind, name: {"type": kind, kind: {"name": name}})
+
+
+def _tool(tool: Tool) -> dict[str, object]:
+    described: dict[str, object] = {"description": tool.description} if tool.description else {}
+    if isinstance(tool.format, GrammarFormat):
+        grammar = {"syntax": tool.format.syntax, "definition": tool.format.definition}
+        described["format"] = {"type": "grammar", "grammar": grammar}
+    if tool.format:
+        return {"type": "custom", "custom": {"name": tool.name, **described}}
+    strict = {} if tool.strict is None else {"strict": tool.strict}
+    function = {"name": tool.name, "parameters": schema_of(tool.parameters), **described, **strict}
+    return {"type": "function", "function": function}
 
 
 def _messages(message: Spoken, quirks: Quirks) -> list[ChatMessage]:
@@ -244,8 +239,12 @@ def _assistant(message: Spoken, quirks: Quirks) -> list[ChatMessage]:
 
 
 def _call(part: ToolCallPart, where: str) -> dict[str, object]:
-    function = {"name": part.tool_name, "arguments": part.arguments or "{}"}
-    payload: dict[str, object] = {"id": _fitted(part.tool_id), "type": "function", "function": function}
+    payload: dict[str, object] = {"id": _fitted(part.tool_id)}
+    if part.free_text:
+        payload |= {"type": "custom", "custom": {"name": part.tool_name, "input": part.arguments}}
+    else:
+        function = {"name": part.tool_name, "arguments": part.arguments or "{}"}
+        payload |= {"type": "function", "function": function}
     if part.opaque and (extra := part.opaque.get("extra_content")):
         payload["extra_content"] = raw_json(extra, f"{where}.opaque.extra_content")
     return _with_own(payload, part)

@@ -22,12 +22,20 @@ class Function(Known):
     arguments: str | dict[str, Raw] | None = None
 
 
+class CustomCall(Known):
+    """A call of a custom tool, and a piece of its input."""
+
+    name: str | None = None
+    input: str | None = None
+
+
 class CallDelta(Known):
     """A piece of a tool call."""
 
     index: Index | None = None
     id: str | None = None
     function: Function | None = None
+    custom: CustomCall | None = None
     extra_content: Raw = NOTHING
     """Gemini's chat endpoint: thought signatures."""
     type: Raw = NOTHING

@@ -48,7 +48,7 @@ class OpenAIResponses(ProviderBase):
         image_types=COMMON_IMAGES, document_types=ANY, document_bytes=50 * MIB, images=1500, request_bytes=512 * MIB
     )
     makes_images = True
-    options = frozenset({"json_object", "parallel_tool_calls", "user_id", "strict_tools"})
+    options = frozenset({"json_object", "parallel_tool_calls", "user_id", "strict_tools", "free_text_tools"})
 
     def decoder(self, *, status: int, headers: Mapping[str, str], stream: bool, quirks: Quirks) -> Decoder:
         """See `Provider.decoder`. A whole response is recognised by its `object`, even if a stream was requested."""

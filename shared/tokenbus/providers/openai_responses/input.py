@@ -30,7 +30,6 @@ from tokenbus.providers.request.conversation import Spoken, own_extra, raw_json
 _TOOL_ID = re.compile(r"[^\s]+")
 _MAX_TOOL_ID = 64
 _ITEM_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
-CUSTOM_CALL = "custom_tool_call"
 
 Json = dict[str, object]
 
@@ -166,12 +165,12 @@ class Input:
         opaque = part.opaque or {}
         more = _fields(opaque, where)
         payload: Json = {"call_id": _fitted(part.tool_id), "name": part.tool_name}
-        if "type" in more:
+        if part.free_text:
             self._custom_calls.add(part.tool_id)
-            payload |= {"type": CUSTOM_CALL, "input": part.arguments}
+            payload |= {"type": "custom_tool_call", "input": part.arguments}
         else:
             payload |= {"type": "function_call", "arguments": part.arguments or "{}"}
-        if item_id := _item_id(opaque, "ctc" if "type" in more else "fc"):
+        if item_id := _item_id(opaque, "ctc" if part.free_text else "fc"):
             payload["id"] = item_id
         self.items.append(with_own({**more, **payload}, part.extra, "openai-responses"))
 

@@ -26,7 +26,7 @@ _KINDS: dict[str, ItemKind] = {
 _SENT_BACK: dict[str, tuple[str, ...]] = {
     "message": ("phase",),
     "function_call": ("caller", "namespace", "async"),
-    "custom_tool_call": ("type", "caller", "namespace", "async"),  # distinguishes it from a function call
+    "custom_tool_call": ("caller", "namespace", "async"),
 }
 """Unmapped fields that the API accepts back, by item type. It rejects its output-only fields."""
 _MAX_COMPARED = 32

@@ -195,7 +195,9 @@ class OutputDecoder(ContentDecoder, kw_only=True):
         if parsed.name:
             item.ordinal, item.name = self._take_ordinal(), parsed.name
             own = parsed.call_id or parsed.id
-            out.append(ToolCallStart(item.ordinal, own or f"call_{item.ordinal}", parsed.name, derived=not own))
+            free = item.type == "custom_tool_call"
+            tool_id = own or f"call_{item.ordinal}"
+            out.append(ToolCallStart(item.ordinal, tool_id, parsed.name, derived=not own, free_text=free))
             out += [ToolCallDelta(item.ordinal, piece) for piece in item.pieces]
             item.pieces = []
 

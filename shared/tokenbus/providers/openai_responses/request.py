@@ -10,15 +10,15 @@ from __future__ import annotations
 import msgspec
 
 from tokenbus.events.model_names import begins_with
-from tokenbus.events.requests import Generate, Message, TextPart, Tool, ToolChoice
+from tokenbus.events.requests import Generate, Message, TextPart, Tool
 from tokenbus.providers.api import Built, HttpCall, Quirks
 from tokenbus.providers.openai_responses.input import Input, text_part
 from tokenbus.providers.openai_responses.jobs import jobs
 from tokenbus.providers.request.build import (
     accepted_stops,
+    chosen_tool,
     effort_of,
     named_schema,
-    needs_tools,
     schema_of,
     with_extra,
     with_own,
@@ -43,6 +43,7 @@ def build(request: Generate, history: list[Message], quirks: Quirks) -> Built:
         plain_thinking=bool(quirks.reasoning_back),
         model_images=True,
         unique_ids=True,
+        free_text_calls=True,
         part_options=frozenset({"title", "detail"}),
     )
     spoken, notes = conversation(request, history, takes)
@@ -106,21 +107,14 @@ def _tools(request: Generate) -> dict[str, object]:
         tools.append({"type": "image_generation"} | image_fields(images) | mask)
     if tools:
         payload["tools"] = tools
-    choice = request.tool_choice
-    if not needs_tools(request):
-        return payload
-    if request.parallel_tool_calls is not None:
-        payload["parallel_tool_calls"] = request.parallel_tool_calls
-    if choice is not None:
-        if isinstance(choice, ToolChoice):
-            payload["tool_choice"] = {"type": "function", "name": choice.name}
-        else:
-            payload["tool_choice"] = "required" if choice == "any" else choice
-    return payload
+    return payload | chosen_tool(request, lambda kind, name: {"type": kind, "name": name})
 
 
 def _tool(tool: Tool) -> dict[str, object]:
+    described: dict[str, object] = {"description": tool.description} if tool.description else {}
+    if tool.format:
+        custom = {"type": "custom", "name": tool.name, "format": msgspec.to_builtins(tool.format)}
+        return with_own(custom | described, tool.extra, "openai-responses")
     # Strict mode is the API's default and supports only a subset of JSON Schema.
     payload: dict[str, object] = {"type": "function", "name": tool.name, "parameters": schema_of(tool.parameters)}
-    payload |= {"strict": bool(tool.strict)} | ({"description": tool.description} if tool.description else {})
-    return with_own(payload, tool.extra, "openai-responses")
+    return with_own(payload | {"strict": bool(tool.strict)} | described, tool.extra, "openai-responses")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import cast
 from zlib import crc32
 
@@ -21,6 +21,7 @@ from tokenbus.events.requests import (
     Mode,
     OutputSchema,
     Thinking,
+    ToolChoice,
     ToolResultPart,
     UrlSource,
 )
@@ -68,6 +69,8 @@ def formatted(
     if request.mode not in formats:
         raise RequestInvalid("mode", f"this provider API does not support {request.mode} requests")
     reject_missing_options(request, options)
+    if request.mode == "prefill" and (free := [i for i, tool in enumerate(request.tools) if tool.format]):
+        raise RequestInvalid(f"tools[{free[0]}].format", "mode prefill has no tools with free text")
     _check_extra_names(request)
     return formats[request.mode](request, history, quirks)
 
@@ -133,6 +136,22 @@ def needs_tools(request: Generate) -> bool:
     if request.tool_choice not in (None, "auto", "none"):
         raise RequestInvalid("tool_choice", "a tool call is required, but the request has no tools")
     return False
+
+
+def chosen_tool(request: Generate, named: Callable[[str, str], dict[str, object]]) -> dict[str, object]:
+    """Which tools the model calls, in the form that both OpenAI APIs use. ``named``: a tool by kind and name. Raises
+    RequestInvalid; see `needs_tools`.
+    """
+    if not needs_tools(request):
+        return {}
+    parallel, choice = request.parallel_tool_calls, request.tool_choice
+    payload: dict[str, object] = {} if parallel is None else {"parallel_tool_calls": parallel}
+    if isinstance(choice, ToolChoice):
+        free = any(tool.format for tool in request.tools if tool.name == choice.name)
+        payload["tool_choice"] = named("custom" if free else "function", choice.name)
+    elif choice is not None:
+        payload["tool_choice"] = "required" if choice == "any" else choice
+    return payload
 
 
 def schema_of(parameters: dict[str, object]) -> dict[str, object]:

@@ -109,6 +109,9 @@ def _checked(message: Message, where: str, takes: Takes, notes: Notes) -> Spoken
             raise RequestInvalid(at, f"a message of role {message.role} may contain only: {kinds}")
         if not (isinstance(part, TextPart) and not part.text):
             _note_options(part, at, takes, notes)
+            if isinstance(part, ToolCallPart) and part.free_text and not takes.free_text_calls:
+                arguments = msgspec.json.encode({"input": part.arguments}).decode()
+                part = msgspec.structs.replace(part, arguments=arguments, free_text=False)  # noqa: PLW2901
             parts.append(_with_plain_types(part, at, notes))
     if takes.written and message.extra:
         notes.add(where, "extra has no effect in mode prefill")

@@ -17,8 +17,11 @@ RequestOption = Literal[
     "presence_penalty",
     "user_id",
     "strict_tools",
+    "free_text_tools",
 ]
-"""``strict_tools`` is the field `strict` of tools; the others are fields of the request."""
+"""``strict_tools`` and ``free_text_tools`` are the fields `strict` and `format` of tools; the others are fields of the
+request.
+"""
 
 
 def reject_missing_options(request: Generate, has: frozenset[RequestOption]) -> None:
@@ -32,7 +35,10 @@ def reject_missing_options(request: Generate, has: frozenset[RequestOption]) -> 
             raise RequestInvalid(where, f"{problem}; {_INSTEAD[option]}" if option in _INSTEAD else problem)
 
 
-_INSTEAD: dict[RequestOption, str] = {"json_object": "`output_schema` may do, or the prompt"}
+_INSTEAD: dict[RequestOption, str] = {
+    "json_object": "`output_schema` may do, or the prompt",
+    "free_text_tools": "a tool with `parameters` of one string may do",
+}
 
 
 def _used_options(request: Generate) -> Iterator[tuple[RequestOption, str]]:
@@ -54,3 +60,5 @@ def _used_options(request: Generate) -> Iterator[tuple[RequestOption, str]]:
     for i, tool in enumerate(request.tools):
         if tool.strict:
             yield "strict_tools", f"tools[{i}].strict"
+        if tool.format:
+            yield "free_text_tools", f"tools[{i}].format"

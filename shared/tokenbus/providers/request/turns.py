@@ -44,6 +44,8 @@ class Takes(msgspec.Struct, frozen=True, kw_only=True):
     """Model-generated images are sent back as the model's own."""
     unique_ids: bool = False
     """Tool ids must be unique in the whole conversation rather than within one message."""
+    free_text_calls: bool = False
+    """The API has calls whose input is free text. Elsewhere they become JSON with the text as ``input``."""
     names: bool = False
     """The API has a field for a participant's name."""
     part_options: frozenset[PartOption] = frozenset()

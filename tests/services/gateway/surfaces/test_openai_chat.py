@@ -87,7 +87,7 @@ def test_one_call_at_a_time_is_no_hint() -> None:
 
 
 def test_a_provider_of_this_api_gets_what_the_gateway_does_not_know() -> None:
-    custom = {"type": "custom", "custom": {"name": "c"}}
+    custom = {"type": "invented", "invented": {"name": "c"}}
     image = {"type": "image_url", "image_url": {"url": "https://a.example/b", "detail": "high"}}
     asked: dict[str, Any] = {
         "messages": [{"role": "user", "content": [image]}],

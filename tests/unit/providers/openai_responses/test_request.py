@@ -86,7 +86,7 @@ def test_a_request_with_everything() -> None:
                     tool_id="c3",
                     tool_name="sql",
                     arguments="SELECT 1",
-                    opaque={"fields": '{"type":"custom_tool_call"}'},
+                    free_text=True,
                 ),
             ],
         ),

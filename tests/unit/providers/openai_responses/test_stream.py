@@ -300,11 +300,10 @@ def custom(*tools: dict[str, Any]) -> list[Normalized]:
 
 def test_a_custom_tools_input_is_its_raw_argument_string() -> None:
     assert custom({"type": "custom", "name": "sql"})[1:] == [
-        ToolCallStart(0, "c", "sql"),
+        ToolCallStart(0, "c", "sql", free_text=True),
         ToolCallDelta(0, "SELECT "),
         ToolCallDelta(0, "1"),
         Opaque(0, "item_id", "ctc"),
-        Opaque(0, "fields", '{"type":"custom_tool_call"}'),
         ToolCallDone(0),
         Done("tool_use", "completed"),
     ]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tokenbus.core.run.blocks.tool_arguments import arguments_object
 from tokenbus.events.public import BlockComplete, BlockStarted, Chunk, ToolProgress
 from tokenbus_services.gateway.surfaces.ai_sdk_ui import parts
 from tokenbus_services.gateway.surfaces.ai_sdk_ui.parts import VOID, Part
@@ -102,7 +103,7 @@ class ToolParts:
             error = {"input": event.arguments, "errorText": event.input_error}
             self._emit({"type": "tool-input-error", **call, **error, **metadata})
         else:
-            self._emit({"type": "tool-input-available", **call, "input": event.input or {}, **metadata})
+            self._emit({"type": "tool-input-available", **call, "input": arguments_object(event), **metadata})
 
     def _begin_call(self, tool_id: str, tool_name: str) -> None:
         flags = self._flags(tool_name)

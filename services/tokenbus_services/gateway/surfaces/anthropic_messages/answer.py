@@ -11,7 +11,7 @@ from contextlib import suppress
 import msgspec
 
 from tokenbus.client.response import Response
-from tokenbus.core.run.blocks.tool_arguments import parse_arguments
+from tokenbus.core.run.blocks.tool_arguments import arguments_object
 from tokenbus.events.normalized import FinishReason
 from tokenbus.events.public import (
     BlockComplete,
@@ -225,14 +225,6 @@ def _content(block: BlockComplete, echo: Echo) -> Iterator[Json]:
         case "server_tool":
             yield from server_block(block)
         case "tool_call" if not echo.bus_tools:
-            yield {"type": "tool_use", "id": block.tool_id, "name": block.tool_name, "input": _input(block)}
+            yield {"type": "tool_use", "id": block.tool_id, "name": block.tool_name, "input": arguments_object(block)}
         case _:
             pass
-
-
-def _input(block: BlockComplete) -> Json:
-    """The arguments as an object. Invalid JSON has no other form here; the model sees it beside its error result."""
-    if block.input is not None:
-        return block.input
-    parsed, _ = parse_arguments(block.arguments or "")
-    return {"invalid_arguments": block.arguments} if parsed is None else parsed

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import msgspec
 
 from tokenbus.client.response import Response
-from tokenbus.core.run.blocks.tool_arguments import parse_arguments
+from tokenbus.core.run.blocks.tool_arguments import arguments_object
 from tokenbus.events.normalized import FinishReason
 from tokenbus.events.public import BlockComplete, Cancelled, Chunk, Completed, Incomplete, PublicEvent, RunFailedEvent
 from tokenbus_services.gateway.problem import Problem, of_end
@@ -86,7 +86,7 @@ class AnswerWriter:
     def _sent_whole(self, block: BlockComplete) -> Json | None:
         match block:
             case BlockComplete(kind="tool_call") if not (block.cut or self._echo.bus_tools):
-                called = {"id": block.tool_id, "name": block.tool_name, "args": _args(block)}
+                called = {"id": block.tool_id, "name": block.tool_name, "args": arguments_object(block)}
                 return {"functionCall": called, **_signature(block)}
             case BlockComplete(kind="image", image=image) if image and image.base64:
                 if image.draft and not self._echo.thoughts:
@@ -119,14 +119,6 @@ class AnswerWriter:
             "totalTokenCount": counts.total,
         }
         return usage | ({"cachedContentTokenCount": counts.cache_read} if counts.cache_read else {})
-
-
-def _args(block: BlockComplete) -> Json:
-    """The arguments as an object. Broken ones have no other form: the model sees them beside its error result."""
-    if block.input is not None:
-        return block.input
-    parsed, _ = parse_arguments(block.arguments or "")
-    return {"invalid_arguments": block.arguments} if parsed is None else parsed
 
 
 def _signature(block: BlockComplete) -> Json:

@@ -13,6 +13,7 @@ from tokenbus.events.normalized import FinishReason
 from tokenbus.events.public import (
     TERMINAL,
     BlockComplete,
+    BlockStarted,
     Cancelled,
     Chunk,
     Completed,
@@ -58,6 +59,8 @@ class ChatEncoder(Encoder):
         self._role_sent = False
         self._calls: dict[int, int] = {}
         """Number of each call of the answer, by its block."""
+        self._free_text: set[int] = set()
+        """Blocks of calls whose input is no JSON."""
         self._whole_calls = False
         """The client has a call that it can run."""
         self._text_of: int | None = None
@@ -86,12 +89,16 @@ class ChatEncoder(Encoder):
                 return [*self._role(), *self._seam(event), self._text(text)]
             case Chunk(kind="thinking", text=text) if text and self._echo.reasoning:
                 return [*self._role(), self._delta({"reasoning_content": text})]
+            case BlockStarted(kind="tool_call", free_text=True):
+                self._free_text.add(event.block)
+                return []
             case Chunk(kind="tool_call", tool_call_part="input", text=text) if text and not self._echo.bus_tools:
                 return self._arguments(event, text)
             case BlockComplete(kind="tool_call") if not self._echo.bus_tools and not event.cut:
                 self._whole_calls = True
                 # Clients parse the arguments as JSON.
-                return [] if event.block in self._calls else self._arguments(event, "{}")
+                none = "" if event.free_text else "{}"
+                return [] if event.block in self._calls else self._arguments(event, none)
             case Completed() | Incomplete() | RunFailedEvent() | Cancelled():
                 return self._end(event)
             case _:
@@ -112,14 +119,14 @@ class ChatEncoder(Encoder):
         begun: list[bytes] = []
         if event.block not in self._calls:
             begun = self._call(event)
-        call = {"index": self._calls[event.block], "function": {"arguments": text}}
+        piece = {"custom": {"input": text}} if event.block in self._free_text else {"function": {"arguments": text}}
+        call = {"index": self._calls[event.block], **piece}
         return [*begun, self._delta({"tool_calls": [call]})]
 
     def _call(self, event: Chunk | BlockComplete) -> list[bytes]:
         # Do not announce a call before its first argument: if it is cut, the client could not run it.
         self._calls[event.block] = index = len(self._calls)
-        function = {"name": event.tool_name or "", "arguments": ""}
-        call = {"index": index, "id": event.tool_id or f"call_{event.block}", "type": "function", "function": function}
+        call = {"index": index, **_call(event, "", free_text=event.block in self._free_text)}
         return [*self._role(), self._delta({"tool_calls": [call]})]
 
     def _end(self, end: TerminalEvent) -> list[bytes]:
@@ -155,11 +162,7 @@ def whole_chat(note: GatewayNote, run: str) -> WholeRun:
         if calls:
             message["content"] = response.text or None
             message["tool_calls"] = [
-                {
-                    "id": call.tool_id or f"call_{call.block}",
-                    "type": "function",
-                    "function": {"name": call.tool_name or "", "arguments": call.arguments or "{}"},
-                }
+                _call(call, call.arguments or ("" if call.free_text else "{}"), free_text=bool(call.free_text))
                 for call in calls
             ]
         finish = finish_of(end.finish, calls=bool(calls))
@@ -167,6 +170,15 @@ def whole_chat(note: GatewayNote, run: str) -> WholeRun:
         return {**_head(note, run, "chat.completion"), "choices": [choice], "usage": usage_object(end.usage)}
 
     return WholeRun(body, openai_refusal)
+
+
+def _call(event: Chunk | BlockComplete, text: str, *, free_text: bool) -> dict[str, object]:
+    kind, field = ("custom", "input") if free_text else ("function", "arguments")
+    return {
+        "id": event.tool_id or f"call_{event.block}",
+        "type": kind,
+        kind: {"name": event.tool_name or "", field: text},
+    }
 
 
 def _head(note: GatewayNote, run: str, kind: str) -> dict[str, object]:

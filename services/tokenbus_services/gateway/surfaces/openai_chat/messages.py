@@ -65,13 +65,15 @@ def _assistant(fields: Fields) -> str | list[ContentPart]:
     calls: list[ContentPart] = []
     for call in fields.each("tool_calls"):
         call.take("index")  # of a stream's delta, sent back by some clients
-        call.needed("type", call.one_of("type", ("function",)))
-        function = call.needed("function", call.fields("function"))
+        kind = call.needed("type", call.one_of("type", ("function", "custom")))
+        field = "input" if kind == "custom" else "arguments"
+        function = call.needed(kind, call.fields(kind))
         calls.append(
             ToolCallPart(
                 tool_id=call.needed("id", call.text("id")),
                 tool_name=function.needed("name", function.text("name")),
-                arguments=function.needed("arguments", function.text("arguments")),
+                arguments=function.needed(field, function.text(field)),
+                free_text=kind == "custom",
             )
         )
     if not calls:

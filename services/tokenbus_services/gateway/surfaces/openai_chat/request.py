@@ -10,7 +10,7 @@ from tokenbus_services.gateway.surfaces.contract import GatewayRequest, Translat
 from tokenbus_services.gateway.surfaces.fields import Fields, Json
 from tokenbus_services.gateway.surfaces.openai_chat.answer import ChatEcho
 from tokenbus_services.gateway.surfaces.openai_chat.messages import messages_of
-from tokenbus_services.gateway.surfaces.surface import SurfaceRequest, client_metadata, effort_thinking
+from tokenbus_services.gateway.surfaces.surface import SurfaceRequest, client_metadata, effort_thinking, format_of
 
 _HINTS: dict[str, tuple[object, ...]] = {
     "service_tier": ("auto", "default"),
@@ -97,7 +97,11 @@ def _output_format(body: Fields, ask: SurfaceRequest) -> Json:
 
 
 def _tool(tool: Fields, ask: SurfaceRequest) -> Tool | Json:
-    tool.needed("type", tool.one_of("type", ("function",)))
+    kinds = ("function", "custom") if "free_text_tools" in ask.has else ("function",)
+    if tool.needed("type", tool.one_of("type", kinds)) == "custom":
+        custom = tool.needed("custom", tool.fields("custom"))
+        name = custom.needed("name", custom.text("name"))
+        return Tool(name=name, description=custom.text("description"), format=format_of(custom))
     function = tool.needed("function", tool.fields("function"))
     return Tool(
         name=function.needed("name", function.text("name")),
@@ -113,12 +117,12 @@ def _tool_choice(body: Fields) -> Any:
         choice = body.one_of("tool_choice", ("auto", "none", "required"))
         return "any" if choice == "required" else choice
     kind = cast("Json", given).get("type")
-    if kind != "function":
+    if kind not in ("function", "custom"):
         body.refuse(f"of type {str(kind)[:100]!r} is not supported", "tool_choice")
         return None
     choice = body.needed("tool_choice", body.fields("tool_choice"))
     choice.take("type")
-    function = choice.needed("function", choice.fields("function"))
+    function = choice.needed(kind, choice.fields(kind))
     return ToolChoice(name=function.needed("name", function.text("name")))
 
 

@@ -30,7 +30,10 @@ from tokenbus_services.gateway.surfaces.fields import Fields
 from tokenbus_services.gateway.surfaces.openai_responses.opaque_items import Carried, of_field, opened
 
 ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
-_KINDS = ("message", "function_call", "function_call_output", "reasoning")
+_INPUTS = {"function_call": "arguments", "custom_tool_call": "input"}
+"""Calls, each with the field of its input."""
+_OUTPUTS = ("function_call_output", "custom_tool_call_output")
+_KINDS = ("message", *_INPUTS, *_OUTPUTS, "reasoning")
 
 
 def messages_of(body: Fields) -> list[Message]:
@@ -77,16 +80,19 @@ class _Reader:
         item.one_of("status", ("in_progress", "completed", "incomplete"))
         carried = _carried(item)
         match kind:
-            case "function_call":
+            case "function_call" | "custom_tool_call":
                 name = item.needed("name", item.text("name"))
                 call_id = item.needed("call_id", item.text("call_id"))
-                arguments = item.needed("arguments", item.text("arguments"))
+                arguments = item.needed(_INPUTS[kind], item.text(_INPUTS[kind]))
                 if space := item.text("namespace"):
                     name = in_namespace(space, name)
                 self._tools[call_id] = name
-                part = ToolCallPart(tool_id=call_id, tool_name=name, arguments=arguments, **carried.fields)
+                free = kind == "custom_tool_call"
+                part = ToolCallPart(
+                    tool_id=call_id, tool_name=name, arguments=arguments, free_text=free, **carried.fields
+                )
                 self._append("assistant", [part])
-            case "function_call_output":
+            case "function_call_output" | "custom_tool_call_output":
                 self._append("tool", [self._result(item)])
             case "reasoning":
                 self._append("assistant", [_reasoning(item)])

@@ -140,14 +140,18 @@ class FunctionCall(OutputItem):
     """A tool call."""
 
     prefix = "fc"
+    kind = "function_call"
+    field = "arguments"
+    empty = "{}"
+    """Input of a call without any: clients parse this as JSON."""
 
     def _begun(self, start: BlockStarted | Chunk | BlockComplete) -> Json:
         return {
             "id": self.id,
-            "type": "function_call",
+            "type": self.kind,
             "call_id": start.tool_id or self.id,
             "name": start.tool_name or "",
-            "arguments": "",
+            self.field: "",
             "status": "in_progress",
         }
 
@@ -155,25 +159,34 @@ class FunctionCall(OutputItem):
         if chunk.tool_call_part != "input":
             return []
         self._pieces.append(chunk.text)
-        return [self._event("function_call_arguments.delta", delta=chunk.text)]
+        return [self._event(f"{self.kind}_{self.field}.delta", delta=chunk.text)]
 
     def _completed(self, end: BlockComplete) -> list[Json]:
         deltas: list[Json] = []
-        if not any(self._pieces) and not end.cut:  # no arguments: clients parse this as JSON
-            self._pieces = ["{}"]
-            deltas = [self._event("function_call_arguments.delta", delta="{}")]
-        arguments = "".join(self._pieces)
+        if not any(self._pieces) and not end.cut and self.empty:
+            self._pieces = [self.empty]
+            deltas = [self._event(f"{self.kind}_{self.field}.delta", delta=self.empty)]
+        text = "".join(self._pieces)
         self.state = {
             **self.state,
-            "arguments": arguments,
+            self.field: text,
             "status": "incomplete" if end.cut else "completed",
             **field_of(of_block(end)),
         }
-        done = self._event("function_call_arguments.done", name=self.state["name"], arguments=arguments)
-        return [*deltas, done]
+        fields = {"name": self.state["name"]} if self.field == "arguments" else {}
+        return [*deltas, self._event(f"{self.kind}_{self.field}.done", **fields, **{self.field: text})]
 
     def _partial(self, content: str) -> Json:
-        return {**self.state, "arguments": content}
+        return {**self.state, self.field: content}
+
+
+class CustomCall(FunctionCall):
+    """A call whose input is free text."""
+
+    prefix = "ctc"
+    kind = "custom_tool_call"
+    field = "input"
+    empty = ""
 
 
 class FunctionOutput(OutputItem):
@@ -265,7 +278,8 @@ def item_of(run: str, start: BlockStarted | Chunk | BlockComplete, namespaces: M
         case "thinking":
             return Reasoning(run, start)
         case "tool_call":
-            call = FunctionCall(run, start)
+            free = not isinstance(start, Chunk) and start.free_text
+            call = CustomCall(run, start) if free else FunctionCall(run, start)
             if space := namespaces.get(start.tool_name or ""):
                 call.state |= {"namespace": space, "name": call.state["name"].removeprefix(f"{space}__")}
             return call

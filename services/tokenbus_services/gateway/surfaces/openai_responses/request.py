@@ -12,7 +12,7 @@ from tokenbus_services.gateway.surfaces.contract import GatewayRequest, Translat
 from tokenbus_services.gateway.surfaces.fields import Fields, Json
 from tokenbus_services.gateway.surfaces.openai_responses.input_items import in_namespace, messages_of
 from tokenbus_services.gateway.surfaces.openai_responses.response_object import DEFAULTS, ResponseSettings, bounded
-from tokenbus_services.gateway.surfaces.surface import SurfaceRequest, client_metadata
+from tokenbus_services.gateway.surfaces.surface import SurfaceRequest, client_metadata, format_of
 
 _OPENAI = ("openai-responses", "openai-chat")
 
@@ -100,8 +100,10 @@ def _tools(ask: SurfaceRequest, echo: Json) -> tuple[list[Tool], dict[str, str]]
     namespaces: dict[str, str] = {}
 
     def one(fields: Fields) -> list[Tool] | Json:
-        if fields.needed("type", fields.one_of("type", ("function", "namespace"))) == "function":
-            return [function(fields)]
+        kinds = ("function", "custom", "namespace") if "free_text_tools" in ask.has else ("function", "namespace")
+        kind = fields.needed("type", fields.one_of("type", kinds))
+        if kind != "namespace":
+            return [function(fields) if kind == "function" else custom(fields)]
         space = fields.needed("name", fields.text("name"))
         fields.text("description")
         tools: list[Tool] = []
@@ -119,6 +121,14 @@ def _tools(ask: SurfaceRequest, echo: Json) -> tuple[list[Tool], dict[str, str]]
             description=fields.text("description"),
             parameters=fields.json("parameters") or {"type": "object"},
             strict=ask.optional("strict_tools", fields, "strict", fields.flag, False),
+        )
+
+    def custom(fields: Fields) -> Tool:
+        fields.hint("defer_loading", False)
+        return Tool(
+            name=fields.needed("name", fields.text("name")),
+            description=fields.text("description"),
+            format=format_of(fields),
         )
 
     given = ask.body.peek("tools")
@@ -143,7 +153,7 @@ def _tool_choice(body: Fields, echo: Json) -> Any:
         choice = body.one_of("tool_choice", ("auto", "none", "required"))
         return "any" if choice == "required" else choice
     kind = cast("Json", given).get("type")
-    if kind != "function":
+    if kind not in ("function", "custom"):
         body.refuse(f"of type {str(kind)[:100]!r} is not supported", "tool_choice")
         return None
     choice = body.needed("tool_choice", body.fields("tool_choice"))

@@ -24,7 +24,14 @@ from tokenbus.events.public import (
 )
 from tokenbus_services.gateway.problem import Problem
 from tokenbus_services.gateway.surfaces.contract import GatewayNote
-from tokenbus_services.gateway.surfaces.openai_responses.items import FunctionCall, Image, OutputItem, item_of
+from tokenbus_services.gateway.surfaces.openai_responses.items import (
+    CustomCall,
+    FunctionCall,
+    FunctionOutput,
+    Image,
+    OutputItem,
+    item_of,
+)
 from tokenbus_services.gateway.surfaces.openai_responses.response_object import ResponseObject, settings_of
 from tokenbus_services.gateway.surfaces.settling import Settling
 
@@ -45,6 +52,8 @@ class ResponseLog:
         self._settling = Settling(hold_thinking=True, hold_calls=True, on_failure=self._settings.on_failure)
         self._object = ResponseObject(note, run)
         self._items: dict[int, OutputItem] = {}
+        self._custom_calls: set[str] = set()
+        """Ids of the calls whose input is free text."""
         """By output index."""
         self._index: dict[int, int] = {}
         """Output index by block."""
@@ -123,6 +132,10 @@ class ResponseLog:
         if not self._shows(event):
             return None, []
         item = item_of(self._run, event, self._settings.namespaces)
+        if isinstance(item, CustomCall):
+            self._custom_calls.add(item.state["call_id"])
+        elif isinstance(item, FunctionOutput) and item.state["call_id"] in self._custom_calls:
+            item.state["type"] = "custom_tool_call_output"
         index = self._index[event.block] = max(self._items, default=-1) + 1
         self._items[index] = item
         events: list[Json] = [{"type": "response.output_item.added", "output_index": index, "item": item.state}]

@@ -57,6 +57,8 @@ class OpenBlock(msgspec.Struct):
     size: int = 0
     tool_id: str | None = None
     tool_name: str | None = None
+    free_text: bool | None = None
+    """tool_call: its input is no JSON."""
     item: str | None = None
     """server_tool: the provider's type of the item."""
     phase: str | None = None
@@ -79,6 +81,8 @@ class CompleteCall(msgspec.Struct):
     arguments: str
     problem: str = ""
     """Why the call is malformed, if it is: it gets an error result at once and never runs."""
+    free_text: bool = False
+    """``arguments`` is no JSON."""
 
 
 class BlockTable(msgspec.Struct):
@@ -113,6 +117,7 @@ class BlockTable(msgspec.Struct):
         prompt: str | None = None,
         item: str | None = None,
         phase: str | None = None,
+        free_text: bool | None = None,
     ) -> None:
         """Start a block. The first chunks of a tool call are its name and its id.
 
@@ -124,12 +129,16 @@ class BlockTable(msgspec.Struct):
             return
         if CARRIED in self.open and kind not in ("thinking", "server_tool"):
             self.complete(CARRIED, out)
-        block = OpenBlock(self.next_number, kind, tool_id=tool_id, tool_name=name, item=item, phase=phase)
+        block = OpenBlock(
+            self.next_number, kind, tool_id=tool_id, tool_name=name, item=item, phase=phase, free_text=free_text
+        )
         self.next_number += 1
         self.open[ordinal] = block
         self.begun[ordinal] = (block.number, kind)
         about = {"block": block.number, "kind": kind, "tool_id": tool_id, "tool_name": name}
-        out.event(self.turn, self.attempt, BlockStarted, **about, prompt=prompt, item=item, phase=phase)
+        out.event(
+            self.turn, self.attempt, BlockStarted, **about, prompt=prompt, item=item, phase=phase, free_text=free_text
+        )
         if kind == "tool_call":
             for part, text in call_heads(name, tool_id):
                 out.chunk(
@@ -228,10 +237,12 @@ class BlockTable(msgspec.Struct):
         block = self.open.pop(ordinal)
         content = "".join(block.pieces)
         fields: dict[str, Any] = {"block": block.number, "kind": block.kind}
-        fields |= content_fields(block.kind, content, cut=cut, problem=problem, as_json=out.only_json)
+        free = block.free_text
+        fields |= content_fields(block.kind, content, cut=cut, problem=problem, as_json=out.only_json, free_text=free)
         if block.kind == "tool_call":
             fields |= {"tool_id": block.tool_id, "tool_name": block.tool_name}
-            call = CompleteCall(block.number, block.tool_id or "", block.tool_name or "", content, problem)
+            tool_id, name = block.tool_id or "", block.tool_name or ""
+            call = CompleteCall(block.number, tool_id, name, content, problem, free_text=bool(free))
             (self.cut_calls if cut else self.calls).append(call)
         elif block.kind == "image":
             fields["image"] = block.image
@@ -324,7 +335,11 @@ def _part_of(block: OpenBlock, content: str) -> ContentPart | None:
         return ThinkingPart(text=content, signature=block.opaque.get("signature"), opaque=more or None)
     if block.kind == "tool_call":
         return ToolCallPart(
-            tool_id=block.tool_id or "", tool_name=block.tool_name or "", arguments=content, opaque=opaque
+            tool_id=block.tool_id or "",
+            tool_name=block.tool_name or "",
+            arguments=content,
+            free_text=bool(block.free_text),
+            opaque=opaque,
         )
     if block.kind == "server_tool":
         return ExtraPart(name=block.item or "", json=content)

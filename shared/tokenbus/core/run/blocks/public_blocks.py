@@ -28,10 +28,17 @@ def call_heads(name: str | None, tool_id: str | None) -> Sequence[tuple[ToolCall
 
 
 def content_fields(
-    kind: BlockKind, content: str, *, cut: bool = False, problem: str = "", as_json: bool = False
+    kind: BlockKind,
+    content: str,
+    *,
+    cut: bool = False,
+    problem: str = "",
+    as_json: bool = False,
+    free_text: bool | None = None,
 ) -> dict[str, Any]:
     """Content fields of `block_complete`; none for an image. ``problem``: why a call is malformed. ``as_json``: the
-    event is only encoded as JSON, so long arguments stay JSON (`check_arguments`).
+    event is only encoded as JSON, so long arguments stay JSON (`check_arguments`). ``free_text``: the call's input
+    is no JSON.
     """
     if kind == "image":
         return {}
@@ -39,8 +46,9 @@ def content_fields(
         return {"content": content}
     problem = CALL_CUT if cut else problem
     read = check_arguments if as_json else packable_arguments
-    parsed, misread = (None, problem) if problem else read(content)
-    return {"arguments": content, "input": parsed, "input_error": misread}
+    parsed, misread = (None, problem or None) if problem or free_text else read(content)
+    fields: dict[str, Any] = {"arguments": content, "input": parsed, "input_error": misread}
+    return fields | {"free_text": True} if free_text else fields
 
 
 def changed_fields(end: BlockComplete, kind: BlockKind, content: str) -> dict[str, Any]:
@@ -49,7 +57,7 @@ def changed_fields(end: BlockComplete, kind: BlockKind, content: str) -> dict[st
         return {}
     if kind == "tool_call" and end.cut:
         return {"arguments": content, "input": None, **_OF_OTHER_CONTENT}
-    return {**content_fields(kind, content), **_OF_OTHER_CONTENT}
+    return {**content_fields(kind, content, free_text=end.free_text), **_OF_OTHER_CONTENT}
 
 
 def first_void(numbers: Iterable[tuple[int, int]], drop_from: int, next_number: int) -> int:

@@ -6,6 +6,7 @@ import re
 
 import msgspec
 
+from tokenbus.events.public import BlockComplete
 from tokenbus.providers.request.json_object import check_object
 
 LONG_ARGUMENTS = 64 * 1024
@@ -33,6 +34,18 @@ def parse_arguments(arguments: str) -> tuple[dict[str, object] | None, str | Non
         return msgspec.json.decode(arguments, type=dict[str, object]), None
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError, UnicodeEncodeError) as e:
         return None, f"not a JSON object: {e}"
+
+
+def arguments_object(block: BlockComplete) -> dict[str, object]:
+    """A call's input for a reader that knows objects alone: free text is its ``input``, and arguments that are broken
+    are its ``invalid_arguments``.
+    """
+    if block.free_text:
+        return {"input": block.arguments or ""}
+    if block.input is not None:
+        return block.input
+    parsed, _ = parse_arguments(block.arguments or "")
+    return {"invalid_arguments": block.arguments} if parsed is None else parsed
 
 
 def packable_arguments(arguments: str) -> tuple[dict[str, object] | None, str | None]:

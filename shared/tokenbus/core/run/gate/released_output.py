@@ -60,6 +60,7 @@ class ReleasedBlock(msgspec.Struct):
     tool_name: str | None = None
     pieces: list[str] = []
     phase: str | None = None
+    free_text: bool | None = None
 
 
 class ReleasedOutput(msgspec.Struct):
@@ -155,7 +156,7 @@ class ReleasedOutput(msgspec.Struct):
         """
         for number, block in list(self.open.items()):
             fields: dict[str, Any] = {"block": number, "kind": block.kind, "cut": True}
-            fields |= content_fields(block.kind, "".join(block.pieces), cut=True)
+            fields |= content_fields(block.kind, "".join(block.pieces), cut=True, free_text=block.free_text)
             if block.kind in ("tool_call", "tool_result", "server_tool"):
                 fields |= {"tool_id": block.tool_id, "tool_name": block.tool_name}
             if block.kind == "tool_call":
@@ -181,7 +182,9 @@ class ReleasedOutput(msgspec.Struct):
     def _start(self, event: BlockStarted, out: Outbox) -> int:
         self.turn, self.attempt = max(self.turn, event.turn), max(self.attempt, event.attempt)
         number, self.next_number = self.next_number, self.next_number + 1
-        self.open[number] = ReleasedBlock(event.kind, event.tool_id, event.tool_name, phase=event.phase)
+        self.open[number] = ReleasedBlock(
+            event.kind, event.tool_id, event.tool_name, phase=event.phase, free_text=event.free_text
+        )
         out.event(self.turn, self.attempt, BlockStarted, **_fields(event) | {"block": number})
         if event.kind == "tool_result":
             self._answered(event.tool_id)
@@ -212,7 +215,8 @@ class ReleasedOutput(msgspec.Struct):
         if block.kind == "tool_call":
             if event.input_error == NOT_PACKABLE:  # drafts and verdicts are msgpack; what is published is JSON
                 fields |= content_fields(block.kind, content, as_json=True)
-            call = CompleteCall(number, block.tool_id or "", block.tool_name or "", content)
+            tool_id, name = block.tool_id or "", block.tool_name or ""
+            call = CompleteCall(number, tool_id, name, content, free_text=bool(block.free_text))
             self.calls_without_result.append(call)
             if not event.cut:
                 self.tool_verdicts.released.append(call)
