@@ -10,6 +10,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from tokenbus.bus.liveness import Liveness
+from tokenbus.events.requests import TextFormat
 from tokenbus_services.settings import LimitSettings, PythonTool, Settings
 from tokenbus_services.tools.executor import ToolExecutor, ToolOutcome
 from tokenbus_services.tools.registry import ToolRegistry
@@ -40,6 +42,30 @@ async def test_a_result_is_the_text_that_the_tool_returned(run: MakeExecutor) ->
 
 async def test_empty_arguments_are_an_empty_object(run: MakeExecutor) -> None:
     assert await run("echo").execute(call("echo", "")) == ToolOutcome("{}")
+
+
+async def test_a_tool_with_a_format_gets_the_text_and_a_call_of_the_other_kind_is_an_error(run: MakeExecutor) -> None:
+    made, text = run("echo", format=TextFormat()), '{"not": json'
+    assert await made.execute(call("echo", text, free_text=True)) == ToolOutcome('{"input":"{\\"not\\": json"}')
+    problems = {
+        "takes free text": (made, call("echo")),
+        "takes a JSON object": (run("echo"), call("echo", free_text=True)),
+    }
+    for problem, (executor, wrong) in problems.items():
+        outcome = await executor.execute(wrong)
+        assert outcome.is_error
+        assert problem in outcome.content
+
+
+async def test_a_process_of_its_own_gets_the_text_too() -> None:
+    declared = {"echo": PythonTool(call=f"{SAMPLES}:echo", format=TextFormat())}
+    made = ToolExecutor.from_settings(Settings(tools=declared))
+    made._results._blobs = MemoryBlobs()
+    await made.open(Liveness())
+    try:
+        assert await made.execute(call("echo", "a\nb", free_text=True)) == ToolOutcome('{"input":"a\\nb"}')
+    finally:
+        await made.close()
 
 
 @pytest.mark.parametrize(

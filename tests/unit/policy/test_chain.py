@@ -18,6 +18,7 @@ from tests.unit.policy.streams import (
     chunk,
     chunk_stream,
     iterate,
+    public_stream,
     text,
     under,
 )
@@ -295,6 +296,21 @@ async def test_a_run_whose_stream_a_policy_ends_is_cancelled_before_its_end_is_p
     assert cancelled == ("r1", "policy Stops")
     assert out[0][1] is None
     assert actions(decisions) == ["terminate"]
+
+
+async def test_a_policy_that_ends_the_stream_keeps_the_replacement_of_an_earlier_one_on_record():
+    class Stops(StreamProcessor):
+        async def on_chunk(self, chunk: Any, state: StreamState, context: StreamContext[Any]) -> None:
+            if context.text(chunk).startswith("Hi"):
+                context.terminate("enough")
+            await context.send(chunk)
+
+    replaces = ReplaceText.from_options({"rules": [{"find": "Hello", "replace": "Hi"}]})
+    stream = public_stream(replaces, Stops())
+    await under(stream, ANSWER)
+    decided = stream.decisions()
+    assert actions(decided) == ["replace", "terminate"]
+    assert (decided[0].original, decided[0].final) == ("Hello ", "Hi ")
 
 
 async def test_no_event_gives_no_event():

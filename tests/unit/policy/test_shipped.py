@@ -300,6 +300,20 @@ async def test_secrets_are_redacted_in_searches_results_and_citations():
     assert message.content[0] == ExtraPart(name="anthropic.server_tool_use", json=call.content or "")
 
 
+async def test_secrets_are_redacted_in_the_prompts_of_an_image():
+    first = n.Image(0, "image/png", "aGk=", final=False, prompt=KEY)
+    last = n.Image(0, "image/png", "aGk=", final=True, revised_prompt=f"a cat with {KEY}", prompt=KEY)
+    events = answer(n.BlockStart(0, "image", KEY), first, last, n.BlockStop(0), finish="stop")
+    assert KEY.encode() in b"".join(encode(event) for event in events)
+    out = await under(public_stream(RedactSecrets()), events)
+    check_sound(out)
+    assert KEY.encode() not in b"".join(encode(event) for event in out)
+    [block] = Response.of(out).blocks
+    assert block.image
+    assert (block.image.prompt, block.image.revised_prompt) == ("[redacted]", "a cat with [redacted]")
+    assert block.image.base64 == "aGk="
+
+
 async def test_an_item_that_a_policy_made_invalid_json_is_not_sent_back():
     rules = {"rules": [{"find": '"q"', "replace": '"'}], "kinds": ["server_tool"]}
     out = await under(public_stream(ReplaceText.from_options(rules)), answer(*searched("x"), finish="stop"))

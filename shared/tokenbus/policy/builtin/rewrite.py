@@ -22,8 +22,8 @@ class ReplaceTextOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
 
 class ReplaceText(StreamProcessor):
-    """Replaces what the rules match, in the content of blocks and in the data beside it, like citations. Only text that
-    may be the beginning of a match is held back.
+    """Replaces what the rules match, in the content of blocks and in the data beside it, like citations and the prompts
+    of images. Only text that may be the beginning of a match is held back.
     """
 
     Options = ReplaceTextOptions
@@ -85,7 +85,7 @@ class _Text:
 class RedactSecretsOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options in addition to the well-known key formats."""
 
-    kinds: tuple[BlockKind, ...] = ("text", "thinking", "tool_call", "tool_result", "audio", "server_tool")
+    kinds: tuple[BlockKind, ...] = ("text", "thinking", "tool_call", "tool_result", "audio", "server_tool", "image")
     mark: str = "[redacted]"
     env: list[str] = []
     """Environment variables whose values are secret, if they are set, or the files that they name with `_FILE`."""

@@ -20,6 +20,7 @@ from tokenbus.events.public import (
     Chunk,
     Event,
     ImagePreview,
+    ImageRef,
     PublicEvent,
     Restarted,
     Retrying,
@@ -65,6 +66,10 @@ class PublicChunkAccess:
         return chunk
 
     def with_data(self, chunk: PublicEvent, rewrite: Callable[[str], str]) -> PublicEvent:
+        if isinstance(chunk, BlockStarted):
+            return msgspec.structs.replace(chunk, prompt=chunk.prompt and rewrite(chunk.prompt))
+        if isinstance(chunk, ImagePreview):
+            return msgspec.structs.replace(chunk, image=_described(chunk.image, rewrite))
         if not isinstance(chunk, BlockComplete | RunEnd):
             return chunk
         extras: list[dict[str, object]] = []
@@ -81,6 +86,7 @@ class PublicChunkAccess:
         if isinstance(chunk, BlockComplete):
             changes["opaque"] = _rewritten(chunk.opaque, rewrite) or None
             changes["opaque_blobs"] = _unread(chunk.opaque_blobs) or None
+            changes["image"] = chunk.image and _described(chunk.image, rewrite)
         return msgspec.structs.replace(chunk, **changes)
 
     def key(self, chunk: PublicEvent) -> int:
@@ -108,6 +114,12 @@ def _rewritten(opaque: Any, rewrite: Callable[[str], str]) -> dict[str, str]:
         if new == value or (_READABLE[name] and is_json(new)):
             kept[name] = new
     return kept
+
+
+def _described(image: ImageRef, rewrite: Callable[[str], str]) -> ImageRef:
+    """The image with its prompts after a rewrite."""
+    prompts = {"prompt": image.prompt, "revised_prompt": image.revised_prompt}
+    return msgspec.structs.replace(image, **{name: text and rewrite(text) for name, text in prompts.items()})
 
 
 def _unread(blobs: Any) -> dict[str, str]:
