@@ -58,8 +58,8 @@ async def test_a_tool_with_a_format_gets_the_text_and_a_call_of_the_other_kind_i
 
 
 async def test_a_process_of_its_own_gets_the_text_too() -> None:
-    declared = {"echo": PythonTool(call=f"{SAMPLES}:echo", format=TextFormat())}
-    made = ToolExecutor.from_settings(Settings(tools=declared))
+    tool = PythonTool(call=f"{SAMPLES}:echo", format=TextFormat())
+    made = ToolExecutor.from_settings(Settings(tools={"echo": tool}))
     made._results._blobs = MemoryBlobs()
     await made.open(Liveness())
     try:
