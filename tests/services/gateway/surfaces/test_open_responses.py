@@ -91,9 +91,10 @@ def _check_order(events: list[spec.AnyEvent]) -> None:
 
 
 def _has_no_item(event: PublicEvent) -> bool:
-    """Whether the specification has no item for it: for an image, and for what OpenAI's servers do."""
+    """Whether the specification has no item for it: for an image, a custom tool, and what OpenAI's servers do."""
     item: str = getattr(event, "item", None) or ""
-    return getattr(event, "kind", "") == "image" or item.startswith("openai-responses.")
+    free_text = getattr(event, "free_text", None)  # the call of a custom tool
+    return bool(free_text) or getattr(event, "kind", "") == "image" or item.startswith("openai-responses.")
 
 
 @needs_corpus
