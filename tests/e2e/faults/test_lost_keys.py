@@ -86,24 +86,27 @@ async def test_the_policies_of_a_run_whose_queue_was_deleted_have_their_whole_ti
         MockProvider(SCRIPTS) as provider,
         fleet(tmp_path, server_url, keys, provider.url, kinds, QUEUED + POLICY) as running,
     ):
-        first = await send("long")
-        await begun(server, keys, first)
-        run = await send("short", policies=["nothing"])
-        await all_wait(server, keys, [run])
-        await eventually(lambda: log_of(server.client, keys, run))  # `started` is judged
-        worker, partition = running.worker_of("policy"), keys.partition_of(run)
+        run = await send("long", policies=["nothing"], on_failure="restart")
+        await begun(server, keys, run)
+        lease = keys.lease(keys.partition_of(run), "policy")
+
+        async def all_judged() -> bool:
+            arrived, done = await server.client.hmget(lease, ["arrived", "done"])
+            return arrived == done
+
+        async def some_wait() -> bool:
+            return not await all_judged()
+
+        running.worker_of("fetcher").kill()
+        await eventually(all_judged)
+        worker = running.worker_of("policy")
         worker.freeze()
-        await server.client.delete(keys.topic(partition, "turns"))
-
-        async def waits_for_policies() -> bool:
-            arrived, done = await server.client.hmget(keys.lease(partition, "policy"), ["arrived", "done"])
-            return arrived != done
-
-        await eventually(waits_for_policies)
-        await passed(server, 3.0)
+        await server.client.delete(keys.topic(keys.partition_of(run), "turns"))
+        await eventually(some_wait)
+        await passed(server, 2.0)
         worker.thaw()
+        await running.start("fetcher")
         log: Any = (await ended(server.client, keys, [run]))[run]
-        await ended(server.client, keys, [first])
     judge.check(log)
     assert log[-1]["type"] == "completed", log[-1]
 
