@@ -82,6 +82,8 @@ class Desk:
         """Who looks. Raises Refusal (401, 403)."""
         viewer = await self.sessions.viewer(request)
         request.state.caller = caller_of(viewer, self.gateway)
+        if viewer.name:
+            self.gateway.enter(request.scope, viewer.name)
         viewer.require(role)
         if not links:
             viewer.require_all_runs()

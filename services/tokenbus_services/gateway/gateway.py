@@ -105,11 +105,17 @@ class Gateway:
         return caller
 
     def enter(self, scope: Scope, owner: str | None) -> None:
-        """Give a request or a socket of this key one of the places, until `leave`. Raises Refusal (429, 503)."""
+        """Give a request or a socket of this key one of the places, until `leave`. Raises Refusal (429, 503).
+
+        It has one place, of the owner that was known last.
+        """
         scope["state"][OWNER] = owner
-        if _PLACE not in scope:
-            self._take_place(owner)
-            scope[_PLACE] = owner
+        if _PLACE in scope:
+            if scope[_PLACE] == owner:
+                return
+            self._places.give_back(scope.pop(_PLACE))
+        self._take_place(owner)
+        scope[_PLACE] = owner
 
     def leave(self, scope: Scope) -> None:
         """Give back what the request or socket holds."""

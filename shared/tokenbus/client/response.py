@@ -8,6 +8,7 @@ from typing import TypeVar, overload
 import msgspec
 
 from tokenbus.errors import RunCancelled, RunFailed, RunIncomplete
+from tokenbus.errors.wire import undecodable
 from tokenbus.events.public import (
     BlockComplete,
     BlockStarted,
@@ -71,7 +72,9 @@ class Response(RunResult, frozen=True, kw_only=True):
         try:
             return msgspec.json.decode(self.last_text, type=as_type)
         except (msgspec.DecodeError, RecursionError) as e:
-            raise ValueError(f"the answer of run {self.run} is not the JSON that was expected: {e}") from None
+            raise ValueError(
+                f"the answer of run {self.run} is not the JSON that was expected: {undecodable(e)}"
+            ) from None
 
 
 class ResponseBuilder:

@@ -91,3 +91,14 @@ class TooLarge(WireError):
         self.limit = limit
         self.unit = unit
         self.why = why
+
+
+def undecodable(error: Exception) -> str:
+    """Why a text is not the JSON that was expected, without the words of Python's own exceptions."""
+    match error:
+        case RecursionError():
+            return "nested too deeply"
+        case UnicodeError():
+            return "not Unicode text"
+        case _:
+            return str(error)

@@ -13,6 +13,7 @@ from typing import Generic, Literal, TypeVar, cast
 import msgspec
 
 from tokenbus.errors import Malformed, TooLarge
+from tokenbus.errors.wire import undecodable
 from tokenbus.events.public import Chunk, Completed, PublicEvent, Restarted, Retrying
 
 T = TypeVar("T")
@@ -265,7 +266,7 @@ class JsonElements(Generic[T]):
         try:
             return decode(text)
         except (msgspec.DecodeError, RecursionError, UnicodeEncodeError) as e:
-            raise Malformed(self._where, str(e)) from None
+            raise Malformed(self._where, undecodable(e)) from None
 
     def _keep(self, piece: str) -> None:
         self._size += len(piece)

@@ -15,6 +15,7 @@ import redis
 
 from tests.waiting import eventually_sync
 from tokenbus.testing import LocalBus
+from tokenbus_services.console.routes.stream import MAX_PAGES
 from tokenbus_services.gateway.keys.key import NewKey, new_key
 from tokenbus_services.mock_provider import Reply, Stall, Status, Turn
 
@@ -122,6 +123,17 @@ def ended(bus: LocalBus, key: NewKey, model: str = "text") -> str:
     run = published(bus, key, model)
     httpx.get(f"{bus.gateway}/runs/{run}?wait=true", headers={"authorization": f"Bearer {key.text}"}, timeout=60)
     return run
+
+
+def test_pages_of_one_key_leave_room_for_those_of_others(bus: LocalBus, person: Console) -> None:
+    def client(one: Person) -> httpx.Client:
+        limits = httpx.Limits(max_connections=None)
+        return httpx.Client(base_url=one.http.base_url, cookies=one.http.cookies, timeout=60, limits=limits)
+
+    with client(person(ADA)) as ada, client(person(BOB)) as bob, ExitStack() as held:
+        pages = [held.enter_context(ada.stream("GET", "/stream")).status_code for _ in range(MAX_PAGES // 2 + 3)]
+        assert pages == [200] * (MAX_PAGES // 2) + [503] * 3
+        assert held.enter_context(bob.stream("GET", "/stream")).status_code == 200
 
 
 def ids(sample: dict[str, Any]) -> set[str]:

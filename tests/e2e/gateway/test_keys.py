@@ -22,7 +22,7 @@ from tokenbus.testing import LocalBus
 from tokenbus_services.gateway.keys.key import NewKey, new_key
 from tokenbus_services.mock_provider import Reply, Stall, Status, Turn
 
-ADA, BOB, OPS, TIGHT, RATED, POOR, SLOW, PAIR = (new_key() for _ in range(8))
+ADA, BOB, OPS, TIGHT, NARROW, RATED, POOR, SLOW, PAIR = (new_key() for _ in range(9))
 HELLO: Any = {"model": "anthropic/text", "messages": [{"role": "user", "content": "hello"}]}
 ADMIN = "an-admin-token-of-the-test"
 
@@ -58,6 +58,9 @@ sha256 = "{TIGHT.sha256}"
 models = ["house"]
 surfaces = ["openai_chat"]
 max_tokens = 7
+[gateway.keys.narrow]
+sha256 = "{NARROW.sha256}"
+models = ["anthropic/text", "openai-responses/text"]
 [gateway.keys.rated]
 sha256 = "{RATED.sha256}"
 rpm_limit = 3
@@ -140,6 +143,49 @@ def test_a_request_beyond_what_the_key_allows_is_refused(http: httpx.Client) -> 
     assert (refused.status_code, code_of(refused)) == (403, "model_not_allowed")
     unknown = chat(http, TIGHT, "anthropic/nothing-like-it")
     assert (unknown.status_code, code_of(unknown)) == (403, "model_not_allowed")
+
+
+HOSTED: dict[str, tuple[str, Any]] = {
+    "an adviser of the Messages API": (
+        "/anthropic/v1/messages",
+        {"max_tokens": 5, "tools": [{"type": "advisor_20260301", "name": "advisor", "model": "a-dear-one"}]},
+    ),
+    "images of the Responses API": (
+        "/v1/responses",
+        {"model": "openai-responses/text", "input": "hello", "tools": [{"type": "image_generation", "model": "dear"}]},
+    ),
+    "images of the bus": ("/runs", {"model": "openai-responses/text", "images": {"model": "a-dear-one"}}),
+}
+
+
+@pytest.mark.parametrize("case", HOSTED)
+def test_a_model_for_a_tool_of_the_provider_is_refused_like_any_other(http: httpx.Client, case: str) -> None:
+    path, more = HOSTED[case]
+    request = {**HELLO, **more}
+    if "input" in request:
+        del request["messages"]
+    answer = http.post(path, json=request, headers=auth(NARROW))
+    assert answer.status_code == 403, answer.text
+    assert "model_not_allowed" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        (
+            {"messages": [{"role": "user", "content": "x", "extra": {"anthropic": {"content": "y"}}}]},
+            "messages[0].extra",
+        ),
+        ({"tools": [{"name": "t", "extra": {"anthropic": {"type": "web_search"}}}]}, "tools[0].extra"),
+        ({"system": [{"type": "text", "text": "x", "extra": {"anthropic": {"text": "y"}}}]}, "system[0].extra"),
+    ],
+)
+def test_a_field_of_the_provider_is_refused_in_every_object_that_may_have_some(
+    http: httpx.Client, changes: Any, param: str
+) -> None:
+    answer = http.post("/runs", json={**HELLO, "max_tool_depth": 0, **changes}, headers=auth(ADA))
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"].startswith(f"{param}.anthropic.")
 
 
 def test_what_the_key_forces_reaches_the_provider_and_the_alias_falls_back(http: httpx.Client, bus: LocalBus) -> None:

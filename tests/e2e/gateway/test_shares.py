@@ -25,10 +25,13 @@ SETTINGS = f"""
 connections = {CONNECTIONS}
 body_bytes = 2000000
 inbound_bytes = 6000000
+[console]
 [gateway.keys.ada]
 sha256 = "{ADA.sha256}"
+console = ["see_runs"]
 [gateway.keys.bob]
 sha256 = "{BOB.sha256}"
+console = ["see_runs"]
 """
 USER = [{"role": "user", "content": "hello"}]
 SLOW: Any = {"model": "anthropic/slow", "messages": USER, "stream": True}
@@ -79,6 +82,42 @@ async def test_streams_and_sockets_of_one_key_leave_places_for_others_and_for_pr
                 assert await works(bob)
                 assert (await bob.get("/health")).status_code == 200
             assert not await works(ada)
+        await eventually(lambda: works(ada))
+
+
+async def page_of(key: NewKey, http: httpx.AsyncClient) -> None:
+    """Log in at the console."""
+    csrf = (await http.get("/console/api/session")).json()["csrf"]
+    answer = await http.post("/console/api/login", json={"key": key.text}, headers={"x-console-csrf": csrf})
+    assert answer.status_code == 200, answer.text
+
+
+async def test_pages_of_the_console_and_sockets_without_a_key_of_their_own_count_for_the_key_that_uses_them(
+    bus: LocalBus,
+) -> None:
+    port = bus.gateway.rpartition(":")[2]
+    message = {"id": "u1", "role": "user", "parts": [{"type": "text", "text": "hello"}]}
+    send = {"type": "send", "requestId": "r", "id": "c", "trigger": "submit-message", "messages": [message]}
+    frame = json.dumps({**send, "body": {"model": "anthropic/text"}, "headers": auth(ADA)})
+    async with client(bus, ADA) as ada, client(bus, BOB) as bob:
+        await page_of(ADA, ada)
+        await page_of(BOB, bob)
+        async with AsyncExitStack() as held:
+            for _ in range(CONNECTIONS // 4):
+                socket = await held.enter_async_context(connect(f"ws://127.0.0.1:{port}/api/chat"))
+                await socket.send(frame)
+                assert json.loads(await socket.recv())["type"] == "start"
+            pages = [
+                await held.enter_async_context(ada.stream("GET", "/console/api/stream"))
+                for _ in range(CONNECTIONS // 2)
+            ]
+            assert [page.status_code for page in pages].count(429) >= CONNECTIONS // 4
+            async with bob.stream("GET", "/console/api/stream") as page:
+                assert page.status_code == 200
+            assert (await bob.get("/console/api/session")).status_code == 200
+            async with connect(f"ws://127.0.0.1:{port}/api/chat") as socket:
+                await socket.send(frame.replace(ADA.text, BOB.text))
+                assert json.loads(await socket.recv())["type"] == "start"
         await eventually(lambda: works(ada))
 
 

@@ -10,10 +10,14 @@ from hypothesis import strategies as st
 from tests.unit.providers.corpus import APIS as CORPUS_APIS
 from tests.unit.providers.corpus import recordings
 from tests.unit.providers.reading import answer, cut, decoder, read, read_pieces, sse
+from tokenbus.core.run.blocks.tool_arguments import parse_arguments
+from tokenbus.errors import Malformed
 from tokenbus.events.normalized import Failed, Normalized
 from tokenbus.events.quirks import ApiName, Quirks
 from tokenbus.providers import registry
+from tokenbus.providers.response import json_decode
 from tokenbus.providers.response.decoder import MAX_HELD_BYTES, MAX_OPEN_BLOCKS
+from tokenbus.providers.response.usage import count
 
 APIS: list[ApiName] = ["anthropic", "openai-chat", "openai-responses", "gemini", "gemini-interactions"]
 api_names = st.sampled_from(APIS)
@@ -360,3 +364,18 @@ def test_a_decoder_is_restored_by_its_provider() -> None:
         reader = decoder(api)
         again = registry.get(api).restore(msgspec.msgpack.encode(reader))
         assert again == reader
+
+
+@pytest.mark.parametrize("number", ["1e300", "-5", str(10**15), str(2**63 - 1)])
+def test_a_count_that_no_answer_has_is_none(number: str) -> None:
+    assert count(msgspec.json.decode(f'{{"input_tokens": {number}}}'), "input_tokens") is None
+
+
+def test_what_is_nested_too_deeply_or_no_text_is_named_without_words_of_python() -> None:
+    deep = '{"a":' * 5_000 + "1" + "}" * 5_000
+    with pytest.raises(Malformed, match="nested too deeply"):
+        json_decode.read(msgspec.json.Decoder(dict[str, object]), deep.encode(), "event")
+    for arguments in (deep, '{"a":"\ud800"}'):
+        parsed, problem = parse_arguments(arguments)
+        assert parsed is None
+        assert problem in ("not a JSON object: nested too deeply", "not a JSON object: not Unicode text")

@@ -18,9 +18,10 @@ from tokenbus_services.console.runs.run_table import view_of
 from tokenbus_services.console.sampler import Sampler, WatchingPage
 from tokenbus_services.gateway.answers import asgi
 from tokenbus_services.gateway.problem import Problem, Refusal
+from tokenbus_services.net.web_socket import FairShare
 
 MAX_PAGES = 200
-"""Per gateway."""
+"""Per gateway. One key may have as many as remain free for all others."""
 CHECK_S = 5.0
 """How often a page's login is checked again."""
 _KEEP_ALIVE = b": \n\n"
@@ -36,24 +37,25 @@ class _Pages:
     def __init__(self, desk: Desk, sampler: Sampler) -> None:
         self._desk = desk
         self._sampler = sampler
-        self._open = 0
+        self._open = FairShare(MAX_PAGES)
 
     async def stream(self, request: Request, viewer: Viewer) -> Any:
         view = view_of(request.query_params, viewer)
-        if self._open >= MAX_PAGES:
-            why = f"this gateway serves {MAX_PAGES} pages of the console already"
+        if not self._open.take(viewer.name):
+            why = f"this gateway serves {self._open.total} pages of the console, as many as it can for this key"
             raise Refusal(Problem(status=503, code="too_many_pages", message=why, kind="overloaded", retry_after_s=5))
         send_timeout_s = self._desk.gateway.times.send_timeout_s
         samples = self.samples(request, viewer, WatchingPage(view))
+        await anext(samples)  # from here on it gives back the page's place
         return asgi.EventStream(samples, broken=_broken, send_timeout_s=send_timeout_s)
 
     async def samples(self, request: Request, viewer: Viewer, page: WatchingPage) -> AsyncGenerator[bytes]:
         """Samples until the viewer's login ends."""
         clock = asyncio.get_running_loop().time
         check_at = clock() + CHECK_S
-        self._open += 1
         self._sampler.join(page)
         try:
+            yield _KEEP_ALIVE
             while True:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(max(0.01, check_at - clock())):
@@ -68,7 +70,7 @@ class _Pages:
                 if events:
                     yield events
         finally:
-            self._open -= 1
+            self._open.give_back(viewer.name)
             self._sampler.leave(page)
 
     async def _is_valid(self, request: Request, viewer: Viewer) -> bool:

@@ -1,7 +1,8 @@
 """What a request may cost at most, as a budget reserves it before the run begins. Pure.
 
 Input counts a token for each byte of text, which no tokenizer exceeds, and a fixed number for each medium. Output
-counts `max_tokens`, or what the price says. Attempts that fail cost little, and are not in it.
+counts `max_tokens`, or what the price says, and the images that the model may make. Attempts that fail cost little, and
+are not in it.
 """
 
 from __future__ import annotations
@@ -11,15 +12,21 @@ from typing import Any
 
 import msgspec
 
-from tokenbus.events.requests import DocumentPart, Generate, ImagePart, ToolResultPart
+from tokenbus.events.requests import Base64Source, DocumentPart, FileSource, Generate, ImagePart, ToolResultPart
 from tokenbus.events.usage import Usage
 from tokenbus_services.gateway.callers import ForwardedCall
 from tokenbus_services.pricing import BYTES_PER_TOKEN, PriceTable
 
 IMAGE_TOKENS = 5_000
 DOCUMENT_TOKENS = 100_000
+"""Of a document that is no text."""
+MADE_IMAGE_TOKENS = 10_000
+"""More than any model needs for an image that it makes."""
 MESSAGE_TOKENS = 64
 """What a provider adds to each message, and to the request."""
+
+
+_ELSEWHERE = FileSource(file_id="")
 
 
 def most_cost_nano(request: Generate, prices: PriceTable, *, bus_runs_tools: bool) -> int:
@@ -55,31 +62,46 @@ def estimated_use(call: ForwardedCall, prices: PriceTable) -> Usage:
 
 
 def _output_tokens(request: Generate, unbounded: int) -> int:
+    images = request.images.count * MADE_IMAGE_TOKENS if request.images else 0
     if request.max_tokens is not None:
-        return request.max_tokens
-    return unbounded + ((request.thinking.budget_tokens or 0) if request.thinking else 0)
+        return request.max_tokens + images
+    return max(images, unbounded) + ((request.thinking.budget_tokens or 0) if request.thinking else 0)
 
 
 def _input_tokens(request: Generate) -> int:
-    texts: list[Any] = [request.system, request.tools, request.output_schema, request.extra]
+    extras = (request.extra, *(each.extra for each in request.fallback or ()))
+    texts: list[Any] = [request.system, request.tools, request.output_schema, request.prefill]
+    texts.append(max(extras, key=_size))
     media = 0
     for message in request.messages:
+        texts += (message.participant, message.extra)
         for part in _parts(message.content):
-            match part:
-                case ImagePart():
-                    media += IMAGE_TOKENS
-                case DocumentPart():
-                    media += DOCUMENT_TOKENS
-                case _:
-                    texts.append(part)
-    return len(msgspec.json.encode(texts)) + media + MESSAGE_TOKENS * (1 + len(request.messages))
+            if isinstance(part, ImagePart | DocumentPart):
+                media += _medium_tokens(part)
+                texts.append(msgspec.structs.replace(part, source=_ELSEWHERE))
+            else:
+                texts.append(part)
+    return _size(texts) + media + MESSAGE_TOKENS * (1 + len(request.messages))
+
+
+def _medium_tokens(part: ImagePart | DocumentPart) -> int:
+    if isinstance(part, ImagePart):
+        return IMAGE_TOKENS
+    source = part.source
+    if isinstance(source, Base64Source) and source.media_type.startswith("text/"):
+        return max(DOCUMENT_TOKENS, len(source.data) // 4 * 3)
+    return DOCUMENT_TOKENS
+
+
+def _size(value: Any) -> int:
+    return len(msgspec.json.encode(value))
 
 
 def _parts(content: Any) -> Iterator[Any]:
     """Texts and parts, those inside tool results too."""
     for part in [content] if isinstance(content, str) else content:
         if isinstance(part, ToolResultPart):
-            yield part.tool_name
+            yield from (part.tool_name, part.extra)
             yield from _parts(part.content)
         else:
             yield part

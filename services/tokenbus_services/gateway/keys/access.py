@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 import structlog
@@ -39,6 +39,7 @@ from tokenbus_services.gateway.keys.allowed import (
     check_allowed,
     check_call_allowed,
     check_tools,
+    models_of,
     rules_for,
     with_forced,
 )
@@ -119,8 +120,7 @@ class KeyAccess(AccessControl):
         ours = {tool.name: self._is_ours(tool.name) for tool in generate.tools}
         check_tools(generate, rules_for(rules, self._rules).tools, ours)
         if rules.max_budget is not None:
-            choices = [(generate.provider, generate.model)]
-            self._check_priced([*choices, *((one.provider, one.model) for one in generate.fallback or ())])
+            self._check_priced(models_of(generate))
         provider = self._settings.providers.get(generate.provider)
         api = registry.get(provider.api) if provider else ProviderBase
         forced = with_forced(generate, rules, takes_max_tokens=getattr(api, "takes_max_tokens", True))
@@ -135,7 +135,7 @@ class KeyAccess(AccessControl):
         check_call_allowed(call, rules, self._aliases)
         estimate = 0
         if rules.max_budget is not None and call.is_metered:
-            self._check_priced([(call.provider, call.model)])
+            self._check_priced([("model", call.provider, call.model)])
             estimate = most_cost_of_call(call, self._prices)
         return await self._enter(caller, call.id, rules, estimate, hold_s=call.longest_s)
 
@@ -265,13 +265,13 @@ class KeyAccess(AccessControl):
         prefixes = self._settings.mcp_prefixes.values()
         return tool in self._settings.tools or any(tool.startswith(prefix) for prefix in prefixes)
 
-    def _check_priced(self, choices: Sequence[tuple[str, str]]) -> None:
-        """Raises Refusal: a budget cannot hold what has no price. ``choices``: providers and models."""
-        for provider, model in choices:
+    def _check_priced(self, choices: Iterable[tuple[str, str, str]]) -> None:
+        """Raises Refusal: a budget cannot hold what has no price. ``choices``: as of `models_of`."""
+        for where, provider, model in choices:
             if self._prices.name_for([f"{provider}/{model}"]) is None:
                 model_name = f"{provider}/{model}"[:200]
                 why = f"this key has a budget, and the setting gateway.prices has no price for the model {model_name!r}"
-                raise Refusal(Problem(status=403, code="model_not_priced", message=why, kind="auth", param="model"))
+                raise Refusal(Problem(status=403, code="model_not_priced", message=why, kind="auth", param=where))
 
     async def _renew(self) -> None:
         defects = Defects()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from typing import cast
 
 import msgspec
 
@@ -15,6 +16,8 @@ from tokenbus_services.gateway.surfaces.contract import TranslationRules
 from tokenbus_services.settings.tables.gateway import KeyRules
 
 Aliases = Mapping[str, Sequence[RoutedModel]]
+_SCHEMAS = frozenset({"parameters", "parametersJsonSchema", "input_schema", "schema", "json_schema"})
+"""Fields that hold JSON Schemas: what is called `model` there is an argument of a tool."""
 
 
 class AllowedModels(ModelTable):
@@ -48,11 +51,10 @@ def rules_for(rules: KeyRules, deployment: TranslationRules) -> TranslationRules
 def check_allowed(generate: Generate, rules: KeyRules, aliases: Aliases) -> None:
     """Raise Refusal (403) if a provider and model of the request is not allowed, by its name or by that of an alias.
 
-    Every request passes here, also one that named provider, model and fallbacks itself.
+    Every request passes here, also one that named provider, model and fallbacks itself, or a model for a tool that the
+    provider runs.
     """
-    choices = [("model", generate.provider, generate.model)]
-    choices += [(f"fallback[{i}]", one.provider, one.model) for i, one in enumerate(generate.fallback or ())]
-    _check_models(choices, rules, aliases)
+    _check_models(models_of(generate), rules, aliases)
 
 
 def check_call_allowed(call: ForwardedCall, rules: KeyRules, aliases: Aliases) -> None:
@@ -74,13 +76,38 @@ def check_call_allowed(call: ForwardedCall, rules: KeyRules, aliases: Aliases) -
         raise not_allowed("", why, "batch_not_allowed")
 
 
-def _check_models(choices: Sequence[tuple[str, str, str]], rules: KeyRules, aliases: Aliases) -> None:
+def _check_models(choices: Iterable[tuple[str, str, str]], rules: KeyRules, aliases: Aliases) -> None:
     if rules.models is None:
         return
     through = {(one.provider, one.model) for name in aliases if _matches(name, rules.models) for one in aliases[name]}
     for where, provider, model in choices:
         if (provider, model) not in through and not _matches(f"{provider}/{model}", rules.models):
             raise not_allowed(where, _model_not_open(f"{provider}/{model}"), "model_not_allowed")
+
+
+def models_of(generate: Generate) -> Iterator[tuple[str, str, str]]:
+    """Yield each model that the request may use: where it names it, the provider, and the model.
+
+    Besides the one that answers, these are the models of hosted tools, such as one that generates images.
+    """
+    yield "model", generate.provider, generate.model
+    if generate.images and generate.images.model:
+        yield "images.model", generate.provider, generate.images.model
+    objects: list[tuple[str, str, object]] = [("extra", generate.provider, generate.extra)]
+    for i, one in enumerate(generate.fallback or ()):
+        yield f"fallback[{i}]", one.provider, one.model
+        objects.append((f"fallback[{i}].extra", one.provider, one.extra))
+    objects += ((f"tools[{i}].extra", generate.provider, tool.extra) for i, tool in enumerate(generate.tools))
+    while objects:
+        where, provider, value = objects.pop()
+        if isinstance(value, list):
+            objects += ((f"{where}[{i}]", provider, each) for i, each in enumerate(cast("list[object]", value)))
+        elif isinstance(value, dict):
+            for name, each in cast("dict[str, object]", value).items():
+                if name == "model" and isinstance(each, str):
+                    yield f"{where}.model", provider, each
+                elif name not in _SCHEMAS:
+                    objects.append((f"{where}.{name[:100]}", provider, each))
 
 
 def check_tools(generate: Generate, allowed: Collection[str] | None, is_ours: Mapping[str, bool]) -> None:

@@ -57,14 +57,22 @@ DEFAULT_MODEL = "default"
 """The alias of requests that name no model, on surfaces whose clients know none."""
 MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
 NEVER_PASSED: Mapping[str, object] = {
-    **dict.fromkeys(("models", "route", "stream_options", "function_call", "background_options", "conversation")),
-    "prompt": None,
+    **dict.fromkeys(("models", "route", "preset", "engine", "deployment", "deployment_id", "fallbacks")),
+    **dict.fromkeys(("fallback_models", "context_window_fallbacks", "custom_llm_provider")),
+    **dict.fromkeys(("api_base", "base_url", "api_key", "api_version")),
+    **dict.fromkeys(("stream_options", "function_call", "background_options")),
+    **dict.fromkeys(("conversation", "prompt", "cachedContent")),
+    **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens")),
+    "max_tokens_to_sample": None,
     "n": 1,
+    "best_of": 1,
     "functions": [],
     "generationConfig.candidateCount": 1,
 }
 """Fields that are not passed to a provider of the same API, with the value of each that changes nothing: they select
-the model, change the form of the answer, or put a part of the conversation where the bus does not see it.
+the model or where it runs, change the form of the answer, put a part of the conversation where the bus does not see it,
+or are another API's name for the bound of the answer, which a key may have lowered. Of a surface, those that it reads
+are not among them.
 """
 ONLY_JSON = "Answer with one JSON object and nothing else: no text before or after it, no code fence."
 """For a provider without a mode for JSON of any schema."""

@@ -20,16 +20,16 @@
 local now, tpm = now_ms(), tonumber(tokens_per_minute)
 local before = redis.call('HMGET', counted, 'seq', 'u1', 'u2', 'u3', 'u4')
 if before[1] and tonumber(before[1]) >= tonumber(seq) then return 0 end
-local new, cost = {}, 0
+local new, cost, most = {}, 0, 1e15 -- whole numbers of that size add up without an error
 for i = 1, 4 do
   local was, is = tonumber(before[i + 1] or '0'), tonumber(ARGV[counts_at + i - 1])
-  new[i] = math.max(0, is - was)
+  new[i] = math.min(most, math.max(0, is - was))
   cost = cost + new[i] * tonumber(ARGV[counts_at + 3 + i])
   redis.call('HSET', counted, 'u' .. i, whole(math.max(was, is)))
 end
 redis.call('HSET', counted, 'seq', seq)
 redis.call('PEXPIRE', counted, keep_ms)
-cost = whole(cost)
+cost = whole(math.min(most, cost))
 local hold = tonumber(redis.call('HGET', counted, 'hold') or '0')
 hold = ended == '1' and 0 or math.max(0, hold - tonumber(cost))
 redis.call('HSET', counted, 'hold', whole(hold))

@@ -8,6 +8,7 @@ import msgspec
 
 from tokenbus.core.prefill.tag_scanner import BLANKS
 from tokenbus.errors import TooLarge
+from tokenbus.errors.wire import undecodable
 from tokenbus.events.normalized import Normalized, ToolCallDelta, ToolCallDone, ToolCallStart
 
 _JSON_TYPES: dict[type, tuple[str, ...]] = {
@@ -119,7 +120,7 @@ class OpenCall(msgspec.Struct):
         try:
             read = msgspec.json.decode(raw)
         except (msgspec.DecodeError, RecursionError) as e:
-            return str(e)
+            return undecodable(e)
         types = self.types[self.key]
         if "string" in types and not any(name in types for name in _JSON_TYPES[type(read)] if name != "string"):
             return "it is text"

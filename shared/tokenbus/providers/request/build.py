@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import cast
 from zlib import crc32
 
@@ -75,20 +75,28 @@ def formatted(
     return formats[request.mode](request, history, quirks)
 
 
-def _check_extra_names(request: Generate) -> None:
-    """Raise RequestInvalid for fields of an object that are for an API which does not exist."""
+def extras_of_objects(request: Generate) -> Iterator[tuple[str, Extra]]:
+    """Yield where an object of the request has further fields by API, and these."""
     objects: list[tuple[str, Extra | None]] = [(f"tools[{i}]", tool.extra) for i, tool in enumerate(request.tools)]
     for i, part in enumerate(request.system if isinstance(request.system, list) else ()):
         objects.append((f"system[{i}]", part.extra))
     for i, message in enumerate(request.messages):
         objects.append((f"messages[{i}]", message.extra))
         for j, part in enumerate(message.content if isinstance(message.content, list) else ()):
-            objects.append((f"messages[{i}].content[{j}]", getattr(part, "extra", None)))
-    for where, extra in objects:
-        for api in extra or ():
+            where = f"messages[{i}].content[{j}]"
+            objects.append((where, getattr(part, "extra", None)))
+            if isinstance(part, ToolResultPart) and isinstance(part.content, list):
+                objects += ((f"{where}.content[{k}]", inside.extra) for k, inside in enumerate(part.content))
+    yield from ((f"{where}.extra", extra) for where, extra in objects if extra)
+
+
+def _check_extra_names(request: Generate) -> None:
+    """Raise RequestInvalid for fields of an object that are for an API which does not exist."""
+    for where, extra in extras_of_objects(request):
+        for api in extra:
             if api not in plugins.names():
                 known = ", ".join(map(repr, plugins.names()))
-                raise RequestInvalid(f"{where}.extra", f"no API has the name {api[:64]!r}: must be one of {known}")
+                raise RequestInvalid(where, f"no API has the name {api[:64]!r}: must be one of {known}")
 
 
 def with_own(payload: Mapping[str, object], extra: Extra | None, api: ApiName) -> dict[str, object]:

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from tokenbus.errors import Malformed
+from tokenbus.errors.wire import undecodable
 from tokenbus.providers.response.surrogates import replace_lone_surrogates
 
 T = TypeVar("T")
@@ -40,7 +41,7 @@ def read(decoder: msgspec.json.Decoder[T], data: bytes, what: str) -> T:
     except (msgspec.DecodeError, RecursionError) as e:
         if b"\\u" in data and (whole := replace_lone_surrogates(data)) != data:
             return read(decoder, whole, what)
-        raise Malformed(what, str(e)) from None
+        raise Malformed(what, undecodable(e)) from None
 
 
 def tag_of(data: bytes, field: str = "type") -> str:

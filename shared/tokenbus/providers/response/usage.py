@@ -8,6 +8,8 @@ from tokenbus.errors import Malformed
 
 _MAX_DEPTH = 16
 _LEAST, _MOST = -(2**63), 2**63 - 1
+MAX_TOKENS = 10**12
+"""A larger count is none: sums of what any number of turns report stay below 64 bits."""
 
 
 def latest(before: dict[str, object] | None, new: dict[str, object]) -> dict[str, object]:
@@ -22,13 +24,13 @@ def latest(before: dict[str, object] | None, new: dict[str, object]) -> dict[str
 
 
 def count(usage: dict[str, object], *path: str) -> int | None:
-    """Return the number at a path of fields; None if there is none."""
+    """Return the number at a path of fields; None if there is none, or none that an answer can have."""
     value: Any = usage
     for name in path:
         if not isinstance(value, dict):
             return None
         value = cast("dict[str, Any]", value).get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**63:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_TOKENS:
         return None
     return int(value) if value == int(value) else None
 

@@ -11,13 +11,19 @@ from tokenbus.events.requests import (
     DocumentPart,
     Fallback,
     Generate,
+    ImageOptions,
     ImagePart,
     Message,
     TextPart,
     Thinking,
     ToolResultPart,
 )
-from tokenbus_services.gateway.budgets.estimate import DOCUMENT_TOKENS, IMAGE_TOKENS, most_cost_nano
+from tokenbus_services.gateway.budgets.estimate import (
+    DOCUMENT_TOKENS,
+    IMAGE_TOKENS,
+    MADE_IMAGE_TOKENS,
+    most_cost_nano,
+)
 from tokenbus_services.pricing import PriceTable
 from tokenbus_services.settings.tables.gateway import PriceSettings
 
@@ -56,6 +62,37 @@ def test_media_count_by_number_and_not_by_size() -> None:
     inside = ToolResultPart(tool_id="t", content=[image, TextPart(text="x")])
     assert IMAGE_TOKENS <= tokens_of("in", [inside]) <= IMAGE_TOKENS + 500
     assert DOCUMENT_TOKENS <= tokens_of("in", [DocumentPart(source=MEDIUM)]) <= DOCUMENT_TOKENS + 500
+
+
+def test_text_counts_wherever_a_request_has_it() -> None:
+    text = "x" * 10_000
+    own = {"anthropic": {"content": text}}
+    places: list[Message] = [
+        Message(role="user", content="hello", extra=own),
+        Message(role="user", content="hello", participant=text),
+        Message(role="user", content=[TextPart(text="x", extra=own)]),
+        Message(role="user", content=[ImagePart(source=MEDIUM, extra=own)]),
+        Message(role="user", content=[DocumentPart(source=MEDIUM, context=text)]),
+        Message(role="user", content=[DocumentPart(source=MEDIUM, title=text)]),
+        Message(role="tool", content=[ToolResultPart(tool_id="t", content="x", extra=own)]),
+    ]
+    for message in places:
+        request = Generate(provider="in", model="m", messages=[message])
+        counted = most_cost_nano(request, PRICES, bus_runs_tools=False) / PER_TOKEN
+        media = counted // DOCUMENT_TOKENS * DOCUMENT_TOKENS or counted // 15_000 * IMAGE_TOKENS
+        assert 10_000 <= counted - media <= 10_500, message
+    assert tokens_of("in", fallback=[Fallback(provider="in", model="m", extra={"x": text})]) >= 10_000
+
+
+def test_a_document_of_text_counts_its_bytes() -> None:
+    source = Base64Source(media_type="text/plain", data="A" * 4_000_000)
+    assert 3_000_000 <= tokens_of("in", [DocumentPart(source=source)]) <= 3_000_500
+
+
+def test_images_that_the_model_makes_count() -> None:
+    assert tokens_of("out", max_tokens=7, images=ImageOptions(count=3)) == 7 + 3 * MADE_IMAGE_TOKENS
+    assert tokens_of("out", images=ImageOptions(count=3)) == 3 * MADE_IMAGE_TOKENS
+    assert tokens_of("out", images=ImageOptions()) == MADE_IMAGE_TOKENS
 
 
 def test_the_answer_counts_as_long_as_it_may_be() -> None:

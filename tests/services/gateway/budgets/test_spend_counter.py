@@ -102,6 +102,16 @@ async def test_a_run_costs_what_its_tokens_cost(scene: Scene) -> None:
     assert list(spend.days.values()) == [spend.total]
 
 
+async def test_counts_of_any_size_are_counted(scene: Scene) -> None:
+    huge = Usage(input=2**63 - 1, output=2**63 - 1, cache_read=2**63 - 1)
+    for run in ("r1", "r2"):
+        writer = await scene.started(run)
+        await writer.write(reported(huge, model="claude-opus"), (Completed, {**END, "usage": huge}))
+    spend = await scene.counted(runs=2)
+    assert spend.total.cost >= 1_000_000
+    assert spend.reserved == 0
+
+
 async def test_a_run_that_cannot_be_counted_holds_up_no_other(scene: Scene) -> None:
     usage = Usage(input=MILLION, output=MILLION)
     await scene.server.client.set(scene.keys.gateway_counted("alien"), "another program's", ex=600)

@@ -345,7 +345,7 @@ def test_json_of_any_schema_is_asked_for_in_words_where_the_provider_has_no_mode
 
 
 def test_a_provider_of_this_api_gets_what_the_gateway_does_not_know() -> None:
-    more = {"cachedContent": "c", "serviceTier": "flex", "toolConfig": {"retrievalConfig": {"a": 1}}}
+    more = {"labels": {"a": "b"}, "serviceTier": "flex", "toolConfig": {"retrievalConfig": {"a": 1}}}
     code = {"executableCode": {"code": "1"}}
     audio = {"inlineData": {"mimeType": "audio/wav", "data": "aGk="}}
     generate = translated(
@@ -364,6 +364,11 @@ def test_a_provider_of_this_api_gets_what_the_gateway_does_not_know() -> None:
     assert isinstance(ran, ExtraPart)
     assert (msgspec.json.decode(heard.json), msgspec.json.decode(ran.json)) == (audio, code)
     assert said == TextPart(text="b")
+
+
+@pytest.mark.parametrize("name", ["cachedContent", "cached_content"])
+def test_a_part_of_the_conversation_that_only_the_provider_has_is_refused(name: str) -> None:
+    assert refused(SURFACE, request(**{name: "cachedContents/of-another-tenant"})).param == "cachedContent"
 
 
 def test_bytes_in_the_url_safe_alphabet_reach_the_provider_in_the_standard_one() -> None:

@@ -105,8 +105,21 @@ def test_a_provider_of_this_api_gets_what_the_gateway_does_not_know() -> None:
     assert (part.name, msgspec.json.decode(part.json)) == ("openai-chat.image_url", image)
 
 
-@pytest.mark.parametrize(("name", "value"), [("n", 2), ("models", ["other"]), ("functions", [{"name": "f"}])])
-def test_what_selects_the_model_or_the_form_of_the_answer_is_never_passed(name: str, value: object) -> None:
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("n", 2),
+        ("best_of", 20),
+        ("models", ["other"]),
+        ("functions", [{"name": "f"}]),
+        ("preset", "dear"),
+        ("fallbacks", ["other"]),
+        ("api_base", "http://127.0.0.1"),
+        ("max_output_tokens", 9_999),
+        ("max_new_tokens", 9_999),
+    ],
+)
+def test_what_selects_the_model_or_the_form_and_length_of_the_answer_is_never_passed(name: str, value: object) -> None:
     assert refused(SURFACE, gateway_request({**body(), name: value})).param == name
 
 

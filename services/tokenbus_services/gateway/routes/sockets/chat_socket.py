@@ -22,7 +22,7 @@ from tokenbus.events.public import PublicEvent, UnknownEvent
 from tokenbus_services.gateway.audit import AuditedRun, FrameAudit
 from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.gateway import HeldFrame
-from tokenbus_services.gateway.http_request import headers_of, response_to
+from tokenbus_services.gateway.http_request import headers_of, owner_of, response_to
 from tokenbus_services.gateway.keys.access import key_in
 from tokenbus_services.gateway.problem import Problem, Refusal, defect, of_exception
 from tokenbus_services.gateway.routes.chats import STOPPED, Chats
@@ -115,6 +115,8 @@ class ChatSocket:
     async def _caller(self, headers: Mapping[str, str]) -> Caller:
         caller = await self._gateway.access.identify(headers)
         caller.may_use(self._chats.surface.name)
+        if owner_of(self._socket.scope) == UNKNOWN:
+            self._gateway.enter(self._socket.scope, caller.key)
         self._known.set()
         return caller
 

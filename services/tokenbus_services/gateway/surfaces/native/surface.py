@@ -8,6 +8,7 @@ from tokenbus.core.request.parse import request_from
 from tokenbus.errors import RequestInvalid
 from tokenbus.events.public import TERMINAL, PublicEvent, RunFailedEvent, UnknownEvent
 from tokenbus.events.requests import Generate
+from tokenbus.providers.request.build import extras_of_objects
 from tokenbus_services.gateway.problem import (
     Problem,
     Refusal,
@@ -147,6 +148,11 @@ def _check_allowed(request: Generate, rules: TranslationRules) -> None:
         ("extra", request.extra),
         *((f"fallback[{i}].extra", each.extra) for i, each in enumerate(request.fallback or ())),
     ]
+    extras += (
+        (f"{where}.{api[:100]}", fields)
+        for where, by_api in extras_of_objects(request)
+        for api, fields in by_api.items()
+    )
     for where, extra in extras:
         for name in extra or {}:
             if name not in rules.allow_extra:

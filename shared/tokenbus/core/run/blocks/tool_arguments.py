@@ -6,6 +6,7 @@ import re
 
 import msgspec
 
+from tokenbus.errors.wire import undecodable
 from tokenbus.events.public import BlockComplete
 from tokenbus.providers.request.json_object import check_object
 
@@ -33,7 +34,7 @@ def parse_arguments(arguments: str) -> tuple[dict[str, object] | None, str | Non
     try:
         return msgspec.json.decode(arguments, type=dict[str, object]), None
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError, UnicodeEncodeError) as e:
-        return None, f"not a JSON object: {e}"
+        return None, f"not a JSON object: {undecodable(e)}"
 
 
 def arguments_object(block: BlockComplete) -> dict[str, object]:
@@ -72,7 +73,7 @@ def check_arguments(arguments: str) -> tuple[msgspec.Raw | dict[str, object] | N
     try:
         check_object(arguments)
     except (msgspec.DecodeError, RecursionError, UnicodeEncodeError) as e:
-        return None, f"not a JSON object: {e}"
+        return None, f"not a JSON object: {undecodable(e)}"
     if _may_overflow(arguments):  # skipping a value does not check the range of numbers
         return parse_arguments(arguments)
     for blank in "\r\n\t":  # never inside a string
