@@ -353,7 +353,22 @@ def test_a_hostile_body_is_refused_by_its_name(
     assert code or received(bus)[1] == {"model": "small", "input": "x"}
 
 
-def test_a_response_of_the_gateway_is_no_input_of_the_provider(http: httpx.Client) -> None:
-    body = {"model": "openai-responses/text", "previous_response_id": "resp_1", "input": "x"}
-    answer = http.post("/v1/responses/compact", json=body)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "previous_response_id")
+@pytest.mark.parametrize(
+    ("name", "value"), [("previous_response_id", "resp_1"), ("conversation", "conv_1"), ("prompt", {"id": "pmpt_1"})]
+)
+@pytest.mark.parametrize("path", ["/v1/responses/compact", "/v1/responses/input_tokens"])
+def test_a_stored_conversation_of_the_gateway_or_the_account_is_no_input_of_the_provider(
+    http: httpx.Client, bus: LocalBus, path: str, name: str, value: object
+) -> None:
+    before = len(bus.exchanges)
+    answer = http.post(path, json={"model": "openai-responses/text", name: value, "input": "x"})
+    assert answer.status_code in (400, 404)
+    assert answer.json()["error"]["param"] == name
+    assert len(bus.exchanges) == before
+
+
+@pytest.mark.parametrize("name", ["anthropic-beta", "openai-beta", "accept", "anthropic-version"])
+def test_a_header_of_odd_bytes_is_sent_or_refused_and_is_no_defect(http: httpx.Client, name: str) -> None:
+    content = msgspec.json.encode({"model": "openai-chat/small", "input": "x"})
+    headers = [(b"content-type", b"application/json"), (name.encode(), b"a\xff\xe4")]
+    assert http.post("/v1/embeddings", content=content, headers=headers).status_code < 500

@@ -26,7 +26,7 @@ from tokenbus_services.gateway.answers.asgi import Send, disconnected, head
 from tokenbus_services.gateway.audit import AuditedRun
 from tokenbus_services.gateway.forward.usage import UsageScan
 from tokenbus_services.gateway.http_request import Scope
-from tokenbus_services.gateway.problem import Refusal, of_run
+from tokenbus_services.gateway.problem import Refusal, invalid, of_run
 from tokenbus_services.net.connection import HeadRefused
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -242,5 +242,9 @@ class ForwardedAnswer:
 
 
 def sent_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """The headers of a client that its provider gets."""
-    return {name: value for name, value in headers.items() if name in SENT}
+    """The headers of a client that its provider gets. Raises Refusal."""
+    sent = {name: value for name, value in headers.items() if name in SENT}
+    for name, value in sent.items():
+        if not value.isascii():
+            raise invalid(name, "a header for the provider may have ASCII characters only")
+    return sent

@@ -152,7 +152,7 @@ class Forwarder:
         headers = headers_in(request)
         for name in path.ours:
             if body and body.has(name):
-                why = "the provider does not know the gateway's responses: send what they hold"
+                why = "a stored conversation is not forwarded: send what it holds"
                 raise unsupported(name, why)
         in_path: str | None = request.path_params.get("model")
         content, models = None, frozenset[str]()

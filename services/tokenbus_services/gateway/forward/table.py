@@ -59,7 +59,9 @@ class ForwardedPath(msgspec.Struct, frozen=True, kw_only=True):
     lists_all: bool = False
     """Whether the answer has things of everybody who uses the account."""
     ours: tuple[str, ...] = ()
-    """Fields of the request that only the gateway understands."""
+    """Fields that are refused, as they name a conversation that is stored: at the gateway, whose responses the provider
+    does not know, or in the provider's account, which all tenants share.
+    """
     is_metered: bool = False
     """Whether the provider bills it by tokens."""
     has_output: bool = False
@@ -122,7 +124,7 @@ def _of_things(kind: ForwardKind, family: Family, path: str, what: str) -> tuple
 
 
 _BATCH = ("id", "output_file_id", "error_file_id")
-_STORED = ("previous_response_id",)
+_STORED = ("previous_response_id", "conversation", "prompt")
 _WRITES: dict[str, Any] = {"is_metered": True, "has_output": True}
 
 TABLE: tuple[ForwardedPath, ...] = (
