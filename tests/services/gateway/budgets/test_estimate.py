@@ -66,7 +66,7 @@ def test_media_count_by_number_and_not_by_size() -> None:
 
 def test_text_counts_wherever_a_request_has_it() -> None:
     text = "x" * 10_000
-    own = {"anthropic": {"content": text}}
+    own: dict[str, dict[str, object]] = {"anthropic": {"content": text}}
     places: list[Message] = [
         Message(role="user", content="hello", extra=own),
         Message(role="user", content="hello", participant=text),
