@@ -11,13 +11,15 @@ from tests.rows import over_rows
 from tokenbus import errors
 from tokenbus.errors import TokenbusError
 
-ALL: list[type[TokenbusError]] = [getattr(errors, name) for name in errors.__all__]
+ALL: list[type[TokenbusError]] = [
+    error for error in vars(errors).values() if isinstance(error, type) and issubclass(error, TokenbusError)
+]
 BASES = {base for error in ALL for base in error.__mro__[1:]}
 SOURCE = "".join(
     path.read_text()
     for package in (tokenbus, tokenbus_services)
     for path in Path(str(package.__file__)).parent.rglob("*.py")
-    if path.parent != Path(str(errors.__file__)).parent
+    if path != Path(str(errors.__file__))
 )
 
 

@@ -28,12 +28,12 @@ ITS_FRAME = "what gets out is the error of its frame, as the one that it would r
 READS_TEXT_ALONE = {
     "client/response.py:parsed": IS_TEXT,
     "core/prefill/calls.py:_misread": IS_TEXT,
-    "events/frames/codec.py:_known": ITS_FRAME,
+    "events/frames.py:_known": ITS_FRAME,
     "providers/openai_responses/items.py:tools_of": CHECKED,
     "providers/response/json_decode.py:read": CHECKED,
     "providers/response/json_decode.py:tag_of": CHECKED,
 }
-READS_WHAT_IS_FLAT = {"events/frames/codec.py:_known": ITS_FRAME}
+READS_WHAT_IS_FLAT = {"events/frames.py:_known": ITS_FRAME}
 
 
 def names_of(handler: ast.ExceptHandler) -> set[str]:

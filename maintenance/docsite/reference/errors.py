@@ -69,7 +69,7 @@ def _tree() -> Iterator[str]:
 
 
 def _below(kind: type[errors.TokenbusError], depth: int) -> Iterator[str]:
-    if kind.__name__ in errors.__all__:
+    if kind.__module__ == errors.__name__:
         name = "&nbsp;&nbsp;" * depth + f"`{kind.__name__}`"
         fields = ", ".join(f"`{field}`" for field in _fields(kind))
         retryable = "as its error says" if _decided_by_the_run(kind) else _yes(kind.retryable)

@@ -11,7 +11,7 @@ from tokenbus.bus.scripts.fair_order import Entries
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.work_queue import QueueItem, QueueOptions, WorkQueue
-from tokenbus.errors.base import public_reason
+from tokenbus.errors import public_reason
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import CONTROL_ATTEMPT, EventFrame, encode
 from tokenbus.events.normalized import Failed

@@ -7,8 +7,7 @@ from typing import TypeVar, overload
 
 import msgspec
 
-from tokenbus.errors import RunCancelled, RunFailed, RunIncomplete
-from tokenbus.errors.wire import undecodable
+from tokenbus.errors import RunCancelled, RunFailed, RunIncomplete, undecodable
 from tokenbus.events.public import (
     BlockComplete,
     BlockStarted,

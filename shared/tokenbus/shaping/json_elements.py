@@ -12,8 +12,7 @@ from typing import Generic, Literal, TypeVar, cast
 
 import msgspec
 
-from tokenbus.errors import Malformed, TooLarge
-from tokenbus.errors.wire import undecodable
+from tokenbus.errors import Malformed, TooLarge, undecodable
 from tokenbus.events.public import Chunk, Completed, PublicEvent, Restarted, Retrying
 
 T = TypeVar("T")

@@ -24,7 +24,7 @@ from tokenbus.bus.scripts import Commit
 from tokenbus.bus.server.stream_reader import Entry, Unreadable, id_key
 from tokenbus.bus.stage.checkpoints import OpenRuns, decode_saved
 from tokenbus.bus.stage.logic import RunPosition, StageLogic
-from tokenbus.errors.base import TokenbusError, public_reason
+from tokenbus.errors import TokenbusError, public_reason
 from tokenbus.events.error_info import ErrorInfo
 
 log = logging.getLogger(__name__)

@@ -7,8 +7,7 @@ from hashlib import sha256
 import msgspec
 
 from tokenbus.core.prefill.tag_scanner import BLANKS
-from tokenbus.errors import TooLarge
-from tokenbus.errors.wire import undecodable
+from tokenbus.errors import TooLarge, undecodable
 from tokenbus.events.normalized import Normalized, ToolCallDelta, ToolCallDone, ToolCallStart
 
 _JSON_TYPES: dict[type, tuple[str, ...]] = {

@@ -7,8 +7,7 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta
 
-from tokenbus.errors import Malformed
-from tokenbus.errors.wire import undecodable
+from tokenbus.errors import Malformed, undecodable
 from tokenbus.providers.response.surrogates import replace_lone_surrogates
 
 T = TypeVar("T")

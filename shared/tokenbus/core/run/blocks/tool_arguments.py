@@ -6,7 +6,7 @@ import re
 
 import msgspec
 
-from tokenbus.errors.wire import undecodable
+from tokenbus.errors import undecodable
 from tokenbus.events.public import BlockComplete
 from tokenbus.providers.request.json_object import check_object
 
