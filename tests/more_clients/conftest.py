@@ -22,7 +22,7 @@ models = ["openai-chat/obliging"]
 class ObligingBus(LocalBus):
     """Its model `obliging` answers as requested: with a call of the forced tool, or JSON of the schema."""
 
-    def _script_of(self, request: ModelRequest) -> Script:
+    def _script_of(self, request: ModelRequest) -> Script | Turn:
         if request.model != "obliging":
             return super()._script_of(request)
         return Script(turns=(Turn(says=_obliging(request.body)),), repeat_last=True)

@@ -41,7 +41,7 @@ def _has_a_first_line(text: str) -> bool:
 
 def _unknown_errors(text: str) -> set[str]:
     named = {name for sentence in _RAISES.findall(text) for name in _NAME_OF_A_CLASS.findall(sentence)}
-    known = {*errors.__all__, *dir(builtins), *(name for module in FACADE.values() for name in module.split())}
+    known = {*dir(errors), *dir(builtins), *(name for module in FACADE.values() for name in module.split())}
     return named - known
 
 

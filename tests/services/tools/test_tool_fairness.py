@@ -41,7 +41,7 @@ async def test_a_tenants_first_call_runs_while_another_tenants_thousand_wait(
         pipe.hset(keys.run(name), mapping={"status": "open", call_field(0): 1})
         pipe.pexpire(keys.run(name), 60_000)
         tenant = "small" if name == runs[-1] else "big"
-        pipe.xadd(stream, {name: encode(ToolWork(name, 0, 1, 0, "call", "greet", "{}", None, tenant))})
+        pipe.xadd(stream, {name: encode(ToolWork(name, 0, 1, 0, "call", "greet", "{}", tenant=tenant))})
     await pipe.execute()
     limits = LimitSettings(tool_calls_per_worker=4)
     settings = Settings(redis_url=server_url, prefix=keys.prefix, partitions=keys.partitions, limits=limits)

@@ -268,7 +268,7 @@ async def test_tool_calls_are_ordered_by_their_tenant_and_cost_by_their_size(ser
         ("small0", "small", "{}"),
         ("small1", "small", "{}"),
     ):
-        work = ToolWork(name, 0, 1, 0, "call", "weather", arguments, None, tenant)
+        work = ToolWork(name, 0, 1, 0, "call", "weather", arguments, tenant=tenant)
         await server.client.xadd(calls.stream, {name: encode(work)})
     await server.client.xadd(
         calls.stream, {"old": msgspec.msgpack.encode(["old", 0, 1, 0, "call", "weather", "{}", None])}
