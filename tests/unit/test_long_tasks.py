@@ -51,6 +51,9 @@ UNWATCHED = {
     "tokenbus_services/fetcher/uploads/plan.py:Uploads._uploaded": ITEM,
     "tokenbus_services/gateway/answers/asgi.py:EventStream.__call__": REQUEST,
     "tokenbus_services/gateway/answers/reader.py:RunReader.__aenter__": REQUEST,
+    "tokenbus_services/gateway/forward/call.py:ForwardedAnswer.__call__": REQUEST,
+    "tokenbus_services/gateway/forward/call.py:unless_gone": REQUEST,
+    "tokenbus_services/gateway/forward/forward.py:Forwarder.settle_later": "some commands and tries, each with a bound",
     "tokenbus_services/gateway/routes/sockets/chat_socket.py:ChatSocket._serve": REQUEST,
     "tokenbus_services/gateway/routes/sockets/chat_socket.py:ChatSocket._read": REQUEST,
     "tokenbus_services/gateway/routes/sockets/response_socket.py:ResponseSocket.serve": REQUEST,
@@ -85,6 +88,8 @@ STARTED_IN_ONE = {
     "tokenbus_services/cli/worker.py:Lifespan.start": 2,
     "tokenbus_services/gateway/answers/asgi.py:EventStream.__call__": 2,
     "tokenbus_services/gateway/answers/reader.py:RunReader.__aenter__": 2,
+    "tokenbus_services/gateway/forward/call.py:ForwardedAnswer.__call__": 2,
+    "tokenbus_services/gateway/forward/call.py:unless_gone": 2,
     "tokenbus_services/runtime/supervision.py:WorkerSupervisor.wait_or_fail.receive_or_failed": 2,
 }
 """How many starts a scope has, if more than one: its reason above is about each of them."""

@@ -20,12 +20,12 @@ FACADE = {
     "tokenbus": """
         AnyRun AudioRef Base64Source BlobLoader BlobRef BlobSource BlobStreams Blobs BlockComplete BlockProgress
         BlockStarted Cancelled Chunk Client Completed Cursor Decided DocumentPart ErrorInfo ExtraPart Fallback
-        FileSource Generate ImageOptions ImagePart ImagePreview ImageRef Incomplete Message OrderedSubscription
-        OutputSchema PrefillOptions ProviderModel PublicEvent Response ResponseBuilder Restarted Retrying Run
-        RunFailedEvent RunInfo RunResult Sentence SentenceRules SentenceSubscription SharedSubscription Started
-        TerminalEvent TextPart Thinking ThinkingPart Timing TokenbusError Tool ToolCallPart ToolChoice ToolProgress
-        ToolResultPart UnknownEvent UrlSource Usage UsageReported __version__ blob_id_of coalesced
-        restore_from_storage sanitize_for_storage unnamed_where
+        FileSource Generate GrammarFormat ImageOptions ImagePart ImagePreview ImageRef Incomplete Message
+        OrderedSubscription OutputSchema PrefillOptions ProviderModel PublicEvent Response ResponseBuilder Restarted
+        Retrying Run RunFailedEvent RunInfo RunResult Sentence SentenceRules SentenceSubscription SharedSubscription
+        Started TerminalEvent TextFormat TextPart Thinking ThinkingPart Timing TokenbusError Tool ToolCallPart
+        ToolChoice ToolProgress ToolResultPart UnknownEvent UrlSource Usage UsageReported __version__ blob_id_of
+        coalesced restore_from_storage sanitize_for_storage unnamed_where
     """,
     "tokenbus.policy": """
         Block BoundPolicy CallJudge CallJudgeOptions ContentStreamBlock Decision Handling NewText NewToolCall

@@ -29,6 +29,7 @@ from tokenbus_services.process.embedded_server import EmbeddedServer
 from tokenbus_services.settings import HttpSettings, Settings, load
 
 START_S = 60.0
+THREAD = "tokenbus local bus"
 _HTTP_GRACE_S = 1
 
 
@@ -164,10 +165,10 @@ class LocalBus:
 
     def start(self) -> None:
         """Start everything. Raises SettingsError, ServerError, and any other startup error of a service."""
-        if not structlog.is_configured():  # what a service says of each run is noise in a test's failure
-            structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("warning"))
+        if not structlog.is_configured():  # else the test's own configuration decides
+            structlog.configure(processors=[_quiet, *structlog.get_config()["processors"]])
         self._server.start()
-        self._thread = threading.Thread(target=self._run, name="tokenbus local bus", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=THREAD, daemon=True)
         self._thread.start()
         if not self._started.wait(START_S):
             self.stop()
@@ -279,6 +280,13 @@ class LocalBus:
         # Nobody waits for what a test leaves open.
         stages = msgspec.structs.replace(settings.stages, drain_s=0.0)
         return msgspec.structs.replace(settings, limits=limits, stages=stages)
+
+
+def _quiet(_logger: object, level: str, line: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """Drop what the services say of each run: it is noise in a test's failure. Other threads log as before."""
+    if level in ("debug", "info") and threading.current_thread().name == THREAD:
+        raise structlog.DropEvent
+    return line
 
 
 def _gateway_port(settings: Settings) -> int:

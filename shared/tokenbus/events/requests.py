@@ -163,11 +163,11 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Further fields of the message, by API. Messages that the API gets as one have the fields of all."""
 
 
-class TextFormat(_Part, frozen=True, kw_only=True, tag="text"):
+class TextFormat(_Part, frozen=True, kw_only=True, tag="text", forbid_unknown_fields=True):
     """A tool's input is any text."""
 
 
-class GrammarFormat(_Part, frozen=True, kw_only=True, tag="grammar"):
+class GrammarFormat(_Part, frozen=True, kw_only=True, tag="grammar", forbid_unknown_fields=True):
     """A tool's input is text of a grammar, which the provider enforces."""
 
     syntax: Literal["lark", "regex"]

@@ -198,6 +198,9 @@ def of_messages(body: Json) -> Json:
 def of_chat(body: Json) -> Json:
     body = without_nothing(body)
     body["tools"] = sorted_tools(body.get("tools", []))
+    for tool in body["tools"]:  # text is a custom tool's default
+        if tool.get("custom", {}).get("format") == {"type": "text"}:
+            del tool["custom"]["format"]
     for name in ("model", "stream", "stream_options", "metadata"):  # metadata is the run's
         body.pop(name, None)
     if "max_tokens" in body:

@@ -74,6 +74,8 @@ def sample(kind: inspect.Type, name: str) -> Any:
             return sample(kind.type, name)
         case inspect.StrType():
             return {"api": "gemini", "use": "a:b"}.get(name, "x/y")
+        case inspect.LiteralType():
+            return kind.values[0]
         case inspect.VarTupleType():
             return [sample(kind.item_type, "")]
         case inspect.StructType():

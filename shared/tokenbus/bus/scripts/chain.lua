@@ -29,8 +29,8 @@
 --   kinds_two
 --   runs  how many
 --   operations_one  how many values the first commit's operations are
---   rest...  of each run: its id, attempt, frame number, whether it is the last, frame, writer, job; then the operations
---     of both commits
+--   rest...  of each run: its id, attempt, frame number, whether it is the last, frame, writer, job;
+--     then the operations of both commits
 -- Reply: see `chain`.
 -- Atomic: outputs exist only if the frames do, and neither if a lease, an offset or an attempt is another's.
 -- Twice: refused: 'already'

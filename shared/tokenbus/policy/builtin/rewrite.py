@@ -22,8 +22,9 @@ class ReplaceTextOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
 
 class ReplaceText(StreamProcessor):
-    """Replaces what the rules match, in the content of blocks and in the data beside it, like citations and the prompts
-    of images. Only text that may be the beginning of a match is held back.
+    """Replaces what the rules match, in the content of blocks and in the data beside it.
+
+    That data is citations, the prompts of images and their like. Only text that may begin a match is held back.
     """
 
     Options = ReplaceTextOptions

@@ -46,7 +46,7 @@ class InteractionJobs:
         """See `JobApi.read`. Events have no numbers."""
         try:
             event = _event.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return JobSeen()
         seen = event.interaction or event
         over = event.event_type in ("", "interaction.completed") and bool(seen.id) and seen.status not in RUNNING

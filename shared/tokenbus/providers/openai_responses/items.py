@@ -41,7 +41,7 @@ def phase_of(item: wire.Item) -> str:
         return ""
     try:
         return msgspec.json.decode(item.phase, type=str)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ""
 
 

@@ -47,7 +47,7 @@ class ResponseJobs:
         """See `JobApi.read`. The event's name tells the end, because some servers leave the status as it was."""
         try:
             event = _event.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return JobSeen()
         if not event.type:
             return JobSeen(event.id, over=bool(event.id) and event.status in ENDED)
