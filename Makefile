@@ -33,7 +33,7 @@ up: $(RUNNABLE)
 	$(BIN)/tokenbus up $(if $(MOCK),--mock)
 
 # Most tests wait for their processes, so several run at once, each with its own server: JOBS=
-# KEEP=1 writes what each file took to tests/seconds.json, the budget; on two cores without other load.
+# KEEP=1 writes what each file took to tests/seconds.json: CPU seconds, the budget, and seconds without other load.
 test: setup
 	$(BIN)/python -m tests.run -n $(or $(JOBS),4) $(if $(KEEP),--keep-seconds)
 

@@ -1,4 +1,4 @@
-"""The runner of the suite: parts of near-equal length, each file once; what fails beside others is tried alone."""
+"""The runner of the suite: each test once, in forked workers; what fails beside others is tried alone."""
 
 from __future__ import annotations
 
@@ -7,44 +7,35 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from tests.pool import Cost
 from tests.rows import over_rows
-from tests.run import CHAINED, COMPUTE, ON_BOTH_SERVERS, SECONDS, files_in, over_budget, plan
-
-
-def test_each_file_is_in_one_part_and_the_longest_part_is_first() -> None:
-    seconds = {f"tests/test_{n}.py": float(n) for n in range(1, 20)}
-    parts = plan(seconds, seconds, 4)
-    assert sorted(file for part in parts for file in part.files) == sorted(seconds)
-    assert [part.seconds for part in parts] == sorted((part.seconds for part in parts), reverse=True)
-    assert max(part.seconds for part in parts) - min(part.seconds for part in parts) <= max(seconds.values())
+from tests.run import CHAINED, COMPUTE, ON_BOTH_SERVERS, SECONDS, files_in, over_budget
 
 
 def test_the_rooms_and_files_that_the_runner_names_exist() -> None:
     assert [path for path in (*COMPUTE, *ON_BOTH_SERVERS, *CHAINED) if not files_in([path])] == []
 
 
-def test_a_file_longer_than_a_fair_part_is_alone() -> None:
-    assert plan(["a", "b", "c"], {"a": 100, "b": 1, "c": 1}, 2)[0].files == ("a",)
-
-
-def test_files_far_over_their_seconds_and_slow_files_without_any_are_named() -> None:
-    took = {"a": 30.0, "b": 11.0, "new": 7.0, "small": 4.0}
-    lines = over_budget(took, {"a": 10.0, "b": 10.0, "small": 0.1})
+def test_files_far_over_their_cpu_seconds_and_costly_files_without_any_are_named() -> None:
+    took = {"a": 30.0, "b": 11.0, "new": 7.0, "small": 3.0}
+    budget = {"a": Cost(99, 10), "b": Cost(1, 10), "small": Cost(9, 0.1)}
+    lines = over_budget({file: Cost(50, cpu) for file, cpu in took.items()}, budget)
     assert [line.split()[-1] for line in lines] == ["a", "new"]
 
 
-def run(directory: Path, **files: str) -> subprocess.CompletedProcess[str]:
+def run(directory: Path, *options: str, **files: str) -> subprocess.CompletedProcess[str]:
     (directory / "pytest.ini").touch()
     (directory / SECONDS.parent).mkdir()
     (directory / SECONDS).write_text("{}")
     for name, text in files.items():
         (directory / f"test_{name}.py").write_text(text)
     return subprocess.run(
-        [sys.executable, "-m", "tests.run", "-n", "2", "."],
+        [sys.executable, "-m", "tests.run", "-n", "2", "--keep-seconds", ".", *options],
         cwd=directory,
-        env={**os.environ, "PYTHONPATH": str(Path.cwd())},
+        env={**os.environ, "PYTHONPATH": str(Path.cwd()), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
         check=False,
@@ -70,7 +61,7 @@ def test_second_time():
     ("text", "said"),
     [
         ("def test_bad(): assert 0", "Second try, alone: test_bad.py::test_bad"),
-        ("import nothing_of_this_name", "1 parts ended otherwise than by a failed test"),
+        ("import nothing_of_this_name", "1 sessions ended otherwise than by a failed test"),
     ],
 )
 def test_what_fails_again_or_cannot_be_collected_fails_the_run(tmp_path: Path, text: str, said: str) -> None:
@@ -78,7 +69,33 @@ def test_what_fails_again_or_cannot_be_collected_fails_the_run(tmp_path: Path, t
     assert ended.returncode == 1
     assert said in ended.stdout
     assert text in ended.stdout
-    assert "1 passed" in ended.stdout
+
+
+def test_a_worker_that_dies_fails_its_test_and_what_was_to_follow_in_the_file_and_no_other(tmp_path: Path) -> None:
+    dies = "import os\ndef test_dies(): os._exit(7)\ndef test_next(): pass"
+    ended = run(tmp_path, dies=dies, good="def test_good(): pass", other="def test_other(): pass")
+    assert ended.returncode == 1
+    first = ended.stdout.split("Second try")[0]
+    lost = [f"ERROR test_dies.py::test_{name}" in first for name in ("dies", "next")]
+    assert lost == [True, True]
+    assert "its worker ended with 7" in first
+    assert "2 passed" in first
+
+
+def test_each_test_runs_once_and_its_cost_has_what_its_processes_took(tmp_path: Path) -> None:
+    burn = "import time\nwhile time.process_time() < 0.5: pass"
+    text = f"""
+import subprocess, sys, pathlib
+def test_burns(): subprocess.run([sys.executable, "-c", {burn!r}], check=True)
+def test_is_counted(): pathlib.Path(__file__).with_suffix(".ran").open("a").write(".")
+"""
+    ended = run(tmp_path, **{f"file{n}": text for n in range(4)})
+    assert ended.returncode == 0
+    assert "8 passed" in ended.stdout
+    assert [path.read_text() for path in tmp_path.glob("*.ran")] == ["."] * 4
+    costs = msgspec.json.decode((tmp_path / SECONDS).read_bytes(), type=dict[str, Cost])
+    assert sorted(costs) == [f"test_file{n}.py" for n in range(4)]
+    assert all(cost.cpu >= 0.5 for cost in costs.values())
 
 
 def test_all_rows_are_tried_and_those_that_fail_are_named() -> None:
