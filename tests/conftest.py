@@ -26,8 +26,8 @@ settings.load_profile("tokenbus")
 # A shell that starts tests in the background lets them ignore Ctrl-C, and so would all that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Each HTTP client, here and in each worker, loads the authorities that it trusts: 30 ms for those of the machine. No test
-# calls a public server.
+# Each HTTP client, here and in each worker, loads the authorities that it trusts: 30 ms for those of the machine. No
+# test calls a public server.
 os.environ["SSL_CERT_FILE"] = str(Path(__file__).with_name("authority.pem"))
 
 _outcome = pytest.StashKey[pytest.TestReport]()
