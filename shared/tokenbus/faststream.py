@@ -33,7 +33,6 @@ from faststream.redis.message import FAKE_CONSUMER, RedisStreamMessage, bDATA_KE
 from faststream.redis.parser import BinaryMessageFormatV1
 from faststream.redis.subscriber.config import RedisSubscriberConfig, RedisSubscriberSpecificationConfig
 from faststream.redis.subscriber.specification import StreamSubscriberSpecification
-from faststream.redis.subscriber.usecases import StreamSubscriber
 from faststream.redis.subscriber.usecases.basic import LogicSubscriber
 
 from tokenbus.bus.keys import DEFAULT_PREFIX, SubscribedTopic
@@ -46,7 +45,7 @@ from tokenbus.client.subscriptions.ordered import PREFETCH
 from tokenbus.core.nearest_name import unknown_name
 from tokenbus.errors import TokenbusError
 from tokenbus.events.public import UnknownEvent
-from tokenbus.faststream_internals import CallsCollection, Registrator
+from tokenbus.faststream_internals import CallsCollection, EventSubscriber, MessageId, Registrator
 from tokenbus.shaping.sentences import SentenceRules
 
 if TYPE_CHECKING:
@@ -106,18 +105,20 @@ class BusRouter:
 
         Without a group, every process gets every event once. With a group, its processes share the runs, and an event
         whose handler did not finish is delivered again. FastStream logs a handler's error; then the event counts as
-        done. With ``on_error="again"``, all handlers stop, and after a pause the group resumes at that event until it
-        has failed ``tries`` times in this process; then the failure is logged and the event counts as done. Events that
-        were trimmed before they were read are logged. A subscription that ends in another bus error is logged and
+        done. With ``on_error="again"``, which needs a group, the event is handled again after a pause, and becomes a
+        dead letter when it has failed ``tries`` times in all processes together: see `SharedSubscription.each`. Events
+        that were trimmed before they were read are logged. A subscription that ends in another bus error is logged and
         restarted.
 
-        FastStream's logs identify an event by run and seq. In a test with `TestRedisBroker`, publish an event as JSON
+        FastStream's logs name an event's run and seq. In a test with `TestRedisBroker`, publish an event as JSON
         to the stream ``<prefix>:<topic>``. Raises ValueError like `Client.subscribe`.
         """
         if on_error not in ("skip", "again"):
             raise ValueError(f"on_error: {unknown_name(on_error, ('skip', 'again'))}")
         if tries < 1:
             raise ValueError("tries: must be at least 1")
+        if on_error == "again" and group is None:
+            raise ValueError("on_error: 'again' needs a group, which counts the tries")
 
         def subscription(client: Client, cursor: Cursor | None) -> Any:
             where: dict[str, Any] = {"group": group, "runs": runs, "from_": cursor or from_, "prefetch": prefetch}
@@ -135,7 +136,7 @@ class BusRouter:
             client=lambda: Client(**self._how),
             subscribe=subscription,
             concurrency=concurrency,
-            tries=tries if on_error == "again" else 1,
+            tries=tries if on_error == "again" else None,
             shared=group is not None,
         )
         register = cast("Any", Registrator).subscriber  # RedisBroker's own method creates the subscriber itself
@@ -144,7 +145,7 @@ class BusRouter:
         return cast("Callable[[F], F]", subscriber)
 
 
-class _Subscriber(StreamSubscriber):
+class _Subscriber(EventSubscriber):
     """A FastStream subscriber fed by a subscription of the client."""
 
     def __init__(
@@ -157,7 +158,7 @@ class _Subscriber(StreamSubscriber):
         client: Callable[[], Client],
         subscribe: Subscribe,
         concurrency: int,
-        tries: int,
+        tries: int | None,
         shared: bool,
     ) -> None:
         outer = cast("RedisBrokerConfig", broker.config)
@@ -170,10 +171,8 @@ class _Subscriber(StreamSubscriber):
         super().__init__(config, StreamSubscriberSpecification(outer, about, calls, source), calls)
         self._open = client
         self._subscribe = subscribe
-        self._concurrency = concurrency
-        self._tries = tries
-        self._failures: dict[tuple[str, int], int] = {}
-        """How often each redelivered event has failed."""
+        self._each: dict[str, Any] = {"concurrency": concurrency} | ({"tries": tries} if tries else {})
+        self._handle: Callable[[Any], Awaitable[object]] = self.process_message if tries else self.consume
         self._shared = shared
         self._subscription: Any = None
 
@@ -196,49 +195,19 @@ class _Subscriber(StreamSubscriber):
                     self._subscription = self._subscribe(client, cursor)
                     async with self._subscription:
                         try:
-                            await self._subscription.each(self._handle, concurrency=self._concurrency)
+                            await self._subscription.each(self._pass_on, **self._each)
                         finally:
                             cursor = None if self._shared else self._subscription.cursor
-            except _HandlerError:
-                pass
             except TokenbusError as e:
                 self._log(logging.ERROR, f"Subscription ended: {e}", exc_info=e)
             if self.running:
                 await asyncio.sleep(PAUSE_S)
 
-    async def _handle(self, event: object) -> None:
+    async def _pass_on(self, event: object) -> None:
         if isinstance(event, UnknownEvent):
             return  # no handler has a parameter of this type
-        message: dict[str, Any] = {
-            "type": "stream",
-            "channel": self.stream_sub.name,
-            "message_ids": [],
-            "data": {},
-            "event": event,
-        }
-        if self._tries == 1:
-            await self.consume(cast("Any", message))
-            return
-        place = _place(event)
-        try:
-            await self.process_message(cast("Any", message))
-        except Exception as e:
-            failures = self._failures[place] = self._failures.get(place, 0) + 1
-            if failures < self._tries:
-                raise _HandlerError from e
-            run, seq = place
-            problem = f"Event {seq} of run {run} failed {failures} times and is skipped: {e}"
-            self._log(logging.ERROR, problem, exc_info=e)
-        self._failures.pop(place, None)
-
-
-class _HandlerError(Exception):
-    """A handler raised an exception, which FastStream has logged."""
-
-
-def _place(event: Any) -> tuple[str, int]:
-    """An event's run and seq; for a sentence, the seq of its last chunk."""
-    return event.run, event.last if isinstance(event, Sentence) else event.seq
+        message: dict[str, Any] = {"type": "stream", "channel": self.stream_sub.name, "message_ids": [], "data": {}}
+        await self._handle({**message, "event": event})
 
 
 def _parser_of(topic: Topic) -> Callable[[Any], Awaitable[RedisStreamMessage]]:
@@ -248,13 +217,13 @@ def _parser_of(topic: Topic) -> Callable[[Any], Awaitable[RedisStreamMessage]]:
             body, headers = BinaryMessageFormatV1.parse(message["data"][bDATA_KEY])
             message["event"] = _published(topic, message["channel"], body)
             correlation_id = headers.get("correlation_id")
-        run, seq = _place(message["event"])
+        run, seq = message["event"].run, message["event"].seq
         return RedisStreamMessage(
             raw_message=message,
             body=b"",
             consumer=FAKE_CONSUMER,
             group=None,
-            message_id=f"{run}/{seq}",
+            message_id=MessageId(f"{run}/{seq}"),
             correlation_id=correlation_id or run,
         )
 

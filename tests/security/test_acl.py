@@ -18,6 +18,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
 
 from tests.contract.client.listed import Listed
+from tests.contract.client.writer import Writer
 from tests.e2e.conftest import WEATHER
 from tests.e2e.fleet import CHAINED, SEPARATE, Kind, ended, fleet
 from tests.servers import binary
@@ -25,6 +26,7 @@ from tests.services.cli.process import Command, running
 from tests.waiting import eventually
 from tokenbus import Chunk, Client
 from tokenbus.bus.activity_slots import ActivitySlots
+from tokenbus.bus.dead_letters import StoredDeadLetter, give_back, newest_dead_letters
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.records import newest_records
 from tokenbus.bus.scripts.gateway import (
@@ -172,6 +174,36 @@ async def test_each_service_does_its_work_as_its_own_user(
     assert [refusal for refusal in await guarded.refusals() if " eval " not in refusal] == []
 
 
+@pytest.mark.usefixtures("scripts")
+async def test_a_subscriber_buries_what_fails_and_the_operator_gives_it_back(guarded: Guarded) -> None:
+    got: list[int] = []
+
+    async def handle(chunk: Chunk) -> None:
+        got.append(chunk.seq)
+        if len(got) == 1:
+            raise ZeroDivisionError
+
+    async with (
+        Client(guarded.url("subscriber"), partitions=KEYS.partitions) as subscriber,
+        Server(guarded.url("operator")) as operator,
+        Server(f"redis://127.0.0.1:{guarded.port}") as admin,
+    ):
+        await Writer(admin, KEYS, "r").say("poison")
+        source = subscriber.subscribe("visible", kinds=Chunk, group="g", from_="start")
+        handling = asyncio.create_task(source.each(handle, tries=1))
+        (letter,) = await eventually(lambda: _dead(operator))
+        assert letter.entry.run == "r"
+        await give_back(operator, KEYS, letter)
+        await eventually(lambda: got == [0, 0])
+        await source.aclose()
+        await handling
+    assert await guarded.refusals() == []
+
+
+async def _dead(server: Server) -> list[StoredDeadLetter]:
+    return [letter async for letter in newest_dead_letters(server, KEYS, most=2)]
+
+
 async def test_the_operator_makes_keys_and_the_gateway_finds_and_counts_them(
     guarded: Guarded, scripts: Command
 ) -> None:
@@ -279,7 +311,7 @@ async def _listen(subscriber: Client) -> str:
 TOPICS = ("visible", "chunks", "blocks", "runs")
 WRITES: dict[str, set[str]] = {
     "publisher": {"requests"},
-    "subscriber": set(),
+    "subscriber": {"dead"},
     "fetcher": {"requests", "turns", "raw", "events", "control", "dead"},
     "normalizer": {"events", "dead"},
     "parser": {

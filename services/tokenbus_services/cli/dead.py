@@ -14,6 +14,7 @@ from tokenbus.bus.dead_letters import (
     all_dead_letters,
     drop_dead_letter,
     find_dead_letter,
+    give_back,
     newest_dead_letters,
 )
 from tokenbus.bus.keys import Keys
@@ -66,7 +67,8 @@ async def show(entry_id: str, *, as_json: bool, raw: bool) -> None:
 
 
 async def retry(entry_ids: Sequence[str], *, as_json: bool) -> int:
-    """Retry the requests behind these entries, or behind all if none is named, and remove the entries.
+    """Retry the requests behind these entries, or behind all if none is named, and remove the entries. The event of a
+    group of subscribers is given back to it.
 
     Returns the exit code: 1 if an entry had to stay.
     """
@@ -74,7 +76,12 @@ async def retry(entry_ids: Sequence[str], *, as_json: bool) -> int:
     async with _reached() as (server, keys), reaching.client() as bus:
         async for dead in _chosen(server, keys, entry_ids):
             try:
-                run = await retry_dead_letter(bus, server, keys, dead)
+                if dead.entry.group:
+                    group = await give_back(server, keys, dead)
+                    words, facts = f"given back to the group {group}", {"group": group}
+                else:
+                    run = await retry_dead_letter(bus, server, keys, dead)
+                    words, facts = f"sent again as run {run.id}", {"run": run.id}
             except CannotRetry as e:
                 kept += 1
                 _print_outcome(dead, as_json, f"stays: {e.problem}", problem=e.problem)
@@ -82,7 +89,7 @@ async def retry(entry_ids: Sequence[str], *, as_json: bool) -> int:
             # Delete only now: after a crash in between, the request is sent again under the same id, which is the same
             # run.
             await drop_dead_letter(server, keys, [dead.id])
-            _print_outcome(dead, as_json, f"sent again as run {run.id}", run=run.id)
+            _print_outcome(dead, as_json, words, **facts)
     return ending.OTHER if kept else 0
 
 
@@ -147,6 +154,8 @@ def _whole(dead: StoredDeadLetter) -> Iterable[str]:
     yield f"stream  {e.stream}"
     yield f"origin  {e.entry}"
     yield f"run     {e.run or '-'}"
+    if e.seq is not None:
+        yield f"seq     {e.seq}"
     cut = f", of which the first {len(e.bytes)} are kept" if e.size else ""
     kind, text = readable(e.bytes)
     yield f"bytes   {_size(dead)}{cut}, {kind}"

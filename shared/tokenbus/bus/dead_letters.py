@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 from redis.exceptions import RedisError
 
-from tokenbus.bus.keys import DATA_FIELD, Keys
+from tokenbus.bus.keys import DATA_FIELD, Keys, partition_in
 from tokenbus.bus.scripts.dead_letters import add_rejected
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
-from tokenbus.errors import DeadNotFound
+from tokenbus.errors import CannotRetry, DeadNotFound
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     reason: str
     stage: str
-    """What failed to process it: a stage, or ``intake``, ``fetcher``, ``tools``."""
+    """What failed to process it: a stage, ``intake``, ``fetcher``, ``tools``, or a group of subscribers."""
     stream: str
     entry: str
     """The entry's id in ``stream``."""
@@ -37,8 +37,16 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     run: str | None = None
     size: int | None = None
     """Original size in bytes, if not all of them are kept."""
+    seq: int | None = None
+    """The event's seq in its run, if a group's handler failed."""
+    group: str | None = None
+    """The group, as its lease names it: ``visible:tts``."""
 
 
+DEAD_ENTRIES = 10_000
+"""Entries kept by a writer that does not know the deployment's settings, unless there are more."""
+RETURNED_MS = 7 * 86_400_000
+"""How long an event that was given back is kept, after the last of its partition."""
 REJECTED_SHARE = 4
 """Rejected requests get one part in this many of the dead stream; the rest is reserved for poison."""
 
@@ -48,12 +56,12 @@ async def dead_letter(
     keys: Keys,
     entry: DeadLetter,
     *,
-    most: int,
+    most: int | None = None,
     rejected: bool = False,
     stop_if: Callable[[], bool] | None = None,
 ) -> None:
-    """Add an entry to the dead stream, which keeps the last ``most``. Retries until the server accepts it, so it may
-    appear twice.
+    """Add an entry to the dead stream, which keeps the last ``most``; None: `DEAD_ENTRIES`, or as many as it has.
+    Retries until the server accepts it, so it may appear twice.
 
     ``rejected``: the entry is a request that was rejected for its content. Such entries displace only each other.
 
@@ -65,11 +73,12 @@ async def dead_letter(
     data = msgspec.json.encode(entry)
 
     async def add() -> None:
+        kept = most or max(DEAD_ENTRIES, await server.client.xlen(keys.dead))
         if rejected:
-            share = max(1, most // REJECTED_SHARE)
-            await run_script(server, add_rejected(keys.dead, keys.rejected, most=most, most_rejected=share, data=data))
+            share = max(1, kept // REJECTED_SHARE)
+            await run_script(server, add_rejected(keys.dead, keys.rejected, most=kept, most_rejected=share, data=data))
         else:
-            await server.client.xadd(keys.dead, {DATA_FIELD: data}, maxlen=most, approximate=True)
+            await server.client.xadd(keys.dead, {DATA_FIELD: data}, maxlen=kept, approximate=True)
 
     try:
         await retry_until_available(
@@ -144,6 +153,24 @@ async def drop_dead_letter(server: Server, keys: Keys, entry_ids: Sequence[str])
         pipe.lrem(keys.rejected, 1, entry_id)
     dropped, *_ = await pipe.execute()
     return dropped
+
+
+async def give_back(server: Server, keys: Keys, dead: StoredDeadLetter) -> str:
+    """Give an event back to the group that it failed in, and return the group's name; its handlers get it within
+    seconds. Raises CannotRetry for another entry, and redis-py's errors.
+    """
+    e = dead.entry
+    partition = partition_in(e.stream)
+    if e.group is None or partition is None:
+        raise CannotRetry(dead.id, "no group of subscribers had it")
+    if e.size:
+        raise CannotRetry(dead.id, f"only {len(e.bytes)} of its {e.size} bytes are kept")
+    stream = keys.returned(partition, e.group)
+    pipe = server.client.pipeline(transaction=False)
+    pipe.xadd(stream, {DATA_FIELD: e.bytes})
+    pipe.pexpire(stream, RETURNED_MS)
+    await pipe.execute()
+    return e.group
 
 
 def _stored(keys: Keys, entry_id: bytes, fields: dict[bytes, bytes]) -> StoredDeadLetter:

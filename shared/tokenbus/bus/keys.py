@@ -241,6 +241,14 @@ class Keys:
         """Hash: owner, token and expiry of the lease, with the group's offset, watermark and counters."""
         return f"{self.prefix}:{{{partition}}}:lease:{group}"
 
+    def failed_tries(self, partition: int, group: str) -> str:
+        """Hash: how often each event of a group of subscribers failed, and whose events are in hand."""
+        return f"{self.lease(partition, group)}:failed"
+
+    def returned(self, partition: int, group: str) -> str:
+        """Stream: dead letters that were given back to a group of subscribers."""
+        return f"{self.lease(partition, group)}:returned"
+
     def state(self, partition: int, group: str) -> str:
         """Hash: checkpoints of long open runs, by run id."""
         return f"{self.prefix}:{{{partition}}}:state:{group}"

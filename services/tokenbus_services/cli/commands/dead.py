@@ -59,7 +59,8 @@ def dead_show(entry: str, raw: bool, as_json: bool) -> None:
 def dead_retry(entries: tuple[str, ...], everything: bool, as_json: bool) -> int:
     """Publish the request of each ENTRY again, as a new run, and delete the entry.
 
-    Repeating the command starts only one run. An entry without a usable request stays, and the reason is printed.
+    The event of a group of subscribers is given back to that group instead: its handlers get it once more. Repeating
+    the command starts only one run. An entry without a usable request stays, and the reason is printed.
 
     Exit code: 1 if an entry stays.
     """

@@ -11,7 +11,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from tokenbus.bus.dead_letters import StoredDeadLetter, drop_dead_letter, find_dead_letter, newest_dead_letters
+from tokenbus.bus.dead_letters import (
+    StoredDeadLetter,
+    drop_dead_letter,
+    find_dead_letter,
+    give_back,
+    newest_dead_letters,
+)
 from tokenbus.bus.server.server import translated
 from tokenbus.errors import CannotRetry, DeadNotFound
 from tokenbus_services.console.access.session import PATH, Viewer
@@ -66,16 +72,21 @@ class _AdminRoutes:
     async def retry(self, request: Request, viewer: Viewer) -> Response:
         dead = await self._found(request)
         try:
-            made = await self._runs.retry_dead_letter(request.state.caller, SURFACE, dead)
+            if dead.entry.group:
+                with translated(self._server, self._keys.dead):
+                    made = {"group": await give_back(self._server, self._keys, dead)}
+            else:
+                run = await self._runs.retry_dead_letter(request.state.caller, SURFACE, dead)
+                self._runs.leave(run)
+                made = {"run": run.id}
         except CannotRetry as e:
             why = e.problem if viewer.may("see_content") else "this entry cannot be retried: drop it"
             raise Refusal(Problem(status=409, code=e.code, message=why, kind="invalid_request")) from None
-        self._runs.leave(made)
         # After the publication: a crash in between repeats it under the same id, which is the same run.
         with translated(self._server, self._keys.dead):
             await drop_dead_letter(self._server, self._keys, [dead.id])
-        self._desk.audit("dead_retry", viewer, entry=dead.id, run=dead.entry.run, new_run=made.id)
-        return json({"run": made.id}, 202)
+        self._desk.audit("dead_retry", viewer, entry=dead.id, run=dead.entry.run, new_run=made.get("run"))
+        return json(made, 202)
 
     async def drop(self, request: Request, viewer: Viewer) -> Response:
         dead = await self._found(request)

@@ -93,6 +93,10 @@ class AckTracker:
             return None
         return event if self.delivered(event, progress, place) else None
 
+    def entry_of(self, run: str, seq: int) -> str:
+        """The entry's id of an event in flight; empty if it is not, or is no event of the topic."""
+        return self._places.get((run, seq), (None, ""))[1]
+
     def done(self, event: TopicEvent) -> bool:
         """Mark the event as done; return False if it was not in flight."""
         place = self._places.pop((event.run, event.seq), None)

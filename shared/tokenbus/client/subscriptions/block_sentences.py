@@ -28,6 +28,11 @@ class Sentence(msgspec.Struct, frozen=True, kw_only=True):
     last: int
     """Seq of the chunk with its last character: use as ``heard_through`` for a cancel after it was spoken."""
 
+    @property
+    def seq(self) -> int:
+        """The same as ``last``."""
+        return self.last
+
 
 class BlockSentences:
     """The undelivered text of one block, and the chunks it came in."""

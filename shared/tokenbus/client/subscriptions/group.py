@@ -15,14 +15,16 @@ import socket
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress
-from typing import Literal, NamedTuple, TypeVar, cast
+from typing import Any, Literal, NamedTuple, TypeVar, cast
+
+from redis.exceptions import RedisError
 
 from tokenbus.bus.keys import Keys, SubscribedTopic
 from tokenbus.bus.leases import Lease, Leases
 from tokenbus.bus.liveness import beat, liveness_of_caller
 from tokenbus.bus.server.server import translated
 from tokenbus.bus.server.stream_reader import Entry
-from tokenbus.client.decode import TopicEvent
+from tokenbus.client.decode import TopicEvent, topic_event
 from tokenbus.client.deployment import Deployment, Outage
 from tokenbus.client.subscriptions.ack_tracker import AckTracker
 from tokenbus.client.subscriptions.async_iteration import EnteredOrIterated, until_stopped
@@ -30,7 +32,8 @@ from tokenbus.client.subscriptions.cursor import OLDEST, just_before
 from tokenbus.client.subscriptions.event_filter import Selection
 from tokenbus.client.subscriptions.gaps import Gaps, OnTrimmed
 from tokenbus.client.subscriptions.offset_commit import ACK_S, OffsetCommitter, OwnedPartition
-from tokenbus.client.subscriptions.per_run_handlers import each
+from tokenbus.client.subscriptions.per_run_handlers import Again, each
+from tokenbus.client.subscriptions.poison import Poison, Returned
 from tokenbus.client.subscriptions.topic_reader import TopicReader
 from tokenbus.errors import CursorTrimmed, Malformed, ServerUnavailable
 
@@ -44,6 +47,7 @@ class _Opened(NamedTuple):
     reader: TopicReader
     leases: Leases
     acknowledging: OffsetCommitter
+    returned: Returned[Any]
 
 
 class SharedSubscription(EnteredOrIterated[E]):
@@ -103,12 +107,17 @@ class SharedSubscription(EnteredOrIterated[E]):
         self._outage = Outage(reconnect_s)
         self._opened: _Opened | None = None
         self._parts: dict[int, OwnedPartition] = {}
+        self._leaving: dict[int, OwnedPartition] = {}
+        """Partitions that are lost or about to be released, while handlers may finish."""
         self._pending: deque[tuple[OwnedPartition, Entry]] = deque()
         self._tracker = AckTracker(topic)
         self._last: E | None = None
         """Acknowledged when the next event is taken."""
         self._acked = asyncio.Event()
         self._closed = False
+        self._poison: Poison[Any] | None = None
+        self.decode_returned: Callable[[str, Entry], Any] = lambda stream, entry: topic_event(topic, stream, entry)
+        """Decodes what `tokenbus dead retry` gave back to this group."""
         self.gaps = Gaps(on_trimmed)
         """Counts trimmed unread entries, and entries skipped because they are not events."""
 
@@ -132,6 +141,8 @@ class SharedSubscription(EnteredOrIterated[E]):
         if self._opened:
             await self._opened.leases.close()
             await self._opened.reader.close()
+            with suppress(RedisError, OSError):  # else it is given back again
+                await self._opened.returned.close()
 
     def ack(self, event: E) -> None:
         """Mark the event as done (``ack="explicit"``). Does nothing if it is not in flight.
@@ -139,23 +150,62 @@ class SharedSubscription(EnteredOrIterated[E]):
         Sent to the server in batches, within a second or two. If another worker owns the partition by then, the event
         is delivered again there.
         """
-        self._tracker.done(event)
+        if not (self._opened and self._opened.returned.done(event)):
+            self._tracker.done(event)
         self._acked.set()
 
-    async def each(self, handler: Callable[[E], Awaitable[None]], *, concurrency: int = 1) -> None:
+    async def each(
+        self, handler: Callable[[E], Awaitable[None]], *, concurrency: int = 1, tries: int | None = None
+    ) -> None:
         """Call the handler with each event, for up to ``concurrency`` runs in parallel, in order within a run.
 
         An event is done when its handler has returned. Returns when the subscription is closed, and closes it on exit
-        in any case. Trimmed events are logged unless ``on_trimmed`` is set. If a handler or the iteration raises, the
-        other handlers are cancelled and the error propagates.
+        in any case. Trimmed events are logged unless ``on_trimmed`` is set. If the iteration raises, or without
+        ``tries`` a handler, the other handlers are cancelled and the error propagates.
+
+        With ``tries``, an event whose handler raises is handled again after a pause of 0.5 s that doubles up to 30 s.
+        Only its run waits. The group's processes count the tries together, on the server. After so many, the event
+        becomes a dead letter, which `tokenbus dead retry` gives back to the group, and its run goes on.
         """
         self._auto = False
         self.gaps.log_by_default()
         try:
             async with aclosing(until_stopped(self.__anext__)) as events:
-                await each(events, handler, self.ack, concurrency=concurrency, most=self._prefetch)
+                await each(events, self.guarded(handler, tries), self.ack, concurrency=concurrency, most=self._prefetch)
         finally:
             await self.aclose()
+
+    def guarded(
+        self, handler: Callable[[Any], Awaitable[None]], tries: int | None
+    ) -> Callable[[Any], Awaitable[Again | None]]:
+        """The handler for the events of partitions that are still owned, with the tries of `each`. Raises ValueError
+        for less than 1.
+        """
+        if tries is not None and tries < 1:
+            raise ValueError("tries: at least 1")
+
+        async def handle(event: Any) -> Again | None:
+            assert self._opened
+            keys, parts = self._opened.keys, self._parts | self._leaving
+            lease = next((parts[p].lease for p in keys.places(event.run) if p in parts), None)
+            if lease is None:
+                return Again(None)  # its partition is another worker's now
+            if tries is None:
+                await handler(event)
+                return None
+            if self._poison is None:
+                self._poison = Poison(
+                    self._deployment.server,
+                    keys,
+                    self._group,
+                    handler,
+                    tries=tries,
+                    in_hand=self._max_unacknowledged,
+                    stop_if=lambda: self._closed,
+                )
+            return await self._poison.handle(event, lease, self._tracker.entry_of(event.run, event.seq))
+
+        return handle
 
     async def __anext__(self) -> E:
         self._last_is_done()
@@ -174,24 +224,26 @@ class SharedSubscription(EnteredOrIterated[E]):
             beat()  # of a worker's task, if this is one
             try:
                 await self._commit_offsets()
+                await self._look_for_returned()
                 if len(self._tracker) >= self._max_unacknowledged:
                     await self._wait_for_ack()
-                elif not self._pending:
+                elif not self._pending and not (self._opened and self._opened.returned.waiting):
                     await self._refill()
                 self._outage.over()
             except ServerUnavailable as e:
                 await self._outage.wait(e)
                 continue
-            if (
-                self._pending
-                and len(self._tracker) < self._max_unacknowledged
-                and (event := self._deliver()) is not None
-            ):
+            if len(self._tracker) < self._max_unacknowledged and (event := self._deliver()) is not None:
                 return event
         raise StopAsyncIteration
 
     def _deliver(self) -> E | None:
-        """Return the next wanted event that has been read."""
+        """Return the next wanted event that was given back or has been read."""
+        while self._opened and self._opened.returned.waiting:
+            try:
+                return self._opened.returned.take()
+            except Malformed as e:
+                self.gaps.was_malformed(e)
         while self._pending:
             part, entry = self._pending.popleft()
             source = f"{self._topic} {part.lease.partition}"
@@ -231,7 +283,8 @@ class SharedSubscription(EnteredOrIterated[E]):
         acknowledging = OffsetCommitter(
             server, keys, self._topic, group=self._group, lease_s=self._lease_s, entries_read=counts
         )
-        self._opened = _Opened(keys, reader, leases, acknowledging)
+        returned = Returned[Any](server, keys, self._group, self.decode_returned)
+        self._opened = _Opened(keys, reader, leases, acknowledging, returned)
         try:
             with translated(server):
                 await leases.open()
@@ -267,6 +320,12 @@ class SharedSubscription(EnteredOrIterated[E]):
                 if self._parts.get(part.lease.partition) is part:
                     self._forget(part)
 
+    async def _look_for_returned(self) -> None:
+        """Take up dead letters that were given back. Raises ServerUnavailable."""
+        if self._opened:
+            with translated(self._deployment.server):
+                await self._opened.returned.look(self._parts)
+
     # --- partitions come and go -------------------------------------------------------------------------------
 
     def _on_acquired(self, lease: Lease) -> None:
@@ -282,13 +341,19 @@ class SharedSubscription(EnteredOrIterated[E]):
         self._remove(part)
         # Give handlers a short time to finish; no lease is renewed meanwhile. The next worker redelivers events still
         # in flight.
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._lease_s / 3):
-                while part.open and not self._closed:
-                    self._acked.clear()
-                    await self._acked.wait()
+        self._leaving[partition] = part
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._lease_s / 3):
+                    while part.open and not self._closed:
+                        self._acked.clear()
+                        await self._acked.wait()
+        finally:
+            del self._leaving[partition]
         assert self._opened
         await self._opened.acknowledging.commit([part])
+        if self._poison:
+            await self._poison.leave(part.lease)
 
     def _forget(self, part: OwnedPartition) -> None:
         assert self._opened

@@ -14,9 +14,11 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import aclosing
-from typing import Literal
+from typing import Literal, cast
 
-from tokenbus.bus.keys import Keys
+import msgspec
+
+from tokenbus.bus.keys import DATA_FIELD, Keys
 from tokenbus.bus.layout import locate
 from tokenbus.bus.server.server import translated
 from tokenbus.bus.server.stream_reader import Entry
@@ -81,6 +83,8 @@ class SentenceSubscription(EnteredOrIterated[Sentence]):
         self._last: Sentence | None = None
         self._next: asyncio.Task[ChunkTopicEvent] | None = None
         self._look_at = 0.0
+        if isinstance(chunks, SharedSubscription):
+            chunks.decode_returned = _returned
 
     @property
     def cursor(self) -> Cursor:
@@ -109,17 +113,26 @@ class SentenceSubscription(EnteredOrIterated[Sentence]):
         for chunk in given[1] if given else ():
             self._chunks.ack(chunk)
 
-    async def each(self, handler: Callable[[Sentence], Awaitable[None]], *, concurrency: int = 1) -> None:
+    async def each(
+        self, handler: Callable[[Sentence], Awaitable[None]], *, concurrency: int = 1, tries: int | None = None
+    ) -> None:
         """Call the handler with each sentence, for up to ``concurrency`` runs in parallel, in order within a run.
 
         A sentence is done when its handler has returned. Returns when the subscription is closed, and closes it on exit
         in any case. If a handler or the iteration raises, the other handlers are cancelled and the error propagates.
+        With ``tries``, which needs a group, a sentence that fails is tried again: see `SharedSubscription.each`. Raises
+        ValueError for ``tries`` without a group.
         """
+        chunks, handle = self._chunks, cast("Callable[[Sentence], Awaitable[object]]", handler)
+        if isinstance(chunks, SharedSubscription):
+            handle = chunks.guarded(handler, tries)
+        elif tries is not None:
+            raise ValueError("tries: needs a group, which counts them")
         self._auto = False
         self._chunks.gaps.log_by_default()
         try:
             async with aclosing(until_stopped(self.__anext__)) as sentences:
-                await each(sentences, handler, self.ack, concurrency=concurrency, most=self._prefetch)
+                await each(sentences, handle, self.ack, concurrency=concurrency, most=self._prefetch)
         finally:
             await self.aclose()
 
@@ -152,7 +165,10 @@ class SentenceSubscription(EnteredOrIterated[Sentence]):
             await self._check_logs(now())
             self._look_at = now() + LOOK_S
 
-    def _add_event(self, chunk: ChunkTopicEvent, now: float) -> None:
+    def _add_event(self, chunk: ChunkTopicEvent | Sentence, now: float) -> None:
+        if isinstance(chunk, Sentence):  # it was given back
+            self._ready.append((chunk, [cast("Chunk", chunk)]))
+            return
         if isinstance(chunk, UnknownEvent):
             self._chunks.ack(chunk)
             return
@@ -205,6 +221,14 @@ class SentenceSubscription(EnteredOrIterated[Sentence]):
         except ServerUnavailable:
             return "open"
         return "complete" if gone else run_outcome(voice.block, events_of(log, entries, self._chunks.gaps))
+
+
+def _returned(stream: str, entry: Entry) -> Sentence:
+    """A sentence of this group that was a dead letter. Raises Malformed."""
+    try:
+        return msgspec.json.decode(entry[1][DATA_FIELD.encode()], type=Sentence)
+    except (KeyError, msgspec.MsgspecError) as e:
+        raise Malformed(f"{stream} {entry[0].decode()}", f"no sentence: {e!r}") from None
 
 
 def events_of(log: str, entries: Iterable[Entry], gaps: Gaps) -> list[PublicEvent]:

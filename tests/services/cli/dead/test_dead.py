@@ -145,6 +145,20 @@ async def test_a_step_of_a_failed_run_sends_its_request_again(morgue: Morgue, co
     assert await morgue.left() == []
 
 
+async def test_an_event_that_a_group_could_not_handle_is_shown_with_run_and_seq_and_given_back(
+    server: Server, keys: Keys, morgue: Morgue, config: str
+):
+    about: dict[str, Any] = {"stage": "group visible:tts", "group": "visible:tts", "run": "r1", "seq": 7}
+    entry = await morgue.add(stream=keys.topic(2, "visible"), entry="5-0", bytes=b"{}", **about)
+    shown = await run("dead", "show", entry, TOKENBUS_CONFIG=config)
+    assert "run     r1\nseq     7\n" in shown.out
+    ended = await run("dead", "retry", entry, TOKENBUS_CONFIG=config)
+    assert (ended.code, ended.out) == (0, f"{entry} given back to the group visible:tts\n")
+    [(_, given)] = await server.client.xrange(keys.returned(2, "visible:tts"))
+    assert given == {b"__data__": b"{}"}
+    assert await morgue.left() == []
+
+
 async def test_entries_that_cannot_be_resent_stay_with_the_reason_and_the_others_are_sent(morgue: Morgue, config: str):
     await morgue.run("done", status="completed", request=json.dumps(REQUEST))
     await morgue.run("never", status="failed")
