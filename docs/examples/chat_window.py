@@ -1,7 +1,7 @@
 """A chat window over server-sent events, to copy. Open http://localhost:8000/ and type.
 
 pip install '.[examples]'    # in a checkout of tokenbus
-TOKENBUS_REDIS_URL=redis://localhost:6379 CHAT_PROVIDER=anthropic CHAT_MODEL=… uvicorn chat_window:app
+CHAT_PROVIDER=mock-anthropic CHAT_MODEL=any uvicorn chat_window:app    # beside `tokenbus up --mock`
 
 POST /chat {"text": …} begins an answer and gives {"run": …}. GET /chat/RUN streams it to an EventSource, which
 reconnects automatically and misses nothing. Closing the tab cancels the answer; with GET /chat/RUN?keep=1 it continues.
@@ -26,7 +26,9 @@ from starlette.routing import Route
 
 from tokenbus import Chunk, Client, PublicEvent, Restarted, Retrying, TerminalEvent, TokenbusError, coalesced
 
-MODEL = {"provider": os.environ["CHAT_PROVIDER"], "model": os.environ["CHAT_MODEL"]}
+MODEL = {name: os.environ.get(f"CHAT_{name.upper()}", "") for name in ("provider", "model")}
+if not all(MODEL.values()):
+    raise SystemExit("set CHAT_PROVIDER and CHAT_MODEL: mock-anthropic and any, say, beside `tokenbus up --mock`")
 GRACE_S = 5.0
 """Time for a browser to reconnect after it lost its connection. After that the tab counts as closed."""
 

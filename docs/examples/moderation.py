@@ -1,6 +1,6 @@
 """Watches all visible text and cancels a run whose text contains a forbidden word.
 
-TOKENBUS_REDIS_URL=redis://localhost:6379 python moderation.py kumquat …
+python moderation.py kumquat …    # beside `tokenbus up --mock`, or with TOKENBUS_REDIS_URL=redis://…
 """
 
 import asyncio

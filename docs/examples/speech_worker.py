@@ -1,6 +1,6 @@
 """Speaks the text of models, sentence by sentence. Start as many as you like: they share the runs.
 
-TOKENBUS_REDIS_URL=redis://localhost:6379 python speech_worker.py
+python speech_worker.py    # beside `tokenbus up --mock`, or with TOKENBUS_REDIS_URL=redis://…
 """
 
 import asyncio

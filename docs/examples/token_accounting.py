@@ -1,8 +1,8 @@
 """Adds up tokens by tenant, from the terminal events of runs, and prints the sums as JSON lines.
 
-A run's end tells what all of its attempts cost, however it ended.
+A run's end tells what all of its attempts cost, however it ended. A count that no provider has reported is left out.
 
-TOKENBUS_REDIS_URL=redis://localhost:6379 python token_accounting.py
+python token_accounting.py    # beside `tokenbus up --mock`, or with TOKENBUS_REDIS_URL=redis://…
 """
 
 import asyncio
@@ -25,8 +25,9 @@ async def main() -> None:
             elif isinstance(event, ENDS):
                 tenant = tenants.pop(event.run, "nobody")
                 for count in COUNTS:
-                    spent[tenant, count] += getattr(event.usage, count, None) or 0
-                sums = {count: spent[tenant, count] for count in COUNTS}
+                    if (more := getattr(event.usage, count, None)) is not None:
+                        spent[tenant, count] += more
+                sums = {count: spent[tenant, count] for count in COUNTS if (tenant, count) in spent}
                 print(json.dumps({"tenant": tenant, "run": event.run, **sums}), flush=True)
 
 

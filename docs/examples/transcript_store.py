@@ -1,6 +1,6 @@
 """Stores every complete block in SQLite. An event that is delivered again after a crash is stored once.
 
-TOKENBUS_REDIS_URL=redis://localhost:6379 python transcript_store.py transcripts.db
+python transcript_store.py transcripts.db    # beside `tokenbus up --mock`, or with TOKENBUS_REDIS_URL=redis://…
 """
 
 import asyncio

@@ -40,8 +40,8 @@ def execute(request: pytest.FixtureRequest) -> Execute:
 @pytest.fixture
 def bus() -> Generator[LocalBus]:
     with LocalBus() as local:
-        local.model_says("claude-sonnet-4-6", Reply(thinking="Rain?", text="Yes, take it along."))
-        local.model_says("a-slow-model", Turn(says=Reply(text="Once upon a time"), fault=Stall(after_text="upon")))
+        local.model_says("any", Reply(thinking="Rain?", text="Yes, take it along."))
+        local.model_says("slow", Turn(says=Reply(text="Once upon a time"), fault=Stall(after_text="upon")))
         yield local
 
 
@@ -78,7 +78,7 @@ def two_runs(bus: LocalBus, execute: Execute) -> None:
     """That run and another one of its partition."""
     umbrella(bus, execute)
     with bus.sync_client() as client:
-        client.publish({**bus.request("claude-sonnet-4-6"), "id": "story-1"}).result()
+        client.publish({**bus.request("any"), "id": "story-1"}).result()
 
 
 def test_every_command_of_the_page_is_in_a_section_that_is_tried_here() -> None:
@@ -146,7 +146,7 @@ def heard_live(bus: LocalBus, execute: Execute, line: str, partition: int) -> li
     runs = (f"live-{n}" for n in range(100_000) if Keys().partition_of(f"live-{n}") == partition)
     with bus.sync_client() as client:
         while reading.is_alive():
-            client.publish({**bus.request("claude-sonnet-4-6"), "id": next(runs)}).result()
+            client.publish({**bus.request("any"), "id": next(runs)}).result()
             reading.join(0.1)
     return events(reply)
 
@@ -164,7 +164,7 @@ def test_all_partitions_of_a_topic_are_read_from_the_oldest_entry(bus: LocalBus,
     runs = [f"run-{n}" for n in range(12)]
     assert {Keys().partition_of(run) for run in runs} == set(range(8))
     with bus.sync_client() as client:
-        for run in [client.publish({**bus.request("claude-sonnet-4-6"), "id": run}) for run in runs]:
+        for run in [client.publish({**bus.request("any"), "id": run}) for run in runs]:
             run.result()
     umbrella(bus, execute)
     _, newest, everything = section("Subscribe to all runs")

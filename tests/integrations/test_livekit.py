@@ -15,7 +15,7 @@ from livekit.agents.voice import io
 
 from tests.integrations.voice import HEARD, SENTENCES, gone, how_it_was_left, python_of, running_bus
 from tests.waiting import eventually
-from tokenbus import Client, Started
+from tokenbus import Cancelled, Client, Started
 from tokenbus.errors import ServerUnavailable
 from tokenbus.integrations import livekit
 from tokenbus.testing import LocalBus
@@ -56,13 +56,15 @@ class SilentAudio(tts.ChunkedStream):
 class Speaker(io.AudioOutput):
     """An audio output that never finishes, and reports the spoken words when it is interrupted."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, buffers: bool = False) -> None:
+        """``buffers``: it has not begun to play when it is interrupted."""
         super().__init__(label="test", capabilities=io.AudioOutputCapabilities(pause=False), sample_rate=RATE)
         self.playing = False
+        self._buffers = buffers
 
     async def capture_frame(self, frame: Any) -> None:
         await super().capture_frame(frame)
-        if not self.playing:
+        if not self.playing and not self._buffers:
             self.playing = True
             self.on_playback_started(created_at=0.0)
 
@@ -71,7 +73,8 @@ class Speaker(io.AudioOutput):
 
     def clear_buffer(self) -> None:
         if self._pending_playback_count:
-            self.on_playback_finished(playback_position=0.5, interrupted=True, synchronized_transcript=HEARD)
+            position, heard = (0.0, "") if self._buffers else (0.5, HEARD)
+            self.on_playback_finished(playback_position=position, interrupted=True, synchronized_transcript=heard)
 
 
 class Texts(io.TextOutput):
@@ -139,6 +142,38 @@ async def test_an_interrupted_turn_is_cancelled_with_what_was_spoken_of_it(local
     await eventually(lambda: speaker.playing)
     await reply.interrupt()
     await session.aclose()
+    await model.aclose()
+
+
+@pytest.mark.parametrize("hangs_up", [False, True])
+async def test_who_leaves_before_a_word_was_spoken_heard_nothing_and_closes_the_call_at_once(
+    local: LocalBus, bus: Client, hangs_up: bool
+) -> None:
+    model = livekit.LLM(bus, provider="anthropic", model="long", heard_wait_s=600)  # the test would not end
+    session = await session_with(model, speaker=Speaker(buffers=True))
+    model.listen(session)
+    begun = len(local.exchanges)
+    speech = session.generate_reply(user_input="What about the weather?")
+    await eventually(lambda: len(local.exchanges) > begun and local.exchanges[begun].state == "stalled")
+    if hangs_up:
+        await session.aclose()
+    else:
+        await speech.interrupt()
+    await gone(local, begun)
+    assert [e.heard_through async for e in bus.follow(model._turns._recent[-1].run) if isinstance(e, Cancelled)] == [-1]
+    await session.aclose()
+    await model.aclose()
+
+
+async def test_a_hang_up_in_the_middle_of_the_speech_closes_the_call_at_once(local: LocalBus, bus: Client) -> None:
+    model, speaker = livekit.LLM(bus, provider="anthropic", model="long", heard_wait_s=600), Speaker()
+    session = await session_with(model, speaker=speaker)
+    model.listen(session)
+    begun = len(local.exchanges)
+    session.generate_reply(user_input="What about the weather?")
+    await eventually(lambda: speaker.playing and local.exchanges[begun].state == "stalled")
+    await session.aclose()
+    await gone(local, begun)
     await model.aclose()
 
 

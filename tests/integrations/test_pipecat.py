@@ -12,6 +12,8 @@ import pytest
 pytest.importorskip("pipecat", reason="pipecat-ai is not installed: make test-voice")
 
 from pipecat.frames.frames import (
+    BotStartedSpeakingFrame,
+    CancelFrame,
     EndFrame,
     ErrorFrame,
     LLMContextFrame,
@@ -30,7 +32,7 @@ from pipecat.workers.runner import WorkerRunner
 
 from tests.integrations.voice import HEARD, SENTENCES, gone, how_it_was_left, python_of, running_bus
 from tests.waiting import eventually
-from tokenbus import Client, Started
+from tokenbus import Cancelled, Client, Started
 from tokenbus.integrations.pipecat import TokenbusLLMService
 from tokenbus.testing import LocalBus
 
@@ -50,8 +52,10 @@ async def bus(local: LocalBus) -> AsyncGenerator[Client]:
 class Speaker(FrameProcessor):
     """Speaks the first words of each answer and is silent then; keeps what the model wrote, and its errors."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, buffers: bool = False) -> None:
+        """``buffers``: it has not begun to speak when it is interrupted."""
         super().__init__()
+        self._buffers = buffers
         self.written = ""
         self.answers = 0
         self.spoken = False
@@ -62,6 +66,9 @@ class Speaker(FrameProcessor):
             self.written += frame.text
             if len(self.written) > len(HEARD) and not self.spoken:
                 self.spoken = True
+                if self._buffers:
+                    return
+                await self.push_frame(BotStartedSpeakingFrame(), FrameDirection.UPSTREAM)
                 await self.push_frame(TTSTextFrame(HEARD, TextType.SENTENCE))
             return
         if isinstance(frame, LLMFullResponseEndFrame):
@@ -76,10 +83,10 @@ class Speaker(FrameProcessor):
 class Talk:
     """A pipeline that runs: ask with `ask`."""
 
-    def __init__(self, model: Any, *tools: Any) -> None:
+    def __init__(self, model: Any, *tools: Any, speaker: Speaker | None = None) -> None:
         given: dict[str, Any] = {"tools": list(tools)} if tools else {}
         self.context = LLMContext([{"role": "system", "content": "Be brief."}], **given)
-        self.speaker = Speaker()
+        self.speaker = speaker or Speaker()
         self.errors: list[str] = []
         pair = LLMContextAggregatorPair(self.context)
         self.worker = PipelineWorker(
@@ -99,8 +106,8 @@ class Talk:
 
 
 @asynccontextmanager
-async def talking(model: Any, *tools: Any) -> AsyncGenerator[Talk]:
-    talk = Talk(model, *tools)
+async def talking(model: Any, *tools: Any, speaker: Speaker | None = None) -> AsyncGenerator[Talk]:
+    talk = Talk(model, *tools, speaker=speaker)
     async with running(talk.worker):
         yield talk
 
@@ -123,8 +130,8 @@ async def running(worker: PipelineWorker) -> AsyncGenerator[None]:
         await task
 
 
-def model_of(bus: Client, name: str, **fields: Any) -> TokenbusLLMService:
-    return TokenbusLLMService(bus, provider="anthropic", model=name, heard_wait_s=30, **fields)
+def model_of(bus: Client, name: str, heard_wait_s: float = 30, **fields: Any) -> TokenbusLLMService:
+    return TokenbusLLMService(bus, provider="anthropic", model=name, heard_wait_s=heard_wait_s, **fields)
 
 
 async def test_an_answer_passes_through_the_pipeline(local: LocalBus, bus: Client) -> None:
@@ -154,6 +161,25 @@ async def test_an_interrupted_turn_is_cancelled_with_what_was_spoken_of_it(local
         started = await anext(aiter(bus.follow(model._turns._recent[-1].run)))
         assert isinstance(started, Started)
         assert (started.metadata or {})["heard"] == {"run": run, "through": end.heard_through}
+
+
+@pytest.mark.parametrize("hangs_up", [False, True])
+@pytest.mark.parametrize("buffers", [False, True])
+async def test_who_leaves_closes_the_call_at_once_and_heard_nothing_before_the_first_word(
+    local: LocalBus, bus: Client, hangs_up: bool, buffers: bool
+) -> None:
+    model, begun = model_of(bus, "long", heard_wait_s=600), len(local.exchanges)  # the test would not end
+    async with talking(model, speaker=Speaker(buffers=buffers)) as talk:
+        await talk.ask()
+        await eventually(lambda: talk.speaker.spoken and local.exchanges[begun].state == "stalled")
+        run = model._turns._recent[-1].run
+        if hangs_up:
+            await talk.worker.queue_frame(CancelFrame())
+        else:
+            await talk.speaker.interrupt()
+        await gone(local, begun)
+    (end,) = [event async for event in bus.follow(run) if isinstance(event, Cancelled)]
+    assert end.heard_through == -1 if buffers else end.heard_through != -1
 
 
 async def test_a_tool_of_the_pipeline_runs_there_and_its_result_goes_back(local: LocalBus, bus: Client) -> None:

@@ -77,8 +77,8 @@ class LocalBus:
 
     One bus may serve many tests: `reset` between them takes some tens of milliseconds.
 
-    Has the providers `anthropic`, `openai-chat`, `openai-responses` and `gemini`; each answers as scripted by
-    `model_says`. The services run in their own thread, so a test may block. Thread-safe.
+    Has the providers `anthropic`, `openai-chat`, `openai-responses`, `gemini` and `gemini-interactions`, also under the
+    names that they have with `tokenbus up --mock`; each answers as scripted by `model_says`. The services run in their own thread, so a test may block. Thread-safe.
     """
 
     def __init__(self, settings: str = "") -> None:
@@ -268,8 +268,9 @@ class LocalBus:
 
     def _settings(self, blobs_url: str) -> Settings:
         tables = "".join(
-            f'[providers.{api}]\napi = "{api}"\nbase_url = "{self._provider.url}{path}"\napi_key_env = ""\n'
+            f'[providers.{name}]\napi = "{api}"\nbase_url = "{self._provider.url}{path}"\napi_key_env = ""\n'
             for api, path in API_PATHS.items()
+            for name in (api, f"mock-{api}")
         )
         path = Path(self._directory.name, "tokenbus.toml")
         top = f'redis_url = "{self.url}"\ndata_dir = "{self._directory.name}"\nlog_level = "warning"\n'

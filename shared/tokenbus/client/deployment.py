@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import Mapping
@@ -15,6 +16,8 @@ from tokenbus.bus.server.url import url_in_env
 from tokenbus.client.local_up import data_directory, running_in
 from tokenbus.client.tailing.log_hub import Hub
 from tokenbus.errors import DeploymentMismatch, ServerUnavailable, SettingsError
+
+log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
@@ -32,6 +35,8 @@ class Deployment:
         self.closed = False
         self._wanted = partitions
         self._agreed = False
+        self._said = False
+        """Whether the log says already that no deployment is there."""
         self._asked_at = 0.0
         try:
             self._keys = Keys(prefix, DEFAULT_PARTITIONS if partitions is None else partitions)
@@ -70,6 +75,12 @@ class Deployment:
             return  # another task read it while this one waited
         if layout := await self._read():
             self._agree(layout)
+        elif not self._said:
+            self._said = True
+            nobody = (
+                "no deployment has begun with the prefix %r on %s: until one does, nobody takes requests or answers"
+            )
+            log.warning(nobody, self._keys.prefix, self.server.url.safe)
 
     async def _read(self) -> Layout | None:
         self._asked_at = time.monotonic()

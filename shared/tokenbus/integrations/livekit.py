@@ -51,9 +51,11 @@ class LLM(llm.LLM):
         return str(self._fields["provider"])
 
     def listen(self, session: Any) -> None:
-        """Learn from an `AgentSession` what was spoken of each turn."""
+        """Learn from an `AgentSession` when it speaks, what was spoken of each turn, and when it is closed."""
         self._turns.told_of_speech = True
         session.on("conversation_item_added", self._item_added)
+        session.on("agent_state_changed", lambda event: self._turns.speaks(event.new_state == "speaking"))
+        session.on("close", lambda event: self._turns.hang_up())
 
     def chat(
         self,

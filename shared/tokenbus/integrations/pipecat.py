@@ -17,6 +17,10 @@ import json
 from typing import Any
 
 from pipecat.frames.frames import (
+    BotStartedSpeakingFrame,
+    BotStoppedSpeakingFrame,
+    CancelFrame,
+    EndFrame,
     Frame,
     FunctionCallFromLLM,
     LLMContextAssistantTurnFrame,
@@ -74,7 +78,11 @@ class TokenbusLLMService(LLMService[Any]):
         return True
 
     async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
+        if isinstance(frame, CancelFrame | EndFrame):
+            self._turns.hang_up()
         await super().process_frame(frame, direction)
+        if isinstance(frame, BotStartedSpeakingFrame | BotStoppedSpeakingFrame):
+            self._turns.speaks(isinstance(frame, BotStartedSpeakingFrame))
         if isinstance(frame, LLMContextAssistantTurnFrame):
             self._turns.spoken(frame.text)
         if not isinstance(frame, LLMContextFrame):

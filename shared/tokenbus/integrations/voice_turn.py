@@ -31,6 +31,7 @@ _log = logging.getLogger(__name__)
 INTERRUPTED = "interrupted"
 """Reason of a cancel because the listener spoke."""
 HEARD_WAIT_S = 1.0
+"""How long an interrupted turn whose speech had begun waits for the framework to say what was spoken."""
 RECENT = 8
 CANCEL_TRIES, CANCEL_PAUSE_S = 20, 0.5
 HEARD = "heard"
@@ -48,6 +49,8 @@ class VoiceTurn:
         self.usage = Usage()
         self.ended = False
         self.left = False
+        self.sounded = False
+        """Whether the agent was speaking at some time since the turn began."""
         self.spoken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """The spoken part, once the framework has reported it."""
         self._bus = bus
@@ -73,6 +76,13 @@ class VoiceTurn:
                     yield text
         if not self.ended:
             raise Malformed(f"run {self.run}", "it ended in a way that this version of tokenbus does not know")
+
+    @property
+    def through(self) -> int | None:
+        """Seq of the last chunk that the listener heard, -1 for nothing; None: not known."""
+        if self.spoken.done():
+            return self.heard.through(self.spoken.result())
+        return None if self.sounded else -1
 
     def _texts_of(self, event: PublicEvent) -> list[str]:
         match event:
@@ -108,34 +118,51 @@ class VoiceTurns:
     """The turns of one agent, one after the other."""
 
     def __init__(self, bus: Client, *, told_of_speech: bool, heard_wait_s: float = HEARD_WAIT_S) -> None:
-        """``told_of_speech``: whether `spoken` is called. ``heard_wait_s``: how long a turn that was interrupted waits
-        for it before it is cancelled.
+        """``told_of_speech``: whether `spoken` and `speaks` are called. ``heard_wait_s``: how long a turn that was
+        interrupted waits for the former before it is cancelled.
         """
         self.told_of_speech = told_of_speech
         self._bus = bus
         self._heard_wait_s = heard_wait_s
         self._recent: deque[VoiceTurn] = deque(maxlen=RECENT)
         self._leaving: set[asyncio.Task[None]] = set()
-        self._last_heard: dict[str, object] | None = None
+        self._speaking = False
+        self._hung_up = asyncio.Event()
 
     def begin(self, request: dict[str, Any]) -> VoiceTurn:
         """A turn with this request. Its metadata say how much of the previous turn was heard. Raises RequestInvalid."""
         if request.get("on_failure") == "restart":
             raise RequestInvalid("on_failure", "'restart' takes text back, and it may be spoken already")
         metadata = dict(request.get("metadata") or {})
-        if self._last_heard:
-            metadata.setdefault(HEARD, self._last_heard)
+        before = self._recent[-1] if self._recent else None
+        if before and (before.spoken.done() or before.left) and before.through is not None and self.told_of_speech:
+            metadata.setdefault(HEARD, {"run": before.run, "through": before.through})
         turn = VoiceTurn(self._bus, {**request, "id": new_run_id(), **({"metadata": metadata} if metadata else {})})
+        turn.sounded = self._speaking
         self._recent.append(turn)
         return turn
 
+    def speaks(self, speaking: bool) -> None:
+        """The agent's voice begins or ends. It says the newest turn that has text, after those before it that called
+        tools.
+        """
+        self._speaking = speaking
+        for turn in reversed(self._recent if speaking else ()):
+            if turn.heard:
+                turn.sounded = True
+            if turn.heard and not turn.calls:
+                break
+
     def spoken(self, text: str) -> None:
-        """So much was spoken of one of the turns."""
-        turn = max(reversed(self._recent), key=lambda turn: turn.heard.overlap(text), default=None)
+        """So much was spoken of a turn: of those that sounded and are not reported yet, the oldest that fits best."""
+        unreported = [turn for turn in self._recent if turn.sounded and not turn.spoken.done()]
+        turn = max(unreported, key=lambda turn: turn.heard.overlap(text), default=None)
         if turn and turn.heard.overlap(text):
-            self._last_heard = {"run": turn.run, "through": turn.heard.through(text)}
-            if not turn.spoken.done():
-                turn.spoken.set_result(text)
+            turn.spoken.set_result(text)
+
+    def hang_up(self) -> None:
+        """The listener is gone: nothing more is reported."""
+        self._hung_up.set()
 
     def leave(self, turn: VoiceTurn) -> None:
         """Cancel a turn that has not ended, once its spoken part is known."""
@@ -147,7 +174,8 @@ class VoiceTurns:
         task.add_done_callback(self._leaving.discard)
 
     async def aclose(self) -> None:
-        """Send the cancels that are due."""
+        """Send the cancels that are due, at once."""
+        self.hang_up()
         await asyncio.gather(*self._leaving, return_exceptions=True)
 
     async def _cancel(self, turn: VoiceTurn) -> None:
@@ -166,6 +194,11 @@ class VoiceTurns:
     async def _heard(self, turn: VoiceTurn) -> int | None:
         if not turn.heard:
             return -1
-        if self.told_of_speech:
-            await asyncio.wait({turn.spoken}, timeout=self._heard_wait_s)
-        return turn.heard.through(turn.spoken.result()) if turn.spoken.done() else None
+        if not self.told_of_speech:
+            return None
+        if turn.sounded and not turn.spoken.done():
+            gone = asyncio.ensure_future(self._hung_up.wait())
+            waits = {turn.spoken, gone}
+            await asyncio.wait(waits, timeout=self._heard_wait_s, return_when=asyncio.FIRST_COMPLETED)
+            gone.cancel()
+        return turn.through

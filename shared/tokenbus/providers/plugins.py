@@ -37,7 +37,8 @@ def load(api: str) -> Provider:
     """
     found = list(entry_points(group=GROUP, name=api))
     if not found:
-        raise SettingsError("providers", "api", f"unknown API {api!r}; known: {', '.join(names())}")
+        problem = f"unknown API {api!r}: it is not built in, and no installed package has it"
+        raise SettingsError("providers", "api", f"{problem}; known: {', '.join(names())}")
     if len(found) > 1:
         packages = " and ".join(sorted(_package(entry) for entry in found))
         raise SettingsError("providers", "api", f"{api!r} is provided by {packages}; uninstall all but one")
