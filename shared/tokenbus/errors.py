@@ -246,8 +246,12 @@ class RunNotFound(RunError):
 
     code = "run_not_found"
 
-    def __init__(self, run: str) -> None:
-        super().__init__(run, f"unknown run {run}: never accepted, or its records have expired")
+    def __init__(self, run: str, unheard: str | None = None) -> None:
+        """``unheard``: a prefix with which no deployment has begun."""
+        nobody = f"no deployment has begun with the prefix {unheard!r}, so nobody takes its requests"
+        why = nobody if unheard else "never accepted, or its records have expired"
+        super().__init__(run, f"unknown run {run}: {why}")
+        self.unheard = unheard
 
 
 class RunLost(RunError):

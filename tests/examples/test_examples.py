@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import sqlite3
+import subprocess
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, closing
@@ -58,6 +60,13 @@ async def chat_window(deployment: Deployment) -> AsyncGenerator[httpx.AsyncClien
 
         await eventually(answers, timeout=60)
         yield http
+
+
+def test_the_chat_window_says_what_to_set() -> None:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("CHAT_")}
+    command = (sys.executable, "-c", "import chat_window")
+    done = subprocess.run(command, cwd=EXAMPLES, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, "set CHAT_PROVIDER and CHAT_MODEL" in done.stderr) == (1, True), done.stderr
 
 
 async def begun(http: httpx.AsyncClient) -> str:
@@ -158,4 +167,5 @@ async def test_token_accounting_adds_up_by_tenant(deployment: Deployment) -> Non
             lines = [parsed(await printed.readline()) for _ in range(3)]
     assert spent
     amounts = sorted((str(line["tenant"]), int(str(line["output"]))) for line in lines)
+    assert not any("total" in line for line in lines), "nobody reported it"
     assert amounts == [("blue", spent), ("red", spent), ("red", 2 * spent)]

@@ -78,7 +78,8 @@ class LocalBus:
     One bus may serve many tests: `reset` between them takes some tens of milliseconds.
 
     Has the providers `anthropic`, `openai-chat`, `openai-responses`, `gemini` and `gemini-interactions`, also under the
-    names that they have with `tokenbus up --mock`; each answers as scripted by `model_says`. The services run in their own thread, so a test may block. Thread-safe.
+    names that they have with `tokenbus up --mock`; each answers as scripted by `model_says`. The services run in their
+    own thread, so a test may block. Thread-safe.
     """
 
     def __init__(self, settings: str = "") -> None:

@@ -43,6 +43,11 @@ class Deployment:
         except ValueError as e:
             raise SettingsError("client", "prefix or partitions", str(e)) from None
 
+    @property
+    def unheard(self) -> str | None:
+        """The prefix, while no deployment has begun with it."""
+        return None if self._agreed else self._keys.prefix
+
     async def aclose(self) -> None:
         """Close all connections. Any use after this raises RuntimeError."""
         self.closed = True

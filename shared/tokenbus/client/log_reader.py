@@ -202,4 +202,4 @@ class LogReader:
         if self._known:
             raise RunLost(self._run)
         if accepted or (self._wait_s is not None and self._waited_s >= self._wait_s):
-            raise RunNotFound(self._run)
+            raise RunNotFound(self._run, self._deployment.unheard)

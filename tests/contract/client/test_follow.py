@@ -425,3 +425,18 @@ async def test_elements_of_a_run_that_fails_or_is_no_json_end_with_an_error(
     await other.complete()
     with pytest.raises(Malformed):
         got += [element.value async for element in Run("s", bus).elements()]
+
+
+async def test_a_client_with_another_prefix_than_the_deployments_is_told_that_nobody_listens_there(
+    server_url: str, server: Server, keys: Keys, caplog: pytest.LogCaptureFixture
+):
+    await join_deployment(server, keys)
+    async with Client(server_url, prefix=keys.prefix) as bus:
+        with pytest.raises(RunNotFound, match="never accepted"):
+            await anext(bus.follow("r", wait_s=0))
+        assert not caplog.records
+    async with Client(server_url, prefix=f"{keys.prefix}x") as bus:
+        assert f"no deployment has begun with the prefix '{keys.prefix}x'" in caplog.text
+        with pytest.raises(RunNotFound, match="nobody takes its requests") as caught:
+            await anext(bus.follow("r", wait_s=0))
+        assert caught.value.unheard == f"{keys.prefix}x"

@@ -19,7 +19,7 @@ def test_a_provider_is_found_by_the_api_that_it_speaks(api: ApiName) -> None:
 
 
 def test_an_api_that_no_package_adds_is_a_settings_error() -> None:
-    with pytest.raises(SettingsError, match="unknown API 'fax': .* no installed package has it; known: anthropic, "):
+    with pytest.raises(SettingsError, match=r"unknown API 'fax': .* no installed package has it; known: anthropic, "):
         registry.get("fax")
 
 

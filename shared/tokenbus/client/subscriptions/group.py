@@ -171,16 +171,22 @@ class SharedSubscription(EnteredOrIterated[E]):
         self.gaps.log_by_default()
         try:
             async with aclosing(until_stopped(self.__anext__)) as events:
-                await each(events, self.guarded(handler, tries), self.ack, concurrency=concurrency, most=self._prefetch)
+                await each(
+                    events, self._guarded(handler, tries), self.ack, concurrency=concurrency, most=self._prefetch
+                )
         finally:
             await self.aclose()
 
-    def guarded(
+    async def __anext__(self) -> E:
+        self._last_is_done()
+        event = await self._take()
+        if self._auto:
+            self._last = event
+        return event
+
+    def _guarded(
         self, handler: Callable[[Any], Awaitable[None]], tries: int | None
     ) -> Callable[[Any], Awaitable[Again | None]]:
-        """The handler for the events of partitions that are still owned, with the tries of `each`. Raises ValueError
-        for less than 1.
-        """
         if tries is not None and tries < 1:
             raise ValueError("tries: at least 1")
 
@@ -206,13 +212,6 @@ class SharedSubscription(EnteredOrIterated[E]):
             return await self._poison.handle(event, lease, self._tracker.entry_of(event.run, event.seq))
 
         return handle
-
-    async def __anext__(self) -> E:
-        self._last_is_done()
-        event = await self._take()
-        if self._auto:
-            self._last = event
-        return event
 
     def _last_is_done(self) -> None:
         if self._last is not None:
@@ -365,3 +364,13 @@ class SharedSubscription(EnteredOrIterated[E]):
         del self._parts[part.lease.partition]
         self._opened.reader.drop(part.lease.partition)
         self._pending = deque(item for item in self._pending if item[0] is not part)
+
+
+def guarded(
+    subscription: SharedSubscription[Any], handler: Callable[[Any], Awaitable[None]], tries: int | None
+) -> Callable[[Any], Awaitable[Again | None]]:
+    """The handler for the events of partitions that are still owned, with the tries of `SharedSubscription.each`.
+
+    Raises ValueError for less than 1.
+    """
+    return subscription._guarded(handler, tries)  # pyright: ignore[reportPrivateUsage]

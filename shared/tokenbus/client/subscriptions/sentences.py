@@ -28,7 +28,7 @@ from tokenbus.client.subscriptions.async_iteration import EnteredOrIterated, unt
 from tokenbus.client.subscriptions.block_sentences import LOOK_S, BlockSentences, Sentence
 from tokenbus.client.subscriptions.cursor import Cursor
 from tokenbus.client.subscriptions.gaps import Gaps
-from tokenbus.client.subscriptions.group import SharedSubscription
+from tokenbus.client.subscriptions.group import SharedSubscription, guarded
 from tokenbus.client.subscriptions.ordered import OrderedSubscription
 from tokenbus.client.subscriptions.per_run_handlers import each
 from tokenbus.errors import Malformed, ServerUnavailable
@@ -125,7 +125,7 @@ class SentenceSubscription(EnteredOrIterated[Sentence]):
         """
         chunks, handle = self._chunks, cast("Callable[[Sentence], Awaitable[object]]", handler)
         if isinstance(chunks, SharedSubscription):
-            handle = chunks.guarded(handler, tries)
+            handle = guarded(chunks, handler, tries)
         elif tries is not None:
             raise ValueError("tries: needs a group, which counts them")
         self._auto = False
