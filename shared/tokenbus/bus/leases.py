@@ -350,29 +350,41 @@ class Leases:
 
     async def _acquire(self, partitions: list[int]) -> None:
         renew_at = self._next_renewal()
-        calls = [
-            scripts.acquire(
-                *self._keys_of(partition),
-                owner=self._worker,
-                ttl_ms=round(self._ttl_s * 1000),
-                # Partitions that are added later are read from their beginning.
-                start=self._start if partition < self._partitions_at_start else "0-0",
-                mirror=self._group,
-            )
-            for partition in partitions
-        ]
+        calls = [self._acquiring(partition) for partition in partitions]
         for partition, reply in zip(partitions, await run_each(self._server, calls), strict=True):
             if isinstance(reply, Exception):
                 self._block(partition, reply)
-                continue
-            token, offset, watermark = reply
-            if token:  # else another worker owns it
-                lease = Lease(partition, token.decode(), offset.decode(), watermark.decode())
+            elif lease := self._acquired(partition, reply, renew_at):
                 self.blocked.discard(partition)
-                self._owned[partition] = lease
-                self._renew_at[partition] = renew_at
-                self._committed[partition] = lease.offset
                 self._on_acquired(lease)
+
+    async def acquire_again(self, partition: int) -> Lease | None:
+        """Take a new token for a lease of this worker: commands under the last one that are still on their way to the
+        server write nothing after this. None: another worker has the lease. Raises redis-py's errors.
+        """
+        renew_at = self._next_renewal()
+        reply = await run_script(self._server, self._acquiring(partition))
+        return self._acquired(partition, reply, renew_at)
+
+    def _acquiring(self, partition: int) -> scripts.ScriptCall:
+        return scripts.acquire(
+            *self._keys_of(partition),
+            owner=self._worker,
+            ttl_ms=round(self._ttl_s * 1000),
+            # Partitions that are added later are read from their beginning.
+            start=self._start if partition < self._partitions_at_start else "0-0",
+            mirror=self._group,
+        )
+
+    def _acquired(self, partition: int, reply: list[bytes], renew_at: float) -> Lease | None:
+        token, offset, watermark = reply
+        if not token:  # another worker owns it
+            return None
+        lease = Lease(partition, token.decode(), offset.decode(), watermark.decode())
+        self._owned[partition] = lease
+        self._renew_at[partition] = renew_at
+        self._committed[partition] = lease.offset
+        return lease
 
     def _block(self, partition: int, error: Exception) -> None:
         """Stop using a partition whose lease hash or stream has the wrong type, until an operator repairs it."""

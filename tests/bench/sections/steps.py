@@ -136,7 +136,7 @@ class Pass:
             found: Sequence[Any] = self._client.xrange(part.stream, f"({part.offset}", count=buffer.count)
             if not found:
                 return
-            buffer.add(part, found)
+            buffer.add(part, part.offset, found)
             while batches := buffer.next_round({part.stream: part}, lambda _: True):
                 [batch] = batches
                 begun = time.thread_time()

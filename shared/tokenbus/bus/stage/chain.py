@@ -3,7 +3,8 @@
 The frames are applied to both partitions first; then one script (scripts/chain.py) writes them together with what both
 commit on them. Streams, offsets and outputs are what separate workers would have written, so that any worker can take
 over. But the state is ahead of the log until the script accepts. If it does not, nothing was written: the partition is
-rebuilt in both stages under its leases, and the frames take the long path, as an entry that the stages read.
+rebuilt in both stages, and the frames take the long path, as an entry that the stages read. The rebuild takes new
+tokens, so that a command that is still on its way writes nothing.
 
 Runs of a partition are independent. So entries of other runs that came in between may be applied after the frames of
 this flush, and are committed with it.

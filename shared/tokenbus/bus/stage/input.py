@@ -69,9 +69,9 @@ class ReadBuffer:
         """Number of entries that the next read should request per stream."""
         return max(1, min(self._max_entries, int(READ_BYTES / self._average))) if self._average else self._max_entries
 
-    def add(self, part: Partition, entries: Sequence[Entry]) -> None:
-        """Add entries read after the partition's current offset."""
-        self._reads[part.stream] = _Read(part, part.offset, deque(entries))
+    def add(self, part: Partition, begin: str, entries: Sequence[Entry]) -> None:
+        """Add entries that were read after offset ``begin``."""
+        self._reads[part.stream] = _Read(part, begin, deque(entries))
         average = sum(map(size_of, entries)) / len(entries)
         self._average = max(average, (self._average + average) / 2)
 
@@ -164,7 +164,7 @@ class Input:
             block_ms = min(block_ms, PAUSED_POLL_MS)
         for stream, part in self._parts.items():
             if part.unreadable and stream not in self._buffer:
-                self._buffer.add(part, [part.unreadable.entry])
+                self._buffer.add(part, part.offset, [part.unreadable.entry])
         if self._resting:
             now = asyncio.get_running_loop().time()
             self._resting = {stream: until for stream, until in self._resting.items() if until > now}
@@ -185,7 +185,7 @@ class Input:
                         task.add_done_callback(lambda _: self._reader.wake())
             for stream, entries in found:
                 if (part := self._parts.get(stream)) and part.offset == offsets.get(stream):
-                    self._buffer.add(part, entries)
+                    self._buffer.add(part, part.offset, entries)
         return self._buffer.next_round(self._parts, is_ready)
 
     async def _look_for_unreadable(self, part: Partition) -> None:
@@ -194,16 +194,18 @@ class Input:
         """
         if not await self._server.answers():
             return
-        count = self._reader.count
+        count, begin = self._reader.count, part.offset
         try:
-            entries, found = await read_one_by_one(self._server, part.stream, after=part.offset, count=count)
+            entries, found = await read_one_by_one(self._server, part.stream, after=begin, count=count)
         except ResponseError as e:
             if not is_alien(e):
                 raise
             self._partitions.block(part, f"{part.stream}: {e}")
             return
+        if part.offset != begin:
+            return  # a chained flush, which was on its way, has written and applied what was read here
         if entries:
-            self._buffer.add(part, entries)
+            self._buffer.add(part, begin, entries)
         if found:
             part.unreadable = found
             entry_id = found.entry[0].decode()

@@ -147,8 +147,10 @@ class Partition:
 
     def apply(self, entries: Sequence[Entry]) -> AppliedBatch:
         """Apply the entries, or the first of them that have many outputs; call `build_commit` before the next
-        `apply`.
+        `apply`. Raises ValueError if the first is not after the offset: it was applied before.
         """
+        if entries and id_key(entries[0][0].decode()) <= id_key(self.offset):
+            raise ValueError(f"{self.stream}: entry {entries[0][0].decode()} is not after {self.offset}")
         begin, poison, ended, void, size = self.offset, list[Poison](), set[str](), set[str](), 0
         for n, entry in enumerate(entries):
             if self.logic.outputs >= ROUND_OUTPUTS and n:

@@ -269,22 +269,30 @@ class Partitions:
         self._loading[partition] = self._liveness.start_passing(load, name=name)
 
     def reload(self, part: Partition) -> None:
-        """Rebuild the partition under its lease: its state is ahead of the log. No effect if it is not owned now."""
+        """Rebuild the partition: its state is ahead of the log. No effect if it is not owned now.
+
+        Under a new token, because the command that was to write that state may still arrive, and the rebuild would
+        then be of neither moment.
+        """
         lease = self.leases.owned.get(part.number)
         if self.parts.get(part.stream) is not part or lease is None or lease.token != part.token:
             self.drop(part)
             return
         journal = self._journals[part.number]
         self._remove(part.number)
-        self._start_loading(part.number, self._load_again(part, journal))
+        self._start_loading(part.number, self._load_again(part.number, journal))
 
-    async def _load_again(self, part: Partition, journal: CommitJournal) -> None:
+    async def _load_again(self, partition: int, journal: CommitJournal) -> None:
         try:
-            lease = await retry_until_available(self._server, lambda: run_position(self._server, part), what=self._what)
+            lease = await retry_until_available(
+                self._server, lambda: self.leases.acquire_again(partition), what=self._what
+            )
         except Exception:
-            log.exception("replay of %s of partition %d failed", self._group, part.number)
-            self.leases.forget(part.number, retry_s=self._retry_s)
-            self._loading.pop(part.number, None)
+            log.exception("replay of %s of partition %d failed", self._group, partition)
+            lease = None
+        if lease is None:
+            self.leases.forget(partition, retry_s=self._retry_s)
+            self._loading.pop(partition, None)
             return
         await self._load(lease, journal)
 

@@ -265,3 +265,12 @@ def test_the_text_of_a_defect_is_in_the_dead_letter_and_the_log_and_not_in_the_r
         "malformed: frame: no frame of this bus",
     ]
     assert "61309 of tenant acme" in caplog.text
+
+
+def test_an_entry_that_was_applied_is_not_applied_again() -> None:
+    lease = Lease(0, "1", "0-0", "0-0")
+    made = Partition(lease, ToyLogic(0, KEYS), keys=KEYS, topic="raw", group="toy")
+    made.apply_and_build([(b"1-0", {b"r": b"+1"}), (b"2-0", {b"r": b"+1"})])
+    for again in (b"1-0", b"2-0"):
+        with pytest.raises(ValueError, match="is not after 2-0"):
+            made.apply([(again, {b"r": b"+1"})])

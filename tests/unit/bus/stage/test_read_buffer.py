@@ -39,9 +39,9 @@ def work(buffer: ReadBuffer, parts: Sequence[Partition]) -> list[tuple[int, list
 def test_a_partition_with_much_to_do_delays_another_by_one_round() -> None:
     busy, calm = parts = [partition(0), partition(1)]
     buffer = ReadBuffer(max_entries=256)
-    buffer.add(busy, entries(100, ROUND_BYTES // 4))
+    buffer.add(busy, "0-0", entries(100, ROUND_BYTES // 4))
     assert work(buffer, parts) == [(0, [b"1-0", b"2-0", b"3-0", b"4-0"])]
-    buffer.add(calm, entries(3, 10))
+    buffer.add(calm, "0-0", entries(3, 10))
     assert work(buffer, parts) == [(0, [b"5-0", b"6-0"]), (1, [b"1-0", b"2-0", b"3-0"])]
     assert calm.stream not in buffer
     assert busy.stream in buffer
@@ -50,7 +50,7 @@ def test_a_partition_with_much_to_do_delays_another_by_one_round() -> None:
 def test_each_entry_comes_once_and_in_order_even_if_one_is_larger_than_a_round() -> None:
     parts = [partition(0)]
     buffer = ReadBuffer(max_entries=256)
-    buffer.add(parts[0], entries(5, 2 * ROUND_BYTES))
+    buffer.add(parts[0], "0-0", entries(5, 2 * ROUND_BYTES))
     seen = [ids for _ in range(5) for _, ids in work(buffer, parts)]
     assert seen == [[f"{n}-0".encode()] for n in range(1, 6)]
     assert work(buffer, parts) == []
@@ -59,7 +59,7 @@ def test_each_entry_comes_once_and_in_order_even_if_one_is_larger_than_a_round()
 def test_a_partition_that_waits_for_the_next_stage_keeps_its_place() -> None:
     parts = [partition(0)]
     buffer = ReadBuffer(max_entries=256)
-    buffer.add(parts[0], entries(2, 10))
+    buffer.add(parts[0], "0-0", entries(2, 10))
     parts[0].paused = True
     assert work(buffer, parts) == []
     assert parts[0].stream in buffer
@@ -70,8 +70,8 @@ def test_a_partition_that_waits_for_the_next_stage_keeps_its_place() -> None:
 def test_entries_of_a_partition_that_moved_on_or_was_reloaded_are_dropped() -> None:
     parts = [partition(0), partition(1)]
     buffer = ReadBuffer(max_entries=256)
-    buffer.add(parts[0], entries(20, ROUND_BYTES // 4))
-    buffer.add(parts[1], entries(20, ROUND_BYTES // 4))
+    buffer.add(parts[0], "0-0", entries(20, ROUND_BYTES // 4))
+    buffer.add(parts[1], "0-0", entries(20, ROUND_BYTES // 4))
     work(buffer, parts)
     parts[0].offset = "1-0"  # one entry of the batch was worked by itself
     parts[1] = partition(1)  # dropped and loaded again
@@ -83,7 +83,7 @@ def test_entries_of_a_partition_that_moved_on_or_was_reloaded_are_dropped() -> N
 def test_large_entries_are_read_a_few_at_a_time(size: int, most: int) -> None:
     buffer = ReadBuffer(max_entries=256)
     assert buffer.count == 256
-    buffer.add(partition(0), entries(4, size))
+    buffer.add(partition(0), "0-0", entries(4, size))
     assert buffer.count == most
 
 
@@ -93,7 +93,7 @@ def test_the_size_of_an_entry_is_that_of_its_frames() -> None:
 
 def test_entries_that_are_put_back_come_next_and_the_others_after_them() -> None:
     part, buffer, read = partition(0), ReadBuffer(max_entries=256), entries(6, 100_000)
-    buffer.add(part, read)
+    buffer.add(part, "0-0", read)
     [batch] = buffer.next_round({part.stream: part}, lambda part: True)
     assert batch.entries == read[:1]
     buffer.put_back(part, batch.entries)  # none of them was applied
@@ -103,7 +103,7 @@ def test_entries_that_are_put_back_come_next_and_the_others_after_them() -> None
 
 def test_what_was_read_before_another_reader_went_on_is_not_handed_out_after_what_that_puts_back() -> None:
     part, buffer, read = partition(0), ReadBuffer(max_entries=256), entries(6, 10)
-    buffer.add(part, read)
+    buffer.add(part, "0-0", read)
     part.offset = "2-0"  # a chained flush read the same entries, and applied two of the first four
     buffer.put_back(part, read[2:4])
     assert work(buffer, [part]) == [(0, [b"3-0", b"4-0"])]
