@@ -13,6 +13,7 @@ from tokenbus.errors import TokenbusError
 from tokenbus.events.decisions import Decided
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.public import (
+    Answering,
     AudioRef,
     BlockComplete,
     BlockProgress,
@@ -97,6 +98,7 @@ _LATER = {
 """Names that are imported when they are first used: most workers have no client, and it is a third of the library."""
 
 __all__ = [
+    "Answering",
     "AnyRun",
     "AudioRef",
     "Base64Source",

@@ -18,9 +18,9 @@ from tokenbus.client.client import PUBLISHED_WAIT_S
 
 FACADE = {
     "tokenbus": """
-        AnyRun AudioRef Base64Source BlobLoader BlobRef BlobSource BlobStreams Blobs BlockComplete BlockProgress
-        BlockStarted Cancelled Chunk Client Completed Cursor Decided DocumentPart ErrorInfo ExtraPart Fallback
-        FileSource Generate GrammarFormat ImageOptions ImagePart ImagePreview ImageRef Incomplete Message
+        Answering AnyRun AudioRef Base64Source BlobLoader BlobRef BlobSource BlobStreams Blobs BlockComplete
+        BlockProgress BlockStarted Cancelled Chunk Client Completed Cursor Decided DocumentPart ErrorInfo ExtraPart
+        Fallback FileSource Generate GrammarFormat ImageOptions ImagePart ImagePreview ImageRef Incomplete Message
         OrderedSubscription OutputSchema PrefillOptions ProviderModel PublicEvent Response ResponseBuilder Restarted
         Retrying Run RunFailedEvent RunInfo RunResult Sentence SentenceRules SentenceSubscription SharedSubscription
         Started TerminalEvent TextFormat TextPart Thinking ThinkingPart Timing TokenbusError Tool ToolCallPart

@@ -1,6 +1,20 @@
 // Written by scripts/generate_types.py from shared/tokenbus/schemas. Do not edit.
 
 /**
+ * The provider began to answer, before the attempt's first block. Left out if it names neither model nor id.
+ */
+export interface Answering {
+  type: "answering";
+  run: string;
+  seq: number;
+  turn: number;
+  attempt: number;
+  model?: string;
+  response_id?: string;
+  provider?: string;
+}
+
+/**
  * A sound by blob id, or inline if it is not in a blob.
  */
 export interface AudioRef {
@@ -433,7 +447,7 @@ export interface ProviderModel {
   model: string;
 }
 
-export type PublicEvent = Chunk | BlockStarted | ImagePreview | BlockProgress | BlockComplete | ToolProgress | Started | Retrying | Restarted | UsageReported | Completed | Incomplete | RunFailedEvent | Cancelled;
+export type PublicEvent = Chunk | BlockStarted | ImagePreview | BlockProgress | BlockComplete | ToolProgress | Started | Answering | Retrying | Restarted | UsageReported | Completed | Incomplete | RunFailedEvent | Cancelled;
 
 export type Request = Generate | Cancel;
 
@@ -489,7 +503,7 @@ export interface RunFailedEvent {
   error: ErrorInfo;
 }
 
-export type RunTopicEvent = Started | Retrying | Restarted | UsageReported | Completed | Incomplete | RunFailedEvent | Cancelled;
+export type RunTopicEvent = Started | Answering | Retrying | Restarted | UsageReported | Completed | Incomplete | RunFailedEvent | Cancelled;
 
 /**
  * The run was accepted; its first event.

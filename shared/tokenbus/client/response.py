@@ -9,6 +9,7 @@ import msgspec
 
 from tokenbus.errors import RunCancelled, RunFailed, RunIncomplete, undecodable
 from tokenbus.events.public import (
+    Answering,
     BlockComplete,
     BlockStarted,
     Cancelled,
@@ -114,6 +115,7 @@ class ResponseBuilder:
                 self._participant = event.participant
             case UsageReported():
                 self._usage = event.total
+            case Answering():
                 self._answered_by = event.model, event.response_id
             case Completed() | Incomplete() | RunFailedEvent() | Cancelled():
                 self._usage = event.usage

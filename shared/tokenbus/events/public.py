@@ -214,6 +214,17 @@ class Started(Event, frozen=True, kw_only=True, tag="started"):
     """The model's participant name, if the request gave one."""
 
 
+class Answering(Event, frozen=True, kw_only=True, tag="answering"):
+    """The provider began to answer, before the attempt's first block. Left out if it names neither model nor id."""
+
+    model: str | None = None
+    """The model that answers, as the provider names it: often a version of the requested one."""
+    response_id: str | None = None
+    """The provider's id of its response, for its support and logs."""
+    provider: str | None = None
+    """The configured provider that answers, for a run with fallbacks."""
+
+
 class Retrying(Event, frozen=True, kw_only=True, tag="retrying"):
     """An attempt failed, and another follows. Blocks from ``drop_from`` on are void; none of them was visible."""
 
@@ -317,7 +328,7 @@ class UnknownEvent(Event, frozen=True, kw_only=True, tag="unknown"):
 
 BlockEvent = BlockStarted | ImagePreview | BlockProgress | BlockComplete
 TerminalEvent = Completed | Incomplete | RunFailedEvent | Cancelled
-RunEvent = Started | Retrying | Restarted | UsageReported | TerminalEvent
+RunEvent = Started | Answering | Retrying | Restarted | UsageReported | TerminalEvent
 PublicEvent = Chunk | BlockEvent | ToolProgress | RunEvent | UnknownEvent
 
 ChunkTopicEvent = Chunk | UnknownEvent

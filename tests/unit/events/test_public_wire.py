@@ -17,6 +17,7 @@ from tests.rows import over_rows
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.public import (
     TERMINAL,
+    Answering,
     AudioRef,
     BlockComplete,
     BlockProgress,
@@ -191,6 +192,10 @@ FULL: list[tuple[PublicEvent, str]] = [
         '{"type":"restarted",' + HEAD + ',"error":' + ERROR_JSON + ',"next_attempt":3,"delay_ms":500,"drop_from":2}',
     ),
     (
+        Answering(**AT, model="m-2", response_id="r1", provider="p"),
+        '{"type":"answering",' + HEAD + ',"model":"m-2","response_id":"r1","provider":"p"}',
+    ),
+    (
         UsageReported(**AT, usage=USAGE, total=USAGE, model="m-2", response_id="r1", provider="p"),
         '{"type":"usage",'
         + HEAD
@@ -269,6 +274,7 @@ BARE: list[tuple[PublicEvent, str]] = [
         Restarted(**AT, error=BARE_ERROR, next_attempt=3, delay_ms=0, drop_from=0),
         '{"type":"restarted",' + HEAD + ',"error":' + BARE_ERROR_JSON + ',"next_attempt":3,"delay_ms":0,"drop_from":0}',
     ),
+    (Answering(**AT), '{"type":"answering",' + HEAD + "}"),
     (UsageReported(**AT, usage=Usage(), total=Usage()), '{"type":"usage",' + HEAD + ',"usage":{},"total":{}}'),
     (
         Completed(**AT, finish="stop", timing=BARE_TIMING),
@@ -306,7 +312,8 @@ def test_every_event_has_a_golden_form_with_all_fields_set_and_one_with_none():
     for event, golden in FULL:
         unset = set(event.__struct_fields__) - set(json.loads(golden))
         assert not unset - (end if isinstance(event, TERMINAL) else set())
-    assert set(json.loads(FULL[10][1])) == {"type", *Completed.__struct_fields__}
+    completed = next(golden for event, golden in FULL if isinstance(event, Completed))
+    assert set(json.loads(completed)) == {"type", *Completed.__struct_fields__}
 
 
 def test_the_terminal_events_are_these_four():

@@ -12,6 +12,7 @@ from tokenbus.client.decode import TopicEvent
 from tokenbus.events.decisions import Decided
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.public import (
+    Answering,
     BlockComplete,
     BlockProgress,
     BlockStarted,
@@ -57,6 +58,8 @@ def details(event: TopicEvent) -> str:
             return f"{event.block} {event.tool_name} {progress(event)}"
         case Started():
             return f"{event.provider} {event.model}"
+        case Answering():
+            return " ".join(word for word in (event.provider, event.model, event.response_id) if word)
         case Retrying():
             by = f" by {event.fallback.provider} {event.fallback.model}" if event.fallback else ""
             return f"attempt {event.next_attempt}{by} in {event.delay_ms} ms, after {error(event.error)}"

@@ -15,6 +15,7 @@ from rich.text import Text
 from tokenbus.client.decode import TopicEvent
 from tokenbus.events.decisions import Decided
 from tokenbus.events.public import (
+    Answering,
     BlockComplete,
     BlockProgress,
     BlockStarted,
@@ -110,8 +111,8 @@ class LiveBlocks:
                 return [*self._take(event.run), event]
             case Started() | ToolProgress() | BlockProgress() | UnknownEvent():
                 return [event]
-            case UsageReported():
-                return []  # a run's end shows the total
+            case UsageReported() | Answering():
+                return []  # a run's end shows the total and the model
 
     def _grow(self, chunk: Chunk) -> None:
         key = chunk.run, chunk.block

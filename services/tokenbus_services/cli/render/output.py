@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from tokenbus.client.decode import TopicEvent
 from tokenbus.events.decisions import Decided
 from tokenbus.events.public import (
+    Answering,
     BlockComplete,
     BlockStarted,
     Chunk,
@@ -77,7 +78,7 @@ class PlainText:
                 return self._marked(wording.title(event), wording.content(event))
             case BlockStarted(prompt=str(prompt)):
                 return self._marked("image of", prompt)
-            case Chunk() | BlockStarted() | ImagePreview() | BlockComplete() | UsageReported():
+            case Chunk() | BlockStarted() | ImagePreview() | BlockComplete() | UsageReported() | Answering():
                 return ""  # the run's end shows the total usage
             case _:
                 text = self._marked(wording.name(event), wording.details(event))

@@ -23,6 +23,7 @@ SHOWN: dict[str, frozenset[str]] = {
     "block_complete": frozenset({"block", "kind", "tool_id", "tool_name", "is_error", "image", "images", "cut"}),
     "tool_progress": frozenset({"block", "tool_id", "tool_name", "progress", "total"}),
     "started": frozenset({"provider", "model", "fallback"}),
+    "answering": frozenset({"model", "response_id", "provider"}),
     "retrying": frozenset({"error", "next_attempt", "delay_ms", "drop_from", "continues", "fallback"}),
     "restarted": frozenset({"error", "next_attempt", "delay_ms", "drop_from"}),
     "usage": frozenset({"usage", "total", "model", "response_id", "provider"}),

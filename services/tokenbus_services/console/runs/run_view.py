@@ -11,6 +11,7 @@ import msgspec
 from tokenbus.bus.scripts.gateway import NANO
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.public import (
+    Answering,
     BlockComplete,
     BlockStarted,
     Cancelled,
@@ -166,6 +167,7 @@ def attempts_of(events: Iterable[PublicEvent], *, content: bool) -> list[Attempt
                         provider, model = event.fallback.provider, event.fallback.model
             case UsageReported():
                 attempt.usage = usage_shown(event.usage)
+            case Answering():
                 attempt.response_id = event.response_id
                 attempt.model = event.model or attempt.model
             case RunFailedEvent() | Incomplete():

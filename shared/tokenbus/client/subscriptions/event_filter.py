@@ -24,7 +24,9 @@ Runs: TypeAlias = Collection[str] | Callable[[str], bool]
 """Run ids (a set may change while in use), or a predicate on run ids."""
 
 _BlockTopicKind = Literal["block_start", "image_preview", "block_progress", "block_complete", "tool_progress"]
-_RunKind = Literal["started", "retrying", "restarted", "usage", "completed", "incomplete", "failed", "cancelled"]
+_RunKind = Literal[
+    "started", "answering", "retrying", "restarted", "usage", "completed", "incomplete", "failed", "cancelled"
+]
 Kind: TypeAlias = Literal["chunk", "decision"] | _BlockTopicKind | _RunKind | BlockKind
 """The name of an event type or of a block kind."""
 K = TypeVar("K", bound=TopicEvent)

@@ -61,6 +61,7 @@ from tokenbus.core.run.termination import (
     close_blocks,
     deadline_passed,
     end,
+    publish_start,
     publish_usage,
     stop,
     workers_gone,
@@ -274,6 +275,8 @@ class RunMachine:
                     self._restarted()
                 origin = {"api": event.api, "provider": event.provider}
                 s.blocks.origin = {name: data for name, data in origin.items() if data}
+                if s.phase == "streaming":  # a message that began again may have ended the run
+                    publish_start(s, self.out)
             case n.Done():
                 self._done(event)
             case _:

@@ -15,6 +15,7 @@ from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import CancelRequested
 from tokenbus.events.normalized import Start
 from tokenbus.events.public import (
+    Answering,
     Cancelled,
     Completed,
     Incomplete,
@@ -80,15 +81,19 @@ def stop(s: RunState, out: Outbox, why: str, at_ms: int) -> None:
     answer_open_calls(s, out, why)
 
 
+def publish_start(s: RunState, out: Outbox) -> None:
+    """Publish the model and the id of the answer that begins, if the provider names one of them."""
+    if any((fields := _answered_by(s.start)).values()):
+        out.event(s.turn, s.attempt, Answering, **fields, **_speaker(s))
+
+
 def publish_usage(s: RunState, out: Outbox, usage: Usage | None) -> None:
     """Publish the usage of a turn, or of an attempt that another continues, and add it to the run's total."""
     s.usage = usage
     count(s)
     if usage:
-        fields = _answered_by(s.start)
-        if s.accepted.fallback:
-            fields["provider"] = s.target.provider
-        out.event(s.turn, s.attempt, UsageReported, usage=usage, total=s.total, **fields)
+        about = {**_answered_by(s.start), **_speaker(s)}
+        out.event(s.turn, s.attempt, UsageReported, usage=usage, total=s.total, **about)
 
 
 def count(s: RunState) -> None:
@@ -101,11 +106,9 @@ def count(s: RunState) -> None:
 def end(s: RunState, out: Outbox, event: type[TerminalEvent], at_ms: int, **fields: object) -> EndRun:
     """Publish the run's terminal event. Usage of an unfinished attempt counts too."""
     count(s)
-    fields = {**_answered_by(s.start or s.answered), **fields}
+    fields = {**_answered_by(s.start or s.answered), **_speaker(s), **fields}
     if isinstance(error := fields.get("error"), ErrorInfo):
         fields["error"] = _with_request_id(s, error)
-    if s.accepted.fallback:
-        fields["provider"] = s.target.provider
     timing = Timing(
         first_byte_ms=s.first_byte_ms, first_visible_ms=s.first_visible_ms, total_ms=max(0, at_ms - s.accepted_ms)
     )
@@ -122,6 +125,11 @@ def _answered_by(start: Start | None) -> dict[str, object]:
         "model": start.model[:MAX_NAME_CHARS] or None,
         "response_id": start.provider_id[:MAX_NAME_CHARS] or None,
     }
+
+
+def _speaker(s: RunState) -> dict[str, object]:
+    """The provider that was called last, for a run with fallbacks."""
+    return {"provider": s.target.provider} if s.accepted.fallback else {}
 
 
 def _with_request_id(s: RunState, error: ErrorInfo) -> ErrorInfo:

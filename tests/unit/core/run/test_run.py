@@ -20,6 +20,7 @@ from tokenbus.events.frames import (
     ToolReturned,
 )
 from tokenbus.events.public import (
+    Answering,
     BlockComplete,
     BlockStarted,
     Cancelled,
@@ -53,8 +54,10 @@ def test_a_text_reply_starts_streams_and_completes() -> None:
     story = Story()
     story.provider(n.Start("m"), *text(0, "Hel", "lo"))
     story.provider(n.Done("stop", "end_turn", Usage(input=3, output=2)))
-    assert [type(e) for e in story.events] == [Started, BlockStarted, Chunk, BlockComplete, UsageReported, Completed]
-    assert [e.seq for e in story.events] == list(range(6))
+    assert [type(e) for e in story.events] == [
+        *(Started, Answering, BlockStarted, Chunk, BlockComplete, UsageReported, Completed),
+    ]
+    assert [e.seq for e in story.events] == list(range(7))
     [chunk] = of_type(story.events, Chunk)
     assert (chunk.text, chunk.visible, chunk.depth) == ("Hello", True, 0)
     end = story.events[-1]
@@ -267,18 +270,37 @@ def test_restart_reports_which_blocks_are_void() -> None:
     assert story.events[-1].drop_from == 2, "numbers are never used twice"
 
 
-@pytest.mark.parametrize(("policy", "end"), [("before_first_visible", Incomplete), ("restart", Restarted)])
-def test_a_message_that_begins_again_is_not_emitted_twice_by_default(policy: str, end: type) -> None:
+@pytest.mark.parametrize(
+    ("policy", "after"), [("before_first_visible", [Incomplete]), ("restart", [Restarted, Answering])]
+)
+def test_a_message_that_begins_again_is_not_emitted_twice_by_default(policy: str, after: list[type]) -> None:
     story = Story(on_failure=policy)
     story.provider(n.Start("m"), n.BlockStart(0, "text"), n.TextDelta(0, "one"), n.Start("m", "again", 1))
-    assert isinstance(story.events[-1], end)
+    assert [type(e) for e in story.events[-len(after) :]] == after
+
+
+def test_who_answers_is_known_before_the_first_block() -> None:
+    story = Story()
+    story.provider(n.Start("m-2026-11-01", "msg_1"))
+    named = Answering(run="r1", seq=1, turn=0, attempt=1, model="m-2026-11-01", response_id="msg_1")
+    assert story.events[1:] == [named]
+    story.provider(*text(0, "Hello"), n.Done("stop"))
+    assert of_type(story.events, Answering) == [named]
+
+
+def test_an_answer_without_a_name_announces_none() -> None:
+    story = Story()
+    story.provider(n.Start(""), *text(0, "Hello"), n.Done("stop"))
+    assert of_type(story.events, Answering) == []
 
 
 def test_a_message_that_begins_again_before_any_visible_text_continues() -> None:
     story = Story()
     story.provider(n.Start("m"), n.BlockStart(0, "thinking"), n.ThinkingDelta(0, "hm"), n.Start("m", "again", 1))
-    assert isinstance(story.events[-1], Retrying)
-    assert (story.events[-1].next_attempt, story.events[-1].drop_from) == (1, 0)
+    [again], [first, second] = of_type(story.events, Retrying), of_type(story.events, Answering)
+    assert (again.next_attempt, again.drop_from) == (1, 0)
+    assert first.seq < again.seq < second.seq
+    assert (first.response_id, second.response_id) == (None, "again")
     story.provider(*text(1, "said"), n.Done("stop"))
     assert [e.block for e in of_type(story.events, BlockStarted)] == [0, 1]
     assert isinstance(story.events[-1], Completed)

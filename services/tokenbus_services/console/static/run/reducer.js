@@ -109,9 +109,13 @@ const HANDLERS = {
     if (block) state.blocks[event.block] = { ...block, progress: { message: event.status } };
   },
 
+  answering(state, event) {
+    changeAttempt(state, { answered_by: event.model, response_id: event.response_id });
+  },
+
   usage(state, event) {
     state.usage = event.total;
-    changeAttempt(state, { usage: event.usage, answered_by: event.model, response_id: event.response_id });
+    changeAttempt(state, { usage: event.usage });
   },
 
   retrying(state, event) {

@@ -12,6 +12,7 @@ from typing import Any
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.public import (
     TERMINAL,
+    Answering,
     BlockComplete,
     BlockStarted,
     Chunk,
@@ -116,6 +117,7 @@ class ResponseLog:
                 return self._void(event.drop_from, event.error)
             case UsageReported():
                 self._object.usage = event.total
+            case Answering():
                 self._object.answered_by(event.provider, event.model)
             case _ if isinstance(event, TERMINAL):
                 return self._end(self._object.end(event))

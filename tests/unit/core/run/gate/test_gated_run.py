@@ -493,11 +493,12 @@ async def test_usage_is_sent_in_its_place() -> None:
 async def test_a_broken_ruling_harms_no_listener() -> None:
     story = HeldStory()
     story.provider(n.Start("m"), *text(0, "Hello"))
-    start, piece, stop = story.drafts[1:4]
+    start, piece, stop = story.drafts[2:5]
     assert isinstance(start, BlockStarted)
     story.rule(
         PolicyVerdict(0),
-        PolicyVerdict(1, events=[piece, start, stop]),
+        PolicyVerdict(1),
+        PolicyVerdict(2, events=[piece, start, stop]),
         PolicyVerdict(2, events=[piece, stop]),
         PolicyVerdict(9),
     )
