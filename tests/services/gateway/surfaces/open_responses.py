@@ -260,6 +260,12 @@ class TextDelta(OfItem, tag="response.output_text.delta", kw_only=True):
     delta: str
 
 
+class AnnotationAdded(OfItem, tag="response.output_text.annotation.added", kw_only=True):
+    content_index: Index
+    annotation_index: Index
+    annotation: UrlCitation
+
+
 class TextDone(OfItem, tag="response.output_text.done", kw_only=True):
     content_index: Index
     text: str
@@ -326,6 +332,7 @@ AnyEvent = (
     | PartAdded
     | PartDone
     | TextDelta
+    | AnnotationAdded
     | TextDone
     | RefusalDelta
     | RefusalDone

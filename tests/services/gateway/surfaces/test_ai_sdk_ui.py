@@ -103,6 +103,8 @@ class Screen:
             case "tool-input-delta":
                 assert self._call(part)["state"] == "input-streaming"
             case "tool-input-available":
+                if not any(each.get("toolCallId") == part["toolCallId"] for each in self.parts):
+                    self.parts.append({**part, "type": "dynamic-tool"})
                 self._call(part).update(input=part["input"], state="input-available")
             case "tool-output-available":
                 self._call(part).update(
@@ -132,6 +134,8 @@ class Screen:
                     "finish-step",
                     "message-metadata",
                     "file",
+                    "source-url",
+                    "source-document",
                     "reasoning-file",
                     "data-tokenbus",
                     "data-image-preview",

@@ -103,6 +103,9 @@ def message_in(events: list[dict[str, Any]]) -> dict[str, Any]:
         elif kind == "content_block_delta":
             assert event["index"] in open_blocks
             block, delta = message["content"][event["index"]], event["delta"]
+            if delta["type"] == "citations_delta":
+                block["citations"] = [*block.get("citations", []), delta["citation"]]
+                continue
             field, piece = {
                 "text_delta": ("text", "text"),
                 "thinking_delta": ("thinking", "thinking"),
@@ -279,7 +282,6 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("messages[0].content[0].type", {"messages": [user({"type": "tool_use"})]}),
     ("messages[0].content[0].citations.enabled", {"messages": [user({**_document(), "citations": {"enabled": True}})]}),
     ("messages[0].content[0].context", {"messages": [user({**_document(), "context": "x"})]}),
-    ("messages[0].content[0].citations", {"messages": [assistant({"type": "text", "text": "x", "citations": [{}]})]}),
     ("messages[0].content[0].cache_control.ttl", {"messages": [user({**_image(), "cache_control": LONG})]}),
     ("container", {"container": "c"}),
     ("mcp_servers", {"mcp_servers": []}),

@@ -18,6 +18,7 @@ from tokenbus.events.frames import CancelRequested, ToolReturned
 from tokenbus.events.public import TERMINAL, PublicEvent
 from tokenbus_services.gateway.problem import Problem
 from tokenbus_services.gateway.surfaces.contract import GatewayNote
+from tokenbus_services.gateway.surfaces.hosted import citations_of
 from tokenbus_services.gateway.surfaces.openai_responses import OpenAIResponsesSurface
 from tokenbus_services.gateway.surfaces.openai_responses.encoder import (
     DONE as LAST,
@@ -91,10 +92,17 @@ def _check_order(events: list[spec.AnyEvent]) -> None:
 
 
 def _has_no_item(event: PublicEvent) -> bool:
-    """Whether the specification has no item for it: for an image, a custom tool, and what OpenAI's servers do."""
+    """Whether the specification has no word for it: for an image, a custom tool, what providers do themselves, and a
+    file that a text cites.
+    """
     item: str = getattr(event, "item", None) or ""
     free_text = getattr(event, "free_text", None)  # the call of a custom tool
-    return bool(free_text) or getattr(event, "kind", "") == "image" or item.startswith("openai-responses.")
+    return (
+        bool(free_text)
+        or getattr(event, "kind", "") == "image"
+        or bool(item)
+        or any(not each.url for each in citations_of(event))
+    )
 
 
 @needs_corpus

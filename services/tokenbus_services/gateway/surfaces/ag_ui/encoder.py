@@ -30,6 +30,7 @@ from tokenbus_services.gateway.problem import Problem, of_run
 from tokenbus_services.gateway.surfaces.ag_ui.events import EventWriter
 from tokenbus_services.gateway.surfaces.ag_ui.history import Json, SentBlock, encrypted, messages_of
 from tokenbus_services.gateway.surfaces.contract import Encoder
+from tokenbus_services.gateway.surfaces.hosted import Step, Steps, Tool, citation_value, citations_of, output_value
 
 
 class AgUiStream(Encoder):
@@ -48,6 +49,9 @@ class AgUiStream(Encoder):
         self._blocks: dict[int, SentBlock] = {}
         self._void_thinking: list[SentBlock] = []
         """A client that joins may have them from an earlier stream."""
+        self._steps = Steps()
+        self._activities: dict[str, tuple[int, Tool, Json]] = {}
+        """What the provider did itself, by the activity's id: the block of the call, the tool, the content."""
         self._turn: int | None = None
         self._began = False
         self._ended = False
@@ -95,6 +99,8 @@ class AgUiStream(Encoder):
             self._events.step_started(self._turn)
         valid = {sent.id for sent in self._blocks.values()}
         self._snapshot([sent for sent in self._void_thinking if sent.id not in valid])
+        for activity, known in self._activities.items():
+            self._events.activity(activity, *known[1:])
         for sent in self._blocks.values():
             if sent.open:
                 self._open(sent)
@@ -126,7 +132,7 @@ class AgUiStream(Encoder):
                 call = {"toolCallId": event.tool_id, "toolName": event.tool_name}
                 self._events.custom("tool_progress", {**call, **known})
             case ImagePreview():
-                self._events.image("image_preview", event.block, event.image, index=event.index)
+                self._events.media("image_preview", event.block, event.image, index=event.index)
             case Retrying() | Restarted():
                 self._void(event)
             case UsageReported():
@@ -150,10 +156,9 @@ class AgUiStream(Encoder):
     def _block_started(self, event: BlockStarted) -> None:
         if event.kind in ("image", "tool_result", "server_tool"):
             return
+        kind = "text" if event.kind == "audio" else event.kind  # what a sound says is a text
         message = event.tool_id if event.kind == "tool_call" and event.tool_id else f"{self._run}:{event.block}"
-        sent = SentBlock(
-            block=event.block, turn=event.turn, kind=event.kind, id=message, name=event.tool_name or "", text=[]
-        )
+        sent = SentBlock(block=event.block, turn=event.turn, kind=kind, id=message, name=event.tool_name or "", text=[])
         self._blocks[event.block] = sent
         self._open(sent)
 
@@ -165,7 +170,10 @@ class AgUiStream(Encoder):
             self._result(event)
         elif event.kind == "image":
             if event.image and not event.cut and not event.image.draft:
-                self._events.image("image", event.block, event.image)
+                self._events.media("image", event.block, event.image)
+        elif event.kind == "server_tool":
+            if step := self._steps.read(event):
+                self._hosted(event.block, step)
         elif (sent := self._blocks.get(event.block)) and sent.open:
             if event.cut and event.kind == "tool_call":
                 self._withdraw([sent])
@@ -173,6 +181,25 @@ class AgUiStream(Encoder):
             if not event.cut:
                 sent.encrypted = encrypted(event)
             self._close(sent)
+            if event.audio and not event.cut:
+                self._events.media("audio", event.block, event.audio)
+            self._cite(event)
+
+    def _hosted(self, block: int, step: Step) -> None:
+        """What the provider did itself: an activity, which is shown and is no part of the conversation."""
+        activity = f"{self._run}:{step.id}"
+        if step.called is not None:
+            self._activities[activity] = (block, step.tool, {"tool": step.name, "input": step.called})
+        if (known := self._activities.get(activity)) is None:
+            return
+        if step.output:
+            known[2]["output"] = output_value(step.output)
+        self._events.activity(activity, *known[1:])
+
+    def _cite(self, event: BlockComplete | Completed) -> None:
+        if found := citations_of(event):
+            about = {"message": f"{self._run}:{event.block}"} if isinstance(event, BlockComplete) else {}
+            self._events.custom("citations", {**about, "citations": [citation_value(cited) for cited in found]})
 
     def _close(self, sent: SentBlock) -> None:
         sent.open = False
@@ -202,6 +229,8 @@ class AgUiStream(Encoder):
             "continues": isinstance(event, Retrying) and bool(event.continues),
         }
         self._events.custom(kind, value)
+        for activity in [each for each, known in self._activities.items() if known[0] >= event.drop_from]:
+            self._events.activity(activity, self._activities.pop(activity)[1], {"void": True})
         self._withdraw([sent for sent in self._blocks.values() if sent.block >= event.drop_from])
 
     def _withdraw(self, void: list[SentBlock]) -> None:
@@ -225,6 +254,7 @@ class AgUiStream(Encoder):
     def _end(self, event: TerminalEvent) -> None:
         match event:
             case Completed():
+                self._cite(event)
                 self._close_all()
                 outcome: Json = {"type": "success"}
                 if event.finish == "tool_use" and (pending := self._pending()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tokenbus.events.public import ImageRef
+from tokenbus.events.public import AudioRef, ImageRef
 from tokenbus.events.usage import Usage
 from tokenbus_services.gateway.surfaces.ag_ui.history import METADATA, Json, SentBlock, parent_of
 from tokenbus_services.gateway.surfaces.json_text import encode_line
@@ -115,13 +115,18 @@ class EventWriter:
 
     # --- events of ours -----------------------------------------------------------------------------------------
 
-    def image(self, name: str, block: int, image: ImageRef, **more: object) -> None:
-        """An image, or a preview of one."""
-        value: Json = {"block": block, "mediaType": image.media_type, **more}
-        if image.base64 is not None:
-            value["data"] = image.base64
-        elif image.blob_id:
-            value["blobId"] = image.blob_id
+    def activity(self, activity: str, tool: str, content: Json) -> None:
+        """What a provider's tool does, in place of what the client has of it."""
+        kind = f"{METADATA}.{tool}"
+        self._emit("ACTIVITY_SNAPSHOT", messageId=activity, activityType=kind, content=content, replace=True)
+
+    def media(self, name: str, block: int, media: ImageRef | AudioRef, **more: object) -> None:
+        """An image, a preview of one, or a sound."""
+        value: Json = {"block": block, "mediaType": media.media_type, **more}
+        if media.base64 is not None:
+            value["data"] = media.base64
+        elif media.blob_id:
+            value["blobId"] = media.blob_id
         self.custom(name, value)
 
     def custom(self, name: str, value: object) -> None:

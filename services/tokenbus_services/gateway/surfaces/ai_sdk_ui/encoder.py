@@ -32,10 +32,11 @@ from tokenbus.events.public import (
 )
 from tokenbus_services.gateway.problem import Problem
 from tokenbus_services.gateway.surfaces.ai_sdk_ui import parts
-from tokenbus_services.gateway.surfaces.ai_sdk_ui.parts import DONE, VOID, Part, written
+from tokenbus_services.gateway.surfaces.ai_sdk_ui.parts import DONE, METADATA, VOID, Part, written
 from tokenbus_services.gateway.surfaces.ai_sdk_ui.tool_parts import ToolParts
 from tokenbus_services.gateway.surfaces.contract import Encoder
 from tokenbus_services.gateway.surfaces.errors import SENTENCES, sentence_of
+from tokenbus_services.gateway.surfaces.hosted import Steps, citations_of
 
 _CONTENT_EVENTS = (Chunk, BlockStarted, BlockComplete, ImagePreview, ToolProgress)
 
@@ -57,6 +58,7 @@ class UiStream(Encoder):
         """First block that the client got since the turn began, or was reset."""
         self._open: dict[int, str] = {}
         """Open text and reasoning parts, by block: `text` or `reasoning`."""
+        self._steps = Steps()
         self._thoughts: dict[int, BlockComplete] = {}
         """Complete thinking that is not settled; its part is still open."""
 
@@ -78,7 +80,7 @@ class UiStream(Encoder):
             case BlockComplete():
                 self._block_complete(event)
             case ImagePreview():
-                if url := parts.image_url(self._run, event.image):
+                if url := parts.media_url(self._run, event.image):
                     data = {"url": url, "index": event.index}
                     self._emit({"type": "data-image-preview", "id": str(event.block), "data": data, "transient": True})
             case ToolProgress():
@@ -124,7 +126,7 @@ class UiStream(Encoder):
 
     def _block_started(self, event: BlockStarted) -> None:
         match event.kind:
-            case "text":
+            case "text" | "audio":  # what a sound says is a text
                 self._start(event.block, "text")
             case "thinking":
                 self._start(event.block, "reasoning")
@@ -141,8 +143,8 @@ class UiStream(Encoder):
         if event.visible:
             self._settle_before(event.block)
         match event.kind:
-            case "text" | "thinking":
-                kind = "text" if event.kind == "text" else "reasoning"
+            case "text" | "audio" | "thinking":
+                kind = "reasoning" if event.kind == "thinking" else "text"
                 if event.block not in self._open:
                     self._start(event.block, kind)
                 self._emit({"type": f"{kind}-delta", "id": str(event.block), "delta": event.text})
@@ -153,9 +155,13 @@ class UiStream(Encoder):
 
     def _block_complete(self, event: BlockComplete) -> None:
         match event.kind:
-            case "text":
+            case "text" | "audio":
                 if event.block in self._open:
-                    self._stop(event.block, parts.provider_metadata(event))
+                    self._stop(event.block, {} if event.kind == "audio" else parts.provider_metadata(event))
+                if event.audio and not event.cut and (url := parts.media_url(self._run, event.audio)):
+                    mark = {"providerMetadata": {METADATA: {"shown": True}}}
+                    self._emit({"type": "file", "url": url, "mediaType": event.audio.media_type, **mark})
+                self._cite(event)
             case "thinking":
                 if event.block in self._open:
                     self._thoughts[event.block] = event
@@ -167,13 +173,24 @@ class UiStream(Encoder):
                 self._tools.result(event)
             case "image":
                 self._image(event)
-            case "server_tool" | "audio":
-                pass
+            case "server_tool":
+                if step := self._steps.read(event):
+                    self._tools.hosted(step)
+
+    def _cite(self, event: BlockComplete | Completed) -> None:
+        for number, cited in enumerate(citations_of(event)):
+            block = event.block if isinstance(event, BlockComplete) else "answer"
+            source: Part = {"sourceId": f"{self._run}:{block}:{number}"}
+            if cited.url:
+                self._emit({"type": "source-url", **source, "url": cited.url, "title": cited.title})
+            else:
+                document = {"mediaType": "application/octet-stream", "title": cited.title or cited.file_id}
+                self._emit({"type": "source-document", **source, **document})
 
     def _image(self, event: BlockComplete) -> None:
         if event.image is None or event.cut or (event.image.draft and not self._v7):
             return
-        if url := parts.image_url(self._run, event.image):
+        if url := parts.media_url(self._run, event.image):
             kind = "reasoning-file" if event.image.draft else "file"
             metadata = parts.provider_metadata(event, blob_id=event.image.blob_id)
             self._emit({"type": kind, "url": url, "mediaType": event.image.media_type, **metadata})
@@ -228,6 +245,7 @@ class UiStream(Encoder):
         self._close(void=not isinstance(event, Completed))
         match event:
             case Completed():
+                self._cite(event)
                 self._finish_step()
                 self._finish(parts.FINISH[event.finish], {"timing": event.timing})
             case Incomplete():

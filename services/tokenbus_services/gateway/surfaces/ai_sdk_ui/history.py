@@ -92,7 +92,7 @@ def _assistant(parts: list[Json], at: str) -> list[Message]:
         where = f"{at}.parts[{n}]"
         kind = part.get("type")
         back = _provider_values(part.get("providerMetadata"), f"{where}.providerMetadata")
-        if back.pop("void", False):
+        if back.pop("void", False) or back.pop("shown", False):
             continue
         cut = back.pop("cut", False)
         match kind:
@@ -122,7 +122,7 @@ def _tool(part: Json, where: str) -> tuple[ToolCallPart, ToolResultPart] | None:
     """A call and its result; None for a call that has none."""
     back = _provider_values(part.get("callProviderMetadata"), f"{where}.callProviderMetadata")
     given = _provider_values(part.get("resultProviderMetadata"), f"{where}.resultProviderMetadata")
-    if back.get("void") or given.get("void") or part.get("preliminary"):
+    if back.get("void") or given.get("void") or back.get("shown") or part.get("preliminary"):
         return None
     match part.get("state"):
         case "output-available":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tokenbus.events.normalized import FinishReason
-from tokenbus.events.public import BlockComplete, ImageRef
+from tokenbus.events.public import AudioRef, BlockComplete, ImageRef
 from tokenbus.events.usage import Usage
 from tokenbus_services.gateway.surfaces.json_text import encode_line
 
@@ -60,8 +60,8 @@ def usage(total: Usage) -> Part:
     return {name: count for name, count in counts.items() if count is not None}
 
 
-def image_url(run: str, image: ImageRef) -> str | None:
-    """A `data:` url, or that of a blob at this gateway; None if the image is in neither form."""
-    if image.base64 is not None:
-        return f"data:{image.media_type};base64,{image.base64}"
-    return f"/runs/{run}/blobs/{image.blob_id}" if image.blob_id else None
+def media_url(run: str, media: ImageRef | AudioRef) -> str | None:
+    """A `data:` url, or that of a blob at this gateway; None if an image or a sound is in neither form."""
+    if media.base64 is not None:
+        return f"data:{media.media_type};base64,{media.base64}"
+    return f"/runs/{run}/blobs/{media.blob_id}" if media.blob_id else None

@@ -10,7 +10,10 @@ from collections.abc import Callable
 from tokenbus.core.run.blocks.tool_arguments import arguments_object
 from tokenbus.events.public import BlockComplete, BlockStarted, Chunk, ToolProgress
 from tokenbus_services.gateway.surfaces.ai_sdk_ui import parts
-from tokenbus_services.gateway.surfaces.ai_sdk_ui.parts import VOID, Part
+from tokenbus_services.gateway.surfaces.ai_sdk_ui.parts import METADATA, VOID, Part
+from tokenbus_services.gateway.surfaces.hosted import Step, output_value
+
+_HOSTED: Part = {"dynamic": True, "providerExecuted": True}
 
 
 class ToolParts:
@@ -91,6 +94,19 @@ class ToolParts:
             self._output(event.tool_id, event.tool_name, "error", {"errorText": event.content or ""})
         else:
             self._output(event.tool_id, event.tool_name, "available", {"output": event.content or ""})
+
+    def hosted(self, step: Step) -> None:
+        """What the provider did itself: a call that the client does not run, or its output."""
+        call: Part = {"toolCallId": step.id, "toolName": step.name}
+        if step.called is not None:
+            self._known_calls.add(step.id)
+            given = {"input": step.called, "providerMetadata": {METADATA: {"shown": True}}}
+            self._emit({"type": "tool-input-available", **call, **_HOSTED, **given})
+        if step.output and step.id in self._known_calls:
+            how: Part = {"type": "tool-output-available", "output": output_value(step.output)}
+            if step.output.failed:
+                how = {"type": "tool-output-error", "errorText": step.output.errors or step.output.text or "failed"}
+            self._emit({**how, "toolCallId": step.id, **_HOSTED})
 
     def _call(self, event: BlockComplete) -> None:
         tool_id, tool_name = event.tool_id or "", event.tool_name or ""

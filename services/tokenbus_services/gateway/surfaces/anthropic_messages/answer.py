@@ -27,6 +27,7 @@ from tokenbus.events.public import (
 from tokenbus_services.gateway.problem import Problem, of_end
 from tokenbus_services.gateway.surfaces.contract import Encoder, GatewayNote, WholeRun
 from tokenbus_services.gateway.surfaces.errors import anthropic_error, anthropic_refusal
+from tokenbus_services.gateway.surfaces.hosted import Found, Output, Step, Steps, citations_of, is_own, original
 from tokenbus_services.gateway.surfaces.json_text import encode_line
 from tokenbus_services.gateway.surfaces.settling import Settling
 from tokenbus_services.gateway.surfaces.signatures import pack
@@ -84,11 +85,82 @@ def redacted_of(block: BlockComplete) -> str | None:
     return None if block.content or block.signature else (block.opaque or {}).get("redacted")
 
 
-def server_block(block: BlockComplete) -> Iterator[Json]:
-    """A block of Anthropic's servers (a search, say), as the provider wrote it; none of another API."""
-    if block.kind == "server_tool" and (block.item or "").startswith("anthropic.") and not block.cut:
+def server_blocks(block: BlockComplete, steps: Steps) -> Iterator[Json]:
+    """What the provider did itself: a block of Anthropic's servers as it wrote it, a step of another API's provider in
+    this API's words, with the item itself in `tokenbus`.
+    """
+    step = steps.read(block)
+    if is_own(block, "anthropic") and not block.cut:
         with suppress(msgspec.DecodeError, RecursionError):
             yield msgspec.json.decode(block.content or "", type=Json)
+    elif step and step.tool in _CALLED:
+        carried: Json = {"tokenbus": {"items": [original(block)]}}
+        if step.called is not None:
+            kind, name, given = _called(step)
+            server: Json = {"server_name": step.server} if step.tool == "mcp" else {}
+            yield {"type": kind, "id": step.id, "name": name, **server, "input": given, **carried}
+            if step.output:
+                carried = {"tokenbus": {}}  # the call has the item
+        if step.output:
+            yield {**_brought(step, step.output), "tool_use_id": step.id, **carried}
+
+
+_CALLED = {
+    "web_search": "web_search",
+    "web_fetch": "web_fetch",
+    "code": "code_execution",
+    "shell": "bash_code_execution",
+    "mcp": "",
+}
+"""This API's names of the tools that it has words for."""
+
+
+def _called(step: Step) -> tuple[str, str, Json]:
+    match step.tool:
+        case "web_search":
+            given: Json = {"query": ", ".join(step.queries)}
+        case "web_fetch":
+            given = {"url": step.url}
+        case "code":
+            given = {"code": step.code}
+        case "shell":
+            given = {"command": step.code}
+        case _:
+            return "mcp_tool_use", step.name, step.called or {}
+    return "server_tool_use", _CALLED[step.tool], given
+
+
+def _brought(step: Step, output: Output) -> Json:
+    content: object
+    match step.tool:
+        case "web_search":
+            empty: Json = {"encrypted_content": "", "page_age": None}
+            content = [
+                {"type": "web_search_result", "url": each.url, "title": each.title, **empty} for each in output.found
+            ]
+        case "web_fetch":
+            page = next(iter(output.found), Found(url=step.url))
+            source = {"type": "text", "media_type": "text/plain", "data": page.text}
+            document = {"type": "document", "source": source, "title": page.title or None, "citations": None}
+            content = {"type": "web_fetch_result", "url": page.url, "content": document, "retrieved_at": None}
+        case "mcp":
+            said = [{"type": "text", "text": output.errors or output.text, "citations": None}]
+            return {"type": "mcp_tool_result", "is_error": output.failed, "content": said}
+        case _:
+            printed: Json = {"stdout": output.text, "stderr": output.errors, "return_code": output.exit_code}
+            content = {"type": f"{_CALLED[step.tool]}_result", **printed, "content": []}
+    return {"type": f"{_CALLED[step.tool]}_tool_result", "content": content}
+
+
+def citations_in(block: BlockComplete) -> Iterator[Json]:
+    """The sources of a text: as Anthropic wrote them; of another API those with an address, as results of a search."""
+    for cited in citations_of(block):
+        if own := cited.words_of("anthropic"):
+            yield own
+        elif cited.url:
+            quote = cited.quote or (block.content or "")[cited.start : cited.end]
+            about = {"url": cited.url, "title": cited.title or None, "cited_text": quote, "encrypted_index": ""}
+            yield {"type": "web_search_result_location", **about}
 
 
 def message_of(run: str, model: str, content: list[Json], **more: object) -> Json:
@@ -116,6 +188,7 @@ class MessagesStream(Encoder):
         self._open: dict[int, int] = {}
         """Place in the message's content of each open block of the run."""
         self._next = 0
+        self._steps = Steps()
 
     def feed(self, event: PublicEvent) -> list[bytes]:
         return [data for settled in self._settling.feed(event) for data in self._encode(settled)]
@@ -130,6 +203,8 @@ class MessagesStream(Encoder):
                 return [_event("message_start", message=message_of(self._run, self._model, [], usage=usage))]
             case BlockStarted():
                 return self._start(event)
+            case BlockComplete(kind="server_tool"):
+                return self._whole(event)
             case Chunk():
                 return self._delta(event)
             case BlockComplete():
@@ -144,7 +219,7 @@ class MessagesStream(Encoder):
 
     def _start(self, event: BlockStarted) -> list[bytes]:
         match event.kind:
-            case "text":
+            case "text" | "audio":  # this API has no sound: what it says is a text
                 return [self._begin(event.block, {"type": "text", "text": ""})]
             case "tool_call" if not self._echo.bus_tools:
                 call: Json = {"type": "tool_use", "id": event.tool_id, "name": event.tool_name, "input": {}}
@@ -159,7 +234,7 @@ class MessagesStream(Encoder):
 
     def _delta(self, event: Chunk) -> list[bytes]:
         match event:
-            case Chunk(kind="text"):
+            case Chunk(kind="text" | "audio"):
                 delta: Json = {"type": "text_delta", "text": event.text}
             case Chunk(kind="thinking"):
                 begun = self._begin_thinking(event.block)
@@ -192,10 +267,16 @@ class MessagesStream(Encoder):
             elif signature := signature_of(event):
                 out += self._begin_thinking(event.block)
                 out.append(self._changed(event.block, type="signature_delta", signature=signature))
-        for content in server_block(event):
-            out.append(self._begin(event.block, content))
+        if event.kind == "text" and event.block in self._open:
+            out += [self._changed(event.block, type="citations_delta", citation=each) for each in citations_in(event)]
         index = self._open.pop(event.block, None)
         return out if index is None else [*out, _event("content_block_stop", index=index)]
+
+    def _whole(self, event: BlockComplete) -> list[bytes]:
+        out: list[bytes] = []
+        for content in server_blocks(event, self._steps):
+            out += [self._begin(event.block, content), _event("content_block_stop", index=self._open.pop(event.block))]
+        return out
 
 
 def _event(kind: str, **fields: object) -> bytes:
@@ -207,23 +288,25 @@ def whole_message(note: GatewayNote, run: str) -> WholeRun:
     echo = msgspec.convert(note.echo, Echo)
 
     def body(response: Response, end: Completed) -> Json:
-        content = [block for each in response.blocks for block in _content(each, echo)]
+        steps = Steps()
+        content = [block for each in response.blocks for block in _content(each, echo, steps)]
         return message_of(run, note.model, content, **ending(end, echo), usage=usage_of(end, echo))
 
     return WholeRun(body, anthropic_refusal)
 
 
-def _content(block: BlockComplete, echo: Echo) -> Iterator[Json]:
+def _content(block: BlockComplete, echo: Echo, steps: Steps) -> Iterator[Json]:
     match block.kind:
-        case "text" if block.content:
-            yield {"type": "text", "text": block.content}
+        case "text" | "audio" if block.content:
+            cited = list(citations_in(block))
+            yield {"type": "text", "text": block.content, **({"citations": cited} if cited else {})}
         case "thinking":
             if data := redacted_of(block):
                 yield {"type": "redacted_thinking", "data": data}
             elif block.content or signature_of(block):
                 yield {"type": "thinking", "thinking": block.content or "", "signature": signature_of(block)}
         case "server_tool":
-            yield from server_block(block)
+            yield from server_blocks(block, steps)
         case "tool_call" if not echo.bus_tools:
             yield {"type": "tool_use", "id": block.tool_id, "name": block.tool_name, "input": arguments_object(block)}
         case _:

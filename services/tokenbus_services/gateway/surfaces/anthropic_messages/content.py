@@ -26,10 +26,15 @@ from tokenbus.events.requests import (
 )
 from tokenbus_services.gateway.problem import invalid
 from tokenbus_services.gateway.surfaces.fields import Fields, Json
+from tokenbus_services.gateway.surfaces.hosted import originals
 from tokenbus_services.gateway.surfaces.signatures import unpack
 
 Role = Literal["user", "assistant", "system"]
 _Readers = Mapping[str, Callable[[Fields], ContentPart]]
+_HOSTED = (
+    *("server_tool_use", "web_search_tool_result", "web_fetch_tool_result", "code_execution_tool_result"),
+    *("bash_code_execution_tool_result", "mcp_tool_use", "mcp_tool_result"),
+)
 
 
 def messages_of(body: Fields) -> list[Message]:
@@ -69,7 +74,7 @@ def _content(fields: Fields, readers: _Readers) -> str | list[ContentPart]:
         return fields.text("content") or ""
     if not fields.has("content"):
         raise invalid(fields.path("content"), "this field is required")
-    return fields.each_read("content", lambda block: _part(block, readers), _raw)
+    return [part for part in fields.each_read("content", lambda block: _part(block, readers), _raw) if part]
 
 
 def _raw(block: Json) -> ContentPart | None:
@@ -78,12 +83,16 @@ def _raw(block: Json) -> ContentPart | None:
     return ExtraPart(name=f"anthropic.{block.get('type')}", json=msgspec.json.encode(block).decode())
 
 
-def _part(block: Fields, readers: _Readers) -> ContentPart:
+def _part(block: Fields, readers: _Readers) -> ContentPart | None:
+    if block.peek("tokenbus") and block.peek("type") in _HOSTED:
+        # What stands for another API's item has it; a result beside its call has none.
+        parts = originals(block.take_rest()["tokenbus"].get("items"))
+        return parts[0] if parts else None
     return readers[block.needed("type", block.one_of("type", readers))](block)
 
 
 def _text(block: Fields) -> TextPart:
-    block.only("citations", [], why="cannot be sent back through this gateway")
+    block.hint("citations")  # of this API they pass as they are
     return TextPart(text=block.needed("text", block.text("text")), cache=cache_mark(block))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable
+from contextlib import suppress
 
 import msgspec
 
@@ -14,6 +15,7 @@ from tokenbus.events.public import BlockComplete, Cancelled, Chunk, Completed, I
 from tokenbus_services.gateway.problem import Problem, of_end
 from tokenbus_services.gateway.surfaces.contract import Encoder, GatewayNote, WholeRun
 from tokenbus_services.gateway.surfaces.errors import gemini_error, gemini_refusal
+from tokenbus_services.gateway.surfaces.hosted import Steps, citations_of, is_own
 from tokenbus_services.gateway.surfaces.json_text import encode_line
 from tokenbus_services.gateway.surfaces.settling import Settling
 from tokenbus_services.gateway.surfaces.signatures import pack
@@ -36,6 +38,12 @@ _OWN = {"thought_signature", "item_id", "api", "provider"}
 """What a part of this API may have beside its content, and the origin."""
 
 
+_METADATA = ("groundingMetadata", "citationMetadata", "urlContextMetadata")
+"""What a candidate of this API may have beside its content."""
+_BESIDE = {"item": "", "json": ""}
+"""Of a part whose item an earlier part has."""
+
+
 class GeminiEcho(Echo, frozen=True, kw_only=True, omit_defaults=True):
     thoughts: bool = False
     """Whether the client asked for the thoughts."""
@@ -53,10 +61,65 @@ class AnswerWriter:
         self._run = run
         self._model = note.model
         self._echo = echo_of(note)
+        self._steps = Steps()
+        self._beside: Json = {}
+        """Fields of the candidate: what the provider searched for, and what it cites."""
+        self._chunks: list[Json] = []
+        self._supports: list[Json] = []
+        self._queries: list[str] = []
+
+    def items(self, block: BlockComplete) -> list[Json]:
+        """The parts of what the provider did itself: its own of this API, else code in this API's words. What it
+        searched for is kept for the candidate.
+        """
+        step = self._steps.read(block)
+        if is_own(block, "gemini") and not block.cut:
+            with suppress(msgspec.DecodeError, RecursionError):
+                return [msgspec.json.decode(block.content or "", type=Json)]
+        if step is None:
+            return []
+        if step.tool == "web_search":
+            self._queries += step.queries
+        if step.tool not in ("code", "shell"):
+            return []
+        parts: list[Json] = []
+        if step.called is not None:
+            language = "PYTHON" if step.tool == "code" else "LANGUAGE_UNSPECIFIED"
+            parts.append({"executableCode": {"language": language, "code": step.code, "id": step.id}})
+        if output := step.output:
+            outcome = "OUTCOME_FAILED" if output.failed else "OUTCOME_OK"
+            result = {"outcome": outcome, "output": output.text + output.errors, "id": step.id}
+            parts.append({"codeExecutionResult": result})
+        carried = {"item": block.item or "", "json": block.content or ""}
+        for number, part in enumerate(parts):
+            part["thoughtSignature"] = pack(carried if number == 0 else _BESIDE)
+        return parts
+
+    def cite(self, event: BlockComplete | Completed) -> None:
+        """Keep the sources of a text, or of the answer, for the candidate."""
+        text = (event.content or "") if isinstance(event, BlockComplete) else ""
+        for extra in event.provider_extra or ():
+            name = str(extra.get("name", "")).removeprefix("gemini.")
+            if name in _METADATA and extra.get("json") != "{}":
+                with suppress(msgspec.DecodeError, RecursionError):
+                    self._beside[name] = msgspec.json.decode(str(extra.get("json")))
+        for cited in citations_of(event):
+            if cited.api == "gemini" or not cited.url:
+                continue
+            start, end = (len(text[:at].encode("utf-8", "replace")) for at in (cited.start, cited.end))
+            segment = {"startIndex": start, "endIndex": end, "text": text[cited.start : cited.end]}
+            self._supports.append({"segment": segment, "groundingChunkIndices": [len(self._chunks)]})
+            self._chunks.append({"web": {"uri": cited.url, "title": cited.title}})
+
+    def _grounding(self) -> Json:
+        found = {"webSearchQueries": self._queries, "groundingChunks": self._chunks}
+        found["groundingSupports"] = self._supports
+        built = {name: value for name, value in found.items() if value}
+        return {**({"groundingMetadata": built} if built else {}), **self._beside}
 
     def piece(self, chunk: Chunk) -> Json | None:
         """The part for a piece of a block; None if it is sent whole, or not at all."""
-        if chunk.kind == "text":
+        if chunk.kind in ("text", "audio"):
             return {"text": chunk.text}
         if chunk.kind == "thinking" and self._echo.thoughts:
             return {"text": chunk.text, "thought": True}
@@ -71,6 +134,14 @@ class AnswerWriter:
                 return {"text": "", "thought": True, **signed} if (signed := _signature(block)) else None
             case _:
                 return self._sent_whole(block)
+
+    def parts(self, block: BlockComplete) -> list[Json]:
+        """The parts for a whole block."""
+        self.cite(block)
+        if block.kind == "server_tool":
+            return self.items(block)
+        said: list[Json] = [{"text": block.content}] if block.kind == "audio" and block.content else []
+        return [*said, *([part] if (part := self.whole(block)) else [])]
 
     def whole(self, block: BlockComplete) -> Json | None:
         """The part for a whole block; None if it is not sent."""
@@ -88,6 +159,8 @@ class AnswerWriter:
             case BlockComplete(kind="tool_call") if not (block.cut or self._echo.bus_tools):
                 called = {"id": block.tool_id, "name": block.tool_name, "args": arguments_object(block)}
                 return {"functionCall": called, **_signature(block)}
+            case BlockComplete(kind="audio", audio=audio) if audio and audio.base64 and not block.cut:
+                return {"inlineData": {"mimeType": audio.media_type, "data": audio.base64}}
             case BlockComplete(kind="image", image=image) if image and image.base64:
                 if image.draft and not self._echo.thoughts:
                     return None
@@ -101,6 +174,8 @@ class AnswerWriter:
         candidate: Json = {"content": {"role": "model", "parts": list(parts)}, "index": 0}
         response: Json = {"candidates": [candidate], "modelVersion": self._model, "responseId": self._run}
         if end:
+            self.cite(end)
+            candidate |= self._grounding()
             candidate["finishReason"] = self._finish(end)
             response["usageMetadata"] = self._usage(end)
         return response
@@ -158,7 +233,10 @@ class GeminiStream(Encoder):
         match event:
             case Chunk():
                 part = self._answer.piece(event)
+            case BlockComplete(kind="server_tool"):
+                return [self._more(self._answer.response([part])) for part in self._answer.items(event)]
             case BlockComplete():
+                self._answer.cite(event)
                 part = self._answer.rest(event)
             case Completed():
                 return [self._last(self._answer.response([{"text": ""}], event))]
@@ -199,6 +277,6 @@ def whole_response(note: GatewayNote, run: str) -> WholeRun:
     answer = AnswerWriter(note, run)
 
     def body(response: Response, end: Completed) -> Json:
-        return answer.response([part for block in response.blocks if (part := answer.whole(block))], end)
+        return answer.response([part for block in response.blocks for part in answer.parts(block)], end)
 
     return WholeRun(body, gemini_refusal)

@@ -22,6 +22,7 @@ from tokenbus.events.requests import (
 )
 from tokenbus_services.gateway.problem import invalid, unsupported
 from tokenbus_services.gateway.surfaces.fields import Fields, Json
+from tokenbus_services.gateway.surfaces.hosted import originals
 from tokenbus_services.gateway.surfaces.signatures import unpack
 
 _FILES = ("gs://", "https://generativelanguage.googleapis.com/")
@@ -95,6 +96,11 @@ class _Reader:
     def _of_model(self, part: Fields) -> ContentPart | None:
         part.refuse("has no place in a content of the model", *_OF_USER)
         thought = part.flag("thought") or False
+        if part.has("executableCode") or part.has("codeExecutionResult"):
+            carried = unpack(part.text("thoughtSignature") or "")
+            if carried is not None and {"item", "json"} == set(carried):
+                part.clear()  # it stands for another API's item
+                return next(iter(originals([carried])), None)
         opaque = _opaque(part.text("thoughtSignature"))
         if called := part.fields("functionCall"):
             return self._call(called, opaque)

@@ -6,12 +6,15 @@ name; calls are numbered from 0 over the whole answer; one call per chunk; the u
 
 from __future__ import annotations
 
+from typing import cast
+
 import msgspec
 
 from tokenbus.client.response import Response
 from tokenbus.events.normalized import FinishReason
 from tokenbus.events.public import (
     TERMINAL,
+    AudioRef,
     BlockComplete,
     BlockStarted,
     Cancelled,
@@ -26,6 +29,7 @@ from tokenbus.events.usage import Usage
 from tokenbus_services.gateway.problem import Problem, of_end
 from tokenbus_services.gateway.surfaces.contract import Encoder, GatewayNote, WholeRun
 from tokenbus_services.gateway.surfaces.errors import openai_error, openai_refusal
+from tokenbus_services.gateway.surfaces.hosted import Citation, citations_of
 from tokenbus_services.gateway.surfaces.json_text import encode_line
 from tokenbus_services.gateway.surfaces.settling import Settling
 from tokenbus_services.gateway.surfaces.surface import Echo
@@ -63,6 +67,11 @@ class ChatEncoder(Encoder):
         """Blocks of calls whose input is no JSON."""
         self._whole_calls = False
         """The client has a call that it can run."""
+        self._sent = 0
+        """Characters of text so far."""
+        self._begun_at: dict[int, int] = {}
+        """Where the text of each block begins in that."""
+        self._cited: list[dict[str, object]] = []
         self._text_of: int | None = None
         """The block whose text was sent last."""
         self._over = False
@@ -86,7 +95,16 @@ class ChatEncoder(Encoder):
     def _encode(self, event: PublicEvent) -> list[bytes]:
         match event:
             case Chunk(kind="text", visible=True, text=text) if text:
-                return [*self._role(), *self._seam(event), self._text(text)]
+                out = [*self._role(), *self._seam(event)]
+                self._begun_at.setdefault(event.block, self._sent)
+                return [*out, self._text(text)]
+            case Chunk(kind="audio", visible=True, text=text) if text:
+                return [*self._role(), self._delta({"audio": {"id": self._sound_id(event), "transcript": text}})]
+            case BlockComplete(kind="text"):
+                self._cited += annotations_of(citations_of(event), self._begun_at.get(event.block, self._sent))
+                return []
+            case BlockComplete(kind="audio", audio=AudioRef() as audio) if not event.cut:
+                return [*self._role(), self._delta({"audio": {"id": self._sound_id(event), **sound_of(audio)}})]
             case Chunk(kind="thinking", text=text) if text and self._echo.reasoning:
                 return [*self._role(), self._delta({"reasoning_content": text})]
             case BlockStarted(kind="tool_call", free_text=True):
@@ -115,6 +133,9 @@ class ChatEncoder(Encoder):
         before, self._text_of = self._text_of, event.turn
         return [self._text("\n\n")] if before is not None and before != event.turn else []
 
+    def _sound_id(self, event: Chunk | BlockComplete) -> str:
+        return f"audio_{event.run}_{event.block}"
+
     def _arguments(self, event: Chunk | BlockComplete, text: str) -> list[bytes]:
         begun: list[bytes] = []
         if event.block not in self._calls:
@@ -133,12 +154,16 @@ class ChatEncoder(Encoder):
         if not isinstance(end, Completed):
             return [_error_event(of_end(end))]
         finish = finish_of(end.finish, calls=self._whole_calls)
-        out = [*self._role(), self._delta({}, finish)]
+        cited = [*self._cited, *annotations_of(citations_of(end), self._sent)]
+        # At once, as the API does: clients cannot add to a list whose entries have no index.
+        sources = [self._delta({"annotations": cited})] if cited else []
+        out = [*self._role(), *sources, self._delta({}, finish)]
         if self._echo.usage:
             out.append(self._chunk(b'"choices":[],"usage":' + encode_line(usage_object(end.usage))))
         return [*out, DONE]
 
     def _text(self, text: str) -> bytes:
+        self._sent += len(text)
         return self._chunk(
             b'"choices":[{"index":0,"delta":{"content":' + encode_line(text) + b'},"finish_reason":null}]'
         )
@@ -157,6 +182,12 @@ def whole_chat(note: GatewayNote, run: str) -> WholeRun:
     def body(response: Response, end: Completed) -> dict[str, object]:
         calls = [] if echo.bus_tools else [call for call in response.tool_calls if not call.cut]
         message: dict[str, object] = {"role": "assistant", "content": response.text, "refusal": None}
+        if found := _annotations(response, end):
+            message["annotations"] = found
+        if sound := next((block for block in response.blocks if block.audio and not block.cut), None):
+            message["content"] = None  # as this API has it: what the sound says is its transcript
+            known = {"id": f"audio_{run}_{sound.block}", "transcript": response.text}
+            message["audio"] = {**known, **sound_of(cast("AudioRef", sound.audio))}
         if echo.reasoning and response.thinking:
             message["reasoning_content"] = response.thinking
         if calls:
@@ -170,6 +201,43 @@ def whole_chat(note: GatewayNote, run: str) -> WholeRun:
         return {**_head(note, run, "chat.completion"), "choices": [choice], "usage": usage_object(end.usage)}
 
     return WholeRun(body, openai_refusal)
+
+
+def annotations_of(citations: list[Citation], at: int) -> list[dict[str, object]]:
+    """The sources that have an address; this API has no word for others. ``at``: where their text begins."""
+    return [
+        {
+            "type": "url_citation",
+            "url_citation": {
+                "url": cited.url,
+                "title": cited.title,
+                "start_index": at + cited.start,
+                "end_index": at + cited.end,
+            },
+        }
+        for cited in citations
+        if cited.url
+    ]
+
+
+def _annotations(response: Response, end: Completed) -> list[dict[str, object]]:
+    """Those of all texts, which `Response.text` joins."""
+    at, turn = 0, None
+    found: list[dict[str, object]] = []
+    for block in response.blocks:
+        if block.kind == "text" and block.content:
+            at += 2 if turn not in (None, block.turn) else 0
+            turn = block.turn
+            found += annotations_of(citations_of(block), at)
+            at += len(block.content)
+    return found + annotations_of(citations_of(end), at)
+
+
+def sound_of(audio: AudioRef) -> dict[str, object]:
+    """A sound: its bytes if the events carry them, else the id of the blob, which the gateway serves."""
+    known = {"data": audio.base64 or "", "expires_at": audio.expires_at or 0}
+    blob = {"tokenbus": {"blob_id": audio.blob_id, "media_type": audio.media_type}} if audio.blob_id else {}
+    return {**known, **blob}
 
 
 def _call(event: Chunk | BlockComplete, text: str, *, free_text: bool) -> dict[str, object]:

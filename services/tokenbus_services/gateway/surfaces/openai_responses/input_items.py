@@ -27,12 +27,15 @@ from tokenbus.events.requests import (
 )
 from tokenbus_services.gateway.problem import invalid, unsupported
 from tokenbus_services.gateway.surfaces.fields import Fields
+from tokenbus_services.gateway.surfaces.hosted import originals
 from tokenbus_services.gateway.surfaces.openai_responses.opaque_items import Carried, of_field, opened
 
 ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 _INPUTS = {"function_call": "arguments", "custom_tool_call": "input"}
 """Calls, each with the field of its input."""
 _OUTPUTS = ("function_call_output", "custom_tool_call_output")
+_HOSTED = ("web_search_call", "file_search_call", "code_interpreter_call", "mcp_call")
+"""Items that may stand for those of another API's provider, which they then carry."""
 _KINDS = ("message", *_INPUTS, *_OUTPUTS, "reasoning")
 
 
@@ -75,6 +78,10 @@ class _Reader:
 
     def add(self, item: Fields) -> bool:
         """Add an item."""
+        if item.peek("type") in _HOSTED and (parts := originals(_carried(item).items)):
+            item.take_rest()
+            self._append("assistant", [*parts])
+            return True
         kind = item.one_of("type", _KINDS) or "message"
         item.take("id")
         item.one_of("status", ("in_progress", "completed", "incomplete"))

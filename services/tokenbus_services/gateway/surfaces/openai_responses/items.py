@@ -7,13 +7,14 @@ response's output meanwhile. Ids follow from the run and the block's number.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
 import msgspec
 
 from tokenbus.events.public import BlockComplete, BlockStarted, Chunk, ImagePreview
+from tokenbus_services.gateway.surfaces.hosted import Citation, Step, citations_of, original
 from tokenbus_services.gateway.surfaces.openai_responses.opaque_items import field_of, of_block, sealed
 
 Json = dict[str, Any]
@@ -31,7 +32,7 @@ class OutputItem(ABC):
         self.id = f"{self.prefix}_{run}_{start.block}"
         self.open = True
         self._pieces: list[str] = []
-        self.state = self._begun(start)
+        self.state: Json = self._begun(start)
 
     @abstractmethod
     def _begun(self, start: BlockStarted | Chunk | BlockComplete) -> Json: ...
@@ -82,15 +83,21 @@ class Message(OutputItem):
 
     def _completed(self, end: BlockComplete) -> list[Json]:
         text = "".join(self._pieces)
-        part = _text_part(text)
+        annotations = [annotation(each) for each in citations_of(end)]
+        part = _text_part(text, annotations)
         self.state = {
             **self.state,
             "status": "incomplete" if end.cut else "completed",
             "content": [part],
             **field_of(of_block(end)),
         }
+        cited = [
+            self._event("output_text.annotation.added", content_index=0, annotation_index=number, annotation=each)
+            for number, each in enumerate(annotations)
+        ]
         return [
             *self._part_begun(),
+            *cited,
             self._event("output_text.done", content_index=0, text=text, logprobs=[]),
             self._event("content_part.done", content_index=0, part=part),
         ]
@@ -252,6 +259,80 @@ class Image(OutputItem):
         return [self._event("image_generation_call.completed")]
 
 
+class HostedItem(OutputItem):
+    """What another API's provider did itself, in this API's words; the items themselves are in `tokenbus`. It is done
+    once its output is there.
+    """
+
+    def __init__(self, run: str, start: BlockComplete, step: Step) -> None:
+        self._step = step
+        self._originals: list[Json] = []
+        self.prefix = _PREFIXES.get(step.tool, "ci")
+        super().__init__(run, start)
+        self._read(start, step)
+
+    def _begun(self, start: BlockStarted | Chunk | BlockComplete) -> Json:
+        step = self._step
+        match step.tool:
+            case "web_search":
+                action: Json = {"type": "search", "query": next(iter(step.queries), ""), "queries": step.queries}
+                state: Json = {"type": "web_search_call", "action": action}
+            case "web_fetch":
+                state = {"type": "web_search_call"}
+                state["action"] = {"type": "open_page", "url": step.url}
+            case "file_search":
+                state = {"type": "file_search_call", "queries": step.queries, "results": None}
+            case "mcp":
+                state = {"type": "mcp_call", "name": step.name, "server_label": step.server}
+                state |= {"arguments": msgspec.json.encode(step.called).decode(), "output": None, "error": None}
+            case _:
+                state = {"type": "code_interpreter_call", "code": step.code}
+                state |= {"container_id": "", "outputs": None}
+        return {"id": self.id, **state, "status": "in_progress"}
+
+    def chunk(self, chunk: Chunk) -> list[Json]:
+        return []
+
+    def add(self, end: BlockComplete, step: Step) -> None:
+        """Add the output, from another block."""
+        self._read(end, step)
+
+    @property
+    def has_output(self) -> bool:
+        """Whether the output is there."""
+        return self._step.output is not None
+
+    def _read(self, block: BlockComplete, step: Step) -> None:
+        self._originals.append(original(block))
+        self.state = {**self.state, "tokenbus": {"items": self._originals}}
+        if (output := step.output) is None:
+            return
+        self._step = msgspec.structs.replace(self._step, output=output)
+        match self.state["type"]:
+            case "web_search_call" if self._step.tool == "web_search":
+                sources = [{"type": "url", "url": each.url} for each in output.found]
+                self.state["action"] = {**self.state["action"], "sources": sources}
+            case "file_search_call":
+                self.state["results"] = [
+                    {"file_id": each.file_id, "filename": each.title, "text": each.text} for each in output.found
+                ]
+            case "mcp_call":
+                error = {"type": "mcp_tool_execution_error", "content": output.errors or output.text}
+                self.state |= {"error": error} if output.failed else {"output": output.text}
+            case "code_interpreter_call":
+                self.state["outputs"] = [{"type": "logs", "logs": output.text + output.errors}]
+            case _:
+                pass
+
+    def _completed(self, end: BlockComplete) -> list[Json]:
+        failed = self._step.output and self._step.output.failed and self._step.tool not in ("code", "shell")
+        self.state = {**self.state, "status": "failed" if failed else "incomplete" if end.cut else "completed"}
+        return []
+
+
+_PREFIXES = {"web_search": "ws", "web_fetch": "ws", "file_search": "fs", "mcp": "mcp"}
+
+
 class ServerItem(OutputItem):
     """An item of the provider's servers: a search, say. It comes when it is whole, as the provider wrote it."""
 
@@ -273,7 +354,7 @@ class ServerItem(OutputItem):
 def item_of(run: str, start: BlockStarted | Chunk | BlockComplete, namespaces: Mapping[str, str]) -> OutputItem:
     """A new item for a block that begins."""
     match start.kind:
-        case "text":
+        case "text" | "audio":  # sound has no item in this API: what it says is a text
             return Message(run, start)
         case "thinking":
             return Reasoning(run, start)
@@ -287,12 +368,24 @@ def item_of(run: str, start: BlockStarted | Chunk | BlockComplete, namespaces: M
             return FunctionOutput(run, start)
         case "image":
             return Image(run, start)
-        case "server_tool" | "audio":  # sound has no item in this API, and is not shown
+        case "server_tool":
             return ServerItem(run, start)
 
 
-def _text_part(text: str) -> Json:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def annotation(cited: Citation) -> Json:
+    """A source of a text: an address, or a file. Of this API in the provider's words, with the fields that some vendors
+    leave out and clients need.
+    """
+    own = cited.words_of("openai-responses") or {}
+    if own.get("type", "url_citation") == "url_citation" and (cited.url or not cited.file_id):
+        place = {"start_index": cited.start, "end_index": cited.end}
+        return {"type": "url_citation", "url": cited.url, "title": cited.title, **place, **own}
+    file = {"type": "file_citation", "file_id": cited.file_id, "filename": cited.title, "index": cited.end}
+    return own or file
+
+
+def _text_part(text: str, annotations: Sequence[Json] = ()) -> Json:
+    return {"type": "output_text", "text": text, "annotations": list(annotations), "logprobs": []}
 
 
 def _summary(text: str) -> Json:

@@ -26,6 +26,8 @@ class Carried(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     signature: str | None = None
     opaque: dict[str, str] | None = None
     opaque_blobs: dict[str, str] | None = None
+    items: list[dict[str, str]] | None = None
+    """Another API's items, in whose place this one stands."""
 
     @property
     def fields(self) -> dict[str, Any]:

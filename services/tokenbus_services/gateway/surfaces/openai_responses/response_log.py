@@ -25,10 +25,12 @@ from tokenbus.events.public import (
 )
 from tokenbus_services.gateway.problem import Problem
 from tokenbus_services.gateway.surfaces.contract import GatewayNote
+from tokenbus_services.gateway.surfaces.hosted import Steps, is_own
 from tokenbus_services.gateway.surfaces.openai_responses.items import (
     CustomCall,
     FunctionCall,
     FunctionOutput,
+    HostedItem,
     Image,
     OutputItem,
     item_of,
@@ -58,6 +60,9 @@ class ResponseLog:
         """By output index."""
         self._index: dict[int, int] = {}
         """Output index by block."""
+        self._steps = Steps()
+        self._hosted: dict[str, HostedItem] = {}
+        """Items of another API's provider that wait for their output, by the call's id."""
         self._numbered = 0
         self._begun = self.ended = False
 
@@ -108,6 +113,8 @@ class ResponseLog:
             case ImagePreview():
                 item = self._items.get(self._index.get(event.block, -1))
                 return self._of(item, item.preview(event) if item and item.open else [])
+            case BlockComplete(kind="server_tool") if not is_own(event, "openai-responses"):
+                return self._hosted_step(event)
             case BlockComplete():
                 item, events = self._item(event)
                 return [*events, *self._complete(item, event)]
@@ -138,12 +145,34 @@ class ResponseLog:
             self._custom_calls.add(item.state["call_id"])
         elif isinstance(item, FunctionOutput) and item.state["call_id"] in self._custom_calls:
             item.state["type"] = "custom_tool_call_output"
-        index = self._index[event.block] = max(self._items, default=-1) + 1
-        self._items[index] = item
-        events: list[Json] = [{"type": "response.output_item.added", "output_index": index, "item": item.state}]
+        events = self._added(item)
         if isinstance(item, Image):
             events += self._of(item, item.begin())
         return item, events
+
+    def _added(self, item: OutputItem) -> list[Json]:
+        index = self._index[item.block] = max(self._items, default=-1) + 1
+        self._items[index] = item
+        return [{"type": "response.output_item.added", "output_index": index, "item": item.state}]
+
+    def _hosted_step(self, event: BlockComplete) -> list[Json]:
+        """What another API's provider did itself: an item that is done with its output."""
+        step = self._steps.read(event)
+        events: list[Json] = []
+        if step is None or (step.tool == "other" and step.called is not None):
+            return []  # this API has no word for it
+        if step.called is None:
+            item = self._hosted.pop(step.id, None)
+            if item is None or self._index[item.block] not in self._items:
+                return []
+            item.add(event, step)
+        else:
+            item = HostedItem(self._run, event, step)
+            events = self._added(item)
+        if not item.has_output:
+            self._hosted[step.id] = item
+            return events
+        return [*events, *self._done(item, event)]
 
     def _shows(self, event: BlockStarted | Chunk | BlockComplete) -> bool:
         if event.kind == "tool_call":
@@ -153,8 +182,8 @@ class ResponseLog:
         if event.kind == "server_tool":
             if not isinstance(event, BlockComplete) or event.cut:
                 return False
-            return (event.item or "").startswith("openai-responses.")
-        return event.kind != "audio"
+            return is_own(event, "openai-responses")
+        return True
 
     def _of(self, item: OutputItem | None, events: list[Json]) -> list[Json]:
         """Events of an item, with its output index."""
