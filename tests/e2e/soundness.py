@@ -75,7 +75,7 @@ def openai_responses(body: Json) -> None:
                 answered[item["call_id"]] = True
             case "reasoning":
                 assert item["encrypted_content"]
-                models = after.get("type") in ("function_call", "reasoning", "image_generation_call")
+                models = after.get("type") == "reasoning" or str(after.get("type")).endswith("_call")
                 assert models or after.get("role") == "assistant"
             case _:
                 pass

@@ -134,7 +134,7 @@ def of_responses(log: Log) -> Iterator[str]:
         if each.type != "message":
             yield each.type
         else:
-            yield from (f"annotations.{one.type}" for part in each.content for one in part.annotations)
+            yield from (f"annotations.{one.type}" for part in each.content for one in getattr(part, "annotations", ()))
 
 
 def of_messages(log: Log) -> Iterator[str]:
