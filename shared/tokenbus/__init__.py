@@ -37,19 +37,24 @@ from tokenbus.events.public import (
     UsageReported,
 )
 from tokenbus.events.requests import (
+    Append,
     Base64Source,
     BlobSource,
+    Configure,
     DocumentPart,
     ExtraPart,
     Fallback,
     FileSource,
     Generate,
     GrammarFormat,
+    HistoryBound,
     ImageOptions,
     ImagePart,
+    Interrupt,
     Message,
     OutputSchema,
     PrefillOptions,
+    SessionMessage,
     TextFormat,
     TextPart,
     Thinking,
@@ -59,9 +64,11 @@ from tokenbus.events.requests import (
     ToolChoice,
     ToolResultPart,
     UrlSource,
+    Withdraw,
 )
 from tokenbus.events.run_info import RunInfo
 from tokenbus.events.run_result import RunResult
+from tokenbus.events.sessions import Appended, Configured, Delivered, Fate, Returned, RunEnded
 from tokenbus.events.usage import Usage
 from tokenbus.prefill_names import unnamed_where
 from tokenbus.storage import restore_from_storage, sanitize_for_storage
@@ -71,6 +78,8 @@ if TYPE_CHECKING:
     from tokenbus.client.client import AnyRun, Client, Run
     from tokenbus.client.display_pace import coalesced
     from tokenbus.client.response import Response, ResponseBuilder
+    from tokenbus.client.sessions.reader import SessionCursor, SessionStep
+    from tokenbus.client.sessions.session import Receipt, Session
     from tokenbus.client.subscriptions.block_sentences import Sentence
     from tokenbus.client.subscriptions.cursor import Cursor
     from tokenbus.client.subscriptions.group import SharedSubscription
@@ -85,6 +94,7 @@ _LATER = {
     "Client": "tokenbus.client.client",
     "Cursor": "tokenbus.client.subscriptions.cursor",
     "OrderedSubscription": "tokenbus.client.subscriptions.ordered",
+    "Receipt": "tokenbus.client.sessions.session",
     "Response": "tokenbus.client.response",
     "ResponseBuilder": "tokenbus.client.response",
     "AnyRun": "tokenbus.client.client",
@@ -92,6 +102,9 @@ _LATER = {
     "Sentence": "tokenbus.client.subscriptions.block_sentences",
     "SentenceRules": "tokenbus.shaping.sentences",
     "SentenceSubscription": "tokenbus.client.subscriptions.sentences",
+    "Session": "tokenbus.client.sessions.session",
+    "SessionCursor": "tokenbus.client.sessions.reader",
+    "SessionStep": "tokenbus.client.sessions.reader",
     "SharedSubscription": "tokenbus.client.subscriptions.group",
     "coalesced": "tokenbus.client.display_pace",
 }
@@ -100,6 +113,8 @@ _LATER = {
 __all__ = [
     "Answering",
     "AnyRun",
+    "Append",
+    "Appended",
     "AudioRef",
     "Base64Source",
     "BlobLoader",
@@ -114,37 +129,50 @@ __all__ = [
     "Chunk",
     "Client",
     "Completed",
+    "Configure",
+    "Configured",
     "Cursor",
     "Decided",
+    "Delivered",
     "DocumentPart",
     "ErrorInfo",
     "ExtraPart",
     "Fallback",
+    "Fate",
     "FileSource",
     "Generate",
     "GrammarFormat",
+    "HistoryBound",
     "ImageOptions",
     "ImagePart",
     "ImagePreview",
     "ImageRef",
     "Incomplete",
+    "Interrupt",
     "Message",
     "OrderedSubscription",
     "OutputSchema",
     "PrefillOptions",
     "ProviderModel",
     "PublicEvent",
+    "Receipt",
     "Response",
     "ResponseBuilder",
     "Restarted",
     "Retrying",
+    "Returned",
     "Run",
+    "RunEnded",
     "RunFailedEvent",
     "RunInfo",
     "RunResult",
     "Sentence",
     "SentenceRules",
     "SentenceSubscription",
+    "Session",
+    "SessionCursor",
+    "SessionMessage",
+    "SessionStep",
     "SharedSubscription",
     "Started",
     "TerminalEvent",
@@ -163,6 +191,7 @@ __all__ = [
     "UrlSource",
     "Usage",
     "UsageReported",
+    "Withdraw",
     "__version__",
     "blob_id_of",
     "coalesced",

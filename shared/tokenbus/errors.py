@@ -22,6 +22,8 @@
     │   ├── RunFailed             ended `failed`
     │   ├── RunIncomplete         ended `incomplete`: the stream was cut off
     │   └── RunCancelled          ended `cancelled`
+    ├── SessionNotFound           no such session, or it has expired
+    ├── AppendPending             sent to a session, and not accepted yet
     ├── CursorTrimmed             the cursor is older than the oldest retained entry
     ├── CursorAhead               the cursor is newer than the newest entry
     ├── AttemptRefused            the attempt is over: nothing was written
@@ -57,7 +59,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from tokenbus.events.error_info import ErrorInfo
-    from tokenbus.events.requests import Generate
+    from tokenbus.events.requests import Append, Generate
     from tokenbus.events.run_result import RunResult
 
 
@@ -84,7 +86,7 @@ class RequestError(TokenbusError):
     """The request is at fault and was not accepted."""
 
     code = "request_error"
-    request: Generate | Mapping[str, object] | None = None
+    request: Generate | Append | Mapping[str, object] | None = None
     """Set by `Client.publish`: the given request, with its id."""
 
 
@@ -146,7 +148,7 @@ class ServerError(TokenbusError):
 
     code = "server_error"
     told = "the bus cannot take requests now"
-    request: Generate | Mapping[str, object] | None = None
+    request: Generate | Append | Mapping[str, object] | None = None
     """Set by `Client.publish`: the given request, with its id. Publishing it again continues the same run."""
 
 
@@ -317,6 +319,29 @@ class RunCancelled(RunError):
     def __init__(self, run: str, reason: str | None, result: RunResult | None = None) -> None:
         super().__init__(run, f"run {run} was cancelled" + (f": {reason}" if reason else ""), result)
         self.reason = reason
+
+
+class SessionNotFound(TokenbusError):
+    """The session is unknown: nobody configured it, or it was deleted or has expired."""
+
+    code = "session_not_found"
+
+    def __init__(self, session: str) -> None:
+        super().__init__(f"unknown session {session}: never configured, deleted or expired")
+        self.session = session
+
+
+class AppendPending(TokenbusError):
+    """The append was sent, and no intake has accepted it yet. Repeat it with the same id, or ask for its fate."""
+
+    code = "append_pending"
+    retryable = True
+
+    def __init__(self, session: str, append: str, waited_s: float) -> None:
+        super().__init__(f"session {session}: the append {append} was not accepted within {waited_s:g} s")
+        self.session = session
+        self.append = append
+        self.waited_s = waited_s
 
 
 class AttemptRefused(TokenbusError):

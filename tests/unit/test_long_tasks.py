@@ -35,6 +35,7 @@ UNWATCHED = {
     "tokenbus/bus/server/clients.py:ClusterClient.execute_command": STEP,
     "tokenbus/bus/server/stream_reader.py:StreamReader._read_separately": READER,
     "tokenbus/client/display_pace.py:coalesced": READER,
+    "tokenbus/client/sessions/reader.py:SessionReader._news": READER,
     "tokenbus/client/tailing/log_hub.py:Hub._close": STEP,
     "tokenbus/client/tailing/stream_tail.py:Tail._interrupt": STEP,
     "tokenbus/client/publishing/publish_queue.py:PublishQueue.put": "ends with the queue; every caller waits for it",

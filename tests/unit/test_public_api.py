@@ -26,6 +26,8 @@ FACADE = {
         Started TerminalEvent TextFormat TextPart Thinking ThinkingPart Timing TokenbusError Tool ToolCallPart
         ToolChoice ToolProgress ToolResultPart UnknownEvent UrlSource Usage UsageReported __version__ blob_id_of
         coalesced restore_from_storage sanitize_for_storage unnamed_where
+        Append Configure HistoryBound Interrupt SessionMessage Withdraw
+        Appended Configured Delivered Fate Returned RunEnded Receipt Session SessionCursor SessionStep
     """,
     "tokenbus.policy": """
         Block BoundPolicy CallJudge CallJudgeOptions ContentStreamBlock Decision Handling NewText NewToolCall
@@ -37,18 +39,18 @@ FACADE = {
         Coalescer JsonElement JsonElements RunElement RunElements SentenceRules Sentences
     """,
     "tokenbus.errors": """
-        AttemptRefused BlobCorrupt BlobError BlobNotFound BlobQuotaExceeded BlobRefused BlobStoreFull
+        AppendPending AttemptRefused BlobCorrupt BlobError BlobNotFound BlobQuotaExceeded BlobRefused BlobStoreFull
         BlobTooLarge BlobUnauthorized BlobUnavailable CannotRetry CircularValue CursorAhead CursorTrimmed
         DeadNotFound DeploymentMismatch Malformed NestedTooDeep NotStorable PoisonRequest PublishQueueFull
         RecordNotFound RepartitionRefused RequestError RequestInvalid RequestTooLarge RunCancelled RunError
         RunFailed RunIncomplete RunLost RunNotFound RunNotRepeatable RunOpen ServerError ServerFull ServerTooOld
-        ServerUnavailable SettingsError TokenbusError TooLarge ToolFailure WireError
+        ServerUnavailable SessionNotFound SettingsError TokenbusError TooLarge ToolFailure WireError
     """,
     "tokenbus.tools": """
         Image Report ToolContext
     """,
     "tokenbus.sync": """
-        Blobs Client Run Subscription
+        Blobs Client Run Session Subscription
     """,
     "tokenbus.faststream": """
         BusRouter
@@ -73,6 +75,7 @@ BUILT_BY_TOKENBUS = {
     "OrderedSubscription",
     "Run",
     "SentenceSubscription",
+    "Session",
     "SharedSubscription",
     "StreamContext",
     "Subscription",
@@ -177,6 +180,7 @@ def test_a_client_has_these_methods():
         "retry": ["self", "run", "again"],
         "runs": ["self", "state", "tenant", "provider", "older_than", "prefix", "limit", "oldest_first"],
         "sentences": ["self", "group", "runs", "from_", "ack", "prefetch", "rules", "hold_s", "on_trimmed"],
+        "session": ["self", "name", "tenant"],
         "stream": ["self", "request", "wait_s"],
         "subscribe": ["self", "topic", "group", "kinds", "runs", "from_", "ack", "prefetch", "on_trimmed"],
     }

@@ -8,6 +8,11 @@ export const DATA_FIELD = "__data__";
 export const TOPICS = ["visible", "chunks", "blocks", "runs", "decisions"] as const;
 export type Topic = (typeof TOPICS)[number];
 
+/** The part of a run's id that decides its partition: all of it, or for a session's run the name of the session. */
+function placing(run: string): string {
+  return /^s\.[0-9a-f]{24}(\.|$)/.test(run) ? run.slice(0, 26) : run;
+}
+
 /** What the deployment has agreed on. A change of the number of partitions makes new ones. */
 export class Keys {
   /**
@@ -21,14 +26,14 @@ export class Keys {
     readonly fewest: number = numbers[0],
   ) {}
 
-  /** `crc32(run) mod P`: the partition of a new run. */
+  /** `crc32(run) mod P`: the partition of a new run. Runs of one session are in one partition. */
   partitionOf(run: string): number {
-    return crc32(run) % this.numbers[0];
+    return crc32(placing(run)) % this.numbers[0];
   }
 
   /** The partitions where the run may be, first that of a new one. */
   places(run: string): number[] {
-    return [...new Set(this.numbers.map((number) => crc32(run) % number))];
+    return [...new Set(this.numbers.map((number) => crc32(placing(run)) % number))];
   }
 
   topic(partition: number, topic: Topic): string {

@@ -15,6 +15,17 @@ export interface Answering {
 }
 
 /**
+ * Something that a client puts into a session. A repeated ``id`` is the same append.
+ */
+export interface Append {
+  type: "append";
+  session: string;
+  item: SessionMessage | Interrupt | Withdraw | Configure;
+  id?: string;
+  metadata?: Record<string, unknown>;
+}
+
+/**
  * A sound by blob id, or inline if it is not in a blob.
  */
 export interface AudioRef {
@@ -191,6 +202,18 @@ export interface Completed {
 }
 
 /**
+ * The session's configuration from now on, in place of the one before. Creates the session if there is none.
+ */
+export interface Configure {
+  type: "configure";
+  request: Record<string, unknown>;
+  messages?: Message[];
+  when_busy?: "enqueue" | "interrupt" | "reject";
+  together?: boolean;
+  history?: HistoryBound;
+}
+
+/**
  * One decision of one policy. ``n`` counts a run's decisions from 0 without gaps.
  */
 export interface Decided {
@@ -322,6 +345,13 @@ export interface GrammarFormat {
 }
 
 /**
+ * How much of a session's history a request gets: the newest runs whose messages have about ``tokens`` tokens.
+ */
+export interface HistoryBound {
+  tokens: number;
+}
+
+/**
  * Requests images in the answer. See docs/guides/images.md.
  *
  * Values are in the provider's terms. An option that a provider does not have is rejected by name, never ignored.
@@ -408,6 +438,18 @@ export interface Incomplete {
 }
 
 /**
+ * End the session's open run as `cancelled`; what waits starts the next one.
+ *
+ * ``heard_through`` and ``heard_characters``: as in `Cancel`, for the open run, or for the last one if none is open:
+ * speech may end after the run did.
+ */
+export interface Interrupt {
+  type: "interrupt";
+  heard_through?: number;
+  heard_characters?: number;
+}
+
+/**
  * One message of a conversation. ``participant`` names its speaker; see docs/guides/prefill.md.
  */
 export interface Message {
@@ -449,7 +491,7 @@ export interface ProviderModel {
 
 export type PublicEvent = Chunk | BlockStarted | ImagePreview | BlockProgress | BlockComplete | ToolProgress | Started | Answering | Retrying | Restarted | UsageReported | Completed | Incomplete | RunFailedEvent | Cancelled;
 
-export type Request = Generate | Cancel;
+export type Request = Generate | Cancel | Append;
 
 /**
  * An attempt failed after visible text, and the turn starts over. Blocks from ``drop_from`` on are void.
@@ -504,6 +546,19 @@ export interface RunFailedEvent {
 }
 
 export type RunTopicEvent = Started | Answering | Retrying | Restarted | UsageReported | Completed | Incomplete | RunFailedEvent | Cancelled;
+
+/**
+ * A message to the model. It starts a run, or waits for the end of the open one.
+ */
+export interface SessionMessage {
+  type: "message";
+  content: string | (TextPart | ThinkingPart | ImagePart | DocumentPart | ToolCallPart | ToolResultPart | ExtraPart)[];
+  role?: "system" | "user";
+  participant?: string;
+  when_busy?: "enqueue" | "interrupt" | "reject";
+  heard_through?: number;
+  heard_characters?: number;
+}
 
 /**
  * The run was accepted; its first event.
@@ -683,4 +738,12 @@ export interface UsageReported {
   model?: string;
   response_id?: string;
   provider?: string;
+}
+
+/**
+ * Take back a message that still waits.
+ */
+export interface Withdraw {
+  type: "withdraw";
+  append: string;
 }

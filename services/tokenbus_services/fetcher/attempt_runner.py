@@ -280,6 +280,6 @@ class AttemptRunner:
             return None
         if lost:  # a second failure of any kind is passed on
             return endpoint, msgspec.structs.replace(built.call, files=()), body
-        for note in () if again else built.notes:
+        for note in () if again else (*turn.notes, *built.notes):
             await writer.write(Noted(note))
         return endpoint, built.call, body

@@ -8,26 +8,38 @@ from __future__ import annotations
 
 import asyncio
 from asyncio import Semaphore
+from collections.abc import Sequence
 from functools import partial
 
 import msgspec
 
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.liveness import holding
-from tokenbus.bus.run_record import DEADLINE, JOB, REQUEST, history_fields, read_attempt, so_far_field
+from tokenbus.bus.run_record import (
+    DEADLINE,
+    HISTORY_TOKENS,
+    JOB,
+    REQUEST,
+    history_fields,
+    read_attempt,
+    so_far_field,
+)
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.work_queue import QueueItem, WorkQueue
+from tokenbus.client.sessions.history import history_before
 from tokenbus.core.request.bounds import tenant_of
 from tokenbus.core.request.fallback_request import request_for
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import ProviderJob, TurnWork, history_decoder, job_decoder
 from tokenbus.events.requests import Generate, Message
+from tokenbus.events.sessions import SessionRun, session_run
 from tokenbus_services.fetcher.backpressure import Backpressure
 from tokenbus_services.fetcher.calls.call_timeouts import DEADLINE_PASSED
 from tokenbus_services.fetcher.limits.limiter import Reservation, ReservationRequest, Scopes
 from tokenbus_services.fetcher.limits.token_estimate import estimate
 from tokenbus_services.fetcher.limits.wait_queue import FairQueue, WaitedTooLong
+from tokenbus_services.pricing import estimated_input
 
 LOOK_S = 1.0
 """How often a run that waits for the policy stage checks whether it still has to wait; it may have ended."""
@@ -57,6 +69,8 @@ class Turn(msgspec.Struct, frozen=True):
     """In the event loop's time."""
     job: ProviderJob | None = None
     """The run's newest job in the background, of whichever turn."""
+    notes: tuple[str, ...] = ()
+    """On what was left out of the request."""
 
 
 class NotCalled(Exception):
@@ -164,24 +178,47 @@ class TurnAdmission:
     async def _look_up(self, run: str, work: TurnWork) -> Turn | None:
         """Read the turn from the run's hash; None if the attempt is over."""
         key = self._keys.run(run)
-        more = [REQUEST, DEADLINE, JOB, so_far_field(work.attempt), *history_fields(work.turn)]
+        more = [REQUEST, DEADLINE, JOB, HISTORY_TOKENS, so_far_field(work.attempt), *history_fields(work.turn)]
         async with holding(self._looking_up.of(run)):
             record = await retry_until_available(
                 self._server,
                 lambda: read_attempt(self._server.client, key, work.attempt, more),
                 what="look-up of a run",
             )
-        request, deadline_ms, job, so_far, *turns = record.more
-        if not record.is_open or request is None:
+        stored, deadline_ms, job, tokens, so_far, *turns = record.more
+        if not record.is_open or stored is None:
             return None
+        request = request_for(_request_decoder.decode(stored), work.choice)
+        notes: tuple[str, ...] = ()
+        if of := session_run(run):
+            request, notes = await self._in_session(request, of, int(tokens) if tokens else None)
         history = [m for t in turns if t for m in history_decoder.decode(t)]
         if so_far is not None:
             history += history_decoder.decode(so_far)
         deadline = None
         if deadline_ms:
             deadline = asyncio.get_running_loop().time() + (int(deadline_ms) - self._server.clock.now_ms()) / 1000
-        request = request_for(_request_decoder.decode(request), work.choice)
-        return Turn(request, history, deadline, job_decoder.decode(job) if job else None)
+        return Turn(request, history, deadline, job_decoder.decode(job) if job else None, notes)
+
+    async def _in_session(
+        self, request: Generate, of: SessionRun, tokens: int | None
+    ) -> tuple[Generate, tuple[str, ...]]:
+        """The request with the history of its session, and a note on what was left out of that."""
+
+        def count(messages: Sequence[Message]) -> int:
+            return estimated_input(msgspec.structs.replace(request, system=None, tools=[], messages=list(messages)))
+
+        async with holding(self._looking_up.of(of.id)):
+            before = await retry_until_available(
+                self._server,
+                lambda: history_before(self._server, self._keys, of, tokens=tokens, count=count, keep=True),
+                what="history of a session",
+            )
+        notes = ()
+        if before.left_out:
+            why = f"at most {tokens} tokens are sent, as the session's configuration says"
+            notes = (f"messages of the session's oldest runs were left out (runs: {before.left_out}): {why}",)
+        return msgspec.structs.replace(request, messages=[*before.messages, *(before.own or request.messages)]), notes
 
 
 class LookUps:

@@ -21,6 +21,7 @@ from tokenbus.bus.layout import changed, locate
 from tokenbus.bus.liveness import beating
 from tokenbus.bus.run_record import ASKED
 from tokenbus.bus.scripts.runs.accept import STALE
+from tokenbus.bus.scripts.sessions import MOVED
 from tokenbus.bus.server.retry import ISOLATED_TRIES, retry_until_available
 from tokenbus.bus.server.run_scripts import run_script, run_scripts
 from tokenbus.bus.server.server import Server
@@ -28,16 +29,17 @@ from tokenbus.bus.unreadable import type_and_id
 from tokenbus.bus.work_queue import QueueItem, WorkQueue
 from tokenbus.core.nearest_name import nearest
 from tokenbus.core.request.fallback_request import all_choices
-from tokenbus.core.request.parse import decode_with_notes, rejected_run_id
+from tokenbus.core.request.parse import decode_with_notes, rejected_append, rejected_run_id
 from tokenbus.errors import PoisonRequest, RequestError, RequestInvalid, SettingsError, TokenbusError, WireError
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import (
     PolicyPlan,
 )
-from tokenbus.events.requests import Cancel, Generate, Tool
+from tokenbus.events.requests import Append, Cancel, Generate, Tool
 from tokenbus_services.intake.blob_offload import IntakeMedia
 from tokenbus_services.intake.cancels import Cancels
 from tokenbus_services.intake.run_creation import RunCreation, run_of
+from tokenbus_services.intake.sessions import SessionAppends
 from tokenbus_services.intake.settings_match import on_route
 from tokenbus_services.intake.usable_fallbacks import Callee, Fallbacks
 from tokenbus_services.json_schema import check_output, check_tools
@@ -53,6 +55,8 @@ MEDIA_S = 30.0
 MAX_BACKGROUND = 1024
 ALONE_S = 1.0
 """Cluster: how long a request that may kill its workers is processed alone."""
+LATE = (STALE, MOVED)
+"""Replies of scripts that wrote nothing, because what they were made from has changed."""
 MAX_DELIVERIES = 4
 """A request that has killed this many workers is not tried again."""
 
@@ -89,6 +93,7 @@ class Intake:
         self._tools = DeclaredTools(server, tools, mcp_prefixes=settings.mcp_prefixes, listed=listed)
         self._media = media
         self._creation = RunCreation(settings, server, tracer)
+        self._sessions = SessionAppends(server, settings, self._creation, self._prepared)
 
     async def accept(self, items: Sequence[QueueItem]) -> None:
         """Accept these requests; returns when each is a run, a cancel, or reported as refused.
@@ -161,46 +166,48 @@ class Intake:
             if isinstance(call, Exception):
                 refused.append((item, call))
                 await self._locate(rejected_run_id(item.fields))
-                if rejection := self._reject(item, call):
+                if rejection := await self._reject(item, call):
                     calls.append((item, rejection))
             elif isinstance(call, BaseException):
                 raise call
             else:
                 calls.append((item, call))
-        sent, stale = await self._send(calls)  # first, so that good requests do not wait for bad ones
+        sent, late = await self._send(calls)  # first, so that good requests do not wait for bad ones
+        again = [item for item, _ in late]
         for item, error in refused:
-            if item not in stale:
+            if item not in again:
                 await self.dead_letter(item, error)
-        await self._queue.finish([item for item in items if item not in stale], again=lambda: self._repeat(sent))
-        if stale:  # runs are placed by another number of partitions since
-            await changed(self._keys, epoch)
-            await self._take(stale)
+        await self._queue.finish([item for item in items if item not in again], again=lambda: self._repeat(sent))
+        if again:
+            if any(reply == STALE for _, reply in late):  # runs are placed by another number of partitions since
+                await changed(self._keys, epoch)
+            await self._take(again)
 
     async def _calls(self, items: Sequence[QueueItem]) -> list[scripts.ScriptCall | BaseException]:
         return await asyncio.gather(*(self._call(item) for item in items), return_exceptions=True)
 
     async def _send(
         self, calls: Sequence[tuple[QueueItem, scripts.ScriptCall]]
-    ) -> tuple[list[scripts.ScriptCall], list[QueueItem]]:
-        """Send the calls; return those that the server accepted, and the items whose calls came too late (`STALE`). The
-        others are dead-lettered.
+    ) -> tuple[list[scripts.ScriptCall], list[tuple[QueueItem, object]]]:
+        """Send the calls; return those that the server accepted, and the items whose calls came too late, with `STALE`
+        or `MOVED`. The others are dead-lettered.
         """
         sent = [call for _, call in calls]
-        stale: list[QueueItem] = []
+        late: list[tuple[QueueItem, object]] = []
         try:
             replies = await self._resend(sent)
-            stale = [item for (item, _), reply in zip(calls, replies, strict=True) if reply == STALE]
+            late = [(item, reply) for (item, _), reply in zip(calls, replies, strict=True) if reply in LATE]
         except (RedisError, OSError):
             # One of them is at fault, for example a key of its run has the wrong type. All are safe to send again.
             for item, call in calls:
                 try:
-                    if await self._send_individually(call) == STALE:
-                        stale.append(item)
+                    if (reply := await self._send_individually(call)) in LATE:
+                        late.append((item, reply))
                 except (RedisError, OSError) as e:
                     sent.remove(call)
                     await self.dead_letter(item, e)
                     await self._end(item, e)
-        return sent, stale
+        return sent, late
 
     async def _send_individually(self, call: scripts.ScriptCall) -> object:
         return await retry_until_available(
@@ -209,7 +216,7 @@ class Intake:
 
     async def _end(self, item: QueueItem, error: Exception) -> None:
         """End the run of a refused request as `failed`, if the server accepts at least that."""
-        if call := self._reject(item, error):
+        if call := await self._reject(item, error):
             try:
                 await self._send_individually(call)
             except (RedisError, OSError):
@@ -223,7 +230,7 @@ class Intake:
 
     async def _refuse(self, item: QueueItem, error: Exception) -> None:
         """End its run as `failed`, if it names one, and dead-letter its bytes."""
-        if call := self._reject(item, error):
+        if call := await self._reject(item, error):
             await self._send([(item, call)])
         await self.dead_letter(item, error)
 
@@ -233,6 +240,17 @@ class Intake:
             await self._locate(request.run)
             await self._cancels.check(request)
             return self._cancels.call(request, await self._cancels.awaited_ms())
+        if isinstance(request, Append):
+            return await self._sessions.call(request, item)
+        request, policy_plan, notes = await self._prepared(request, partial(self._locate, run_of(request, item)))
+        return self._creation.accept(request, item, policy_plan, [*unknown, *notes])
+
+    async def _prepared(
+        self, request: Generate, locate_run: Callable[[], Awaitable[None]] | None = None
+    ) -> tuple[Generate, PolicyPlan | None, list[str]]:
+        """The request as its run begins with it: checked, with true names, whole tools and its media in the store; its
+        policies; and notes. Raises RequestInvalid.
+        """
         try:
             self._providers(request.provider)
         except SettingsError as e:
@@ -245,9 +263,10 @@ class Intake:
         check_tools(request.tools)
         check_output(request.output_schema)
         request, notes = self._fallbacks.resolve(request)
-        await self._locate(run_of(request, item))
+        if locate_run:
+            await locate_run()
         policy_plan = await self._policy_plan(request)
-        return self._creation.accept(await self._media.offload(request), item, policy_plan, [*unknown, *notes])
+        return await self._media.offload(request), policy_plan, list(notes)
 
     async def _locate(self, run: str | None) -> None:
         """Note where the run is: it may exist by an earlier number of partitions, as this request's or a cancel's."""
@@ -279,7 +298,7 @@ class Intake:
         ]
         return msgspec.structs.replace(request, model=true(request.provider, request.model), fallback=fallback)
 
-    def _reject(self, item: QueueItem, error: Exception) -> scripts.ScriptCall | None:
+    async def _reject(self, item: QueueItem, error: Exception) -> scripts.ScriptCall | None:
         run = rejected_run_id(item.fields)
         where: str | None = getattr(error, "where", None)
         if isinstance(error, TokenbusError):
@@ -289,6 +308,8 @@ class Intake:
             log.error("request_poisoned", run=run, entry=item.entry_id, exc_info=error)
             told = str(error) if isinstance(error, UnreadableEntry) else "the request cannot be processed"
             info = ErrorInfo(code="poison", kind="internal", message=told, where=f"intake {item.entry_id}")
+        if append := rejected_append(item.fields):
+            return await self._sessions.refuse(append, item, info.message)
         if run is None:
             return None
         return self._creation.reject(run, item, info)

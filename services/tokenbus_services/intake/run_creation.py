@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from hashlib import sha256
 
 import msgspec
 
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import TENANT_FIELD, Keys
-from tokenbus.bus.run_record import CONTINUES, DEADLINE, MODEL, PROVIDER, RECORD, REQUEST, TENANT
+from tokenbus.bus.run_record import CONTINUES, DEADLINE, HISTORY_TOKENS, MODEL, PROVIDER, RECORD, REQUEST, TENANT
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.server.stream_reader import id_key
 from tokenbus.bus.work_queue import QueueItem
@@ -28,7 +29,7 @@ from tokenbus.events.frames import (
     TurnWork,
     encode,
 )
-from tokenbus.events.requests import Generate
+from tokenbus.events.requests import Generate, HistoryBound
 from tokenbus.providers.continuing import continues
 from tokenbus_services.intake.settings_match import meets
 from tokenbus_services.settings import RecordSettings, Settings
@@ -62,7 +63,53 @@ class RunCreation:
         """The call that accepts the request. ``notes``: for the run's first event."""
         run = run_of(request, item)
         now = self._server.clock.now_ms()
-        deadline_ms = now + round(request.deadline_s * 1000) if request.deadline_s else 0
+        accepted, fields = self._decided(request, run, policy_plan, notes)
+        if request.deadline_s:
+            until_ms = now + accepted.deadline_after_ms
+            accepted = msgspec.structs.replace(accepted, deadline_ms=until_ms, deadline_after_ms=0)
+            fields += [DEADLINE, accepted.deadline_ms]
+        record_accepted(self._tracer, run, request, self._server.clock.ms_of(id_key(item.entry_id)[0]), now)
+        tenant = tenant_of(request.metadata)
+        work = TurnWork(run, 0, 1, tenant=tenant, held=policy_plan is not None)
+        return self._call(run, EventFrame(0, CONTROL_ATTEMPT, now, [accepted]), encode(work), fields, tenant)
+
+    def session_work(
+        self,
+        request: Generate,
+        append: str,
+        policy_plan: PolicyPlan | None,
+        notes: list[str],
+        *,
+        version: int,
+        history: HistoryBound | None,
+    ) -> bytes:
+        """What a message of a session starts, now or later, as scripts/pieces/session_run.lua reads it: the message,
+        the run's first event, its deadline in ms after that, whether policies judge it, its tenant, the number of the
+        configuration, and fields of the run's hash.
+        """
+        accepted, fields = self._decided(request, append, policy_plan, notes)
+        if history:
+            fields += [HISTORY_TOKENS, history.tokens]
+        texts = [field if isinstance(field, bytes) else str(field).encode() for field in fields]
+        tenant = tenant_of(request.metadata).encode()
+        numbers = [
+            msgspec.msgpack.encode(n) for n in (accepted.deadline_after_ms, int(policy_plan is not None), version)
+        ]
+        message, begun = msgspec.json.encode(request.messages[-1]), msgspec.msgpack.encode(accepted)
+        return _lua_array(
+            [
+                *map(_lua_text, (message, begun)),
+                *numbers[:2],
+                _lua_text(tenant),
+                numbers[2],
+                _lua_array(map(_lua_text, texts)),
+            ]
+        )
+
+    def _decided(
+        self, request: Generate, name: str, policy_plan: PolicyPlan | None, notes: list[str]
+    ) -> tuple[Accepted, list[scripts.Arg]]:
+        """What is decided about the run, and fields of its hash. ``name``: by which it is chosen to be recorded."""
         plans = [self._plan(choice) for choice in all_choices(request)]
         accepted = Accepted(
             provider=request.provider,
@@ -75,9 +122,8 @@ class RunCreation:
             metadata=request.metadata,
             reading=plans[0].reading,
             continues=plans[0].continues,
-            deadline_ms=deadline_ms,
             stops=tuple(request.stop) if request.mode == "chat" else (),
-            record=is_recorded(run, request, self._settings.records),
+            record=is_recorded(name, request, self._settings.records),
             policy_plan=policy_plan,
             visible=request.visible,
             fallback=tuple(plans[1:]),
@@ -85,6 +131,7 @@ class RunCreation:
             participant=request.participant,
             traceparent=request.traceparent or "",
             commentary=request.commentary == "visible",
+            deadline_after_ms=round(request.deadline_s * 1000) if request.deadline_s else 0,
         )
         fields: list[scripts.Arg] = [REQUEST, msgspec.json.encode(request)]
         fields += [PROVIDER, request.provider, MODEL, request.model]
@@ -94,11 +141,7 @@ class RunCreation:
         fields += [CONTINUES, "".join(str(int(self._continues(choice))) for choice in all_choices(request))]
         if accepted.record and self._settings.records:
             fields += [RECORD, self._settings.records.raw_bytes]
-        if deadline_ms:
-            fields += [DEADLINE, deadline_ms]
-        record_accepted(self._tracer, run, request, self._server.clock.ms_of(id_key(item.entry_id)[0]), now)
-        work = TurnWork(run, 0, 1, tenant=tenant, held=policy_plan is not None)
-        return self._call(run, EventFrame(0, CONTROL_ATTEMPT, now, [accepted]), encode(work), fields, tenant)
+        return accepted, fields
 
     def _plan(self, request: Generate) -> FallbackPlan:
         """What depends on the provider and model, for one choice of the request."""
@@ -146,6 +189,16 @@ class RunCreation:
         fields: list[scripts.Arg] = [TENANT, tenant] if tenant else []
         frame = EventFrame(0, CONTROL_ATTEMPT, now, [Rejected(error, tenant=tenant)])
         return self._call(run, frame, b"", fields, tenant)
+
+
+def _lua_text(data: bytes) -> bytes:
+    """Bytes as MessagePack text, for the server's decoder knows no binary data."""
+    return b"\xdb" + len(data).to_bytes(4) + data
+
+
+def _lua_array(parts: Iterable[bytes]) -> bytes:
+    parts = list(parts)
+    return b"\xdd" + len(parts).to_bytes(4) + b"".join(parts)
 
 
 def run_of(request: Generate, item: QueueItem) -> str:

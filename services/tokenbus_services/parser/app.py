@@ -34,7 +34,9 @@ def parser(core: WorkerCore) -> StageService:
     on_block = spans.block_complete if core.tracer.content else None
     logics: dict[int, ParserLogic] = {}
     kept = settings.retention
-    lifetimes = RunLifetimes(round(kept.open_run_s * 1000), round(kept.finished_run_s * 1000))
+    lifetimes = RunLifetimes(
+        round(kept.open_run_s * 1000), round(kept.finished_run_s * 1000), round(kept.session_s * 1000)
+    )
 
     def logic(partition: int) -> ParserLogic:
         logics[partition] = ParserLogic(

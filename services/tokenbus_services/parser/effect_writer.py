@@ -33,6 +33,7 @@ from tokenbus.core.run.effects import (
     Draft,
     Effect,
     EndRun,
+    EndStatus,
     ForgetRun,
     NextTurn,
     ReleaseFromPolicies,
@@ -46,6 +47,7 @@ from tokenbus.events.decisions import decoder as decided_decoder
 from tokenbus.events.decisions import encode as encode_decided
 from tokenbus.events.frames import ANY_FRAME, Control, Drafts, Lost, RawFrame, encode
 from tokenbus.events.public import Incomplete, RunFailedEvent, TerminalEvent
+from tokenbus.events.sessions import SessionRun, session_run
 
 
 class EffectWriter:
@@ -69,8 +71,8 @@ class EffectWriter:
         self, machine: RunMachine | GatedRun, effect: Effect, last: bytes, end: TerminalEvent | None, commit: Commit
     ) -> None:
         """Write one effect. ``last``: the run's latest event as published; ``end``: its terminal event, if it came."""
-        s = machine.state
-        run_key, log = self._keys.run(s.run), self._keys.log(s.run)
+        s, keys = machine.state, self._keys
+        run_key, log = keys.run(s.run), keys.log(s.run)
         match effect:
             case CloseAttempt(turn, attempt):
                 self._close_attempt(s.run, turn, attempt, "the turn ended in the text", commit)
@@ -88,6 +90,9 @@ class EffectWriter:
                 work = msgspec.structs.replace(work, tenant=tenant_of(s.accepted.metadata), held=held)
                 commit.append(self._turns, [s.run, encode(work)])
                 self._lifetimes.renew(commit, run_key, log)
+                if of_session := session_run(s.run):
+                    for key in (keys.session(of_session.ref), *keys.of_session(of_session.ref)):
+                        commit.expire(key, self._lifetimes.open_ms + self._lifetimes.session_ms)
             case RunTools(work):
                 metadata = s.accepted.metadata
                 whose = {
@@ -112,7 +117,10 @@ class EffectWriter:
                 self._close_attempt(s.run, s.turn, s.attempt, f"the run is {status}", commit)
                 commit.put(run_key, STATUS, status, RESULT, last, *_summary(s, end))
                 self._list_ended(s, commit)
-                self._lifetimes.end(commit, run_key, log)
+                of_session = session_run(s.run)
+                self._lifetimes.end(commit, run_key, log, of_session=of_session is not None)
+                if of_session:
+                    self._end_in_session(s, of_session, status, commit)
                 if s.accepted.record:
                     self._lifetimes.end(commit, self._keys.tape(s.run))
                     commit.append(self._records, [s.run, status])
@@ -133,13 +141,35 @@ class EffectWriter:
             if decided_decoder.decode(data).run in runs:
                 commit.publish_to_topic(self._decisions, data)
 
-    def _list_ended(self, s: RunState, commit: Commit) -> None:
+    def _end_in_session(self, s: RunState, of: SessionRun, status: EndStatus, commit: Commit) -> None:
+        keys, following = self._keys, of.following.id
+        commit.end_session_run(
+            keys.session(of.ref),
+            of_session=keys.of_session(of.ref),
+            logs=(keys.log(s.run), keys.log(following)),
+            next_key=keys.run(following),
+            inputs=(keys.topic(self._partition, "events"), self._turns, keys.lease(self._partition, "parser")),
+            indexes=self._indexes(s),
+            run=s.run,
+            status=status,
+            next_run=following,
+            open_ms=self._lifetimes.open_ms,
+            keep_ms=self._lifetimes.session_ms,
+        )
+
+    def _indexes(self, s: RunState) -> list[str]:
+        """Open and ended runs, of all and of the run's tenant; without one, of all again."""
         keys, partition, tenant = self._keys, self._partition, tenant_of(s.accepted.metadata)
+        of_tenant = (keys.open_runs(partition, tenant), keys.ended_runs(partition, tenant))
+        return [keys.open_runs(partition), keys.ended_runs(partition), *of_tenant]
+
+    def _list_ended(self, s: RunState, commit: Commit) -> None:
+        open_runs, ended_runs, *of_tenant = self._indexes(s)
         commit.end_run(
-            keys.run(s.run),
-            keys.open_runs(partition),
-            keys.ended_runs(partition),
-            of_tenant=(keys.open_runs(partition, tenant), keys.ended_runs(partition, tenant)) if tenant else None,
+            self._keys.run(s.run),
+            open_runs,
+            ended_runs,
+            of_tenant=(of_tenant[0], of_tenant[1]),
             run=s.run,
             keep_ms=self._lifetimes.ended_ms,
         )

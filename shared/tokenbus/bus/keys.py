@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 from zlib import crc32
 
+from tokenbus.events.sessions import placing
+
 WIRE_VERSION = 1
 DEFAULT_PREFIX = "tokenbus"
 DEFAULT_PARTITIONS = 8
@@ -94,23 +96,25 @@ class Keys:
         self.partitions = max(self.partitions, partitions)
 
     def partition_of(self, run: str) -> int:
-        """``crc32(run) mod P``: the partition of all events of the run, or the partition noted for it."""
+        """``crc32(run) mod P``: the partition of all events of the run, or the partition noted for it. Runs of one
+        session are in one partition (events/sessions.py).
+        """
         if self._held and (held := self._held.get(run)) is not None:
             return held[0]
         if self._elsewhere and (noted := self._elsewhere.get(run)) is not None:
             return noted
-        return crc32(run.encode()) % self.numbers[0]
+        return crc32(placing(run).encode()) % self.numbers[0]
 
     def places(self, run: str) -> tuple[int, ...]:
         """The partitions where the run may be, first that of a new run. One, unless it may be in several."""
         if len(self.numbers) == 1 or run in self._elsewhere or run in self._held:
             return (self.partition_of(run),)
-        number = crc32(run.encode())
+        number = crc32(placing(run).encode())
         return tuple(dict.fromkeys(number % p for p in self.numbers))
 
     def may_hold(self, partition: int, run: str) -> bool:
         """Whether a run with this id may be in the partition."""
-        number = crc32(run.encode())
+        number = crc32(placing(run).encode())
         return any(number % p == partition for p in self.numbers)
 
     def note(self, run: str, partition: int) -> None:
@@ -278,6 +282,17 @@ class Keys:
     def log(self, run: str) -> str:
         """Stream: all public events of the run, ids ``<attempt>-<seq>``."""
         return f"{self.prefix}:{{{self.partition_of(run)}}}:log:{run}"
+
+    def session(self, ref: str) -> str:
+        """Hash: the session's configuration and counters. Its log is named as a run's: `log`."""
+        return f"{self.prefix}:{{{self.partition_of(ref)}}}:session:{ref}"
+
+    def of_session(self, ref: str) -> tuple[str, str, str, str]:
+        """The session's other keys: its log; hash: the fate of each append, and what those that wait would start;
+        sorted set: the messages that wait; hash: the history in pieces.
+        """
+        session = self.session(ref)
+        return self.log(ref), f"{session}:appends", f"{session}:queue", f"{session}:history"
 
     def tape(self, run: str) -> str:
         """Stream: the parser's input of a recorded run, in order."""

@@ -40,16 +40,18 @@ class RunLifetimes(msgspec.Struct, frozen=True):
     """`retention.open_run_s`"""
     ended_ms: int
     """`retention.finished_run_s`"""
+    session_ms: int = 0
+    """`retention.session_s`"""
 
     def renew(self, commit: Expires, *keys: str) -> None:
         """The run is open."""
         for key in keys:
             commit.expire(key, self.open_ms)
 
-    def end(self, commit: Expires, *keys: str) -> None:
-        """The run has ended."""
+    def end(self, commit: Expires, *keys: str, of_session: bool = False) -> None:
+        """The run has ended. One of a session stays as long as the session does."""
         for key in keys:
-            commit.expire(key, self.ended_ms)
+            commit.expire(key, self.session_ms if of_session else self.ended_ms)
 
 
 STATUS = "status"
@@ -94,6 +96,8 @@ CONTINUES = "continues"
 """For each provider and model, the request's own first: 1 if a partial answer can be continued there, else 0."""
 JOB = "job"
 """The run's newest job at its provider, and how far its answer was read (`ProviderJob`); missing without one."""
+HISTORY_TOKENS = "history_tokens"
+"""A session's run: how many tokens of the session's history its requests have; missing: all of it."""
 FRAME = "frame:"
 """Prefix of the fields with the raw frames of a recorded run: ``frame:<attempt>:<n>``."""
 HISTORY = "history:"

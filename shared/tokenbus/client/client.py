@@ -24,12 +24,13 @@ from tokenbus.client.publishing.publish_queue import PublishQueue
 from tokenbus.client.rerun import How, request_again
 from tokenbus.client.response import Response, ResponseBuilder
 from tokenbus.client.run_list import StateFilter, describe_runs, list_runs, run_filter
+from tokenbus.client.sessions.session import Session
 from tokenbus.client.subscriptions.subscriber import TopicSubscriber
 from tokenbus.core.request.parse import MAX_REQUEST_BYTES
 from tokenbus.core.request.validate import check_heard
 from tokenbus.errors import Malformed, RequestInvalid
 from tokenbus.events.public import Completed, PublicEvent
-from tokenbus.events.requests import Cancel, Generate, Message, RunId
+from tokenbus.events.requests import Append, Cancel, Generate, Message, RunId
 from tokenbus.events.run_info import RunInfo
 from tokenbus.shaping.json_elements import ANY, RunElement, RunElements
 
@@ -232,6 +233,19 @@ class Client(TopicSubscriber):
         heard = Cancel(run=response.run, heard_through=heard_through, heard_characters=heard_characters)
         check_heard(heard, response.events - 1)
         return response.messages
+
+    def session(self, name: str, *, tenant: str = "") -> Session:
+        """The session of this name, a name within the tenant, whether or not it exists yet.
+
+        Raises RequestInvalid for a name that no session can have.
+        """
+        return Session(name, self._deployment, self._put, tenant=tenant, reconnect_s=self._reconnect_s)
+
+    async def _put(self, request: Append, tenant: str) -> None:
+        """Put an append on the inbound stream."""
+        data = publishing.encoded(request, limit=self._max_request_bytes)
+        stream = (await self._deployment.keys()).requests
+        await self._outbound.put(stream, data, tenant=tenant, most=self._max_waiting)
 
     async def _ended(self, run: AnyRun | str, wait_s: float | None, builder: ResponseBuilder | None = None) -> Response:
         builder = builder or ResponseBuilder()

@@ -114,6 +114,8 @@ class Accepted(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="
     """The publisher's trace context; empty: it gave none."""
     commentary: bool = True
     """The model's commentary is visible, as its other text."""
+    deadline_after_ms: int = 0
+    """Instead of `deadline_ms`, for a run that may begin later: from its beginning."""
 
 
 # What fetchers write to `raw`: the provider's bytes as they were read, and what happened to the call.

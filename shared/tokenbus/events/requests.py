@@ -1,4 +1,4 @@
-"""Messages that clients put on the inbound stream: generate and cancel."""
+"""Messages that clients put on the inbound stream: generate, cancel and append."""
 
 from __future__ import annotations
 
@@ -365,4 +365,75 @@ class Cancel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
     """How many characters (Unicode code points) of that event's text were heard; None: all of them."""
 
 
-Request = Generate | Cancel
+WhenBusy = Literal["enqueue", "interrupt", "reject"]
+"""What becomes of a message while a run of its session is open. ``enqueue``: it starts the next run after this one.
+``interrupt``: it ends this run and starts the next one, before all that waits. ``reject``: it is returned.
+"""
+
+
+class HistoryBound(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How much of a session's history a request gets: the newest runs whose messages have about ``tokens`` tokens."""
+
+    tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+
+
+class Configure(_Part, frozen=True, kw_only=True, tag="configure"):
+    """The session's configuration from now on, in place of the one before. Creates the session if there is none."""
+
+    request: dict[str, object]
+    """Fields of a `Generate` that each run of the session has. Without ``id`` and ``messages``."""
+    messages: list[Message] = []
+    """The history that a new session begins with. Only in the append that creates it."""
+    when_busy: WhenBusy = "enqueue"
+    """For messages that do not say it themselves."""
+    together: bool = False
+    """Messages that wait start one run together."""
+    history: HistoryBound | None = None
+    """None: all of it is sent."""
+
+
+class SessionMessage(_Part, frozen=True, kw_only=True, tag="message"):
+    """A message to the model. It starts a run, or waits for the end of the open one."""
+
+    content: str | list[ContentPart]
+    role: Literal["user", "system"] = "user"
+    participant: str | None = None
+    when_busy: WhenBusy | None = None
+    """None: as the session's configuration says."""
+    heard_through: Annotated[int, Meta(ge=-1)] | None = None
+    """With ``when_busy`` `interrupt`: as in `Interrupt`."""
+    heard_characters: Annotated[int, Meta(ge=0)] | None = None
+
+
+class Interrupt(_Part, frozen=True, kw_only=True, tag="interrupt"):
+    """End the session's open run as `cancelled`; what waits starts the next one.
+
+    ``heard_through`` and ``heard_characters``: as in `Cancel`, for the open run, or for the last one if none is open:
+    speech may end after the run did.
+    """
+
+    heard_through: Annotated[int, Meta(ge=-1)] | None = None
+    heard_characters: Annotated[int, Meta(ge=0)] | None = None
+
+
+class Withdraw(_Part, frozen=True, kw_only=True, tag="withdraw"):
+    """Take back a message that still waits."""
+
+    append: RunId
+
+
+SessionItem = SessionMessage | Interrupt | Withdraw | Configure
+
+
+class Append(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="append", tag_field="type"):
+    """Something that a client puts into a session. A repeated ``id`` is the same append."""
+
+    session: RunId
+    """A name within the tenant, ``metadata.tenant``."""
+    item: SessionItem
+    id: RunId | None = None
+    metadata: dict[str, object] | None = None
+    """Added to the configured metadata of the run that the message starts."""
+
+
+Request = Generate | Cancel | Append

@@ -13,6 +13,6 @@ asynchronous iterator there is a generator here. Calls are thread-safe; Ctrl-C e
 A client that is open when the process forks opens connections of its own in the child, at the child's first call.
 """
 
-from tokenbus.sync.client import Blobs, Client, Run, Subscription
+from tokenbus.sync.client import Blobs, Client, Run, Session, Subscription
 
-__all__ = ["Blobs", "Client", "Run", "Subscription"]
+__all__ = ["Blobs", "Client", "Run", "Session", "Subscription"]

@@ -18,6 +18,7 @@ from tokenbus.client.client import PUBLISHED_WAIT_S, AnyRun
 from tokenbus.client.client import Run as AsyncRun
 from tokenbus.client.decode import TopicEvent
 from tokenbus.client.response import Response
+from tokenbus.client.sessions.session import Session as AsyncSession
 from tokenbus.client.subscriptions.block_sentences import Sentence
 from tokenbus.client.subscriptions.cursor import Cursor
 from tokenbus.client.subscriptions.group import SharedSubscription
@@ -191,6 +192,10 @@ class Client:
     subscribe = _subscription(asynchronous.Client.subscribe)
     sentences = _sentences(asynchronous.Client.sentences)
 
+    def session(self, name: str, *, tenant: str = "") -> Session:
+        """The session of this name. Raises RequestInvalid like `tokenbus.Client.session`."""
+        return Session(name, self, tenant=tenant)
+
     def stream(
         self, request: Generate | Mapping[str, object], *, wait_s: float | None = PUBLISHED_WAIT_S
     ) -> Generator[PublicEvent]:
@@ -238,6 +243,32 @@ class Run:
         `Client.result`.
         """
         return self._client.result(self, wait_s=wait_s, timeout=timeout)
+
+
+class Session:
+    """A conversation that any number of clients append to and follow; see `tokenbus.Session`."""
+
+    def __init__(self, name: str, client: Client, *, tenant: str = "") -> None:
+        self.name = name
+        self.tenant = tenant
+        self._client = client
+        self._connected()
+
+    def __repr__(self) -> str:
+        return f"Session({self.name!r})" if not self.tenant else f"Session({self.name!r}, tenant={self.tenant!r})"
+
+    def _connected(self) -> tuple[LoopThread, AsyncSession]:
+        """Return the loop, and the asynchronous session in it."""
+        loop, bus = _connected(self._client)
+        return loop, bus.session(self.name, tenant=self.tenant)
+
+    configure = _call(AsyncSession.configure)
+    send = _call(AsyncSession.send)
+    interrupt = _call(AsyncSession.interrupt)
+    withdraw = _call(AsyncSession.withdraw)
+    fate = _call(AsyncSession.fate)
+    follow = _generator(AsyncSession.follow)
+    messages = _call(AsyncSession.messages)
 
 
 class Blobs:

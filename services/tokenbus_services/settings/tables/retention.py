@@ -16,6 +16,8 @@ class RetentionSettings(Table, frozen=True, kw_only=True):
     open_run_s: Seconds = 86_400.0
     """Maximum life of a run's keys without a new turn."""
     finished_run_s: Seconds = 3_600.0
+    session_s: Seconds = 7 * 86_400.0
+    """How long a session stays after its last event, and each of its runs after its own end."""
     topic_entries: Annotated[int, Meta(ge=1000)] = 50_000
     """Approximate number of entries kept per public topic and partition. Must exceed what a subscriber reads at once,
     so that it can detect when unread entries were trimmed.

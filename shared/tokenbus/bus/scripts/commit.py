@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from tokenbus.bus.scripts.runs.index import MOST_FORGOTTEN
+from tokenbus.bus.scripts.runs.index import LIFETIMES, MOST_FORGOTTEN
 from tokenbus.bus.scripts.script import MAX_VALUES, Arg, ScriptCall, script
 
 
@@ -53,6 +53,9 @@ END_RUN = Operation("z", 6, keys=slice(0, 4))
 # open runs, ended runs, those of the run's tenant (or the same again); run, milliseconds
 ARRIVED = Operation("l")  # bytes
 VOID = Operation("v", 2, keys=slice(0, 1))  # input; run
+END_SESSION_RUN = Operation("f", 19, keys=slice(0, 14))
+# the session's log, appends, queue and history; the run's log; hash and log of the next run; events, turns, the
+# parser's lease; open runs, ended runs, those of the tenant (or the same again); run, status, next run, lifetimes
 _NAMED = {
     "PUBLISH": PUBLISH,
     "APPEND": APPEND,
@@ -65,6 +68,7 @@ _NAMED = {
     "END_RUN": END_RUN,
     "ARRIVED": ARRIVED,
     "VOID": VOID,
+    "END_SESSION_RUN": END_SESSION_RUN,
 }
 OPERATIONS = {operation.letter: operation for operation in _NAMED.values()}
 """By letter."""
@@ -72,6 +76,7 @@ OPERATIONS = {operation.letter: operation for operation in _NAMED.values()}
 LUA: Mapping[str, Any] = {
     **{name: operation.letter for name, operation in _NAMED.items() if operation is not ARRIVED},
     "MOST_FORGOTTEN": MOST_FORGOTTEN,
+    "LIFETIMES": LIFETIMES,
 }
 """Constants of pieces/operate.lua, which takes every other letter for ARRIVED."""
 
@@ -232,6 +237,36 @@ class Commit:
         names = (open_runs, ended_runs, *(of_tenant or (open_runs, ended_runs)))
         places = [self._key(name, "?") for name in names]
         self._ops += (END_RUN.letter, self._key(run_key, "H"), *places, run, keep_ms)
+
+    def end_session_run(
+        self,
+        session: str,
+        *,
+        of_session: Sequence[str],
+        logs: tuple[str, str],
+        next_key: str,
+        inputs: tuple[str, str, str],
+        indexes: Sequence[str],
+        run: str,
+        status: str,
+        next_run: str,
+        open_ms: int,
+        keep_ms: int,
+    ) -> None:
+        """Tell the session that its run has ended, and start ``next_run`` with what waits there. No effect unless the
+        run is the session's open one.
+
+        ``of_session``: its log, appends, queue and history. ``logs``: of the run and of the next one, whose hash is
+        ``next_key``. ``inputs``: events, turns, the parser's lease. ``indexes``: of open and ended runs, of all and of
+        the tenant, or of all again. ``open_ms``: lifetime of the next run's hash; ``keep_ms``: of an idle session.
+        """
+        log, appends, queue, history = of_session
+        shared = [self._key(key, kind) for key, kind in zip(inputs, "ssh", strict=True)]
+        places = [self._key(key, kind) for key, kind in ((log, "S"), (appends, "H"), (queue, "?"), (history, "H"))]
+        places += [self._key(logs[0], "S"), self._key(next_key, "H"), self._key(logs[1], "S"), *shared]
+        places += [self._key(key, "?") for key in indexes]
+        rest = (run, status, next_run, open_ms, keep_ms)
+        self._ops += (END_SESSION_RUN.letter, self._key(session, "H"), *places, *rest)
 
     def arrived(self, lease: str, size: int) -> None:
         """Count ``size`` bytes as arrived at the group with this lease hash; the reply includes the group's lag."""

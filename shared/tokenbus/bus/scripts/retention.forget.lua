@@ -1,4 +1,5 @@
--- Delete ended runs before their time. One that waits for its recorder stays, and stays on the list.
+-- Delete ended runs before their time. One that waits for its recorder stays, and stays on the list; so does one of a
+-- session, whose history it is.
 -- KEYS
 --   ended_runs  sorted set rw
 --   keys...  hash rw + stream w  of each run: its hash and its log
@@ -14,7 +15,8 @@ for i = runs_at, #ARGV do
   local k = keys_at + 2 * (i - runs_at)
   local status = redis.pcall('HGET', KEYS[k], 'status')
   local is_ended = type(status) == 'string' and ended[status]
-  if not (is_ended and redis.call('HEXISTS', KEYS[k], RECORD) == 1) then
+  local of_session = string.find(ARGV[i], '^s%.%x+%.%x+%.%d+$')
+  if not (is_ended and (of_session or redis.call('HEXISTS', KEYS[k], RECORD) == 1)) then
     if is_ended then redis.call('UNLINK', KEYS[k], KEYS[k + 1]) end
     redis.pcall('ZREM', ended_runs, ARGV[i])
     gone = gone + 1

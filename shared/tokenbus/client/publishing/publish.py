@@ -19,7 +19,7 @@ from tokenbus.core.request.bounds import RANDOM_BITS, tenant_of, uuid7
 from tokenbus.core.request.json_values import too_deep
 from tokenbus.core.request.parse import request_from
 from tokenbus.errors import RequestError, RequestInvalid, RequestTooLarge, ServerError
-from tokenbus.events.requests import Cancel, Generate
+from tokenbus.events.requests import Append, Cancel, Generate
 
 _NOT_PLAIN = (bytes, bytearray, memoryview, datetime, date, time, timedelta, UUID, Decimal)
 """Types that msgspec would encode in its own form. They are passed through, so that the check reports them."""
@@ -62,7 +62,7 @@ def with_trace_context(
     return {"traceparent": traceparent, **request}
 
 
-def encoded(request: Generate | Cancel | Mapping[str, object], *, limit: int) -> bytes:
+def encoded(request: Generate | Cancel | Append | Mapping[str, object], *, limit: int) -> bytes:
     """Encode the request as JSON. Raises RequestInvalid if intake would refuse it, RequestTooLarge if it exceeds
     ``limit`` bytes.
     """
@@ -86,7 +86,7 @@ def tenant_in(request: Generate | Mapping[str, object]) -> str:
 
 
 @contextmanager
-def carrying(request: Generate | Mapping[str, object]) -> Generator[None]:
+def carrying(request: Generate | Append | Mapping[str, object]) -> Generator[None]:
     """Attach the request to errors raised in this block, so that the caller can publish the same request again."""
     try:
         yield

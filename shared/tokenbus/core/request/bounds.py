@@ -74,10 +74,11 @@ def over_bounds(request: Generate) -> Iterator[tuple[str, str]]:
     if request.images and request.images.mask:
         yield from _part("images.mask", request.images.mask)
     for i, message in enumerate(request.messages):
-        yield from _message(f"messages[{i}]", message)
+        yield from message_over_bounds(f"messages[{i}]", message)
 
 
-def _message(where: str, message: Message) -> Iterator[tuple[str, str]]:
+def message_over_bounds(where: str, message: Message) -> Iterator[tuple[str, str]]:
+    """Each place where one message exceeds a bound, with the problem."""
     yield from _count(f"{where}.participant", len(message.participant or ""), MAX_NAME_CHARS, "characters")
     if isinstance(message.content, str):
         return

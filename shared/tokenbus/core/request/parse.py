@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from typing import cast
 
 import msgspec
 
@@ -23,7 +24,8 @@ from tokenbus.core.request.json_values import check_plain, too_deep
 from tokenbus.core.request.known_fields import check_known, notes_of
 from tokenbus.core.request.validate import check_request
 from tokenbus.errors import Malformed, RequestInvalid, RequestTooLarge
-from tokenbus.events.requests import Request, RunId
+from tokenbus.events.requests import Append, Request, RunId
+from tokenbus.events.sessions import is_reserved
 
 __all__ = ["MAX_REQUEST_BYTES", "check_request", "decode_request", "rejected_run_id", "request_from"]
 
@@ -70,10 +72,7 @@ def decode_with_notes(
     data = _value(fields)
     if len(data) > limit:
         raise RequestTooLarge(len(data), limit)
-    value = _plain(_unwrap(data))
-    check_plain(value)
-    notes = notes_of(value)
-    return _converted(value), tuple(notes)
+    return request_with_notes(_plain(_unwrap(data)))
 
 
 def request_from(value: object) -> Request:
@@ -84,6 +83,13 @@ def request_from(value: object) -> Request:
     check_plain(value)
     check_known(value)
     return _converted(value)
+
+
+def request_with_notes(value: object) -> tuple[Request, tuple[str, ...]]:
+    """Like `request_from`, but with a sentence for each field that this version does not know."""
+    check_plain(value)
+    notes = notes_of(value)
+    return _converted(value), tuple(notes)
 
 
 def _converted(value: object) -> Request:
@@ -99,13 +105,27 @@ def rejected_run_id(fields: Mapping[bytes, bytes]) -> str | None:
     """Run id of a request that `decode_request` rejected, if it can be read; never raises.
 
     With it the run can end as `failed` where its publisher looks for it. Returns None for a rejected cancel, which must
-    not end the run that it names.
+    not end the run that it names, for an append, and for an id that only a session gives.
     """
     try:
         name = _name_of(_unwrap(_value(fields)))
     except (Malformed, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    return None if name.type == "cancel" else name.id
+    return None if name.type in ("cancel", "append") or is_reserved(name.id or "") else name.id
+
+
+def rejected_append(fields: Mapping[bytes, bytes]) -> Append | None:
+    """The session, id and metadata of an append that `decode_request` rejected, if they can be read; never raises."""
+    try:
+        value = _plain(_unwrap(_value(fields)))
+        if not isinstance(value, dict) or cast("dict[str, object]", value).get("type") != "append":
+            return None
+        sent = cast("dict[str, object]", value)
+        kept = {name: sent[name] for name in ("type", "session", "id", "metadata") if name in sent}
+        request = _converted({**kept, "item": {"type": "interrupt"}})
+    except (Malformed, RequestInvalid):
+        return None
+    return request if isinstance(request, Append) else None
 
 
 def _name_of(data: bytes) -> _Name:

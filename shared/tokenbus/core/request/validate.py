@@ -7,20 +7,24 @@ from __future__ import annotations
 
 import binascii
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from tokenbus.core.request.bounds import MAX_TENANT_CHARS, over_bounds, tenant_of
+from tokenbus.core.request.bounds import MAX_MESSAGES, MAX_TENANT_CHARS, message_over_bounds, over_bounds, tenant_of
 from tokenbus.errors import RequestInvalid
 from tokenbus.events.model_names import text_problem
 from tokenbus.events.requests import (
+    Append,
     Base64Source,
     Cancel,
+    Configure,
     DocumentPart,
     Generate,
     ImagePart,
+    Interrupt,
     Message,
     PrefillOptions,
     Request,
+    SessionMessage,
     TextPart,
     ThinkingPart,
     Tool,
@@ -28,6 +32,7 @@ from tokenbus.events.requests import (
     ToolChoice,
     ToolResultPart,
 )
+from tokenbus.events.sessions import is_reserved
 
 
 def check_request(request: Request) -> None:
@@ -50,12 +55,52 @@ def check_request(request: Request) -> None:
       whitespace, and the model's own name can be omitted only if its turn is recognisable otherwise. If the request
       leaves the token open, the provider's applies, and `tokenbus.providers.request.transcript` checks that rule.
     """
+    if isinstance(request, Append):
+        for where, problem in _append_problems(request):
+            raise RequestInvalid(where, problem)
+        return
     if isinstance(request, Cancel):
         if request.heard_characters is not None and (request.heard_through or -1) < 0:
             raise RequestInvalid("heard_characters", "needs heard_through, the event in whose text they are")
         return
     for where, problem in _problems(request):
         raise RequestInvalid(where, problem)
+
+
+def _append_problems(append: Append) -> Iterator[tuple[str, str]]:
+    """What is wrong with an append, besides what its session's configuration makes of it."""
+    yield from _tenant(append.metadata)
+    match append.item:
+        case SessionMessage() as item:
+            message = Message(role=item.role, content=item.content, participant=item.participant)
+            yield from _whole_message("item", message)
+            if item.heard_through is not None and item.when_busy not in (None, "interrupt"):
+                yield "item.heard_through", "only a message that interrupts cuts what was said"
+        case Configure() as item:
+            for name in ("id", "messages", "type", "traceparent"):
+                if name in item.request:
+                    yield f"item.request.{name}", "it is no part of a configuration, for each run has its own"
+            if len(item.messages) > MAX_MESSAGES:
+                yield "item.messages", f"{len(item.messages)} messages, at most {MAX_MESSAGES}"
+            for i, message in enumerate(item.messages):
+                yield from _whole_message(f"item.messages[{i}]", message)
+        case _:
+            pass
+    if isinstance(append.item, SessionMessage | Interrupt):
+        heard = append.item
+        if heard.heard_characters is not None and (heard.heard_through or -1) < 0:
+            yield "item.heard_characters", "needs heard_through, the event in whose text they are"
+
+
+def _whole_message(where: str, message: Message) -> Iterator[tuple[str, str]]:
+    yield from message_over_bounds(where, message)
+    yield from _message(where, message)
+
+
+def _tenant(metadata: Mapping[str, object] | None) -> Iterator[tuple[str, str]]:
+    tenant = (metadata or {}).get("tenant", "")
+    if not isinstance(tenant, str) or len(tenant) > MAX_TENANT_CHARS:
+        yield "metadata.tenant", f"must be a text of at most {MAX_TENANT_CHARS} characters"
 
 
 def check_heard(request: Cancel, newest: int) -> None:
@@ -87,9 +132,9 @@ def _problems(request: Generate) -> Iterator[tuple[str, str]]:
         yield "prefill", "its options are for mode prefill alone"
     if request.fallback and request.on_failure == "fail":
         yield "fallback", "with on_failure 'fail' the first failure ends the run, so no fallback is ever tried"
-    tenant = (request.metadata or {}).get("tenant", "")
-    if not isinstance(tenant, str) or len(tenant) > MAX_TENANT_CHARS:
-        yield "metadata.tenant", f"must be a text of at most {MAX_TENANT_CHARS} characters"
+    if request.id and is_reserved(request.id):
+        yield "id", "ids that begin like this are those of a session's runs"
+    yield from _tenant(request.metadata)
 
 
 def _names(request: Generate) -> Iterator[tuple[str, str]]:

@@ -130,6 +130,8 @@ class RunMachine:
     @classmethod
     def accept(cls, run: str, event: Accepted, at_ms: int) -> RunMachine:
         """Start a run with turn 0, attempt 1, which intake has handed out."""
+        if event.deadline_after_ms:
+            event = msgspec.structs.replace(event, deadline_ms=at_ms + event.deadline_after_ms, deadline_after_ms=0)
         blocks = BlockTable(turn=0, attempt=1, limit=event.rules.block_chars, next_number=0)
         self = cls(RunState(run, event, at_ms, blocks))
         if setting := event.reading:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.run_record import call_field
@@ -26,6 +28,7 @@ from tokenbus.bus.scripts import (
     records,
     requests,
     retention,
+    sessions,
     topics,
     work_queue,
 )
@@ -36,6 +39,7 @@ from tokenbus.bus.scripts.leases import count, note, present, release, renew, wi
 from tokenbus.bus.scripts.runs import accept, index, inputs, timeouts
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
+from tokenbus.events.sessions import SessionRun, session_ref
 
 HOUR_MS = 3_600_000
 GROUP = "g"
@@ -67,6 +71,10 @@ class World:
         self.unbounded = limits.Scope("model", keys.limit("model:m"), 10.0, 60_000)
         self.taken: list[int] = []
         self.use, self.spend = keys.gateway_use("ada"), keys.gateway_spend("ada")
+        refs = (session_ref("", f"s{i}") for i in range(200))
+        self.session, self.unknown_session = [ref for ref in refs if keys.partition_of(ref) == 0][:2]
+        self.session_run = SessionRun(self.session, "0" * 8, 0)
+        """The session's open run; `waiting` waits for its end."""
         self.hold = gate.HoldKeys(keys.gateway_counted(self.run), keys.gateway_held("ada"))
 
     async def build(self) -> None:
@@ -98,11 +106,31 @@ class World:
         self.later = (await client.xadd(self.drafts, {self.run: "1234"})).decode()
         await client.hincrby(self.policy, "arrived", 4)
         await self._fill_queue()
+        await self._begin_session()
         call = limits.reserve([self.limited], member="m0", worker="w", tokens=1000, lease_ms=HOUR_MS)
         self.taken = [int(until) for until in (await run_script(self.server, call))[1:]]
         await run_script(self.server, self.admit(self.run))
         await run_script(self.server, layout_join(self, epoch=1))
         await client.hset(keys.meta, "announced", 8)
+
+    async def _begin_session(self) -> None:
+        client, keys, ref, run = self.client, self.keys, self.session, self.session_run
+        log, appends, queue, history = keys.of_session(ref)
+        state = {"made": run.made, "version": 1, "runs": 1, "run": run.id, "seq": 1, "waiting": len(self.work)}
+        await client.hset(keys.session(ref), mapping=state)
+        await client.xadd(log, {"__data__": "{}"}, id="1-0")
+        await client.hset(appends, mapping={"waiting": "{}", "!waiting": self.work})
+        await client.zadd(queue, {"waiting": 5})
+        await client.hset(history, "in:0", "[]")
+        await client.hset(keys.run(run.id), mapping={"status": "open", "attempt": 1, "raw": 0, "seq": 1, "turn": 0})
+        await client.xadd(keys.log(run.id), {"__data__": "{}"}, id="1-0")
+        for key in (keys.session(ref), log, appends, queue, history, keys.run(run.id), keys.log(run.id)):
+            await client.pexpire(key, HOUR_MS)
+
+    @property
+    def work(self) -> bytes:
+        """What a message starts; see `RunCreation.session_work`."""
+        return msgspec.msgpack.encode(("{}", "begun", 0, 0, "", 1, ["provider", "p"]))
 
     async def _fill_queue(self) -> None:
         client = self.client
@@ -275,6 +303,103 @@ def _accept(w: World) -> ScriptCall:
     )
 
 
+def _append(w: World, kind: Any, **more: Any) -> ScriptCall:
+    k, run, ref = w.keys, w.session_run, more.pop("ref", w.session)
+    known = ref == w.session
+    last, following = (run.id, run.following.id) if known else (f"{ref}.{run.made}.0",) * 2
+    log, appends, queue, history = k.of_session(ref)
+    given: dict[str, Any] = {
+        "epoch": 1,
+        "version": "1" if known else "",
+        "runs": int(known),
+        "open_run": run.id if known else "",
+        "lost": 0,
+        "next_run": following,
+        "append": kind,
+        "kind": kind,
+        "item": b"{}",
+        "work": b"",
+        "when_busy": "",
+        "heard": "",
+        "heard_characters": "",
+        "frame": b"cancel",
+        "control_frame": b"stop",
+        "subject": "",
+        "open_ms": HOUR_MS,
+        "keep_ms": HOUR_MS,
+        "fields": [],
+    }
+    return sessions.append(
+        k.session(ref),
+        log,
+        appends,
+        queue,
+        history,
+        k.run(last),
+        k.log(last),
+        k.run(following),
+        k.log(following),
+        w.events,
+        k.topic(0, "turns"),
+        w.raw,
+        w.control,
+        w.parser,
+        w.normalizer,
+        k.open_runs(0),
+        k.ended_runs(0),
+        [k.open_runs(0, "ada"), k.ended_runs(0, "ada")],
+        **{**given, **more},
+    )
+
+
+def _fate_of(append: str) -> Callable[[World, State], bool]:
+    """The append was accepted: nothing takes that back."""
+    return lambda w, state: append.encode() in state[w.keys.of_session(w.session)[1]]
+
+
+def _refuse(w: World) -> ScriptCall:
+    log, appends, *_ = w.keys.of_session(w.session)
+    places = w.keys.session(w.session), log, appends, w.keys.log(w.session_run.id)
+    return sessions.refuse(*places, open_run=w.session_run.id, append="bad", problem=b'"bad"', ttl_ms=HOUR_MS)
+
+
+def _remember(w: World) -> ScriptCall:
+    history = w.keys.of_session(w.session)[3]
+    return sessions.remember(w.keys.session(w.session), history, made=w.session_run.made, name="out:0", messages=b"[]")
+
+
+def _end_session_run(w: World) -> ScriptCall:
+    """The parser's commit at the end of the session's run, which starts the next one with what waits."""
+    k, run, commit = w.keys, w.session_run, Commit(w.parser, w.events)
+    commit.end_session_run(
+        k.session(w.session),
+        of_session=k.of_session(w.session),
+        logs=(k.log(run.id), k.log(run.following.id)),
+        next_key=k.run(run.following.id),
+        inputs=(w.events, k.topic(0, "turns"), w.parser),
+        indexes=2 * [k.open_runs(0), k.ended_runs(0)],
+        run=run.id,
+        status="completed",
+        next_run=run.following.id,
+        open_ms=HOUR_MS,
+        keep_ms=HOUR_MS,
+    )
+    return commit.call(
+        token=w.tokens[w.parser],
+        ttl_ms=HOUR_MS,
+        begin=w.ends[w.events],
+        end=w.ends[w.events],
+        watermark=w.ends[w.events],
+        entries=0,
+        size=0,
+        mirror=GROUP,
+        entries_read=True,
+        topic_entries=100,
+        owed="",
+        owes="ended",
+    )
+
+
 def _cancel(w: World, run: str) -> ScriptCall:
     places = w.keys.run(run), w.events, w.raw, w.control, w.parser, w.normalizer
     return accept.cancel(*places, run=run, awaited_ms=HOUR_MS, frame=b"cancel", control_frame=b"stop", epoch=1)
@@ -410,7 +535,10 @@ SCENES: dict[str, list[Scene]] = {
     "attempt_fence.append_raw": [Scene(_append_raw, second=lambda _, first: [b"already", *first[1:]])],
     "attempt_fence.take_job": [Scene(lambda w: scripts.take_job(w.keys.run(w.run), attempt=1, writer="b"))],
     "chain": [Scene(_chain, second=lambda _, first: [b"already", *first[1:]], times=["until"])],
-    "commit": [Scene(_commit, second=lambda w, _: [b"already", w.later.encode()], times=["until"])],
+    "commit": [
+        Scene(_commit, second=lambda w, _: [b"already", w.later.encode()], times=["until"]),
+        Scene(_end_session_run, second=lambda w, _: [b"already", w.ends[w.events].encode()], times=["until"]),
+    ],
     "commit.owe": [
         Scene(
             lambda w: owe(
@@ -537,6 +665,19 @@ SCENES: dict[str, list[Scene]] = {
     ],
     "retention.forget": [Scene(_forget)],
     "retention.memory": [Scene(lambda w: retention.memory(w.parser))],
+    "sessions.append": [
+        Scene(lambda w: _append(w, "message", work=w.work), second=_is(b"known"), lasting=_fate_of("message")),
+        Scene(lambda w: _append(w, "message", work=w.work, append="now", when_busy="interrupt"), second=_is(b"known")),
+        Scene(lambda w: _append(w, "interrupt"), second=_is(b"known")),
+        Scene(lambda w: _append(w, "withdraw", subject="waiting"), second=_is(b"known")),
+        Scene(lambda w: _append(w, "configure", fields=["version", 2]), second=_is(b"known")),
+        Scene(
+            lambda w: _append(w, "configure", ref=w.unknown_session, work=b"[]", fields=["version", 1]),
+            second=_is(b"known"),
+        ),
+    ],
+    "sessions.refuse": [Scene(_refuse, second=_is(b"known"), lasting=_fate_of("bad"))],
+    "sessions.remember": [Scene(_remember)],
     "timeouts.append_timeout": [
         Scene(
             lambda w: timeouts.append_timeout(w.keys.run(w.run), w.events, w.parser, **w.of_run()),

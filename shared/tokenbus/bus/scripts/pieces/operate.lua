@@ -1,8 +1,9 @@
 -- Do the operations ARGV[i] to ARGV[final] of a commit, whose keys are numbered from base + 1. `alien`: those of a
 -- wrong type; `lags`: gets the lag of each lease that is counted with ARRIVED, or nil; `added`: gets the last id that
 -- was appended to each stream.
--- Uses: index_ended, append_frame
--- Constants: PUBLISH, APPEND, PUBLISH_TO_TOPIC, COUNT, SET, DELETE, EXPIRE, CLOSE_ATTEMPT, END_RUN, VOID
+-- Uses: index_ended, append_frame, session_run
+-- Constants: PUBLISH, APPEND, PUBLISH_TO_TOPIC, COUNT, SET, DELETE, EXPIRE, CLOSE_ATTEMPT, END_RUN, VOID,
+--   END_SESSION_RUN
 local function operate(i, final, base, alien, most, now, lags, added)
   while i <= final do
     local op = ARGV[i]
@@ -61,6 +62,17 @@ local function operate(i, final, base, alien, most, now, lags, added)
       local head = #till < 32 and string.char(160 + #till) or string.char(217, #till)
       if ours then redis.call('HSET', key, ARGV[i + 3], string.char(146) .. head .. till .. string.char(192)) end
       i = i + 4
+    elseif op == END_SESSION_RUN then
+      local at = {}
+      for k = 1, 14 do at[k] = KEYS[base + ARGV[i + 1 + k]] end
+      local run, status, next_run, open_ms, keep_ms = unpack(ARGV, i + 16, i + 20)
+      local s = {session = key, log = at[1], appends = at[2], queue = at[3], history = at[4], run_log = at[5],
+                 now = now}
+      local next_keys = {run_key = at[6], log = at[7], events = at[8], turns = at[9], parser_lease = at[10],
+                         open_runs = at[11], ended_runs = at[12], tenants_open = at[13], tenants_ended = at[14]}
+      -- A session whose keys have a wrong type stays as it is, and holds up no other.
+      pcall(end_session_run, s, next_keys, run, status, next_run, tonumber(open_ms), tonumber(keep_ms))
+      i = i + 21
     else -- ARRIVED
       local arrived = redis.call('HINCRBY', key, 'arrived', ARGV[i + 2])
       if lags then lags[#lags + 1] = arrived - tonumber(redis.call('HGET', key, 'done') or '0') end

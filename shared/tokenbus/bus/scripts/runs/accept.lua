@@ -19,37 +19,16 @@
 -- Reply: 'new', the status of the run that is there, or 'stale'.
 -- Atomic: a request that is delivered twice creates one run, and a cancel that came first takes effect.
 -- Twice: refused: the status of the run that is there.
--- Uses: append_frame, list_of_tenant
+-- Uses: begin_run, no_room
 -- Constants: RUNS_SHARE
 local h = redis.call('HMGET', run_key, 'status', 'cancel')
 if h[1] and h[1] ~= 'awaited' then return h[1] end
 local later = redis.call('HGET', parser_lease, 'epoch')
 if later and tonumber(later) > tonumber(epoch) then return 'stale' end
-if work ~= '' then
-  local memory = redis.call('INFO', 'memory')
-  local used, most = string.match(memory, 'used_memory:(%d+)'), string.match(memory, 'maxmemory:(%d+)')
-  if tonumber(most or '0') > 0 and tonumber(used) > tonumber(most) * RUNS_SHARE then
-    return redis.error_reply('OOM no room for further runs: what is left is for those that are open')
-  end
-end
-redis.call('UNLINK', log)  -- a long one is freed outside the script
-append_frame(events, parser_lease, run, frame)
-local status = 'open'
-if h[1] then
-  append_frame(events, parser_lease, run, h[2])
-  redis.call('HDEL', run_key, 'cancel')
-  status = 'cancelling'
-elseif work ~= '' then
-  redis.call('XADD', turns, '*', run, work)
-end
-redis.call('HSET', run_key, 'status', status, 'attempt', 1, 'raw', 0, 'seq', 0, 'accepted', accepted_ms,
-           unpack(ARGV, fields_at))
-redis.call('PEXPIRE', run_key, ttl_ms)
--- The index only serves to find runs. If it cannot be written (wrong type, no permission), the run is accepted anyway.
-redis.pcall('ZADD', open_runs, accepted_ms, run)
-redis.pcall('ZREM', ended_runs, run)
-if KEYS[of_tenant_at] then
-  list_of_tenant(KEYS[of_tenant_at], run, accepted_ms, ttl_ms)
-  redis.pcall('ZREM', KEYS[of_tenant_at + 1], run)
-end
+local full = work ~= '' and no_room()
+if full then return full end
+local keys = {run_key = run_key, events = events, turns = turns, parser_lease = parser_lease, log = log,
+              open_runs = open_runs, ended_runs = ended_runs,
+              tenants_open = KEYS[of_tenant_at], tenants_ended = KEYS[of_tenant_at + 1]}
+begin_run(keys, run, frame, work, h[1] and h[2], {unpack(ARGV, fields_at)}, accepted_ms, ttl_ms)
 return 'new'

@@ -1,0 +1,261 @@
+"""Takes appends in: each becomes one script, made from the session as it is, and made again if that has changed.
+
+What a message would start is decided when it is appended, by the configuration of that moment: its request is checked
+and its media are stored as those of any request. So starting it later takes no more than the commit that ends the run
+before (scripts/pieces/session_run.lua).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from hashlib import sha256
+from typing import Literal, cast
+
+import msgspec
+
+from tokenbus.bus import scripts
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.layout import locate
+from tokenbus.bus.scripts import sessions as session_scripts
+from tokenbus.bus.server.retry import retry_until_available
+from tokenbus.bus.server.server import Server
+from tokenbus.bus.work_queue import QueueItem
+from tokenbus.core.request.bounds import id_of_entry, tenant_of
+from tokenbus.core.request.parse import request_with_notes
+from tokenbus.errors import RequestInvalid
+from tokenbus.events.frames import CONTROL_ATTEMPT, CancelRequested, Control, EventFrame, PolicyPlan, encode
+from tokenbus.events.requests import (
+    Append,
+    Configure,
+    Generate,
+    Interrupt,
+    Message,
+    SessionItem,
+    SessionMessage,
+    Withdraw,
+)
+from tokenbus.events.sessions import SessionRun, session_ref
+from tokenbus_services.intake.run_creation import RunCreation
+from tokenbus_services.settings import Settings
+
+INTERRUPTED = "interrupted"
+"""Reason of a run that a session's append ended."""
+UNKNOWN_MS = 600_000
+"""How long the fate of an append to an unknown session can be asked."""
+_SAMPLE = Message(role="user", content="…")
+"""Stands for a message when a configuration is checked."""
+
+Prepared = tuple[Generate, PolicyPlan | None, list[str]]
+Prepare = Callable[[Generate], Awaitable[Prepared]]
+
+
+class _Session(msgspec.Struct, frozen=True):
+    """A session as it was read."""
+
+    ref: str
+    made: str = ""
+    version: int = 0
+    """Of the configuration, from 1; 0: there is no session."""
+    runs: int = 0
+    open_run: str = ""
+    lost: bool = False
+    """Nothing is left of the open run: its hash has expired."""
+    config: Configure | None = None
+
+    def run(self, number: int) -> str:
+        return SessionRun(self.ref, self.made, number).id
+
+
+class SessionAppends:
+    """Builds the calls; each puts one append into its session, however often it is sent."""
+
+    def __init__(self, server: Server, settings: Settings, creation: RunCreation, prepare: Prepare) -> None:
+        """``prepare`` checks a request and stores its media, as for any run."""
+        self._server = server
+        self._keys: Keys = settings.keys
+        self._creation = creation
+        self._prepare = prepare
+        self._open_ms = round(settings.retention.open_run_s * 1000)
+        self._keep_ms = round(settings.retention.session_s * 1000)
+
+    async def call(self, append: Append, item: QueueItem) -> scripts.ScriptCall:
+        """The call that accepts the append. Raises RequestInvalid."""
+        tenant, name = tenant_of(append.metadata), id_of(append, item)
+        session = await self._read(session_ref(tenant, append.session))
+        if isinstance(append.item, Configure):
+            return await self._configure(session, append, append.item, name, tenant)
+        if session.config is None:
+            problem = f"there is no session {append.session!r}: an append of type 'configure' makes one"
+            raise RequestInvalid("session", problem)
+        match append.item:
+            case SessionMessage() as message:
+                when_busy = message.when_busy or session.config.when_busy
+                request, policy_plan, notes = await self._prepare_message(session.config, message, append)
+                history = session.config.history
+                work = self._creation.session_work(
+                    request, name, policy_plan, notes, version=session.version, history=history
+                )
+                stored = request.messages[-1].content
+                return self._append(
+                    *(session, name, tenant, "message", msgspec.structs.replace(message, content=stored)),
+                    work=work,
+                    when_busy=when_busy,
+                    heard=message if when_busy == "interrupt" else None,
+                )
+            case Interrupt() as interrupt:
+                return self._append(session, name, tenant, "interrupt", interrupt, heard=interrupt)
+            case Withdraw() as withdraw:
+                return self._append(session, name, tenant, "withdraw", withdraw, subject=withdraw.append)
+
+    async def refuse(self, append: Append, item: QueueItem, problem: str) -> scripts.ScriptCall:
+        """The call that returns an invalid append."""
+        session = await self._read(session_ref(tenant_of(append.metadata), append.session))
+        log, appends, *_ = self._keys.of_session(session.ref)
+        return session_scripts.refuse(
+            self._keys.session(session.ref),
+            log,
+            appends,
+            self._keys.log(session.open_run) if session.open_run else log,
+            open_run=session.open_run,
+            append=id_of(append, item),
+            problem=msgspec.json.encode(problem),
+            ttl_ms=UNKNOWN_MS,
+        )
+
+    async def _read(self, ref: str) -> _Session:
+        """Find the session, and read what an append depends on. Its runs are where it is."""
+        server, keys = self._server, self._keys
+        await retry_until_available(server, lambda: locate(server, keys, ref), what="look-up of a session")
+        names = ["made", "version", "runs", "run", "config"]
+        found: list[bytes | None] = await retry_until_available(
+            server, lambda: server.client.hmget(keys.session(ref), names), what="look-up of a session"
+        )
+        made, version, runs, run, config = found
+        if made is None:
+            return _Session(ref)
+        open_run = (run or b"").decode()
+        session = _Session(
+            ref,
+            made=made.decode(),
+            version=int(version or 0),
+            runs=int(runs or 0),
+            open_run=open_run,
+            config=msgspec.json.decode(config or b"", type=Configure),
+        )
+        for each in (open_run, session.run(session.runs)):
+            if each:
+                keys.note(each, keys.partition_of(ref))
+        if open_run and not await retry_until_available(
+            server, lambda: server.client.exists(keys.run(open_run)), what="look-up of a run"
+        ):
+            return msgspec.structs.replace(session, lost=True)
+        return session
+
+    async def _configure(
+        self, session: _Session, append: Append, item: Configure, name: str, tenant: str
+    ) -> scripts.ScriptCall:
+        if item.messages and session.config:
+            raise RequestInvalid("item.messages", "the session is there already and has a history")
+        await self._prepare_message(item, SessionMessage(content=_SAMPLE.content), append)
+        made = session.made or sha256(name.encode()).hexdigest()[:8]
+        before = b""
+        if item.messages:
+            seeded, *_ = await self._prepare(self._request(item, [*item.messages, _SAMPLE], append)[0])
+            before = msgspec.json.encode(seeded.messages[:-1])
+        config = msgspec.structs.replace(item, messages=[])
+        fields: list[scripts.Arg] = ["version", session.version + 1, "config", msgspec.json.encode(config)]
+        fields += ["together", int(item.together)]
+        if session.config is None:
+            fields += ["made", made, "name", append.session, "tenant", tenant]
+        session = msgspec.structs.replace(session, made=made)
+        return self._append(session, name, tenant, "configure", config, work=before, fields=fields)
+
+    async def _prepare_message(self, config: Configure, message: SessionMessage, append: Append) -> Prepared:
+        said = Message(role=message.role, content=message.content, participant=message.participant)
+        request, unknown = self._request(config, [said], append)
+        request, policy_plan, notes = await self._prepare(request)
+        return request, policy_plan, [*unknown, *notes]
+
+    def _request(self, config: Configure, messages: list[Message], append: Append) -> tuple[Generate, list[str]]:
+        """The configured request with these messages. Its tenant is that of the session."""
+        configured = config.request.get("metadata")
+        metadata = cast("dict[str, object]", configured) if isinstance(configured, dict) else {}
+        metadata = {**metadata, **(append.metadata or {})}
+        if not tenant_of(append.metadata):
+            metadata.pop("tenant", None)
+        value = {**config.request, "type": "generate", "messages": msgspec.to_builtins(messages)}
+        if metadata:
+            value["metadata"] = metadata
+        else:
+            value.pop("metadata", None)
+        request, unknown = request_with_notes(value)
+        assert isinstance(request, Generate)
+        return request, list(unknown)
+
+    def _append(
+        self,
+        session: _Session,
+        name: str,
+        tenant: str,
+        kind: Literal["message", "configure", "interrupt", "withdraw"],
+        item: SessionItem,
+        *,
+        work: bytes = b"",
+        when_busy: str = "",
+        heard: SessionMessage | Interrupt | None = None,
+        subject: str = "",
+        fields: list[scripts.Arg] | None = None,
+    ) -> scripts.ScriptCall:
+        keys, partition = self._keys, self._keys.partition_of(session.ref)
+        next_run = session.run(session.runs)
+        keys.note(next_run, partition)
+        last = (session.open_run or session.run(session.runs - 1)) if session.runs else next_run
+        keys.note(last, partition)
+        through, characters = (heard.heard_through, heard.heard_characters) if heard else (None, None)
+        cancel = CancelRequested(INTERRUPTED, through, characters)
+        now = self._server.clock.now_ms()
+        log, appends, queue, history = keys.of_session(session.ref)
+        return session_scripts.append(
+            keys.session(session.ref),
+            log,
+            appends,
+            queue,
+            history,
+            keys.run(last),
+            keys.log(last),
+            keys.run(next_run),
+            keys.log(next_run),
+            keys.topic(partition, "events"),
+            keys.topic(partition, "turns"),
+            keys.topic(partition, "raw"),
+            keys.topic(partition, "control"),
+            keys.lease(partition, "parser"),
+            keys.lease(partition, "normalizer"),
+            keys.open_runs(partition),
+            keys.ended_runs(partition),
+            (keys.open_runs(partition, tenant), keys.ended_runs(partition, tenant)) if tenant else (),
+            epoch=keys.epoch,
+            version=str(session.version or ""),
+            runs=session.runs,
+            open_run=session.open_run,
+            lost=int(session.lost),
+            next_run=next_run,
+            append=name,
+            kind=kind,
+            item=msgspec.json.encode(item),
+            work=work,
+            when_busy=when_busy,
+            heard="" if through is None else str(through),
+            heard_characters="" if characters is None else str(characters),
+            frame=encode(EventFrame(0, CONTROL_ATTEMPT, now, [cancel])),
+            control_frame=encode(Control(last)),
+            subject=subject,
+            open_ms=self._open_ms,
+            keep_ms=self._keep_ms,
+            fields=fields or [],
+        )
+
+
+def id_of(append: Append, item: QueueItem) -> str:
+    """The append's id. One without gets the entry's id, so that a second delivery is the same append."""
+    return append.id or id_of_entry(item.stream, item.entry_id)

@@ -1,0 +1,55 @@
+-- The runs of a session: how they begin and end. `s`: as in `session`, with `runs` (how many there were) and `waiting`
+-- (the bytes that wait) too.
+-- Uses: session, whole, begin_run
+local function start_session_run(s, keys, run, taken, ttl_ms)
+  -- `taken`: appends and their work; `keys`: as of `begin_run`.
+  local last = taken[#taken].work
+  local fields, messages = last[7], ''
+  if last[3] > 0 then fields[#fields + 1], fields[#fields + 2] = 'deadline', whole(s.now + last[3]) end
+  for _, each in ipairs(taken) do messages = messages .. (messages ~= '' and ',' or '') .. each.work[1] end
+  -- An EventFrame of the run itself: turn, attempt, time, its one event; and the TurnWork of its first attempt.
+  local frame = string.char(148, 0, 0) .. cmsgpack.pack(s.now) .. string.char(145) .. last[2]
+  local work = cmsgpack.pack({run, 0, 1, 0, last[5], last[4] == 1, 0})
+  local h = redis.call('HMGET', keys.run_key, 'status', 'cancel')
+  begin_run(keys, run, frame, work, h[1] == 'awaited' and h[2], fields, whole(s.now), ttl_ms)
+  redis.call('HSET', s.history, 'in:' .. whole(s.runs), '[' .. messages .. ']')
+  s.run, s.runs, s.newest = run, s.runs + 1, -1
+  for _, each in ipairs(taken) do delivered(s, each.append, 0) end
+end
+local function take_waiting(s, together)
+  -- The first message that waits; together: with all that follow under the same configuration.
+  local taken, more = {}, true
+  while more do
+    local append = redis.call('ZRANGE', s.queue, 0, 0)[1]
+    if not append then return taken end
+    local packed = redis.call('HGET', s.appends, '!' .. append)
+    local work = packed and cmsgpack.unpack(packed)
+    more = not work or #taken == 0 or (together and work[6] == taken[1].work[6])
+    if more then
+      redis.call('ZREM', s.queue, append)
+      redis.call('HDEL', s.appends, '!' .. append)
+      if work then
+        taken[#taken + 1] = {append = append, work = work}
+        s.waiting = s.waiting - #packed
+        more = together
+      end
+    end
+  end
+  return taken
+end
+local function keep_session(s, ttl_ms)
+  redis.call('HSET', s.session, 'seq', whole(s.seq), 'run', s.run, 'runs', whole(s.runs), 'waiting', whole(s.waiting))
+  for _, key in ipairs({s.session, s.log, s.appends, s.queue, s.history}) do redis.call('PEXPIRE', key, ttl_ms) end
+end
+local function end_session_run(s, keys, run, status, next_run, open_ms, keep_ms)
+  -- Start the next one with what waits; no effect if `run` is not the session's open run.
+  local h = redis.call('HMGET', s.session, 'run', 'runs', 'seq', 'waiting', 'together')
+  if h[1] ~= run then return end
+  s.run, s.runs, s.seq, s.waiting = run, tonumber(h[2]), tonumber(h[3]), tonumber(h[4])
+  s.newest = newest_of(s.run_log)
+  session_event(s, 'run_ended', ',"status":"' .. status .. '"')
+  s.run = ''
+  local taken = take_waiting(s, h[5] == '1')
+  if #taken > 0 then start_session_run(s, keys, next_run, taken, open_ms) end
+  keep_session(s, #taken > 0 and open_ms + keep_ms or keep_ms)
+end

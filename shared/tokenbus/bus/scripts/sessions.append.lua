@@ -1,0 +1,125 @@
+-- Put something into a session.
+-- KEYS
+--   session  hash rw
+--   log  stream w  of the session
+--   appends  hash rw
+--   queue  sorted set rw
+--   history  hash w
+--   run_key  hash rw  of the open run, or else of the last one
+--   run_log  stream r
+--   next_key  hash rw  of the run that would start
+--   next_log  stream w
+--   events  stream w
+--   turns  stream w
+--   raw  stream w
+--   control  stream w
+--   parser_lease  hash rw
+--   normalizer_lease  hash w
+--   open_runs  sorted set w
+--   ended_runs  sorted set w
+--   of_tenant...  sorted set rw + sorted set w  of a tenant's session, the tenant's open runs and its ended ones
+-- ARGV
+--   epoch
+--   version  of the configuration that the caller saw, '' for no session
+--   runs  how many runs the caller saw
+--   open_run  the open run that the caller saw, or ''
+--   lost  1 if nothing of that run is left
+--   next_run
+--   append
+--   kind  message, configure, interrupt or withdraw
+--   item  as JSON
+--   work  of a message, packed
+--   when_busy  of a message
+--   heard  last event that was heard, or ''
+--   heard_characters  of it, or ''
+--   frame  event that cancels the open run
+--   control_frame
+--   subject  what to withdraw
+--   open_ms  lifetime of an open run
+--   keep_ms  lifetime of a session
+--   fields...  of the session's hash, for its configuration
+-- Reply: 'ok', 'known', 'moved' or 'stale'.
+-- Atomic: an append is accepted once, and the run that it starts, the message that waits and its fate are one write.
+-- Twice: refused: 'known'
+-- Uses: now_ms, make_room, session_run, no_room, append_frame, stop_run
+-- Constants: LATER, MOST_WAITING, MOST_WAITING_BYTES
+if redis.call('HEXISTS', appends, append) == 1 then return 'known' end
+local later = redis.call('HGET', parser_lease, 'epoch')
+if later and tonumber(later) > tonumber(epoch) then return 'stale' end
+local h = redis.call('HMGET', session, 'version', 'runs', 'run', 'seq', 'waiting')
+if (h[1] or '') ~= version or (h[2] or '0') ~= runs or (h[3] or '') ~= open_run then return 'moved' end
+local s = {session = session, log = log, appends = appends, queue = queue, history = history, run_log = run_log,
+           run = open_run, runs = tonumber(runs), seq = tonumber(h[4] or '0'), waiting = tonumber(h[5] or '0'),
+           now = now_ms(), newest = -1}
+local keys = {run_key = next_key, events = events, turns = turns, parser_lease = parser_lease, log = next_log,
+              open_runs = open_runs, ended_runs = ended_runs,
+              tenants_open = KEYS[of_tenant_at], tenants_ended = KEYS[of_tenant_at + 1]}
+local full = (kind == 'message' or version == '') and no_room()
+if full then return full end
+local r = redis.call('HMGET', run_key, 'status', 'attempt', 'closed', 'turn')
+local newest = newest_of(run_log)
+local starts = kind == 'message' and cmsgpack.unpack(work)
+make_room(session)
+local function told(name) session_event(s, name, ',"append":"' .. append .. '","item":' .. item) end
+local function may_hear(through) return through == '' or tonumber(through) <= newest end
+local function stop_open_run()
+  if r[1] == 'open' then
+    append_frame(events, parser_lease, open_run, frame)
+    stop_run(run_key, raw, normalizer_lease, control, open_run, control_frame, r, 'the run was cancelled', 'cancelling')
+  end
+end
+if open_run ~= '' and lost == '1' then
+  session_event(s, 'run_ended', ',"status":"lost"')
+  s.run = ''
+elseif open_run ~= '' then
+  s.newest = newest
+end
+if kind == 'configure' then
+  if version == '' then redis.call('UNLINK', log, queue, history) end
+  redis.call('HSET', session, unpack(ARGV, fields_at))
+  told('configured')
+  redis.call('HSET', appends, append, '{"state":"delivered"}')
+  if work ~= '' then redis.call('HSET', history, 'before', work) end
+elseif kind == 'message' then
+  told('appended')
+  if s.run == '' then
+    start_session_run(s, keys, next_run, {{append = append, work = starts}}, open_ms)
+  elseif when_busy == 'reject' then
+    returned(s, append, 'busy', '')
+  elseif not may_hear(heard) then
+    returned(s, append, 'heard_too_far', '')
+  elseif redis.call('ZCARD', queue) >= MOST_WAITING or s.waiting + #work > MOST_WAITING_BYTES then
+    returned(s, append, 'queue_full', '')
+  else
+    redis.call('ZADD', queue, whole(s.seq + (when_busy == 'interrupt' and 0 or LATER)), append)
+    redis.call('HSET', appends, append, '{"state":"appended"}', '!' .. append, work)
+    s.waiting = s.waiting + #work
+    if when_busy == 'interrupt' then stop_open_run() end
+  end
+elseif kind == 'interrupt' then
+  told('appended')
+  if s.run ~= '' and may_hear(heard) then
+    stop_open_run()
+    delivered(s, append, r[4] or '0')
+  elseif s.run == '' and heard ~= '' and runs ~= '0' and may_hear(heard) then
+    -- The last run ended before its speech did.
+    redis.call('HSET', history, 'heard:' .. whole(s.runs - 1), heard .. ' ' .. heard_characters)
+    delivered(s, append, 0)
+  else
+    returned(s, append, may_hear(heard) and 'nothing_open' or 'heard_too_far', '')
+  end
+else
+  told('appended')
+  local size = redis.call('HSTRLEN', appends, '!' .. subject)
+  if size > 0 then
+    redis.call('HDEL', appends, '!' .. subject)
+    redis.call('ZREM', queue, subject)
+    s.waiting = s.waiting - size
+    returned(s, subject, 'withdrawn', '')
+    delivered(s, append, 0)
+  else
+    returned(s, append, 'not_waiting', '')
+  end
+end
+keep_session(s, s.run ~= '' and open_ms + keep_ms or keep_ms)
+return 'ok'

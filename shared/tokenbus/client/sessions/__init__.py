@@ -1,0 +1,1 @@
+"""Sessions: appends, and a reader with one order over all runs of a session."""

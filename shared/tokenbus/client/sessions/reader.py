@@ -1,0 +1,258 @@
+"""Reads a session in the one order that it has for every reader: its own events, and each run's at the run's place.
+
+An event of the session that came while a run was open says behind which of the run's events its place is; what the
+script that wrote it saw as the newest. So a later event of the run is in the run's log only after the session's event
+is in the session's. A reader therefore looks for events of the session after it has read events of a run, and before
+it passes these on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.server.server import translated
+from tokenbus.bus.server.stream_reader import Entry
+from tokenbus.client.decode import public_event
+from tokenbus.client.deployment import Deployment, Outage
+from tokenbus.client.log_reader import LONGEST_LOOK_S
+from tokenbus.client.tailing.stream_tail import StreamFeed
+from tokenbus.errors import CursorAhead, Malformed, ServerUnavailable, SessionNotFound
+from tokenbus.events.public import PublicEvent
+from tokenbus.events.sessions import AnySessionEvent, RunEnded
+
+COUNT = 256
+_decoder = msgspec.json.Decoder(AnySessionEvent)
+
+
+class SessionCursor(msgspec.Struct, frozen=True, order=True):
+    """A place in a session: after its event ``session_seq``, and after the event ``run_seq`` of the run that was open
+    then.
+    """
+
+    session_seq: int = -1
+    run_seq: int = -1
+
+    def __str__(self) -> str:
+        return f"{self.session_seq}.{self.run_seq}"
+
+    @classmethod
+    def parse(cls, text: str) -> SessionCursor:
+        """Read what `str` of a cursor gives. Raises ValueError."""
+        session_seq, dot, run_seq = text.partition(".")
+        cursor = cls(int(session_seq), int(run_seq))
+        if not dot or cursor.session_seq < -1 or cursor.run_seq < -1:
+            raise ValueError(f"{text!r} is no cursor of a session")
+        return cursor
+
+
+class SessionStep(msgspec.Struct, frozen=True):
+    """One event of a session or of one of its runs, and the cursor behind it."""
+
+    event: AnySessionEvent | PublicEvent
+    cursor: SessionCursor
+
+
+def session_event(log: str, entry: Entry) -> AnySessionEvent:
+    """Decode an entry of a session's log. Raises Malformed."""
+    entry_id, fields = entry
+    try:
+        return _decoder.decode(fields[b"__data__"])
+    except (KeyError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+        raise Malformed(f"{log} {entry_id.decode()}", f"no event of a session: {e!r}") from None
+
+
+async def follow_session(
+    deployment: Deployment, ref: str, name: str, *, after: SessionCursor, live: bool, reconnect_s: float
+) -> AsyncGenerator[SessionStep]:
+    """Yield the session's events after a cursor. Survives outages shorter than ``reconnect_s``. Raises SessionNotFound,
+    CursorAhead.
+    """
+    outage = Outage(reconnect_s)
+    async with SessionReader(deployment, ref, name, after=after) as reader:
+        while True:
+            try:
+                steps = await reader.read(live=live)
+            except ServerUnavailable as e:
+                await outage.wait(e)
+                continue
+            outage.over()
+            for step in steps:
+                yield step
+            if not steps and not live:
+                return
+
+
+class SessionReader:
+    """One reader of one session. Use inside ``async with``."""
+
+    def __init__(self, deployment: Deployment, ref: str, name: str, *, after: SessionCursor) -> None:
+        self._deployment = deployment
+        self._ref = ref
+        self._name = name
+        self._at = after
+        self._keys: Keys | None = None
+        self._run: _RunTail | None = None
+        self._feeds: list[StreamFeed] = []
+        """What wakes it up."""
+        self._known: deque[AnySessionEvent] = deque()
+        """Events of the session that were read, and have not been passed on."""
+        self._read_up_to = after.session_seq
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close_feeds()
+
+    async def read(self, *, live: bool) -> list[SessionStep]:
+        """Return the next events, in order, some hundred at most; empty if none is stored and, if ``live``, none came
+        for a while.
+
+        Raises SessionNotFound, CursorAhead, Malformed, and ServerUnavailable, after which it may be called again.
+        """
+        self._keys = self._keys or await self._begin()
+        keys = self._keys
+        while True:
+            if not self._known:
+                await self._look(keys)
+            if steps := await self._of_session():
+                return steps
+            if self._run and (self._run.unread or await self._run.read()):
+                await self._look(keys)  # after the run was read, before its events are passed on
+                if not self._known:
+                    return self._of_run(self._run.take())
+            elif not live or not await self._news(keys):
+                return []
+
+    async def _begin(self) -> Keys:
+        """Find the session, and which run was open at the cursor."""
+        keys = await self._deployment.keys_of(self._ref)
+        client, log = self._deployment.server.client, keys.log(self._ref)
+        with translated(self._deployment.server):
+            newest: list[Entry] = await client.xrevrange(log, count=1)
+            if not newest:
+                raise SessionNotFound(self._name)
+            last = session_event(log, newest[0]).session_seq
+            if self._at.session_seq > last:
+                raise CursorAhead(log, str(self._at), str(last))
+            if self._at.session_seq >= 0:
+                entry = f"1-{self._at.session_seq}"
+                (found,) = await client.xrange(log, entry, entry)
+                event = session_event(log, found)
+                if event.run is not None and not isinstance(event, RunEnded):
+                    self._run = _RunTail(self._deployment, keys, event.run, self._at.run_seq)
+        return keys
+
+    async def _look(self, keys: Keys) -> None:
+        """Read stored events of the session."""
+        log = keys.log(self._ref)
+        after = f"(1-{self._read_up_to}" if self._read_up_to >= 0 else "-"
+        with translated(self._deployment.server):
+            entries: list[Entry] = await self._deployment.server.client.xrange(log, after, count=COUNT)
+        for entry in entries:
+            event = session_event(log, entry)
+            self._known.append(event)
+            self._read_up_to = event.session_seq
+
+    async def _of_session(self) -> list[SessionStep]:
+        """The session's events that were read, each behind the run's events that precede it."""
+        assert self._keys
+        steps: list[SessionStep] = []
+        while self._known and len(steps) < COUNT:
+            event = self._known[0]
+            if event.run is not None:
+                if self._run is None or self._run.id != event.run:
+                    self._run = _RunTail(self._deployment, self._keys, event.run, -1)
+                    self._at = SessionCursor(self._at.session_seq, -1)
+                place = -1 if event.run_seq is None else event.run_seq
+                if self._run.seq < place and (self._run.unread or await self._run.read()):
+                    of_run = self._of_run(self._run.take(place))
+                    steps += of_run
+                    if of_run and self._run.seq < place:
+                        continue
+                # If the run has nothing more up to there, its log has expired.
+            self._known.popleft()
+            self._at = SessionCursor(event.session_seq, self._at.run_seq)
+            if isinstance(event, RunEnded):
+                self._run = None
+                self._at = SessionCursor(event.session_seq)
+            steps.append(SessionStep(event, self._at))
+        return steps
+
+    async def _news(self, keys: Keys) -> bool:
+        """Wait until the session or its open run has something new; False after a while without. Raises
+        SessionNotFound.
+        """
+        hub = self._deployment.hub
+        logs = [(keys.log(self._ref), f"1-{self._read_up_to}" if self._read_up_to >= 0 else "0-0")]
+        logs += [(self._run.log, self._run.position)] if self._run else []
+        self._feeds = [hub.open_feed(log, position) for log, position in logs]
+        waiting = [asyncio.create_task(feed.take(LONGEST_LOOK_S)) for feed in self._feeds]
+        try:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+            self._close_feeds()
+        if any(task.result() for task in done):
+            return True
+        with translated(self._deployment.server):
+            if not await self._deployment.server.client.exists(keys.log(self._ref)):
+                raise SessionNotFound(self._name)
+        return False
+
+    def _of_run(self, events: list[PublicEvent]) -> list[SessionStep]:
+        steps: list[SessionStep] = []
+        for event in events:
+            self._at = SessionCursor(self._at.session_seq, event.seq)
+            steps.append(SessionStep(event, self._at))
+        return steps
+
+    def _close_feeds(self) -> None:
+        feeds, self._feeds = self._feeds, []
+        for feed in feeds:
+            self._deployment.hub.close_feed(feed)
+
+
+class _RunTail:
+    """The events of a run that were read and have not been passed on."""
+
+    def __init__(self, deployment: Deployment, keys: Keys, run: str, after: int) -> None:
+        self.id = run
+        self.seq = after
+        """The last event that was passed on."""
+        self.log = keys.log(run)
+        self.position = "0-0"
+        self.unread: deque[PublicEvent] = deque()
+        self._server = deployment.server
+
+    async def read(self) -> bool:
+        """Read what is stored; whether there is something to pass on."""
+        while not self.unread:
+            with translated(self._server):
+                entries: list[Entry] = await self._server.client.xrange(self.log, f"({self.position}", count=COUNT)
+            if not entries:
+                return False
+            self.position = entries[-1][0].decode()
+            events = (public_event(self.log, entry) for entry in entries)
+            self.unread.extend(event for event in events if event.seq > self.seq)
+        return True
+
+    def take(self, upto: int | None = None) -> list[PublicEvent]:
+        """Pass on what was read, up to this event."""
+        taken: list[PublicEvent] = []
+        while self.unread and (upto is None or self.unread[0].seq <= upto):
+            taken.append(self.unread.popleft())
+        if taken:
+            self.seq = taken[-1].seq
+        return taken

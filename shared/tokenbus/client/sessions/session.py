@@ -1,0 +1,231 @@
+"""A session as its clients use it: append to it, follow it, read its history."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+
+import msgspec
+
+from tokenbus.bus.server.server import translated
+from tokenbus.client.deployment import Deployment
+from tokenbus.client.publishing import publish as publishing
+from tokenbus.client.publishing.publish import new_run_id
+from tokenbus.client.sessions.history import history_before
+from tokenbus.client.sessions.reader import SessionCursor, SessionStep, follow_session
+from tokenbus.core.request.bounds import tenant_of
+from tokenbus.errors import AppendPending, RequestInvalid, SessionNotFound
+from tokenbus.events.requests import (
+    Append,
+    Configure,
+    ContentPart,
+    HistoryBound,
+    Interrupt,
+    Message,
+    RunId,
+    SessionItem,
+    SessionMessage,
+    WhenBusy,
+    Withdraw,
+)
+from tokenbus.events.sessions import Fate, SessionRun, session_ref
+
+ACCEPTED_WAIT_S = 60.0
+"""How long an append may wait for intake before `AppendPending` is raised."""
+FIRST_LOOK_S, LONGEST_LOOK_S = 0.002, 0.1
+_FOR_CONFIGURATION = ("id", "messages", "type")
+_fate_decoder = msgspec.json.Decoder(Fate)
+
+
+class Receipt(msgspec.Struct, frozen=True):
+    """An append that was accepted: its id, and its fate so far."""
+
+    append: str
+    fate: Fate
+
+
+class Session:
+    """A conversation that any number of clients append to and follow. From `Client.session`; usable while that is open.
+
+    Every method that appends takes ``append``, the append's id: appending it twice is appending it once. Without one it
+    gets a new id. It returns once the append is accepted, with its fate so far, and raises
+
+    - RequestInvalid if the append is invalid, with the problem that intake named;
+    - AppendPending if no intake took it within ``wait_s`` seconds: repeat it with the same id, or ask `fate`;
+    - RequestTooLarge, ServerUnavailable and ServerFull. After the last two it may be repeated with the same id.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        deployment: Deployment,
+        put: Callable[[Append, str], Awaitable[None]],
+        *,
+        tenant: str = "",
+        reconnect_s: float,
+    ) -> None:
+        """``put`` puts an append of a tenant on the inbound stream. Raises RequestInvalid for a name that no session
+        can have.
+        """
+        try:
+            self.name = msgspec.convert(name, RunId)
+        except msgspec.ValidationError as e:
+            raise RequestInvalid("session", str(e)) from None
+        self.tenant = tenant_of({"tenant": tenant})
+        self._ref = session_ref(self.tenant, self.name)
+        self._deployment = deployment
+        self._put = put
+        self._reconnect_s = reconnect_s
+
+    def __repr__(self) -> str:
+        return f"Session({self.name!r})" if not self.tenant else f"Session({self.name!r}, tenant={self.tenant!r})"
+
+    # --- appends ----------------------------------------------------------------------------------------------
+
+    async def configure(
+        self,
+        request: Mapping[str, object],
+        *,
+        when_busy: WhenBusy = "enqueue",
+        together: bool = False,
+        history_tokens: int | None = None,
+        messages: Sequence[Message | Mapping[str, object]] = (),
+        append: str | None = None,
+        wait_s: float = ACCEPTED_WAIT_S,
+    ) -> Receipt:
+        """Set what each run of the session is, from the next append on; makes the session if there is none.
+
+        - ``request``: fields of a `Generate`, without ``id`` and ``messages``.
+        - ``when_busy``: what becomes of a message while a run is open: `enqueue`, `interrupt` or `reject`.
+        - ``together``: messages that wait start one run together.
+        - ``history_tokens``: send at most about so many tokens of the history, the newest; None: all of it.
+        - ``messages``: the history that a new session begins with.
+        """
+        for name in _FOR_CONFIGURATION:
+            if name in request:
+                raise RequestInvalid(f"request.{name}", "it is no part of a configuration, for each run has its own")
+        item = Configure(
+            request=dict(request),
+            when_busy=when_busy,
+            together=together,
+            history=HistoryBound(tokens=history_tokens) if history_tokens is not None else None,
+            messages=[m if isinstance(m, Message) else _message(m) for m in messages],
+        )
+        return await self._append(item, append, wait_s)
+
+    async def send(
+        self,
+        content: str | list[ContentPart],
+        *,
+        participant: str | None = None,
+        when_busy: WhenBusy | None = None,
+        heard_through: int | None = None,
+        heard_characters: int | None = None,
+        metadata: Mapping[str, object] | None = None,
+        append: str | None = None,
+        wait_s: float = ACCEPTED_WAIT_S,
+    ) -> Receipt:
+        """Append a message to the model. It starts a run, at once if none is open: see `configure` for ``when_busy``.
+
+        ``heard_through``, ``heard_characters``: for a message that interrupts, how far the open run was heard, as in
+        `Client.cancel`. ``metadata`` is added to that of the run.
+        """
+        item = SessionMessage(
+            content=content,
+            participant=participant,
+            when_busy=when_busy,
+            heard_through=heard_through,
+            heard_characters=heard_characters,
+        )
+        return await self._append(item, append, wait_s, metadata)
+
+    async def interrupt(
+        self,
+        *,
+        heard_through: int | None = None,
+        heard_characters: int | None = None,
+        append: str | None = None,
+        wait_s: float = ACCEPTED_WAIT_S,
+    ) -> Receipt:
+        """End the open run as `cancelled`, reason `interrupted`; what waits starts the next one.
+
+        ``heard_through``, ``heard_characters``: as in `Client.cancel`. If no run is open, they cut the last one, whose
+        speech may end after it did.
+        """
+        item = Interrupt(heard_through=heard_through, heard_characters=heard_characters)
+        return await self._append(item, append, wait_s)
+
+    async def withdraw(self, waiting: str, *, append: str | None = None, wait_s: float = ACCEPTED_WAIT_S) -> Receipt:
+        """Take back the append ``waiting``, if it still waits: it is then returned as `withdrawn`."""
+        return await self._append(Withdraw(append=waiting), append, wait_s)
+
+    async def _append(
+        self, item: SessionItem, append: str | None, wait_s: float, metadata: Mapping[str, object] | None = None
+    ) -> Receipt:
+        named = {**(metadata or {}), **({"tenant": self.tenant} if self.tenant else {})}
+        request = Append(session=self.name, item=item, id=append or new_run_id(), metadata=named or None)
+        with publishing.carrying(request):
+            await self._put(request, self.tenant)
+            return await self._accepted(request.id or "", wait_s)
+
+    async def _accepted(self, append: str, wait_s: float) -> Receipt:
+        look_s = FIRST_LOOK_S
+        try:
+            async with asyncio.timeout(wait_s):
+                while (fate := await self.fate(append)) is None:
+                    await asyncio.sleep(look_s)
+                    look_s = min(2 * look_s, LONGEST_LOOK_S)
+        except TimeoutError:
+            raise AppendPending(self.name, append, wait_s) from None
+        if fate.reason == "refused":
+            raise RequestInvalid("append", fate.problem or "")
+        return Receipt(append, fate)
+
+    async def fate(self, append: str) -> Fate | None:
+        """What became of an append; None if it is not known, or not any more. Raises ServerUnavailable."""
+        keys = await self._deployment.keys_of(self._ref)
+        with translated(self._deployment.server):
+            found: bytes | None = await self._deployment.server.client.hget(keys.of_session(self._ref)[1], append)
+        return _fate_decoder.decode(found) if found is not None else None
+
+    # --- reading ----------------------------------------------------------------------------------------------
+
+    def follow(self, *, after: SessionCursor | None = None, live: bool = True) -> AsyncGenerator[SessionStep]:
+        """Yield the session's events and those of its runs, each with the cursor behind it.
+
+        The order is the same for every reader, for ever: an event of the session stands behind those of the open run
+        that were there when it was written. First the stored ones, then live, without end; ``live`` False: the stored
+        ones. Reconnects after lost connections. Raises SessionNotFound, also if the session is deleted or expires;
+        CursorAhead; ServerUnavailable.
+        """
+        return follow_session(
+            self._deployment,
+            self._ref,
+            self.name,
+            after=after or SessionCursor(),
+            live=live,
+            reconnect_s=self._reconnect_s,
+        )
+
+    async def messages(self) -> list[Message]:
+        """The history as the next run gets it, without a bound. Excludes what the open run has given so far.
+
+        Raises SessionNotFound, ServerUnavailable.
+        """
+        keys = await self._deployment.keys_of(self._ref)
+        server = self._deployment.server
+        with translated(server):
+            found: list[bytes | None] = await server.client.hmget(keys.session(self._ref), ["made", "runs", "run"])
+            made, runs, run = found
+            if made is None:
+                raise SessionNotFound(self.name)
+            number = int(runs or 0) - (1 if run else 0)
+            before = await history_before(server, keys, SessionRun(self._ref, made.decode(), number))
+        return [*before.messages, *(before.own if run else [])]
+
+
+def _message(value: Mapping[str, object]) -> Message:
+    try:
+        return msgspec.convert(value, Message)
+    except msgspec.ValidationError as e:
+        raise RequestInvalid("messages", str(e)) from None

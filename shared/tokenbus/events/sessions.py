@@ -1,0 +1,134 @@
+"""Sessions: the events of a session's own log, and the names that a session gives its runs.
+
+A session belongs to a tenant and is stored under a digest of both names, so no text of theirs is part of a key. All its
+keys and runs are in one partition: a run's id begins with the digest, and that part of it alone decides the partition.
+"""
+
+from __future__ import annotations
+
+import re
+from hashlib import sha256
+from typing import Literal
+
+import msgspec
+
+from tokenbus.events.requests import SessionItem
+
+DIGEST_CHARS = 24
+_NAME = re.compile(rf"s\.[0-9a-f]{{{DIGEST_CHARS}}}(?:\.|$)")
+_RUN = re.compile(rf"(s\.[0-9a-f]{{{DIGEST_CHARS}}})\.([0-9a-f]{{8}})\.([0-9]{{1,9}})")
+
+
+def session_ref(tenant: str, name: str) -> str:
+    """The session's name in keys: ``s.`` and a digest of tenant and name."""
+    digest = sha256(b"\0".join((tenant.encode(), name.encode()))).hexdigest()
+    return f"s.{digest[:DIGEST_CHARS]}"
+
+
+def placing(name: str) -> str:
+    """The part of a run's id that decides its partition: all of it, or for a session's run that of the session."""
+    return name[: DIGEST_CHARS + 2] if name.startswith("s.") and _NAME.match(name) else name
+
+
+def is_reserved(run: str) -> bool:
+    """Whether only a session may give this id to a run."""
+    return _NAME.match(run) is not None
+
+
+class SessionRun(msgspec.Struct, frozen=True):
+    """What the id of a session's run says."""
+
+    ref: str
+    """See `session_ref`."""
+    made: str
+    """Which session of that name: it may be deleted and made again."""
+    number: int
+    """Counts the session's runs from 0."""
+
+    @property
+    def id(self) -> str:
+        """The run's id."""
+        return f"{self.ref}.{self.made}.{self.number}"
+
+    @property
+    def following(self) -> SessionRun:
+        """The session's next run."""
+        return SessionRun(self.ref, self.made, self.number + 1)
+
+
+def session_run(run: str) -> SessionRun | None:
+    """What the id says, if it is that of a session's run."""
+    found = _RUN.fullmatch(run)
+    return SessionRun(found[1], found[2], int(found[3])) if found else None
+
+
+ReturnReason = Literal[
+    "busy", "withdrawn", "queue_full", "heard_too_far", "not_waiting", "nothing_open", "exists", "refused"
+]
+"""``busy``: `when_busy` is `reject` and a run is open. ``heard_too_far``: the run has no event as new.
+``not_waiting``: there is nothing to withdraw. ``nothing_open``: there is nothing to interrupt. ``exists``: ``messages``
+for a session that is there. ``refused``: the append is invalid, see ``problem``.
+"""
+
+
+class SessionEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
+    """Fields of every event of a session.
+
+    If ``run`` is set, the event's place is behind the event ``run_seq`` of this run, -1 for before its first.
+    """
+
+    session_seq: int
+    """Counts the session's events from 0 without a gap."""
+    at_ms: int
+    run: str | None = None
+    run_seq: int | None = None
+
+
+class Configured(SessionEvent, frozen=True, kw_only=True, tag="configured"):
+    """The configuration changed, for messages that are appended from now on. The first event of a session."""
+
+    append: str
+    item: SessionItem
+
+
+class Appended(SessionEvent, frozen=True, kw_only=True, tag="appended"):
+    """The append was accepted. Its fate follows as `Delivered` or `Returned`."""
+
+    append: str
+    item: SessionItem
+
+
+class Delivered(SessionEvent, frozen=True, kw_only=True, tag="delivered"):
+    """The append took effect: in the run ``run``, if it concerns one."""
+
+    append: str
+    turn: int = 0
+
+
+class Returned(SessionEvent, frozen=True, kw_only=True, tag="returned"):
+    """The append had no effect and never will have one."""
+
+    append: str
+    reason: ReturnReason
+    problem: str | None = None
+
+
+class RunEnded(SessionEvent, frozen=True, kw_only=True, tag="run_ended"):
+    """The run ended; its terminal event is the one before. ``status`` `lost`: nothing of the run is left."""
+
+    status: Literal["completed", "incomplete", "failed", "cancelled", "lost"]
+
+
+AnySessionEvent = Configured | Appended | Delivered | Returned | RunEnded
+
+
+class Fate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What became of an append."""
+
+    state: Literal["appended", "delivered", "returned"]
+    """``appended``: it waits."""
+    run: str | None = None
+    """The run that it started, or that it ended."""
+    turn: int | None = None
+    reason: ReturnReason | None = None
+    problem: str | None = None

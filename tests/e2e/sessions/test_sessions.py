@@ -1,0 +1,251 @@
+"""A session through the running services: one order, and every append once, whatever dies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.fleet import PIPELINE, Fleet, fleet
+from tests.waiting import eventually
+from tokenbus import Chunk, Client, Message
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.server.server import Server
+from tokenbus.client.sessions.reader import SessionStep
+from tokenbus.client.sessions.session import Session
+from tokenbus.errors import RequestInvalid
+from tokenbus.events.sessions import Appended, Configured, Delivered, Fate, Returned, RunEnded
+from tokenbus_services.mock_provider import MockProvider, Reply, Script, Stall, Turn
+
+TALK = Script(
+    name="talk",
+    turns=(
+        Turn(says=Reply(text="one two three four"), fault=Stall(after_text="three")),
+        *(Turn(says=Reply(text=f"answer {n}")) for n in range(1, 8)),
+    ),
+)
+"""The first answer waits in its middle until the test lets it go on."""
+CONFIG = {"provider": "openai-chat", "model": "talk", "system": "Be brief."}
+
+
+@asynccontextmanager
+async def running(server_url: str, keys: Keys, tmp_path: Path) -> AsyncGenerator[tuple[MockProvider, Fleet, Client]]:
+    async with (
+        MockProvider([TALK]) as provider,
+        fleet(tmp_path, server_url, keys, provider.url, PIPELINE) as workers,
+        Client(server_url, prefix=keys.prefix) as bus,
+    ):
+        yield provider, workers, bus
+
+
+async def told(session: Session, until: Callable[[SessionStep], bool], times: int = 1) -> list[SessionStep]:
+    """All that a reader gets from the beginning, up to the last of so many steps."""
+    steps: list[SessionStep] = []
+    async for step in session.follow():
+        steps.append(step)
+        times -= until(step)
+        if not times:
+            break
+    return steps
+
+
+def run_over(step: SessionStep) -> bool:
+    return isinstance(step.event, RunEnded)
+
+
+def said(step: SessionStep) -> bool:
+    return isinstance(step.event, Chunk) and "three" in step.event.text
+
+
+def sent(provider: MockProvider, number: int) -> list[tuple[str, Any]]:
+    """The conversation in the body of a request to the provider."""
+    body = json.loads(provider.requests[number].http_request.body)
+    return [(message["role"], message["content"]) for message in body["messages"]]
+
+
+def texts(messages: list[Message]) -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    for message in messages:
+        content = message.content if isinstance(message.content, str) else "".join(p.text for p in message.content)  # pyright: ignore
+        found.append((message.role, content))
+    return found
+
+
+async def test_messages_wait_for_the_open_run_and_each_run_gets_the_history(
+    server_url: str, keys: Keys, tmp_path: Path
+) -> None:
+    async with running(server_url, keys, tmp_path) as (provider, _, bus):
+        session = bus.session("chat", tenant="ada")
+        await session.configure(CONFIG)
+        first = await session.send("hello")
+        assert first.fate.state == "delivered"
+        await told(session, said)
+        second = await session.send("and then?", append="b")
+        assert second.fate == Fate(state="appended")
+        assert await session.send("and then?", append="b") == second
+        await session.send("and then?", append="b")
+        await session.send("and last?", append="c")
+        provider.resume(provider.requests[0])
+        steps = await told(session, run_over, 3)
+        assert sent(provider, 2) == [
+            ("system", "Be brief."),
+            ("user", "hello"),
+            ("assistant", "one two three four"),
+            ("user", "and then?"),
+            ("assistant", "answer 1"),
+            ("user", "and last?"),
+        ]
+        assert texts(await session.messages()) == [*sent(provider, 2)[1:], ("assistant", "answer 2")]
+        own = [step.event for step in steps if isinstance(step.event, Appended | Delivered | Configured | RunEnded)]
+        assert [event.session_seq for event in own] == list(range(len(own)))
+        delivered = [event for event in own if isinstance(event, Delivered)]
+        runs = [event.run for event in own if isinstance(event, RunEnded)]
+        assert [event.append for event in delivered] == [first.append, "b", "c"]
+        assert [event.run for event in delivered] == runs
+        assert await session.fate("b") == Fate(state="delivered", run=runs[1], turn=0)
+        assert len(provider.requests) == 3
+        # Whichever cursor a reader goes on from, it gets the same.
+        for n in range(0, len(steps), 3):
+            rest = [step async for step in session.follow(after=steps[n].cursor, live=False)]
+            assert rest == steps[n + 1 :]
+        assert texts(await bus.messages(runs[1] or "")) == [("assistant", "answer 1")]
+
+
+async def test_an_append_to_no_session_or_one_that_is_invalid_is_returned_with_the_problem(
+    server_url: str, keys: Keys, tmp_path: Path, server: Server
+) -> None:
+    async with running(server_url, keys, tmp_path) as (_, _, bus):
+        session = bus.session("chat")
+        with pytest.raises(RequestInvalid, match="there is no session 'chat'"):
+            await session.send("hello", append="a")
+        await session.configure(CONFIG)
+        for wrong in ({**CONFIG, "provider": "nobody"}, {**CONFIG, "max_tokens": 0}, {"provider": "openai-chat"}):
+            with pytest.raises(RequestInvalid):
+                await session.configure(wrong)
+        request = {"type": "append", "session": "chat", "id": "x", "item": {"type": "message", "content": 7}}
+        await server.client.xadd(keys.requests, {"__data__": json.dumps(request)})
+
+        async def refused() -> bool:
+            fate = await session.fate("x")
+            return fate is not None and fate.reason == "refused" and "item.content" in (fate.problem or "")
+
+        await eventually(refused)
+        other = bus.session("chat", tenant="eve")
+        with pytest.raises(RequestInvalid, match="there is no session 'chat'"):
+            await other.send("hello")
+        assert [type(step.event) async for step in session.follow(live=False)] == [Configured, *4 * [Returned]]
+
+
+async def test_a_busy_session_rejects_interrupts_and_gives_messages_back(
+    server_url: str, keys: Keys, tmp_path: Path
+) -> None:
+    async with running(server_url, keys, tmp_path) as (_provider, _, bus):
+        session = bus.session("voice")
+        await session.configure(CONFIG)
+        assert (await session.interrupt()).fate.reason == "nothing_open"
+        await session.send("hello")
+        steps = await told(session, said)
+        assert (await session.send("no", when_busy="reject")).fate.reason == "busy"
+        await session.send("waits", append="w")
+        assert (await session.withdraw("w")).fate.state == "delivered"
+        assert (await session.withdraw("w")).fate.reason == "not_waiting"
+        fate = await session.fate("w")
+        assert fate
+        assert fate.reason == "withdrawn"
+        await session.send("later")
+        heard = next(s.event for s in steps if isinstance(s.event, Chunk) and s.event.visible)
+        assert isinstance(heard, Chunk)
+        beyond = await session.send("?", when_busy="interrupt", heard_through=999)
+        assert beyond.fate.reason == "heard_too_far"
+        await session.send("stop", when_busy="interrupt", heard_through=heard.seq, heard_characters=2)
+        steps = await told(session, run_over, 3)
+        statuses = [step.event.status for step in steps if isinstance(step.event, RunEnded)]
+        assert statuses == ["cancelled", "completed", "completed"]
+        history = [("user", "hello"), ("assistant", heard.text[:2]), ("user", "stop"), ("assistant", "answer 1")]
+        assert texts(await session.messages()) == [*history, ("user", "later"), ("assistant", "answer 2")]
+        # The last run's speech may end after the run.
+        last = next(s.event for s in reversed(steps) if isinstance(s.event, Chunk))
+        assert isinstance(last, Chunk)
+        assert (await session.interrupt(heard_through=last.seq, heard_characters=1)).fate.state == "delivered"
+        assert len(texts(await session.messages())[-1][1]) < len("answer 2")
+
+
+async def test_history_is_bounded_in_tokens_with_a_note_and_a_session_may_begin_with_one(
+    server_url: str, keys: Keys, tmp_path: Path
+) -> None:
+    async with running(server_url, keys, tmp_path) as (provider, _, bus):
+        session = bus.session("long")
+        before: list[Any] = [{"role": "user", "content": "x" * 4000}, {"role": "assistant", "content": "yes"}]
+        await session.configure({**CONFIG, "system": "s"}, messages=before, history_tokens=400)
+        for text in ("a" * 400, "b" * 1200, "c"):
+            await session.send(text, wait_s=8)
+        steps = await told(session, run_over, 3)
+        assert [role for role, _ in sent(provider, 0)] == ["system", "user"]
+        assert sent(provider, 2) == [("system", "s"), ("user", "b" * 1200), sent(provider, 2)[2], ("user", "c")]
+        notes = [getattr(step.event, "provider_extra", None) for step in steps]
+        assert any("oldest runs were left out" in str(note) for note in notes)
+        assert len(await session.messages()) == 8
+
+
+async def test_messages_that_wait_are_taken_together_if_the_configuration_says_so(
+    server_url: str, keys: Keys, tmp_path: Path
+) -> None:
+    async with running(server_url, keys, tmp_path) as (provider, _, bus):
+        session = bus.session("together")
+        await session.configure(CONFIG, together=True)
+        await session.send("hello")
+        await told(session, said)
+        for text in ("b", "c"):
+            await session.send(text, wait_s=8)
+        await session.configure({**CONFIG, "system": "Be long."}, together=True)
+        await session.send("d")
+        provider.resume(provider.requests[0])
+        await told(session, run_over, 3)
+        assert [content for role, content in sent(provider, 1) if role == "user"] == ["hello", "b", "c"]
+        assert sent(provider, 2)[0] == ("system", "Be long.")
+
+
+async def test_nothing_is_lost_or_doubled_while_workers_die(
+    server_url: str, keys: Keys, tmp_path: Path, server: Server
+) -> None:
+    async with running(server_url, keys, tmp_path) as (provider, workers, bus):
+        sessions = [bus.session(f"s{n}") for n in range(3)]
+        for session in sessions:
+            await session.configure({**CONFIG, "on_failure": "restart"})
+
+        async def write(session: Session, who: str) -> None:
+            for n in range(4):
+                await session.send(f"{who} {n}", append=f"{who}-{n}", wait_s=120)
+
+        async def kill() -> None:
+            for kind in PIPELINE * 2:
+                await provider.requested(1)
+                victim = next(w for w in workers.workers if w.kind == kind and w.process.returncode is None)
+                victim.kill()
+                await workers.start(kind)
+
+        async def resume() -> None:
+            while True:
+                for exchange in provider.requests:
+                    provider.resume(exchange)
+                await asyncio.sleep(0.05)
+
+        resuming = asyncio.create_task(resume())
+        await asyncio.gather(kill(), *(write(session, who) for session in sessions for who in ("ann", "bob")))
+        for session in sessions:
+            steps = await told(session, run_over, 8)
+            appended = [s.event.append for s in steps if isinstance(s.event, Appended)]
+            delivered = [s.event.append for s in steps if isinstance(s.event, Delivered)]
+            assert appended == delivered
+            assert sorted(appended) == sorted(f"{who}-{n}" for who in ("ann", "bob") for n in range(4))
+            assert [int(a[-1]) for a in appended if a.startswith("ann")] == [0, 1, 2, 3]
+            assert [step async for step in session.follow(live=False)] == steps
+            history = texts(await session.messages())
+            assert [text for role, text in history if role == "user"] == [f"{a[:3]} {a[-1]}" for a in appended]
+            assert len(history) == 16
+        resuming.cancel()
