@@ -3,7 +3,7 @@
 Intake accepts no run while the server is full, and nothing else would free memory before `retention` does. Each parser
 makes room in the partitions that it owns, so in a Cluster on each node, and no two parsers do it in one partition; dead
 letters go too. It begins above a share of ``maxmemory`` and continues until a tenth less is in use. Open runs, their
-input, runs that wait for a recorder, and what ended in the last seconds stay.
+input, runs that wait for a recorder, what ended in the last seconds, and each stream's newest entry stay.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tokenbus.bus.liveness import Defects, Liveness, rest, stop_task
 from tokenbus.bus.scripts.retention import forget, memory
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
-from tokenbus.bus.server.stream_reader import Entry, id_key
+from tokenbus.bus.server.stream_reader import id_key
 from tokenbus_services.runtime.deployment_snapshot import checked
 from tokenbus_services.settings import Settings
 
@@ -166,19 +166,26 @@ class RoomKeeper:
         pipe = client.pipeline(transaction=False)
         for stream in place.streams:
             pipe.xrange(stream, count=1)
+            pipe.xrevrange(stream, count=1)
         if ended_runs:
             pipe.zrange(ended_runs, place.stay, place.stay, withscores=True)
-        firsts = [checked(reply) for reply in await pipe.execute(raise_on_error=False)]
-        ended: Any = firsts.pop() if ended_runs else []
-        ages = [_ms_of(first) for first in firsts] + [int(score) for _, score in ended]
+        ends: list[Any] = [checked(reply) for reply in await pipe.execute(raise_on_error=False)]
+        ended: Any = ends.pop() if ended_runs else []
+        # The newest entry stays: from an empty stream, a reader that begins there now cannot know later what it missed.
+        streams = {
+            stream: (first[0][0].decode(), last[0][0].decode())
+            for stream, first, last in zip(place.streams, ends[::2], ends[1::2], strict=True)
+            if first and last and first != last
+        }
+        ages = [id_key(first)[0] for first, _ in streams.values()] + [int(score) for _, score in ended]
         until = self._server.clock.now_ms() - SPARED_MS
-        oldest = min((ms for ms in ages if ms is not None), default=until)
+        oldest = min(ages, default=until)
         if oldest >= until:
             return 0, 0
         before = min(oldest + max(1000, (until - oldest) // PARTS), until)
         pipe = client.pipeline(transaction=False)
-        for stream in place.streams:
-            pipe.xtrim(stream, minid=f"{before}-0", approximate=True, limit=STEP_ENTRIES)
+        for stream, (_, last) in streams.items():
+            pipe.xtrim(stream, minid=min(f"{before}-0", last, key=id_key), approximate=True, limit=STEP_ENTRIES)
         if ended_runs:
             pipe.zrangebyscore(ended_runs, "-inf", f"({before}", start=place.stay, num=STEP_RUNS)
         trimmed = [checked(reply) for reply in await pipe.execute(raise_on_error=False)]
@@ -190,7 +197,3 @@ class RoomKeeper:
             gone = await run_script(self._server, forget(ended_runs, names, runs=runs))
             place.stay += len(runs) - gone
         return sum(trimmed), gone
-
-
-def _ms_of(first: list[Entry] | Any) -> int | None:
-    return id_key(first[0][0].decode())[0] if first else None

@@ -12,6 +12,8 @@ from structlog.testing import capture_logs
 from tests.servers import binary, cluster_group
 from tokenbus.bus.keys import TOPICS, Keys
 from tokenbus.bus.run_record import RECORD
+from tokenbus.bus.scripts.topics import ends, trimmed
+from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
 from tokenbus_services.parser import room
 from tokenbus_services.parser.room import LESS, RoomKeeper
@@ -99,6 +101,20 @@ async def test_dead_letters_make_room_like_topics_oldest_first(server: Server) -
     firsts = [await server.client.xrange(stream, count=1) for stream in (KEYS.dead, KEYS.topic(0, TOPICS[0]))]
     ages = [int(first[0][0].split(b"-")[0]) for first in firsts]
     assert abs(ages[0] - ages[1]) < HOUR_MS // 4, "none of them is kept for the other"
+
+
+async def test_a_stream_keeps_its_newest_entry_so_that_a_reader_who_begins_there_misses_nothing(server: Server) -> None:
+    topics = [KEYS.topic(0, topic) for topic in TOPICS]
+    for stream in topics:
+        await put(server, stream)
+    await server.client.config_set("maxmemory", 1)
+    await keeper(server, [0]).look()
+    assert [await server.client.xlen(stream) for stream in topics] == [1] * len(topics)
+    await server.client.config_set("maxmemory", 0)
+    cursors = [cursor.decode() for cursor in await run_script(server, ends(topics))]
+    for stream in topics:
+        await server.client.xadd(stream, {"d": "new"})
+    assert await run_script(server, trimmed(topics, cursors=cursors)) == [b""] * len(topics)
 
 
 async def test_only_the_owner_of_one_partition_looks_after_the_dead_letters(server: Server) -> None:
