@@ -45,6 +45,8 @@ STEPS = 64
 """Steps of one look; the next one continues."""
 SAID_S = 60.0
 """How often to report what was forgotten, or that there is nothing to forget."""
+OTHERS_S = 15.0
+"""A parser without anything to forget reports that only if the others have made no room for this long."""
 DEAD_WITH = 0
 """The owner of this partition also looks after the dead stream."""
 
@@ -83,6 +85,8 @@ class RoomKeeper:
         self._unsaid: Counting[str] = Counting()
         """What was forgotten since the last report."""
         self._say_at = 0.0
+        self._full_since: dict[str, float] = {}
+        """By node that is nearly full."""
         self._task: asyncio.Task[None] | None = None
 
     async def open(self, liveness: Liveness) -> None:
@@ -115,10 +119,13 @@ class RoomKeeper:
         nodes: defaultdict[str, list[_Place]] = defaultdict(list)
         for place in places:
             nodes[self._node_of(place)].append(place)
-        for of_node in nodes.values():
+        for node, of_node in nodes.items():
             share = await self._share(of_node)
-            if share > self._begin:
-                await self._make_room(of_node, share)
+            if share <= self._begin:
+                self._full_since.pop(node, None)
+                continue
+            since = self._full_since.setdefault(node, time.monotonic())
+            await self._make_room(of_node, share, waited=time.monotonic() - since >= OTHERS_S)
 
     def _node_of(self, place: _Place) -> str:
         if self._server.topology != "cluster":
@@ -131,7 +138,8 @@ class RoomKeeper:
         lease = keys.lease(partition, "parser")
         return _Place(keys=keys, memory_key=lease, streams=streams, partition=partition)
 
-    async def _make_room(self, places: Sequence[_Place], before: float) -> None:
+    async def _make_room(self, places: Sequence[_Place], before: float, *, waited: bool) -> None:
+        """``waited``: whether other parsers have had the time to make room."""
         share, entries, runs = before, 0, 0
         for _ in range(STEPS):
             stay = sum(place.stay for place in places)
@@ -143,7 +151,7 @@ class RoomKeeper:
         self._forgotten.labels("entries").inc(entries)
         self._forgotten.labels("runs").inc(runs)
         self._unsaid.update(entries=entries, runs=runs)
-        if time.monotonic() < self._say_at:
+        if time.monotonic() < self._say_at or not (waited or self._unsaid.total()):
             return
         self._say_at = time.monotonic() + SAID_S
         partitions = [place.partition for place in places if place.partition is not None]

@@ -144,6 +144,21 @@ async def test_room_that_is_made_again_and_again_is_reported_once_a_minute(
     assert [(said["event"], said["runs"]) for said in logs] == [("room_made", 1), ("room_made", 3)]
 
 
+async def test_who_has_nothing_to_forget_says_so_if_the_others_made_no_room_either(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty, other = keeper(server, [1]), keeper(server, [0])
+    await put_run(server, "run", age_ms=HOUR_MS)
+    await server.client.config_set("maxmemory", 1)
+    with capture_logs() as logs:
+        await empty.look()
+        await other.look()
+        assert [said["event"] for said in logs] == ["room_made"]
+        monkeypatch.setattr(room, "OTHERS_S", 0.0)
+        await empty.look()
+    assert [said["event"] for said in logs] == ["room_made", "room_not_found"]
+
+
 async def test_in_a_cluster_only_the_node_that_is_full_gets_room(tmp_path: Any) -> None:
     with cluster_group() as group:
         async with Server(group.url) as server:
