@@ -20,6 +20,7 @@ from tokenbus.events.quirks import ApiName
 PAGE = ROOT / "docs" / "reference" / "hosted-tools.md"
 STREAMS: dict[str, tuple[ApiName, str]] = {
     "Anthropic: web search": ("anthropic", "anthropic/vercel-ai__anthropic-web-search-tool.1.sse"),
+    "Anthropic: fetch": ("anthropic", "anthropic/vercel-ai__anthropic-web-fetch-tool.1.sse"),
     "Anthropic: MCP": ("anthropic", "anthropic/vercel-ai__anthropic-mcp.1.sse"),
     "OpenAI Responses: file search": ("openai-responses", "openai_responses/vercel-ai__openai-file-search-tool.1.sse"),
     "OpenAI Responses: code": ("openai-responses", "openai_responses/vercel-ai__openai-code-interpreter-tool.1.sse"),
@@ -27,6 +28,7 @@ STREAMS: dict[str, tuple[ApiName, str]] = {
         "openai-responses",
         "openai_responses/pydantic-pydantic-ai__test_openai_responses_model_mcp_server_tool_stream.sse",
     ),
+    "OpenAI Responses: shell": ("openai-responses", "openai_responses/vercel-ai__openai-shell-container.1.sse"),
     "OpenAI Responses: image": ("openai-responses", "openai_responses/vercel-ai__openai-image-generation-tool.1.sse"),
     "xAI on Responses: web search": ("openai-responses", "openai_responses/vercel-ai__xai-web-search-tool.1.sse"),
     "Gemini: code": ("gemini", "gemini/pydantic-pydantic-ai__test_code_execution_stream.sse"),

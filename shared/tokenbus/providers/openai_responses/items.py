@@ -83,7 +83,7 @@ class StreamedItem(msgspec.Struct):
     emitted: EmittedText = msgspec.field(default_factory=EmittedText)
     """call: its arguments emitted so far. other: the text of its streamed field."""
     field: str = ""
-    """other: its streamed field; a dot: the field of an object in it."""
+    """other: its streamed field; a dot: the field of an object in it, or the place in a list."""
     pieces: list[str] = []
     """call: arguments that came before its name."""
     has_logprobs: bool = False
@@ -95,14 +95,18 @@ class StreamedItem(msgspec.Struct):
         """The JSON of a complete item, after what was streamed of it."""
         if not self.field:
             return data.decode()
-        levels, whole = list[dict[str, msgspec.Raw]](), msgspec.Raw(data)
+        after, whole = list[str](), msgspec.Raw(data)
         for name in self.field.split("."):
-            levels.append(read(wire.fields, bytes(whole), "item"))
-            whole = levels[-1].pop(name, msgspec.Raw(b"null"))
+            others: dict[str, msgspec.Raw] | list[msgspec.Raw]
+            if name.isdigit():
+                values = read(wire.raws, bytes(whole), "item")
+                whole, *others = values[int(name) :] or [msgspec.Raw(b"null")]
+            else:
+                others = read(wire.fields, bytes(whole), "item")
+                whole = others.pop(name, msgspec.Raw(b"null"))
+            after.append(("," if others else "") + _encode(others).decode()[1:])
         rest = _encode(self.emitted.rest(text_in(whole)) or "").decode()[1:-1] + '"'
-        for others in reversed(levels):
-            rest += ("," if others else "") + _encode(others).decode()[1:]
-        return rest
+        return rest + "".join(reversed(after))
 
     def open_part(self, key: str) -> StreamedPart | None:
         """Return the open part with this key."""
@@ -224,6 +228,12 @@ def text_in(raw: msgspec.Raw) -> str:
     """The string that a field holds; empty if it is none."""
     value = read(wire.anything, bytes(raw), "item")
     return value if isinstance(value, str) else ""
+
+
+def is_next(field: str, other: str) -> bool:
+    """Whether another field is the next text of the same list."""
+    head, _, place = field.rpartition(".")
+    return place.isdigit() and other == f"{head}.{int(place) + 1}"
 
 
 def sort_of(kind: ItemKind, item_type: str) -> str:

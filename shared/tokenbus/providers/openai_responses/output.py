@@ -28,11 +28,13 @@ from tokenbus.providers.openai_responses.items import (
     arguments_of,
     further_fields,
     ids_of,
+    is_next,
     kind_of,
     phase_of,
     sort_of,
     tool_of,
 )
+from tokenbus.providers.response.repeats import EmittedText
 from tokenbus.providers.response.unknown_fields import named
 
 ACTIONS = ("mcp_approval_request", "computer_call", "local_shell_call", "shell_call", "apply_patch_call")
@@ -220,9 +222,17 @@ class OutputDecoder(ContentDecoder, kw_only=True):
         return self.table.items[at]
 
     def _emit_input(self, item: StreamedItem, field: str, piece: str, out: list[Normalized]) -> None:
-        """Emit a piece of a text field of an item that the provider runs. Its JSON begins with the first such field."""
-        if piece and item.field in ("", field):
-            opening = "" if item.field else "".join(f'{{"{name}":' for name in field.split(".")) + '"'
+        """Emit a piece of a text field of an item that the provider runs. Its JSON begins with the first such field. In
+        a list of texts, the next one may follow.
+        """
+        opening: str | None = "" if item.field == field else None
+        if not item.field:
+            names = field.split(".")
+            if not any(name.isdigit() and int(name) for name in names):  # a list begins with its first
+                opening = "".join("[" if name.isdigit() else f'{{"{name}":' for name in names) + '"'
+        elif is_next(item.field, field):
+            opening, item.emitted = '","', EmittedText()
+        if piece and opening is not None:
             item.field = field
             item.emitted.add(piece)
             out.append(ToolCallDelta(item.ordinal, opening + msgspec.json.encode(piece).decode()[1:-1]))

@@ -17,6 +17,8 @@ providers.md ("OpenAI Responses") describes real streams. Design choices:
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import msgspec
 
 from tokenbus.errors import Malformed
@@ -58,8 +60,6 @@ _STREAMED = {
     "response.apply_patch_call_operation_diff.delta": "operation.diff",
 }
 """Fields of items that the provider runs, by the events that stream them. A dot: the field of an object."""
-_REPEATED = ("shell_call_command.delta", "shell_call_output_content.delta")
-"""Events whose data the complete item has again."""
 _OF_PROGRESS = {"type", "item_id", "output_index", "sequence_number"}
 
 
@@ -255,8 +255,9 @@ class ResponsesDecoder(OutputDecoder, kw_only=True):
         """Handle an event of unknown type. Drop it if it concerns an item, whose final form has all data."""
         index = parsed.output_index
         of_item = isinstance(parsed.item_id, str) or (isinstance(index, int) and index in self.table.by_index)
-        if of_item and (field := _STREAMED.get(parsed.type)) and isinstance(parsed.delta, str):
-            self._item_input(index, parsed.item_id, field, parsed.delta, out)
+        if of_item and (pieces := _pieces_of(parsed)):
+            for field, piece in pieces:
+                self._item_input(index, parsed.item_id, field, piece, out)
         elif of_item:
             self._progress(parsed, data, out)
         elif self.started:
@@ -274,7 +275,7 @@ class ResponsesDecoder(OutputDecoder, kw_only=True):
             return
         if item.kind in ("image", "other"):
             out.append(ItemProgress(item.ordinal, name if step == "delta" else step))
-        if name not in _REPEATED and read(wire.fields, data, "event").keys() - _OF_PROGRESS:
+        if read(wire.fields, data, "event").keys() - _OF_PROGRESS:
             self._extra(name, data.decode(), out, item.ordinal)
 
     def _item_input(self, index: object, item_id: object, field: str, piece: str, out: list[Normalized]) -> None:
@@ -283,6 +284,18 @@ class ResponsesDecoder(OutputDecoder, kw_only=True):
         at = self.table.by_index.get(index) if known is None and isinstance(index, int) else known
         if at in self.table.open and (item := self.table.items[at]).kind == "other":
             self._emit_input(item, field, piece, out)
+
+
+def _pieces_of(parsed: wire.Unknown) -> list[tuple[str, str]]:
+    """The pieces of an item's text that an event brings, each with its field."""
+    place = parsed.command_index if isinstance(parsed.command_index, int) else 0
+    printed: Any = parsed.delta
+    if isinstance(printed, dict) and parsed.type == "response.shell_call_output_content.delta":
+        texts = cast("dict[str, object]", printed).items()
+        return [(f"output.{place}.{name}", piece) for name, piece in texts if isinstance(piece, str)]
+    field = f"action.commands.{place}" if parsed.type == "response.shell_call_command.delta" else ""
+    field = field or _STREAMED.get(parsed.type, "")
+    return [(field, printed)] if field and isinstance(printed, str) else []
 
 
 def usage_of(raw: dict[str, object]) -> Usage:

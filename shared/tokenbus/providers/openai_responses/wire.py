@@ -267,6 +267,8 @@ class Unknown(msgspec.Struct):
     output_index: object = None
     item_id: object = None
     delta: object = None
+    command_index: object = None
+    """Of a shell's command, or its output."""
 
 
 class ContentPart(Known):
@@ -332,6 +334,7 @@ _named = msgspec.json.Decoder(_Named)
 content_part = msgspec.json.Decoder(ContentPart)
 anything = msgspec.json.Decoder()
 named_tools = msgspec.json.Decoder(list[NamedTool])
+raws = msgspec.json.Decoder(list[Raw])
 fields = msgspec.json.Decoder(dict[str, Raw])
 
 _TAGS = frozenset(str(struct.__struct_config__.tag) for struct in get_args(Event))

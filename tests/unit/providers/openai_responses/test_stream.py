@@ -769,6 +769,28 @@ def test_a_patch_streams_inside_its_operation() -> None:
     assert events[-2:] == [BlockStop(0), Done("requires_action", "completed")]
 
 
+def test_a_shells_commands_and_what_it_prints_come_as_they_stream() -> None:
+    commands, printed = ["ls -l", 'echo "é"'], [{"stdout": "a\n", "stderr": "b", "outcome": {"type": "exit"}}]
+    pieces = [(0, "ls"), (0, " -l"), (1, "echo "), (1, '"é"')]
+    events = events_of(
+        added(0, "shell_call", call_id="c1", action={"commands": []}),
+        *(event("shell_call_command.delta", 0, command_index=place, delta=piece) for place, piece in pieces),
+        done(0, "shell_call", call_id="c1", action={"commands": [*commands, "pwd"], "timeout_ms": None}),
+        added(1, "shell_call_output", call_id="c1", output=[]),
+        event("shell_call_output_content.delta", 1, command_index=0, delta={"stdout": "a"}),
+        event("shell_call_output_content.delta", 1, command_index=0, delta={"stdout": "\n", "stderr": "b"}),
+        event("shell_call_output_content.delta", 1, command_index=7, delta={"stdout": "of a later one"}),
+        done(1, "shell_call_output", call_id="c1", output=printed),
+        COMPLETED,
+    )
+    fragments = [[e.fragment for e in events if isinstance(e, ToolCallDelta) and e.block == n] for n in (0, 1)]
+    assert [len(each) for each in fragments] == [5, 3]
+    call, output = (msgspec.json.decode("".join(each)) for each in fragments)
+    assert call["action"] == {"commands": [*commands, "pwd"], "timeout_ms": None}
+    assert output["output"] == printed
+    assert not [e for e in events if isinstance(e, Extra | ItemProgress)]
+
+
 def test_log_probabilities_are_with_their_text_streamed_or_whole() -> None:
     probable = [{"token": "a", "logprob": -0.5}]
     part = {"type": "output_text", "text": "a", "logprobs": probable}
