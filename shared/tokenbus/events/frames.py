@@ -262,15 +262,15 @@ class ToolWork(msgspec.Struct, frozen=True, array_like=True):
     tool_id: str
     name: str
     arguments: str
-    free_text: bool = False
-    """``arguments`` is no JSON."""
     timeout_s: float | None = None
     tenant: str = ""
-    """The run's tenant: tenants take turns."""
+    """The run's tenant: tenants take turns. `fair_order` reads it by its place."""
     metadata: dict[str, object] | None = None
     """The run's metadata, for tools that act on behalf of a tenant or a user."""
     traceparent: str = ""
     """As in `Accepted`."""
+    free_text: bool = False
+    """``arguments`` is no JSON."""
 
 
 class Control(msgspec.Struct, frozen=True, array_like=True):
