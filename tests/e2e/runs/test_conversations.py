@@ -340,6 +340,32 @@ async def test_in_a_conversation_that_the_provider_keeps_nothing_is_sent_twice(
 
 
 @pytest.mark.parametrize("stream", [True, False])
+async def test_after_a_previous_response_each_turn_sends_what_is_new_since_it(
+    server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, stream: bool
+) -> None:
+    call = ToolCall(name="weather", arguments={"city": "Bern"})
+    turns = (Turn(says=Reply(text="Let me see.", tool_calls=(call,))), Turn(says=Reply(text="Rain.")))
+    scripts = [Script(name="before", turns=(Turn(says=Reply(text="Hello.")),)), Script(name="after", turns=turns)]
+    async with (
+        MockProvider(scripts) as provider,
+        fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS),
+    ):
+        more: dict[str, Any] = {"provider": "openai-responses", "stream": stream}
+        before = await send("before", **more, extra={"store": True})
+        log: Any = (await ended(server.client, keys, [before]))[before]
+        [previous] = [event["response_id"] for event in log if event["type"] == "answering"]
+        kept = {"store": True, "previous_response_id": previous}
+        run = await send("after", **more, extra=kept, tools=[WEATHER], max_tool_depth=1)
+        log = (await ended(server.client, keys, [run]))[run]
+        bodies = [json.loads(exchange.http_request.body) for exchange in provider.requests]
+    assert log[-1]["type"] == "completed", log
+    assert [body.get("previous_response_id") for body in bodies] == [None, previous, previous]
+    kinds = [[item.get("role") or item["type"] for item in body["input"]] for body in bodies[1:]]
+    assert kinds == [["user"], ["user", "assistant", "function_call", "function_call_output"]]
+    assert "Hello." not in json.dumps(bodies[1:]), "the provider has it"
+
+
+@pytest.mark.parametrize("stream", [True, False])
 async def test_an_answer_that_stops_at_its_compaction_is_continued_from_it(
     server: Server, server_url: str, keys: Keys, send: Send, tmp_path: Path, stream: bool
 ) -> None:

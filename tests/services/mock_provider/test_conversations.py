@@ -126,7 +126,6 @@ async def test_a_history_that_lost_a_call_or_a_result_is_refused(
         (MESSAGES, {**one_message(), "messages": []}, "messages"),
         (MESSAGES, {**one_message(), "messages": [{"role": "system", "content": "x"}]}, "messages[0].role"),
         (CHAT, {"messages": [_user("a")]}, "model"),
-        (RESPONSES, {"model": "one-turn", "input": "a", "previous_response_id": "r"}, "previous_response_id"),
         (GEMINI, {"contents": [{"parts": [{"text": "a"}]}]}, "alt"),
         (GEMINI + "?alt=sse", {}, "contents"),
         (MESSAGES, one_message(model="unknown"), "unknown"),

@@ -74,8 +74,7 @@ class MockOpenAIResponses:
     def parse(
         self, route: re.Match[str], query: Mapping[str, str], headers: Mapping[str, str], body: Mapping[str, Any]
     ) -> ParsedBody:
-        if body.get("previous_response_id"):
-            raise HttpError(400, "previous_response_id: the mock provider stores no responses; send the whole input")
+        # Nothing is stored: after a `previous_response_id` the turns are counted in the new input alone.
         request = decode_as(body, _Request)
         items = [_Item(role="user", content=request.input)] if isinstance(request.input, str) else request.input
         history = [_history_items(item) for item in items]
