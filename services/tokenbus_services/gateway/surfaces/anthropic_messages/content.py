@@ -103,7 +103,7 @@ def _image(block: Fields) -> ImagePart:
 
 def _document(block: Fields) -> DocumentPart:
     if citations := block.fields("citations"):
-        citations.only("enabled", False, why="would make citations, which this gateway does not carry")
+        citations.only("enabled", False, why="only providers of this API make citations when asked")
     source = _source(block, ("base64", "text", "url", "file"))
     return DocumentPart(source=source, title=block.text("title"), cache=cache_mark(block))
 
