@@ -47,7 +47,7 @@ SURFACE: Mapping[Family, SurfaceName] = {
 """Whose requests the token counts of a family are for."""
 REST: Mapping[Family, tuple[str, ...]] = {
     "openai": ("/v1/responses", "/responses"),
-    "anthropic": ("/anthropic", "/v1/messages", "/v1/v1/messages"),
+    "anthropic": ("/anthropic", "/v1/messages", "/v1/v1"),
     "gemini": ("/gemini", "/v1beta"),
 }
 """Where every other path is of this family."""
