@@ -1,4 +1,4 @@
-"""Clients of the gateway for Node, unmodified: the AI SDK's chats of three versions."""
+"""Clients of the gateway for Node: the AI SDK's chats of three versions."""
 
 from __future__ import annotations
 
@@ -257,7 +257,7 @@ def test_a_runs_log_is_a_durable_stream(bus: LocalBus, project: Path) -> None:
     ]
 
 
-# --- Responses: OpenAI's client for Node, and the AI SDK's provider ---------------------------------------------------
+# --- Responses: OpenAI's client for Node ------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -284,13 +284,6 @@ def test_openais_client_for_node_gets_an_error_for_every_bad_end(responses: dict
     assert responses["failing"]["status"] == 400
 
 
-def test_the_ai_sdks_openai_provider_reads_text_reasoning_calls_and_errors(responses: dict[str, Any]) -> None:
-    text, call, cut = (responses["aisdk"][name] for name in ("text", "call", "cut"))
-    assert (text["text"], text["reasoning"], text["finish"], text["errors"]) == (TEXT, "Hm.", "stop", [])
-    assert (call["calls"], call["finish"]) == (["place"], "tool-calls")
-    assert cut["errors"] or cut["finish"] == "error"
-
-
 def test_the_page_of_durable_streams_prints_the_text(bus: LocalBus, project: Path) -> None:
     with bus.sync_client() as client:
         published = client.publish(bus.request("paced"))
@@ -314,13 +307,3 @@ def test_a_chat_over_the_web_socket_transport_of_the_page_has_its_text(project: 
 def test_the_agent_of_the_page_prints_the_text(project: Path) -> None:
     done = node.run("ag-ui.1.mjs", cwd=project)
     assert (done.returncode, done.stdout) == (0, f"{TEXT}\n"), done.stderr
-
-
-def test_the_ai_sdks_openai_compatible_provider_reads_text_reasoning_calls_and_errors(base: str, project: Path) -> None:
-    answers = output_of(project, "compatible.mjs", base)
-    text, call = answers["text"], answers["call"]
-    assert (text["text"], text["reasoning"], text["finish"], text["errors"]) == (TEXT, "Hm.", "stop", [])
-    assert text["usage"]["outputTokens"] > 0
-    assert (call["text"], call["calls"], call["finish"]) == ("I look.", [["place", {}]], "tool-calls")
-    assert answers["cut"]["errors"]
-    assert [error["status"] for error in answers["failing"]["errors"]] == [400]

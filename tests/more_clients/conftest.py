@@ -8,27 +8,13 @@ from typing import Any
 
 import pytest
 
-from tokenbus.testing import CutOff, LocalBus, Reply, Status, ToolCall, Turn
-from tokenbus_services.mock_provider import ModelRequest, Script
-
-TEXT = "Yes, take it along. It may rain."
-CALL = ToolCall(name="get_weather", arguments={"city": "Bonn"})
-SETTINGS = """
-[gateway]
-models = ["openai-chat/obliging"]
-"""
+from tokenbus.testing import LocalBus, Reply, ToolCall
+from tokenbus_services.mock_provider import ModelRequest
 
 
-class ObligingBus(LocalBus):
-    """Its model `obliging` answers as requested: with a call of the forced tool, or JSON of the schema."""
-
-    def _script_of(self, request: ModelRequest) -> Script | Turn:
-        if request.model != "obliging":
-            return super()._script_of(request)
-        return Script(turns=(Turn(says=_obliging(request.body)),), repeat_last=True)
-
-
-def _obliging(body: Any) -> Reply:
+def obliging(request: ModelRequest) -> Reply:
+    """Answers as requested: with a call of each tool, or JSON of the schema."""
+    body: Any = request.body
     form: Any = body.get("response_format") or body.get("text", {}).get("format") or {"type": "text"}
     answered = any(message.get("role") == "tool" for message in body.get("messages", ()))
     if (tools := body.get("tools")) and not answered:
@@ -63,11 +49,8 @@ def _like(schema: Any) -> Any:
 @pytest.fixture(scope="session")
 def bus() -> Iterator[LocalBus]:
     pytest.importorskip("langchain_openai", reason="not the environment of these clients: make test-clients")
-    with ObligingBus(SETTINGS) as local:
-        local.model_says("text", Reply(thinking="Hm.", text=TEXT))
-        local.model_says("calls", Reply(tool_calls=(CALL,)), "So: {tool_result}")
-        local.model_says("cut", Turn(says=Reply(text=TEXT), fault=CutOff(after_text="take")))
-        local.model_says("failing", Turn(says=Reply(text=TEXT), fault=Status(status=400)))
+    with LocalBus('[gateway]\nmodels = ["openai-chat/obliging"]\n') as local:
+        local.model_says("obliging", obliging)
         yield local
 
 

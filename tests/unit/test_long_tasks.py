@@ -46,7 +46,7 @@ UNWATCHED = {
     "tokenbus_services/cli/worker.py:serve": "the worker ends with the first of them",
     "tokenbus_services/cli/worker.py:Lifespan.start": "the worker ends with it",
     "tokenbus_services/fetcher/calls/background_job.py:LeftJobs._start": "a few looks and calls, each with a bound",
-    "tokenbus_services/fetcher/limits/limiter.py:Limiter._later": STEP,
+    "tokenbus_services/endpoints/limiter.py:Limiter._later": STEP,
     "tokenbus_services/fetcher/request_media.py:TurnMedia._find": ITEM,
     "tokenbus_services/fetcher/uploads/registry.py:Flight.start": "each attempt that waits for it has a bound",
     "tokenbus_services/fetcher/uploads/plan.py:Uploads._uploaded": ITEM,

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from faststream.asgi import AsgiFastStream
 from prometheus_client import Gauge
 
-from tokenbus_services.fetcher.limits.limiter import AdmissionMetrics, UploadMetrics
+from tokenbus_services.fetcher.limits.wait_queue import AdmissionMetrics
 from tokenbus_services.fetcher.service import FetcherService
+from tokenbus_services.fetcher.uploads.plan import UploadMetrics
 from tokenbus_services.runtime.app.faststream_source import attach
 from tokenbus_services.runtime.app.service_app import make_app, request_payload
 from tokenbus_services.runtime.worker_core import WorkerCore

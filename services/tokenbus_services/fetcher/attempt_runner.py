@@ -23,6 +23,7 @@ from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import Ended, Noted, ProviderJob, TurnWork, turn_decoder
 from tokenbus.providers.api import HttpCall
 from tokenbus_services.endpoints.endpoint import Endpoint, Providers
+from tokenbus_services.endpoints.limiter import Reservation, Scopes
 from tokenbus_services.fetcher.calls.background_job import MOST_TAKEN, LeftJobs, RunningJob
 from tokenbus_services.fetcher.calls.call_spans import CallFacts, CallSpans
 from tokenbus_services.fetcher.calls.call_timeouts import DEADLINE_PASSED
@@ -30,7 +31,6 @@ from tokenbus_services.fetcher.calls.provider_call import CredentialsRejected, F
 from tokenbus_services.fetcher.calls.response_relay import CallOptions
 from tokenbus_services.fetcher.calls.silent_calls import SilentCalls
 from tokenbus_services.fetcher.image_offload.offload import ImageStore
-from tokenbus_services.fetcher.limits.limiter import Reservation, Scopes
 from tokenbus_services.fetcher.limits.token_estimate import TokenTally
 from tokenbus_services.fetcher.limits.wait_queue import FairQueue
 from tokenbus_services.fetcher.request_media import TurnMedia

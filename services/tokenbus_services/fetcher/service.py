@@ -18,15 +18,15 @@ from tokenbus.events.frames import Control, turn_decoder
 from tokenbus.events.requests import Tool
 from tokenbus_services.blobs.client import loader_of
 from tokenbus_services.endpoints.endpoint import Providers
+from tokenbus_services.endpoints.limiter import Limiter, Scopes
 from tokenbus_services.fetcher.attempt_runner import AttemptRunner, is_lost
 from tokenbus_services.fetcher.calls.background_job import LeftJobs
 from tokenbus_services.fetcher.calls.silent_calls import SilentCalls
 from tokenbus_services.fetcher.image_offload.offload import ImageStore
-from tokenbus_services.fetcher.limits.limiter import AdmissionMetrics, Limiter, Scopes, UploadMetrics
-from tokenbus_services.fetcher.limits.wait_queue import RESERVE, FairQueue
+from tokenbus_services.fetcher.limits.wait_queue import RESERVE, AdmissionMetrics, FairQueue
 from tokenbus_services.fetcher.request_media import TurnMedia
 from tokenbus_services.fetcher.turn_admission import waits_as
-from tokenbus_services.fetcher.uploads.plan import Uploads
+from tokenbus_services.fetcher.uploads.plan import UploadMetrics, Uploads
 from tokenbus_services.fetcher.uploads.registry import UploadedFiles
 from tokenbus_services.fetcher.writing.raw_writer import RawWriter
 from tokenbus_services.intake.accept import Intake

@@ -34,9 +34,9 @@ from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import ProviderJob, TurnWork, history_decoder, job_decoder
 from tokenbus.events.requests import Generate, Message
 from tokenbus.events.sessions import SessionRun, session_run
+from tokenbus_services.endpoints.limiter import Reservation, ReservationRequest, Scopes
 from tokenbus_services.fetcher.backpressure import Backpressure
 from tokenbus_services.fetcher.calls.call_timeouts import DEADLINE_PASSED
-from tokenbus_services.fetcher.limits.limiter import Reservation, ReservationRequest, Scopes
 from tokenbus_services.fetcher.limits.token_estimate import estimate
 from tokenbus_services.fetcher.limits.wait_queue import FairQueue, WaitedTooLong
 from tokenbus_services.pricing import estimated_input

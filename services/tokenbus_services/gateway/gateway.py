@@ -69,7 +69,7 @@ class Gateway:
         self.models = models
         self.metrics = metrics
         self._spans = spans
-        self.forwarder = Forwarder(settings, access, spans, runs.owners)
+        self.forwarder = Forwarder(settings, access, spans, runs)
         self._blobs = loader_of(settings.blobs)
         self._places = FairShare(settings.gateway.connections)
         """Requests that are answered, streams and sockets above all."""

@@ -74,6 +74,7 @@ class GatewayService:
         watch_readers(self._bus, self.liveness)
         await self._bus.__aenter__()
         await self._gateway.access.open(self.liveness)
+        await self._gateway.forwarder.open(self.liveness, worker=self._worker)
         for part in self._parts:
             await part.open(self.liveness)
         self._heartbeat = self.liveness.start(self._beat(), name="heartbeat")

@@ -1,6 +1,4 @@
-// OpenAI's own client and the AI SDK's provider of the Responses API: node responses.mjs BASE; prints what each was told.
-import { createOpenAI } from "@ai-sdk/openai";
-import { jsonSchema, streamText, tool } from "ai";
+// OpenAI's own client of the Responses API: node responses.mjs BASE; prints what it was told.
 import OpenAI from "openai";
 
 const baseURL = `${process.argv[2]}/v1`;
@@ -46,27 +44,6 @@ const answer = await client.responses.create({
   ],
 });
 
-const sdk = createOpenAI({ baseURL, apiKey: "k" });
-const aisdk = async (model, more = {}) => {
-  const errors = [];
-  const result = streamText({
-    model: sdk(name(model)),
-    prompt: "Hello",
-    maxRetries: 0,
-    onError: ({ error }) => errors.push(String(error.message ?? error)),
-    ...more,
-  });
-  const parts = [];
-  for await (const part of result.fullStream) parts.push(part);
-  return {
-    text: parts.filter((part) => part.type === "text-delta").map((part) => part.text).join(""),
-    reasoning: parts.filter((part) => part.type === "reasoning-delta").map((part) => part.text).join(""),
-    calls: parts.filter((part) => part.type === "tool-call").map((part) => part.toolName),
-    finish: parts.find((part) => part.type === "finish")?.finishReason,
-    errors,
-  };
-};
-
 console.log(
   JSON.stringify({
     text: (await helper("text")).output_text,
@@ -79,12 +56,5 @@ console.log(
     cut: (await helper("cut")).status,
     refused: await failed(client.responses.create({ model: name("text"), input: "Hello", max_tool_calls: 2 })),
     failing: await failed(client.responses.create({ model: name("failing"), input: "Hello" })),
-    aisdk: {
-      text: await aisdk("text"),
-      call: await aisdk("own-tool", {
-        tools: { place: tool({ description: "where", inputSchema: jsonSchema({ type: "object", properties: {} }) }) },
-      }),
-      cut: await aisdk("cut"),
-    },
   }),
 );

@@ -86,6 +86,7 @@ FIELDS: dict[str, dict[str, Json]] = {
         "Chat": {"tools": [{"type": "function", "function": _STRICT}]},
         "Responses": {"tools": [{"type": "function", **_STRICT}]},
         "Messages": {"tools": [{**_STRICT, "input_schema": _SCHEMA}]},
+        "Gemini": {"toolConfig": {"functionCallingConfig": {"mode": "VALIDATED"}}},
         "useChat": {"tools": [_STRICT]},
     },
     "custom tools": {

@@ -20,22 +20,36 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Literal
 
+from prometheus_client import CollectorRegistry
+from prometheus_client import Counter as PrometheusCounter
+
 from tokenbus.bus import process_clock
 from tokenbus.bus.liveness import IDLE_S, Liveness, beat, slack, stop_task, wait_briefly
-from tokenbus.bus.scripts.limits import Scope
-from tokenbus_services.fetcher.limits.limiter import (
-    AdmissionMetrics,
-    Limiter,
-    LimitRefusal,
-    Reservation,
-    ReservationRequest,
-)
+from tokenbus.bus.scripts.limits import Kind, Scope
+from tokenbus_services.endpoints.limiter import Limiter, LimitRefusal, Reservation, ReservationRequest
 from tokenbus_services.runtime.in_flight import NotStarted
 
 _Lane = OrderedDict[tuple[str, tuple[Scope, ...]], "deque[_Waiting]"]
 _Kind = Literal["tenant", "provider"]
 RESERVE = 0.5
 """Additional slots for tenants, and for providers, as a part of all slots."""
+
+
+class AdmissionMetrics:
+    """Calls granted, and calls refused by kind of limit."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.granted = PrometheusCounter("tokenbus_calls_granted", "Provider calls that got leave.", registry=registry)
+        self._refused = PrometheusCounter(
+            "tokenbus_calls_refused",
+            "How often a limit delayed a call, by what it limits: model, provider or tenant.",
+            ["limit"],
+            registry=registry,
+        )
+
+    def refused(self, kind: Kind) -> None:
+        """Count a refusal by this kind of limit."""
+        self._refused.labels(limit=kind).inc()
 
 
 class WaitedTooLong(Exception):

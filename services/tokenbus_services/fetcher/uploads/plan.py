@@ -19,13 +19,13 @@ from typing import Any, cast
 
 import msgspec
 import structlog
+from prometheus_client import CollectorRegistry, Counter
 
 from tokenbus.blobs import plain_media_type
 from tokenbus.events.error_info import ErrorClass, ErrorInfo
 from tokenbus.events.requests import BlobSource, FileSource, ImagePart
 from tokenbus.providers.file_api import FileApi, FileToUpload, Kind, ProviderFile
 from tokenbus_services.endpoints.endpoint import Endpoint
-from tokenbus_services.fetcher.limits.limiter import UploadMetrics
 from tokenbus_services.fetcher.uploads.registry import SENT, Flight, UploadedFiles
 from tokenbus_services.fetcher.uploads.upload import TOO_SLOW, UploadFailed, upload
 from tokenbus_services.media.blob_cache import Found
@@ -47,6 +47,25 @@ _OF_THE_FILE: tuple[ErrorClass, ...] = ("invalid_request", "content_filter", "pr
 """Error classes that do not affect other uploads."""
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+class UploadMetrics:
+    """Blobs uploaded as provider files."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._made = Counter("tokenbus_uploads", "Blobs uploaded to a provider's file store.", registry=registry)
+        self._bytes = Counter("tokenbus_upload_bytes", "Their bytes.", registry=registry)
+        self.failed = Counter(
+            "tokenbus_uploads_failed", "Uploads that failed; their media went inside the request.", registry=registry
+        )
+        self.lost = Counter(
+            "tokenbus_files_lost", "Files that the provider no longer had when a request named them.", registry=registry
+        )
+
+    def made(self, size: int) -> None:
+        """Count one upload of ``size`` bytes."""
+        self._made.inc()
+        self._bytes.inc(size)
 
 
 class Sendable(msgspec.Struct, frozen=True, kw_only=True):

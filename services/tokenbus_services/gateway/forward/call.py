@@ -28,6 +28,7 @@ from tokenbus_services.gateway.forward.usage import UsageScan
 from tokenbus_services.gateway.http_request import Scope
 from tokenbus_services.gateway.problem import Refusal, invalid, of_run
 from tokenbus_services.net.connection import HeadRefused
+from tokenbus_services.redaction.events import RedactedEvents
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -231,7 +232,9 @@ class ForwardedAnswer:
         await send({"type": "http.response.body", "body": b""})
 
     async def _pieces(self) -> AsyncGenerator[bytes]:
-        redacted = self._endpoint.redact.stream()
+        redact = self._endpoint.redact
+        events = self._response.headers.get("content-type", "").startswith("text/event-stream")
+        redacted = RedactedEvents(redact) if events else redact.stream()
         async with aclosing(read_body(self._response, limit=self._most_bytes)) as pieces:
             async for piece in pieces:
                 self._scan.feed(piece)

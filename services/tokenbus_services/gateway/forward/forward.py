@@ -13,11 +13,13 @@ import structlog
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tokenbus.bus.liveness import Liveness
 from tokenbus.client.publishing.publish import new_run_id
 from tokenbus.errors import ServerError
 from tokenbus.events.model_names import segment_problem
 from tokenbus.events.usage import Usage
 from tokenbus_services.endpoints.endpoint import Endpoint, Providers
+from tokenbus_services.endpoints.limiter import Limiter, LimitRefusal, Reservation, ReservationRequest, Scopes
 from tokenbus_services.gateway.audit import AuditedRun
 from tokenbus_services.gateway.budgets.estimate import DOCUMENT_TOKENS
 from tokenbus_services.gateway.callers import AccessControl, Caller, ForwardedCall
@@ -32,13 +34,13 @@ from tokenbus_services.gateway.forward.call import (
     whole_body,
 )
 from tokenbus_services.gateway.forward.form import FormScan, is_form
-from tokenbus_services.gateway.forward.owners import Owners
 from tokenbus_services.gateway.forward.table import ForwardedPath
 from tokenbus_services.gateway.forward.upload import StreamedForm
 from tokenbus_services.gateway.http_request import declared_size, headers_in
 from tokenbus_services.gateway.models import RoutedModel
 from tokenbus_services.gateway.problem import Problem, Refusal, invalid, unsupported
 from tokenbus_services.gateway.request_spans import RequestSpans
+from tokenbus_services.gateway.runs import GatewayRuns
 from tokenbus_services.gateway.surfaces.surface import DEFAULT_MODEL
 from tokenbus_services.net.web_socket import FairShare
 from tokenbus_services.settings import Settings
@@ -48,6 +50,9 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 PROVIDER = "x-tokenbus-provider"
 """Header that names the provider of a request without a model."""
+LIMIT_WAIT_S = 5.0
+"""How long a call waits for room in the limits of its provider, model and tenant."""
+_BYTES_PER_TOKEN = 4
 _SETTLE_TRIES, _SETTLE_PAUSE_S = 20, 0.5
 _UNSENT_QUERY = ("key", "api_key", "access_token")
 
@@ -68,25 +73,38 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Forwarder:
-    """Makes the calls of all forwarded paths. Call `close` last."""
+    """Makes the calls of all forwarded paths. Call `open` first, and `close` last."""
 
-    def __init__(self, settings: Settings, access: AccessControl, spans: RequestSpans | None, owners: Owners) -> None:
+    def __init__(
+        self, settings: Settings, access: AccessControl, spans: RequestSpans | None, runs: GatewayRuns
+    ) -> None:
         """Raises SettingsError if a provider's `auth` cannot be created."""
         assert settings.gateway
         self._settings = settings.gateway
         self._configured = settings.providers
         self._access = access
         self._spans = spans
-        self.owners = owners
+        self.owners = runs.owners
+        self._scopes = Scopes(settings.limits, runs.keys)
+        self._server = runs.server
+        self._limiter: Limiter | None = None
         self._providers = Providers(settings) if settings.gateway.forward else None
         """A gateway that forwards nothing has no keys of providers."""
         self._settling: set[asyncio.Task[None]] = set()
         self._closing = asyncio.Event()
 
+    async def open(self, liveness: Liveness, *, worker: str) -> None:
+        """``worker``: this gateway's name."""
+        if self._providers:
+            self._limiter = Limiter(self._server, worker=worker, liveness=liveness)
+            await self._limiter.open()
+
     async def close(self) -> None:
         """Count what is not counted yet, and close all connections."""
         self._closing.set()
         await asyncio.gather(*self._settling, return_exceptions=True)
+        if self._limiter:
+            await self._limiter.close()
         if self._providers:
             await self._providers.close()
 
@@ -220,6 +238,36 @@ class Forwarder:
         more = {"content-length": str(size + (scan.growth if scan else 0))} if size else {}
         return await work.answer(form.content(), more)
 
+    async def reserve(self, caller: Caller, call: ForwardedCall) -> Reservation:
+        """Take what the limits of the provider, the model and the tenant give, as the fetchers do. Raises Refusal
+        (429).
+        """
+        assert self._limiter
+        scopes = self._scopes.of(call.provider, call.model, caller.tenant)
+        tokens = call.input_tokens // _BYTES_PER_TOKEN
+        asked = ReservationRequest(call.id, caller.tenant, scopes, tokens, call.provider)
+        verdict = await self._limiter.reserve_within(asked, LIMIT_WAIT_S)
+        if isinstance(verdict, LimitRefusal):
+            why = f"the limits of this {verdict.scope.kind} have no room for this call"
+            raise Refusal(
+                Problem(
+                    status=429,
+                    code="limit_wait",
+                    message=why,
+                    kind="rate_limit",
+                    retry_after_s=verdict.seconds,
+                    should_retry=True,
+                )
+            )
+        return verdict
+
+    def give_back(self, taken: Reservation, used: int | None, wait_s: float | None = None) -> None:
+        """A call has ended. ``used``: its tokens; None: unknown. ``wait_s``: how long its provider asked to pause."""
+        assert self._limiter
+        self._limiter.refund(taken, used)
+        if wait_s:
+            self._limiter.pause(taken.request, wait_s)
+
     def begin_span(self, call: str, traceparent: str | None) -> Any:
         """The span of a call, beneath the client's."""
         return self._spans.begin(call, traceparent) if self._spans else None
@@ -288,6 +336,7 @@ class Work:
         self._target = target
         self._headers: Mapping[str, str] = {}
         self._call: ForwardedCall | None = None
+        self._taken: Reservation | None = None
         self.was_read = asyncio.Event()
         """Whether the client has sent its whole request."""
         self.was_read.set()
@@ -320,9 +369,8 @@ class Work:
         """Make the call. ``more``: further headers. Raises Refusal, ServerError, ClientDisconnect."""
         assert self._call
         assert self.use
-        caller, call, endpoint = self._caller, self._call, self._target.endpoint
         try:
-            sending = answer_to(self.provider_call(content, more or {}))
+            sending = self._send(self.provider_call(content, more or {}))
             response = await unless_gone(sending, self._request.receive, self.was_read)
             if self._path.makes or self._path.lists_all or self._path.method == "DELETE":
                 return await self._recorded(response)
@@ -330,26 +378,37 @@ class Work:
             self.ended_by(e)
             raise
         return ForwardedAnswer(
-            endpoint,
+            self._target.endpoint,
             response,
             headers=self._headers,
             use=self.use,
-            settle=lambda complete, used: self._forwarder.settle_later(caller, call, used),
+            settle=lambda complete, used: self._settle(used),
             **self._forwarder.answer_options(),
         )
 
+    async def _send(self, call: ProviderCall) -> httpx.Response:
+        assert self._call
+        self._taken = await self._forwarder.reserve(self._caller, self._call)
+        return await answer_to(call)
+
+    def _settle(self, used: Usage | None, *, sent: bool = True, wait_s: float | None = None) -> None:
+        """The call has ended. See `Forwarder.settle_later`."""
+        assert self._call
+        if self._taken:
+            tokens = (used.input or 0) + (used.output or 0) if used else None
+            self._forwarder.give_back(self._taken, tokens if sent else 0, wait_s)
+        self._forwarder.settle_later(self._caller, self._call, used, sent=sent)
+
     def ended_by(self, error: BaseException) -> None:
         """There will be no answer."""
-        assert self._call
         assert self.use
         self.use.end = "failed" if isinstance(error, Refusal) else "cut"
         sent = error.may_cost if isinstance(error, CallFailed) else not isinstance(error, Refusal)
         sent = sent and self.was_read.is_set()  # a provider does nothing with half a request
-        self._forwarder.settle_later(self._caller, self._call, None, sent=sent)
+        self._settle(None, sent=sent, wait_s=error.problem.retry_after_s if isinstance(error, CallFailed) else None)
 
     async def _recorded(self, response: httpx.Response) -> Response:
         """A whole answer, once it is known whose the things are that it names. Raises Refusal, ServerError."""
-        assert self._call
         assert self.use
         endpoint, owners = self._target.endpoint, self._forwarder.owners
         data = await whole_body(endpoint, response)
@@ -362,7 +421,7 @@ class Work:
         if b'"results_url"' in data:  # an address of the provider, to which clients would send the gateway's key
             data = with_own_results(data)
         self.use.end = "completed"
-        self._forwarder.settle_later(self._caller, self._call, Usage())
+        self._settle(Usage())
         media_type = response.headers.get("content-type", "application/json")
         headers = {**self._headers, "x-content-type-options": "nosniff"}
         return Response(data, response.status_code, headers, media_type=media_type)

@@ -11,14 +11,13 @@ from prometheus_client import CollectorRegistry
 
 from tests.waiting import eventually
 from tokenbus.bus.scripts.limits import Scope
-from tokenbus_services.fetcher.limits.limiter import (
-    AdmissionMetrics,
+from tokenbus_services.endpoints.limiter import (
     Limiter,
     LimitRefusal,
     Reservation,
     ReservationRequest,
 )
-from tokenbus_services.fetcher.limits.wait_queue import FairQueue, WaitedTooLong
+from tokenbus_services.fetcher.limits.wait_queue import AdmissionMetrics, FairQueue, WaitedTooLong
 from tokenbus_services.runtime.in_flight import NotStarted
 
 MODEL = Scope("model", "limits:model:m")

@@ -34,10 +34,9 @@ from tokenbus.events.requests import (
 from tokenbus.providers.file_api import FileCall
 from tokenbus_services.endpoints.endpoint import Endpoint
 from tokenbus_services.fetcher.calls.provider_call import FilesLost, fetch
-from tokenbus_services.fetcher.limits.limiter import UploadMetrics
 from tokenbus_services.fetcher.request_media import TurnMedia
 from tokenbus_services.fetcher.uploads import upload as upload_module
-from tokenbus_services.fetcher.uploads.plan import Uploads
+from tokenbus_services.fetcher.uploads.plan import UploadMetrics, Uploads
 from tokenbus_services.fetcher.uploads.registry import UploadedFiles
 from tokenbus_services.fetcher.uploads.upload import UploadFailed
 from tokenbus_services.media.blob_cache import RecentBlobs

@@ -149,7 +149,11 @@ def _tool_choice(body: Fields, tools: list[Tool]) -> Any:
     calling = config.fields("functionCallingConfig")
     choice: Any = None
     if calling:
-        mode = calling.one_of("mode", ("MODE_UNSPECIFIED", "AUTO", "ANY", "NONE"))
+        mode = None
+        if calling.value.get("mode") == "VALIDATED":  # as AUTO, and arguments fit their schemas
+            calling.hint("mode")
+        else:
+            mode = calling.one_of("mode", ("MODE_UNSPECIFIED", "AUTO", "ANY", "NONE"))
         choice = {"AUTO": "auto", "ANY": "any", "NONE": "none"}.get(mode or "")
         names = calling.texts("allowedFunctionNames")
         if names and mode == "ANY" and len(names) == 1:

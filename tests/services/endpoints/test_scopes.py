@@ -8,7 +8,7 @@ from tokenbus.bus.keys import Keys
 from tokenbus.bus.scripts.limits import Scope
 from tokenbus.errors import SettingsError
 from tokenbus_services import settings
-from tokenbus_services.fetcher.limits.limiter import Scopes
+from tokenbus_services.endpoints.limiter import Scopes
 from tokenbus_services.settings import LimitSettings, ProviderRates, RateSettings
 
 LIMITS = LimitSettings(

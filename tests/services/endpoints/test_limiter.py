@@ -9,7 +9,7 @@ from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.scripts.limits import Scope
 from tokenbus.bus.server.server import Server
-from tokenbus_services.fetcher.limits.limiter import Limiter, LimitRefusal, Reservation, ReservationRequest
+from tokenbus_services.endpoints.limiter import Limiter, LimitRefusal, Reservation, ReservationRequest
 
 
 @asynccontextmanager

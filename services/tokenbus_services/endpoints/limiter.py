@@ -1,6 +1,6 @@
-"""This fetcher's share of the deployment-wide limits: reserves what a call needs, keeps it alive, and refunds it.
+"""This process's share of the deployment-wide limits: reserves what a call needs, keeps it alive, and refunds it.
 
-Reservations are leases that a heartbeat renews. If a fetcher is killed, its slots are free again within `LEASE_S`.
+Reservations are leases that a heartbeat renews. If a process is killed, its slots are free again within `LEASE_S`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from uuid import uuid4
 
 import msgspec
 import structlog
-from prometheus_client import CollectorRegistry, Counter
 from redis.exceptions import RedisError
 
 from tokenbus.bus.keys import Keys
@@ -105,6 +104,16 @@ class Limiter:
                 self._running.setdefault(scope, set()).add(request.member)
         return Reservation(request, tuple(int(until) for until in reply[1:]))
 
+    async def reserve_within(self, request: ReservationRequest, seconds: float) -> Reservation | LimitRefusal:
+        """As `reserve`. While there is no room it asks again, for at most so long."""
+        until = asyncio.get_running_loop().time() + seconds
+        while True:
+            verdict = await self.reserve(request)
+            left_s = until - asyncio.get_running_loop().time()
+            if isinstance(verdict, Reservation) or verdict.seconds > left_s:
+                return verdict
+            await asyncio.sleep(verdict.seconds)
+
     def refund(self, reservation: Reservation, used: int | None) -> None:
         """End the call, which took ``used`` tokens (None: unknown, and the estimate counts)."""
         request = reservation.request
@@ -158,45 +167,6 @@ class Limiter:
 
 def _parts(members: Sequence[str]) -> list[Sequence[str]]:
     return [members[i : i + MEMBERS_PER_CALL] for i in range(0, len(members), MEMBERS_PER_CALL)]
-
-
-# A fetcher's metrics of admission and uploads, besides FastStream's. No label holds a name from a request.
-
-
-class UploadMetrics:
-    """Blobs uploaded as provider files."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._made = Counter("tokenbus_uploads", "Blobs uploaded to a provider's file store.", registry=registry)
-        self._bytes = Counter("tokenbus_upload_bytes", "Their bytes.", registry=registry)
-        self.failed = Counter(
-            "tokenbus_uploads_failed", "Uploads that failed; their media went inside the request.", registry=registry
-        )
-        self.lost = Counter(
-            "tokenbus_files_lost", "Files that the provider no longer had when a request named them.", registry=registry
-        )
-
-    def made(self, size: int) -> None:
-        """Count one upload of ``size`` bytes."""
-        self._made.inc()
-        self._bytes.inc(size)
-
-
-class AdmissionMetrics:
-    """Calls granted, and calls refused by kind of limit."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self.granted = Counter("tokenbus_calls_granted", "Provider calls that got leave.", registry=registry)
-        self._refused = Counter(
-            "tokenbus_calls_refused",
-            "How often a limit delayed a call, by what it limits: model, provider or tenant.",
-            ["limit"],
-            registry=registry,
-        )
-
-    def refused(self, kind: Kind) -> None:
-        """Count a refusal by this kind of limit."""
-        self._refused.labels(limit=kind).inc()
 
 
 _NONE = RateSettings()
