@@ -121,8 +121,7 @@ def _tools(body: Any) -> list[str]:
 
 def calls(request: ModelRequest) -> Reply:
     """Calls the tool, then says what it returned, as agents want it that end with a tool."""
-    results = [result for result in request.tool_results if RAIN in result]
-    if not results:
+    if RAIN not in str(request.body):
         return Reply(thinking="Hm.", tool_calls=(CALL,))
     if "final_answer" in _tools(request.body):
         return Reply(tool_calls=(ToolCall(name="final_answer", arguments={"answer": f"So: {RAIN}"}),))

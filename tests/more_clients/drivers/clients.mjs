@@ -7,6 +7,7 @@ import OpenAI from "openai";
 import { createInterface } from "node:readline";
 
 const base = process.argv[2];
+globalThis.AI_SDK_LOG_WARNINGS = false; // they would be in the lines
 const [HELLO, AND_NOW] = ["Hello.", "And tomorrow?"];
 const weather = ({ city }) => `rain in ${city}`;
 const parameters = { type: "object", properties: { city: { type: "string" } }, required: ["city"] };

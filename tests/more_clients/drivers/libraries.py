@@ -392,7 +392,7 @@ class SemanticKernelAnthropic(SemanticKernel):
 
         def service(model: str) -> tuple[Any, Any]:
             api = anthropic.AsyncAnthropic(base_url=f"{gateway}/anthropic", api_key="any")
-            return AnthropicChatCompletion(model, async_client=api), AnthropicChatPromptExecutionSettings()
+            return AnthropicChatCompletion(model, api_key="any", async_client=api), AnthropicChatPromptExecutionSettings()
 
         self.service = service
 
