@@ -100,6 +100,8 @@ class Client:
     """Those that it can send."""
     leaves: ClassVar[bool] = True
     """Whether its run ends when it stops reading."""
+    fails: ClassVar[dict[str, str]] = {}
+    """Features that fail by a defect of its own, with every API: why."""
 
 
 def is_installed(needs: str) -> bool:

@@ -55,6 +55,8 @@ def row_of(kind: type[Client], bus: LocalBus) -> tuple[str, list[str]]:
         if feature not in features:
             return ""
         apis = [api for api in APIS if feature in failed[api]]
+        if feature in kind.fails:
+            return f"no: {kind.fails[feature]}" if apis == [*APIS] else "yes, against its note"
         return f"not {', '.join(apis)}" if apis else "yes"
 
     row = f"| {' | '.join([kind.name, *map(cell, FEATURES)])} |"

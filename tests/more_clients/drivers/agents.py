@@ -143,6 +143,7 @@ class LlamaIndexOpenAI(LlamaIndex):
 
 class LlamaIndexResponses(LlamaIndex):
     name = "llama-index, OpenAIResponses"
+    fails: ClassVar[dict[str, str]] = {"cut": "it ends as if whole"}
     needs = "llama_index.llms.openai"
 
     def __init__(self, gateway: str) -> None:
@@ -157,9 +158,10 @@ class LlamaIndexAnthropic(LlamaIndex):
     needs = "llama_index.llms.anthropic"
 
     def __init__(self, gateway: str) -> None:
-        from llama_index.llms.anthropic import Anthropic, utils
+        from llama_index.llms.anthropic import Anthropic, base, utils
 
-        # It knows the size of each model's context by its name.
+        # It knows the size of each model's context, and whether it calls functions, by its name.
+        base.is_function_calling_model = lambda modelname: True
         utils.CLAUDE_MODELS.update({f"{api}/{feature}": 200_000 for api in APIS for feature in MODELS})
         self.model = lambda model: Anthropic(model=model, base_url=f"{gateway}/anthropic", api_key="any")
 

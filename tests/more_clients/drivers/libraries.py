@@ -106,10 +106,8 @@ class DSPy(Client):
 class Instructor(Client):
     needs = "instructor"
     stream = None
+    ask = None
     files = ()
-
-    def ask(self, model: str, said: Any) -> Any:
-        return None  # it asks for fields alone
 
     def record(self, model: str) -> Any:
         return self.fields(model).model_dump()
@@ -382,6 +380,7 @@ class SemanticKernelOpenAI(SemanticKernel):
 
 class SemanticKernelAnthropic(SemanticKernel):
     name = "semantic-kernel, Anthropic"
+    files = ()
 
     def __init__(self, gateway: str) -> None:
         import anthropic
@@ -392,7 +391,9 @@ class SemanticKernelAnthropic(SemanticKernel):
 
         def service(model: str) -> tuple[Any, Any]:
             api = anthropic.AsyncAnthropic(base_url=f"{gateway}/anthropic", api_key="any")
-            return AnthropicChatCompletion(model, api_key="any", async_client=api), AnthropicChatPromptExecutionSettings()
+            return AnthropicChatCompletion(
+                model, api_key="any", async_client=api
+            ), AnthropicChatPromptExecutionSettings()
 
         self.service = service
 

@@ -78,6 +78,16 @@ FIELDS: dict[str, dict[str, Json]] = {
         "Responses": {"parallel_tool_calls": False},
         "Messages": {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}},
     },
+    "one call of the only tool": {
+        "Chat": {"parallel_tool_calls": False, "tool_choice": "required",
+                 "tools": [{"type": "function", "function": {"name": "f"}}]},
+        "Responses": {"parallel_tool_calls": False, "tool_choice": "required",
+                      "tools": [{"type": "function", "name": "f"}]},
+        "Messages": {"tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+                     "tools": [{"name": "f", "input_schema": _SCHEMA}]},
+    },
+    "a weaker filter": {"Gemini": {"safetySettings": [{"category": "c", "threshold": "BLOCK_ONLY_HIGH"}]}},
+    "a stronger filter": {"Gemini": {"safetySettings": [{"category": "c", "threshold": "BLOCK_LOW_AND_ABOVE"}]}},
     "id of the user": {
         "Chat": {"user": "u"}, "Responses": {"user": "u"}, "Messages": {"metadata": {"user_id": "u"}},
         "Images": {"user": "u"},

@@ -22,6 +22,7 @@ from tokenbus.events.requests import (
     TextPart,
     Thinking,
     Tool,
+    ToolChoice,
 )
 from tokenbus.providers import registry
 from tokenbus.providers.api import ApiName
@@ -173,6 +174,18 @@ class SurfaceRequest:
         """Refuse the field of an option that the provider lacks, since leaving it out would change the meaning."""
         if option not in self.has:
             (of or self.body).only(name, *neutral, why=NOT_HERE)
+
+    def one_call(
+        self, name: str, neutral: object, *, tools: Sequence[Tool], choice: object, of: Fields | None = None
+    ) -> None:
+        """Read the field that forbids parallel calls. It is a hint if the model must call the only tool there is, as
+        clients ask for an object by a schema; else it is refused if the provider lacks it.
+        """
+        only = isinstance(choice, ToolChoice) or (choice == "any" and len(tools) == 1 and not self.bus_tools)
+        if only and "parallel_tool_calls" not in self.has:
+            (of or self.body).hint(name, neutral)
+        else:
+            self.need("parallel_tool_calls", name, neutral, of=of)
 
     def json_object(self) -> Json:
         """The bus's field for JSON of any schema, or a sentence to the model of a provider without one."""

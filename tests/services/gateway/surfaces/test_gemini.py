@@ -286,7 +286,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("tools[0].codeExecution", {"tools": [{"code_execution": {}}]}),
     ("tools[0].urlContext", {"tools": [{"urlContext": {}}]}),
     ("tools[0].functionDeclarations[0].behavior", {"tools": [{"functionDeclarations": [LATER]}]}),
-    (f"{F}.mode", {"toolConfig": calling(mode="VALIDATED")}),
+    (f"{F}.mode", {"toolConfig": calling(mode="ODD")}),
     (f"{F}.allowedFunctionNames", {"toolConfig": calling(mode="ANY", allowedFunctionNames=["a", "b"])}),
     ("toolConfig.retrievalConfig", {"toolConfig": {"retrievalConfig": {}}}),
     ("safetySettings", {"safetySettings": [{}]}),

@@ -45,7 +45,7 @@ def read(asked: GatewayRequest, rules: TranslationRules, body: Fields) -> Transl
         "temperature": body.number("temperature"),
         "top_p": body.share("top_p"),
         **_thinking(ask),
-        **_tool_choice(ask),
+        **_tool_choice(ask, tools),
         **_metadata(ask),
         "top_k": ask.optional("top_k", body, "top_k", body.whole),
     }
@@ -135,13 +135,13 @@ def _tools(ask: SurfaceRequest) -> tuple[list[Tool], Cache]:
     return tools, marked[-1]
 
 
-def _tool_choice(ask: SurfaceRequest) -> Json:
+def _tool_choice(ask: SurfaceRequest, tools: list[Tool]) -> Json:
     given = ask.body.fields("tool_choice")
     if given is None:
         return {}
     kind = given.needed("type", given.one_of("type", ("auto", "any", "none", "tool")))
     choice = ToolChoice(name=given.needed("name", given.text("name"))) if kind == "tool" else kind
-    ask.need("parallel_tool_calls", "disable_parallel_tool_use", False, of=given)
+    ask.one_call("disable_parallel_tool_use", False, tools=tools, choice=choice, of=given)
     one = given.flag("disable_parallel_tool_use")
     return {"tool_choice": choice, "parallel_tool_calls": False if one else None}
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, cast, get_args
 
+import msgspec
+
 from tokenbus.events.requests import Effort, ImageOptions, OutputSchema, Thinking, Tool, ToolChoice
 from tokenbus_services.gateway.problem import invalid, unsupported
 from tokenbus_services.gateway.surfaces.contract import GatewayRequest, Translated, TranslationRules
@@ -17,6 +19,8 @@ METHODS = {"generateContent": False, "streamGenerateContent": True}
 """Whether each method streams."""
 SERVER_TIMEOUT = "x-server-timeout"
 
+_LENIENT = ("OFF", "BLOCK_NONE", "BLOCK_ONLY_HIGH")
+"""Thresholds that ask for less filtering than the API does by itself. Other APIs have no filter to weaken."""
 KEY_IN_URL = "a key in the URL ends up in logs: send it in the header x-goog-api-key"
 
 
@@ -118,7 +122,18 @@ def _without_effect(body: Fields, config: Fields) -> None:
     config.hint("mediaResolution", "MEDIA_RESOLUTION_UNSPECIFIED")
     body.only("store", False)
     body.hint("labels", {})
-    body.only("safetySettings", [])
+    if _is_lenient(body.value.get("safetySettings", body.value.get("safety_settings"))):
+        body.hint("safetySettings")
+    else:
+        body.only("safetySettings", [])
+
+
+def _is_lenient(safety: object) -> bool:
+    try:
+        settings = msgspec.convert(safety, list[dict[str, object]])
+    except msgspec.ValidationError:
+        return False
+    return all(each.get("threshold") in _LENIENT for each in settings)
 
 
 def _tools(ask: SurfaceRequest) -> list[Tool]:

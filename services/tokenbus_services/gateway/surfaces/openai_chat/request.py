@@ -58,7 +58,7 @@ def read(asked: GatewayRequest, rules: TranslationRules, body: Fields) -> Transl
         "tool_choice": _tool_choice(body) if tools or ask.extra.get("tools") or ask.bus_tools else _no_choice(body),
         "metadata": client_metadata(body),
     }
-    ask.need("parallel_tool_calls", "parallel_tool_calls", True)
+    ask.one_call("parallel_tool_calls", True, tools=tools, choice=fields["tool_choice"])
     fields["parallel_tool_calls"] = body.flag("parallel_tool_calls")
     reasoning = ask.bus.flag("reasoning") is not False
     return ask.translated(fields, tools=tools, echo=ChatEcho, echoed={"usage": usage, "reasoning": reasoning})

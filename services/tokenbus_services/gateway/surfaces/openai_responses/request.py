@@ -53,10 +53,10 @@ def read(asked: GatewayRequest, rules: TranslationRules, body: Fields) -> Transl
         "temperature": temperature,
         "top_p": top_p,
         "thinking": _thinking(body, echo),
-        "tool_choice": _tool_choice(body, echo),
+        "tool_choice": (choice := _tool_choice(body, echo)),
         "metadata": client_metadata(body),
         **_text(ask, echo),
-        **_optional(ask, echo),
+        **_optional(ask, echo, tools, choice),
     }
     if fields["metadata"]:
         echo["metadata"] = fields["metadata"]["client"]
@@ -196,10 +196,10 @@ def _text(ask: SurfaceRequest, echo: Json) -> Json:
     return read
 
 
-def _optional(ask: SurfaceRequest, echo: Json) -> Json:
+def _optional(ask: SurfaceRequest, echo: Json, tools: list[Tool], choice: object) -> Json:
     """Options of the bus."""
     body = ask.body
-    ask.need("parallel_tool_calls", "parallel_tool_calls", True)
+    ask.one_call("parallel_tool_calls", True, tools=tools, choice=choice)
     echo["parallel_tool_calls"] = parallel = body.flag("parallel_tool_calls")
     for name in ("user", "safety_identifier"):
         echo[name] = ask.optional("user_id", body, name, body.text, "")
