@@ -54,18 +54,21 @@ test-voice: setup $(VOICE)/.installed
 	$(BIN)/pyright --pythonpath $(VOICE)/bin/python --project tests/integrations
 	$(VOICE)/bin/python -m pytest -W ignore::DeprecationWarning tests/integrations
 
-# Agent libraries, checkers of providers and conformance suites at the gateway.
+# Agent libraries and command lines, checkers of providers and conformance suites at the gateway. KEEP=1 writes the table of
+# clients in docs/guides/gateway.md anew. Some libraries cannot use the newest SDKs yet: they have an environment of their own.
 CLIENT_SUITES := build/clients
-$(CLIENT_SUITES)/.installed: requirements/clients.lock pyproject.toml
+CLIENT_SUITES_BEFORE := build/clients-before
+$(CLIENT_SUITES)/.installed $(CLIENT_SUITES_BEFORE)/.installed: build/%/.installed: requirements/%.lock pyproject.toml
 	@$(CHECK_PYTHON)
-	$(PYTHON) -m venv $(CLIENT_SUITES)
-	$(CLIENT_SUITES)/bin/pip install --quiet --requirement requirements/clients.lock
-	$(CLIENT_SUITES)/bin/pip install --quiet --no-deps --no-build-isolation --editable .
+	$(PYTHON) -m venv build/$*
+	build/$*/bin/pip install --quiet --requirement requirements/$*.lock
+	build/$*/bin/pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
-test-clients: setup $(CLIENT_SUITES)/.installed
+test-clients: setup $(CLIENT_SUITES)/.installed $(CLIENT_SUITES_BEFORE)/.installed
 	$(BIN)/pyright --pythonpath $(CLIENT_SUITES)/bin/python --project tests/more_clients
-	PATH="$(CURDIR)/$(CLIENT_SUITES)/bin:$$PATH" $(CLIENT_SUITES)/bin/python -m pytest -W ignore tests/more_clients
+	$(CLIENT_SUITES_BEFORE)/bin/python -m pytest -W ignore tests/more_clients/test_table.py
+	CLIENTS_CLI=1 PATH="$(CURDIR)/$(CLIENT_SUITES)/bin:$$PATH" $(CLIENT_SUITES)/bin/python -m pytest -W ignore tests/more_clients
 
 test-docker: setup
 	$(BIN)/python -m pytest -m docker

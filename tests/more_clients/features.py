@@ -26,6 +26,8 @@ HELLO, AND_NOW, LOOK, READ = "Hello.", "And tomorrow?", "What is in it?", "What 
 WHY = "the model broke its leg"
 RAIN = "rain in Bonn"
 CALL = ToolCall(name="get_weather", arguments={"city": "Bonn"})
+SHELLS = {"Bash": "command", "run_shell_command": "command", "exec_command": "cmd", "shell_command": "command"}
+"""Of agents for the command line: the argument with the command."""
 RECORD = {"city": "Bonn", "rain": True}
 SETTINGS = """
 [gateway]
@@ -86,6 +88,14 @@ class Client:
         """``gateway``: its address."""
         raise NotImplementedError
 
+    @classmethod
+    def is_here(cls) -> bool:
+        """Whether its package is installed."""
+        try:
+            return importlib.util.find_spec(cls.needs) is not None
+        except ModuleNotFoundError:
+            return False
+
     ask: Any
     """``ask(model, said)``: the answer to a text, or to a tuple of files and texts."""
     stream: Any
@@ -104,27 +114,31 @@ class Client:
     """Features that fail by a defect of its own, with every API: why."""
 
 
-def is_installed(needs: str) -> bool:
-    try:
-        return importlib.util.find_spec(needs) is not None
-    except ModuleNotFoundError:
-        return False
-
-
 # --- the models -------------------------------------------------------------------------------------------------------
 
 
-def _tools(body: Any) -> list[str]:
-    """The names of the tools in a request of any API."""
+def _tools(body: Any) -> dict[str, Any]:
+    """The schemas of the tools in a request of any API, by name."""
     found = [tool.get("function", tool) for tool in body.get("tools", ())]
     found = [one for tool in found for one in tool.get("functionDeclarations", [tool])]
-    return [tool["name"] for tool in found if "name" in tool]
+    schemas = ("parameters", "input_schema", "parametersJsonSchema")
+    return {tool["name"]: next((tool[s] for s in schemas if s in tool), {}) for tool in found if "name" in tool}
+
+
+def _shell(body: Any) -> ToolCall | None:
+    """A call of the shell of an agent for the command line."""
+    for name, argument in SHELLS.items():
+        if schema := _tools(body).get(name):
+            fields = schema["properties"]
+            needed = {each: fields[each].get("type") != "boolean" and "say it" for each in schema.get("required", ())}
+            return ToolCall(name=name, arguments={**needed, argument: f"echo {RAIN}"})
+    return None
 
 
 def calls(request: ModelRequest) -> Reply:
     """Calls the tool, then says what it returned, as agents want it that end with a tool."""
     if RAIN not in str(request.body):
-        return Reply(thinking="Hm.", tool_calls=(CALL,))
+        return Reply(thinking="Hm.", tool_calls=(_shell(request.body) or CALL,))
     if "final_answer" in _tools(request.body):
         return Reply(tool_calls=(ToolCall(name="final_answer", arguments={"answer": f"So: {RAIN}"}),))
     return Reply(text=f"So: {RAIN}")
@@ -132,7 +146,7 @@ def calls(request: ModelRequest) -> Reply:
 
 def record(request: ModelRequest) -> Reply:
     """Fills in the schema: as arguments of the only tool, else as JSON."""
-    if names := _tools(request.body):
+    if names := [*_tools(request.body)]:
         return Reply(tool_calls=(ToolCall(name=names[0], arguments=RECORD),))
     return Reply(text='{"city": "Bonn", "rain": true}')
 

@@ -11,12 +11,18 @@ from typing import Any
 
 import pytest
 
-from tests.more_clients.drivers import agents, libraries, node_clients, official
-from tests.more_clients.features import APIS, FEATURES, SETTINGS, Asked, Client, is_installed, script
+from tests.more_clients.drivers import agents, cli, libraries, node_clients, official
+from tests.more_clients.features import APIS, FEATURES, SETTINGS, Asked, Client, script
 from tokenbus.testing import LocalBus
 
-CLIENTS: list[type[Client]] = [*official.CLIENTS, *agents.CLIENTS, *libraries.CLIENTS, *node_clients.CLIENTS]
-INSTALLED = [client for client in CLIENTS if is_installed(client.needs)]
+CLIENTS: list[type[Client]] = [
+    *official.CLIENTS,
+    *agents.CLIENTS,
+    *libraries.CLIENTS,
+    *node_clients.CLIENTS,
+    *cli.CLIENTS,
+]
+INSTALLED = [client for client in CLIENTS if client.is_here()]
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "gateway.md"
 BEGIN, END = "<!-- clients: python -m pytest tests/more_clients/test_table.py -->\n", "<!-- /clients -->\n"
 

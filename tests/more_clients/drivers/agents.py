@@ -71,7 +71,7 @@ class LangChainAnthropic(LangChain):
         from langchain_anthropic import ChatAnthropic
 
         options: Any = {"base_url": f"{gateway}/anthropic", "api_key": "any"}
-        self.model = lambda model: ChatAnthropic(model=model, **options)
+        self.model = lambda model: ChatAnthropic(**options, model=model)  # pyright: ignore[reportCallIssue]
 
 
 class LangChainGoogle(LangChain):
@@ -82,7 +82,7 @@ class LangChainGoogle(LangChain):
         from langchain_google_genai import ChatGoogleGenerativeAI
 
         options: Any = {"base_url": f"{gateway}/gemini", "api_key": "any"}
-        self.model = lambda model: ChatGoogleGenerativeAI(model=model, **options)
+        self.model = lambda model: ChatGoogleGenerativeAI(**options, model=model)
 
 
 # --- LlamaIndex -------------------------------------------------------------------------------------------------------
@@ -144,6 +144,8 @@ class LlamaIndexOpenAI(LlamaIndex):
 class LlamaIndexResponses(LlamaIndex):
     name = "llama-index, OpenAIResponses"
     fails: ClassVar[dict[str, str]] = {"cut": "it ends as if whole"}
+    leaves = False
+    """It closes its connection when Python collects it."""
     needs = "llama_index.llms.openai"
 
     def __init__(self, gateway: str) -> None:

@@ -197,7 +197,7 @@ class Haystack(Client):
 
     def tool(self, model: str) -> Any:
         from haystack.dataclasses import ChatMessage
-        from haystack.tools import Tool
+        from haystack.tools.tool import Tool
 
         tools = [Tool(name="get_weather", description="Weather", parameters=SCHEMA, function=get_weather)]
         messages = [ChatMessage.from_user(HELLO)]

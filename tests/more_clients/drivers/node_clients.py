@@ -98,7 +98,7 @@ class Page(NodeClient):
     """Its run goes on when it leaves, and it asks for no fields."""
 
     leaves = False
-    record = None
+    record: Any = None
 
 
 def _client(name: str, key: str, base: type[NodeClient] = NodeClient) -> type[NodeClient]:

@@ -87,7 +87,8 @@ class OpenAIResponses(Client):
         first = self.api.responses.create(model=model, input=said, tools=tools)
         (call,) = (item for item in first.output if item.type == "function_call")
         output = {"type": "function_call_output", "call_id": call.call_id, "output": get_weather("Bonn")}
-        return self.api.responses.create(model=model, input=[*said, *first.output, output], tools=tools).output_text
+        said += [*first.output, output]
+        return self.api.responses.create(model=model, input=said, tools=tools).output_text
 
     def turn(self, model: str) -> Any:
         first = self.api.responses.create(model=model, input=HELLO)

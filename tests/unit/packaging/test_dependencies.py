@@ -94,7 +94,13 @@ def test_the_demos_lock_file_is_a_part_of_the_whole_and_has_all_that_the_demo_im
 
 @pytest.mark.parametrize(
     "name",
-    ["requirements/development.lock", "requirements/demo.lock", "requirements/voice.lock", "requirements/clients.lock"],
+    [
+        "requirements/development.lock",
+        "requirements/demo.lock",
+        "requirements/voice.lock",
+        "requirements/clients.lock",
+        "requirements/clients-before.lock",
+    ],
 )
 def test_a_lock_file_holds_names_and_versions_and_no_addresses(name: str) -> None:
     for line in (ROOT / name).read_text().splitlines():

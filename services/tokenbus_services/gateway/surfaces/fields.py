@@ -230,7 +230,7 @@ class Fields:
 
     def each_read(self, name: str, read: Callable[[Fields], T], raw: Callable[[Json], T | None] | None) -> list[T]:
         """Read the objects of a list. If the request passes, ``raw`` makes what stands for an object that ``read`` does
-        not support, or not all of; None: nothing can.
+        not support, or not all of; None: nothing can. One whose refusal names a dropped path is left out.
         """
         found: list[T] = []
         for fields in self.each(name):
@@ -239,9 +239,13 @@ class Fields:
                 fields.end()
             except Refusal as e:
                 passed = raw(fields.value) if raw and self.reading.passes and e.problem.code == UNSUPPORTED else None
-                if passed is None:
+                path = self.reading.plain(e.problem.param or "")
+                if passed is None and not (e.problem.code == UNSUPPORTED and path in self.reading.drop):
                     raise
                 fields.clear()
+                if passed is None:
+                    self.reading.leave_out(path)
+                    continue
                 value = passed
             found.append(value)
         return found

@@ -39,6 +39,7 @@ def read(asked: GatewayRequest, rules: TranslationRules, body: Fields) -> Transl
     body.only("top_logprobs", 0)
     body.hint("prompt_cache_retention")
     body.hint("prompt_cache_options", {})
+    body.hint("client_metadata", {})
     echo = Json(store=store, previous_response_id=body.text("previous_response_id"))
     echo["instructions"] = instructions = body.text("instructions")
     echo["max_output_tokens"] = max_tokens = body.whole("max_output_tokens", least=1)
@@ -99,11 +100,13 @@ def _tools(ask: SurfaceRequest, echo: Json) -> tuple[list[Tool], dict[str, str]]
     """The client's tools, and the namespace of each that is in one, which is a part of its name on the bus."""
     namespaces: dict[str, str] = {}
 
-    def one(fields: Fields) -> list[Tool] | Json:
+    def one(fields: Fields) -> tuple[list[Tool], Json] | Json:
+        """The tools of an object, and how the response shows it."""
         kinds = ("function", "custom", "namespace") if "free_text_tools" in ask.has else ("function", "namespace")
         kind = fields.needed("type", fields.one_of("type", kinds))
         if kind != "namespace":
-            return [function(fields) if kind == "function" else custom(fields)]
+            tool = function(fields) if kind == "function" else custom(fields)
+            return [tool], _echoed(tool) if kind == "function" else fields.value
         space = fields.needed("name", fields.text("name"))
         fields.text("description")
         tools: list[Tool] = []
@@ -112,7 +115,7 @@ def _tools(ask: SurfaceRequest, echo: Json) -> tuple[list[Tool], dict[str, str]]
             tool = function(inner)
             tools.append(msgspec.structs.replace(tool, name=in_namespace(space, tool.name)))
             namespaces[tools[-1].name] = space
-        return tools
+        return tools, fields.value
 
     def function(fields: Fields) -> Tool:
         fields.hint("defer_loading", False)
@@ -131,14 +134,10 @@ def _tools(ask: SurfaceRequest, echo: Json) -> tuple[list[Tool], dict[str, str]]
             format=format_of(fields),
         )
 
-    given = ask.body.peek("tools")
     groups = ask.body.each_read("tools", one, dict)
-    echo["tools"] = [
-        _echoed(group[0]) if isinstance(group, list) and sent.get("type") == "function" else sent
-        for group, sent in zip(groups, given or [], strict=True)
-    ]
+    echo["tools"] = [group if isinstance(group, dict) else group[1] for group in groups]
     raw = ask.raw_tools([group for group in groups if isinstance(group, dict)])
-    return [*raw, *(tool for group in groups if isinstance(group, list) for tool in group)], namespaces
+    return [*raw, *(tool for group in groups if isinstance(group, tuple) for tool in group[0])], namespaces
 
 
 def _echoed(tool: Tool) -> Json:
