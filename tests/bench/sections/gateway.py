@@ -38,8 +38,10 @@ PACED = Load(16, 300, 50)
 FULL = Load(64, 800)
 FEW = Load(64, 100)
 """The same for LiteLLM, which needs a hundred times as long per chunk."""
-FIRSTS = 40
-"""Number of sequential requests, for the time to the first chunk."""
+FIRSTS, FEWEST = 40, 5
+"""Number of requests, and of rounds at least, for the time to the first chunk."""
+AT_ONCE = (1, 4, 16, 64)
+"""So many of them at a time."""
 IDLE = 2_000
 """Number of open streams without events."""
 MOST_ADDED_MS, MOST_CHUNK_US, MOST_IDLE_KB = 1.5, 60.0, 25.0
@@ -79,39 +81,50 @@ def measured_gateway() -> list[Figure]:
 
 
 def _first_chunk(stack: Stack, url: str) -> list[Figure]:
-    """Time from a request to its first chunk: through the gateway, and for a program that publishes and reads the
-    topic.
+    """Time from a request to its first chunk, for several at once: through the gateway, and for programs that publish
+    and read the topic. Both are durable.
     """
 
-    async def both() -> tuple[list[float], list[float]]:
+    async def both(at_once: int) -> tuple[list[float], list[float]]:
         port: int = stack.client.connection_pool.connection_kwargs["port"]
-        async with redis.asyncio.Redis(port=port, protocol=2) as client:
+        async with redis.asyncio.Redis(port=port, protocol=2, max_connections=2 * at_once) as client:
             through, plain = list[float](), list[float]()
-            for _ in range(FIRSTS):
-                plain.append(await _published_ms(client, stack))
-                through.append(await http_clients.first_chunk_ms(url, f"{PROVIDER}/{FIRST.name}"))
+            for _ in range(max(FEWEST, FIRSTS // at_once)):
+                plain += await asyncio.gather(*(_published_ms(client, stack) for _ in range(at_once)))
+                through += await _firsts_ms(url, f"{PROVIDER}/{FIRST.name}", at_once)
             return through, plain
 
-    through, plain = uvloop.run(both())
-    added = median(a - b for a, b in zip(through, plain, strict=True))
-    return [
-        Figure(name="gateway: request to first chunk p50", unit="ms", value=median(through), bare=median(plain)),
-        _aimed("  added by the gateway p50", "ms", added, MOST_ADDED_MS),
-    ]
+    figures: list[Figure] = []
+    for at_once in AT_ONCE:
+        through, plain = uvloop.run(both(at_once))
+        name = f"gateway: request to first chunk p50, {at_once} at once (durable)"
+        figures.append(Figure(name=name, unit="ms", value=median(through), bare=median(plain)))
+        if at_once == 1:
+            added = median(a - b for a, b in zip(through, plain, strict=True))
+            figures.append(_aimed("  added by the gateway p50", "ms", added, MOST_ADDED_MS))
+    return figures
+
+
+async def _firsts_ms(url: str, model: str, at_once: int) -> list[float]:
+    return await asyncio.gather(*(http_clients.first_chunk_ms(url, model) for _ in range(at_once)))
 
 
 async def _published_ms(client: redis.asyncio.Redis, stack: Stack) -> float:
     keys, run = stack.keys, new_run_id()
-    streams = [keys.topic(p, "visible") for p in range(keys.partitions)]
-    ends = {stream: await client.xrevrange(stream, count=1) for stream in streams}
-    offsets: Any = {stream: last[0][0] if last else "0-0" for stream, last in ends.items()}
+    stream = keys.topic(keys.partition_of(run), "visible")
+    last = await client.xrevrange(stream, count=1)
+    after: Any = last[0][0] if last else "0-0"
     messages = [{"role": "user", "content": "Hello."}]
     request = {"type": "generate", "id": run, "provider": PROVIDER, "model": FIRST.name, "messages": messages}
     began = time.monotonic_ns()
     await client.xadd(keys.requests, {"__data__": msgspec.json.encode(request)})
-    found = await client.xread(offsets, block=30_000)
-    assert found, "no chunk came"
-    return (time.monotonic_ns() - began) / 1e6
+    while True:
+        found: Any = await client.xread({stream: after}, block=30_000)
+        assert found, "no chunk came"
+        entries = found[0][1]
+        if any(run.encode() in entry[b"__data__"] for _, entry in entries):
+            return (time.monotonic_ns() - began) / 1e6
+        after = entries[-1][0]
 
 
 def _with_subscriber(stack: Stack, url: str, load: Load) -> _Sample:
@@ -262,18 +275,22 @@ def _litellm(provider_url: str, models: list[str]) -> Generator[tuple[int, str] 
 def _of_litellm(pid: int, url: str, *, provider: str) -> list[Figure]:
     _direct(pid, url, WARM.name, WARM)
 
-    async def both() -> tuple[list[float], list[float]]:
+    async def both(at_once: int) -> tuple[list[float], list[float]]:
         through, plain = list[float](), list[float]()
-        for _ in range(FIRSTS):
-            plain.append(await http_clients.first_chunk_ms(provider, FIRST.name))
-            through.append(await http_clients.first_chunk_ms(url, FIRST.name))
+        for _ in range(max(FEWEST, FIRSTS // at_once)):
+            plain += await _firsts_ms(provider, FIRST.name, at_once)
+            through += await _firsts_ms(url, FIRST.name, at_once)
         return through, plain
 
-    through, plain = uvloop.run(both())
+    firsts: list[Figure] = []
+    for at_once in AT_ONCE:
+        through, plain = uvloop.run(both(at_once))
+        name = f"LiteLLM: request to first chunk p50, {at_once} at once (not durable)"
+        firsts.append(Figure(name=name, unit="ms", value=median(through), bare=median(plain)))
     paced = [_direct(pid, url, PACED.name, PACED) for _ in range(ROUNDS)]
     full = [_direct(pid, url, FEW.name, FEW) for _ in range(ROUNDS)]
     return [
-        Figure(name="LiteLLM: request to first chunk p50", unit="ms", value=median(through), bare=median(plain)),
+        *firsts,
         Figure(
             name="LiteLLM: added latency p50, 16 clients of 50 chunks/s",
             unit="ms",
