@@ -135,6 +135,7 @@ class Screen:
                     "message-metadata",
                     "file",
                     "source-url",
+                    "data-tokenbus-item",
                     "source-document",
                     "reasoning-file",
                     "data-tokenbus",

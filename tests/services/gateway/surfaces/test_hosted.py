@@ -33,6 +33,7 @@ from tokenbus.events import normalized as n
 from tokenbus.events.frames import BusEvent
 from tokenbus.events.public import BlockComplete, Completed
 from tokenbus.events.requests import ExtraPart
+from tokenbus_services.gateway.surfaces.ai_sdk_ui import AiSdkUiSurface
 from tokenbus_services.gateway.surfaces.anthropic_messages import AnthropicMessagesSurface
 from tokenbus_services.gateway.surfaces.anthropic_messages.answer import MessagesStream, whole_message
 from tokenbus_services.gateway.surfaces.gemini import GeminiSurface
@@ -251,6 +252,16 @@ def test_a_client_of_gemini_gives_the_owner_its_code_back() -> None:
     first = translated(GeminiSurface(), request).generate.messages[0]
     given = [ExtraPart(name=e.item, json=e.content or "") for e in ran if isinstance(e, BlockComplete) and e.item]
     assert [each for each in first.content if isinstance(each, ExtraPart)] == given
+
+
+def test_a_page_gives_the_owner_its_items_back() -> None:
+    screen = [part for part in ui_parts(log(*SEARCHED)) if part["type"] == "data-tokenbus-item"]
+    shown = {"type": "text", "text": ANSWER}
+    message = {"id": "a1", "role": "assistant", "parts": [{"type": "step-start"}, *screen, shown]}
+    asked = {"id": "u1", "role": "user", "parts": [{"type": "text", "text": "And now?"}]}
+    body = {"id": "chat", "model": "anthropic/claude", "messages": [message, asked]}
+    first = translated(AiSdkUiSurface(), gateway_request(body)).generate.messages[0]
+    assert [each for each in first.content if isinstance(each, ExtraPart)] == ORIGINALS
 
 
 def test_a_client_cannot_write_text_as_anothers_item() -> None:

@@ -32,11 +32,11 @@ from tokenbus.events.public import (
 )
 from tokenbus_services.gateway.problem import Problem
 from tokenbus_services.gateway.surfaces.ai_sdk_ui import parts
-from tokenbus_services.gateway.surfaces.ai_sdk_ui.parts import DONE, METADATA, VOID, Part, written
+from tokenbus_services.gateway.surfaces.ai_sdk_ui.parts import DONE, ITEM, METADATA, VOID, Part, written
 from tokenbus_services.gateway.surfaces.ai_sdk_ui.tool_parts import ToolParts
 from tokenbus_services.gateway.surfaces.contract import Encoder
 from tokenbus_services.gateway.surfaces.errors import SENTENCES, sentence_of
-from tokenbus_services.gateway.surfaces.hosted import Steps, citations_of
+from tokenbus_services.gateway.surfaces.hosted import Steps, citations_of, original
 
 _CONTENT_EVENTS = (Chunk, BlockStarted, BlockComplete, ImagePreview, ToolProgress)
 
@@ -176,6 +176,8 @@ class UiStream(Encoder):
             case "server_tool":
                 if step := self._steps.read(event):
                     self._tools.hosted(step)
+                if not event.cut:  # for the history that the client sends back
+                    self._emit({"type": ITEM, "id": str(event.block), "data": original(event)})
 
     def _cite(self, event: BlockComplete | Completed) -> None:
         for number, cited in enumerate(citations_of(event)):

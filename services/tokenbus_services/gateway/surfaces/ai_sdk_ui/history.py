@@ -29,7 +29,8 @@ from tokenbus.events.requests import (
     UrlSource,
 )
 from tokenbus_services.gateway.problem import invalid, unsupported
-from tokenbus_services.gateway.surfaces.ai_sdk_ui.parts import METADATA
+from tokenbus_services.gateway.surfaces.ai_sdk_ui.parts import ITEM, METADATA
+from tokenbus_services.gateway.surfaces.hosted import originals
 
 Json = dict[str, Any]
 _IGNORED = ("source-url", "source-document", "reasoning-file")
@@ -110,6 +111,8 @@ def _assistant(parts: list[Json], at: str) -> list[Message]:
                 if called := _tool(part, where):
                     content.append(called[0])
                     results.append(called[1])
+            case str() if kind == ITEM:
+                content += originals([part.get("data")])
             case str() if kind in _IGNORED or kind.startswith("data-"):
                 pass
             case _:

@@ -13,6 +13,8 @@ Part = dict[str, object]
 DONE = b"data: [DONE]\n\n"
 METADATA = "tokenbus"
 """Key of our values in `providerMetadata`, which clients send back with their messages."""
+ITEM = "data-tokenbus-item"
+"""Type of a part with an item of the provider's, as it came."""
 VOID: Part = {"providerMetadata": {METADATA: {"void": True}}}
 """Of a part that a retry voided."""
 
