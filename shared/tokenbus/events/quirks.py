@@ -46,8 +46,8 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Chat Completions: the role of system text (`developer` for some)."""
     reasoning_back: str = ""
     """Chat Completions: the field in which thinking is sent back (`reasoning_content`, if a vendor wants it with its
-    tool calls); empty: only `reasoning_details` is sent back. Responses: `reasoning_text`, if a vendor wants plain
-    reasoning back; empty: only encrypted reasoning is.
+    tool calls; `content`: as a part of the content); empty: only `reasoning_details` is sent back. Responses:
+    `reasoning_text`, if a vendor wants plain reasoning back; empty: only encrypted reasoning is.
     """
     cache_marks: bool = False
     """Chat Completions: send cache marks as `cache_control` (OpenRouter); others reject the field. Responses: send them

@@ -233,7 +233,10 @@ def _assistant(message: Spoken, quirks: Quirks) -> list[ChatMessage]:
         payload["tool_calls"] = calls
     if details:
         payload["reasoning_details"] = details
-    if quirks.reasoning_back and any(thoughts):
+    if quirks.reasoning_back == "content" and any(thoughts):
+        thought = {"type": "thinking", "thinking": [{"type": "text", "text": "".join(thoughts)}]}
+        payload["content"] = [thought, *([{"type": "text", "text": "".join(texts)}] if any(texts) else [])]
+    elif quirks.reasoning_back and any(thoughts):
         payload[quirks.reasoning_back] = "".join(thoughts)
     return [payload] if payload["content"] or calls or "audio" in payload else []
 

@@ -169,6 +169,9 @@ def test_thinking_is_sent_back_only_to_vendors_that_want_it() -> None:
     assert body(history=turn)["messages"][1] == {"role": "assistant", "content": "a"}
     back = body(history=turn, quirks={"reasoning_back": "reasoning_content"})["messages"][1]
     assert back == {"role": "assistant", "content": "a", "reasoning_content": "Hm"}
+    inside = body(history=turn, quirks={"reasoning_back": "content"})["messages"][1]
+    thought = {"type": "thinking", "thinking": [{"type": "text", "text": "Hm"}]}
+    assert inside == {"role": "assistant", "content": [thought, {"type": "text", "text": "a"}]}
 
 
 def test_cache_marks_are_sent_only_to_a_vendor_that_takes_them() -> None:
