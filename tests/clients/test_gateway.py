@@ -27,8 +27,6 @@ call = "tests.clients.gateway_tools:weather"
 type = "object"
 """
 
-pytestmark = pytest.mark.xdist_group("gateway clients")  # one bus and one gateway for all of them
-
 
 @pytest.fixture(scope="module")
 def project(base: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
