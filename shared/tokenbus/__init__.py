@@ -80,11 +80,10 @@ if TYPE_CHECKING:
     from tokenbus.client.response import Response, ResponseBuilder
     from tokenbus.client.sessions.reader import SessionCursor, SessionStep
     from tokenbus.client.sessions.session import Receipt, Session
-    from tokenbus.client.subscriptions.block_sentences import Sentence
     from tokenbus.client.subscriptions.cursor import Cursor
     from tokenbus.client.subscriptions.group import SharedSubscription
     from tokenbus.client.subscriptions.ordered import OrderedSubscription
-    from tokenbus.client.subscriptions.sentences import SentenceSubscription
+    from tokenbus.client.subscriptions.sentences import Sentence, SentenceSubscription
     from tokenbus.shaping.sentences import SentenceRules
 
 __version__ = "0.1.0.dev0"
@@ -99,7 +98,7 @@ _LATER = {
     "ResponseBuilder": "tokenbus.client.response",
     "AnyRun": "tokenbus.client.client",
     "Run": "tokenbus.client.client",
-    "Sentence": "tokenbus.client.subscriptions.block_sentences",
+    "Sentence": "tokenbus.client.subscriptions.sentences",
     "SentenceRules": "tokenbus.shaping.sentences",
     "SentenceSubscription": "tokenbus.client.subscriptions.sentences",
     "Session": "tokenbus.client.sessions.session",

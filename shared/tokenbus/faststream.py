@@ -38,10 +38,10 @@ from faststream.redis.subscriber.usecases.basic import LogicSubscriber
 from tokenbus.bus.keys import DEFAULT_PREFIX, SubscribedTopic
 from tokenbus.client.client import Client
 from tokenbus.client.decode import topic_event
-from tokenbus.client.subscriptions.block_sentences import Sentence
 from tokenbus.client.subscriptions.cursor import Cursor
-from tokenbus.client.subscriptions.event_filter import Kinds, Runs
 from tokenbus.client.subscriptions.ordered import PREFETCH
+from tokenbus.client.subscriptions.sentences import Sentence
+from tokenbus.client.subscriptions.topic_reader import Kinds, Runs
 from tokenbus.core.nearest_name import unknown_name
 from tokenbus.errors import TokenbusError
 from tokenbus.events.public import UnknownEvent

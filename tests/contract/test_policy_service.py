@@ -20,7 +20,7 @@ from tokenbus.bus.stage.stage import Stage, StageOptions
 from tokenbus.events import normalized as n
 from tokenbus.events.frames import Drafts, PolicyVerdicts, encode, event_decoder
 from tokenbus.events.public import PublicEvent
-from tokenbus_services.policy_stage.record import GROUP
+from tokenbus_services.policy_stage.run_task import GROUP
 from tokenbus_services.policy_stage.service import PolicyService
 from tokenbus_services.settings import PolicySettings, Settings
 

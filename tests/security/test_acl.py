@@ -25,7 +25,7 @@ from tests.servers import binary
 from tests.services.cli.process import Command, running
 from tests.waiting import eventually
 from tokenbus import Chunk, Client
-from tokenbus.bus.activity_slots import ActivitySlots
+from tokenbus.bus.activity import ActivitySlots
 from tokenbus.bus.dead_letters import StoredDeadLetter, give_back, newest_dead_letters
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.records import newest_records
@@ -49,8 +49,8 @@ from tokenbus.core.run.state import RunState
 from tokenbus.errors import ServerUnavailable
 from tokenbus.events.frames import Accepted, RunLimits
 from tokenbus_services.cli.inspect.provider_facts import silent_models
-from tokenbus_services.fetcher.calls.silent_calls import SilentCalls
-from tokenbus_services.fetcher.uploads.registry import UploadedFiles
+from tokenbus_services.fetcher.calls.call_timeouts import SilentCalls
+from tokenbus_services.fetcher.uploads.upload import UploadedFiles
 from tokenbus_services.gateway.budgets.spend import read_spend
 from tokenbus_services.gateway.keys.store import KeyStore
 from tokenbus_services.mock_provider import MockProvider, Reply, Script, ToolCall, Turn

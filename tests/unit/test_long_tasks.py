@@ -22,7 +22,7 @@ CALLER = "its caller waits for it, with a bound, or ends with it"
 STEP = "one step, which ends; the next look starts another"
 READER = "of one reader, which waits for it"
 GROUP = "a task group's, which ends with its first failure"
-ITEM = "of one item in hand, which is stopped without progress (runtime/in_flight.py)"
+ITEM = "of one item in hand, which is stopped without progress (runtime/queue_work.py)"
 REQUEST = "of one HTTP request or socket, and ends with it"
 WATCH = "it is the watch itself; what watches that is the loop's watch, or the done callback"
 
@@ -36,10 +36,10 @@ UNWATCHED = {
     "tokenbus/bus/server/stream_reader.py:StreamReader._read_separately": READER,
     "tokenbus/client/display_pace.py:coalesced": READER,
     "tokenbus/client/sessions/reader.py:SessionReader._news": READER,
-    "tokenbus/client/tailing/log_hub.py:Hub._close": STEP,
+    "tokenbus/client/tailing/stream_tail.py:Hub._close": STEP,
     "tokenbus/client/tailing/stream_tail.py:Tail._interrupt": STEP,
-    "tokenbus/client/publishing/publish_queue.py:PublishQueue.put": "ends with the queue; every caller waits for it",
-    "tokenbus/client/subscriptions/per_run_handlers.py:_Lanes.put": GROUP,
+    "tokenbus/client/publishing/publish.py:PublishQueue.put": "ends with the queue; every caller waits for it",
+    "tokenbus/client/subscriptions/ack_tracker.py:_Lanes.put": GROUP,
     "tokenbus/client/subscriptions/sentences.py:SentenceSubscription._advance": READER,
     "tokenbus/policy/apply.py:_under": READER,
     "tokenbus/policy/policy_runner.py:_Work.__init__": "of one call of a policy, which has a timeout",
@@ -48,7 +48,7 @@ UNWATCHED = {
     "tokenbus_services/fetcher/calls/background_job.py:LeftJobs._start": "a few looks and calls, each with a bound",
     "tokenbus_services/endpoints/limiter.py:Limiter._later": STEP,
     "tokenbus_services/fetcher/request_media.py:TurnMedia._find": ITEM,
-    "tokenbus_services/fetcher/uploads/registry.py:Flight.start": "each attempt that waits for it has a bound",
+    "tokenbus_services/fetcher/uploads/upload.py:Flight.start": "each attempt that waits for it has a bound",
     "tokenbus_services/fetcher/uploads/plan.py:Uploads._uploaded": ITEM,
     "tokenbus_services/gateway/answers/asgi.py:EventStream.__call__": REQUEST,
     "tokenbus_services/gateway/answers/reader.py:RunReader.__aenter__": REQUEST,
@@ -70,9 +70,9 @@ UNWATCHED = {
     "tokenbus_services/policy_stage/run_task.py:PolicyRunTask.start": "of one run, which the parser's clock ends",
     "tokenbus_services/policy_stage/run_task.py:PolicyRunTask._work": GROUP,
     "tokenbus_services/process/parent_guard.py:main": "a thread that ends the process with its parent",
-    "tokenbus_services/runtime/in_flight.py:InFlight.start": ITEM,
-    "tokenbus_services/runtime/in_flight.py:InFlight._check_all": "it gives up an item without progress, with a bound",
-    "tokenbus_services/runtime/in_flight.py:InFlight._ended": "it finishes one item; each of its commands has a bound",
+    "tokenbus_services/runtime/queue_work.py:InFlight.start": ITEM,
+    "tokenbus_services/runtime/queue_work.py:InFlight._check_all": "it gives up an item without progress, with a bound",
+    "tokenbus_services/runtime/queue_work.py:InFlight._ended": "it finishes one item; each of its commands has a bound",
     "tokenbus_services/runtime/supervision.py:WorkerSupervisor.open": WATCH,
     "tokenbus_services/runtime/supervision.py:WorkerSupervisor.wait_or_fail.receive_or_failed": WATCH,
     "tokenbus_services/runtime/task_failures.py:LoggedTasks._start": "of some commands, each of which has a bound",

@@ -26,10 +26,10 @@ from tokenbus.providers.api import ApiName
 from tokenbus_services.cli import exit_codes as ending
 from tokenbus_services.cli.render import output
 from tokenbus_services.cli.render.output import showing
-from tokenbus_services.cli.runs.follow import show_run
+from tokenbus_services.cli.runs.send import show_run
 from tokenbus_services.cli.service_registry import services_of
 from tokenbus_services.cli.signals import stop_on_signal
-from tokenbus_services.cli.up.start_output import StartTable
+from tokenbus_services.cli.up.command import StartTable
 from tokenbus_services.cli.up.supervisor import Child, ChildGone, ChildrenSlow, Supervisor, Watcher, WorkerSlot
 from tokenbus_services.mock_provider.demo import DEMO_MODEL, DEMO_PROMPT, WEATHER_DESCRIPTION, WEATHER_PARAMETERS
 from tokenbus_services.process.embedded_server import EmbeddedServer, free_port

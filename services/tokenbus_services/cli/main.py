@@ -13,7 +13,10 @@ import click
 from tokenbus import __version__
 from tokenbus.errors import ServerUnavailable
 from tokenbus_services.cli import exit_codes as ending
-from tokenbus_services.cli.commands import dead, keys, operate, records, runs, start
+from tokenbus_services.cli.commands import keys, operate, runs
+from tokenbus_services.cli.commands import operate as start
+from tokenbus_services.cli.commands import runs as dead
+from tokenbus_services.cli.commands import runs as records
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

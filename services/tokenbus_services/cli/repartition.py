@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from tokenbus.bus import repartition as change
+from tokenbus.bus import layout as change
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.layout import Layout
 from tokenbus.bus.server.server import Server, translated

@@ -15,9 +15,8 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from tokenbus_services.console.access.session import PATH, ConsoleSessions, StoredLogins
-from tokenbus_services.console.access.signing import Signer, StoredSecret
-from tokenbus_services.console.http import Desk, WithSafeHeaders, refused
+from tokenbus_services.console.access.session import PATH, ConsoleSessions, Signer, StoredLogins, StoredSecret
+from tokenbus_services.console.http import Desk, StaticFiles, WithSafeHeaders, refused
 from tokenbus_services.console.routes import admin as routes_admin
 from tokenbus_services.console.routes import runs as routes_runs
 from tokenbus_services.console.routes import session as routes_session
@@ -25,7 +24,6 @@ from tokenbus_services.console.routes import stream as routes_stream
 from tokenbus_services.console.routes import times as routes_times
 from tokenbus_services.console.runs.run_view import Costs
 from tokenbus_services.console.sampler import Sampler
-from tokenbus_services.console.static_files import StaticFiles
 from tokenbus_services.gateway.gateway import Gateway
 from tokenbus_services.gateway.http_request import AsgiApp, Scope
 from tokenbus_services.gateway.keys.directory import KeyDirectory

@@ -21,7 +21,7 @@ from tokenbus.bus.scripts.limits import Kind, Scope
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.run_scripts import run_script, run_scripts
 from tokenbus.bus.server.server import Server
-from tokenbus.events.model_names import model_key, names_model
+from tokenbus.events.quirks import model_key, names_model
 from tokenbus_services.settings import LimitSettings, RateSettings
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)

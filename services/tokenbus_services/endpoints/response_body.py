@@ -19,7 +19,7 @@ from tokenbus.events.error_info import ErrorInfo
 from tokenbus.providers.response import aws_frames
 from tokenbus.providers.response.decoder import MAX_ERROR_BODY_BYTES
 from tokenbus.providers.response.error_mapping import wire_failure
-from tokenbus_services.net.chunked_body import FAIR_READS, TooManyCrumbs, fair_reads
+from tokenbus_services.net.http_client import FAIR_READS, TooManyCrumbs, fair_reads
 
 PIECE_BYTES = 64 * 2**10
 """Maximum output of one decoding step."""

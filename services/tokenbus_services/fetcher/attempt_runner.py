@@ -26,11 +26,10 @@ from tokenbus_services.endpoints.endpoint import Endpoint, Providers
 from tokenbus_services.endpoints.limiter import Reservation, Scopes
 from tokenbus_services.fetcher.calls.background_job import MOST_TAKEN, LeftJobs, RunningJob
 from tokenbus_services.fetcher.calls.call_spans import CallFacts, CallSpans
-from tokenbus_services.fetcher.calls.call_timeouts import DEADLINE_PASSED
+from tokenbus_services.fetcher.calls.call_timeouts import DEADLINE_PASSED, SilentCalls
 from tokenbus_services.fetcher.calls.provider_call import CredentialsRejected, FilesLost, fetch
 from tokenbus_services.fetcher.calls.response_relay import CallOptions
-from tokenbus_services.fetcher.calls.silent_calls import SilentCalls
-from tokenbus_services.fetcher.image_offload.offload import ImageStore
+from tokenbus_services.fetcher.image_offload import ImageStore
 from tokenbus_services.fetcher.limits.token_estimate import TokenTally
 from tokenbus_services.fetcher.limits.wait_queue import FairQueue
 from tokenbus_services.fetcher.request_media import TurnMedia
@@ -38,7 +37,7 @@ from tokenbus_services.fetcher.turn_admission import NotCalled, Turn, TurnAdmiss
 from tokenbus_services.fetcher.uploads.upload import UploadFailed
 from tokenbus_services.fetcher.writing.attempt_writer import AttemptWriter
 from tokenbus_services.fetcher.writing.raw_writer import RawWriter
-from tokenbus_services.media.body import MediaBody, MediaFailed
+from tokenbus_services.media.locate import MediaBody, MediaFailed
 from tokenbus_services.settings import RetrySettings
 from tokenbus_services.telemetry import NO_TRACER, RunTracer
 

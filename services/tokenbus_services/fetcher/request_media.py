@@ -23,12 +23,14 @@ from tokenbus.providers.api import Built
 from tokenbus.providers.media import MediaLimits
 from tokenbus_services.endpoints.endpoint import Endpoint
 from tokenbus_services.fetcher.uploads.plan import Uploads
-from tokenbus_services.intake.opaque_blobs import with_opaque_blobs
-from tokenbus_services.intake.unasked_media import CallInput, model_and_tool_images, refused_media
+from tokenbus_services.intake.blob_offload import with_opaque_blobs
+from tokenbus_services.intake.usable_fallbacks import CallInput, model_and_tool_images, refused_media
 from tokenbus_services.media.blob_cache import Found, RecentBlobs
-from tokenbus_services.media.body import Embedded, MediaBody, MediaFailed
 from tokenbus_services.media.locate import (
+    Embedded,
     Media,
+    MediaBody,
+    MediaFailed,
     PlaceholderMarks,
     media_in,
     media_of,

@@ -21,21 +21,20 @@ from tokenbus_services.endpoints.endpoint import Providers
 from tokenbus_services.endpoints.limiter import Limiter, Scopes
 from tokenbus_services.fetcher.attempt_runner import AttemptRunner, is_lost
 from tokenbus_services.fetcher.calls.background_job import LeftJobs
-from tokenbus_services.fetcher.calls.silent_calls import SilentCalls
-from tokenbus_services.fetcher.image_offload.offload import ImageStore
+from tokenbus_services.fetcher.calls.call_timeouts import SilentCalls
+from tokenbus_services.fetcher.image_offload import ImageStore
 from tokenbus_services.fetcher.limits.wait_queue import RESERVE, AdmissionMetrics, FairQueue
 from tokenbus_services.fetcher.request_media import TurnMedia
 from tokenbus_services.fetcher.turn_admission import waits_as
 from tokenbus_services.fetcher.uploads.plan import UploadMetrics, Uploads
-from tokenbus_services.fetcher.uploads.registry import UploadedFiles
+from tokenbus_services.fetcher.uploads.upload import UploadedFiles
 from tokenbus_services.fetcher.writing.raw_writer import RawWriter
 from tokenbus_services.intake.accept import Intake
 from tokenbus_services.intake.blob_offload import IntakeMedia
-from tokenbus_services.intake.cancels import Cancels
+from tokenbus_services.intake.run_creation import Cancels
 from tokenbus_services.media.blob_cache import RecentBlobs
-from tokenbus_services.runtime.in_flight import InFlight
 from tokenbus_services.runtime.metrics import KnownModels
-from tokenbus_services.runtime.queue_work import dead_letter_item
+from tokenbus_services.runtime.queue_work import InFlight, dead_letter_item
 from tokenbus_services.runtime.task_failures import LoggedTasks
 from tokenbus_services.runtime.worker_core import WorkerCore
 

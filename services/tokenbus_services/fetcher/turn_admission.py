@@ -29,7 +29,7 @@ from tokenbus.bus.server.server import Server
 from tokenbus.bus.work_queue import QueueItem, WorkQueue
 from tokenbus.client.sessions.history import history_before
 from tokenbus.core.request.bounds import tenant_of
-from tokenbus.core.request.fallback_request import request_for
+from tokenbus.core.request.validate import request_for
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import ProviderJob, TurnWork, history_decoder, job_decoder
 from tokenbus.events.requests import Generate, Message

@@ -17,7 +17,7 @@ from tokenbus.bus.server.server import Server
 from tokenbus.client.client import watch_readers
 from tokenbus.errors import ServerFull, ServerUnavailable
 from tokenbus_services.gateway.gateway import Gateway
-from tokenbus_services.runtime.deployment_agreement import DeploymentAgreement
+from tokenbus_services.runtime.worker_core import DeploymentAgreement
 from tokenbus_services.settings import Settings
 from tokenbus_services.telemetry import RunTracer
 

@@ -28,8 +28,8 @@ from tokenbus.bus.server.server import Server
 from tokenbus.bus.unreadable import type_and_id
 from tokenbus.bus.work_queue import QueueItem, WorkQueue
 from tokenbus.core.nearest_name import nearest
-from tokenbus.core.request.fallback_request import all_choices
 from tokenbus.core.request.parse import decode_with_notes, rejected_append, rejected_run_id
+from tokenbus.core.request.validate import all_choices
 from tokenbus.errors import PoisonRequest, RequestError, RequestInvalid, SettingsError, TokenbusError, WireError
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import (
@@ -37,11 +37,9 @@ from tokenbus.events.frames import (
 )
 from tokenbus.events.requests import Append, Cancel, Generate, Tool
 from tokenbus_services.intake.blob_offload import IntakeMedia
-from tokenbus_services.intake.cancels import Cancels
-from tokenbus_services.intake.run_creation import RunCreation, run_of
+from tokenbus_services.intake.run_creation import Cancels, RunCreation, run_of
 from tokenbus_services.intake.sessions import SessionAppends
-from tokenbus_services.intake.settings_match import on_route
-from tokenbus_services.intake.usable_fallbacks import Callee, Fallbacks
+from tokenbus_services.intake.usable_fallbacks import Callee, Fallbacks, on_route
 from tokenbus_services.json_schema import check_output, check_tools
 from tokenbus_services.runtime.mcp_tool_cache import McpToolCache
 from tokenbus_services.runtime.task_failures import LoggedTasks

@@ -7,8 +7,7 @@ from faststream.asgi import AsgiFastStream
 from tokenbus_services.blobs.client import loader_of
 from tokenbus_services.normalizer.image_offload import ImageKeeper
 from tokenbus_services.normalizer.logic import NormalizerLogic
-from tokenbus_services.runtime.stage_service import StageService, stage_app
-from tokenbus_services.runtime.worker_core import WorkerCore
+from tokenbus_services.runtime.worker_core import StageService, WorkerCore, stage_app
 from tokenbus_services.settings import Settings
 
 

@@ -22,7 +22,7 @@ from tokenbus.core.run.blocks.block_table import NOT_STORED
 from tokenbus.errors import BlobError
 from tokenbus.events.frames import BusEvent
 from tokenbus.events.normalized import Audio, Extra, Image, Normalized, Opaque
-from tokenbus_services.blobs.retry import StoreRetry
+from tokenbus_services.blobs.client import StoreRetry
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

@@ -10,14 +10,12 @@ from tokenbus.bus.run_record import RunLifetimes
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.stage.stage import Stage
 from tokenbus_services.parser.activity import ActivityCounter
-from tokenbus_services.parser.log_lines import RunLog
 from tokenbus_services.parser.logic import ParserLogic, RunObserver
-from tokenbus_services.parser.metrics import AttemptMetrics, RunMetrics
+from tokenbus_services.parser.metrics import AttemptMetrics, RunLog, RunMetrics
 from tokenbus_services.parser.room import RoomKeeper
 from tokenbus_services.parser.run_spans import RunSpans
 from tokenbus_services.parser.timeouts import TimeoutClock
-from tokenbus_services.runtime.stage_service import StageService, stage_app
-from tokenbus_services.runtime.worker_core import WorkerCore
+from tokenbus_services.runtime.worker_core import StageService, WorkerCore, stage_app
 from tokenbus_services.settings import Settings
 
 

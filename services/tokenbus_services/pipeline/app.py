@@ -11,8 +11,7 @@ from tokenbus_services.fetcher.service import FetcherService
 from tokenbus_services.normalizer.app import normalizer
 from tokenbus_services.parser.app import parser
 from tokenbus_services.runtime.app.service_app import make_app
-from tokenbus_services.runtime.stage_service import StageService
-from tokenbus_services.runtime.worker_core import WorkerCore
+from tokenbus_services.runtime.worker_core import StageService, WorkerCore
 from tokenbus_services.settings import Settings
 
 

@@ -7,10 +7,9 @@ from faststream.asgi import AsgiFastStream
 from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.stage.stage import Stage
-from tokenbus_services.policy_stage.record import GROUP
+from tokenbus_services.policy_stage.run_task import GROUP
 from tokenbus_services.policy_stage.service import PolicyService
-from tokenbus_services.runtime.stage_service import StageService, stage_app
-from tokenbus_services.runtime.worker_core import WorkerCore
+from tokenbus_services.runtime.worker_core import StageService, WorkerCore, stage_app
 from tokenbus_services.settings import Settings
 from tokenbus_services.settings.file import add_settings_directory_to_path
 

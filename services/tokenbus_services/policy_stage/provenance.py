@@ -14,7 +14,7 @@ import msgspec
 
 from tokenbus.events.public import PublicEvent
 from tokenbus.policy.processor import Decision, NewText, NewToolCall
-from tokenbus.policy.public.format import PublicChunkAccess, PublicEvents, PublicReader
+from tokenbus.policy.public import PublicChunkAccess, PublicEvents, PublicReader
 from tokenbus.policy.stream_format import Writer
 
 

@@ -9,28 +9,30 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Any
 
+import msgspec
 import structlog
 from prometheus_client import CollectorRegistry, Counter
 
 from tokenbus.blobs import BlobStreams
 from tokenbus.bus.dead_letters import DeadLetter, dead_letter
-from tokenbus.bus.keys import Keys
+from tokenbus.bus.keys import DATA_FIELD, Keys
 from tokenbus.bus.liveness import Defects, Liveness, beating, rest, stop_task
 from tokenbus.bus.records import RecordEntry, drop_old_records, forget_recorded, newest_records, put_record
+from tokenbus.bus.run_record import ACCEPTED, FRAME, HISTORY, RECORD, REQUEST
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.work_queue import QueueItem
 from tokenbus.errors import BlobError, BlobNotFound
+from tokenbus.events.frames import ANY_FRAME, history_decoder
 from tokenbus_services.blobs.client import loader_of
 from tokenbus_services.recorder import record as records
-from tokenbus_services.recorder.collect import gather
-from tokenbus_services.recorder.record import Record
+from tokenbus_services.recorder.record import Record, packed
 from tokenbus_services.runtime.app.service_app import worker_name
-from tokenbus_services.runtime.deployment_agreement import DeploymentAgreement
-from tokenbus_services.runtime.in_flight import Later
 from tokenbus_services.runtime.metrics import DeadLetterMetrics
-from tokenbus_services.runtime.queue_work import QueueWork
+from tokenbus_services.runtime.queue_work import Later, QueueWork
+from tokenbus_services.runtime.worker_core import DeploymentAgreement
 from tokenbus_services.settings import RecordSettings, Settings
 from tokenbus_services.telemetry import NO_TRACER, RunTracer, Span
 
@@ -292,3 +294,66 @@ class RecordMetrics:
         """Count a new record."""
         self._records.labels(entry.status).inc()
         self._bytes.inc(entry.raw_bytes)
+
+
+PAGE = 100
+"""Frames or entries to read at once; a frame may have 256 KB."""
+
+
+async def gather(server: Server, keys: Keys, run: str) -> Record | None:
+    """Build the record; None if the data is gone (already recorded, or expired). Raises redis-py's exceptions."""
+    client, key = server.client, keys.run(run)
+    names = sorted((name.decode() for name in await client.hkeys(key)), key=_place)
+    found = await _fields(server, key, [n for n in names if n.startswith(FRAME)])
+    tape = await _entries(server, keys.tape(run), b"taken")
+    events = await _entries(server, keys.log(run), DATA_FIELD.encode())
+    histories = await _fields(server, key, [n for n in names if n.startswith(HISTORY)])
+    # Read last: while this field exists, nothing above was dropped.
+    accepted, request, left = await client.hmget(key, [ACCEPTED, REQUEST, RECORD])
+    if left is None or request is None:
+        return None
+    return Record(
+        run=run,
+        accepted_ms=int(accepted or 0),
+        request=msgspec.json.decode(request),
+        history={
+            name.removeprefix(HISTORY): msgspec.to_builtins(history_decoder.decode(data))
+            for name, data in histories.items()
+        },
+        frames=packed(list(found.values())),
+        tape=packed(tape),
+        events=[msgspec.json.decode(event) for event in events],
+        truncated=int(left) < 0,
+    )
+
+
+def _place(name: str) -> tuple[float, ...]:
+    """Sort key of a field. An end frame not written by the attempt's fetcher is the last of its attempt."""
+    if name.startswith(HISTORY):
+        return (int(name.removeprefix(HISTORY)),)
+    if name.startswith(FRAME):
+        attempt, n = map(int, name.removeprefix(FRAME).split(":"))
+        return attempt, float("inf") if n == ANY_FRAME else n
+    return ()
+
+
+async def _fields(server: Server, key: str, names: list[str]) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    for at in range(0, len(names), PAGE):
+        page = names[at : at + PAGE]
+        values: list[bytes | None] = await server.client.hmget(key, page)
+        found.update((name, value) for name, value in zip(page, values, strict=True) if value is not None)
+    return found
+
+
+async def _entries(server: Server, stream: str, field: bytes) -> list[bytes]:
+    values: list[bytes] = []
+    begin = "-"
+    while page := await _page(server, stream, begin):
+        values += [fields[field] for _, fields in page]
+        begin = f"({page[-1][0].decode()}"
+    return values
+
+
+async def _page(server: Server, stream: str, begin: str) -> list[Any]:
+    return await server.client.xrange(stream, begin, "+", count=PAGE)

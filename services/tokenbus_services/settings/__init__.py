@@ -13,7 +13,14 @@ from tokenbus_services.settings.tables.gateway import (
     GatewaySettings,
     SurfaceName,
 )
-from tokenbus_services.settings.tables.limits import LimitSettings, ProviderRates, RateSettings
+from tokenbus_services.settings.tables.limits import (
+    BlobSettings,
+    LimitSettings,
+    ProviderRates,
+    RateSettings,
+    RecordSettings,
+    RetentionSettings,
+)
 from tokenbus_services.settings.tables.providers import (
     DEFAULT_PROVIDERS,
     FallbackChoice,
@@ -23,19 +30,21 @@ from tokenbus_services.settings.tables.providers import (
     QuirkSettings,
     UploadSettings,
 )
-from tokenbus_services.settings.tables.retention import BlobSettings, RecordSettings, RetentionSettings
-from tokenbus_services.settings.tables.tools import (
+from tokenbus_services.settings.tables.workers import (
     DEFAULT_TOOL_TIMEOUT_S,
+    HttpSettings,
     HttpTool,
     McpHttp,
     McpSettings,
     McpStdio,
+    OtelSettings,
     PolicyRoute,
     PolicySettings,
     PythonTool,
+    RetrySettings,
+    StageSettings,
     ToolSettings,
 )
-from tokenbus_services.settings.tables.workers import HttpSettings, OtelSettings, RetrySettings, StageSettings
 
 __all__ = [
     "CONSOLE_ROLES",

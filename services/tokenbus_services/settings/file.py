@@ -20,11 +20,18 @@ from tokenbus.errors import SettingsError
 from tokenbus.events.requests import Tool
 from tokenbus_services.settings.errors import first_problem, unknown_value
 from tokenbus_services.settings.tables.gateway import ConsoleSettings, GatewaySettings
-from tokenbus_services.settings.tables.limits import LimitSettings
+from tokenbus_services.settings.tables.limits import BlobSettings, LimitSettings, RecordSettings, RetentionSettings
 from tokenbus_services.settings.tables.providers import DEFAULT_PROVIDERS, FallbackRoute, ProviderSettings
-from tokenbus_services.settings.tables.retention import BlobSettings, RecordSettings, RetentionSettings
-from tokenbus_services.settings.tables.tools import McpSettings, PolicyRoute, PolicySettings, ToolSettings
-from tokenbus_services.settings.tables.workers import HttpSettings, OtelSettings, RetrySettings, StageSettings
+from tokenbus_services.settings.tables.workers import (
+    HttpSettings,
+    McpSettings,
+    OtelSettings,
+    PolicyRoute,
+    PolicySettings,
+    RetrySettings,
+    StageSettings,
+    ToolSettings,
+)
 from tokenbus_services.settings.types import HttpUrl, Table
 
 LogLevel = Literal["debug", "info", "warning", "error"]

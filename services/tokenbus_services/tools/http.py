@@ -16,9 +16,8 @@ from tokenbus.blobs import DEFAULT_MEDIA_TYPE, parse_media_type
 from tokenbus.errors import BlobRefused, SettingsError, ToolFailure
 from tokenbus.secret_env import Secret, header_problem
 from tokenbus.tools import ToolContext
-from tokenbus_services.net.chunked_body import TooManyCrumbs, fair_reads
-from tokenbus_services.net.connection_pools import FreeingClient
 from tokenbus_services.net.egress import AddressRefused, Egress, GuardedTransport
+from tokenbus_services.net.http_client import FreeingClient, TooManyCrumbs, fair_reads
 from tokenbus_services.settings import HttpTool, McpHttp
 from tokenbus_services.tools.results import Results
 from tokenbus_services.tools.tool_call import ToolCall, ToolOutcome

@@ -35,15 +35,15 @@ from tokenbus.events.frames import (
 )
 from tokenbus_services.executor.processes import End
 from tokenbus_services.runtime.app.service_app import worker_name
-from tokenbus_services.runtime.deployment_agreement import DeploymentAgreement
 from tokenbus_services.runtime.mcp_tool_cache import McpToolCache
 from tokenbus_services.runtime.metrics import DeadLetterMetrics
 from tokenbus_services.runtime.queue_work import QueueWork, dead_letter_item
+from tokenbus_services.runtime.worker_core import DeploymentAgreement
 from tokenbus_services.settings import Settings
 from tokenbus_services.telemetry import NO_TRACER, RunTracer, Span
 from tokenbus_services.telemetry.tracer import shown_json
 from tokenbus_services.tools.executor import ToolCall, ToolExecutor, ToolOutcome
-from tokenbus_services.tools.mcp.announce import McpLists
+from tokenbus_services.tools.mcp.registry import McpLists
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

@@ -19,8 +19,7 @@ from tokenbus.client.blobs import Blobs
 from tokenbus.client.deployment import Deployment, partitions_in, url_in
 from tokenbus.client.log_reader import follow
 from tokenbus.client.publishing import publish as publishing
-from tokenbus.client.publishing.publish import new_run_id
-from tokenbus.client.publishing.publish_queue import PublishQueue
+from tokenbus.client.publishing.publish import PublishQueue, new_run_id
 from tokenbus.client.rerun import How, request_again
 from tokenbus.client.response import Response, ResponseBuilder
 from tokenbus.client.run_list import StateFilter, describe_runs, list_runs, run_filter

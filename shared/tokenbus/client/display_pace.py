@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 
 from tokenbus.bus.liveness import stop_task
 from tokenbus.events.public import PublicEvent
-from tokenbus.shaping.display_coalescer import HOLD_S, MOST, Coalescer
+from tokenbus.shaping.sentences import HOLD_S, MOST, Coalescer
 
 
 async def coalesced(

@@ -13,7 +13,7 @@ from tokenbus.bus.run_record import CHOICE, CONTINUES, REQUEST, STATUS, TURN, UN
 from tokenbus.bus.server.server import translated
 from tokenbus.client.deployment import Deployment
 from tokenbus.client.response import Response, ResponseBuilder
-from tokenbus.core.request.fallback_request import left_from
+from tokenbus.core.request.validate import left_from
 from tokenbus.core.run.continuation import partial_message
 from tokenbus.errors import RunNotFound, RunNotRepeatable, RunOpen
 from tokenbus.events.frames import history_decoder

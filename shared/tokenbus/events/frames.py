@@ -131,7 +131,7 @@ class ImagesRequested(msgspec.Struct, frozen=True, array_like=True):
     size: str = ""
     quality: str = ""
     moved: str = ""
-    """The secret in the placeholders of offloaded images (`tokenbus.core.image_placeholder`); empty if none was
+    """The secret in the placeholders of offloaded images (`tokenbus.core.image_header`); empty if none was
     offloaded.
     """
 

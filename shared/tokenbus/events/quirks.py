@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import unicodedata
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
-
-from tokenbus.events.model_names import begins_with
 
 ApiName = str
 """One of `BUILT_IN`, or a name registered by a package (`tokenbus.providers.plugins`)."""
@@ -136,3 +137,51 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         tags = self.models[found] if found is not None else None
         fields = {name: getattr(tags, name) for name in tags.__struct_fields__} if tags else {}
         return msgspec.structs.replace(self, models={}, **fields)
+
+
+# A provider accepts many spellings of a model: with a `models/` prefix, in another case, with surrounding spaces. Every
+# decision by model name compares keys (`model_key`), so that no spelling bypasses it. Aliases that only the provider
+# knows (`gemini-flash-latest`) are settings: `[providers.NAME.model_aliases]`.
+
+
+_COLLECTION = re.compile(r"(?:projects/[^/]+/locations/[^/]+/)?(?:publishers/[^/]+/)?models/+")
+_NO_TEXT = ("Cc", "Cf", "Cs", "Zl", "Zp")
+"""Unicode categories of invisible characters: controls, direction marks, zero-width characters, line ends."""
+
+
+def model_key(name: str) -> str:
+    """Normalize a name for comparison: strip spaces, case and the collection prefix."""
+    key = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold()).strip()
+    while found := _COLLECTION.match(key):
+        key = key[found.end() :].strip()
+    return key
+
+
+def names_model(name: str, model: str) -> bool:
+    """Whether a table entry matches this model: exactly, or as a prefix if it ends in `*` (`gpt-5*`)."""
+    key = model_key(model)
+    return key.startswith(model_key(name[:-1])) if name.endswith("*") else key == model_key(name)
+
+
+def begins_with(model: str, beginnings: Iterable[str]) -> bool:
+    """Whether the model's name begins with one of these prefixes."""
+    return model_key(model).startswith(tuple(model_key(beginning) for beginning in beginnings))
+
+
+def text_problem(name: str) -> str | None:
+    """What is wrong with a name (blank, or invisible characters); None if nothing."""
+    if not name.strip():
+        return "it is blank"
+    if any(unicodedata.category(char) in _NO_TEXT for char in name):
+        return "it has characters that cannot be seen"
+    return None
+
+
+def segment_problem(name: str) -> str | None:
+    """What is wrong with a name as part of a URL path; None if nothing.
+
+    Some servers decode a path before they route it, so even a quoted name could lead elsewhere.
+    """
+    if "%" in name or "\\" in name or any(part.strip() in ("", ".", "..") for part in name.split("/")):
+        return "it cannot be part of a path"
+    return text_problem(name)

@@ -12,11 +12,10 @@ from tokenbus.policy.builtin.model_judge import CallJudge, CallJudgeOptions
 from tokenbus.policy.builtin.rewrite import RedactSecrets, RedactSecretsOptions, ReplaceText, ReplaceTextOptions
 from tokenbus.policy.builtin.stream_replace import Rule
 from tokenbus.policy.builtin.tool_call_gate import Block, Replace, ToolCallGate, ToolRules, ToolRulesOptions, Verdict
-from tokenbus.policy.openai.format import OpenAIChunks
-from tokenbus.policy.policy_chain import PolicyStream
-from tokenbus.policy.policy_runner import BoundPolicy, Handling
+from tokenbus.policy.openai import OpenAIChunks
+from tokenbus.policy.policy_runner import BoundPolicy, Handling, PolicyStream
 from tokenbus.policy.processor import Decision, NewText, NewToolCall, StreamContext, StreamProcessor
-from tokenbus.policy.public.format import PublicEvents
+from tokenbus.policy.public import PublicEvents
 from tokenbus.policy.stream_format import StreamFormat
 from tokenbus.policy.stream_state import (
     ContentStreamBlock,

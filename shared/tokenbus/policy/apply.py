@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from tokenbus.bus.liveness import stop_task
 from tokenbus.events.public import Event
-from tokenbus.policy.openai.format import OpenAIChunks
-from tokenbus.policy.policy_chain import PolicyStream
-from tokenbus.policy.policy_runner import BoundPolicy
+from tokenbus.policy.openai import OpenAIChunks
+from tokenbus.policy.policy_runner import BoundPolicy, PolicyStream
 from tokenbus.policy.processor import Decision, Function, FunctionPolicy, StreamProcessor
-from tokenbus.policy.public.format import PublicEvents
+from tokenbus.policy.public import PublicEvents
 
 if TYPE_CHECKING:
     from tokenbus.client.client import Client

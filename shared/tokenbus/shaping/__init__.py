@@ -2,8 +2,7 @@
 to the bus.
 """
 
-from tokenbus.shaping.display_coalescer import Coalescer
 from tokenbus.shaping.json_elements import JsonElement, JsonElements, RunElement, RunElements
-from tokenbus.shaping.sentences import SentenceRules, Sentences
+from tokenbus.shaping.sentences import Coalescer, SentenceRules, Sentences
 
 __all__ = ["Coalescer", "JsonElement", "JsonElements", "RunElement", "RunElements", "SentenceRules", "Sentences"]

@@ -1,4 +1,3 @@
-# ruff: noqa: RUF001, RUF002 - the punctuation of other scripts is intended
 """Splits streamed text into sentences for speech. Pure; chunk boundaries never change the result.
 
 The sentences concatenate to the exact text. A sentence ends after ``. ! ? …`` plus closing quotes, brackets and
@@ -15,7 +14,10 @@ import unicodedata
 
 import msgspec
 
-from tokenbus.shaping.abbreviations import BEFORE_NUMBER, GOES_ON
+from tokenbus.events.public import Chunk, PublicEvent
+
+# ruff: noqa: RUF001, RUF002 - the punctuation of other scripts is intended
+
 
 AHEAD = 64
 """How many characters beyond ``most`` to look at when deciding where a sentence ends; longer whitespace is split."""
@@ -176,3 +178,91 @@ def _last_word(text: str) -> str:
 
 def _width(text: str) -> int:
     return sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+
+
+# Includes those that models write in prose. A word that ends sentences as often as it is an abbreviation (``no.``,
+# ``art.``) is listed only for use before a number.
+
+
+# ruff: noqa: RUF001, SIM905 - other scripts are intended; a word list is most readable as one string
+
+
+GOES_ON: dict[str, frozenset[str]] = {
+    "en": frozenset(
+        "mr mrs ms dr prof rev hon st mt ft gen col sgt capt lt gov sen rep pres messrs vs cf e.g i.e viz approx dept"
+        " est jan feb mar apr jun jul aug sept oct nov dec".split()
+    ),
+    "de": frozenset(
+        "hr fr frl dr prof dipl ing z.b d.h u.a o.ä u.ä i.d.r z.t v.a bzw ca evtl ggf inkl exkl max min mind nr sog str"
+        " tel vgl zzgl abs allg bspw s.o s.u".split()
+    ),
+    "fr": frozenset("m mm mme mlle mgr dr pr st ste cf c.-à-d p.ex env av apr".split()),
+    "es": frozenset("sr sra srta dr dra ud uds d dña prof p.ej aprox av avda".split()),
+    "it": frozenset("sig sigg sig.ra dott dott.ssa prof avv ing p.es ca".split()),
+    "pt": frozenset("sr sra srta dr dra prof profa p.ex aprox av".split()),
+    "nl": frozenset("dhr mevr mw dr prof ir drs bijv bv d.w.z o.a m.b.t t.o.v ca".split()),
+    "pl": frozenset("p dr prof inż np tj tzw m.in ok ul al".split()),
+    "ru": frozenset("г гг ул им проф т.е т.к см напр руб тыс млн".split()),
+}
+"""The sentence always continues after these."""
+
+BEFORE_NUMBER = frozenset("no nos nr p pp vol ch art sec fig eq ver par абз стр núm pág n° s".split())
+"""The sentence continues after these if a digit follows, in any language."""
+
+
+# Chunks of one block are merged until the first has waited ``hold_s`` or they reach ``most`` characters. Any other
+# event, or a chunk of another block, flushes the merged text first: order is preserved, and the merged chunks
+# concatenate to the same content.
+
+
+HOLD_S = 0.016
+"""One frame at 60 Hz."""
+MOST = 1024
+
+
+class Coalescer:
+    """Merges the events of one or more runs, preserving their order.
+
+    A merged chunk has the seq of its last part, so it works as a cursor for all of them.
+    """
+
+    def __init__(self, *, hold_s: float = HOLD_S, most: int = MOST) -> None:
+        """``hold_s``: maximum wait in seconds; ``most``: maximum characters. Raises ValueError if one is negative."""
+        if hold_s < 0 or most < 0:
+            raise ValueError("hold_s and most must not be negative")
+        self._hold_s = hold_s
+        self._most = most
+        self._parts: list[Chunk] = []
+        self._size = 0
+        self._due = 0.0
+
+    @property
+    def due(self) -> float | None:
+        """When to call `flush`, in seconds on the clock of `feed`; None if nothing is waiting."""
+        return self._due if self._parts else None
+
+    def feed(self, event: PublicEvent, now: float) -> list[PublicEvent]:
+        """Add an event that arrived at ``now``, in seconds of any clock. Return the events to emit."""
+        if not isinstance(event, Chunk):
+            return [*self.flush(), event]
+        out: list[PublicEvent] = []
+        if self._parts and _region(self._parts[0]) != _region(event):
+            out += self.flush()
+        if not self._parts:
+            self._due, self._size = now + self._hold_s, 0
+        self._parts.append(event)
+        self._size += len(event.text)
+        if self._size >= self._most or now >= self._due:
+            out += self.flush()
+        return out
+
+    def flush(self) -> list[PublicEvent]:
+        """Return the waiting text as one chunk, in a list; empty if nothing is waiting."""
+        parts, self._parts = self._parts, []
+        if len(parts) < 2:
+            return list(parts)
+        return [msgspec.structs.replace(parts[-1], text="".join(part.text for part in parts))]
+
+
+def _region(chunk: Chunk) -> tuple[object, ...]:
+    return chunk.run, chunk.attempt, chunk.block, chunk.visible, chunk.depth, chunk.tool_call_part

@@ -19,11 +19,10 @@ from tokenbus.client.client import Run as AsyncRun
 from tokenbus.client.decode import TopicEvent
 from tokenbus.client.response import Response
 from tokenbus.client.sessions.session import Session as AsyncSession
-from tokenbus.client.subscriptions.block_sentences import Sentence
 from tokenbus.client.subscriptions.cursor import Cursor
 from tokenbus.client.subscriptions.group import SharedSubscription
 from tokenbus.client.subscriptions.ordered import OrderedSubscription
-from tokenbus.client.subscriptions.sentences import SentenceSubscription
+from tokenbus.client.subscriptions.sentences import Sentence, SentenceSubscription
 from tokenbus.core.request.parse import MAX_REQUEST_BYTES
 from tokenbus.events.public import PublicEvent
 from tokenbus.events.requests import Generate

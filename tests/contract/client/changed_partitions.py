@@ -10,12 +10,12 @@ from tests.contract.client.listed import Listed
 from tests.contract.client.writer import Writer
 from tests.waiting import eventually
 from tokenbus import Chunk, Client, Cursor
-from tokenbus.bus import repartition
+from tokenbus.bus import layout as repartition
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.layout import join_deployment, learn
 from tokenbus.bus.server.server import Server
 from tokenbus.client.decode import TopicEvent
-from tokenbus.client.subscriptions.block_sentences import Sentence
+from tokenbus.client.subscriptions.sentences import Sentence
 
 BEFORE = [f"before-{n}" for n in range(8)]
 AFTER = [f"after-{n}" for n in range(16)]

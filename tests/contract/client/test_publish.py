@@ -14,7 +14,7 @@ from tokenbus import Client, Completed, Generate, Message, Run
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.layout import join_deployment
 from tokenbus.bus.server.server import Server
-from tokenbus.client.publishing.publish_queue import COMMANDS
+from tokenbus.client.publishing.publish import COMMANDS
 from tokenbus.core.request.parse import decode_request
 from tokenbus.errors import (
     DeploymentMismatch,
@@ -27,13 +27,13 @@ from tokenbus.errors import (
     ServerUnavailable,
 )
 from tokenbus.events.public import RunFailedEvent, Timing
-from tokenbus.events.requests import Cancel
+from tokenbus.events.requests import Cancel, Request
 from tokenbus_services.process.embedded_server import EmbeddedServer, free_port
 
 REQUEST = Generate(provider="p", model="m", messages=[Message(role="user", content="Hi")])
 
 
-async def inbound(server: Server, keys: Keys) -> list[Generate | Cancel]:
+async def inbound(server: Server, keys: Keys) -> list[Request]:
     """The requests on the inbound stream, read as intake reads them."""
     return [decode_request(fields) for _, fields in await server.client.xrange(keys.requests)]
 

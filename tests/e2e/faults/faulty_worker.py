@@ -34,7 +34,7 @@ from tokenbus_services.gateway.app import WithPages
 from tokenbus_services.policy_stage.run_task import PolicyRunTask
 from tokenbus_services.runtime import supervision
 from tokenbus_services.runtime.app.faststream_source import SourceSubscriber
-from tokenbus_services.runtime.in_flight import InFlight
+from tokenbus_services.runtime.queue_work import InFlight
 
 SIGNAL = signal.SIGUSR1
 STARTED_S = 60.0

@@ -19,7 +19,8 @@ from tests.e2e.conftest import WEATHER, Send
 from tests.e2e.fleet import WITH_TOOLS, fleet
 from tests.waiting import eventually
 from tokenbus import Chunk, Client, Response
-from tokenbus.bus import repartition, scripts
+from tokenbus.bus import layout as repartition
+from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.layout import join_deployment, learn
 from tokenbus.bus.records import newest_records

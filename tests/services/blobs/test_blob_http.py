@@ -25,7 +25,7 @@ from tokenbus.errors import (
 )
 from tokenbus_services.blobs.client import HttpBlobs
 from tokenbus_services.blobs.http import BlobRoutes, Receive, Scope, Send, WithBlobs
-from tokenbus_services.net.connection_pools import AT_ONCE, Pools
+from tokenbus_services.net.http_client import AT_ONCE, Pools
 
 from .conftest import MAX_BYTES, MemoryBlobs, Serve, Served
 

@@ -9,7 +9,7 @@ import pytest
 
 from tokenbus.client.local_up import FILE_NAME, running_in
 from tokenbus.errors import SettingsError
-from tokenbus_services.cli.local_deployment import claim
+from tokenbus_services.cli.up.command import claim
 
 
 def server_in(directory: Path) -> str | None:

@@ -21,7 +21,7 @@ from tokenbus.events.requests import Base64Source, Generate, ImagePart, Message,
 from tokenbus.providers.auth import Token, TokenAuth
 from tokenbus.providers.file_api import FileCall
 from tokenbus_services.endpoints.endpoint import Endpoint, Providers
-from tokenbus_services.media.body import MediaBody
+from tokenbus_services.media.locate import MediaBody
 from tokenbus_services.redaction.events import RedactedEvents
 from tokenbus_services.redaction.redactor import LEARNED
 from tokenbus_services.settings import ProviderSettings, Settings

@@ -24,7 +24,7 @@ from tokenbus_services.endpoints.response_body import (
     described,
     read_body,
 )
-from tokenbus_services.net.chunked_body import MAX_CRUMBS
+from tokenbus_services.net.http_client import MAX_CRUMBS
 
 TEXT = b"".join(b'data: {"delta":"word %d"}\n\n' % n for n in range(2_000))
 

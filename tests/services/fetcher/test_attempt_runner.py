@@ -21,10 +21,10 @@ from tokenbus_services.endpoints.endpoint import Providers
 from tokenbus_services.endpoints.limiter import Scopes
 from tokenbus_services.fetcher.attempt_runner import AttemptRunner
 from tokenbus_services.fetcher.calls.background_job import LeftJobs
-from tokenbus_services.fetcher.image_offload.offload import ImageStore
+from tokenbus_services.fetcher.image_offload import ImageStore
 from tokenbus_services.fetcher.request_media import TurnMedia
 from tokenbus_services.fetcher.writing.raw_writer import RawWriter
-from tokenbus_services.runtime.in_flight import NotStarted
+from tokenbus_services.runtime.queue_work import NotStarted
 from tokenbus_services.settings import LimitSettings, ProviderSettings, Settings
 
 RUN = "r1"

@@ -20,19 +20,18 @@ from tests.unit.core.test_image_header import PNG
 from tokenbus.blobs import BlobRef, blob_id_of
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus.core.image_placeholder import found
+from tokenbus.core.image_header import found
 from tokenbus.errors import BlobTooLarge, BlobUnavailable
 from tokenbus.events.frames import Ended
 from tokenbus.events.normalized import Image
 from tokenbus.events.quirks import ApiName
 from tokenbus.events.requests import Generate, Message
 from tokenbus.providers import registry
-from tokenbus_services.blobs import retry as patience
+from tokenbus_services.blobs import client as patience
 from tokenbus_services.endpoints.endpoint import Endpoint
 from tokenbus_services.fetcher.calls.provider_call import fetch
 from tokenbus_services.fetcher.calls.response_relay import CallOptions
-from tokenbus_services.fetcher.image_offload.base64_spool import Base64Spool
-from tokenbus_services.fetcher.image_offload.offload import SMALLEST_CHARS, ImageOffloader, ImageStore
+from tokenbus_services.fetcher.image_offload import SMALLEST_CHARS, Base64Spool, ImageOffloader, ImageStore
 from tokenbus_services.media.blob_cache import RecentBlobs
 from tokenbus_services.mock_provider import MockProvider, Picture, Reply, Script, Turn
 from tokenbus_services.settings import ProviderSettings

@@ -29,7 +29,7 @@ from tokenbus.events.requests import (
 from tokenbus_services.endpoints.endpoint import Endpoint
 from tokenbus_services.fetcher.request_media import TurnMedia
 from tokenbus_services.media.blob_cache import RecentBlobs
-from tokenbus_services.media.body import MediaFailed
+from tokenbus_services.media.locate import MediaFailed
 from tokenbus_services.mock_provider.request import read_form
 from tokenbus_services.settings import MediaSettings, ProviderSettings, QuirkSettings
 

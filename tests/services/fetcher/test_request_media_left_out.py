@@ -28,9 +28,9 @@ from tokenbus.events.requests import (
 from tokenbus.providers.api import Built
 from tokenbus_services.fetcher import request_media
 from tokenbus_services.fetcher.request_media import TurnMedia
-from tokenbus_services.intake import opaque_blobs
+from tokenbus_services.intake import blob_offload as opaque_blobs
 from tokenbus_services.media.blob_cache import RecentBlobs
-from tokenbus_services.media.body import MediaFailed
+from tokenbus_services.media.locate import MediaFailed
 
 APIS: list[ApiName] = ["anthropic", "openai-chat", "openai-responses", "gemini", "gemini-interactions"]
 HI = Message(role="user", content="Hi")

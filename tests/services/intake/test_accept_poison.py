@@ -17,10 +17,10 @@ from tokenbus.bus.server.server import Server
 from tokenbus.bus.work_queue import QueueItem
 from tokenbus_services.intake.accept import MAX_DELIVERIES, Intake
 from tokenbus_services.intake.blob_offload import IntakeMedia
-from tokenbus_services.intake.cancels import Cancels
+from tokenbus_services.intake.run_creation import Cancels
 from tokenbus_services.media.blob_cache import RecentBlobs
 from tokenbus_services.settings import ProviderSettings, Settings
-from tokenbus_services.settings.tables.retention import RetentionSettings
+from tokenbus_services.settings.tables.limits import RetentionSettings
 
 
 class Finished:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tokenbus.blobs import blob_id_of
 from tokenbus.errors import BlobUnavailable
 from tokenbus_services.media.blob_cache import Found
-from tokenbus_services.media.body import Embedded, MediaBody, MediaFailed, base64_size
+from tokenbus_services.media.locate import Embedded, MediaBody, MediaFailed, base64_size
 
 MB = 2**20
 

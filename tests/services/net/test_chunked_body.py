@@ -11,7 +11,7 @@ import h11
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tokenbus_services.net.chunked_body import FAIR_S, ChunkDecoder, fair_reads
+from tokenbus_services.net.http_client import FAIR_S, ChunkDecoder, fair_reads
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 LINES = st.sampled_from(

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from tokenbus_services.net import connection_pools as pools
-from tokenbus_services.net.connection_pools import AT_ONCE, Pools
+from tokenbus_services.net import http_client as pools
+from tokenbus_services.net.http_client import AT_ONCE, Pools
 
 
 class Body(httpx.AsyncByteStream):

@@ -18,7 +18,7 @@ from tokenbus.errors import BlobRefused, BlobUnavailable
 from tokenbus.events.frames import BusEvent, Data, ImagesRequested, Opened, RawFrame, encode, event_decoder
 from tokenbus.events.normalized import Audio, BlockStart, BlockStop, Extra, Image, Normalized, Opaque, Start
 from tokenbus.events.quirks import Quirks
-from tokenbus_services.blobs import retry as patience
+from tokenbus_services.blobs import client as patience
 from tokenbus_services.normalizer import image_offload as images
 from tokenbus_services.normalizer.image_offload import ImageKeeper
 from tokenbus_services.normalizer.logic import NormalizerLogic

@@ -10,7 +10,7 @@ from tests.unit.core.run.script import START_MS, Story, call, text
 from tokenbus.events import normalized as n
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import ToolReturned
-from tokenbus_services.parser.overdue import MAX_LOSSES, PolicyStageObserver, PolicyStageStatus, Timeouts
+from tokenbus_services.parser.timeouts import MAX_LOSSES, PolicyStageObserver, PolicyStageStatus, Timeouts
 from tokenbus_services.settings import LimitSettings, McpStdio, ProviderSettings, PythonTool, Settings
 
 SETTINGS = Settings(

@@ -10,10 +10,9 @@ import pytest
 
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.public import BlockComplete, BlockStarted, Chunk, PublicEvent, Retrying
-from tokenbus.policy.policy_chain import PolicyStream
-from tokenbus.policy.policy_runner import BoundPolicy
+from tokenbus.policy.policy_runner import BoundPolicy, PolicyStream
 from tokenbus.policy.processor import NewText, StreamProcessor
-from tokenbus.policy.public.format import PublicEvents
+from tokenbus.policy.public import PublicEvents
 from tokenbus_services.policy_stage.provenance import OriginOutput, Provenance, TracedEvents
 
 BROKEN = ErrorInfo(code="timeout", kind="timeout", message="broke off", retryable=True)

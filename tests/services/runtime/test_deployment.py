@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.waiting import eventually
-from tokenbus.bus import repartition
+from tokenbus.bus import layout as repartition
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.server.server import Server
-from tokenbus_services.runtime import deployment_agreement
-from tokenbus_services.runtime.deployment_agreement import DeploymentAgreement
+from tokenbus_services.runtime import worker_core as deployment_agreement
+from tokenbus_services.runtime.worker_core import DeploymentAgreement
 
 
 @pytest.fixture(autouse=True)

@@ -26,12 +26,12 @@ from tokenbus_services.console.sampler import Sampler, WatchingPage
 from tokenbus_services.executor import processes
 from tokenbus_services.executor.processes import ExecutorProcess, Executors, NoExecutor
 from tokenbus_services.gateway.budgets.counter import SpendCounter
-from tokenbus_services.intake.cancels import Cancels
+from tokenbus_services.intake.run_creation import Cancels
 from tokenbus_services.recorder import service as recorder
 from tokenbus_services.recorder.service import RecordMetrics, RecordService
 from tokenbus_services.settings import RecordSettings, Settings
-from tokenbus_services.tools.mcp import announce
-from tokenbus_services.tools.mcp.announce import McpLists
+from tokenbus_services.tools.mcp import registry as announce
+from tokenbus_services.tools.mcp.registry import McpLists
 
 NOTHING: Any = None
 

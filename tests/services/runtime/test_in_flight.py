@@ -15,8 +15,8 @@ import pytest
 from tests.waiting import eventually
 from tokenbus.bus.liveness import Liveness, beat, slack
 from tokenbus.bus.work_queue import QueueItem, WorkQueue
-from tokenbus_services.runtime import in_flight as module
-from tokenbus_services.runtime.in_flight import InFlight, Later
+from tokenbus_services.runtime import queue_work as module
+from tokenbus_services.runtime.queue_work import InFlight, Later
 
 ITEM = QueueItem("turns", "1-0", {b"run-1": b""}, 1)
 

@@ -11,8 +11,7 @@ from tokenbus.bus.work_queue import QueueItem
 from tokenbus.errors import BlobUnavailable, TokenbusError
 from tokenbus.events.frames import decode_events
 from tokenbus.events.normalized import Failed
-from tokenbus_services.runtime.in_flight import WorkBroken
-from tokenbus_services.runtime.queue_work import dead_letter_item
+from tokenbus_services.runtime.queue_work import WorkBroken, dead_letter_item
 from tokenbus_services.settings import Settings
 
 SECRET = "host-7.internal of tenant acme"

@@ -17,7 +17,7 @@ from tokenbus.providers import registry
 from tokenbus.secret_env import FILE
 from tokenbus_services.blobs.auth import admitted, secret_of
 from tokenbus_services.cli.up.command import withheld_from
-from tokenbus_services.endpoints.auth import Key
+from tokenbus_services.endpoints.endpoint import Key
 from tokenbus_services.gateway.keys.admin_token import admin_token
 from tokenbus_services.redaction.redactor import secrets_of
 from tokenbus_services.settings import BlobSettings, HttpTool, McpHttp, McpStdio, ProviderSettings, Settings

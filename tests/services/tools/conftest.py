@@ -10,8 +10,7 @@ import pytest
 from tokenbus.blobs import BlobRef, blob_id_of
 from tokenbus.errors import BlobError, BlobNotFound
 from tokenbus_services.settings import LimitSettings, PythonTool, ToolSettings
-from tokenbus_services.tools.executor import ToolCall, ToolExecutor
-from tokenbus_services.tools.registry import ToolRegistry
+from tokenbus_services.tools.executor import ToolCall, ToolExecutor, ToolRegistry
 
 SAMPLES = "tests.services.tools.sample_tools"
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from tokenbus.bus.liveness import Liveness
 from tokenbus.events.requests import TextFormat
 from tokenbus_services.settings import LimitSettings, PythonTool, Settings
-from tokenbus_services.tools.executor import ToolExecutor, ToolOutcome
-from tokenbus_services.tools.registry import ToolRegistry
+from tokenbus_services.tools.executor import ToolExecutor, ToolOutcome, ToolRegistry
 
 from . import sample_tools
 from .conftest import SAMPLES, MakeExecutor, MemoryBlobs, call, until

@@ -9,8 +9,7 @@ import pytest
 
 from tokenbus.errors import SettingsError
 from tokenbus_services.settings import HttpTool, PythonTool, ToolSettings
-from tokenbus_services.tools.executor import ToolOutcome
-from tokenbus_services.tools.registry import ToolRegistry
+from tokenbus_services.tools.executor import ToolOutcome, ToolRegistry
 
 from .conftest import SAMPLES, MakeExecutor, call
 

@@ -10,7 +10,7 @@ import pytest
 from tokenbus.client.deployment import url_in
 from tokenbus.client.local_up import DATA_DIRECTORY, FILE_NAME
 from tokenbus.errors import SettingsError
-from tokenbus_services.cli.local_deployment import claim
+from tokenbus_services.cli.up.command import claim
 
 HERE, ELSEWHERE = "redis://127.0.0.1:1111", "redis://127.0.0.1:2222"
 

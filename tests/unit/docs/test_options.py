@@ -20,7 +20,7 @@ from tokenbus import policy as api
 from tokenbus.policy import ReplaceText, StreamProcessor
 from tokenbus.policy.loading import PolicySpec, load
 from tokenbus_services.policy_stage import builtin
-from tokenbus_services.settings.tables.tools import HttpTool, McpHttp, McpStdio, PythonTool
+from tokenbus_services.settings.tables.workers import HttpTool, McpHttp, McpStdio, PythonTool
 
 TEXT = page("guides/policies.md")
 SECTIONS = dict(re.findall(r"(?ms)^### (.+?)$(.*?)(?=^###? |\Z)", TEXT))

@@ -6,8 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenbus.events.model_names import begins_with, model_key, names_model, segment_problem, text_problem
-from tokenbus.events.quirks import Quirks, ThinkingTags
+from tokenbus.events.quirks import (
+    Quirks,
+    ThinkingTags,
+    begins_with,
+    model_key,
+    names_model,
+    segment_problem,
+    text_problem,
+)
 
 SPELLINGS = [
     "gemini-2.5-pro",

@@ -12,11 +12,10 @@ from tests.unit.providers.corpus import Recording
 from tests.unit.providers.reading import read
 from tokenbus.events.public import BlockComplete, PublicEvent
 from tokenbus.policy.builtin.tool_call_gate import Block, ToolCallGate, Verdict
-from tokenbus.policy.openai.format import OpenAIChunks
-from tokenbus.policy.policy_chain import PolicyStream
-from tokenbus.policy.policy_runner import BoundPolicy, Handling
+from tokenbus.policy.openai import OpenAIChunks
+from tokenbus.policy.policy_runner import BoundPolicy, Handling, PolicyStream
 from tokenbus.policy.processor import Decision, StreamContext, StreamProcessor
-from tokenbus.policy.public.format import PublicEvents
+from tokenbus.policy.public import PublicEvents
 from tokenbus.policy.stream_state import ContentStreamBlock, StreamBlock, StreamState, ToolCallStreamBlock
 
 ELAPSED_MS = 77

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import tokenbus
-from tokenbus.policy.builtin.pattern_syntax import Pattern, reaching_end
+from tokenbus.policy.builtin.stream_replace import Pattern, reaching_end
 
 OPERATORS = {
     "a": ["LITERAL"],
@@ -72,4 +72,4 @@ def test_alternatives_are_no_plain_sequence():
 def test_no_other_module_uses_the_private_parser():
     root = Path(tokenbus.__file__).parent
     users = {path.relative_to(root).as_posix() for path in root.rglob("*.py") if '"_parser"' in path.read_text()}
-    assert users == {"policy/builtin/pattern_syntax.py"}
+    assert users == {"policy/builtin/stream_replace.py"}

@@ -20,11 +20,10 @@ from tokenbus.policy.builtin.model_judge import CallJudge
 from tokenbus.policy.builtin.rewrite import RedactSecrets, ReplaceText
 from tokenbus.policy.builtin.tool_call_gate import ToolRules
 from tokenbus.policy.loading import PolicySpec, load
-from tokenbus.policy.openai.format import OpenAIChunks
-from tokenbus.policy.policy_chain import PolicyStream
-from tokenbus.policy.policy_runner import BoundPolicy
+from tokenbus.policy.openai import OpenAIChunks
+from tokenbus.policy.policy_runner import BoundPolicy, PolicyStream
 from tokenbus.policy.processor import StreamProcessor
-from tokenbus.policy.public.format import PublicEvents
+from tokenbus.policy.public import PublicEvents
 from tokenbus_services.policy_stage.builtin.json_schema import ArgumentSchemas
 
 KEY = "sk-" + "a1B2" * 10

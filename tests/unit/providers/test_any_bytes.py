@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.unit.providers.corpus import APIS as CORPUS_APIS
 from tests.unit.providers.corpus import recordings
 from tests.unit.providers.reading import answer, cut, decoder, read, read_pieces, sse
-from tokenbus.core.run.blocks.tool_arguments import parse_arguments
+from tokenbus.core.run.blocks.public_blocks import parse_arguments
 from tokenbus.errors import Malformed
 from tokenbus.events.normalized import Failed, Normalized
 from tokenbus.events.quirks import ApiName, Quirks

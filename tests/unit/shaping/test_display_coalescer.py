@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenbus.events.public import BlockComplete, BlockStarted, Chunk, PublicEvent
-from tokenbus.shaping.display_coalescer import Coalescer
+from tokenbus.shaping.sentences import Coalescer
 
 
 def chunk(seq: int, text: str = "a", **fields: Any) -> Chunk:

@@ -102,6 +102,6 @@ def keys_revoke(key_id: str, as_json: bool) -> None:
 @json_lines
 def spend(key_id: str | None, days: int, as_json: bool) -> None:
     """Show the spend of the key with the id KEY, or of each key. --json has exact amounts by day and price."""
-    from tokenbus_services.cli.spend import show
+    from tokenbus_services.cli.keys import show
 
     asyncio.run(show(key_id=key_id, days=days, as_json=as_json))

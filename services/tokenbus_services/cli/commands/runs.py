@@ -3,14 +3,42 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
-from typing import TYPE_CHECKING, Any, BinaryIO
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import click
 
 from tokenbus.bus.keys import TOPICS
 from tokenbus_services.cli.runs.completion import provider_names, run_ids
-from tokenbus_services.cli.runs.run_options import run_options
+
+if TYPE_CHECKING:
+    from tokenbus.bus.keys import SubscribedTopic
+
+C = TypeVar("C", bound=Callable[..., Any])
+
+_OPTIONS = (
+    click.option(
+        "--state",
+        "states",
+        multiple=True,
+        help="open (queued, running), ended (completed, incomplete, failed, cancelled), or a single state. Repeatable.",
+    ),
+    click.option("--tenant", help="Only runs of this tenant."),
+    click.option("--provider", shell_complete=provider_names, help="Only runs whose last provider was this one."),
+    click.option("--older-than", metavar="AGE", help="Only runs older than this: 90s, 10m, 1h, 2d."),
+    click.option("--prefix", help="Only runs whose id begins with this."),
+)
+
+
+def run_options(command: C) -> C:
+    """Add the options to a command."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
 
 json_events = click.option("--json", "as_json", is_flag=True, help="Print one JSON event per line, as on the bus.")
 json_lines = click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
@@ -21,10 +49,6 @@ def agreed(question: str) -> bool:
     if not sys.stdin.isatty():
         raise click.UsageError("Needs --yes, because there is no terminal to ask at.")
     return click.confirm(question, err=True)
-
-
-if TYPE_CHECKING:
-    from tokenbus.bus.keys import SubscribedTopic
 
 
 @click.command()
@@ -88,8 +112,7 @@ def runs(limit: int, oldest_first: bool, as_json: bool, **choice: Any) -> None:
     The age is the time since the acceptance of an open run, or since the end of an ended one. Ended runs are listed
     for as long as they are kept (retention.finished_run_s).
     """
-    from tokenbus_services.cli.runs.list_runs import listing
-    from tokenbus_services.cli.runs.run_choice import RunChoice
+    from tokenbus_services.cli.runs.list_runs import RunChoice, listing
 
     asyncio.run(listing(RunChoice(**choice), limit=limit, oldest_first=oldest_first, as_json=as_json))
 
@@ -103,7 +126,7 @@ def follow(run: str, after: int, as_json: bool) -> int:
 
     Exit code: 0 completed, 4 incomplete, 5 failed, 6 cancelled.
     """
-    from tokenbus_services.cli.runs.follow import follow
+    from tokenbus_services.cli.runs.send import follow
 
     return asyncio.run(follow(run, after=after, as_json=as_json))
 
@@ -119,8 +142,7 @@ def cancel(run: str | None, reason: str | None, yes: bool, as_json: bool, **choi
 
     Exit code: 1 if RUN is unknown.
     """
-    from tokenbus_services.cli.runs.cancel import cancel, cancel_all, open_runs
-    from tokenbus_services.cli.runs.run_choice import RunChoice
+    from tokenbus_services.cli.runs.list_runs import RunChoice, cancel, cancel_all, open_runs
 
     chosen = RunChoice(**choice)
     if run is not None and not chosen.is_empty:
@@ -133,3 +155,127 @@ def cancel(run: str | None, reason: str | None, yes: bool, as_json: bool, **choi
     elif yes or agreed(f"Cancel {len(found)} run{'s' if len(found) > 1 else ''}?"):
         asyncio.run(cancel_all(found, reason=reason, as_json=as_json))
     return 0
+
+
+@click.group()
+def dead() -> None:
+    """Handle dead letters: entries that could not be processed, with reason, origin and bytes."""
+
+
+def _entries(context: click.Context, parameter: click.Parameter, values: tuple[str, ...] | str) -> Any:
+    for value in [values] if isinstance(values, str) else values:
+        if not re.fullmatch(r"[0-9]+-[0-9]+", value, re.ASCII) or any(int(n) >= 2**64 for n in value.split("-")):
+            raise click.BadParameter(f"{value!r} is not the id of an entry; `tokenbus dead list` shows the ids.")
+    return values
+
+
+def _some_or_all(entries: tuple[str, ...], everything: bool) -> tuple[str, ...]:
+    if bool(entries) == everything:
+        raise click.UsageError("Name entries, or use --all.", click.get_current_context())
+    return entries
+
+
+@dead.command("list")
+@click.option(
+    "--most", type=click.IntRange(1), default=50, show_default=True, help="Maximum entries to show, newest first."
+)
+@json_lines
+def dead_list(most: int, as_json: bool) -> None:
+    """List the newest entries."""
+    from tokenbus_services.cli.dead import listing
+
+    asyncio.run(listing(most=most, as_json=as_json))
+
+
+@dead.command("show")
+@click.argument("entry", callback=_entries)
+@click.option("--raw", is_flag=True, help="Write only its bytes, unchanged; not to a terminal.")
+@json_lines
+def dead_show(entry: str, raw: bool, as_json: bool) -> None:
+    """Show ENTRY in full: reason, origin and bytes."""
+    from tokenbus_services.cli.dead import show
+
+    asyncio.run(show(entry, as_json=as_json, raw=raw))
+
+
+@dead.command("retry")
+@click.argument("entries", nargs=-1, callback=_entries, metavar="[ENTRY]…")
+@click.option("--all", "everything", is_flag=True, help="All entries.")
+@json_lines
+def dead_retry(entries: tuple[str, ...], everything: bool, as_json: bool) -> int:
+    """Publish the request of each ENTRY again, as a new run, and delete the entry.
+
+    The event of a group of subscribers is given back to that group instead: its handlers get it once more. Repeating
+    the command starts only one run. An entry without a usable request stays, and the reason is printed.
+
+    Exit code: 1 if an entry stays.
+    """
+    from tokenbus_services.cli.dead import retry
+
+    return asyncio.run(retry(_some_or_all(entries, everything), as_json=as_json))
+
+
+@dead.command("drop")
+@click.argument("entries", nargs=-1, callback=_entries, metavar="[ENTRY]…")
+@click.option("--all", "everything", is_flag=True, help="All entries; asks first.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@json_lines
+def dead_drop(entries: tuple[str, ...], everything: bool, yes: bool, as_json: bool) -> None:
+    """Delete each ENTRY."""
+    from tokenbus_services.cli.dead import count, drop
+
+    chosen = _some_or_all(entries, everything)
+    if everything and not yes and not agreed(f"Delete {asyncio.run(count())} dead entries permanently?"):
+        return
+    asyncio.run(drop(chosen, as_json=as_json))
+
+
+@click.group(invoke_without_command=True)
+@click.pass_context
+@json_lines
+def records(context: click.Context, as_json: bool) -> None:
+    """List recorded runs, newest first: time, run, how it ended, provider, model, sizes."""
+    if context.invoked_subcommand is None:
+        from tokenbus_services.cli.records import listing
+
+        asyncio.run(listing(as_json=as_json))
+
+
+@records.command("show")
+@click.argument("run")
+@click.option("--json", "as_json", is_flag=True, help="The record as one JSON object.")
+def records_show(run: str, as_json: bool) -> None:
+    """Show the record of RUN: its request, and the provider's answer in each attempt."""
+    from tokenbus_services.cli.records import show
+
+    show(run, as_json=as_json)
+
+
+@records.command("export")
+@click.argument("run")
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+def records_export(run: str, file: Path) -> None:
+    """Write the record of RUN to FILE, for `tokenbus replay --file` on any machine."""
+    from tokenbus_services.cli.records import export
+
+    export(run, file)
+
+
+@click.command()
+@click.argument("run", required=False)
+@click.option(
+    "--file", type=click.Path(dir_okay=False, path_type=Path), help="An exported record to use instead of RUN."
+)
+@json_events
+def replay(run: str | None, file: Path | None, as_json: bool) -> int:
+    """Feed the recorded raw stream of RUN to decoder and parser again, locally, and show the result.
+
+    Exit code: 0 if the result equals the record, 1 if it differs; stderr shows the difference.
+    """
+    from tokenbus_services.cli.records import replay_file, replay_run
+
+    if file and not run:
+        return replay_file(file, as_json=as_json)
+    if run and not file:
+        return replay_run(run, as_json=as_json)
+    raise click.UsageError("Name a RUN or a --file.", click.get_current_context())

@@ -24,7 +24,7 @@ from tokenbus_services.blobs.client import check_loader
 from tokenbus_services.cli import mock
 from tokenbus_services.cli.doctor.checks import Finding
 from tokenbus_services.cli.service_registry import ServiceName, services_of
-from tokenbus_services.endpoints.auth import auth_of
+from tokenbus_services.endpoints.endpoint import auth_of
 from tokenbus_services.gateway.app import model_table
 from tokenbus_services.gateway.callers import check_exposed as check_gateway_exposed
 from tokenbus_services.gateway.keys.admin_token import admin_token
@@ -38,7 +38,7 @@ from tokenbus_services.settings import (
     ToolSettings,
 )
 from tokenbus_services.settings.file import add_settings_directory_to_path
-from tokenbus_services.tools.registry import ToolRegistry
+from tokenbus_services.tools.executor import ToolRegistry
 
 Env = Mapping[str, str]
 _PLACEHOLDER = "a-value-that-is-not-set-here"

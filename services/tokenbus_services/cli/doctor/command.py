@@ -20,10 +20,10 @@ from tokenbus_services.cli import exit_codes as ending
 from tokenbus_services.cli.doctor import checks, checks_work
 from tokenbus_services.cli.doctor.checks import Finding
 from tokenbus_services.cli.doctor.checks_settings import check_settings
-from tokenbus_services.cli.doctor.examine_bus import examine_bus
-from tokenbus_services.cli.doctor.examine_outside import (
+from tokenbus_services.cli.doctor.examine_bus import (
     examine_addresses,
     examine_blobs,
+    examine_bus,
     examine_disk,
     try_provider_keys,
 )

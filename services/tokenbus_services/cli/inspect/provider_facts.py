@@ -9,8 +9,7 @@ from contextlib import suppress
 import msgspec
 from redis.exceptions import NoPermissionError
 
-from tokenbus.bus.activity import OTHER, SLOT_MS, Activity, Failure, slot_of
-from tokenbus.bus.activity_slots import ActivitySlots
+from tokenbus.bus.activity import OTHER, SLOT_MS, Activity, ActivitySlots, Failure, slot_of
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server, translated
 from tokenbus_services.cli.http_probe import ProbedPage, page

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 import sys
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import AsyncGenerator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tokenbus import RunInfo
+from tokenbus import Client, RunInfo
+from tokenbus.client.run_list import run_filter
+from tokenbus.errors import RunNotFound, SettingsError
+from tokenbus.events.run_info import ENDED_STATES
 from tokenbus_services.cli import connect as reaching
+from tokenbus_services.cli import exit_codes as ending
 from tokenbus_services.cli.render import output
-from tokenbus_services.cli.runs.run_choice import RunChoice, age_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -101,3 +106,124 @@ def facts(info: RunInfo) -> tuple[str, str, str]:
 
 
 _STYLES = {"failed": "red", "incomplete": "yellow", "cancelled": "yellow", "running": "green"}
+
+
+_UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+_AGE = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smhd]?)", re.ASCII)
+
+
+class RunChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """The options, as they were given."""
+
+    states: tuple[str, ...] = ()
+    tenant: str | None = None
+    provider: str | None = None
+    older_than: str | None = None
+    prefix: str | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was chosen."""
+        return self == RunChoice()
+
+    def check(self) -> None:
+        """Raise SettingsError if a value is wrong."""
+        self._arguments()
+
+    def runs(self, bus: Client, *, limit: int | None = None, oldest_first: bool = False) -> AsyncGenerator[RunInfo]:
+        """The chosen runs. Raises SettingsError."""
+        return bus.runs(**self._arguments(), limit=limit, oldest_first=oldest_first)
+
+    def _arguments(self) -> dict[str, Any]:
+        age_s = None if self.older_than is None else seconds(self.older_than)
+        given: dict[str, Any] = {
+            "state": self.states or None,
+            "tenant": self.tenant,
+            "provider": self.provider,
+            "older_than": age_s,
+            "prefix": self.prefix,
+        }
+        try:
+            run_filter(**given)
+        except ValueError as e:
+            name, _, problem = str(e).partition(": ")
+            raise SettingsError("options", f"--{name.replace('_', '-')}", problem) from None
+        return given
+
+
+def seconds(age: str) -> float:
+    """The seconds of an age like ``90``, ``10m`` or ``1.5h``. Raises SettingsError."""
+    if not (found := _AGE.fullmatch(age.strip())):
+        problem = f"{age!r} is not an age: use a number followed by s, m, h or d (10m)"
+        raise SettingsError("options", "--older-than", problem)
+    return float(found[1]) * _UNITS_S[found[2]]
+
+
+def age_text(age_ms: int) -> str:
+    """An age in its largest unit: ``12s``, ``3m``, ``5h``, ``2d``."""
+    age_s = max(0, age_ms) // 1000
+    unit = next((unit for unit in ("d", "h", "m") if age_s >= _UNITS_S[unit]), "s")
+    return f"{age_s // _UNITS_S[unit]}{unit}"
+
+
+LOOK_S = 0.1
+LOOKS = 20
+"""How often to look for a run that may just have been sent, before it counts as unknown."""
+AT_ONCE = 100
+_ENDED = ("ended", *ENDED_STATES)
+
+
+async def cancel(run: str, *, reason: str | None) -> int:
+    """Cancel the run; return the exit code. An unknown run is cancelled too, for its request may still wait."""
+    async with reaching.client() as bus:
+        info = await _known(bus, run)
+        if info and not info.is_open:
+            print(output.safe(f"run {run} has ended already: {info.state}"), file=sys.stderr)
+            return 0
+        await bus.cancel(run, reason)
+    if info:
+        return 0
+    ending.print_error(f"{RunNotFound(run)}. A request of this run that still waits will be cancelled")
+    return ending.OTHER
+
+
+async def open_runs(choice: RunChoice) -> list[RunInfo]:
+    """The open runs that the options choose, the oldest first. Raises SettingsError."""
+    if choice.is_empty:
+        problem = "name one, or choose runs by --state, --tenant, --provider, --older-than or --prefix"
+        raise SettingsError("options", "RUN", problem)
+    if not choice.states:
+        choice = msgspec.structs.replace(choice, states=("open",))
+    elif wrong := [state for state in choice.states if state in _ENDED]:
+        problem = f"runs that are {wrong[0]} have ended: choose open, queued or running"
+        raise SettingsError("options", "--state", problem)
+    choice.check()
+    async with reaching.client() as bus:
+        return [info async for info in choice.runs(bus, oldest_first=True)]
+
+
+async def cancel_all(found: Sequence[RunInfo], *, reason: str | None, as_json: bool) -> None:
+    """Cancel these runs, and print the id of each."""
+    async with reaching.client() as bus:
+        for at in range(0, len(found), AT_ONCE):
+            some = found[at : at + AT_ONCE]
+            await asyncio.gather(*(bus.cancel(info.run, reason) for info in some))
+            for info in some:
+                _print_outcome(info, as_json)
+
+
+async def _known(bus: Client, run: str) -> RunInfo | None:
+    for n in range(LOOKS):
+        if info := (await bus.describe([run])).get(run):
+            return info
+        if n < LOOKS - 1:
+            await asyncio.sleep(LOOK_S)
+    return None
+
+
+def _print_outcome(info: RunInfo, as_json: bool) -> None:
+    if as_json:
+        sys.stdout.buffer.write(msgspec.json.encode({"run": info.run}) + b"\n")
+        sys.stdout.buffer.flush()
+    else:
+        print(output.safe(info.run), flush=True)

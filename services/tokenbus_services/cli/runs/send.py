@@ -9,13 +9,16 @@ from typing import Any, BinaryIO, Literal
 
 import msgspec
 
+from tokenbus import Client
 from tokenbus.bus.keys import SubscribedTopic
-from tokenbus.errors import RequestInvalid, RunNotFound, SettingsError
+from tokenbus.errors import RequestInvalid, RunError, RunNotFound, SettingsError
+from tokenbus.events.public import RunEnd
 from tokenbus_services import settings as configuration
 from tokenbus_services.cli import connect as reaching
+from tokenbus_services.cli import exit_codes as ending
 from tokenbus_services.cli import mock
-from tokenbus_services.cli.render.output import showing
-from tokenbus_services.cli.runs.follow import show_run
+from tokenbus_services.cli.render import event_text as wording
+from tokenbus_services.cli.render.output import Show, showing
 
 Request = Mapping[str, object]
 WAIT_S = 60
@@ -113,3 +116,23 @@ async def tail(
             with showing(as_json=as_json, many_runs=True) as show:
                 async for event in events:
                     show(event)
+
+
+async def follow(run: str, *, after: int, as_json: bool) -> int:
+    """Show a run from a cursor to its end; return the exit code for its outcome."""
+    async with reaching.client() as bus:
+        with showing(as_json=as_json) as show:
+            return await show_run(bus, run, show, after=after)
+
+
+async def show_run(bus: Client, run: str, show: Show, *, after: int = -1, wait_s: float = 10.0) -> int:
+    """Show a run's events after ``after``; return the exit code for its outcome."""
+    async for event in bus.follow(run, after=after, wait_s=wait_s):
+        show(event)
+        if isinstance(event, RunEnd):
+            return ending.RUN_STATUS[wording.name(event)]
+    try:  # the cursor is past the end
+        await bus.result(run)
+    except RunError as e:
+        return ending.code_of(e)
+    return 0

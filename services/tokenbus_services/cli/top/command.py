@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Self
 
 import msgspec
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
 from tokenbus.bus.keys import Keys, PublicTopic
 from tokenbus.bus.server.server import Server, translated
-from tokenbus.bus.topology import POLICY, RECORDER
+from tokenbus.bus.topology import INTAKE, POLICY, RECORDER
 from tokenbus.errors import ServerUnavailable
 from tokenbus_services.cli import connect as reaching
-from tokenbus_services.cli.inspect.provider_facts import TroubleObserver
+from tokenbus_services.cli.inspect.provider_facts import Trouble, TroubleObserver
 from tokenbus_services.cli.render import output
-from tokenbus_services.cli.top.figures import Sample, lines, rates
-from tokenbus_services.runtime.deployment_snapshot import DeploymentReader, DeploymentSnapshot, read_nodes
+from tokenbus_services.cli.render.event_text import failure, per_second, size, time_span
+from tokenbus_services.cli.render.output import safe
+from tokenbus_services.runtime.deployment_snapshot import (
+    DeploymentReader,
+    DeploymentSnapshot,
+    GroupFacts,
+    NodeFacts,
+    StageFacts,
+    read_nodes,
+)
 from tokenbus_services.settings import Settings
 
 
@@ -37,8 +52,6 @@ async def top(*, every_s: float, once: bool, as_json: bool) -> None:
         trouble = TroubleObserver(server, keys, blobs_url=None if blobs.loader else blobs.address)
         looks = _looks(server, reader, trouble, every_s)
         if not (once or as_json) and (console := output.console()):
-            from tokenbus_services.cli.top.screen import TopScreen
-
             with TopScreen(console, f"{keys.prefix} on {server.url.safe}") as screen:
                 async for found in looks:
                     screen.show(found)
@@ -84,3 +97,247 @@ def _counted(settings: Settings) -> PublicTopic | None:
     """Return the written topic from which chunks can be counted; None if there is none."""
     written: tuple[PublicTopic, ...] = ("chunks", "visible")
     return next((topic for topic in written if topic in settings.topics), None)
+
+
+NARROW = 90
+"""Terminal width in columns below which worker names are omitted."""
+AROUND = 17
+"""Screen lines used for totals, server, queues and headings."""
+
+
+class TopScreen:
+    """Takes over the whole screen until it is closed."""
+
+    def __init__(self, console: Console, title: str) -> None:
+        self._console = console
+        self._title = title
+        self._last: Sample | None = None
+        self._live = Live(Text("looking …"), console=console, screen=True, auto_refresh=False)
+
+    def __enter__(self) -> Self:
+        self._live.start(refresh=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def show(self, found: Sample | ServerUnavailable) -> None:
+        """Show the sample. If the server is unavailable, the last sample stays."""
+        if isinstance(found, Sample):
+            self._last = found
+        parts = [self._heading(found)]
+        if look := self._last:
+            rows = max(3, self._console.height - AROUND - len(look.nodes) - len(list(troubles(look.trouble))))
+            parts += screen_parts(look, rows=rows, narrow=self._console.width < NARROW)
+        self._live.update(Group(*parts), refresh=True)
+
+    def _heading(self, found: Sample | ServerUnavailable) -> Text | Table:
+        heading = Text(safe(self._title), style="bold")
+        if isinstance(found, ServerUnavailable):
+            heading.append(f"  {safe(str(found))}", style="bold red")
+        return heading
+
+
+def screen_parts(look: Sample, *, rows: int, narrow: bool) -> list[Text | Table]:
+    """Return what is below the heading. ``narrow``: omit worker names, so that everything else fits."""
+    figures = Table.grid(padding=(0, 3))
+    cells = [Text.assemble((f"{name} ", "dim"), value) for name, value in totals(look).items()]
+    per_row = 3 if narrow else len(cells)
+    for i in range(0, len(cells), per_row):
+        figures.add_row(*cells[i : i + per_row])
+    nodes = Table.grid(padding=(0, 2))
+    for node in look.nodes:
+        limit = f" of {size(node.memory_limit)}" if node.memory_limit else ""
+        nodes.add_row(
+            Text(safe(node.name), style="dim"),
+            f"memory {size(node.memory_bytes)}{limit}",
+            f"{node.commands_per_s} commands/s",
+            f"{node.clients} clients",
+        )
+    return [figures, nodes, *_troubles(look), _groups(look, narrow), *_partitions(look.now.stages, rows, narrow)]
+
+
+def _troubles(look: Sample) -> list[Text | Table]:
+    table = Table.grid(padding=(0, 2))
+    for where, what in troubles(look.trouble):
+        table.add_row(Text(safe(where), style="bold red", overflow="fold"), Text(safe(what), overflow="fold"))
+    return [table] if table.row_count else []
+
+
+def _groups(look: Sample, narrow: bool) -> Table:
+    waiting = "waiting" if narrow else "waiting or behind"
+    who = [] if narrow else ["who"]
+    table = Table("group", "workers", waiting, "active", "works", *who, box=SIMPLE_HEAD, expand=True)
+    for column in table.columns:
+        column.no_wrap = True
+    for column in table.columns[1:5]:
+        column.justify = "right"
+    for queue in look.now.queues:
+        table.add_row(
+            queue.name,
+            _count(queue),
+            str(queue.waiting),
+            str(queue.held),
+            _coming(look, queue.name),
+            *([] if narrow else [_who(queue.workers)]),
+        )
+    for stage in look.now.stages:
+        rate = per_second(look.rates.stage_bytes[stage.name], size)
+        lag = describe_lag(stage.lag_entries, stage.lag_bytes)
+        table.add_row(stage.name, _count(stage), lag, "", rate, *([] if narrow else [_who(stage.workers)]))
+    return table
+
+
+def _partitions(stages: Sequence[StageFacts], rows: int, narrow: bool) -> list[Text | Table]:
+    """Return as many partitions as fit: those without an owner first, then those with the largest lag."""
+    table = Table("partition", box=SIMPLE_HEAD)
+    for stage in stages:
+        if narrow:
+            table.add_column(stage.name, justify="right", no_wrap=True)
+        else:
+            table.add_column(f"{stage.name} of")
+            table.add_column("behind", justify="right")
+    table.add_column("open runs", justify="right")
+    across = list(zip(*(stage.partitions for stage in stages), strict=True))
+    order = sorted(
+        range(len(across)), key=lambda n: (all(p.owner for p in across[n]), -sum(p.lag_bytes for p in across[n]), n)
+    )
+    shown = sorted(order[:rows])
+    parser = next(n for n, stage in enumerate(stages) if stage.name == "parser")
+    for n in shown:
+        cells = [Text(str(n))]
+        for p in across[n]:
+            owner = Text(safe(p.owner)) if p.owner else Text("nobody", style="bold red")
+            lag = Text(describe_lag(p.lag_entries, p.lag_bytes))
+            cells += [owner, lag] if not narrow else [lag if p.owner else owner]
+        table.add_row(*cells, Text(str(across[n][parser].open)))
+    rest = len(across) - len(shown)
+    return [table, Text(f"and {rest} more, none further behind", style="dim")] if rest else [table]
+
+
+def _count(group: GroupFacts) -> Text:
+    return Text(str(len(group.workers)), style="" if group.workers else "bold red")
+
+
+def _who(workers: Sequence[str]) -> Text:
+    return Text(safe(", ".join(workers)), style="dim", overflow="ellipsis")
+
+
+def _coming(look: Sample, queue: str) -> str:
+    rates = {
+        "intake": look.rates.requests,
+        "fetcher": look.rates.attempts,
+        "tools": look.rates.tool_calls,
+        "recorder": look.rates.records,
+    }
+    return per_second(rates[queue])
+
+
+MAX_TROUBLES = 3
+"""Maximum models shown of each kind of failure; `doctor` shows all."""
+
+
+class Rates(msgspec.Struct, frozen=True, kw_only=True):
+    """Rates per second between two samples. None: not counted by the server, or the counter was reset."""
+
+    requests: float | None
+    attempts: float | None
+    tool_calls: float | None
+    records: float | None = None
+    """Entries for the recorder; None also if nothing is recorded."""
+    chunks: float | None
+    stage_bytes: dict[str, float | None]
+    """By stage: bytes of frames processed."""
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """A sample, and the rates since the sample before."""
+
+    now: DeploymentSnapshot
+    nodes: list[NodeFacts]
+    rates: Rates
+    trouble: Trouble = Trouble()
+
+
+def lines(look: Sample) -> Iterator[str]:
+    """Yield a sample as lines of text."""
+    yield "  ".join(f"{name} {value}" for name, value in totals(look).items())
+    for node in look.nodes:
+        limit = f" of {size(node.memory_limit)}" if node.memory_limit else ""
+        yield (
+            f"server      {node.name}  memory {size(node.memory_bytes)}{limit}"
+            f"  commands {node.commands_per_s}/s  clients {node.clients}"
+        )
+    for stage in look.now.stages:
+        yield (
+            f"{stage.name:<10}  workers {len(stage.workers)}  partitions owned {stage.owned} of {len(stage.partitions)}"
+            f"  behind {describe_lag(stage.lag_entries, stage.lag_bytes)}"
+            f"  works {per_second(look.rates.stage_bytes[stage.name], size)}"
+        )
+    for queue in look.now.queues:
+        yield f"{queue.name:<10}  workers {len(queue.workers)}  waiting {queue.waiting}  active {queue.held}"
+    for where, what in troubles(look.trouble):
+        yield f"{where:<10}  {what}"
+
+
+def troubles(trouble: Trouble) -> Iterator[tuple[str, str]]:
+    """Yield what fails outside the bus: what it is, and how it fails; the worst first."""
+    for each in trouble.failing[:MAX_TROUBLES]:
+        yield (
+            f"{each.failure.provider}/{each.failure.model}",
+            f"{each.failed} of {each.attempts} calls: {failure(each.failure)}, {time_span(each.last_ms)} ago",
+        )
+    for each in trouble.silent[:MAX_TROUBLES]:
+        yield f"{each.provider}/{each.model}", f"{each.calls} calls silent, the oldest for {time_span(each.since_ms)}"
+    if blobs := trouble.blobs:
+        yield "blobs", f"{blobs.code}, {time_span(1000 * blobs.ago_s)} ago"
+
+
+def totals(look: Sample) -> dict[str, str]:
+    """Return the figures of the whole deployment, by name."""
+    other_kinds = {"pipelines": look.now.pipelines, "gateways": look.now.gateways}
+    return {
+        "open runs": str(look.now.open_runs),
+        "requests": per_second(look.rates.requests),
+        "attempts": per_second(look.rates.attempts),
+        "tool calls": per_second(look.rates.tool_calls),
+        "chunks": per_second(look.rates.chunks),
+        "dead": str(look.now.dead),
+        **{name: str(len(workers)) for name, workers in other_kinds.items() if workers},
+    }
+
+
+def describe_lag(entries: int | None, lag_bytes: int) -> str:
+    """Describe a lag in words."""
+    return size(lag_bytes) if entries is None else f"{entries} ({size(lag_bytes)})"
+
+
+def rates(before: DeploymentSnapshot, now: DeploymentSnapshot) -> Rates:
+    """Compute the rates between two samples."""
+    return Rates(
+        requests=_rate(before, now, lambda s: _added(s, INTAKE)),
+        attempts=_rate(before, now, lambda s: _added(s, "fetcher")),
+        tool_calls=_rate(before, now, lambda s: _added(s, "tools")),
+        records=_rate(before, now, lambda s: _added(s, RECORDER[0])),
+        chunks=_rate(before, now, lambda s: s.chunks),
+        stage_bytes={stage.name: _rate(before, now, lambda s, name=stage.name: _done(s, name)) for stage in now.stages},
+    )
+
+
+def _rate(
+    before: DeploymentSnapshot, now: DeploymentSnapshot, counter: Callable[[DeploymentSnapshot], int | None]
+) -> float | None:
+    begin, end, ms = counter(before), counter(now), now.at_ms - before.at_ms
+    if begin is None or end is None or end < begin or ms <= 0:
+        return None
+    return (end - begin) * 1000 / ms
+
+
+def _added(snapshot: DeploymentSnapshot, queue: str) -> int | None:
+    return next((q.added for q in snapshot.queues if q.name == queue), None)
+
+
+def _done(snapshot: DeploymentSnapshot, stage: str) -> int:
+    return sum(p.done_bytes for s in snapshot.stages if s.name == stage for p in s.partitions)

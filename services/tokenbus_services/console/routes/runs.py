@@ -23,9 +23,8 @@ from tokenbus.events.public import TERMINAL, PublicEvent, UnknownEvent
 from tokenbus_services.console.access.hiding import hidden
 from tokenbus_services.console.access.session import PATH, Viewer
 from tokenbus_services.console.http import SURFACE, Desk, body_of, json, refusal
-from tokenbus_services.console.runs.known_run import KnownRun
-from tokenbus_services.console.runs.run_view import Costs, attempts_of
-from tokenbus_services.console.runs.turn_queue import TurnQueue
+from tokenbus_services.console.runs.run_table import KnownRun
+from tokenbus_services.console.runs.run_view import Costs, TurnQueue, attempts_of
 from tokenbus_services.gateway.answers.answer import RunOfAnswer, StreamedAnswer
 from tokenbus_services.gateway.problem import Problem, invalid
 from tokenbus_services.gateway.runs import not_found

@@ -19,15 +19,14 @@ from tokenbus.providers.api import HttpCall
 from tokenbus.providers.file_api import LOST_STATUSES, lost_files
 from tokenbus.providers.response.decoder import MAX_ERROR_BODY_BYTES
 from tokenbus.providers.response.error_mapping import http_failure
-from tokenbus_services.endpoints.auth import KeyMissing, KeyUnusable
-from tokenbus_services.endpoints.endpoint import AuthUnavailable, Endpoint
+from tokenbus_services.endpoints.endpoint import AuthUnavailable, Endpoint, KeyMissing, KeyUnusable
 from tokenbus_services.endpoints.response_body import BodyRefused, beginning, described, read_body
 from tokenbus_services.fetcher.calls.background_job import Readings, RunningJob
 from tokenbus_services.fetcher.calls.call_timeouts import DEADLINE_PASSED, CallTimeouts
 from tokenbus_services.fetcher.calls.response_relay import PLAIN, CallOptions, relay_response
 from tokenbus_services.fetcher.uploads.upload import AUTH_UNAVAILABLE
 from tokenbus_services.fetcher.writing.attempt_writer import AttemptWriter
-from tokenbus_services.media.body import MediaBody, MediaFailed
+from tokenbus_services.media.locate import MediaBody, MediaFailed
 from tokenbus_services.net.connection import HeadRefused
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)

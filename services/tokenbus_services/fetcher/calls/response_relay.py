@@ -18,9 +18,8 @@ from tokenbus_services.endpoints.endpoint import Endpoint
 from tokenbus_services.endpoints.response_body import BodyRefused
 from tokenbus_services.fetcher.calls.background_job import RunningJob
 from tokenbus_services.fetcher.calls.call_spans import CallFacts
-from tokenbus_services.fetcher.calls.call_timeouts import AnswerProgress, CallTimeouts
-from tokenbus_services.fetcher.calls.silent_calls import SilentCalls
-from tokenbus_services.fetcher.image_offload.offload import ImageOffloader, ImageStore
+from tokenbus_services.fetcher.calls.call_timeouts import AnswerProgress, CallTimeouts, SilentCalls
+from tokenbus_services.fetcher.image_offload import ImageOffloader, ImageStore
 from tokenbus_services.fetcher.limits.token_estimate import TokenTally
 from tokenbus_services.fetcher.writing.attempt_writer import AttemptWriter
 from tokenbus_services.redaction.events import RedactedEvents

@@ -27,7 +27,7 @@ from tokenbus.bus import process_clock
 from tokenbus.bus.liveness import IDLE_S, Liveness, beat, slack, stop_task, wait_briefly
 from tokenbus.bus.scripts.limits import Kind, Scope
 from tokenbus_services.endpoints.limiter import Limiter, LimitRefusal, Reservation, ReservationRequest
-from tokenbus_services.runtime.in_flight import NotStarted
+from tokenbus_services.runtime.queue_work import NotStarted
 
 _Lane = OrderedDict[tuple[str, tuple[Scope, ...]], "deque[_Waiting]"]
 _Kind = Literal["tenant", "provider"]

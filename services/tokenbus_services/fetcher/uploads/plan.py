@@ -26,11 +26,9 @@ from tokenbus.events.error_info import ErrorClass, ErrorInfo
 from tokenbus.events.requests import BlobSource, FileSource, ImagePart
 from tokenbus.providers.file_api import FileApi, FileToUpload, Kind, ProviderFile
 from tokenbus_services.endpoints.endpoint import Endpoint
-from tokenbus_services.fetcher.uploads.registry import SENT, Flight, UploadedFiles
-from tokenbus_services.fetcher.uploads.upload import TOO_SLOW, UploadFailed, upload
+from tokenbus_services.fetcher.uploads.upload import SENT, TOO_SLOW, Flight, UploadedFiles, UploadFailed, upload
 from tokenbus_services.media.blob_cache import Found
-from tokenbus_services.media.body import Embedded, MediaFailed, base64_size
-from tokenbus_services.media.locate import Media
+from tokenbus_services.media.locate import Embedded, Media, MediaFailed, base64_size
 from tokenbus_services.settings import UploadSettings
 
 AT_ONCE = 4

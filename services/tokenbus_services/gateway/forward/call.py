@@ -19,8 +19,7 @@ from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.usage import Usage
 from tokenbus.providers.response.decoder import MAX_ERROR_BODY_BYTES
 from tokenbus.providers.response.error_mapping import http_failure
-from tokenbus_services.endpoints.auth import KeyMissing, KeyUnusable
-from tokenbus_services.endpoints.endpoint import AuthUnavailable, Endpoint
+from tokenbus_services.endpoints.endpoint import AuthUnavailable, Endpoint, KeyMissing, KeyUnusable
 from tokenbus_services.endpoints.response_body import BodyRefused, beginning, described, read_body
 from tokenbus_services.gateway.answers.asgi import Send, disconnected, head
 from tokenbus_services.gateway.audit import AuditedRun

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from tokenbus.bus.liveness import Liveness
 from tokenbus.client.publishing.publish import new_run_id
 from tokenbus.errors import ServerError
-from tokenbus.events.model_names import segment_problem
+from tokenbus.events.quirks import segment_problem
 from tokenbus.events.usage import Usage
 from tokenbus_services.endpoints.endpoint import Endpoint, Providers
 from tokenbus_services.endpoints.limiter import Limiter, LimitRefusal, Reservation, ReservationRequest, Scopes

@@ -8,8 +8,7 @@ from msgspec import Meta
 
 from tokenbus.core.nearest_name import nearest
 from tokenbus.errors import SettingsError
-from tokenbus.events.model_names import model_key
-from tokenbus.events.quirks import BUILT_IN
+from tokenbus.events.quirks import BUILT_IN, model_key
 from tokenbus.providers import plugins, registry
 from tokenbus.providers.api import ApiName, Quirks
 from tokenbus_services.settings.types import Bytes, Count, HeaderName, HeaderValue, HttpUrl, ImportPath, Seconds, Table

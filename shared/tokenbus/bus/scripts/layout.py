@@ -1,4 +1,4 @@
-"""Scripts of the deployment's layout (bus/layout.py, bus/repartition.py)."""
+"""Scripts of the deployment's layout (bus/layout.py, bus/layout.py)."""
 
 from __future__ import annotations
 

@@ -11,13 +11,18 @@ from tokenbus.bus.keys import Keys, SubscribedTopic
 from tokenbus.bus.server.stream_reader import Entry, id_key
 from tokenbus.client.decode import TopicEvent
 from tokenbus.client.deployment import Deployment, Outage
-from tokenbus.client.subscriptions.ack_tracker import AckTracker, OffsetTracker
-from tokenbus.client.subscriptions.async_iteration import EnteredOrIterated, until_stopped
-from tokenbus.client.subscriptions.cursor import NOTHING_YET, OLDEST, Cursor, just_before
-from tokenbus.client.subscriptions.event_filter import Selection
-from tokenbus.client.subscriptions.gaps import Gaps, OnTrimmed
-from tokenbus.client.subscriptions.per_run_handlers import each
-from tokenbus.client.subscriptions.topic_reader import TopicReader, ends
+from tokenbus.client.subscriptions.ack_tracker import AckTracker, OffsetTracker, each
+from tokenbus.client.subscriptions.cursor import (
+    NOTHING_YET,
+    OLDEST,
+    Cursor,
+    EnteredOrIterated,
+    Gaps,
+    OnTrimmed,
+    just_before,
+    until_stopped,
+)
+from tokenbus.client.subscriptions.topic_reader import Selection, TopicReader, ends
 from tokenbus.errors import CursorAhead, CursorTrimmed, DeploymentMismatch, Malformed, ServerUnavailable
 
 E = TypeVar("E", bound=TopicEvent)

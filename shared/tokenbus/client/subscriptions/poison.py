@@ -22,7 +22,7 @@ from tokenbus.bus.keys import Keys
 from tokenbus.bus.leases import Lease
 from tokenbus.bus.server.server import Server, translated
 from tokenbus.bus.server.stream_reader import Entry
-from tokenbus.client.subscriptions.per_run_handlers import Again, OfRun
+from tokenbus.client.subscriptions.ack_tracker import Again, OfRun
 from tokenbus.errors import ServerUnavailable
 from tokenbus.events.public import UnknownEvent
 

@@ -9,8 +9,8 @@ than `COUNT` entries.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
 
 from tokenbus.bus.keys import Keys, SubscribedTopic
 from tokenbus.bus.scripts import ScriptCall
@@ -18,8 +18,21 @@ from tokenbus.bus.scripts import topics as scripts
 from tokenbus.bus.server.run_scripts import run_scripts
 from tokenbus.bus.server.server import Server, translated
 from tokenbus.bus.server.stream_reader import MAX_BLOCK_MS, Entry, StreamReader
+from tokenbus.client.decode import TopicEvent
 from tokenbus.client.subscriptions.cursor import OLDEST
+from tokenbus.core.nearest_name import unknown_name
 from tokenbus.errors import CursorTrimmed
+from tokenbus.events.decisions import Decided
+from tokenbus.events.public import (
+    BlockEvent,
+    BlockKind,
+    BlockTopicEvent,
+    Chunk,
+    ChunkTopicEvent,
+    RunTopicEvent,
+    ToolProgress,
+    UnknownEvent,
+)
 
 COUNT = 256
 """Maximum entries per partition and read. The settings do not allow a topic to keep as few."""
@@ -135,3 +148,83 @@ async def _ask(server: Server, streams: Sequence[str], script: Callable[[Sequenc
         for group, reply in zip(groups, replies, strict=True)
         for stream, answer in zip(group, reply, strict=True)
     }
+
+
+Runs: TypeAlias = Collection[str] | Callable[[str], bool]
+"""Run ids (a set may change while in use), or a predicate on run ids."""
+
+_BlockTopicKind = Literal["block_start", "image_preview", "block_progress", "block_complete", "tool_progress"]
+_RunKind = Literal[
+    "started", "answering", "retrying", "restarted", "usage", "completed", "incomplete", "failed", "cancelled"
+]
+Kind: TypeAlias = Literal["chunk", "decision"] | _BlockTopicKind | _RunKind | BlockKind
+"""The name of an event type or of a block kind."""
+K = TypeVar("K", bound=TopicEvent)
+Classes: TypeAlias = type[K] | Collection[type[K]]
+Kinds: TypeAlias = Kind | type[K] | Collection[Kind | type[K]] | None
+"""Event types and block kinds by name, or event classes."""
+
+
+def _tag(kind: Any) -> str:
+    return str(kind.__struct_config__.tag)
+
+
+def _tags(union: object) -> frozenset[str]:
+    return frozenset(_tag(kind) for kind in get_args(union) if kind is not UnknownEvent)
+
+
+_EVENT_KINDS: dict[SubscribedTopic, frozenset[str]] = {
+    "visible": _tags(ChunkTopicEvent),
+    "chunks": _tags(ChunkTopicEvent),
+    "blocks": _tags(BlockTopicEvent),
+    "runs": _tags(RunTopicEvent),
+    "decisions": frozenset([_tag(Decided)]),
+}
+_BLOCK_KINDS: frozenset[str] = frozenset(get_args(BlockKind))
+
+
+class Selection:
+    """A filter on the events of one topic.
+
+    ``kinds`` names event types (``block_complete``, ``failed``, or their classes), block kinds (``text``,
+    ``tool_call``), or both; an event of a block must then match both. None: all events.
+    """
+
+    def __init__(self, topic: SubscribedTopic, kinds: Kinds[Any] = None, runs: Runs | None = None) -> None:
+        """Raises ValueError for a kind that this topic never carries; such a subscription would stay silent forever."""
+        events = _EVENT_KINDS[topic]
+        blocks = _BLOCK_KINDS if topic in ("visible", "chunks", "blocks") else frozenset[str]()
+        named = _names(kinds)
+        for kind in sorted(named - events - blocks):
+            raise ValueError(f"kinds of {topic}: {unknown_name(kind, [*sorted(events), *sorted(blocks)])}")
+        self._blocks = named & blocks or blocks
+        if kinds is None or named & events:
+            self._events = named & events or events
+        else:
+            self._events = events - {_tag(ToolProgress)} if named else frozenset[str]()
+        self._unknown = kinds is None
+        self._wants_run = _one_of([runs] if isinstance(runs, str) else runs) if runs is not None else None
+
+    def wants(self, event: TopicEvent) -> bool:
+        """Whether the subscriber wants this event. Raises whatever the predicate on runs raises."""
+        if isinstance(event, UnknownEvent):
+            if not self._unknown:
+                return False
+        elif _tag(event) not in self._events or (
+            isinstance(event, Chunk | BlockEvent) and event.kind not in self._blocks
+        ):
+            return False
+        return self._wants_run is None or self._wants_run(event.run)
+
+
+def _names(kinds: Kinds[Any]) -> frozenset[str]:
+    if kinds is None:
+        return frozenset()
+    each = [kinds] if isinstance(kinds, str | type) else cast("Collection[object]", kinds)
+    return frozenset(
+        _tag(kind) if isinstance(kind, type) and hasattr(kind, "__struct_config__") else str(kind) for kind in each
+    )
+
+
+def _one_of(runs: Runs) -> Callable[[str], bool]:
+    return runs if callable(runs) else lambda run: run in runs

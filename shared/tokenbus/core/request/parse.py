@@ -14,14 +14,15 @@ structs. The same rules therefore apply to all forms, and to a request that the 
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Mapping
-from typing import cast
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import TypeGuard, cast
 
 import msgspec
 
-from tokenbus.core.request.json_values import check_plain, too_deep
-from tokenbus.core.request.known_fields import check_known, notes_of
+from tokenbus.core.nearest_name import nearest, unknown_name
 from tokenbus.core.request.validate import check_request
 from tokenbus.errors import Malformed, RequestInvalid, RequestTooLarge
 from tokenbus.events.requests import Append, Request, RunId
@@ -251,3 +252,230 @@ def top_texts(data: bytes, *names: str) -> dict[str, str]:
                 found[key] = text
             last = text
     return found
+
+
+MAX_DEPTH = 100
+"""Maximum nesting levels; far below the limit of any decoder involved."""
+MAX_VALUES = 200_000
+"""Maximum values on all levels: each is only a few bytes on the wire, but costs time and memory to walk."""
+
+
+def too_deep(where: str = "$") -> RequestInvalid:
+    """The error for a value nested deeper than `MAX_DEPTH`."""
+    return RequestInvalid(where, f"nested deeper than {MAX_DEPTH} levels")
+
+
+def check_plain(value: object) -> None:
+    """Raise RequestInvalid, with the path, for a part of ``value`` that is not plain.
+
+    Plain values are objects with text keys, lists, Unicode text, booleans, null, integers of 64 bits and finite
+    numbers, nested at most `MAX_DEPTH` deep, at most `MAX_VALUES` in all. Not recursive, because hostile values are
+    deeply nested.
+    """
+    todo: list[tuple[object, str, int]] = [(value, "", 0)]
+    values = 1
+    while todo:
+        item, where, depth = todo.pop()
+        if depth > MAX_DEPTH:
+            raise too_deep(where)
+        if _is_dict(item) or _is_list(item):
+            values += len(item)
+            if values > MAX_VALUES:
+                raise RequestInvalid(where or "$", f"more than {MAX_VALUES} values in all")
+        if _is_dict(item):
+            for key, inner in item.items():
+                if not isinstance(key, str):
+                    raise RequestInvalid(where or "$", f"a key is {type(key).__name__}, not text")
+                if problem := _text_problem(key):
+                    raise RequestInvalid(where or "$", f"a key is {problem}")
+                todo.append((inner, f"{where}.{key}" if where else key, depth + 1))
+        elif _is_list(item):
+            todo.extend((inner, f"{where}[{i}]", depth + 1) for i, inner in enumerate(item))
+        elif problem := _scalar_problem(item):
+            raise RequestInvalid(where or "$", problem)
+
+
+def _scalar_problem(item: object) -> str | None:
+    match item:
+        case None | bool():
+            return None
+        case str():
+            return _text_problem(item)
+        case int():
+            return None if -(2**63) <= item < 2**64 else "an integer of more than 64 bits"
+        case float():
+            return None if math.isfinite(item) else "a number that is not finite"
+        case _:
+            return f"a value of type {type(item).__name__}, which JSON does not have"
+
+
+def _text_problem(text: str) -> str | None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return "text with half of a surrogate pair"
+    return None
+
+
+def _is_dict(item: object) -> TypeGuard[dict[object, object]]:
+    return isinstance(item, dict)
+
+
+def _is_list(item: object) -> TypeGuard[list[object] | tuple[object, ...]]:
+    return isinstance(item, list | tuple)
+
+
+# A client of this version gets an error for a misspelt name before the request is sent. Intake must accept requests of
+# newer versions, so it only notes an unknown field, unless the name that was meant is one of `SAFETY`.
+
+
+MAX_NOTES = 16
+"""Maximum notes about unknown fields per request."""
+SAFETY = ("policies", "visible")
+"""Fields that keep output from being published. A request with a misspelt one is refused, never run without it."""
+_FEW = 8
+"""If no known name is close, list the known names only if there are at most this many."""
+_NAME_CHARS = 64
+
+
+class UnknownField(msgspec.Struct, frozen=True):
+    """A field that this version ignores."""
+
+    where: str
+    """Path of the object that holds it; empty: the request."""
+    name: str
+    known: tuple[str, ...]
+    """The fields that exist there."""
+
+    @property
+    def path(self) -> str:
+        """Path of the field in the request."""
+        return _at(self.where, self.name[:_NAME_CHARS])
+
+    @property
+    def problem(self) -> str:
+        """What is wrong, and the name that was probably meant."""
+        if close := nearest(self.name, self.known):
+            return f"there is no such field; did you mean {close!r}?"
+        if len(self.known) <= _FEW:
+            return f"there is no such field, only {', '.join(map(repr, self.known))}"
+        return "there is no such field"
+
+
+class _Shape(msgspec.Struct):
+    """Names that are valid at one place of a request: an object, one of several objects by tag, a list, or a word."""
+
+    fields: dict[str, _Shape | None] | None = None
+    """Fields of an object; None: any member name."""
+    tag_field: str = ""
+    by_tag: dict[str, _Shape] = {}
+    items: _Shape | None = None
+    words: tuple[str, ...] | None = None
+    """None: any text."""
+
+
+def unknown_fields(value: object) -> Iterator[UnknownField]:
+    """Fields of a plain request that this version does not know, in order.
+
+    Raises RequestInvalid for a text that must be one of certain words and is not.
+    """
+    return _walk(value, _request(), "")
+
+
+def check_known(value: object) -> None:
+    """Raise RequestInvalid for the first field or word of a plain request that this version does not know."""
+    for field in unknown_fields(value):
+        raise RequestInvalid(field.path, field.problem)
+
+
+def notes_of(value: object) -> list[str]:
+    """One sentence for each ignored field, at most `MAX_NOTES`. Raises like `unknown_fields`, and for a misspelt one
+    of `SAFETY`.
+    """
+    notes: list[str] = []
+    for field in unknown_fields(value):  # walk to the end: an invalid word anywhere is an error
+        if not field.where and nearest(field.name, field.known) in SAFETY:
+            raise RequestInvalid(field.path, f"{field.problem} A run without it could publish what it is to keep back")
+        if len(notes) < MAX_NOTES:
+            notes.append(f"{field.path} has no effect: {field.problem}")
+    return notes
+
+
+def _walk(value: object, shape: _Shape, where: str) -> Iterator[UnknownField]:
+    match value:
+        case str() if shape.words is not None and value not in shape.words:
+            raise RequestInvalid(where or "$", unknown_name(value[:_NAME_CHARS], shape.words))
+        case dict():
+            yield from _members(cast("Mapping[str, object]", value), shape, where)
+        case list() | tuple() if shape.items is not None:
+            for i, item in enumerate(cast("list[object]", value)):
+                yield from _walk(item, shape.items, f"{where}[{i}]")
+        case _:
+            pass
+
+
+def _members(value: Mapping[str, object], shape: _Shape, where: str) -> Iterator[UnknownField]:
+    if shape.tag_field:
+        tag = value.get(shape.tag_field)
+        if not isinstance(tag, str):
+            return  # the conversion reports what is wrong with it
+        if tag not in shape.by_tag:
+            raise RequestInvalid(_at(where, shape.tag_field), unknown_name(tag[:_NAME_CHARS], shape.by_tag))
+        shape = shape.by_tag[tag]
+    if shape.fields is None:
+        return
+    for name, inner in value.items():
+        if name not in shape.fields:
+            yield UnknownField(where, name, tuple(shape.fields))
+        elif of_field := shape.fields[name]:
+            yield from _walk(inner, of_field, _at(where, name))
+
+
+def _at(where: str, name: str) -> str:
+    return f"{where}.{name}" if where else name
+
+
+@cache
+def _request() -> _Shape:
+    from msgspec import inspect  # only needed to write or accept requests
+
+    made: dict[type, _Shape] = {}
+
+    def of(kind: inspect.Type) -> _Shape | None:
+        """None if it contains no names to check."""
+        match kind:
+            case inspect.StructType():
+                return of_struct(kind)
+            case inspect.UnionType():
+                return of_union(kind)
+            case inspect.ListType() | inspect.VarTupleType():
+                items = of(kind.item_type)
+                return _Shape(items=items) if items else None
+            case inspect.LiteralType():
+                return _Shape(words=tuple(str(word) for word in kind.values))
+            case _:
+                return None
+
+    def of_struct(kind: inspect.StructType) -> _Shape:
+        if kind.cls not in made:
+            shape = made[kind.cls] = _Shape(fields={})
+            fields = {kind.tag_field: None} if kind.tag_field else {}
+            shape.fields = {**fields, **{field.encode_name: of(field.type) for field in kind.fields}}
+        return made[kind.cls]
+
+    def of_union(kind: inspect.UnionType) -> _Shape | None:
+        shape = _Shape()
+        structs = [one for one in kind.types if isinstance(one, inspect.StructType)]
+        for one in kind.types:
+            if isinstance(one, inspect.ListType | inspect.LiteralType) and (found := of(one)):
+                shape.items, shape.words = found.items or shape.items, found.words or shape.words
+        if len(structs) == 1:
+            shape.fields = of_struct(structs[0]).fields
+        elif structs:
+            shape.tag_field = structs[0].tag_field or ""
+            shape.by_tag = {str(one.tag): of_struct(one) for one in structs}
+        return shape if shape != _Shape() else None
+
+    request = of(inspect.type_info(Request))
+    assert request
+    return request

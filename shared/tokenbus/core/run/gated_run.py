@@ -18,16 +18,23 @@ from __future__ import annotations
 
 import msgspec
 
-from tokenbus.core.run.attempts.attempt_report import AttemptReport
+from tokenbus.core.run.attempts.next_attempt import AttemptReport
 from tokenbus.core.run.blocks.public_blocks import fitting_finish
 from tokenbus.core.run.effects import Decide, Draft, Effect, EndRun, ForgetRun, ReleaseFromPolicies
-from tokenbus.core.run.gate.policy_gate import PolicyGate
+from tokenbus.core.run.gate.released_output import PolicyGate
 from tokenbus.core.run.outbox import Outbox
-from tokenbus.core.run.output_limits import count_bytes
 from tokenbus.core.run.provider_extra import renumbered
 from tokenbus.core.run.state import RunState
 from tokenbus.core.run.state_machine import RunMachine
-from tokenbus.core.run.termination import STATUS, cancelled_by, deadline_passed, end, terminated, workers_gone
+from tokenbus.core.run.termination import (
+    STATUS,
+    cancelled_by,
+    count_bytes,
+    deadline_passed,
+    end,
+    terminated,
+    workers_gone,
+)
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import (
     CONTROL_ATTEMPT,

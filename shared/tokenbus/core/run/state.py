@@ -8,11 +8,10 @@ import msgspec
 
 from tokenbus.core.prefill.turn import TurnText
 from tokenbus.core.run.blocks.block_table import BlockTable, CompleteCall
-from tokenbus.core.run.blocks.extra_data import ExtraData
-from tokenbus.core.run.blocks.opaque import OpaqueTracker
+from tokenbus.core.run.blocks.opaque import ExtraData, OpaqueTracker
 from tokenbus.core.run.continuation import Seam
-from tokenbus.core.run.gate.policy_gate import PolicyGate
-from tokenbus.core.stop_scan import StopScan
+from tokenbus.core.run.gate.released_output import PolicyGate
+from tokenbus.core.stop_strings import StopScan
 from tokenbus.events.frames import Accepted, FallbackPlan, ToolReturned
 from tokenbus.events.normalized import Start
 from tokenbus.events.requests import Message

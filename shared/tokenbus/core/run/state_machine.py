@@ -35,30 +35,34 @@ from __future__ import annotations
 import msgspec
 
 from tokenbus.core.prefill.turn import TurnText
-from tokenbus.core.run.attempts.attempt_report import AttemptReport, report_attempt
-from tokenbus.core.run.attempts.fallback import fall_back, may_fall_back, next_speaker
 from tokenbus.core.run.attempts.next_attempt import (
+    WORKER_LOST,
+    AttemptReport,
     can_continue,
     complete_other_blocks,
     continue_turn,
+    decide,
     discard_blocks,
+    fall_back,
     fresh_table,
+    may_fall_back,
+    next_speaker,
     next_turn,
+    report_attempt,
     restart_turn,
     resume,
 )
-from tokenbus.core.run.attempts.retry import WORKER_LOST, decide
 from tokenbus.core.run.block_deltas import add
 from tokenbus.core.run.blocks.block_table import BlockTable
 from tokenbus.core.run.effects import CloseAttempt, Effect, ForgetRun, RunTools
 from tokenbus.core.run.gate.released_output import ToolVerdicts
 from tokenbus.core.run.outbox import Outbox
-from tokenbus.core.run.output_limits import count_bytes
 from tokenbus.core.run.state import RunState
 from tokenbus.core.run.termination import (
     DEADLINE,
     cancelled_by,
     close_blocks,
+    count_bytes,
     deadline_passed,
     end,
     publish_start,
@@ -73,7 +77,7 @@ from tokenbus.core.run.tool_calls import (
     publish_results,
     results_message,
 )
-from tokenbus.core.stop_scan import StopScan
+from tokenbus.core.stop_strings import StopScan
 from tokenbus.errors import TooLarge
 from tokenbus.events import normalized as n
 from tokenbus.events.error_info import ErrorInfo, stream_cut

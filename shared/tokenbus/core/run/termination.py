@@ -12,7 +12,7 @@ from tokenbus.core.run.provider_extra import extras_of
 from tokenbus.core.run.state import RunState
 from tokenbus.core.run.tool_calls import answer_open_calls
 from tokenbus.events.error_info import ErrorInfo
-from tokenbus.events.frames import CancelRequested
+from tokenbus.events.frames import CONTROL_ATTEMPT, CancelRequested, EventFrame
 from tokenbus.events.normalized import Start
 from tokenbus.events.public import (
     Answering,
@@ -137,3 +137,22 @@ def _with_request_id(s: RunState, error: ErrorInfo) -> ErrorInfo:
     if error.request_id or s.phase != "streaming" or s.start is None or not s.start.request_id:
         return error
     return msgspec.structs.replace(error, request_id=s.start.request_id)
+
+
+def count_bytes(s: RunState, frame: EventFrame, size: int) -> ErrorInfo | None:
+    """Count a frame of ``size`` bytes before it is applied; return an error if a limit is exceeded.
+
+    Frames of past attempts count too, because they had to be read. A replay reads the same frames, so its counts are
+    equal.
+    """
+    rules = s.accepted.rules
+    s.run_bytes += size
+    if frame.attempt != CONTROL_ATTEMPT:
+        s.turn_bytes += size
+    if s.turn_bytes > rules.turn_bytes:
+        problem = f"turn {s.turn} has more than {rules.turn_bytes} bytes of events"
+        return ErrorInfo(code="turn_too_large", kind="limit", message=problem)
+    if s.run_bytes > rules.run_bytes:
+        problem = f"the run has more than {rules.run_bytes} bytes of events"
+        return ErrorInfo(code="run_too_large", kind="limit", message=problem)
+    return None

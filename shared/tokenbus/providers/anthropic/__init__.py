@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from tokenbus.events.model_names import begins_with
+from tokenbus.events.quirks import begins_with
 from tokenbus.events.requests import Generate, Mode
 from tokenbus.providers.anthropic.files import files
 from tokenbus.providers.anthropic.prefill import build_prefill

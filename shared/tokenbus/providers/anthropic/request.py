@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from tokenbus.errors import RequestInvalid
-from tokenbus.events.model_names import begins_with
+from tokenbus.events.quirks import begins_with
 from tokenbus.events.requests import (
     Base64Source,
     BlobSource,

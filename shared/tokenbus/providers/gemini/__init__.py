@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import msgspec
 
 from tokenbus.events.frames import ImagesRequested
-from tokenbus.events.model_names import begins_with
+from tokenbus.events.quirks import begins_with
 from tokenbus.events.requests import Generate, Mode
 from tokenbus.providers.api import ApiName, Decoder, Format, Provider, Quirks
 from tokenbus.providers.base import ProviderBase

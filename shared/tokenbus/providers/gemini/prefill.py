@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tokenbus.events.model_names import begins_with
+from tokenbus.events.quirks import begins_with
 from tokenbus.events.requests import Generate, Message, TextPart
 from tokenbus.providers.api import Built, Quirks
 from tokenbus.providers.gemini.contents import Contents

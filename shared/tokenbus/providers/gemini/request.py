@@ -12,7 +12,7 @@ from urllib.parse import quote
 import msgspec
 
 from tokenbus.errors import RequestInvalid
-from tokenbus.events.model_names import begins_with, segment_problem
+from tokenbus.events.quirks import begins_with, segment_problem
 from tokenbus.events.requests import Effort, Generate, Message, TextPart, ToolChoice
 from tokenbus.providers.api import Built, HttpCall, Quirks
 from tokenbus.providers.gemini.contents import Contents

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tokenbus.events.model_names import begins_with
+from tokenbus.events.quirks import begins_with
 from tokenbus.events.requests import Generate, Message, TextPart, Tool
 from tokenbus.providers.api import Built, HttpCall, Quirks
 from tokenbus.providers.openai_responses.input import Input, text_part

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from tokenbus import Chunk, Client, Cursor
-from tokenbus.client.subscriptions.event_filter import Selection
 from tokenbus.client.subscriptions.group import SharedSubscription
+from tokenbus.client.subscriptions.topic_reader import Selection
 
 LEASE_S = 0.1
 """How long a dead worker's partitions wait for the next life."""

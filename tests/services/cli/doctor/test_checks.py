@@ -10,10 +10,11 @@ import pytest
 from tokenbus.bus.dead_letters import DeadLetter, StoredDeadLetter
 from tokenbus.bus.keys import WIRE_VERSION
 from tokenbus.bus.server.server import ServerInfo
-from tokenbus_services.cli.doctor import checks, checks_work, examine_outside
+from tokenbus_services.cli.doctor import checks, checks_work
+from tokenbus_services.cli.doctor import examine_bus as examine_outside
 from tokenbus_services.cli.doctor.checks import Finding
 from tokenbus_services.cli.doctor.checks_work import StuckFacts
-from tokenbus_services.cli.doctor.examine_outside import LITTLE_ROOM
+from tokenbus_services.cli.doctor.examine_bus import LITTLE_ROOM
 from tokenbus_services.runtime.deployment_snapshot import (
     DeploymentSnapshot,
     NodeFacts,

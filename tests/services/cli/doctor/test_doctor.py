@@ -23,7 +23,7 @@ from tokenbus.bus.server.server import Server
 from tokenbus.events.decisions import Decided, encode
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import PolicyAction
-from tokenbus_services.fetcher.calls.silent_calls import SilentCalls
+from tokenbus_services.fetcher.calls.call_timeouts import SilentCalls
 from tokenbus_services.parser.activity import MAX_FAILURES, ActivityCounter
 from tokenbus_services.runtime.metrics import KnownModels
 from tokenbus_services.settings import DEFAULT_PROVIDERS, Settings

@@ -10,7 +10,7 @@ from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.public import ImageRef, PublicEvent
 from tokenbus_services.cli.render.event_text import error, one_line
 from tokenbus_services.cli.render.output import PlainText
-from tokenbus_services.cli.up.start_output import log_line
+from tokenbus_services.cli.up.command import log_line
 
 
 def written(events: Iterable[PublicEvent]) -> str:

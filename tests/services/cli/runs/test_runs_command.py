@@ -20,8 +20,7 @@ from tokenbus.bus.layout import join_deployment
 from tokenbus.bus.server.server import Server
 from tokenbus.errors import SettingsError
 from tokenbus_services.cli.main import tokenbus
-from tokenbus_services.cli.runs.list_runs import table
-from tokenbus_services.cli.runs.run_choice import RunChoice, age_text, seconds
+from tokenbus_services.cli.runs.list_runs import RunChoice, age_text, seconds, table
 
 LONG = "0199d2a0-7c00-7000-8000-000000000001"
 FAILED = RunInfo(

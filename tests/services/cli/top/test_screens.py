@@ -12,8 +12,7 @@ from tokenbus.bus.activity import Failure
 from tokenbus.errors import ServerError, ServerTooOld, ServerUnavailable, SettingsError
 from tokenbus_services.cli.doctor.checks import server_todo
 from tokenbus_services.cli.inspect.provider_facts import BlobFailure, FailingModel, SilentModel, Trouble
-from tokenbus_services.cli.top.figures import Rates, Sample
-from tokenbus_services.cli.top.screen import screen_parts
+from tokenbus_services.cli.top.command import Rates, Sample, screen_parts
 from tokenbus_services.runtime.deployment_snapshot import DeploymentSnapshot, PartitionFacts, QueueFacts, StageFacts
 
 

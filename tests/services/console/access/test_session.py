@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from tokenbus_services.console.access.session import COOKIE, NOBODY, TICKET_HEADER, ConsoleSessions, Viewer
-from tokenbus_services.console.access.signing import Signer
+from tokenbus_services.console.access.session import COOKIE, NOBODY, TICKET_HEADER, ConsoleSessions, Signer, Viewer
 from tokenbus_services.console.routes.session import (
     LOGINS_OF_ACCOUNT,
     LOGINS_OF_ADDRESS,

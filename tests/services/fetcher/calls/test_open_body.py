@@ -22,10 +22,9 @@ from tokenbus.events.normalized import Done
 from tokenbus.events.quirks import ApiName
 from tokenbus.events.requests import Generate, Message
 from tokenbus_services.endpoints.endpoint import Endpoint
-from tokenbus_services.fetcher.calls.call_timeouts import CallTimeouts
+from tokenbus_services.fetcher.calls.call_timeouts import CallTimeouts, SilentCalls
 from tokenbus_services.fetcher.calls.provider_call import fetch
 from tokenbus_services.fetcher.calls.response_relay import PLAIN, CallOptions
-from tokenbus_services.fetcher.calls.silent_calls import SilentCalls
 from tokenbus_services.mock_provider import MockProvider, Reply, Script, Stall, Turn
 from tokenbus_services.runtime.metrics import KnownModels
 from tokenbus_services.settings import ProviderSettings, Settings

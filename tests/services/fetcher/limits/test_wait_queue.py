@@ -18,7 +18,7 @@ from tokenbus_services.endpoints.limiter import (
     ReservationRequest,
 )
 from tokenbus_services.fetcher.limits.wait_queue import AdmissionMetrics, FairQueue, WaitedTooLong
-from tokenbus_services.runtime.in_flight import NotStarted
+from tokenbus_services.runtime.queue_work import NotStarted
 
 MODEL = Scope("model", "limits:model:m")
 OTHER = Scope("model", "limits:model:other")

@@ -11,8 +11,8 @@ from tests.waiting import eventually
 from tokenbus.bus import liveness as liveness_module
 from tokenbus.bus.liveness import ItemWork, Liveness
 from tokenbus.providers.file_api import ProviderFile
-from tokenbus_services.fetcher.uploads import registry as flight_module
-from tokenbus_services.fetcher.uploads.registry import Flight
+from tokenbus_services.fetcher.uploads import upload as flight_module
+from tokenbus_services.fetcher.uploads.upload import Flight
 from tokenbus_services.media.blob_cache import Found
 
 

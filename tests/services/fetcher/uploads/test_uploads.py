@@ -37,10 +37,9 @@ from tokenbus_services.fetcher.calls.provider_call import FilesLost, fetch
 from tokenbus_services.fetcher.request_media import TurnMedia
 from tokenbus_services.fetcher.uploads import upload as upload_module
 from tokenbus_services.fetcher.uploads.plan import UploadMetrics, Uploads
-from tokenbus_services.fetcher.uploads.registry import UploadedFiles
-from tokenbus_services.fetcher.uploads.upload import UploadFailed
+from tokenbus_services.fetcher.uploads.upload import UploadedFiles, UploadFailed
 from tokenbus_services.media.blob_cache import RecentBlobs
-from tokenbus_services.media.body import MediaBody, MediaFailed
+from tokenbus_services.media.locate import MediaBody, MediaFailed
 from tokenbus_services.mock_provider import MockProvider, Reply, Script, Status, Turn
 from tokenbus_services.settings import MediaSettings, ProviderSettings, UploadSettings
 from tokenbus_services.settings.file import read_file

@@ -18,7 +18,7 @@ import pytest
 from tests.services.tools.conftest import MakeExecutor, MemoryBlobs, call, until
 from tests.unit.docs.pages import page
 from tokenbus.blobs import blob_id_of
-from tokenbus_services.net.chunked_body import MAX_CRUMBS
+from tokenbus_services.net.http_client import MAX_CRUMBS
 from tokenbus_services.settings import HttpTool
 from tokenbus_services.tools.executor import ToolExecutor, ToolOutcome
 

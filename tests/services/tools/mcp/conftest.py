@@ -15,8 +15,7 @@ from msgspec.structs import replace
 from tests.services.tools.conftest import MemoryBlobs, call
 from tests.waiting import eventually
 from tokenbus_services.settings import LimitSettings, McpSettings, McpStdio
-from tokenbus_services.tools.executor import ToolExecutor, ToolOutcome
-from tokenbus_services.tools.registry import ToolRegistry
+from tokenbus_services.tools.executor import ToolExecutor, ToolOutcome, ToolRegistry
 
 SAMPLE = Path(__file__).with_name("sample_server.py")
 

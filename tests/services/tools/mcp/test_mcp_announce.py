@@ -11,8 +11,7 @@ from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
 from tokenbus.events.requests import Tool
 from tokenbus_services.runtime.mcp_tool_cache import McpToolCache
-from tokenbus_services.tools.mcp.announce import McpLists
-from tokenbus_services.tools.mcp.registry import McpServers
+from tokenbus_services.tools.mcp.registry import McpLists, McpServers
 
 
 async def test_a_list_that_cannot_be_written_keeps_no_other_back(server: Server, keys: Keys) -> None:

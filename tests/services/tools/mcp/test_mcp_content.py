@@ -11,7 +11,7 @@ import pytest
 from tests.services.tools.conftest import MemoryBlobs
 from tokenbus.blobs import blob_id_of
 from tokenbus.errors import ToolFailure
-from tokenbus_services.tools.mcp.listing import MAX_BLOBS, outcome_of
+from tokenbus_services.tools.mcp.server import MAX_BLOBS, outcome_of
 from tokenbus_services.tools.results import Results
 from tokenbus_services.tools.tool_call import ToolOutcome
 

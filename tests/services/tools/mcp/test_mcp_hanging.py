@@ -15,10 +15,9 @@ from tests.services.tools.conftest import MemoryBlobs
 from tests.services.tools.mcp.conftest import Notes, answer, stdio
 from tests.waiting import eventually
 from tokenbus_services.settings import LimitSettings
-from tokenbus_services.tools.executor import ToolExecutor
+from tokenbus_services.tools.executor import ToolExecutor, ToolRegistry
 from tokenbus_services.tools.mcp import server as module
 from tokenbus_services.tools.mcp.server import McpServer
-from tokenbus_services.tools.registry import ToolRegistry
 
 
 async def test_a_connection_that_hangs_during_close_is_abandoned_for_a_new_one(

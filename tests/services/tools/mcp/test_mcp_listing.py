@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mcp_types as types
 
-from tokenbus_services.tools.mcp.listing import MAX_DESCRIPTION_CHARS, MAX_TOOLS, usable
+from tokenbus_services.tools.mcp.server import MAX_DESCRIPTION_CHARS, MAX_TOOLS, usable
 
 OBJECT = {"type": "object"}
 

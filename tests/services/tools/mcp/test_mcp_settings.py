@@ -9,7 +9,7 @@ import pytest
 
 from tokenbus.errors import SettingsError
 from tokenbus_services.settings import McpHttp, McpSettings, McpStdio
-from tokenbus_services.tools.registry import ToolRegistry
+from tokenbus_services.tools.executor import ToolRegistry
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tokenbus.client.subscriptions.event_filter import Selection
+from tokenbus.client.subscriptions.topic_reader import Selection
 from tokenbus.events.public import (
     BlockComplete,
     BlockStarted,

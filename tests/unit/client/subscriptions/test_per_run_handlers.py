@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from tokenbus.client.subscriptions.per_run_handlers import each
+from tokenbus.client.subscriptions.ack_tracker import each
 
 
 class Event(msgspec.Struct, frozen=True):

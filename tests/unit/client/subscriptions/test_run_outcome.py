@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tokenbus.client.subscriptions.gaps import Gaps
+from tokenbus.client.subscriptions.cursor import Gaps
 from tokenbus.client.subscriptions.sentences import events_of, run_outcome
 from tokenbus.events.public import BlockComplete, encode
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tokenbus.core.request import bounds
-from tokenbus.core.request import json_values as plain
+from tokenbus.core.request import parse as plain
 from tokenbus.core.request.parse import decode_request, request_from
 from tokenbus.errors import RequestInvalid
 

@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tokenbus.core.request.known_fields import MAX_NOTES, notes_of
-from tokenbus.core.request.parse import decode_request, decode_with_notes, request_from
+from tokenbus.core.request.parse import MAX_NOTES, decode_request, decode_with_notes, notes_of, request_from
 from tokenbus.errors import RequestInvalid
 from tokenbus.events.requests import Generate
 

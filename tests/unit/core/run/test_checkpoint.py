@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenbus.core.run.blocks.extra_data import JOINED_CHARS, append_piece
+from tokenbus.core.run.blocks.opaque import JOINED_CHARS, append_piece
 from tokenbus.core.run.checkpoint import LONG, PIECE, Checkpoints, Snapshot
 from tokenbus.core.run.gated_run import GatedRun, accept
 from tokenbus.core.run.state import RunState

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tokenbus.core.run.blocks.tool_arguments import arguments_object
+from tokenbus.core.run.blocks.public_blocks import arguments_object
 from tokenbus.events.public import BlockComplete, BlockStarted, Chunk, ToolProgress
 from tokenbus_services.gateway.surfaces.ai_sdk_ui import parts
 from tokenbus_services.gateway.surfaces.ai_sdk_ui.parts import METADATA, VOID, Part

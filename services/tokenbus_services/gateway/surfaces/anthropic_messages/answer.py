@@ -11,7 +11,7 @@ from contextlib import suppress
 import msgspec
 
 from tokenbus.client.response import Response
-from tokenbus.core.run.blocks.tool_arguments import arguments_object
+from tokenbus.core.run.blocks.public_blocks import arguments_object
 from tokenbus.events.normalized import FinishReason
 from tokenbus.events.public import (
     BlockComplete,

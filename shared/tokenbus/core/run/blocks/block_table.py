@@ -10,8 +10,7 @@ from typing import Any
 
 import msgspec
 
-from tokenbus.core.run.blocks.extra_data import ExtraData, append_piece
-from tokenbus.core.run.blocks.opaque import OpaqueTracker, check_size
+from tokenbus.core.run.blocks.opaque import ExtraData, OpaqueTracker, append_piece, check_size
 from tokenbus.core.run.blocks.public_blocks import call_heads, content_fields
 from tokenbus.core.run.outbox import Outbox
 from tokenbus.errors import TooLarge

@@ -9,13 +9,15 @@ import pytest
 
 from tokenbus.core.run.blocks.public_blocks import (
     CALL_CUT,
+    LONG_ARGUMENTS,
+    NOT_PACKABLE,
     changed_fields,
     content_fields,
     first_void,
     fitting_finish,
+    parse_arguments,
     write_result,
 )
-from tokenbus.core.run.blocks.tool_arguments import LONG_ARGUMENTS, NOT_PACKABLE, parse_arguments
 from tokenbus.core.run.outbox import Outbox
 from tokenbus.events.normalized import FinishReason
 from tokenbus.events.public import BlockComplete, BlockStarted, Chunk, decode, encode

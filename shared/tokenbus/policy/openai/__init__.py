@@ -1,1 +1,0 @@
-"""Policies over OpenAI Chat Completions chunks."""

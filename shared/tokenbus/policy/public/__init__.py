@@ -1,1 +1,0 @@
-"""Policies over tokenbus's own public events."""
