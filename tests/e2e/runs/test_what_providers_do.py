@@ -301,6 +301,12 @@ async def test_custom_tools_run_in_separate_and_in_chained_services(
         done = [event for event in logs[run] if event["type"] == "block_complete"]
         told[key] = [(e["kind"], e.get("arguments"), e.get("content"), e.get("free_text")) for e in done]
         assert logs[run][-1]["type"] == "completed"
+        of_turns = [[event for event in logs[run] if event["turn"] == turn] for turn in (0, 1)]
+        begun = [next(e for e in events if e["type"] in ("answering", "block_start")) for events in of_turns]
+        assert [event["type"] for event in begun] == ["answering"] * 2, "streamed and whole alike"
+        assert [sum(e["type"] == "answering" for e in events) for events in of_turns] == [1, 1]
+        assert [(event["model"], event["turn"]) for event in begun] == [("by-bus", 0), ("by-bus", 1)]
+        assert all(event["response_id"] for event in begun)
     sql = CALL.tool_calls[0].arguments
     result = msgspec.json.encode({"input": sql}).decode()
     expected = [

@@ -59,7 +59,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     def queries(self) -> list[str]:
         """Of a search: what was searched."""
         called = self.called or {}
-        return [each for each in (*_list(called, "queries"), called.get("query")) if isinstance(each, str)][:64]
+        given = [each for each in (*_list(called, "queries"), called.get("query")) if isinstance(each, str)]
+        return list(dict.fromkeys(given))[:64]
 
     @property
     def code(self) -> str:

@@ -100,7 +100,7 @@ def server_blocks(block: BlockComplete, steps: Steps) -> Iterator[Json]:
             server: Json = {"server_name": step.server} if step.tool == "mcp" else {}
             yield {"type": kind, "id": step.id, "name": name, **server, "input": given, **carried}
             if step.output:
-                carried = {"tokenbus": {}}  # the call has the item
+                carried = {"tokenbus": {"items": []}}  # the call has the item
         if step.output:
             yield {**_brought(step, step.output), "tool_use_id": step.id, **carried}
 
