@@ -80,6 +80,8 @@ SAID = text(2, ANSWER)
 BASH = {"type": "server_tool_use", "id": "t1", "name": "bash_code_execution", "input": {"command": "uname"}}
 PRINTED = {"type": "bash_code_execution_result", "stdout": "Linux", "stderr": "", "return_code": 0, "content": []}
 BASH_RESULT = {"type": "bash_code_execution_tool_result", "tool_use_id": "t1", "content": PRINTED}
+PLACE = {"type": "char_location", "cited_text": "Rain", "document_index": 0, "document_title": "Facts"}
+PLACE |= {"start_char_index": 0, "end_char_index": 4, "file_id": None}
 CASES: dict[str, list[BusEvent]] = {
     "a search": [
         *step("google_search", "google_search", {"queries": ["zurich"]}, [{"url": URL, "title": "Weather"}]),
@@ -100,6 +102,10 @@ CASES: dict[str, list[BusEvent]] = {
     "another tool": [*step("google_maps", "google_maps", {"queries": ["zurich"]}, [{"name": "Zürich"}]), *SAID],
     "a page that a text cites": cited({"type": "url_citation", "url": URL, "title": "Weather"}),
     "a file that a text cites": cited({"type": "file_citation", "file_id": "f1", "filename": "w.md"}),
+    "a document of the request that a text cites": [
+        *(n.BlockStart(2, "text"), n.TextDelta(2, ANSWER)),
+        *(n.Extra("anthropic.citation", msgspec.json.encode(PLACE).decode(), 2), n.BlockStop(2)),
+    ],
     "sound": [
         *(n.BlockStart(2, "audio"), n.TranscriptDelta(2, ANSWER), n.Audio(2, "audio/wav", PCM), n.BlockStop(2)),
     ],

@@ -83,7 +83,7 @@ class Message(OutputItem):
 
     def _completed(self, end: BlockComplete) -> list[Json]:
         text = "".join(self._pieces)
-        annotations = [annotation(each) for each in citations_of(end)]
+        annotations = [each for cited in citations_of(end) if (each := annotation(cited))]
         part = _text_part(text, annotations)
         self.state = {
             **self.state,
@@ -372,16 +372,16 @@ def item_of(run: str, start: BlockStarted | Chunk | BlockComplete, namespaces: M
             return ServerItem(run, start)
 
 
-def annotation(cited: Citation) -> Json:
+def annotation(cited: Citation) -> Json | None:
     """A source of a text: an address, or a file. Of this API in the provider's words, with the fields that some vendors
-    leave out and clients need.
+    leave out and clients need. None: this API has no word for it.
     """
     own = cited.words_of("openai-responses") or {}
-    if own.get("type", "url_citation") == "url_citation" and (cited.url or not cited.file_id):
+    if cited.url and own.get("type", "url_citation") == "url_citation":
         place = {"start_index": cited.start, "end_index": cited.end}
         return {"type": "url_citation", "url": cited.url, "title": cited.title, **place, **own}
     file = {"type": "file_citation", "file_id": cited.file_id, "filename": cited.title, "index": cited.end}
-    return own or file
+    return own or (file if cited.file_id else None)
 
 
 def _text_part(text: str, annotations: Sequence[Json] = ()) -> Json:
