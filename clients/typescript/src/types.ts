@@ -208,7 +208,7 @@ export interface Configure {
   type: "configure";
   request: Record<string, unknown>;
   messages?: Message[];
-  when_busy?: "enqueue" | "interrupt" | "reject";
+  when_busy?: "enqueue" | "interrupt" | "reject" | "steer";
   together?: boolean;
   history?: HistoryBound;
 }
@@ -555,7 +555,7 @@ export interface SessionMessage {
   content: string | (TextPart | ThinkingPart | ImagePart | DocumentPart | ToolCallPart | ToolResultPart | ExtraPart)[];
   role?: "system" | "user";
   participant?: string;
-  when_busy?: "enqueue" | "interrupt" | "reject";
+  when_busy?: "enqueue" | "interrupt" | "reject" | "steer";
   heard_through?: number;
   heard_characters?: number;
 }

@@ -190,9 +190,13 @@ class TurnAdmission:
             return None
         request = request_for(_request_decoder.decode(stored), work.choice)
         notes: tuple[str, ...] = ()
+        steers: list[tuple[int, Message]] = []
         if of := session_run(run):
-            request, notes = await self._in_session(request, of, int(tokens) if tokens else None)
-        history = [m for t in turns if t for m in history_decoder.decode(t)]
+            request, steers, notes = await self._in_session(request, of, int(tokens) if tokens else None)
+        history: list[Message] = []
+        for n, messages in enumerate(turns, 1):
+            history += history_decoder.decode(messages) if messages else []
+            history += [message for turn, message in steers if turn == n]
         if so_far is not None:
             history += history_decoder.decode(so_far)
         deadline = None
@@ -202,8 +206,10 @@ class TurnAdmission:
 
     async def _in_session(
         self, request: Generate, of: SessionRun, tokens: int | None
-    ) -> tuple[Generate, tuple[str, ...]]:
-        """The request with the history of its session, and a note on what was left out of that."""
+    ) -> tuple[Generate, list[tuple[int, Message]], tuple[str, ...]]:
+        """The request with the history of its session, the messages that steer the run, and a note on what was left out
+        of the history.
+        """
 
         def count(messages: Sequence[Message]) -> int:
             return estimated_input(msgspec.structs.replace(request, system=None, tools=[], messages=list(messages)))
@@ -218,7 +224,8 @@ class TurnAdmission:
         if before.left_out:
             why = f"at most {tokens} tokens are sent, as the session's configuration says"
             notes = (f"messages of the session's oldest runs were left out (runs: {before.left_out}): {why}",)
-        return msgspec.structs.replace(request, messages=[*before.messages, *(before.own or request.messages)]), notes
+        messages = [*before.messages, *(before.own or request.messages)]
+        return msgspec.structs.replace(request, messages=messages), before.steers, notes
 
 
 class LookUps:

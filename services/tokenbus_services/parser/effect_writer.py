@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import msgspec
 
@@ -47,6 +47,7 @@ from tokenbus.events.decisions import decoder as decided_decoder
 from tokenbus.events.decisions import encode as encode_decided
 from tokenbus.events.frames import ANY_FRAME, Control, Drafts, Lost, RawFrame, encode
 from tokenbus.events.public import Incomplete, RunFailedEvent, TerminalEvent
+from tokenbus.events.requests import Message
 from tokenbus.events.sessions import SessionRun, session_run
 
 
@@ -91,8 +92,7 @@ class EffectWriter:
                 commit.append(self._turns, [s.run, encode(work)])
                 self._lifetimes.renew(commit, run_key, log)
                 if of_session := session_run(s.run):
-                    for key in (keys.session(of_session.ref), *keys.of_session(of_session.ref)):
-                        commit.expire(key, self._lifetimes.open_ms + self._lifetimes.session_ms)
+                    self._next_turn_in_session(s, of_session, work.turn, history, commit)
             case RunTools(work):
                 metadata = s.accepted.metadata
                 whose = {
@@ -156,6 +156,20 @@ class EffectWriter:
             open_ms=self._lifetimes.open_ms,
             keep_ms=self._lifetimes.session_ms,
         )
+
+    def _next_turn_in_session(
+        self, s: RunState, of: SessionRun, turn: int, history: Sequence[Message] | None, commit: Commit
+    ) -> None:
+        """Keep the session as long as its run, and let messages steer a turn that follows results."""
+        keys, keep_ms = self._keys, self._lifetimes.open_ms + self._lifetimes.session_ms
+        session, of_session = keys.session(of.ref), keys.of_session(of.ref)
+        for key in (session, *of_session):
+            commit.expire(key, keep_ms)
+        # A provider that paused wants its own words back, and in prefill mode all is one text.
+        if history and history[-1].role == "tool" and s.text is None:
+            commit.steer_session_run(
+                session, of_session=of_session, log=keys.log(s.run), run=s.run, turn=turn, keep_ms=keep_ms
+            )
 
     def _indexes(self, s: RunState) -> list[str]:
         """Open and ended runs, of all and of the run's tenant; without one, of all again."""

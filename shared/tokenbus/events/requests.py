@@ -365,8 +365,10 @@ class Cancel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
     """How many characters (Unicode code points) of that event's text were heard; None: all of them."""
 
 
-WhenBusy = Literal["enqueue", "interrupt", "reject"]
+WhenBusy = Literal["enqueue", "steer", "interrupt", "reject"]
 """What becomes of a message while a run of its session is open. ``enqueue``: it starts the next run after this one.
+``steer``: it goes into the run's next provider call, after the results of the present turn's tools; if there is no such
+call, it starts the next run.
 ``interrupt``: it ends this run and starts the next one, before all that waits. ``reject``: it is returned.
 """
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.fleet import PIPELINE, Fleet, fleet
+from tests.e2e.conftest import WEATHER
+from tests.e2e.fleet import PIPELINE, WITH_TOOLS, Fleet, fleet
 from tests.waiting import eventually
 from tokenbus import Chunk, Client, Message
 from tokenbus.bus.keys import Keys
@@ -20,7 +21,7 @@ from tokenbus.client.sessions.reader import SessionStep
 from tokenbus.client.sessions.session import Session
 from tokenbus.errors import RequestInvalid
 from tokenbus.events.sessions import Appended, Configured, Delivered, Fate, Returned, RunEnded
-from tokenbus_services.mock_provider import MockProvider, Reply, Script, Stall, Turn
+from tokenbus_services.mock_provider import MockProvider, Reply, Script, Stall, ToolCall, Turn
 
 TALK = Script(
     name="talk",
@@ -30,14 +31,25 @@ TALK = Script(
     ),
 )
 """The first answer waits in its middle until the test lets it go on."""
+WORKING = Script(
+    name="working",
+    turns=(
+        Turn(
+            says=Reply(text="Let me see three", tool_calls=(ToolCall(name="weather", arguments={"city": "Rome"}),)),
+            fault=Stall(after_text="three"),
+        ),
+        Turn(says=Reply(text="It is warm.")),
+        Turn(says=Reply(text="Yes.")),
+    ),
+)
 CONFIG = {"provider": "openai-chat", "model": "talk", "system": "Be brief."}
 
 
 @asynccontextmanager
 async def running(server_url: str, keys: Keys, tmp_path: Path) -> AsyncGenerator[tuple[MockProvider, Fleet, Client]]:
     async with (
-        MockProvider([TALK]) as provider,
-        fleet(tmp_path, server_url, keys, provider.url, PIPELINE) as workers,
+        MockProvider([TALK, WORKING]) as provider,
+        fleet(tmp_path, server_url, keys, provider.url, WITH_TOOLS) as workers,
         Client(server_url, prefix=keys.prefix) as bus,
     ):
         yield provider, workers, bus
@@ -173,6 +185,39 @@ async def test_a_busy_session_rejects_interrupts_and_gives_messages_back(
         assert isinstance(last, Chunk)
         assert (await session.interrupt(heard_through=last.seq, heard_characters=1)).fate.state == "delivered"
         assert len(texts(await session.messages())[-1][1]) < len("answer 2")
+
+
+@pytest.mark.parametrize("tools", [[WEATHER], []], ids=["between turns", "after the run"])
+async def test_a_message_steers_the_runs_next_call_or_else_starts_the_next_run(
+    server_url: str, keys: Keys, tmp_path: Path, tools: list[Any]
+) -> None:
+    async with running(server_url, keys, tmp_path) as (provider, _, bus):
+        session = bus.session("steered")
+        config = {**CONFIG, "model": "working" if tools else "talk", "tools": tools}
+        await session.configure(config, when_busy="steer")
+        first = await session.send("Is it warm?")
+        await told(session, said)
+        await session.send("in Rome", append="s")
+        await session.send("withdrawn", append="w")
+        await session.withdraw("w")
+        await session.send("later", append="q", when_busy="enqueue")
+        provider.resume(provider.requests[0])
+        await told(session, run_over, 2 if tools else 3)
+        fate = await session.fate("s")
+        assert fate
+        if not tools:
+            assert sent(provider, 1)[-1] == ("user", "in Rome")
+            assert (fate.turn, fate.run == first.fate.run) == (0, False)
+            return
+        assert fate == Fate(state="delivered", run=first.fate.run, turn=1)
+        assert [role for role, _ in sent(provider, 1)] == ["system", "user", "assistant", "tool", "user"]
+        assert sent(provider, 1)[-1] == ("user", "in Rome")
+        roles = ["user", "assistant", "tool", "user", "assistant", "user", "assistant"]
+        history = await session.messages()
+        assert [message.role for message in history] == roles
+        assert [message.content for message in history if message.role == "user"] == ["Is it warm?", "in Rome", "later"]
+        assert sent(provider, 2)[1:3] == sent(provider, 1)[1:3]
+        assert [role for role, _ in sent(provider, 2)] == ["system", *roles[:-1]]
 
 
 async def test_history_is_bounded_in_tokens_with_a_note_and_a_session_may_begin_with_one(

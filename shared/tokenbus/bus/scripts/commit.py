@@ -56,6 +56,8 @@ VOID = Operation("v", 2, keys=slice(0, 1))  # input; run
 END_SESSION_RUN = Operation("f", 19, keys=slice(0, 14))
 # the session's log, appends, queue and history; the run's log; hash and log of the next run; events, turns, the
 # parser's lease; open runs, ended runs, those of the tenant (or the same again); run, status, next run, lifetimes
+STEER_SESSION_RUN = Operation("g", 8, keys=slice(0, 5))
+# the session's log, appends, queue and history; the run's log; run, turn, lifetime
 _NAMED = {
     "PUBLISH": PUBLISH,
     "APPEND": APPEND,
@@ -69,6 +71,7 @@ _NAMED = {
     "ARRIVED": ARRIVED,
     "VOID": VOID,
     "END_SESSION_RUN": END_SESSION_RUN,
+    "STEER_SESSION_RUN": STEER_SESSION_RUN,
 }
 OPERATIONS = {operation.letter: operation for operation in _NAMED.values()}
 """By letter."""
@@ -260,13 +263,21 @@ class Commit:
         ``next_key``. ``inputs``: events, turns, the parser's lease. ``indexes``: of open and ended runs, of all and of
         the tenant, or of all again. ``open_ms``: lifetime of the next run's hash; ``keep_ms``: of an idle session.
         """
-        log, appends, queue, history = of_session
-        shared = [self._key(key, kind) for key, kind in zip(inputs, "ssh", strict=True)]
-        places = [self._key(key, kind) for key, kind in ((log, "S"), (appends, "H"), (queue, "?"), (history, "H"))]
-        places += [self._key(logs[0], "S"), self._key(next_key, "H"), self._key(logs[1], "S"), *shared]
+        places = [self._key(key, kind) for key, kind in zip((*of_session, logs[0]), "SH?HS", strict=True)]
+        places += [self._key(next_key, "H"), self._key(logs[1], "S")]
+        places += [self._key(key, kind) for key, kind in zip(inputs, "ssh", strict=True)]
         places += [self._key(key, "?") for key in indexes]
         rest = (run, status, next_run, open_ms, keep_ms)
         self._ops += (END_SESSION_RUN.letter, self._key(session, "H"), *places, *rest)
+
+    def steer_session_run(
+        self, session: str, *, of_session: Sequence[str], log: str, run: str, turn: int, keep_ms: int
+    ) -> None:
+        """Put messages that steer the session's open run into its turn ``turn``, which begins. ``log``: the run's;
+        otherwise as in `end_session_run`.
+        """
+        places = [self._key(key, kind) for key, kind in zip((*of_session, log), "SH?HS", strict=True)]
+        self._ops += (STEER_SESSION_RUN.letter, self._key(session, "H"), *places, run, turn, keep_ms)
 
     def arrived(self, lease: str, size: int) -> None:
         """Count ``size`` bytes as arrived at the group with this lease hash; the reply includes the group's lag."""

@@ -93,6 +93,7 @@ elseif kind == 'message' then
   else
     redis.call('ZADD', queue, whole(s.seq + (when_busy == 'interrupt' and 0 or LATER)), append)
     redis.call('HSET', appends, append, '{"state":"appended"}', '!' .. append, work)
+    if when_busy == 'steer' then redis.call('HSET', appends, '^' .. append, 1) end
     s.waiting = s.waiting + #work
     if when_busy == 'interrupt' then stop_open_run() end
   end
@@ -112,7 +113,7 @@ else
   told('appended')
   local size = redis.call('HSTRLEN', appends, '!' .. subject)
   if size > 0 then
-    redis.call('HDEL', appends, '!' .. subject)
+    redis.call('HDEL', appends, '!' .. subject, '^' .. subject)
     redis.call('ZREM', queue, subject)
     s.waiting = s.waiting - size
     returned(s, subject, 'withdrawn', '')

@@ -1,8 +1,9 @@
 """A session's history as messages, from the pieces that its hash has and, for a run without one, from the run's log.
 
 The hash has ``before``: the messages that the session began with; and for each run ``in:<n>``, the messages that
-started it, and ``out:<n>``, what the run added, as `Client.messages` gives it. The latter is kept by the fetcher that
-needs it first. ``heard:<n>``: how far the run was heard, if its listener said so after the run's end.
+started it; ``steer:<n>``, those that steered it, each with the turn that it went into; and ``out:<n>``, what the run
+added, as `Client.messages` gives it, with those that steered it. The last is kept by the fetcher that needs it first.
+``heard:<n>``: how far the run was heard, if its listener said so after the run's end.
 """
 
 from __future__ import annotations
@@ -17,14 +18,16 @@ from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.server.stream_reader import Entry
 from tokenbus.client.decode import is_end, public_event
-from tokenbus.client.response import ResponseBuilder
+from tokenbus.client.response import Response, ResponseBuilder
 from tokenbus.events.requests import Message
+from tokenbus.events.run_messages import CARRIED, messages_of
 from tokenbus.events.sessions import SessionRun
 
 AT_ONCE = 32
 """Runs whose pieces are read with one command."""
 _COUNT = 256
 _messages = msgspec.json.Decoder(list[Message])
+_steers = msgspec.json.Decoder(list[tuple[int, Message]])
 
 
 class History(msgspec.Struct, frozen=True):
@@ -33,6 +36,8 @@ class History(msgspec.Struct, frozen=True):
     messages: list[Message]
     own: list[Message]
     """The messages that started the run."""
+    steers: list[tuple[int, Message]]
+    """The messages that steered it so far, each with the turn that it went into."""
     left_out: int = 0
     """Of how many runs the messages were left out: the oldest ones."""
 
@@ -53,18 +58,21 @@ async def history_before(
     """
     at = keys.within(keys.partition_of(of.ref))
     key = at.of_session(of.ref)[3]
-    first: list[bytes | None] = await server.client.hmget(key, [f"in:{of.number}", "before"])
-    own, before = (_decoded(piece) for piece in first)
+    first: list[bytes | None] = await server.client.hmget(key, [f"in:{of.number}", "before", f"steer:{of.number}"])
+    own, before, steers = _decoded(first[0]), _decoded(first[1]), _steers.decode(first[2] or b"[]")
     newest_first: list[list[Message]] = []
     size, number = 0, of.number
     while number > 0:
         runs = range(number - 1, max(0, number - AT_ONCE) - 1, -1)
-        names = [f"{what}:{n}" for n in runs for what in ("in", "out", "heard")]
+        names = [f"{what}:{n}" for n in runs for what in ("in", "out", "heard", "steer")]
         found: list[bytes | None] = await server.client.hmget(key, names)
         for i, n in enumerate(runs):
-            sent, answered, heard = found[3 * i : 3 * i + 3]
+            sent, answered, heard, steered = found[4 * i : 4 * i + 4]
             run = SessionRun(of.ref, of.made, n)
-            out = _decoded(answered) if answered else await _from_log(server, at.log(run.id), heard)
+            if answered:
+                out = _decoded(answered)
+            else:
+                out = await _from_log(server, at.log(run.id), heard, _steers.decode(steered or b"[]"))
             if keep and answered is None:
                 call = scripts.remember(
                     at.session(of.ref), key, made=of.made, name=f"out:{n}", messages=msgspec.json.encode(out)
@@ -72,12 +80,12 @@ async def history_before(
                 await run_script(server, call)
             piece = [*_decoded(sent), *out]
             if tokens is not None and (size := size + count(piece)) > tokens:
-                return History(_joined(newest_first), own, left_out=n + 1)
+                return History(_joined(newest_first), own, steers, left_out=n + 1)
             newest_first.append(piece)
         number = runs[-1]
     if tokens is not None and before and size + count(before) > tokens:
-        return History(_joined(newest_first), own)
-    return History([*before, *_joined(newest_first)], own)
+        return History(_joined(newest_first), own, steers)
+    return History([*before, *_joined(newest_first)], own, steers)
 
 
 def _decoded(piece: bytes | None) -> list[Message]:
@@ -88,8 +96,10 @@ def _joined(newest_first: list[list[Message]]) -> list[Message]:
     return [message for piece in reversed(newest_first) for message in piece]
 
 
-async def _from_log(server: Server, log: str, heard: bytes | None) -> list[Message]:
-    """What an ended run added; nothing if its log is gone."""
+async def _from_log(
+    server: Server, log: str, heard: bytes | None, steers: Sequence[tuple[int, Message]]
+) -> list[Message]:
+    """What an ended run added, with the messages that steered it; nothing else if its log is gone."""
     through, _, characters = (heard or b"").decode().partition(" ")
     builder = ResponseBuilder(
         heard_through=int(through) if through else None, heard_characters=int(characters) if characters else None
@@ -104,4 +114,18 @@ async def _from_log(server: Server, log: str, heard: bytes | None) -> list[Messa
             builder.add(event)
             ended = is_end(event)
         known, after = True, entries[-1][0].decode()
-    return builder.response.messages if known else []
+    if not known:
+        return [message for _, message in steers]
+    return _with_steers(builder.response, steers) if steers else builder.response.messages
+
+
+def _with_steers(response: Response, steers: Sequence[tuple[int, Message]]) -> list[Message]:
+    """The run's messages turn by turn, each after the messages that steered it."""
+    messages: list[Message] = []
+    last = max((block.turn for block in response.blocks), default=0)
+    for turn in sorted({block.turn for block in response.blocks} | {turn for turn, _ in steers}):
+        messages += [message for at, message in steers if at == turn]
+        blocks = [block for block in response.blocks if block.turn == turn]
+        extras = [extra for extra in response.provider_extra if turn == last or extra.get("name") not in CARRIED]
+        messages += messages_of(blocks, extras, response.participant, response.heard)
+    return messages

@@ -119,7 +119,7 @@ class World:
         state = {"made": run.made, "version": 1, "runs": 1, "run": run.id, "seq": 1, "waiting": len(self.work)}
         await client.hset(keys.session(ref), mapping=state)
         await client.xadd(log, {"__data__": "{}"}, id="1-0")
-        await client.hset(appends, mapping={"waiting": "{}", "!waiting": self.work})
+        await client.hset(appends, mapping={"waiting": "{}", "!waiting": self.work, "^waiting": 1})
         await client.zadd(queue, {"waiting": 5})
         await client.hset(history, "in:0", "[]")
         await client.hset(keys.run(run.id), mapping={"status": "open", "attempt": 1, "raw": 0, "seq": 1, "turn": 0})
@@ -384,6 +384,24 @@ def _end_session_run(w: World) -> ScriptCall:
         open_ms=HOUR_MS,
         keep_ms=HOUR_MS,
     )
+    return _of_parser(w, commit)
+
+
+def _steer_session_run(w: World) -> ScriptCall:
+    """The parser's commit at the beginning of a turn that what waits may steer."""
+    commit = Commit(w.parser, w.events)
+    commit.steer_session_run(
+        w.keys.session(w.session),
+        of_session=w.keys.of_session(w.session),
+        log=w.keys.log(w.session_run.id),
+        run=w.session_run.id,
+        turn=1,
+        keep_ms=HOUR_MS,
+    )
+    return _of_parser(w, commit)
+
+
+def _of_parser(w: World, commit: Commit) -> ScriptCall:
     return commit.call(
         token=w.tokens[w.parser],
         ttl_ms=HOUR_MS,
@@ -537,6 +555,7 @@ SCENES: dict[str, list[Scene]] = {
     "chain": [Scene(_chain, second=lambda _, first: [b"already", *first[1:]], times=["until"])],
     "commit": [
         Scene(_commit, second=lambda w, _: [b"already", w.later.encode()], times=["until"]),
+        Scene(_steer_session_run, second=lambda w, _: [b"already", w.ends[w.events].encode()], times=["until"]),
         Scene(_end_session_run, second=lambda w, _: [b"already", w.ends[w.events].encode()], times=["until"]),
     ],
     "commit.owe": [

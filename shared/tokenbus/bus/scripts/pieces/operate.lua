@@ -3,7 +3,7 @@
 -- was appended to each stream.
 -- Uses: index_ended, append_frame, session_run
 -- Constants: PUBLISH, APPEND, PUBLISH_TO_TOPIC, COUNT, SET, DELETE, EXPIRE, CLOSE_ATTEMPT, END_RUN, VOID,
---   END_SESSION_RUN
+--   END_SESSION_RUN, STEER_SESSION_RUN
 local function operate(i, final, base, alien, most, now, lags, added)
   while i <= final do
     local op = ARGV[i]
@@ -73,6 +73,13 @@ local function operate(i, final, base, alien, most, now, lags, added)
       -- A session whose keys have a wrong type stays as it is, and holds up no other.
       pcall(end_session_run, s, next_keys, run, status, next_run, tonumber(open_ms), tonumber(keep_ms))
       i = i + 21
+    elseif op == STEER_SESSION_RUN then
+      local at = {}
+      for k = 1, 5 do at[k] = KEYS[base + ARGV[i + 1 + k]] end
+      local s = {session = key, log = at[1], appends = at[2], queue = at[3], history = at[4], run_log = at[5],
+                 now = now}
+      pcall(steer_session_run, s, unpack(ARGV, i + 7, i + 9))
+      i = i + 10
     else -- ARRIVED
       local arrived = redis.call('HINCRBY', key, 'arrived', ARGV[i + 2])
       if lags then lags[#lags + 1] = arrived - tonumber(redis.call('HGET', key, 'done') or '0') end

@@ -27,7 +27,7 @@ local function take_waiting(s, together)
     more = not work or #taken == 0 or (together and work[6] == taken[1].work[6])
     if more then
       redis.call('ZREM', s.queue, append)
-      redis.call('HDEL', s.appends, '!' .. append)
+      redis.call('HDEL', s.appends, '!' .. append, '^' .. append)
       if work then
         taken[#taken + 1] = {append = append, work = work}
         s.waiting = s.waiting - #packed
@@ -41,15 +41,40 @@ local function keep_session(s, ttl_ms)
   redis.call('HSET', s.session, 'seq', whole(s.seq), 'run', s.run, 'runs', whole(s.runs), 'waiting', whole(s.waiting))
   for _, key in ipairs({s.session, s.log, s.appends, s.queue, s.history}) do redis.call('PEXPIRE', key, ttl_ms) end
 end
+local function open_session_run(s, run)
+  -- Whether it is the session's open run; if so, read what the functions above need.
+  local h = redis.call('HMGET', s.session, 'run', 'runs', 'seq', 'waiting', 'together')
+  if h[1] ~= run then return false end
+  s.run, s.runs, s.seq, s.waiting = run, tonumber(h[2]), tonumber(h[3]), tonumber(h[4])
+  s.together, s.newest = h[5] == '1', newest_of(s.run_log)
+  return true
+end
+local function steer_session_run(s, run, turn, ttl_ms)
+  -- Messages that steer go into the turn that begins: they are added to what the run has in the history.
+  if not open_session_run(s, run) then return end
+  local field, added = 'steer:' .. whole(s.runs - 1), ''
+  for _, append in ipairs(redis.call('ZRANGE', s.queue, 0, -1)) do
+    local packed = redis.call('HMGET', s.appends, '!' .. append, '^' .. append)
+    if packed[1] and packed[2] then
+      redis.call('ZREM', s.queue, append)
+      redis.call('HDEL', s.appends, '!' .. append, '^' .. append)
+      s.waiting = s.waiting - #packed[1]
+      added = added .. ',[' .. turn .. ',' .. cmsgpack.unpack(packed[1])[1] .. ']'
+      delivered(s, append, turn)
+    end
+  end
+  if added == '' then return end
+  local before = redis.call('HGET', s.history, field)
+  before = before and string.sub(before, 1, -2) or '['
+  redis.call('HSET', s.history, field, before .. (before == '[' and string.sub(added, 2) or added) .. ']')
+  keep_session(s, ttl_ms)
+end
 local function end_session_run(s, keys, run, status, next_run, open_ms, keep_ms)
   -- Start the next one with what waits; no effect if `run` is not the session's open run.
-  local h = redis.call('HMGET', s.session, 'run', 'runs', 'seq', 'waiting', 'together')
-  if h[1] ~= run then return end
-  s.run, s.runs, s.seq, s.waiting = run, tonumber(h[2]), tonumber(h[3]), tonumber(h[4])
-  s.newest = newest_of(s.run_log)
+  if not open_session_run(s, run) then return end
   session_event(s, 'run_ended', ',"status":"' .. status .. '"')
   s.run = ''
-  local taken = take_waiting(s, h[5] == '1')
+  local taken = take_waiting(s, s.together)
   if #taken > 0 then start_session_run(s, keys, next_run, taken, open_ms) end
   keep_session(s, #taken > 0 and open_ms + keep_ms or keep_ms)
 end
