@@ -20,7 +20,7 @@ export interface Answering {
 export interface Append {
   type: "append";
   session: string;
-  item: SessionMessage | Interrupt | Withdraw | Configure;
+  item: SessionMessage | Interrupt | Withdraw | Configure | Delete;
   id?: string;
   metadata?: Record<string, unknown>;
 }
@@ -233,6 +233,14 @@ export interface Decided {
 }
 
 export type DecisionTopicEvent = Decided;
+
+/**
+ * Delete the session: its events, its runs and its history. An open run is cancelled first. Afterwards the name is
+ * free again.
+ */
+export interface Delete {
+  type: "delete";
+}
 
 /**
  * A document, such as a PDF. ``title`` names it for the model.

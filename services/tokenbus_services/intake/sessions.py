@@ -7,15 +7,17 @@ before (scripts/pieces/session_run.lua).
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from hashlib import sha256
-from typing import Literal, cast
+from itertools import islice
+from typing import cast
 
 import msgspec
 
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.layout import locate
+from tokenbus.bus.run_record import SESSION_LIVES
 from tokenbus.bus.scripts import sessions as session_scripts
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.server import Server
@@ -27,6 +29,7 @@ from tokenbus.events.frames import CONTROL_ATTEMPT, CancelRequested, Control, Ev
 from tokenbus.events.requests import (
     Append,
     Configure,
+    Delete,
     Generate,
     Interrupt,
     Message,
@@ -42,6 +45,7 @@ INTERRUPTED = "interrupted"
 """Reason of a run that a session's append ended."""
 UNKNOWN_MS = 600_000
 """How long the fate of an append to an unknown session can be asked."""
+AT_ONCE = 500
 _SAMPLE = Message(role="user", content="…")
 """Stands for a message when a configuration is checked."""
 
@@ -61,6 +65,10 @@ class _Session(msgspec.Struct, frozen=True):
     lost: bool = False
     """Nothing is left of the open run: its hash has expired."""
     config: Configure | None = None
+    renewed_ms: int = 0
+    """When the lifetimes of its ended runs began."""
+    deleting: bool = False
+    """It is gone once its open run has ended."""
 
     def run(self, number: int) -> str:
         return SessionRun(self.ref, self.made, number).id
@@ -82,18 +90,20 @@ class SessionAppends:
         """The call that accepts the append. Raises RequestInvalid."""
         tenant, name = tenant_of(append.metadata), id_of(append, item)
         session = await self._read(session_ref(tenant, append.session))
+        if session.deleting:
+            raise RequestInvalid("session", "it is being deleted")
         if isinstance(append.item, Configure):
             return await self._configure(session, append, append.item, name, tenant)
-        if session.config is None:
+        if (config := session.config) is None:
             problem = f"there is no session {append.session!r}: an append of type 'configure' makes one"
             raise RequestInvalid("session", problem)
+        session = await self._renewed(session)
         match append.item:
             case SessionMessage() as message:
-                when_busy = message.when_busy or session.config.when_busy
-                request, policy_plan, notes = await self._prepare_message(session.config, message, append)
-                history = session.config.history
+                when_busy = message.when_busy or config.when_busy
+                request, policy_plan, notes = await self._prepare_message(config, message, append)
                 work = self._creation.session_work(
-                    request, name, policy_plan, notes, version=session.version, history=history
+                    request, name, policy_plan, notes, version=session.version, history=config.history
                 )
                 stored = request.messages[-1].content
                 return self._append(
@@ -106,6 +116,9 @@ class SessionAppends:
                 return self._append(session, name, tenant, "interrupt", interrupt, heard=interrupt)
             case Withdraw() as withdraw:
                 return self._append(session, name, tenant, "withdraw", withdraw, subject=withdraw.append)
+            case Delete() as delete:
+                await self._delete_ended(session, tenant)
+                return self._append(session, name, tenant, "delete", delete)
 
     async def refuse(self, append: Append, item: QueueItem, problem: str) -> scripts.ScriptCall:
         """The call that returns an invalid append."""
@@ -126,11 +139,11 @@ class SessionAppends:
         """Find the session, and read what an append depends on. Its runs are where it is."""
         server, keys = self._server, self._keys
         await retry_until_available(server, lambda: locate(server, keys, ref), what="look-up of a session")
-        names = ["made", "version", "runs", "run", "config"]
+        names = ["made", "version", "runs", "run", "config", "renewed", "deleting"]
         found: list[bytes | None] = await retry_until_available(
             server, lambda: server.client.hmget(keys.session(ref), names), what="look-up of a session"
         )
-        made, version, runs, run, config = found
+        made, version, runs, run, config, renewed, deleting = found
         if made is None:
             return _Session(ref)
         open_run = (run or b"").decode()
@@ -141,6 +154,8 @@ class SessionAppends:
             runs=int(runs or 0),
             open_run=open_run,
             config=msgspec.json.decode(config or b"", type=Configure),
+            renewed_ms=int(renewed or 0),
+            deleting=deleting is not None,
         )
         for each in (open_run, session.run(session.runs)):
             if each:
@@ -150,6 +165,37 @@ class SessionAppends:
         ):
             return msgspec.structs.replace(session, lost=True)
         return session
+
+    async def _renewed(self, session: _Session) -> _Session:
+        """Keep the session's ended runs as long as the session, if that was last done some time ago."""
+        now = self._server.clock.now_ms()
+        if now - session.renewed_ms < self._keep_ms / SESSION_LIVES:
+            return session
+        for keys in batched(self._keys_of_ended(session)):
+            pipe = self._server.client.pipeline(transaction=False)
+            for key in keys:
+                pipe.pexpire(key, SESSION_LIVES * self._keep_ms)
+            await retry_until_available(self._server, pipe.execute, what="lifetimes of a session's runs")
+        return msgspec.structs.replace(session, renewed_ms=now)
+
+    async def _delete_ended(self, session: _Session, tenant: str) -> None:
+        """Delete the session's ended runs. The script of the append deletes the rest."""
+        partition = self._keys.partition_of(session.ref)
+        indexes = {self._keys.ended_runs(partition), self._keys.ended_runs(partition, tenant)}
+        for keys in batched(self._keys_of_ended(session)):
+            pipe = self._server.client.pipeline(transaction=False)
+            pipe.unlink(*keys)
+            for index in indexes:
+                pipe.zrem(index, *(key.rpartition(":")[2] for key in keys[::2]))
+            await retry_until_available(self._server, pipe.execute, what="deletion of a session's runs")
+
+    def _keys_of_ended(self, session: _Session) -> Iterator[str]:
+        """The hash and the log of each ended run."""
+        names = self._keys.within(self._keys.partition_of(session.ref))
+        for number in range(session.runs - bool(session.open_run)):
+            run = session.run(number)
+            yield names.run(run)
+            yield names.log(run)
 
     async def _configure(
         self, session: _Session, append: Append, item: Configure, name: str, tenant: str
@@ -167,6 +213,7 @@ class SessionAppends:
         fields += ["together", int(item.together)]
         if session.config is None:
             fields += ["made", made, "name", append.session, "tenant", tenant]
+            fields += ["renewed", self._server.clock.now_ms()]
         session = msgspec.structs.replace(session, made=made)
         return self._append(session, name, tenant, "configure", config, work=before, fields=fields)
 
@@ -197,7 +244,7 @@ class SessionAppends:
         session: _Session,
         name: str,
         tenant: str,
-        kind: Literal["message", "configure", "interrupt", "withdraw"],
+        kind: session_scripts.Kind,
         item: SessionItem,
         *,
         work: bytes = b"",
@@ -252,8 +299,16 @@ class SessionAppends:
             subject=subject,
             open_ms=self._open_ms,
             keep_ms=self._keep_ms,
+            renewed=str(session.renewed_ms or ""),
             fields=fields or [],
         )
+
+
+def batched(keys: Iterable[str]) -> Iterator[list[str]]:
+    """The keys in lists of an even length that one command can take."""
+    rest = iter(keys)
+    while batch := list(islice(rest, AT_ONCE)):
+        yield batch
 
 
 def id_of(append: Append, item: QueueItem) -> str:

@@ -146,6 +146,7 @@ class EffectWriter:
         commit.end_session_run(
             keys.session(of.ref),
             of_session=keys.of_session(of.ref),
+            run_key=keys.run(s.run),
             logs=(keys.log(s.run), keys.log(following)),
             next_key=keys.run(following),
             inputs=(keys.topic(self._partition, "events"), self._turns, keys.lease(self._partition, "parser")),

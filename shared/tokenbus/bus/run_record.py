@@ -21,6 +21,12 @@ UNENDED: tuple[RunStatus, ...] = ("open", "cancelling", "expiring")
 ENDED: tuple[RunStatus, ...] = ("completed", "incomplete", "failed", "cancelled")
 
 
+SESSION_LIVES = 2
+"""The ended runs of a session are kept this many times as long as the session, so that they are renewed once in half of
+its time, and not with each append.
+"""
+
+
 class Expires(Protocol):
     """What sets the time to live of keys: a stage's `Commit`."""
 
@@ -49,9 +55,9 @@ class RunLifetimes(msgspec.Struct, frozen=True):
             commit.expire(key, self.open_ms)
 
     def end(self, commit: Expires, *keys: str, of_session: bool = False) -> None:
-        """The run has ended. One of a session stays as long as the session does."""
+        """The run has ended. One of a session stays as long as the session does: intake renews it in time."""
         for key in keys:
-            commit.expire(key, self.session_ms if of_session else self.ended_ms)
+            commit.expire(key, SESSION_LIVES * self.session_ms if of_session else self.ended_ms)
 
 
 STATUS = "status"

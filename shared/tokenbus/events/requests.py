@@ -424,7 +424,13 @@ class Withdraw(_Part, frozen=True, kw_only=True, tag="withdraw"):
     append: RunId
 
 
-SessionItem = SessionMessage | Interrupt | Withdraw | Configure
+class Delete(_Part, frozen=True, kw_only=True, tag="delete"):
+    """Delete the session: its events, its runs and its history. An open run is cancelled first. Afterwards the name is
+    free again.
+    """
+
+
+SessionItem = SessionMessage | Interrupt | Withdraw | Configure | Delete
 
 
 class Append(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="append", tag_field="type"):

@@ -18,6 +18,7 @@ from tokenbus.client.client import PUBLISHED_WAIT_S, AnyRun
 from tokenbus.client.client import Run as AsyncRun
 from tokenbus.client.decode import TopicEvent
 from tokenbus.client.response import Response
+from tokenbus.client.sessions.session import ACCEPTED_WAIT_S
 from tokenbus.client.sessions.session import Session as AsyncSession
 from tokenbus.client.subscriptions.cursor import Cursor
 from tokenbus.client.subscriptions.group import SharedSubscription
@@ -265,9 +266,18 @@ class Session:
     send = _call(AsyncSession.send)
     interrupt = _call(AsyncSession.interrupt)
     withdraw = _call(AsyncSession.withdraw)
+    delete = _call(AsyncSession.delete)
     fate = _call(AsyncSession.fate)
     follow = _generator(AsyncSession.follow)
     messages = _call(AsyncSession.messages)
+
+    def fork(
+        self, name: str, *, through: str | None = None, append: str | None = None, wait_s: float = ACCEPTED_WAIT_S
+    ) -> Session:
+        """Begin a new session with the history through a run; see `tokenbus.Session.fork`, which raises the same."""
+        loop, session = self._connected()
+        forked = loop.call(session.fork(name, through=through, append=append, wait_s=wait_s))
+        return Session(forked.name, self._client, tenant=self.tenant)
 
 
 class Blobs:

@@ -19,8 +19,8 @@ from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
 from tokenbus.client.sessions.reader import SessionStep
 from tokenbus.client.sessions.session import Session
-from tokenbus.errors import RequestInvalid
-from tokenbus.events.sessions import Appended, Configured, Delivered, Fate, Returned, RunEnded
+from tokenbus.errors import RequestInvalid, SessionNotFound
+from tokenbus.events.sessions import Appended, Configured, Delivered, Fate, Returned, RunEnded, session_ref
 from tokenbus_services.mock_provider import MockProvider, Reply, Script, Stall, ToolCall, Turn
 
 TALK = Script(
@@ -253,6 +253,55 @@ async def test_messages_that_wait_are_taken_together_if_the_configuration_says_s
         await told(session, run_over, 3)
         assert [content for role, content in sent(provider, 1) if role == "user"] == ["hello", "b", "c"]
         assert sent(provider, 2)[0] == ("system", "Be long.")
+
+
+async def test_a_deleted_session_leaves_nothing_and_its_fork_stays(
+    server_url: str, keys: Keys, tmp_path: Path, server: Server
+) -> None:
+    async with running(server_url, keys, tmp_path) as (provider, _, bus):
+        session = bus.session("gone", tenant="ada")
+        await session.configure({**CONFIG, "system": "s"})
+        await session.send("hello")
+        await told(session, said)
+        provider.resume(provider.requests[0])
+        await told(session, run_over)
+        first = (await session.send("again")).fate.run
+        await told(session, run_over, 2)
+        history = texts(await session.messages())
+        with pytest.raises(RequestInvalid, match="no run of this session"):
+            await session.fork("fork", through="another")
+        fork = await session.fork("fork", through=first, append="f")
+        await session.fork("fork", through=first, append="f")
+        with pytest.raises(RequestInvalid, match="has a history"):
+            await session.fork("fork")
+        ref = session_ref("ada", "gone")
+
+        async def left() -> list[str]:
+            names = [name.decode() async for name in server.client.scan_iter(match=f"*{ref}*", count=1000)]
+            listed = await server.client.zrange(keys.ended_runs(keys.partition_of(ref), "ada"), 0, -1)
+            return names + [run.decode() for run in listed if ref in run.decode()]
+
+        # Ended runs stay as long as the session, however long ago they ended.
+        old = keys.log(f"{first}")
+        await server.client.pexpire(old, 60_000)
+        await server.client.hset(keys.session(ref), "renewed", 1)
+        await session.withdraw("nothing")
+        assert await server.client.pttl(old) > 7 * 86_400_000
+        assert len(await left()) > 5
+        await session.delete()
+        assert await left() == [keys.of_session(ref)[1]]  # where the fate of the append is
+        with pytest.raises(SessionNotFound):
+            _ = [step async for step in session.follow()]
+        # The name is free again, also while the open run of the one before is being cancelled.
+        await session.configure(CONFIG)
+        await session.send("hello")
+        await told(session, said)
+        await session.delete()
+        assert await left() == [keys.of_session(ref)[1]]
+        assert texts(await fork.messages()) == history
+        await fork.send("go on")
+        await told(fork, run_over)
+        assert sent(provider, len(provider.requests) - 1)[1:] == [*history, ("user", "go on")]
 
 
 async def test_nothing_is_lost_or_doubled_while_workers_die(

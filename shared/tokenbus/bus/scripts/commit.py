@@ -23,6 +23,8 @@ COMMIT_VALUES = 3000
 """Maximum keys and arguments of one commit, unless one operation has more: a server takes about 2 µs for each."""
 COMMIT_BYTES = 2**20
 """Maximum payload of one commit, unless one operation has more: a server takes 2 to 8 ms for it."""
+DELETED_MS = 600_000
+"""How long the fate of the append that deleted a session can be asked."""
 HELD_PER_ARG = 24
 """Approximate memory per argument in addition to its payload: a list slot, and sometimes a short string."""
 
@@ -53,9 +55,10 @@ END_RUN = Operation("z", 6, keys=slice(0, 4))
 # open runs, ended runs, those of the run's tenant (or the same again); run, milliseconds
 ARRIVED = Operation("l")  # bytes
 VOID = Operation("v", 2, keys=slice(0, 1))  # input; run
-END_SESSION_RUN = Operation("f", 19, keys=slice(0, 14))
+END_SESSION_RUN = Operation("f", 20, keys=slice(0, 15))
 # the session's log, appends, queue and history; the run's log; hash and log of the next run; events, turns, the
-# parser's lease; open runs, ended runs, those of the tenant (or the same again); run, status, next run, lifetimes
+# parser's lease; open runs, ended runs, those of the tenant (or the same again); the run's hash; run, status, next run,
+# lifetimes
 STEER_SESSION_RUN = Operation("g", 8, keys=slice(0, 5))
 # the session's log, appends, queue and history; the run's log; run, turn, lifetime
 _NAMED = {
@@ -80,6 +83,7 @@ LUA: Mapping[str, Any] = {
     **{name: operation.letter for name, operation in _NAMED.items() if operation is not ARRIVED},
     "MOST_FORGOTTEN": MOST_FORGOTTEN,
     "LIFETIMES": LIFETIMES,
+    "DELETED_MS": DELETED_MS,
 }
 """Constants of pieces/operate.lua, which takes every other letter for ARRIVED."""
 
@@ -246,6 +250,7 @@ class Commit:
         session: str,
         *,
         of_session: Sequence[str],
+        run_key: str,
         logs: tuple[str, str],
         next_key: str,
         inputs: tuple[str, str, str],
@@ -266,7 +271,7 @@ class Commit:
         places = [self._key(key, kind) for key, kind in zip((*of_session, logs[0]), "SH?HS", strict=True)]
         places += [self._key(next_key, "H"), self._key(logs[1], "S")]
         places += [self._key(key, kind) for key, kind in zip(inputs, "ssh", strict=True)]
-        places += [self._key(key, "?") for key in indexes]
+        places += [*(self._key(key, "?") for key in indexes), self._key(run_key, "H")]
         rest = (run, status, next_run, open_ms, keep_ms)
         self._ops += (END_SESSION_RUN.letter, self._key(session, "H"), *places, *rest)
 

@@ -26,7 +26,7 @@
 --   lost  1 if nothing of that run is left
 --   next_run
 --   append
---   kind  message, configure, interrupt or withdraw
+--   kind  message, configure, interrupt, withdraw or delete
 --   item  as JSON
 --   work  of a message, packed
 --   when_busy  of a message
@@ -37,6 +37,7 @@
 --   subject  what to withdraw
 --   open_ms  lifetime of an open run
 --   keep_ms  lifetime of a session
+--   renewed  when the lifetimes of the session's ended runs began, or '' for no change
 --   fields...  of the session's hash, for its configuration
 -- Reply: 'ok', 'known', 'moved' or 'stale'.
 -- Atomic: an append is accepted once, and the run that it starts, the message that waits and its fate are one write.
@@ -46,8 +47,8 @@
 if redis.call('HEXISTS', appends, append) == 1 then return 'known' end
 local later = redis.call('HGET', parser_lease, 'epoch')
 if later and tonumber(later) > tonumber(epoch) then return 'stale' end
-local h = redis.call('HMGET', session, 'version', 'runs', 'run', 'seq', 'waiting')
-if (h[1] or '') ~= version or (h[2] or '0') ~= runs or (h[3] or '') ~= open_run then return 'moved' end
+local h = redis.call('HMGET', session, 'version', 'runs', 'run', 'seq', 'waiting', 'deleting')
+if (h[1] or '') ~= version or (h[2] or '0') ~= runs or (h[3] or '') ~= open_run or h[6] then return 'moved' end
 local s = {session = session, log = log, appends = appends, queue = queue, history = history, run_log = run_log,
            run = open_run, runs = tonumber(runs), seq = tonumber(h[4] or '0'), waiting = tonumber(h[5] or '0'),
            now = now_ms(), newest = -1}
@@ -109,6 +110,17 @@ elseif kind == 'interrupt' then
   else
     returned(s, append, may_hear(heard) and 'nothing_open' or 'heard_too_far', '')
   end
+elseif kind == 'delete' then
+  if s.run == '' then
+    delete_session(s, append)
+    return 'ok'
+  end
+  told('appended')
+  redis.call('UNLINK', appends, queue, history)
+  redis.call('HSET', session, 'deleting', append)
+  redis.call('HSET', appends, append, '{"state":"appended"}')
+  s.waiting = 0
+  stop_open_run()
 else
   told('appended')
   local size = redis.call('HSTRLEN', appends, '!' .. subject)
@@ -122,5 +134,6 @@ else
     returned(s, append, 'not_waiting', '')
   end
 end
+if renewed ~= '' then redis.call('HSET', session, 'renewed', renewed) end
 keep_session(s, s.run ~= '' and open_ms + keep_ms or keep_ms)
 return 'ok'

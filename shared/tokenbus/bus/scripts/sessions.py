@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from tokenbus.bus.scripts.commit import DELETED_MS
 from tokenbus.bus.scripts.runs.accept import RUNS_SHARE
 from tokenbus.bus.scripts.runs.index import LIFETIMES, MOST_FORGOTTEN
 from tokenbus.bus.scripts.script import Arg, ScriptCall, script
 
+Kind = Literal["message", "configure", "interrupt", "withdraw", "delete"]
 MOVED = b"moved"
 """Reply: the session is another than the caller saw. Nothing was written."""
 LATER = 10**12
@@ -24,6 +26,7 @@ MOST_WAITING_BYTES = 16 * 2**20
     MOST_FORGOTTEN=MOST_FORGOTTEN,
     LIFETIMES=LIFETIMES,
     LATER=LATER,
+    DELETED_MS=DELETED_MS,
     MOST_WAITING=MOST_WAITING,
     MOST_WAITING_BYTES=MOST_WAITING_BYTES,
 )
@@ -54,7 +57,7 @@ def append(
     lost: int,
     next_run: str,
     append: str,
-    kind: Literal["message", "configure", "interrupt", "withdraw"],
+    kind: Kind,
     item: bytes,
     work: bytes,
     when_busy: str,
@@ -65,6 +68,7 @@ def append(
     subject: str,
     open_ms: int,
     keep_ms: int,
+    renewed: str,
     fields: Sequence[Arg],
 ) -> ScriptCall:
     """Put something into a session. ``work``: what the message starts, packed; of a `configure`, the messages before

@@ -19,6 +19,7 @@ from tokenbus.events.requests import (
     Append,
     Configure,
     ContentPart,
+    Delete,
     HistoryBound,
     Interrupt,
     Message,
@@ -28,7 +29,7 @@ from tokenbus.events.requests import (
     WhenBusy,
     Withdraw,
 )
-from tokenbus.events.sessions import Fate, SessionRun, session_ref
+from tokenbus.events.sessions import Fate, SessionRun, session_ref, session_run
 
 ACCEPTED_WAIT_S = 60.0
 """How long an append may wait for intake before `AppendPending` is raised."""
@@ -159,6 +160,42 @@ class Session:
         """Take back the append ``waiting``, if it still waits: it is then returned as `withdrawn`."""
         return await self._append(Withdraw(append=waiting), append, wait_s)
 
+    async def delete(self, *, append: str | None = None, wait_s: float = ACCEPTED_WAIT_S) -> None:
+        """Delete the session: its events, its runs and its history. Returns once all is gone; an open run is cancelled
+        first. Blobs and debug records expire by themselves.
+        """
+        receipt = await self._append(Delete(), append, wait_s)
+        await self._fate(receipt.append, wait_s, settled=True)
+
+    async def fork(
+        self, name: str, *, through: str | None = None, append: str | None = None, wait_s: float = ACCEPTED_WAIT_S
+    ) -> Session:
+        """Begin a new session of the same tenant with this one's configuration, and its history through the run
+        ``through``; None: through the last run that has ended. Returns it.
+
+        Raises SessionNotFound; RequestInvalid if ``through`` is no run of this session that has ended, or if there is a
+        session ``name`` with another history.
+        """
+        server = self._deployment.server
+        keys = await self._deployment.keys_of(self._ref)
+        with translated(server):
+            names = ["made", "runs", "run", "config"]
+            found: list[bytes | None] = await server.client.hmget(keys.session(self._ref), names)
+            made, runs, run, config = found
+            if made is None or config is None:
+                raise SessionNotFound(self.name)
+            number = int(runs or 0) - (1 if run else 0)
+            if through is not None:
+                last = session_run(through)
+                if last is None or (last.ref, last.made) != (self._ref, made.decode()) or last.number >= number:
+                    raise RequestInvalid("through", f"{through!r} is no run of this session that has ended")
+                number = last.number + 1
+            history = await history_before(server, keys, SessionRun(self._ref, made.decode(), number))
+        item = msgspec.json.decode(config, type=Configure)
+        forked = Session(name, self._deployment, self._put, tenant=self.tenant, reconnect_s=self._reconnect_s)
+        await forked._append(msgspec.structs.replace(item, messages=history.messages), append, wait_s)
+        return forked
+
     async def _append(
         self, item: SessionItem, append: str | None, wait_s: float, metadata: Mapping[str, object] | None = None
     ) -> Receipt:
@@ -169,17 +206,22 @@ class Session:
             return await self._accepted(request.id or "", wait_s)
 
     async def _accepted(self, append: str, wait_s: float) -> Receipt:
+        fate = await self._fate(append, wait_s)
+        if fate.reason == "refused":
+            raise RequestInvalid("append", fate.problem or "")
+        return Receipt(append, fate)
+
+    async def _fate(self, append: str, wait_s: float, *, settled: bool = False) -> Fate:
+        """Wait for the append's fate; ``settled``: until it no longer waits."""
         look_s = FIRST_LOOK_S
         try:
             async with asyncio.timeout(wait_s):
-                while (fate := await self.fate(append)) is None:
+                while (fate := await self.fate(append)) is None or (settled and fate.state == "appended"):
                     await asyncio.sleep(look_s)
                     look_s = min(2 * look_s, LONGEST_LOOK_S)
         except TimeoutError:
             raise AppendPending(self.name, append, wait_s) from None
-        if fate.reason == "refused":
-            raise RequestInvalid("append", fate.problem or "")
-        return Receipt(append, fate)
+        return fate
 
     async def fate(self, append: str) -> Fate | None:
         """What became of an append; None if it is not known, or not any more. Raises ServerUnavailable."""

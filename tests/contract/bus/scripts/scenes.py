@@ -327,6 +327,7 @@ def _append(w: World, kind: Any, **more: Any) -> ScriptCall:
         "subject": "",
         "open_ms": HOUR_MS,
         "keep_ms": HOUR_MS,
+        "renewed": "",
         "fields": [],
     }
     return sessions.append(
@@ -374,6 +375,7 @@ def _end_session_run(w: World) -> ScriptCall:
     commit.end_session_run(
         k.session(w.session),
         of_session=k.of_session(w.session),
+        run_key=k.run(run.id),
         logs=(k.log(run.id), k.log(run.following.id)),
         next_key=k.run(run.following.id),
         inputs=(w.events, k.topic(0, "turns"), w.parser),
@@ -689,6 +691,7 @@ SCENES: dict[str, list[Scene]] = {
         Scene(lambda w: _append(w, "message", work=w.work, append="now", when_busy="interrupt"), second=_is(b"known")),
         Scene(lambda w: _append(w, "interrupt"), second=_is(b"known")),
         Scene(lambda w: _append(w, "withdraw", subject="waiting"), second=_is(b"known")),
+        Scene(lambda w: _append(w, "delete"), second=_is(b"known")),
         Scene(lambda w: _append(w, "configure", fields=["version", 2]), second=_is(b"known")),
         Scene(
             lambda w: _append(w, "configure", ref=w.unknown_session, work=b"[]", fields=["version", 1]),

@@ -1,6 +1,7 @@
 -- The runs of a session: how they begin and end. `s`: as in `session`, with `runs` (how many there were) and `waiting`
 -- (the bytes that wait) too.
 -- Uses: session, whole, begin_run
+-- Constants: DELETED_MS
 local function start_session_run(s, keys, run, taken, ttl_ms)
   -- `taken`: appends and their work; `keys`: as of `begin_run`.
   local last = taken[#taken].work
@@ -41,12 +42,18 @@ local function keep_session(s, ttl_ms)
   redis.call('HSET', s.session, 'seq', whole(s.seq), 'run', s.run, 'runs', whole(s.runs), 'waiting', whole(s.waiting))
   for _, key in ipairs({s.session, s.log, s.appends, s.queue, s.history}) do redis.call('PEXPIRE', key, ttl_ms) end
 end
+local function delete_session(s, append)
+  -- Nothing stays but the fate of the append that asked for it.
+  redis.call('UNLINK', s.session, s.log, s.appends, s.queue, s.history)
+  redis.call('HSET', s.appends, append, '{"state":"delivered"}')
+  redis.call('PEXPIRE', s.appends, DELETED_MS)
+end
 local function open_session_run(s, run)
   -- Whether it is the session's open run; if so, read what the functions above need.
-  local h = redis.call('HMGET', s.session, 'run', 'runs', 'seq', 'waiting', 'together')
+  local h = redis.call('HMGET', s.session, 'run', 'runs', 'seq', 'waiting', 'together', 'deleting')
   if h[1] ~= run then return false end
   s.run, s.runs, s.seq, s.waiting = run, tonumber(h[2]), tonumber(h[3]), tonumber(h[4])
-  s.together, s.newest = h[5] == '1', newest_of(s.run_log)
+  s.together, s.deleting, s.newest = h[5] == '1', h[6], newest_of(s.run_log)
   return true
 end
 local function steer_session_run(s, run, turn, ttl_ms)
@@ -72,6 +79,12 @@ end
 local function end_session_run(s, keys, run, status, next_run, open_ms, keep_ms)
   -- Start the next one with what waits; no effect if `run` is not the session's open run.
   if not open_session_run(s, run) then return end
+  if s.deleting then
+    delete_session(s, s.deleting)
+    redis.call('UNLINK', s.run_key, s.run_log)
+    for _, index in ipairs({keys.ended_runs, keys.tenants_ended}) do redis.pcall('ZREM', index, run) end
+    return
+  end
   session_event(s, 'run_ended', ',"status":"' .. status .. '"')
   s.run = ''
   local taken = take_waiting(s, s.together)
