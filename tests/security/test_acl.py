@@ -17,6 +17,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
 
+from tests.contract.bus.scripts.scenes import SCENES, World
 from tests.contract.client.listed import Listed
 from tests.contract.client.writer import Writer
 from tests.e2e.conftest import WEATHER
@@ -248,6 +249,24 @@ async def test_the_parser_makes_the_index_of_runs_whole(guarded: Guarded, script
         await IndexKeeper(parser, KEYS, keep_ms=60_000, open_ms=60_000).look({0: [unlisted]})
         assert await guarded.admin.zrange(KEYS.open_runs(0), 0, -1) == [runs[1]]
         assert await guarded.admin.zrange(KEYS.ended_runs(0), 0, -1) == [runs[0]]
+    assert await guarded.refusals() == []
+
+
+@pytest.mark.parametrize(
+    ("user", "names"),
+    [
+        ("fetcher", ["sessions.append", "sessions.refuse", "sessions.remember"]),
+        ("parser", ["commit"]),
+        ("pipeline", ["sessions.append", "sessions.refuse", "sessions.remember", "commit"]),
+    ],
+)
+async def test_users_may_write_to_sessions(guarded: Guarded, scripts: Command, user: str, names: list[str]) -> None:
+    async with Server(f"redis://127.0.0.1:{guarded.port}") as admin, Server(guarded.url(user)) as server:
+        for scene in [scene for name in names for scene in SCENES[name][name == "commit" :]]:
+            await admin.client.flushdb()
+            world = World(admin, KEYS)
+            await world.build()
+            await run_script(server, scene.call(world))
     assert await guarded.refusals() == []
 
 

@@ -184,7 +184,8 @@ class SessionAppends:
         indexes = {self._keys.ended_runs(partition), self._keys.ended_runs(partition, tenant)}
         for keys in batched(self._keys_of_ended(session)):
             pipe = self._server.client.pipeline(transaction=False)
-            pipe.unlink(*keys)
+            pipe.unlink(*keys[::2])
+            pipe.unlink(*keys[1::2])
             for index in indexes:
                 pipe.zrem(index, *(key.rpartition(":")[2] for key in keys[::2]))
             await retry_until_available(self._server, pipe.execute, what="deletion of a session's runs")

@@ -76,7 +76,10 @@ elseif open_run ~= '' then
   s.newest = newest
 end
 if kind == 'configure' then
-  if version == '' then redis.call('UNLINK', log, queue, history) end
+  if version == '' then
+    redis.call('UNLINK', log)
+    redis.call('UNLINK', queue, history)
+  end
   redis.call('HSET', session, unpack(ARGV, fields_at))
   told('configured')
   redis.call('HSET', appends, append, '{"state":"delivered"}')

@@ -44,7 +44,8 @@ local function keep_session(s, ttl_ms)
 end
 local function delete_session(s, append)
   -- Nothing stays but the fate of the append that asked for it.
-  redis.call('UNLINK', s.session, s.log, s.appends, s.queue, s.history)
+  redis.call('UNLINK', s.session, s.appends, s.queue, s.history)
+  redis.call('UNLINK', s.log)
   redis.call('HSET', s.appends, append, '{"state":"delivered"}')
   redis.call('PEXPIRE', s.appends, DELETED_MS)
 end
