@@ -9,6 +9,8 @@
 -- Reply: 1, or 0 if the session is gone.
 -- Atomic: a session that was deleted leaves no key.
 -- Twice: same
-if redis.call('HGET', session, 'made') ~= made then return 0 end
+local h = redis.call('HMGET', session, 'made', 'deleting')
+if h[1] ~= made or h[2] then return 0 end
 redis.call('HSET', history, name, messages)
+redis.call('PEXPIRE', history, redis.call('PTTL', session))
 return 1

@@ -170,8 +170,9 @@ class Session:
     async def fork(
         self, name: str, *, through: str | None = None, append: str | None = None, wait_s: float = ACCEPTED_WAIT_S
     ) -> Session:
-        """Begin a new session of the same tenant with this one's configuration, and its history through the run
-        ``through``; None: through the last run that has ended. Returns it.
+        """Begin a new session of the tenant with this one's configuration and history, and return it.
+
+        ``through``: the last run whose messages it has; None: the last one that has ended.
 
         Raises SessionNotFound; RequestInvalid if ``through`` is no run of this session that has ended, or if there is a
         session ``name`` with another history.

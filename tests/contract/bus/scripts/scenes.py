@@ -354,8 +354,10 @@ def _append(w: World, kind: Any, **more: Any) -> ScriptCall:
 
 
 def _fate_of(append: str) -> Callable[[World, State], bool]:
-    """The append was accepted: nothing takes that back."""
-    return lambda w, state: append.encode() in state[w.keys.of_session(w.session)[1]]
+    """The append was accepted: nothing takes that back but the deletion of the session."""
+    return lambda w, state: (
+        append.encode() in state[w.keys.of_session(w.session)[1]] or b"deleting" in state[w.keys.session(w.session)]
+    )
 
 
 def _refuse(w: World) -> ScriptCall:
