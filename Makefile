@@ -67,8 +67,9 @@ $(CLIENT_SUITES)/.installed $(CLIENT_SUITES_BEFORE)/.installed: build/%/.install
 
 test-clients: setup $(CLIENT_SUITES)/.installed $(CLIENT_SUITES_BEFORE)/.installed
 	$(BIN)/pyright --pythonpath $(CLIENT_SUITES)/bin/python --project tests/more_clients
-	$(CLIENT_SUITES_BEFORE)/bin/python -m pytest -W ignore tests/more_clients/test_table.py
-	CLIENTS_CLI=1 PATH="$(CURDIR)/$(CLIENT_SUITES)/bin:$$PATH" $(CLIENT_SUITES)/bin/python -m pytest -W ignore tests/more_clients
+	CLIENTS=1 $(BIN)/python -m pytest tests/more_clients/test_table.py
+	CLIENTS=1 $(CLIENT_SUITES_BEFORE)/bin/python -m pytest -W ignore tests/more_clients/test_table.py
+	CLIENTS=1 CLIENTS_CLI=1 PATH="$(CURDIR)/$(CLIENT_SUITES)/bin:$$PATH" $(CLIENT_SUITES)/bin/python -m pytest -W ignore tests/more_clients
 
 test-docker: setup
 	$(BIN)/python -m pytest -m docker

@@ -91,13 +91,4 @@ class Codex(Agent):
         return {"BUS_KEY": "any"}
 
 
-class QwenCode(Agent):
-    name = "Qwen Code"
-    command = ".bin/qwen"
-    arguments = ("--yolo", "--auth-type", "openai", "-p", HELLO)
-
-    def environment(self, model: str, home: Path) -> dict[str, str]:
-        return {"OPENAI_BASE_URL": f"{self.gateway}/v1", "OPENAI_API_KEY": "any", "OPENAI_MODEL": model}
-
-
-CLIENTS = (ClaudeCode, GeminiCLI, Codex, QwenCode)
+CLIENTS = (ClaudeCode, GeminiCLI, Codex)

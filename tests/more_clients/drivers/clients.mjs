@@ -156,6 +156,7 @@ const aiSdk = (ai, provider) => ({
     for await (const part of result.fullStream) {
       if (part.type === "text-delta") emit(part.text);
       if (part.type === "error") throw part.error;
+      if (part.type === "finish" && part.finishReason === "error") throw new Error("it ended with an error");
     }
   },
   async tool(model) {
@@ -236,8 +237,12 @@ const useChat = (ai, version) => {
 const agui = {
   async run(agent, model, more = {}, subscriber = {}) {
     let failed;
-    const onRunFailed = ({ error }) => void (failed = error);
-    await agent.runAgent({ forwardedProps: { model }, ...more }, { onRunFailed, ...subscriber }).catch((e) => (failed = e));
+    const seen = {
+      onRunFailed: ({ error }) => void (failed = error),
+      onRunErrorEvent: ({ event }) => void (failed = new Error(event.message)),
+      ...subscriber,
+    };
+    await agent.runAgent({ forwardedProps: { model }, ...more }, seen).catch((error) => (failed = error));
     if (failed) throw failed;
     return agent.messages.filter((message) => message.role === "assistant").at(-1)?.content;
   },

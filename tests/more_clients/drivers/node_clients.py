@@ -101,6 +101,22 @@ class Page(NodeClient):
     record: Any = None
 
 
+class Chat(Page):
+    """A page is not told a provider's words."""
+
+    told = "The request was not accepted."
+
+
+class WithoutDocuments(NodeClient):
+    files = (PNG,)
+
+
+class WithoutErrors(NodeClient):
+    """Its schema of an answer has no error in the middle."""
+
+    fails: ClassVar[dict[str, str]] = {"cut": "it ends as if whole"}
+
+
 def _client(name: str, key: str, base: type[NodeClient] = NodeClient) -> type[NodeClient]:
     return type(key, (base,), {"name": name, "key": key})
 
@@ -112,12 +128,22 @@ PROVIDERS = {
     "google": "@ai-sdk/google",
     "compatible": "@ai-sdk/openai-compatible",
 }
+OLD = {
+    (5, "compatible"): WithoutDocuments,
+    (5, "openai"): WithoutErrors,
+    (5, "google"): WithoutErrors,
+    (6, "google"): WithoutErrors,
+}
 CLIENTS = (
     _client("openai (Node), Chat", "chat"),
     _client("openai (Node), Responses", "responses"),
     _client("@anthropic-ai/sdk", "messages"),
     _client("@google/genai", "google"),
-    *(_client(f"ai {n}, {name}", f"ai{n} {key}") for n in (5, 6, 7) for key, name in PROVIDERS.items()),
-    *(_client(f"ai {n}, useChat", f"useChat {n}", Page) for n in (5, 6, 7)),
+    *(
+        _client(f"ai {n}, {name}", f"ai{n} {key}", OLD.get((n, key), NodeClient))
+        for n in (5, 6, 7)
+        for key, name in PROVIDERS.items()
+    ),
+    *(_client(f"ai {n}, useChat", f"useChat {n}", Chat) for n in (5, 6, 7)),
     _client("@ag-ui/client", "agui", Page),
 )

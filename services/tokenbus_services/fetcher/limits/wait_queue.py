@@ -15,13 +15,13 @@ A tenant may have as many runs waiting here as there are free places: the dynami
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, OrderedDict, deque
+import collections
+from collections import OrderedDict, deque
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Literal
 
-from prometheus_client import CollectorRegistry
-from prometheus_client import Counter as PrometheusCounter
+from prometheus_client import CollectorRegistry, Counter
 
 from tokenbus.bus import process_clock
 from tokenbus.bus.liveness import IDLE_S, Liveness, beat, slack, stop_task, wait_briefly
@@ -39,8 +39,8 @@ class AdmissionMetrics:
     """Calls granted, and calls refused by kind of limit."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.granted = PrometheusCounter("tokenbus_calls_granted", "Provider calls that got leave.", registry=registry)
-        self._refused = PrometheusCounter(
+        self.granted = Counter("tokenbus_calls_granted", "Provider calls that got leave.", registry=registry)
+        self._refused = Counter(
             "tokenbus_calls_refused",
             "How often a limit delayed a call, by what it limits: model, provider or tenant.",
             ["limit"],
@@ -85,10 +85,13 @@ class FairQueue:
         self._places = places
         self._longest_wait_s = longest_wait_s
         self._running = 0
-        self._running_of: dict[_Kind, Counter[str]] = {"tenant": Counter(), "provider": Counter()}
+        self._running_of: dict[_Kind, collections.Counter[str]] = {
+            "tenant": collections.Counter(),
+            "provider": collections.Counter(),
+        }
         self._beyond: dict[_Kind, set[str]] = {"tenant": set(), "provider": set()}
         """Calls that entered although all slots were taken, by whose share let them in."""
-        self._waiting: Counter[str] = Counter()
+        self._waiting: collections.Counter[str] = collections.Counter()
         """By tenant: runs in a lane, and runs on their way into one."""
         self._lanes: OrderedDict[str, _Lane] = OrderedDict()
         """Tenants, next in turn first, each with its lanes in the same order. No tenant and no lane is empty."""

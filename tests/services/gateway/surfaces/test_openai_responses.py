@@ -338,3 +338,13 @@ def test_a_stream_continues_after_the_number_asked_for() -> None:
     whole = stream(story.events)
     encoder = SURFACE.encoder(GatewayRequest(body=b"", headers={}, query={"starting_after": "3"}), note(), "r1")
     assert [piece for event in story.events for piece in encoder.feed(event)] == whole[4:]
+
+
+def test_an_operator_may_have_hosted_tools_left_out_and_the_response_shows_the_others() -> None:
+    tools = [{"type": "function", "name": "f"}, {"type": "web_search"}]
+    fields = {"model": "anthropic/m", "input": "x", "tools": tools, "client_metadata": {"session": "s"}}
+    request = gateway_request(fields)
+    found = translated(SURFACE, request, rules(drop_unsupported=frozenset({"tools.type"})))
+    assert [tool.name for tool in found.generate.tools or []] == ["f"]
+    assert [*found.left_out] == ["client_metadata", "tools.type"]
+    assert refused(SURFACE, request).param == "tools[1].type"
