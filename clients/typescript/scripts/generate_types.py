@@ -1,4 +1,5 @@
-"""Writes the JSON Schemas of requests and events (shared/tokenbus/schemas), and src/types.ts from them.
+"""Writes what is generated: the JSON Schemas of requests and events (shared/tokenbus/schemas), src/types.ts from them,
+src/generated.ts (the scripts that this client runs, the kinds of events of each topic), and the README's table.
 
 `make schemas`; with ``--check`` nothing is written, and the exit code says whether all files are current.
 """
@@ -6,16 +7,36 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from inspect import cleandoc
 from pathlib import Path
 from typing import Any
 
+import tokenbus
+import tokenbus.sync
+from tokenbus.bus.scripts.script import all_scripts
+from tokenbus.client.subscriptions.topic_reader import kinds_of_topics
 from tokenbus.events import schemas
 
 ROOT = Path(__file__).parents[3]
 SCHEMAS = ROOT / "shared" / "tokenbus" / "schemas"
 TYPES = ROOT / "clients" / "typescript" / "src" / "types.ts"
+GENERATED = TYPES.with_name("generated.ts")
+RUN = ("commit", "leases.acquire", "leases.present", "leases.release", "leases.renew", "topics.mirror_offset")
+"""The scripts of a group's worker."""
+README = TYPES.parents[1] / "README.md"
+TABLE = re.compile(r"(?<=<!-- written by scripts/generate_types.py -->\n).*?(?=<!-- end -->)", re.DOTALL)
+LEFT_OUT = {
+    "elements": "any streaming JSON parser reads `chunk` events",
+    "sentences": "the cutter's rules by language are Python; a Node speaker cuts for its own voice",
+    "session": "not yet: sessions are newer than this client",
+    "resume": "what provider and model can continue is known to their Python code",
+    "blobs": "the blob service is plain HTTP",
+    "describe": "`runs` lists them",
+    "open": "it connects when it is first used",
+}
+"""Why the client for Node does without."""
 SCALARS = {"string": "string", "integer": "number", "number": "number", "boolean": "boolean", "null": "null"}
 
 
@@ -36,6 +57,40 @@ def typescript(defs: dict[str, Any]) -> str:
         else:
             lines.append(f"export type {name} = {type_of(one)};")
     return "\n".join(lines) + "\n"
+
+
+def generated() -> str:
+    """The scripts as the server gets them, and the names that `kinds` of a subscription may have."""
+    texts = {one.name: one.text for one in all_scripts() if one.name in RUN}
+    events, blocks = kinds_of_topics()
+    names = {topic: sorted(kinds) for topic, kinds in events.items()}
+    return "\n".join(
+        (
+            "// Written by scripts/generate_types.py from shared/tokenbus. Do not edit.",
+            f"export const SCRIPTS = {json.dumps(texts, indent=2)} as const;",
+            f"export const EVENT_KINDS = {json.dumps(names, indent=2)} as const;",
+            f"export const BLOCK_KINDS = {json.dumps(sorted(blocks))} as const;",
+            "",
+        )
+    )
+
+
+def abilities() -> str:
+    """What each client can, by the names of its public methods."""
+    python = _public(tokenbus.Client) | _public(tokenbus.Run) - {"events"} | {"group"}
+    sync = _public(tokenbus.sync.Client) | _public(tokenbus.sync.Run) - {"events"} | {"group"}
+    source = (TYPES.parent / "client.ts").read_text(encoding="utf-8")
+    node = set(re.findall(r"^  (?:async )?\*?(\w+)(?:<[^(]*>)?\(", source, re.MULTILINE)) - {"constructor"}
+    lines = ["| | Node | Python | `tokenbus.sync` |", "|---|---|---|---|"]
+    for name in sorted((python | sync | node) - {"aclose"}):
+        asynchronous = "yes" if name in python or (name == "close" and "aclose" in python) else "no"
+        here = "yes" if name in node else f"no: {LEFT_OUT[name]}"
+        lines.append(f"| `{name}` | {here} | {asynchronous} | {'yes' if name in sync else 'no'} |")
+    return "\n".join([*lines, ""])
+
+
+def _public(kind: type) -> set[str]:
+    return {name for name in dir(kind) if not name.startswith("_")}
 
 
 def fields(one: dict[str, Any]) -> list[str]:
@@ -72,6 +127,8 @@ def type_of(kind: dict[str, Any], *, nullable: bool = True) -> str:
 def main() -> int:
     files = {SCHEMAS / f"{name}.json": schemas.text(name) for name in schemas.UNIONS}
     files[TYPES] = typescript(definitions())
+    files[GENERATED] = generated()
+    files[README] = TABLE.sub(lambda _: abilities(), README.read_text(encoding="utf-8"))
     if "--check" not in sys.argv[1:]:
         for path, text in files.items():
             path.write_text(text, encoding="utf-8")

@@ -4,12 +4,16 @@ import { randomUUID } from "node:crypto";
 import type { CallOptions } from "./connection.js";
 import { Deployment } from "./deployment.js";
 import { InvalidArgument, ServerFull, ServerUnavailable, TimedOut } from "./errors.js";
-import { follow, type FollowOptions } from "./follow.js";
+import { follow, isEnd, type FollowOptions } from "./follow.js";
+import { GroupSubscription, type GroupOptions } from "./group.js";
 import { DATA_FIELD, type Topic } from "./keys.js";
 import { localUrl } from "./local_up.js";
+import { MessageBuilder, type Heard } from "./messages.js";
 import { orThrow, responseOf, type Response } from "./response.js";
+import { listRuns, requestAgain, type RunInfo, type RunsOptions } from "./runs.js";
+import { Server, type Status } from "./server.js";
 import { Subscription, type SubscribeOptions } from "./subscribe.js";
-import type { Cancel, Generate, PublicEvent } from "./types.js";
+import type { Cancel, Generate, Message, PublicEvent } from "./types.js";
 
 const MAX_WAITING = 100_000;
 /** A full inbound stream still takes so many cancels. */
@@ -20,6 +24,8 @@ export interface ClientOptions {
   prefix?: string;
   /** How long readers put up with a server that is away, in ms. Default 30,000. */
   reconnectMs?: number;
+  /** Called when a connection to the server is made or lost. */
+  onStatus?: (status: Status) => void;
 }
 
 export interface ResultOptions extends FollowOptions {
@@ -34,13 +40,13 @@ export class Client {
   readonly #deployment: Deployment;
 
   /**
-   * `url` as `redis://…` or `rediss://…`; left out: `TOKENBUS_REDIS_URL`, or else the server of the `tokenbus up` that
+   * `url` as `redis://…`, `rediss://…` or `redis+sentinel://…`; left out: `TOKENBUS_REDIS_URL`, or else the server of the `tokenbus up` that
    * runs in this directory. Does not connect yet. Throws InvalidArgument.
    */
   constructor(url: string | undefined = process.env["TOKENBUS_REDIS_URL"] || localUrl(), options: ClientOptions = {}) {
     if (!url) throw new InvalidArgument("no url was given, TOKENBUS_REDIS_URL is not set, and no `tokenbus up` runs in this directory");
-    if (!/^rediss?:\/\//.test(url)) throw new InvalidArgument("url: this client knows redis:// and rediss:// alone, no Sentinel, no Cluster");
-    this.#deployment = new Deployment(url, options.prefix ?? "tokenbus", options.reconnectMs ?? 30_000);
+    const server = new Server(url, options.onStatus ?? (() => {}));
+    this.#deployment = new Deployment(server, options.prefix ?? "tokenbus", options.reconnectMs ?? 30_000);
   }
 
   /**
@@ -118,12 +124,63 @@ export class Client {
     return Subscription.open(this.#deployment, topic, options);
   }
 
+  /**
+   * A topic shared by the workers of a group, also of Python's: each event goes to one of them, at least once, and those
+   * of a run to one at a time, in order. Iterate it: taking the next event acknowledges the one before. A handler that
+   * throws ends the loop, and its event comes again. Throws InvalidArgument.
+   */
+  group<T extends Topic>(topic: T, options: GroupOptions): GroupSubscription<T> {
+    return new GroupSubscription(this.#deployment, topic, options);
+  }
+
+  /**
+   * Wait for the run's end, however it ends, and give its output as messages for the next request. `heardThrough`: how
+   * far a listener heard a run that was not cancelled. Throws as `follow`.
+   */
+  async messages(run: string, options: ResultOptions & Heard = {}): Promise<Message[]> {
+    const builder = new MessageBuilder();
+    for await (const event of this.follow(run, options)) {
+      builder.add(event);
+      if (isEnd(event)) return builder.messages(event, options);
+    }
+    throw new InvalidArgument("after: the run had ended there already");
+  }
+
+  /**
+   * Publish the request of a run that is incomplete, failed or cancelled as a new run; gives its id, which follows from
+   * the old one: twice is the same run, `again` from 2 on another. Throws RunOpen, RunNotFound, RunNotRepeatable.
+   */
+  async retry(run: string, options: CallOptions & { again?: number } = {}): Promise<string> {
+    const request = await requestAgain(this.#deployment, run, options.again ?? 1, this.#deployment.until(options.signal));
+    return this.publish(request, options);
+  }
+
+  /** The newest runs, open and ended ones, for as long as they are kept. Throws InvalidArgument, ServerUnavailable. */
+  runs(options: RunsOptions = {}): Promise<RunInfo[]> {
+    return listRuns(this.#deployment, options);
+  }
+
+  /**
+   * Take no more calls, wait for those of `publish` and `cancel` that are under way, let groups acknowledge what is done
+   * and give their partitions to others; then `close`.
+   */
+  drain(): Promise<void> {
+    return this.#deployment.drain();
+  }
+
   /** Close all connections. Calls and iterations that wait throw an error with the code `closed`. Runs continue. */
   close(): void {
     this.#deployment.close();
   }
 
-  async #put(request: Generate | Cancel, most: number, { signal, ...options }: CallOptions): Promise<void> {
+  async #put(request: Generate | Cancel, most: number, options: CallOptions): Promise<void> {
+    let sending: Promise<void> | undefined;
+    const leave = this.#deployment.drains(async () => sending);
+    sending = this.#send(request, most, options);
+    await sending.finally(leave);
+  }
+
+  async #send(request: Generate | Cancel, most: number, { signal, ...options }: CallOptions): Promise<void> {
     const stream = this.#deployment.requests;
     const call = { ...options, signal: this.#deployment.until(signal) };
     const waiting = await this.#deployment.commands.use((redis) => redis.xLen(stream), call);

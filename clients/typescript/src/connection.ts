@@ -1,22 +1,19 @@
 /** One connection to the server, made anew when it was lost; and how long a reader puts up with a server that is away. */
 
 import { setTimeout as sleep } from "node:timers/promises";
-import { createClient, ErrorReply } from "@redis/client";
+import { ErrorReply } from "@redis/client";
 import { ServerError, ServerFull, ServerUnavailable, TokenbusError } from "./errors.js";
+import { ANSWER_MS, type Server } from "./server.js";
 
 /** A read waits so long for entries, well below what a connection may be silent. */
 export const BLOCK_MS = 2_000;
-/** A server that answers nothing for so long is away; a connection that reads is silent while it waits for entries. */
-const ANSWER_MS = 5_000;
+/** A connection that reads is silent while it waits for entries. */
 const SILENT_MS = 10_000;
 const NOT_READY = /^(BUSY|LOADING|MASTERDOWN|MISCONF|NOREPLICAS|READONLY|TRYAGAIN|CLUSTERDOWN|UNBLOCKED)/;
 /** As in Python: the operator may set the user's password or rights while the client waits. */
 const REFUSED = /^(NOAUTH|NOPERM|WRONGPASS)/;
 
-const newClient = (url: string) =>
-  createClient({ url, name: "tokenbus-ts", socket: { connectTimeout: ANSWER_MS, reconnectStrategy: false } });
-
-export type Redis = ReturnType<typeof newClient>;
+export type Redis = Awaited<ReturnType<Server["client"]>>;
 export interface Entry {
   id: string;
   message: Record<string, string>;
@@ -31,13 +28,13 @@ export interface CallOptions {
 
 export class Connection {
   #client: Redis | undefined;
-  #connecting: Promise<unknown> | undefined;
+  #connecting: Promise<Redis> | undefined;
   #closed = false;
   /** The server's id of a connection that reads; undefined while there is none, or this user may not ask. */
   id: number | undefined;
 
   /** `reading`: commands wait on the server for entries. */
-  constructor(readonly url: string, readonly reading: boolean) {}
+  constructor(readonly server: Server, readonly reading: boolean) {}
 
   /**
    * Run commands. Throws the signal's reason; ServerUnavailable, also for a server that does not answer in time;
@@ -60,6 +57,7 @@ export class Connection {
       return await Promise.race([this.#run(commands), ended]);
     } catch (error) {
       signal?.throwIfAborted();
+      if (error instanceof ErrorReply && error.message.startsWith("READONLY")) this.drop(); // the master is elsewhere now
       throw translated(error);
     } finally {
       clearTimeout(timer);
@@ -75,29 +73,37 @@ export class Connection {
 
   async #run<T>(commands: (redis: Redis) => Promise<T>): Promise<T> {
     if (this.#closed) throw closed();
-    if (!this.#client) {
-      const client = newClient(this.url);
-      const lost = (): void => {
-        if (this.#client === client) this.#client = undefined; // the next command connects anew
-      };
-      client.on("error", lost);
-      client.on("end", lost);
-      this.#client = client;
-      this.id = undefined;
-      this.#connecting = client.connect().then(async () => {
-        if (this.reading) this.id = await client.clientId().catch(() => undefined);
-      });
-      this.#connecting.catch(lost);
+    const connecting = (this.#connecting ??= this.#connect());
+    try {
+      return await commands(await connecting);
+    } finally {
+      if (!this.#client && this.#connecting === connecting) this.#connecting = undefined; // the next command connects anew
     }
-    const client = this.#client;
-    await this.#connecting;
-    return commands(client);
+  }
+
+  async #connect(): Promise<Redis> {
+    const client = await this.server.client();
+    const connection = this.reading ? "reader" : "commands";
+    const lost = (error?: unknown): void => {
+      if (this.#client !== client) return;
+      this.#client = this.#connecting = undefined;
+      this.server.onStatus({ state: "lost", connection, error });
+    };
+    client.on("error", lost);
+    client.on("end", lost);
+    this.id = undefined;
+    await client.connect();
+    if (this.#closed) client.destroy();
+    this.#client = client;
+    if (this.reading) this.id = await client.clientId().catch(() => undefined);
+    this.server.onStatus({ state: "connected", connection });
+    return client;
   }
 
   /** Break the connection; the next command makes another. */
   drop(): void {
     const client = this.#client;
-    this.#client = undefined;
+    this.#client = this.#connecting = undefined;
     if (client?.isOpen) client.destroy();
   }
 }

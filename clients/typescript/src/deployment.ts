@@ -3,6 +3,7 @@
 import { closed, Connection } from "./connection.js";
 import { DeploymentMismatch, Malformed, ServerUnavailable } from "./errors.js";
 import { DATA_FIELD, Keys, WIRE_VERSIONS } from "./keys.js";
+import type { Server } from "./server.js";
 import { READERS, Tail } from "./tail.js";
 
 /** How often a client asks, while it reads, whether the number of partitions was changed. */
@@ -14,11 +15,31 @@ export class Deployment {
   readonly commands: Connection;
   readonly #closing = new AbortController();
   readonly #tails: Tail[] = [];
+  /** What `drain` waits for: calls that are under way, and the ends of groups. */
+  readonly #busy = new Set<() => Promise<unknown>>();
+  #draining = false;
   #keys: Keys | undefined;
   #askedAt = 0;
 
-  constructor(readonly url: string, readonly prefix: string, readonly reconnectMs: number) {
-    this.commands = new Connection(url, false);
+  constructor(readonly server: Server, readonly prefix: string, readonly reconnectMs: number) {
+    this.commands = this.connection(false);
+  }
+
+  connection(reading: boolean): Connection {
+    return new Connection(this.server, reading);
+  }
+
+  /** Let `drain` wait for what this gives, until the function that is returned is called. */
+  drains(end: () => Promise<unknown>): () => void {
+    if (this.#draining) throw closed();
+    this.#busy.add(end);
+    return () => this.#busy.delete(end);
+  }
+
+  async drain(): Promise<void> {
+    this.#draining = true;
+    await Promise.allSettled([...this.#busy].map((end) => end()));
+    this.close();
   }
 
   get requests(): string {
@@ -39,7 +60,7 @@ export class Deployment {
   /** What a reader of a log waits on, with others. Lower its `readers` in the end. */
   tail(): Tail {
     let tail = this.#tails.find(({ readers }) => readers < READERS);
-    if (!tail) this.#tails.push((tail = new Tail(this.url, this.commands)));
+    if (!tail) this.#tails.push((tail = new Tail(this.server, this.commands)));
     tail.readers++;
     return tail;
   }

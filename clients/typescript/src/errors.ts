@@ -72,6 +72,21 @@ export class RunNotFound extends TokenbusError {
   }
 }
 
+/** The run has not ended, so it cannot be asked again. */
+export class RunOpen extends TokenbusError {
+  override readonly retryable = true;
+  constructor(readonly run: string) {
+    super("run_open", `run ${run} has not ended`);
+  }
+}
+
+/** The run cannot be asked again. */
+export class RunNotRepeatable extends TokenbusError {
+  constructor(readonly run: string, why: string) {
+    super("run_not_repeatable", `run ${run} cannot be repeated: ${why}`);
+  }
+}
+
 /** Entries after the cursor are gone. A subscription made with its `cursor` goes on at the oldest that is kept. */
 export class CursorTrimmed extends TokenbusError {
   constructor(readonly key: string, readonly cursor: string, readonly oldest: string) {

@@ -2,7 +2,11 @@ export { Client, type ClientOptions, type GenerateRequest, type ResultOptions } 
 export type { CallOptions } from "./connection.js";
 export * from "./errors.js";
 export { isEnd, type FollowOptions } from "./follow.js";
+export { GroupSubscription, type GroupOptions } from "./group.js";
 export type { Topic } from "./keys.js";
+export type { Heard } from "./messages.js";
 export { responseOf, type Response } from "./response.js";
+export type { RunInfo, RunsOptions, RunState } from "./runs.js";
+export type { Status } from "./server.js";
 export { Subscription, type SubscribeOptions, type TopicEvents } from "./subscribe.js";
 export type * from "./types.js";

@@ -1,9 +1,11 @@
 /** A topic over all partitions: the events of all runs, each once, those of one run in order. */
 
-import { BLOCK_MS, Connection, newest, oldest, Outage, type Entry, type Redis } from "./connection.js";
+import { newest, Outage } from "./connection.js";
 import { eventIn, type Deployment } from "./deployment.js";
-import { CursorAhead, CursorTrimmed, InvalidArgument, Malformed, TokenbusError } from "./errors.js";
+import { CursorAhead, CursorTrimmed, InvalidArgument, Malformed } from "./errors.js";
+import { wants, type Filter } from "./filter.js";
 import { isAfter, TOPICS, type Keys, type Topic } from "./keys.js";
+import { EMPTY, OLDEST, TopicReader } from "./topic_reader.js";
 import type { BlockTopicEvent, ChunkTopicEvent, DecisionTopicEvent, RunTopicEvent } from "./types.js";
 
 export interface TopicEvents {
@@ -14,9 +16,7 @@ export interface TopicEvents {
   decisions: DecisionTopicEvent;
 }
 
-export interface SubscribeOptions {
-  /** `"now"` (default): what comes from now on; `"start"`: all that is kept; or a `cursor` of a subscription. */
-  from?: string;
+export interface ReadOptions extends Filter {
   /** Called once for each partition whose unread entries were trimmed; then reading goes on. Without it that is thrown. */
   onTrimmed?: (gap: CursorTrimmed) => void;
   /** Called for an entry that is no event; it is passed over. */
@@ -25,37 +25,48 @@ export interface SubscribeOptions {
   signal?: AbortSignal;
 }
 
-/** In place of an entry id: before the oldest entry that is kept. */
-const OLDEST = "-";
-const EMPTY = "0-0";
-const COUNT = 256;
-const LATE_MS = 1_000;
+export interface SubscribeOptions extends ReadOptions {
+  /** `"now"` (default): what comes from now on; `"start"`: all that is kept; or a `cursor` of a subscription. */
+  from?: string;
+}
 
-interface Found {
-  partition: number;
-  messages: Entry[];
+/** The event of an entry, if it is one and is wanted. Throws InvalidArgument at once for a topic or kind that is none. */
+export function decoder<T extends Topic>(topic: T, options: ReadOptions): (stream: string, id: string, message: Record<string, string>) => TopicEvents[T] | undefined {
+  if (!TOPICS.includes(topic)) throw new InvalidArgument(`topic: ${topic} is none of ${TOPICS.join(", ")}`);
+  const wanted = wants(topic, options);
+  return (stream, id, message) => {
+    try {
+      const event = eventIn(stream, id, message, topic === "decisions" ? "n" : "seq");
+      return wanted(event) ? (event as TopicEvents[T]) : undefined;
+    } catch (error) {
+      if (!(error instanceof Malformed)) throw error;
+      options.onMalformed?.(error);
+      return undefined;
+    }
+  };
+}
+
+export function tell(gaps: CursorTrimmed[], options: ReadOptions): void {
+  for (const gap of gaps) {
+    if (!options.onTrimmed) throw gap;
+    options.onTrimmed(gap);
+  }
 }
 
 /** Iterate it once, with `for await`. Leaving the loop closes it. */
 export class Subscription<T extends Topic> implements AsyncIterable<TopicEvents[T]> {
-  readonly #connection: Connection;
+  readonly #reader: TopicReader;
   readonly #outage: Outage;
-  readonly #signal: AbortSignal;
-  #positions: string[] = [];
-  /** Partitions where entries after the position may have been trimmed. */
-  #doubtful = new Set<number>();
-  #readAt = 0;
-  #keys: Keys | undefined;
+  readonly #decode: ReturnType<typeof decoder<T>>;
 
   private constructor(readonly deployment: Deployment, readonly topic: T, readonly options: SubscribeOptions) {
-    this.#connection = new Connection(deployment.url, true);
+    this.#decode = decoder(topic, options);
+    this.#reader = TopicReader.of(deployment, topic, deployment.until(options.signal));
     this.#outage = new Outage(deployment.reconnectMs);
-    this.#signal = deployment.until(options.signal);
   }
 
   /** Take up the positions: nothing that comes after this returns is missed. */
   static async open<T extends Topic>(deployment: Deployment, topic: T, options: SubscribeOptions): Promise<Subscription<T>> {
-    if (!TOPICS.includes(topic)) throw new InvalidArgument(`topic: ${topic} is none of ${TOPICS.join(", ")}`);
     const subscription = new Subscription(deployment, topic, options);
     try {
       await subscription.#begin(options.from ?? "now");
@@ -68,11 +79,11 @@ export class Subscription<T extends Topic> implements AsyncIterable<TopicEvents[
 
   /** Where this subscription stands, after the event that it gave last: a `from` of the next one, also of Python's. */
   get cursor(): string {
-    return `${this.topic}:${this.#positions.join(",")}`;
+    return `${this.topic}:${[...this.#reader.positions.values()].join(",")}`;
   }
 
   close(): void {
-    this.#connection.close();
+    this.#reader.connection.close();
   }
 
   async *[Symbol.asyncIterator](): AsyncGenerator<TopicEvents[T], void, undefined> {
@@ -80,8 +91,8 @@ export class Subscription<T extends Topic> implements AsyncIterable<TopicEvents[
       for (;;) {
         for (const { partition, messages } of await this.#next()) {
           for (const { id, message } of messages) {
-            const event = this.#event(partition, id, message);
-            this.#positions[partition] = id;
+            const event = this.#decode(this.#reader.stream(partition), id, message);
+            this.#reader.positions.set(partition, id);
             if (event) yield event;
           }
         }
@@ -91,95 +102,43 @@ export class Subscription<T extends Topic> implements AsyncIterable<TopicEvents[
     }
   }
 
+  #keys(): Promise<Keys> {
+    return this.deployment.keys(this.#reader.connection, this.#reader.signal);
+  }
+
   async #begin(from: string): Promise<void> {
-    this.#keys = await this.deployment.keys(this.#connection, this.#signal);
-    const partitions = [...Array(this.#keys.partitions).keys()];
-    this.#doubtful = new Set(partitions);
-    if (from === "start") {
-      this.#positions = partitions.map(() => OLDEST);
-      return;
-    }
-    const last = await this.#use((redis) => Promise.all(partitions.map((n) => newest(redis, this.#stream(n)))));
+    const keys = await this.#keys();
+    const partitions = [...Array(keys.partitions).keys()];
+    if (from === "start") return partitions.forEach((n) => this.#reader.take(n, OLDEST));
+    const last = await this.#reader.use((redis) => Promise.all(partitions.map((n) => newest(redis, this.#reader.stream(n)))));
     const ends = last.map((entry) => entry?.id ?? EMPTY);
-    this.#positions = from === "now" ? ends : positionsIn(from, this.topic, this.#keys);
+    const positions = from === "now" ? ends : positionsIn(from, this.topic, keys);
     for (const n of partitions) {
-      const [position, end] = [this.#positions[n] ?? OLDEST, ends[n] ?? EMPTY];
-      if (position !== OLDEST && isAfter(position, end)) throw new CursorAhead(this.#stream(n), position, end);
+      const [position, end] = [positions[n] ?? OLDEST, ends[n] ?? EMPTY];
+      if (position !== OLDEST && isAfter(position, end)) throw new CursorAhead(this.#reader.stream(n), position, end);
+      this.#reader.take(n, position);
     }
   }
 
-  #stream(partition: number): string {
-    if (!this.#keys) throw new TokenbusError("closed", "the subscription has not begun");
-    return this.#keys.topic(partition, this.topic);
-  }
-
-  #event(partition: number, id: string, message: Record<string, string>): TopicEvents[T] | undefined {
-    const count = this.topic === "decisions" ? "n" : "seq";
+  async #next(): ReturnType<typeof this.read> {
     try {
-      return eventIn(this.#stream(partition), id, message, count) as TopicEvents[T];
-    } catch (error) {
-      if (!(error instanceof Malformed)) throw error;
-      this.options.onMalformed?.(error);
-      return undefined;
-    }
-  }
-
-  #use<T>(commands: (redis: Redis) => Promise<T>): Promise<T> {
-    return this.#connection.use(commands, { signal: this.#signal });
-  }
-
-  async #next(): Promise<Found[]> {
-    try {
-      const found = await this.#read();
+      const found = await this.read();
       this.#outage.over();
       return found;
     } catch (error) {
-      await this.#outage.wait(error, this.#signal);
+      await this.#outage.wait(error, this.#reader.signal);
       return [];
     }
   }
 
-  async #read(): Promise<Found[]> {
-    this.#keys = await this.deployment.keys(this.#connection, this.#signal);
-    while (this.#positions.length < this.#keys.partitions) {
-      this.#doubtful.add(this.#positions.length);
-      this.#positions.push(EMPTY); // a partition that was added had no entries before
-    }
-    const partitionOf = new Map(this.#positions.map((_, n) => [this.#stream(n), n]));
-    const streams = this.#positions.map((at, n) => ({ key: this.#stream(n), id: at === OLDEST ? EMPTY : at }));
-    if (Date.now() - this.#readAt > LATE_MS) this.#doubtful = new Set(partitionOf.values());
-    const reply = (await this.#use((redis) => redis.xRead(streams, { COUNT, BLOCK: BLOCK_MS }))) ?? [];
-    const found = reply.map(({ name, messages }) => ({ partition: partitionOf.get(name) ?? 0, messages }));
-    const sure: Found[] = [];
-    for (const one of found) {
-      if (!this.#doubtful.has(one.partition) || !(await this.#isTrimmed(one.partition))) sure.push(one);
-    }
-    for (const { partition, messages } of sure) {
-      // A read that gave less than it may is proof: a topic keeps many more entries than that.
-      if (messages.length < COUNT) this.#doubtful.delete(partition);
-      else this.#doubtful.add(partition);
-    }
-    this.#readAt = Date.now();
-    return sure;
-  }
-
-  /** Whether entries after the position may be gone: while any entry up to it is kept, all after it are. */
-  async #isTrimmed(partition: number): Promise<boolean> {
-    const [stream, position] = [this.#stream(partition), this.#positions[partition] ?? OLDEST];
-    if (position === OLDEST) return false;
-    if (position === EMPTY) {
-      const about = await this.#use((redis) => redis.xInfoStream(stream));
-      const added = about["entries-added"] as number | undefined; // Redis 6.2 does not say
-      if (added === undefined || added === about.length) return false;
-    } else if (await this.#use((redis) => oldest(redis, stream, "-", position))) {
-      return false;
-    }
-    const first = await this.#use((redis) => oldest(redis, stream));
-    const gap = new CursorTrimmed(stream, position, first?.id ?? "none");
-    this.#positions[partition] = OLDEST;
-    if (!this.options.onTrimmed) throw gap;
-    this.options.onTrimmed(gap);
-    return true;
+  /** @internal */
+  async read() {
+    const { partitions } = await this.#keys();
+    const { positions } = this.#reader;
+    while (positions.size < partitions) this.#reader.take(positions.size, EMPTY); // one that was added had no entries before
+    const { found, gaps } = await this.#reader.read();
+    tell(gaps, this.options);
+    return found;
   }
 }
 

@@ -8,6 +8,7 @@
 
 import { BLOCK_MS, Connection, type Entry } from "./connection.js";
 import { isAfter } from "./keys.js";
+import type { Server } from "./server.js";
 
 const COUNT = 256;
 /** Readers that arrive within this time end the waiting read once. */
@@ -37,8 +38,8 @@ export class Tail {
   #idle: NodeJS.Timeout | undefined;
 
   /** `commands`: a connection that never waits, to end a read. */
-  constructor(url: string, readonly commands: Connection) {
-    this.#connection = new Connection(url, true);
+  constructor(server: Server, readonly commands: Connection) {
+    this.#connection = new Connection(server, true);
   }
 
   close(): void {

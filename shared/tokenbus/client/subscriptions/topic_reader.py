@@ -183,6 +183,11 @@ _EVENT_KINDS: dict[SubscribedTopic, frozenset[str]] = {
 _BLOCK_KINDS: frozenset[str] = frozenset(get_args(BlockKind))
 
 
+def kinds_of_topics() -> tuple[dict[SubscribedTopic, frozenset[str]], frozenset[str]]:
+    """The event types of each topic, and the kinds of blocks, for clients in other languages."""
+    return _EVENT_KINDS, _BLOCK_KINDS
+
+
 class Selection:
     """A filter on the events of one topic.
 
