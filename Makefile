@@ -4,7 +4,7 @@ INSTALLED := .venv/.installed
 RUNNABLE := .venv/.runnable
 CHECK_PYTHON := $(PYTHON) -c 'import sys; sys.exit("tokenbus needs Python 3.11 or newer: make PYTHON=python3.12 …" if sys.version_info < (3, 11) else 0)'
 
-.PHONY: setup demo up test e2e test-voice test-clients test-docker model fuzz chaos soak idle crowd upgrade-test release check lint types schemas docs screenshots bench simulate clean
+.PHONY: setup demo up test e2e test-voice test-clients test-docker model fuzz chaos simulate-faults soak idle crowd upgrade-test release check lint types schemas docs screenshots bench simulate clean
 
 setup: $(INSTALLED)
 
@@ -87,6 +87,11 @@ fuzz: setup
 chaos: setup
 	$(BIN)/python -m tests.chaos --seconds $(or $(SECONDS),600) --seed "$(SEED)" \
 		$(if $(BROKEN),--broken $(BROKEN)) $(if $(KEEP),--keep $(KEEP)) $(if $(FAULTS),--faults "$(FAULTS)")
+
+# The services in virtual time under faults, seed by seed; a seed that went wrong is printed: SEEDS= SEED= FAULTS= FLEET=
+simulate-faults: setup
+	$(BIN)/python -m tests.simulated_faults --seeds $(or $(SEEDS),100) --seed $(or $(SEED),1) \
+		--fleet $(or $(FLEET),any) --faults "$(FAULTS)"
 
 # A steady, mixed load for half an hour at half of the machine's capacity; fails if a resource grows: SECONDS= SHARE= KEEP=
 soak: setup

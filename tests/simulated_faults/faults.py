@@ -1,0 +1,138 @@
+"""The faults that a seed injects: what networks, proxies and servers do to connections, and the deaths of workers."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+
+from tests.simulated_faults.fleet import Provider, Workers
+from tests.simulated_faults.virtual import VirtualLoop, Wire, command
+
+_ERRORS = (
+    b"ERR upstream failure",
+    b"LOADING Redis is loading the dataset in memory",
+    b"BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.",
+    b"NOSCRIPT No matching script. Please use EVAL.",
+)
+_DONE_ERROR = _ERRORS[0]
+"""What a proxy says of a command that the server has executed."""
+_PAUSES_S = (0.3, 1.0, 2.5)
+"""Mean times between two faults; a seed has one of them."""
+_SHARES = (0.1, 0.3, 1.0)
+"""Shares of the connections that one fault hits."""
+
+
+class Faults:
+    """The faults of one play."""
+
+    def __init__(self, loop: VirtualLoop, workers: Workers, provider: Provider, *, only: Sequence[str] = ()) -> None:
+        """``only``: the names of the faults to inject; empty: all."""
+        self._loop, self._workers, self._provider = loop, workers, provider
+        self._chance: random.Random = loop.chance
+        kinds: dict[str, tuple[int, Callable[[], object]]] = {
+            "slow server": (3, self._slow_server),
+            "cut": (4, self._cut),
+            "lose replies": (4, self._lose_replies),
+            "hold up": (4, lambda: self._hold(up=True)),
+            "hold down": (6, lambda: self._hold(up=False)),
+            "half open": (2, self._silence),
+            "error": (4, lambda: self._answer_with_errors(done=False)),
+            "error after all": (3, lambda: self._answer_with_errors(done=True)),
+            "refuse": (1, self._refuse),
+            "restart server": (2, self._restart_server),
+            "reset storm": (1, self._reset_storm),
+            "kill": (2, self._kill),
+            "cut provider": (1, self._cut_provider),
+        }
+        assert kinds.keys() >= set(only), f"the faults are {', '.join(kinds)}"
+        self._kinds = {name: kinds[name] for name in only or kinds}
+        """By name: how often, relative to the others, and what it does."""
+        self.met: list[str] = []
+        """The faults so far, with their times."""
+
+    async def run(self, seconds: float) -> None:
+        """Inject faults for this time, then repair all."""
+        loop = self._loop
+        until, pause_s = loop.now + seconds, self._chance.choice(_PAUSES_S)
+        while loop.now < until:
+            await asyncio.sleep(min(self._chance.expovariate(1 / pause_s), 4.0))
+            name = self._chance.choices([*self._kinds], [weight for weight, _ in self._kinds.values()])[0]
+            self.met.append(f"{loop.now:.2f} {name}")
+            self._kinds[name][1]()
+        loop.round_trip_s, loop.refusing = 0.0, False
+        for wire in self._wires():
+            wire.up_at = wire.down_at = loop.now
+            wire.error_instead = b""
+            if wire.silent:
+                wire.cut()
+
+    def _wires(self) -> list[Wire]:
+        return [wire for wire in self._loop.wires if wire.is_open and wire.process in self._workers.alive]
+
+    def _some(self) -> list[Wire]:
+        wires = self._wires()
+        return self._chance.sample(wires, max(1, round(len(wires) * self._chance.choice(_SHARES)))) if wires else []
+
+    def _slow_server(self) -> None:
+        self._loop.round_trip_s = self._chance.choice((0.5, 3.0))
+
+        def fast() -> None:
+            self._loop.round_trip_s = 0.0
+
+        self._loop.call_later(self._chance.uniform(3.0, 12.0), fast)
+
+    def _cut(self) -> None:
+        for wire in self._some():
+            wire.cut()
+
+    def _lose_replies(self) -> None:
+        for wire in self._some():
+            wire.lose_replies()
+
+    def _hold(self, *, up: bool) -> None:
+        until = self._loop.now + self._chance.uniform(0.5, 8.0)
+        for wire in self._some():
+            if up:
+                wire.up_at = max(wire.up_at, until)
+            else:
+                wire.down_at = max(wire.down_at, until)
+
+    def _silence(self) -> None:
+        for wire in self._some():
+            wire.silent = True
+
+    def _answer_with_errors(self, *, done: bool) -> None:
+        for wire in self._some():
+            wire.done, wire.error_instead = done, _DONE_ERROR if done else self._chance.choice(_ERRORS)
+
+    def _refuse(self) -> None:
+        self._loop.refusing = True
+
+        def accept() -> None:
+            self._loop.refusing = False
+
+        self._loop.call_later(self._chance.uniform(0.1, 2.0), accept)
+
+    def _restart_server(self) -> None:
+        """It keeps its data, and loses its connections and scripts."""
+        self._loop.control(command("SCRIPT", "FLUSH"))
+        self._refuse()
+        for wire in self._wires():
+            wire.cut()
+
+    def _reset_storm(self) -> None:
+        def cut_all() -> None:
+            for wire in self._wires():
+                wire.cut()
+
+        for n in range(8):
+            self._loop.call_later(n * 0.2, cut_all)
+
+    def _kill(self) -> None:
+        if names := [*self._workers.alive]:
+            self._loop.kill(self._chance.choice(names))
+
+    def _cut_provider(self) -> None:
+        if answers := [*self._provider.answers]:
+            self._chance.choice(answers).cut()

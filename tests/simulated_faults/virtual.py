@@ -1,0 +1,377 @@
+"""An event loop with virtual time, whose connections go to a real server.
+
+The server is single-threaded. So each command is sent at its virtual time, alone, and PINGs on a connection of the
+loop's own act as a barrier behind it: after them all replies that the command caused are known, those to blocked
+readers too. A blocking read waits without a limit on the server; the virtual clock ends it. The server's clocks are
+virtual as well (clock.c): they stand between two commands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import re
+import selectors
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Coroutine
+from contextvars import ContextVar
+from hashlib import sha1
+from itertools import count
+from pathlib import Path
+from typing import Any, Self
+
+PROCESS: ContextVar[str] = ContextVar("process", default="test")
+"""Which simulated process the code runs in; tasks inherit it."""
+BASE_S = 1_900_000_000
+"""Unix time at which each simulation begins."""
+
+_BLOCK = re.compile(rb"\r\n(?:BLOCK|block)\r\n\$\d+\r\n(\d+)\r\n")
+_TURN_BYTES = 8 * 1024
+
+
+def command(*words: bytes | str | int) -> bytes:
+    """Encode a command."""
+    encoded = [word if isinstance(word, bytes) else str(word).encode() for word in words]
+    return b"".join([b"*%d\r\n" % len(encoded), *(b"$%d\r\n%b\r\n" % (len(word), word) for word in encoded)])
+
+
+class VirtualServer:
+    """A server whose clocks show what a loop tells it, on a Unix socket alone. A context manager."""
+
+    def __init__(self, binary: Path, directory: Path) -> None:
+        self.path = str(directory / "socket")
+        library, clock = directory / "clock.so", directory / "clock"
+        source = Path(__file__).with_name("clock.c")
+        subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
+        self.clock = clock.open("w+b", buffering=0)
+        self.clock.write((BASE_S * 1_000_000).to_bytes(8, "little"))
+        self._server = subprocess.Popen(
+            [str(binary), "--port", "0", "--unixsocket", self.path, "--save", "", "--dir", str(directory)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "LD_PRELOAD": str(library), "VIRTUAL_CLOCK": str(clock)},
+        )
+
+    def __enter__(self) -> Self:
+        while not Path(self.path).exists():
+            assert self._server.poll() is None, "the server did not start"
+            time.sleep(0.01)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._server.kill()  # its timers stand, and so does an orderly end
+        self._server.wait()
+        self.clock.close()
+
+
+class _Never(selectors.BaseSelector):
+    """Waits for no file: an idle loop jumps to its next timer."""
+
+    def __init__(self) -> None:
+        self.loop: VirtualLoop | None = None
+        self._known: dict[Any, selectors.SelectorKey] = {}
+
+    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        number = fileobj if isinstance(fileobj, int) else fileobj.fileno()
+        key = self._known[fileobj] = selectors.SelectorKey(fileobj, number, events, data)
+        return key
+
+    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
+        return self._known.pop(fileobj)
+
+    def modify(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        return self.register(fileobj, events, data)
+
+    def get_key(self, fileobj: Any) -> selectors.SelectorKey:
+        return self._known[fileobj]
+
+    def get_map(self) -> Any:
+        return self._known
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        assert self.loop
+        if timeout is None:
+            raise RuntimeError("nothing will ever happen: no timer is left")
+        self.loop.now += max(0.0, timeout)
+        return []
+
+
+_numbers = count()
+
+
+class _Future(asyncio.Future[Any]):
+    """In a set it has the same place in each play."""
+
+    def __hash__(self) -> int:
+        try:
+            return self._number
+        except AttributeError:
+            self._number = next(_numbers)
+            return self._number
+
+
+class _Task(asyncio.Task[Any]):
+    def __hash__(self) -> int:
+        try:
+            return self._number
+        except AttributeError:
+            self._number = next(_numbers)
+            return self._number
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """Virtual time, begins at 0. The seed decides each message's latency."""
+
+    def __init__(self, seed: int, server: VirtualServer) -> None:
+        selector = _Never()
+        self.now = 0.0
+        super().__init__(selector)
+        selector.loop = self
+        self.chance = random.Random(seed)
+        self.path = server.path
+        self._clock = server.clock
+        self.wires: list[Wire] = []
+        """Those that are open at the server."""
+        self.trace = sha1(usedforsecurity=False)
+        """Of every message, its connection and its time. Sizes depend on the ids that the server gives."""
+        self.messages = 0
+        self.round_trip_s = 0.0
+        """Each command arrives this much later."""
+        self.refusing = False
+        """New connections are reset."""
+        self.dead: set[str] = set()
+        """Processes that were killed."""
+        self.tasks: dict[str, set[asyncio.Task[Any]]] = {}
+        self.serve: Callable[[asyncio.Protocol], asyncio.Transport] | None = None
+        """Makes the transport of a connection to the provider."""
+        self._control = socket.socket(socket.AF_UNIX)
+        self._control.connect(self.path)
+        factory: Any = self._make_task
+        self.set_task_factory(factory)
+
+    def time(self) -> float:
+        return self.now
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return _Future(loop=self)
+
+    def latency(self) -> float:
+        """Of one message."""
+        return self.chance.uniform(0.0001, 0.004)
+
+    def note(self, what: str) -> None:
+        """Add to the trace."""
+        self.messages += 1
+        self.trace.update(f"{self.now:.6f} {what}\n".encode())
+
+    def tell_time(self) -> None:
+        """Set the server's clock."""
+        self._clock.seek(0)
+        self._clock.write(int((BASE_S + self.now) * 1_000_000).to_bytes(8, "little"))
+
+    def control(self, *commands: bytes) -> bytes:
+        """Send these commands at once, and return their replies, which must be short lines."""
+        self.tell_time()
+        self._control.sendall(b"".join(commands))
+        replies = b""
+        while replies.count(b"\r\n") < len(commands):
+            replies += self._control.recv(1 << 16)
+        return replies
+
+    def collect(self, size: int = 0) -> None:
+        """Take in every reply to a command of this size, which the server reads in turns of `_TURN_BYTES`."""
+        for _ in range(2 + size // _TURN_BYTES):
+            self.control(b"*1\r\n$4\r\nPING\r\n")
+        for wire in [*self.wires]:
+            wire.receive()
+
+    def kill(self, process: str) -> None:
+        """Let nothing of this process reach anything any more, but what is on its way."""
+        self.dead.add(process)
+        for wire in [*self.wires]:
+            if wire.process == process:
+                wire.close()
+        for task in [*self.tasks.get(process, ())]:
+            task.cancel()
+
+    def close(self) -> None:
+        self._control.close()
+        for wire in self.wires:
+            wire.socket.close()
+        super().close()
+
+    async def create_connection(self, protocol_factory: Any, *args: Any, **options: Any) -> Any:
+        if isinstance(sock := options.get("sock"), socket.socket):
+            assert self.serve
+            sock.close()
+            protocol = protocol_factory()
+            return self.serve(protocol), protocol
+        await asyncio.sleep(self.latency())
+        if self.refusing or PROCESS.get() in self.dead:
+            raise ConnectionRefusedError("simulated")
+        protocol = protocol_factory()
+        wire = Wire(self, protocol)
+        protocol.connection_made(wire)
+        return wire, protocol
+
+    def _make_task(self, loop: Any, coro: Coroutine[Any, Any, Any], **options: Any) -> asyncio.Task[Any]:
+        task = _Task(coro, loop=loop, **options)
+        of_process = self.tasks.setdefault(PROCESS.get(), set())
+        of_process.add(task)
+        task.add_done_callback(of_process.discard)
+        return task
+
+
+class Wire(asyncio.Transport):
+    """One connection to the server. What its client has written arrives, also if the client has closed it since."""
+
+    def __init__(self, loop: VirtualLoop, protocol: asyncio.Protocol) -> None:
+        super().__init__()
+        self.process = PROCESS.get()
+        self.number = loop.messages
+        self.up_at = self.down_at = 0.0
+        """Nothing in this direction arrives before."""
+        self.silent = False
+        """Half open: what is sent is lost."""
+        self.error_instead = b""
+        """Answers the next command, if it is not empty."""
+        self.done = False
+        """Whether that command is executed first."""
+        self._loop, self._protocol = loop, protocol
+        self._last_up = False
+        self._on_way = 0
+        self._closed = False
+        self._blocked = 0
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.connect(loop.path)
+        self.socket.sendall(command("CLIENT", "ID"))
+        self._id = int(self.socket.recv(64)[1:-2])
+        self.socket.setblocking(False)
+        loop.wires.append(self)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its client uses it."""
+        return not self._closed
+
+    def write(self, data: Any) -> None:
+        if self._closed:
+            return
+        late = 0.0 if self._last_up else self._loop.round_trip_s
+        self._last_up = True
+        self.up_at = max(self.up_at, self._loop.now) + self._loop.latency() + late
+        self._on_way += 1
+        self._loop.call_at(self.up_at, self._arrive, bytes(data))
+
+    def _arrive(self, data: bytes) -> None:
+        self._on_way -= 1
+        if self not in self._loop.wires:
+            return
+        self._loop.note(f"{self.number} >")
+        if self.error_instead and not self.done:
+            self._reply(b"-%b\r\n" % self.error_instead)
+            self.error_instead = b""
+        elif not self.silent:
+            self._send(data)
+        self._end_if_done()
+
+    def _send(self, data: bytes) -> None:
+        loop = self._loop
+        if (blocks := _BLOCK.search(data)) and int(blocks[1]):
+            data = data[: blocks.start()] + b"\r\nBLOCK\r\n$1\r\n0\r\n" + data[blocks.end() :]
+            self._blocked += 1
+            loop.call_later(int(blocks[1]) / 1000, self._unblock, self._blocked)
+        loop.tell_time()
+        self.socket.setblocking(True)
+        try:
+            self.socket.sendall(data)
+        except OSError:
+            self.cut()
+            return
+        self.socket.setblocking(False)
+        loop.collect(len(data))
+
+    def _unblock(self, number: int) -> None:
+        if number == self._blocked and self in self._loop.wires:
+            self._loop.control(command("CLIENT", "UNBLOCK", self._id, "TIMEOUT"))
+            self._loop.collect()
+
+    def receive(self) -> None:
+        """Take in what the server has sent."""
+        try:
+            data = self.socket.recv(1 << 22)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.cut()
+            return
+        self._blocked += 1
+        if self.error_instead:
+            data, self.error_instead = b"-%b\r\n" % self.error_instead, b""
+        if not self.silent:
+            self._reply(data)
+
+    def _reply(self, data: bytes) -> None:
+        self.down_at = max(self.down_at, self._loop.now) + self._loop.latency()
+        self._loop.call_at(self.down_at, self._deliver, data)
+
+    def _deliver(self, data: bytes) -> None:
+        self._last_up = False
+        if not self._closed:
+            self._loop.note(f"{self.number} <")
+            self._protocol.data_received(data)
+
+    def cut(self) -> None:
+        """Reset the connection: what is on its way to the server is lost, too."""
+        self._leave()
+        self._close(ConnectionResetError("simulated"))
+
+    def lose_replies(self) -> None:
+        """Reset the connection for its client alone: what is on its way to the server arrives."""
+        self._close(ConnectionResetError("simulated"))
+
+    def close(self) -> None:
+        self._close(None)
+
+    abort = close
+
+    def _close(self, error: Exception | None) -> None:
+        if not self._closed:
+            self._closed = True
+            self._loop.call_soon(self._protocol.connection_lost, error)
+            self._end_if_done()
+
+    def _end_if_done(self) -> None:
+        if self._closed and not self._on_way:
+            self._leave()
+
+    def _leave(self) -> None:
+        if self in self._loop.wires:
+            self._loop.wires.remove(self)
+            self.socket.close()
+
+    def is_closing(self) -> bool:
+        return self._closed
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return default
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+    def is_reading(self) -> bool:
+        return True
