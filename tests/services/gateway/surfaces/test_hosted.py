@@ -32,13 +32,14 @@ from tests.unit.providers.corpus import Recording, needs_corpus
 from tokenbus.events import normalized as n
 from tokenbus.events.frames import BusEvent
 from tokenbus.events.public import BlockComplete, Completed
-from tokenbus.events.requests import ExtraPart
+from tokenbus.events.requests import ExtraPart, TextPart
 from tokenbus_services.gateway.surfaces.ai_sdk_ui import AiSdkUiSurface
 from tokenbus_services.gateway.surfaces.anthropic_messages import AnthropicMessagesSurface
 from tokenbus_services.gateway.surfaces.anthropic_messages.answer import MessagesStream, whole_message
 from tokenbus_services.gateway.surfaces.gemini import GeminiSurface
 from tokenbus_services.gateway.surfaces.gemini.answer import EventStream, GeminiEcho, whole_response
 from tokenbus_services.gateway.surfaces.hosted import Steps, citations_of
+from tokenbus_services.gateway.surfaces.openai_chat import OpenAIChatSurface
 from tokenbus_services.gateway.surfaces.openai_chat.answer import ChatEcho, whole_chat
 from tokenbus_services.gateway.surfaces.openai_responses import OpenAIResponsesSurface
 from tokenbus_services.gateway.surfaces.openai_responses.encoder import WholeResponse
@@ -107,7 +108,12 @@ CASES: dict[str, list[BusEvent]] = {
         *(n.Extra("anthropic.citation", msgspec.json.encode(PLACE).decode(), 2), n.BlockStop(2)),
     ],
     "sound": [
-        *(n.BlockStart(2, "audio"), n.TranscriptDelta(2, ANSWER), n.Audio(2, "audio/wav", PCM), n.BlockStop(2)),
+        *(
+            n.BlockStart(2, "audio"),
+            n.TranscriptDelta(2, ANSWER),
+            n.Audio(2, "audio/wav", PCM, "audio_1"),
+            n.BlockStop(2),
+        ),
     ],
 }
 
@@ -129,6 +135,7 @@ def of_chat(log: Log) -> Iterator[str]:
         told = message.audio.model_dump()
         assert told["transcript"] == whole.audio.transcript == ANSWER
         assert told["data"] == whole.audio.data == PCM
+        assert told["id"] == whole.audio.id == "audio_1"
         yield "audio"
 
 
@@ -222,6 +229,14 @@ def test_a_transcript_is_text_where_there_is_no_sound() -> None:
     assert message_in(messages_events(streamed(MessagesStream(noted(Echo()), "r1"), heard)))["content"][0]["text"] == (
         ANSWER
     )
+
+
+def test_a_client_of_chat_gives_what_was_said_back() -> None:
+    message = answered(whole_chat(noted(ChatEcho()), "r1"), log(*CASES["sound"]))[1]["choices"][0]["message"]
+    asked = {"role": "user", "content": "And now?"}
+    body = {"model": "openai/gpt", "messages": [message, asked]}
+    first = translated(OpenAIChatSurface(), gateway_request(body)).generate.messages[0]
+    assert first.content == [TextPart(text=ANSWER, opaque={"audio": "audio_1", "api": "openai-chat"})]
 
 
 SEARCHED = CASES["a search"]

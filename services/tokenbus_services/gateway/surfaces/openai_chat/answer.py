@@ -99,12 +99,13 @@ class ChatEncoder(Encoder):
                 self._begun_at.setdefault(event.block, self._sent)
                 return [*out, self._text(text)]
             case Chunk(kind="audio", visible=True, text=text) if text:
-                return [*self._role(), self._delta({"audio": {"id": self._sound_id(event), "transcript": text}})]
+                return [*self._role(), self._delta({"audio": {"transcript": text}})]
             case BlockComplete(kind="text"):
                 self._cited += annotations_of(citations_of(event), self._begun_at.get(event.block, self._sent))
                 return []
             case BlockComplete(kind="audio", audio=AudioRef() as audio) if not event.cut:
-                return [*self._role(), self._delta({"audio": {"id": self._sound_id(event), **sound_of(audio)}})]
+                # The id is sent once: clients join the texts of all deltas.
+                return [*self._role(), self._delta({"audio": sound_of(event, audio)})]
             case Chunk(kind="thinking", text=text) if text and self._echo.reasoning:
                 return [*self._role(), self._delta({"reasoning_content": text})]
             case BlockStarted(kind="tool_call", free_text=True):
@@ -132,9 +133,6 @@ class ChatEncoder(Encoder):
         """Texts of two turns of one answer are apart by a blank line, as in the run's own `text`."""
         before, self._text_of = self._text_of, event.turn
         return [self._text("\n\n")] if before is not None and before != event.turn else []
-
-    def _sound_id(self, event: Chunk | BlockComplete) -> str:
-        return f"audio_{event.run}_{event.block}"
 
     def _arguments(self, event: Chunk | BlockComplete, text: str) -> list[bytes]:
         begun: list[bytes] = []
@@ -186,8 +184,7 @@ def whole_chat(note: GatewayNote, run: str) -> WholeRun:
             message["annotations"] = found
         if sound := next((block for block in response.blocks if block.audio and not block.cut), None):
             message["content"] = None  # as this API has it: what the sound says is its transcript
-            known = {"id": f"audio_{run}_{sound.block}", "transcript": response.text}
-            message["audio"] = {**known, **sound_of(cast("AudioRef", sound.audio))}
+            message["audio"] = {"transcript": response.text, **sound_of(sound, cast("AudioRef", sound.audio))}
         if echo.reasoning and response.thinking:
             message["reasoning_content"] = response.thinking
         if calls:
@@ -233,9 +230,10 @@ def _annotations(response: Response, end: Completed) -> list[dict[str, object]]:
     return found + annotations_of(citations_of(end), at)
 
 
-def sound_of(audio: AudioRef) -> dict[str, object]:
+def sound_of(block: BlockComplete, audio: AudioRef) -> dict[str, object]:
     """A sound: its bytes if the events carry them, else the id of the blob, which the gateway serves."""
-    known = {"data": audio.base64 or "", "expires_at": audio.expires_at or 0}
+    known: dict[str, object] = {"id": audio.audio_id or f"audio_{block.run}_{block.block}"}
+    known |= {"data": audio.base64 or "", "expires_at": audio.expires_at or 0}
     blob = {"tokenbus": {"blob_id": audio.blob_id, "media_type": audio.media_type}} if audio.blob_id else {}
     return {**known, **blob}
 

@@ -26,7 +26,7 @@ from tokenbus_services.gateway.surfaces.fields import Fields, Json
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+)(?:;[\w=.+-]+)*;base64,(.*)", re.DOTALL)
-_IGNORED = ("reasoning_content", "reasoning", "reasoning_details", "annotations", "audio", "refusal", "parsed")
+_IGNORED = ("reasoning_content", "reasoning", "reasoning_details", "annotations", "refusal", "parsed")
 """Fields of an assistant message that clients send back. Thinking is unsigned here, so no provider would take it."""
 
 
@@ -62,6 +62,8 @@ def _assistant(fields: Fields) -> str | list[ContentPart]:
         fields.take(name)
     fields.refuse("is not supported by this gateway", "function_call")
     content: str | list[ContentPart] = "" if not fields.has("content") else _content(fields)
+    if spoken := _spoken(fields):
+        content = [*(content if isinstance(content, list) else []), spoken]
     calls: list[ContentPart] = []
     for call in fields.each("tool_calls"):
         call.take("index")  # of a stream's delta, sent back by some clients
@@ -80,6 +82,16 @@ def _assistant(fields: Fields) -> str | list[ContentPart]:
         return content
     parts: list[ContentPart] = [TextPart(text=content)] if isinstance(content, str) and content else []
     return [*(content if isinstance(content, list) else parts), *calls]
+
+
+def _spoken(fields: Fields) -> TextPart | None:
+    """What the model said as sound: a text for all providers, by its id for the one that made it."""
+    audio = fields.fields("audio")
+    if audio is None:
+        return None
+    said, own = audio.text("transcript"), audio.text("id")
+    audio.take_rest()
+    return TextPart(text=said, opaque={"audio": own, "api": "openai-chat"} if own else None) if said else None
 
 
 def _content(fields: Fields) -> str | list[ContentPart]:
