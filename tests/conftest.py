@@ -10,6 +10,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 from tests.awaited import all_paths
@@ -22,6 +23,10 @@ from tokenbus.bus.server.server import Server
 # A loaded machine is slow; that says nothing of the code under test.
 settings.register_profile("tokenbus", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("tokenbus")
+
+# structlog's own way to show an exception, by rich, costs tenths of a second for each.
+_plain = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+structlog.configure(processors=[*structlog.get_config()["processors"][:-1], _plain])
 
 # A shell that starts tests in the background lets them ignore Ctrl-C, and so would all that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -196,6 +196,8 @@ class Pool:
             case {"begins": number}:
                 worker.at, worker.holds_token = self._files[number].name, worker.takes_tokens
             case {"report": data}:
+                if isinstance(data["longrepr"], list):  # where and why it was skipped
+                    data["longrepr"] = tuple(data["longrepr"])
                 report = config.hook.pytest_report_from_serializable(config=config, data=data)
                 config.hook.pytest_runtest_logreport(report=report)
                 if report.when == "teardown":

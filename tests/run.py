@@ -41,11 +41,20 @@ SHORTEST_S = 4.0
 """Files that take less are never named."""
 
 ON_BOTH_SERVERS = (
-    "tests/contract/bus",
+    *(f"tests/contract/bus/{room}" for room in ("leases", "outages", "scripts", "server", "work_queue")),
+    "tests/contract/bus/stage/test_stage.py",
+    "tests/contract/bus/test_cluster.py",
     "tests/contract/test_leaks.py",
     "tests/contract/client/test_cluster.py",
 )
-"""What differs between server versions: scripts, commands, connections. The client above them sends nothing else."""
+"""What differs between server versions: scripts, commands, connections. Stages and clients above send nothing else."""
+SLOW = (
+    "tests/chaos/test_short.py",
+    "tests/soak/test_soak.py",
+    *(f"tests/e2e/operating/test_{name}.py" for name in ("demo", "upgrade", "repartition", "repartition_cluster")),
+    "tests/e2e/gateway/test_crowd.py",
+)
+"""Whole deployments for half a minute or more: run with --everything, as CI does, or by name."""
 CHAINED = (
     "tests/e2e/runs/test_formats.py",
     "tests/e2e/runs/test_cancel.py",
@@ -170,7 +179,9 @@ def main(arguments: Sequence[str]) -> int:
         description=__doc__,
     )
     parser.add_argument("-n", type=int, default=4, metavar="N", help="files at once, of those whose tests wait")
-    parser.add_argument("--everything", action="store_true", help="also a second server version, and chained workers")
+    parser.add_argument(
+        "--everything", action="store_true", help="also the slow files, a second server, chained workers"
+    )
     parser.add_argument("--keep-seconds", action="store_true", help=f"write what each file took to {SECONDS}")
     chosen, others = parser.parse_known_args(arguments)
     paths = [word for word in others if Path(word).exists()]
@@ -180,7 +191,10 @@ def main(arguments: Sequence[str]) -> int:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     began = time.monotonic()
     budget = msgspec.json.decode(SECONDS.read_bytes(), type=dict[str, Cost])
-    sessions: dict[Environment, list[str]] = {(): files_in(paths or ["tests"])}
+    files = files_in(paths or ["tests"])
+    if not paths and not chosen.everything:
+        files = sorted({*files} - {*SLOW})
+    sessions: dict[Environment, list[str]] = {(): files}
     if chosen.everything:
         sessions[("TESTS_CHAINED", "1"),] = files_in(CHAINED)
         if server := shutil.which("redis-server"):

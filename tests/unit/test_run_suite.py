@@ -12,11 +12,11 @@ import pytest
 
 from tests.pool import Cost
 from tests.rows import over_rows
-from tests.run import CHAINED, COMPUTE, ON_BOTH_SERVERS, SECONDS, files_in, over_budget
+from tests.run import CHAINED, COMPUTE, ON_BOTH_SERVERS, SECONDS, SLOW, files_in, over_budget
 
 
 def test_the_rooms_and_files_that_the_runner_names_exist() -> None:
-    assert [path for path in (*COMPUTE, *ON_BOTH_SERVERS, *CHAINED) if not files_in([path])] == []
+    assert [path for path in (*COMPUTE, *ON_BOTH_SERVERS, *CHAINED, *SLOW) if not files_in([path])] == []
 
 
 def test_files_far_over_their_cpu_seconds_and_costly_files_without_any_are_named() -> None:
@@ -89,13 +89,14 @@ import subprocess, sys, pathlib
 def test_burns(): subprocess.run([sys.executable, "-c", {burn!r}], check=True)
 def test_is_counted(): pathlib.Path(__file__).with_suffix(".ran").open("a").write(".")
 """
-    ended = run(tmp_path, **{f"file{n}": text for n in range(4)})
-    assert ended.returncode == 0
-    assert "8 passed" in ended.stdout
+    skipped = "import pytest\ndef test_not(): pytest.skip('for this')"
+    ended = run(tmp_path, "-ra", **{f"file{n}": text for n in range(4)}, skipped=skipped)
+    assert ended.returncode == 0, ended.stdout
+    assert "8 passed, 1 skipped" in ended.stdout
     assert [path.read_text() for path in tmp_path.glob("*.ran")] == ["."] * 4
     costs = msgspec.json.decode((tmp_path / SECONDS).read_bytes(), type=dict[str, Cost])
-    assert sorted(costs) == [f"test_file{n}.py" for n in range(4)]
-    assert all(cost.cpu >= 0.5 for cost in costs.values())
+    assert sorted(costs) == [*(f"test_file{n}.py" for n in range(4)), "test_skipped.py"]
+    assert [cost.cpu >= 0.5 for _, cost in sorted(costs.items())] == [True] * 4 + [False]
 
 
 def test_all_rows_are_tried_and_those_that_fail_are_named() -> None:
