@@ -13,7 +13,7 @@ from tokenbus.bus import leases, process_clock
 from tokenbus.bus.scripts.script import LuaScript, ScriptCall, declared
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.stage.partition import Partition
-from tokenbus.core.run.gate.released_output import PolicyGate
+from tokenbus.core.run.gate import PolicyGate
 from tokenbus.events.frames import PolicyVerdict
 from tokenbus_services.parser.room import RoomKeeper
 from tokenbus_services.runtime.queue_work import InFlight

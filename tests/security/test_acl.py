@@ -49,7 +49,7 @@ from tokenbus.core.run.blocks.block_table import BlockTable
 from tokenbus.core.run.state import RunState
 from tokenbus.errors import ServerUnavailable
 from tokenbus.events.frames import Accepted, RunLimits
-from tokenbus_services.cli.inspect.provider_facts import silent_models
+from tokenbus_services.cli.inspect import silent_models
 from tokenbus_services.fetcher.calls.call_timeouts import SilentCalls
 from tokenbus_services.fetcher.uploads.upload import UploadedFiles
 from tokenbus_services.gateway.budgets.spend import read_spend

@@ -57,7 +57,7 @@ PLANTED = {
         "tokenbus.errors is not allowed to import tokenbus.client",
     ),
     "the library that needs httpx": Planted(
-        "tokenbus.client.publishing.publish",
+        "tokenbus.client.publishing",
         "import httpx",
         "The library needs msgspec and redis alone",
         "tokenbus.client is not allowed to import httpx",
@@ -82,7 +82,7 @@ PLANTED = {
     ),
     "a command that imports another": Planted(
         "tokenbus_services.cli.runs.send",
-        "import tokenbus_services.cli.top.command",
+        "import tokenbus_services.cli.top",
         "Commands do not know each other",
         "tokenbus_services.cli.runs is not allowed to import tokenbus_services.cli.top",
     ),

@@ -37,7 +37,7 @@ async def listing(*, most: int, as_json: bool) -> None:
         found = [dead async for dead in newest_dead_letters(server, keys, most=most)]
     if as_json:
         for dead in found:
-            _print_json({**_facts(dead), "size": _size(dead)})
+            output.print_json({**_facts(dead), "size": _size(dead)})
     elif not found:
         print("no dead entries", file=sys.stderr)
     elif console := output.console():
@@ -58,10 +58,9 @@ async def show(entry_id: str, *, as_json: bool, raw: bool) -> None:
     async with _reached() as (server, keys):
         dead = await find_dead_letter(server, keys, entry_id)
     if raw:
-        sys.stdout.buffer.write(dead.entry.bytes)
-        sys.stdout.buffer.flush()
+        output.write(dead.entry.bytes)
     elif as_json:
-        _print_json({"id": dead.id, **msgspec.to_builtins(dead.entry)})
+        output.print_json({"id": dead.id, **msgspec.to_builtins(dead.entry)})
     else:
         print(output.safe("\n".join(_whole(dead))))
 
@@ -135,14 +134,9 @@ def _facts(dead: StoredDeadLetter) -> dict[str, Any]:
 
 def _print_outcome(dead: StoredDeadLetter, as_json: bool, words: str, **facts: str) -> None:
     if as_json:
-        _print_json({"id": dead.id, **facts})
+        output.print_json({"id": dead.id, **facts})
     else:
         print(output.safe(f"{dead.id} {words}"), flush=True)
-
-
-def _print_json(value: dict[str, Any]) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(value) + b"\n")
-    sys.stdout.buffer.flush()
 
 
 def _whole(dead: StoredDeadLetter) -> Iterable[str]:

@@ -1,4 +1,4 @@
-"""`tokenbus keys`: makes, lists, rotates and revokes keys of the gateway."""
+"""`tokenbus keys` and `tokenbus spend`: makes, lists, rotates and revokes keys of the gateway, and sums their spend."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def revoke(key_id: str, *, as_json: bool) -> None:
         entry = await store.revoke(key_id)
         now = await store.now_ms()
     if as_json:
-        _print_json(msgspec.to_builtins(summary(entry, source="redis", now_ms=now)))
+        output.print_json(summary(entry, source="redis", now_ms=now))
     else:
         print(f"{entry.id} is revoked; gateways refuse it within 10 s")
 
@@ -81,7 +81,7 @@ async def listing(*, as_json: bool) -> None:
         print("no keys", file=sys.stderr)
     for one in found:
         if as_json:
-            _print_json(msgspec.to_builtins(one))
+            output.print_json(one)
         else:
             print(output.safe("  ".join(_words(one))))
 
@@ -97,14 +97,9 @@ def _words(one: KeySummary) -> list[str]:
 
 def _print_key(made: NewKey, as_json: bool) -> None:
     if as_json:
-        _print_json({"id": made.id, "key": made.text})
+        output.print_json({"id": made.id, "key": made.text})
     else:
         print(made.text)
-
-
-def _print_json(value: dict[str, Any]) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(value) + b"\n")
-    sys.stdout.buffer.flush()
 
 
 @asynccontextmanager
@@ -129,8 +124,7 @@ async def show(*, key_id: str | None, days: int, as_json: bool) -> None:
         print("no keys", file=sys.stderr)
     for one in found:
         if as_json:
-            sys.stdout.buffer.write(msgspec.json.encode(one) + b"\n")
-            sys.stdout.buffer.flush()
+            output.print_json(one)
             continue
         lately = one.since(first)
         words = (

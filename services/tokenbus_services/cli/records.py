@@ -45,7 +45,7 @@ def show(run: str, *, as_json: bool) -> None:
     """Show a record: its request, each attempt, and how it ended. Raises RecordNotFound."""
     record = asyncio.run(_fetched(run))
     if as_json:
-        _write_json(record)
+        output.print_json(record)
     else:
         print(output.safe("\n".join(_whole(record))))
 
@@ -111,11 +111,6 @@ async def _fetched(run: str) -> Record:
         with translated(server):
             entry = await find_record(server, keys, run)
         return await records.load(entry.blob_id, blobs)
-
-
-def _write_json(record: Record) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(record) + b"\n")
-    sys.stdout.buffer.flush()
 
 
 def _line(entry: RecordEntry) -> str:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from typing import TypeAlias
-
-import msgspec
 
 from tokenbus.bus import layout as change
 from tokenbus.bus.keys import Keys
@@ -121,7 +118,6 @@ def _sentence(now: Layout, tail: int) -> str:
 
 def _print(facts: dict[str, Line], says: str, as_json: bool) -> None:
     if as_json:
-        sys.stdout.buffer.write(msgspec.json.encode(facts) + b"\n")
-        sys.stdout.buffer.flush()
+        output.print_json(facts)
     else:
         print(output.safe(says))

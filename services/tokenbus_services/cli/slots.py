@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 
 import msgspec
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
 from tokenbus.bus.keys import MAX_PARTITIONS, Keys
+from tokenbus_services.cli.render import output
 
 EVEN = 1.15
 """Load of the busiest node, as a multiple of the mean, up to which a number of partitions counts as even."""
@@ -53,8 +53,7 @@ def show(partitions: int, nodes: int, *, as_json: bool) -> None:
     better = [found for found, _ in zip(even_numbers(partitions, nodes), range(SUGGESTED), strict=False)]
     if as_json:
         facts = {"now": now, "even": [found.partitions for found in better]}
-        sys.stdout.buffer.write(msgspec.json.encode(facts) + b"\n")
-        sys.stdout.buffer.flush()
+        output.print_json(facts)
         return
     counts = ", ".join(map(str, now.nodes))
     print(f"{partitions} partitions on {nodes} nodes: {counts}")

@@ -1,4 +1,4 @@
-"""The configured providers: address and call format of each, and its key, which never leaves this process."""
+"""The configured providers: address and call format of each, and its credentials, which never leave this process."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from tokenbus.bus.run_record import ENDED, REQUEST, UNENDED, read_status
 from tokenbus.bus.server.server import Server, translated
 from tokenbus.client.decode import public_event
 from tokenbus.client.deployment import Deployment
-from tokenbus.client.publishing.publish import new_run_id
+from tokenbus.client.publishing import new_run_id
 from tokenbus.client.rerun import How, derived_id, request_again
 from tokenbus.client.retry_dead_letter import dead_letter_request
 from tokenbus.core.request.bounds import is_traceparent, tenant_of

@@ -1,4 +1,4 @@
-"""The script call that creates a run: its hash, its first event, its first turn."""
+"""The script call that creates a run (its hash, its first event, its first turn), and the one that cancels it."""
 
 from __future__ import annotations
 

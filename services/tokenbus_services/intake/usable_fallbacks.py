@@ -1,4 +1,4 @@
-"""Decides, when a run is accepted, which fallbacks it may use if its provider fails."""
+"""Decides, when a run is accepted, which settings apply, which fallbacks it may use, and which images it may hold."""
 
 from __future__ import annotations
 

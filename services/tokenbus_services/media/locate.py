@@ -1,4 +1,4 @@
-"""Finds the media in a request. Each has a location, used in errors and to replace its source."""
+"""Finds the media in a request, and builds the body with their bytes. Each has a location, used in errors."""
 
 from __future__ import annotations
 

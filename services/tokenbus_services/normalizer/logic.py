@@ -11,7 +11,7 @@ from tokenbus.bus.keys import Keys
 from tokenbus.bus.scripts import Arg, Commit
 from tokenbus.bus.stage.logic import RunPosition, StageLogic
 from tokenbus.core.attempt_decoder import AttemptReader
-from tokenbus.core.run.attempts.next_attempt import WORKER_LOST
+from tokenbus.core.run.attempts import WORKER_LOST
 from tokenbus.core.run.outbox import JOIN_LIMIT
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import CONTROL_ATTEMPT, BusEvent, EventFrame, decode_raw, encode

@@ -30,7 +30,7 @@ from tokenbus.bus.scripts.activity import count_activity
 from tokenbus.bus.scripts.script import MAX_VALUES
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
-from tokenbus.core.run.attempts.next_attempt import AttemptReport
+from tokenbus.core.run.attempts import AttemptReport
 from tokenbus.core.run.state import RunState
 from tokenbus.events.public import RunEnd, RunEvent, RunFailedEvent
 from tokenbus_services.runtime.metrics import KnownModels, write_regularly

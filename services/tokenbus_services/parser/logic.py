@@ -12,7 +12,7 @@ from tokenbus.bus.keys import Keys, PublicTopic
 from tokenbus.bus.run_record import JUDGING, SEQ, RunLifetimes
 from tokenbus.bus.scripts import Arg, Commit
 from tokenbus.bus.stage.logic import RunPosition, StageLogic
-from tokenbus.core.run.attempts.next_attempt import AttemptReport
+from tokenbus.core.run.attempts import AttemptReport
 from tokenbus.core.run.blocks.block_table import BlockTable, OpenBlocks
 from tokenbus.core.run.checkpoint import Checkpoints, Snapshot
 from tokenbus.core.run.gated_run import GatedRun, accept

@@ -1,4 +1,4 @@
-"""The parser's metrics of its runs. A batch that is processed twice, after a takeover, counts twice.
+"""The parser's metrics and log lines of its runs. A batch that is processed twice, after a takeover, counts twice.
 
 No label holds anything from a request: kinds, statuses and error classes are few and known.
 """
@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from tokenbus.bus.activity import OTHER
 from tokenbus.core.request.bounds import MAX_NAME_CHARS, tenant_of
-from tokenbus.core.run.attempts.next_attempt import AttemptReport
+from tokenbus.core.run.attempts import AttemptReport
 from tokenbus.core.run.state import RunState
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.public import (

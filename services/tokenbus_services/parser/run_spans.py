@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from tokenbus.core.request.bounds import MAX_NAME_CHARS, tenant_of
-from tokenbus.core.run.attempts.next_attempt import AttemptReport
+from tokenbus.core.run.attempts import AttemptReport
 from tokenbus.core.run.state import RunState
 from tokenbus.events.public import BlockComplete, Incomplete, Restarted, Retrying, RunEnd, RunEvent, RunFailedEvent
 from tokenbus_services.pricing import token_counts

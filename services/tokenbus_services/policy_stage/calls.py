@@ -22,9 +22,9 @@ from tokenbus.bus.scripts.runs.accept import mark_asked
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
+from tokenbus.client import publishing
 from tokenbus.client.client import Client, Run
-from tokenbus.client.publishing import publish as publishing
-from tokenbus.client.publishing.publish import new_run_id
+from tokenbus.client.publishing import new_run_id
 from tokenbus.errors import RequestInvalid
 from tokenbus.events.frames import PolicyVerdict, RecordedDecision, drafts_decoder
 from tokenbus.events.public import TERMINAL, PublicEvent

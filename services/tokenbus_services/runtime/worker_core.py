@@ -1,4 +1,7 @@
-"""What all services of one process share: the connections to the server, the tasks it lives by, and its name."""
+"""What all services of one process share: the connections to the server, the tasks it lives by, and its name.
+
+Also the agreement with the deployment, and an ordered stage as a service.
+"""
 
 from __future__ import annotations
 

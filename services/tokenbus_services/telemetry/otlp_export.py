@@ -22,7 +22,7 @@ from opentelemetry.trace import SpanContext, SpanKind, TraceFlags
 from opentelemetry.trace.status import Status, StatusCode
 
 from tokenbus import __version__
-from tokenbus.core.run.attempts.next_attempt import AttemptReport
+from tokenbus.core.run.attempts import AttemptReport
 from tokenbus_services.telemetry.trace_context import RunTrace, Span, Value
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)

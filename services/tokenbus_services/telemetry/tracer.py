@@ -14,7 +14,7 @@ import msgspec
 import structlog
 from prometheus_client import CollectorRegistry, Counter
 
-from tokenbus.core.run.attempts.next_attempt import AttemptReport
+from tokenbus.core.run.attempts import AttemptReport
 from tokenbus.errors import SettingsError
 from tokenbus.events.requests import Generate, Message
 from tokenbus_services.settings import OtelSettings, Settings

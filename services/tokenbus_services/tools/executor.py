@@ -1,4 +1,7 @@
-"""Runs tool calls. Every call returns an outcome that the model can read, even a failure; only a cancel propagates."""
+"""The deployment's tools, resolved and validated once, and their calls.
+
+Every call returns an outcome that the model can read, even a failure; only a cancel propagates.
+"""
 
 from __future__ import annotations
 

@@ -15,11 +15,11 @@ from tokenbus.bus.keys import DEFAULT_PREFIX
 from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.run_record import newest_seq
 from tokenbus.bus.server.server import Server, translated
+from tokenbus.client import publishing
 from tokenbus.client.blobs import Blobs
 from tokenbus.client.deployment import Deployment, partitions_in, url_in
 from tokenbus.client.log_reader import follow
-from tokenbus.client.publishing import publish as publishing
-from tokenbus.client.publishing.publish import PublishQueue, new_run_id
+from tokenbus.client.publishing import PublishQueue, new_run_id
 from tokenbus.client.rerun import How, request_again
 from tokenbus.client.response import Response, ResponseBuilder
 from tokenbus.client.run_list import StateFilter, describe_runs, list_runs, run_filter

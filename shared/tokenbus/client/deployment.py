@@ -14,7 +14,7 @@ from tokenbus.bus.layout import Layout, locate, read_layout
 from tokenbus.bus.server.server import Server, translated
 from tokenbus.bus.server.url import url_in_env
 from tokenbus.client.local_up import data_directory, running_in
-from tokenbus.client.tailing.stream_tail import Hub
+from tokenbus.client.tailing import Hub
 from tokenbus.errors import DeploymentMismatch, ServerUnavailable, SettingsError
 
 log = logging.getLogger(__name__)

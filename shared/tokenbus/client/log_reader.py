@@ -20,7 +20,7 @@ from tokenbus.bus.server.server import translated
 from tokenbus.bus.server.stream_reader import Entry, id_key
 from tokenbus.client.decode import is_end, public_event
 from tokenbus.client.deployment import Deployment, Outage
-from tokenbus.client.tailing.stream_tail import StreamFeed
+from tokenbus.client.tailing import StreamFeed
 from tokenbus.errors import CursorAhead, CursorTrimmed, RunLost, RunNotFound, ServerUnavailable
 from tokenbus.events.public import PublicEvent
 

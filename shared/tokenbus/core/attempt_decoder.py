@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from tokenbus.core.image_header import found, measured
-from tokenbus.core.run.attempts.next_attempt import WORKER_LOST
+from tokenbus.core.run.attempts import WORKER_LOST
 from tokenbus.events.error_info import ErrorInfo, stream_cut
 from tokenbus.events.frames import (
     ANY_FRAME,

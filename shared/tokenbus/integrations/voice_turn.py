@@ -11,7 +11,7 @@ from contextlib import aclosing
 from typing import Any
 
 from tokenbus.client.client import Client
-from tokenbus.client.publishing.publish import new_run_id
+from tokenbus.client.publishing import new_run_id
 from tokenbus.errors import Malformed, RequestInvalid, RunCancelled, RunFailed, RunIncomplete, ServerError
 from tokenbus.events.public import (
     TERMINAL,

@@ -1,4 +1,7 @@
-"""Runs one policy on one stream: calls it in order, enforces its timeout, and handles its errors."""
+"""Runs one policy on one stream, or a chain of policies in which each gets the output of those before it.
+
+A runner calls its policy in order, enforces its timeout, and handles its errors.
+"""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 from tests.collector import Collector, collector
 from tokenbus.bus.server.clock import ServerClock
 from tokenbus.core.attempt_decoder import AttemptReader
-from tokenbus.core.run.attempts.next_attempt import AttemptReport
+from tokenbus.core.run.attempts import AttemptReport
 from tokenbus.core.run.blocks.block_table import BlockTable
 from tokenbus.core.run.state import RunState
 from tokenbus.events.frames import Accepted, RunLimits

@@ -25,7 +25,7 @@ from tests.bench.jobs import Load
 from tests.bench.procs import cpu_s
 from tests.bench.stack import PIPELINE, PROVIDER, Stack, running
 from tests.console.browser import browser, page_of
-from tokenbus.client.publishing.publish import new_run_id
+from tokenbus.client.publishing import new_run_id
 
 GATEWAY = "gateway"
 RUNS = 2_000

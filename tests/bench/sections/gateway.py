@@ -28,7 +28,7 @@ from tests.bench.figures import ROUNDS, WARM, Figure
 from tests.bench.jobs import Listen, Load, Received
 from tests.bench.procs import ROOT, Processes, answers, cpu_s, resident_kb
 from tests.bench.stack import PROVIDER, SERVICES, Stack, running
-from tokenbus.client.publishing.publish import new_run_id
+from tokenbus.client.publishing import new_run_id
 from tokenbus.events.public import Started
 from tokenbus_services.process.embedded_server import free_port
 

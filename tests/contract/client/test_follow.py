@@ -18,7 +18,7 @@ from tokenbus.bus.keys import Keys
 from tokenbus.bus.layout import join_deployment
 from tokenbus.bus.run_record import STATUS
 from tokenbus.bus.server.server import Server
-from tokenbus.client.tailing.stream_tail import READS, ROOM, StreamFeed
+from tokenbus.client.tailing import READS, ROOM, StreamFeed
 from tokenbus.errors import (
     CursorAhead,
     CursorTrimmed,
@@ -240,7 +240,7 @@ async def test_an_id_that_no_run_can_have_is_refused(bus: Client):
 async def test_followers_share_a_connection_and_leave_neither_it_nor_a_task(
     server_url: str, bus: Client, server: Server, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("tokenbus.client.tailing.stream_tail.IDLE_S", 0.01)
+    monkeypatch.setattr("tokenbus.client.tailing.IDLE_S", 0.01)
     writers = [Writer(server, keys, f"r{i}") for i in range(20)]
     await ids(server)
     await writers[0].accept()  # by a second connection, for it is a pipeline

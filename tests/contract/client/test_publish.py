@@ -14,7 +14,7 @@ from tokenbus import Client, Completed, Generate, Message, Run
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.layout import join_deployment
 from tokenbus.bus.server.server import Server
-from tokenbus.client.publishing.publish import COMMANDS
+from tokenbus.client.publishing import COMMANDS
 from tokenbus.core.request.parse import decode_request
 from tokenbus.errors import (
     DeploymentMismatch,

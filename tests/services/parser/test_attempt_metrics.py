@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from tokenbus.core.run.attempts.next_attempt import AttemptReport
+from tokenbus.core.run.attempts import AttemptReport
 from tokenbus.core.run.blocks.block_table import BlockTable
 from tokenbus.core.run.state import RunState
 from tokenbus.events.error_info import ErrorInfo

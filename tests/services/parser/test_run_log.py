@@ -13,7 +13,7 @@ from structlog.testing import LogCapture
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.run_record import RunLifetimes
 from tokenbus.bus.scripts import Commit
-from tokenbus.core.run.attempts.next_attempt import WORKER_LOST
+from tokenbus.core.run.attempts import WORKER_LOST
 from tokenbus.events import normalized as n
 from tokenbus.events.error_info import IN_ANSWER, ErrorInfo
 from tokenbus.events.frames import CONTROL_ATTEMPT, Accepted, BusEvent, CancelRequested, EventFrame, RunLimits, encode

@@ -14,7 +14,7 @@ pytest.importorskip("opentelemetry.sdk", reason="opentelemetry-sdk is not instal
 
 from tests.collector import Collector, collector
 from tests.waiting import eventually
-from tokenbus.core.run.attempts.next_attempt import AttemptReport
+from tokenbus.core.run.attempts import AttemptReport
 from tokenbus.core.run.blocks.block_table import BlockTable
 from tokenbus.core.run.state import RunState
 from tokenbus.errors import SettingsError

@@ -7,7 +7,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from tokenbus.client.publishing.publish import with_trace_context
+from tokenbus.client.publishing import with_trace_context
 from tokenbus.core.request.bounds import is_traceparent
 from tokenbus.events.requests import Generate, Message
 from tokenbus_services.telemetry import run_trace, traceparent_of

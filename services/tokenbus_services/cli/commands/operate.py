@@ -1,4 +1,4 @@
-"""Commands for who operates a deployment."""
+"""Commands that run a deployment or a part of it, watch it, and change it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @json_lines
 def top(every_s: float, once: bool, as_json: bool) -> None:
     """Show workers, partitions, lag, rates and open runs, live until Ctrl-C."""
-    from tokenbus_services.cli.top.command import top
+    from tokenbus_services.cli.top import top
 
     asyncio.run(top(every_s=every_s, once=once, as_json=as_json))
 

@@ -1,4 +1,4 @@
-"""Commands that publish, show and stop runs."""
+"""Commands about runs: publish, show and stop them; their debug records and dead letters."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from tokenbus.events.error_info import ErrorClass, ErrorInfo
 from tokenbus.providers import registry
 from tokenbus_services.blobs.http import FULL
 from tokenbus_services.cli.doctor.checks import NEARLY, Finding
-from tokenbus_services.cli.inspect.provider_facts import BlobFailure, FailingModel, SilentModel
+from tokenbus_services.cli.inspect import BlobFailure, FailingModel, SilentModel
 from tokenbus_services.cli.render.event_text import failure, size, time_span
 from tokenbus_services.redaction.redactor import key_in_file
 from tokenbus_services.runtime.deployment_snapshot import DeploymentSnapshot, QueueFacts, StageFacts

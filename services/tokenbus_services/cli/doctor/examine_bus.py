@@ -1,4 +1,4 @@
-"""Gathers the facts about the server and the bus on it, and has them checked."""
+"""Gathers the facts about the server, the bus on it and its surroundings, and has them checked."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tokenbus_services.cli.doctor import checks, checks_work
 from tokenbus_services.cli.doctor.checks import Finding
 from tokenbus_services.cli.doctor.checks_work import OFTEN, StuckFacts
 from tokenbus_services.cli.http_probe import page
-from tokenbus_services.cli.inspect.provider_facts import failing_models, last_failure, silent_models
+from tokenbus_services.cli.inspect import failing_models, last_failure, silent_models
 from tokenbus_services.cli.render.event_text import size
 from tokenbus_services.cli.service_registry import runs_tools
 from tokenbus_services.endpoints.endpoint import Key, KeyMissing, KeyUnusable

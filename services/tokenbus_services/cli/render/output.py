@@ -7,6 +7,8 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from tokenbus.client.decode import TopicEvent
 from tokenbus.events.decisions import Decided
 from tokenbus.events.public import (
@@ -44,9 +46,19 @@ def showing(*, as_json: bool = False, many_runs: bool = False) -> Generator[Show
         yield lambda event: _show_line(event) if isinstance(event, Decided) else _write(text.feed(event))
 
 
-def _show_json(event: TopicEvent) -> None:
-    sys.stdout.buffer.write(encode(event.fields if isinstance(event, UnknownEvent) else event) + b"\n")
+def print_json(value: object) -> None:
+    """Print a value as one line of JSON."""
+    write(msgspec.json.encode(value) + b"\n")
+
+
+def write(data: bytes) -> None:
+    """Write bytes to stdout at once."""
+    sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()
+
+
+def _show_json(event: TopicEvent) -> None:
+    write(encode(event.fields if isinstance(event, UnknownEvent) else event) + b"\n")
 
 
 def _show_line(event: TopicEvent) -> None:

@@ -1,4 +1,4 @@
-"""`tokenbus runs`: lists the deployment's runs, open and ended."""
+"""`tokenbus runs` and `tokenbus cancel`: lists or stops the runs that the options choose."""
 
 from __future__ import annotations
 
@@ -37,8 +37,7 @@ async def listing(choice: RunChoice, *, limit: int, oldest_first: bool, as_json:
     now_ms = time.time_ns() // 1_000_000
     if as_json:
         for info in found:
-            sys.stdout.buffer.write(msgspec.json.encode(info) + b"\n")
-        sys.stdout.buffer.flush()
+            output.print_json(info)
     elif not found:
         print("no such runs" if not choice.is_empty else "no runs", file=sys.stderr)
     elif console := output.console():
@@ -223,7 +222,6 @@ async def _known(bus: Client, run: str) -> RunInfo | None:
 
 def _print_outcome(info: RunInfo, as_json: bool) -> None:
     if as_json:
-        sys.stdout.buffer.write(msgspec.json.encode({"run": info.run}) + b"\n")
-        sys.stdout.buffer.flush()
+        output.print_json({"run": info.run})
     else:
         print(output.safe(info.run), flush=True)

@@ -1,4 +1,4 @@
-"""`tokenbus send`: publishes a request from a file or from options."""
+"""`tokenbus send` and `tokenbus follow`: publishes a request from a file or from options, and shows a run."""
 
 from __future__ import annotations
 

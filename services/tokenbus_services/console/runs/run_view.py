@@ -1,4 +1,4 @@
-"""What the console says of a run: a row, folded from its events. Pure."""
+"""What the console says of a run: a row, folded from its events, and its turn in front of the provider. Pure."""
 
 from __future__ import annotations
 

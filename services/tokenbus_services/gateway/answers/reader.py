@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tokenbus.client.decode import is_end
-from tokenbus.client.tailing.stream_tail import Wakeup
+from tokenbus.client.tailing import Wakeup
 from tokenbus.events.public import BlockComplete, Chunk, PublicEvent
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

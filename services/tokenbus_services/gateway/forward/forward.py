@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tokenbus.bus.liveness import Liveness
-from tokenbus.client.publishing.publish import new_run_id
+from tokenbus.client.publishing import new_run_id
 from tokenbus.errors import ServerError
 from tokenbus.events.quirks import segment_problem
 from tokenbus.events.usage import Usage

@@ -1,4 +1,4 @@
-"""Limits: provider rate limits, and bounds on everything else."""
+"""Limits: provider rate limits, bounds on everything else, and what is kept for how long."""
 
 from __future__ import annotations
 

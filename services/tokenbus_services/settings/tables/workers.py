@@ -1,4 +1,4 @@
-"""Worker settings: retries, stages and queues, ports."""
+"""Worker settings: retries, stages and queues, ports; tools and MCP servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs an MCP server as a child process: messages are lines on its stdin and stdout.
+"""How to reach an MCP server: as a child process with messages as lines on stdin and stdout, or over HTTP.
 
 The package's own transport accepts lines of any length; this one limits them. The child leads its own process group, so
 that Ctrl-C in the terminal does not kill it before its calls end, and so that none of its processes is left behind.

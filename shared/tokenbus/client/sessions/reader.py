@@ -22,7 +22,7 @@ from tokenbus.bus.server.stream_reader import Entry
 from tokenbus.client.decode import public_event
 from tokenbus.client.deployment import Deployment, Outage
 from tokenbus.client.log_reader import LONGEST_LOOK_S
-from tokenbus.client.tailing.stream_tail import StreamFeed
+from tokenbus.client.tailing import StreamFeed
 from tokenbus.errors import CursorAhead, Malformed, ServerUnavailable, SessionNotFound
 from tokenbus.events.public import PublicEvent
 from tokenbus.events.sessions import AnySessionEvent, RunEnded

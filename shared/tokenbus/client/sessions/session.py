@@ -8,9 +8,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 import msgspec
 
 from tokenbus.bus.server.server import translated
+from tokenbus.client import publishing
 from tokenbus.client.deployment import Deployment
-from tokenbus.client.publishing import publish as publishing
-from tokenbus.client.publishing.publish import new_run_id
+from tokenbus.client.publishing import new_run_id
 from tokenbus.client.sessions.history import history_before
 from tokenbus.client.sessions.reader import SessionCursor, SessionStep, follow_session
 from tokenbus.core.request.bounds import tenant_of

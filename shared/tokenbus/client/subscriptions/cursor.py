@@ -1,4 +1,6 @@
-"""A subscriber's position in a topic, as a value that can be stored and resumed from."""
+"""A subscriber's position in a topic, as a value that can be stored; how a subscription is iterated; what it could not
+deliver.
+"""
 
 from __future__ import annotations
 

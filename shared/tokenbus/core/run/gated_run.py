@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import msgspec
 
-from tokenbus.core.run.attempts.next_attempt import AttemptReport
+from tokenbus.core.run.attempts import AttemptReport
 from tokenbus.core.run.blocks.public_blocks import fitting_finish
 from tokenbus.core.run.effects import Decide, Draft, Effect, EndRun, ForgetRun, ReleaseFromPolicies
-from tokenbus.core.run.gate.released_output import PolicyGate
+from tokenbus.core.run.gate import PolicyGate
 from tokenbus.core.run.outbox import Outbox
 from tokenbus.core.run.provider_extra import renumbered
 from tokenbus.core.run.state import RunState

@@ -10,7 +10,7 @@ from tokenbus.core.prefill.turn import TurnText
 from tokenbus.core.run.blocks.block_table import BlockTable, CompleteCall
 from tokenbus.core.run.blocks.opaque import ExtraData, OpaqueTracker
 from tokenbus.core.run.continuation import Seam
-from tokenbus.core.run.gate.released_output import PolicyGate
+from tokenbus.core.run.gate import PolicyGate
 from tokenbus.core.stop_strings import StopScan
 from tokenbus.events.frames import Accepted, FallbackPlan, ToolReturned
 from tokenbus.events.normalized import Start

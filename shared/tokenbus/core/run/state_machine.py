@@ -35,7 +35,7 @@ from __future__ import annotations
 import msgspec
 
 from tokenbus.core.prefill.turn import TurnText
-from tokenbus.core.run.attempts.next_attempt import (
+from tokenbus.core.run.attempts import (
     WORKER_LOST,
     AttemptReport,
     can_continue,
@@ -55,7 +55,7 @@ from tokenbus.core.run.attempts.next_attempt import (
 from tokenbus.core.run.block_deltas import add
 from tokenbus.core.run.blocks.block_table import BlockTable
 from tokenbus.core.run.effects import CloseAttempt, Effect, ForgetRun, RunTools
-from tokenbus.core.run.gate.released_output import ToolVerdicts
+from tokenbus.core.run.gate import ToolVerdicts
 from tokenbus.core.run.outbox import Outbox
 from tokenbus.core.run.state import RunState
 from tokenbus.core.run.termination import (

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from tokenbus.core.run.blocks.block_table import CompleteCall
 from tokenbus.core.run.blocks.public_blocks import write_result
-from tokenbus.core.run.gate.released_output import ToolVerdicts
+from tokenbus.core.run.gate import ToolVerdicts
 from tokenbus.core.run.outbox import Outbox
 from tokenbus.core.run.state import PendingCall, RunState
 from tokenbus.events.frames import ResultImage, ToolReported, ToolReturned, ToolWork

@@ -1,7 +1,7 @@
 """A stream that ends early is recognised: the body is over, and the provider's own end was not in it.
 
 Such an attempt ends in `Cut`, never in `Done`: its text may be a part. What follows (a retry, `continue`, or a run that
-ends `incomplete`) is the run's business (`tokenbus.core.run.attempts.next_attempt`).
+ends `incomplete`) is the run's business (`tokenbus.core.run.attempts`).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from redis.exceptions import ResponseError
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
-from tokenbus.client.tailing.stream_tail import ROOM, Hub, StreamFeed
+from tokenbus.client.tailing import ROOM, Hub, StreamFeed
 
 
 async def write(server: Server, stream: str, first: int, count: int) -> None:
@@ -120,7 +120,7 @@ async def test_a_tail_is_kept_for_the_next_reader_and_closed_with_its_hub(server
 
 
 async def test_an_idle_tail_is_closed_after_a_while(server: Server, keys: Keys, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("tokenbus.client.tailing.stream_tail.IDLE_S", 0.01)
+    monkeypatch.setattr("tokenbus.client.tailing.IDLE_S", 0.01)
     before = asyncio.all_tasks()
     hub = Hub(server)
     async with feed_of(hub, keys.log("r"), "0-0"):

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from tokenbus.errors import BlobQuotaExceeded
 from tokenbus_services.blobs.http import BlobMetrics
 from tokenbus_services.cli.http_probe import ProbedPage
-from tokenbus_services.cli.inspect.provider_facts import BlobFailure, last_failure
+from tokenbus_services.cli.inspect import BlobFailure, last_failure
 
 
 def page(metrics: BlobMetrics) -> ProbedPage:

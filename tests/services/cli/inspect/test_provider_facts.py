@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tokenbus.bus.activity import SLOT_MS, Activity, Failure, ProviderActivity
-from tokenbus_services.cli.inspect.provider_facts import failing_models, silent_models
+from tokenbus_services.cli.inspect import failing_models, silent_models
 
 LIMITED = Failure(provider="p", model="m", kind="rate_limit", code="rate_limit_exceeded", status=429)
 OVERLOADED = Failure(provider="p", model="m", kind="overloaded", code="overloaded", status=529)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tokenbus_services.cli.top.command import Sample, lines, rates
+from tokenbus_services.cli.top import Sample, lines, rates
 from tokenbus_services.runtime.deployment_snapshot import (
     DeploymentSnapshot,
     NodeFacts,

@@ -11,8 +11,8 @@ from rich.console import Console, Group
 from tokenbus.bus.activity import Failure
 from tokenbus.errors import ServerError, ServerTooOld, ServerUnavailable, SettingsError
 from tokenbus_services.cli.doctor.checks import server_todo
-from tokenbus_services.cli.inspect.provider_facts import BlobFailure, FailingModel, SilentModel, Trouble
-from tokenbus_services.cli.top.command import Rates, Sample, screen_parts
+from tokenbus_services.cli.inspect import BlobFailure, FailingModel, SilentModel, Trouble
+from tokenbus_services.cli.top import Rates, Sample, screen_parts
 from tokenbus_services.runtime.deployment_snapshot import DeploymentSnapshot, PartitionFacts, QueueFacts, StageFacts
 
 

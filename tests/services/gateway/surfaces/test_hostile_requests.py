@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.services.gateway.rules import rules
-from tokenbus.client.publishing import publish
-from tokenbus.client.publishing.publish import new_run_id
+from tokenbus.client import publishing as publish
+from tokenbus.client.publishing import new_run_id
 from tokenbus.errors import TokenbusError
 from tokenbus_services.gateway.problem import Problem, Refusal, of_exception
 from tokenbus_services.gateway.routes.registry import SURFACES

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tokenbus.client.publishing.publish import carrying, encoded, with_id
+from tokenbus.client.publishing import carrying, encoded, with_id
 from tokenbus.core.request.parse import decode_request
 from tokenbus.errors import RequestInvalid, RequestTooLarge
 from tokenbus.events.requests import Cancel, Generate, Message

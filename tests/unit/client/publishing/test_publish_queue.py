@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tokenbus.bus.server.server import Server
-from tokenbus.client.publishing.publish import PublishQueue
+from tokenbus.client.publishing import PublishQueue
 
 
 async def test_a_publisher_is_told_if_the_end_of_its_client_is_cancelled() -> None:

@@ -8,7 +8,7 @@ from uuid import RFC_4122, UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenbus.client.publishing.publish import RunIds, new_run_id
+from tokenbus.client.publishing import RunIds, new_run_id
 from tokenbus.core.request.bounds import id_of_entry, uuid7
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from tokenbus.client.tailing.stream_tail import Wakeup
+from tokenbus.client.tailing import Wakeup
 
 
 async def test_a_wait_ends_when_the_flag_is_set_and_at_once_while_it_is():

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.core.run.script import Story, call, of_type, text
-from tokenbus.core.run.attempts.next_attempt import WORKER_LOST
+from tokenbus.core.run.attempts import WORKER_LOST
 from tokenbus.core.run.continuation import Seam
 from tokenbus.core.run.effects import NextTurn
 from tokenbus.events import normalized as n

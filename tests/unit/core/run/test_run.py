@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.core.run.script import Story, call, item, of_type, text
 from tokenbus.core.request.bounds import MAX_NAME_CHARS
-from tokenbus.core.run.attempts.next_attempt import WORKER_LOST
+from tokenbus.core.run.attempts import WORKER_LOST
 from tokenbus.core.run.effects import EndRun, ForgetRun, NextTurn, RunTools
 from tokenbus.events import normalized as n
 from tokenbus.events.error_info import ErrorInfo

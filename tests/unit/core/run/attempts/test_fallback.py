@@ -7,7 +7,7 @@ import pytest
 from tests.unit.core.run.script import Story, of_type, text
 from tokenbus.core.request.parse import request_from
 from tokenbus.core.request.validate import all_choices, left_from, request_for
-from tokenbus.core.run.attempts.next_attempt import WORKER_LOST
+from tokenbus.core.run.attempts import WORKER_LOST
 from tokenbus.core.run.effects import NextTurn
 from tokenbus.errors import RequestInvalid
 from tokenbus.events import normalized as n

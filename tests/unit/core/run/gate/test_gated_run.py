@@ -12,7 +12,7 @@ from tests.unit.core.run.gated_scripts import JUDGED, HeldStory
 from tests.unit.core.run.script import call, item, of_type, text
 from tokenbus.client.response import Response
 from tokenbus.core.run.effects import Draft, EndRun, ForgetRun, NextTurn, ReleaseFromPolicies, RunTools
-from tokenbus.core.run.gate.released_output import MAX_WORKERS_WITHOUT_PROGRESS
+from tokenbus.core.run.gate import MAX_WORKERS_WITHOUT_PROGRESS
 from tokenbus.events import normalized as n
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import (

@@ -19,7 +19,7 @@ from tokenbus.bus.server.server import Server, translated
 from tokenbus.bus.topology import INTAKE, POLICY, RECORDER
 from tokenbus.errors import ServerUnavailable
 from tokenbus_services.cli import connect as reaching
-from tokenbus_services.cli.inspect.provider_facts import Trouble, TroubleObserver
+from tokenbus_services.cli.inspect import Trouble, TroubleObserver
 from tokenbus_services.cli.render import output
 from tokenbus_services.cli.render.event_text import failure, per_second, size, time_span
 from tokenbus_services.cli.render.output import safe

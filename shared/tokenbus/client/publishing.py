@@ -1,4 +1,4 @@
-"""Prepares requests for the inbound stream: assigns ids and runs the same checks as intake."""
+"""Publishes requests: the run's id, the encoded request after the same checks as at intake, and the queue of sends."""
 
 from __future__ import annotations
 

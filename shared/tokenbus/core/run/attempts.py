@@ -1,4 +1,4 @@
-"""Next attempt of a run: the next turn, the same turn from its start, or the same turn continued from its text."""
+"""After an attempt: its report, and the decision to retry, to continue or to fall back to another model."""
 
 from __future__ import annotations
 

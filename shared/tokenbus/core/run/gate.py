@@ -1,7 +1,7 @@
-"""The run's released output: plain data, so that it can be checkpointed.
+"""What policies decide about a run: the drafts that wait for verdicts, and the output that was released. Plain data.
 
-It is consistent whichever policy worker produces it: block numbers have no gap, complete blocks do not change, and the
-chunks of a block concatenate to its content. A policy worker that dies in mid-block, or another that judges
+The output is consistent whichever policy worker produces it: block numbers have no gap, complete blocks do not change,
+and the chunks of a block concatenate to its content. A policy worker that dies in mid-block, or another that judges
 differently, therefore cannot break the stream for subscribers.
 """
 

@@ -1,1 +1,0 @@
-"""`tokenbus top`: figures of the deployment, and the screen that shows them."""
