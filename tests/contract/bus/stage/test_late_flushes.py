@@ -10,7 +10,8 @@ import pytest
 from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as NoReply
 
-from tests.contract.bus.stage.test_chain import Scene, script_of
+from tests.contract.bus.stage.test_chain import Scene, before_script, script_of
+from tests.contract.bus.toys import GROUP, NEXT
 from tests.waiting import eventually
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
@@ -127,3 +128,36 @@ async def test_a_flush_that_arrives_after_it_was_given_up_is_written_once_or_not
             assert await scene.log(run) == list(map(str, expected)), f"late at command {at}"
             ids = [entry_id.decode() for entry_id, _ in await server.client.xrange(scene.keys.log(run))]
             assert ids == [f"1-{n}" for n in range(len(ids))], f"late at command {at}"
+
+
+async def test_the_twin_of_a_flush_writes_nothing_however_late_it_arrives(server: Server, keys: Keys) -> None:
+    scene = Scene(server, Keys(f"{keys.prefix}-{uuid4().hex[:6]}", 1))
+    await scene.open_runs("a")
+    send, sent = server.client.execute_command, list[tuple[Any, ...]]()
+
+    async def execute_command(*args: Any, **options: Any) -> Any:
+        if script_of(args) == "chain":
+            sent.append(args)
+        return await send(*args, **options)
+
+    async with scene.worker() as both:
+        await both.until_short(a=b"+1")
+        server.client.execute_command = execute_command
+        for verdict in (b"already", b"moved"):
+            assert await both.write(a=b"+1") == "short"
+            before = await scene.log("a"), await scene.offsets()
+            assert (await send(*sent[0]))[0] == verdict
+            assert (await scene.log("a"), await scene.offsets()) == before
+        server.client.execute_command = send
+
+
+@pytest.mark.parametrize("group", [GROUP, NEXT])
+async def test_a_flush_is_refused_if_either_stage_stands_elsewhere(server: Server, keys: Keys, group: str) -> None:
+    scene = Scene(server, Keys(f"{keys.prefix}-{uuid4().hex[:6]}", 1))
+    await scene.open_runs("a")
+    async with scene.worker(driven=True) as both:
+        await both.until_short(a=b"+1")
+        before, lease = await scene.log("a"), scene.keys.lease(0, group)
+        before_script(server, lambda: server.client.hset(lease, "offset", "9999999999999-0"))
+        assert await both.write(a=b"+1") == "long"
+        assert await scene.log("a") == before
