@@ -24,7 +24,7 @@ READ = """
   plain.onmessage = (event) => window.messages.push(Number(event.lastEventId));
   plain.onerror = () => (window.plain = plain.readyState === EventSource.CLOSED);
   const source = new EventSource(url);
-  const types = ["started", "block_start", "chunk", "block_complete", "usage", "completed"];
+  const types = ["started", "answering", "block_start", "chunk", "block_complete", "usage", "completed"];
   for (const type of types) source.addEventListener(type, (event) => window.seqs.push(Number(event.lastEventId)));
   source.addEventListener("completed", () => (window.ends += 1));
   source.onerror = () => (window.over = source.readyState === EventSource.CLOSED);
