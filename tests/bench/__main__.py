@@ -19,6 +19,7 @@ from tests.bench.sections.chained import chained
 from tests.bench.sections.console import watched
 from tests.bench.sections.disconnect import left
 from tests.bench.sections.gateway import measured_gateway
+from tests.bench.sections.hands import measured_hands
 from tests.bench.sections.intake import intake_costs, taken_in
 from tests.bench.sections.open_runs import opened
 from tests.bench.sections.otel import traced
@@ -45,6 +46,7 @@ ALONE: dict[str, Callable[[], list[Figure]]] = {
     "disconnect": left,
     "console": watched,
     "otel": traced,
+    "hands": measured_hands,
 }
 """Sections that start their own processes, or need none."""
 ALL = (*NAMES, *ALONE)
