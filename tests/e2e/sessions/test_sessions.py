@@ -8,11 +8,13 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 
 from tests.e2e.conftest import WEATHER
 from tests.e2e.fleet import PIPELINE, WITH_TOOLS, Fleet, fleet
+from tests.services.cli.process import run as command
 from tests.waiting import eventually
 from tokenbus import Chunk, Client, Message
 from tokenbus.bus.keys import Keys
@@ -20,7 +22,7 @@ from tokenbus.bus.server.server import Server
 from tokenbus.client.sessions.reader import SessionStep
 from tokenbus.client.sessions.session import Session
 from tokenbus.errors import RequestInvalid, SessionNotFound
-from tokenbus.events.sessions import Appended, Configured, Delivered, Fate, Returned, RunEnded, session_ref
+from tokenbus.events.sessions import Appended, Configured, Delivered, Fate, Returned, RunEnded, placing, session_ref
 from tokenbus_services.mock_provider import MockProvider, Reply, Script, Stall, ToolCall, Turn
 
 TALK = Script(
@@ -302,6 +304,32 @@ async def test_a_deleted_session_leaves_nothing_and_its_fork_stays(
         await fork.send("go on")
         await told(fork, run_over)
         assert sent(provider, len(provider.requests) - 1)[1:] == [*history, ("user", "go on")]
+
+
+async def test_a_session_stays_where_it_is_while_the_number_of_partitions_changes(
+    server_url: str, keys: Keys, tmp_path: Path
+) -> None:
+    async with running(server_url, keys, tmp_path) as (provider, _, bus):
+        sessions = [bus.session(f"s{n}") for n in range(4)]
+        for session in sessions:
+            await session.configure(CONFIG)
+            await session.send("hello")
+            await told(session, said)
+            await session.send("waits")
+        changed = await command("repartition", "11", TOKENBUS_CONFIG=str(tmp_path / "tokenbus.toml"))
+        assert changed.code == 0, changed.error
+        placed = {crc32(placing(session_ref("", s.name)).encode()) for s in sessions}
+        assert any(n % 4 != n % 11 for n in placed)
+        for exchange in provider.requests:
+            provider.resume(exchange)
+        async with Client(server_url, prefix=keys.prefix) as other:
+            for session in sessions:
+                await other.session(session.name).send("after the change")
+                steps = await told(session, run_over, 3)
+                assert [step async for step in other.session(session.name).follow(live=False)] == steps
+                history = texts(await other.session(session.name).messages())
+                assert [text for role, text in history if role == "user"] == ["hello", "waits", "after the change"]
+                assert len(history) == 6
 
 
 async def test_nothing_is_lost_or_doubled_while_workers_die(

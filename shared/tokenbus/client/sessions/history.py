@@ -56,7 +56,7 @@ async def history_before(
     ``tokens``: leave the oldest runs out until the rest has at most so many, as ``count`` counts. ``keep``: keep pieces
     that were read from logs. Raises redis-py's errors, and Malformed for a log that is not one.
     """
-    at = keys.within(keys.partition_of(of.ref))
+    at = keys.within(keys.partition_of(of.id))  # where a fetcher knows the run to be
     key = at.of_session(of.ref)[3]
     first: list[bytes | None] = await server.client.hmget(key, [f"in:{of.number}", "before", f"steer:{of.number}"])
     own, before, steers = _decoded(first[0]), _decoded(first[1]), _steers.decode(first[2] or b"[]")
