@@ -63,7 +63,8 @@ class ClaudeCode(Agent):
     arguments = ("-p", HELLO, "--model", "MODEL", "--allowedTools", "Bash")
 
     def environment(self, model: str, home: Path) -> dict[str, str]:
-        return {"ANTHROPIC_BASE_URL": f"{self.gateway}/anthropic", "ANTHROPIC_AUTH_TOKEN": "any"}
+        quiet = {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"}  # it would wait for hosts that are not there
+        return {"ANTHROPIC_BASE_URL": f"{self.gateway}/anthropic", "ANTHROPIC_AUTH_TOKEN": "any"} | quiet
 
 
 class GeminiCLI(Agent):
