@@ -326,7 +326,7 @@ def _returned(stream: str, entry: Entry) -> Sentence:
     """A sentence of this group that was a dead letter. Raises Malformed."""
     try:
         return msgspec.json.decode(entry[1][DATA_FIELD.encode()], type=Sentence)
-    except (KeyError, msgspec.MsgspecError) as e:
+    except (KeyError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
         raise Malformed(f"{stream} {entry[0].decode()}", f"no sentence: {e!r}") from None
 
 
