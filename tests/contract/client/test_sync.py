@@ -16,6 +16,7 @@ from tests.contract.client.writer import Writer
 from tests.waiting import eventually
 from tokenbus import Chunk
 from tokenbus.bus.keys import Keys
+from tokenbus.bus.layout import join_deployment
 from tokenbus.bus.server.server import Server
 from tokenbus.errors import RunNotFound, ServerUnavailable
 from tokenbus.sync import Client
@@ -151,6 +152,7 @@ assert not {"faststream", "httpx", "pydantic"} & set(sys.modules)
 
 
 async def test_ctrl_c_ends_a_script_that_waits(server_url: str, server: Server, keys: Keys):
+    await join_deployment(server, keys)
     writer = Writer(server, keys, "r")
     await writer.start()
     process = await asyncio.create_subprocess_exec(
@@ -198,6 +200,7 @@ bus.close()
 async def test_a_forked_process_has_connections_of_its_own_and_its_parent_keeps_its_own(
     server_url: str, server: Server, keys: Keys
 ):
+    await join_deployment(server, keys)
     writer = Writer(server, keys, "r")
     await writer.start()
     process = await asyncio.create_subprocess_exec(
