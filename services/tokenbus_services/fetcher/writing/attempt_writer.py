@@ -82,6 +82,8 @@ class AttemptWriter:
         self.items: list[RawItem | _JobMark] = []
         self.waiting = 0
         self.frames = 0
+        self._composed = 0
+        """How many items the next frame had when it was composed first."""
         self.name = uuid4().hex[:12]
         self.final = False
         self.held = held
@@ -187,13 +189,17 @@ class AttemptWriter:
     def part(self, keys: Keys) -> tuple[RawPart, int, int]:
         """Return the first queued items as one frame, with their count and their size in bytes. They stay queued
         until written.
+
+        A frame that a full server refused has the same items again, because its command may have been sent twice and
+        one of them may still arrive. Only an attempt's end goes with all that waits: ended runs give the server room.
         """
         count = size = 0
         for item in self.items:
             more = len(item.data) if isinstance(item, Data) else 0
-            if count and size + more > FRAME_BYTES:
+            if count and (size + more > FRAME_BYTES or (count == self._composed and not self.final)):
                 break
             count, size = count + 1, size + more
+        self._composed = self._composed or count
         marks = [item.job for item in self.items[:count] if isinstance(item, _JobMark)]
         items = _joined(self.items[:count])
         final = self.final and count == len(self.items)
@@ -206,8 +212,19 @@ class AttemptWriter:
         del self.items[:count]
         self.waiting -= size
         self.frames += 1
+        self._composed = 0
         self.full_since = None
         self._progressed()
+
+    def is_longer(self, count: int) -> bool:
+        """Whether a frame of ``count`` items had fewer of them before."""
+        return count > self._composed
+
+    def written_before(self) -> None:
+        """Remove the items of the frame's first form, which is on the server. The rest is to be written."""
+        size = sum(len(item.data) for item in self.items[: self._composed] if isinstance(item, Data))
+        self.written(self._composed, size)
+        self.writer.touch(self, True)
 
     def _progressed(self) -> None:
         if self._progress:

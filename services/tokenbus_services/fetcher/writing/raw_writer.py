@@ -207,7 +207,9 @@ class RawWriter:
             for lag in of_policies:
                 self.lags.set_lag(partition, "policy", lag)
             for each, verdict in zip(group, verdicts, strict=True):
-                if verdict in (b"ok", b"already"):
+                if verdict == b"already" and await self._was_shorter(each):
+                    each.attempt.written_before()
+                elif verdict in (b"ok", b"already"):
                     each.attempt.written(each.items, each.size)
                     if each.attempt in unfinished:
                         self.touch(each.attempt, True)
@@ -224,6 +226,11 @@ class RawWriter:
                 attempt.break_off(e)
             else:
                 attempt.refuse(verdict.decode())
+
+    async def _was_shorter(self, flushed: _Flushed) -> bool:
+        """Whether what the server has of this frame is its earlier form, without the attempt's end."""
+        attempt = flushed.attempt
+        return attempt.is_longer(flushed.items) and (await self.record_of(attempt.run, attempt.attempt)).is_open
 
     async def _written(self, groups: list[list[_Flushed]]) -> list[tuple[list[_Flushed], list[Any] | Exception]]:
         """Write each group, on the short path if possible, and return its reply. If the server refuses them together,

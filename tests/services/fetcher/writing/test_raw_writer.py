@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from redis.exceptions import ResponseError
@@ -277,3 +278,30 @@ async def test_an_end_that_a_full_server_never_takes_ends_its_own_attempt_alone(
         assert not other.items
         assert writer.healthy
         await writer.close()
+
+
+@pytest.mark.parametrize("rest", [Data(b"b"), Ended()], ids=["more", "the end"])
+async def test_a_frame_that_a_full_server_refused_and_that_arrives_late_loses_nothing(
+    server: Server, keys: Keys, run: str, rest: Data | Ended, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its command was sent twice: the second one was refused, and the first arrives when the attempt has more."""
+    send, late, refused = RawWriter._send, list[Any](), asyncio.Event()
+
+    async def sent(writer: RawWriter, calls: list[Any], *, tries: int = 1) -> list[list[Any]]:
+        if not refused.is_set():
+            refused.set()
+            late.append(calls)
+            return [[b"full", 0]]
+        while late:
+            await send(writer, late.pop())
+        return await send(writer, calls, tries=tries)
+
+    monkeypatch.setattr(RawWriter, "_send", sent)
+    monkeypatch.setattr(raw_writer, "FULL_POLL_S", 0.0)
+    async with writing(server, keys, run) as attempt:
+        attempt.write_item(Data(b"a"), urgent=True)
+        await refused.wait()
+        await (attempt.end(rest) if isinstance(rest, Ended) else attempt.write(rest, urgent=True))
+        await flushed(server, keys, run, [Data(b"a")], [rest])
+        assert not attempt.items
+        assert not attempt.waiting
