@@ -18,9 +18,9 @@ DEFECT = """
 import asyncio
 from tokenbus_services.fetcher import service
 from tokenbus_services.fetcher.calls import provider_call
-from tokenbus_services.runtime import in_flight
+from tokenbus_services.runtime import queue_work
 
-read, service.STILL_S, in_flight.LOOK_S = provider_call._read, 1.0, 0.2
+read, service.STILL_S, queue_work.CHECK_S = provider_call._read, 1.0, 0.2
 
 async def defect(endpoint, request, *args, silence, **more):
     if request.model == "stuck":

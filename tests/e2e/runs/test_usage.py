@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.waiting import eventually
+from tokenbus import Chunk
 from tokenbus.errors import RunCancelled, RunFailed, RunIncomplete
 from tokenbus.events.usage import Usage
 from tokenbus.testing import CutOff, LocalBus, Reply, Stall, Status, Turn
@@ -20,7 +20,9 @@ async def test_cancelled_cut_and_failed_runs_report_usage_and_model() -> None:
         local.model_says("refused", Turn(says=reply, fault=Status(status=400)))
         async with local.client() as bus:
             run = await bus.publish(local.request("stalls"))
-            await eventually(lambda: [e.state for e in local.exchanges] == ["stalled"])
+            async for event in bus.follow(run):
+                if isinstance(event, Chunk) and "two" in event.text:
+                    break
             await bus.cancel(run)
             with pytest.raises(RunCancelled) as cancelled:
                 await run.result()
