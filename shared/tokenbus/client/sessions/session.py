@@ -97,7 +97,7 @@ class Session:
         """Set what each run of the session is, from the next append on; makes the session if there is none.
 
         - ``request``: fields of a `Generate`, without ``id`` and ``messages``.
-        - ``when_busy``: what becomes of a message while a run is open: `enqueue`, `interrupt` or `reject`.
+        - ``when_busy``: what becomes of a message while a run is open: `enqueue`, `steer`, `interrupt` or `reject`.
         - ``together``: messages that wait start one run together.
         - ``history_tokens``: send at most about so many tokens of the history, the newest; None: all of it.
         - ``messages``: the history that a new session begins with.
