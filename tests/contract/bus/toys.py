@@ -221,9 +221,11 @@ class Bench:
         return found.decode() if found else "0-0"
 
     async def through(self, server: Server | None = None) -> bool:
-        """Whether all that was fed is committed."""
+        """Whether all that was fed is committed, and nothing of it is owed."""
+        client = (server or self.server).client
         for partition, last in self.last.items():
-            if await self.offset(partition, server) != last:
+            offset, owed = await client.hmget(self.keys.lease(partition, GROUP), "offset", "owed")
+            if offset != last.encode() or owed:
                 return False
         return True
 
