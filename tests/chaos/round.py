@@ -384,7 +384,7 @@ def _settings(
     prefix: str, directory: Path, server: Deployed, provider_port: int, harmful: str, *, ballast: bool
 ) -> str:
     provider = f"http://127.0.0.1:{provider_port}"
-    patience = "connect_timeout_s = 2.0\nfirst_event_timeout_s = 4.0\nidle_timeout_s = 2.0"
+    patience = "connect_timeout_s = 2.0\nfirst_event_timeout_s = 5.0\nidle_timeout_s = 4.0"
     tables = [provider_table(api, api, provider, patience) for api in BASE_PATHS]
     tables.append(
         provider_table(CONTINUING, "openai-chat", provider, f'{patience}\nquirks = {{ continues = "message" }}')

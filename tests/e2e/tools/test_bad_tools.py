@@ -64,7 +64,7 @@ async def test_of_25_calls_those_that_harm_their_process_end_with_the_blame_on_t
         logs: Any = await ended(server.client, keys, list(runs), timeout=180)
         worker = services.worker_of("tools")
         assert worker.process.returncode is None
-        await eventually(lambda: worker.log.read_text().count('"tool_executor_ended"') == 2 * len(BLAME))
+        await eventually(lambda: worker.log.read_text().count('"tool_executor_ended"') >= 2 * len(BLAME))
     for run, model in runs.items():
         judge.check(logs[run])
         assert logs[run][-1]["type"] == "completed"
