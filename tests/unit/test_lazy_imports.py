@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import tokenbus
+import tokenbus_services
 
 
 def _loaded(*modules: str) -> set[str]:
@@ -25,6 +27,13 @@ def test_a_worker_loads_no_client_no_mock_provider_and_no_gateway():
 def test_up_loads_no_services():
     loaded = _loaded("tokenbus_services.cli.main", "tokenbus_services.cli.up.command")
     assert not {"faststream", "pydantic", "httpx", "tokenbus_services.mock_provider"} & loaded
+
+
+def test_services_load_nothing_of_mcp_which_the_demo_has_not():
+    apps = sorted(file.parent.name for file in Path(tokenbus_services.__file__).parent.glob("*/app.py"))
+    loaded = {name.partition(".")[0] for name in _loaded(*(f"tokenbus_services.{app}.app" for app in apps))}
+    assert "faststream" in loaded
+    assert not {"mcp", "mcp_types", "httpx2"} & loaded
 
 
 def test_each_name_of_the_library_is_there_when_it_is_asked_for():

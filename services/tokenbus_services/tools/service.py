@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
@@ -43,7 +44,9 @@ from tokenbus_services.settings import Settings
 from tokenbus_services.telemetry import NO_TRACER, RunTracer, Span
 from tokenbus_services.telemetry.tracer import shown_json
 from tokenbus_services.tools.executor import ToolCall, ToolExecutor, ToolOutcome
-from tokenbus_services.tools.mcp.registry import McpLists
+
+if TYPE_CHECKING:
+    from tokenbus_services.tools.mcp.registry import McpLists
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -88,7 +91,11 @@ class ToolService:
             fair="tools",
         )
         self._control = ControlListener(server, keys, self._on_control, liveness=liveness)
-        self._lists = McpLists(executor.mcp, McpToolCache(server, keys), liveness) if executor.mcp else None
+        self._lists: McpLists | None = None
+        if executor.mcp:
+            from tokenbus_services.tools.mcp.registry import McpLists  # only with the extra `mcp`
+
+            self._lists = McpLists(executor.mcp, McpToolCache(server, keys), liveness)
 
     @property
     def ready(self) -> bool:
