@@ -26,6 +26,8 @@ REPORT = signal.SIGUSR1
 """On this signal a worker logs where each of its tasks waits."""
 END, FREEZE = signal.SIGUSR2, signal.SIGWINCH
 """On these signals one of its long-lived tasks ends, or stalls forever."""
+_CLOSING_STEPS = 100
+"""Of 10 ms, that a connect which was given up in the last step may take to close its socket."""
 _OLD_S = 1.0
 """A task that exists this long after the start counts as long-lived."""
 _OF_AN_ANSWER = ("reader of ", "watcher of ", "answer of ", "answers of ", "first frame of ")
@@ -65,6 +67,10 @@ def _watched(serve: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[N
         await serve(*args, **how)
         await asyncio.sleep(0)  # transports that were closed in the last step go away one step later
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for _ in range(_CLOSING_STEPS):
+            if _sockets() <= sockets:
+                break
+            await asyncio.sleep(0.01)
         if tasks or (more := _sockets() - sockets) > 0:
             names = sorted(task.get_name() for task in tasks)
             print(LEFT_BEHIND, f"tasks {names}" if tasks else f"{more} sockets", flush=True)
