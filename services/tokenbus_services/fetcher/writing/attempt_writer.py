@@ -196,7 +196,8 @@ class AttemptWriter:
         count = size = 0
         for item in self.items:
             more = len(item.data) if isinstance(item, Data) else 0
-            if count and (size + more > FRAME_BYTES or (count == self._composed and not self.final)):
+            full = size + more > FRAME_BYTES and not isinstance(item, _JobMark)  # a mark goes with its item
+            if count and (full or (count == self._composed and not self.final)):
                 break
             count, size = count + 1, size + more
         self._composed = self._composed or count

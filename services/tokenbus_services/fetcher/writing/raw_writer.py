@@ -207,8 +207,8 @@ class RawWriter:
             for lag in of_policies:
                 self.lags.set_lag(partition, "policy", lag)
             for each, verdict in zip(group, verdicts, strict=True):
-                if verdict == b"already" and await self._was_shorter(each):
-                    each.attempt.written_before()
+                if verdict == b"already" and each.attempt.is_longer(each.items):
+                    await self._written_before(each)
                 elif verdict in (b"ok", b"already"):
                     each.attempt.written(each.items, each.size)
                     if each.attempt in unfinished:
@@ -227,10 +227,18 @@ class RawWriter:
             else:
                 attempt.refuse(verdict.decode())
 
-    async def _was_shorter(self, flushed: _Flushed) -> bool:
-        """Whether what the server has of this frame is its earlier form, without the attempt's end."""
+    async def _written_before(self, flushed: _Flushed) -> None:
+        """The server has a form of this frame. An attempt that is still open has the earlier form, without its end."""
         attempt = flushed.attempt
-        return attempt.is_longer(flushed.items) and (await self.record_of(attempt.run, attempt.attempt)).is_open
+        try:
+            record = await self.record_of(attempt.run, attempt.attempt)
+        except (RedisError, OSError) as e:  # concerns this attempt only
+            attempt.break_off(e)
+            return
+        if record.is_open:
+            attempt.written_before()
+        else:
+            attempt.written(flushed.items, flushed.size)
 
     async def _written(self, groups: list[list[_Flushed]]) -> list[tuple[list[_Flushed], list[Any] | Exception]]:
         """Write each group, on the short path if possible, and return its reply. If the server refuses them together,

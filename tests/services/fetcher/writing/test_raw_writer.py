@@ -20,7 +20,7 @@ from tokenbus.events.requests import Generate, Message
 from tokenbus_services.endpoints.endpoint import Endpoint
 from tokenbus_services.fetcher.calls.provider_call import fetch
 from tokenbus_services.fetcher.writing import raw_writer
-from tokenbus_services.fetcher.writing.attempt_writer import AttemptWriter, FramesRefused
+from tokenbus_services.fetcher.writing.attempt_writer import FRAME_BYTES, AttemptWriter, FramesRefused
 from tokenbus_services.fetcher.writing.raw_writer import RawWriter
 from tokenbus_services.mock_provider import MockProvider, Reply, Script, Stall, Turn
 from tokenbus_services.settings import ProviderSettings
@@ -305,3 +305,16 @@ async def test_a_frame_that_a_full_server_refused_and_that_arrives_late_loses_no
         await flushed(server, keys, run, [Data(b"a")], [rest])
         assert not attempt.items
         assert not attempt.waiting
+
+
+async def test_a_large_item_and_how_far_it_brings_the_providers_job_are_one_frame(
+    server: Server, keys: Keys, run: str
+) -> None:
+    """A fetcher that takes the job over would else read the item again."""
+    text = b"x" * (2 * FRAME_BYTES)
+    async with writing(server, keys, run) as attempt:
+        attempt.write_item(Data(text), urgent=True, job=b"as far as this")
+        await flushed(server, keys, run, [Data(text)])
+        await eventually(lambda: not attempt.items)
+        assert await server.client.hget(keys.run(run), "job") == b"as far as this"
+        assert len(await frames(server, keys, run)) == 1
