@@ -11,6 +11,7 @@ from typing import Any
 from zlib import crc32
 
 import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from tests.e2e.conftest import WEATHER
 from tests.e2e.fleet import PIPELINE, WITH_TOOLS, Fleet, fleet
@@ -23,6 +24,7 @@ from tokenbus.client.sessions.reader import SessionStep
 from tokenbus.client.sessions.session import Session
 from tokenbus.errors import RequestInvalid, SessionNotFound
 from tokenbus.events.sessions import Appended, Configured, Delivered, Fate, Returned, RunEnded, placing, session_ref
+from tokenbus.testing import LocalBus
 from tokenbus_services.mock_provider import MockProvider, Reply, Script, Stall, ToolCall, Turn
 
 TALK = Script(
@@ -371,3 +373,39 @@ async def test_nothing_is_lost_or_doubled_while_workers_die(
             assert [text for role, text in history if role == "user"] == [f"{a[:3]} {a[-1]}" for a in appended]
             assert len(history) == 16
         resuming.cancel()
+
+
+async def test_a_reader_loses_nothing_at_whatever_read_its_connection_is_lost() -> None:
+    with LocalBus() as local:
+        local.model_says("two", "one two", "three four")
+        async with local.client() as bus:
+            session = bus.session("cut")
+            await session.configure({"provider": "anthropic", "model": "two"})
+            await session.send("first")
+            await session.send("second")
+            await told(session, run_over, 2)
+        whole, _ = await _read_with_a_cut(local, at=-1)
+        at = 0
+        while True:
+            steps, was_cut = await _read_with_a_cut(local, at=at)
+            assert steps == whole, f"cut at read {at}"
+            if not was_cut:
+                break
+            at += 1
+        assert at > 3
+
+
+async def _read_with_a_cut(local: LocalBus, *, at: int) -> tuple[list[SessionStep], bool]:
+    """All stored steps, for a reader whose connection is lost at one read; and whether it read so often."""
+    async with local.client() as bus:
+        client: Any = bus._deployment.server.client  # pyright: ignore[reportPrivateUsage]
+        xrange, reads = client.xrange, iter(range(10_000))
+
+        async def cut(*args: Any, **options: Any) -> Any:
+            if next(reads) == at:
+                raise RedisConnectionError("simulated")
+            return await xrange(*args, **options)
+
+        client.xrange = cut
+        steps = [step async for step in bus.session("cut").follow(live=False)]
+    return steps, next(reads) > at

@@ -174,7 +174,13 @@ class SessionReader:
                     self._run = _RunTail(self._deployment, self._keys, event.run, -1)
                     self._at = SessionCursor(self._at.session_seq, -1)
                 place = -1 if event.run_seq is None else event.run_seq
-                if self._run.seq < place and (self._run.unread or await self._run.read()):
+                try:
+                    has_more = self._run.seq < place and (self._run.unread or await self._run.read())
+                except ServerUnavailable:
+                    if steps:  # they are behind the reader already; the next call asks again
+                        return steps
+                    raise
+                if has_more:
                     of_run = self._of_run(self._run.take(place))
                     steps += of_run
                     if of_run and self._run.seq < place:
