@@ -24,6 +24,7 @@ from tests.chaos.broken import BUILDS
 from tests.chaos.deployment.servers import KINDS, Kind, NoDisk
 from tests.chaos.faults import ALL, THEMES, Fault, Rates
 from tests.chaos.judging import judge
+from tests.chaos.judging.pressure import stood
 from tests.chaos.record import Record, Violation
 from tests.chaos.round import Plan, play
 
@@ -100,6 +101,7 @@ def main() -> None:
             rounds.append((record, found))
             summary = f"{server}, {len(record.stories)} runs, {report.repeated_executions(record)} repeated executions"
             summary += f", {len(record.visits)} clients of gateways" if record.visits else ""
+            summary += f", its provider stood for {record.provider_stood_s:.1f} s" if stood(record) else ""
             summary += f", {record.partitions} to {record.change.number} partitions" if record.change else ""
             print(f"round {plan.seed}: {summary}, {len(found)} violations", flush=True)
     except KeyboardInterrupt:

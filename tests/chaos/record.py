@@ -175,6 +175,8 @@ class Record(msgspec.Struct, kw_only=True):
     """By run that ended before the last fault did: seconds from request to end, beyond its undisturbed duration."""
     without_room: list[str] = []
     """Each time that the server stayed full although something could be forgotten."""
+    provider_stood_s: float = 0.0
+    """The longest pass of the event loop in which the providers run, and the proxies before them."""
     huge_requests: int = 0
     """How often a huge request was sent, successfully or not."""
     faults: dict[str, int] = {}

@@ -173,6 +173,7 @@ async def play(plan: Plan, directory: Path) -> Record:
             late=audience.late,
             delays=audience.delays,
             without_room=chaos.without_room,
+            provider_stood_s=audience.provider_stood_s,
             huge_requests=audience.huge_requests,
             faults=dict(chaos.tally),
             change=await repartition.result(fresh) if changing else None,
@@ -206,6 +207,8 @@ class Audience:
         """Runs that ended too late, or had not ended when the wait timed out."""
         self.delays: dict[str, float] = {}
         self.huge_requests = 0
+        self.provider_stood_s = 0.0
+        """The longest pass of this process's event loop until there were enough runs."""
 
     @property
     def spread(self) -> int:
@@ -245,12 +248,21 @@ class Audience:
 
     async def keep_asking(self) -> None:
         """Keep this many runs open until enough have been published."""
+        measuring = asyncio.create_task(self._measure_passes())
         while not self.enough.is_set():
             while len(self._open) < self._most:
                 await self._ask(self._stage.next())
             await asyncio.sleep(_POLL_S)
             await self._look()
+        measuring.cancel()
         await asyncio.gather(*self._cancelling)
+
+    async def _measure_passes(self) -> None:
+        clock = asyncio.get_running_loop().time
+        while True:
+            due = clock() + 0.05
+            await asyncio.sleep(0.05)
+            self.provider_stood_s = max(self.provider_stood_s, clock() - due)
 
     async def keep_looking(self, *, until: asyncio.Task[None]) -> None:
         """Note late runs while another condition is awaited."""

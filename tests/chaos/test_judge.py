@@ -360,6 +360,15 @@ def test_a_run_may_be_delayed_by_faults_that_delay_every_run(fault: str):
     assert judge(record) == []
 
 
+@pytest.mark.parametrize(("stood_s", "blamed"), [(0.4, True), (0.5, False)])
+def test_a_provider_may_be_silent_only_if_its_own_process_stood(stood_s: float, blamed: bool):
+    record = well()
+    by("tool calls that may hold the lock")(record)
+    event(record, 3, error={"code": "idle_timeout"})
+    record.provider_stood_s = stood_s
+    assert ("blame" in {violation.rule for violation in judge(record)}) == blamed
+
+
 def test_a_correct_run_under_policies_has_no_violation():
     assert judge(guarded()) == []
 

@@ -8,6 +8,11 @@ from typing import Any
 
 from tests.soak.judging import Series, Unit
 
+FILES_OF_AN_EXECUTOR = 3
+"""A worker's ends of an executor's socket and pipe, and its page. Executors are a pool: it has one for each call of the
+busiest moment, 64 at most, and an unused one stays for a minute. So they are counted apart.
+"""
+
 
 class Sampler:
     """All series of a soak."""
@@ -32,7 +37,9 @@ class Sampler:
         """Measure everything once. Raises OSError if a process has ended."""
         for name, pid in self._pids.items():
             self._add(f"{name}: memory", "bytes", at_s, resident(pid))
-            self._add(f"{name}: open files", "sockets", at_s, open_files(pid))
+            executors = len([grandchild for child in _children(pid) for grandchild in _children(child)])
+            self._add(f"{name}: executors", "sockets", at_s, executors)
+            self._add(f"{name}: open files", "sockets", at_s, open_files(pid) - FILES_OF_AN_EXECUTOR * executors)
         memory: dict[str, Any] = await self._client.info("memory")
         clients: dict[str, Any] = await self._client.info("clients")
         inputs = [await self._client.memory_usage(key, samples=0) or 0 for key in self._inputs]
@@ -59,3 +66,10 @@ def resident(pid: int) -> int:
 def open_files(pid: int) -> int:
     """Open files, including sockets."""
     return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()]
+    except (FileNotFoundError, ProcessLookupError):  # an executor that ended meanwhile
+        return []

@@ -11,7 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Literal, TypeVar, cast
 
 import msgspec
@@ -50,7 +50,8 @@ class ExecutorProcess(asyncio.Protocol, ABC):
         """``message_bytes``: the longest message from it."""
         self.name = ""
         """Of what runs in it, for the log of what it prints."""
-        self.page = MarksPage()
+        self.page: MarksPage
+        """Made when it is forked, with its pipe."""
         self.pid = 0
         self.base_bytes = self.base_data_bytes = 0
         """Its memory at startup, resident and allocated."""
@@ -196,8 +197,13 @@ class Executors:
             raise ConnectionError("there is no fork server")
         if server.is_gone:
             server = await self._replace(server)
-        ours, its = socket.socketpair()
-        process.prints, written = os.pipe()
+        with ExitStack() as undo:  # closes what was opened, if the process may open no more files
+            ours, its = (undo.enter_context(end) for end in socket.socketpair())
+            process.prints, written = os.pipe()
+            for fd in (process.prints, written):
+                undo.callback(os.close, fd)
+            process.page = MarksPage()
+            undo.pop_all()
         os.set_blocking(process.prints, False)
         process.on_gone = self._ended
         self.processes.add(process)

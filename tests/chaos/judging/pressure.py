@@ -18,6 +18,10 @@ DELAY_S = 30.0
 """A run takes at most this much longer than undisturbed, while somebody takes what is shared."""
 CALL_S = 20.0
 """And this much for each of its own calls that kept its interpreter's lock, which is the timeout of a call."""
+PROVIDER_PASS_S = 0.5
+"""If a pass of the providers' event loop took this long, a provider may really have been silent: a piece of an answer
+takes up to five passes through the provider and its proxy, and four seconds of silence are too many.
+"""
 BLAME = {"first_event_timeout", "idle_timeout", "no_progress", "call_timeout", "connect_timeout"}
 """Errors that say that a provider was silent."""
 
@@ -34,7 +38,8 @@ def judge(record: Record) -> Iterator[Violation]:
                 yield Violation(
                     "workers", "", f"{end.log}: it ended by itself, with {end.status}, though it only stood"
                 )
-        yield from _blamed(record)
+        if not stood(record):
+            yield from _blamed(record)
     if _only(record, TAKERS):
         held = Counter(line.run for line in record.holders)
         for run, seconds in record.delays.items():
@@ -42,6 +47,11 @@ def judge(record: Record) -> Iterator[Violation]:
                 yield Violation(
                     "delayed", run, f"took {seconds:g} s more than undisturbed, with {held[run]} such calls"
                 )
+
+
+def stood(record: Record) -> bool:
+    """Whether the providers themselves may have been silent, because this machine is too busy."""
+    return record.provider_stood_s >= PROVIDER_PASS_S
 
 
 def _only(record: Record, faults: Sequence[str]) -> bool:

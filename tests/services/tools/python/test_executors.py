@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import sys
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -250,3 +251,47 @@ async def test_a_host_that_cannot_fork_gives_calls_an_error_result(monkeypatch: 
         monkeypatch.setattr(python._executors, "_fork", refuse)
         refused = await outcome(made, "pid")
         assert refused == ToolOutcome("no process could be started for the call: no more processes", is_error=True)
+
+
+async def test_no_file_stays_open_of_a_call_however_it_ended_or_if_it_could_not_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    touch = f'{{"file": "{tmp_path / "file"}"}}'
+    async with tools("pid", "exit_now", "touch", sleep_with_lock=0.5) as made:
+        before = _open_files()
+        for room in range(5):  # one more each time, so that each of an executor's five files is once the refused one
+            with _few_files(room):
+                refused = await outcome(made, "pid")
+            assert refused.content.startswith("no process could be started")
+        cancelled = [asyncio.create_task(outcome(made, "touch", touch)) for _ in range(8)]
+        for task in cancelled:  # each one step later in the start of its executor
+            await asyncio.sleep(0)
+            task.cancel()
+        await asyncio.wait(cancelled)
+        await asyncio.gather(*(outcome(made, name) for name in ["pid"] * 8 + ["exit_now", "sleep_with_lock"] * 3))
+        running = asyncio.create_task(outcome(made, "pid"))
+        os.kill(_server_of(made), signal.SIGKILL)
+        await running
+        monkeypatch.setattr(executors_module, "IDLE_S", 0.0)
+        await eventually(lambda: made.processes == 0)
+        await eventually(lambda: _open_files() == before)
+
+
+def _open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@contextmanager
+def _few_files(room: int) -> Generator[None]:
+    """Let this process open only this many files more."""
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(64)]  # so that no number below the limit is free
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(files) + 1, hard))
+    for fd in files[:room]:
+        os.close(fd)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for fd in files[room:]:
+            os.close(fd)
