@@ -69,7 +69,7 @@ from tokenbus.events.requests import (
 )
 from tokenbus.events.run_info import RunInfo
 from tokenbus.events.run_result import RunResult
-from tokenbus.events.sessions import Appended, Configured, Delivered, Fate, Returned, RunEnded
+from tokenbus.events.sessions import Appended, Configured, Delivered, Fate, Returned, RunEnded, SessionInfo
 from tokenbus.events.usage import Usage
 from tokenbus.prefill_names import unnamed_where
 from tokenbus.storage import restore_from_storage, sanitize_for_storage
@@ -172,6 +172,7 @@ __all__ = [
     "SentenceSubscription",
     "Session",
     "SessionCursor",
+    "SessionInfo",
     "SessionMessage",
     "SessionStep",
     "SharedSubscription",

@@ -27,7 +27,7 @@ FACADE = {
         ToolChoice ToolProgress ToolResultPart UnknownEvent UrlSource Usage UsageReported __version__ blob_id_of
         coalesced restore_from_storage sanitize_for_storage unnamed_where
         Append Configure Delete HistoryBound Interrupt SessionMessage Withdraw
-        Appended Configured Delivered Fate Returned RunEnded Receipt Session SessionCursor SessionStep
+        Appended Configured Delivered Fate Returned RunEnded Receipt Session SessionCursor SessionInfo SessionStep
     """,
     "tokenbus.policy": """
         Block BoundPolicy CallJudge CallJudgeOptions ContentStreamBlock Decision Handling NewText NewToolCall
@@ -181,6 +181,7 @@ def test_a_client_has_these_methods():
         "runs": ["self", "state", "tenant", "provider", "older_than", "prefix", "limit", "oldest_first"],
         "sentences": ["self", "group", "runs", "from_", "ack", "prefetch", "rules", "hold_s", "on_trimmed"],
         "session": ["self", "name", "tenant"],
+        "sessions": ["self", "tenant", "metadata", "words", "older_than", "limit", "oldest_first"],
         "stream": ["self", "request", "wait_s"],
         "subscribe": ["self", "topic", "group", "kinds", "runs", "from_", "ack", "prefetch", "on_trimmed"],
     }

@@ -7,7 +7,7 @@ before (scripts/pieces/session_run.lua).
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from hashlib import sha256
 from itertools import islice
 from typing import cast
@@ -29,12 +29,14 @@ from tokenbus.events.frames import CONTROL_ATTEMPT, CancelRequested, Control, Ev
 from tokenbus.events.requests import (
     Append,
     Configure,
+    ContentPart,
     Delete,
     Generate,
     Interrupt,
     Message,
     SessionItem,
     SessionMessage,
+    TextPart,
     Withdraw,
 )
 from tokenbus.events.sessions import SessionRun, session_ref
@@ -46,6 +48,8 @@ INTERRUPTED = "interrupted"
 UNKNOWN_MS = 600_000
 """How long the fate of an append to an unknown session can be asked."""
 AT_ONCE = 500
+MOST_BEGINNING = 200
+"""Characters of a session's first message that a list of sessions shows."""
 _SAMPLE = Message(role="user", content="…")
 """Stands for a message when a configuration is checked."""
 
@@ -67,6 +71,8 @@ class _Session(msgspec.Struct, frozen=True):
     config: Configure | None = None
     renewed_ms: int = 0
     """When the lifetimes of its ended runs began."""
+    begins: bool = False
+    """The list of sessions has its first message."""
     deleting: bool = False
     """It is gone once its open run has ended."""
 
@@ -111,6 +117,7 @@ class SessionAppends:
                     work=work,
                     when_busy=when_busy,
                     heard=message if when_busy == "interrupt" else None,
+                    fields=[] if session.begins else ["begins", _beginning(message.content)],
                 )
             case Interrupt() as interrupt:
                 return self._append(session, name, tenant, "interrupt", interrupt, heard=interrupt)
@@ -141,9 +148,9 @@ class SessionAppends:
         await retry_until_available(server, lambda: locate(server, keys, ref), what="look-up of a session")
         names = ["made", "version", "runs", "run", "config", "renewed", "deleting"]
         found: list[bytes | None] = await retry_until_available(
-            server, lambda: server.client.hmget(keys.session(ref), names), what="look-up of a session"
+            server, lambda: server.client.hmget(keys.session(ref), [*names, "begins"]), what="look-up of a session"
         )
-        made, version, runs, run, config, renewed, deleting = found
+        made, version, runs, run, config, renewed, deleting, begins = found
         if made is None:
             return _Session(ref)
         open_run = (run or b"").decode()
@@ -155,6 +162,7 @@ class SessionAppends:
             open_run=open_run,
             config=msgspec.json.decode(config or b"", type=Configure),
             renewed_ms=int(renewed or 0),
+            begins=begins is not None,
             deleting=deleting is not None,
         )
         for each in (open_run, session.run(session.runs)):
@@ -204,17 +212,21 @@ class SessionAppends:
         if item.messages and session.config:
             raise RequestInvalid("item.messages", "the session is there already and has a history")
         await self._prepare_message(item, SessionMessage(content=_SAMPLE.content), append)
-        made = session.made or sha256(name.encode()).hexdigest()[:8]
-        before = b""
+        now = self._server.clock.now_ms()
+        # The time too: a session may be deleted and made again by an append of the same id.
+        made = session.made or sha256(f"{name} {now}".encode()).hexdigest()[:8]
+        before, begins = b"", ""
         if item.messages:
             seeded, *_ = await self._prepare(self._request(item, [*item.messages, _SAMPLE], append)[0])
             before = msgspec.json.encode(seeded.messages[:-1])
+            begins = next((message.content for message in item.messages if message.role == "user"), "")
         config = msgspec.structs.replace(item, messages=[])
         fields: list[scripts.Arg] = ["version", session.version + 1, "config", msgspec.json.encode(config)]
-        fields += ["together", int(item.together)]
+        fields += ["together", int(item.together), *_listed(item)]
         if session.config is None:
             fields += ["made", made, "name", append.session, "tenant", tenant]
-            fields += ["renewed", self._server.clock.now_ms()]
+            fields += ["renewed", now, "begun", now]
+            fields += ["begins", _beginning(begins)] if begins else []
         session = msgspec.structs.replace(session, made=made)
         return self._append(session, name, tenant, "configure", config, work=before, fields=fields)
 
@@ -281,7 +293,10 @@ class SessionAppends:
             keys.lease(partition, "normalizer"),
             keys.open_runs(partition),
             keys.ended_runs(partition),
-            (keys.open_runs(partition, tenant), keys.ended_runs(partition, tenant)) if tenant else (),
+            keys.sessions(partition),
+            (keys.open_runs(partition, tenant), keys.ended_runs(partition, tenant), keys.sessions(partition, tenant))
+            if tenant
+            else (),
             epoch=keys.epoch,
             version=str(session.version or ""),
             runs=session.runs,
@@ -315,3 +330,16 @@ def batched(keys: Iterable[str]) -> Iterator[list[str]]:
 def id_of(append: Append, item: QueueItem) -> str:
     """The append's id. One without gets the entry's id, so that a second delivery is the same append."""
     return append.id or id_of_entry(item.stream, item.entry_id)
+
+
+def _listed(config: Configure) -> list[scripts.Arg]:
+    """What a list of sessions shows of the configuration, as fields of the hash."""
+    request = config.request
+    metadata = msgspec.json.encode(request.get("metadata") or {})
+    return ["provider", str(request.get("provider")), "model", str(request.get("model")), "metadata", metadata]
+
+
+def _beginning(content: str | Sequence[ContentPart]) -> str:
+    """The beginning of a message's text, for a list of sessions."""
+    texts = [content] if isinstance(content, str) else [part.text for part in content if isinstance(part, TextPart)]
+    return " ".join(" ".join(texts)[: 4 * MOST_BEGINNING].split())[:MOST_BEGINNING]

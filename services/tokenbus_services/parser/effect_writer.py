@@ -151,6 +151,7 @@ class EffectWriter:
             next_key=keys.run(following),
             inputs=(keys.topic(self._partition, "events"), self._turns, keys.lease(self._partition, "parser")),
             indexes=self._indexes(s),
+            sessions=(keys.sessions(self._partition), keys.sessions(self._partition, tenant_of(s.accepted.metadata))),
             run=s.run,
             status=status,
             next_run=following,

@@ -287,6 +287,10 @@ class Keys:
         """Hash: the session's configuration and counters. Its log is named as a run's: `log`."""
         return f"{self.prefix}:{{{self.partition_of(ref)}}}:session:{ref}"
 
+    def sessions(self, partition: int, tenant: str = "") -> str:
+        """Sorted set: the partition's sessions, or one tenant's, by the time of their last event in ms."""
+        return f"{self.prefix}:{{{partition}}}:index:sessions" + (tenant and f":{tenant}")
+
     def of_session(self, ref: str) -> tuple[str, str, str, str]:
         """The session's other keys: its log; hash: the fate of each append, and what those that wait would start;
         sorted set: the messages that wait; hash: the history in pieces.

@@ -23,6 +23,7 @@ from tokenbus.client.publishing import PublishQueue, new_run_id
 from tokenbus.client.rerun import How, request_again
 from tokenbus.client.response import Response, ResponseBuilder
 from tokenbus.client.run_list import StateFilter, describe_runs, list_runs, run_filter
+from tokenbus.client.sessions.listing import list_sessions, session_filter
 from tokenbus.client.sessions.session import Session
 from tokenbus.client.subscriptions.subscriber import TopicSubscriber
 from tokenbus.core.request.parse import MAX_REQUEST_BYTES
@@ -31,6 +32,7 @@ from tokenbus.errors import Malformed, RequestInvalid
 from tokenbus.events.public import Completed, PublicEvent
 from tokenbus.events.requests import Append, Cancel, Generate, Message, RunId
 from tokenbus.events.run_info import RunInfo
+from tokenbus.events.sessions import SessionInfo
 from tokenbus.shaping.json_elements import ANY, RunElement, RunElements
 
 T = TypeVar("T")
@@ -239,6 +241,33 @@ class Client(TopicSubscriber):
         Raises RequestInvalid for a name that no session can have.
         """
         return Session(name, self._deployment, self._put, tenant=tenant, reconnect_s=self._reconnect_s)
+
+    async def sessions(
+        self,
+        *,
+        tenant: str | None = None,
+        metadata: Mapping[str, object] | None = None,
+        words: str | None = None,
+        older_than: float | timedelta | None = None,
+        limit: int | None = None,
+        oldest_first: bool = False,
+    ) -> AsyncGenerator[SessionInfo]:
+        """Yield the deployment's sessions by the time of their last event, the newest first. Read in pages: stop when
+        you have enough. Not a snapshot: a session that is written to meanwhile may come twice or not at all.
+
+        - ``tenant``: only sessions of this tenant; None: of all, and those without one.
+        - ``metadata``: only sessions whose configuration has these values in its metadata.
+        - ``words``: only sessions that have each of these words in their name, their first message or their metadata.
+        - ``older_than``: seconds, or a timedelta; only sessions without an event since then.
+
+        A session whose run has been open for more than `retention.session_s` and `retention.open_run_s` without an
+        event of the session may be missing until the next one. Raises ValueError, ServerUnavailable.
+        """
+        wanted = session_filter(tenant=tenant, metadata=metadata, words=words, older_than=older_than)
+        listed = list_sessions(self._deployment, wanted, newest_first=not oldest_first, limit=limit)
+        async with aclosing(listed):
+            async for _, info in listed:
+                yield info
 
     async def _put(self, request: Append, tenant: str) -> None:
         """Put an append on the inbound stream."""

@@ -71,7 +71,7 @@ def run_filter(
         states=_states(state),
         tenant=tenant,
         provider=provider,
-        older_than_s=_seconds(older_than),
+        older_than_s=seconds_of(older_than),
         prefix=prefix,
     )
 
@@ -88,7 +88,8 @@ def _states(state: StateFilter | Collection[StateFilter] | None) -> frozenset[Li
     return frozenset(each for name in names for each in _STATES[name])
 
 
-def _seconds(age: float | timedelta | None) -> float | None:
+def seconds_of(age: float | timedelta | None) -> float | None:
+    """An age in seconds. Raises ValueError."""
     seconds = age.total_seconds() if isinstance(age, timedelta) else age
     if seconds is None:
         return None

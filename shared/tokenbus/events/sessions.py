@@ -132,3 +132,27 @@ class Fate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     turn: int | None = None
     reason: ReturnReason | None = None
     problem: str | None = None
+
+
+class SessionInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A session as `Client.sessions` lists it. Times are Unix times in ms of the server's clock."""
+
+    session: str
+    """Its name within the tenant."""
+    tenant: str | None = None
+    begun_ms: int
+    last_ms: int
+    """Of its last append, or of the end of its last run."""
+    provider: str
+    model: str
+    """Of its configuration."""
+    metadata: dict[str, object] = {}
+    """Of its configuration."""
+    begins: str = ""
+    """The beginning of its first message, at most 200 characters."""
+    runs: int = 0
+    """How many it has had, the open one included."""
+    run: str | None = None
+    """The open one."""
+    waiting: int = 0
+    """How many messages wait."""

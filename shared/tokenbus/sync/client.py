@@ -186,6 +186,7 @@ class Client:
     resume = _new_run(asynchronous.Client.resume)
     follow = _generator(asynchronous.Client.follow)
     runs = _generator(asynchronous.Client.runs)
+    sessions = _generator(asynchronous.Client.sessions)
     describe = _call(asynchronous.Client.describe)
     cancel = _call(asynchronous.Client.cancel)
     messages = _call(asynchronous.Client.messages)

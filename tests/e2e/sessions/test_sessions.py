@@ -20,6 +20,7 @@ from tests.waiting import eventually
 from tokenbus import Chunk, Client, Message
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import Server
+from tokenbus.client.sessions.listing import PAGE
 from tokenbus.client.sessions.reader import SessionStep
 from tokenbus.client.sessions.session import Session
 from tokenbus.errors import RequestInvalid, SessionNotFound
@@ -189,6 +190,69 @@ async def test_a_busy_session_rejects_interrupts_and_gives_messages_back(
         assert isinstance(last, Chunk)
         assert (await session.interrupt(heard_through=last.seq, heard_characters=1)).fate.state == "delivered"
         assert len(texts(await session.messages())[-1][1]) < len("answer 2")
+
+
+async def test_sessions_are_listed_by_their_last_event_tenant_metadata_and_words(
+    server_url: str, keys: Keys, tmp_path: Path, server: Server
+) -> None:
+    async with running(server_url, keys, tmp_path) as (provider, _, bus):
+        for name, tenant in (("a", "ada"), ("b", "ada"), ("c", ""), ("d", "ada")):
+            metadata = {"room": name if name != "d" else "b"}
+            await bus.session(name, tenant=tenant).configure({**CONFIG, "metadata": metadata})
+        talk = bus.session("a", tenant="ada")
+        await talk.send("What   is the\nWeather?" + " x" * 200)
+        await told(talk, said)
+        await talk.send("later")
+
+        async def names(**wanted: Any) -> list[str]:
+            return [info.session async for info in bus.sessions(**wanted)]
+
+        assert await names() == ["a", "d", "c", "b"]
+        assert await names(oldest_first=True, limit=2) == ["b", "c"]
+        assert await names(tenant="ada") == ["a", "d", "b"]
+        assert await names(metadata={"room": "b"}) == ["d", "b"]
+        assert await names(words="WEATHER what", tenant="ada") == ["a"]
+        assert await names(words="weather snow") == []
+        assert await names(older_than=60) == []
+        (info,) = [info async for info in bus.sessions(limit=1)]
+        open_run = (await talk.interrupt()).fate.run
+        assert info.run == open_run
+        assert (info.tenant, info.runs, info.waiting, info.provider, info.model) == ("ada", 1, 1, "openai-chat", "talk")
+        assert info.metadata == {"room": "a"}
+        assert info.begins.startswith("What is the Weather? x x")
+        assert len(info.begins) == 200
+        assert 0 < info.begun_ms <= info.last_ms
+        await told(talk, run_over, 2)
+        (info,) = [info async for info in bus.sessions(limit=1)]
+        assert (info.session, info.runs, info.run, info.waiting) == ("a", 2, None, 0)
+        fork = await talk.fork("f")
+        (info,) = [info async for info in bus.sessions(words="f weather")]
+        assert (info.session, info.begins[:7]) == ("f", "What is")
+        await fork.delete()
+        await talk.delete()
+        # One that has expired is not listed, and makes room when another one is written to.
+        ref = session_ref("ada", "b")
+        at = keys.within(keys.partition_of(ref))
+        await server.client.delete(at.session(ref))
+        assert await names() == ["d", "c"]
+        index = at.sessions(keys.partition_of(ref), "ada")
+        await server.client.zadd(index, {ref: 1})
+        others = (f"e{n}" for n in range(100))
+        other = next(name for name in others if keys.partition_of(session_ref("ada", name)) == keys.partition_of(ref))
+        await bus.session(other, tenant="ada").configure(CONFIG)
+        assert await server.client.zscore(index, ref) is None
+        assert len(provider.requests) == 2
+
+
+async def test_more_sessions_than_a_page_are_listed_each_once() -> None:
+    with LocalBus() as local:
+        local.model_says("two", "one")
+        async with local.client() as bus:
+            for n in range(PAGE + 10):
+                await bus.session(f"s{n}").configure({"provider": "anthropic", "model": "two"})
+            listed = [info async for info in bus.sessions()]
+            assert [info.session for info in listed] == [f"s{n}" for n in reversed(range(PAGE + 10))]
+            assert [info.last_ms for info in listed] == sorted((info.last_ms for info in listed), reverse=True)
 
 
 @pytest.mark.parametrize("tools", [[WEATHER], []], ids=["between turns", "after the run"])

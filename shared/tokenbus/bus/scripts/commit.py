@@ -55,10 +55,10 @@ END_RUN = Operation("z", 6, keys=slice(0, 4))
 # open runs, ended runs, those of the run's tenant (or the same again); run, milliseconds
 ARRIVED = Operation("l")  # bytes
 VOID = Operation("v", 2, keys=slice(0, 1))  # input; run
-END_SESSION_RUN = Operation("f", 20, keys=slice(0, 15))
+END_SESSION_RUN = Operation("f", 22, keys=slice(0, 17))
 # the session's log, appends, queue and history; the run's log; hash and log of the next run; events, turns, the
-# parser's lease; open runs, ended runs, those of the tenant (or the same again); the run's hash; run, status, next run,
-# lifetimes
+# parser's lease; open runs, ended runs, those of the tenant (or the same again); the run's hash; sessions, those of
+# the tenant (or the same again); run, status, next run, lifetimes
 STEER_SESSION_RUN = Operation("g", 8, keys=slice(0, 5))
 # the session's log, appends, queue and history; the run's log; run, turn, lifetime
 _NAMED = {
@@ -255,6 +255,7 @@ class Commit:
         next_key: str,
         inputs: tuple[str, str, str],
         indexes: Sequence[str],
+        sessions: tuple[str, str],
         run: str,
         status: str,
         next_run: str,
@@ -266,12 +267,14 @@ class Commit:
 
         ``of_session``: its log, appends, queue and history. ``logs``: of the run and of the next one, whose hash is
         ``next_key``. ``inputs``: events, turns, the parser's lease. ``indexes``: of open and ended runs, of all and of
-        the tenant, or of all again. ``open_ms``: lifetime of the next run's hash; ``keep_ms``: of an idle session.
+        the tenant, or of all again; ``sessions``: of all and of the tenant, or of all again. ``open_ms``: lifetime of
+        the next run's hash; ``keep_ms``: of an idle session.
         """
         places = [self._key(key, kind) for key, kind in zip((*of_session, logs[0]), "SH?HS", strict=True)]
         places += [self._key(next_key, "H"), self._key(logs[1], "S")]
         places += [self._key(key, kind) for key, kind in zip(inputs, "ssh", strict=True)]
         places += [*(self._key(key, "?") for key in indexes), self._key(run_key, "H")]
+        places += [self._key(key, "?") for key in sessions]
         rest = (run, status, next_run, open_ms, keep_ms)
         self._ops += (END_SESSION_RUN.letter, self._key(session, "H"), *places, *rest)
 

@@ -17,7 +17,9 @@
 --   normalizer_lease  hash w
 --   open_runs  sorted set w
 --   ended_runs  sorted set w
---   of_tenant...  sorted set rw + sorted set w  of a tenant's session, the tenant's open runs and its ended ones
+--   sessions  sorted set rw  the index of all
+--   of_tenant...  sorted set rw + sorted set w + sorted set rw  of a tenant's session: the tenant's open runs, its
+--     ended ones, and its sessions
 -- ARGV
 --   epoch
 --   version  of the configuration that the caller saw, '' for no session
@@ -38,11 +40,11 @@
 --   open_ms  lifetime of an open run
 --   keep_ms  lifetime of a session
 --   renewed  when the lifetimes of the session's ended runs began, or '' for no change
---   fields...  of the session's hash, for its configuration
+--   fields...  of the session's hash, that the append sets
 -- Reply: 'ok', 'known', 'moved' or 'stale'.
 -- Atomic: an append is accepted once, and the run that it starts, the message that waits and its fate are one write.
 -- Twice: refused: 'known'
--- Uses: now_ms, make_room, session_run, no_room, append_frame, stop_run
+-- Uses: now_ms, make_room, session_run, no_room, append_frame, stop_run, list_session
 -- Constants: LATER, MOST_WAITING, MOST_WAITING_BYTES
 if redis.call('HEXISTS', appends, append) == 1 then return 'known' end
 local later = redis.call('HGET', parser_lease, 'epoch')
@@ -52,6 +54,7 @@ if (h[1] or '') ~= version or (h[2] or '0') ~= runs or (h[3] or '') ~= open_run 
 local s = {session = session, log = log, appends = appends, queue = queue, history = history, run_log = run_log,
            run = open_run, runs = tonumber(runs), seq = tonumber(h[4] or '0'), waiting = tonumber(h[5] or '0'),
            now = now_ms(), newest = -1}
+local indexes = {sessions, KEYS[of_tenant_at + 2]}
 local keys = {run_key = next_key, events = events, turns = turns, parser_lease = parser_lease, log = next_log,
               open_runs = open_runs, ended_runs = ended_runs,
               tenants_open = KEYS[of_tenant_at], tenants_ended = KEYS[of_tenant_at + 1]}
@@ -80,7 +83,6 @@ if kind == 'configure' then
     redis.call('UNLINK', log)
     redis.call('UNLINK', queue, history)
   end
-  redis.call('HSET', session, unpack(ARGV, fields_at))
   told('configured')
   redis.call('HSET', appends, append, '{"state":"delivered"}')
   if work ~= '' then redis.call('HSET', history, 'before', work) end
@@ -114,6 +116,7 @@ elseif kind == 'interrupt' then
     returned(s, append, may_hear(heard) and 'nothing_open' or 'heard_too_far', '')
   end
 elseif kind == 'delete' then
+  for _, index in ipairs(indexes) do redis.pcall('ZREM', index, string.match(session, '[^:]+$')) end
   if s.run == '' then
     delete_session(s, append)
     return 'ok'
@@ -122,7 +125,7 @@ elseif kind == 'delete' then
   redis.call('UNLINK', appends, queue, history)
   redis.call('HSET', session, 'deleting', append)
   redis.call('HSET', appends, append, '{"state":"appended"}')
-  s.waiting = 0
+  s.waiting, indexes = 0, {}
   stop_open_run()
 else
   told('appended')
@@ -137,6 +140,8 @@ else
     returned(s, append, 'not_waiting', '')
   end
 end
+if ARGV[fields_at] then redis.call('HSET', session, unpack(ARGV, fields_at)) end
+list_session(indexes, session, s.now, open_ms + keep_ms)
 if renewed ~= '' then redis.call('HSET', session, 'renewed', renewed) end
 keep_session(s, s.run ~= '' and open_ms + keep_ms or keep_ms)
 return 'ok'

@@ -48,6 +48,7 @@ def append(
     normalizer_lease: str,
     open_runs: str,
     ended_runs: str,
+    sessions: str,
     of_tenant: Sequence[str] = (),
     *,
     epoch: int,

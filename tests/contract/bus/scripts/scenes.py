@@ -348,7 +348,8 @@ def _append(w: World, kind: Any, **more: Any) -> ScriptCall:
         w.normalizer,
         k.open_runs(0),
         k.ended_runs(0),
-        [k.open_runs(0, "ada"), k.ended_runs(0, "ada")],
+        k.sessions(0),
+        [k.open_runs(0, "ada"), k.ended_runs(0, "ada"), k.sessions(0, "ada")],
         **{**given, **more},
     )
 
@@ -382,6 +383,7 @@ def _end_session_run(w: World) -> ScriptCall:
         next_key=k.run(run.following.id),
         inputs=(w.events, k.topic(0, "turns"), w.parser),
         indexes=2 * [k.open_runs(0), k.ended_runs(0)],
+        sessions=(k.sessions(0), k.sessions(0, "ada")),
         run=run.id,
         status="completed",
         next_run=run.following.id,

@@ -64,15 +64,16 @@ local function operate(i, final, base, alien, most, now, lags, added)
       i = i + 4
     elseif op == END_SESSION_RUN then
       local at = {}
-      for k = 1, 15 do at[k] = KEYS[base + ARGV[i + 1 + k]] end
-      local run, status, next_run, open_ms, keep_ms = unpack(ARGV, i + 17, i + 21)
+      for k = 1, 17 do at[k] = KEYS[base + ARGV[i + 1 + k]] end
+      local run, status, next_run, open_ms, keep_ms = unpack(ARGV, i + 19, i + 23)
       local s = {session = key, log = at[1], appends = at[2], queue = at[3], history = at[4], run_log = at[5],
                  run_key = at[15], now = now}
       local next_keys = {run_key = at[6], log = at[7], events = at[8], turns = at[9], parser_lease = at[10],
-                         open_runs = at[11], ended_runs = at[12], tenants_open = at[13], tenants_ended = at[14]}
+                         open_runs = at[11], ended_runs = at[12], tenants_open = at[13], tenants_ended = at[14],
+                         sessions = {at[16], at[17]}}
       -- A session whose keys have a wrong type stays as it is, and holds up no other.
       pcall(end_session_run, s, next_keys, run, status, next_run, tonumber(open_ms), tonumber(keep_ms))
-      i = i + 22
+      i = i + 24
     elseif op == STEER_SESSION_RUN then
       local at = {}
       for k = 1, 5 do at[k] = KEYS[base + ARGV[i + 1 + k]] end

@@ -1,6 +1,6 @@
 -- The runs of a session: how they begin and end. `s`: as in `session`, with `runs` (how many there were) and `waiting`
 -- (the bytes that wait) too.
--- Uses: session, whole, begin_run
+-- Uses: session, whole, begin_run, list_session
 -- Constants: DELETED_MS
 local function start_session_run(s, keys, run, taken, ttl_ms)
   -- `taken`: appends and their work; `keys`: as of `begin_run`.
@@ -90,5 +90,6 @@ local function end_session_run(s, keys, run, status, next_run, open_ms, keep_ms)
   s.run = ''
   local taken = take_waiting(s, s.together)
   if #taken > 0 then start_session_run(s, keys, next_run, taken, open_ms) end
+  list_session(keys.sessions, s.session, s.now, open_ms + keep_ms)
   keep_session(s, #taken > 0 and open_ms + keep_ms or keep_ms)
 end
