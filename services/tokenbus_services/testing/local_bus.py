@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import tempfile
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+import warnings
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, closing, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import msgspec
 import structlog
@@ -18,6 +20,8 @@ import uvicorn
 from redis import Redis
 
 from tokenbus import Client
+from tokenbus.bus.keys import DEFAULT_PREFIX
+from tokenbus.errors import SettingsError
 from tokenbus.sync import Client as SyncClient
 from tokenbus_services.cli import service_registry as services
 from tokenbus_services.cli.mock import API_PATHS
@@ -26,7 +30,7 @@ from tokenbus_services.cli.worker import AsgiApp, Lifespan, config_of, http_boun
 from tokenbus_services.mock_provider import Exchange, MockProvider, ModelRequest, Reply, Script, Turn
 from tokenbus_services.mock_provider.request import HttpError
 from tokenbus_services.process.embedded_server import EmbeddedServer
-from tokenbus_services.settings import HttpSettings, Settings, load
+from tokenbus_services.settings import Settings, load
 
 START_S = 60.0
 THREAD = "tokenbus local bus"
@@ -35,32 +39,17 @@ _HTTP_GRACE_S = 1
 
 _END_S = 30.0
 """Longest time that open runs may take to end at a reset."""
-_FORGOTTEN = (
-    "*:run:*",
-    "*:log:*",
-    "*:tape:*",
-    "*:index:*",
-    "*:lease:visible:*",
-    "*:lease:chunks:*",
-    "*:lease:blocks:*",
-    "*:lease:runs:*",
-    "*:members:visible:*",
-    "*:members:chunks:*",
-    "*:members:blocks:*",
-    "*:members:runs:*",
-    "*:{limits}:*",
-    "*:{activity}:*",
-    "*:{records}:*",
-    "*:{gateway}:*",
-    "*:dead}:rejected",
-    "*:dead",
-    "*:visible",
-    "*:chunks",
-    "*:blocks",
-    "*:runs",
-    "*:decisions",
+_FORGOTTEN = re.compile(
+    r":(?:run|log|tape|index|session):|:(?:lease|members):(?:visible|chunks|blocks|runs|decisions)"
+    r"|:\{(?:limits|activity|records|gateway)\}:|:dead\}:rejected$|:(?:dead|visible|chunks|blocks|runs|decisions)$"
 )
-"""Keys of runs, topics, subscribers and the gateway. Those of the stages stay: the workers use them."""
+"""Keys of runs, sessions, topics, subscribers and the gateway. Those of the stages stay: the workers use them."""
+_UNUSED = re.compile(
+    r"redis_url|data_dir|log_level|http\.(?!gateway$|hosts$|connections$).*|blobs\.service_url"
+    r"|limits\.(?:policy|tool)_executors|stages\.drain_s"
+    rf"|providers\.(?:mock-)?(?:{'|'.join(API_PATHS)})\.(?:api|base_url|path|path_whole|auth|api_key_env|api_key_file)"
+)
+"""Settings that have no effect here, with dots: the bus has a server, ports, models and processes of its own."""
 
 Says = str | Reply | Turn
 """What a model answers in a turn."""
@@ -83,8 +72,9 @@ class LocalBus:
     """
 
     def __init__(self, settings: str = "") -> None:
-        """``settings``: further `tokenbus.toml` text: tools, policies, limits. Callables that it names (``call =
-        "tests.my_tools:weather"``) run in this process, and so do policies.
+        """``settings``: the text of a `tokenbus.toml`: tools, policies, limits. Callables that it names (``call =
+        "tests.my_tools:weather"``) run in this process, and so do policies. Settings that have no effect here (the
+        server's address, say) are named by a warning at the start.
         """
         self._settings_text = settings
         self._scripts: dict[str, Script | Callable[[ModelRequest], Says]] = {}
@@ -100,6 +90,11 @@ class LocalBus:
         self._stop: asyncio.Event | None = None
         self._error: BaseException | None = None
         self._gateway = ""
+        self._gateway_port = 0
+        self._prefix = DEFAULT_PREFIX
+        self._resetting: tuple[Any, SyncClient] | None = None
+        """What `reset` works with: opening it anew would take longer than a reset."""
+        self._open = ExitStack()
 
     @property
     def url(self) -> str:
@@ -109,7 +104,7 @@ class LocalBus:
     @property
     def gateway(self) -> str:
         """The gateway's URL, if the settings have a table `[gateway]`; else empty. Known while the bus is running. Its
-        port is any free one, unless `[http] gateway` sets another than the default.
+        port is any free one, unless `[http] gateway` sets it.
         """
         return self._gateway
 
@@ -153,10 +148,12 @@ class LocalBus:
 
     def client(self, **options: Any) -> Client:
         """Create a client of this bus; open it with ``async with``."""
+        options.setdefault("prefix", self._prefix)
         return Client(self.url, **options)
 
     def sync_client(self, **options: Any) -> SyncClient:
         """Create a synchronous client of this bus; open it with ``with``."""
+        options.setdefault("prefix", self._prefix)
         return SyncClient(self.url, **options)
 
     def resume(self, exchange: Exchange) -> None:
@@ -179,6 +176,8 @@ class LocalBus:
 
     def stop(self) -> None:
         """Stop everything, including open runs. Raises the error that ended a service meanwhile."""
+        self._resetting = None
+        self._open.close()
         if self._loop and self._stop:
             self._loop.call_soon_threadsafe(self._stop.set)
         if self._thread:
@@ -186,6 +185,8 @@ class LocalBus:
         self._server.stop()
         self._directory.cleanup()
         error, self._error = self._error, None
+        if isinstance(error, SettingsError):
+            raise error.with_traceback(None) from None  # where in the services it was found tells a test nothing
         if error:
             raise error
 
@@ -199,15 +200,17 @@ class LocalBus:
         Tools, policies and other settings stay. Close subscriptions before. Raises NoSuchModel if a request named a
         model without a script; TimeoutError if a run did not end within 30 s.
         """
-        server: Any = Redis.from_url(self.url)  # pyright: ignore[reportUnknownMemberType]
-        with closing(server), self.sync_client() as bus:
-            _until(lambda: not server.xlen("tokenbus:requests"), "requests were not taken in")
-            for run in bus.runs(state="open"):
-                bus.cancel(run.run, "the test has ended")
-            _until(lambda: not list(bus.runs(state="open", limit=1)), "runs did not end")
-            for pattern in _FORGOTTEN:
-                if keys := list(server.scan_iter(pattern, count=1000)):
-                    server.unlink(*keys)
+        if self._resetting is None:
+            server: Any = Redis.from_url(self.url)  # pyright: ignore[reportUnknownMemberType]
+            self._open.enter_context(closing(server))
+            self._resetting = server, self._open.enter_context(self.sync_client())
+        server, bus = self._resetting
+        _until(lambda: not server.xlen(f"{self._prefix}:requests"), "requests were not taken in")
+        for run in bus.runs(state="open"):
+            bus.cancel(run.run, "the test has ended")
+        _until(lambda: not list(bus.runs(state="open", limit=1)), "runs did not end")
+        if keys := [key for key in server.scan_iter(count=1000) if _FORGOTTEN.search(key.decode())]:
+            server.unlink(*keys)
         self._scripts.clear()
         self._first_exchange = len(self._provider.requests)
         self._raise_for_unknown()
@@ -252,7 +255,7 @@ class LocalBus:
             }
             await stack.enter_async_context(_served("blobs", apps["blobs"], listener, settings))
             if "gateway" in apps:
-                listener = stack.enter_context(listening("gateway", "127.0.0.1", _gateway_port(settings)))
+                listener = stack.enter_context(listening("gateway", "127.0.0.1", self._gateway_port))
                 self._gateway = url_of(listener)
                 await stack.enter_async_context(_served("gateway", apps["gateway"], listener, settings))
             running: dict[ServiceName, Lifespan] = {}
@@ -268,20 +271,48 @@ class LocalBus:
                     raise error
 
     def _settings(self, blobs_url: str) -> Settings:
+        given: dict[str, Any] = {}
+        with suppress(msgspec.DecodeError):  # `load` says what is wrong
+            given = msgspec.toml.decode(self._settings_text, type=dict[str, Any])
+        models = {name: (api, path) for api, path in API_PATHS.items() for name in (api, f"mock-{api}")}
         tables = "".join(
-            f'[providers.{name}]\napi = "{api}"\nbase_url = "{self._provider.url}{path}"\napi_key_env = ""\n'
-            for api, path in API_PATHS.items()
-            for name in (api, f"mock-{api}")
+            f'[providers.{name}]\napi = "{api}"\nbase_url = "{self._provider.url}{path}"\n'
+            for name, (api, path) in models.items()
+            if name not in given.get("providers", {})
         )
-        path = Path(self._directory.name, "tokenbus.toml")
-        top = f'redis_url = "{self.url}"\ndata_dir = "{self._directory.name}"\nlog_level = "warning"\n'
-        path.write_text(f'{top}[blobs]\nservice_url = "{blobs_url}"\n{tables}\n{self._settings_text}', encoding="utf-8")
-        settings = load({"TOKENBUS_CONFIG": str(path)})
-        # Policies and tools may be the test's own.
-        limits = msgspec.structs.replace(settings.limits, policy_executors=0, tool_executors=False)
-        # Nobody waits for what a test leaves open.
-        stages = msgspec.structs.replace(settings.stages, drain_s=0.0)
-        return msgspec.structs.replace(settings, limits=limits, stages=stages)
+        file = Path(self._directory.name, "tokenbus.toml")
+        file.write_text(f"{self._settings_text}\n{tables}", encoding="utf-8")
+        settings = load({"TOKENBUS_CONFIG": str(file)})
+        if unused := sorted(key for key in _keys_of(given) if _UNUSED.fullmatch(key)):
+            warnings.warn(f"LocalBus does not use these settings: {', '.join(unused)}", stacklevel=1)
+        scripted = {
+            name: msgspec.structs.replace(
+                settings.providers[name], base_url=self._provider.url + path, api_key_env="", api_key_file=None
+            )
+            for name, (_, path) in models.items()
+        }
+        self._prefix = settings.prefix
+        self._gateway_port = given.get("http", {}).get("gateway", 0)
+        return msgspec.structs.replace(
+            settings,
+            redis_url=self.url,
+            data_dir=self._directory.name,
+            log_level="warning",
+            providers=settings.providers | scripted,
+            blobs=msgspec.structs.replace(settings.blobs, service_url=blobs_url),
+            # Policies and tools may be the test's own.
+            limits=msgspec.structs.replace(settings.limits, policy_executors=0, tool_executors=False),
+            # Nobody waits for what a test leaves open.
+            stages=msgspec.structs.replace(settings.stages, drain_s=0.0),
+        )
+
+
+def _keys_of(table: Mapping[str, Any], before: str = "") -> Iterator[str]:
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _keys_of(cast("dict[str, Any]", value), f"{before}{name}.")
+        else:
+            yield f"{before}{name}"
 
 
 def _quiet(_logger: object, level: str, line: structlog.typing.EventDict) -> structlog.typing.EventDict:
@@ -289,11 +320,6 @@ def _quiet(_logger: object, level: str, line: structlog.typing.EventDict) -> str
     if level in ("debug", "info") and threading.current_thread().name == THREAD:
         raise structlog.DropEvent
     return line
-
-
-def _gateway_port(settings: Settings) -> int:
-    port = settings.http.gateway
-    return 0 if port == HttpSettings().gateway else port
 
 
 def _turn(says: Says) -> Turn:

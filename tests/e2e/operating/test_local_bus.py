@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import threading
+import traceback
+import warnings
+from contextlib import closing
+from typing import Any
 
 import pytest
+from redis import Redis
 
 from tests.waiting import eventually
 from tokenbus import Chunk
 from tokenbus.errors import RunCancelled, RunFailed, RunNotFound, SettingsError
 from tokenbus.testing import LocalBus, ModelRequest, NoSuchModel, Reply, Stall, ToolCall, Turn
+from tokenbus_services.process.embedded_server import free_port
 
 
 async def test_a_cancel_closes_the_providers_socket_and_a_stalled_answer_resumes() -> None:
@@ -117,8 +123,57 @@ def test_a_bus_that_stops_with_an_open_run_waits_for_nobody() -> None:
     assert [exchange.state for exchange in local.exchanges] == ["disconnected"]
 
 
-def test_wrong_settings_are_an_error_at_the_start_and_nothing_is_left() -> None:
+def test_wrong_settings_are_an_error_of_a_few_lines_at_the_start_and_nothing_is_left() -> None:
     before = threading.active_count()
-    with pytest.raises(SettingsError, match="limits"):
-        LocalBus("[limits]\nlag_bytes = -1\n").start()
+    wrong = {
+        "[limits]\nlag_bytes = -1\n": "limits",
+        '[policies.p]\nuse = "tokenbus.policy:ReplaceText"\noptions.replcae = 1\n': "Known options: kinds, rules",
+        "[http]\ngatway = 1\n": "did you mean 'gateway'",
+        "[http\n": "syntax",
+    }
+    for settings, problem in wrong.items():
+        with pytest.raises(SettingsError, match=problem) as caught:
+            LocalBus(settings).start()
+        assert len(traceback.format_exception(caught.value)) <= 5, "where it was found in the services is noise"
     assert threading.active_count() == before
+
+
+def test_all_settings_apply_or_are_named() -> None:
+    port = free_port()
+    settings = f"""
+    log_level = "debug"
+    prefix = "mine"
+    partitions = 2
+    [http]
+    gateway = {port}
+    parser = 1
+    [gateway]
+    [limits]
+    policy_executors = 3
+    [providers.anthropic]
+    base_url = "https://example.com"
+    model_aliases = {{ usual = "greeter" }}
+    """
+    ours = "http.parser, limits.policy_executors, log_level, providers.anthropic.base_url"
+    caught: list[str] = []
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        local = LocalBus(settings)
+        local.start()
+        caught += [str(one.message) for one in found if issubclass(one.category, UserWarning)]
+    try:
+        assert caught == [f"LocalBus does not use these settings: {ours}"]
+        assert local.gateway == f"http://127.0.0.1:{port}"
+        local.model_says("greeter", "Hello.")
+        with local.sync_client() as bus:
+            run = bus.publish(local.request("usual"))
+            assert run.result().text == "Hello."
+            assert bus.session("kept").configure({"provider": "anthropic", "model": "usual"}).fate.state == "delivered"
+            local.reset()
+            assert list(bus.runs()) == []
+            server: Any = Redis.from_url(local.url)
+            with closing(server):
+                assert not list(server.scan_iter("*session*"))
+                assert server.hget("mine:meta", "partitions") == b"2"
+    finally:
+        local.stop()
