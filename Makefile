@@ -136,7 +136,7 @@ screenshots: setup
 	$(BIN)/python -m tests.console.screenshots
 
 bench: setup
-	$(BIN)/python -m tests.bench
+	$(BIN)/python -m tests.bench $(if $(README),--readme)
 
 # Computes what larger deployments need, from a model with measured unit costs.
 simulate: setup

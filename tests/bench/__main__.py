@@ -1,4 +1,4 @@
-"""`python -m tests.bench [--only NAME …] [--json]`."""
+"""`python -m tests.bench [--only NAME …] [--json | --readme]`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from typing import Never
 
+from tests.bench import readme
 from tests.bench.figures import NAMES, SECTIONS, WARM, Figure, decoded, measured
 from tests.bench.measure import Meter
 from tests.bench.report import Report, as_json, as_table, machine
@@ -57,18 +58,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description="Measure the cost of a chunk.")
     parser.add_argument("--only", action="append", choices=ALL, help="measure only this section; may be repeated")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--readme", action="store_true", help="measure what the README shows, and write it there")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, _stop)
     # With the bytecode cache off, every process compiles its sources at its start, which no deployment does.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     try:
-        report = bench(options.only or ALL)
+        report = bench(options.only or (readme.SHOWN if options.readme else ALL))
     except KeyboardInterrupt:
         sys.exit(130)
     print(as_json(report) if options.json else as_table(report))
+    if options.readme:
+        readme.write(report)
 
 
-def bench(names: Sequence[str]) -> Report:
+def bench(names: Collection[str]) -> Report:
     """Measure these sections. Everything that was started is stopped, even after an error."""
     load_before, begin = os.getloadavg()[0], time.monotonic()
     figures: list[Figure] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from datetime import UTC, datetime
 
 import msgspec
 
@@ -18,6 +19,7 @@ class Machine(msgspec.Struct, frozen=True):
     cores: int
     python: str
     server: str
+    date: str
     load_before: float
     load_after: float
 
@@ -32,7 +34,8 @@ class Report(msgspec.Struct, frozen=True):
 
 def machine(server: str, load_before: float) -> Machine:
     """This machine, now."""
-    return Machine(os.cpu_count() or 0, platform.python_version(), server, load_before, os.getloadavg()[0])
+    today = datetime.now(UTC).date().isoformat()
+    return Machine(os.cpu_count() or 0, platform.python_version(), server, today, load_before, os.getloadavg()[0])
 
 
 def as_json(report: Report) -> str:
@@ -42,7 +45,7 @@ def as_json(report: Report) -> str:
 
 def as_table(report: Report) -> str:
     """Aligned columns, one figure per line."""
-    rows = [_HEAD, *(_row(figure) for figure in report.figures)]
+    rows = [_HEAD, *(cells(figure) for figure in report.figures)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
     lines = [_line(row, widths) for row in rows]
     m = report.machine
@@ -64,7 +67,8 @@ def _line(row: tuple[str, ...], widths: list[int]) -> str:
     return "  ".join(justify(cell, width) for cell, width, justify in cells).rstrip()
 
 
-def _row(figure: Figure) -> tuple[str, ...]:
+def cells(figure: Figure) -> tuple[str, ...]:
+    """What a table says of a figure: name, value, bare, ratio, aim, and whether it is met."""
     verdict = "" if figure.met is None else "met" if figure.met else "NOT MET"
     return (
         figure.name,

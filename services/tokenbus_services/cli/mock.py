@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 import msgspec
@@ -74,18 +75,20 @@ def with_console(settings: Settings) -> Settings:
     )
 
 
-def model() -> str:
-    """The model of the demo's conversation."""
-    from tokenbus_services.mock_provider import demo
-
-    return demo.DEMO_MODEL
-
-
 def tool_name() -> str:
     """The tool that `up --mock` adds."""
     from tokenbus_services.mock_provider import demo
 
     return demo.WEATHER_TOOL
+
+
+def completed(options: Mapping[str, str | int]) -> dict[str, str | int]:
+    """Return the options of a request, with the demo's in place of those that a mock provider's lack."""
+    from tokenbus_services.mock_provider import demo
+
+    if options.get("provider", PROVIDER) not in provider_names():
+        return dict(options)
+    return {"provider": PROVIDER, "model": demo.DEMO_MODEL, "text": demo.DEMO_PROMPT, **options}
 
 
 def demo_request() -> dict[str, object]:

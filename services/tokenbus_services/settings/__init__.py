@@ -5,7 +5,7 @@ The settings never contain provider keys; they name the variable (`api_key_env`)
 
 from __future__ import annotations
 
-from tokenbus_services.settings.file import Settings, load, read_file
+from tokenbus_services.settings.file import Settings, load, read_file, wrong_values
 from tokenbus_services.settings.tables.gateway import (
     CONSOLE_ROLES,
     ConsoleRole,
@@ -81,4 +81,5 @@ __all__ = [
     "UploadSettings",
     "load",
     "read_file",
+    "wrong_values",
 ]

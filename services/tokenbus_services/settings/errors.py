@@ -37,13 +37,13 @@ _ANY = "NAME"
 """In a path of a table that is not in the file: a key that users choose."""
 
 
-def first_problem(raw: Mapping[str, Any], kind: type) -> tuple[str, str] | None:
-    """The place of the first wrong value or key, and what is wrong with it; None if ``raw`` converts to ``kind``."""
+def problems_of(raw: Mapping[str, Any], kind: type) -> list[tuple[str, str]]:
+    """The place of each wrong value or key, and what is wrong with it; none if ``raw`` converts to ``kind``."""
     root = inspect.type_info(kind)
-    for path, problem in _problems(root, raw, ()):
-        words = problem if isinstance(problem, str) else _unknown_key(path, problem, root)
-        return shown_path(path), words
-    return None
+    return [
+        (shown_path(path), problem if isinstance(problem, str) else _unknown_key(path, problem, root))
+        for path, problem in _problems(root, raw, ())
+    ]
 
 
 def unknown_value(value: object, known: Sequence[str], *, what: str = "") -> str:
@@ -123,14 +123,18 @@ def _problems_of_table(kinds: Sequence[inspect.StructType], value: dict[str, Any
         return
     [table] = [kind for kind in kinds if not tag or str(kind.tag) == value[tag]]
     fields = {field.encode_name: field for field in table.fields}
+    found: list[Problem] = []
     for key, inner in value.items():
         if key in fields:
-            yield from _problems(fields[key].type, inner, (*path, key))
+            found += _problems(fields[key].type, inner, (*path, key))
         elif key != tag and table.forbid_unknown_fields:
-            yield (*path, key), table
-    for name, field in fields.items():
-        if field.required and name not in value:
-            yield path, f"the key `{name}` is missing"
+            found.append(((*path, key), table))
+    found += [
+        (path, f"the key `{name}` is missing") for name, field in fields.items() if field.required and name not in value
+    ]
+    yield from found
+    if found:
+        return
     try:
         msgspec.convert(value, table.cls)
     except msgspec.ValidationError as e:

@@ -18,7 +18,7 @@ from tokenbus.bus.keys import DEFAULT_PARTITIONS, DEFAULT_PREFIX, MAX_PARTITIONS
 from tokenbus.bus.server.url import url_in_env, with_password
 from tokenbus.errors import SettingsError
 from tokenbus.events.requests import Tool
-from tokenbus_services.settings.errors import first_problem, unknown_value
+from tokenbus_services.settings.errors import problems_of, unknown_value
 from tokenbus_services.settings.tables.gateway import ConsoleSettings, GatewaySettings
 from tokenbus_services.settings.tables.limits import BlobSettings, LimitSettings, RecordSettings, RetentionSettings
 from tokenbus_services.settings.tables.providers import DEFAULT_PROVIDERS, FallbackRoute, ProviderSettings
@@ -160,25 +160,30 @@ def _with_address(settings: Settings, env: Mapping[str, str]) -> BlobSettings:
 
 
 def read_file(path: Path) -> Settings:
-    """Read one `tokenbus.toml`. Raises SettingsError."""
+    """Read one `tokenbus.toml`. Raises SettingsError, about the first wrong key or value."""
     raw = _read(path)
-    if isinstance(raw.get("providers"), dict):
-        providers: dict[str, Any] = raw["providers"]
-        raw["providers"] = {name: _with_api(name, table) for name, table in providers.items()}
     try:
         return msgspec.convert(raw, Settings)
     except msgspec.ValidationError as e:
-        where, problem = first_problem(raw, Settings) or ("file", str(e))
+        where, problem = next(iter(problems_of(raw, Settings)), ("file", str(e)))
         raise SettingsError(str(path), where, problem) from None
+
+
+def wrong_values(path: Path) -> list[SettingsError]:
+    """An error for each wrong key and value of the file. Raises SettingsError if the file cannot be read."""
+    return [SettingsError(str(path), where, problem) for where, problem in problems_of(_read(path), Settings)]
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return msgspec.toml.decode(path.read_bytes(), type=dict[str, Any])
+        raw = msgspec.toml.decode(path.read_bytes(), type=dict[str, Any])
     except OSError as e:
         raise SettingsError(str(path), "file", e.strerror or str(e)) from None
     except msgspec.DecodeError as e:
         raise SettingsError(str(path), "syntax", str(e)) from None
+    if isinstance(raw.get("providers"), dict):
+        raw["providers"] = {name: _with_api(name, table) for name, table in raw["providers"].items()}
+    return raw
 
 
 def _with_api(name: str, table: Any) -> object:

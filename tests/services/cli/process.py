@@ -150,10 +150,10 @@ def descendants(directory: Path) -> dict[int, str]:
     return found
 
 
-def settings_file(directory: Path, text: str = "") -> str:
-    """A settings file whose services take any free port. Its path, for TOKENBUS_CONFIG."""
+def settings_file(directory: Path, text: str = "", **given: int) -> str:
+    """A settings file whose services take the given port, or any free one. Its path, for TOKENBUS_CONFIG."""
     path = directory / "tokenbus.toml"
     services = ("fetcher", "normalizer", "parser", "pipeline", "tools", "blobs", "recorder", "gateway")
-    ports = "\n".join(f"{service} = 0" for service in services)
+    ports = "\n".join(f"{service} = {given.get(service, 0)}" for service in services)
     path.write_text(f"{text}\n[http]\n{ports}\n")
     return str(path)

@@ -12,7 +12,7 @@ from msgspec import inspect
 
 from tests.rows import over_rows
 from tokenbus_services.settings import Settings
-from tokenbus_services.settings.errors import first_problem
+from tokenbus_services.settings.errors import problems_of
 
 Path = tuple[str | int, ...]
 NAME = "a name"
@@ -87,8 +87,7 @@ def sample(kind: inspect.Type, name: str) -> Any:
 def said_of(raw: dict[str, Any]) -> tuple[str, str]:
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert(raw, Settings)
-    found = first_problem(raw, Settings)
-    assert found is not None
+    [found] = problems_of(raw, Settings)
     return found
 
 
@@ -188,4 +187,4 @@ def test_settings_that_are_right_have_no_problem() -> None:
         tag = {kind.tag_field: kind.tag} if kind.tag_field else {}
         raw = settings_with(path, {**required(kind, ""), **tag})
         msgspec.convert(raw, Settings)
-        assert first_problem(raw, Settings) is None, path
+        assert problems_of(raw, Settings) == [], path

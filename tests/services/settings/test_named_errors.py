@@ -105,7 +105,7 @@ async def test_the_settings_file_of_the_working_directory_is_used_and_named(
 async def test_an_empty_variable_means_no_settings_file(tmp_path: Path) -> None:
     (tmp_path / "tokenbus.toml").write_text("[limits]\nnonsense = 1\n")
     _, output = await ended_in(
-        tmp_path, "worker", "normalizer", TOKENBUS_CONFIG="", TOKENBUS_REDIS_URL="redis://127.0.0.1:1"
+        *(tmp_path, "worker", "normalizer", "--port", "0"), TOKENBUS_CONFIG="", TOKENBUS_REDIS_URL="redis://127.0.0.1:1"
     )
     assert "tokenbus.toml" not in output
     assert "127.0.0.1:1 is unavailable" in output

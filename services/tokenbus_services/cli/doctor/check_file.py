@@ -29,7 +29,9 @@ def examine(env: Mapping[str, str]) -> list[Finding]:
     try:
         settings = configuration.load(env)
     except SettingsError as e:
-        return [Finding(level="wrong", about="settings", says=str(e), todo="fix it: nothing starts with these")]
+        todo = "fix it: nothing starts with these"
+        wrong = [Finding(level="wrong", about="settings", says=str(each), todo=todo) for each in _each_of(e, env)]
+        return checks.one_hint_per_cause(wrong)
     found = [Finding(level="ok", about="settings", says=env.get("TOKENBUS_CONFIG") or "defaults")]
     found += check_settings(settings, env)
     # Keys may be set only for the fetchers, so a key that is missing here is no fault of the file.
@@ -39,3 +41,12 @@ def examine(env: Mapping[str, str]) -> list[Finding]:
             Finding(level="note", about=finding.about, says=finding.says, todo=finding.todo) if missing else finding
         )
     return checks.one_hint_per_cause(found)
+
+
+def _each_of(first: SettingsError, env: Mapping[str, str]) -> list[SettingsError]:
+    """All errors of the file, of which loading it reports the first; that one alone if it is about something else."""
+    path = env.get("TOKENBUS_CONFIG")
+    try:
+        return (configuration.wrong_values(Path(path)) if path else []) or [first]
+    except SettingsError:
+        return [first]

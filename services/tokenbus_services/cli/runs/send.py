@@ -12,7 +12,7 @@ import msgspec
 from tokenbus import Client
 from tokenbus.bus.keys import SubscribedTopic
 from tokenbus.errors import RequestInvalid, RunError, RunNotFound, SettingsError
-from tokenbus.events.public import RunEnd
+from tokenbus.events.public import RunEnd, RunFailedEvent
 from tokenbus_services import settings as configuration
 from tokenbus_services.cli import connect as reaching
 from tokenbus_services.cli import exit_codes as ending
@@ -22,7 +22,9 @@ from tokenbus_services.cli.render.output import Show, showing
 
 Request = Mapping[str, object]
 WAIT_S = 60
-"""How long a run may wait to be accepted."""
+"""How long a run that is shown may wait to be accepted."""
+ACCEPTED_S = 3.0
+"""How long `send` waits for that, before it prints the id of a run that it does not show."""
 
 
 async def send(
@@ -36,21 +38,21 @@ async def send(
     """Publish, print the run's id, and with ``follow`` show the run; return the exit code."""
     if file and (tools or any(value is not None for value in options.values())):
         raise SettingsError("options", "FILE", "holds the whole request: leave the options that make one")
+    given = {name: value for name, value in options.items() if value is not None}
     if file:
         request = from_file(file.name, file.read())
-    elif not tools and all(value is None for value in options.values()) and reaching.has_mock_provider():
+    elif not given and not tools and reaching.has_mock_provider():
         request, follow = mock.demo_request(), True
     else:
-        given = {name: value for name, value in options.items() if value is not None}
-        if not given.keys() & {"provider", "model"}:
-            if reaching.has_mock_provider():
-                given |= {"provider": mock.PROVIDER, "model": mock.model()}
-            else:  # in the directory of no deployment, that is the first thing to say
-                reaching.with_server(configuration.load())
+        if reaching.has_mock_provider():
+            given = mock.completed(given)
+        elif not given.keys() & {"provider", "model"}:  # in the directory of no deployment, that is the first to say
+            reaching.with_server(configuration.load())
         request = from_options(given, tools)
     async with reaching.client() as bus:
         run = await bus.publish(request)
         if not follow:
+            await _accepted(bus, run.id)
             print(msgspec.json.encode({"run": run.id}).decode() if as_json else run.id)
             return 0
         if not as_json:
@@ -59,16 +61,30 @@ async def send(
             with showing(as_json=as_json) as show:
                 return await show_run(bus, run.id, show, wait_s=WAIT_S)
         except RunNotFound:
-            print(
-                f"the request waits on {reaching.server_name()}, where no service has accepted it for {WAIT_S} s: "
-                "start the services there (`tokenbus up`, `tokenbus worker …`); `tokenbus doctor` says what is missing",
-                file=sys.stderr,
-                flush=True,
-            )
+            print(_waits(WAIT_S), file=sys.stderr, flush=True)
             raise
         except asyncio.CancelledError:  # Ctrl-C
             print(f"the run continues, and costs: `tokenbus cancel {run.id}` stops it", file=sys.stderr, flush=True)
             raise
+
+
+async def _accepted(bus: Client, run: str) -> None:
+    """Return when the run has begun, or waits for a service. Raises the error of a run that failed without a start."""
+    try:
+        async with asyncio.timeout(ACCEPTED_S):
+            async for event in bus.follow(run, wait_s=ACCEPTED_S):
+                if isinstance(event, RunFailedEvent):
+                    await bus.result(run)
+                return
+    except (RunNotFound, TimeoutError):
+        print(_waits(ACCEPTED_S), file=sys.stderr, flush=True)
+
+
+def _waits(seconds: float) -> str:
+    return (
+        f"the request waits on {reaching.server_name()}, where no service has accepted it for {seconds:g} s: "
+        "start the services there (`tokenbus up`, `tokenbus worker …`); `tokenbus doctor` says what is missing"
+    )
 
 
 def from_file(name: str, data: bytes) -> Request:
@@ -84,8 +100,7 @@ def from_options(options: Mapping[str, str | int | None], tools: Sequence[str] =
     given = {name: value for name, value in options.items() if value is not None}
     for needed in ("provider", "model", "text"):
         if needed not in given:
-            problem = "missing; give the whole request as a FILE, - for stdin, or try it with `tokenbus up --mock`"
-            raise RequestInvalid(f"--{needed}", problem)
+            raise RequestInvalid(f"--{needed}", "missing; give it, or the whole request as a FILE (-: stdin)")
     text = given.pop("text")
     request: dict[str, Any] = {"type": "generate", **given, "messages": [{"role": "user", "content": text}]}
     if tools:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import socket
 import sys
 import time
 from collections.abc import Generator, Sequence
@@ -62,6 +64,7 @@ def run(
     if mock_provider:
         slots = with_mock_provider(slots, free_port())
     directory = data or Path(settings.data_dir)
+    check_ports(slots, settings)
     with claim(directory) as claimed, up_watcher(slots, console=shows_console(settings)) as watcher:
         asyncio.run(_up(settings, directory.resolve(), slots, claimed, watcher))
 
@@ -118,6 +121,21 @@ def slots_for(services: Sequence[ServiceName], scales: dict[ServiceName, int]) -
     if not slots:
         raise SettingsError("options", "--services", "nothing is left to run")
     return slots
+
+
+def check_ports(slots: Sequence[WorkerSlot], settings: Settings) -> None:
+    """Raise SettingsError, once and before anything starts, if other processes have ports of these services."""
+    host, taken = settings.http.host, list[str]()
+    for slot in slots:
+        if slot.service and "--port" not in slot.arguments:
+            port: int = getattr(settings.http, slot.service)
+            try:
+                socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+            except OSError as e:  # any other error is the worker's to report
+                taken += [f"{port} ({slot.service})"] if e.errno == errno.EADDRINUSE else []
+    if taken:
+        todo = "another `tokenbus up` may be running on this machine: stop it, or set other ports (0: any free one)"
+        raise SettingsError("settings", "http", f"in use on {host}: {', '.join(taken)}; {todo}")
 
 
 def shows_console(settings: Settings) -> bool:

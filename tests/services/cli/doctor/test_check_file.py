@@ -104,6 +104,19 @@ def test_each_fault_is_found_and_named_with_a_hint(tmp_path: Path, fault: str) -
     assert wrong[0].todo
 
 
+def test_every_wrong_key_and_value_is_named_at_once(tmp_path: Path) -> None:
+    text = '[provider.x]\napi = "anthropic"\n[tools.w]\nkind = "pyton"\n[limits]\nlag_byte = 1\nlag_bytes = "much"\n'
+    found = found_in(tmp_path, text)
+    hints = (
+        "did you mean 'providers'?",
+        "did you mean 'python'?",
+        "did you mean 'lag_bytes'?",
+        "must be a whole number",
+    )
+    assert [finding.level for finding in found] == ["wrong"] * len(hints)
+    assert all(hint in finding.says for hint, finding in zip(hints, found, strict=True))
+
+
 def test_a_valid_file_has_only_notes_about_settings_from_elsewhere(tmp_path: Path) -> None:
     found = found_in(tmp_path, GOOD)
     assert {finding.level for finding in found} == {"ok", "note"}

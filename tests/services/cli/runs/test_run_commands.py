@@ -91,7 +91,8 @@ async def test_send_puts_the_request_on_the_bus_and_prints_its_run(server: Serve
     request = b'{"id": "mine", "provider": "p", "model": "m", "messages": [{"role": "user", "content": "hi"}]}'
     by_file = await fed(request, "send", "-", "--json", TOKENBUS_CONFIG=config)
     one, two = await requests(server, keys)
-    assert by_options == (0, one["id"] + "\n", "")
+    assert (by_options.code, by_options.out) == (0, one["id"] + "\n")
+    assert "no service has accepted it for 3 s" in by_options.err
     assert one["tools"] == [{"name": "weather"}]
     assert (by_file.code, json.loads(by_file.out), two["id"]) == (0, {"run": "mine"}, "mine")
 

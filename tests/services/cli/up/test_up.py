@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -81,6 +82,10 @@ async def test_with_the_mock_provider_up_brings_all_up_a_newcomer_sees_words_wit
         assert (sent.code, "umbrella" in sent.out, "[tool result weather]" in sent.out) == (0, True, True), sent.err
         output = await run("send", "--text", "Anything?", "--follow", **env)
         assert "You wrote: “Anything?”" in output.out
+        of_gemini = await run("send", "--provider", "mock-gemini", "--follow", **env)
+        assert "umbrella" in of_gemini.out, "a mock provider's missing options are the demo's"
+        refused = await run("send", "--provider", "nope", "--model", "m", "--text", "t", **env)
+        assert (refused.code, refused.out, "nope: not configured" in refused.error) == (2, "", True), refused
 
         client = await asyncio.create_subprocess_exec(
             sys.executable, "-c", NEWCOMER, env=environment(**env), stdout=asyncio.subprocess.PIPE
@@ -215,6 +220,16 @@ async def test_a_service_that_is_set_up_wrongly_ends_all_with_its_error(tmp_path
     assert ended.err.splitlines()[-1].startswith("error: tools ended with exit code 2: ")
     assert "no_such_module" in ended.err.splitlines()[-1]
     assert all_gone(tmp_path)
+
+
+async def test_ports_in_use_are_one_error_before_anything_starts(tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as two:
+        ports = {"parser": one.getsockname()[1], "gateway": two.getsockname()[1]}
+        config = settings_file(tmp_path, "[gateway]\n", **ports)
+        ended = await run("up", TOKENBUS_CONFIG=config, TOKENBUS_DATA=str(tmp_path / "data"))
+    assert (ended.code, ended.out, len(ended.error.splitlines())) == (2, "", 1), ended
+    assert all(f"{port} ({service})" in ended.error for service, port in ports.items())
+    assert not (tmp_path / "data").exists()
 
 
 async def test_a_server_that_is_down_is_waited_for(tmp_path: Path):
