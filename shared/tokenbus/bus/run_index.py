@@ -6,6 +6,7 @@ out.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from typing import Any
 
@@ -93,6 +94,52 @@ class IndexReader:
         if self._after is None:
             return True
         return place < self._after if self._newest_first else place > self._after
+
+
+async def fill(client: Any, sources: Sequence[IndexReader], page: int) -> None:
+    """Read the next page, of so many members, of each set whose last page is used up. Raises redis-py's errors."""
+    while empty := [source for source in sources if not source.found and not source.exhausted]:
+        for at in range(0, len(empty), COMMANDS):
+            some = empty[at : at + COMMANDS]
+            pipe = client.pipeline(transaction=False)
+            for source in some:
+                source.ask(pipe, page)
+            for source, reply in zip(some, await pipe.execute(), strict=True):
+                source.take(reply)
+
+
+def merged(sources: Sequence[IndexReader], most: int, *, newest_first: bool) -> list[tuple[int, Position]]:
+    """The next places of all sets in order, each with the number of its set, as far as the pages read so far determine
+    it; at most so many.
+    """
+    sign = -1 if newest_first else 1
+    heads = [(_Key(source.found[-1], sign), n) for n, source in enumerate(sources) if source.found]
+    heapq.heapify(heads)
+    places: list[tuple[int, Position]] = []
+    while heads and len(places) < most:
+        _, n = heads[0]
+        source = sources[n]
+        places.append((n, source.found.pop()))
+        if source.found:
+            heapq.heapreplace(heads, (_Key(source.found[-1], sign), n))
+        elif source.exhausted:
+            heapq.heappop(heads)
+        else:
+            break
+    return places
+
+
+class _Key:
+    """Orders places for the heap, the newest first if ``sign`` is -1."""
+
+    __slots__ = ("_place", "_sign")
+
+    def __init__(self, place: Position, sign: int) -> None:
+        self._place = place
+        self._sign = sign
+
+    def __lt__(self, other: _Key) -> bool:
+        return self._place < other._place if self._sign > 0 else other._place < self._place
 
 
 async def read_runs(client: Any, keys: Keys, runs: Sequence[str]) -> list[RunInfo | None]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import AsyncGenerator, Collection, Sequence
 from datetime import timedelta
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.run_index import COMMANDS, IndexReader, Position, read_runs
+from tokenbus.bus.run_index import IndexReader, Position, fill, merged, read_runs
 from tokenbus.bus.server.server import translated
 from tokenbus.client.deployment import Deployment
 from tokenbus.core.nearest_name import unknown_name
@@ -140,11 +139,11 @@ class RunLister:
             with translated(deployment.server):
                 if self._sources is None:
                     self._sources = await self._open(keys)
-                    await self._fill(client, self._sources)
+                    await fill(client, self._sources, self._page)
                     _drop_repeated(self._sources)
                 else:
-                    await self._fill(client, self._sources)
-                looked_at = self._merged(self._sources)
+                    await fill(client, self._sources, self._page)
+                looked_at = [place for _, place in merged(self._sources, self._most, newest_first=self._newest_first)]
                 places = [place for place in looked_at if self._may_pass(place)]
                 found = await read_runs(client, keys, [place.run for place in places])
         if looked_at:
@@ -183,6 +182,11 @@ class RunLister:
             IndexReader(name, newest_first=self._newest_first, after=self._after, until_ms=until_ms) for name in names
         ]
 
+    @property
+    def _most(self) -> int:
+        """How many places to look at next."""
+        return BATCH if self._limit is None or not self._wanted.wants_all else max(1, min(BATCH, self._limit))
+
     def _share(self, sources: int) -> int:
         """Members to read from each set: its share of what is wanted, and half as many again, for no set has exactly
         its share.
@@ -191,36 +195,6 @@ class RunLister:
             return max(LEAST_PAGE, ONE_READ // sources)
         wanted = BATCH if self._limit is None else min(self._limit, BATCH)
         return max(LEAST_PAGE, wanted * 3 // (2 * sources) + 1)
-
-    async def _fill(self, client: Any, sources: list[IndexReader]) -> None:
-        """Read the next page of each set whose last page is used up."""
-        while empty := [source for source in sources if not source.found and not source.exhausted]:
-            for at in range(0, len(empty), COMMANDS):
-                some = empty[at : at + COMMANDS]
-                pipe = client.pipeline(transaction=False)
-                for source in some:
-                    source.ask(pipe, self._page)
-                for source, reply in zip(some, await pipe.execute(), strict=True):
-                    source.take(reply)
-
-    def _merged(self, sources: list[IndexReader]) -> list[Position]:
-        """The next entries of all sets in order, as far as the pages read so far determine it."""
-        sign = -1 if self._newest_first else 1
-        most = BATCH if self._limit is None or not self._wanted.wants_all else max(1, min(BATCH, self._limit))
-        heads = [(_Key(source.found[-1], sign), n) for n, source in enumerate(sources) if source.found]
-        heapq.heapify(heads)
-        places: list[Position] = []
-        while heads and len(places) < most:
-            _, n = heads[0]
-            source = sources[n]
-            places.append(source.found.pop())
-            if source.found:
-                heapq.heapreplace(heads, (_Key(source.found[-1], sign), n))
-            elif source.exhausted:
-                heapq.heappop(heads)
-            else:
-                break
-        return places
 
 
 def _drop_repeated(sources: list[IndexReader]) -> None:
@@ -231,19 +205,6 @@ def _drop_repeated(sources: list[IndexReader]) -> None:
             times[place.run] = max(times.get(place.run, 0), place.at_ms)
     for source in sources:
         source.found = [place for place in source.found if times[place.run] == place.at_ms]
-
-
-class _Key:
-    """Orders places for the heap, the newest first if ``sign`` is -1."""
-
-    __slots__ = ("_place", "_sign")
-
-    def __init__(self, place: Position, sign: int) -> None:
-        self._place = place
-        self._sign = sign
-
-    def __lt__(self, other: _Key) -> bool:
-        return self._place < other._place if self._sign > 0 else other._place < self._place
 
 
 async def list_runs(

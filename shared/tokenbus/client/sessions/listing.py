@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.run_index import COMMANDS, IndexReader, Position
+from tokenbus.bus.run_index import IndexReader, Position, fill, merged
 from tokenbus.bus.server.server import translated
 from tokenbus.client.deployment import Deployment
 from tokenbus.client.run_list import seconds_of
@@ -67,17 +67,17 @@ async def list_sessions(
         with translated(deployment.server):
             await deployment.server.clock.measure()
         until_ms = deployment.server.clock.now_ms() - round(wanted.older_than_s * 1000)
-    sources = {
-        partition: IndexReader(
+    sources = [
+        IndexReader(
             keys.sessions(partition, wanted.tenant or ""), newest_first=newest_first, after=after, until_ms=until_ms
         )
         for partition in range(keys.partitions)
-    }
+    ]
     while left != 0:
         async with deployment.hub.reads:
             with translated(deployment.server):
-                await _fill(client, sources)
-                places = _merged(sources, newest_first=newest_first)
+                await fill(client, sources, PAGE)
+                places = merged(sources, PAGE, newest_first=newest_first)
                 found = await _read(client, keys, places)
         if not places:
             return
@@ -87,34 +87,6 @@ async def list_sessions(
                 left = None if left is None else left - 1
                 if left == 0:
                     return
-
-
-async def _fill(client: Any, sources: Mapping[int, IndexReader]) -> None:
-    """Read the next page of each set whose last page is used up."""
-    while empty := [source for source in sources.values() if not source.found and not source.exhausted]:
-        for at in range(0, len(empty), COMMANDS):
-            some = empty[at : at + COMMANDS]
-            pipe = client.pipeline(transaction=False)
-            for source in some:
-                source.ask(pipe, PAGE)
-            for source, reply in zip(some, await pipe.execute(), strict=True):
-                source.take(reply)
-
-
-def _merged(sources: Mapping[int, IndexReader], *, newest_first: bool) -> list[tuple[int, Position]]:
-    """The next places of all sets in order with their partitions, as far as the pages read so far determine it."""
-    places: list[tuple[int, Position]] = []
-    choose = max if newest_first else min
-    while len(places) < PAGE:
-        heads = [(source.found[-1], partition) for partition, source in sources.items() if source.found]
-        if not heads:
-            break
-        _, partition = choose(heads)
-        source = sources[partition]
-        places.append((partition, source.found.pop()))
-        if not source.found and not source.exhausted:
-            break
-    return places
 
 
 async def _read(client: Any, keys: Keys, places: list[tuple[int, Position]]) -> list[SessionInfo | None]:
