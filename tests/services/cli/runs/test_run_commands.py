@@ -18,6 +18,7 @@ from tokenbus.bus.keys import Keys
 from tokenbus.bus.layout import join_deployment
 from tokenbus.bus.server.server import Server
 from tokenbus.events.public import PublicEvent, encode
+from tokenbus_services.process.embedded_server import free_port
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ async def config(server: Server, server_url: str, keys: Keys, tmp_path: Path) ->
     """Settings of a deployment that has begun. For TOKENBUS_CONFIG."""
     await join_deployment(server, keys)
     text = f'redis_url = "{server_url}"\nprefix = "{keys.prefix}"\npartitions = {keys.partitions}'
-    return settings_file(tmp_path, text)
+    return settings_file(tmp_path, text, blobs=free_port())  # nobody is there, also if a developer's `up` runs
 
 
 async def written(server: Server, keys: Keys, events: Iterable[PublicEvent]) -> None:

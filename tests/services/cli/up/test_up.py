@@ -85,7 +85,7 @@ async def test_with_the_mock_provider_up_brings_all_up_a_newcomer_sees_words_wit
         of_gemini = await run("send", "--provider", "mock-gemini", "--follow", **env)
         assert "umbrella" in of_gemini.out, "a mock provider's missing options are the demo's"
         refused = await run("send", "--provider", "nope", "--model", "m", "--text", "t", **env)
-        assert (refused.code, refused.out, "nope: not configured" in refused.error) == (2, "", True), refused
+        assert (refused.code, refused.out, "nope: not configured" in refused.error) == (5, "", True), refused
 
         client = await asyncio.create_subprocess_exec(
             sys.executable, "-c", NEWCOMER, env=environment(**env), stdout=asyncio.subprocess.PIPE
