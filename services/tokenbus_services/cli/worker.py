@@ -21,7 +21,7 @@ from redis.exceptions import RedisError
 from tokenbus.bus.server.server import parse_url
 from tokenbus.errors import ServerUnavailable, SettingsError
 from tokenbus_services import settings as configuration
-from tokenbus_services.blobs.auth import check_exposed, token_of
+from tokenbus_services.blobs.auth import check_exposed, secret_of, token_of
 from tokenbus_services.cli import service_registry as services
 from tokenbus_services.cli.connect import with_server
 from tokenbus_services.cli.http_probe import probe
@@ -63,9 +63,7 @@ def run(
         settings = msgspec.structs.replace(settings, console=ConsoleSettings())
     secrets = secrets_of(settings, os.environ) | {token_of(settings.blobs, os.environ)}
     if service == "gateway" and settings.gateway and settings.gateway.admin:
-        from tokenbus_services.gateway.keys.admin_token import admin_token
-
-        secrets |= {admin_token(settings.gateway.admin, os.environ).value}
+        secrets |= {secret_of(settings.gateway.admin.token_env, os.environ).value}
     logs.configure(settings.log_level, service=service, secrets=secrets)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # at lower levels it logs sentences, not events
     assert settings.redis_url

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -17,13 +17,15 @@ from starlette.routing import BaseRoute
 from tokenbus import Client
 from tokenbus.bus.server.server import Server
 from tokenbus.errors import SettingsError, TokenbusError
+from tokenbus_services.gateway.budgets.counter import SpendCounter
 from tokenbus_services.gateway.callers import AccessControl, Caller, OpenAccess, has_keys
-from tokenbus_services.gateway.cors import WithCors
 from tokenbus_services.gateway.gateway import Gateway
 from tokenbus_services.gateway.http_request import AfterRouting, AsgiApp, Edge, Refuse, Scope, headers_in, response_to
 from tokenbus_services.gateway.keys.access import KeyAccess
-from tokenbus_services.gateway.keys.create import keyed_parts
-from tokenbus_services.gateway.keys.directory import KeyDirectory
+from tokenbus_services.gateway.keys.admin import AdminServer
+from tokenbus_services.gateway.keys.allowed import Aliases
+from tokenbus_services.gateway.keys.directory import KeyDirectory, check_keys
+from tokenbus_services.gateway.keys.store import KeyStore
 from tokenbus_services.gateway.metrics import GatewayMetrics
 from tokenbus_services.gateway.models import ModelTable, RoutedModel
 from tokenbus_services.gateway.problem import Problem, Refusal, of_exception
@@ -34,10 +36,77 @@ from tokenbus_services.gateway.service import GatewayPart, GatewayService
 from tokenbus_services.gateway.surfaces.contract import TranslationRules
 from tokenbus_services.gateway.surfaces.errors import openai_refusal
 from tokenbus_services.net.request_guard import PAGES, GuardRefusal, RequestGuard
+from tokenbus_services.pricing import PriceTable
 from tokenbus_services.runtime.app.service_app import make_app, make_broker, worker_name
 from tokenbus_services.runtime.supervision import stuck_after_s
 from tokenbus_services.settings import GatewaySettings, Settings
 from tokenbus_services.telemetry import open_tracer
+
+_HEADERS = frozenset(
+    {
+        *("accept", "authorization", "content-type", "idempotency-key", "last-event-id", "x-api-key", "x-goog-api-key"),
+        *("anthropic-version", "anthropic-beta", "anthropic-dangerous-direct-browser-access", "x-goog-api-client"),
+        *("cache-control", "x-request-id", "user-agent", "if-none-match"),
+    }
+)
+_PREFIXES = ("openai-", "x-stainless-", "x-tokenbus-")
+_METHODS = "GET, POST, DELETE, HEAD"
+_EXPOSED = ", ".join(
+    (
+        *("x-request-id", "request-id", "x-tokenbus-run", "retry-after", "retry-after-ms", "x-should-retry"),
+        *(f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "reset") for of in ("requests", "tokens")),
+        *("stream-next-offset", "stream-cursor", "stream-up-to-date", "stream-closed", "etag"),
+    )
+)
+_VARY = (b"vary", b"Origin")
+
+
+class WithCors:
+    """Which web pages may call the gateway. Preflights need no key.
+
+    Never allows credentials: keys travel in headers that the page sets itself.
+    """
+
+    def __init__(self, app: AsgiApp, *, origins: Collection[str]) -> None:
+        self.app = app
+        self._origins = frozenset(origin.lower() for origin in origins)
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
+        headers = dict[bytes, bytes](scope["headers"]) if scope["type"] == "http" else {}
+        origin = headers.get(b"origin", b"")
+        if not origin:
+            await self.app(scope, receive, send)
+            return
+        allowed = origin.decode("latin-1").lower() in self._origins
+        if scope["method"] == "OPTIONS" and b"access-control-request-method" in headers:
+            requested = headers.get(b"access-control-request-headers", b"").decode("latin-1")
+            answer = [_VARY, *(_preflight(origin, requested) if allowed else ())]
+            await send({"type": "http.response.start", "status": 204 if allowed else 403, "headers": answer})
+            await send({"type": "http.response.body"})
+            return
+
+        async def with_origin(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                more = [(b"access-control-allow-origin", origin), (b"access-control-expose-headers", _EXPOSED.encode())]
+                message["headers"] = [*message.get("headers", ()), _VARY, *(more if allowed else ())]
+            await send(message)
+
+        await self.app(scope, receive, with_origin)
+
+
+def _preflight(origin: bytes, requested: str) -> list[tuple[bytes, bytes]]:
+    names = [name for each in requested.split(",") if _is_allowed(name := each.strip().lower())]
+    return [
+        (b"access-control-allow-origin", origin),
+        (b"access-control-allow-methods", _METHODS.encode()),
+        (b"access-control-allow-headers", ", ".join(names).encode("latin-1")),
+        (b"access-control-max-age", b"600"),
+    ]
+
+
+def _is_allowed(header: str) -> bool:
+    return header in _HEADERS or header.startswith(_PREFIXES)
+
 
 METRICS = "/metrics"
 CONSOLE = "/console"
@@ -209,3 +278,43 @@ def rules_of(table: GatewaySettings, models: ModelTable) -> TranslationRules:
 def _provider_model(name: str) -> RoutedModel:
     provider, _, model = name.partition("/")
     return RoutedModel(provider=provider, model=model)
+
+
+_COUNTED_KEPT_MS = 2 * 3_600_000
+
+
+def keyed_parts(
+    settings: Settings,
+    server: Server,
+    bus: Client,
+    *,
+    rules: TranslationRules,
+    aliases: Aliases,
+    env: Mapping[str, str],
+) -> tuple[KeyAccess, list[GatewayPart]]:
+    """Access control, and what works beside it. Raises SettingsError for keys and an admin API that cannot work."""
+    table = settings.gateway
+    assert table
+    check_keys(table.keys)
+    store = KeyStore(server, settings.keys)
+    directory = KeyDirectory(table.keys, store)
+    prices = PriceTable(table.prices)
+    # Events come again until the group has acknowledged them, at the latest when a gateway is back; a run may be open
+    # for as long as its keys are kept.
+    keep_ms = _COUNTED_KEPT_MS + round(1000 * (settings.retention.open_run_s + settings.retention.finished_run_s))
+    access = KeyAccess(
+        settings, server, directory=directory, rules=rules, aliases=aliases, prices=prices, keep_ms=keep_ms
+    )
+    counter = SpendCounter(
+        server,
+        bus,
+        settings.keys,
+        prices=prices,
+        apis={name: provider.api for name, provider in settings.providers.items()},
+        rules_of=directory.rules_of,
+        keep_ms=keep_ms,
+    )
+    parts: list[GatewayPart] = [counter]
+    if table.admin:
+        parts.append(AdminServer(settings, table.admin, server, store, env))
+    return access, parts

@@ -7,7 +7,7 @@ import pytest
 from tokenbus_services.gateway.problem import Refusal
 from tokenbus_services.gateway.routes.run_list import RunQuery
 from tokenbus_services.gateway.surfaces.fields import is_whole
-from tokenbus_services.gateway.surfaces.gemini.schema import json_schema
+from tokenbus_services.gateway.surfaces.gemini.request import json_schema
 from tokenbus_services.gateway.surfaces.openai_responses.listing import listed
 
 WRONG = ["9" * 5000, "²", "", "-1", "1.0"]

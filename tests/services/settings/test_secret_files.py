@@ -18,7 +18,6 @@ from tokenbus.secret_env import FILE
 from tokenbus_services.blobs.auth import admitted, secret_of
 from tokenbus_services.cli.up.command import withheld_from
 from tokenbus_services.endpoints.endpoint import Key
-from tokenbus_services.gateway.keys.admin_token import admin_token
 from tokenbus_services.redaction.redactor import secrets_of
 from tokenbus_services.settings import BlobSettings, HttpTool, McpHttp, McpStdio, ProviderSettings, Settings
 from tokenbus_services.settings.tables.gateway import AdminSettings
@@ -52,7 +51,7 @@ def passed(env: Env) -> Callable[[], str]:
 
 
 def admin(env: Env) -> Callable[[], str]:
-    token = admin_token(AdminSettings(token_env="X"), env)
+    token = secret_of(AdminSettings(token_env="X").token_env, env)
     return lambda: next(one for one in (NEW, OLD) if admitted(f"Bearer {one}".encode(), token))
 
 

@@ -19,7 +19,7 @@ from tokenbus.errors import SettingsError
 from tokenbus.policy.loading import PolicySpec, load
 from tokenbus.providers import registry
 from tokenbus.secret_env import FILE
-from tokenbus_services.blobs.auth import check_exposed, token_of
+from tokenbus_services.blobs.auth import check_exposed, secret_of, token_of
 from tokenbus_services.blobs.client import check_loader
 from tokenbus_services.cli import mock
 from tokenbus_services.cli.doctor.checks import Finding
@@ -27,7 +27,6 @@ from tokenbus_services.cli.service_registry import ServiceName, services_of
 from tokenbus_services.endpoints.endpoint import auth_of
 from tokenbus_services.gateway.app import model_table
 from tokenbus_services.gateway.callers import check_exposed as check_gateway_exposed
-from tokenbus_services.gateway.keys.admin_token import admin_token
 from tokenbus_services.settings import (
     HttpTool,
     McpHttp,
@@ -190,7 +189,7 @@ def _gateway(settings: Settings, env: Env) -> Iterator[Finding]:
             "gateway", lambda: check_gateway_exposed(settings, address), todo="set gateway.require_keys"
         )
     if admin := table.admin:
-        yield from _problem("gateway", lambda: admin_token(admin, env), todo="fix the token, or its file")
+        yield from _problem("gateway", lambda: secret_of(admin.token_env, env), todo="fix the token, or its file")
         if not env.get(admin.token_env) and not env.get(f"{admin.token_env}{FILE}"):
             says = f"{admin.token_env} is not set here, without which the admin API does not start"
             yield Finding(level="note", about="gateway", says=says, todo=f"set {admin.token_env} where gateways run")

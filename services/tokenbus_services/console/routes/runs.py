@@ -28,8 +28,7 @@ from tokenbus_services.console.runs.run_view import Costs, TurnQueue, attempts_o
 from tokenbus_services.gateway.answers.answer import RunOfAnswer, StreamedAnswer
 from tokenbus_services.gateway.problem import Problem, invalid
 from tokenbus_services.gateway.runs import not_found
-from tokenbus_services.gateway.surfaces.contract import Encoder
-from tokenbus_services.gateway.surfaces.json_text import encode_line
+from tokenbus_services.gateway.surfaces.contract import Encoder, encode_line
 
 SAFE_IMAGES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp", "image/avif"})
 """What a browser may show as it is; everything else is saved as a file."""

@@ -33,9 +33,8 @@ from tokenbus_services.gateway.forward.call import (
     unless_gone,
     whole_body,
 )
-from tokenbus_services.gateway.forward.form import FormScan, is_form
+from tokenbus_services.gateway.forward.form import FormScan, StreamedForm, is_form
 from tokenbus_services.gateway.forward.table import ForwardedPath
-from tokenbus_services.gateway.forward.upload import StreamedForm
 from tokenbus_services.gateway.http_request import declared_size, headers_in
 from tokenbus_services.gateway.models import RoutedModel
 from tokenbus_services.gateway.problem import Problem, Refusal, invalid, unsupported

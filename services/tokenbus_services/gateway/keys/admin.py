@@ -22,9 +22,8 @@ from tokenbus.bus.liveness import Liveness, beat
 from tokenbus.bus.server.server import Server
 from tokenbus.errors import ServerError, SettingsError
 from tokenbus.secret_env import Secret
-from tokenbus_services.blobs.auth import admitted
+from tokenbus_services.blobs.auth import admitted, secret_of
 from tokenbus_services.gateway.budgets.spend import read_spend
-from tokenbus_services.gateway.keys.admin_token import admin_token
 from tokenbus_services.gateway.keys.directory import entry_of, summary
 from tokenbus_services.gateway.keys.key import KeyEntry
 from tokenbus_services.gateway.keys.store import KeyNotFound, KeyStore
@@ -67,7 +66,7 @@ class AdminServer:
     ) -> None:
         """Raises SettingsError if there is no token."""
         self._admin = admin
-        self._token = admin_token(admin, env)
+        self._token = secret_of(admin.token_env, env)
         if not self._token:
             problem = "not set, so the admin API of the gateway would be open: set a long random text there"
             raise SettingsError("environment", admin.token_env, problem)

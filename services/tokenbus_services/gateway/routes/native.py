@@ -41,8 +41,7 @@ from tokenbus_services.gateway.routes.session_routes import awaited, rejoined
 from tokenbus_services.gateway.runs import not_found
 from tokenbus_services.gateway.surfaces.contract import Answer, WholeAnswer
 from tokenbus_services.gateway.surfaces.fields import Fields, is_whole, json_body
-from tokenbus_services.gateway.surfaces.native import NativeSurface
-from tokenbus_services.gateway.surfaces.native.surface import NativeEncoder, accepted, broken, event_lines
+from tokenbus_services.gateway.surfaces.native import NativeEncoder, NativeSurface, accepted, broken, event_lines
 
 CHECK_S = 5.0
 """How often the key of a topic's reader is checked again."""

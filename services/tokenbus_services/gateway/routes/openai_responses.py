@@ -28,8 +28,8 @@ from tokenbus_services.gateway.runs import GatewayRun, OwnedRun, is_run_id
 from tokenbus_services.gateway.surfaces.contract import Answer, GatewayNote, GatewayRequest, Translated
 from tokenbus_services.gateway.surfaces.fields import json_body
 from tokenbus_services.gateway.surfaces.openai_responses import OpenAIResponsesSurface, starting_after
-from tokenbus_services.gateway.surfaces.openai_responses.encoder import ResponseSoFar
 from tokenbus_services.gateway.surfaces.openai_responses.listing import items_of, listed
+from tokenbus_services.gateway.surfaces.openai_responses.response_log import ResponseSoFar
 from tokenbus_services.gateway.surfaces.openai_responses.response_object import PREFIX, settings_of
 
 PATHS = ("/v1/responses", "/responses")

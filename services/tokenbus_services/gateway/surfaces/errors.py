@@ -9,8 +9,7 @@ import msgspec
 
 from tokenbus.events.error_info import ErrorClass
 from tokenbus_services.gateway.problem import Problem
-from tokenbus_services.gateway.surfaces.contract import Answer
-from tokenbus_services.gateway.surfaces.json_text import encode_line
+from tokenbus_services.gateway.surfaces.contract import Answer, encode_line
 
 
 class Words(NamedTuple):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import binascii
 import re
-from collections.abc import Callable, Collection, Iterator
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Collection, Iterator, Mapping
 from math import isfinite
 from typing import Any, TypeVar, cast
 
@@ -341,3 +343,27 @@ def _is_finite(value: float) -> bool:
         return isfinite(value)
     except OverflowError:  # a whole number too large for a float
         return False
+
+
+_OPAQUE_MARK = b"tokenbus1."
+_MAX_OPAQUE = 16
+_decode_opaque = msgspec.json.Decoder(dict[str, str])
+
+
+def pack_opaque(opaque: Mapping[str, str]) -> str:
+    """Return what a provider wants back with a block as text, for clients that know one signature only.
+
+    It is packed with its origin: the bus returns it to the provider that made it, and to no other. A signature of the
+    client's own protocol goes as it is, so that a conversation may move between provider and gateway.
+    """
+    return b64encode(_OPAQUE_MARK + msgspec.json.encode(dict(opaque))).decode()
+
+
+def unpack_opaque(signature: str) -> dict[str, str] | None:
+    """Return the packed values; None if the text was made by someone else."""
+    try:
+        data = b64decode(signature, altchars=b"-_" if "-" in signature or "_" in signature else None)
+        opaque = _decode_opaque.decode(data.removeprefix(_OPAQUE_MARK)) if data.startswith(_OPAQUE_MARK) else None
+    except (binascii.Error, ValueError, msgspec.MsgspecError, RecursionError):
+        return None
+    return opaque if opaque and len(opaque) <= _MAX_OPAQUE else None

@@ -35,8 +35,8 @@ from tokenbus_services.gateway.routes.registry import SURFACES as ALL_SURFACES
 from tokenbus_services.gateway.surfaces.contract import GatewayNote
 from tokenbus_services.gateway.surfaces.durable_streams import protocol
 from tokenbus_services.gateway.surfaces.gemini.answer import GeminiEcho
-from tokenbus_services.gateway.surfaces.native.surface import NativeEncoder
-from tokenbus_services.gateway.surfaces.openai_images.images import ImageStream
+from tokenbus_services.gateway.surfaces.native import NativeEncoder
+from tokenbus_services.gateway.surfaces.openai_images import ImageStream
 from tokenbus_services.gateway.surfaces.surface import Echo
 
 MOST_BYTES = 64 * 2**10

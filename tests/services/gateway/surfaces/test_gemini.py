@@ -52,7 +52,7 @@ from tokenbus_services.gateway.problem import Problem
 from tokenbus_services.gateway.surfaces.contract import GatewayRequest
 from tokenbus_services.gateway.surfaces.gemini import GeminiArray, GeminiSurface, model_answer, models_answer
 from tokenbus_services.gateway.surfaces.gemini.answer import ArrayStream, EventStream, GeminiEcho, whole_response
-from tokenbus_services.gateway.surfaces.gemini.schema import json_schema
+from tokenbus_services.gateway.surfaces.gemini.request import json_schema
 from tokenbus_services.gateway.surfaces.surface import ONLY_JSON
 
 SURFACE = GeminiSurface()

@@ -42,7 +42,7 @@ from tokenbus_services.gateway.surfaces.hosted import Steps, citations_of
 from tokenbus_services.gateway.surfaces.openai_chat import OpenAIChatSurface
 from tokenbus_services.gateway.surfaces.openai_chat.answer import ChatEcho, whole_chat
 from tokenbus_services.gateway.surfaces.openai_responses import OpenAIResponsesSurface
-from tokenbus_services.gateway.surfaces.openai_responses.encoder import WholeResponse
+from tokenbus_services.gateway.surfaces.openai_responses.response_log import WholeResponse
 from tokenbus_services.gateway.surfaces.surface import Echo
 
 Json = dict[str, Any]

@@ -20,10 +20,14 @@ from tokenbus_services.gateway.problem import Problem
 from tokenbus_services.gateway.surfaces.contract import GatewayNote
 from tokenbus_services.gateway.surfaces.hosted import citations_of
 from tokenbus_services.gateway.surfaces.openai_responses import OpenAIResponsesSurface
-from tokenbus_services.gateway.surfaces.openai_responses.encoder import (
+from tokenbus_services.gateway.surfaces.openai_responses.response_log import (
     DONE as LAST,
 )
-from tokenbus_services.gateway.surfaces.openai_responses.encoder import ResponseSoFar, ResponseStream, WholeResponse
+from tokenbus_services.gateway.surfaces.openai_responses.response_log import (
+    ResponseSoFar,
+    ResponseStream,
+    WholeResponse,
+)
 
 SURFACE = OpenAIResponsesSurface()
 TOOL = {"type": "function", "name": "f"}

@@ -36,7 +36,7 @@ from tokenbus.events.requests import OnFailure
 from tokenbus.events.usage import Usage
 from tokenbus_services.gateway.problem import Problem
 from tokenbus_services.gateway.surfaces.contract import GatewayNote
-from tokenbus_services.gateway.surfaces.openai_responses.encoder import (
+from tokenbus_services.gateway.surfaces.openai_responses.response_log import (
     DONE,
     ResponseFrames,
     ResponseSoFar,

@@ -29,7 +29,7 @@ from tokenbus_services.gateway.runs import GatewayRun
 from tokenbus_services.gateway.surfaces.contract import GatewayRequest, Translated
 from tokenbus_services.gateway.surfaces.errors import openai_error
 from tokenbus_services.gateway.surfaces.fields import json_body
-from tokenbus_services.gateway.surfaces.openai_responses.encoder import ResponseFrames
+from tokenbus_services.gateway.surfaces.openai_responses.response_log import ResponseFrames
 from tokenbus_services.gateway.surfaces.surface import Surface
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)

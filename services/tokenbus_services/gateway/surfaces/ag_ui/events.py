@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from tokenbus.events.public import AudioRef, ImageRef
 from tokenbus.events.usage import Usage
 from tokenbus_services.gateway.surfaces.ag_ui.history import METADATA, Json, SentBlock, parent_of
-from tokenbus_services.gateway.surfaces.json_text import encode_line
+from tokenbus_services.gateway.surfaces.contract import encode_line
 
 
 class EventWriter:

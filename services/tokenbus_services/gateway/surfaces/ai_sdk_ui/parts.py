@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from tokenbus.events.normalized import FinishReason
 from tokenbus.events.public import AudioRef, BlockComplete, ImageRef
 from tokenbus.events.usage import Usage
-from tokenbus_services.gateway.surfaces.json_text import encode_line
+from tokenbus_services.gateway.surfaces.contract import encode_line
 
 Part = dict[str, object]
 DONE = b"data: [DONE]\n\n"

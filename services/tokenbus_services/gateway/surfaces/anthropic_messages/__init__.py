@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from tokenbus_services.gateway.surfaces.anthropic_messages.answer import MessagesStream, whole_message
-from tokenbus_services.gateway.surfaces.anthropic_messages.request import read
+from tokenbus_services.gateway.surfaces.anthropic_messages.content import read
 from tokenbus_services.gateway.surfaces.contract import Answer, Encoder, GatewayNote, GatewayRequest, WholeAnswer
 from tokenbus_services.gateway.surfaces.errors import anthropic_refusal
 from tokenbus_services.gateway.surfaces.surface import Surface

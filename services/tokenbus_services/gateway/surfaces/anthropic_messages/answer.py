@@ -25,12 +25,11 @@ from tokenbus.events.public import (
     Started,
 )
 from tokenbus_services.gateway.problem import Problem, of_end
-from tokenbus_services.gateway.surfaces.contract import Encoder, GatewayNote, WholeRun
+from tokenbus_services.gateway.surfaces.contract import Encoder, GatewayNote, WholeRun, encode_line
 from tokenbus_services.gateway.surfaces.errors import anthropic_error, anthropic_refusal
+from tokenbus_services.gateway.surfaces.fields import pack_opaque
 from tokenbus_services.gateway.surfaces.hosted import Found, Output, Step, Steps, citations_of, is_own, original
-from tokenbus_services.gateway.surfaces.json_text import encode_line
 from tokenbus_services.gateway.surfaces.settling import Settling
-from tokenbus_services.gateway.surfaces.signatures import pack
 from tokenbus_services.gateway.surfaces.surface import Echo
 from tokenbus_services.pricing import token_counts
 
@@ -76,7 +75,7 @@ def signature_of(block: BlockComplete) -> str:
     """The signature of a thinking block; of another API, all that its provider wants back."""
     opaque = block.opaque or {}
     if not set(opaque) <= _OWN or opaque.get("api", "anthropic") != "anthropic":
-        return pack({**opaque, **({"signature": block.signature} if block.signature else {})})
+        return pack_opaque({**opaque, **({"signature": block.signature} if block.signature else {})})
     return block.signature or opaque.get("signature", "")
 
 

@@ -13,12 +13,11 @@ from tokenbus.core.run.blocks.public_blocks import arguments_object
 from tokenbus.events.normalized import FinishReason
 from tokenbus.events.public import BlockComplete, Cancelled, Chunk, Completed, Incomplete, PublicEvent, RunFailedEvent
 from tokenbus_services.gateway.problem import Problem, of_end
-from tokenbus_services.gateway.surfaces.contract import Encoder, GatewayNote, WholeRun
+from tokenbus_services.gateway.surfaces.contract import Encoder, GatewayNote, WholeRun, encode_line
 from tokenbus_services.gateway.surfaces.errors import gemini_error, gemini_refusal
+from tokenbus_services.gateway.surfaces.fields import pack_opaque
 from tokenbus_services.gateway.surfaces.hosted import Steps, citations_of, is_own
-from tokenbus_services.gateway.surfaces.json_text import encode_line
 from tokenbus_services.gateway.surfaces.settling import Settling
-from tokenbus_services.gateway.surfaces.signatures import pack
 from tokenbus_services.gateway.surfaces.surface import Echo
 from tokenbus_services.pricing import token_counts
 
@@ -92,7 +91,7 @@ class AnswerWriter:
             parts.append({"codeExecutionResult": result})
         carried = {"item": block.item or "", "json": block.content or ""}
         for number, part in enumerate(parts):
-            part["thoughtSignature"] = pack(carried if number == 0 else _BESIDE)
+            part["thoughtSignature"] = pack_opaque(carried if number == 0 else _BESIDE)
         return parts
 
     def cite(self, event: BlockComplete | Completed) -> None:
@@ -205,7 +204,7 @@ def _signature(block: BlockComplete) -> Json:
         return {}
     if set(opaque) <= _OWN and opaque.get("api", "gemini") == "gemini":
         return {"thoughtSignature": opaque["thought_signature"]}
-    return {"thoughtSignature": pack(opaque)}
+    return {"thoughtSignature": pack_opaque(opaque)}
 
 
 class GeminiStream(Encoder):

@@ -21,9 +21,8 @@ from tokenbus.events.requests import (
     UrlSource,
 )
 from tokenbus_services.gateway.problem import invalid, unsupported
-from tokenbus_services.gateway.surfaces.fields import Fields, Json
+from tokenbus_services.gateway.surfaces.fields import Fields, Json, unpack_opaque
 from tokenbus_services.gateway.surfaces.hosted import originals
-from tokenbus_services.gateway.surfaces.signatures import unpack
 
 _FILES = ("gs://", "https://generativelanguage.googleapis.com/")
 """Beginnings of the names of files that the provider has already."""
@@ -97,7 +96,7 @@ class _Reader:
         part.refuse("has no place in a content of the model", *_OF_USER)
         thought = part.flag("thought") or False
         if part.has("executableCode") or part.has("codeExecutionResult"):
-            carried = unpack(part.text("thoughtSignature") or "")
+            carried = unpack_opaque(part.text("thoughtSignature") or "")
             if carried is not None and {"item", "json"} == set(carried):
                 part.clear()  # it stands for another API's item
                 return next(iter(originals([carried])), None)
@@ -172,7 +171,7 @@ def _unknown(part: Fields) -> None:
 def _opaque(signature: str | None) -> dict[str, str] | None:
     if not signature:
         return None
-    return unpack(signature) or {"thought_signature": signature}
+    return unpack_opaque(signature) or {"thought_signature": signature}
 
 
 def _result_text(response: Json) -> tuple[str, bool]:

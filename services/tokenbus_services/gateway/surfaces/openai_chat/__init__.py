@@ -5,7 +5,7 @@ from __future__ import annotations
 from tokenbus_services.gateway.surfaces.contract import GatewayNote, GatewayRequest, WholeAnswer
 from tokenbus_services.gateway.surfaces.errors import openai_refusal
 from tokenbus_services.gateway.surfaces.openai_chat.answer import ChatEncoder, whole_chat
-from tokenbus_services.gateway.surfaces.openai_chat.request import read
+from tokenbus_services.gateway.surfaces.openai_chat.messages import read
 from tokenbus_services.gateway.surfaces.surface import Surface
 
 

@@ -27,10 +27,9 @@ from tokenbus.events.public import (
 )
 from tokenbus.events.usage import Usage
 from tokenbus_services.gateway.problem import Problem, of_end
-from tokenbus_services.gateway.surfaces.contract import Encoder, GatewayNote, WholeRun
+from tokenbus_services.gateway.surfaces.contract import Encoder, GatewayNote, WholeRun, encode_line
 from tokenbus_services.gateway.surfaces.errors import openai_error, openai_refusal
 from tokenbus_services.gateway.surfaces.hosted import Citation, citations_of
-from tokenbus_services.gateway.surfaces.json_text import encode_line
 from tokenbus_services.gateway.surfaces.settling import Settling
 from tokenbus_services.gateway.surfaces.surface import Echo
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from tokenbus_services.gateway.problem import invalid
 from tokenbus_services.gateway.surfaces.contract import Encoder, GatewayNote, GatewayRequest, WholeAnswer
 from tokenbus_services.gateway.surfaces.errors import openai_refusal
-from tokenbus_services.gateway.surfaces.openai_responses.encoder import ResponseStream, WholeResponse
 from tokenbus_services.gateway.surfaces.openai_responses.request import read
+from tokenbus_services.gateway.surfaces.openai_responses.response_log import ResponseStream, WholeResponse
 from tokenbus_services.gateway.surfaces.surface import Surface
 
 

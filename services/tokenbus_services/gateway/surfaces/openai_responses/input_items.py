@@ -28,7 +28,7 @@ from tokenbus.events.requests import (
 from tokenbus_services.gateway.problem import invalid, unsupported
 from tokenbus_services.gateway.surfaces.fields import Fields
 from tokenbus_services.gateway.surfaces.hosted import originals
-from tokenbus_services.gateway.surfaces.openai_responses.opaque_items import Carried, of_field, opened
+from tokenbus_services.gateway.surfaces.openai_responses.items import Carried, of_field, opened
 
 ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 _INPUTS = {"function_call": "arguments", "custom_tool_call": "input"}

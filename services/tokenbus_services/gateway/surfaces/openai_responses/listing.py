@@ -21,7 +21,7 @@ from tokenbus.events.requests import (
 )
 from tokenbus_services.gateway.problem import invalid, unsupported
 from tokenbus_services.gateway.surfaces.fields import is_whole
-from tokenbus_services.gateway.surfaces.openai_responses.opaque_items import Carried, field_of, sealed
+from tokenbus_services.gateway.surfaces.openai_responses.items import Carried, field_of, sealed
 
 MAX_ITEMS, DEFAULT_ITEMS = 100, 20
 
