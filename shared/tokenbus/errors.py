@@ -23,6 +23,7 @@
     │   ├── RunIncomplete         ended `incomplete`: the stream was cut off
     │   └── RunCancelled          ended `cancelled`
     ├── SessionNotFound           no such session, or it has expired
+    ├── SessionReplaced           the cursor is of a deleted session, and there is a new one of its name
     ├── AppendPending             sent to a session, and not accepted yet
     ├── CursorTrimmed             the cursor is older than the oldest retained entry
     ├── CursorAhead               the cursor is newer than the newest entry
@@ -328,6 +329,18 @@ class SessionNotFound(TokenbusError):
 
     def __init__(self, session: str) -> None:
         super().__init__(f"unknown session {session}: never configured, deleted or expired")
+        self.session = session
+
+
+class SessionReplaced(TokenbusError):
+    """The cursor, or the reader, is of a session that was deleted, and there is a new one of its name: read that from
+    its beginning.
+    """
+
+    code = "session_replaced"
+
+    def __init__(self, session: str) -> None:
+        super().__init__(f"session {session} was deleted and made again: the cursor is of the former one")
         self.session = session
 
 

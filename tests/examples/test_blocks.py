@@ -210,7 +210,7 @@ _PNG = bytes.fromhex(
 
 async def test_the_python_of_every_page_runs_unchanged(tmp_path: Path, bus_environment: Mapping[str, str]) -> None:
     python = [b for b in blocks() if b.language == "python" and not b.note.startswith("not run")]
-    assert {"README.md", "docs/guides/subscribing.md"} <= {block.page for block in python}
+    assert {"README.md", "docs/guides/sessions.md", "docs/guides/subscribing.md"} <= {block.page for block in python}
     for block in python:
         if not is_file_of_a_test(block):
             await _run(block, tmp_path, bus_environment)

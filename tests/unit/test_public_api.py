@@ -44,7 +44,7 @@ FACADE = {
         DeadNotFound DeploymentMismatch Malformed NestedTooDeep NotStorable PoisonRequest PublishQueueFull
         RecordNotFound RepartitionRefused RequestError RequestInvalid RequestTooLarge RunCancelled RunError
         RunFailed RunIncomplete RunLost RunNotFound RunNotRepeatable RunOpen ServerError ServerFull ServerTooOld
-        ServerUnavailable SessionNotFound SettingsError TokenbusError TooLarge ToolFailure WireError
+        ServerUnavailable SessionNotFound SessionReplaced SettingsError TokenbusError TooLarge ToolFailure WireError
     """,
     "tokenbus.tools": """
         Image Report ToolContext

@@ -30,6 +30,7 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     """Set as `metadata.tenant` of its runs. Empty: the gateway has no tenants."""
     key: str | None = None
     """Id of its key, never the key."""
+    has_budget: bool = False
     operator: bool = False
     """May read topics, and the runs of every tenant."""
     metrics: bool = False

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from tokenbus.errors import (
+    AppendPending,
     BlobNotFound,
     CursorAhead,
     CursorTrimmed,
@@ -18,6 +19,8 @@ from tokenbus.errors import (
     RunOpen,
     ServerError,
     ServerFull,
+    SessionNotFound,
+    SessionReplaced,
     TokenbusError,
 )
 from tokenbus.events.error_info import ErrorClass, ErrorInfo, stream_cut
@@ -164,11 +167,11 @@ def of_exception(error: TokenbusError) -> Problem:
         case RequestInvalid():
             status, kind = 400, "invalid_request"
             param = getattr(error, "where", None) or None
-        case RunNotFound() | BlobNotFound():
+        case RunNotFound() | BlobNotFound() | SessionNotFound():
             status, kind = 404, "not_found"
         case CursorAhead():
             status, kind, param = 400, "invalid_request", "after"
-        case CursorTrimmed():
+        case CursorTrimmed() | SessionReplaced():
             status, kind, param = 410, "not_found", "after"
         case RunLost():
             status, kind = 503, "server"
@@ -176,7 +179,7 @@ def of_exception(error: TokenbusError) -> Problem:
             status, kind = 409, "invalid_request"
         case RunNotRepeatable():
             status, kind = 422, "invalid_request"
-        case ServerFull() | ServerError():
+        case ServerFull() | ServerError() | AppendPending():
             status, kind = 503, "overloaded"
         case _:
             pass

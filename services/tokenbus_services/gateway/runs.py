@@ -35,6 +35,7 @@ from tokenbus_services.gateway.callers import AccessControl, Admitted, Caller
 from tokenbus_services.gateway.forward.owners import Owners
 from tokenbus_services.gateway.problem import Problem, Refusal, invalid
 from tokenbus_services.gateway.request_spans import RequestSpan, RequestSpans
+from tokenbus_services.gateway.session_door import SessionDoor
 from tokenbus_services.gateway.surfaces.contract import NOTE, GatewayNote, GatewayRequest, Translated
 from tokenbus_services.gateway.surfaces.surface import Surface
 from tokenbus_services.settings import GatewaySettings
@@ -122,6 +123,7 @@ class GatewayRuns:
         self.deployment = Deployment(server, keys.prefix, keys.partitions)
         """For lists of runs. Shares the server's connections, and is never closed."""
         self.owners = Owners(server, keys)
+        self.sessions = SessionDoor(bus, access, self.deployment)
         self._leaving: set[asyncio.Task[None]] = set()
         self._closing = asyncio.Event()
 
@@ -195,7 +197,7 @@ class GatewayRuns:
         note = note_in(generate.metadata) or GatewayNote(
             surface=surface, version=1, created=int(time.time()), model=f"{generate.provider}/{generate.model}"
         )
-        note = msgspec.structs.replace(note, key=caller.key)
+        note = msgspec.structs.replace(note, key=caller.key, hold=None)
         return await self._begin(caller, surface, generate, note, may_exist=True, rejoins=False, stays=True)
 
     async def _begin(

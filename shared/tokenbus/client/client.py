@@ -267,7 +267,8 @@ class Client(TopicSubscriber):
         listed = list_sessions(self._deployment, wanted, newest_first=not oldest_first, limit=limit)
         async with aclosing(listed):
             async for _, info in listed:
-                yield info
+                if info is not None:
+                    yield info
 
     async def _put(self, request: Append, tenant: str) -> None:
         """Put an append on the inbound stream."""

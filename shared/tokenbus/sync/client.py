@@ -268,7 +268,9 @@ class Session:
     interrupt = _call(AsyncSession.interrupt)
     withdraw = _call(AsyncSession.withdraw)
     delete = _call(AsyncSession.delete)
+    append = _call(AsyncSession.append)
     fate = _call(AsyncSession.fate)
+    configuration = _call(AsyncSession.configuration)
     follow = _generator(AsyncSession.follow)
     messages = _call(AsyncSession.messages)
 

@@ -162,10 +162,19 @@ def _over_a_socket(
     return Answer(event.get("status", 200 if event["type"] != "error" else 0), json.dumps(event))
 
 
+def to_session(bus: LocalBus, http: httpx.Client, path: str, key: NewKey) -> Answer:
+    path = path.replace("{session}", secrets.token_hex(4))
+    configure = {"item": {"type": "configure", "request": {"model": "anthropic/text"}}}
+    assert http.post(path, json=configure, headers=auth(OWNER)).status_code == 200
+    answer = http.post(path, json={"item": {"type": "message", "content": "hello"}}, headers=auth(key))
+    return Answer(answer.status_code, answer.text)
+
+
 BEGINS: dict[tuple[str, str], Ask] = {
     ("POST", "/runs"): posting({"model": "anthropic/text", "messages": SAYS}),
     ("POST", "/runs/{run}/retry"): again,
     ("POST", "/runs/{run}/resume"): again,
+    ("POST", "/sessions/{session}/events"): to_session,
     ("POST", "/v1/chat/completions"): posting({"model": "anthropic/text", "messages": SAYS}),
     ("POST", "/chat/completions"): posting({"model": "anthropic/text", "messages": SAYS}),
     ("POST", "/v1/responses"): posting({"model": "anthropic/text", "input": "hello"}),
@@ -191,6 +200,8 @@ BEGINS: dict[tuple[str, str], Ask] = {
 }
 BEGINS_NOTHING = {
     ("POST", "/runs/{run}/cancel"),
+    ("POST", "/sessions/{session}/fork"),
+    ("DELETE", "/sessions/{session}"),
     *((method, f"{base}/{{id}}{end}") for base in ("/v1/responses", "/responses") for method, end in (
         ("DELETE", ""), ("POST", "/cancel")
     )),
@@ -231,7 +242,7 @@ def test_every_route_and_socket_is_known_to_begin_work_or_to_begin_none() -> Non
 
 
 def test_only_the_door_publishes() -> None:
-    """The bus's client is private to `GatewayRuns`, and no other module of gateway and console publishes."""
+    """The bus's client is private to `GatewayRuns` and `SessionDoor`, and no other module of gateway and console publishes."""
     services = Path(tokenbus_services.__file__).parent
     found = {
         f"{path.relative_to(services)}: {node.attr}"
@@ -241,7 +252,7 @@ def test_only_the_door_publishes() -> None:
         if isinstance(node, ast.Attribute) and node.attr in ("xadd", "_bus")
     }
     # The service opens and closes it, and the counter of spend subscribes.
-    assert found == {f"gateway/{name}.py: _bus" for name in ("runs", "service", "budgets/counter")}
+    assert found == {f"gateway/{name}.py: _bus" for name in ("runs", "session_door", "service", "budgets/counter")}
 
 
 @pytest.mark.parametrize(

@@ -19,12 +19,23 @@ from tests.services.cli.process import run as command
 from tests.waiting import eventually
 from tokenbus import Chunk, Client, Message
 from tokenbus.bus.keys import Keys
+from tokenbus.bus.scripts.commit import MOST_EVENTS
 from tokenbus.bus.server.server import Server
 from tokenbus.client.sessions.listing import PAGE
-from tokenbus.client.sessions.reader import SessionStep
+from tokenbus.client.sessions.reader import SessionCursor, SessionStep
 from tokenbus.client.sessions.session import Session
-from tokenbus.errors import RequestInvalid, SessionNotFound
-from tokenbus.events.sessions import Appended, Configured, Delivered, Fate, Returned, RunEnded, placing, session_ref
+from tokenbus.errors import CursorTrimmed, RequestInvalid, SessionNotFound, SessionReplaced
+from tokenbus.events.sessions import (
+    Appended,
+    Configured,
+    Delivered,
+    Fate,
+    Returned,
+    RunEnded,
+    SessionEvent,
+    placing,
+    session_ref,
+)
 from tokenbus.testing import LocalBus
 from tokenbus_services.mock_provider import MockProvider, Reply, Script, Stall, ToolCall, Turn
 
@@ -439,6 +450,72 @@ async def test_nothing_is_lost_or_doubled_while_workers_die(
         resuming.cancel()
 
 
+async def test_a_cursor_is_of_one_making_of_a_session_and_a_reader_ends_with_it() -> None:
+    with LocalBus() as local:
+        local.model_says("two", "one two", "three four", "five")
+        config = {"provider": "anthropic", "model": "two"}
+        async with local.client() as bus:
+            session = bus.session("again")
+            await session.configure(config, append="made")
+            await session.send("first")
+            steps = await told(session, run_over)
+            assert all(SessionCursor.parse(str(step.cursor)) == step.cursor for step in steps)
+            following = asyncio.create_task(told(session, run_over, 2))
+            late = session.follow(after=steps[0].cursor)
+            assert await anext(late) == steps[1]
+            await session.delete()
+            await session.configure(config, append="made")
+            await session.send("second")
+            await session.send("third")
+            await told(session, run_over, 2)
+            for reader in (
+                late,
+                session.follow(after=steps[2].cursor),
+                session.follow(after=steps[2].cursor, live=False),
+            ):
+                with pytest.raises(SessionReplaced):
+                    _ = [step async for step in reader]
+            with pytest.raises((SessionReplaced, SessionNotFound)):
+                await following
+            with pytest.raises(ValueError, match="no cursor"):
+                SessionCursor.parse("1.2")
+
+
+async def test_a_session_keeps_its_newest_events_and_their_fates() -> None:
+    with LocalBus() as local:
+        local.model_says("two", "one two")
+        async with local.client() as bus:
+            session = bus.session("long")
+            await session.configure({"provider": "anthropic", "model": "two"})
+            first = await anext(session.follow())
+            ref = session_ref("", "long")
+            keys = await bus._deployment.keys_of(ref)  # pyright: ignore[reportPrivateUsage]
+            log, appends, *_ = keys.of_session(ref)
+            client = bus._deployment.server.client  # pyright: ignore[reportPrivateUsage]
+            pipe = client.pipeline(transaction=False)
+            for n in range(1, MOST_EVENTS):
+                event = {"type": "returned", "session_seq": n, "at_ms": 1, "append": f"a{n}", "reason": "busy"}
+                pipe.xadd(log, {"__data__": json.dumps(event, separators=(",", ":"))}, id=f"1-{n}")
+                pipe.hset(appends, f"a{n}", '{"state":"returned","reason":"busy"}')
+            pipe.hset(keys.session(ref), "seq", MOST_EVENTS)
+            await pipe.execute()
+            for n in range(3):
+                with pytest.raises(RequestInvalid):
+                    await session.configure({"provider": "nobody", "model": "two"}, append=f"bad{n}")
+            assert (await session.send("hello", append="new")).fate.state == "delivered"
+            await told(session, run_over)
+            steps = [step async for step in session.follow(live=False)]
+            assert await client.xlen(log) == MOST_EVENTS
+            assert await client.hlen(appends) == MOST_EVENTS - 2  # two events tell of `new`, one of the run's end
+            assert await session.fate("a5") is None
+            assert await session.fate("a6") is not None
+            assert (await session.send("hello", append="new")).fate.state == "delivered"
+            own = [step.event.session_seq for step in steps if isinstance(step.event, SessionEvent)]
+            assert own == list(range(6, MOST_EVENTS + 6))
+            with pytest.raises(CursorTrimmed):
+                await anext(session.follow(after=first.cursor))
+
+
 async def test_a_reader_loses_nothing_at_whatever_read_its_connection_is_lost() -> None:
     with LocalBus() as local:
         local.model_says("two", "one two", "three four")
@@ -471,5 +548,20 @@ async def _read_with_a_cut(local: LocalBus, *, at: int) -> tuple[list[SessionSte
             return await xrange(*args, **options)
 
         client.xrange = cut
+        pipeline = client.pipeline
+
+        def cut_pipeline(**options: Any) -> Any:
+            pipe = pipeline(**options)
+            execute = pipe.execute
+
+            async def cut_execute() -> Any:
+                if next(reads) == at:
+                    raise RedisConnectionError("simulated")
+                return await execute()
+
+            pipe.execute = cut_execute
+            return pipe
+
+        client.pipeline = cut_pipeline
         steps = [step async for step in bus.session("cut").follow(live=False)]
     return steps, next(reads) > at

@@ -39,6 +39,7 @@ from tokenbus.events.public import (
     UsageReported,
 )
 from tokenbus.events.requests import Generate, TextPart
+from tokenbus.events.sessions import session_run
 from tokenbus.events.usage import Usage
 from tokenbus_services.gateway.surfaces.contract import NOTE
 from tokenbus_services.pricing import PriceTable, token_counts
@@ -64,10 +65,13 @@ class RunOwner(msgspec.Struct, frozen=True):
     model: str
     others: tuple[tuple[str, str], ...]
     """Its fallbacks: provider and model."""
+    hold: str
+    """The name under which its reservation is."""
 
 
 class _Note(msgspec.Struct):
     key: str | None = None
+    hold: str | None = None
 
 
 class SpendCounter:
@@ -153,7 +157,7 @@ class SpendCounter:
             origin = _origin(event)
             self._remember(event.run, origin)
             if origin is not None:
-                await self._hold_longer(event.run, origin.key)
+                await self._hold_longer(origin.hold, origin.key)
             return
         origin = await self._origin_of(event.run)
         if origin is None:  # not a run of a client with a key, or refused before it had one
@@ -181,8 +185,8 @@ class SpendCounter:
         )
         rules = await self._rules_of(origin.key)
         call = count_use(
-            self._hold_keys(event.run, origin.key),
-            event.run,
+            self._hold_keys(origin.hold, origin.key),
+            origin.hold,
             spend=self._keys.gateway_spend(origin.key),
             use=self._keys.gateway_use(origin.key),
             tokens_per_minute=(rules and rules.tpm_limit) or 0,
@@ -285,13 +289,15 @@ def _characters(request: Generate) -> int:
 
 def _origin(event: Started) -> RunOwner | None:
     try:
-        key = msgspec.convert((event.metadata or {}).get(NOTE), _Note).key
+        note = msgspec.convert((event.metadata or {}).get(NOTE), _Note)
     except msgspec.ValidationError:
         return None
-    if not key:
+    if not note.key:
         return None
+    # The note of a session's run that is published again, by whoever, names a reservation that is counted already.
+    hold = (session_run(event.run) and note.hold) or event.run
     others = tuple((choice.provider, choice.model) for choice in event.fallback or ())
-    return RunOwner(key, event.provider, event.model, others)
+    return RunOwner(note.key, event.provider, event.model, others, hold)
 
 
 def _names(origin: RunOwner, provider: str, answered: str | None) -> list[str]:

@@ -219,6 +219,7 @@ class KeyAccess(AccessControl):
             rules=rules_for(rules, self._rules),
             tenant=rules.tenant or entry.id,
             key=entry.id,
+            has_budget=rules.max_budget is not None,
             operator=rules.operator,
             metrics=rules.metrics,
             surfaces=None if rules.surfaces is None else frozenset(rules.surfaces),

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import msgspec
 from starlette.requests import Request
@@ -43,6 +43,7 @@ from tokenbus_services.gateway.surfaces.contract import Answer, WholeAnswer
 from tokenbus_services.gateway.surfaces.fields import Fields, is_whole, json_body
 from tokenbus_services.gateway.surfaces.native import NativeEncoder, NativeSurface, accepted, broken, event_lines
 
+T = TypeVar("T")
 CHECK_S = 5.0
 """How often the key of a topic's reader is checked again."""
 
@@ -155,7 +156,13 @@ class _NativeRoutes:
             raise invalid("from", "must be 'now' or 'start'")
         events = self._gateway.runs.of_topic(topic, request.query_params.get("group"), begin)
         times = self._gateway.times
-        lines = _topic_lines(events, keep_alive_s=times.keep_alive_s, check=lambda: self._operator(request))
+        lines = live_lines(
+            events,
+            # Without ids: a topic ends with its key alone, and a new reader begins where it says.
+            lambda event: event_lines(event, numbered=False),
+            keep_alive_s=times.keep_alive_s,
+            check=lambda: self._operator(request),
+        )
         return asgi.EventStream(lines, broken=broken, send_timeout_s=times.send_timeout_s)
 
     async def _operator(self, request: Request) -> None:
@@ -176,14 +183,11 @@ class _NativeRoutes:
         return (await self._gateway.runs.owned(run, caller)).id, fields
 
 
-async def _topic_lines(
-    events: AsyncGenerator[PublicEvent], *, keep_alive_s: float, check: Callable[[], Awaitable[None]]
+async def live_lines(
+    events: AsyncGenerator[T], lines: Callable[[T], bytes], *, keep_alive_s: float, check: Callable[[], Awaitable[None]]
 ) -> AsyncGenerator[bytes]:
-    """Events of a topic, without ids: it ends with its key alone, and a new reader begins where it says.
-
-    ``check``: raises Refusal once the reader may not read any more.
-    """
-    waiting: asyncio.Task[PublicEvent] | None = None
+    """Server-sent events for a reader who stays. ``check``: raises Refusal once it may not read any more."""
+    waiting: asyncio.Task[T] | None = None
     clock = asyncio.get_running_loop().time
     check_at = clock() + CHECK_S
     try:
@@ -202,7 +206,7 @@ async def _topic_lines(
             except StopAsyncIteration:
                 return
             waiting = None
-            yield event_lines(event, numbered=False)
+            yield lines(event)
     finally:
         await stop_task(waiting)
         await events.aclose()

@@ -25,6 +25,7 @@ from tokenbus_services.gateway.routes import (
     gemini,
     native,
     openai_responses,
+    sessions,
 )
 from tokenbus_services.gateway.routes import models as routes_models
 from tokenbus_services.gateway.routes.routing import HeaderRoute
@@ -92,7 +93,7 @@ class Forms:
 _ROUTES: Mapping[SurfaceName, Callable[[Gateway], list[BaseRoute]]] = {
     "openai_chat": lambda gateway: gateway.posted(OpenAIChatSurface()),
     "openai_responses": openai_responses.routes,
-    "native": native.routes,
+    "native": lambda gateway: [*native.routes(gateway), *sessions.routes(gateway)],
     "anthropic_messages": anthropic_messages.routes,
     "gemini": gemini.routes,
     "openai_images": lambda gateway: gateway.posted(OpenAIImagesSurface()),

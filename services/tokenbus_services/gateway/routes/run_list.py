@@ -11,14 +11,14 @@ import msgspec
 from tokenbus import RunInfo
 from tokenbus.bus.run_index import Position
 from tokenbus.client.deployment import Deployment
-from tokenbus.client.run_list import RunFilter, RunLister, run_filter
+from tokenbus.client.run_list import RunFilter, RunLister, run_filter, seconds_of
 from tokenbus.core.nearest_name import unknown_name
 from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.problem import invalid
 from tokenbus_services.gateway.surfaces.fields import is_whole
 
-MOST_RUNS = 200
-"""Runs in one page."""
+MOST_LISTED = 200
+"""Runs or sessions in one page."""
 MOST_READS = 10
 """Pages of the index read for one answer: a filter that matches little gets a page that is not full."""
 _DEFAULT_LIMIT = 50
@@ -58,9 +58,9 @@ class RunQuery(msgspec.Struct, frozen=True, kw_only=True):
                 once[name] = value
         return cls(
             wanted=_filter(states, once),
-            limit=_limit(once.get("limit")),
-            after=_position(once.get("after")),
-            newest_first=not _flag("oldest_first", once.get("oldest_first", "false")),
+            limit=limit_in(once.get("limit")),
+            after=position_in(once.get("after")),
+            newest_first=not flag_in("oldest_first", once.get("oldest_first", "false")),
         )
 
 
@@ -78,19 +78,16 @@ async def page_of(deployment: Deployment, query: RunQuery, caller: Caller) -> Ru
             if caller.owns(info.tenant or ""):
                 found.append(info)
                 if len(found) == query.limit:
-                    return RunPage(runs=found, next=_cursor(place))
+                    return RunPage(runs=found, next=position_text(place))
         if lister.ended:
             return RunPage(runs=found)
     assert lister.position
-    return RunPage(runs=found, next=_cursor(lister.position))
+    return RunPage(runs=found, next=position_text(lister.position))
 
 
 def _filter(states: Sequence[str], once: dict[str, str]) -> RunFilter:
     arguments: dict[str, Any] = {name: once.get(name) for name in ("tenant", "provider", "prefix")}
-    try:
-        older_than = float(once["older_than"]) if "older_than" in once else None
-    except ValueError:
-        raise invalid("older_than", "must be a number of seconds") from None
+    older_than = age_in(once.get("older_than"))
     try:
         return run_filter(state=states or None, older_than=older_than, **arguments)  # pyright: ignore[reportArgumentType] - it checks them
     except ValueError as e:
@@ -98,21 +95,32 @@ def _filter(states: Sequence[str], once: dict[str, str]) -> RunFilter:
         raise invalid(name, problem) from None
 
 
-def _limit(given: str | None) -> int:
+def age_in(given: str | None) -> float | None:
+    """Seconds in a URL. Raises Refusal, as those below do."""
+    try:
+        return seconds_of(None if given is None else float(given))
+    except ValueError:
+        raise invalid("older_than", "must be a number of seconds from 0") from None
+
+
+def limit_in(given: str | None) -> int:
+    """How many in one page."""
     if given is None:
         return _DEFAULT_LIMIT
-    if not (is_whole(given) and 1 <= int(given) <= MOST_RUNS):
-        raise invalid("limit", f"must be a whole number from 1 to {MOST_RUNS}")
+    if not (is_whole(given) and 1 <= int(given) <= MOST_LISTED):
+        raise invalid("limit", f"must be a whole number from 1 to {MOST_LISTED}")
     return int(given)
 
 
-def _flag(name: str, given: str) -> bool:
+def flag_in(name: str, given: str) -> bool:
+    """A truth value."""
     if given not in ("true", "false"):
         raise invalid(name, "must be true or false")
     return given == "true"
 
 
-def _position(given: str | None) -> Position | None:
+def position_in(given: str | None) -> Position | None:
+    """What `position_text` wrote."""
     if given is None:
         return None
     if not (found := _CURSOR.fullmatch(given)):
@@ -120,5 +128,6 @@ def _position(given: str | None) -> Position | None:
     return Position(int(found[1]), found[2])
 
 
-def _cursor(place: Position) -> str:
+def position_text(place: Position) -> str:
+    """A place in a list, for ``after``."""
     return f"{place.at_ms}-{place.run}"

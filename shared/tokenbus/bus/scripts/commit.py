@@ -25,6 +25,10 @@ COMMIT_BYTES = 2**20
 """Maximum payload of one commit, unless one operation has more: a server takes 2 to 8 ms for it."""
 DELETED_MS = 600_000
 """How long the fate of the append that deleted a session can be asked."""
+MOST_EVENTS = 10_000
+"""About so many of its newest events a session keeps, with the fates that they tell."""
+TRIMMED_AT_ONCE = 16
+"""Maximum older events that one script removes."""
 HELD_PER_ARG = 24
 """Approximate memory per argument in addition to its payload: a list slot, and sometimes a short string."""
 
@@ -84,6 +88,8 @@ LUA: Mapping[str, Any] = {
     "MOST_FORGOTTEN": MOST_FORGOTTEN,
     "LIFETIMES": LIFETIMES,
     "DELETED_MS": DELETED_MS,
+    "MOST_EVENTS": MOST_EVENTS,
+    "TRIMMED_AT_ONCE": TRIMMED_AT_ONCE,
 }
 """Constants of pieces/operate.lua, which takes every other letter for ARRIVED."""
 

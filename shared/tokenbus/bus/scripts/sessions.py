@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from tokenbus.bus.scripts.commit import DELETED_MS
+from tokenbus.bus.scripts.commit import DELETED_MS, MOST_EVENTS, TRIMMED_AT_ONCE
 from tokenbus.bus.scripts.runs.accept import RUNS_SHARE
 from tokenbus.bus.scripts.runs.index import LIFETIMES, MOST_FORGOTTEN
 from tokenbus.bus.scripts.script import Arg, ScriptCall, script
@@ -27,6 +27,8 @@ MOST_WAITING_BYTES = 16 * 2**20
     LIFETIMES=LIFETIMES,
     LATER=LATER,
     DELETED_MS=DELETED_MS,
+    MOST_EVENTS=MOST_EVENTS,
+    TRIMMED_AT_ONCE=TRIMMED_AT_ONCE,
     MOST_WAITING=MOST_WAITING,
     MOST_WAITING_BYTES=MOST_WAITING_BYTES,
 )
@@ -82,7 +84,7 @@ def append(
     ...
 
 
-@script()
+@script(MOST_EVENTS=MOST_EVENTS, TRIMMED_AT_ONCE=TRIMMED_AT_ONCE)
 def refuse(
     session: str, log: str, appends: str, run_log: str, *, open_run: str, append: str, problem: bytes, ttl_ms: int
 ) -> ScriptCall:

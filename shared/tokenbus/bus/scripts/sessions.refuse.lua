@@ -22,6 +22,7 @@ if h[2] then
              now = now_ms()}
   returned(s, append, 'refused', problem)
   redis.call('HSET', session, 'seq', whole(s.seq))
+  trim_session(s)
 else
   redis.call('HSET', appends, append, '{"state":"returned","reason":"refused","problem":' .. problem .. '}')
   redis.call('PEXPIRE', appends, ttl_ms)

@@ -13,7 +13,8 @@ from tokenbus.bus.run_index import IndexReader, Position, fill, merged
 from tokenbus.bus.server.server import translated
 from tokenbus.client.deployment import Deployment
 from tokenbus.client.run_list import seconds_of
-from tokenbus.events.sessions import SessionInfo
+from tokenbus.errors import SessionNotFound
+from tokenbus.events.sessions import SessionInfo, session_ref
 
 PAGE = 64
 """Sessions read from each sorted set at once, and summaries in one pipeline."""
@@ -57,8 +58,10 @@ async def list_sessions(
     after: Position | None = None,
     newest_first: bool = True,
     limit: int | None = None,
-) -> AsyncGenerator[tuple[Position, SessionInfo]]:
-    """Yield the sessions that pass, each with its place, from behind the place ``after``. Raises ServerUnavailable."""
+) -> AsyncGenerator[tuple[Position, SessionInfo | None]]:
+    """Yield the sessions that pass, each with its place, from behind the place ``after``; and after each page the place
+    up to which it was read, for a caller who reads so many pages and no more. Raises ServerUnavailable.
+    """
     keys = await deployment.keys()
     await deployment.refresh()  # more partitions may have been added
     client, left = deployment.server.client, limit
@@ -87,6 +90,20 @@ async def list_sessions(
                 left = None if left is None else left - 1
                 if left == 0:
                     return
+        yield places[-1][1], None
+
+
+async def session_info(deployment: Deployment, name: str, tenant: str) -> SessionInfo:
+    """One session's line in the list. Raises SessionNotFound, ServerUnavailable."""
+    ref = session_ref(tenant, name)
+    keys = await deployment.keys_of(ref)
+    partition, client = keys.partition_of(ref), deployment.server.client
+    with translated(deployment.server):
+        at_ms: float | None = await client.zscore(keys.sessions(partition), ref)
+        (info,) = await _read(client, keys, [(partition, Position(int(at_ms or 0), ref))])
+    if info is None:
+        raise SessionNotFound(name)
+    return info
 
 
 async def _read(client: Any, keys: Keys, places: list[tuple[int, Position]]) -> list[SessionInfo | None]:

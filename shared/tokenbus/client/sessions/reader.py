@@ -9,6 +9,7 @@ it passes these on.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import deque
 from collections.abc import AsyncGenerator
 from types import TracebackType
@@ -23,33 +24,34 @@ from tokenbus.client.decode import public_event
 from tokenbus.client.deployment import Deployment, Outage
 from tokenbus.client.log_reader import LONGEST_LOOK_S
 from tokenbus.client.tailing import StreamFeed
-from tokenbus.errors import CursorAhead, Malformed, ServerUnavailable, SessionNotFound
+from tokenbus.errors import CursorAhead, CursorTrimmed, Malformed, ServerUnavailable, SessionNotFound, SessionReplaced
 from tokenbus.events.public import PublicEvent
 from tokenbus.events.sessions import AnySessionEvent, RunEnded
 
 COUNT = 256
+_CURSOR = re.compile(r"(-1|[0-9]{1,15})\.(-1|[0-9]{1,15})\.([0-9a-f]{8})")
 _decoder = msgspec.json.Decoder(AnySessionEvent)
 
 
 class SessionCursor(msgspec.Struct, frozen=True, order=True):
     """A place in a session: after its event ``session_seq``, and after the event ``run_seq`` of the run that was open
-    then.
+    then. ``made`` says which session of that name: one may be deleted and made again.
     """
 
     session_seq: int = -1
     run_seq: int = -1
+    made: str = ""
 
     def __str__(self) -> str:
-        return f"{self.session_seq}.{self.run_seq}"
+        return f"{self.session_seq}.{self.run_seq}.{self.made}"
 
     @classmethod
     def parse(cls, text: str) -> SessionCursor:
         """Read what `str` of a cursor gives. Raises ValueError."""
-        session_seq, dot, run_seq = text.partition(".")
-        cursor = cls(int(session_seq), int(run_seq))
-        if not dot or cursor.session_seq < -1 or cursor.run_seq < -1:
+        found = _CURSOR.fullmatch(text)
+        if not found:
             raise ValueError(f"{text!r} is no cursor of a session")
-        return cursor
+        return cls(int(found[1]), int(found[2]), found[3])
 
 
 class SessionStep(msgspec.Struct, frozen=True):
@@ -72,7 +74,7 @@ async def follow_session(
     deployment: Deployment, ref: str, name: str, *, after: SessionCursor, live: bool, reconnect_s: float
 ) -> AsyncGenerator[SessionStep]:
     """Yield the session's events after a cursor. Survives outages shorter than ``reconnect_s``. Raises SessionNotFound,
-    CursorAhead.
+    SessionReplaced, CursorAhead, CursorTrimmed.
     """
     outage = Outage(reconnect_s)
     async with SessionReader(deployment, ref, name, after=after) as reader:
@@ -117,7 +119,8 @@ class SessionReader:
         """Return the next events, in order, some hundred at most; empty if none is stored and, if ``live``, none came
         for a while.
 
-        Raises SessionNotFound, CursorAhead, Malformed, and ServerUnavailable, after which it may be called again.
+        Raises SessionNotFound, SessionReplaced, CursorAhead, CursorTrimmed, Malformed; and ServerUnavailable, after
+        which it may be called again.
         """
         self._keys = self._keys or await self._begin()
         keys = self._keys
@@ -139,27 +142,50 @@ class SessionReader:
         client, log = self._deployment.server.client, keys.log(self._ref)
         with translated(self._deployment.server):
             newest: list[Entry] = await client.xrevrange(log, count=1)
+            made = await self._made(keys)
             if not newest:
                 raise SessionNotFound(self._name)
+            if self._at.made not in ("", made):
+                raise SessionReplaced(self._name)
+            self._at = msgspec.structs.replace(self._at, made=made)
             last = session_event(log, newest[0]).session_seq
             if self._at.session_seq > last:
                 raise CursorAhead(log, str(self._at), str(last))
             if self._at.session_seq >= 0:
                 entry = f"1-{self._at.session_seq}"
-                (found,) = await client.xrange(log, entry, entry)
-                event = session_event(log, found)
+                found: list[Entry] = await client.xrange(log, entry, entry)
+                if not found:
+                    oldest: list[Entry] = await client.xrange(log, count=1)
+                    raise CursorTrimmed(log, str(self._at), oldest[0][0].decode() if oldest else "none")
+                event = session_event(log, found[0])
                 if event.run is not None and not isinstance(event, RunEnded):
                     self._run = _RunTail(self._deployment, keys, event.run, self._at.run_seq)
         return keys
+
+    async def _made(self, keys: Keys) -> str:
+        """Which session of the name there is. Raises SessionNotFound."""
+        made: bytes | None = await self._deployment.server.client.hget(keys.session(self._ref), "made")
+        if made is None:
+            raise SessionNotFound(self._name)
+        return made.decode()
 
     async def _look(self, keys: Keys) -> None:
         """Read stored events of the session."""
         log = keys.log(self._ref)
         after = f"(1-{self._read_up_to}" if self._read_up_to >= 0 else "-"
         with translated(self._deployment.server):
-            entries: list[Entry] = await self._deployment.server.client.xrange(log, after, count=COUNT)
+            pipe = self._deployment.server.client.pipeline(transaction=False)
+            pipe.xrange(log, after, count=COUNT)
+            pipe.hget(keys.session(self._ref), "made")  # after the events: if it is the same, they are of this session
+            entries, made = await pipe.execute()
+        if made is None:
+            raise SessionNotFound(self._name)
+        if made.decode() != self._at.made:
+            raise SessionReplaced(self._name)
         for entry in entries:
             event = session_event(log, entry)
+            if event.session_seq != self._read_up_to + 1 and self._read_up_to >= 0:
+                raise CursorTrimmed(log, f"1-{self._read_up_to}", entry[0].decode())
             self._known.append(event)
             self._read_up_to = event.session_seq
 
@@ -172,7 +198,7 @@ class SessionReader:
             if event.run is not None:
                 if self._run is None or self._run.id != event.run:
                     self._run = _RunTail(self._deployment, self._keys, event.run, -1)
-                    self._at = SessionCursor(self._at.session_seq, -1)
+                    self._at = self._after(self._at.session_seq)
                 place = -1 if event.run_seq is None else event.run_seq
                 try:
                     has_more = self._run.seq < place and (self._run.unread or await self._run.read())
@@ -187,16 +213,16 @@ class SessionReader:
                         continue
                 # If the run has nothing more up to there, its log has expired.
             self._known.popleft()
-            self._at = SessionCursor(event.session_seq, self._at.run_seq)
+            self._at = self._after(event.session_seq, self._at.run_seq)
             if isinstance(event, RunEnded):
                 self._run = None
-                self._at = SessionCursor(event.session_seq)
+                self._at = self._after(event.session_seq)
             steps.append(SessionStep(event, self._at))
         return steps
 
     async def _news(self, keys: Keys) -> bool:
         """Wait until the session or its open run has something new; False after a while without. Raises
-        SessionNotFound.
+        SessionNotFound, SessionReplaced.
         """
         hub = self._deployment.hub
         logs = [(keys.log(self._ref), f"1-{self._read_up_to}" if self._read_up_to >= 0 else "0-0")]
@@ -213,14 +239,17 @@ class SessionReader:
         if any(task.result() for task in done):
             return True
         with translated(self._deployment.server):
-            if not await self._deployment.server.client.exists(keys.log(self._ref)):
-                raise SessionNotFound(self._name)
+            if await self._made(keys) != self._at.made:
+                raise SessionReplaced(self._name)
         return False
+
+    def _after(self, session_seq: int, run_seq: int = -1) -> SessionCursor:
+        return SessionCursor(session_seq, run_seq, self._at.made)
 
     def _of_run(self, events: list[PublicEvent]) -> list[SessionStep]:
         steps: list[SessionStep] = []
         for event in events:
-            self._at = SessionCursor(self._at.session_seq, event.seq)
+            self._at = self._after(self._at.session_seq, event.seq)
             steps.append(SessionStep(event, self._at))
         return steps
 

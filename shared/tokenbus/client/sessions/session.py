@@ -112,7 +112,7 @@ class Session:
             history=HistoryBound(tokens=history_tokens) if history_tokens is not None else None,
             messages=[m if isinstance(m, Message) else _message(m) for m in messages],
         )
-        return await self._append(item, append, wait_s)
+        return await self.append(item, append=append, wait_s=wait_s)
 
     async def send(
         self,
@@ -138,7 +138,22 @@ class Session:
             heard_through=heard_through,
             heard_characters=heard_characters,
         )
-        return await self._append(item, append, wait_s, metadata)
+        return await self.append(item, append=append, metadata=metadata, wait_s=wait_s)
+
+    async def append(
+        self,
+        item: SessionItem,
+        *,
+        append: str | None = None,
+        metadata: Mapping[str, object] | None = None,
+        wait_s: float = ACCEPTED_WAIT_S,
+    ) -> Receipt:
+        """Append an item as it is on the bus; the other methods make one. ``metadata``: as in `send`."""
+        named = {**(metadata or {}), **({"tenant": self.tenant} if self.tenant else {})}
+        request = Append(session=self.name, item=item, id=append or new_run_id(), metadata=named or None)
+        with publishing.carrying(request):
+            await self._put(request, self.tenant)
+            return await self._accepted(request.id or "", wait_s)
 
     async def interrupt(
         self,
@@ -154,17 +169,17 @@ class Session:
         speech may end after it did.
         """
         item = Interrupt(heard_through=heard_through, heard_characters=heard_characters)
-        return await self._append(item, append, wait_s)
+        return await self.append(item, append=append, wait_s=wait_s)
 
     async def withdraw(self, waiting: str, *, append: str | None = None, wait_s: float = ACCEPTED_WAIT_S) -> Receipt:
         """Take back the append ``waiting``, if it still waits: it is then returned as `withdrawn`."""
-        return await self._append(Withdraw(append=waiting), append, wait_s)
+        return await self.append(Withdraw(append=waiting), append=append, wait_s=wait_s)
 
     async def delete(self, *, append: str | None = None, wait_s: float = ACCEPTED_WAIT_S) -> None:
         """Delete the session: its events, its runs and its history. Returns once all is gone; an open run is cancelled
         first. Blobs and debug records expire by themselves.
         """
-        receipt = await self._append(Delete(), append, wait_s)
+        receipt = await self.append(Delete(), append=append, wait_s=wait_s)
         await self._fate(receipt.append, wait_s, settled=True)
 
     async def fork(
@@ -194,17 +209,8 @@ class Session:
             history = await history_before(server, keys, SessionRun(self._ref, made.decode(), number))
         item = msgspec.json.decode(config, type=Configure)
         forked = Session(name, self._deployment, self._put, tenant=self.tenant, reconnect_s=self._reconnect_s)
-        await forked._append(msgspec.structs.replace(item, messages=history.messages), append, wait_s)
+        await forked.append(msgspec.structs.replace(item, messages=history.messages), append=append, wait_s=wait_s)
         return forked
-
-    async def _append(
-        self, item: SessionItem, append: str | None, wait_s: float, metadata: Mapping[str, object] | None = None
-    ) -> Receipt:
-        named = {**(metadata or {}), **({"tenant": self.tenant} if self.tenant else {})}
-        request = Append(session=self.name, item=item, id=append or new_run_id(), metadata=named or None)
-        with publishing.carrying(request):
-            await self._put(request, self.tenant)
-            return await self._accepted(request.id or "", wait_s)
 
     async def _accepted(self, append: str, wait_s: float) -> Receipt:
         fate = await self._fate(append, wait_s)
@@ -238,8 +244,11 @@ class Session:
 
         The order is the same for every reader, for ever: an event of the session stands behind those of the open run
         that were there when it was written. First the stored ones, then live, without end; ``live`` False: the stored
-        ones. Reconnects after lost connections. Raises SessionNotFound, also if the session is deleted or expires;
-        CursorAhead; ServerUnavailable.
+        ones. Reconnects after lost connections. Of a session's own events the newest some thousand are kept: without
+        ``after`` it begins with the oldest one kept.
+
+        Raises SessionNotFound, also if the session is deleted or expires; SessionReplaced if ``after`` is of a session
+        that was deleted, and there is a new one of this name; CursorTrimmed; CursorAhead; ServerUnavailable.
         """
         return follow_session(
             self._deployment,
@@ -249,6 +258,19 @@ class Session:
             live=live,
             reconnect_s=self._reconnect_s,
         )
+
+    async def configuration(self) -> Configure:
+        """What the session is configured as, without the history that it began with. Raises SessionNotFound,
+        ServerUnavailable.
+        """
+        keys = await self._deployment.keys_of(self._ref)
+        with translated(self._deployment.server):
+            found: list[bytes | None] = await self._deployment.server.client.hmget(
+                keys.session(self._ref), ["config", "deleting"]
+            )
+        if found[0] is None or found[1] is not None:
+            raise SessionNotFound(self.name)
+        return msgspec.json.decode(found[0], type=Configure)
 
     async def messages(self) -> list[Message]:
         """The history as the next run gets it, without a bound. Excludes what the open run has given so far.

@@ -8,6 +8,7 @@ from tokenbus.core.request.parse import request_from
 from tokenbus.errors import RequestInvalid
 from tokenbus.events.public import TERMINAL, PublicEvent, RunFailedEvent, UnknownEvent
 from tokenbus.events.requests import Generate
+from tokenbus.events.sessions import AnySessionEvent
 from tokenbus.providers.request.build import extras_of_objects
 from tokenbus_services.gateway.problem import (
     Problem,
@@ -44,7 +45,7 @@ class NativeSurface(Surface):
     @staticmethod
     def read(asked: GatewayRequest, rules: TranslationRules, body: Fields) -> Translated:
         """The body is a request of the bus. It needs no ``provider`` if ``model`` is `PROVIDER/MODEL` or an alias."""
-        generate = _generate(body.value, rules)
+        generate = generate_from(body.value, rules)
         return Translated(
             generate=msgspec.structs.replace(generate, id=None),
             stream=EVENT_STREAM in asked.headers.get("accept", ""),
@@ -90,14 +91,19 @@ def broken(problem: Problem) -> bytes:
 
 
 def event_lines(event: PublicEvent, *, numbered: bool, named: bool = True) -> bytes:
-    """One server-sent event."""
+    """One server-sent event, whose id is its seq."""
+    return lines_of(event, number=str(event.seq) if numbered else None, named=named)
+
+
+def lines_of(event: PublicEvent | AnySessionEvent, *, number: str | None, named: bool = True) -> bytes:
+    """One server-sent event with this id."""
     if isinstance(event, UnknownEvent):
         name, data = event.event_type, encode_line(event.fields)
     else:
         name, data = str(event.__struct_config__.tag), encode_line(event)
-    number = b"id: %d\n" % event.seq if numbered else b""
+    of_number = b"id: " + number.encode() + b"\n" if number is not None else b""
     kind = b"event: " + name.encode() + b"\n" if named else b""
-    return number + kind + b"data: " + data + b"\n\n"
+    return of_number + kind + b"data: " + data + b"\n\n"
 
 
 class _Accepted(WholeAnswer):
@@ -119,7 +125,8 @@ def accepted(run: str) -> Answer:
     return Answer(status=202, body=msgspec.json.encode(body), headers={"location": f"/runs/{run}"})
 
 
-def _generate(body: Json, rules: TranslationRules) -> Generate:
+def generate_from(body: Json, rules: TranslationRules) -> Generate:
+    """The request that a body is, with the provider and the model that it names. Raises Refusal."""
     name = body.get("model")
     if not isinstance(name, str):
         raise invalid("model", "must be a string" if "model" in body else "this field is required")
@@ -134,11 +141,11 @@ def _generate(body: Json, rules: TranslationRules) -> Generate:
         raise Refusal(of_exception(e)) from None
     if not isinstance(request, Generate):
         raise invalid("type", "must be 'generate'; a cancel is POST /runs/{id}/cancel")
-    _check_allowed(request, rules)
+    check_open(request, rules)
     return request
 
 
-def _check_allowed(request: Generate, rules: TranslationRules) -> None:
+def check_open(request: Generate, rules: TranslationRules) -> None:
     """A key that may not use a tool, a model or a field must not reach it by this way either."""
     for i, tool in enumerate(request.tools):
         runs_on_the_bus = request.max_tool_depth > 0

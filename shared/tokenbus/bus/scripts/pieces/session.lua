@@ -1,6 +1,7 @@
 -- A session: its hash, its log, the fates of its appends, and the messages that wait. `s` has the names of its keys and
 -- what of its hash is known: `seq`, `run` (the open one or ''), `newest` (the newest event of that run).
 -- Uses: whole
+-- Constants: MOST_EVENTS, TRIMMED_AT_ONCE
 local function session_event(s, kind, rest)
   -- `rest`: further members, as JSON that begins with a comma. Ids have no character that JSON would escape.
   local place = ''
@@ -25,4 +26,15 @@ local function delivered(s, append, turn)
   local where = ''
   if s.run ~= '' then where = ',"run":"' .. s.run .. '","turn":' .. turn end
   redis.call('HSET', s.appends, append, '{"state":"delivered"' .. where .. '}')
+end
+local function trim_session(s)
+  -- An old event goes with the fate that it tells; the fate of an append which waits goes with the event of its end.
+  local more = redis.call('XLEN', s.log) - MOST_EVENTS
+  if more <= 0 then return end
+  if more > TRIMMED_AT_ONCE then more = TRIMMED_AT_ONCE end
+  for _, entry in ipairs(redis.call('XRANGE', s.log, '-', '+', 'COUNT', more)) do
+    local kind, append = string.match(entry[2][2], '^{"type":"([a-z_]+)".-"append":"([^"]+)"')
+    if append and kind ~= 'appended' then redis.call('HDEL', s.appends, append) end
+    redis.call('XDEL', s.log, entry[1])
+  end
 end

@@ -39,6 +39,7 @@ local function take_waiting(s, together)
   return taken
 end
 local function keep_session(s, ttl_ms)
+  trim_session(s)
   redis.call('HSET', s.session, 'seq', whole(s.seq), 'run', s.run, 'runs', whole(s.runs), 'waiting', whole(s.waiting))
   for _, key in ipairs({s.session, s.log, s.appends, s.queue, s.history}) do redis.call('PEXPIRE', key, ttl_ms) end
 end

@@ -1,0 +1,194 @@
+"""Sessions behind the answers: the one door through which clients write to them.
+
+A message may begin a run, at once or later, so each passes `AccessControl.admit` when it is appended, as a request of
+the session's configuration with this message. What a budget reserves for it is under a name made of the append's id,
+because the run has none yet; the run's note says it, and the counter of spend counts the run there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Mapping
+from typing import cast
+
+import msgspec
+
+from tokenbus import Client, Receipt, Session, SessionCursor, SessionInfo, SessionStep
+from tokenbus.client.deployment import Deployment
+from tokenbus.client.publishing import new_run_id
+from tokenbus.client.sessions.listing import session_info
+from tokenbus.core.request.parse import request_from
+from tokenbus.errors import RequestInvalid
+from tokenbus.events.requests import Configure, Delete, Generate, Message, SessionItem, SessionMessage
+from tokenbus.events.sessions import Fate, session_ref
+from tokenbus_services.gateway.callers import AccessControl, Admitted, Caller
+from tokenbus_services.gateway.keys.allowed import not_allowed
+from tokenbus_services.gateway.problem import Refusal
+from tokenbus_services.gateway.surfaces.contract import NOTE, GatewayNote
+from tokenbus_services.gateway.surfaces.native import check_open, generate_from
+
+_SAMPLE = Message(role="user", content="…")
+"""Stands for a message when a configuration is checked."""
+_FORCED = ("policies", "record", "deadline_s", "max_tokens")
+"""What a key may force."""
+
+
+class SessionDoor:
+    """The sessions of a caller's tenant, and for operators those of any."""
+
+    def __init__(self, bus: Client, access: AccessControl, deployment: Deployment) -> None:
+        self._bus = bus
+        self._access = access
+        self._deployment = deployment
+
+    # --- every way to write to a session --------------------------------------------------------------------------
+
+    async def append(
+        self,
+        caller: Caller,
+        surface: str,
+        name: str,
+        item: SessionItem,
+        *,
+        append: str | None = None,
+        metadata: Mapping[str, object] | None = None,
+        tenant: str | None = None,
+    ) -> tuple[Receipt, Mapping[str, str]]:
+        """Put something into a session; returns once it is accepted, with its fate and headers for the answer.
+
+        The same ``append`` again is answered with its fate. Raises Refusal, SessionNotFound, RequestInvalid,
+        AppendPending, ServerError.
+        """
+        session = self._session(caller, name, tenant)
+        if append is not None and (fate := await session.fate(append)) is not None:
+            if fate.reason == "refused":
+                raise RequestInvalid("append", fate.problem or "")
+            return Receipt(append, fate), {}
+        append = append or new_run_id()
+        headers: Mapping[str, str] = {}
+        match item:
+            case Configure():
+                receipt = await self._configure(caller, surface, session, item, append)
+            case SessionMessage():
+                receipt, headers = await self._send(
+                    caller, session, item, surface=surface, append=append, metadata=metadata
+                )
+            case Delete():
+                await session.delete(append=append)
+                receipt = Receipt(append, await session.fate(append) or Fate(state="delivered"))
+            case _:
+                receipt = await session.append(item, append=append)
+        return receipt, headers
+
+    async def fork(
+        self, caller: Caller, name: str, to: str, *, through: str | None, append: str | None, tenant: str | None = None
+    ) -> Session:
+        """Begin another session of the tenant. Raises SessionNotFound, RequestInvalid, ServerError."""
+        return await self._session(caller, name, tenant).fork(to, through=through, append=append)
+
+    async def _configure(self, caller: Caller, surface: str, session: Session, item: Configure, append: str) -> Receipt:
+        """Set what the key may ask for, with the fields that it forces. Nothing begins, so nothing stays reserved."""
+        request = {**item.request, "metadata": _own(item.request.get("metadata"))}
+        if not request["metadata"]:
+            del request["metadata"]
+        messages = [*item.messages, _SAMPLE]
+        generate = generate_from({**request, "messages": msgspec.to_builtins(messages)}, caller.rules)
+        admission = await self._admitted(caller, surface, session, append, generate)
+        await self._access.withdraw(caller, _hold(session, append))
+        await self._access.leave(caller, _hold(session, append))
+        request |= {"provider": generate.provider, "model": generate.model}
+        if generate.fallback:
+            request["fallback"] = msgspec.to_builtins(generate.fallback)
+        for field in _FORCED:
+            if (forced := getattr(admission.generate, field)) != getattr(generate, field):
+                request[field] = forced
+        return await session.append(msgspec.structs.replace(item, request=request), append=append)
+
+    async def _send(
+        self,
+        caller: Caller,
+        session: Session,
+        item: SessionMessage,
+        *,
+        surface: str,
+        append: str,
+        metadata: Mapping[str, object] | None,
+    ) -> tuple[Receipt, Mapping[str, str]]:
+        config = await session.configuration()
+        said = Message(role=item.role, content=item.content, participant=item.participant)
+        # What the budget holds must be enough for the history too, which the request of the run does not have.
+        history = await session.messages() if caller.has_budget else []
+        given = {**config.request, "type": "generate", "messages": msgspec.to_builtins([*history, said])}
+        generate = request_from(given)
+        assert isinstance(generate, Generate)
+        check_open(msgspec.structs.replace(generate, messages=[said]), caller.rules)
+        admission = await self._admitted(caller, surface, session, append, generate)
+        hold = _hold(session, append)
+        asked = msgspec.structs.replace(generate, id=hold)
+        note = GatewayNote(
+            surface=surface,
+            version=1,
+            created=int(time.time()),
+            model=f"{generate.provider}/{generate.model}",
+            key=caller.key,
+            hold=hold,
+        )
+        named = {**_own(metadata), NOTE: msgspec.to_builtins(note)}
+        try:
+            if forced := [name for name in _FORCED if getattr(admission.generate, name) != getattr(asked, name)]:
+                why = f"this key forces {forced[0]!r}: configure the session with this key first"
+                raise not_allowed(forced[0], why, "session_not_of_key")
+            receipt = await session.append(item, append=append, metadata=named)
+        except (Refusal, RequestInvalid):
+            await self._access.withdraw(caller, hold)
+            raise
+        finally:
+            await self._access.leave(caller, hold)
+        if receipt.fate.state == "returned":
+            await self._access.withdraw(caller, hold)
+        return receipt, admission.headers
+
+    async def _admitted(
+        self, caller: Caller, surface: str, session: Session, append: str, generate: Generate
+    ) -> Admitted:
+        return await self._access.admit(caller, surface, msgspec.structs.replace(generate, id=_hold(session, append)))
+
+    # --- sessions that there are ----------------------------------------------------------------------------------
+
+    def follow(
+        self, caller: Caller, name: str, *, after: SessionCursor | None, live: bool, tenant: str | None = None
+    ) -> AsyncGenerator[SessionStep]:
+        """See `Session.follow`."""
+        return self._session(caller, name, tenant).follow(after=after, live=live)
+
+    async def info(self, caller: Caller, name: str, *, tenant: str | None = None) -> SessionInfo:
+        """Raises SessionNotFound, RequestInvalid, ServerError."""
+        session = self._session(caller, name, tenant)
+        return await session_info(self._deployment, session.name, session.tenant)
+
+    async def configuration(self, caller: Caller, name: str, *, tenant: str | None = None) -> Configure:
+        """See `Session.configuration`."""
+        return await self._session(caller, name, tenant).configuration()
+
+    async def messages(self, caller: Caller, name: str, *, tenant: str | None = None) -> list[Message]:
+        """See `Session.messages`."""
+        return await self._session(caller, name, tenant).messages()
+
+    async def fate(self, caller: Caller, name: str, append: str, *, tenant: str | None = None) -> Fate | None:
+        """See `Session.fate`."""
+        return await self._session(caller, name, tenant).fate(append)
+
+    def _session(self, caller: Caller, name: str, tenant: str | None) -> Session:
+        """The session of that name. Another tenant's is for operators; for others there is none."""
+        return self._bus.session(name, tenant=tenant if tenant is not None and caller.operator else caller.tenant)
+
+
+def _hold(session: Session, append: str) -> str:
+    """The name under which a budget holds what an append may cost; that of no run."""
+    return f"append {session_ref(session.tenant, session.name)} {append}"
+
+
+def _own(metadata: object) -> dict[str, object]:
+    """A client's metadata, without what the gateway sets."""
+    given = cast("dict[str, object]", metadata) if isinstance(metadata, dict) else {}
+    return {name: value for name, value in given.items() if name not in (NOTE, "tenant")}
