@@ -242,7 +242,7 @@ def test_every_route_and_socket_is_known_to_begin_work_or_to_begin_none() -> Non
 
 
 def test_only_the_door_publishes() -> None:
-    """The bus's client is private to `GatewayRuns` and `SessionDoor`, and no other module of gateway and console publishes."""
+    """The bus's client is private to `GatewayRuns` and `SessionDoor`; nothing else of gateway and console publishes."""
     services = Path(tokenbus_services.__file__).parent
     found = {
         f"{path.relative_to(services)}: {node.attr}"
