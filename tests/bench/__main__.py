@@ -27,6 +27,7 @@ from tests.bench.sections.otel import traced
 from tests.bench.sections.policy import judged
 from tests.bench.sections.scaling import remembered, scaled
 from tests.bench.sections.scripts import longest_scripts
+from tests.bench.sections.sessions import measured_sessions
 from tests.bench.sections.steps import longest_steps
 from tests.bench.stack import running
 
@@ -48,6 +49,7 @@ ALONE: dict[str, Callable[[], list[Figure]]] = {
     "console": watched,
     "otel": traced,
     "hands": measured_hands,
+    "sessions": measured_sessions,
 }
 """Sections that start their own processes, or need none."""
 ALL = (*NAMES, *ALONE)

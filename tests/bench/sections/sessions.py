@@ -1,0 +1,134 @@
+"""What a session costs: from an append to the first chunk, beside a request of its own; the keys of a hundred turns,
+beside those of as many runs; and sessions that do nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from statistics import median
+
+from tests.bench.figures import Figure
+from tests.bench.procs import cpu_s, resident_kb
+from tests.bench.stack import PROVIDER, SERVICES, Stack, running
+from tokenbus import Client, RunEnded
+from tokenbus.client.publishing import new_run_id
+from tokenbus.events.sessions import session_ref
+from tokenbus_services.mock_provider import Reply, Script, Turn
+
+MODEL = "weather"
+FIRSTS = 60
+TURNS = 100
+IDLE, AT_ONCE = 10_000, 50
+IDLE_S = 10.0
+ASKED = "And what is it like a day later, in the afternoon?"
+REQUEST = {"provider": PROVIDER, "model": MODEL}
+
+
+def measured_sessions() -> list[Figure]:
+    """On one stack, in turn."""
+    turn = Turn(says=Reply(text="The sky is grey, and it stays dry until the evening. " * 3))
+    answers = Script(turns=(turn,) * (FIRSTS + TURNS))
+    with running([], scripts={MODEL: answers}) as stack:
+        return asyncio.run(_measured(stack))
+
+
+async def _measured(stack: Stack) -> list[Figure]:
+    port: int = stack.client.connection_pool.connection_kwargs["port"]
+    async with Client(f"redis://127.0.0.1:{port}") as bus:
+        return [await _first_chunk(bus), *await _turns(bus, stack), *await _idle(bus, stack)]
+
+
+async def _first_chunk(bus: Client) -> Figure:
+    """A message to a session without an open run, and a request, in turn; both through the client."""
+    session = bus.session("first-chunk")
+    await session.configure(REQUEST)
+
+    async def appended() -> None:
+        await session.send(ASKED)
+
+    async def published() -> None:
+        await bus.publish({**REQUEST, "messages": [{"role": "user", "content": ASKED}]})
+
+    through, plain, known = list[float](), list[float](), set[str]()
+    async with bus.subscribe("visible") as events:
+        for _ in range(FIRSTS):
+            for times, begin in ((plain, published), (through, appended)):
+                began = time.monotonic()
+                asking = asyncio.ensure_future(begin())
+                async for event in events:
+                    if event.run not in known:
+                        break
+                times.append((time.monotonic() - began) * 1000)
+                known.add(event.run)
+                await asking
+                await bus.result(event.run)
+    ratio = median(a / b for a, b in zip(through, plain, strict=True))
+    name = "session: message to first chunk p50; bare: a request"
+    return Figure(name=name, unit="ms", value=median(through), bare=median(plain), ratio=ratio)
+
+
+async def _turns(bus: Client, stack: Stack) -> list[Figure]:
+    """The keys of a session after so many turns, and those of as many runs alone."""
+    session, keys = bus.session("turns"), stack.keys
+    await session.configure(REQUEST)
+    in_session, alone = list[str](), list[str]()
+    for _ in range(TURNS):
+        await session.send(ASKED)
+    async for step in session.follow():
+        if isinstance(step.event, RunEnded):
+            assert step.event.run
+            assert step.event.status == "completed"
+            in_session.append(step.event.run)
+            if len(in_session) == TURNS:
+                break
+    for _ in range(TURNS):
+        run = await bus.publish({**REQUEST, "messages": [{"role": "user", "content": ASKED}]})
+        await run.result()
+        alone.append(run.id)
+    ref = session_ref("", session.name)
+    own = _kb(stack, [keys.session(ref), *keys.of_session(ref)])
+    of_runs, of_alone = (
+        _kb(stack, [key for run in runs for key in (keys.run(run), keys.log(run))]) for runs in (in_session, alone)
+    )
+    return [
+        Figure(
+            name=f"session: memory at the server of {TURNS} turns; bare: as many runs",
+            unit="KB",
+            value=own + of_runs,
+            bare=of_alone,
+            ratio=(own + of_runs) / of_alone,
+        ),
+        Figure(name="  of it the session's own keys", unit="KB", value=own),
+    ]
+
+
+def _kb(stack: Stack, keys: list[str]) -> float:
+    return sum(stack.client.memory_usage(key, samples=0) or 0 for key in keys) / 1024
+
+
+async def _idle(bus: Client, stack: Stack) -> list[Figure]:
+    """So many sessions that have a configuration and wait for a first message."""
+
+    def held() -> dict[str, float]:
+        services = {name: resident_kb(stack.pids[name]) for name in SERVICES}
+        return {"server": stack.client.info("memory")["used_memory"] / 1024, "services": sum(services.values())}
+
+    before = held()
+    left = iter(range(IDLE))
+
+    async def configure() -> None:
+        for _ in left:
+            await bus.session(f"idle-{new_run_id()}").configure(REQUEST)
+
+    await asyncio.gather(*(configure() for _ in range(AT_ONCE)))
+    after, spent = held(), [cpu_s(stack.pids[name]) for name in SERVICES]
+    await asyncio.sleep(IDLE_S)
+    share = sum(cpu_s(stack.pids[name]) - at for name, at in zip(SERVICES, spent, strict=True)) / IDLE_S
+    return [
+        *(
+            Figure(name=f"session: memory of an idle one, {IDLE:,} of them, {where}", unit="KB", value=grown / IDLE)
+            for where, grown in ((where, after[where] - before[where]) for where in after)
+        ),
+        Figure(name="  CPU of the three services meanwhile, of a core", unit="%", value=100 * share),
+    ]
