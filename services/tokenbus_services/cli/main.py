@@ -72,6 +72,7 @@ for _command in (
     start.up,
     start.demo,
     runs.send,
+    runs.chat,
     runs.tail,
     runs.runs,
     runs.follow,

@@ -16,6 +16,7 @@ from tokenbus_services.cli.runs.completion import provider_names, run_ids
 
 if TYPE_CHECKING:
     from tokenbus.bus.keys import SubscribedTopic
+    from tokenbus.events.requests import WhenBusy
 
 C = TypeVar("C", bound=Callable[..., Any])
 
@@ -115,6 +116,45 @@ def runs(limit: int, oldest_first: bool, as_json: bool, **choice: Any) -> None:
     from tokenbus_services.cli.runs.list_runs import RunChoice, listing
 
     asyncio.run(listing(RunChoice(**choice), limit=limit, oldest_first=oldest_first, as_json=as_json))
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option(
+    "--provider",
+    shell_complete=provider_names,
+    help="Name of a configured provider. Default under `tokenbus up --mock`: the mock provider.",
+)
+@click.option("--model", help="Model of the provider.")
+@click.option("--system", help="The system prompt.")
+@click.option("--tool", "tools", multiple=True, help="Name of a declared tool that the model may call. Repeatable.")
+@click.option("--as", "me", metavar="AUTHOR", help="Your name in the conversation. Default: that of your account.")
+@click.option("--tenant", default="", help="The tenant that the session belongs to.")
+@click.option(
+    "--when-busy",
+    type=click.Choice(["steer", "enqueue", "interrupt", "reject"]),
+    default="steer",
+    show_default=True,
+    help="For a new session: what becomes of a message that is typed while the model speaks.",
+)
+def chat(
+    name: str | None,
+    tools: tuple[str, ...],
+    me: str | None,
+    tenant: str,
+    when_busy: WhenBusy,
+    **options: str | None,
+) -> int:
+    """Talk with a model in the terminal, in the session NAME; without it, in a new one.
+
+    You may type while the model speaks. Ctrl-C interrupts the answer, and leaves at an empty line. The session stays:
+    `tokenbus chat NAME` goes on with it, also in two terminals at once. `/help` lists what else you can type.
+
+    If stdin is no terminal, each line of it is a message; the answers go to stdout. Exit code: that of the last answer.
+    """
+    from tokenbus_services.cli.chat.command import chat
+
+    return asyncio.run(chat(name, options, tools=tools, me=me, tenant=tenant, when_busy=when_busy))
 
 
 @click.command()

@@ -1,7 +1,7 @@
 """The demo's conversation: thinking, a short text, a tool call, and an answer that uses the tool's result.
 
 One script serves every API; its tool is defined here too. `answer` is used by `tokenbus up --mock`: it plays this
-conversation if the request has the tool, otherwise it returns a text.
+conversation if the request has the tool and asks about the weather, otherwise it returns a text.
 """
 
 from __future__ import annotations
@@ -20,7 +20,21 @@ DEMO_MODEL = "demo"
 WEATHER_TOOL = "weather"
 PACE = 40.0
 """Reads per second, at a person's reading speed."""
+STORY_PACE = 8.0
+"""Slow enough to type meanwhile, and to interrupt."""
 _QUOTED_CHARACTERS = 200
+_WEATHER_WORDS = ("umbrella", "weather", "rain")
+_STORY = (
+    "A letter was to go from one end of a valley to the other. The old postman carried it himself: over the bridge, "
+    "up the hill, and down on the far side. When he slipped and lost it in the river, nobody knew how far he had come, "
+    "and so it was written again from the beginning.\n\n"
+    "His daughter did otherwise. She put a box at the bridge, one on the hill and one behind it. A letter lay in each "
+    "until the next box had it, and each had a number that followed the one before. She slipped as often as her father "
+    "did, but whoever took over looked into the last box, and went on from there. No letter came twice, and none was "
+    "lost.\n\n"
+    "In the end the people of the valley forgot that the way was long. Only the children knew the numbers, and counted "
+    "them when they heard her whistle."
+)
 DEMO_PROMPT = "Do I need an umbrella in Zürich this afternoon?"
 
 WEATHER_DESCRIPTION = "The weather in a city, now and over the next hours."
@@ -40,10 +54,12 @@ def demo_scripts() -> list[Script]:
 
 def answer(request: ModelRequest) -> Turn:
     """The mock provider's answer for any model: deterministic, no key needed."""
-    tools = msgspec.json.encode(request.body.get("tools"))
-    if f'"{WEATHER_TOOL}"'.encode() in tools:
+    tools, asked = msgspec.json.encode(request.body.get("tools")), request.user_text.lower()
+    if f'"{WEATHER_TOOL}"'.encode() in tools and any(word in asked for word in _WEATHER_WORDS):
         turns = _conversation().turns
         return turns[-1] if request.tool_results else turns[0]
+    if "story" in asked:
+        return Turn(says=Reply(text=_STORY), delivery=Delivery(pace=STORY_PACE))
     quoted = request.user_text[:_QUOTED_CHARACTERS]
     text = f"This is the mock provider: no key is needed, and no model was asked. You wrote: “{quoted}”."
     return Turn(says=Reply(text=text), delivery=Delivery(pace=PACE))

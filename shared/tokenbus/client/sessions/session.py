@@ -272,8 +272,10 @@ class Session:
             raise SessionNotFound(self.name)
         return msgspec.json.decode(found[0], type=Configure)
 
-    async def messages(self) -> list[Message]:
+    async def messages(self, *, runs: bool = True) -> list[Message]:
         """The history as the next run gets it, without a bound. Excludes what the open run has given so far.
+
+        ``runs`` False: only what the session began with, as a fork does.
 
         Raises SessionNotFound, ServerUnavailable.
         """
@@ -281,12 +283,12 @@ class Session:
         server = self._deployment.server
         with translated(server):
             found: list[bytes | None] = await server.client.hmget(keys.session(self._ref), ["made", "runs", "run"])
-            made, runs, run = found
+            made, count, run = found
             if made is None:
                 raise SessionNotFound(self.name)
-            number = int(runs or 0) - (1 if run else 0)
+            number = int(count or 0) - (1 if run else 0) if runs else 0
             before = await history_before(server, keys, SessionRun(self._ref, made.decode(), number))
-        return [*before.messages, *(before.own if run else [])]
+        return [*before.messages, *(before.own if run and runs else [])]
 
 
 def _message(value: Mapping[str, object]) -> Message:

@@ -1,0 +1,1 @@
+"""`tokenbus chat`: a session in the terminal, or with lines from a pipe."""
