@@ -26,7 +26,11 @@ def test_a_worker_loads_no_client_no_mock_provider_and_no_gateway():
 
 def test_up_loads_no_services():
     loaded = _loaded("tokenbus_services.cli.main", "tokenbus_services.cli.up.command")
-    assert not {"faststream", "pydantic", "httpx", "tokenbus_services.mock_provider"} & loaded
+    assert not {"faststream", "pydantic", "httpx", "prompt_toolkit", "tokenbus_services.mock_provider"} & loaded
+
+
+def test_a_chat_through_pipes_loads_no_terminal():
+    assert "prompt_toolkit" not in _loaded("tokenbus_services.cli.main", "tokenbus_services.cli.chat.command")
 
 
 def test_services_load_nothing_of_mcp_which_the_demo_has_not():

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 from tokenbus import Client
@@ -15,17 +16,21 @@ from tokenbus.client.sessions.session import Receipt, Session
 from tokenbus.errors import RequestInvalid, ServerUnavailable, SessionNotFound, TokenbusError
 from tokenbus.events.requests import WhenBusy
 from tokenbus_services.cli.chat.transcript import Piece, Transcript, began_with
+from tokenbus_services.cli.render.event_text import time_span
 
 HELP = {
     "/model [PROVIDER[/MODEL]]": "who answers from the next message on",
     "/fork [NAME]": "go on in a new session that has this history",
     "/open NAME": "go on in another session",
+    "/sessions [WORDS]": "sessions, the newest first; those with all these words",
     "/withdraw": "take back your last message that waits",
     "/quit": "leave; the session stays",
 }
 LEAVING = ("/quit", "/exit")
 COMMANDS = ("/help", *(command.split("[")[0].removesuffix("NAME") for command in HELP))
 """As they are completed: those with an argument end in a space."""
+LISTED = 20
+"""Sessions that are shown at once."""
 FIRST_AGAIN_S, LAST_AGAIN_S = 0.5, 5.0
 
 
@@ -237,6 +242,8 @@ class Conversation:
                 await self.open(forked.name, "a fork")
             case "/open" if argument:
                 await self.open(argument)
+            case "/sessions":
+                await self._sessions(argument)
             case "/withdraw":
                 await self._withdraw()
             case _:
@@ -246,6 +253,19 @@ class Conversation:
         """Go on in another session, which must exist."""
         await self._enter(name, {}, None)
         self._note(f"{what}: {name}, {self.transcript.model}")
+
+    async def _sessions(self, words: str) -> None:
+        """Show those that `/open` can open."""
+        now_ms, rows = time.time() * 1000, list[tuple[str, str]]()
+        async with aclosing(self._bus.sessions(tenant=self._tenant or None, words=words)) as sessions:
+            async for info in sessions:
+                if (info.tenant or "") == self._tenant:
+                    age = time_span(max(0, round(now_ms - info.last_ms)))
+                    rows.append((info.session, f"{age} ago, {info.provider}/{info.model}: {info.begins}"))
+                if len(rows) == LISTED:
+                    break
+        width = max((len(name) for name, _ in rows), default=0)
+        self._note("\n".join(f"{name:<{width}}  {' '.join(what.split())}" for name, what in rows) or "none")
 
     async def _model(self, chosen: str) -> None:
         if not chosen:
