@@ -14,7 +14,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 STARTS = {"create_task", "ensure_future", "Thread"}
-NO_WORKERS = ("cli/demo.py", "cli/up/", "mock_provider/", "testing/", "tokenbus/sync/", "tokenbus/integrations/")
+NO_WORKERS = (
+    "cli/chat/",
+    "cli/demo.py",
+    "cli/up/",
+    "mock_provider/",
+    "testing/",
+    "tokenbus/sync/",
+    "tokenbus/integrations/",
+)
 """They do not run in a worker: commands of a person, stand-ins for tests, and what runs in a user's program."""
 
 LIVENESS = "it is the watched one"
