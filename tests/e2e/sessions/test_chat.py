@@ -108,7 +108,7 @@ async def test_the_model_changes_in_the_middle_and_a_fork_has_the_history(
         first.type("on\r")
         await first.shows("ada > on\n", "talk > answer 2\n")
         async with terminal("chat", "other", **env) as second:
-            said = ("user > hello\n", "one two three four\n", "> more\n", "answer 1\n", "ada > on\n", "answer 2\n")
+            said = ("ada > hello\n", "one two three four\n", "> more\n", "answer 1\n", "ada > on\n", "answer 2\n")
             await second.shows(*said)
 
 

@@ -108,6 +108,7 @@ class Conversation:
             async for step in session.follow(live=False):
                 before += transcript.feed(step)
                 cursor = step.cursor
+            transcript.config = await session.configuration()  # also if its event is too old to be kept
         except SessionNotFound:
             if default is None:
                 raise
