@@ -73,7 +73,8 @@ def _user() -> str:
 def _default() -> Mapping[str, object]:
     """What a new session is, unless options say more. Raises SettingsError in the directory of no deployment."""
     if connect.has_mock_provider():
-        return {"provider": mock.PROVIDER, "model": mock.model(), "tools": [{"name": mock.tool_name()}]}
+        demo = mock.demo_request()
+        return {name: demo[name] for name in ("provider", "model", "tools")}
     connect.with_server(configuration.load())
     return {}
 
