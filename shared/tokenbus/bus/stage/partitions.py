@@ -229,21 +229,22 @@ class Partitions:
                     await self._commits.note(part, TRIES_FIELD, part.isolated.refused().stored())
                 else:
                     await self._commits.note(part, "loads", CAREFUL_LOADS)
-            if reply[0] == b"moved" and self._journals[part.number].is_ahead_of(reply[1].decode()):
-                await self._recover_rollback(part)
+            journal = self._journals[part.number]
+            if reply[0] == b"moved" and journal.is_ahead_of(reply[1].decode()):
+                await self._recover_rollback(part, journal)
         finally:
             self.drop(part, retry_s=self._retry_s if refused and given_up else 0)
 
     async def _on_rollback(self, partition: int, offset: str) -> None:
         async with holding(self.lock_of(partition)):
             part = self.get(partition)
-            if part and self._journals[partition].is_ahead_of(offset):
+            if part and (journal := self._journals[partition]).is_ahead_of(offset):
                 try:
-                    await self._recover_rollback(part)
+                    await self._recover_rollback(part, journal)
                 finally:
                     self.drop(part)
 
-    async def _recover_rollback(self, part: Partition) -> None:
+    async def _recover_rollback(self, part: Partition, journal: CommitJournal) -> None:
         """End the runs whose readers saw more events than the server has now, after a fail-over that lost writes;
         publish those events with their old numbers.
         """
@@ -251,7 +252,7 @@ class Partitions:
             self._server, lambda: run_position(self._server, part), what=self._what, stop_if=self._is_closed
         )
         log.error("%s partition %d: a fail-over lost the entries after %s", self._group, part.number, lease.offset)
-        if not (lost := self._journals[part.number].after(lease.offset)):
+        if not (lost := journal.after(lease.offset)):
             return
         past = await retry_until_available(
             self._server, lambda: self._rebuilt(lease), what=self._what, stop_if=self._is_closed
@@ -300,6 +301,10 @@ class Partitions:
         """Rebuild the partition's state, then start reading it. Retries while the server is unavailable."""
         try:
             part = await self._counted_replay(lease)
+            if journal and journal.is_ahead_of(part.offset):  # a fail-over came between: the next load is whole
+                await self._recover_rollback(part, journal)
+                self.leases.forget(part.number)
+                return
         except Exception as e:
             if self._closed:
                 return

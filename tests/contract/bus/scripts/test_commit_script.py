@@ -179,6 +179,46 @@ async def test_a_batch_that_the_server_lost_after_it_was_read_is_refused(scene: 
     assert (await scene.commit(scene.writes(), end=first))[0] == b"ok"
 
 
+async def test_a_commit_that_reads_nothing_or_shows_no_offset_needs_no_entry(scene: Scene):
+    first, second = await scene.feed(2)
+    await scene.commit(end=first)
+    await scene.server.client.delete(scene.stream)
+    assert (await scene.commit(begin=first, end=first))[0] == b"ok"
+    assert (await scene.commit(begin=first, end=second, mirror=""))[0] == b"ok"
+
+
+async def test_while_something_is_owed_only_the_commit_that_writes_it_is_accepted(scene: Scene):
+    """What is owed has a name, which changes with each part that is written."""
+    [end] = await scene.feed(1)
+    await scene.commit(end=end, owes="a 2")
+    before = await everything(scene.server, scene.keys)
+    for owed, owes in (("", ""), ("", "b 1"), ("a 1", ""), ("b 2", "b 1")):
+        refused = await scene.commit(scene.writes(), begin=end, end=end, owed=owed, owes=owes)
+        assert refused == [b"moved", end.encode()]
+    assert await scene.commit(scene.writes(), end=end, owes="a 2") == [b"already", end.encode()]
+    assert await everything(scene.server, scene.keys) == before
+    assert (await scene.commit(scene.writes(), begin=end, end=end, owed="a 2", owes="a 1"))[0] == b"ok"
+    before = await everything(scene.server, scene.keys)
+    again = await scene.commit(scene.writes(), begin=end, end=end, owed="a 2", owes="a 1")
+    assert again == [b"already", end.encode()]
+    assert await everything(scene.server, scene.keys) == before
+
+
+async def test_only_the_owner_of_the_lease_stores_what_it_owes(scene: Scene):
+    old, owed = scene.token.decode(), scene.keys.owed(0, GROUP)
+
+    async def store(token: str) -> int:
+        part = scripts.owe(scene.lease, owed, token=token, name="a 1", part=b"part", ttl_ms=60_000)
+        return await run_script(scene.server, part)
+
+    await run_script(scene.server, scripts.release(scene.lease, token=old))
+    await scene.acquire("b")
+    assert await store(old) == 0
+    assert not await scene.server.client.exists(owed)
+    assert await store(scene.token.decode()) == 1
+    assert await scene.server.client.hgetall(owed) == {b"a 1": b"part"}
+
+
 async def test_what_a_commit_wrote_of_one_run_can_be_repeated_and_writes_once(scene: Scene):
     keys, client = scene.keys, scene.server.client
     first, second, third = await scene.feed(3)

@@ -11,8 +11,10 @@ from uuid import uuid4
 
 import pytest
 from redis.exceptions import ConnectionError as ConnectionLost
+from redis.exceptions import ResponseError
 
 from tests.contract.bus.faults import Doomed, Fault
+from tests.contract.bus.state import everything, put_back
 from tests.contract.bus.toys import GROUP, NEXT, ToyLogic, work
 from tests.waiting import eventually
 from tokenbus.bus.keys import DATA_FIELD, Keys
@@ -23,6 +25,7 @@ from tokenbus.bus.server.server import Server
 from tokenbus.bus.stage import input as stage_input
 from tokenbus.bus.stage import partition
 from tokenbus.bus.stage.chain import Chain, Flush
+from tokenbus.bus.stage.commits import LOST_WRITES
 from tokenbus.bus.stage.stage import Batch, Stage, StageLogic, StageOptions
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import Control, encode
@@ -204,7 +207,7 @@ def before_script(server: Server, do: Callable[[], Awaitable[object]], name: str
     send = client.execute_command
 
     async def execute_command(*args: Any, **options: Any) -> Any:
-        if waiting and script_of(args) == "chain":
+        if waiting and script_of(args) == name:
             await waiting.pop()()
         return await send(*args, **options)
 
@@ -293,6 +296,29 @@ async def test_a_run_that_was_cancelled_is_refused_and_its_state_rebuilt(scene: 
         assert (await scene.log("a"))[-2:] == [str(before), "end"], "the frame after the cancel was not applied"
         await both.until_short(b=b"+1")
         assert (await scene.log("b"))[0] == "4"
+
+
+async def test_a_fail_over_that_a_rebuild_finds_ends_the_runs_whose_lost_events_were_seen(scene: Scene) -> None:
+    async with scene.worker() as both:
+        await both.until_short(a=b"+1", b=b"+1")
+        past = await everything(scene.server, scene.keys)
+        assert await both.write(a=b"+1") == "short"
+        before = await scene.log("a")
+
+        async def fail_over() -> None:
+            await put_back(scene.server, scene.keys, past)
+            raise ResponseError("WRONGTYPE simulated")  # the flush is given up, and says nothing of the offset
+
+        before_script(scene.server, fail_over)
+        assert await both.write(a=b"+1") == "long"
+
+        async def ended() -> bool:
+            return await scene.log("a") == [*before, LOST_WRITES.code]
+
+        await eventually(ended)
+        await both.write(b=b"+1")
+        await eventually(scene.at_rest)
+        assert await scene.log("b") == ["1", "2"]
 
 
 async def test_another_writer_of_the_attempt_is_refused(scene: Scene) -> None:

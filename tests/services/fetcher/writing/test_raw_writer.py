@@ -280,11 +280,11 @@ async def test_an_end_that_a_full_server_never_takes_ends_its_own_attempt_alone(
         await writer.close()
 
 
-@pytest.mark.parametrize("rest", [Data(b"b"), Ended()], ids=["more", "the end"])
-async def test_a_frame_that_a_full_server_refused_and_that_arrives_late_loses_nothing(
-    server: Server, keys: Keys, run: str, rest: Data | Ended, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its command was sent twice: the second one was refused, and the first arrives when the attempt has more."""
+@pytest.fixture
+async def refused(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """The first flush is sent twice. The second command is refused by a full server, when this is set; the first one
+    arrives before the next flush.
+    """
     send, late, refused = RawWriter._send, list[Any](), asyncio.Event()
 
     async def sent(writer: RawWriter, calls: list[Any], *, tries: int = 1) -> list[list[Any]]:
@@ -298,6 +298,13 @@ async def test_a_frame_that_a_full_server_refused_and_that_arrives_late_loses_no
 
     monkeypatch.setattr(RawWriter, "_send", sent)
     monkeypatch.setattr(raw_writer, "FULL_POLL_S", 0.0)
+    return refused
+
+
+@pytest.mark.parametrize("rest", [Data(b"b"), Ended()], ids=["more", "the end"])
+async def test_a_frame_that_a_full_server_refused_and_that_arrives_late_loses_nothing(
+    server: Server, keys: Keys, run: str, rest: Data | Ended, refused: asyncio.Event
+) -> None:
     async with writing(server, keys, run) as attempt:
         attempt.write_item(Data(b"a"), urgent=True)
         await refused.wait()
@@ -305,6 +312,29 @@ async def test_a_frame_that_a_full_server_refused_and_that_arrives_late_loses_no
         await flushed(server, keys, run, [Data(b"a")], [rest])
         assert not attempt.items
         assert not attempt.waiting
+
+
+async def test_an_attempt_whose_late_frame_cannot_be_looked_at_ends_alone(
+    server: Server, keys: Keys, run: str, refused: asyncio.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def unreadable(*_: object) -> None:
+        raise ResponseError("WRONGTYPE Operation against a key holding the wrong kind of value")
+
+    monkeypatch.setattr(raw_writer, "read_attempt", unreadable)
+    other = next(f"other{n}" for n in range(100) if keys.partition_of(f"other{n}") == keys.partition_of(run))
+    await server.client.hset(keys.run(other), mapping={"status": "open", "attempt": 1, "raw": 0})
+    await server.client.pexpire(keys.run(other), 60_000)
+    async with writing(server, keys, run) as attempt:
+        writer = attempt.writer
+        assert isinstance(writer, RawWriter)
+        attempt.write_item(Data(b"a"), urgent=True)
+        await refused.wait()
+        beside = writer.attempt(other, 0, 1, lambda reason: None)
+        beside.write_item(Data(b"b"), urgent=True)
+        with pytest.raises(FramesRefused, match="WRONGTYPE"):
+            await attempt.end(Ended())
+        await beside.end(Ended())
+        assert writer.healthy
 
 
 async def test_a_large_item_and_how_far_it_brings_the_providers_job_are_one_frame(

@@ -280,6 +280,18 @@ async def test_an_end_written_by_another_fits_after_any_frame(accepted: Scene):
     await accepted.append(accepted.part(0))
     assert await accepted.append(accepted.part(ANY_FRAME, final=True)) == ["ok", 8]
     assert await accepted.refused(accepted.part(1)) == ["closed"]
+    await accepted.set(attempt=2, raw=0)
+    assert await accepted.append(accepted.part(ANY_FRAME, attempt=2, final=True)) == ["ok", 12]
+
+
+async def test_the_earlier_writer_of_a_job_is_told_that_another_took_it(accepted: Scene):
+    await accepted.append(accepted.part(0))
+    await accepted.set(job="of the provider")
+    take = scripts.take_job(accepted.keys.run(accepted.run), attempt=1, writer="second")
+    assert await run_script(accepted.server, take) == [1, b"of the provider", 1]
+    assert await accepted.refused(accepted.part(1)) == ["taken"]
+    assert await accepted.refused(accepted.part(2)) == ["taken"]
+    assert await accepted.append(accepted.part(1, writer="second")) == ["ok", 8]
 
 
 async def test_an_expired_or_ended_run_accepts_nothing(accepted: Scene):
