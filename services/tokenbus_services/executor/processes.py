@@ -321,12 +321,14 @@ class _ForkServer:
 
     @property
     def is_gone(self) -> bool:
-        """Whether it has ended, and all executors with it."""
+        """Whether it has ended, and all executors with it. Its socket says that too late: an executor that it was just
+        forking has it too.
+        """
+        if self._sock is None or self._process is None or self._process.returncode is not None:
+            return True
         try:
-            return self._sock is None or self._sock.recv(1, socket.MSG_PEEK) == b""
-        except BlockingIOError:
-            return False
-        except OSError:
+            return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
             return True
 
     def fork(self, connection: int, page: int, prints: int) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import resource
 import signal
+import socket
 import sys
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
@@ -217,7 +218,9 @@ async def test_a_tool_that_cannot_be_loaded_is_an_error_of_the_settings_at_start
     await made.close()
 
 
-async def test_calls_survive_the_loss_of_the_fork_server(tmp_path: Path):
+@pytest.mark.parametrize("forking", [False, True])
+async def test_calls_survive_the_loss_of_the_fork_server(tmp_path: Path, forking: bool):
+    """``forking``: an executor that it was just forking has its socket still."""
     ends: list[End] = []
     file = tmp_path / "file"
     async with tools("touch", ends=ends) as made:
@@ -226,11 +229,28 @@ async def test_calls_survive_the_loss_of_the_fork_server(tmp_path: Path):
         before = file.read_text()
         server = _server_of(made)
         assert server
+        ours, its = socket.socketpair()
         os.kill(server, signal.SIGKILL)
-        await eventually(lambda: file.read_text() not in ("", before))
+        if forking:
+            ours.setblocking(False)
+            _socket_of(made, ours).close()
+        await eventually(lambda: running.done() or file.read_text() not in ("", before))
         file.unlink()
         assert await running == ToolOutcome("gone")
         assert ends == []
+        ours.close()
+        its.close()
+
+
+def _socket_of(made: ToolExecutor, instead: socket.socket) -> socket.socket:
+    """The worker's end of the fork server's socket, which is replaced."""
+    python = made._registry._executors
+    assert python
+    server = python._executors._server
+    assert server
+    assert server._sock
+    sock, server._sock = server._sock, instead
+    return sock
 
 
 def _server_of(made: ToolExecutor) -> int:
