@@ -242,3 +242,13 @@ def test_a_key_may_not_reach_by_a_session_what_it_may_not_ask_for(http: httpx.Cl
     seen = http.get("/sessions/rights", headers=auth(ADA)).json()
     assert seen["configuration"]["request"]["max_tokens"] == 7
     assert say(http, "rights", "hello", SHORT)["fate"]["state"] == "delivered"
+
+
+def test_an_id_that_no_append_can_have_has_no_fate(bus: LocalBus, http: httpx.Client) -> None:
+    """What waits is beside the fates, under names that begin with `!` and `^`."""
+    configured(http, "names")
+    say(http, "names", "hello", id="a")
+    append(http, "names", ADA, {"type": "message", "content": "waits", "when_busy": "steer"}, id="b")
+    for name in ("!b", "^b", "é", "x" * 300):
+        assert http.get(f"/sessions/names/events/{name}", headers=auth(ADA)).status_code == 404
+    append(http, "names", ADA, {"type": "interrupt"})

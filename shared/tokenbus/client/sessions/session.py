@@ -232,6 +232,10 @@ class Session:
 
     async def fate(self, append: str) -> Fate | None:
         """What became of an append; None if it is not known, or not any more. Raises ServerUnavailable."""
+        try:
+            msgspec.convert(append, RunId)
+        except msgspec.ValidationError:  # an id that none has; the hash has other fields for appends that wait
+            return None
         keys = await self._deployment.keys_of(self._ref)
         with translated(self._deployment.server):
             found: bytes | None = await self._deployment.server.client.hget(keys.of_session(self._ref)[1], append)
