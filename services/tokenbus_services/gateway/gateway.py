@@ -20,6 +20,7 @@ from tokenbus_services.blobs.client import loader_of
 from tokenbus_services.gateway.answers.answer import AnswerTimes, RunAnswer, RunOfAnswer, StreamedAnswer, WholeRunAnswer
 from tokenbus_services.gateway.audit import AuditedRun, FrameAudit, audited
 from tokenbus_services.gateway.callers import AccessControl, Caller
+from tokenbus_services.gateway.conversation_store import ConversationStore
 from tokenbus_services.gateway.forward.forward import Forwarder
 from tokenbus_services.gateway.http_request import (
     AfterRouting,
@@ -70,6 +71,7 @@ class Gateway:
         self.metrics = metrics
         self._spans = spans
         self.forwarder = Forwarder(settings, access, spans, runs)
+        self.conversations = ConversationStore(runs.server, runs.keys, keep_s=settings.retention.session_s)
         self._blobs = loader_of(settings.blobs)
         self._places = FairShare(settings.gateway.connections)
         """Requests that are answered, streams and sockets above all."""

@@ -36,7 +36,7 @@ from tokenbus_services.gateway.forward.owners import Owners
 from tokenbus_services.gateway.problem import Problem, Refusal, invalid
 from tokenbus_services.gateway.request_spans import RequestSpan, RequestSpans
 from tokenbus_services.gateway.session_door import SessionDoor
-from tokenbus_services.gateway.surfaces.contract import NOTE, GatewayNote, GatewayRequest, Translated
+from tokenbus_services.gateway.surfaces.contract import NOTE, Claim, GatewayNote, GatewayRequest, Translated
 from tokenbus_services.gateway.surfaces.surface import Surface
 from tokenbus_services.settings import GatewaySettings
 
@@ -177,6 +177,7 @@ class GatewayRuns:
             may_exist=key is not None or translated.run is not None,
             rejoins=key is not None,
             stays=stays,
+            claim=translated.claim,
         )
 
     async def again(self, caller: Caller, surface: str, run: str, how: How, *, again: int) -> GatewayRun:
@@ -210,10 +211,12 @@ class GatewayRuns:
         may_exist: bool,
         rejoins: bool,
         stays: bool,
+        claim: Claim | None = None,
     ) -> GatewayRun:
         """The door: admit, then publish unless the run exists.
 
-        ``may_exist``: others know its id. ``stays``: it continues without the client. Raises Refusal, TokenbusError.
+        ``may_exist``: others know its id. ``stays``: it continues without the client. ``claim``: see `Translated`.
+        Raises Refusal, TokenbusError.
         """
         run = generate.id
         assert run
@@ -226,14 +229,17 @@ class GatewayRuns:
         if "files" in self._settings.forward:
             await self.owners.check_run(caller, generate)
         admission = await self._access.admit(caller, surface, generate)
-        exists = True  # until it is known
+        exists, release = True, None  # until it is known
         try:
             exists = may_exist and await self._status(run) in (*UNENDED, *ENDED)
             may_cancel = rejoins or not exists
             share = await self._shared(run, stays=stays) if may_exist and may_cancel else None
             if not exists:
+                release = await claim(run) if claim else None
                 await self._bus.publish(admission.generate)
         except BaseException:
+            if release:
+                await release()
             if not exists:
                 await self._access.withdraw(caller, run)
             await self._access.leave(caller, run)

@@ -75,6 +75,7 @@ class GatewayService:
         await self._bus.__aenter__()
         await self._gateway.access.open(self.liveness)
         await self._gateway.forwarder.open(self.liveness, worker=self._worker)
+        await self._gateway.conversations.open(self.liveness)
         for part in self._parts:
             await part.open(self.liveness)
         self._heartbeat = self.liveness.start(self._beat(), name="heartbeat")
@@ -86,6 +87,7 @@ class GatewayService:
         for part in reversed(self._parts):
             await part.close()
         await self._gateway.runs.close()
+        await self._gateway.conversations.close()
         await self._gateway.forwarder.close()
         await self._gateway.access.close()
         await self._bus.aclose()

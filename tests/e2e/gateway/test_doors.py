@@ -205,6 +205,9 @@ BEGINS_NOTHING = {
     *((method, f"{base}/{{id}}{end}") for base in ("/v1/responses", "/responses") for method, end in (
         ("DELETE", ""), ("POST", "/cancel")
     )),
+    *((method, f"{base}{end}") for base in ("/v1/conversations", "/conversations") for method, end in (
+        ("POST", ""), ("POST", "/{id}"), ("DELETE", "/{id}"), ("POST", "/{id}/items"), ("DELETE", "/{id}/items/{item}")
+    )),
     *((method, f"{prefix}/{{rest:path}}") for prefixes in REST.values() for prefix in prefixes
       for method in ("POST", "DELETE")),
     *forwarded_routes(),  # these begin no run; test_forward.py shows that each passes the checks of its key

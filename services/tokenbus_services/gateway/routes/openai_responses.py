@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any, cast
 from uuid import UUID
 
@@ -22,6 +23,8 @@ from tokenbus_services.gateway.gateway import Gateway
 from tokenbus_services.gateway.http_request import headers_in
 from tokenbus_services.gateway.problem import Problem, Refusal, invalid, of_run
 from tokenbus_services.gateway.response_store import Published, ResponseStore
+from tokenbus_services.gateway.routes import openai_conversations
+from tokenbus_services.gateway.routes.openai_conversations import continued, stored
 from tokenbus_services.gateway.routes.session_routes import rejoined
 from tokenbus_services.gateway.routes.sockets.response_socket import ResponseSocket
 from tokenbus_services.gateway.runs import GatewayRun, OwnedRun, is_run_id
@@ -54,7 +57,7 @@ def routes(gateway: Gateway) -> list[BaseRoute]:
             Route(one + "/input_items", api.guarded(api.input_items), methods=["GET"]),
             WebSocketRoute(path, api.socket),
         ]
-    return found
+    return [*found, *openai_conversations.routes(gateway)]
 
 
 class ResponsesApi:
@@ -84,11 +87,18 @@ class ResponsesApi:
             runs.leave(opened)
 
     async def translated(self, caller: Caller, asked: GatewayRequest) -> Translated:
-        """Translate a request. The conversation of `previous_response_id` goes before its input, and items take the
-        place of references to them. Raises Refusal.
+        """Translate a request. What its `conversation` has, or that of `previous_response_id`, goes before its input,
+        and items take the place of references to them. Raises Refusal.
         """
+        of = None
+        if b'"conversation"' in asked.body:
+            of = await continued(self._gateway.conversations, caller, body := json_body(asked.body))
+            if of:
+                asked = msgspec.structs.replace(asked, body=msgspec.json.encode({**body, "input": of[2]}))
         if b"item_reference" in asked.body:
             asked = msgspec.structs.replace(asked, body=await self._with_items(caller, asked.body))
+        if of:
+            return self._in_conversation(caller, asked, of[0], of[1])
         translated = self._surface.translate(asked, caller.rules)
         settings: Any = translated.echo.get("response") or {}
         previous = settings.get("previous_response_id")
@@ -97,6 +107,18 @@ class ResponsesApi:
         history = await self._history(caller, previous)
         generate = msgspec.structs.replace(translated.generate, messages=[*history, *translated.generate.messages])
         return msgspec.structs.replace(translated, generate=generate)
+
+    def _in_conversation(
+        self, caller: Caller, asked: GatewayRequest, name: str, before: Sequence[dict[str, Any]]
+    ) -> Translated:
+        """Translate a request that continues a conversation, which its run holds until it has ended."""
+        body = json_body(asked.body)
+        own = stored(body["input"], [item["id"] for item in before])
+        body |= {"input": [*before, *own], "conversation": {"id": name}}
+        whole = msgspec.structs.replace(asked, body=msgspec.json.encode(body))
+        translated = self._surface.translate(whole, caller.rules)
+        claim = partial(self._gateway.conversations.claim, caller.tenant, name, asked=own)
+        return msgspec.structs.replace(translated, claim=claim)
 
     async def retrieve(self, request: Request) -> Any:
         """The response as it is now, or its stream from any point."""

@@ -8,7 +8,7 @@ would not know otherwise).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Literal
 
 import msgspec
@@ -71,6 +71,9 @@ class TranslationRules(msgspec.Struct, frozen=True, kw_only=True):
     """Tools of the deployment that a client may name; None: all."""
 
 
+Claim = Callable[[str], Awaitable[Callable[[], Awaitable[None]]]]
+
+
 class Translated(msgspec.Struct, frozen=True, kw_only=True):
     """A request of the bus, and how to answer its client."""
 
@@ -87,6 +90,8 @@ class Translated(msgspec.Struct, frozen=True, kw_only=True):
     on_disconnect: Disconnect = "cancel"
     background: bool = False
     """Answer at once; the run continues without its client."""
+    claim: Claim | None = None
+    """Called with the new run's id before it is published, and may refuse it; returns what undoes that."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):

@@ -41,6 +41,8 @@ def read(asked: GatewayRequest, rules: TranslationRules, body: Fields) -> Transl
     body.hint("prompt_cache_options", {})
     body.hint("client_metadata", {})
     echo = Json(store=store, previous_response_id=body.text("previous_response_id"))
+    if isinstance(body.peek("conversation"), dict) and (conversation := body.fields("conversation")):
+        echo["conversation"] = {"id": conversation.needed("id", conversation.text("id"))}
     echo["instructions"] = instructions = body.text("instructions")
     echo["max_output_tokens"] = max_tokens = body.whole("max_output_tokens", least=1)
     echo["temperature"] = temperature = body.number("temperature")
