@@ -34,8 +34,6 @@ _MOST_TO_EXPLAIN = 50_000_000
 
 
 class Schema:
-    """A compiled schema."""
-
     def __init__(self, validator: Validator, explainer: Validator, *, size: int, patterns: int) -> None:
         self._validator = validator
         self._explainer = explainer

@@ -39,7 +39,6 @@ def opened(url: str | None, directory: Path) -> ObjectStore:
 
 
 def listed(objects: ObjectStore, prefix: str) -> ListStream[Sequence[ObjectMeta]]:
-    """List the objects under a prefix."""
     # obstore's other overload refers to arro3, which is not installed.
     return obstore.list(objects, prefix)  # pyright: ignore[reportUnknownMemberType]
 

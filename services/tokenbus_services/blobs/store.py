@@ -331,8 +331,6 @@ def latest_lease(keys: Iterable[str]) -> int:
 
 
 class OpenBlob:
-    """A blob opened for reading."""
-
     def __init__(self, ref: BlobRef, digest: str | None, read: AsyncIterator[bytes]) -> None:
         """``digest``: None for a part, which cannot be verified."""
         self.ref = ref
@@ -372,7 +370,6 @@ class Quota:
 
     @property
     def is_set(self) -> bool:
-        """Whether there is a quota."""
         return self._limit is not None
 
     @property

@@ -164,9 +164,7 @@ async def _provider(plan: DemoPlan, watcher: DemoWatcher) -> AsyncGenerator[str 
 class DemoWatcher(Watcher, Protocol):
     """Receives the demo's events, besides those of its services."""
 
-    def on_request(self, request: Generate) -> None:
-        """The request is being sent."""
-        ...
+    def on_request(self, request: Generate) -> None: ...
 
 
 @contextmanager

@@ -37,7 +37,6 @@ RUN_STATUS: Final = {
 
 
 def code_of(error: Exception) -> int:
-    """Return the exit code for this error."""
     match error:
         case SettingsError() | RequestError():
             return USAGE
@@ -68,7 +67,6 @@ def report(error: Exception, advice: str = "") -> int:
 
 
 def print_error(problem: str) -> None:
-    """Print an error line."""
     print(f"error: {safe(problem)}", file=sys.stderr, flush=True)
 
 

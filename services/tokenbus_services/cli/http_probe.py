@@ -11,8 +11,6 @@ MOST_BYTES = 64 * 2**10
 
 
 class ProbedPage(NamedTuple):
-    """What a GET brought."""
-
     status: int
     headers: dict[str, str]
     """Names in lower case."""

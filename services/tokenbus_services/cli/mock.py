@@ -28,7 +28,6 @@ PROVIDER = "mock-anthropic"
 
 
 def command(port: int) -> list[str]:
-    """The command that runs it on this port."""
     return [
         *(sys.executable, "-P", "-m", "tokenbus_services.mock_provider"),
         *("--any-model", "--port", str(port), "--announce", NAME),
@@ -36,7 +35,6 @@ def command(port: int) -> list[str]:
 
 
 def provider_names() -> list[str]:
-    """The names of the mock providers, one for each API."""
     return [f"mock-{api}" for api in API_PATHS]
 
 

@@ -31,7 +31,6 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 def spread(partitions: int, nodes: int) -> Spread:
-    """Count the partitions of each node."""
     keys, counts = Keys(), [0] * nodes
     for partition in range(partitions):
         slot = key_slot(keys.topic(partition, "raw").encode())

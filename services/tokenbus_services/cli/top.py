@@ -310,7 +310,6 @@ def totals(look: Sample) -> dict[str, str]:
 
 
 def describe_lag(entries: int | None, lag_bytes: int) -> str:
-    """Describe a lag in words."""
     return size(lag_bytes) if entries is None else f"{entries} ({size(lag_bytes)})"
 
 

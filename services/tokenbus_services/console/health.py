@@ -65,8 +65,6 @@ class ProviderHealth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything."""
-
     providers: list[ProviderHealth] = []
     partitions: list[PartitionHealth] = []
     queues: list[QueueHealth] = []

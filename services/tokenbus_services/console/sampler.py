@@ -93,7 +93,6 @@ class Sampler:
         self._liveness = liveness
 
     async def close(self) -> None:
-        """Stop."""
         await stop_task(self._task)
 
     def join(self, page: WatchingPage) -> None:
@@ -103,7 +102,6 @@ class Sampler:
             self._task = self._liveness.start_passing(self._run(), name="samples for the console")
 
     def leave(self, page: WatchingPage) -> None:
-        """End it."""
         self._pages.discard(page)
 
     async def _run(self) -> None:

@@ -257,7 +257,6 @@ class Providers:
 
     @property
     def names(self) -> list[str]:
-        """The configured names."""
         return sorted(self._settings)
 
     def get(self, name: str) -> Endpoint:

@@ -48,7 +48,6 @@ class ReservationRequest(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def member(self) -> str:
-        """The name of its slots."""
         return f"{self.call}/{self.token}"
 
 

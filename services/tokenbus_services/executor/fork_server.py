@@ -156,7 +156,6 @@ def _kill(pid: int) -> None:
 
 
 def _run_executor(server: int, fds: list[int], setup: Setup, serve: Serve) -> Never:
-    """Run an executor from its fork to its end."""
     try:
         connection, page, prints = fds
         os.setpgid(0, 0)

@@ -83,7 +83,6 @@ class MarksPage:
         _STEP.pack_into(self._page, 0, self._step, call.task, call.policy, call.place)
 
     def end(self) -> None:
-        """Mark the end of the step."""
         self._step += 1
         _STEP.pack_into(self._page, 0, self._step, 0, 0, 0)
 

@@ -51,6 +51,5 @@ def fetcher(core: WorkerCore, *, prefers: Callable[[int], bool] | None = None) -
 
 
 def create(settings: Settings) -> AsgiFastStream:
-    """Create one fetcher."""
     core = WorkerCore(settings, "fetcher")
     return make_app(fetcher(core), core.broker, core.registry, stuck_s=core.stuck_s, measure=core.measure)

@@ -160,8 +160,6 @@ _LONGEST_ESCAPE = 6
 
 
 class DecodedContent(msgspec.Struct, frozen=True):
-    """The decoded content."""
-
     blob_id: str
     size: int
     head: bytes
@@ -187,7 +185,6 @@ class Base64Spool:
         self._file.close()
 
     def write(self, data: bytes) -> None:
-        """Append data."""
         self._file.write(data)
         self.size += len(data)
 

@@ -214,7 +214,6 @@ class FetcherService:
         await self._queue.add(_turns(keys))
 
     async def read_requests(self) -> list[QueueItem]:
-        """Read the next requests."""
         return await self._requests.read_ready()
 
     async def accept_requests(self, items: list[QueueItem]) -> None:

@@ -251,7 +251,6 @@ def model_table(settings: Settings, table: GatewaySettings) -> ModelTable:
 
 
 def aliases_of(table: GatewaySettings) -> dict[str, list[RoutedModel]]:
-    """The aliases of the settings."""
     return {name: [_provider_model(choice) for choice in choices] for name, choices in table.aliases.items()}
 
 

@@ -51,7 +51,6 @@ def headers_of(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def headers_in(request: Request) -> dict[str, str]:
-    """The request's headers. See `headers_of`."""
     return headers_of(request.headers)
 
 
@@ -226,7 +225,6 @@ class _SocketAnswer:
 
 
 def with_request(problem: Problem, scope: Scope) -> Problem:
-    """The problem, as the answer to this request."""
     return msgspec.structs.replace(problem, request=scope.get("state", {}).get(REQUEST_ID))
 
 

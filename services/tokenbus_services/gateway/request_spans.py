@@ -11,8 +11,6 @@ from tokenbus_services.telemetry import RunTrace, RunTracer, Span
 
 
 class RequestSpan(msgspec.Struct, frozen=True):
-    """One that has begun."""
-
     trace: RunTrace | None
     """None: it is not sampled."""
     what: tuple[str, str]

@@ -291,17 +291,14 @@ class GatewayRuns:
     # --- runs that there are --------------------------------------------------------------------------------------
 
     def follow(self, run: str, *, after: int = -1, new: bool = False) -> AsyncGenerator[PublicEvent]:
-        """See `Client.follow`."""
         return self._bus.follow(run, after=after, new=new)
 
     async def messages(self, run: str, *, wait_s: float) -> list[Message]:
-        """See `Client.messages`."""
         return await self._bus.messages(run, wait_s=wait_s)
 
     async def of_topic(
         self, topic: PublicTopic, group: str | None, begin: Literal["now", "start"]
     ) -> AsyncGenerator[PublicEvent]:
-        """Live events of all runs."""
         subscribe: Any = self._bus.subscribe
         async with subscribe(topic, group=group, from_=begin) as subscription:
             async for event in subscription:
@@ -471,7 +468,6 @@ class _Stored(msgspec.Struct):
 
 
 def note_in(metadata: dict[str, object] | None) -> GatewayNote | None:
-    """The gateway's note in a run's metadata."""
     found = (metadata or {}).get(NOTE)
     try:
         return msgspec.convert(found, GatewayNote) if found is not None else None
@@ -480,7 +476,6 @@ def note_in(metadata: dict[str, object] | None) -> GatewayNote | None:
 
 
 def is_run_id(text: str) -> bool:
-    """Whether a run may have this id."""
     try:
         msgspec.convert(text, RunId)
     except msgspec.ValidationError:

@@ -50,7 +50,6 @@ class Sessions:
         return msgspec.msgpack.decode(old, type=Session) if old else None
 
     async def get(self, tenant: str, name: str) -> Session | None:
-        """The session, if there is one."""
         with translated(self._server):
             value: bytes | None = await self._server.client.get(self._key(tenant, name))
         return msgspec.msgpack.decode(value, type=Session) if value else None

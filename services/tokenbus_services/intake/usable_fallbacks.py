@@ -158,8 +158,6 @@ LEFT_OUT = "[an image is left out here: {}]"
 
 
 class CallInput(msgspec.Struct, frozen=True):
-    """The input of a provider call."""
-
     request: Generate
     history: list[Message]
     notes: tuple[str, ...] = ()

@@ -134,7 +134,6 @@ class PlaceholderMarks:
         return b64encode(self._stem + digits).decode()
 
     def split(self, body: bytes) -> Iterator[bytes | Mark]:
-        """Split the body at its placeholders."""
         done = 0
         for found in self._either.finditer(body):
             yield body[done : found.start()]

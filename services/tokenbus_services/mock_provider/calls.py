@@ -76,7 +76,6 @@ def _body(http_request: HttpRequest) -> Json:
 
 
 def _words(value: object) -> int:
-    """Tokens of a value: its words."""
     match value:
         case str():
             return len(value.split())

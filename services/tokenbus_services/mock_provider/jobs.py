@@ -18,8 +18,6 @@ _NUMBER = re.compile(rb'"sequence_number":(\d+)')
 
 
 class Job(msgspec.Struct, kw_only=True, eq=False):
-    """One job that was started."""
-
     id: str
     request: ModelRequest
     turn: Turn
@@ -38,7 +36,6 @@ class JobStore:
         self.started: list[Job] = []
 
     def start(self, turn: Turn, request: ModelRequest, api: JobsApi) -> Job:
-        """Start a job for a request."""
         request = msgspec.structs.replace(request, key=f"{len(self.started):04d}{request.key[4:]}")
         job = Job(id=api.id_of(request), request=request, turn=turn, api=api)
         self.started.append(job)
@@ -88,7 +85,6 @@ class JobStore:
 
 
 def answer_of_stream(job: Job) -> bytes:
-    """All events of the job."""
     return said(job.turn.says, msgspec.structs.replace(job.request, stream=True), job.api)
 
 

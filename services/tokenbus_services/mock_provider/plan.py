@@ -58,7 +58,6 @@ def plan_rejection(mock_api: MockApi, rejected: HttpError) -> ResponsePlan:
 
 
 def plan_scripted_error(mock_api: MockApi, fault: Status) -> ResponsePlan:
-    """An error from the script."""
     return _error(mock_api, fault, f"HTTP {fault.status}, as scripted")
 
 

@@ -37,8 +37,6 @@ _encode = msgspec.json.Encoder().encode
 
 
 class StoredFile(msgspec.Struct, kw_only=True):
-    """One uploaded file."""
-
     file_id: str
     """As requests name it."""
     api: ApiName
@@ -83,7 +81,6 @@ class FileStore:
         self._created = 0
 
     def expire(self, file_id: str) -> None:
-        """Expire the file now."""
         del self.files[file_id]
 
     def fail_next_uploads(self, *faults: Status) -> None:

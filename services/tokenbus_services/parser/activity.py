@@ -72,7 +72,6 @@ class ActivityCounter:
         await stop_task(self._task)
 
     def attempt_over(self, state: RunState, report: AttemptReport) -> None:
-        """Count one attempt."""
         provider, model = self._models.label(report.provider, report.model, ok=report.outcome == "ok")
         self._counts[provider_field(provider, model, ATTEMPTS)] += 1
         if report.outcome == "error":

@@ -50,9 +50,7 @@ JUDGING_STEP_MS = 100
 class RunObserver(Protocol):
     """Observes the course of runs and attempts without changing it."""
 
-    def attempt_over(self, state: RunState, report: AttemptReport) -> None:
-        """An attempt is over."""
-        ...
+    def attempt_over(self, state: RunState, report: AttemptReport) -> None: ...
 
     def lifecycle(self, state: RunState, event: RunEvent) -> None:
         """An event of the topic `runs` was written."""

@@ -67,7 +67,6 @@ class RunMetrics:
         )
 
     def count(self, event: PublicEvent) -> None:
-        """Count one written event."""
         match event:
             case Chunk():
                 self.characters += len(event.text)
@@ -160,7 +159,6 @@ class AttemptMetrics:
         self._tenant_cost = Counter("tokenbus_tenant_cost", "Cost by configured tenant.", ["tenant"], registry=registry)
 
     def attempt_over(self, state: RunState, report: AttemptReport) -> None:
-        """Count one attempt."""
         provider, model = self._models.label(report.provider, report.model, ok=report.outcome == "ok")
         self._attempts.labels(provider, model, report.result).inc()
         if report.called_ms:

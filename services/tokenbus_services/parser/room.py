@@ -95,7 +95,6 @@ class RoomKeeper:
             self._task = liveness.start(self._run(), name="room")
 
     async def close(self) -> None:
-        """Stop."""
         await stop_task(self._task)
 
     async def _run(self) -> None:

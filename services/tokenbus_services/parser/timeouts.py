@@ -95,7 +95,6 @@ class TimeoutClock:
         self._task = self._liveness.start(self._run(), name="clock")
 
     async def close(self) -> None:
-        """Stop."""
         await stop_task(self._task)
 
     async def _run(self) -> None:
@@ -334,7 +333,6 @@ class Timeouts(msgspec.Struct, frozen=True):
         )
 
     def deadline_passed(self, s: RunState, now_ms: int) -> bool:
-        """Whether the run's deadline has passed."""
         return 0 < s.accepted.deadline_ms <= now_ms
 
     def overdue_calls(self, s: RunState, now_ms: int, *, stood_until_ms: int = 0) -> Iterator[PendingCall]:

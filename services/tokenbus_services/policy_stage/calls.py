@@ -64,8 +64,6 @@ def load_policies(policies: Mapping[str, PolicySpec]) -> Links:
 
 
 class _RunningCall(msgspec.Struct, eq=False):
-    """A running call."""
-
     task: int
     policy: str
     place: int
@@ -110,7 +108,6 @@ class PolicyExecutor:
         return self._slots.waiting
 
     def handle(self, message: ToExecutor) -> None:
-        """Handle a message from the worker."""
         match message:
             case messages.Open():
                 self._runs[message.task] = _RunInExecutor(self, message)
@@ -178,7 +175,6 @@ class PolicyExecutor:
                 self._running_calls.discard(underway)
 
     def ended(self, run: _RunInExecutor) -> None:
-        """Forget a run that has ended."""
         if self._runs.get(run.opened.task) is run:
             del self._runs[run.opened.task]
 
@@ -212,7 +208,6 @@ class _RunInExecutor:
         self.task = asyncio.create_task(self._work(), name=f"policies of {opened.run}")
 
     def add(self, drafts: Sequence[PublicEvent]) -> None:
-        """Add the next drafts."""
         self._drafts.extend(drafts)
         self._more.set()
 
@@ -318,8 +313,6 @@ def prepare(work: bytes) -> fork_server.Serve:
 
 
 class FairSemaphore:
-    """A fair semaphore for policy calls."""
-
     def __init__(self, most: int, *, report_waiting_s: float) -> None:
         """``most``: maximum concurrent calls. ``report_waiting_s``: how often a waiting run is reported as waiting."""
         self._free = most
@@ -329,7 +322,6 @@ class FairSemaphore:
 
     @property
     def waiting(self) -> int:
-        """Number of waiting calls."""
         return sum(len(calls) for calls in self._waiting.values())
 
     @asynccontextmanager
@@ -407,7 +399,6 @@ class PolicyClient(Client):
         return await super().publish(request, wait=wait)
 
     async def aclose(self) -> None:
-        """See `Client.aclose`."""
         try:
             await super().aclose()
         finally:

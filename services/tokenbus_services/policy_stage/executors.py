@@ -88,8 +88,6 @@ class Executor(Protocol):
 
 
 class PolicyExecutors(Protocol):
-    """The executors of a worker."""
-
     @property
     def count(self) -> int:
         """Number of running processes."""
@@ -164,8 +162,6 @@ class InWorker:
 
 
 class PolicyProcess(ExecutorProcess):
-    """An executor process. See `Executor`."""
-
     def __init__(self, pool: PolicyPool, *, single: bool, apart: bool) -> None:
         """``apart``: for policies that ended or stalled an executor recently."""
         super().__init__(message_bytes=MESSAGE_BYTES)
@@ -235,8 +231,6 @@ class PolicyProcess(ExecutorProcess):
 
 
 class PolicyPool:
-    """See `PolicyExecutors`."""
-
     def __init__(self, work: PolicyWork, setup: Setup, *, most: int, on_end: Callable[[End], None]) -> None:
         """``most``: number of shared executors. ``on_end``: called for each that ended unexpectedly."""
         self.names = list(work.policies)

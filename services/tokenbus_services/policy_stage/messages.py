@@ -67,8 +67,6 @@ class Verdicts(msgspec.Struct, frozen=True, array_like=True, tag="said"):
 
 
 class WaitingForSlot(msgspec.Struct, frozen=True, array_like=True, tag="waits"):
-    """The run is waiting for a slot."""
-
     task: int
 
 

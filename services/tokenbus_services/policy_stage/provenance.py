@@ -19,8 +19,6 @@ from tokenbus.policy.stream_format import Writer
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """The origin of an event."""
-
     draft: int
     part: str = ""
     """Empty: from the call with the draft itself."""
@@ -107,8 +105,6 @@ class TracedEvents:
 
 
 class TracedWriter:
-    """The traced writer of one policy."""
-
     def __init__(self, writer: Writer[PublicEvent], trace: Provenance) -> None:
         self._writer = writer
         self._trace = trace

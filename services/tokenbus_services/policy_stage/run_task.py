@@ -116,7 +116,6 @@ class PolicyRunTask:
         """Whether its policies see no further drafts."""
 
     def add(self, frame: bytes, drafts: int) -> None:
-        """Add the next drafts."""
         self.frames.append(frame)
         if self._over:
             return
@@ -126,7 +125,6 @@ class PolicyRunTask:
             self._fed([frame])
 
     def start(self) -> None:
-        """Start if it has not started."""
         if self._task is None:
             self._task = asyncio.create_task(self._work(), name=f"policies of {self.run}")
 

@@ -66,8 +66,6 @@ def packed(pieces: list[bytes]) -> bytes:
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """A record in the blob store."""
-
     ref: BlobRef
     parts: set[str]
     """The blobs that it refers to."""

@@ -119,7 +119,6 @@ class RecordService:
         return await self._recordings.read()
 
     async def start(self, item: QueueItem) -> None:
-        """Record the run."""
         await self._recordings.start(item)
 
     async def _work(self, item: QueueItem) -> None:
@@ -291,7 +290,6 @@ class RecordMetrics:
         self._bytes = Counter("tokenbus_record_raw_bytes", "Raw stream bytes in records.", registry=registry)
 
     def recorded(self, entry: RecordEntry) -> None:
-        """Count a new record."""
         self._records.labels(entry.status).inc()
         self._bytes.inc(entry.raw_bytes)
 

@@ -386,7 +386,6 @@ class RedactedStream:
         return clean
 
     def end(self) -> bytes:
-        """Return the rest at the end of the stream."""
         held, self._held = self._held, b""
         at, _, telling = self._redaction.opened(held)
         return self._redaction.data(held[:at]) + MARK.encode() if telling else self._redaction.data(held)

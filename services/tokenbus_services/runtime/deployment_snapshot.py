@@ -45,8 +45,6 @@ class PartitionFacts(_Facts, frozen=True, kw_only=True):
 
 
 class GroupFacts(_Facts, frozen=True, kw_only=True):
-    """A group of workers."""
-
     name: str
     ages_ms: dict[str, int] = {}
     """By worker that is alive: the time since its last heartbeat."""
@@ -58,8 +56,6 @@ class GroupFacts(_Facts, frozen=True, kw_only=True):
 
 
 class StageFacts(GroupFacts, frozen=True, kw_only=True):
-    """An ordered stage."""
-
     partitions: list[PartitionFacts]
 
     @property
@@ -98,8 +94,6 @@ class StreamFacts(_Facts, frozen=True, kw_only=True):
 
 
 class QueueFacts(GroupFacts, frozen=True, kw_only=True):
-    """The work queues of a group."""
-
     streams: list[StreamFacts] = []
 
     @property
@@ -160,8 +154,6 @@ class DeploymentSnapshot(_Facts, frozen=True, kw_only=True):
 
 
 class DeploymentReader:
-    """Reads snapshots of one deployment."""
-
     def __init__(
         self,
         server: Server,

@@ -21,8 +21,6 @@ from tokenbus_services.settings import Settings
 
 
 class OneStageMetrics(msgspec.Struct, frozen=True):
-    """Metrics of one ordered stage."""
-
     entries: Counter
     batch_s: Histogram
     partitions: Gauge
@@ -54,7 +52,6 @@ class StageMetrics:
         )
 
     def of(self, stage: str) -> OneStageMetrics:
-        """The metrics of one stage."""
         return OneStageMetrics(
             entries=self._entries.labels(stage),
             batch_s=self._batch_s.labels(stage),
@@ -75,7 +72,6 @@ class PassedOver:
         )
 
     def count(self, work: str) -> None:
-        """Count one failure of this work."""
         self._failures.labels(work=work).inc()
 
 

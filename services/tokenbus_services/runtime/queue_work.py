@@ -103,7 +103,6 @@ class QueueWork:
         return await self._queue.read()
 
     async def start(self, item: QueueItem) -> None:
-        """Work on the item."""
         await self._items.start(item)
 
     def cancel(self, run: str) -> None:

@@ -63,7 +63,6 @@ class WorkerCore:
 
     @cached_property
     def gauges(self) -> PartitionGauges:
-        """Gauges of the partitions of those stages."""
         return PartitionGauges(self.registry, self.settings.keys)
 
     def watch_deployment(self) -> None:
@@ -193,8 +192,6 @@ Room = Callable[[], Awaitable[None]]
 
 
 class StageService:
-    """One worker of an ordered stage."""
-
     def __init__(
         self,
         core: WorkerCore,

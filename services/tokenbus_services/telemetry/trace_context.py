@@ -22,8 +22,6 @@ _working_for: ContextVar[str] = ContextVar("trace context of the current work", 
 
 
 class RunTrace(msgspec.Struct, frozen=True):
-    """The trace of one run."""
-
     run: str
     trace_id: int
     publisher_span: int

@@ -225,7 +225,6 @@ def operation_of(api: str) -> str:
 
 
 def request_attributes(request: Generate, *, content: bool, history: Sequence[Message] = ()) -> dict[str, Value | None]:
-    """Attributes of a request; with its messages if ``content``."""
     attributes: dict[str, Value | None] = {
         "gen_ai.request.model": request.model,
         "gen_ai.request.stream": request.stream,

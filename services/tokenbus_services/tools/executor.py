@@ -93,7 +93,6 @@ class ToolExecutor:
 
     @property
     def mcp(self) -> McpServers | None:
-        """The MCP servers, if any."""
         return self._registry.mcp
 
     @property
@@ -265,7 +264,6 @@ class ToolRegistry:
 
     @property
     def names(self) -> list[str]:
-        """The names of all tools."""
         return sorted({*self._declared, *(self.mcp.names if self.mcp else ())})
 
     @property

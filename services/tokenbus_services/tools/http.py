@@ -161,7 +161,6 @@ RUN, TIMESTAMP, SIGNATURE = "Tokenbus-Run", "Tokenbus-Timestamp", "Tokenbus-Sign
 def signed_headers(
     secret: str, context: ToolContext, *, tool: str, method: str, target: bytes, body: bytes, now_s: int
 ) -> dict[str, str]:
-    """The headers of one request."""
     run = urlsafe_b64encode(_identity(context, tool)).decode()
     signed = "\n".join(("v1", str(now_s), method, target.decode("ascii"), run, "")).encode() + body
     digest = hmac.new(secret.encode(), signed, sha256).hexdigest()
@@ -254,7 +253,6 @@ class Headers:
                 raise ValueError(f"header {header}: the value {problem}")
 
     def __call__(self) -> dict[str, str]:
-        """The headers as they are now."""
         secrets = {header: secret.value for header, secret in self._secrets.items()}
         if self._learn:
             self._learn(secrets.values())

@@ -129,7 +129,6 @@ class ToolService:
         return await self.calls.read()
 
     async def start(self, item: QueueItem) -> None:
-        """Run the call."""
         await self.calls.start(item)
 
     async def _work(self, item: QueueItem) -> None:

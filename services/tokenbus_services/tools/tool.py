@@ -25,8 +25,6 @@ class Tool(Protocol):
 
 
 class Declared(NamedTuple):
-    """One callable tool."""
-
     tool: Tool
     schema: Schema
     timeout_s: float | None

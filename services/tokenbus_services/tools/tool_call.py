@@ -56,7 +56,6 @@ class Text(msgspec.Struct, frozen=True, tag=True):
 
 
 def context_of(call: ToolCall, deadline: float, report: Report) -> ToolContext:
-    """Return the tool's context of a call."""
     return ToolContext(
         run=call.run,
         turn=call.turn,

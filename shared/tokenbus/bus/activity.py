@@ -96,8 +96,6 @@ def open_field(partition: int) -> str:
 
 
 class ProviderActivity(msgspec.Struct, kw_only=True):
-    """Calls of one provider and model."""
-
     attempts: int = 0
     errors: int = 0
     limited: int = 0
@@ -113,8 +111,6 @@ class ProviderActivity(msgspec.Struct, kw_only=True):
 
 
 class Activity(msgspec.Struct, kw_only=True):
-    """One slot."""
-
     ended: int = 0
     failed: int = 0
     characters: int = 0

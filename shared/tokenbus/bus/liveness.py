@@ -38,7 +38,6 @@ class Progress:
         self._beaten_at = liveness.elapsed_s
 
     def beat(self) -> None:
-        """Record progress."""
         self._beaten_at = self.liveness.elapsed_s
 
     @property
@@ -48,8 +47,6 @@ class Progress:
 
 
 class LongTask(Progress):
-    """One long-lived task."""
-
     def __init__(self, liveness: Liveness, name: str, task: asyncio.Task[Any], *, may_end: bool) -> None:
         super().__init__(liveness)
         self.name = name

@@ -113,7 +113,6 @@ class RunIds:
         self._rest = 0
 
     def __call__(self) -> str:
-        """Return a new id."""
         with self._lock:
             now = self._now_ms()
             if now > self._ms:

@@ -165,7 +165,6 @@ class ResponseBuilder:
 
     @staticmethod
     def _heard(blocks: Sequence[_Block], through: int, characters: int | None) -> dict[int, int]:
-        """See `RunResult.heard`."""
         heard: dict[int, int] = {}
         for block in blocks:
             if block.start.kind == "text":

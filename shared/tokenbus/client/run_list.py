@@ -214,7 +214,6 @@ async def list_runs(
     newest_first: bool,
     limit: int | None,
 ) -> AsyncGenerator[RunInfo]:
-    """See `Client.runs`."""
     lister = RunLister(deployment, wanted, newest_first=newest_first, limit=limit)
     left = limit
     while not lister.ended and left != 0:
@@ -227,7 +226,6 @@ async def list_runs(
 
 
 async def describe_runs(deployment: Deployment, runs: Sequence[str]) -> dict[str, RunInfo]:
-    """See `Client.describe`."""
     keys = await deployment.keys()
     await deployment.refresh()
     async with deployment.hub.reads:

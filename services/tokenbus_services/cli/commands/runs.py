@@ -35,7 +35,6 @@ _OPTIONS = (
 
 
 def run_options(command: C) -> C:
-    """Add the options to a command."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command

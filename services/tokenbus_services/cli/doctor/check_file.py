@@ -25,7 +25,6 @@ def run(file: Path | None, *, as_json: bool) -> int:
 
 
 def examine(env: Mapping[str, str]) -> list[Finding]:
-    """Return all findings."""
     try:
         settings = configuration.load(env)
     except SettingsError as e:

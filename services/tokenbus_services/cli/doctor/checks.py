@@ -29,8 +29,6 @@ SKEW_MS = 2_000
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The result of one check."""
-
     level: Level
     about: str
     says: str
@@ -174,7 +172,6 @@ def one_hint_per_cause(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def none_wrong(findings: Iterable[Finding]) -> bool:
-    """Whether no finding is an error."""
     return all(finding.level != "wrong" for finding in findings)
 
 

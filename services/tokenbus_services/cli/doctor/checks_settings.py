@@ -45,7 +45,6 @@ _OBJECT_STORES = ("file", "memory", "s3", "s3a", "gs", "az", "azure", "adl", "ab
 
 
 def check_settings(settings: Settings, env: Env) -> Iterator[Finding]:
-    """All checks of this module."""
     add_settings_directory_to_path(env)
     yield from _tools(settings, env)
     yield from _policies(settings)

@@ -67,7 +67,6 @@ async def examine(*, ask_providers: bool = False, try_keys: bool = False) -> lis
 
 
 def show(findings: list[Finding], *, as_json: bool) -> None:
-    """Show the findings."""
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(findings), indent=2).decode())
     elif console := output.console():

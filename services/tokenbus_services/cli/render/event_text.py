@@ -104,7 +104,6 @@ def progress(event: ToolProgress) -> str:
 
 
 def content(block: BlockComplete) -> str:
-    """Return a complete block as text."""
     if block.image is not None:
         return image(block.image)
     text = block.arguments if block.kind == "tool_call" else block.content

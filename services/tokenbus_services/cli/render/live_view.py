@@ -159,7 +159,6 @@ class Screen:
             self._console.print(panel(block, self._many_runs))
 
     def feed(self, event: TopicEvent) -> None:
-        """Show one event."""
         if isinstance(event, Decided):
             self._console.print(Text(safe(wording.one_line(event))))
             return

@@ -47,7 +47,6 @@ def showing(*, as_json: bool = False, many_runs: bool = False) -> Generator[Show
 
 
 def print_json(value: object) -> None:
-    """Print a value as one line of JSON."""
     write(msgspec.json.encode(value) + b"\n")
 
 

@@ -112,8 +112,6 @@ _AGE = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smhd]?)", re.ASCII)
 
 
 class RunChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """The options, as they were given."""
-
     states: tuple[str, ...] = ()
     tenant: str | None = None
     provider: str | None = None

@@ -262,9 +262,7 @@ def claim(directory: Path) -> Generator[DirectoryClaim]:
 class UpWatcher(Watcher, Protocol):
     """Receives the events of `tokenbus up`, besides those of its services."""
 
-    def server(self, url: str) -> None:
-        """The server is up."""
-        ...
+    def server(self, url: str) -> None: ...
 
 
 @contextmanager
@@ -334,7 +332,6 @@ class StartTable:
         self.stop()
 
     def stop(self) -> None:
-        """Stop updating the table."""
         self._live.stop()
 
     def server(self, url: str) -> None:
@@ -371,7 +368,6 @@ class StartTable:
 
 
 def console_url(gateway: str) -> str:
-    """The address of the console at this gateway."""
     return f"{gateway}/console/"
 
 

@@ -62,9 +62,7 @@ class Watcher(Protocol):
         """A child ended unexpectedly; it is restarted after ``pause_s``."""
         ...
 
-    def stopping(self) -> None:
-        """All children are being stopped."""
-        ...
+    def stopping(self) -> None: ...
 
 
 class Supervisor:

@@ -221,7 +221,6 @@ class Viewer(msgspec.Struct, frozen=True, kw_only=True):
     """Came by a link: sees this run alone."""
 
     def may(self, role: ConsoleRole) -> bool:
-        """Whether the viewer has this role."""
         return role in self.roles
 
     def require(self, role: ConsoleRole) -> None:
@@ -297,7 +296,6 @@ class StoredSecret:
         self._key = keys.console_secret
 
     async def read(self) -> bytes:
-        """See `SecretSource`."""
         with translated(self._server, self._key):
             await self._server.client.set(self._key, secrets.token_bytes(_SECRET_BYTES), nx=True)
             found: bytes | None = await self._server.client.get(self._key)

@@ -35,7 +35,6 @@ _ENTRY = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 
 
 def routes(desk: Desk, settings: Settings) -> list[BaseRoute]:
-    """The routes."""
     parts = _AdminRoutes(desk, settings)
     return [
         Route(f"{PATH}/api/dead", desk.view("see_runs", parts.dead), methods=["GET"]),

@@ -44,7 +44,6 @@ _MAX_LOOKED_AT = 20_000
 
 
 def routes(desk: Desk, costs: Costs) -> list[BaseRoute]:
-    """The routes."""
     parts = _RunRoutes(desk, costs)
     run = f"{PATH}/api/runs/{{run}}"
     return [

@@ -29,7 +29,6 @@ _MAX_COUNTS = 30_000
 
 
 def routes(desk: Desk, settings: ConsoleSettings) -> list[BaseRoute]:
-    """The routes."""
     parts = _SessionRoutes(desk, settings)
     return [
         Route(f"{PATH}/api/session", desk.open(parts.session), methods=["GET"]),
@@ -133,7 +132,6 @@ class LoginFailures:
                 )
 
     def count(self, address: str, account: str | None) -> None:
-        """Count a failure."""
         now = int(self._clock() // 60)
         for who, _ in _limits(address, account):
             minute, count = self._counts.get(who, (now, 0))

@@ -28,7 +28,6 @@ _KEEP_ALIVE = b": \n\n"
 
 
 def routes(desk: Desk, sampler: Sampler) -> list[BaseRoute]:
-    """The route."""
     pages = _Pages(desk, sampler)
     return [Route(f"{PATH}/api/stream", desk.view("see_runs", pages.stream), methods=["GET"])]
 

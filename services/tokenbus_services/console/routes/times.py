@@ -32,8 +32,6 @@ _decoder = msgspec.json.Decoder(_Event)
 
 
 def routes(desk: Desk) -> list[BaseRoute]:
-    """The route."""
-
     async def times(request: Request, viewer: Viewer) -> Response:
         return json({"times": await _times(desk, await desk.run(request, viewer))})
 

@@ -79,7 +79,6 @@ class RunTable:
         self._turns = TurnQueue(server, keys)
 
     def clear(self) -> None:
-        """Forget all runs."""
         self._open, self._ended, self._in_turn = {}, {}, []
 
     async def sample(self, views: Callable[[], Collection[PageView]]) -> None:

@@ -68,7 +68,6 @@ class RunningJob:
 
     @property
     def known(self) -> bool:
-        """Whether the provider has named it."""
         return bool(self.job.id)
 
     @property
@@ -165,7 +164,6 @@ class Readings:
         """Before the next call."""
 
     def next_call(self) -> HttpCall:
-        """The next call to make."""
         return self._job.next_call(look=self._look)
 
     def after(self, error: ErrorInfo | None, *, read: int) -> ErrorInfo | None:

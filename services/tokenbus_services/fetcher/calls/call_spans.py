@@ -31,7 +31,6 @@ class CallFacts:
         self.url, self.status, self.answered_ms = response.request.url, response.status_code, self._now_ms()
 
     def ended(self, error: ErrorInfo | None) -> None:
-        """The call is over."""
         self.ended_ms = self._now_ms()
         refused = self.status if self.status is not None and self.status >= 400 else None
         self.error = error.kind if error else str(refused) if refused else None

@@ -102,7 +102,6 @@ class FairQueue:
 
     @property
     def running(self) -> int:
-        """Number of running calls."""
         return self._running
 
     @property

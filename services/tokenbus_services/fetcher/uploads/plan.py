@@ -79,8 +79,6 @@ class Sendable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Uploads:
-    """The uploads of one fetcher."""
-
     def __init__(self, files: UploadedFiles, metrics: UploadMetrics) -> None:
         self._files = files
         self._metrics = metrics

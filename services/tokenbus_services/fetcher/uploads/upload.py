@@ -200,7 +200,6 @@ class Flight:
         """Until then it may be silent, in the event loop's time."""
 
     def start(self, work: Coroutine[Any, Any, ProviderFile]) -> None:
-        """Start the upload."""
         self.moves(PIECE_S)
         self.task = asyncio.create_task(work, name="upload")
 

@@ -55,8 +55,6 @@ class AnswerTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunOfAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """One run for one answer."""
-
     run: str
     events: AsyncGenerator[PublicEvent]
     refusal: Callable[[Problem], Answer]

@@ -42,7 +42,6 @@ def head(status: int, headers: Mapping[str, str]) -> dict[str, Any]:
 
 
 async def send_answer(send: Send, answer: Answer, headers: Mapping[str, str]) -> None:
-    """Send a whole answer."""
     await send(
         head(
             answer.status,

@@ -25,8 +25,6 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClientSpend(msgspec.Struct, frozen=True, kw_only=True):
-    """What one client spent."""
-
     key: str
     total: Spent
     days: dict[str, Spent]
@@ -49,7 +47,6 @@ class ClientSpend(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def read_spend(server: Server, keys: Keys, ids: Sequence[str]) -> list[ClientSpend]:
-    """The spend of these clients, in their order."""
     found: list[ClientSpend] = []
     for key_id in ids:
         with translated(server, keys.gateway_spend(key_id)):

@@ -30,7 +30,6 @@ class JsonBody:
         return _text(self._fields[name], name) if self.has(name) else None
 
     def has(self, name: str) -> bool:
-        """Whether a field is set."""
         return bytes(self._fields.get(name, b"null")) != b"null"
 
     @property
@@ -39,7 +38,6 @@ class JsonBody:
         return msgspec.json.encode(self._fields)
 
     def with_model(self, model: str) -> bytes:
-        """The body with this model."""
         return msgspec.json.encode({**self._fields, "model": model})
 
     def models_of_requests(self) -> list[str]:
@@ -55,7 +53,6 @@ class JsonBody:
         return named
 
     def with_models(self, models: Sequence[str]) -> bytes:
-        """The body with these models in its `requests`."""
         requests = [_object(bytes(each), "requests") for each in _list(self._fields["requests"], "requests")]
         for request, model in zip(requests, models, strict=True):
             params = {**_object(bytes(request["params"]), "requests"), "model": _raw(model)}

@@ -30,7 +30,6 @@ _HEADER = re.compile(rb"([A-Za-z0-9-]+): *([^\r\n]*)")
 
 
 def is_form(content_type: str) -> bool:
-    """Whether a body of this type is a form."""
     return content_type.lower().startswith("multipart/form-data")
 
 

@@ -108,7 +108,6 @@ class Forwarder:
             await self._providers.close()
 
     def forwards(self, path: ForwardedPath, caller: Caller) -> bool:
-        """Whether this path is forwarded for this caller."""
         return path.kind in self._settings.forward and caller.may_forward(path.kind)
 
     def check(self, path: ForwardedPath, caller: Caller, url: str) -> None:
@@ -272,7 +271,6 @@ class Forwarder:
         return self._spans.begin(call, traceparent) if self._spans else None
 
     async def admit(self, caller: Caller, call: ForwardedCall) -> Mapping[str, str]:
-        """See `AccessControl.admit_call`."""
         return await self._access.admit_call(caller, call)
 
     async def admit_estimate(self, caller: Caller, kind: ForwardKind, model: RoutedModel) -> Mapping[str, str]:
@@ -318,7 +316,6 @@ class Forwarder:
                 return
 
     def answer_options(self) -> dict[str, Any]:
-        """Bounds of answers."""
         return {"most_bytes": self._settings.forward_bytes, "send_timeout_s": self._settings.send_timeout_s}
 
 

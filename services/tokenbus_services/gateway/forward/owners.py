@@ -25,8 +25,6 @@ _ITEM = re.compile(rb'"([^"\\]{1,500})')
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """Who made a thing, and where it is."""
-
     tenant: str
     provider: str
 

@@ -69,7 +69,6 @@ class ForwardedPath(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def providers(self) -> tuple[ApiName, ...]:
-        """The APIs of providers that have it."""
         return self.apis or FAMILIES[self.family]
 
     @property
@@ -91,7 +90,6 @@ class ForwardedPath(msgspec.Struct, frozen=True, kw_only=True):
         return Refusal(Problem(status=403, code="forward_not_allowed", message=why, kind="auth"))
 
     def wrong_api(self, provider: str, api: ApiName) -> Refusal:
-        """The answer if the provider has no such path."""
         why = f"the provider {provider!r} speaks {api}, which has no {self.path}; those with it speak "
         why += ", ".join(self.providers)
         return Refusal(
@@ -104,8 +102,6 @@ def _post(kind: ForwardKind, path: str, what: str, body: Body = "json", **more: 
 
 
 def _of_things(kind: ForwardKind, family: Family, path: str, what: str) -> tuple[ForwardedPath, ...]:
-    """What can be done with all things that have been made."""
-
     def row(method: Literal["GET", "POST", "DELETE"], end: str, does: str, **more: Any) -> ForwardedPath:
         return ForwardedPath(kind=kind, family=family, method=method, path=path + end, what=does, **more)
 

@@ -113,7 +113,6 @@ class KeyAccess(AccessControl):
         return self._caller(entry)
 
     async def admit(self, caller: Caller, surface: str, generate: Generate) -> Admitted:
-        """See `AccessControl.admit`."""
         assert generate.id is not None
         rules = await self._rules_now(caller)
         check_allowed(generate, rules, self._aliases)
@@ -130,7 +129,6 @@ class KeyAccess(AccessControl):
         return Admitted(generate=forced, headers=await self._enter(caller, generate.id, rules, estimate))
 
     async def admit_call(self, caller: Caller, call: ForwardedCall) -> Mapping[str, str]:
-        """See `AccessControl.admit_call`."""
         rules = await self._rules_now(caller)
         check_call_allowed(call, rules, self._aliases)
         estimate = 0
@@ -168,13 +166,11 @@ class KeyAccess(AccessControl):
             await run_script(self._server, script)
 
     async def withdraw(self, caller: Caller, run: str) -> None:
-        """See `AccessControl.withdraw`."""
         assert caller.key is not None
         with translated(self._server):
             await run_script(self._server, release(self._hold_keys(caller.key, run), run, ended=False))
 
     async def leave(self, caller: Caller, run: str) -> None:
-        """See `AccessControl.leave`."""
         assert caller.key is not None
         runs = self._open.get(caller.key, {})
         if run not in runs:

@@ -86,7 +86,6 @@ class AdminServer:
         self._serving = liveness.start(self._server.serve(sockets=[listener]), name="admin API")
 
     async def close(self) -> None:
-        """Stop."""
         self._server.should_exit = True
         if self._serving:
             Liveness.expect_end(self._serving)
@@ -94,8 +93,6 @@ class AdminServer:
 
 
 class AdminApi:
-    """The routes."""
-
     def __init__(self, settings: Settings, server: Server, store: KeyStore, token: Secret) -> None:
         assert settings.gateway
         self._keys = settings.keys
@@ -106,7 +103,6 @@ class AdminApi:
         """Entries of the settings, which are changed there alone."""
 
     def app(self) -> Starlette:
-        """The ASGI app."""
         routes = [
             Route("/keys", self._guarded(self._create), methods=["POST"]),
             Route("/keys", self._guarded(self._list), methods=["GET"]),

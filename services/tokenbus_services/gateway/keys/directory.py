@@ -76,7 +76,6 @@ class KeyDirectory:
 
 
 def entry_of(name: str, settings: KeySettings) -> KeyEntry:
-    """The entry of a key of the settings."""
     hashes = (settings.sha256,) if isinstance(settings.sha256, str) else settings.sha256
     expires = settings.expires
     if expires is not None and expires.tzinfo is None:

@@ -40,7 +40,6 @@ class KeySecret(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     expires_ms: int | None = None
 
     def is_valid(self, now_ms: int) -> bool:
-        """Whether it has not expired."""
         return self.expires_ms is None or now_ms < self.expires_ms
 
 
@@ -79,5 +78,4 @@ def id_of(text: str) -> str | None:
 
 
 def digest(text: str) -> Sha256:
-    """The SHA-256 of a key, in hex."""
     return sha256(text.encode(errors="surrogateescape")).hexdigest()

@@ -21,8 +21,6 @@ MAX_SECRETS = 8
 
 
 class KeyNotFound(TokenbusError):
-    """No key has this id."""
-
     code = "key_not_found"
 
     def __init__(self, key_id: str) -> None:

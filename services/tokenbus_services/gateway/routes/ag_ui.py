@@ -23,7 +23,6 @@ from tokenbus_services.gateway.surfaces.contract import GatewayNote, GatewayRequ
 
 
 def routes(gateway: Gateway) -> list[BaseRoute]:
-    """The routes of this surface."""
     agent = _Agent(gateway)
     served = (
         ("/agui", agent.post, "POST"),

@@ -25,7 +25,6 @@ PATH = "/api/chat"
 
 
 def routes(gateway: Gateway) -> list[BaseRoute]:
-    """The routes of this surface."""
     api = _ChatApi(Chats(gateway))
     served = (
         (PATH, api.post, "POST"),

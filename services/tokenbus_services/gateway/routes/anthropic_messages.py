@@ -16,7 +16,6 @@ HEADER = "anthropic-version"
 
 
 def routes(gateway: Gateway) -> list[BaseRoute]:
-    """The routes of this surface."""
     surface = AnthropicMessagesSurface()
 
     async def models(request: Request) -> Response:

@@ -40,7 +40,6 @@ class Chats:
         return opened, translated
 
     async def open_run(self, caller: Caller, chat: str) -> str | None:
-        """The chat's open run."""
         session = await self._sessions.get(caller.tenant, chat)
         return None if session is None or await self._sessions.has_ended(session.run) else session.run
 

@@ -27,7 +27,6 @@ SSE_S = 60.0
 
 
 def routes(gateway: Gateway) -> list[BaseRoute]:
-    """The routes of this surface."""
     logs = _Logs(gateway)
     endpoint = gateway.guarded(NAME, protocol.refusal, logs.read)
     return [Route("/v1/stream/{run:path}", endpoint, methods=["GET", "HEAD"])]

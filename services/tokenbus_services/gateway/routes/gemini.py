@@ -27,7 +27,6 @@ _STREAM = "streamGenerateContent"
 
 
 def routes(gateway: Gateway) -> list[BaseRoute]:
-    """The routes of this surface."""
     surface, array = GeminiSurface(), GeminiArray()
 
     async def generate(request: Request) -> Any:

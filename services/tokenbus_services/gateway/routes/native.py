@@ -49,7 +49,6 @@ CHECK_S = 5.0
 
 
 def routes(gateway: Gateway) -> list[BaseRoute]:
-    """The routes of this surface."""
     native = _NativeRoutes(gateway)
     surface = native.surface
 

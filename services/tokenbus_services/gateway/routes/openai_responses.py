@@ -44,7 +44,6 @@ CANCEL_WAIT_S = 5.0
 
 
 def routes(gateway: Gateway) -> list[BaseRoute]:
-    """The routes of this surface."""
     api = ResponsesApi(gateway)
     found: list[BaseRoute] = []
     for path in PATHS:
@@ -167,7 +166,6 @@ class ResponsesApi:
         return _answer(Answer(status=200, body=msgspec.json.encode(body)), run)
 
     async def input_items(self, request: Request) -> Response:
-        """The items of the response's input."""
         caller = await self._gateway.caller(request, self._surface)
         run = (await self._owned(caller, _run_in(request), stored=True)).id
         messages = await self._store.messages(run)

@@ -77,7 +77,6 @@ class Forms:
                     self._by_path.setdefault(route.path.partition("{")[0].rstrip("/"), endpoint.refusal)
 
     def of(self, scope: Scope) -> Refuse:
-        """The form for a request with this scope."""
         endpoint = scope.get("endpoint")
         if isinstance(endpoint, GuardedEndpoint):
             return endpoint.refusal

@@ -20,12 +20,10 @@ class HeaderRoute(Route):
         self.header = header.encode()
 
     def matches(self, scope: MutableMapping[str, Any]) -> tuple[Match, Any]:
-        """See `Route.matches`."""
         if scope["type"] == "http" and any(name == self.header for name, _ in scope["headers"]):
             return super().matches(scope)
         return Match.NONE, {}
 
 
 def answered(answer: Answer) -> Response:
-    """A whole answer as a response."""
     return Response(answer.body, answer.status, dict(answer.headers), media_type=answer.media_type)

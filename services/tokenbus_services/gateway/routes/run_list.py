@@ -28,8 +28,6 @@ _ONCE = {"tenant", "provider", "older_than", "prefix", "limit", "after", "oldest
 
 
 class RunPage(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer."""
-
     runs: list[RunInfo]
     next: str | None = None
     """Value of ``after`` for the next page; None at the end. A page that is not full may have it too."""

@@ -138,7 +138,6 @@ class WholeStream(WholeAnswer):
         self._out: list[bytes] = []
 
     def feed(self, event: PublicEvent) -> Answer | None:
-        """See `WholeAnswer.feed`."""
         self._out += self._encoder.feed(event)
         if not isinstance(event, TERMINAL):
             return None
@@ -154,7 +153,6 @@ class WholeRun(WholeAnswer):
         self._builder = ResponseBuilder()
 
     def feed(self, event: PublicEvent) -> Answer | None:
-        """See `WholeAnswer.feed`."""
         self._builder.add(event)
         if isinstance(event, Incomplete | RunFailedEvent | Cancelled):
             return self._refusal(of_end(event))

@@ -74,7 +74,6 @@ SENTENCES: Mapping[ErrorClass, str] = {
 
 
 def words_of(problem: Problem) -> Words:
-    """The words for a problem."""
     return _TABLE.get(problem.status) or (_REQUEST if problem.status < 500 else _SERVER)
 
 

@@ -55,7 +55,6 @@ def check_size(body: bytes) -> None:
 
 
 def not_json(why: str) -> Refusal:
-    """The refusal of a body that is no JSON."""
     message = f"the body is not JSON: {why}"
     return Refusal(Problem(status=400, code="invalid_json", message=message, kind="invalid_request"))
 
@@ -153,7 +152,6 @@ class Fields:
         return self._typed(name, str, "a string")
 
     def flag(self, name: str) -> bool | None:
-        """Return a boolean."""
         return self._typed(name, bool, "true or false")
 
     def whole(self, name: str, least: int | None = 0, most: int | None = None) -> int | None:
@@ -184,7 +182,6 @@ class Fields:
         return value
 
     def number(self, name: str) -> float | None:
-        """Return a number."""
         value = self.take(name)
         if value is None:
             return None
@@ -201,7 +198,6 @@ class Fields:
         return value
 
     def json(self, name: str) -> Json | None:
-        """Return an object as it is."""
         return cast("Json | None", self._typed(name, dict, "an object"))
 
     def fields(self, name: str) -> Fields | None:

@@ -459,7 +459,6 @@ def _list(value: Json, name: str) -> list[Any]:
 
 
 def _objects(value: object) -> list[Json]:
-    """The objects of a list, or a single one."""
     values = cast("list[object]", value) if isinstance(value, list) else [value]
     return [cast("Json", each) for each in values if isinstance(each, dict)]
 

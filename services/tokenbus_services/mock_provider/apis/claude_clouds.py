@@ -47,8 +47,6 @@ class _Cloud(MockAnthropic):
 
 
 class MockVertex(_Cloud):
-    """Claude on Vertex AI."""
-
     version = "vertex-2023-10-16"
     streams = "streamRawPredict"
     route = re.compile(

@@ -79,8 +79,6 @@ class _Composed(msgspec.Struct):
 
 
 class MockGeminiInteractions:
-    """Creates interactions."""
-
     name: ApiName = "gemini-interactions"
     resumes = False
     route = re.compile(r"/v1(?:beta)?/interactions")

@@ -64,7 +64,6 @@ class Request(msgspec.Struct, kw_only=True):
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """The stop strings."""
         return (self.stop,) if isinstance(self.stop, str) else self.stop or ()
 
     @property
@@ -208,5 +207,4 @@ def usage_object(reply: Reply) -> dict[str, object]:
 
 
 def data_event(event: dict[str, object]) -> bytes:
-    """An event of the stream."""
     return b"data: %b\n\n" % _encode(event)

@@ -26,8 +26,6 @@ class _Request(Request, kw_only=True):
 
 
 class MockCompletions:
-    """The Completions API."""
-
     name: ApiName = "openai-chat"
     route = re.compile(r"/v1/completions")
 

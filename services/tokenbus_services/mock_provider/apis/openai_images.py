@@ -84,7 +84,6 @@ def _read(body: Mapping[str, Any]) -> _Request:
 
 
 def _edits(body: Mapping[str, Any]) -> str:
-    """The field with the images to edit, if there is one."""
     return next((field for field in ("image", "image[]", "images") if body.get(field)), "")
 
 

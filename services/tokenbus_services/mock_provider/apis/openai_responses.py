@@ -65,8 +65,6 @@ class _Request(msgspec.Struct):
 
 
 class MockOpenAIResponses:
-    """The Responses API."""
-
     name: ApiName = "openai-responses"
     resumes = True
     route = re.compile(r"/v1/responses")

@@ -47,7 +47,6 @@ WEATHER_PARAMETERS: dict[str, object] = {
 
 
 def demo_scripts() -> list[Script]:
-    """The scripts that the demo is served from."""
     conversation = resources.files(__name__).joinpath("umbrella.json").read_bytes()
     return [msgspec.json.decode(conversation, type=Script)]
 

@@ -115,8 +115,6 @@ class McpServers:
 
 
 class McpTool:
-    """One tool of a server."""
-
     def __init__(self, server: McpServer, remote_name: str) -> None:
         self._server = server
         self._remote_name = remote_name

@@ -46,8 +46,6 @@ _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_-]")
 
 
 class Listed(NamedTuple):
-    """One tool of a server."""
-
     definition: Tool
     """As a request would list it."""
     remote_name: str

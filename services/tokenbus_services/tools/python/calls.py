@@ -96,8 +96,6 @@ class PythonWork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True, tag="call"):
-    """Call a tool."""
-
     number: int
     """Messages with another number are about an earlier call."""
     call: ToolCall
@@ -125,8 +123,6 @@ class Shown(msgspec.Struct, frozen=True, tag=True):
 
 
 class Returned(msgspec.Struct, frozen=True, array_like=True, tag="returned"):
-    """The tool returned."""
-
     number: int
     parts: list[Text | Shown]
 

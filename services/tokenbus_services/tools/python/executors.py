@@ -59,8 +59,6 @@ class ExecutorLost(Exception):
 
 
 class ToolProcess(ExecutorProcess):
-    """One executor."""
-
     def __init__(self, on_end: Callable[[ToolProcess, End | None], None], *, message_bytes: int) -> None:
         super().__init__(message_bytes=message_bytes)
         self._on_end = on_end

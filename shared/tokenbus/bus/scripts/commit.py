@@ -212,7 +212,6 @@ class Commit:
         self._ops += (VOID.letter, self._key(state_key, "H"), self._key(stream, "s"), run)
 
     def expire(self, key: str, ttl_ms: int) -> None:
-        """Set the TTL of a key."""
         self._ops += (EXPIRE.letter, self._key(key, "?"), ttl_ms)
 
     def close_attempt(

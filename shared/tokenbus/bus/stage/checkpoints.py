@@ -40,7 +40,6 @@ class SavedState(msgspec.Struct, frozen=True, array_like=True):
     """Numbers of its pieces, if any. A version without support for pieces must fail to decode this field."""
 
     def encoded(self) -> bytes:
-        """As it is stored."""
         fields = (self.at, self.state) if self.pieces is None else (self.at, self.state, self.pieces)
         return msgspec.msgpack.encode(fields)
 

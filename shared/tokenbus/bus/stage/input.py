@@ -153,7 +153,6 @@ class Input:
             self._resting[stream] = asyncio.get_running_loop().time() + seconds
 
     async def read(self, *, block_ms: int) -> list[Batch]:
-        """See `Stage.read`."""
         is_ready, start = self._partitions.is_ready, self._partitions.start
         if paused := [part for part in self._parts.values() if part.paused and not self._partitions.is_busy(part)]:
             if self._is_cluster:

@@ -107,7 +107,6 @@ class Partitions:
         return sorted(self._blocked | self.leases.blocked)
 
     def get(self, partition: int) -> Partition | None:
-        """The partition, if it is loaded."""
         return self.parts.get(self._keys.topic(partition, self._options.topic))
 
     def lock_of(self, partition: int) -> asyncio.Lock:

@@ -51,7 +51,6 @@ class OpenCall(msgspec.Struct):
     def start(
         cls, block: int, tool_id: str, name: str, types: dict[str, list[str]], out: list[Normalized], *, stray: bool
     ) -> OpenCall:
-        """Start a call."""
         out.append(ToolCallStart(block, tool_id, name))
         problem = "a parameter is outside of a call" if stray else "the call has no name"
         return cls(block, types, stray, "" if name else problem)
@@ -85,7 +84,6 @@ class OpenCall(msgspec.Struct):
         self.pieces.append(text)
 
     def close_parameter(self, out: list[Normalized]) -> None:
-        """End the open parameter."""
         if self.ignored:
             return
         if self._streams:

@@ -138,7 +138,6 @@ TRACEPARENT = re.compile(TRACEPARENT_PATTERN)
 
 
 def is_traceparent(text: str) -> bool:
-    """Whether the text is a valid `traceparent`."""
     return TRACEPARENT.fullmatch(text) is not None
 
 

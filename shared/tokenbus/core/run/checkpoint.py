@@ -29,8 +29,6 @@ arguments, for example.
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """One checkpoint."""
-
     head: bytes
     needs: list[int]
     """Numbers of all its pieces."""
@@ -190,7 +188,6 @@ def _begins(text: str, segments: Sequence[str]) -> bool:
 
 
 def _put(state: Any, path: Path, text: str) -> None:
-    """Set the text at this path."""
     *way, last = path
     for key in way:
         state = getattr(state, cast("str", key)) if isinstance(state, msgspec.Struct) else state[key]

@@ -67,8 +67,6 @@ _ENVELOPE = ("run", "seq", "turn", "attempt")
 
 
 class ReleasedBlock(msgspec.Struct):
-    """A released block that is not complete."""
-
     kind: BlockKind
     tool_id: str | None = None
     tool_name: str | None = None
@@ -343,7 +341,6 @@ class PolicyGate(msgspec.Struct):
         return self.workers_without_progress <= MAX_WORKERS_WITHOUT_PROGRESS
 
     def record_sign_of_life(self, at_ms: int) -> None:
-        """Record a sign of life."""
         self.signs_of_life += 1
         self.since_ms = at_ms
 

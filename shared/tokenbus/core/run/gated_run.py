@@ -93,7 +93,6 @@ class GatedRun:
 
     @property
     def state(self) -> RunState:
-        """State of the inner run."""
         return self._run.state
 
     @property

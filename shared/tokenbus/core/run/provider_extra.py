@@ -23,7 +23,6 @@ def drop_void(s: RunState, drop_from: int) -> None:
 
 
 def extras_of(s: RunState) -> list[dict[str, object]]:
-    """The run's `provider_extra`."""
     late: list[dict[str, object]] = []
     for number, handed in sorted(s.late_opaque.items()):
         late.append({"block": number, **handed.fields})

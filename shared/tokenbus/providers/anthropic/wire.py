@@ -34,8 +34,6 @@ class Message(Known):
 
 
 class StartedMessage(Message):
-    """The message in `message_start`."""
-
     type: Raw = NOTHING
 
 

@@ -118,8 +118,6 @@ class RawContent(msgspec.Struct):
 
 
 class RawCandidate(msgspec.Struct):
-    """A candidate with raw parts."""
-
     content: RawContent | None = None
 
 

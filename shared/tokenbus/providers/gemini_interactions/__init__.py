@@ -48,7 +48,6 @@ class GeminiInteractions(ProviderBase):
     options = frozenset({"json_object", "seed"})
 
     def images_asked(self, request: Generate) -> ImagesRequested:
-        """See `Provider.images_asked`."""
         return images_asked(request, own_model=True)
 
     def decoder(self, *, status: int, headers: Mapping[str, str], stream: bool, quirks: Quirks) -> Decoder:

@@ -58,8 +58,6 @@ class Interaction(Known):
 
 
 class _Event(Known, tag_field="event_type"):
-    """Base of all events."""
-
     event_id: Raw = NOTHING
 
 
@@ -150,8 +148,6 @@ Step = ModelOutput | Thought | FunctionCall
 
 
 class Text(Known, tag="text"):
-    """Text, or a piece of it."""
-
     text: str = ""
     annotations: list[Raw] | None = None
 

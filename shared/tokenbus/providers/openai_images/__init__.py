@@ -42,7 +42,6 @@ class OpenAIImages(ProviderBase):
     options = frozenset({"user_id"})
 
     def images_asked(self, request: Generate) -> ImagesRequested:
-        """See `Provider.images_asked`."""
         return images_asked(request, own_model=True, prompt=prompt_of(request))
 
     def decoder(self, *, status: int, headers: Mapping[str, str], stream: bool, quirks: Quirks) -> Decoder:

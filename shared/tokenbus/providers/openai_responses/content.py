@@ -102,7 +102,6 @@ class ContentDecoder(ResponseDecoder, kw_only=True):
         self._close_parts(item, out)
 
     def _present_block(self, item: StreamedItem) -> int | None:
-        """Return the open block of an item that is open; None if it has none."""
         if item.open:
             return item.parts[next(reversed(item.open.values()))].ordinal
         return item.ordinal if item.ordinal >= 0 else None

@@ -35,11 +35,9 @@ class OpenAIFiles:
         self._images = images
 
     def takes(self, kind: Kind, media_type: str) -> bool:
-        """See `FileApi.takes`."""
         return kind == "document" or self._images
 
     def upload(self, file: FileToUpload, content: bytes, base_path: str) -> Upload:
-        """See `FileApi.upload`."""
         seconds = bounded_life(file.keep_s, _HOUR_S, 30 * 24 * _HOUR_S)
         fields = {
             "purpose": "vision" if file.kind == "image" else "user_data",

@@ -109,7 +109,6 @@ class StreamedItem(msgspec.Struct):
         return rest + "".join(reversed(after))
 
     def open_part(self, key: str) -> StreamedPart | None:
-        """Return the open part with this key."""
         return self.parts[self.open[key]] if key in self.open else None
 
     @property

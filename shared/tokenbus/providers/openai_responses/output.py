@@ -238,7 +238,6 @@ class OutputDecoder(ContentDecoder, kw_only=True):
             out.append(ToolCallDelta(item.ordinal, opening + msgspec.json.encode(piece).decode()[1:-1]))
 
     def _emit_arguments(self, item: StreamedItem, fragment: str, out: list[Normalized]) -> None:
-        """Emit a fragment of a call's arguments."""
         if fragment:
             item.emitted.add(fragment)
             if item.ordinal >= 0:

@@ -71,8 +71,6 @@ class Response(Known):
 
 
 class _Event(Known, tag_field="type"):
-    """Base of all events."""
-
     sequence_number: Raw = NOTHING
 
 

@@ -67,7 +67,6 @@ def compact(raw: msgspec.Raw) -> str:
 
 
 def is_json(text: str) -> bool:
-    """Whether the text is valid JSON."""
     try:
         msgspec.json.decode(text)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):

@@ -29,8 +29,6 @@ class Known(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class UnknownField(msgspec.Struct, frozen=True):
-    """A field that the structs do not name."""
-
     path: tuple[str | int, ...]
     """Names and list indexes from the outermost object to the field."""
     json: str

@@ -57,7 +57,6 @@ class AgUiStream(Encoder):
         self._ended = False
 
     def feed(self, event: PublicEvent) -> list[bytes]:
-        """See `Encoder.feed`."""
         if self._ended:
             return []
         self._events.seq = event.seq
@@ -77,7 +76,6 @@ class AgUiStream(Encoder):
         return self._events.taken()
 
     def broken(self, problem: Problem) -> list[bytes]:
-        """See `Encoder.broken`."""
         if not self._ended:
             self._begin()
             self._fail(problem.message, problem.code)

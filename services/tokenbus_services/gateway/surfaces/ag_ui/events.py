@@ -38,11 +38,9 @@ class EventWriter:
         self._emit("RUN_STARTED", threadId=self._thread, runId=self._client_run, metadata=self._metadata(run=self._run))
 
     def step_started(self, turn: int) -> None:
-        """A turn begins."""
         self._emit("STEP_STARTED", stepName=_step(turn))
 
     def step_finished(self, turn: int) -> None:
-        """A turn ends."""
         self._emit("STEP_FINISHED", stepName=_step(turn))
 
     def snapshot(self, messages: list[Json]) -> None:
@@ -73,7 +71,6 @@ class EventWriter:
                 self._emit("TOOL_CALL_START", toolCallId=sent.id, toolCallName=sent.name, parentMessageId=parent)
 
     def block_content(self, sent: SentBlock, delta: str) -> None:
-        """More content of a block."""
         match sent.kind:
             case "text":
                 self._emit("TEXT_MESSAGE_CONTENT", messageId=sent.id, delta=delta)
@@ -97,7 +94,6 @@ class EventWriter:
                 self._encrypted("tool-call", sent)
 
     def tool_result(self, sent: SentBlock) -> None:
-        """The result of a call."""
         failed = {"is_error": True} if sent.failed else {}  # the event has no field for it
         self._emit(
             "TOOL_CALL_RESULT",

@@ -171,7 +171,6 @@ def _add_result(messages: list[Message], message: Fields) -> None:
 
 
 def _content(message: Fields) -> list[ContentPart]:
-    """A text, or parts."""
     value = message.take("content")
     if isinstance(value, str):
         return [TextPart(text=value)] if value else []

@@ -63,7 +63,6 @@ class UiStream(Encoder):
         """Complete thinking that is not settled; its part is still open."""
 
     def feed(self, event: PublicEvent) -> list[bytes]:
-        """See `Encoder.feed`."""
         if self._ended:
             return []
         self._begin()
@@ -98,7 +97,6 @@ class UiStream(Encoder):
         return self._taken()
 
     def broken(self, problem: Problem) -> list[bytes]:
-        """See `Encoder.broken`."""
         if not self._ended:
             self._begin()
             self._close(void=True)

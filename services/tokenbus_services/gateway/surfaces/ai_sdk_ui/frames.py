@@ -71,7 +71,6 @@ def decode(data: bytes) -> ClientFrame:
 
 
 def frame(kind: Literal["start", "end", "no-active"], request: str) -> bytes:
-    """A frame that has no content."""
     return _encode({"type": kind, "requestId": request})
 
 

@@ -86,7 +86,6 @@ class ToolParts:
         self._output(event.tool_id, event.tool_name, "available", {"output": output, "preliminary": True})
 
     def result(self, event: BlockComplete) -> None:
-        """A call's result."""
         # A client fails on an output without its call, which a policy may have removed.
         if event.tool_id not in self._known_calls:
             return

@@ -44,7 +44,6 @@ def models_answer(names: Sequence[str]) -> Answer:
 
 
 def model_answer(name: str) -> Answer:
-    """The answer of `GET /v1/models/{name}`."""
     return Answer(status=200, body=msgspec.json.encode(_model(name)))
 
 

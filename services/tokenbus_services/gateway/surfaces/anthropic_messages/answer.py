@@ -163,7 +163,6 @@ def citations_in(block: BlockComplete) -> Iterator[Json]:
 
 
 def message_of(run: str, model: str, content: list[Json], **more: object) -> Json:
-    """The message object."""
     return {
         "id": f"msg_{run}",
         "type": "message",
@@ -283,7 +282,6 @@ def _event(kind: str, **fields: object) -> bytes:
 
 
 def whole_message(note: GatewayNote, run: str) -> WholeRun:
-    """Collects one run as one message."""
     echo = msgspec.convert(note.echo, Echo)
 
     def body(response: Response, end: Completed) -> Json:

@@ -30,8 +30,6 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """What a reader asks for."""
-
     offset: int | None
     """None: the current tail."""
     live: Live | None
@@ -39,8 +37,6 @@ class Ask(msgspec.Struct, frozen=True):
 
 
 class LogPage(msgspec.Struct, frozen=True, kw_only=True):
-    """A piece of the log."""
-
     start: int
     events: Sequence[PublicEvent]
     tail: int
@@ -143,7 +139,6 @@ def broken(problem: Problem) -> bytes:
 
 
 def refusal(problem: Problem) -> Answer:
-    """A problem in JSON."""
     fields = {"code": problem.code, "message": problem.message}
     return Answer(status=problem.status, body=_encode({"error": fields}), headers=SAFE_HEADERS)
 

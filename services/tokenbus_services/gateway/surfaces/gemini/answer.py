@@ -49,7 +49,6 @@ class GeminiEcho(Echo, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def echo_of(note: GatewayNote) -> GeminiEcho:
-    """Read the note."""
     return msgspec.convert(note.echo, GeminiEcho)
 
 
@@ -135,7 +134,6 @@ class AnswerWriter:
                 return self._sent_whole(block)
 
     def parts(self, block: BlockComplete) -> list[Json]:
-        """The parts for a whole block."""
         self.cite(block)
         if block.kind == "server_tool":
             return self.items(block)
@@ -272,7 +270,6 @@ class ArrayStream(GeminiStream):
 
 
 def whole_response(note: GatewayNote, run: str) -> WholeRun:
-    """Collects one run as one response."""
     answer = AnswerWriter(note, run)
 
     def body(response: Response, end: Completed) -> Json:

@@ -120,7 +120,6 @@ class _Accepted(WholeAnswer):
 
 
 def accepted(run: str) -> Answer:
-    """The answer to a published run."""
     body = {"run": run, "events": f"/runs/{run}/events"}
     return Answer(status=202, body=msgspec.json.encode(body), headers={"location": f"/runs/{run}"})
 

@@ -47,7 +47,6 @@ class MadeImages:
         self._images: dict[int, ImageRef] = {}
 
     def add(self, event: PublicEvent) -> None:
-        """Apply an event."""
         match event:
             case BlockComplete(image=ImageRef() as image) if event.kind == "image" and image.base64 and not image.draft:
                 self._images[event.block] = image
@@ -58,13 +57,10 @@ class MadeImages:
 
     @property
     def images(self) -> list[ImageRef]:
-        """The images, in order."""
         return [self._images[block] for block in sorted(self._images)]
 
 
 class WholeImages(WholeAnswer):
-    """All images in one answer."""
-
     def __init__(self, note: GatewayNote, run: str) -> None:
         self._note = note
         self._run = run

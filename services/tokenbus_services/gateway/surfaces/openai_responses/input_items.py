@@ -77,7 +77,6 @@ class _Reader:
         return True
 
     def add(self, item: Fields) -> bool:
-        """Add an item."""
         if item.peek("type") in _HOSTED and (parts := originals(_carried(item).items)):
             item.take_rest()
             self._append("assistant", [*parts])
@@ -151,7 +150,6 @@ class _Reader:
 
 
 def _content(part: Fields, role: str) -> ContentPart:
-    """One content part of a message."""
     kinds = ("output_text", "refusal", "input_text") if role == "assistant" else _INPUT
     kind = part.needed("type", part.one_of("type", kinds))
     if kind == "refusal":

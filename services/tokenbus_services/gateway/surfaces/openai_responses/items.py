@@ -99,7 +99,6 @@ class OutputItem(ABC):
         """The events of a chunk."""
 
     def preview(self, preview: ImagePreview) -> list[Json]:
-        """The events of a preview."""
         return []
 
     def complete(self, end: BlockComplete) -> list[Json]:
@@ -110,7 +109,6 @@ class OutputItem(ABC):
 
     @property
     def so_far(self) -> Json:
-        """The item with the content that it has so far."""
         return self._partial("".join(self._pieces)) if self.open and self._pieces else self.state
 
     @abstractmethod
@@ -201,8 +199,6 @@ class Reasoning(OutputItem):
 
 
 class FunctionCall(OutputItem):
-    """A tool call."""
-
     prefix = "fc"
     kind = "function_call"
     field = "arguments"
@@ -356,7 +352,6 @@ class HostedItem(OutputItem):
 
     @property
     def has_output(self) -> bool:
-        """Whether the output is there."""
         return self._step.output is not None
 
     def _read(self, block: BlockComplete, step: Step) -> None:
@@ -409,7 +404,6 @@ class ServerItem(OutputItem):
 
 
 def item_of(run: str, start: BlockStarted | Chunk | BlockComplete, namespaces: Mapping[str, str]) -> OutputItem:
-    """A new item for a block that begins."""
     match start.kind:
         case "text" | "audio":  # sound has no item in this API: what it says is a text
             return Message(run, start)

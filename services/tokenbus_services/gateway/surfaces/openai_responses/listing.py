@@ -55,7 +55,6 @@ def listed(items: Sequence[Json], query: Mapping[str, str]) -> Json:
 
 
 def items_of(run: str, messages: Sequence[Message]) -> list[Json]:
-    """The items of these messages, in order."""
     items: list[Json] = []
     for message in messages:
         content = [TextPart(text=message.content)] if isinstance(message.content, str) else message.content

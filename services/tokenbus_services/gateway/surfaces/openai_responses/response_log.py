@@ -76,7 +76,6 @@ class ResponseLog:
 
     @property
     def status(self) -> str:
-        """The response's status."""
         return self._object.status
 
     def feed(self, event: PublicEvent) -> list[Json]:
@@ -189,7 +188,6 @@ class ResponseLog:
         return True
 
     def _of(self, item: OutputItem | None, events: list[Json]) -> list[Json]:
-        """Events of an item, with its output index."""
         if item is None:
             return []
         return [{**event, "output_index": self._index[item.block]} for event in events]
@@ -314,9 +312,7 @@ class ResponseSoFar:
         self._log = ResponseLog(note, run, streamed=False)
 
     def feed(self, event: PublicEvent) -> None:
-        """Apply an event."""
         self._log.feed(event)
 
     def answer(self) -> Answer:
-        """The response as it is now."""
         return Answer(status=200, body=encode_line(self._log.response))

@@ -125,7 +125,6 @@ class ResponseObject:
         return self.fail(problem.kind, problem.message if problem.message.startswith(code) else code + problem.message)
 
     def fail(self, kind: ErrorClass, message: str) -> str:
-        """End the response with an error."""
         self.status = "failed"
         self._error = {"code": error_code(kind), "message": message}
         return "response.failed"

@@ -72,8 +72,6 @@ class OpenBlock(msgspec.Struct):
 
 
 class CompleteCall(msgspec.Struct):
-    """A complete tool call."""
-
     block: int
     tool_id: str
     name: str
