@@ -18,8 +18,6 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 
 class Received(NamedTuple):
-    """One span."""
-
     service: str
     name: str
     trace_id: str
@@ -49,7 +47,6 @@ class Collector:
 
     @property
     def raw(self) -> bytes:
-        """All bytes."""
         return b"".join(body for _, body in self._bodies)
 
     def spans(self, trace_id: str = "") -> list[Received]:
@@ -77,7 +74,6 @@ class Collector:
         return [span for span in found.values() if not trace_id or span.trace_id == trace_id]
 
     def metrics(self) -> set[str]:
-        """The names of all metrics."""
         return {
             metric.name
             for path, body in list(self._bodies)

@@ -79,16 +79,13 @@ class Forked:
         return self._server.exit_code(self.pid)
 
     def send_signal(self, number: int) -> None:
-        """Send it this signal, if it has not ended."""
         if self.returncode is None:  # an id is not reused before the server has reported the end
             os.kill(self.pid, number)
 
     def terminate(self) -> None:
-        """SIGTERM."""
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """kill -9."""
         self.send_signal(signal.SIGKILL)
 
     async def wait(self, *, timeout: float = _ENDED_S) -> int:
@@ -153,7 +150,6 @@ class ForkServer:
 
     @property
     def pid(self) -> int:
-        """Of the server."""
         return self._process.pid
 
     def close(self) -> None:

@@ -31,8 +31,6 @@ _NUMBER = 2
 
 
 class Settings(msgspec.Struct):
-    """Of one session."""
-
     results: str
     """Where `Results` are written at its end."""
     waiting: int
@@ -227,8 +225,6 @@ class Pool:
 
 
 class _Work:
-    """What a worker does."""
-
     def __init__(
         self, session: pytest.Session, files: Sequence[_File], queue: int, reports: int, tokens: tuple[int, int] | None
     ) -> None:

@@ -64,8 +64,6 @@ class Reading(msgspec.Struct, frozen=True):
 
 
 class Section(msgspec.Struct, frozen=True):
-    """One load, and all of its figures."""
-
     load: Load
     readings: list[Reading]
 

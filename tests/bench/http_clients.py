@@ -21,8 +21,6 @@ _HEAD_END = b"\r\n\r\n"
 
 
 class Answer(asyncio.Protocol):
-    """One connection and its answer."""
-
     def __init__(self, stamps: int) -> None:
         """``stamps``: the number of stamps in the answer; 0: wait only for the head of the answer."""
         self.sent, self.arrived = array("q"), array("q")
@@ -58,7 +56,6 @@ class Answer(asyncio.Protocol):
             self.done.set_exception(ConnectionError(f"closed after {len(self.sent)} of {self._stamps} stamps"))
 
     def close(self) -> None:
-        """Close the connection."""
         assert self._transport
         self._transport.abort()
 

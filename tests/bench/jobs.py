@@ -77,7 +77,6 @@ class Desk:
         self._check = check
 
     def give(self, name: str, job: msgspec.Struct) -> None:
-        """Give a process its job."""
         self._client.rpush(_jobs(name), msgspec.msgpack.encode(job))
 
     def answer(self, name: str, kind: type[T], timeout_s: float) -> T:
@@ -98,7 +97,6 @@ class Worker:
         self._name = name
 
     async def job(self, kind: type[T]) -> T:
-        """The next job."""
         while True:
             found = await self._client.blpop(_jobs(self._name), timeout=BLOCK_S)
             if found:

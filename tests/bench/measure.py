@@ -61,7 +61,6 @@ class Sample(msgspec.Struct, frozen=True):
         return self.cpu[name] * 1e6 / self.chunks
 
     def sent_per_chunk(self) -> float:
-        """Commands sent per chunk."""
         return sum(self.sent.values()) / self.chunks
 
     def inside_per_chunk(self) -> float:

@@ -128,7 +128,6 @@ class Processes:
 
 
 def answers(url: str) -> bool:
-    """Whether an HTTP GET returns 200."""
     try:
         with urllib.request.urlopen(url, timeout=2) as response:
             return bool(response.status == 200)

@@ -33,13 +33,11 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def machine(server: str, load_before: float) -> Machine:
-    """This machine, now."""
     today = datetime.now(UTC).date().isoformat()
     return Machine(os.cpu_count() or 0, platform.python_version(), server, today, load_before, os.getloadavg()[0])
 
 
 def as_json(report: Report) -> str:
-    """One JSON object."""
     return msgspec.json.format(msgspec.json.encode(report)).decode()
 
 

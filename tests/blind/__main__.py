@@ -59,7 +59,6 @@ def server_on_a_small_disk(directory: Path) -> Iterator[str]:
 
 
 async def plant(out: Path, directory: Path, faults: Sequence[str]) -> None:
-    """One round, with one of these faults."""
     os.environ["MARKS"] = str(directory)
     keys = Keys("blind", 4)
     world: World | None = None
@@ -106,7 +105,6 @@ timeout_s = 5
 
 
 async def answers(server: Server) -> bool:
-    """Whether the server responds."""
     try:
         return bool(await server.client.ping())
     except (RedisError, OSError) as e:

@@ -16,8 +16,6 @@ HOT_RUNS = 24
 
 
 class World:
-    """What the faults act on."""
-
     def __init__(self, services: Fleet, keys: Keys, send: Send, disk: Path, marks: Path) -> None:
         self.services = services
         self.keys = keys

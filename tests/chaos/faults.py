@@ -112,8 +112,6 @@ class Rates(msgspec.Struct, frozen=True):
 
 
 class Chaos:
-    """The faults of one round."""
-
     def __init__(
         self,
         chance: random.Random,

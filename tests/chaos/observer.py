@@ -17,12 +17,10 @@ STAGES = ("normalizer", "parser", "policy")
 
 
 async def log_of(client: Redis, prefix: str, partition: int, run: str) -> list[Entry]:
-    """The log of a run."""
     return await _entries(client, f"{prefix}:{{{partition}}}:log:{run}")
 
 
 async def topics_of(client: Redis, prefix: str, partitions: int) -> dict[str, list[list[Entry]]]:
-    """All topics."""
     return {topic: [await _entries(client, f"{prefix}:{{{n}}}:{topic}") for n in range(partitions)] for topic in TOPICS}
 
 
@@ -42,7 +40,6 @@ async def at_rest(client: Any, prefix: str, partitions: int) -> bool:
 
 
 async def keys_of(client: Redis, prefix: str) -> list[KeyFact]:
-    """Every key, and what bounds it."""
     names = sorted({raw.decode() async for raw in client.scan_iter(match=f"{prefix}:*", count=1000)})
     facts = [await _fact(client, prefix, name) for name in names]
     return [fact for fact in facts if fact]

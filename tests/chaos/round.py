@@ -58,8 +58,6 @@ T = TypeVar("T")
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """The parameters of a round."""
-
     seed: str
     seconds: float
     """Seconds of chaos; repair and judging come on top."""

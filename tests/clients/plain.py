@@ -29,7 +29,6 @@ def command_line() -> str | None:
 
 
 def by_redis_cli(url: str, line: str) -> list[str]:
-    """Type the line into redis-cli."""
     program = command_line()
     assert program
     done = subprocess.run([program, "-u", url], input=line, capture_output=True, text=True, timeout=60, check=True)

@@ -104,7 +104,6 @@ def test_the_client_and_its_readme_compile_and_it_works_on_the_running_bus(tmp_p
 
 
 def requested(server: redis.Redis) -> set[str]:
-    """The ids of the requests on a server."""
     with closing(server):
         entries: Any = server.xrange("tokenbus:requests")
     return {json.loads(fields[b"__data__"])["id"] for _, fields in entries}

@@ -31,7 +31,6 @@ def executable() -> str:
 
 @asynccontextmanager
 async def browser() -> AsyncGenerator[Any]:
-    """A running browser."""
     path = executable()
     from playwright.async_api import async_playwright
 

@@ -58,7 +58,6 @@ PNG = bytes.fromhex(
 
 
 def script(bus: LocalBus) -> None:
-    """Say it all."""
     bus.model_says("speaks", Turn(says=Reply(thinking="let me see", text=WORDS), delivery=Delivery(pace=60)))
     bus.model_says("waits", Turn(says=Reply(text="one two three four"), fault=Stall(after_text="three")))
     bus.model_says("recovers", Turn(says=Reply(text="at last"), first=(Status(status=529),)))
@@ -82,7 +81,6 @@ def publish(bus: LocalBus, model: str, **fields: object) -> str:
 
 
 def ended(bus: LocalBus, model: str, **fields: object) -> str:
-    """A run that has ended."""
     with bus.sync_client() as client:
         run = client.publish({**bus.request(model, uuid4().hex), **fields})
         for _ in client.follow(run):

@@ -16,7 +16,6 @@ from tokenbus.bus.server.server import Server
 
 @pytest.fixture
 async def unchecked(server: Server) -> AsyncGenerator[Keys]:
-    """Keys that the test may leak."""
     keys = Keys(f"leak{uuid4().hex[:12]}", 4)
     yield keys
     async for key in server.client.scan_iter(match=f"{keys.prefix}:*"):

@@ -79,14 +79,11 @@ WINDOW = "10m"
 
 
 class Query(NamedTuple):
-    """One of a panel."""
-
     panel: str
     expression: str
 
 
 def queries() -> Iterator[Query]:
-    """All of the dashboard."""
     for panel in json.loads((OBSERVABILITY / "grafana-dashboard.json").read_text())["panels"]:
         for target in panel.get("targets", ()):
             yield Query(panel["title"], target["expr"])

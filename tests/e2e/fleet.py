@@ -91,7 +91,6 @@ class Worker:
         self.url = url
 
     def kill(self) -> None:
-        """kill -9."""
         self.process.kill()
 
     def freeze(self) -> None:
@@ -99,7 +98,6 @@ class Worker:
         self.process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """SIGCONT."""
         self.process.send_signal(signal.SIGCONT)
 
     async def stop(self) -> int:
@@ -191,7 +189,6 @@ call = "tokenbus_services.mock_provider.demo:weather"
 async def fleet(
     directory: Path, redis_url: str, keys: Keys, provider_url: str, kinds: Sequence[Kind], toml: str = ""
 ) -> AsyncGenerator[Fleet]:
-    """A running fleet."""
     running = Fleet(directory, redis_url, keys, provider_url, toml)
     try:
         await running.start(*kinds)

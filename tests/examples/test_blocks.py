@@ -67,8 +67,6 @@ _BLOB_ID = "sha256:" + "0" * 64
 
 
 class CodeBlock(NamedTuple):
-    """One fenced block."""
-
     page: str
     line: int
     language: str

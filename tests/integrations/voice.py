@@ -53,7 +53,6 @@ async def how_it_was_left(bus: Client, run: str) -> tuple[Cancelled, str]:
 
 
 def python_of(guide: str) -> list[str]:
-    """The Python blocks of a guide."""
     return re.findall(r"^```python\n(.*?)^```", (GUIDES / f"{guide}.md").read_text(), re.DOTALL | re.MULTILINE)
 
 

@@ -38,7 +38,6 @@ class Wire:
         self.redis: Any = redis.Redis.from_url(url, protocol=2)
 
     def run(self, call: ScriptCall) -> Any:
-        """The reply of one script."""
         try:
             return self.redis.execute_command("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args)
         except NoScriptError:

@@ -48,7 +48,6 @@ any_of = st.integers(0, 20)
 
 
 def logic_of(stage: str) -> StageLogic:
-    """The real logic of a stage."""
     if stage == "normalizer":
         return NormalizerLogic(0, KEYS)
     topics = ("visible", "chunks", "blocks")

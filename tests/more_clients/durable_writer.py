@@ -30,8 +30,6 @@ _OWN = ("content-length", "transfer-encoding", "date", "server", "connection", "
 
 
 class Stream:
-    """A stream that was made, and its run."""
-
     def __init__(self, name: str, content_type: str) -> None:
         self.run = f"ds-{sha256(name.encode()).hexdigest()[:24]}"
         self.content_type = content_type
@@ -70,8 +68,6 @@ class Stream:
 
 
 class Writer:
-    """The routes."""
-
     def __init__(self, gateway: str, redis_url: str, keys: Keys) -> None:
         self._redis: Any = Redis.from_url(redis_url, protocol=2)
         self._keys = keys

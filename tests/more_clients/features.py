@@ -86,7 +86,6 @@ class Client:
     """The package that it is in."""
 
     def __init__(self, gateway: str) -> None:
-        """``gateway``: its address."""
         raise NotImplementedError
 
     @classmethod
@@ -155,7 +154,6 @@ def record(request: ModelRequest) -> Reply:
 
 
 def script(bus: LocalBus) -> None:
-    """Script the models."""
     answer = Reply(thinking="Hm.", text=TEXT)
     for name in ("text", "turn", "sees", "reads"):
         bus.model_says(name, answer)
@@ -234,7 +232,6 @@ def _has_file(bodies: list[str], file: bytes) -> None:
 
 
 def _says(error: BaseException | None, words: str) -> bool:
-    """Whether an error, or what it came from, has these words."""
     while error is not None:
         if words in f"{error!r} {error}" or words in str(getattr(error, "body", "")):
             return True

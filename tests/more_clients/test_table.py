@@ -43,7 +43,6 @@ def published() -> dict[str, str]:
 
 
 def row_of(kind: type[Client], bus: LocalBus) -> tuple[str, list[str]]:
-    """The row of a client, and what failed."""
     client = kind(bus.gateway)
     features = [feature for feature, (_, has) in FEATURES.items() if has(kind)]
 

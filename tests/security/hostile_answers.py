@@ -17,7 +17,6 @@ KEY = "kas-0123456789abcdef"
 
 @asynccontextmanager
 async def hostile_provider() -> AsyncGenerator[str]:
-    """Its url."""
     serving: set[asyncio.Task[None]] = set()
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -24,8 +24,6 @@ _SHARES = (0.1, 0.3, 1.0)
 
 
 class Faults:
-    """The faults of one play."""
-
     def __init__(self, loop: VirtualLoop, workers: Workers, provider: Provider, *, only: Sequence[str] = ()) -> None:
         """``only``: the names of the faults to inject; empty: all."""
         self._loop, self._workers, self._provider = loop, workers, provider

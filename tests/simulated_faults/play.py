@@ -35,8 +35,6 @@ Event = dict[str, Any]
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What is played."""
-
     seed: int
     fleet: Fleet = "any"
     faults: Sequence[str] = ()
@@ -46,8 +44,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Played(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of it."""
-
     problems: Sequence[str]
     """What the judge found, and the end of the workers' logs if it found anything."""
     trace: str

@@ -33,7 +33,6 @@ _TURN_BYTES = 8 * 1024
 
 
 def command(*words: bytes | str | int) -> bytes:
-    """Encode a command."""
     encoded = [word if isinstance(word, bytes) else str(word).encode() for word in words]
     return b"".join([b"*%d\r\n" % len(encoded), *(b"$%d\r\n%b\r\n" % (len(word), word) for word in encoded)])
 
@@ -159,7 +158,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return _Future(loop=self)
 
     def latency(self) -> float:
-        """Of one message."""
         return self.chance.uniform(0.0001, 0.004)
 
     def note(self, what: str) -> None:

@@ -355,13 +355,11 @@ class Placing:
             streams += [Stream() for _ in range(self.partitions)]
 
     def partition(self, run: int) -> int:
-        """The run's partition."""
         if (found := self._partition.get(run)) is None:
             found = self._partition[run] = partition_of(run, self.partitions)
         return found
 
     def node(self, partition: int) -> Node:
-        """The partition's node."""
         return self.nodes[self.node_of[partition]]
 
     def by_command(self, parts: dict[int, Entry]) -> Iterable[tuple[Node, list[tuple[int, Entry]]]]:
@@ -371,7 +369,6 @@ class Placing:
         return [(self.nodes[0], list(parts.items()))]
 
     def channels(self, reader: Reader, owned: Sequence[int], streams: Sequence[Stream]) -> list[Channel]:
-        """The channels of a reader of these partitions."""
         if self.cluster:
             return [Channel(reader, self.node(p), [(p, streams[p])]) for p in owned]
         return [Channel(reader, self.nodes[0], [(p, streams[p]) for p in owned])] if owned else []

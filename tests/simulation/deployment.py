@@ -60,8 +60,6 @@ class Shape(msgspec.Struct, frozen=True):
 
 
 class Runs(msgspec.Struct, frozen=True):
-    """The load."""
-
     paces: list[float]
     """Chunks a second of each run; 0: as fast as possible."""
     chunks: int
@@ -76,8 +74,6 @@ class Runs(msgspec.Struct, frozen=True):
 
 @dataclass
 class Outcome:
-    """The result."""
-
     waits_s: list[float]
     """Sorted; of chunks written after the warm-up."""
     received: list[tuple[float, float, int]]
@@ -151,7 +147,6 @@ class Deployment:
     # --- what comes in ----------------------------------------------------------------------------------------------
 
     def feed(self, runs: Runs) -> None:
-        """Schedule these runs."""
         provider = self._process(Provider, "provider", self.fetchers[0]) if self.shape.local else None
         for run, begin in enumerate(runs.begins):
             speak = partial(self._speak, run, runs, provider)

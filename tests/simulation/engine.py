@@ -39,12 +39,10 @@ class Clock:
         self._scheduled = 0
 
     def at(self, when: float, do: Done) -> None:
-        """Schedule a call."""
         self._scheduled += 1
         heappush(self._due, (when, self._scheduled, do))
 
     def after(self, seconds: float, do: Done) -> None:
-        """Schedule a call."""
         self.at(self.now + seconds, do)
 
     def run(self, until: float) -> None:
@@ -108,7 +106,6 @@ class Machine:
             self._clock.at((self._clock.now // TICK_S + 1) * TICK_S, self._tick)
 
     def leave(self, core: Core) -> None:
-        """Release the core."""
         core.running = None
         core.idle_since = self._clock.now
         if not core.waiting and core.usually_idle_s >= MIGRATION_S:

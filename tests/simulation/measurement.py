@@ -32,7 +32,6 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The name in the report."""
         return name_of(self.runs, self.pace)
 
 
@@ -75,10 +74,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def stored(path: Path = STORED) -> Measured:
-    """The last measurement."""
     return msgspec.json.decode(path.read_bytes(), type=Measured)
 
 
 def store(measured: Measured, path: Path = STORED) -> None:
-    """Store the measurement."""
     path.write_bytes(msgspec.json.format(msgspec.json.encode(measured), indent=1) + b"\n")

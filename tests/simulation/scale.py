@@ -161,7 +161,6 @@ class Bound(msgspec.Struct, frozen=True):
 
     @property
     def share(self) -> float:
-        """The used share of the bound."""
         return self.needs / self.most
 
 

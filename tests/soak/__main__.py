@@ -48,7 +48,6 @@ def main() -> None:
 
 
 def show(result: Result) -> None:
-    """Print the result."""
     table = Table(title="growth over the time that is judged, the later 70 %", title_justify="left")
     for column in ("", "median", "highest", "grew", "allowed", ""):
         table.add_column(column, justify="right" if column else "left")

@@ -183,7 +183,6 @@ class Client(asyncio.Protocol):
         return self._head
 
     def close(self) -> None:
-        """Disconnect."""
         assert self._transport
         self._transport.abort()
 
@@ -199,8 +198,6 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """The result."""
-
     clients: dict[str, int]
     keep_alives: dict[str, tuple[int, int]]
     """The minimum and maximum per client of the protocol."""

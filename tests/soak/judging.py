@@ -57,7 +57,6 @@ class Finding(msgspec.Struct, frozen=True):
 
     @property
     def flat(self) -> bool:
-        """Whether it passes."""
         return self.grew <= self.allowed
 
 

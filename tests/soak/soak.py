@@ -54,8 +54,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Result(msgspec.Struct, kw_only=True):
-    """The result."""
-
     saturated: float
     """Maximum runs per second."""
     runs: int

@@ -160,7 +160,6 @@ def test_a_circle_of_modules_is_found() -> None:
 
 
 def _circle(imports: dict[str, set[str]]) -> list[str]:
-    """One circle of modules, if there is any."""
     left = dict(imports)
     while leaves := [module for module, imported in left.items() if not imported & left.keys()]:
         for module in leaves:

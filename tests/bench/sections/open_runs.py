@@ -105,7 +105,6 @@ def _called(stack: Stack) -> int:
 
 
 def _count(stack: Stack) -> int:
-    """The open runs."""
     return sum(stack.client.zcard(stack.keys.open_runs(p)) for p in range(stack.keys.partitions))
 
 

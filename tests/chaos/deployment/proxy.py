@@ -154,7 +154,6 @@ class Proxy:
         return chance.sample(links, max(1, round(share * len(links)))) if links else []
 
     def reset_all(self) -> None:
-        """Reset all connections."""
         for link in list(self._links):
             link.reset()
 

@@ -338,7 +338,6 @@ async def _run(*command: str) -> str | None:
 
 @asynccontextmanager
 async def group(directory: Path) -> AsyncGenerator[Deployed]:
-    """A Sentinel group."""
     servers = sentinel_group(directory)
     running = await asyncio.to_thread(servers.__enter__)
     try:

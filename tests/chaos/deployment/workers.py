@@ -28,8 +28,6 @@ STOP_S = 30.0
 
 
 class Worker:
-    """One process."""
-
     def __init__(self, kind: Kind, process: Forked, log: Path) -> None:
         self.kind: Kind = kind
         self.pid = process.pid
@@ -49,7 +47,6 @@ class Worker:
 
     @property
     def ready(self) -> bool:
-        """Whether it has reported that it is ready."""
         return f"ready {self.kind} " in self.log.read_text(errors="replace")
 
     @property
@@ -58,16 +55,13 @@ class Worker:
         return self.status is None and self.asked is None and not self.frozen and self.task_fault_at is None
 
     def kill(self) -> None:
-        """kill -9."""
         self._end(signal.SIGKILL)
 
     def freeze(self) -> None:
-        """SIGSTOP."""
         self.frozen = True
         self._signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """SIGCONT."""
         self.frozen = False
         self._signal(signal.SIGCONT)
 
@@ -91,7 +85,6 @@ class Worker:
         self._signal(REPORT)
 
     def exit(self) -> Exit:
-        """How it ended."""
         assert self.status is not None
         return Exit(self.kind, self.pid, self.asked, self.status, self.ready, self.log.name, self._task_fault_s)
 

@@ -30,8 +30,6 @@ GIVE_UP_S = 240
 
 
 class Victim(Protocol):
-    """What can be doomed."""
-
     async def open(self) -> None: ...
 
     async def work(self) -> None:

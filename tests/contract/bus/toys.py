@@ -45,8 +45,6 @@ class Tally(msgspec.Struct, array_like=True):
 
 
 class ToyLogic(StageLogic):
-    """`Logic` of the toy stage."""
-
     def __init__(self, partition: int, keys: Keys) -> None:
         self.runs: dict[str, Tally] = {}
         self._keys = keys
@@ -164,7 +162,6 @@ class Outputs:
 
     @classmethod
     async def of(cls, server: Server, keys: Keys, partition: int) -> Outputs:
-        """The content of the server."""
         self, client = cls(), server.client
         for _, fields in await client.xrange(keys.topic(partition, "runs")):
             self.topic.append(fields[DATA_FIELD.encode()])
@@ -186,7 +183,6 @@ class Bench:
         self.last: dict[int, str] = dict.fromkeys(range(keys.partitions), "0-0")
 
     def runs(self, partition: int, number: int, prefix: str = "r") -> list[str]:
-        """Names of this many runs of the partition."""
         names = (f"{prefix}{i}" for i in count())
         of_partition = (name for name in names if self.keys.partition_of(name) == partition)
         return [name for name, _ in zip(of_partition, range(number), strict=False)]
@@ -274,7 +270,6 @@ async def working(stage: Stage, *, opened: bool = False) -> AsyncGenerator[Stage
 
 
 async def work(stage: Stage) -> None:
-    """What a service does with it."""
     while True:
         try:
             await stage.process(await stage.read())

@@ -12,6 +12,5 @@ from tokenbus.bus.keys import Keys
 
 @pytest.fixture
 async def bus(server_url: str, keys: Keys) -> AsyncGenerator[Client]:
-    """An open client."""
     async with Client(server_url, prefix=keys.prefix, partitions=keys.partitions, reconnect_s=5) as bus:
         yield bus

@@ -267,7 +267,6 @@ async def _count(server: Server, expected: int) -> bool:
 
 
 async def ids(server: Server) -> set[str]:
-    """All connections that there are."""
     return {client["id"] for client in await server.client.client_list()}
 
 

@@ -21,7 +21,6 @@ ABOUT = ("provider", "anthropic", "model", "claude")
 
 @pytest.fixture
 def listed(server: Server, keys: Keys) -> Listed:
-    """Writes runs."""
     return Listed(server, keys)
 
 

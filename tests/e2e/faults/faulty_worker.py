@@ -278,7 +278,6 @@ class FaultyWorker:
         return self._file.with_suffix(".let_go").exists()
 
     def terminate(self) -> None:
-        """SIGTERM."""
         self._process.terminate()
 
     def inject(self, fault: str) -> None:
@@ -302,6 +301,5 @@ class FaultyWorker:
         return await self._process.wait(timeout=timeout)
 
     async def kill(self) -> None:
-        """kill -9, if it lives."""
         self._process.kill()
         await self._process.wait()

@@ -145,7 +145,6 @@ async def states_of_open_runs(server: Server, keys: Keys) -> dict[str, tuple[Any
 
 
 def calls_of(provider: MockProvider, run: str) -> int:
-    """How often the provider was called for this run."""
     return sum(run.encode() in each.http_request.body for each in provider.requests)
 
 

@@ -46,7 +46,6 @@ class Scene(msgspec.Struct):
     runs: list[str]
 
     async def start(self, run: str) -> None:
-        """One more run."""
         await self.send("story", run, id=run, tools=[WEATHER], provider="openai-chat")
         self.runs.append(run)
 

@@ -68,8 +68,6 @@ def lenient(bus: LocalBus) -> Generator[openai.OpenAI]:
 
 
 def ended(client: openai.OpenAI, name: str) -> Any:
-    """The response, once it has ended."""
-
     def look() -> Any:
         found = client.responses.retrieve(name)
         return found if found.status not in ("queued", "in_progress") else None

@@ -38,7 +38,6 @@ EACH = 6
 
 
 async def change(server: Server, keys: Keys, number: int) -> None:
-    """What `tokenbus repartition NUMBER` does."""
     await repartition.announce(server, keys, await repartition.layout(server, keys), number)
     now = await repartition.layout(server, keys)
 

@@ -78,8 +78,6 @@ class ExitsLater(Bad):
 
 
 class Raises(Bad):
-    """Fails."""
-
     async def harm(self, chunk: Any, context: StreamContext[Any]) -> None:
         raise RuntimeError("on purpose")
 

@@ -14,8 +14,6 @@ from tokenbus.policy.stream_state import StreamState
 
 
 class Word(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One word."""
-
     word: str = ""
     by: str = ""
 

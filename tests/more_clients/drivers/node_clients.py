@@ -36,7 +36,6 @@ class Process:
         threading.Thread(target=self._read, daemon=True).start()
 
     def send(self, *, number: int | None = None, **line: Any) -> int:
-        """Send a line; returns its id."""
         if number is None:
             number = next(self._next)
             self._answers[number] = queue.Queue()

@@ -30,8 +30,6 @@ OVERLOADED = ErrorInfo(code="overloaded_error", kind="overloaded", message="come
 
 
 class EventFactory:
-    """Makes the events of a run."""
-
     def __init__(self, run: str = "r1") -> None:
         self.run = run
         self._seq = count()

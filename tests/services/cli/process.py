@@ -29,7 +29,6 @@ class Ended(NamedTuple):
 
     @property
     def error(self) -> str:
-        """The one line of its error."""
         [line] = self.err.splitlines()
         assert line.startswith("error: ")
         return line
@@ -79,7 +78,6 @@ def environment(**env: str) -> dict[str, str]:
 
 
 async def run(*arguments: str, **env: str) -> Ended:
-    """Run a command to its end."""
     return await fed(b"", *arguments, **env)
 
 

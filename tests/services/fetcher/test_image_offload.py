@@ -86,7 +86,6 @@ def image(base64: str) -> Image:
 
 
 def answer_of(api: ApiName, content: bytes) -> bytes:
-    """An answer with this image, as the API has it."""
     text = b64encode(content).decode()
     url = f"data:image/png;base64,{text}"
     body: Any = {

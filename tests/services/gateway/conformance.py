@@ -169,7 +169,6 @@ def outcome(name: str, api: str, changes: Json) -> str:
 
 
 def cell(name: str, outcomes: set[str]) -> str:
-    """The words of a cell."""
     return ", ".join(word for word in ORDER if word in outcomes)
 
 
@@ -179,7 +178,6 @@ def with_options(name: str, options: Json) -> Json:
 
 
 def bus_outcome(name: str, option: str, options: Json) -> str:
-    """What becomes of an option of the bus."""
     if option == "on_disconnect":
         usual = ask(name, "openai", {}).on_disconnect
         options = {"on_disconnect": "cancel" if usual == "continue" else "continue"}
@@ -188,7 +186,6 @@ def bus_outcome(name: str, option: str, options: Json) -> str:
 
 
 def table() -> str:
-    """The table."""
     rows = [["", *SURFACES], ["---"] * (1 + len(SURFACES))]
     for option, options in BUS.items():
         rows.append([f"`tokenbus.{option}`", *(bus_outcome(name, option, options) for name in SURFACES)])
@@ -202,7 +199,6 @@ def table() -> str:
 
 
 def forwarded() -> str:
-    """The table of what is forwarded."""
     rows = [["`forward`", "path", "what it does", "providers that speak", "costs"], ["---"] * 5]
     for path in TABLE:
         base = {"openai": "/v1", "anthropic": "/anthropic/v1", "gemini": "/gemini/v1beta"}[path.family]

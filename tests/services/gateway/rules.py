@@ -32,7 +32,6 @@ def gateway_request(body: object, *, headers: dict[str, str] | None = None, **mo
 
 
 def refused(surface: Surface, request: GatewayRequest, allowed: TranslationRules | None = None) -> Problem:
-    """The problem with which the surface refuses the request."""
     with pytest.raises(Refusal) as caught:
         surface.translate(request, allowed or rules())
     return caught.value.problem
@@ -43,5 +42,4 @@ def translated(surface: Surface, request: GatewayRequest, allowed: TranslationRu
 
 
 def noted(echo: Echo) -> GatewayNote:
-    """The note of a run with this echo."""
     return GatewayNote(surface="s", version=1, created=0, model="m", echo=msgspec.to_builtins(echo))

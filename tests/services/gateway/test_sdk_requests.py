@@ -54,7 +54,6 @@ VALUES: Mapping[str, st.SearchStrategy[Any]] = {
 
 
 def value(draw: st.DrawFn, hint: Any, name: str, depth: int) -> Any:
-    """Any value of a type."""
     origin, args = get_origin(hint), get_args(hint)
     if hint is str:
         return draw(VALUES.get(name, TEXTS))

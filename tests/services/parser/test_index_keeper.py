@@ -24,7 +24,6 @@ OPEN_MS = 60_000
 
 
 async def listed_runs(server: Server, keys: Keys, name: str = "open") -> set[str]:
-    """All that is listed, in all partitions."""
     key_of = keys.open_runs if name == "open" else keys.ended_runs
     found = [await server.client.zrange(key_of(partition), 0, -1) for partition in range(keys.partitions)]
     return {run.decode() for members in found for run in members}

@@ -56,8 +56,6 @@ def setup(work: PolicyWork) -> Setup:
 
 
 class Run:
-    """A run in an executor, and what became of it."""
-
     def __init__(self) -> None:
         self.losses: list[tuple[Fault | None, bool]] = []
         self.seen = 0

@@ -85,7 +85,6 @@ def run(make_executor: MakeExecutor) -> MakeExecutor:
 
 
 def call(name: str, arguments: str = "{}", **changes: object) -> ToolCall:
-    """A call of the tool."""
     fields = {"run": "r1", "turn": 2, "block": 3, "tool_id": "call_1", "name": name, "arguments": arguments}
     return ToolCall(**{**fields, **changes})  # type: ignore[arg-type]
 

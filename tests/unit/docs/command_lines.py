@@ -22,7 +22,6 @@ _BEFORE = {"docker", "kubectl", "sudo"}
 
 
 def targets() -> set[str]:
-    """The targets of the Makefile."""
     return set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 

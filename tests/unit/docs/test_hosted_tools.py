@@ -84,7 +84,6 @@ def rows_of(api: ApiName, data: bytes) -> Iterator[tuple[int, str, str, int]]:
 
 
 def tables() -> str:
-    """The tables of the page."""
     out: list[str] = []
     for title, (api, file) in STREAMS.items():
         data = (CORPUS / file).read_bytes()

@@ -22,7 +22,6 @@ ELAPSED_MS = 77
 
 
 def chunk(delta: dict[str, Any] | None = None, *, finish: str | None = None, **more: Any) -> dict[str, Any]:
-    """A chunk as a mapping."""
     choices = [{"index": 0, "delta": delta or {}, "finish_reason": finish}]
     return {"id": "c1", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": choices, **more}
 
@@ -34,7 +33,6 @@ def text(content: str, **more: Any) -> dict[str, Any]:
 def call(
     index: int | None, arguments: str = "", *, call_id: str | None = None, name: str | None = None
 ) -> dict[str, Any]:
-    """The delta of one call."""
     function = {"arguments": arguments} | ({"name": name} if name else {})
     return {"index": index, "function": function} | ({"id": call_id, "type": "function"} if call_id else {})
 
@@ -133,7 +131,6 @@ class CallsApart(ToolCallGate):
 
 
 def content_of(block: StreamBlock) -> str:
-    """A block in one word."""
     if isinstance(block, ToolCallStreamBlock):
         return f"{block.name}({block.arguments})"
     return block.content if isinstance(block, ContentStreamBlock) else block.kind

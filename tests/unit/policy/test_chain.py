@@ -50,8 +50,6 @@ def contents(chunks: Sequence[dict[str, Any]]) -> list[str]:
 
 
 class Judge(ToolCallGate):
-    """Judges a call when the test says how."""
-
     side_by_side = True
 
     def __init__(self) -> None:
@@ -322,8 +320,6 @@ async def test_any_iterator_will_do():
 
 
 class EndsAt(StreamProcessor):
-    """Ends the stream at a word."""
-
     async def on_chunk(self, chunk: Any, state: StreamState, context: StreamContext[Any]) -> None:
         await context.send(chunk)
         if "stop" in context.text(chunk):

@@ -24,7 +24,6 @@ class RequestBuilder:
         self._model = model
 
     def build(self, request: Generate, history: list[Message] | None = None, **quirks: Any) -> Built:
-        """The HTTP call for this request."""
         return self._provider.build(request, history or [], Quirks(**quirks))
 
     def body(
@@ -39,7 +38,6 @@ class RequestBuilder:
         return msgspec.json.decode(self.build(request, history, **(quirks or {})).call.body)
 
     def refused(self, *messages: Message, **fields: Any) -> str:
-        """The field that the provider refuses."""
         with pytest.raises(RequestInvalid) as error:
             self.body(*messages, **fields)
         return error.value.where

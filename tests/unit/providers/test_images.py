@@ -55,7 +55,6 @@ def image_part(data: str, media_type: str = "image/png") -> ImagePart:
 
 
 def edit_of(*datas: str, media_type: str = "image/png") -> list[Message]:
-    """One message that asks for an edit of these."""
     return [Message(role="user", content=[TextPart(text="Blue."), *(image_part(data, media_type) for data in datas)])]
 
 

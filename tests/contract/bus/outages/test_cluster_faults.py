@@ -86,7 +86,6 @@ async def test_a_commit_without_a_reply_delays_only_the_stopped_nodes_partitions
 
 
 async def read_of_all(stage: Stage) -> list[Batch]:
-    """One batch of each partition."""
     batches: dict[int, Batch] = {}
     while len(batches) < KEYS.partitions:
         batches |= {batch.partition: batch for batch in await stage.read()}

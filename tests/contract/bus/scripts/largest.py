@@ -322,5 +322,4 @@ async def _scene(world: World, name: str) -> ScriptCall:
 
 
 async def largest_call(name: str, world: World) -> ScriptCall:
-    """Make the state, and return the call."""
     return await (LARGEST[name](world) if name in LARGEST else _scene(world, name))

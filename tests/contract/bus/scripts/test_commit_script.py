@@ -37,7 +37,6 @@ class Scene:
         return [(await self.server.client.xadd(self.stream, {"r": "1234"})).decode() for _ in range(number)]
 
     def writes(self) -> Commit:
-        """One write of each kind."""
         keys, commit = self.keys, Commit(self.lease, self.stream)
         commit.publish(keys.log(self.run), "1-0", b'{"n":1}', [keys.topic(0, "visible"), keys.topic(0, "chunks")])
         commit.publish(keys.log(self.run), "1-1", b'{"n":2}', [])

@@ -31,8 +31,6 @@ DAY_MS = 86_400_000
 
 
 class Scene:
-    """One client."""
-
     def __init__(self, server: Server, keys: Keys) -> None:
         self.server = server
         self.keys = keys

@@ -15,8 +15,6 @@ from tokenbus.bus.server.server import Server
 
 
 class Scene:
-    """One lease and its input."""
-
     def __init__(self, server: Server, keys: Keys) -> None:
         self.server = server
         self.keys = keys

@@ -25,7 +25,6 @@ class Counted:
         return await run_script(self.server, call)
 
     async def read(self, *, token: str = TOKEN) -> Any:
-        """The counters of the policy."""
         reply = await self.begin(token=token)
         return reply if isinstance(reply, bytes) else reply[3:]
 

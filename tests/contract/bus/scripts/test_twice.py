@@ -188,7 +188,6 @@ async def test_scripts_that_share_a_key_may_run_in_any_order_and_one_of_them_aga
 
 
 def _check(world: World, before: State, after: State) -> None:
-    """What holds of every state."""
     for key, value in after.items():
         if not isinstance(value, dict) or "entries" in value:
             continue

@@ -44,7 +44,6 @@ class Morgue:
         return await self.add(stage="intake", stream=self.keys.requests, entry=entry, bytes=data, run=run)
 
     async def step(self, run: str) -> str:
-        """A frame of a run."""
         stream = self.keys.topic(self.keys.partition_of(run), "raw")
         return await self.add(stage="normalizer", stream=stream, entry="7-1", bytes=b"\xc1", run=run)
 

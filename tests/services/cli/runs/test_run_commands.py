@@ -43,7 +43,6 @@ async def requests(server: Server, keys: Keys) -> list[dict[str, Any]]:
 
 
 def events_until(end: str) -> list[PublicEvent]:
-    """A short run."""
     run = EventFactory()
     return [
         run.started(),

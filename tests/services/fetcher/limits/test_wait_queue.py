@@ -68,7 +68,6 @@ class Hall:
         self.tasks: dict[str, asyncio.Task[None]] = {}
 
     def arrive(self, call: str, *scopes: Scope, tenant: str = "", provider: str = "") -> asyncio.Task[None]:
-        """A caller arrives and waits."""
         self.tasks[call] = asyncio.create_task(self._wait(ReservationRequest(call, tenant, scopes, 0, provider)))
         return self.tasks[call]
 

@@ -349,10 +349,8 @@ _response = msgspec.json.Decoder(Response)
 
 
 def parse_event(data: bytes) -> AnyEvent:
-    """An event's data."""
     return _event.decode(data)
 
 
 def parse_response(body: bytes) -> Response:
-    """A whole response."""
     return _response.decode(body)

@@ -52,7 +52,6 @@ def problem(**body: Any) -> Problem:
 
 
 def repeated(**body: Any) -> Json:
-    """What the response repeats of the request."""
     request = of(**body)
     note = GatewayNote(surface=SURFACE.name, version=1, created=1, model=request.model, echo=request.echo)
     return read_back(stream(Story().events, note))[0]["response"]

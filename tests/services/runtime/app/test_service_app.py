@@ -19,8 +19,6 @@ SUBSCRIBER = "subscriber of the test"
 
 
 class StandIn:
-    """A service with nothing to do."""
-
     name = "test"
 
     def __init__(self) -> None:

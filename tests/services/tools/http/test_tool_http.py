@@ -84,8 +84,6 @@ async def endpoint() -> AsyncIterator[Endpoint]:
 
 @pytest.fixture
 def tool(endpoint: Endpoint, make_executor: MakeExecutor) -> Callable[..., ToolExecutor]:
-    """An executor with the endpoint as its tool `t`."""
-
     def make(
         path: str = "/run", limit: int = 1000, env: dict[str, str] | None = None, **settings: object
     ) -> ToolExecutor:

@@ -94,5 +94,4 @@ def alive(pid: int) -> bool:
 
 
 async def answer(executor: ToolExecutor, name: str, arguments: str = "{}", **changes: Any) -> ToolOutcome:
-    """What the model sees of a call."""
     return await asyncio.wait_for(executor.execute(call(name, arguments, **changes)), 60)

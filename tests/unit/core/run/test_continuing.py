@@ -324,7 +324,6 @@ def so_far(scenario: Story) -> str:
 
 
 def counted(scenario: Story) -> list[tuple[object, ...]]:
-    """The blocks that count."""
     kept: dict[int, tuple[object, ...]] = {}
     for event in scenario.events:
         match event:

@@ -20,7 +20,6 @@ def listed(server: Server, keys: Keys) -> Listed:
 
 
 async def places(listed: Listed, run: str) -> list[str]:
-    """Where the run is listed."""
     partition = listed.keys.partition_of(run)
     keys = {"open": listed.keys.open_runs(partition), "ended": listed.keys.ended_runs(partition)}
     return [name for name, key in keys.items() if await listed.client.zscore(key, run) is not None]
