@@ -4,7 +4,7 @@ The log is a stream with entry ids ``<attempt>-<seq>``. A cursor is a ``seq`` al
 locates its entry, and from then on the entry ids are the position. So a connection may break between any two reads.
 
 Stored entries are read with plain reads, few of them at once over all readers of a client. A reader that has caught up
-waits for new entries on the shared connection (tailing/stream_tail.py).
+waits for new entries on the shared connection (tailing.py).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 gaps if inline thinking is extracted. Several blocks may be open at once. Every attempt ends with exactly one of `Done`,
 `Failed` and `Cut`, and nothing follows it.
 
-Wire form: array-like msgpack, tagged; see frames/codec.py.
+Wire form: array-like msgpack, tagged; see frames.py.
 """
 
 from __future__ import annotations
