@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus
 
@@ -189,3 +190,18 @@ async def test_a_key_with_control_characters_is_refused(bus: LocalBus) -> None:
         writer.write(f"GET /v1/models HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {text}\r\n\r\n".encode())
         assert (await reader.readline()).startswith(b"HTTP/1.1 400 ")
         writer.close()
+
+
+async def test_a_client_that_leaves_while_its_frames_are_refused_is_no_failure_of_the_gateway(bus: LocalBus) -> None:
+    port = int(bus.gateway.rpartition(":")[2])
+    frame = json.dumps({"type": "response.create", "model": "anthropic/slow", "input": "hello"})
+    with capture_logs() as lines:
+        for _ in range(4):
+            async with connect(f"ws://127.0.0.1:{port}/v1/responses", additional_headers=auth(ADA)) as socket:
+                for _ in range(200):
+                    await socket.send(frame)
+                socket.transport.abort()
+        await eventually(lambda: [line.get("method") for line in lines].count("CREATE") >= 4)
+        async with client(bus, BOB) as http:
+            await eventually(lambda: works(http))
+    assert [line for line in lines if line["log_level"] == "error"] == []

@@ -70,6 +70,8 @@ class ResponseSocket:
             answering = asyncio.create_task(self._answer_all(), name="answers of a socket")
             try:
                 await self._read(answering)
+            except WebSocketDisconnect:  # while it was told that a frame is refused
+                self._client_left = True
             finally:
                 await stop_task(answering)
         finally:
@@ -160,11 +162,6 @@ class ResponseSocket:
         except TokenbusError as e:
             for data in encoder.broken(of_exception(e)):
                 await self._send(data)
-        except TimeoutError:  # the client reads nothing
-            self._client_left = True
-            with suppress(RuntimeError):
-                await self._socket.close(handshake.MISUSED)
-            raise WebSocketDisconnect(handshake.MISUSED) from None
         except WebSocketDisconnect:
             self._client_left = True
             raise
@@ -187,8 +184,14 @@ class ResponseSocket:
         return _encode({**body, "stream": True})
 
     async def _send(self, data: bytes) -> None:
-        async with asyncio.timeout(self._gateway.settings.send_timeout_s):
-            await handshake.send_text(self._socket, data)
+        """Send a frame. Raises WebSocketDisconnect if the client has gone, or reads nothing."""
+        try:
+            async with asyncio.timeout(self._gateway.settings.send_timeout_s):
+                await handshake.send_text(self._socket, data)
+        except TimeoutError:
+            with suppress(RuntimeError):
+                await self._socket.close(handshake.MISUSED)
+            raise WebSocketDisconnect(handshake.MISUSED) from None
 
     async def _send_error(self, problem: Problem, audit: FrameAudit | None = None) -> None:
         if audit:
