@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from urllib.parse import quote
+
+import msgspec
 
 from tokenbus.events.frames import ImagesRequested
 from tokenbus.events.requests import Generate, Message, Mode
-from tokenbus.providers.api import Built, Format, JobApi, Quirks
+from tokenbus.providers.api import Built, Decoder, Format, HttpCall, JobApi, Quirks
 from tokenbus.providers.file_api import FileApi
 from tokenbus.providers.media import MediaLimits
 from tokenbus.providers.request.build import formatted
 from tokenbus.providers.request.images import images_asked
 from tokenbus.providers.request.options import RequestOption
+from tokenbus.providers.response.decoder import ResponseDecoder
+from tokenbus.providers.response.inline_thinking import InlineThinking
+from tokenbus.providers.response.sse import MAX_EVENT_BYTES, SseDecoder
 
 
 class ProviderBase:
-    """A `Provider` without ``name``, addresses, ``decoder`` and ``restore``.
+    """A `Provider` without ``name``, addresses and ``decodes``.
 
     Defaults: a bearer token; the modes in ``formats``; no images, no files, no continuation of partial answers.
     """
 
+    decodes: type[ResponseDecoder]
+    """Created for each response; the fields are the whole state, from which another worker continues."""
+    event_bytes: int = MAX_EVENT_BYTES
+    """The largest event that a response may have."""
     key_header: tuple[str, str] = ("authorization", "Bearer {}")
     urgent: tuple[bytes, ...] = (b'"error"',)
     files: FileApi | None = None
@@ -59,3 +69,31 @@ class ProviderBase:
     def images_asked(self, request: Generate) -> ImagesRequested:
         """See `Provider.images_asked`."""
         return images_asked(request)
+
+    def decoder(self, *, status: int, headers: Mapping[str, str], stream: bool, quirks: Quirks) -> Decoder:
+        """See `Provider.decoder`."""
+        sse = SseDecoder(limit=self.event_bytes)
+        return self.decodes.of(status, headers, sse=sse, inline=InlineThinking.of(quirks))
+
+    def restore(self, state: bytes) -> Decoder:
+        """See `Provider.restore`."""
+        return msgspec.msgpack.decode(state, type=self.decodes)
+
+
+class JobBase:
+    """A `JobApi` without ``path``, ``resumes``, ``read``, ``resume`` and ``last_event``.
+
+    A job is started by the field `background` of a request, looked at by `GET /ID` and cancelled by `POST /ID/cancel`.
+    """
+
+    def wanted(self, request: Generate) -> bool:
+        """See `JobApi.wanted`."""
+        return bool((request.extra or {}).get("background"))
+
+    def look(self, job: str, **query: str) -> HttpCall:
+        """See `JobApi.look`."""
+        return HttpCall(path=f"/{quote(job, safe='')}", body=b"", headers={}, method="GET", query=query)
+
+    def cancel(self, job: str) -> HttpCall:
+        """See `JobApi.cancel`."""
+        return HttpCall(path=f"/{quote(job, safe='')}/cancel", body=b"", headers={})

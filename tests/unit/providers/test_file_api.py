@@ -13,7 +13,7 @@ from tokenbus.events.quirks import ApiName, Quirks
 from tokenbus.events.requests import FileSource, Generate, ImagePart, Message
 from tokenbus.providers import registry
 from tokenbus.providers.file_api import FileAnswer, FileApi, FileCall, FileToUpload, ProviderFile, lost_files
-from tokenbus.providers.gemini.files import POLLS
+from tokenbus.providers.gemini import POLLS
 from tokenbus_services.mock_provider.request import read_form
 
 PDF = b"%PDF-1.7 \r\n--not-a-boundary--\r\n\x00\xff"

@@ -18,7 +18,6 @@ from tokenbus.providers import (
     BlockStop,
     Built,
     Cut,
-    Decoder,
     Done,
     Failed,
     Format,
@@ -155,19 +154,12 @@ class Acme(ProviderBase):
     """What tokenbus needs of a provider API. `ProviderBase` has the rest."""
 
     name = "acme"
+    decodes = AcmeDecoder
     default_base_url = "https://api.acme.example/v1"
     default_key_env = "ACME_API_KEY"
     urgent = (b'"call"', b'"end"', b'"error"')
     formats: Mapping[Mode, Format] = {"chat": build}
     media = MediaLimits(image_types=(), document_types=())
-
-    def decoder(self, *, status: int, headers: Mapping[str, str], stream: bool, quirks: Quirks) -> Decoder:
-        """A fresh decoder for one answer."""
-        return AcmeDecoder.of(status, headers)
-
-    def restore(self, state: bytes) -> Decoder:
-        """The decoder with which another worker continues."""
-        return msgspec.msgpack.decode(state, type=AcmeDecoder)
 
 
 provider = Acme()

@@ -7,22 +7,40 @@ from collections.abc import Mapping
 import msgspec
 
 from tokenbus.events.quirks import begins_with
-from tokenbus.events.requests import Generate, Mode
-from tokenbus.providers.anthropic.files import files
-from tokenbus.providers.anthropic.prefill import build_prefill
-from tokenbus.providers.anthropic.request import API_VERSION, build
+from tokenbus.events.requests import Generate, Message, Mode
+from tokenbus.providers.anthropic.request import API_VERSION, build, built, content_of, files, limits
 from tokenbus.providers.anthropic.stream import AnthropicDecoder
-from tokenbus.providers.api import ApiName, Decoder, Format, Provider, Quirks
+from tokenbus.providers.api import ApiName, Built, Format, Provider, Quirks
 from tokenbus.providers.base import ProviderBase
 from tokenbus.providers.file_api import FileApi
 from tokenbus.providers.media import COMMON_IMAGES, MIB, MediaLimits
-from tokenbus.providers.response.inline_thinking import InlineThinking
+from tokenbus.providers.request.participants import end_of_turn, provider_stops
+from tokenbus.providers.request.transcript import opening_of, system_text, transcribe
+
+
+def build_prefill(request: Generate, history: list[Message], quirks: Quirks) -> Built:
+    """Build the HTTP call for the next turn. Raises RequestInvalid, naming the field.
+
+    Thinking is written into the text, so the API's own thinking options are not set. Trailing whitespace is removed
+    because the API rejects it.
+    """
+    token = end_of_turn(request, quirks)
+    transcript = transcribe(request, history, token)
+    messages: list[dict[str, object]] = [{"role": "user", "content": content_of(opening_of(request, transcript))}]
+    messages.append({"role": "assistant", "content": transcript.text.rstrip()})
+    body: dict[str, object] = {"model": request.model, "messages": messages, "stream": request.stream}
+    if system := system_text(request):
+        body["system"] = system
+    stop = provider_stops(request, token, quirks.max_stop_strings, blanks=False)
+    body |= limits(msgspec.structs.replace(request, thinking=None, stop=stop), quirks)
+    return built(body, request, history, transcript.notes, quirks)
 
 
 class Anthropic(ProviderBase):
     """The Messages API as a `tokenbus.providers.api.Provider`."""
 
     name: ApiName = "anthropic"
+    decodes = AnthropicDecoder
     key_header: tuple[str, str] = ("x-api-key", "{}")
     default_base_url = "https://api.anthropic.com"
     default_key_env = "ANTHROPIC_API_KEY"
@@ -55,14 +73,6 @@ class Anthropic(ProviderBase):
         free = request.output_schema is None and request.tool_choice in (None, "auto", "none")
         thinks = request.thinking is not None and request.thinking.wanted
         return free and not thinks and begins_with(request.model, quirks.models_continuing)
-
-    def decoder(self, *, status: int, headers: Mapping[str, str], stream: bool, quirks: Quirks) -> Decoder:
-        """See `Provider.decoder`. A whole message is recognised by its `type`, even if a stream was requested."""
-        return AnthropicDecoder.of(status, headers, inline=InlineThinking.of(quirks))
-
-    def restore(self, state: bytes) -> Decoder:
-        """See `Provider.restore`."""
-        return msgspec.msgpack.decode(state, type=AnthropicDecoder)
 
 
 provider: Provider = Anthropic()

@@ -10,22 +10,22 @@ import msgspec
 from tokenbus.events.frames import ImagesRequested
 from tokenbus.events.requests import Generate, Mode
 from tokenbus.providers import gemini
-from tokenbus.providers.api import ApiName, Decoder, Format, JobApi, Provider, Quirks
+from tokenbus.providers.api import ApiName, Format, JobApi, Provider
 from tokenbus.providers.base import ProviderBase
 from tokenbus.providers.file_api import FileApi
-from tokenbus.providers.gemini_interactions.jobs import jobs
-from tokenbus.providers.gemini_interactions.request import build
+from tokenbus.providers.gemini_interactions.request import build, jobs
 from tokenbus.providers.gemini_interactions.stream import API, InteractionsDecoder
 from tokenbus.providers.media import COMMON_IMAGES
 from tokenbus.providers.request.images import images_asked
-from tokenbus.providers.response.inline_thinking import InlineThinking
-from tokenbus.providers.response.sse import MAX_IMAGE_EVENT_BYTES, SseDecoder
+from tokenbus.providers.response.sse import MAX_IMAGE_EVENT_BYTES
 
 
 class GeminiInteractions(ProviderBase):
     """The Interactions API as a `tokenbus.providers.api.Provider`. Keys, addresses, files and limits are Gemini's."""
 
     name: ApiName = API
+    decodes = InteractionsDecoder
+    event_bytes = MAX_IMAGE_EVENT_BYTES
     key_header: tuple[str, str] = gemini.provider.key_header
     default_base_url = gemini.provider.default_base_url
     default_key_env = gemini.provider.default_key_env
@@ -49,15 +49,6 @@ class GeminiInteractions(ProviderBase):
 
     def images_asked(self, request: Generate) -> ImagesRequested:
         return images_asked(request, own_model=True)
-
-    def decoder(self, *, status: int, headers: Mapping[str, str], stream: bool, quirks: Quirks) -> Decoder:
-        """See `Provider.decoder`. A whole interaction has no `event_type`, even if a stream was requested."""
-        sse = SseDecoder(limit=MAX_IMAGE_EVENT_BYTES)
-        return InteractionsDecoder.of(status, headers, sse=sse, inline=InlineThinking.of(quirks))
-
-    def restore(self, state: bytes) -> Decoder:
-        """See `Provider.restore`."""
-        return msgspec.msgpack.decode(state, type=InteractionsDecoder)
 
 
 provider: Provider = GeminiInteractions()

@@ -30,10 +30,10 @@ from tokenbus.events.requests import (
     ToolChoice,
     ToolResultPart,
 )
-from tokenbus.providers.api import Built, HttpCall, Quirks
+from tokenbus.providers.api import Built, HttpCall, JobApi, JobSeen, Quirks
+from tokenbus.providers.base import JobBase
 from tokenbus.providers.gemini.contents import arguments_of, media_type_of
 from tokenbus.providers.gemini.request import EFFORTS, max_stops
-from tokenbus.providers.gemini_interactions.jobs import jobs
 from tokenbus.providers.gemini_interactions.stream import API, CONTINUATION
 from tokenbus.providers.request.build import (
     accepted_stops,
@@ -47,6 +47,59 @@ from tokenbus.providers.request.build import (
 )
 from tokenbus.providers.request.conversation import Spoken, Takes, conversation, own_extra, raw_json
 from tokenbus.providers.request.images import image_options
+
+RUNNING = ("queued", "in_progress", "")
+
+
+class _Interaction(msgspec.Struct):
+    id: str = ""
+    status: str = ""
+
+
+class _Event(_Interaction):
+    """An event of the stream, or an interaction, which has no type."""
+
+    event_type: str = ""
+    interaction: _Interaction | None = None
+
+
+_event = msgspec.json.Decoder(_Event)
+
+
+class InteractionJobs(JobBase):
+    """Interactions in the background: https://ai.google.dev/gemini-api/docs/background-execution.
+
+    A stream can be read on from `last_event_id`, but its events need not have an id. So one that was cut is looked at
+    until it has ended, and the decoder emits the steps that the stream lacked.
+    """
+
+    path = "/interactions"
+    resumes = False
+
+    def read(self, data: bytes) -> JobSeen:
+        """See `JobApi.read`. Events have no numbers."""
+        try:
+            event = _event.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return JobSeen()
+        seen = event.interaction or event
+        over = event.event_type in ("", "interaction.completed") and bool(seen.id) and seen.status not in RUNNING
+        return JobSeen(seen.id, over=over, failed=event.event_type == "error")
+
+    def resume(self, job: str, after: int) -> HttpCall:
+        """See `JobApi.resume`."""
+        return self.look(job, stream="true")
+
+    def last_event(self, response: bytes) -> bytes:
+        """See `JobApi.last_event`."""
+        interaction = msgspec.json.format(response, indent=-1)
+        return b'event: interaction.completed\ndata: {"interaction":%b,"event_type":"interaction.completed"}\n\n' % (
+            interaction
+        )
+
+
+jobs: JobApi = InteractionJobs()
+
 
 Json = dict[str, object]
 Steps = list[Json | msgspec.Raw]

@@ -7,23 +7,55 @@ from collections.abc import Mapping
 
 import msgspec
 
-from tokenbus.events.requests import Generate, Mode
-from tokenbus.providers.api import ApiName, Decoder, Format, Provider, Quirks
+from tokenbus.errors import RequestInvalid
+from tokenbus.events.requests import Generate, Message, Mode
+from tokenbus.providers.api import ApiName, Built, Decoder, Format, Provider, Quirks
 from tokenbus.providers.base import ProviderBase
 from tokenbus.providers.file_api import FileApi
 from tokenbus.providers.media import COMMON_IMAGES, MIB, MediaLimits
-from tokenbus.providers.openai_chat.prefill import build_prefill
-from tokenbus.providers.openai_chat.repeated_thinking import RepeatedThinking
-from tokenbus.providers.openai_chat.request import build
+from tokenbus.providers.openai_chat.answer import RepeatedThinking
+from tokenbus.providers.openai_chat.request import ChatMessage, build, built, limits, max_stops, user_content
 from tokenbus.providers.openai_chat.stream import ChatDecoder
 from tokenbus.providers.openai_responses.files import chat_files
+from tokenbus.providers.request.participants import end_of_turn, provider_stops
+from tokenbus.providers.request.transcript import opening_of, system_text, transcribe
 from tokenbus.providers.response.inline_thinking import InlineThinking
+
+
+def build_prefill(request: Generate, history: list[Message], quirks: Quirks) -> Built:
+    """Build the HTTP call for the next turn. Raises RequestInvalid, naming the field. Thinking is written into the
+    text.
+    """
+    if not quirks.continues:
+        raise RequestInvalid("mode", "this provider cannot continue a text (its quirk `continues` is not set)")
+    token = end_of_turn(request, quirks)
+    transcript = transcribe(request, history, token)
+    system = system_text(request)
+    body: dict[str, object] = {"model": request.model, "stream": request.stream}
+    path = "/completions"
+    if quirks.continues == "completions":
+        if transcript.before:
+            raise RequestInvalid("messages", "this provider's completions accept only text, not images or documents")
+        body["prompt"] = f"{system}\n\n{transcript.text}" if system else transcript.text
+        quirks = msgspec.structs.replace(quirks, max_tokens_field="max_tokens")  # this endpoint has no other field
+    else:
+        path = "/chat/completions"
+        messages: list[ChatMessage] = [{"role": quirks.system_role, "content": system}] if system else []
+        messages.append({"role": "user", "content": user_content(opening_of(request, transcript), quirks)})
+        messages.append({"role": "assistant", "content": transcript.text.rstrip(), **quirks.continued})
+        body |= {"messages": messages, **quirks.continuing}
+    if request.stream and quirks.stream_usage:
+        body["stream_options"] = {"include_usage": True}
+    stop = provider_stops(request, token, max_stops(quirks))
+    body |= limits(msgspec.structs.replace(request, thinking=None, stop=stop), quirks)
+    return built(path, body, request, transcript.notes)
 
 
 class OpenAIChat(ProviderBase):
     """Chat Completions as a `tokenbus.providers.api.Provider`."""
 
     name: ApiName = "openai-chat"
+    decodes = ChatDecoder
     default_base_url = "https://api.openai.com/v1"
     default_key_env = "OPENAI_API_KEY"
     # End of text, start of a tool call, end of the response. No byte pattern marks the start of a text.
@@ -76,10 +108,6 @@ class OpenAIChat(ProviderBase):
             reasoning_fields=quirks.reasoning_fields,
             echo=RepeatedThinking.of(quirks),
         )
-
-    def restore(self, state: bytes) -> Decoder:
-        """See `Provider.restore`."""
-        return msgspec.msgpack.decode(state, type=ChatDecoder)
 
 
 provider: Provider = OpenAIChat()

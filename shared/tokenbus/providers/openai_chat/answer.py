@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from typing import Literal
 from zlib import crc32
 
 import msgspec
 
-from tokenbus.errors import Malformed
+from tokenbus.errors import Malformed, TooLarge
 from tokenbus.events.normalized import (
     Audio,
     BlockStart,
@@ -24,15 +26,222 @@ from tokenbus.events.normalized import (
     ToolCallStart,
     TranscriptDelta,
 )
+from tokenbus.events.quirks import Quirks
 from tokenbus.providers.openai_chat import wire
-from tokenbus.providers.openai_chat.calls import CallTable, ReceivedCall
 from tokenbus.providers.openai_chat.reasoning import EmittedThinking
-from tokenbus.providers.openai_chat.repeated_thinking import RepeatedThinking
+from tokenbus.providers.openai_chat.wire import CallDelta
 from tokenbus.providers.response import sound
-from tokenbus.providers.response.decoder import ResponseDecoder
+from tokenbus.providers.response.decoder import MAX_OPEN_BLOCKS, ResponseDecoder
 from tokenbus.providers.response.json_decode import is_null, read, text_of
 from tokenbus.providers.response.repeats import EmittedText
 from tokenbus.providers.response.unknown_fields import has_value, named, read_known
+
+_IN_STRING = re.compile(r'["\\]')
+_OUTSIDE = re.compile(r'["{}\[\]]')
+
+
+class ObjectEnd(msgspec.Struct):
+    """Detects when streamed JSON closes its outermost object. Does not validate the JSON."""
+
+    depth: int = 0
+    in_string: bool = False
+    escaped: bool = False
+    closed: bool = False
+
+    def feed(self, text: str) -> None:
+        """Process the next piece."""
+        at = 1 if self.escaped and text else 0
+        self.escaped = self.escaped and not text
+        while found := (_IN_STRING if self.in_string else _OUTSIDE).search(text, at):
+            at = found.end()
+            match found[0]:
+                case "\\":
+                    at += 1
+                    self.escaped = at > len(text)
+                case '"':
+                    self.in_string = not self.in_string
+                case "{" | "[":
+                    self.depth += 1
+                case _:
+                    self.depth -= 1
+                    self.closed = self.closed or (self.depth == 0 and found[0] == "}")
+
+
+class ReceivedCall(msgspec.Struct):
+    """A tool call being received. It starts, and gets its ordinal, once its name is known."""
+
+    ordinal: int = -1
+    tool_id: str = ""
+    """The provider's id; empty until known."""
+    name: str = ""
+    pieces: list[str] = []
+    """Argument fragments that came before the name."""
+    emitted: EmittedText = msgspec.field(default_factory=EmittedText)
+    """Its arguments emitted so far."""
+    end: ObjectEnd = msgspec.field(default_factory=ObjectEnd)
+    done: bool = False
+    """The call is complete and later content has begun."""
+    extra_content: str = ""
+    free_text: bool = False
+    """Its arguments are no JSON, so only the answer's end says that they are complete."""
+
+    def new_part(self, arguments: str) -> str:
+        """Return the new part of this piece: empty if complete arguments are repeated."""
+        if self.free_text:
+            self.emitted.add(arguments)
+            return arguments
+        if self.end.closed and self.emitted.rest(arguments) == "":
+            return ""
+        self.emitted.add(arguments)
+        self.end.feed(arguments)
+        return arguments
+
+
+class CallTable(msgspec.Struct):
+    """The calls of one response, in order of appearance.
+
+    A piece is matched by its `index`, if it has one. Real streams omit the index or send null (Mistral), leave the id
+    empty after the first piece (Alibaba), send the name late or repeatedly, number all parallel calls 0 (Gemini's chat
+    endpoint), or repeat a call once it is complete (MiniMax).
+    """
+
+    calls: list[ReceivedCall] = []
+    by_index: dict[int, int] = {}
+    listed: bool = False
+    """Whether calls arrived in `tool_calls`. Then a `function_call` repeats one of them."""
+
+    def find(self, delta: CallDelta, name: str) -> ReceivedCall:
+        """Return the call of this piece, adding it if it is new. Raises TooLarge if there are too many."""
+        tool_id = delta.id or ""
+        at = self._position(delta.index, tool_id, name)
+        if at is None:
+            at = self._add()
+        if delta.index is not None:
+            self.by_index[delta.index] = at
+        return self._known(at, tool_id, name)
+
+    def find_whole(self, place: int, delta: CallDelta, name: str) -> ReceivedCall:
+        """Return the call at this position of the final message, matched by id or else by position. Raises TooLarge."""
+        tool_id = delta.id or ""
+        at = next((at for at, call in enumerate(self.calls) if tool_id and call.tool_id == tool_id), None)
+        if at is None and place < len(self.calls) and self.calls[place].name in ("", name):
+            at = place
+        return self._known(self._add() if at is None else at, tool_id, name)
+
+    def _add(self) -> int:
+        if len(self.calls) >= MAX_OPEN_BLOCKS:
+            raise TooLarge("open blocks", len(self.calls) + 1, MAX_OPEN_BLOCKS, unit="blocks")
+        self.calls.append(ReceivedCall())
+        return len(self.calls) - 1
+
+    def _known(self, at: int, tool_id: str, name: str) -> ReceivedCall:
+        call = self.calls[at]
+        call.tool_id = call.tool_id or tool_id
+        call.name = call.name or name
+        return call
+
+    def _position(self, index: int | None, tool_id: str, name: str) -> int | None:
+        if index is not None:
+            at = self.by_index.get(index)
+            if at is None:
+                return None
+            known = self.calls[at].tool_id
+            # A different id together with a name means another call, even with the same index.
+            return None if name and tool_id and known and tool_id != known else at
+        if tool_id:
+            return next((at for at, call in enumerate(self.calls) if call.tool_id == tool_id), None)
+        return None if name or not self.calls else len(self.calls) - 1
+
+
+MAX_CHARS = 256 * 1024
+"""Maximum length of tagged thinking to compare with the reasoning field."""
+_ROOM = 256
+"""How far into a text to look for the opening tag."""
+
+
+class RepeatedThinking(msgspec.Struct):
+    """Drops thinking that a vendor sends twice: in a reasoning field and between tags at the start of the text.
+
+    Once the reasoning field has content, a text that starts with the tag is held back until the tag closes. If the
+    tagged content differs from the field, it is emitted unchanged. The fields of this struct are its whole state.
+    """
+
+    names: tuple[str, ...]
+    """Tag names."""
+    place: Literal["start", "inside", "after"] = "start"
+    close: str = ""
+    """The tag that closes the thinking in the text."""
+    waits: bool | None = None
+    """Whether the reasoning field had content before the text began."""
+    held: list[str] = []
+    """The beginning of the text, while it may be repeated thinking."""
+    size: int = 0
+    """Characters received in the current place."""
+    tail: str = ""
+    """The end of the searched text: a possible beginning of a tag."""
+    inner: EmittedText = msgspec.field(default_factory=EmittedText)
+    """The text between the tags, as far as it was searched."""
+
+    @classmethod
+    def of(cls, quirks: Quirks) -> RepeatedThinking:
+        """For a vendor with these tags, or with those that are usual."""
+        names = quirks.inline_thinking or ("think", "thinking", "thought", "reasoning")
+        if quirks.inline_thinking_opened:
+            return cls(names, "inside", f"</{names[0]}>")
+        return cls(names)
+
+    def take(self, piece: str, thought: EmittedText) -> str:
+        """Return the text to emit now. ``thought``: what the reasoning field has brought so far."""
+        if self.place == "after":
+            return piece
+        if self.waits is None:
+            self.waits = bool(thought)
+        if self.waits:
+            self.held.append(piece)
+        self.size += len(piece)
+        left = self._search(piece, thought)
+        return left if self.waits else piece
+
+    def says(self, thought: str) -> bool:
+        """Whether the text contained this thinking between its tags."""
+        return self.place == "after" and bool(self.inner) and self.inner.rest(thought) == ""
+
+    def release(self) -> str:
+        """Return held-back content as text."""
+        held, self.held = "".join(self.held), []
+        if held:
+            self.place = "after"
+        return held
+
+    def _search(self, piece: str, thought: EmittedText) -> str:
+        """Search the held-back text for its tags. Return the text that is certain by now and not repeated thinking."""
+        if self.place == "start":
+            begun = (self.tail + piece).lstrip()
+            tags = [f"<{name}>" for name in self.names]
+            tag = next((tag for tag in tags if begun.startswith(tag)), "")
+            if not tag:
+                self.tail = begun
+                return (
+                    "" if self.size <= _ROOM and any(tag.startswith(begun) for tag in tags) else self._stop_comparing()
+                )
+            self.place, self.close, self.tail = "inside", f"</{tag[1:]}", ""
+            piece = begun[len(tag) :]
+        text = self.tail + piece
+        end = text.find(self.close)
+        if end < 0:
+            keep = max(0, len(text) - len(self.close) + 1)
+            self.inner.add(text[:keep])
+            self.tail = text[keep:]
+            return "" if self.size <= MAX_CHARS else self._stop_comparing()
+        self.inner.add(text[:end])
+        if (self.inner.units, self.inner.crc) != (thought.units, thought.crc):
+            return self._stop_comparing()
+        self.place, self.held = "after", []
+        return text[end + len(self.close) :]
+
+    def _stop_comparing(self) -> str:
+        self.place = "after"
+        return self.release()
 
 
 class AnswerDecoder(ResponseDecoder, kw_only=True):

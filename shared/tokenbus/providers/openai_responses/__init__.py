@@ -5,25 +5,23 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-import msgspec
-
 from tokenbus.events.requests import Mode
-from tokenbus.providers.api import ApiName, Decoder, Format, JobApi, Provider, Quirks
+from tokenbus.providers.api import ApiName, Format, JobApi, Provider
 from tokenbus.providers.base import ProviderBase
 from tokenbus.providers.file_api import FileApi
 from tokenbus.providers.media import ANY, COMMON_IMAGES, MIB, MediaLimits
 from tokenbus.providers.openai_responses.files import files
-from tokenbus.providers.openai_responses.jobs import jobs
-from tokenbus.providers.openai_responses.request import build
+from tokenbus.providers.openai_responses.request import build, jobs
 from tokenbus.providers.openai_responses.stream import ResponsesDecoder
-from tokenbus.providers.response.inline_thinking import InlineThinking
-from tokenbus.providers.response.sse import MAX_IMAGE_EVENT_BYTES, SseDecoder
+from tokenbus.providers.response.sse import MAX_IMAGE_EVENT_BYTES
 
 
 class OpenAIResponses(ProviderBase):
     """The Responses API as a `tokenbus.providers.api.Provider`."""
 
     name: ApiName = "openai-responses"
+    decodes = ResponsesDecoder
+    event_bytes = MAX_IMAGE_EVENT_BYTES
     default_base_url = "https://api.openai.com/v1"
     default_key_env = "OPENAI_API_KEY"
     # Start and end of items, parts and the response. A text that contains such a word is merely forwarded sooner.
@@ -49,15 +47,6 @@ class OpenAIResponses(ProviderBase):
     )
     makes_images = True
     options = frozenset({"json_object", "parallel_tool_calls", "user_id", "strict_tools", "free_text_tools"})
-
-    def decoder(self, *, status: int, headers: Mapping[str, str], stream: bool, quirks: Quirks) -> Decoder:
-        """See `Provider.decoder`. A whole response is recognised by its `object`, even if a stream was requested."""
-        sse = SseDecoder(limit=MAX_IMAGE_EVENT_BYTES)
-        return ResponsesDecoder.of(status, headers, sse=sse, inline=InlineThinking.of(quirks))
-
-    def restore(self, state: bytes) -> Decoder:
-        """See `Provider.restore`."""
-        return msgspec.msgpack.decode(state, type=ResponsesDecoder)
 
 
 provider: Provider = OpenAIResponses()

@@ -21,9 +21,9 @@ from tokenbus.events.normalized import (
 )
 from tokenbus.providers.openai_responses import wire
 from tokenbus.providers.openai_responses.content import ContentDecoder
-from tokenbus.providers.openai_responses.item_table import ItemTable
 from tokenbus.providers.openai_responses.items import (
     ItemKind,
+    ItemTable,
     StreamedItem,
     arguments_of,
     further_fields,

@@ -38,8 +38,8 @@ from tokenbus.events.normalized import (
 from tokenbus.events.usage import Usage
 from tokenbus.providers.openai_responses import wire
 from tokenbus.providers.openai_responses.items import ItemKind, arguments_of, raw_key, summary_key, text_key, tools_of
-from tokenbus.providers.openai_responses.jobs import ENDED
 from tokenbus.providers.openai_responses.output import OutputDecoder
+from tokenbus.providers.openai_responses.request import ENDED
 from tokenbus.providers.response.decoder import check_pieces, finish_of
 from tokenbus.providers.response.end_of_stream import cut_before
 from tokenbus.providers.response.error_mapping import provider_failure

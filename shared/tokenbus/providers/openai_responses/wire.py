@@ -2,7 +2,7 @@
 
 The `type` in the JSON decides, never the SSE event name, which may be missing. Neither item ids nor indexes are
 reliable keys: some vendors change ids from event to event (GitHub Copilot), others omit `output_index` (llama.cpp); see
-`tokenbus.providers.openai_responses.item_table`. A missing index inside an item is 0.
+`ItemTable`. A missing index inside an item is 0.
 """
 
 from __future__ import annotations

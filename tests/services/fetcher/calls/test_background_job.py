@@ -10,7 +10,7 @@ from tokenbus.events.frames import ProviderJob, job_decoder
 from tokenbus.events.normalized import Failed
 from tokenbus.providers.api import Quirks
 from tokenbus.providers.openai_responses import provider
-from tokenbus.providers.openai_responses.jobs import jobs
+from tokenbus.providers.openai_responses.request import jobs
 from tokenbus.providers.response.sse import SseDecoder
 from tokenbus_services.fetcher.calls.background_job import LONGEST_LOOK_S, Readings, RunningJob
 from tokenbus_services.settings import RetrySettings

@@ -34,7 +34,7 @@ from tokenbus.events.normalized import (
 )
 from tokenbus.events.usage import Usage
 from tokenbus.providers.api import JobSeen
-from tokenbus.providers.gemini_interactions.jobs import jobs
+from tokenbus.providers.gemini_interactions.request import jobs
 
 API = "gemini-interactions"
 Json = dict[str, Any]
