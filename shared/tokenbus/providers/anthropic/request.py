@@ -87,11 +87,9 @@ class AnthropicFiles:
     max_bytes = MAX_FILE_BYTES
 
     def takes(self, kind: Kind, media_type: str) -> bool:
-        """See `FileApi.takes`."""
         return media_type in _IMAGES if kind == "image" else media_type == "application/pdf"
 
     def upload(self, file: FileToUpload, content: bytes, base_path: str) -> Upload:
-        """See `FileApi.upload`."""
         fields = {"expires_in_seconds": bounded_life(file.keep_s, _HOUR_S, 90 * 24 * _HOUR_S)}
         content_type, body = form(fields, [File("file", file.name, file.media_type, content)])
         headers = {"content-type": content_type, "anthropic-version": API_VERSION, "anthropic-beta": FILES_BETA}

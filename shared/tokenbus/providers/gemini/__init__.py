@@ -60,11 +60,9 @@ class GeminiFiles:
     max_bytes = MAX_FILE_BYTES
 
     def takes(self, kind: Kind, media_type: str) -> bool:
-        """See `FileApi.takes`."""
         return True
 
     def upload(self, file: FileToUpload, content: bytes, base_path: str) -> Upload:
-        """See `FileApi.upload`."""
         before, _, version = base_path.rpartition("/")
         named = {
             "x-goog-upload-protocol": "resumable",
@@ -162,11 +160,9 @@ class Gemini(ProviderBase):
     options = frozenset({"json_object", "seed", "top_k", "frequency_penalty", "presence_penalty"})
 
     def continues(self, request: Generate, quirks: Quirks) -> bool:
-        """See `Provider.continues`."""
         return begins_with(request.model, quirks.models_continuing)
 
     def images_asked(self, request: Generate) -> ImagesRequested:
-        """See `Provider.images_asked`."""
         return images_asked(request, own_model=True)
 
 

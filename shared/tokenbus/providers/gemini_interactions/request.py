@@ -87,11 +87,9 @@ class InteractionJobs(JobBase):
         return JobSeen(seen.id, over=over, failed=event.event_type == "error")
 
     def resume(self, job: str, after: int) -> HttpCall:
-        """See `JobApi.resume`."""
         return self.look(job, stream="true")
 
     def last_event(self, response: bytes) -> bytes:
-        """See `JobApi.last_event`."""
         interaction = msgspec.json.format(response, indent=-1)
         return b'event: interaction.completed\ndata: {"interaction":%b,"event_type":"interaction.completed"}\n\n' % (
             interaction

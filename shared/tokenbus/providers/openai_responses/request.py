@@ -91,12 +91,10 @@ class ResponseJobs(JobBase):
         return JobSeen(named, event.sequence_number, over, failed=event.type == "error")
 
     def resume(self, job: str, after: int) -> HttpCall:
-        """See `JobApi.resume`."""
         query = {"stream": "true"} | ({"starting_after": str(after)} if after >= 0 else {})
         return self.look(job, **query)
 
     def last_event(self, response: bytes) -> bytes:
-        """See `JobApi.last_event`."""
         status = _event.decode(response).status
         kind = f"response.{'failed' if status == 'expired' else status}".encode()
         return b'event: %b\ndata: {"type":"%b","response":%b}\n\n' % (
