@@ -55,7 +55,7 @@ from tokenbus.events.frames import (
     encode,
 )
 from tokenbus.events.requests import Cancel, Generate, HistoryBound
-from tokenbus.providers.continuing import continues
+from tokenbus.providers import registry
 from tokenbus_services.intake.usable_fallbacks import meets
 from tokenbus_services.settings import RecordSettings, Settings
 from tokenbus_services.telemetry import NO_TRACER, RunTracer, Span
@@ -174,9 +174,8 @@ class RunCreation:
         return FallbackPlan(request.provider, request.model, self._reading(request), goes_on)
 
     def _continues(self, request: Generate) -> bool:
-        """Whether provider and model can continue the partial text of a broken turn."""
         vendor = self._settings.providers[request.provider]
-        return continues(request, vendor.api, vendor.quirks.of(request.model))
+        return registry.continues(request, vendor.api, vendor.quirks.of(request.model))
 
     def _reading(self, request: Generate) -> TextReading | None:
         """How to read the model's text; None in chat mode, where the provider's own structure gives the blocks."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tokenbus.events.quirks import Quirks
+from tokenbus.events.requests import Generate
 from tokenbus.providers import (
     anthropic,
     gemini,
@@ -32,3 +34,12 @@ def get(api: ApiName) -> Provider:
     Raises SettingsError if it is unknown or cannot be loaded.
     """
     return _BUILT_IN.get(api) or plugins.load(api)
+
+
+def continues(request: Generate, api: ApiName, quirks: Quirks) -> bool:
+    """Whether provider and model can continue a partial answer (`on_failure` continue, `Client.resume`).
+
+    A text that the model continues anyway (prefill mode) can be continued once more; in chat mode the API knows.
+    ``quirks`` are those of the model.
+    """
+    return request.mode == "prefill" or get(api).continues(request, quirks)

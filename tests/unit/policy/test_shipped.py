@@ -24,7 +24,7 @@ from tokenbus.policy.openai import OpenAIChunks
 from tokenbus.policy.policy_runner import BoundPolicy, PolicyStream
 from tokenbus.policy.processor import StreamProcessor
 from tokenbus.policy.public import PublicEvents
-from tokenbus_services.policy_stage.builtin.json_schema import ArgumentSchemas
+from tokenbus_services.policy_stage.builtin import ArgumentSchemas
 
 KEY = "sk-" + "a1B2" * 10
 

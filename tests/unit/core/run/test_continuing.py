@@ -27,7 +27,7 @@ from tokenbus.events.public import (
 from tokenbus.events.quirks import ApiName, Quirks
 from tokenbus.events.requests import Generate, Message, OutputSchema, TextPart, Thinking, ThinkingPart
 from tokenbus.events.usage import Usage
-from tokenbus.providers.continuing import continues
+from tokenbus.providers.registry import continues
 
 LOST = n.Cut("the fetcher was lost", ErrorInfo(code=WORKER_LOST, kind="internal", message="lost", retryable=True))
 BUSY = n.Failed(ErrorInfo(code="overloaded_error", kind="overloaded", message="busy", retryable=True))

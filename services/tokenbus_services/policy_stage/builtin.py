@@ -1,4 +1,4 @@
-"""Validates the arguments of tool calls against JSON schemas."""
+"""The built-in policy that needs more than the library's dependencies. The others are in `tokenbus.policy`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from tokenbus.policy.builtin.tool_call_gate import Block, ToolCallGate, Verdict
 from tokenbus.policy.processor import StreamContext
 from tokenbus.policy.stream_state import ToolCallStreamBlock
 from tokenbus_services.json_schema import SchemaError, compile_schema
+
+__all__ = ["ArgumentSchemas", "ArgumentSchemasOptions"]
 
 
 class ArgumentSchemasOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
