@@ -32,12 +32,11 @@ from tokenbus_services.settings import (
     Settings,
     ToolSettings,
 )
-from tokenbus_services.tools.environment import passed_value
 from tokenbus_services.tools.http import EndpointTool, Learn
 from tokenbus_services.tools.progress import Deliver, Reporter
 from tokenbus_services.tools.python.executors import PythonExecutors, PythonFunctionTool
 from tokenbus_services.tools.results import Results
-from tokenbus_services.tools.tool import NAME, Declared, Tool
+from tokenbus_services.tools.tool import NAME, Declared, Tool, passed_value
 from tokenbus_services.tools.tool_call import Text, ToolCall, ToolOutcome, context_of
 
 if TYPE_CHECKING:

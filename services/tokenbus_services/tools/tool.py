@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple, Protocol
 
+from tokenbus.errors import SettingsError
+from tokenbus.secret_env import FILE, secret_in
 from tokenbus.tools import ToolContext
 from tokenbus_services.json_schema import Schema
 from tokenbus_services.tools.results import Results
@@ -30,3 +33,35 @@ class Declared(NamedTuple):
     timeout_s: float | None
     free_text: bool = False
     """Its input is text, passed as the argument ``input``."""
+
+
+_ALWAYS_PASSED = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER")
+
+
+def check_passed(names: Iterable[str], env: Mapping[str, str]) -> None:
+    """Raises ValueError if one of these variables cannot be passed."""
+    for name in names:
+        if name not in env and not env.get(f"{name}{FILE}"):
+            raise ValueError(f"env_pass: the environment has no {name}, nor {name}{FILE}")
+        try:
+            if name not in env:
+                secret_in(name, env)
+        except SettingsError as e:
+            raise ValueError(f"env_pass: {e.where}: {e.problem}") from None
+
+
+def passed_value(name: str, env: Mapping[str, str]) -> str:
+    """The variable as it is, or what the file holds now that the variable with `_FILE` names; empty if it cannot be
+    read.
+    """
+    if name in env or not env.get(f"{name}{FILE}"):
+        return env.get(name, "")
+    try:
+        return secret_in(name, env)
+    except SettingsError:
+        return ""
+
+
+def passed_environment(names: Iterable[str], env: Mapping[str, str]) -> dict[str, str]:
+    """What a server gets that is started now."""
+    return {**{name: env[name] for name in _ALWAYS_PASSED if name in env}, **{n: passed_value(n, env) for n in names}}

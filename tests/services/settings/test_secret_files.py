@@ -21,8 +21,8 @@ from tokenbus_services.endpoints.endpoint import Key
 from tokenbus_services.redaction.redactor import secrets_of
 from tokenbus_services.settings import BlobSettings, HttpTool, McpHttp, McpStdio, ProviderSettings, Settings
 from tokenbus_services.settings.tables.gateway import AdminSettings
-from tokenbus_services.tools.environment import check_passed, passed_environment
 from tokenbus_services.tools.http import Headers, signing_secret
+from tokenbus_services.tools.tool import check_passed, passed_environment
 
 Env = Mapping[str, str]
 OLD, NEW = "sk-the-old-secret", "sk-the-new-secret"

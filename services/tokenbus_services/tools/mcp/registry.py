@@ -19,12 +19,11 @@ from tokenbus.events.requests import Tool
 from tokenbus.tools import ToolContext
 from tokenbus_services.runtime.mcp_tool_cache import REFRESH_S, McpToolCache
 from tokenbus_services.settings import McpHttp, McpSettings, McpStdio, Settings
-from tokenbus_services.tools.environment import check_passed, passed_environment
 from tokenbus_services.tools.http import Headers, Learn, egress_of, endpoint_url
 from tokenbus_services.tools.mcp.server import CLOSE_S, Connect, McpServer, outcome_of
 from tokenbus_services.tools.mcp.transports import child, endpoint
 from tokenbus_services.tools.results import Results
-from tokenbus_services.tools.tool import NAME, Declared
+from tokenbus_services.tools.tool import NAME, Declared, check_passed, passed_environment
 from tokenbus_services.tools.tool_call import ToolCall, ToolOutcome
 
 START_S = 10.0

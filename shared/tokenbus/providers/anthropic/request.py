@@ -56,9 +56,8 @@ from tokenbus.providers.request.build import (
     with_own,
 )
 from tokenbus.providers.request.conversation import Spoken, Takes, conversation, own_extra, raw_json
-from tokenbus.providers.request.json_object import check_object
 from tokenbus.providers.request.multipart import File, form
-from tokenbus.providers.response.json_decode import read
+from tokenbus.providers.response.json_decode import check_object, read
 
 API_VERSION = "2023-06-01"
 FILES_BETA = "files-api-2025-04-14"

@@ -23,7 +23,7 @@ from tokenbus.events.requests import (
 )
 from tokenbus.providers.request.build import deep_merged, with_own
 from tokenbus.providers.request.conversation import Spoken, own_extra
-from tokenbus.providers.request.json_object import check_object
+from tokenbus.providers.response.json_decode import check_object
 
 FOREIGN_SIGNATURE = "skip_thought_signature_validator"
 """Gemini 3 rejects a turn whose first call has no signature. This placeholder says that another model made the call:

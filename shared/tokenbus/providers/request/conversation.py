@@ -36,9 +36,8 @@ from tokenbus.events.requests import (
     UrlSource,
 )
 from tokenbus.providers.request.foreign_content import Adapted, item_owner, without_trailing_thinking
-from tokenbus.providers.request.notes import Notes
 from tokenbus.providers.request.tool_results import NO_RESULT, Calls
-from tokenbus.providers.request.turns import PartOption, Role, Spoken, Takes
+from tokenbus.providers.request.turns import Notes, PartOption, Role, Spoken, Takes
 from tokenbus.providers.response.json_decode import is_json
 
 P = TypeVar("P", bound=ContentPart)

@@ -23,8 +23,7 @@ from tokenbus.events.requests import (
     ToolCallPart,
 )
 from tokenbus.providers import plugins
-from tokenbus.providers.request.notes import Notes
-from tokenbus.providers.request.turns import Spoken, Takes
+from tokenbus.providers.request.turns import Notes, Spoken, Takes
 
 ORIGIN = ("api", "provider")
 """Keys of `opaque` that name the origin of the other keys."""

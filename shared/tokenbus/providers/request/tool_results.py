@@ -12,8 +12,7 @@ from collections import deque
 import msgspec
 
 from tokenbus.events.requests import ContentPart, ToolCallPart, ToolResultPart
-from tokenbus.providers.request.notes import Notes
-from tokenbus.providers.request.turns import Spoken
+from tokenbus.providers.request.turns import Notes, Spoken
 
 NO_RESULT = "No result: the call was never answered."
 """The error result that the model sees for an orphan call."""

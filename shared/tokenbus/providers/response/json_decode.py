@@ -72,3 +72,18 @@ def is_json(text: str) -> bool:
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return False
     return True
+
+
+class _AnyObject(msgspec.Struct):
+    """All fields of the text are unknown here, so they are checked and skipped."""
+
+
+_any_object = msgspec.json.Decoder(_AnyObject)
+
+
+def check_object(text: str) -> None:
+    """Raise msgspec.DecodeError, UnicodeEncodeError or RecursionError unless the text is a JSON object.
+
+    Nothing is built, because 8 MB of small values would take half a second. The range of numbers is not checked.
+    """
+    _any_object.decode(text)

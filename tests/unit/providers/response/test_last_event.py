@@ -15,7 +15,7 @@ from tests.unit.providers.reading import cut, decoder
 from tokenbus.events.normalized import Done
 from tokenbus.events.quirks import ApiName
 from tokenbus.providers import registry
-from tokenbus.providers.response.last_event import LastEvent
+from tokenbus_services.fetcher.calls.response_relay import LastEvent
 
 LAST: list[tuple[ApiName, bytes]] = [
     ("anthropic", b'event: message_stop\ndata: {"type":"message_stop"}\n\n'),

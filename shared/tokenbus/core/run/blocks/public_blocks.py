@@ -16,7 +16,7 @@ from tokenbus.core.run.outbox import Outbox
 from tokenbus.errors import undecodable
 from tokenbus.events.normalized import FinishReason
 from tokenbus.events.public import BlockComplete, BlockKind, BlockStarted, ImageRef
-from tokenbus.providers.request.json_object import check_object
+from tokenbus.providers.response.json_decode import check_object
 
 ToolCallHead = Literal["name", "id"]
 
