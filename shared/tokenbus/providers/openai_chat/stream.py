@@ -109,10 +109,17 @@ class ChatDecoder(AnswerDecoder, kw_only=True):
         absent = chunk.system_fingerprint is chunk.service_tier is chunk.provider is chunk.citations is wire.NOTHING
         for field, name in () if absent and chunk.search_results is wire.NOTHING else wire.ABOUT.items():
             value: msgspec.Raw = getattr(chunk, field)
-            if value is not wire.NOTHING and (json := text_of(value)) != self.about.get(name) and has_value(value):
+            if value is wire.NOTHING or (json := text_of(value)) == self.about.get(name) or not has_value(value):
+                continue
+            if not self._is_told(name, json):
                 self._note({name: json})
         if unknown and chunk.choices is not msgspec.UNSET:  # a chunk without choices is kept as a whole
             self._note(named("openai-chat", (field for field in unknown if field.path[0] != "choices")))
+
+    def _cite(self, out: list[Normalized]) -> None:
+        """Emit the sources of the answer with its text. What comes later is of the answer."""
+        if self.open_kind == "text":
+            self._beside(self._taken(wire.SOURCES), self.open_ordinal, out)
 
     # --- content --------------------------------------------------------------------------------------------
 
@@ -137,6 +144,7 @@ class ChatDecoder(AnswerDecoder, kw_only=True):
             stop = choice.stop_reason or choice.matched_stop
             self.stop_string = stop if isinstance(stop, str) else ""
             self._release(out)
+            self._cite(out)
             self._close_open_block(out)
 
     def _of_choice(self, choice: wire.Choice, unknown: list[UnknownField], out: list[Normalized]) -> None:
@@ -231,6 +239,7 @@ class ChatDecoder(AnswerDecoder, kw_only=True):
 
     def _finish(self, out: list[Normalized]) -> Done:
         self._release(out)
+        self._cite(out)
         self._close_open_block(out)
         if back := reasoning.to_send_back(self.details):
             if self.last_thinking < 0:

@@ -136,6 +136,8 @@ ABOUT = {
     for field in ("system_fingerprint", "service_tier", "provider", "citations", "search_results")
 }
 """Fields of a chunk that describe the answer; most vendors that have them repeat them in each chunk."""
+SOURCES = (ABOUT["citations"], ABOUT["search_results"])
+"""Those of them that belong to its text."""
 
 
 class RawChoices(msgspec.Struct):

@@ -6,7 +6,7 @@ A subclass defines what one event means (`_read`) and what the end of the body m
 from __future__ import annotations
 
 from abc import ABCMeta, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Self
 from zlib import crc32
 
@@ -172,13 +172,22 @@ class ResponseDecoder(msgspec.Struct, metaclass=_AbstractStruct, kw_only=True):
             self._hold(len(json) + len(name) + 64 if known is None else len(json) - len(known))
             self.about[name] = json
 
+    def _taken(self, names: Iterable[str]) -> dict[str, str]:
+        """Remove and return what was kept of the whole answer under these names."""
+        taken = {name: self.about.pop(name) for name in names if name in self.about}
+        self._hold(-sum(len(name) + len(json) + 64 for name, json in taken.items()))
+        return taken
+
+    def _is_told(self, name: str, json: str) -> bool:
+        """Whether `_beside` emitted this value last under this name."""
+        return self.latest.get(name) == crc32(json.encode())
+
     def _beside(self, fields: Mapping[str, str], block: int | None, out: list[Normalized]) -> None:
         """Emit data of a block, or of the answer if it is None, unless it repeats the value before it."""
         for name, json in fields.items():
-            mark = crc32(json.encode())
-            if self.latest.get(name) != mark:
+            if not self._is_told(name, json):
                 self._hold(0 if name in self.latest else len(name) + 64)
-                self.latest[name] = mark
+                self.latest[name] = crc32(json.encode())
                 out.append(Extra(name, json, block))
 
     def _process(self, events: list[SseEvent], out: list[Normalized], *, at_end: bool) -> None:

@@ -463,13 +463,29 @@ def test_what_vendors_say_of_each_piece_is_with_its_block_and_of_the_answer_at_i
         Extra("openai-chat.choices.delta.x", '{"y":1}', 0),
         TextDelta(0, "a"),
         probable,
+        Extra("openai-chat.citations", '["u1","u2"]', 0),
+        Extra("openai-chat.search_results", '[{"title":"t"}]', 0),
         BlockStop(0),
         Extra("openai-chat.service_tier", '"default"'),
         Extra("openai-chat.provider", '"Fireworks"'),
-        Extra("openai-chat.citations", '["u1","u2"]'),
-        Extra("openai-chat.search_results", '[{"title":"t"}]'),
         Done("stop", "stop"),
     ]
+
+
+def test_sources_of_an_answer_come_with_its_text_once_and_later_ones_with_its_end() -> None:
+    sources = {"citations": ["u1"]}
+    events = events_of(
+        {**chunk(content="a"), **sources},
+        {**chunk("stop"), **sources},
+        {**chunk(), **sources},
+        {**HEAD, "choices": [], **sources},
+        DONE,
+    )
+    assert [event for event in events if isinstance(event, Extra)] == [Extra("openai-chat.citations", '["u1"]', 0)]
+    late = events_of(chunk(content="a"), {**chunk("stop"), **sources}, {**chunk(), "citations": ["u1", "u2"]}, DONE)
+    assert [(e.json, e.block) for e in late if isinstance(e, Extra)] == [('["u1"]', 0), ('["u1","u2"]', None)]
+    alone = events_of({**chunk(), **sources}, chunk("stop"), DONE)
+    assert [(e.json, e.block) for e in alone if isinstance(e, Extra)] == [('["u1"]', None)]
 
 
 def test_what_was_said_of_a_cut_answer_comes_out() -> None:
