@@ -16,8 +16,10 @@ from starlette.websockets import WebSocket
 
 from tokenbus.blobs import DEFAULT_MEDIA_TYPE, BlobRef, BlobStreams
 from tokenbus.errors import TokenbusError
+from tokenbus.events.public import PublicEvent
 from tokenbus_services.blobs.client import loader_of
 from tokenbus_services.gateway.answers.answer import AnswerTimes, RunAnswer, RunOfAnswer, StreamedAnswer, WholeRunAnswer
+from tokenbus_services.gateway.answers.media import InlineMedia
 from tokenbus_services.gateway.audit import AuditedRun, FrameAudit, audited
 from tokenbus_services.gateway.callers import AccessControl, Caller
 from tokenbus_services.gateway.conversation_store import ConversationStore
@@ -73,6 +75,7 @@ class Gateway:
         self.forwarder = Forwarder(settings, access, spans, runs)
         self.conversations = ConversationStore(runs.server, runs.keys, keep_s=settings.retention.session_s)
         self._blobs = loader_of(settings.blobs)
+        self.media = InlineMedia(self._blobs, FairShare(settings.gateway.media_bytes))
         self._places = FairShare(settings.gateway.connections)
         """Requests that are answered, streams and sockets above all."""
         self.bodies = FairShare(settings.gateway.inbound_bytes)
@@ -167,7 +170,7 @@ class Gateway:
             headers["x-tokenbus-left-out"] = ", ".join(opened.note.left_out)
         how = RunOfAnswer(
             run=opened.id,
-            events=use.watched(self.runs.follow(opened.id, new=not opened.joined)),
+            events=use.watched(self.follow(surface, opened.id, opened.caller.key, new=not opened.joined)),
             refusal=surface.refusal,
             headers=headers,
             on_client_gone=(lambda: self.runs.client_gone(opened)) if cancels else None,
@@ -183,6 +186,13 @@ class Gateway:
             media_type=surface.media_type,
             keep_alive=surface.keep_alive,
         )
+
+    def follow(
+        self, surface: Surface, run: str, owner: str | None, *, after: int = -1, new: bool = False
+    ) -> AsyncGenerator[PublicEvent]:
+        """A run's events for an answer of this surface (see `Client.follow`). ``owner``: the client's key."""
+        events = self.runs.follow(run, after=after, new=new)
+        return self.media.filled(events, owner) if surface.inlines_media else events
 
     def frame_audit(self, surface: str, *, method: str) -> FrameAudit:
         """What counts one request of a WebSocket, and writes its line into the log."""

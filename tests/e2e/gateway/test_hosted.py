@@ -3,6 +3,7 @@ they send back comes to the provider that made it."""
 
 from __future__ import annotations
 
+from base64 import b64decode, b64encode
 from collections.abc import Generator
 from typing import Any
 
@@ -12,11 +13,12 @@ import msgspec
 import openai
 import pytest
 
-from tests.e2e.runs.test_what_providers_do import ANSWERS
+from tests.e2e.runs.test_what_providers_do import ANSWERS, SOUND_DATA, sse
 from tokenbus.testing import LocalBus
 from tokenbus_services.mock_provider import Turn, Wire
 
 Json = dict[str, Any]
+PNG = b64encode(b"\x89PNG\r\n\x1a\n" + bytes(64)).decode()
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +95,61 @@ def test_a_client_of_chat_reads_what_gemini_cites_and_the_sound_of_another(bus: 
         *("https://c.test", 0, 5),
     )
     audio: Any = message.audio if isinstance(message.audio, dict) else message.audio.model_dump()
-    assert audio["data"] or audio["tokenbus"]["blob_id"]
+    assert (audio["data"], audio["tokenbus"]["media_type"]) == (SOUND_DATA, "audio/wav")
+
+
+QUESTION: Json = {"contents": [{"role": "user", "parts": [{"text": "hi"}]}]}
+
+
+def parts_of(bus: LocalBus, model: str, method: str) -> list[Json]:
+    url = f"{bus.gateway}/gemini/v1beta/models/{model}:{method}"
+    body = httpx.post(url, json=QUESTION, headers={"x-goog-api-key": "k"}, timeout=60).json()
+    chunks = body if isinstance(body, list) else [body]
+    return [part for chunk in chunks for part in chunk["candidates"][0]["content"]["parts"]]
+
+
+@pytest.mark.parametrize("method", ["generateContent", "streamGenerateContent"])
+def test_a_client_of_gemini_hears_what_lies_in_the_store(bus: LocalBus, method: str) -> None:
+    [sound] = [part["inlineData"] for part in parts_of(bus, "gemini:of-gemini", method) if "inlineData" in part]
+    assert sound == {"mimeType": "audio/wav", "data": SOUND_DATA}
+
+
+@pytest.mark.parametrize("method", ["generateContent", "streamGenerateContent"])
+def test_sound_for_which_the_gateway_has_no_room_is_at_its_address(method: str) -> None:
+    with LocalBus("[gateway]\nmedia_bytes = 100\n") as small:
+        small.model_says("of-gemini", Turn(says=Wire(stream=ANSWERS["gemini"])))
+        [sound] = [p["fileData"] for p in parts_of(small, "gemini:of-gemini", method) if "fileData" in p]
+        assert httpx.get(f"{small.gateway}{sound['fileUri']}", timeout=60).content == b64decode(SOUND_DATA)
+
+
+def drawn() -> bytes:
+    item = {"id": "ig_1", "type": "image_generation_call", "status": "completed", "result": PNG}
+    response = {"id": "resp_1", "object": "response", "model": "gpt-real", "output": []}
+    started = {**item, "status": "in_progress", "result": None}
+    preview: Json = {"item_id": "ig_1", "output_index": 0, "partial_image_index": 0, "partial_image_b64": PNG}
+    end = {**response, "status": "completed", "output": [item], "usage": {"input_tokens": 1, "output_tokens": 1}}
+    events: list[Json] = [
+        {"type": "response.created", "response": {**response, "status": "in_progress"}},
+        {"type": "response.output_item.added", "output_index": 0, "item": started},
+        {"type": "response.image_generation_call.partial_image", **preview},
+        {"type": "response.output_item.done", "output_index": 0, "item": item},
+        {"type": "response.completed", "response": end},
+    ]
+    return sse(events, named=True)
+
+
+def test_a_client_of_responses_sees_the_images_that_lie_in_the_store(bus: LocalBus) -> None:
+    bus.model_says("draws", Turn(says=Wire(stream=drawn())))
+    with openai.OpenAI(api_key="k", base_url=f"{bus.gateway}/v1", max_retries=0) as client:
+        asked: Any = {"model": "openai-responses/draws", "input": "A cat", "tools": [{"type": "image_generation"}]}
+        events: list[Any] = list(client.responses.create(**asked, stream=True))
+        shown = [e.partial_image_b64 for e in events if e.type == "response.image_generation_call.partial_image"]
+        response = events[-1].response
+        again: Any = client.responses.retrieve(response.id)
+        resumed: list[Any] = list(client.responses.retrieve(response.id, stream=True))
+    for each in (response, again, resumed[-1].response):
+        assert [item.result for item in each.output if item.type == "image_generation_call"] == [PNG]
+    assert shown == [PNG]
 
 
 def test_a_client_of_gemini_reads_what_anthropic_searched_for_and_ran(bus: LocalBus) -> None:

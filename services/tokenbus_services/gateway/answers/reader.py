@@ -102,6 +102,7 @@ def _characters(event: PublicEvent) -> int:
         case Chunk():
             return len(event.text)
         case BlockComplete():
-            return len(event.content or "") + len(event.arguments or "")
+            media = (event.image and event.image.base64, event.audio and event.audio.base64)
+            return sum(len(each or "") for each in (event.content, event.arguments, *media))
         case _:
             return 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any, cast
@@ -138,6 +138,7 @@ class ResponsesApi:
             self._surface,
             run,
             lambda first: self._surface.encoder(asked, note or foreign_note(run, first), run),
+            owner=caller.key,
         )
 
     async def cancel(self, request: Request) -> Response:
@@ -206,9 +207,11 @@ class ResponsesApi:
         if note is None and not events:
             raise not_found(run)
         so_far = ResponseSoFar(note or foreign_note(run, events[0]), run)
-        for event in events:
-            so_far.feed(event)
-        return so_far.answer()
+        owner = note.key if note else None
+        async with aclosing(self._gateway.media.filled(_each(events), owner)) as filled:
+            async for event in filled:
+                so_far.feed(event)
+            return so_far.answer()
 
     async def _owned_or_published(self, caller: Caller, run: str) -> tuple[OwnedRun, bool]:
         """As `_owned`, but also for a response that the bus has not taken in yet. The second value: whether it has."""
@@ -286,6 +289,11 @@ class ResponsesApi:
                 raise
             why = f"response {previous[:200]!r} was not found; send the whole conversation"
             raise _previous(why, "previous_response_not_found") from None
+
+
+async def _each(events: Iterable[PublicEvent]) -> AsyncGenerator[PublicEvent]:
+    for event in events:
+        yield event
 
 
 def _reference(item: object) -> str | None:

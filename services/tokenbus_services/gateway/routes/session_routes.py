@@ -51,15 +51,21 @@ async def publish_named(
 
 
 def rejoined(
-    gateway: Gateway, surface: Surface, run: str, encoder: Callable[[PublicEvent], Encoder], *, after: int = -1
+    gateway: Gateway,
+    surface: Surface,
+    run: str,
+    encoder: Callable[[PublicEvent], Encoder],
+    *,
+    after: int = -1,
+    owner: str | None = None,
 ) -> StreamedAnswer:
     """The stream of an earlier run: its head is sent at once, and the run continues without its client.
 
-    ``encoder``: as for `StreamedAnswer`. ``after``: the events after this seq.
+    ``encoder``: as for `StreamedAnswer`. ``after``: the events after this seq. ``owner``: the client's key.
     """
     how = RunOfAnswer(
         run=run,
-        events=gateway.runs.follow(run, after=after),
+        events=gateway.follow(surface, run, owner, after=after),
         refusal=surface.refusal,
         times=gateway.times,
         headers=surface.stream_headers,

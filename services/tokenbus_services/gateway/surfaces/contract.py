@@ -24,6 +24,11 @@ NOTE = "gateway"
 """Key in the run's metadata of its `GatewayNote`. A client's metadata never sets it, nor ``tenant``."""
 
 
+def blob_path(run: str, blob_id: str) -> str:
+    """Where the gateway serves a blob that a run's events name."""
+    return f"/runs/{run}/blobs/{blob_id}"
+
+
 class GatewayNote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Data that the gateway stores in a run's metadata. `Started` returns it to every encoder."""
 

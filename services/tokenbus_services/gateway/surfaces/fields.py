@@ -343,6 +343,8 @@ def _is_finite(value: float) -> bool:
 
 _OPAQUE_MARK = b"tokenbus1."
 _MAX_OPAQUE = 16
+ITEMS, LAST_ITEMS = "items", "last_items"
+"""Fields with the provider's items before a block, and after all: lists of `hosted.original`, as JSON."""
 _decode_opaque = msgspec.json.Decoder(dict[str, str])
 
 

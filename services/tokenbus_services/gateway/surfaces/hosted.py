@@ -12,7 +12,7 @@ from typing import Any, Literal, cast
 
 import msgspec
 
-from tokenbus.events.public import BlockComplete, PublicEvent, RunEnd
+from tokenbus.events.public import BlockComplete, PublicEvent, RunEnd, TerminalEvent
 from tokenbus.events.requests import ExtraPart
 
 Json = dict[str, Any]
@@ -99,6 +99,12 @@ def output_value(output: Output) -> Json:
     value = msgspec.to_builtins(output)
     value["found"] = [{name: text for name, text in each.items() if text} for each in value["found"]]
     return {name: each for name, each in value.items() if each}
+
+
+def late_citations(end: TerminalEvent) -> Json:
+    """The sources that came after all texts, for the field `tokenbus` of the answer; empty without any."""
+    found = [citation_value(each) for each in citations_of(end)]
+    return {"citations": found} if found else {}
 
 
 def citation_value(cited: Citation) -> Json:
@@ -327,11 +333,14 @@ def citations_of(event: PublicEvent) -> list[Citation]:
         return []
     text = (event.content or "") if isinstance(event, BlockComplete) else ""
     found: list[Citation] = []
-    for extra in event.provider_extra or ():
-        api, _, name = str(extra.get("name", "")).partition(".")
-        if read := _CITING.get((api, name)):
-            value = _decoded(str(extra.get("json", "")))
-            for cited in read(value, text):
+    extras = [(str(extra.get("name", "")), str(extra.get("json", ""))) for extra in event.provider_extra or ()]
+    titled = any(name == "openai-chat.search_results" for name, _ in extras)
+    for name, json in extras:
+        api, _, field = name.partition(".")
+        if titled and field == "citations":
+            continue  # the same addresses, without titles
+        if read := _CITING.get((api, field)):
+            for cited in read(_decoded(json), text):
                 size = len(text)
                 start, end = min(max(0, cited.start), size), min(max(0, cited.end), size)
                 one = msgspec.structs.replace(cited, start=start, end=max(start, end), api=api)
@@ -425,6 +434,7 @@ _CITING: Mapping[tuple[str, str], Callable[[Any, str], Iterable[Citation]]] = {
     ("gemini", "groundingMetadata"): _grounded,
     ("gemini", "citationMetadata"): _sourced,
     ("openai-chat", "search_results"): _listed,
+    ("openai-chat", "citations"): _listed,
 }
 
 

@@ -303,6 +303,8 @@ class Surface(ABC):
     """Sent after some seconds of silence; carries no number, and no client takes it for an event."""
     stream_headers: ClassVar[Mapping[str, str]] = {}
     """In addition to those of every stream."""
+    inlines_media: ClassVar[bool] = False
+    """The protocol has no address for an image or a sound, so its encoders get the bytes of those in the blob store."""
     paths: ClassVar[Sequence[str]] = ()
     """Where requests are posted."""
     spelling: ClassVar[Callable[[str], str] | None] = None

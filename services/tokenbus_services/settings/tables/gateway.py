@@ -182,6 +182,11 @@ class GatewaySettings(Table, frozen=True, kw_only=True):
     """Maximum bytes of all requests' bodies and frames that are not published yet, per gateway. One key may hold as
     much of it as remains free for all others.
     """
+    media_bytes: Bytes = 256 * 2**20
+    """Maximum bytes of images and sounds that answers hold at once, per gateway, for protocols that have no address for
+    what is in the blob store. What finds no room is sent as its id. One key may hold as much as remains free for all
+    others.
+    """
     connections: Count = 4096
     """Maximum connections per gateway, and 16 more for health probes. One key may hold as many requests, streams and
     sockets as remain free for all others.

@@ -113,10 +113,11 @@ class Agent:
                         self.messages.append(parent)
                     parent.setdefault("toolCalls", []).append({"id": name, "arguments": ""})
             case "TOOL_CALL_ARGS":
-                found = self._call(name)
-                assert found
+                found = self._of(name)
                 function = found.get("function", found)
                 function["arguments"] += event["delta"]
+            case "REASONING_ENCRYPTED_VALUE":
+                self._of(event["entityId"])["encryptedValue"] = event["encryptedValue"]
             case "TOOL_CALL_RESULT":
                 self.messages.append({"id": event["messageId"], "role": "tool", "content": event["content"]})
             case "MESSAGES_SNAPSHOT":
@@ -135,6 +136,11 @@ class Agent:
                 self.ended = event["code"]
             case _:
                 pass
+
+    def _of(self, name: str) -> dict[str, Any]:
+        found = self._message(name) or self._call(name)
+        assert found
+        return found
 
     def _message(self, name: str) -> dict[str, Any] | None:
         return next((message for message in self.messages if message["id"] == name), None)

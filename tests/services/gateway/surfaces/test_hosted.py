@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from anthropic.types.beta import BetaRawMessageStreamEvent
 from google.genai.types import GenerateContentResponse
 from openai.types.chat import ChatCompletion
@@ -17,8 +18,9 @@ from openai.types.responses import Response as OpenAiResponse
 from pydantic import TypeAdapter
 
 from tests.rows import over_rows
-from tests.services.gateway.logs import DONE, ROWS, Log, answered, log_of, recorded_events, streamed, text
+from tests.services.gateway.logs import BUSY, DONE, ROWS, Log, answered, log_of, recorded_events, streamed, text
 from tests.services.gateway.rules import gateway_request, noted, translated
+from tests.services.gateway.surfaces.test_ag_ui import Agent
 from tests.services.gateway.surfaces.test_ag_ui import events as ag_ui_events
 from tests.services.gateway.surfaces.test_ai_sdk_ui import Screen
 from tests.services.gateway.surfaces.test_ai_sdk_ui import parts as ui_parts
@@ -32,7 +34,8 @@ from tests.unit.providers.corpus import Recording, needs_corpus
 from tokenbus.events import normalized as n
 from tokenbus.events.frames import BusEvent
 from tokenbus.events.public import BlockComplete, Completed
-from tokenbus.events.requests import ExtraPart, TextPart
+from tokenbus.events.requests import BlobSource, ExtraPart, ImagePart, TextPart
+from tokenbus_services.gateway.surfaces.ag_ui import AgUiSurface
 from tokenbus_services.gateway.surfaces.ai_sdk_ui import AiSdkUiSurface
 from tokenbus_services.gateway.surfaces.anthropic_messages import AnthropicMessagesSurface
 from tokenbus_services.gateway.surfaces.anthropic_messages.answer import MessagesStream, whole_message
@@ -239,6 +242,50 @@ def test_a_client_of_chat_gives_what_was_said_back() -> None:
     assert first.content == [TextPart(text=ANSWER, opaque={"audio": "audio_1", "api": "openai-chat"})]
 
 
+@pytest.mark.parametrize("model", ["anthropic/claude", "openai/gpt", "gemini/g"])
+def test_a_client_of_gemini_gives_what_was_said_back(model: str) -> None:
+    content = answered(whole_response(noted(GeminiEcho()), "r1"), log(*CASES["sound"]))[1]["candidates"][0]["content"]
+    turns = [content, {"role": "user", "parts": [{"text": "And now?"}]}]
+    path = {"model": model, "method": "generateContent"}
+    first = translated(GeminiSurface(), gateway_request({"contents": turns}, path=path)).generate.messages[0]
+    assert first.content == [TextPart(text=ANSWER, opaque={"audio": "audio_1", "api": "openai-chat"})]
+
+
+def test_sound_that_stays_in_the_store_has_an_address_in_every_protocol_with_a_place_for_it() -> None:
+    sound = n.Audio(2, "audio/wav", "", "audio_1", blob_id=f"sha256:{'0' * 64}", size_bytes=9)
+    heard = log(n.BlockStart(2, "audio"), n.TranscriptDelta(2, ANSWER), sound, n.BlockStop(2))
+    address = f"/runs/r1/blobs/{sound.blob_id}"
+    parts = answered(whole_response(noted(GeminiEcho()), "r1"), heard)[1]["candidates"][0]["content"]["parts"]
+    assert parts[1]["fileData"] == {"mimeType": "audio/wav", "fileUri": address}
+    assert address in str(ui_parts(heard))
+    for told in (answered(whole_chat(noted(ChatEcho()), "r1"), heard)[1], ag_ui_events(heard)):
+        assert sound.blob_id in str(told)
+
+
+def test_an_image_that_stays_in_the_store_comes_back_from_a_client_of_gemini() -> None:
+    image = n.Image(2, "image/png", "", final=True, blob_id=f"sha256:{'0' * 64}", size_bytes=9)
+    drawn = log(n.BlockStart(2, "image"), image, n.BlockStop(2))
+    content = answered(whole_response(noted(GeminiEcho()), "r1"), drawn)[1]["candidates"][0]["content"]
+    turns = [content, {"role": "user", "parts": [{"text": "And now?"}]}]
+    path = {"model": "anthropic/claude", "method": "generateContent"}
+    [back] = translated(GeminiSurface(), gateway_request({"contents": turns}, path=path)).generate.messages[0].content
+    assert isinstance(back, ImagePart)
+    assert back.source == BlobSource(blob_id=image.blob_id, media_type="image/png")
+
+
+LATE = n.Extra("openai-chat.search_results", '[{"url":"https://weather.test/zurich","title":"Weather"}]')
+
+
+def test_sources_that_come_after_all_texts_are_named_where_no_text_can_have_them() -> None:
+    told = log(*SAID, LATE)
+    late = {"citations": [{"url": URL, "title": "Weather", "start": 0, "end": 0}]}
+    events = read_back(stream(told))
+    assert events[-1]["response"]["tokenbus"]["citations"] == late["citations"]
+    message = messages_events(streamed(MessagesStream(noted(Echo()), "r1"), told))
+    assert [event["tokenbus"] for event in message if event["type"] == "message_delta"] == [late]
+    assert answered(whole_message(noted(Echo()), "r1"), told)[1]["tokenbus"] == late
+
+
 SEARCHED = CASES["a search"]
 ORIGINALS = [
     ExtraPart(name=each.item, json=each.content or "")
@@ -275,6 +322,26 @@ def test_a_client_of_gemini_gives_the_owner_its_code_back() -> None:
     assert [each for each in first.content if isinstance(each, ExtraPart)] == given
 
 
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("what", ["a search", "MCP", "a search in files", "a page that is fetched"])
+def test_a_client_of_gemini_gives_the_owner_what_gemini_has_no_part_for(what: str, whole: bool) -> None:
+    for events in (CASES[what], CASES[what][: -len(SAID)]):
+        ran = log(*events)
+        if whole:
+            content = answered(whole_response(noted(GeminiEcho()), "r1"), ran)[1]["candidates"][0]["content"]
+        else:
+            chunks = chunks_in(streamed(EventStream(noted(GeminiEcho()), "r1"), ran))
+            pieces = [part for chunk in chunks for part in chunk["candidates"][0]["content"]["parts"]]
+            content = {"role": "model", "parts": pieces}
+        turns = [content, {"role": "user", "parts": [{"text": "And now?"}]}]
+        path = {"model": "anthropic/claude", "method": "generateContent"}
+        messages = translated(GeminiSurface(), gateway_request({"contents": turns}, path=path)).generate.messages
+        given = [ExtraPart(name=e.item, json=e.content or "") for e in ran if isinstance(e, BlockComplete) and e.item]
+        assert [each for each in messages[0].content if isinstance(each, ExtraPart)] == given
+        texts = [ANSWER] if events is CASES[what] else []
+        assert [each.text if isinstance(each, TextPart) else "" for each in messages[0].content] == ["", "", *texts]
+
+
 def test_a_page_gives_the_owner_its_items_back() -> None:
     screen = [part for part in ui_parts(log(*SEARCHED)) if part["type"] == "data-tokenbus-item"]
     shown = {"type": "text", "text": ANSWER}
@@ -283,6 +350,29 @@ def test_a_page_gives_the_owner_its_items_back() -> None:
     body = {"id": "chat", "model": "anthropic/claude", "messages": [message, asked]}
     first = translated(AiSdkUiSurface(), gateway_request(body)).generate.messages[0]
     assert [each for each in first.content if isinstance(each, ExtraPart)] == ORIGINALS
+
+
+def test_an_agent_gives_the_owner_its_items_back() -> None:
+    last = [*item(3, "anthropic", BASH, name="bash_code_execution", tool_id="t1")]
+    own_last = [ExtraPart(name="anthropic.server_tool_use", json=msgspec.json.encode(BASH).decode())]
+    for events, items in (
+        ([*SEARCHED], ORIGINALS),
+        ([*SEARCHED, *last], [*ORIGINALS, *own_last]),
+        (SEARCHED[: -len(SAID)], ORIGINALS),
+    ):
+        agent = Agent(ag_ui_events(log(*events)))
+        asked = [*agent.messages, {"id": "u2", "role": "user", "content": "And now?"}]
+        body = {"threadId": "t", "runId": "r2", "messages": asked, "state": {}, "tools": [], "context": []}
+        body["forwardedProps"] = {"model": "anthropic/claude"}
+        messages = translated(AgUiSurface(), gateway_request(body)).generate.messages
+        assert [message.role for message in messages if message.role != "assistant"] == ["user", "user"]
+        given = [part for message in messages for part in message.content if isinstance(part, ExtraPart)]
+        assert given == items
+
+
+def test_an_agent_has_no_items_of_what_a_retry_voided() -> None:
+    again = log_of([START, *SEARCHED[: -len(SAID)], n.Failed(BUSY)], [START, *text(0, "No."), DONE])
+    assert not [message for message in Agent(ag_ui_events(again)).messages if "encryptedValue" in message]
 
 
 def test_a_client_cannot_write_text_as_anothers_item() -> None:

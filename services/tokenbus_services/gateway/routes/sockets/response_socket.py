@@ -150,7 +150,8 @@ class ResponseSocket:
         encoder = ResponseFrames(opened.note, opened.id)
         ended = False
         try:
-            async with aclosing(use.watched(runs.follow(opened.id, new=not opened.joined))) as events:
+            followed = self._gateway.follow(self._surface, opened.id, opened.caller.key, new=not opened.joined)
+            async with aclosing(use.watched(followed)) as events:
                 async for event in events:
                     ended = is_end(event)
                     for data in encoder.feed(event):

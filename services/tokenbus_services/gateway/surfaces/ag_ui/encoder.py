@@ -30,7 +30,15 @@ from tokenbus_services.gateway.problem import Problem, of_run
 from tokenbus_services.gateway.surfaces.ag_ui.events import EventWriter
 from tokenbus_services.gateway.surfaces.ag_ui.history import Json, SentBlock, encrypted, messages_of
 from tokenbus_services.gateway.surfaces.contract import Encoder
-from tokenbus_services.gateway.surfaces.hosted import Step, Steps, Tool, citation_value, citations_of, output_value
+from tokenbus_services.gateway.surfaces.hosted import (
+    Step,
+    Steps,
+    Tool,
+    citation_value,
+    citations_of,
+    original,
+    output_value,
+)
 
 
 class AgUiStream(Encoder):
@@ -52,6 +60,8 @@ class AgUiStream(Encoder):
         self._steps = Steps()
         self._activities: dict[str, tuple[int, Tool, Json]] = {}
         """What the provider did itself, by the activity's id: the block of the call, the tool, the content."""
+        self._items: dict[int, Json] = {}
+        """The provider's items that no message has yet, by their block."""
         self._turn: int | None = None
         self._began = False
         self._ended = False
@@ -147,6 +157,7 @@ class AgUiStream(Encoder):
             self._events.step_started(turn)
 
     def _finish_step(self) -> None:
+        self._hand_over_items()
         if self._turn is not None:
             self._events.step_finished(self._turn)
             self._turn = None
@@ -171,13 +182,15 @@ class AgUiStream(Encoder):
                 self._events.media("image", event.block, event.image)
         elif event.kind == "server_tool":
             if step := self._steps.read(event):
+                self._items[event.block] = original(event)
                 self._hosted(event.block, step)
         elif (sent := self._blocks.get(event.block)) and sent.open:
             if event.cut and event.kind == "tool_call":
                 self._withdraw([sent])
                 return
             if not event.cut:
-                sent.encrypted = encrypted(event)
+                items = [] if sent.kind == "thinking" else self._taken_items()
+                sent.encrypted = encrypted(event, items)
             self._close(sent)
             if event.audio and not event.cut:
                 self._events.media("audio", event.block, event.audio)
@@ -193,6 +206,20 @@ class AgUiStream(Encoder):
         if step.output:
             known[2]["output"] = output_value(step.output)
         self._events.activity(activity, *known[1:])
+
+    def _taken_items(self) -> list[Json]:
+        items, self._items = [*self._items.values()], {}
+        return items
+
+    def _hand_over_items(self) -> None:
+        """Put items that nothing else of the turn follows into a message of their own."""
+        if (block := next(reversed(self._items), None)) is not None and self._turn is not None:
+            given = encrypted(None, self._taken_items())
+            sent = SentBlock(block=block, turn=self._turn, kind="thinking", id=f"{self._run}:{block}", text=[])
+            self._blocks[block] = sent
+            self._open(sent)
+            sent.encrypted = given
+            self._close(sent)
 
     def _cite(self, event: BlockComplete | Completed) -> None:
         if found := citations_of(event):
@@ -229,6 +256,7 @@ class AgUiStream(Encoder):
         self._events.custom(kind, value)
         for activity in [each for each, known in self._activities.items() if known[0] >= event.drop_from]:
             self._events.activity(activity, self._activities.pop(activity)[1], {"void": True})
+        self._items = {block: item for block, item in self._items.items() if block < event.drop_from}
         self._withdraw([sent for sent in self._blocks.values() if sent.block >= event.drop_from])
 
     def _withdraw(self, void: list[SentBlock]) -> None:

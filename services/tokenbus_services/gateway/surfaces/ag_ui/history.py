@@ -37,13 +37,15 @@ class SentBlock(msgspec.Struct, kw_only=True):
         return "".join(self.text)
 
 
-def encrypted(complete: BlockComplete) -> str | None:
-    """What the provider wants back with a block, as the text of `encryptedValue`; None if there is nothing."""
-    values = {
-        "signature": complete.signature,
-        "opaque": complete.opaque,
-        "opaque_blobs": complete.opaque_blobs,
-    }
+def encrypted(complete: BlockComplete | None, items: Iterable[Json] = ()) -> str | None:
+    """What the provider wants back with a block, as the text of `encryptedValue`; None if there is nothing.
+
+    ``items``: the provider's own, which come before the block. No message of this protocol has them that clients
+    send back.
+    """
+    values: Json = {"items": list(items)}
+    if complete:
+        values |= {"signature": complete.signature, "opaque": complete.opaque, "opaque_blobs": complete.opaque_blobs}
     kept = {name: value for name, value in values.items() if value}
     return msgspec.json.encode(kept).decode() if kept else None
 

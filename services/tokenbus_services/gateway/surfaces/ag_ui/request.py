@@ -13,6 +13,7 @@ from tokenbus.events.requests import (
     Base64Source,
     ContentPart,
     DocumentPart,
+    ExtraPart,
     FileSource,
     ImagePart,
     Message,
@@ -27,6 +28,7 @@ from tokenbus.events.requests import (
 from tokenbus_services.gateway.problem import invalid, unsupported
 from tokenbus_services.gateway.surfaces.contract import GatewayRequest, Translated, TranslationRules
 from tokenbus_services.gateway.surfaces.fields import Fields, Json
+from tokenbus_services.gateway.surfaces.hosted import originals
 from tokenbus_services.gateway.surfaces.surface import DEFAULT_MODEL, Echo, SurfaceRequest
 
 
@@ -96,6 +98,13 @@ def _messages(body: Fields) -> list[Message]:
     """The conversation. Thinking goes into the assistant's message that follows it."""
     messages: list[Message] = []
     thinking: list[ContentPart] = []
+
+    def unanswered() -> None:
+        """Keep the provider's items that end a turn."""
+        if any(isinstance(part, ExtraPart) for part in thinking):
+            messages.append(Message(role="assistant", content=[*thinking]))
+            thinking.clear()
+
     for message in body.each("messages"):
         for name in ("id", "metadata", "subagentRunId"):
             message.take(name)
@@ -109,14 +118,16 @@ def _messages(body: Fields) -> list[Message]:
                 message.text("encryptedValue")
                 content = _content(message)
                 if content:
+                    unanswered()
                     messages.append(Message(role="user", content=content, participant=message.text("name")))
             case "reasoning":
                 text, back = message.text("content") or "", _given_back(message)
+                thinking += originals(back.pop("items", []))
                 if text or back:
                     thinking.append(ThinkingPart(text=text, **back))
             case "assistant":
                 parts = [*thinking, *_content_of(message)]
-                thinking = []
+                thinking.clear()
                 if parts:
                     messages.append(Message(role="assistant", content=parts))
             case "tool":
@@ -131,13 +142,15 @@ def _content_of(message: Fields) -> list[ContentPart]:
     message.text("name")
     text, back = message.text("content"), _given_back(message)
     back.pop("signature", None)
-    parts: list[ContentPart] = [TextPart(text=text, **back)] if text else []
+    parts: list[ContentPart] = [*originals(back.pop("items", []))]
+    parts += [TextPart(text=text, **back)] if text else []
     for call in message.each("toolCalls"):
         call.take("metadata")
         call.only("type", "function")
         function = call.needed("function", call.fields("function"))
         kept = _given_back(call)
         kept.pop("signature", None)
+        parts += originals(kept.pop("items", []))
         parts.append(
             ToolCallPart(
                 tool_id=call.needed("id", call.text("id")),
@@ -212,6 +225,7 @@ def _source(part: Fields) -> Source:
 
 
 class _Kept(msgspec.Struct, frozen=True):
+    items: list[dict[str, str]] = []
     signature: str | None = None
     opaque: dict[str, str] | None = None
     opaque_blobs: dict[str, str] | None = None

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from tokenbus.events.normalized import FinishReason
 from tokenbus.events.public import AudioRef, BlockComplete, ImageRef
 from tokenbus.events.usage import Usage
-from tokenbus_services.gateway.surfaces.contract import encode_line
+from tokenbus_services.gateway.surfaces.contract import blob_path, encode_line
 
 Part = dict[str, object]
 DONE = b"data: [DONE]\n\n"
@@ -66,4 +66,4 @@ def media_url(run: str, media: ImageRef | AudioRef) -> str | None:
     """A `data:` url, or that of a blob at this gateway; None if an image or a sound is in neither form."""
     if media.base64 is not None:
         return f"data:{media.media_type};base64,{media.base64}"
-    return f"/runs/{run}/blobs/{media.blob_id}" if media.blob_id else None
+    return blob_path(run, media.blob_id) if media.blob_id else None

@@ -28,7 +28,16 @@ from tokenbus_services.gateway.problem import Problem, of_end
 from tokenbus_services.gateway.surfaces.contract import Encoder, GatewayNote, WholeRun, encode_line
 from tokenbus_services.gateway.surfaces.errors import anthropic_error, anthropic_refusal
 from tokenbus_services.gateway.surfaces.fields import pack_opaque
-from tokenbus_services.gateway.surfaces.hosted import Found, Output, Step, Steps, citations_of, is_own, original
+from tokenbus_services.gateway.surfaces.hosted import (
+    Found,
+    Output,
+    Step,
+    Steps,
+    citations_of,
+    is_own,
+    late_citations,
+    original,
+)
 from tokenbus_services.gateway.surfaces.settling import Settling
 from tokenbus_services.gateway.surfaces.surface import Echo
 from tokenbus_services.pricing import token_counts
@@ -208,7 +217,8 @@ class MessagesStream(Encoder):
             case BlockComplete():
                 return self._stop(event)
             case Completed():
-                ended = _event("message_delta", delta=ending(event, self._echo), usage=usage_of(event, self._echo))
+                how, usage = ending(event, self._echo), usage_of(event, self._echo)
+                ended = _event("message_delta", delta=how, usage=usage, **_beside(event))
                 return [*self._stop_cut_calls(), ended, _event("message_stop")]
             case Incomplete() | RunFailedEvent() | Cancelled():
                 return self.broken(of_end(event))
@@ -277,6 +287,11 @@ class MessagesStream(Encoder):
         return out
 
 
+def _beside(end: Completed) -> Json:
+    late = late_citations(end)
+    return {"tokenbus": late} if late else {}
+
+
 def _event(kind: str, **fields: object) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), encode_line({"type": kind, **fields}))
 
@@ -287,7 +302,8 @@ def whole_message(note: GatewayNote, run: str) -> WholeRun:
     def body(response: Response, end: Completed) -> Json:
         steps = Steps()
         content = [block for each in response.blocks for block in _content(each, echo, steps)]
-        return message_of(run, note.model, content, **ending(end, echo), usage=usage_of(end, echo))
+        ended = {**ending(end, echo), "usage": usage_of(end, echo), **_beside(end)}
+        return message_of(run, note.model, content, **ended)
 
     return WholeRun(body, anthropic_refusal)
 

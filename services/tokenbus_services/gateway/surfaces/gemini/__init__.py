@@ -19,6 +19,7 @@ class GeminiSurface(Surface):
     """`generateContent`, and `streamGenerateContent` with `alt=sse`."""
 
     name = "gemini"
+    inlines_media = True
     keep_alive = b"\n"
     spelling = staticmethod(camel)
     read = staticmethod(read)

@@ -11,12 +11,22 @@ import msgspec
 from tokenbus.client.response import Response
 from tokenbus.core.run.blocks.public_blocks import arguments_object
 from tokenbus.events.normalized import FinishReason
-from tokenbus.events.public import BlockComplete, Cancelled, Chunk, Completed, Incomplete, PublicEvent, RunFailedEvent
+from tokenbus.events.public import (
+    AudioRef,
+    BlockComplete,
+    Cancelled,
+    Chunk,
+    Completed,
+    ImageRef,
+    Incomplete,
+    PublicEvent,
+    RunFailedEvent,
+)
 from tokenbus_services.gateway.problem import Problem, of_end
-from tokenbus_services.gateway.surfaces.contract import Encoder, GatewayNote, WholeRun, encode_line
+from tokenbus_services.gateway.surfaces.contract import Encoder, GatewayNote, WholeRun, blob_path, encode_line
 from tokenbus_services.gateway.surfaces.errors import gemini_error, gemini_refusal
-from tokenbus_services.gateway.surfaces.fields import pack_opaque
-from tokenbus_services.gateway.surfaces.hosted import Steps, citations_of, is_own
+from tokenbus_services.gateway.surfaces.fields import ITEMS, LAST_ITEMS, pack_opaque
+from tokenbus_services.gateway.surfaces.hosted import Steps, citations_of, is_own, original
 from tokenbus_services.gateway.surfaces.settling import Settling
 from tokenbus_services.gateway.surfaces.surface import Echo
 from tokenbus_services.pricing import token_counts
@@ -65,6 +75,8 @@ class AnswerWriter:
         self._chunks: list[Json] = []
         self._supports: list[Json] = []
         self._queries: list[str] = []
+        self._carried: list[Json] = []
+        """The provider's items for which this API has no part; the next part that is signed has them."""
 
     def items(self, block: BlockComplete) -> list[Json]:
         """The parts of what the provider did itself: its own of this API, else code in this API's words. What it
@@ -79,6 +91,7 @@ class AnswerWriter:
         if step.tool == "web_search":
             self._queries += step.queries
         if step.tool not in ("code", "shell"):
+            self._carried.append(original(block))
             return []
         parts: list[Json] = []
         if step.called is not None:
@@ -127,7 +140,7 @@ class AnswerWriter:
         """The part for the end of a block that was sent in pieces: its signature; or for a block that is sent whole."""
         match block.kind:
             case "text":
-                return {"text": "", **signed} if (signed := _signature(block)) else None
+                return {"text": "", **signed} if (signed := self._signature(block)) else None
             case "thinking" if self._echo.thoughts:
                 return {"text": "", "thought": True, **signed} if (signed := _signature(block)) else None
             case _:
@@ -145,7 +158,7 @@ class AnswerWriter:
         content = block.content or ""
         match block.kind:
             case "text" if content:
-                return {"text": content, **_signature(block)}
+                return {"text": content, **self._signature(block)}
             case "thinking" if self._echo.thoughts and (content or _signature(block)):
                 return {"text": content, "thought": True, **_signature(block)}
             case _:
@@ -155,16 +168,35 @@ class AnswerWriter:
         match block:
             case BlockComplete(kind="tool_call") if not (block.cut or self._echo.bus_tools):
                 called = {"id": block.tool_id, "name": block.tool_name, "args": arguments_object(block)}
-                return {"functionCall": called, **_signature(block)}
-            case BlockComplete(kind="audio", audio=audio) if audio and audio.base64 and not block.cut:
-                return {"inlineData": {"mimeType": audio.media_type, "data": audio.base64}}
-            case BlockComplete(kind="image", image=image) if image and image.base64:
+                return {"functionCall": called, **self._signature(block)}
+            case BlockComplete(kind="audio", audio=AudioRef() as audio) if not block.cut:
+                own = {"audio": audio.audio_id, "api": "openai-chat"} if audio.audio_id else {}
+                return {**_media(self._run, audio), **({"thoughtSignature": pack_opaque(own)} if own else {})}
+            case BlockComplete(kind="image", image=ImageRef() as image):
                 if image.draft and not self._echo.thoughts:
                     return None
-                data = {"mimeType": image.media_type, "data": image.base64}
-                return {"inlineData": data, **({"thought": True} if image.draft else {}), **_signature(block)}
+                return {
+                    **_media(self._run, image),
+                    **({"thought": True} if image.draft else {}),
+                    **_signature(block),
+                }
             case _:
                 return None
+
+    def _signature(self, block: BlockComplete) -> Json:
+        """The part's own signature, with the provider's items that come before it."""
+        if not self._carried:
+            return _signature(block)
+        kept = {**(block.opaque or {}), **({"signature": block.signature} if block.signature else {})}
+        return {"thoughtSignature": pack_opaque({**kept, ITEMS: self._taken()})}
+
+    def _taken(self) -> str:
+        items, self._carried = self._carried, []
+        return msgspec.json.encode(items).decode()
+
+    def last(self) -> list[Json]:
+        """A part without content, for items that no part follows."""
+        return [{"text": "", "thoughtSignature": pack_opaque({LAST_ITEMS: self._taken()})}] if self._carried else []
 
     def response(self, parts: Iterable[Json], end: Completed | None = None) -> Json:
         """A chunk, or the whole response."""
@@ -191,6 +223,13 @@ class AnswerWriter:
             "totalTokenCount": counts.total,
         }
         return usage | ({"cachedContentTokenCount": counts.cache_read} if counts.cache_read else {})
+
+
+def _media(run: str, media: ImageRef | AudioRef) -> Json:
+    """The bytes, or the address at this gateway of a blob that was not loaded."""
+    if media.base64 is not None:
+        return {"inlineData": {"mimeType": media.media_type, "data": media.base64}}
+    return {"fileData": {"mimeType": media.media_type, "fileUri": blob_path(run, media.blob_id or "")}}
 
 
 def _signature(block: BlockComplete) -> Json:
@@ -236,7 +275,7 @@ class GeminiStream(Encoder):
                 self._answer.cite(event)
                 part = self._answer.rest(event)
             case Completed():
-                return [self._last(self._answer.response([{"text": ""}], event))]
+                return [self._last(self._answer.response(self._answer.last() or [{"text": ""}], event))]
             case Incomplete() | RunFailedEvent() | Cancelled():
                 return self.broken(of_end(event))
             case _:
@@ -273,6 +312,7 @@ def whole_response(note: GatewayNote, run: str) -> WholeRun:
     answer = AnswerWriter(note, run)
 
     def body(response: Response, end: Completed) -> Json:
-        return answer.response([part for block in response.blocks for part in answer.parts(block)], end)
+        parts = [part for block in response.blocks for part in answer.parts(block)]
+        return answer.response([*parts, *answer.last()], end)
 
     return WholeRun(body, gemini_refusal)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import re
+from typing import Literal, cast
 
 import msgspec
 
 from tokenbus.events.requests import (
     Base64Source,
+    BlobSource,
     ContentPart,
     DocumentPart,
     ExtraPart,
@@ -21,11 +23,13 @@ from tokenbus.events.requests import (
     UrlSource,
 )
 from tokenbus_services.gateway.problem import invalid, unsupported
-from tokenbus_services.gateway.surfaces.fields import Fields, Json, unpack_opaque
+from tokenbus_services.gateway.surfaces.contract import blob_path
+from tokenbus_services.gateway.surfaces.fields import ITEMS, LAST_ITEMS, Fields, Json, unpack_opaque
 from tokenbus_services.gateway.surfaces.hosted import originals
 
 _FILES = ("gs://", "https://generativelanguage.googleapis.com/")
 """Beginnings of the names of files that the provider has already."""
+_BLOB = re.compile(re.escape(blob_path("RUN", "ID")).replace("RUN", "[^/]+").replace("ID", "(sha256:[0-9a-f]{64})"))
 _USERS = ("user", "function", "tool")
 _OF_MODEL = ("functionCall", "thought", "thoughtSignature")
 _OF_USER = ("functionResponse",)
@@ -101,17 +105,41 @@ class _Reader:
                 part.clear()  # it stands for another API's item
                 return next(iter(originals([carried])), None)
         opaque = _opaque(part.text("thoughtSignature"))
+        if opaque:
+            begun = (
+                part.value.get("text") == "" and self._parts and isinstance(self._parts[-1], TextPart | ThinkingPart)
+            )
+            at = len(self._parts) - bool(begun)  # the end of a streamed text
+            self._parts[at:at] = originals(_items(opaque.pop(ITEMS, "")))
+            self._parts += originals(_items(opaque.pop(LAST_ITEMS, "")))
+            opaque = opaque or None
         if called := part.fields("functionCall"):
             return self._call(called, opaque)
-        if part.has("inlineData"):
-            image = _media(part)
-            if not isinstance(image, ImagePart):
-                raise unsupported(part.path("inlineData.mimeType"), "only images of the model can be sent back")
-            return msgspec.structs.replace(image, opaque=opaque)
+        if (data := next((name for name in ("inlineData", "fileData") if part.has(name)), None)) is not None:
+            return self._media(part, data, opaque)
         if part.has("text") or opaque:
             return self._text(part.text("text") or "", opaque, thought=thought)
-        part.refuse("has no place in a content of the model", "fileData")
         return _unknown(part)
+
+    def _media(self, part: Fields, name: str, opaque: dict[str, str] | None) -> ContentPart | None:
+        """An image of the model. A sound of another API's model is its transcript, which stands before it, with the
+        id that its own provider knows.
+        """
+        given = part.peek(name)
+        about = cast("Json", given) if isinstance(given, dict) else Json()
+        is_sound = str(about.get("mimeType", about.get("mime_type"))).startswith("audio/")
+        last = self._parts[-1] if self._parts else None
+        if is_sound and (not part.reading.passes or "audio" in (opaque or {})):
+            part.clear()
+            if isinstance(last, TextPart):
+                self._parts[-1] = msgspec.structs.replace(last, opaque=opaque or last.opaque)
+            else:
+                part.reading.leave_out(part.path(name))
+            return None
+        media = _media(part)
+        if not isinstance(media, ImagePart):
+            raise unsupported(part.path(f"{name}.mimeType"), "only images and sound of the model can be sent back")
+        return msgspec.structs.replace(media, opaque=opaque)
 
     def _call(self, called: Fields, opaque: dict[str, str] | None) -> ToolCallPart:
         name = called.needed("name", called.text("name"))
@@ -174,6 +202,13 @@ def _opaque(signature: str | None) -> dict[str, str] | None:
     return unpack_opaque(signature) or {"thought_signature": signature}
 
 
+def _items(text: str) -> object:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return []
+
+
 def _result_text(response: Json) -> tuple[str, bool]:
     """A response's text: its usual text field, or else the object as JSON."""
     match response:
@@ -199,8 +234,12 @@ def _media(part: Fields) -> ImagePart | DocumentPart:
         )
     else:
         uri = media.needed("fileUri", media.text("fileUri"))
-        of_provider = uri.startswith(_FILES)
-        source = FileSource(file_id=uri, media_type=media_type or None) if of_provider else UrlSource(url=uri)
+        if blob := _BLOB.fullmatch(uri):
+            source = BlobSource(blob_id=blob[1], media_type=media_type)
+        elif uri.startswith(_FILES):
+            source = FileSource(file_id=uri, media_type=media_type or None)
+        else:
+            source = UrlSource(url=uri)
     kind = media_type.partition("/")[0].strip().lower()
     if kind in ("audio", "video"):
         raise unsupported(media.path("mimeType"), f"{kind} is not supported by this gateway")

@@ -16,6 +16,7 @@ class OpenAIChatSurface(Surface):
     """
 
     name = "openai_chat"
+    inlines_media = True
     keep_alive = b": keep-alive\n\n"
     paths = ("/v1/chat/completions", "/chat/completions")
     """Clients that forget `/v1` in their base URL are answered too."""

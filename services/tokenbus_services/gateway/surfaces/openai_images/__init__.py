@@ -198,6 +198,7 @@ class OpenAIImagesSurface(Surface):
     """Images of a prompt."""
 
     name = "openai_images"
+    inlines_media = True
     keep_alive = b": keep-alive\n\n"
     paths = ("/v1/images/generations",)
     read = staticmethod(read)

@@ -14,6 +14,7 @@ class OpenAIResponsesSurface(Surface):
     """`POST /v1/responses` and its streams. `GET` with ``starting_after`` continues after that number."""
 
     name = "openai_responses"
+    inlines_media = True
     keep_alive = b": keep-alive\n\n"
     read = staticmethod(read)
     refusal = staticmethod(openai_refusal)

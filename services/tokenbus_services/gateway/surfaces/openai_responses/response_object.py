@@ -12,6 +12,7 @@ from tokenbus.events.public import Cancelled, Completed, Incomplete, RunFailedEv
 from tokenbus.events.usage import Usage
 from tokenbus_services.gateway.problem import Problem
 from tokenbus_services.gateway.surfaces.contract import GatewayNote
+from tokenbus_services.gateway.surfaces.hosted import late_citations
 from tokenbus_services.gateway.surfaces.surface import Echo
 
 PREFIX = "resp_"
@@ -92,17 +93,18 @@ class ResponseObject:
         self._error: Json | None = None
         self._incomplete: Json | None = None
         self._completed_at: int | None = None
-        self._spoke: Json = {}
+        self._beside: Json = {}
 
     def answered_by(self, provider: str | None, model: str | None) -> None:
         """Note which provider and model speak; None: unchanged."""
-        self._spoke |= {k: v for k, v in (("provider", provider), ("model", model)) if v}
+        self._beside |= {k: v for k, v in (("provider", provider), ("model", model)) if v}
 
     def end(self, event: TerminalEvent) -> str:
         """Apply the run's end; return the type of the event that reports it."""
         self.usage = event.usage or self.usage
         self._completed_at = self._note.created + event.timing.total_ms // 1000
         self.answered_by(event.provider, event.model)
+        self._beside |= late_citations(event)
         match event:
             case Completed(finish="length"):
                 return self._incompleted("incomplete", "max_output_tokens")
@@ -145,7 +147,7 @@ class ResponseObject:
             "output": output,
             **repeated,
             "usage": usage_object(self.usage) if self.usage else None,
-            "tokenbus": {"run": self._run, **self._spoke},
+            "tokenbus": {"run": self._run, **self._beside},
         }
 
     def _incompleted(self, status: Status, reason: str) -> str:
