@@ -9,14 +9,15 @@ import msgspec
 import pytest
 
 from tests.e2e import judge
-from tests.services.gateway.logs import BUSY
 from tests.unit.core.run.script import Story, item, text
 from tokenbus.client.response import Response
 from tokenbus.events import normalized as n
+from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import BusEvent, CancelRequested, FallbackPlan
 from tokenbus.events.public import TERMINAL, BlockComplete, Completed, PublicEvent
 from tokenbus.events.requests import ExtraPart, OnFailure
 
+BUSY = ErrorInfo(code="overloaded_error", kind="overloaded", message="busy", retryable=True)
 START = n.Start("m", "r", api="openai-responses", provider="openai-responses")
 SEARCH = '{"type":"web_search_call","id":"ws_1"}'
 CODE = '{"type":"code_interpreter_call","id":"ci_1"}'
