@@ -13,12 +13,14 @@ from tokenbus.bus.run_record import CHOICE, CONTINUES, REQUEST, STATUS, TURN, UN
 from tokenbus.bus.server.server import translated
 from tokenbus.client.deployment import Deployment
 from tokenbus.client.response import Response, ResponseBuilder
+from tokenbus.client.sessions.history import history_before
 from tokenbus.core.request.validate import left_from
 from tokenbus.core.run.continuation import partial_message
 from tokenbus.errors import RunNotFound, RunNotRepeatable, RunOpen
 from tokenbus.events.frames import history_decoder
 from tokenbus.events.public import PublicEvent
 from tokenbus.events.requests import ContentPart, Generate, Message, TextPart
+from tokenbus.events.sessions import session_run
 
 How = Literal["retry", "resume"]
 MAX_AGAIN = 1000
@@ -95,11 +97,16 @@ async def ended_run(deployment: Deployment, run: str) -> EndedRun:
         if None in turns:  # expired between the two reads
             raise RunNotFound(run)
         history = [message for encoded in turns for message in history_decoder.decode(encoded)]
+    asked = _request.decode(request)
+    if of_session := session_run(run):  # its request has the new messages alone
+        with translated(deployment.server):
+            before = await history_before(deployment.server, keys, of_session)
+        asked = msgspec.structs.replace(asked, messages=[*before.messages, *asked.messages])
     choice = int(stored_choice or 0)
     goes_on = (continues or b"")[choice : choice + 1] != b"0"
     return EndedRun(
         run=run,
-        request=_request.decode(request),
+        request=asked,
         history=history,
         turn=turn,
         continues=goes_on,

@@ -450,6 +450,27 @@ async def test_nothing_is_lost_or_doubled_while_workers_die(
         resuming.cancel()
 
 
+async def test_a_run_of_a_session_that_is_tried_again_has_the_history() -> None:
+    with LocalBus() as local:
+        local.model_says("two", "one two", Turn(says=Reply(text="three four"), fault=Stall(after_text="three")))
+        async with local.client() as bus:
+            session = bus.session("tried")
+            await session.configure({"provider": "anthropic", "model": "two"})
+            await session.send("first")
+            await session.send("second")
+            await told(session, said)
+            run = (await session.interrupt()).fate.run
+            assert run is not None
+            await told(session, run_over, 2)
+            again = await bus.retry(run)
+            async for event in again.events():
+                if isinstance(event, Chunk):
+                    await again.cancel()
+            sent_first, sent_again = [request["messages"] for request in local.requests[-2:]]
+            assert sent_again == sent_first
+            assert len(sent_again) == 3
+
+
 async def test_a_cursor_is_of_one_making_of_a_session_and_a_reader_ends_with_it() -> None:
     with LocalBus() as local:
         local.model_says("two", "one two", "three four", "five")
