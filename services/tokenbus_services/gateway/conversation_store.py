@@ -33,7 +33,7 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 MAX_BYTES = 8 * 2**20
 """Of one conversation's items."""
-LOST_MS = 60_000
+LOST_MS = 300_000
 """A run of which nothing is there after this time does not come."""
 LOOK_S = 20.0
 """How often a gateway looks for conversations whose run has ended."""
