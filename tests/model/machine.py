@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tests.e2e import judge
 from tests.model import story
 from tests.model.actors import TTL_MS, Attempt, ChainedWorker, StageWorker, ToolCall, Wire
+from tests.model.conversation import Conversation, Writer
 from tests.model.oracle import Undisturbed, log_of, normalized, unjoined
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import InternalTopic, Keys
@@ -51,13 +52,14 @@ def logic_of(stage: str) -> StageLogic:
     if stage == "normalizer":
         return NormalizerLogic(0, KEYS)
     topics = ("visible", "chunks", "blocks")
-    return ParserLogic(0, KEYS, topics=topics, lifetimes=RunLifetimes(TTL_MS, TTL_MS))
+    return ParserLogic(0, KEYS, topics=topics, lifetimes=RunLifetimes(TTL_MS, TTL_MS, TTL_MS))
 
 
 class Protocol(RuleBasedStateMachine):
-    """A few runs in one partition, two workers of each stage, and as many attempts and calls as come."""
+    """A few runs and a session in one partition, two workers of each stage, and as many attempts and calls as come."""
 
     wire: Wire
+    writer: Writer
     """Set by the test."""
 
     def __init__(self) -> None:
@@ -87,6 +89,12 @@ class Protocol(RuleBasedStateMachine):
         groups: dict[InternalTopic, str] = {"turns": "fetcher", "tools": "tools"}
         for topic, group in groups.items():
             self.wire.redis.xgroup_create(KEYS.topic(0, topic), group, id="0", mkstream=True)
+        self.session = Conversation(self.wire, KEYS, self.writer)
+
+    @property
+    def all_runs(self) -> list[str]:
+        """Those that clients may begin, and those that the session began."""
+        return [*RUNS, *self.session.runs]
 
     # --- requests -------------------------------------------------------------------------------------------------
 
@@ -129,6 +137,36 @@ class Protocol(RuleBasedStateMachine):
                 control_frame=encode(Control(run)),
             )
         )
+
+    # --- the session ----------------------------------------------------------------------------------------------
+
+    @rule(when_busy=st.sampled_from(["enqueue", "steer", "interrupt", "reject"]), held=st.booleans())
+    def say(self, when_busy: Any, held: bool) -> None:
+        """A message; its call may be sent later."""
+        self.session.say(when_busy)
+        if not held:
+            self.session.send(-1, reply_lost=False)
+
+    @rule(what=st.sampled_from(["interrupt", "withdraw", "configure"]), which=any_of)
+    def append(self, what: str, which: int) -> None:
+        """Any other append."""
+        if what == "interrupt":
+            self.session.interrupt(which if which % 2 else None)
+        elif what == "withdraw":
+            self.session.withdraw(which)
+        else:
+            self.session.change(together=bool(which % 2))
+
+    @precondition(lambda self: self.session.held)
+    @rule(which=any_of, reply_lost=st.booleans())
+    def send_append(self, which: int, reply_lost: bool) -> None:
+        """Send a call that waits, however old it is; without a reply it is sent again."""
+        self.session.send(which, reply_lost=reply_lost)
+
+    @precondition(lambda self: self.session.open_run)
+    @rule()
+    def cancel_in_session(self) -> None:
+        self.cancel(self.session.open_run)
 
     # --- fetchers -------------------------------------------------------------------------------------------------
 
@@ -184,8 +222,8 @@ class Protocol(RuleBasedStateMachine):
         if worker.part is None and (part := worker.take()):
             oracle = self.oracles[stage]
             assert part.offset == oracle.offset
-            oracle.check_memory(part.logic, RUNS)
-            worker.recall([run for run in RUNS if part.logic.is_open(run)])
+            oracle.check_memory(part.logic, self.all_runs)
+            worker.recall([run for run in self.all_runs if part.logic.is_open(run)])
 
     @rule(stage=stages, name=names)
     def is_followed(self, stage: str, name: str) -> None:
@@ -344,23 +382,23 @@ class Protocol(RuleBasedStateMachine):
         events = self.oracles["normalizer"].appended[KEYS.topic(0, "events")]
         assert normalized(frames) == normalized(events)
         parser = self.oracles["parser"]
-        for run in RUNS:
+        for run in self.all_runs:
             log = log_of(self.wire.redis, KEYS, run)
             assert [event["seq"] for event in log] == list(range(len(log))), "seq has a gap or a double"
             assert unjoined(log) == unjoined(parser.published[KEYS.log(run)])
-        first = [(run, story.first_turn(run)) for run in RUNS]
         work: tuple[InternalTopic, ...] = ("turns", "tools")
         for topic in work:
             found = [(run.decode(), frame) for _, fields in self.seen[topic] for run, frame in fields.items()]
-            handed_out = [item for item in found if item not in first]
+            handed_out = [item for item in found if topic == "tools" or turn_decoder.decode(item[1]).attempt > 1]
             assert _by_run(handed_out) == _by_run(parser.appended[KEYS.topic(0, topic)])
 
     @invariant()
     def each_run_is_listed_once_as_open_or_as_ended(self) -> None:
         redis = self.wire.redis
         listed = [set(redis.zrange(key, 0, -1)) for key in (KEYS.open_runs(0), KEYS.ended_runs(0))]
-        over = {run for run in self.accepted if redis.hget(KEYS.run(run), "status").decode() in TERMINAL}
-        assert listed == [{run.encode() for run in those} for those in (self.accepted - over, over)]
+        begun = self.accepted.union(self.session.runs)
+        over = {run for run in begun if redis.hget(KEYS.run(run), "status").decode() in TERMINAL}
+        assert listed == [{run.encode() for run in those} for those in (begun - over, over)]
 
     @invariant()
     def each_attempt_is_written_once_and_closed_once(self) -> None:
@@ -395,12 +433,20 @@ class Protocol(RuleBasedStateMachine):
                         entered[run.decode(), event.block] += 1
         assert max(entered.values(), default=1) == 1
 
+    @invariant()
+    def the_session_has_one_order(self) -> None:
+        self.session.check()
+
     def teardown(self) -> None:
-        """Without further faults, every run reaches its only end."""
-        if self.accepted:
+        """Without further faults, every run reaches its only end, and every append its only fate."""
+        while self.session.held:
+            self.session.send(0, reply_lost=False)
+        if begun := self.accepted.union(self.session.runs):
             self._calm_down()
             self.the_stages_wrote_what_an_undisturbed_one_writes()
-            for run in self.accepted:
+            self.session.check()
+            self.session.check_history()
+            for run in begun.union(self.session.runs):
                 log = log_of(self.wire.redis, KEYS, run)
                 judge.check(log)
                 if log[-1]["type"] == "completed":
@@ -424,7 +470,7 @@ class Protocol(RuleBasedStateMachine):
         for stage in STAGES:
             self.lease_runs_out(stage)
             self.take(stage, "last")
-        for _ in range(60):
+        for _ in range(60 * (1 + self.session.waiting)):
             self._look()
             for stage in STAGES:
                 worker = self.workers[stage, "last"]
@@ -432,7 +478,7 @@ class Protocol(RuleBasedStateMachine):
                     assert worker.send(reply_lost=False) == "ok"
                     self._look()
             self.the_stages_wrote_what_an_undisturbed_one_writes()
-            if all(redis.hget(KEYS.run(run), "status").decode() in TERMINAL for run in self.accepted):
+            if not redis.zcard(KEYS.open_runs(0)):
                 return
             self.read_turn("last")
             while self.attempts:

@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.model.actors import Wire
-from tests.model.machine import Protocol
+from tests.model.conversation import Writer
+from tests.model.machine import KEYS, Protocol
 from tests.servers import binary
 from tokenbus.bus.scripts.script import LuaScript, declared
 from tokenbus.bus.stage import checkpoints
@@ -27,17 +28,18 @@ FIRST_SEED = {"two writers share an attempt": 3}
 
 
 @pytest.fixture(scope="module")
-def wire() -> Generator[Wire]:
-    """A server of the model's own, that trims exactly: what is needed and trimmed is then missed."""
+def model() -> Generator[type[Protocol]]:
+    """The model with a server of its own, that trims exactly: what is needed and trimmed is then missed."""
     with EmbeddedServer(binary=binary(), options={"stream-node-max-entries": "1"}) as server:
-        yield Wire(server.url)
+        writer = Writer(server.url, KEYS)
+        yield type("Model", (Protocol,), {"wire": Wire(server.url), "writer": writer})
+        writer.close()
 
 
 def explore(
-    wire: Wire, examples: int, *, phases: tuple[Phase, ...] = tuple(Phase), beginning: int | None = None
+    model: type[Protocol], examples: int, *, phases: tuple[Phase, ...] = tuple(Phase), beginning: int | None = None
 ) -> None:
     """Try this many random histories of STEPS steps each; `beginning` is the seed of the first."""
-    model = type("Model", (Protocol,), {"wire": wire})
     run_state_machine_as_test(
         model if beginning is None else seed(beginning)(model),
         settings=settings(
@@ -52,10 +54,10 @@ def explore(
     )
 
 
-def search(wire: Wire, first: int) -> None:
+def search(model: type[Protocol], first: int) -> None:
     """Try BATCHES batches of histories, the first of this seed; the first violation is raised."""
     for at in range(first, first + BATCHES):
-        explore(wire, BATCH, phases=(Phase.generate,), beginning=at)
+        explore(model, BATCH, phases=(Phase.generate,), beginning=at)
 
 
 @pytest.fixture(autouse=True)
@@ -66,8 +68,8 @@ def short_spans(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.timeout(0)
-def test_random_histories_keep_the_guarantees(wire: Wire):
-    explore(wire, EXAMPLES)
+def test_random_histories_keep_the_guarantees(model: type[Protocol]):
+    explore(model, EXAMPLES)
 
 
 APPEND = "attempt_fence.append_raw"
@@ -97,15 +99,23 @@ BROKEN = {
         "if status ~= 'open' then",
         "if status ~= 'open' and status ~= 'cancelling' then",
     ),
+    "an append is accepted twice": (
+        "sessions.append",
+        "if redis.call('HEXISTS', appends, append) == 1 then",
+        "if false then",
+    ),
+    "an append goes into what has changed": ("sessions.append", "or (h[3] or '') ~= open_run", ""),
+    "what waits starts nothing": ("commit", "if #taken > 0 then start_session_run", "if false then start_session_run"),
+    "a message that starts a run waits on": ("commit", "s.waiting = s.waiting - #packed\n", ""),
 }
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("what", BROKEN)
-def test_a_broken_script_is_found(wire: Wire, monkeypatch: pytest.MonkeyPatch, what: str):
+def test_a_broken_script_is_found(model: type[Protocol], monkeypatch: pytest.MonkeyPatch, what: str):
     name, text, instead = BROKEN[what]
     whole = declared[name].script.text
     assert text in whole, "the script is another by now"
     monkeypatch.setattr(declared[name], "script", LuaScript(name, lambda: whole.replace(text, instead)))
     with pytest.raises(AssertionError):
-        search(wire, FIRST_SEED.get(what, 1))
+        search(model, FIRST_SEED.get(what, 1))
