@@ -177,6 +177,19 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Generator[None]:
         yield
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Cancel what is left after the grace. That is no error, as uvicorn says: such an answer ends in words."""
+        said = logging.getLogger("uvicorn.error")
+        said.addFilter(_is_no_grace)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            said.removeFilter(_is_no_grace)
+
+
+def _is_no_grace(record: logging.LogRecord) -> bool:
+    return "timeout graceful shutdown exceeded" not in record.getMessage()
+
 
 async def _announce(service: ServiceName, url: str) -> None:
     pause_s = _FIRST_ASK_S
