@@ -1,9 +1,10 @@
 """A group's events whose handlers fail: each is tried again with growing pauses, and buried after so many tries.
 
 The tries are counted on the server, in a hash beside the group's lease, so they survive the process that made them. A
-try counts when the handler has raised. After a worker died, the events that it may have had in hand are counted before
-they are handled, and those among them that were counted already are handled one at a time. So an event that ends its
-process is buried, and not those that were handled beside it.
+try counts when the handler has raised. A death counts as a try of every event that the worker may have had in hand; the
+next worker counts each of these before it is handled, and lets it have its last try alone. So an event that ends its
+process is buried after its tries, and not those that were handled beside it. (The first death costs no write per event
+this way. With a single try nothing else tells the two apart, so it is the second death that buries.)
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ LOOK_S = 2.0
 """Interval between looks for events that were given back."""
 _OPEN = "open:"
 """Begins the name of the field by which a living worker shows that it has events of the partition in hand."""
+_UNCOUNTED, _COUNTED = 1, 2
+"""Its values: whether those that it has in hand were counted before they were handled."""
 
 
 class Numbered(OfRun, Protocol):
@@ -54,6 +57,10 @@ class _Counts(msgspec.Struct):
     tries: dict[str, int]
     suspects: int
     """How many further events a worker that died may have had in hand."""
+    died: bool
+    """Whether that death is not among the tries yet."""
+    counted: bool
+    """Whether the server knows that events are counted before they are handled."""
 
 
 class Poison(Generic[E]):
@@ -93,13 +100,19 @@ class Poison(Generic[E]):
             counts = await self._counts(lease)
         except ServerUnavailable:
             return Again(FIRST_PAUSE_S)
-        suspect = counts.suspects > 0
-        if suspect:
-            counts.suspects -= 1
-            if _field(event) in counts.tries:
-                async with self._alone:
-                    return await self._try(event, lease, entry, counts, suspect)
-        return await self._try(event, lease, entry, counts, suspect)
+        if not counts.suspects:
+            if counts.counted:
+                counts.counted = False
+                await self._quietly(lease, {_OPEN + lease.token: _UNCOUNTED})
+            return await self._try(event, lease, entry, counts, suspect=False)
+        counts.suspects -= 1
+        field = _field(event)
+        if (tried := counts.tries.get(field, 0)) < self._tries - 1 and counts.died:
+            tried = counts.tries[field] = tried + 1
+        if tried < self._tries - 1:
+            return await self._try(event, lease, entry, counts, suspect=True)
+        async with self._alone:
+            return await self._try(event, lease, entry, counts, suspect=True)
 
     async def leave(self, lease: Lease) -> None:
         """Sign off from a partition whose events in hand are done or left to another worker. Raises redis-py's
@@ -122,9 +135,10 @@ class Poison(Generic[E]):
                     found: Any = await self._server.client.hgetall(key)
                     fields = {name.decode(): number for name, number in found.items()}
                     left = [name for name in fields if name.startswith(_OPEN) and name != mark]
-                    await self._write(key, {mark: 1}, left)
+                    await self._write(key, {mark: _COUNTED if left else _UNCOUNTED}, left)
                 tries = {name: int(number) for name, number in fields.items() if not name.startswith(_OPEN)}
-                counts = _Counts(lease.token, tries, self._in_hand if left else 0)
+                died = any(int(fields[name]) == _UNCOUNTED for name in left)
+                counts = _Counts(lease.token, tries, self._in_hand if left else 0, died, counted=bool(left))
                 self._partitions[lease.partition] = counts
             return counts
 
