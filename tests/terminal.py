@@ -8,13 +8,15 @@ import os
 import pty
 import struct
 import termios
-from asyncio.subprocess import Process
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 import pyte
 
-from tests.services.cli.process import TOKENBUS, environment
+from tests import fork_server
+from tests.fork_server import Forked
+from tests.services.cli.process import ENDED_S, environment
 from tests.waiting import eventually
 
 COLUMNS, ROWS = 80, 24
@@ -24,7 +26,7 @@ CTRL_C, CTRL_D, UP, TAB = "\x03", "\x04", "\x1b[A", "\t"
 class Terminal:
     """A terminal and the command that runs on it."""
 
-    def __init__(self, process: Process, end: int) -> None:
+    def __init__(self, process: Forked, end: int) -> None:
         self.process = process
         self._end = end
         self._screen = pyte.HistoryScreen(COLUMNS, ROWS, history=10_000)
@@ -62,7 +64,7 @@ class Terminal:
                 at += len(part)
             return text
 
-        return await eventually(shown)
+        return await eventually(shown, timeout=ENDED_S)
 
 
 @asynccontextmanager
@@ -72,18 +74,16 @@ async def terminal(*arguments: str, **env: str) -> AsyncGenerator[Terminal]:
     os.set_blocking(ours, False)
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
     env = {"TERM": "xterm-256color", "LC_ALL": "C.UTF-8", **env}
-    process = await asyncio.create_subprocess_exec(
-        *TOKENBUS, *arguments, stdin=its, stdout=its, stderr=its, env=environment(**env)
-    )
-    os.close(its)
+    line = Path(os.ttyname(its))
+    process = fork_server.shared().start(*arguments, stdin=line, stdout=line, stderr=line, env=environment(**env))
     opened = Terminal(process, ours)
     loop = asyncio.get_running_loop()
     loop.add_reader(ours, opened.read)
     try:
         yield opened
     finally:
-        if process.returncode is None:
-            process.kill()
+        process.kill()
         await process.wait()
         loop.remove_reader(ours)
         os.close(ours)
+        os.close(its)

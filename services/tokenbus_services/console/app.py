@@ -20,6 +20,7 @@ from tokenbus_services.console.http import Desk, StaticFiles, WithSafeHeaders, r
 from tokenbus_services.console.routes import admin as routes_admin
 from tokenbus_services.console.routes import runs as routes_runs
 from tokenbus_services.console.routes import session as routes_session
+from tokenbus_services.console.routes import sessions as routes_sessions
 from tokenbus_services.console.routes import stream as routes_stream
 from tokenbus_services.console.routes import times as routes_times
 from tokenbus_services.console.runs.run_view import Costs
@@ -50,6 +51,7 @@ def create(settings: Settings, gateway: Gateway, directory: KeyDirectory | None)
             *routes_session.routes(desk, table),
             *routes_runs.routes(desk, costs),
             *routes_times.routes(desk),
+            *routes_sessions.routes(desk),
             *routes_stream.routes(desk, sampler),
             *routes_admin.routes(desk, settings),
         ],

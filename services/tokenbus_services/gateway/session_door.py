@@ -170,9 +170,11 @@ class SessionDoor:
         """See `Session.configuration`."""
         return await self._session(caller, name, tenant).configuration()
 
-    async def messages(self, caller: Caller, name: str, *, tenant: str | None = None) -> list[Message]:
+    async def messages(
+        self, caller: Caller, name: str, *, tenant: str | None = None, runs: bool = True
+    ) -> list[Message]:
         """See `Session.messages`."""
-        return await self._session(caller, name, tenant).messages()
+        return await self._session(caller, name, tenant).messages(runs=runs)
 
     async def fate(self, caller: Caller, name: str, append: str, *, tenant: str | None = None) -> Fate | None:
         """See `Session.fate`."""

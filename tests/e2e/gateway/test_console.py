@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
@@ -284,6 +285,81 @@ def test_a_tenants_viewer_sees_no_dead_letter_and_neither_repeats_nor_drops_one(
         for path in ("/keys", "/spend"):
             assert viewer.code(path) == "role_missing"
     assert entry in [each["id"] for each in ops.get("/dead")["entries"]]
+
+
+def session_of(bus: LocalBus, key: NewKey) -> str:
+    """A session in which a question was asked and answered."""
+    name = f"talk-{secrets.token_hex(4)}"
+    path, headers = f"{bus.gateway}/sessions/{name}", {"authorization": f"Bearer {key.text}"}
+    request = {"model": "anthropic/text", "metadata": {"room": SECRET}}
+    for item in ({"type": "configure", "request": request}, {"type": "message", "content": f"about {SECRET}"}):
+        answer = httpx.post(f"{path}/events", json={"item": item}, headers=headers, timeout=60)
+        assert answer.status_code in (200, 202), answer.text
+    eventually_sync(lambda: len(httpx.get(f"{path}/messages", headers=headers, timeout=60).json()["messages"]) == 2)
+    return name
+
+
+def told(one: Person, session: str, ends: int, *, query: str = "", after: str | None = None) -> list[tuple[str, Any]]:
+    """Cursors and events of a session, until so many of its runs have ended."""
+    found: list[tuple[str, Any]] = []
+    headers = {"last-event-id": after} if after else {}
+    with one.http.stream("GET", f"/sessions/{session}/events{query}", headers=headers) as answer:
+        assert answer.status_code == 200
+        cursor = ""
+        for line in answer.iter_lines():
+            field, _, value = line.partition(": ")
+            if field == "id":
+                cursor = value
+            elif field == "data":
+                found.append((cursor, json.loads(value)))
+                if (ends := ends - (found[-1][1]["type"] == "run_ended")) == 0:
+                    break
+    return found
+
+
+def test_a_session_is_found_and_read_by_its_tenant_and_words_by_whom_may_see_them(
+    bus: LocalBus, person: Console
+) -> None:
+    adas, bobs = session_of(bus, ADA), session_of(bus, BOB)
+    ada, bob, ops = person(ADA), person(BOB), person(OPS)
+
+    def names(one: Person, query: str) -> set[str]:
+        found = {row["session"] for row in one.get(f"/sessions?{query}")["sessions"]}
+        return found & {adas, bobs}
+
+    assert (names(ada, ""), names(bob, ""), names(ops, "")) == ({adas}, {bobs}, {adas, bobs})
+    assert names(ada, "tenant=bob") == {adas}
+    assert (names(ops, "tenant=bob"), names(ops, f"metadata=room={SECRET}")) == ({bobs}, {adas, bobs})
+    assert (names(ops, "metadata=room=kitchen"), names(ops, "older_than=3600")) == (set(), set())
+    assert (names(bob, f"words={SECRET}"), names(ada, f"words={SECRET}")) == ({bobs}, set())
+    assert names(ada, f"words={adas}") == {adas}
+    assert SECRET not in ada.http.get("/sessions").text + ada.http.get(f"/sessions/{adas}").text
+    hidden, whole = told(ada, adas, 1), told(ops, adas, 1, query="?tenant=ada")
+    assert [cursor for cursor, _ in hidden] == [cursor for cursor, _ in whole]
+    assert SECRET not in json.dumps(hidden)
+    assert SECRET in json.dumps(whole)
+    assert told(ops, adas, 1, query="?tenant=ada", after=whole[3][0]) == whole[4:]
+    for one, name in ((bob, adas), (ada, bobs), (ops, adas)):
+        for path in (f"/sessions/{name}", f"/sessions/{name}/events"):
+            assert one.http.get(path).status_code == 404, path
+
+
+def test_who_may_act_says_something_in_a_session_under_its_own_name(bus: LocalBus, person: Console) -> None:
+    name, ada, bob = session_of(bus, ADA), person(ADA), person(BOB)
+    path, item = f"/sessions/{name}/events", {"type": "message", "content": "more", "participant": "somebody else"}
+    assert bob.post(path, item=item).json()["error"]["code"] == "role_missing"
+    assert ada.http.post(path, json={"item": item}).json()["error"]["code"] == "csrf"
+    for _ in range(2):
+        answer = ada.post(path, item=item, id="once")
+        assert (answer.status_code, answer.json()["append"]) == (200, "once")
+    events = [event for _, event in told(person(OPS), name, 2, query="?tenant=ada")]
+    [said] = [event["item"] for event in events if event["type"] == "appended" and event["append"] == "once"]
+    assert (said["content"], said["participant"]) == ("more", "ada")
+    assert ada.post(path, item={"type": "interrupt"}).json()["fate"]["reason"] == "nothing_open"
+    assert ada.post(path, item={"type": "withdraw", "append": "once"}).json()["fate"]["reason"] == "not_waiting"
+    for other in ({"type": "configure", "request": {}}, {"type": "delete"}):
+        assert "the console appends messages" in ada.post(path, item=other).text
+    assert ada.post("/sessions/nothing/events", item=item).status_code == 404
 
 
 def add_dead_letter(bus: LocalBus, body: object) -> None:

@@ -113,7 +113,7 @@ def ended_badly(http: httpx.Client) -> str:
     return run
 
 
-def at_the_console(http: httpx.Client, path: str, key: NewKey) -> Answer:
+def at_the_console(http: httpx.Client, path: str, key: NewKey, **body: Any) -> Answer:
     with httpx.Client(base_url=http.base_url, timeout=60) as browser:
 
         def post(path: str, csrf: str, **body: Any) -> httpx.Response:
@@ -121,7 +121,7 @@ def at_the_console(http: httpx.Client, path: str, key: NewKey) -> Answer:
 
         csrf = browser.get("/console/api/session").json()["csrf"]
         csrf = post("/console/api/login", csrf, key=key.text).json()["csrf"]
-        answer = post(path, csrf)
+        answer = post(path, csrf, **body)
         return Answer(answer.status_code, answer.text)
 
 
@@ -162,12 +162,24 @@ def _over_a_socket(
     return Answer(event.get("status", 200 if event["type"] != "error" else 0), json.dumps(event))
 
 
-def to_session(bus: LocalBus, http: httpx.Client, path: str, key: NewKey) -> Answer:
-    path = path.replace("{session}", secrets.token_hex(4))
+MESSAGE = {"type": "message", "content": "hello"}
+
+
+def session_of(http: httpx.Client) -> str:
+    """A session of another key of the tenant."""
+    name = secrets.token_hex(4)
     configure = {"item": {"type": "configure", "request": {"model": "anthropic/text"}}}
-    assert http.post(path, json=configure, headers=auth(OWNER)).status_code == 200
-    answer = http.post(path, json={"item": {"type": "message", "content": "hello"}}, headers=auth(key))
+    assert http.post(f"/sessions/{name}/events", json=configure, headers=auth(OWNER)).status_code == 200
+    return name
+
+
+def to_session(bus: LocalBus, http: httpx.Client, path: str, key: NewKey) -> Answer:
+    answer = http.post(path.replace("{session}", session_of(http)), json={"item": MESSAGE}, headers=auth(key))
     return Answer(answer.status_code, answer.text)
+
+
+def to_session_at_the_console(bus: LocalBus, http: httpx.Client, path: str, key: NewKey) -> Answer:
+    return at_the_console(http, path.replace("{session}", session_of(http)) + "?tenant=crew", key, item=MESSAGE)
 
 
 BEGINS: dict[tuple[str, str], Ask] = {
@@ -196,6 +208,7 @@ BEGINS: dict[tuple[str, str], Ask] = {
     ("POST", "/agui"): posting(AGENT),
     ("POST", "/console/api/runs/{run}/retry"): console_again,
     ("POST", "/console/api/runs/{run}/resume"): console_again,
+    ("POST", "/console/api/sessions/{session}/events"): to_session_at_the_console,
     ("POST", "/console/api/dead/{entry}/retry"): dead_letter_again,
 }
 BEGINS_NOTHING = {

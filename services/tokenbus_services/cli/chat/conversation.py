@@ -93,13 +93,15 @@ class Conversation:
         ``given`` changes its configuration; ``default`` adds to that of a new one. Raises as `Session.configure` does.
         """
         try:
-            await self._enter(name, given, default)
+            await self._enter(name, given, default, remembered=self._remembered)
             yield
         finally:
             await self._leave()
             self.failed.cancel()
 
-    async def _enter(self, name: str, given: Mapping[str, object], default: Mapping[str, object] | None) -> None:
+    async def _enter(
+        self, name: str, given: Mapping[str, object], default: Mapping[str, object] | None, *, remembered: int
+    ) -> None:
         """As `entered`. ``default`` None: the session must exist, or SessionNotFound is raised."""
         session = self._bus.session(name, tenant=self._tenant)
         transcript, before, cursor = Transcript(), list[Piece](), SessionCursor()
@@ -122,7 +124,7 @@ class Conversation:
             await session.configure(request, when_busy=self._when_busy)
         elif given:
             await self._configure(given)
-        for piece in _last(before, self._remembered):
+        for piece in _last(before, remembered):
             self._show(piece)
         self._following = asyncio.create_task(self._follow(cursor))
         while self.transcript.config is None:
@@ -240,9 +242,9 @@ class Conversation:
                 await self._model(argument)
             case "/fork":
                 forked = await self.session.fork(argument or fresh_name())
-                await self.open(forked.name, "a fork")
+                await self._open(forked.name, "a fork", remembered=0)  # it begins with what is on the screen
             case "/open" if argument:
-                await self.open(argument)
+                await self._open(argument, "session", remembered=self._remembered)
             case "/sessions":
                 await self._sessions(argument)
             case "/withdraw":
@@ -250,9 +252,9 @@ class Conversation:
             case _:
                 self._note(f"{command}: no such command, or its argument is missing; /help lists them")
 
-    async def open(self, name: str, what: str = "session") -> None:
+    async def _open(self, name: str, what: str, *, remembered: int) -> None:
         """Go on in another session, which must exist."""
-        await self._enter(name, {}, None)
+        await self._enter(name, {}, None, remembered=remembered)
         self._note(f"{what}: {name}, {self.transcript.model}")
 
     async def _sessions(self, words: str) -> None:

@@ -11,6 +11,7 @@ import msgspec
 
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.public import PublicEvent, UnknownEvent
+from tokenbus.events.sessions import SessionEvent, SessionInfo
 from tokenbus.events.usage import Usage
 
 _EVENT = frozenset({"type", "run", "seq", "turn", "attempt"})
@@ -69,6 +70,30 @@ def hidden(event: PublicEvent) -> dict[str, Any]:
 def hidden_error(error: ErrorInfo) -> dict[str, Any]:
     """An error without what it quotes."""
     return _only(msgspec.to_builtins(error), SHOWN_OF_ERROR)[0]
+
+
+_OF_SESSION = frozenset({"type", "session_seq", "at_ms", "run", "run_seq", "append", "turn", "reason", "status"})
+_OF_ITEM = frozenset({"type", "when_busy", "together", "heard_through", "heard_characters", "append"})
+
+
+def hidden_of_session(event: SessionEvent) -> dict[str, Any]:
+    """An event of a session as JSON, with ``hidden`` as above. Of a configuration, provider and model are shown."""
+    fields: dict[str, Any] = msgspec.to_builtins(event)
+    kept, count = _only(fields, _OF_SESSION)
+    if item := fields.get("item"):
+        count -= _characters(item)
+        kept["item"], more = _only(item, _OF_ITEM)
+        count += more
+        asked = item.get("request", {})
+        if model := {name: asked[name] for name in ("provider", "model") if isinstance(asked.get(name), str)}:
+            kept["item"]["request"] = model
+    return {**kept, "hidden": count}
+
+
+def session_row(info: SessionInfo, *, content: bool) -> dict[str, Any]:
+    """A session in a list; without ``content`` neither its metadata nor how it begins."""
+    row: dict[str, Any] = msgspec.to_builtins(info)
+    return row if content else {name: value for name, value in row.items() if name not in ("metadata", "begins")}
 
 
 def _reduced(name: str, value: Any) -> tuple[Any, int]:

@@ -229,16 +229,26 @@ class EventEncoder(Encoder):
     def feed(self, event: PublicEvent) -> list[bytes]:
         if isinstance(event, TERMINAL):
             self._over = True
-        unknown = isinstance(event, UnknownEvent)
-        name = event.event_type if unknown else str(event.__struct_config__.tag)
-        data = hidden(event) if not self._content else event.fields if unknown else event
-        return [b"id: %d\nevent: %s\ndata: %s\n\n" % (event.seq, name.encode(), encode_line(data))]
+        return [event_lines(event, content=self._content, number=str(event.seq))]
 
     def broken(self, problem: Problem) -> list[bytes]:
         if self._over:
             return []
         self._over = True
-        return [b"event: gateway_error\ndata: " + refusal(problem).body + b"\n\n"]
+        return [broken_line(problem)]
+
+
+def event_lines(event: PublicEvent, *, content: bool, number: str) -> bytes:
+    """The event as a page reads it, with its id."""
+    unknown = isinstance(event, UnknownEvent)
+    name = event.event_type if unknown else str(event.__struct_config__.tag)
+    data = hidden(event) if not content else event.fields if unknown else event
+    return b"id: %s\nevent: %s\ndata: %s\n\n" % (number.encode(), name.encode(), encode_line(data))
+
+
+def broken_line(problem: Problem) -> bytes:
+    """Why a stream ends before its end."""
+    return b"event: gateway_error\ndata: " + refusal(problem).body + b"\n\n"
 
 
 def _actions(status: bytes | None, asked: bytes | None, continues: bytes | None, choice: bytes | None) -> list[str]:

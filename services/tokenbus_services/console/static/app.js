@@ -11,6 +11,8 @@ import { Health } from "./views/health.js";
 import { Login } from "./views/login.js";
 import { River } from "./views/river.js";
 import { RunView } from "./views/run.js";
+import { SessionView } from "./views/session.js";
+import { Sessions } from "./views/sessions.js";
 
 const helpOpen = signal(false);
 
@@ -35,10 +37,12 @@ function skip(event) {
 }
 
 function View() {
-  const { view, run } = route.value;
+  const { view, run, session: name, tenant } = route.value;
   if (view === "run") return html`<${RunView} key=${run} run=${run} />`;
   if (byLink.value) return html`<main id="main" class="blank" tabindex="-1"><p>This link shows one run alone.</p></main>`;
   if (!roles.value.has("see_runs")) return html`<main id="main" class="blank" tabindex="-1"><p>You have no role that shows runs.</p></main>`;
+  if (view === "session") return html`<${SessionView} key=${`${tenant} ${name}`} name=${name} tenant=${tenant} />`;
+  if (view === "sessions") return html`<${Sessions} />`;
   return view === "health" ? html`<${Health} />` : html`<${River} />`;
 }
 
@@ -56,6 +60,7 @@ function Bar() {
       ${!byLink.value && html`
         <nav aria-label="Views">
           ${tab("river", "#", "River")}
+          ${tab("sessions", "#view=sessions", "Sessions")}
           ${tab("health", "#view=health", "Health", dead > 0 && html`<span class="badge" title="dead letters">${dead}</span>`)}
         </nav>`}
       <span class="grow"></span>

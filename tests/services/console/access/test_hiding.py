@@ -9,10 +9,13 @@ import pytest
 from msgspec import inspect
 
 from tokenbus.events.public import PublicEvent, UnknownEvent
+from tokenbus.events.requests import Configure, Interrupt, SessionMessage, Withdraw
+from tokenbus.events.sessions import AnySessionEvent, Configured
 from tokenbus_services.console.access import hiding
-from tokenbus_services.console.access.hiding import hidden
+from tokenbus_services.console.access.hiding import hidden, hidden_of_session
 
 SECRET = "the secret words"
+OF_SESSIONS: tuple[type[AnySessionEvent], ...] = get_args(AnySessionEvent)
 EVENTS: tuple[type[msgspec.Struct], ...] = get_args(PublicEvent)
 NAMES = frozenset({"run", "tool_id", "tool_name", "provider", "model", "response_id", "media_type", "code", "status"})
 """Fields with free text that count as no content."""
@@ -68,3 +71,26 @@ def test_what_is_shown_exists() -> None:
     for kind in EVENTS:
         fields = {field.encode_name for field in msgspec.structs.fields(kind)}
         assert hiding.SHOWN[str(kind.__struct_config__.tag)] <= fields
+
+
+@pytest.mark.parametrize("kind", OF_SESSIONS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("item", [SessionMessage, Configure, Interrupt, Withdraw], ids=lambda item: item.__name__)
+def test_no_event_of_a_session_leaves_with_what_was_said(kind: Any, item: type[msgspec.Struct]) -> None:
+    fields = {each.name: filled(each.type, each.encode_name) for each in inspect.type_info(kind).fields}  # pyright: ignore
+    fields |= {name: "a" for name in ("append", "run") if name in fields}
+    if "item" in fields:
+        fields["item"] = item(**{f.name: filled(f.type, f.encode_name) for f in inspect.type_info(item).fields})  # pyright: ignore
+        if item is Withdraw:
+            fields["item"] = Withdraw(append="b")
+    event = kind(**fields)
+    shown = hidden_of_session(event)
+    assert SECRET not in msgspec.json.encode(shown).decode()
+    assert (shown["hidden"] > 0) == (SECRET in msgspec.json.encode(event).decode())
+    assert shown["session_seq"] == 7
+
+
+def test_of_a_configuration_provider_and_model_are_shown() -> None:
+    item = Configure(request={"provider": "p", "model": "m", "system": SECRET}, when_busy="steer")
+    shown = hidden_of_session(Configured(session_seq=0, at_ms=1, append="a", item=item))
+    assert shown["item"] == {"type": "configure", "when_busy": "steer", "request": {"provider": "p", "model": "m"}}
+    assert shown["hidden"] > len(SECRET)

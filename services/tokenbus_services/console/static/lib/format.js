@@ -6,6 +6,10 @@ export function count(value) {
   return value === null || value === undefined ? "–" : WHOLE.format(value);
 }
 
+export function plural(value, what) {
+  return `${count(value)} ${what}${value === 1 ? "" : "s"}`;
+}
+
 /** 950, 12.4k, 3.1M: never wider than five characters. */
 export function short(value) {
   if (value === null || value === undefined) return "–";
