@@ -155,11 +155,13 @@ class SessionDoor:
 
     # --- sessions that there are ----------------------------------------------------------------------------------
 
-    def follow(
+    async def follow(
         self, caller: Caller, name: str, *, after: SessionCursor | None, live: bool, tenant: str | None = None
     ) -> AsyncGenerator[SessionStep]:
-        """See `Session.follow`."""
-        return self._session(caller, name, tenant).follow(after=after, live=live)
+        """The session's events, see `Session.follow`; raises at once what that raises for the cursor."""
+        session = self._session(caller, name, tenant)
+        await session.check(after)
+        return session.follow(after=after, live=live)
 
     async def info(self, caller: Caller, name: str, *, tenant: str | None = None) -> SessionInfo:
         """Raises SessionNotFound, RequestInvalid, ServerError."""

@@ -270,6 +270,7 @@ class Session:
     delete = _call(AsyncSession.delete)
     append = _call(AsyncSession.append)
     fate = _call(AsyncSession.fate)
+    check = _call(AsyncSession.check)
     configuration = _call(AsyncSession.configuration)
     follow = _generator(AsyncSession.follow)
     messages = _call(AsyncSession.messages)

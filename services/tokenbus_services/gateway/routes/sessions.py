@@ -135,8 +135,7 @@ class _SessionRoutes:
         except ValueError:
             raise invalid("after", "must be the id of an event of a session") from None
         live = flag_in("live", request.query_params.get("live", "true"))
-        await self._door.info(caller, name, tenant=tenant)  # a refusal is better than a stream that breaks
-        steps = self._door.follow(caller, name, after=after, live=live, tenant=tenant)
+        steps = await self._door.follow(caller, name, after=after, live=live, tenant=tenant)
         times = self._gateway.times
 
         async def check() -> None:

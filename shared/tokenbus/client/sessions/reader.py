@@ -122,7 +122,7 @@ class SessionReader:
         Raises SessionNotFound, SessionReplaced, CursorAhead, CursorTrimmed, Malformed; and ServerUnavailable, after
         which it may be called again.
         """
-        self._keys = self._keys or await self._begin()
+        self._keys = self._keys or await self.begin()
         keys = self._keys
         while True:
             if not self._known:
@@ -136,8 +136,8 @@ class SessionReader:
             elif not live or not await self._news(keys):
                 return []
 
-    async def _begin(self) -> Keys:
-        """Find the session, and which run was open at the cursor."""
+    async def begin(self) -> Keys:
+        """Find the session, and which run was open at the cursor. Raises as `read`, which calls it."""
         keys = await self._deployment.keys_of(self._ref)
         client, log = self._deployment.server.client, keys.log(self._ref)
         with translated(self._deployment.server):

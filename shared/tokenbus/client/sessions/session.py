@@ -12,7 +12,7 @@ from tokenbus.client import publishing
 from tokenbus.client.deployment import Deployment
 from tokenbus.client.publishing import new_run_id
 from tokenbus.client.sessions.history import history_before
-from tokenbus.client.sessions.reader import SessionCursor, SessionStep, follow_session
+from tokenbus.client.sessions.reader import SessionCursor, SessionReader, SessionStep, follow_session
 from tokenbus.core.request.bounds import tenant_of
 from tokenbus.errors import AppendPending, RequestInvalid, SessionNotFound
 from tokenbus.events.requests import (
@@ -262,6 +262,11 @@ class Session:
             live=live,
             reconnect_s=self._reconnect_s,
         )
+
+    async def check(self, after: SessionCursor | None = None) -> None:
+        """Raise at once what `follow` would raise for this cursor."""
+        async with SessionReader(self._deployment, self._ref, self.name, after=after or SessionCursor()) as reader:
+            await reader.begin()
 
     async def configuration(self) -> Configure:
         """What the session is configured as, without the history that it began with. Raises SessionNotFound,
