@@ -19,7 +19,7 @@ from tokenbus.client.publishing import new_run_id
 from tokenbus.client.sessions.listing import session_info
 from tokenbus.core.request.parse import request_from
 from tokenbus.errors import RequestInvalid
-from tokenbus.events.requests import Configure, Delete, Generate, Message, SessionItem, SessionMessage
+from tokenbus.events.requests import Configure, Delete, Generate, Message, SessionItem, SessionMessage, Withdraw
 from tokenbus.events.sessions import Fate, session_ref
 from tokenbus_services.gateway.callers import AccessControl, Admitted, Caller
 from tokenbus_services.gateway.keys.allowed import not_allowed
@@ -78,6 +78,8 @@ class SessionDoor:
                 receipt = Receipt(append, await session.fate(append) or Fate(state="delivered"))
             case _:
                 receipt = await session.append(item, append=append)
+                if isinstance(item, Withdraw) and receipt.fate.state == "delivered":
+                    await self._access.withdraw(caller, _hold(session, item.append))
         return receipt, headers
 
     async def fork(

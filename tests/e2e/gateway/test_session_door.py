@@ -204,6 +204,8 @@ def test_a_budget_holds_what_an_append_may_cost_until_its_run_has_ended(bus: Loc
     assert two > 1.9 * one  # the history too
     assert append(http, "money", POOR, {"type": "message", "content": "x", "when_busy": "reject"}).status_code == 200
     assert held(http, bus, "poor") == two
+    append(http, "money", ADA, {"type": "withdraw", "append": "b"})
+    assert held(http, bus, "poor") == one
     for n in range(9):
         answer = append(http, "money", POOR, {"type": "message", "content": f"too many {n}"})
         if answer.status_code == 429:

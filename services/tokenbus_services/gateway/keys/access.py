@@ -166,9 +166,13 @@ class KeyAccess(AccessControl):
             await run_script(self._server, script)
 
     async def withdraw(self, caller: Caller, run: str) -> None:
+        # What another key of the tenant had reserved comes back to that key.
         assert caller.key is not None
-        with translated(self._server):
-            await run_script(self._server, release(self._hold_keys(caller.key, run), run, ended=False))
+        counted = self._keys.gateway_counted(run)
+        with translated(self._server, counted):
+            owner: bytes | None = await self._server.client.hget(counted, "client")
+            key = owner.decode() if owner is not None else caller.key
+            await run_script(self._server, release(self._hold_keys(key, run), run, ended=False))
 
     async def leave(self, caller: Caller, run: str) -> None:
         assert caller.key is not None
