@@ -9,7 +9,7 @@ import asyncio
 import re
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 from urllib.parse import urlsplit
 
@@ -60,15 +60,24 @@ class Answer(asyncio.Protocol):
         self._transport.abort()
 
 
-def chat(url: str, model: str) -> bytes:
-    """A request for a streamed chat completion."""
-    body = msgspec.json.encode({"model": model, "stream": True, "messages": [{"role": "user", "content": "Hello."}]})
-    at = urlsplit(url)
-    head = (
-        f"POST {at.path}/chat/completions HTTP/1.1\r\nhost: {at.netloc}\r\nauthorization: Bearer sk-bench\r\n"
-        f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-    )
-    return head.encode() + body
+class Door(msgspec.Struct, frozen=True):
+    """A server of Chat Completions."""
+
+    url: str
+    """Its base URL."""
+    headers: Mapping[str, str] = {}
+    """Of each request."""
+
+    def chat(self, model: str) -> bytes:
+        """A request for a streamed chat completion."""
+        body = msgspec.json.encode(
+            {"model": model, "stream": True, "messages": [{"role": "user", "content": "Hello."}]}
+        )
+        at = urlsplit(self.url)
+        headers = {"host": at.netloc, "authorization": "Bearer sk-bench", "content-type": "application/json"}
+        headers |= {**self.headers, "content-length": str(len(body))}
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        return f"POST {at.path}/chat/completions HTTP/1.1\r\n{lines}\r\n".encode() + body
 
 
 def get(url: str) -> bytes:
@@ -87,14 +96,14 @@ async def connected(url: str, stamps: int) -> Answer:
 
 
 async def answers(
-    url: str, model: str, *, clients: int, stamps: int, stagger_s: float, timeout_s: float
+    door: Door, model: str, *, clients: int, stamps: int, stagger_s: float, timeout_s: float
 ) -> list[Answer]:
     """Run this many clients; each reads one answer with this many stamps. Raises TimeoutError, ConnectionError."""
-    open_ = [await connected(url, stamps) for _ in range(clients)]
+    open_ = [await connected(door.url, stamps) for _ in range(clients)]
     try:
         async with asyncio.timeout(timeout_s):
             for answer in open_:
-                answer.ask(chat(url, model))
+                answer.ask(door.chat(model))
                 await asyncio.sleep(stagger_s)
             await asyncio.gather(*(answer.done for answer in open_))
     finally:
@@ -103,12 +112,12 @@ async def answers(
     return open_
 
 
-async def first_chunk_ms(url: str, model: str) -> float:
+async def first_chunk_ms(door: Door, model: str) -> float:
     """Time from the request to the first chunk of the answer, on an open connection."""
-    answer = await connected(url, 1)
+    answer = await connected(door.url, 1)
     try:
         async with asyncio.timeout(30):
-            began = answer.ask(chat(url, model))
+            began = answer.ask(door.chat(model))
             await answer.done
             return (answer.arrived[0] - began) / 1e6
     finally:

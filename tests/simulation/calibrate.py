@@ -19,6 +19,7 @@ from statistics import median
 
 import msgspec
 
+from tests.bench.http_clients import Door
 from tests.bench.jobs import Load
 from tests.bench.measure import Meter
 from tests.bench.sections.gateway import GATEWAY, answered
@@ -184,7 +185,7 @@ def _measured(stack: Stack, meter: Meter, load: Load, idle: Mapping[str, float])
 def _of_gateway(stack: Stack, load: Load, idle: float) -> float:
     """CPU of the gateway per chunk, in microseconds, with one client per run."""
     first = _counters(stack.pids)
-    answered(f"{stack.urls[GATEWAY]}/v1", f"{PROVIDER}/{load.name}", load)
+    answered(Door(f"{stack.urls[GATEWAY]}/v1"), f"{PROVIDER}/{load.name}", load)
     last = _counters(stack.pids)
     spent = last.cpu[GATEWAY] - first.cpu[GATEWAY] - idle * (last.at - first.at)
     return max(0.0, spent) * 1e6 / load.total

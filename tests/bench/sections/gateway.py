@@ -1,43 +1,36 @@
-"""The gateway: its cost beyond a plain subscriber of the same runs, and LiteLLM's proxy on the same mock provider.
+"""The gateway: its cost beyond a plain subscriber of the same runs, and other gateways in front of the same provider.
 
-The bare column is the plain subscriber; for LiteLLM's first chunk, it is a client that calls the provider directly.
-
-LiteLLM is measured if it is installed in an environment of its own: `python3 -m venv build/litellm &&
-build/litellm/bin/pip install 'litellm[proxy]'`.
+The bare column is the plain subscriber; for the first chunk of others, it is a client that calls the provider directly.
 """
 
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from array import array
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 from statistics import median
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
 import redis.asyncio
 import uvloop
 
-from tests.bench import http_clients, subscriber
+from tests.bench import foreign, http_clients, subscriber
 from tests.bench.figures import ROUNDS, WARM, Figure
+from tests.bench.http_clients import Door
 from tests.bench.jobs import Listen, Load, Received
-from tests.bench.procs import ROOT, Processes, answers, cpu_s, resident_kb
+from tests.bench.procs import cpu_s, resident_kb
 from tests.bench.stack import PROVIDER, SERVICES, Stack, running
 from tokenbus.client.publishing import new_run_id
 from tokenbus.events.public import Started
-from tokenbus_services.process.embedded_server import free_port
 
 GATEWAY = "gateway"
 FIRST = Load(1, 1)
 PACED = Load(16, 300, 50)
 FULL = Load(64, 800)
 FEW = Load(64, 100)
-"""The same for LiteLLM, which needs a hundred times as long per chunk."""
+"""The same for the others, of which one needs a hundred times as long per chunk."""
 FIRSTS, FEWEST = 40, 5
 """Number of requests, and of rounds at least, for the time to the first chunk."""
 AT_ONCE = (1, 4, 16, 64)
@@ -46,9 +39,6 @@ IDLE = 2_000
 """Number of open streams without events."""
 MOST_ADDED_MS, MOST_CHUNK_US, MOST_IDLE_KB = 1.5, 60.0, 25.0
 LATENCY = "added latency p50, 16 clients of 50 chunks/s"
-LITELLM = ROOT / "build" / "litellm" / "bin" / "litellm"
-_LITELLM_START_S = 180.0
-_LITELLM_ENV = {"LITELLM_LOG": "ERROR", "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true"}
 
 
 class _Sample(msgspec.Struct, frozen=True):
@@ -66,21 +56,23 @@ class _Sample(msgspec.Struct, frozen=True):
 
 
 def measured_gateway() -> list[Figure]:
-    """The gateway; LiteLLM if it is installed; then idle streams."""
+    """The gateway; each of the others that is installed; then idle streams."""
     loads = [WARM, FIRST, PACED, FULL, FEW]
     with running(loads, services=(*SERVICES, GATEWAY), settings="[gateway]\nconnections = 4096\n") as stack:
-        url = f"{stack.urls[GATEWAY]}/v1"
-        _with_subscriber(stack, url, WARM)
-        figures = _first_chunk(stack, url)
-        samples = {load: [_with_subscriber(stack, url, load) for _ in range(ROUNDS)] for load in (PACED, FULL)}
+        door = Door(f"{stack.urls[GATEWAY]}/v1")
+        _with_subscriber(stack, door, WARM)
+        figures = _first_chunk(stack, door)
+        samples = {load: [_with_subscriber(stack, door, load) for _ in range(ROUNDS)] for load in (PACED, FULL)}
         figures += _streams(samples)
-        with _litellm(stack.urls["provider"], [load.name for load in loads]) as other:
-            if other:
-                figures += _of_litellm(*other, provider=f"{stack.urls['provider']}/v1")
+        provider = stack.urls["provider"]
+        for gateway in foreign.GATEWAYS:
+            with foreign.running(gateway, provider, [load.name for load in loads]) as other:
+                if other:
+                    figures += _of_other(gateway.name, *other, provider=Door(f"{provider}/v1"))
         return figures + _idle(stack)
 
 
-def _first_chunk(stack: Stack, url: str) -> list[Figure]:
+def _first_chunk(stack: Stack, door: Door) -> list[Figure]:
     """Time from a request to its first chunk, for several at once: through the gateway, and for programs that publish
     and read the topic. Both are durable.
     """
@@ -91,7 +83,7 @@ def _first_chunk(stack: Stack, url: str) -> list[Figure]:
             through, plain = list[float](), list[float]()
             for _ in range(max(FEWEST, FIRSTS // at_once)):
                 plain += await asyncio.gather(*(_published_ms(client, stack) for _ in range(at_once)))
-                through += await _firsts_ms(url, f"{PROVIDER}/{FIRST.name}", at_once)
+                through += await _firsts_ms(door, f"{PROVIDER}/{FIRST.name}", at_once)
             return through, plain
 
     figures: list[Figure] = []
@@ -105,8 +97,8 @@ def _first_chunk(stack: Stack, url: str) -> list[Figure]:
     return figures
 
 
-async def _firsts_ms(url: str, model: str, at_once: int) -> list[float]:
-    return await asyncio.gather(*(http_clients.first_chunk_ms(url, model) for _ in range(at_once)))
+async def _firsts_ms(door: Door, model: str, at_once: int) -> list[float]:
+    return await asyncio.gather(*(http_clients.first_chunk_ms(door, model) for _ in range(at_once)))
 
 
 async def _published_ms(client: redis.asyncio.Redis, stack: Stack) -> float:
@@ -127,13 +119,13 @@ async def _published_ms(client: redis.asyncio.Redis, stack: Stack) -> float:
         after = entries[-1][0]
 
 
-def _with_subscriber(stack: Stack, url: str, load: Load) -> _Sample:
+def _with_subscriber(stack: Stack, door: Door, load: Load) -> _Sample:
     """The load from clients of the gateway, while a plain subscriber reads the same chunks."""
     streams = [stack.keys.topic(p, "visible") for p in range(stack.keys.partitions)]
     stack.desk.give(subscriber.NAME, Listen(streams, load.total, load.timeout_s))
     stack.desk.answer(subscriber.NAME, bool, timeout_s=30)
     before = cpu_s(stack.pids[GATEWAY]), cpu_s(stack.pids[subscriber.NAME])
-    received = answered(url, f"{PROVIDER}/{load.name}", load)
+    received = answered(door, f"{PROVIDER}/{load.name}", load)
     beside = stack.desk.answer(subscriber.NAME, Received, load.timeout_s)
     after = cpu_s(stack.pids[GATEWAY]), cpu_s(stack.pids[subscriber.NAME])
     stack.client.delete(*streams)
@@ -142,18 +134,18 @@ def _with_subscriber(stack: Stack, url: str, load: Load) -> _Sample:
     return _sample(received, load, plain.get, (after[0] - before[0]) / chunks, (after[1] - before[1]) / chunks)
 
 
-def _direct(pid: int, url: str, model: str, load: Load) -> _Sample:
+def _direct(pid: int, door: Door, model: str, load: Load) -> _Sample:
     """The load from clients of another proxy."""
     before = cpu_s(pid)
-    received = answered(url, model, load)
+    received = answered(door, model, load)
     return _sample(received, load, lambda sent: sent, (cpu_s(pid) - before) * 1e6 / load.total, 0.0)
 
 
-def answered(url: str, model: str, load: Load) -> list[http_clients.Answer]:
+def answered(door: Door, model: str, load: Load) -> list[http_clients.Answer]:
     """The load as requests to the gateway, with one client per run."""
     return uvloop.run(
         http_clients.answers(
-            url,
+            door,
             model,
             clients=load.runs,
             stamps=load.chunks,
@@ -239,64 +231,31 @@ def _silent_runs(stack: Stack, count: int) -> list[str]:
     return runs
 
 
-# --- LiteLLM's proxy ---------------------------------------------------------------------------------------------
+# --- the gateways of others ----------------------------------------------------------------------------------------
 
 
-@contextmanager
-def _litellm(provider_url: str, models: list[str]) -> Generator[tuple[int, str] | None]:
-    """Process id and URL of the proxy; None if it is not installed."""
-    python = LITELLM.with_name("python")
-    if not LITELLM.exists():
-        print(f"bench: no LiteLLM in {LITELLM.parents[1].relative_to(ROOT)}: left out", file=sys.stderr, flush=True)
-        yield None
-        return
-    port = free_port()
-    with TemporaryDirectory(prefix="tokenbus-bench-litellm-") as directory:
-        config = Path(directory, "config.yaml")
-        settings = {"drop_params": False, "telemetry": False, "request_timeout": 600, "num_retries": 0}
-        served = [
-            {
-                "model_name": name,
-                "litellm_params": {"model": f"openai/{name}", "api_base": f"{provider_url}/v1", "api_key": "k"},
-            }
-            for name in models
-        ]
-        config.write_bytes(msgspec.json.encode({"model_list": served, "litellm_settings": settings}))  # JSON is valid
-        # YAML
-        with Processes(Path(directory)) as processes:
-            arguments = ("--config", str(config), "--port", str(port), "--host", "127.0.0.1", "--telemetry", "False")
-            code = f"import sys; sys.argv[0] = {str(LITELLM)!r}; from litellm import run_server; run_server()"
-            processes.run("litellm", [str(python), "-c", code, *arguments], env=_LITELLM_ENV)
-            url = f"http://127.0.0.1:{port}"
-            processes.until(lambda: answers(f"{url}/health/liveliness"), "LiteLLM's proxy", _LITELLM_START_S)
-            yield processes.pids["litellm"], f"{url}/v1"
-
-
-def _of_litellm(pid: int, url: str, *, provider: str) -> list[Figure]:
-    _direct(pid, url, WARM.name, WARM)
+def _of_other(name: str, pid: int, door: Door, provider: Door) -> list[Figure]:
+    _direct(pid, door, WARM.name, WARM)
 
     async def both(at_once: int) -> tuple[list[float], list[float]]:
         through, plain = list[float](), list[float]()
         for _ in range(max(FEWEST, FIRSTS // at_once)):
             plain += await _firsts_ms(provider, FIRST.name, at_once)
-            through += await _firsts_ms(url, FIRST.name, at_once)
+            through += await _firsts_ms(door, FIRST.name, at_once)
         return through, plain
 
     firsts: list[Figure] = []
     for at_once in AT_ONCE:
         through, plain = uvloop.run(both(at_once))
-        name = f"LiteLLM: request to first chunk p50, {at_once} at once (not durable)"
-        firsts.append(Figure(name=name, unit="ms", value=median(through), bare=median(plain)))
-    paced = [_direct(pid, url, PACED.name, PACED) for _ in range(ROUNDS)]
-    full = [_direct(pid, url, FEW.name, FEW) for _ in range(ROUNDS)]
+        text = f"{name}: request to first chunk p50, {at_once} at once (not durable)"
+        firsts.append(Figure(name=text, unit="ms", value=median(through), bare=median(plain)))
+    paced = [_direct(pid, door, PACED.name, PACED) for _ in range(ROUNDS)]
+    full = [_direct(pid, door, FEW.name, FEW) for _ in range(ROUNDS)]
+    latency = median(s.added_ms for s in paced)
     return [
         *firsts,
-        Figure(
-            name="LiteLLM: added latency p50, 16 clients of 50 chunks/s",
-            unit="ms",
-            value=median(s.added_ms for s in paced),
-        ),
-        _cpu("LiteLLM: CPU a chunk, 16 clients of 50 chunks/s", paced),
-        _cpu("LiteLLM: CPU a chunk, saturated, 64 clients", full),
+        Figure(name=f"{name}: added latency p50, 16 clients of 50 chunks/s", unit="ms", value=latency),
+        _cpu(f"{name}: CPU a chunk, 16 clients of 50 chunks/s", paced),
+        _cpu(f"{name}: CPU a chunk, saturated, 64 clients", full),
         Figure(name="  chunks a second", unit="/s", value=median(s.per_second for s in full)),
     ]
