@@ -144,18 +144,11 @@ class Endpoint:
 
     def file_request(self, call: FileCall, body: MediaBody) -> httpx.Request:
         """Build one call of an upload. Raises KeyMissing, KeyUnusable; RequestInvalid if the URL is on another host."""
-        ours = self._client.base_url
         headers = {"accept-encoding": "identity", **self._with_configured(call.headers)}
         if "://" in call.path:
-            try:
-                url, query = httpx.URL(call.path), None
-                there = url.scheme, url.host, url.port
-            except (httpx.InvalidURL, UnicodeError):  # the latter for a host that is no valid internationalized name
-                raise RequestInvalid("file", f"{self.name} wants it uploaded to what is no address") from None
-            if there != (ours.scheme, ours.host, ours.port):
-                raise RequestInvalid("file", f"{self.name} wants it uploaded to another address than its own")
+            url, query = self._upload_url(call.path), None
         else:
-            url, query = ours.copy_with(path=call.path, query=None), self.settings.query or None
+            url, query = self._client.base_url.copy_with(path=call.path, query=None), self.settings.query or None
             headers |= self._key_headers()
         timeout = httpx.Timeout(
             self.settings.first_event_timeout_s, connect=self.settings.connect_timeout_s, write=MAX_REQUEST_S
@@ -167,6 +160,18 @@ class Endpoint:
             call.method, url, content=content, headers=headers, params=query, timeout=timeout
         )
 
+    def _upload_url(self, text: str) -> httpx.URL:
+        """Where an upload goes on. Raises RequestInvalid if it is on another host."""
+        ours = self._client.base_url
+        try:
+            url = httpx.URL(text)
+            there = url.scheme, url.host, url.port
+        except (httpx.InvalidURL, UnicodeError):  # the latter for a host that is no valid internationalized name
+            raise RequestInvalid("file", f"{self.name} wants it uploaded to what is no address") from None
+        if there != (ours.scheme, ours.host, ours.port):
+            raise RequestInvalid("file", f"{self.name} wants it uploaded to another address than its own")
+        return url
+
     def forwarded(
         self,
         method: str,
@@ -176,18 +181,25 @@ class Endpoint:
         query: Mapping[str, str],
         content: bytes | AsyncIterable[bytes] | None,
     ) -> httpx.Request:
-        """Build a call of another path of this provider, below its base URL. Raises KeyMissing, KeyUnusable.
+        """Build a call of another path of this provider. Raises KeyMissing, KeyUnusable; RequestInvalid if a URL is on
+        another host.
 
-        ``headers``: those of the settings win, and list headers are joined.
+        ``path``: from the provider's root, or the whole URL of an upload, which carries the authorisation. ``headers``:
+        those of the settings win, and list headers are joined.
         """
         configured = {name.lower() for name in self.settings.headers} - set(_LISTS)
         allowed = {name: value for name, value in headers.items() if name not in configured}
-        sent = {"accept-encoding": "identity", **self._with_configured(allowed), **self._key_headers()}
+        sent = {"accept-encoding": "identity", **self._with_configured(allowed)}
+        if "://" in path:
+            url, params = self._upload_url(path), None
+        else:
+            url = self._client.base_url.copy_with(path=path, query=None)
+            params = {**query, **self.settings.query} or None
+            sent |= self._key_headers()
         timeout = httpx.Timeout(
             self.settings.first_event_timeout_s, connect=self.settings.connect_timeout_s, write=MAX_REQUEST_S, pool=None
         )
-        params = {**query, **self.settings.query} or None
-        return self._client.build_request(method, path, content=content, headers=sent, params=params, timeout=timeout)
+        return self._client.build_request(method, url, content=content, headers=sent, params=params, timeout=timeout)
 
     @property
     def needs_body(self) -> bool:

@@ -50,7 +50,7 @@ _HEADERS = frozenset(
     }
 )
 _PREFIXES = ("openai-", "x-stainless-", "x-tokenbus-")
-_METHODS = "GET, POST, DELETE, HEAD"
+_METHODS = "GET, POST, PATCH, DELETE, HEAD"
 _EXPOSED = ", ".join(
     (
         *("x-request-id", "request-id", "x-tokenbus-run", "retry-after", "retry-after-ms", "x-should-retry"),

@@ -84,7 +84,9 @@ class ForwardedCall(msgspec.Struct, frozen=True, kw_only=True):
     has_output: bool = False
     """Whether the provider bills an output, too."""
     seen: bool = True
-    """Whether the request and its answer show what it uses. Not so for batches, which the provider works off later."""
+    """Whether the request and its answer show what it uses. Not so for what the provider works off or stores later."""
+    in_file: bool = False
+    """Whether its requests are in a file, where they may name any model."""
     models: frozenset[str] = frozenset()
     """Further models of the provider that it names."""
 
@@ -110,6 +112,10 @@ class AccessControl(ABC):
     @abstractmethod
     async def identify(self, headers: Mapping[str, str]) -> Caller:
         """The caller of a request with these headers (names in lower case). Raises Refusal (401)."""
+
+    @abstractmethod
+    async def known(self, key: str | None) -> Caller:
+        """The caller with the key of this id, who was let in before. Raises Refusal (401, 403)."""
 
     @abstractmethod
     async def admit(self, caller: Caller, surface: str, generate: Generate) -> Admitted:
@@ -140,6 +146,9 @@ class OpenAccess(AccessControl):
         self._caller = Caller(rules=rules, operator=True)
 
     async def identify(self, headers: Mapping[str, str]) -> Caller:
+        return self._caller
+
+    async def known(self, key: str | None) -> Caller:
         return self._caller
 
     async def admit(self, caller: Caller, surface: str, generate: Generate) -> Admitted:

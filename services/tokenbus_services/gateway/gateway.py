@@ -24,6 +24,7 @@ from tokenbus_services.gateway.audit import AuditedRun, FrameAudit, audited
 from tokenbus_services.gateway.callers import AccessControl, Caller
 from tokenbus_services.gateway.conversation_store import ConversationStore
 from tokenbus_services.gateway.forward.forward import Forwarder
+from tokenbus_services.gateway.forward.owners import Owner
 from tokenbus_services.gateway.http_request import (
     AfterRouting,
     AsgiApp,
@@ -97,12 +98,16 @@ class Gateway:
         endpoint = self.guarded(surface.name, surface.refusal, handle)
         return [Route(path, endpoint, methods=["POST"]) for path in surface.paths]
 
-    async def caller(self, request: Request, surface: Surface | None = None, *, name: str = "") -> Caller:
+    async def caller(
+        self, request: Request, surface: Surface | None = None, *, name: str = "", upload: Owner | None = None
+    ) -> Caller:
         """Return the caller of the request, which then has one of the gateway's places.
 
-        Raises Refusal (401; 403 if the key is not for this surface; 429 and 503 if there is no place).
+        ``upload``: which the request goes on with, in place of a key. Raises Refusal (401; 403 if the key is not for
+        this surface; 429 and 503 if there is no place).
         """
-        caller = await self.access.identify(headers_in(request))
+        access = self.access
+        caller = await (access.known(upload.key) if upload else access.identify(headers_in(request)))
         request.state.caller = caller
         if surface or name:
             caller.may_use(surface.name if surface else name)

@@ -32,7 +32,7 @@ from tokenbus.events.public import PublicEvent, Started, blobs_of
 from tokenbus.events.requests import MAX_RUN_ID_CHARS, Generate, Message, RunId
 from tokenbus_services.gateway import idempotency
 from tokenbus_services.gateway.callers import AccessControl, Admitted, Caller
-from tokenbus_services.gateway.forward.owners import Owners
+from tokenbus_services.gateway.forward.owners import OWNED, Owners
 from tokenbus_services.gateway.problem import Problem, Refusal, invalid
 from tokenbus_services.gateway.request_spans import RequestSpan, RequestSpans
 from tokenbus_services.gateway.session_door import SessionDoor
@@ -226,7 +226,7 @@ class GatewayRuns:
         span = self._spans.begin(run, generate.traceparent) if self._spans else None
         if span:
             generate = msgspec.structs.replace(generate, traceparent=span.traceparent)
-        if "files" in self._settings.forward:
+        if not OWNED.isdisjoint(self._settings.forward):
             await self.owners.check_run(caller, generate)
         admission = await self._access.admit(caller, surface, generate)
         exists, release = True, None  # until it is known

@@ -57,6 +57,7 @@ def answer(http_request: HttpRequest) -> OtherCall | None:
         return _call(path, said, None)
     body = _body(http_request)
     model: str | None = found.groupdict().get("model") or body.get("model")
+    model = model and model.removeprefix("models/")
     return _call(path, path.answer(body, model or ""), model)
 
 
@@ -167,7 +168,7 @@ def _batch(one: str, file: str) -> Json:
 
 
 def _new_batch(body: Json, model: str) -> Json:
-    return _batch(f"batch_{blake2b(_encode(body), digest_size=8).hexdigest()}", body.get("input_file_id", ""))
+    return _batch(f"batch_{_digest(body)}", body.get("input_file_id", ""))
 
 
 def _message_batch(one: str) -> Json:
@@ -183,11 +184,67 @@ def _results(body: Json, one: str) -> bytes:
     return _encode({"custom_id": one, "result": {"type": "canceled"}}) + b"\n"
 
 
+def _upload(one: str, status: str = "pending") -> Json:
+    head = {"id": one, "object": "upload", "status": status, "created_at": CREATED, "expires_at": CREATED + 3600}
+    return {**head, "bytes": 3, "filename": "a.jsonl", "purpose": "batch", "file": None}
+
+
+def _completed(body: Json, one: str) -> Json:
+    file = {"id": f"file-of-{one}", "object": "file", "bytes": 3, "created_at": CREATED, "filename": "a.jsonl"}
+    return {**_upload(one, "completed"), "file": {**file, "purpose": "batch", "status": "processed"}}
+
+
+def _part(body: Json, one: str) -> Json:
+    sound: Any = body.get("data")
+    digest = blake2b(cast("Json", sound)["data"], digest_size=8).hexdigest()
+    return {"id": f"part_{digest}", "object": "upload.part", "created_at": CREATED, "upload_id": one}
+
+
+def _store(body: Json, one: str) -> Json:
+    """A store, a file in one, files that are added, or a list, as the client takes it."""
+    head = {"id": one, "object": "vector_store", "created_at": CREATED, "status": "completed", "usage_bytes": 0}
+    return {**head, "data": [], "has_more": False, "deleted": True}
+
+
+def _cache(one: str, model: str = "models/text") -> Json:
+    at = "2026-01-01T00:00:00Z"
+    head = {"name": f"cachedContents/{one}", "model": model, "createTime": at, "updateTime": at, "expireTime": at}
+    return {**head, "usageMetadata": {"totalTokenCount": 9}}
+
+
+def _gemini_batch(one: str, model: str = "text") -> Json:
+    output = {"responsesFile": f"files/out-{one}"}
+    metadata = {
+        "model": f"models/{model}",
+        "state": "BATCH_STATE_SUCCEEDED",
+        "output": output,
+    }
+    return {"name": f"batches/{one}", "metadata": metadata, "done": True}
+
+
+def _new_gemini_batch(body: Json, model: str) -> Json:
+    requests = body["batch"].get("inputConfig", {}).get("requests", {}).get("requests", [])
+    for request in requests:
+        _gemini_model(request["request"], model)
+    return _gemini_batch(_digest(body), model)
+
+
 def _path(mock_api: MockApi, route: str, answer: Callable[[Json, str], Json | bytes], **more: Any) -> _Path:
     return _Path(mock_api, re.compile(route), answer, **more)
 
 
+def _digest(body: Json) -> str:
+    return blake2b(_encode(body), digest_size=8).hexdigest()
+
+
 _READS: Json = {"has_body": False, "method": "GET"}
+_ACTS: Json = {"has_body": False}
+_METHODS = ("GET", "POST", "PATCH", "DELETE")
+_ONE_UPLOAD = r"/v1/uploads/(?P<id>[^/]+)"
+_STORES = r"/v1/vector_stores"
+_IN_STORES = _STORES + r"/(?:[^/]+/file(?:s|_batches)/)?(?P<id>[^/]+)(?:/(?:files|file_batches|search|content|cancel))?"
+_CACHES = r"/v1beta/cachedContents"
+_ONE_GEMINI_BATCH = r"/v1beta/batches/(?P<id>[^/:]+)"
 _ONE_BATCH = r"/v1/messages/batches/(?P<id>[^/]+)"
 
 
@@ -214,4 +271,23 @@ _PATHS = (
     _path(gemini.mock_api, r"/v1beta/models/(?P<model>[^/:]+):embedContent", _embed_content),
     _path(gemini.mock_api, r"/v1beta/models/(?P<model>[^/:]+):batchEmbedContents", _batch_embed),
     _path(gemini.mock_api, r"/v1beta/models/(?P<model>[^/:]+):countTokens", _count_gemini),
+    _path(gemini.mock_api, r"/v1beta/models/(?P<model>[^/:]+):batchGenerateContent", _new_gemini_batch),
+    _path(gemini.mock_api, r"/v1beta/models/(?P<model>[^/:]+):asyncBatchEmbedContent", _new_gemini_batch),
+    _path(gemini.mock_api, _ONE_GEMINI_BATCH, lambda _, one: _gemini_batch(one), **_READS),
+    _path(gemini.mock_api, _ONE_GEMINI_BATCH, lambda _, one: {}, method="DELETE", has_body=False),
+    _path(gemini.mock_api, _ONE_GEMINI_BATCH + ":cancel", lambda _, one: {}, **_ACTS),
+    _path(gemini.mock_api, r"/v1beta/batches", lambda _, one: {"operations": []}, **_READS),
+    _path(gemini.mock_api, _CACHES, lambda body, _: _cache(_digest(body), body["model"])),
+    _path(gemini.mock_api, _CACHES, lambda _, one: {"cachedContents": []}, **_READS),
+    *(
+        _path(gemini.mock_api, _CACHES + r"/(?P<id>[^/]+)", lambda _, one: _cache(one), method=each, has_body=False)
+        for each in _METHODS
+    ),
+    _path(openai_chat.mock_api, r"/v1/uploads", lambda body, _: _upload(f"upload_{_digest(body)}")),
+    _path(openai_chat.mock_api, _ONE_UPLOAD + "/parts", _part),
+    _path(openai_chat.mock_api, _ONE_UPLOAD + "/complete", lambda _, one: _completed({}, one), **_ACTS),
+    _path(openai_chat.mock_api, _ONE_UPLOAD + "/cancel", lambda _, one: _upload(one, "cancelled"), **_ACTS),
+    _path(openai_chat.mock_api, _STORES, lambda body, _: _store(body, f"vs_{_digest(body)}")),
+    _path(openai_chat.mock_api, _STORES, _store, **_READS),
+    *(_path(openai_chat.mock_api, _IN_STORES, _store, method=each, has_body=False) for each in _METHODS),
 )

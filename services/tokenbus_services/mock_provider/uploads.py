@@ -29,7 +29,8 @@ FILES = "/v1/files"
 """For Anthropic and OpenAI; the version headers distinguish them."""
 
 _GEMINI_UPLOAD = re.compile(r"/upload/v1beta/files")
-_GEMINI_FILE = re.compile(r"/v1beta/(files/[a-z0-9-]+)")
+_GEMINI_FILES = "/v1beta/files"
+_GEMINI_FILE = re.compile(r"/v1beta/(files/[a-z0-9-]+)(:download)?")
 _OTHER_FILE = re.compile(r"/v1/files/([^/]+)(/content)?")
 _KEPT_BYTES = 4096
 _PURPOSES = ("user_data", "vision", "assistants", "batch")
@@ -61,11 +62,12 @@ class _Description(msgspec.Struct):
 
 
 class _OpenUpload(msgspec.Struct):
-    """A resumable upload whose content has not arrived yet."""
+    """A resumable upload whose content has not all arrived yet."""
 
     filename: str
     media_type: str
     size: int
+    content: bytes = b""
 
 
 class FileStore:
@@ -163,20 +165,34 @@ class FileStore:
         return _json(_anthropic(stored) if anthropics else _openai(stored))
 
     def _handle_gemini(self, http_request: HttpRequest) -> ResponsePlan:
+        if http_request.path == _GEMINI_FILES:
+            return _json({"files": [self._gemini_file(file) for file in self.files.values() if file.api == "gemini"]})
         if found := _GEMINI_FILE.fullmatch(http_request.path):
             uri = f"{_origin(http_request)}/v1beta/{found[1]}"
             if uri not in self.files:
                 raise HttpError(403, f"You do not have permission to access the File {found[1]} or it may not exist.")
+            if http_request.method == "DELETE":
+                del self.files[uri]
+                return _json({})
+            if found[2]:
+                content_type = {"content-type": self.files[uri].media_type}
+                return ResponsePlan(status=200, headers=content_type, reads=[self.files[uri].beginning])
             self._polls_until_active[uri] -= 1
             return _json(self._gemini_file(self.files[uri]))
         command = http_request.headers.get("x-goog-upload-command")
         if command == "start":
             return self._start_resumable(http_request)
         upload = self._open_uploads.pop(http_request.query.get("upload_id", ""), None)
-        if command != "upload, finalize" or upload is None:
+        if command not in ("upload", "upload, finalize") or upload is None:
             raise HttpError(400, "an upload begins with `start` and ends with `upload, finalize`")
-        if len(http_request.body) != upload.size:
-            raise HttpError(400, f"received {len(http_request.body)} bytes instead of the declared {upload.size}")
+        if http_request.headers.get("x-goog-upload-offset") != str(len(upload.content)):
+            raise HttpError(400, f"x-goog-upload-offset: {len(upload.content)} bytes are there")
+        content = upload.content + http_request.body
+        if command == "upload":
+            self._open_uploads[http_request.query["upload_id"]] = msgspec.structs.replace(upload, content=content)
+            return ResponsePlan(status=200, headers={"x-goog-upload-status": "active"}, reads=[])
+        if len(content) != upload.size:
+            raise HttpError(400, f"received {len(content)} bytes instead of the declared {upload.size}")
         self._created += 1
         uri = f"{_origin(http_request)}/v1beta/files/f{self._created:011d}"
         self.files[uri] = stored = StoredFile(
@@ -185,7 +201,8 @@ class FileStore:
             filename=upload.filename,
             media_type=upload.media_type,
             size=upload.size,
-            sha256=sha256(http_request.body).hexdigest(),
+            sha256=sha256(content).hexdigest(),
+            beginning=content[:_KEPT_BYTES],
         )
         self._polls_until_active[uri] = self.processing
         return _json({"file": self._gemini_file(stored)}, {"x-goog-upload-status": "final"})
@@ -220,7 +237,9 @@ def _mock_api_of(http_request: HttpRequest) -> MockApi | None:
         return anthropic.mock_api if "anthropic-version" in http_request.headers else openai_chat.mock_api
     return (
         gemini.mock_api
-        if _GEMINI_UPLOAD.fullmatch(http_request.path) or _GEMINI_FILE.fullmatch(http_request.path)
+        if http_request.path == _GEMINI_FILES
+        or _GEMINI_UPLOAD.fullmatch(http_request.path)
+        or _GEMINI_FILE.fullmatch(http_request.path)
         else None
     )
 

@@ -8,6 +8,7 @@ from hashlib import blake2b
 from typing import Any
 
 import anthropic
+import google.genai
 import httpx
 import msgspec
 import openai
@@ -62,6 +63,11 @@ def anthropic_client(bus: LocalBus, key: str = "ada") -> anthropic.Anthropic:
     headers = {"x-tokenbus-provider": "anthropic"}
     base = f"{bus.gateway}/anthropic"
     return anthropic.Anthropic(api_key=KEYS[key].text, base_url=base, max_retries=0, default_headers=headers)
+
+
+def google_client(bus: LocalBus, key: str = "ada") -> google.genai.Client:
+    options: Any = {"base_url": f"{bus.gateway}/gemini", "headers": {"x-tokenbus-provider": "gemini"}}
+    return google.genai.Client(api_key=KEYS[key].text, http_options=options)
 
 
 def part(name: str, value: bytes, more: str = "") -> bytes:
@@ -221,6 +227,164 @@ def test_anthropics_client_uploads_and_runs_a_batch(bus: LocalBus) -> None:
         client.messages.batches.retrieve(batch.id)
 
 
+def test_openais_client_uploads_a_large_file_in_parts(bus: LocalBus, http: httpx.Client) -> None:
+    with openai_client(bus) as client:
+        made = client.uploads.create(filename="a.jsonl", purpose="batch", bytes=3, mime_type="text/plain")
+        part = client.uploads.parts.create(made.id, data=b"{}\n")
+        before = len(bus.exchanges)
+        asked: Any = (("parts", {"files": {"data": b"x"}}), ("complete", {"json": {"part_ids": []}}), ("cancel", {}))
+        for end, body in asked:
+            stolen = http.post(f"/v1/uploads/{made.id}/{end}", **body, headers=auth(KEYS["bob"]))
+            assert (stolen.status_code, code_of(stolen)) == (404, "not_found")
+        assert len(bus.exchanges) == before
+        done = client.uploads.complete(made.id, part_ids=[part.id])
+        assert bus.exchanges[-1].http_request.path == f"/v1/uploads/{made.id}/complete"
+        assert msgspec.json.decode(bus.exchanges[-1].http_request.body) == {"part_ids": [part.id]}
+        assert done.file
+        with openai_client(bus, "bob") as other, pytest.raises(openai.NotFoundError):
+            other.files.content(done.file.id)
+        assert len(bus.exchanges) == before + 1
+
+
+def test_openais_client_uses_a_vector_store_of_its_own_files(bus: LocalBus, http: httpx.Client) -> None:
+    bobs = auth(KEYS["bob"])
+    with openai_client(bus) as client:
+        file = client.files.create(file=("a.txt", b"a"), purpose="assistants").id
+        store = client.vector_stores.create(name="mine", file_ids=[file]).id
+        client.vector_stores.update(store, name="ours")
+        client.vector_stores.search(store, query="x")
+        client.vector_stores.files.create(store, file_id=file)
+        client.vector_stores.files.retrieve(file, vector_store_id=store)
+        client.vector_stores.files.content(file, vector_store_id=store)
+        client.vector_stores.files.list(store)
+        batch = client.vector_stores.file_batches.create(store, files=[{"file_id": file}]).id
+        client.vector_stores.file_batches.retrieve(batch, vector_store_id=store)
+        client.vector_stores.file_batches.list_files(batch, vector_store_id=store)
+        client.vector_stores.files.delete(file, vector_store_id=store)
+        assert bus.exchanges[-1].http_request.path == f"/v1/vector_stores/{store}/files/{file}"
+        assert client.files.retrieve(file).id == file  # out of the store, and still there
+        with pytest.raises(openai.PermissionDeniedError):
+            client.vector_stores.list()
+        before = len(bus.exchanges)
+        for path, body in ((f"{store}/search", {"query": "x"}), (f"{store}/files", {"file_id": file}), (store, {})):
+            theirs = http.post(f"/v1/vector_stores/{path}", json=body, headers=bobs)
+            assert (theirs.status_code, code_of(theirs)) == (404, "not_found")
+        for body in ({"file_ids": ["file-none", file]}, {"files": [{"file_id": file}]}):
+            stolen = http.post("/v1/vector_stores", json=body, headers={**bobs, "x-tokenbus-provider": "openai-chat"})
+            assert (stolen.status_code, code_of(stolen)) == (404, "not_found")
+        tool = {"type": "file_search", "vector_store_ids": [store]}
+        asked = {"model": "openai-responses/text", "input": "x", "tools": [tool]}
+        run = http.post("/v1/responses", json=asked, headers=bobs)
+        assert (run.status_code, code_of(run)) == (404, "not_found")
+        assert len(bus.exchanges) == before
+        assert client.vector_stores.delete(store).deleted
+        with pytest.raises(openai.NotFoundError):
+            client.vector_stores.retrieve(store)
+
+
+@pytest.mark.parametrize("size", [0, 5, 9 * 2**20])
+def test_googles_client_uploads_a_file_for_its_tenant_alone(bus: LocalBus, http: httpx.Client, size: int) -> None:
+    content = bytes(range(256)) * (size // 256 + 1)
+    with google_client(bus) as client:
+        before = len(bus.exchanges)
+        file = client.files.upload(file=io.BytesIO(content[:size]), config={"mime_type": "text/plain"})
+        assert file.name
+        _, *pieces = (each.http_request for each in bus.exchanges[before:])
+        assert b"".join(each.body for each in pieces) == content[:size]
+        assert client.files.get(name=file.name).mime_type == "text/plain"
+        assert client.files.download(file=file.name) == content[:size][:4096]
+        with google_client(bus, "bob") as other:
+            for use in (other.files.get, other.files.delete):
+                with pytest.raises(google.genai.errors.ClientError, match="404"):
+                    use(name=file.name)
+        parts = [{"fileData": {"fileUri": file.uri, "mimeType": "text/plain"}}]
+        body = {"contents": [{"role": "user", "parts": parts}]}
+        path = "/gemini/v1beta/models/gemini/text:generateContent"
+        assert http.post(path, json=body, headers=auth(KEYS["bob"])).status_code == 404
+        assert http.post(path, json=body).status_code == 200
+        client.files.delete(name=file.name)
+        with pytest.raises(google.genai.errors.ClientError, match="404"):
+            client.files.get(name=file.name)
+
+
+def test_an_upload_goes_on_only_with_its_ticket_and_while_its_key_is_valid(bus: LocalBus, http: httpx.Client) -> None:
+    begin = {"x-tokenbus-provider": "gemini", "x-goog-upload-protocol": "resumable", "x-goog-upload-command": "start"}
+    begin |= {"x-goog-upload-header-content-length": "3", "x-goog-upload-header-content-type": "text/plain"}
+    begun = http.post("/gemini/upload/v1beta/files", json={"file": {}}, headers=begin)
+    there = httpx.URL(begun.headers["x-goog-upload-url"])
+    assert (there.host, there.port, there.path) == (
+        httpx.URL(bus.gateway).host,
+        httpx.URL(bus.gateway).port,
+        "/gemini/upload/v1beta/files",
+    )
+    theirs = bus.exchanges[-1]
+    assert "upload_id" not in theirs.http_request.query
+    piece = {"x-goog-upload-command": "upload, finalize", "x-goog-upload-offset": "0"}
+    before = len(bus.exchanges)
+    with httpx.Client() as stranger:
+        for url in (there.copy_with(query=None), there.copy_merge_params({"upload_id": "x" * 43})):
+            assert stranger.post(url, content=b"abc", headers=piece).status_code == 401
+        assert http.post(there.copy_with(query=None), content=b"abc", headers=piece).status_code == 404
+        assert len(bus.exchanges) == before
+        done = stranger.post(there, content=b"abc", headers=piece)
+        assert (done.status_code, done.headers["x-goog-upload-status"]) == (200, "final")
+    sent = bus.exchanges[-1].http_request
+    assert (sent.body, "x-goog-api-key" in sent.headers) == (b"abc", False)
+    name = done.json()["file"]["name"]
+    assert http.get(f"/gemini/v1beta/{name}").status_code == 200
+    assert http.get(f"/gemini/v1beta/{name}", headers=auth(KEYS["bob"])).status_code == 404
+
+
+def test_googles_client_stores_content_and_runs_batches(bus: LocalBus, http: httpx.Client) -> None:
+    said = [{"role": "user", "parts": [{"text": "x"}]}]
+    with google_client(bus) as client, google_client(bus, "bob") as other:
+        cache = client.caches.create(model="gemini/text", config={"contents": "x", "ttl": "60s"})  # type: ignore[arg-type]
+        assert msgspec.json.decode(bus.exchanges[-1].http_request.body)["model"] == "models/text"
+        assert cache.name
+        client.caches.update(name=cache.name, config={"ttl": "90s"})
+        assert bus.exchanges[-1].http_request.method == "PATCH"
+        file = client.files.upload(file=io.BytesIO(b"{}\n"), config={"mime_type": "text/plain"})
+        assert file.name
+        inline = client.batches.create(model="gemini/text", src=[{"contents": said, "model": "other"}])  # type: ignore[list-item]
+        sent = msgspec.json.decode(bus.exchanges[-1].http_request.body)
+        assert sent["batch"]["inputConfig"]["requests"]["requests"][0]["request"]["model"] == "models/text"
+        batch = client.batches.create(model="gemini/text", src=file.name)
+        assert inline.name
+        assert batch.name
+        made = client.batches.get(name=batch.name)
+        assert made.dest
+        assert made.dest.file_name
+        before = len(bus.exchanges)
+        for use in (
+            lambda: other.caches.get(name=str(cache.name)),
+            lambda: other.caches.delete(name=str(cache.name)),
+            lambda: other.batches.get(name=str(batch.name)),
+            lambda: other.batches.cancel(name=str(batch.name)),
+            lambda: other.batches.create(model="gemini/text", src=str(file.name)),
+            lambda: other.files.download(file=str(made.dest and made.dest.file_name)),
+        ):
+            with pytest.raises(google.genai.errors.ClientError, match="404"):
+                use()
+        part = {"file_data": {"file_uri": file.uri}}
+        for body in (
+            {"batch": {"input_config": {"file_name": file.name}}},
+            {"batch": {"input_config": {"requests": {"requests": [{"request": {"contents": [{"parts": [part]}]}}]}}}},
+        ):
+            path = "/gemini/v1beta/models/gemini/text:batchGenerateContent"
+            raw = msgspec.json.encode(body).replace(b"file_", b"\\u0066ile_")
+            assert http.post(path, content=raw, headers=auth(KEYS["bob"])).status_code == 404
+        assert len(bus.exchanges) == before
+        client.caches.delete(name=cache.name)
+        client.batches.delete(name=batch.name)
+    narrow = http.post(
+        "/gemini/v1beta/models/gemini/other:batchGenerateContent", json={"batch": {}}, headers=auth(KEYS["narrow"])
+    )
+    assert (narrow.status_code, narrow.json()["error"]["status"]) == (403, "PERMISSION_DENIED")
+    for path, body in (("/gemini/v1beta/cachedContents", {"model": "models/gemini/text"}), ("/v1/vector_stores", {})):
+        headers = {**auth(KEYS["poor"]), "x-tokenbus-provider": "openai-chat"}
+        assert http.post(path, json=body, headers=headers).status_code == 403
+
+
 def test_the_models_of_a_provider_are_listed_for_who_names_it(bus: LocalBus, http: httpx.Client) -> None:
     assert http.get("/v1/models", headers={"x-tokenbus-provider": "openai-chat"}).json()["data"] == []
     assert bus.exchanges[-1].http_request.path == "/v1/models"
@@ -258,8 +422,10 @@ def test_each_forwarded_path_passes_the_limits_of_its_key(bus: LocalBus, http: h
         model = "anthropic/text" if family else "openai-responses/text"
         params = {"model": model, "max_tokens": 1, "messages": [{"role": "user", "content": "x"}]}
         body: Json = {"contents": [], "requests": [{"params": params}], "input": "x", **params}
-        body = {"contents": []} if "gemini" in path else body
-        if path.endswith("/files"):
+        body = {"contents": [], "model": "gemini/text"} if "gemini" in path or "v1beta" in path else body
+        if "upload/v1" in path:
+            answer = http.request(method, path, json={}, headers={**limited, "x-tokenbus-provider": "gemini"})
+        elif path.endswith("/parts") or path in ("/v1/files", "/files") or ("anthropic" in path and "files" in path):
             headers = {"content-type": f"multipart/form-data; boundary={BOUND}", "x-tokenbus-provider": "anthropic"}
             headers["x-tokenbus-provider"] = "anthropic" if family else "openai-chat"
             answer = http.request(method, path, content=FILE + END, headers={**limited, **family, **headers})

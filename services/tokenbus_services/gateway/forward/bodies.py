@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar, cast
 
 import msgspec
 
@@ -15,6 +16,15 @@ Fields = dict[str, msgspec.Raw]
 _decode = msgspec.json.Decoder(Fields).decode
 _OURS = "tokenbus"
 """The gateway's own field of a body."""
+_MAY_NAME = re.compile(rb"(?i)file|cache|vector|\\\\u")
+"""What a body contains that names a thing of the provider's account."""
+_GEMINI_MODELS = (
+    "model",
+    "generate_content_request.model",
+    "requests.model",
+    "batch.model",
+    "batch.input_config.requests.requests.request.model",
+)
 
 
 class JsonBody:
@@ -32,10 +42,23 @@ class JsonBody:
     def has(self, name: str) -> bool:
         return bytes(self._fields.get(name, b"null")) != b"null"
 
+    def texts(self, path: str) -> list[str]:
+        """The texts at a path of fields, `a.b`, in each element of lists on it. A field is found as Google's APIs take
+        it: written with `_` or in camel case. Raises Refusal.
+        """
+        return list(_texts(self._decoded(), path.split(".")))
+
     @property
     def encoded(self) -> bytes:
         """The body. Of a field that came twice it has the last one."""
         return msgspec.json.encode(self._fields)
+
+    def unambiguous(self) -> None:
+        """Write each field once and without escapes, at every level, if any may name a thing: so the provider reads
+        what was checked. Raises Refusal.
+        """
+        if _MAY_NAME.search(self.encoded):
+            self._fields = _decode(msgspec.json.encode(self._decoded()))
 
     def with_model(self, model: str) -> bytes:
         return msgspec.json.encode({**self._fields, "model": model})
@@ -60,15 +83,16 @@ class JsonBody:
         return msgspec.json.encode({**self._fields, "requests": requests})
 
     def with_gemini_model(self, model: str) -> bytes:
-        """The body of a method of Gemini whose path names the model: objects inside may repeat it. Raises Refusal."""
-        name = msgspec.Raw(msgspec.json.encode(f"models/{model}"))
-        fields = _renamed(self._fields, name)
-        if (inner := fields.get("generateContentRequest")) is not None:
-            fields["generateContentRequest"] = _raw(_renamed(_object(bytes(inner), "generateContentRequest"), name))
-        if (several := fields.get("requests")) is not None:
-            requests = [_renamed(_object(bytes(each), "requests"), name) for each in _list(several, "requests")]
-            fields["requests"] = _raw(requests)
-        return msgspec.json.encode(fields)
+        """The body for Gemini with this model wherever one may stand; a path that names it may be repeated. Raises
+        Refusal.
+        """
+        value = self._decoded()
+        for path in _GEMINI_MODELS:
+            value = _with_text(value, path.split("."), f"models/{model}")
+        return msgspec.json.encode(value)
+
+    def _decoded(self) -> object:
+        return _read(lambda: cast("object", msgspec.json.decode(self.encoded)), None, "a JSON object")
 
 
 def with_own_results(data: bytes) -> bytes:
@@ -83,8 +107,35 @@ def with_own_results(data: bytes) -> bytes:
     return msgspec.json.encode(fields)
 
 
-def _renamed(fields: Fields, name: msgspec.Raw) -> Fields:
-    return {key: name if key == "model" else value for key, value in fields.items()}
+def _with_text(value: object, path: Sequence[str], text: str) -> object:
+    if isinstance(value, list):
+        return [_with_text(each, path, text) for each in cast("list[object]", value)]
+    if not path or not isinstance(value, dict):
+        return value if path else text
+    fields = cast("dict[str, object]", value)
+    return {
+        name: _with_text(each, path[1:], text) if _plain(name) == _plain(path[0]) else each
+        for name, each in fields.items()
+    }
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "").lower()
+
+
+def _texts(value: object, path: Sequence[str]) -> Iterator[str]:
+    match value:
+        case str() if not path:
+            yield value
+        case list():
+            for each in cast("list[object]", value):
+                yield from _texts(each, path)
+        case dict() if path:
+            for name, each in cast("dict[str, object]", value).items():
+                if _plain(name) == _plain(path[0]):
+                    yield from _texts(each, path[1:])
+        case _:
+            pass
 
 
 def _raw(value: object) -> msgspec.Raw:

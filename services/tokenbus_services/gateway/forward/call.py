@@ -113,9 +113,15 @@ def _first(*values: int | None) -> int | None:
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
-SENT = frozenset({"accept", "content-type", "anthropic-version", "anthropic-beta", "openai-beta"})
+UPLOAD_URL = "x-goog-upload-url"
+"""Header of the answer to the beginning of an upload: where its content goes."""
+SENT = frozenset({
+    *("accept", "content-type", "anthropic-version", "anthropic-beta", "openai-beta"),
+    *("x-goog-upload-protocol", "x-goog-upload-command", "x-goog-upload-offset", "x-goog-upload-file-name"),
+    *("x-goog-upload-header-content-length", "x-goog-upload-header-content-type"),
+})  # fmt: skip
 """Headers of the client that its provider gets. None that has a key, names an account or a client."""
-RETURNED = ("content-type", "content-disposition")
+RETURNED = ("content-type", "content-disposition", "x-goog-upload-status", "x-goog-upload-chunk-granularity")
 """Headers of the provider that its client gets."""
 MAX_WHOLE_BYTES = 2**20
 """Maximum size of an answer that is read before it is handed on."""
@@ -127,7 +133,7 @@ class ProviderCall(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: Endpoint
     method: str
     path: str
-    """Below the provider's base URL."""
+    """From the provider's root, or the whole URL of an upload."""
     headers: Mapping[str, str]
     query: Mapping[str, str]
     content: bytes | AsyncIterable[bytes] | None = None
@@ -153,7 +159,7 @@ async def answer_to(call: ProviderCall) -> httpx.Response:
         request = endpoint.forwarded(
             call.method, call.path, headers=call.headers, query=call.query, content=call.content
         )
-        response = await endpoint.send(request)
+        response = await endpoint.send(request, authorised="://" in call.path)
     except (KeyMissing, KeyUnusable) as e:
         log.error("forward_key_missing", provider=endpoint.name, problem=str(e))
         message = f"the gateway has no key of the provider {endpoint.name}; its operator sets it there, too"
@@ -303,9 +309,7 @@ class ForwardedAnswer:
 
     async def _write(self, send: Send) -> None:
         response = self._response
-        kept = {name: self._endpoint.redact(response.headers[name]) for name in RETURNED if name in response.headers}
-        safe = {name: value for name, value in kept.items() if value.isascii() and value.isprintable()}
-        await send(head(response.status_code, {**safe, "x-content-type-options": "nosniff", **self._headers}))
+        await send(head(response.status_code, {**returned_headers(self._endpoint, response), **self._headers}))
         async with process_clock.timeout(self._endpoint.settings.call_timeout_s), aclosing(self._pieces()) as pieces:
             async for data in pieces:
                 async with asyncio.timeout(self._send_timeout_s):
@@ -323,6 +327,13 @@ class ForwardedAnswer:
                     yield data
         if data := redacted.end():
             yield data
+
+
+def returned_headers(endpoint: Endpoint, response: httpx.Response) -> dict[str, str]:
+    """The headers of an answer that its client gets."""
+    kept = {name: endpoint.redact(response.headers[name]) for name in RETURNED if name in response.headers}
+    safe = {name: value for name, value in kept.items() if value.isascii() and value.isprintable()}
+    return {**safe, "x-content-type-options": "nosniff"}
 
 
 def sent_headers(headers: Mapping[str, str]) -> dict[str, str]:

@@ -25,16 +25,19 @@ from tokenbus_services.gateway.budgets.estimate import DOCUMENT_TOKENS
 from tokenbus_services.gateway.callers import AccessControl, Caller, ForwardedCall
 from tokenbus_services.gateway.forward.bodies import JsonBody, with_own_results
 from tokenbus_services.gateway.forward.call import (
+    UPLOAD_URL,
     CallFailed,
     ForwardedAnswer,
     ProviderCall,
     answer_to,
+    returned_headers,
     sent_headers,
     unless_gone,
     whole_body,
 )
 from tokenbus_services.gateway.forward.form import FormScan, StreamedForm, is_form
-from tokenbus_services.gateway.forward.table import ForwardedPath
+from tokenbus_services.gateway.forward.owners import MAX_NAMED, OWNED, Owner
+from tokenbus_services.gateway.forward.table import PROVIDER, ForwardedPath
 from tokenbus_services.gateway.http_request import declared_size, headers_in
 from tokenbus_services.gateway.models import RoutedModel
 from tokenbus_services.gateway.problem import Problem, Refusal, invalid, unsupported
@@ -47,12 +50,12 @@ from tokenbus_services.settings.tables.gateway import ForwardKind
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
-PROVIDER = "x-tokenbus-provider"
-"""Header that names the provider of a request without a model."""
 LIMIT_WAIT_S = 5.0
 """How long a call waits for room in the limits of its provider, model and tenant."""
 _BYTES_PER_TOKEN = 4
 _SETTLE_TRIES, _SETTLE_PAUSE_S = 20, 0.5
+UPLOAD = "upload_id"
+"""Parameter with the ticket of an upload, whose client sends no key with its content."""
 _UNSENT_QUERY = ("key", "api_key", "access_token")
 
 
@@ -120,23 +123,36 @@ class Forwarder:
             why = f"this {path.what}, also those of others: only operators' keys may use it"
             raise Refusal(Problem(status=403, code="list_not_allowed", message=why, kind="auth"))
 
-    def target(self, path: ForwardedPath, caller: Caller, model: str | None, headers: Mapping[str, str]) -> Target:
-        """The provider of a request. Raises Refusal."""
+    def target(
+        self,
+        path: ForwardedPath,
+        caller: Caller,
+        model: str | None,
+        headers: Mapping[str, str],
+        owned: str | None = None,
+    ) -> Target:
+        """The provider of a request. ``owned``: that of the things that it names. Raises Refusal."""
         if model is None and path.names_model and path.needs_model:
             raise invalid("model", "is missing")
-        if model is not None:
-            return self._of_model(path, caller, model)
-        return self.of_provider(path, caller, headers.get(PROVIDER))
+        if model is None:
+            return self.of_provider(path, caller, owned or headers.get(PROVIDER))
+        target = self._of_model(path, caller, model.removeprefix("models/") if path.family == "gemini" else model)
+        if owned not in (None, target.endpoint.name):
+            raise invalid("model", f"is not of the provider {owned}, which has what the request names")
+        return target
 
     def of_provider(self, path: ForwardedPath, caller: Caller, name: str | None) -> Target:
         """The provider of a request without a model. Raises Refusal."""
+        speaking = [each for each, settings in self._configured.items() if settings.api in path.providers]
+        if name is None and len(speaking) == 1:
+            (name,) = speaking
         if name is None:
             try:
                 return msgspec.structs.replace(self._of_model(path, caller, DEFAULT_MODEL), model="", name="")
             except Refusal:
                 why = (
                     f"the request names no model, so it needs the header {PROVIDER}: NAME of a provider that speaks "
-                    f"{' or '.join(path.providers)}, or the deployment an alias {DEFAULT_MODEL!r} to one"
+                    f"{' or '.join(path.providers)}, or the deployment an alias {DEFAULT_MODEL!r} to one, or no other"
                 )
                 raise invalid(PROVIDER, why) from None
         if name not in self._configured:
@@ -170,26 +186,28 @@ class Forwarder:
             if body and body.has(name):
                 why = "a stored conversation is not forwarded: send what it holds"
                 raise unsupported(name, why)
+        if body and not OWNED.isdisjoint(self._settings.forward):
+            body.unambiguous()
+            await self.owners.check(caller, body.encoded)
         in_path: str | None = request.path_params.get("model")
-        content, models = None, frozenset[str]()
+        content, models, owned = None, frozenset[str](), None
         if body and path.body == "requests":
             targets = [self._of_model(path, caller, name) for name in body.models_of_requests()]
             target, models = targets[0], frozenset(each.model for each in targets)
             if any(each.endpoint is not target.endpoint for each in targets):
                 raise invalid("requests", "are for several providers: a batch is for one")
             content = body.with_models([each.model for each in targets])
-        elif (owned := await self._owned(path, request, caller, body)) is not None:
-            target = self.of_provider(path, caller, owned)
-            content = body.encoded if body else None
         else:
+            owned = await self._owned(path, request, caller, body)
             named = in_path if in_path is not None else body.text("model") if body else None
-            target = self.target(path, caller, named, headers)
-            if body and in_path is not None:
+            target = self.target(path, caller, named, headers, owned)
+            if body and named is not None and path.family == "gemini":
                 content = body.with_gemini_model(target.model)
             elif body:
                 content = body.encoded if named is None else body.with_model(target.model)
         work = Work(self, path, request, caller, target)
-        await work.admit(input_tokens=len(content or b""), models=models)
+        in_file = owned is not None and not path.seen
+        await work.admit(input_tokens=len(content or b""), models=models, in_file=in_file)
         return await work.answer(content)
 
     async def _owned(self, path: ForwardedPath, request: Request, caller: Caller, body: JsonBody | None) -> str | None:
@@ -199,9 +217,11 @@ class Forwarder:
         """
         found: str | None = None
         named = [("id", str(request.path_params["id"]))] if "{id}" in path.path else []
-        named += [(name, text) for name in path.takes if body and (text := body.text(name)) is not None]
+        named += [(name, text) for name in path.takes for text in (body.texts(name) if body else ())]
+        if len(named) > MAX_NAMED:
+            raise invalid(named[-1][0], f"names more than {MAX_NAMED} things")
         for param, one in named:
-            owner = await self.owners.of(caller, one, param)
+            owner = await self.owners.of(caller, one.rpartition("/")[2] if path.family == "gemini" else one, param)
             if owner is not None:
                 if found is not None and owner.provider != found:
                     raise invalid(param, "is of another provider")
@@ -209,9 +229,11 @@ class Forwarder:
         return found
 
     async def form(
-        self, path: ForwardedPath, request: Request, caller: Caller, room: FairShare
+        self, path: ForwardedPath, request: Request, caller: Caller, room: FairShare, upload: Owner | None = None
     ) -> ForwardedAnswer | Response:
-        """Forward a form as it comes. Only what comes before its model is held. Raises as `json`."""
+        """Forward a form, or the content of an upload, as it comes. Only what comes before a form's model is held.
+        Raises as `json`.
+        """
         headers = headers_in(request)
         size = declared_size(headers, most_bytes=self._settings.forward_bytes)
         target: Target | None = None
@@ -222,14 +244,15 @@ class Forwarder:
             return target.model
 
         scan = FormScan(headers.get("content-type", ""), rename) if path.body == "form" else None
-        if scan is None and not is_form(headers.get("content-type", "")):
+        if path.body == "file" and not is_form(headers.get("content-type", "")):
             raise invalid("content-type", "must be multipart/form-data")
         form = StreamedForm(request, scan, room, self._settings)
         if scan is not None:
             await form.find_model()
         if target is None:
-            target = self.target(path, caller, None, headers)
-        work = Work(self, path, request, caller, target)
+            owned = upload.provider if upload else await self._owned(path, request, caller, None)
+            target = self.target(path, caller, None, headers, owned)
+        work = Work(self, path, request, caller, target, upload=upload)
         work.was_read = form.was_read
         form.holds_all = target.endpoint.needs_body
         await work.admit(input_tokens=DOCUMENT_TOKENS)
@@ -323,13 +346,21 @@ class Work:
     """One request on its way: `admit` it, then `answer`."""
 
     def __init__(
-        self, forwarder: Forwarder, path: ForwardedPath, request: Request, caller: Caller, target: Target
+        self,
+        forwarder: Forwarder,
+        path: ForwardedPath,
+        request: Request,
+        caller: Caller,
+        target: Target,
+        *,
+        upload: Owner | None = None,
     ) -> None:
         self._forwarder = forwarder
         self._path = path
         self._request = request
         self._caller = caller
         self._target = target
+        self._upload = upload
         self._headers: Mapping[str, str] = {}
         self._call: ForwardedCall | None = None
         self._taken: Reservation | None = None
@@ -368,7 +399,8 @@ class Work:
         try:
             sending = self._send(self.provider_call(content, more or {}))
             response = await unless_gone(sending, self._request.receive, self.was_read)
-            if self._path.makes or self._path.lists_all or self._path.method == "DELETE":
+            path = self._path
+            if path.makes or path.begins_upload or path.lists_all or path.method == "DELETE":
                 return await self._recorded(response)
         except BaseException as e:
             self.ended_by(e)
@@ -406,21 +438,23 @@ class Work:
     async def _recorded(self, response: httpx.Response) -> Response:
         """A whole answer, once it is known whose the things are that it names. Raises Refusal, ServerError."""
         assert self.use
-        endpoint, owners = self._target.endpoint, self._forwarder.owners
+        endpoint, owners, path = self._target.endpoint, self._forwarder.owners, self._path
         data = await whole_body(endpoint, response)
-        if self._path.method == "DELETE":
+        if path.method == "DELETE" and path.path.endswith("{id}"):
             await owners.forget(str(self._request.path_params["id"]))
-        else:
+        elif data and path.makes:  # what is made is known at the end of an upload, not after each piece
             body = JsonBody(data)
-            ids = [text for name in self._path.makes if (text := body.text(name)) is not None]
+            ids = [text.rpartition("/")[2] for name in path.makes for text in body.texts(name)]
             await owners.add(self._caller, endpoint.name, ids)
         if b'"results_url"' in data:  # an address of the provider, to which clients would send the gateway's key
             data = with_own_results(data)
+        headers = {**returned_headers(endpoint, response), **self._headers}
+        if path.begins_upload and (url := response.headers.get(UPLOAD_URL)):
+            ticket = await owners.begin_upload(self._caller, endpoint.name, url)
+            headers[UPLOAD_URL] = str(self._request.url.replace(query=f"{UPLOAD}={ticket}"))
         self.use.end = "completed"
         self._settle(Usage())
-        media_type = response.headers.get("content-type", "application/json")
-        headers = {**self._headers, "x-content-type-options": "nosniff"}
-        return Response(data, response.status_code, headers, media_type=media_type)
+        return Response(data, response.status_code, headers, media_type="application/json")
 
     def provider_call(self, content: Any, more: Mapping[str, str]) -> ProviderCall:
         """The call of the provider. Raises Refusal."""
@@ -430,7 +464,7 @@ class Work:
         return ProviderCall(
             endpoint=self._target.endpoint,
             method=self._path.method,
-            path=self._filled(),
+            path=(self._upload and self._upload.url) or self._filled(),
             headers=headers,
             query={k: v for k, v in self._request.query_params.items() if k not in _UNSENT_QUERY},
             content=content,
@@ -449,4 +483,5 @@ class Work:
             if problem:
                 raise invalid(name, problem)
             names[name] = quote(value, safe="")
-        return prefix + self._path.path.format(**names)
+        base = self._target.endpoint.base_path + prefix
+        return self._path.below(base).format(**names)

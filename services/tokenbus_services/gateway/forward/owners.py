@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Iterable
 
 import msgspec
@@ -12,21 +13,35 @@ from tokenbus.bus.server.server import Server, translated
 from tokenbus.events.requests import Generate
 from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.problem import Problem, Refusal
+from tokenbus_services.settings.tables.gateway import ForwardKind
 
+OWNED: frozenset[ForwardKind] = frozenset({"files", "batches", "caches", "vector_stores"})
+"""The kinds of what has an owner."""
 KEPT_S = 366 * 86_400
 """How long an owner is remembered after the thing was last used through the gateway."""
+UPLOAD_S = 2 * 86_400
+"""How long an upload may take."""
 MAX_NAMED = 100
-"""Files that one request of a run may name."""
+"""Files and stores that one request may name."""
 _ID = re.compile(r"[A-Za-z0-9_-]{1,200}")
-_NAMED = re.compile(rb'\\*"(?:file_?[iI]d|file_?[uU]ri)\\*"\s*:\s*\\*"([^"\\]{1,500})')
-"""An id of a file in a request, at any depth of JSON in texts."""
-_LISTED = re.compile(rb'\\*"file_?[iI]ds\\*"\s*:\s*\[([^\]]{1,20000})\]')
+_NAMED = re.compile(
+    rb'\\*"(?:(?:file_?[iI]d|file_?[uU]ri|file_name|fileName|cached_?[cC]ontent)\\*"\s*:\s*\\*"([^"\\]{1,500})'
+    rb'|url\\*"\s*:\s*\\*"([^"\\]{1,500}/files/[^"\\/]{1,200})\\*")'
+)
+"""An id of a file or a store in a request, at any depth of JSON in texts. One of Gemini's files is a URL on the bus."""
+_LISTED = re.compile(rb'\\*"(?:file|vector_?[sS]tore)_?[iI]ds\\*"\s*:\s*\[([^\]]{1,20000})\]')
 _ITEM = re.compile(rb'"([^"\\]{1,500})')
+_TICKET = "upload:"
+"""In front of tickets: no id of a provider's begins so."""
 
 
 class Owner(msgspec.Struct, frozen=True):
     tenant: str
     provider: str
+    key: str | None = None
+    """Of an upload: the id of the key that began it, and whose rules it is under."""
+    url: str | None = None
+    """Of an upload: where the provider takes its content."""
 
 
 class Owners:
@@ -62,24 +77,40 @@ class Owners:
             await self._server.client.expire(self._key(one), KEPT_S)
         return owner
 
+    async def begin_upload(self, caller: Caller, provider: str, url: str) -> str:
+        """A ticket for the upload that goes on at this URL. Who has it uploads as the caller. Raises ServerError."""
+        ticket = secrets.token_urlsafe(32)
+        upload = Owner(caller.tenant, provider, caller.key, url)
+        with translated(self._server):
+            await self._server.client.set(self._key(_TICKET + ticket), msgspec.json.encode(upload), ex=UPLOAD_S)
+        return ticket
+
+    async def upload(self, ticket: str) -> Owner | None:
+        """The upload that goes on with this ticket; None if there is none. Raises ServerError."""
+        return await self._owner(_TICKET + ticket) if _ID.fullmatch(ticket) else None
+
     async def forget(self, one: str) -> None:
         """It does not exist any more. Raises ServerError."""
         with translated(self._server):
             await self._server.client.delete(self._key(one))
 
     async def check_run(self, caller: Caller, generate: Generate) -> None:
-        """Raise Refusal (404) if the request of a run names a file that another tenant made through the gateway.
+        """See `check`."""
+        if not caller.operator:
+            await self.check(caller, msgspec.json.encode(generate))
+
+    async def check(self, caller: Caller, request: bytes) -> None:
+        """Raise Refusal (404) if a request names a file or a store that another tenant made through the gateway.
 
         A text that only looks like an id, in the arguments of a tool say, is in no table.
         """
         if caller.operator:
             return
-        request = msgspec.json.encode(generate)
-        named = {match[1] for match in _NAMED.finditer(request)}
+        named = {match[1] or match[2] for match in _NAMED.finditer(request)}
         named |= {item[1] for match in _LISTED.finditer(request) for item in _ITEM.finditer(match[1])}
         ids = {found for each in named if _ID.fullmatch(found := each.decode(errors="replace").rpartition("/")[2])}
         if len(ids) > MAX_NAMED:
-            why = f"a request may name at most {MAX_NAMED} files"
+            why = f"a request may name at most {MAX_NAMED} files and stores"
             raise Refusal(Problem(status=400, code="too_many_files", message=why, kind="invalid_request"))
         for one in ids:
             owner = await self._owner(one)

@@ -16,9 +16,11 @@ from tokenbus_services.gateway.problem import Problem, Refusal
 from tokenbus_services.settings.tables.gateway import ForwardKind
 
 Family = Literal["openai", "anthropic", "gemini"]
-Body = Literal["none", "json", "requests", "form", "file"]
+Method = Literal["GET", "POST", "PATCH", "DELETE"]
+Body = Literal["none", "json", "requests", "form", "file", "content"]
 """``json``: the field `model` names the model, unless the path does. ``requests``: each of the field `requests` has its
-own. ``form``: the field `model` of a form, or of JSON. ``file``: a form that names none.
+own. ``form``: the field `model` of a form, or of JSON. ``file``: a form that names none. ``content``: bytes of a file,
+for the URL that the answer to the beginning of its upload has.
 """
 
 FAMILIES: Mapping[Family, tuple[ApiName, ...]] = {
@@ -34,6 +36,8 @@ BASES: Mapping[Family, tuple[str, ...]] = {
 }
 """Where clients find them."""
 RESPONSES = ("openai-responses",)
+PROVIDER = "x-tokenbus-provider"
+"""Header that names the provider of a request without a model."""
 
 
 class ForwardedPath(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,11 +45,19 @@ class ForwardedPath(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: ForwardKind
     family: Family
-    method: Literal["GET", "POST", "DELETE"]
+    method: Method
     path: str
-    """Below the base URL of OpenAI and Gemini, and below `/v1` of Anthropic. `{model}` and `{id}` are filled in."""
+    """Below the base URL of OpenAI and Gemini, and below `/v1` of Anthropic. What is in braces is filled in: `{id}` is
+    of a thing that must be the caller's, and other ids are of what is in it.
+    """
     what: str
     """What it does."""
+    header: str = ""
+    """A header (in lower case) of the requests for this row, if others have its path."""
+    is_upload: bool = False
+    """Whether `/upload` stands before the version, in front of the path."""
+    begins_upload: bool = False
+    """Whether the answer has the URL of an upload in a header. See `Forwarder`."""
     body: Body = "none"
     needs_model: bool = True
     apis: tuple[ApiName, ...] = ()
@@ -53,9 +65,9 @@ class ForwardedPath(msgspec.Struct, frozen=True, kw_only=True):
     seen: bool = True
     """See `ForwardedCall.seen`."""
     makes: tuple[str, ...] = ()
-    """Fields of the answer with ids of things that are its caller's from then on."""
+    """Fields of the answer with ids of things that are its caller's from then on. See `JsonBody.texts`."""
     takes: tuple[str, ...] = ()
-    """Fields of the request with ids of things that must be its caller's."""
+    """Fields of the request with ids of things that must be its caller's. See `JsonBody.texts`."""
     lists_all: bool = False
     """Whether the answer has things of everybody who uses the account."""
     ours: tuple[str, ...] = ()
@@ -75,6 +87,11 @@ class ForwardedPath(msgspec.Struct, frozen=True, kw_only=True):
     def names_model(self) -> bool:
         """Whether the request, or its path, may name a model."""
         return "{model}" in self.path or self.body in ("json", "requests", "form")
+
+    def below(self, base: str) -> str:
+        """Its path for a client or a provider with this base URL, or its path."""
+        before, _, version = base.rpartition("/")
+        return f"{before}/upload/{version}{self.path}" if self.is_upload else base + self.path
 
     def off(self, path: str) -> Refusal:
         """The answer of a gateway that does not forward it."""
@@ -97,52 +114,50 @@ class ForwardedPath(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+def _row(kind: ForwardKind, family: Family, method: Method, path: str, what: str, **more: Any) -> ForwardedPath:
+    return ForwardedPath(kind=kind, family=family, method=method, path=path, what=what, **more)
+
+
 def _post(kind: ForwardKind, path: str, what: str, body: Body = "json", **more: Any) -> ForwardedPath:
-    return ForwardedPath(kind=kind, family="openai", method="POST", path=path, what=what, body=body, **more)
+    return _row(kind, "openai", "POST", path, what, body=body, **more)
 
 
-def _of_things(kind: ForwardKind, family: Family, path: str, what: str) -> tuple[ForwardedPath, ...]:
-    def row(method: Literal["GET", "POST", "DELETE"], end: str, does: str, **more: Any) -> ForwardedPath:
-        return ForwardedPath(kind=kind, family=family, method=method, path=path + end, what=does, **more)
+def _of_model(kind: ForwardKind, method: str, what: str, **more: Any) -> ForwardedPath:
+    return _row(kind, "gemini", "POST", f"/models/{{model}}:{method}", what, body="json", **more)
 
-    makes = () if kind == "files" else _BATCH if family == "openai" else ("id",)
-    rows = [row("GET", "", f"lists every {what} of the account", lists_all=True)]
-    rows.append(row("GET", "/{id}", f"describes a {what}", makes=makes))
-    if (kind, family) != ("batches", "openai"):
-        rows.append(row("DELETE", "/{id}", f"deletes a {what}"))
-    if kind == "files":
-        rows.append(row("GET", "/{id}/content", "downloads a file"))
-    else:
-        rows.append(row("POST", "/{id}/cancel", "cancels a batch", makes=makes))
-    if (kind, family) == ("batches", "anthropic"):
-        rows.append(row("GET", "/{id}/results", "downloads the answers of a batch"))
+
+def _of_things(
+    kind: ForwardKind,
+    family: Family,
+    path: str,
+    what: str,
+    *others: tuple[Method, str, str],
+    deletes: bool = True,
+    **more: Any,
+) -> tuple[ForwardedPath, ...]:
+    """What can be done with all things that have been made. ``others``: method, end of the path, what it does."""
+    rows = [_row(kind, family, method, f"{path}/{{id}}{end}", does, **more) for method, end, does in others]
+    rows.append(_row(kind, family, "GET", path, f"lists every {what} of the account", **{**more, "lists_all": True}))
+    rows.append(_row(kind, family, "GET", path + "/{id}", f"describes a {what}", **more))
+    if deletes:
+        rows.append(_row(kind, family, "DELETE", path + "/{id}", f"deletes a {what}", **more))
     return tuple(rows)
 
 
-_BATCH = ("id", "output_file_id", "error_file_id")
+_BATCH: dict[str, Any] = {"makes": ("id", "output_file_id", "error_file_id")}
+_GEMINI_BATCH: dict[str, Any] = {"makes": ("name", "metadata.output.responses_file", "response.responses_file")}
 _STORED = ("previous_response_id", "conversation", "prompt")
 _WRITES: dict[str, Any] = {"is_metered": True, "has_output": True}
+_FIELDS: dict[str, Any] = {"body": "json", "needs_model": False}
+_LATER: dict[str, Any] = {"seen": False, "takes": ("batch.input_config.file_name",), **_GEMINI_BATCH}
+_CANCEL: tuple[Method, str, str] = ("POST", "/cancel", "cancels a batch")
+_STORE = "/vector_stores/{id}"
+_IN_STORE: dict[str, Any] = {"needs_model": False, "takes": ("file_id", "file_ids", "files.file_id")}
 
 TABLE: tuple[ForwardedPath, ...] = (
     _post("embeddings", "/embeddings", "makes embeddings", is_metered=True),
-    ForwardedPath(
-        kind="embeddings",
-        family="gemini",
-        method="POST",
-        path="/models/{model}:embedContent",
-        what="makes an embedding",
-        body="json",
-        is_metered=True,
-    ),
-    ForwardedPath(
-        kind="embeddings",
-        family="gemini",
-        method="POST",
-        path="/models/{model}:batchEmbedContents",
-        what="makes embeddings",
-        body="json",
-        is_metered=True,
-    ),
+    _of_model("embeddings", "embedContent", "makes an embedding", is_metered=True),
+    _of_model("embeddings", "batchEmbedContents", "makes embeddings", is_metered=True),
     _post("moderations", "/moderations", "classifies content", needs_model=False),
     _post("compact", "/responses/compact", "shortens a conversation", apis=RESPONSES, ours=_STORED, **_WRITES),
     _post("audio", "/audio/speech", "speaks a text", **_WRITES),
@@ -151,34 +166,44 @@ TABLE: tuple[ForwardedPath, ...] = (
     _post("images", "/images/edits", "edits images", "form", **_WRITES),
     _post("images", "/images/variations", "varies an image", "form", needs_model=False, **_WRITES),
     _post("token_counts", "/responses/input_tokens", "counts tokens", apis=RESPONSES, ours=_STORED),
-    ForwardedPath(
-        kind="token_counts",
-        family="anthropic",
-        method="POST",
-        path="/messages/count_tokens",
-        what="counts tokens",
-        body="json",
+    _row("token_counts", "anthropic", "POST", "/messages/count_tokens", "counts tokens", body="json"),
+    _of_model("token_counts", "countTokens", "counts tokens"),
+    # files
+    _row(
+        "files", "anthropic", "POST", "/files", "uploads a file", body="file", makes=("id",), header="anthropic-version"
     ),
-    ForwardedPath(
-        kind="token_counts",
-        family="gemini",
-        method="POST",
-        path="/models/{model}:countTokens",
-        what="counts tokens",
-        body="json",
+    *_of_things(
+        "files", "anthropic", "/files", "file", ("GET", "/content", "downloads a file"), header="anthropic-version"
     ),
-    ForwardedPath(
-        kind="files",
-        family="anthropic",
-        method="POST",
-        path="/files",
-        what="uploads a file",
-        body="file",
-        makes=("id",),
-    ),
-    *_of_things("files", "anthropic", "/files", "file"),
     _post("files", "/files", "uploads a file", "file", makes=("id",)),
-    *_of_things("files", "openai", "/files", "file"),
+    *_of_things("files", "openai", "/files", "file", ("GET", "/content", "downloads a file")),
+    _post("files", "/uploads", "begins to upload a file", needs_model=False, makes=("id",)),
+    _post("files", "/uploads/{id}/parts", "uploads a part of a file", "file"),
+    _post("files", "/uploads/{id}/complete", "ends an upload", needs_model=False, makes=("id", "file.id")),
+    _post("files", "/uploads/{id}/cancel", "gives up an upload", "none"),
+    _row(
+        "files",
+        "gemini",
+        "POST",
+        "/files",
+        "uploads the content of a file",
+        body="content",
+        is_upload=True,
+        header="x-goog-upload-offset",
+        makes=("file.name",),
+    ),
+    _row(
+        "files",
+        "gemini",
+        "POST",
+        "/files",
+        "begins to upload a file",
+        is_upload=True,
+        begins_upload=True,
+        **_FIELDS,
+    ),
+    *_of_things("files", "gemini", "/files", "file", ("GET", ":download", "downloads a file")),
+    # batches
     _post(
         "batches",
         "/batches",
@@ -186,27 +211,58 @@ TABLE: tuple[ForwardedPath, ...] = (
         needs_model=False,
         seen=False,
         takes=("input_file_id",),
-        makes=_BATCH,
+        **_BATCH,
     ),
-    *_of_things("batches", "openai", "/batches", "batch"),
-    ForwardedPath(
-        kind="batches",
-        family="anthropic",
-        method="POST",
-        path="/messages/batches",
-        what="has requests answered later",
+    *_of_things("batches", "openai", "/batches", "batch", _CANCEL, deletes=False, **_BATCH),
+    _row(
+        "batches",
+        "anthropic",
+        "POST",
+        "/messages/batches",
+        "has requests answered later",
         body="requests",
         seen=False,
         makes=("id",),
     ),
-    *_of_things("batches", "anthropic", "/messages/batches", "batch"),
-    ForwardedPath(
-        kind="models",
-        family="openai",
-        method="GET",
-        path="/models",
-        what="lists the models of the provider that a header names",
+    _row("batches", "anthropic", "GET", "/messages/batches/{id}/results", "downloads the answers of a batch"),
+    *_of_things("batches", "anthropic", "/messages/batches", "batch", _CANCEL, makes=("id",)),
+    _of_model("batches", "batchGenerateContent", "has requests answered later", **_LATER),
+    _of_model("batches", "asyncBatchEmbedContent", "has embeddings made later", **_LATER),
+    *_of_things("batches", "gemini", "/batches", "batch", ("POST", ":cancel", "cancels a batch"), **_GEMINI_BATCH),
+    # stores
+    _row(
+        "caches",
+        "gemini",
+        "POST",
+        "/cachedContents",
+        "stores content for later requests",
+        body="json",
+        seen=False,
+        makes=("name",),
+    ),
+    _row("caches", "gemini", "PATCH", "/cachedContents/{id}", "changes how long content is stored", **_FIELDS),
+    *_of_things("caches", "gemini", "/cachedContents", "stored content"),
+    _post("vector_stores", "/vector_stores", "makes a vector store", seen=False, makes=("id",), **_IN_STORE),
+    _post("vector_stores", _STORE, "changes a vector store", needs_model=False),
+    _post("vector_stores", _STORE + "/search", "searches a vector store", needs_model=False, seen=False),
+    *_of_things("vector_stores", "openai", "/vector_stores", "vector store", ("GET", "/files", "lists files in it")),
+    _post("vector_stores", _STORE + "/files", "adds a file to a vector store", **_IN_STORE),
+    _row("vector_stores", "openai", "GET", _STORE + "/files/{file}", "describes a file in a vector store"),
+    _post("vector_stores", _STORE + "/files/{file}", "changes a file's attributes there", needs_model=False),
+    _row("vector_stores", "openai", "DELETE", _STORE + "/files/{file}", "takes a file out of a vector store"),
+    _row("vector_stores", "openai", "GET", _STORE + "/files/{file}/content", "shows what is stored of a file"),
+    _post("vector_stores", _STORE + "/file_batches", "adds files to a vector store", **_IN_STORE),
+    _row("vector_stores", "openai", "GET", _STORE + "/file_batches/{batch}", "describes files that are added"),
+    _post("vector_stores", _STORE + "/file_batches/{batch}/cancel", "stops adding files", "none"),
+    _row("vector_stores", "openai", "GET", _STORE + "/file_batches/{batch}/files", "lists files that are added"),
+    _row(
+        "models",
+        "openai",
+        "GET",
+        "/models",
+        "lists the models of the provider that a header names",
         apis=tuple(api for apis in FAMILIES.values() for api in apis),
+        header=PROVIDER,
     ),
 )
 """All of them. Of two with one path, the header of an API selects the first."""

@@ -112,6 +112,14 @@ class KeyAccess(AccessControl):
         _check_blocked(entry.rules)
         return self._caller(entry)
 
+    async def known(self, key: str | None) -> Caller:
+        """See `AccessControl.known`."""
+        entry = await self.directory.entry(key) if key else None
+        if entry is None or await self.directory.valid_rules(entry.id) is None:
+            raise _unauthorized()
+        _check_blocked(entry.rules)
+        return self._caller(entry)
+
     async def admit(self, caller: Caller, surface: str, generate: Generate) -> Admitted:
         assert generate.id is not None
         rules = await self._rules_now(caller)

@@ -70,10 +70,10 @@ def check_call_allowed(call: ForwardedCall, rules: KeyRules, aliases: Aliases) -
             raise not_allowed("x-tokenbus-provider", why, "provider_not_allowed")
     if call.seen:
         return
-    limits = ("max_budget", "max_tokens", "policies", *(() if call.model else ("models",)))
+    limits = ("max_budget", "max_tokens", "policies", *(("models",) if call.in_file or not call.model else ()))
     if limiting := [name for name in limits if getattr(rules, name)]:
-        why = f"the provider works off a batch by itself, so `{limiting[0]}` of this key could not be kept"
-        raise not_allowed("", why, "batch_not_allowed")
+        why = f"what the provider does by itself for {call.kind} cannot be kept within `{limiting[0]}` of this key"
+        raise not_allowed("", why, "batch_not_allowed" if call.kind == "batches" else "store_not_allowed")
 
 
 def _check_models(choices: Iterable[tuple[str, str, str]], rules: KeyRules, aliases: Aliases) -> None:

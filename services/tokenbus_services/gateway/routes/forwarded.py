@@ -14,7 +14,7 @@ from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.forward.bodies import JsonBody
 from tokenbus_services.gateway.forward.call import CallFailed
 from tokenbus_services.gateway.forward.form import is_form
-from tokenbus_services.gateway.forward.forward import PROVIDER
+from tokenbus_services.gateway.forward.forward import UPLOAD
 from tokenbus_services.gateway.forward.table import BASES, NOT_THERE, TABLE, Family, ForwardedPath
 from tokenbus_services.gateway.gateway import Gateway
 from tokenbus_services.gateway.http_request import Refuse
@@ -30,7 +30,6 @@ from tokenbus_services.gateway.surfaces.fields import Fields, json_body
 from tokenbus_services.gateway.surfaces.gemini import GeminiSurface
 from tokenbus_services.pricing import estimated_input
 from tokenbus_services.settings import SurfaceName
-from tokenbus_services.settings.tables.gateway import ForwardKind
 
 ESTIMATED = "x-tokenbus-estimated"
 """Header of an answer whose count is no provider's: what is estimated."""
@@ -48,14 +47,10 @@ SURFACE: Mapping[Family, SurfaceName] = {
 REST: Mapping[Family, tuple[str, ...]] = {
     "openai": ("/v1/responses", "/responses"),
     "anthropic": ("/anthropic", "/v1/messages", "/v1/v1"),
-    "gemini": ("/gemini", "/v1beta"),
+    "gemini": ("/gemini", "/v1beta", "/upload"),
 }
 """Where every other path is of this family."""
-HEADERS: Mapping[tuple[ForwardKind, Family], str] = {
-    ("files", "anthropic"): "anthropic-version",
-    ("models", "openai"): PROVIDER,
-}
-"""Headers that select a row whose path others have, too."""
+_METHODS = ["GET", "POST", "PATCH", "DELETE"]
 Translate = Callable[[Caller, GatewayRequest], Awaitable[Translated]]
 
 
@@ -64,7 +59,7 @@ def routes(gateway: Gateway) -> list[BaseRoute]:
     found = [route for path in TABLE for route in _routes_of(gateway, path)]
     for family, prefixes in REST.items():
         refuse = gateway.guarded("rest", REFUSALS[family], _nothing(gateway))
-        found += [Route(f"{prefix}/{{rest:path}}", refuse, methods=["GET", "POST", "DELETE"]) for prefix in prefixes]
+        found += [Route(f"{prefix}/{{rest:path}}", refuse, methods=_METHODS) for prefix in prefixes]
     return found
 
 
@@ -75,23 +70,30 @@ def _routes_of(gateway: Gateway, path: ForwardedPath) -> list[BaseRoute]:
             return []
         handle = _count(gateway, path, surface, _translators(gateway)[path.family])
     endpoint = gateway.guarded(path.kind, REFUSALS[path.family], handle)
-    if header := HEADERS.get((path.kind, path.family)):
-        return [HeaderRoute(route, endpoint, header=header, method=path.method) for route in paths_of(path)]
+    if path.header:
+        return [HeaderRoute(route, endpoint, header=path.header, method=path.method) for route in paths_of(path)]
     return [Route(route, endpoint, methods=[path.method]) for route in paths_of(path)]
 
 
 def paths_of(path: ForwardedPath) -> list[str]:
     """Where clients find it, as Starlette writes paths."""
     bases = (*BASES[path.family], *(("/v1",) if "{model}" in path.path else ()))
-    return [base + path.path.replace("{model}", "{model:path}") for base in bases]
+    return [path.below(base).replace("{model}", "{model:path}") for base in bases]
 
 
 def _forward(gateway: Gateway, path: ForwardedPath) -> Callable[[Request], Awaitable[Any]]:
     async def handle(request: Request) -> Any:
         if path.family == "gemini":
             check_key(request)
-        caller = await gateway.caller(request)
+        ticket = request.query_params.get(UPLOAD, "") if path.body == "content" else ""
+        upload = await gateway.forwarder.owners.upload(ticket) if ticket else None
+        caller = await gateway.caller(request, upload=upload)
         gateway.forwarder.check(path, caller, request.url.path)
+        if path.body == "content":
+            if upload is None:
+                why = "there is no upload with this ticket: begin another"
+                raise Refusal(Problem(status=404, code="not_found", message=why, kind="not_found", param=UPLOAD))
+            return await gateway.forwarder.form(path, request, caller, gateway.bodies, upload)
         if path.body == "file" or (path.body == "form" and is_form(request.headers.get("content-type", ""))):
             return await gateway.forwarder.form(path, request, caller, gateway.bodies)
         body = None if path.body == "none" else JsonBody((await gateway.read(request)).body)

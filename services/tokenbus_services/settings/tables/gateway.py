@@ -43,7 +43,17 @@ SurfaceName = Literal[
     "durable_streams",
 ]
 ForwardKind = Literal[
-    "token_counts", "embeddings", "moderations", "compact", "audio", "images", "files", "batches", "models"
+    "token_counts",
+    "embeddings",
+    "moderations",
+    "compact",
+    "audio",
+    "images",
+    "files",
+    "batches",
+    "caches",
+    "vector_stores",
+    "models",
 ]
 """Kinds of paths of the providers' APIs that are no runs."""
 ALL_SURFACES: tuple[SurfaceName, ...] = get_args(SurfaceName)
