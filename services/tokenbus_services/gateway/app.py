@@ -49,13 +49,14 @@ _HEADERS = frozenset(
         *("cache-control", "x-request-id", "user-agent", "if-none-match"),
     }
 )
-_PREFIXES = ("openai-", "x-stainless-", "x-tokenbus-")
+_PREFIXES = ("openai-", "x-stainless-", "x-tokenbus-", "x-goog-upload-")
 _METHODS = "GET, POST, PATCH, DELETE, HEAD"
 _EXPOSED = ", ".join(
     (
         *("x-request-id", "request-id", "x-tokenbus-run", "retry-after", "retry-after-ms", "x-should-retry"),
         *(f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "reset") for of in ("requests", "tokens")),
         *("stream-next-offset", "stream-cursor", "stream-up-to-date", "stream-closed", "etag"),
+        *("x-goog-upload-url", "x-goog-upload-status"),
     )
 )
 _VARY = (b"vary", b"Origin")

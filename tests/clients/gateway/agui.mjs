@@ -15,6 +15,13 @@ const until = async (condition) => {
 };
 const agent = (Agent = HttpAgent) =>
   new Agent({ url, initialMessages: [{ id: "u1", role: "user", content: "Hello" }], threadId: crypto.randomUUID() });
+let lastRun;
+const plainFetch = globalThis.fetch;
+globalThis.fetch = async (...request) => {
+  const response = await plainFetch(...request);
+  lastRun = response.headers.get("x-tokenbus-run") ?? lastRun;
+  return response;
+};
 const answer = (messages) =>
   messages.filter((message) => message.role === "assistant").map((message) => message.content ?? "").join("");
 
@@ -30,7 +37,9 @@ const run = async (one, model, more = {}) => {
   await lastValueFrom(from(events).pipe(verifyEvents(false), toArray()));
   for (const event of events) EventSchemas.parse(event);
   return {
+    run: lastRun,
     types: events.map((event) => event.type),
+    args: events.filter((event) => event.type === "TOOL_CALL_ARGS").map((event) => event.delta),
     outcome: events.at(-1)?.outcome,
     usage: events.at(-1)?.usage,
     code: events.at(-1)?.code,

@@ -425,7 +425,7 @@ def test_each_forwarded_path_passes_the_limits_of_its_key(bus: LocalBus, http: h
         body = {"contents": [], "model": "gemini/text"} if "gemini" in path or "v1beta" in path else body
         if "upload/v1" in path:
             answer = http.request(method, path, json={}, headers={**limited, "x-tokenbus-provider": "gemini"})
-        elif path.endswith("/parts") or path in ("/v1/files", "/files") or ("anthropic" in path and "files" in path):
+        elif path.endswith(("/files", "/parts")) and "vector_stores" not in path:
             headers = {"content-type": f"multipart/form-data; boundary={BOUND}", "x-tokenbus-provider": "anthropic"}
             headers["x-tokenbus-provider"] = "anthropic" if family else "openai-chat"
             answer = http.request(method, path, content=FILE + END, headers={**limited, **family, **headers})

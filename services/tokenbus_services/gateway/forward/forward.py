@@ -206,7 +206,7 @@ class Forwarder:
             elif body:
                 content = body.encoded if named is None else body.with_model(target.model)
         work = Work(self, path, request, caller, target)
-        in_file = owned is not None and not path.seen
+        in_file = path.kind == "batches" and not path.seen and (owned is not None or not target.model)
         await work.admit(input_tokens=len(content or b""), models=models, in_file=in_file)
         return await work.answer(content)
 

@@ -70,7 +70,7 @@ def check_call_allowed(call: ForwardedCall, rules: KeyRules, aliases: Aliases) -
             raise not_allowed("x-tokenbus-provider", why, "provider_not_allowed")
     if call.seen:
         return
-    limits = ("max_budget", "max_tokens", "policies", *(("models",) if call.in_file or not call.model else ()))
+    limits = ("max_budget", "max_tokens", "policies", *(("models",) if call.in_file else ()))
     if limiting := [name for name in limits if getattr(rules, name)]:
         why = f"what the provider does by itself for {call.kind} cannot be kept within `{limiting[0]}` of this key"
         raise not_allowed("", why, "batch_not_allowed" if call.kind == "batches" else "store_not_allowed")

@@ -201,3 +201,24 @@ def test_a_stream_cannot_take_text_back() -> None:
     restart: dict[str, Any] = {"tokenbus": {"on_failure": "restart"}}
     assert refused(SURFACE, gateway_request(body(stream=True, **restart))).param == "tokenbus.on_failure"
     assert generated(**restart).on_failure == "restart"
+
+
+CONTROL = {"cache_control": {"type": "ephemeral"}}
+
+
+@pytest.mark.parametrize("model", ["anthropic/x", "gemini/x", "openai/gpt"])
+def test_clients_of_routers_mark_what_is_cached(model: str) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    hour = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    conversation: list[Any] = [
+        {"role": "system", "content": "Be kind.", **CONTROL},
+        {"role": "user", "content": [{"type": "text", "text": "Hi"}, {"type": "text", "text": "there", **CONTROL}]},
+        {"role": "assistant", "content": None, "tool_calls": [call], **CONTROL},
+        {"role": "tool", "tool_call_id": "c1", "content": "done", **hour},
+    ]
+    system, user, assistant, tool = generated(model, messages=conversation).messages
+    assert system.content == [TextPart(text="Be kind.", cache=True)]
+    marked = TextPart(text="there", cache=True)
+    assert isinstance(user.content[-1], ExtraPart) if model == "openai/gpt" else user.content[-1] == marked
+    assert assistant.content == [ToolCallPart(tool_id="c1", tool_name="f", arguments="{}")]
+    assert tool.content == [ToolResultPart(tool_id="c1", content="done", cache="1h")]

@@ -9,6 +9,7 @@ import msgspec
 
 from tokenbus.events.requests import (
     Base64Source,
+    Cache,
     ContentPart,
     DocumentPart,
     Effort,
@@ -33,6 +34,8 @@ from tokenbus_services.gateway.surfaces.surface import SurfaceRequest, client_me
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+)(?:;[\w=.+-]+)*;base64,(.*)", re.DOTALL)
+_CACHE_MARKS = ("prompt_cache_breakpoint", "cache_control")
+"""OpenAI's, and what clients of routers send: of a part, or of a message."""
 _IGNORED = ("reasoning_content", "reasoning", "reasoning_details", "annotations", "refusal", "parsed")
 """Fields of an assistant message that clients send back. Thinking is unsigned here, so no provider would take it."""
 
@@ -49,6 +52,22 @@ def messages_of(body: Fields) -> list[Message]:
 
 
 def _message(fields: Fields, role: str) -> Message:
+    mark = _cache_mark(fields, whole=False)
+    message = _read(fields, role)
+    return msgspec.structs.replace(message, content=_marked(message.content, mark)) if mark else message
+
+
+def _marked(content: str | list[ContentPart], mark: Cache) -> str | list[ContentPart]:
+    """The content of a message that has a cache mark, on the last part that can have one."""
+    parts: list[ContentPart] = [TextPart(text=content)] if isinstance(content, str) else [*content]
+    for i in reversed(range(len(parts))):
+        if isinstance(part := parts[i], TextPart | ImagePart | DocumentPart | ToolResultPart):
+            parts[i] = msgspec.structs.replace(part, cache=mark)
+            break
+    return parts if content else content
+
+
+def _read(fields: Fields, role: str) -> Message:
     name = fields.text("name")
     match role:
         case "tool":
@@ -115,15 +134,19 @@ def _raw(part: Json) -> ContentPart:
     return ExtraPart(name=f"openai-chat.{part.get('type')}", json=msgspec.json.encode(part).decode())
 
 
-def _cache_mark(part: Fields, *, whole: bool) -> bool:
+def _cache_mark(fields: Fields, *, whole: bool) -> Cache:
     """Whether the prompt is cached up to here. A provider with this API gets the mark with the ``whole`` part, where it
     can have parts.
     """
-    if part.reading.passes and whole:
-        part.hint("prompt_cache_breakpoint")
-    if (mark := part.take("prompt_cache_breakpoint")) and part.reading.passes:
-        part.reading.leave_out(part.path("prompt_cache_breakpoint"))
-    return bool(mark)
+    found: Cache = False
+    for name in _CACHE_MARKS:
+        if fields.reading.passes and whole:
+            fields.hint(name)
+        if mark := fields.take(name):
+            if fields.reading.passes:
+                fields.reading.leave_out(fields.path(name))
+            found = "1h" if isinstance(mark, dict) and cast("Json", mark).get("ttl") == "1h" else True
+    return found
 
 
 def _part(part: Fields, *, whole: bool) -> ContentPart:
