@@ -13,20 +13,9 @@ from tokenbus.bus.stage.logic import RunPosition, StageLogic
 from tokenbus.core.attempt_decoder import AttemptReader
 from tokenbus.core.run.attempts import WORKER_LOST
 from tokenbus.core.run.outbox import JOIN_LIMIT
+from tokenbus.events import normalized as n
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import CONTROL_ATTEMPT, BusEvent, EventFrame, decode_raw, encode
-from tokenbus.events.normalized import (
-    Audio,
-    Cut,
-    Failed,
-    Image,
-    Opaque,
-    RefusalDelta,
-    TextDelta,
-    ThinkingDelta,
-    ToolCallDelta,
-    TranscriptDelta,
-)
 from tokenbus_services.normalizer.image_offload import ImageKeeper, belongs_in_blob
 from tokenbus_services.telemetry import NO_TRACER, RunTracer, Span
 
@@ -86,7 +75,7 @@ class NormalizerLogic(StageLogic):
         """Move the frames' images and large opaque data to the blob store."""
         waiting, self._large = self._large, []
         if self._keeper and waiting:
-            large = [cast("Image | Audio | Opaque", events[place]) for events, place in waiting]
+            large = [cast("n.Image | n.Audio | n.Opaque", events[place]) for events, place in waiting]
             replacements = await self._keeper.keep(large)
             # From the end, so that earlier indexes stay valid.
             for (events, place), instead in reversed(list(zip(waiting, replacements, strict=True))):
@@ -94,7 +83,7 @@ class NormalizerLogic(StageLogic):
 
     def fail(self, run: str, error: ErrorInfo) -> None:
         # Addressed to the run rather than an attempt, because the attempt number may be unreadable.
-        self._emit(run, EventFrame(0, CONTROL_ATTEMPT, 0, [Failed(error)]))
+        self._emit(run, EventFrame(0, CONTROL_ATTEMPT, 0, [n.Failed(error)]))
         self._readers.pop(run, None)
 
     def abandon(self, run: str, error: ErrorInfo) -> None:
@@ -104,7 +93,7 @@ class NormalizerLogic(StageLogic):
         """The attempt's stream cannot be read any further: report it as lost, and let the parser decide what to do."""
         self._readers.pop(run, None)
         cut = ErrorInfo(code=WORKER_LOST, kind="internal", message=error.message, retryable=True)
-        self._emit(run, EventFrame(position.turn, position.attempt, 0, [Cut(error.message, cut)]))
+        self._emit(run, EventFrame(position.turn, position.attempt, 0, [n.Cut(error.message, cut)]))
 
     def is_open(self, run: str) -> bool:
         return run in self._readers
@@ -215,7 +204,7 @@ def _pieces(event: BusEvent) -> list[BusEvent]:
     text = _text_of(event)
     if text is None or len(text) <= PIECE_CHARS:
         return [event]
-    field = "fragment" if isinstance(event, ToolCallDelta) else "text"
+    field = "fragment" if isinstance(event, n.ToolCallDelta) else "text"
     return [
         msgspec.structs.replace(event, **{field: text[at : at + PIECE_CHARS]})
         for at in range(0, len(text), PIECE_CHARS)
@@ -224,9 +213,9 @@ def _pieces(event: BusEvent) -> list[BusEvent]:
 
 def _text_of(event: BusEvent) -> str | None:
     match event:
-        case TextDelta() | TranscriptDelta() | ThinkingDelta() | RefusalDelta():
+        case n.TextDelta() | n.TranscriptDelta() | n.ThinkingDelta() | n.RefusalDelta():
             return event.text
-        case ToolCallDelta():
+        case n.ToolCallDelta():
             return event.fragment
         case _:
             return None

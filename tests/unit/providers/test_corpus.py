@@ -12,18 +12,7 @@ import msgspec
 from tests.rows import over_rows
 from tests.unit.providers.corpus import APIS, Recording, needs_corpus, recordings
 from tests.unit.providers.reading import answer, cut, read, read_pieces
-from tokenbus.events.normalized import (
-    Cut,
-    Done,
-    Extra,
-    Failed,
-    Image,
-    ItemStart,
-    Normalized,
-    Opaque,
-    ToolCallDelta,
-    UsageSeen,
-)
+from tokenbus.events import normalized as n
 
 pytestmark = needs_corpus
 
@@ -118,21 +107,21 @@ def marks(values: list[str]) -> list[str]:
     return [hashlib.sha256(value.encode()).hexdigest()[:16] for value in values]
 
 
-def opaque(events: list[Normalized], name: str) -> list[str]:
+def opaque(events: list[n.Normalized], name: str) -> list[str]:
     """The values of the blocks that stand, by ordinal."""
     void = max((getattr(event, "void_before", 0) for event in events), default=0)
-    return [e.value for e in events if isinstance(e, Opaque) and e.name == name and e.block >= void]
+    return [e.value for e in events if isinstance(e, n.Opaque) and e.name == name and e.block >= void]
 
 
-def signatures(events: list[Normalized]) -> list[str]:
+def signatures(events: list[n.Normalized]) -> list[str]:
     """All that must go back, in order: of blocks, and inside of items."""
     found: list[str] = []
     for event in events:
-        if isinstance(event, Opaque) and event.name in ("encrypted", "thought_signature"):
+        if isinstance(event, n.Opaque) and event.name in ("encrypted", "thought_signature"):
             found.append(event.value)
-        elif isinstance(event, ItemStart) and event.item.startswith("gemini."):
+        elif isinstance(event, n.ItemStart) and event.item.startswith("gemini."):
             json = next(
-                json.fragment for json in events if isinstance(json, ToolCallDelta) and json.block == event.block
+                json.fragment for json in events if isinstance(json, n.ToolCallDelta) and json.block == event.block
             )
             found.append(msgspec.json.decode(json, type=Signed).thoughtSignature or "")
     return marks([signature for signature in [*opaque(events, "signature"), *found] if signature])
@@ -153,9 +142,9 @@ def kinds_of(row: Recording) -> list[str]:
     return kinds
 
 
-def found_in(events: list[Normalized]) -> dict[str, Any]:
+def found_in(events: list[n.Normalized]) -> dict[str, Any]:
     result = answer(events)
-    usages = [event.usage.raw for event in events if isinstance(event, UsageSeen)]
+    usages = [event.usage.raw for event in events if isinstance(event, n.UsageSeen)]
     return {
         "model": result.model or None,
         "text": result.text,
@@ -166,12 +155,12 @@ def found_in(events: list[Normalized]) -> dict[str, Any]:
         "blocks": result.kinds,
         "signatures": signatures(events),
         "redacted": marks(opaque(events, "redacted")),
-        "citations": sum(isinstance(event, Extra) and event.name in CITATIONS for event in events),
-        "images": [(marks([event.base64])[0], not event.final) for event in events if isinstance(event, Image)],
-        "finish": result.terminal.finish_raw or None if isinstance(result.terminal, Done) else None,
+        "citations": sum(isinstance(event, n.Extra) and event.name in CITATIONS for event in events),
+        "images": [(marks([event.base64])[0], not event.final) for event in events if isinstance(event, n.Image)],
+        "finish": result.terminal.finish_raw or None if isinstance(result.terminal, n.Done) else None,
         "usage": usages[-1] if usages else {},
-        "error": isinstance(result.terminal, Failed),
-        "terminated": isinstance(result.terminal, Done),
+        "error": isinstance(result.terminal, n.Failed),
+        "terminated": isinstance(result.terminal, n.Done),
     }
 
 
@@ -233,11 +222,11 @@ def test_a_stream_that_breaks_at_any_point_ends_with_cut_only(row: Recording) ->
     whole = answer(read(row.api_name, data)).terminal
     for place in range(0, len(data), 5):
         terminal = answer(read(row.api_name, data[:place])).terminal
-        if isinstance(terminal, Done):
+        if isinstance(terminal, n.Done):
             if row.api == "gemini" and data[place:].find(b"finishReason") >= 0:
                 continue  # several finish reasons: that another follows, only the rest of the body tells
             # All but the counts or [DONE] had come.
-            assert isinstance(whole, Done)
+            assert isinstance(whole, n.Done)
             assert (terminal.finish, terminal.finish_raw) == (whole.finish, whole.finish_raw)
         else:
-            assert isinstance(terminal, Cut) or (isinstance(terminal, Failed) and isinstance(whole, Failed))
+            assert isinstance(terminal, n.Cut) or (isinstance(terminal, n.Failed) and isinstance(whole, n.Failed))

@@ -19,20 +19,7 @@ from tests.unit.providers.corpus import Recording, needs_corpus, recordings
 from tests.unit.providers.reading import answer, read
 from tokenbus.core.run.blocks.block_table import BlockTable
 from tokenbus.core.run.outbox import Outbox
-from tokenbus.events.normalized import (
-    BlockStart,
-    BlockStop,
-    Done,
-    ItemStart,
-    Normalized,
-    Opaque,
-    RefusalDelta,
-    TextDelta,
-    ThinkingDelta,
-    ToolCallDelta,
-    ToolCallDone,
-    ToolCallStart,
-)
+from tokenbus.events import normalized as n
 from tokenbus.events.quirks import ApiName, Quirks
 from tokenbus.events.requests import (
     Base64Source,
@@ -229,25 +216,25 @@ def test_the_sdks_types_refuse_a_field_that_the_api_does_not_have(api: ApiName) 
         sdk_accepts(api, msgspec.json.decode(call.body))
 
 
-def said_again(events: list[Normalized]) -> Message:
+def said_again(events: list[n.Normalized]) -> Message:
     """What the next turn appends, as a run keeps it."""
     table = BlockTable(turn=0, attempt=1, limit=2**24, next_number=0)
     out = Outbox()
     for event in events:
         match event:
-            case BlockStart():
+            case n.BlockStart():
                 table.start(event.block, event.kind, out)
-            case ToolCallStart():
+            case n.ToolCallStart():
                 table.start(event.block, "tool_call", out, event.tool_id, event.name)
-            case TextDelta() | ThinkingDelta() | RefusalDelta():
+            case n.TextDelta() | n.ThinkingDelta() | n.RefusalDelta():
                 table.write(event.block, event.text, out)
-            case ToolCallDelta():
+            case n.ToolCallDelta():
                 table.write(event.block, event.fragment, out)
-            case BlockStop() | ToolCallDone():
+            case n.BlockStop() | n.ToolCallDone():
                 table.complete(event.block, out)
-            case Opaque():
+            case n.Opaque():
                 table.keep(event)
-            case ItemStart():
+            case n.ItemStart():
                 table.start(event.block, "server_tool", out, event.tool_id, event.tool_name, item=event.item)
             case _:
                 pass
@@ -266,7 +253,7 @@ OWN = {
 def own_turns() -> list[Recording]:
     """Recorded turns of those vendors, whole."""
     rows = [row for row in recordings(*OWN) if row.vendor in OWN[row.api] and row.provenance == "recorded-real"]
-    return [row for row in rows if isinstance(answer(read(row.api_name, row.data)).terminal, Done)]
+    return [row for row in rows if isinstance(answer(read(row.api_name, row.data)).terminal, n.Done)]
 
 
 @needs_corpus

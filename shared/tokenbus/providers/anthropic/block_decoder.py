@@ -7,19 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from tokenbus.errors import Malformed, TooLarge
-from tokenbus.events.normalized import (
-    BlockStart,
-    BlockStop,
-    Extra,
-    ItemStart,
-    Normalized,
-    Opaque,
-    TextDelta,
-    ThinkingDelta,
-    ToolCallDelta,
-    ToolCallDone,
-    ToolCallStart,
-)
+from tokenbus.events import normalized as n
 from tokenbus.providers.anthropic import wire
 from tokenbus.providers.anthropic.stream_blocks import (
     EmittedBlock,
@@ -52,7 +40,7 @@ class BlockDecoder(ResponseDecoder, kw_only=True):
     """Tools that the provider runs, by the id of the call; a result has only the id."""
 
     def _open(
-        self, index: int, data: bytes, out: list[Normalized], *, whole: bool = False, text: str | None = None
+        self, index: int, data: bytes, out: list[n.Normalized], *, whole: bool = False, text: str | None = None
     ) -> None:
         """Start a block. ``text`` overrides the block's text if part of it was already emitted."""
         parsed, unknown = wire.read_block(data)
@@ -75,28 +63,28 @@ class BlockDecoder(ResponseDecoder, kw_only=True):
         match parsed:
             case wire.ThinkingBlock():
                 self.blocks[index] = block = StreamedBlock("thinking", ordinal, whole)
-                out.append(BlockStart(ordinal, "thinking"))
+                out.append(n.BlockStart(ordinal, "thinking"))
                 self._begin_with(block, parsed.thinking or "" if text is None else text, out)
                 if parsed.signature:
-                    out.append(Opaque(ordinal, "signature", parsed.signature))
+                    out.append(n.Opaque(ordinal, "signature", parsed.signature))
             case wire.RedactedBlock():
                 self.blocks[index] = StreamedBlock("thinking", ordinal, whole)
-                out.append(BlockStart(ordinal, "thinking"))
-                out.append(Opaque(ordinal, "redacted", parsed.data))
+                out.append(n.BlockStart(ordinal, "thinking"))
+                out.append(n.Opaque(ordinal, "redacted", parsed.data))
             case wire.ToolUseBlock():
                 if not parsed.name:
                     raise Malformed("content_block_start", "tool_use has no name")
                 prefilled = "" if is_null(parsed.input) else text_of(parsed.input)
                 self.blocks[index] = StreamedBlock("tool", ordinal, whole, parsed.id, prefilled=prefilled)
-                out.append(ToolCallStart(ordinal, parsed.id or f"call_{ordinal}", parsed.name, derived=not parsed.id))
+                out.append(n.ToolCallStart(ordinal, parsed.id or f"call_{ordinal}", parsed.name, derived=not parsed.id))
                 if fields := further_fields(data):
-                    out.append(Opaque(ordinal, "fields", fields))
+                    out.append(n.Opaque(ordinal, "fields", fields))
             case wire.Unknown():
                 self.blocks[index] = block = StreamedBlock("item", ordinal, whole, name=parsed.type)
                 self._begin_item(block, data, out)
         self._beside_block(self.blocks[index], further, out)
 
-    def _begin_item(self, block: StreamedBlock, data: bytes, out: list[Normalized]) -> None:
+    def _begin_item(self, block: StreamedBlock, data: bytes, out: list[n.Normalized]) -> None:
         """Start an item. Its JSON is emitted at once up to its input; one without input, when it is complete."""
         fields = fields_of(data)
         item = wire.read_item(data)
@@ -105,15 +93,15 @@ class BlockDecoder(ResponseDecoder, kw_only=True):
         if item.id and item.name:
             self._hold_for(block, len(item.id) + len(item.name))
             self.tool_names[item.id] = item.name
-        out.append(ItemStart(block.ordinal, f"anthropic.{block.name}", name, tool_id))
+        out.append(n.ItemStart(block.ordinal, f"anthropic.{block.name}", name, tool_id))
         if "input" in fields or block.name.endswith("tool_use"):
             block.prefilled = text_of(fields.get("input", _NO_INPUT))
-            out.append(ToolCallDelta(block.ordinal, opening_of(fields)))
+            out.append(n.ToolCallDelta(block.ordinal, opening_of(fields)))
         else:
             block.item = data.decode()
         self._hold_for(block, len(block.item) + len(block.prefilled))
 
-    def _continues_block(self, index: int, parsed: wire.Block | wire.Unknown, out: list[Normalized]) -> bool:
+    def _continues_block(self, index: int, parsed: wire.Block | wire.Unknown, out: list[n.Normalized]) -> bool:
         """Whether this start belongs to a block from `message_start`. Earlier such blocks are complete and get
         closed.
         """
@@ -129,7 +117,7 @@ class BlockDecoder(ResponseDecoder, kw_only=True):
             case wire.ThinkingBlock() if block.kind == "thinking":
                 self._repeat_start(block, parsed.thinking or "", out)
                 if parsed.signature:
-                    out.append(Opaque(block.ordinal, "signature", parsed.signature))
+                    out.append(n.Opaque(block.ordinal, "signature", parsed.signature))
             case wire.RedactedBlock() if block.kind == "thinking":
                 pass
             case wire.ToolUseBlock() if block.kind == "tool" and block.tool_id == parsed.id:
@@ -141,20 +129,20 @@ class BlockDecoder(ResponseDecoder, kw_only=True):
                 return False
         return True
 
-    def _begin_with(self, block: StreamedBlock, text: str, out: list[Normalized]) -> None:
+    def _begin_with(self, block: StreamedBlock, text: str, out: list[n.Normalized]) -> None:
         """Emit the text in a block's start."""
         self._text(block, text, out)
         block.begun = text
         self._hold_for(block, len(text))
 
-    def _repeat_start(self, block: StreamedBlock, text: str, out: list[Normalized]) -> None:
+    def _repeat_start(self, block: StreamedBlock, text: str, out: list[n.Normalized]) -> None:
         """Handle a second start of the same block, which may have more text."""
         if new := block.emitted.rest(text):
             self._text(block, new, out)
             self._hold_for(block, len(new))
             block.begun = text
 
-    def _delta(self, parsed: wire.BlockDelta, out: list[Normalized]) -> None:
+    def _delta(self, parsed: wire.BlockDelta, out: list[n.Normalized]) -> None:
         delta = parsed.delta
         block = self.blocks.get(parsed.index)
         if block is None:
@@ -170,21 +158,21 @@ class BlockDecoder(ResponseDecoder, kw_only=True):
                 if delta.partial_json:
                     block.streamed = True
                     block.emitted.add(delta.partial_json)
-                    out.append(ToolCallDelta(block.ordinal, delta.partial_json))
+                    out.append(n.ToolCallDelta(block.ordinal, delta.partial_json))
             case wire.InputDelta() if block.kind == "item" and not block.item:
                 if delta.partial_json:
                     self._hold_for(block, len(delta.partial_json))
                     block.pieces.append(delta.partial_json)
-                    out.append(ToolCallDelta(block.ordinal, delta.partial_json))
+                    out.append(n.ToolCallDelta(block.ordinal, delta.partial_json))
             case wire.SignatureDelta() if block.kind == "thinking":
-                out.append(Opaque(block.ordinal, "signature", delta.signature))
+                out.append(n.Opaque(block.ordinal, "signature", delta.signature))
             case wire.CitationsDelta() if block.kind == "text":
                 self._cite(block, delta.citation, out)
             case _:
                 self._extra(str(delta.__struct_config__.tag), msgspec.json.encode(delta).decode(), out, block.ordinal)
         return None
 
-    def _unknown_delta(self, parsed: wire.UnknownDelta, out: list[Normalized]) -> None:
+    def _unknown_delta(self, parsed: wire.UnknownDelta, out: list[n.Normalized]) -> None:
         """Handle a delta of unknown type. One named after its block's type (compaction) carries fields of the block."""
         block = self.blocks.get(parsed.index)
         fields = fields_of(bytes(parsed.delta))
@@ -197,7 +185,7 @@ class BlockDecoder(ResponseDecoder, kw_only=True):
         else:
             self._extra(name, text_of(parsed.delta), out, block.ordinal if block else -1)
 
-    def _close_block(self, index: int, out: list[Normalized]) -> None:
+    def _close_block(self, index: int, out: list[n.Normalized]) -> None:
         block = self.blocks.pop(index, None)
         if block is None:
             return
@@ -205,32 +193,32 @@ class BlockDecoder(ResponseDecoder, kw_only=True):
         match block.kind:
             case "tool":
                 if block.prefilled and not block.streamed:
-                    out.append(ToolCallDelta(block.ordinal, block.prefilled))
-                out.append(ToolCallDone(block.ordinal))
+                    out.append(n.ToolCallDelta(block.ordinal, block.prefilled))
+                out.append(n.ToolCallDone(block.ordinal))
                 self.calls += 1
             case "item":
                 rest = block.rest_of_item()
                 if rest is not None:
-                    out += [ToolCallDelta(block.ordinal, rest), BlockStop(block.ordinal)]
+                    out += [n.ToolCallDelta(block.ordinal, rest), n.BlockStop(block.ordinal)]
             case "text" | "thinking":
                 if block.pieces:
-                    out.append(Opaque(block.ordinal, "citations", f"[{','.join(block.pieces)}]"))
+                    out.append(n.Opaque(block.ordinal, "citations", f"[{','.join(block.pieces)}]"))
                 if block.ordinal >= 0:
-                    out.append(BlockStop(block.ordinal))
+                    out.append(n.BlockStop(block.ordinal))
                 else:
                     self._note(block.fields)
         self._hold(96 - block.held)
         self.emitted.append(EmittedBlock(block.kind, block.tool_id, block.emitted))
         self.last_index, self.last_ordinal = index, block.ordinal
 
-    def _text(self, block: StreamedBlock, text: str, out: list[Normalized]) -> None:
+    def _text(self, block: StreamedBlock, text: str, out: list[n.Normalized]) -> None:
         if text:
             self._open_text(block, out)
             block.emitted.add(text)
-            delta = TextDelta if block.kind == "text" else ThinkingDelta
+            delta = n.TextDelta if block.kind == "text" else n.ThinkingDelta
             out.append(delta(block.ordinal, text))
 
-    def _beside_block(self, block: StreamedBlock, fields: Mapping[str, str], out: list[Normalized]) -> None:
+    def _beside_block(self, block: StreamedBlock, fields: Mapping[str, str], out: list[n.Normalized]) -> None:
         """Emit data of a block. What comes before a text waits for it."""
         if block.ordinal >= 0:
             self._beside(fields, block.ordinal, out)
@@ -238,7 +226,7 @@ class BlockDecoder(ResponseDecoder, kw_only=True):
             self._hold_for(block, sum(map(len, (*fields, *fields.values()))))
             block.fields |= fields
 
-    def _cite(self, block: StreamedBlock, citation: msgspec.Raw, out: list[Normalized]) -> None:
+    def _cite(self, block: StreamedBlock, citation: msgspec.Raw, out: list[n.Normalized]) -> None:
         """Emit a citation at once, and keep it to send back with its block."""
         json = text_of(citation)
         self._hold_for(block, len(json))
@@ -246,11 +234,11 @@ class BlockDecoder(ResponseDecoder, kw_only=True):
         self._open_text(block, out)
         self._extra("citation", json, out, block.ordinal)
 
-    def _open_text(self, block: StreamedBlock, out: list[Normalized]) -> None:
+    def _open_text(self, block: StreamedBlock, out: list[n.Normalized]) -> None:
         """Emit the start of a text block with its first content."""
         if block.ordinal < 0:
             block.ordinal = self._take_ordinal()
-            out.append(BlockStart(block.ordinal, "text"))
+            out.append(n.BlockStart(block.ordinal, "text"))
             self._beside(block.fields, block.ordinal, out)
             block.fields = {}
 
@@ -263,8 +251,8 @@ class BlockDecoder(ResponseDecoder, kw_only=True):
         self.next_ordinal += 1
         return self.next_ordinal - 1
 
-    def _extra(self, name: str, json: str, out: list[Normalized], ordinal: int = -1) -> None:
-        out.append(Extra(f"anthropic.{name}", json, ordinal if ordinal >= 0 else None))
+    def _extra(self, name: str, json: str, out: list[n.Normalized], ordinal: int = -1) -> None:
+        out.append(n.Extra(f"anthropic.{name}", json, ordinal if ordinal >= 0 else None))
 
 
 def _tool_of(item: str) -> str:

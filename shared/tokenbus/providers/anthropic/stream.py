@@ -20,16 +20,7 @@ from collections.abc import Sequence
 import msgspec
 
 from tokenbus.errors import Malformed
-from tokenbus.events.normalized import (
-    Done,
-    Failed,
-    FinishReason,
-    Normalized,
-    Start,
-    Terminal,
-    ToolCallDelta,
-    UsageSeen,
-)
+from tokenbus.events import normalized as n
 from tokenbus.events.usage import Usage
 from tokenbus.providers.anthropic import wire
 from tokenbus.providers.anthropic.block_decoder import BlockDecoder
@@ -42,7 +33,7 @@ from tokenbus.providers.response.sse import SseEvent
 from tokenbus.providers.response.unknown_fields import UnknownField, named
 from tokenbus.providers.response.usage import count, latest
 
-FINISH: dict[str, FinishReason] = {
+FINISH: dict[str, n.FinishReason] = {
     "end_turn": "stop",
     "stop_sequence": "stop",
     "max_tokens": "length",
@@ -63,7 +54,7 @@ class AnthropicDecoder(BlockDecoder, kw_only=True):
     stop_sequence: str = ""
     usage: dict[str, object] | None = None
 
-    def _read(self, event: SseEvent, out: list[Normalized]) -> Terminal | None:
+    def _read(self, event: SseEvent, out: list[n.Normalized]) -> n.Terminal | None:
         if event.data.startswith(b"[DONE]"):
             return None
         parsed, unknown = wire.read_event(event.data)
@@ -75,7 +66,7 @@ class AnthropicDecoder(BlockDecoder, kw_only=True):
             case wire.Ping():
                 pass
             case wire.Error() | wire.BareError():
-                return Failed(provider_failure(parsed.error))
+                return n.Failed(provider_failure(parsed.error))
             case wire.MessageStart():
                 self._begin(parsed.message, out)
             case wire.WholeMessage():
@@ -97,11 +88,11 @@ class AnthropicDecoder(BlockDecoder, kw_only=True):
                 self._extra(parsed.type, event.data.decode(), out)
         return None
 
-    def _closed(self, out: list[Normalized]) -> Terminal:
+    def _closed(self, out: list[n.Normalized]) -> n.Terminal:
         began = self.message_id is not None
         return cut_before("message_stop", began=began, content="message")
 
-    def _further(self, parsed: msgspec.Struct, unknown: list[UnknownField], out: list[Normalized]) -> None:
+    def _further(self, parsed: msgspec.Struct, unknown: list[UnknownField], out: list[n.Normalized]) -> None:
         """Keep fields without a meaning here: of a delta with its block, of other events with the message."""
         block = self.blocks.get(parsed.index) if isinstance(parsed, wire.BlockDelta) else None
         if block:
@@ -111,7 +102,7 @@ class AnthropicDecoder(BlockDecoder, kw_only=True):
 
     # --- the message ----------------------------------------------------------------------------------------
 
-    def _begin(self, message: wire.Message, out: list[Normalized]) -> None:
+    def _begin(self, message: wire.Message, out: list[n.Normalized]) -> None:
         if self.message_id is not None:
             if message.id and message.id == self.message_id:
                 return
@@ -123,13 +114,13 @@ class AnthropicDecoder(BlockDecoder, kw_only=True):
             self.stop_reason = self.stop_sequence = ""
         self.message_id = message.id or ""
         self.started = True
-        out.append(Start(message.model or "", self.message_id, self.next_ordinal))
+        out.append(n.Start(message.model or "", self.message_id, self.next_ordinal))
         self._stopped(message)
         self._count(message.usage, out)
         for index, block in enumerate(message.content or ()):
             self._open(index, bytes(block), out, whole=True)
 
-    def _whole(self, message: wire.WholeMessage, out: list[Normalized]) -> Terminal:
+    def _whole(self, message: wire.WholeMessage, out: list[n.Normalized]) -> n.Terminal:
         """Handle a non-streamed response. At the end of a stream, emit only what was not streamed."""
         check_pieces(len(message.content or ()))  # before each is read
         content, message.content = (
@@ -152,7 +143,7 @@ class AnthropicDecoder(BlockDecoder, kw_only=True):
         return self._finish(out)
 
     def _end_as(
-        self, index: int, content: Sequence[tuple[bytes, wire.Block | wire.Unknown]], out: list[Normalized]
+        self, index: int, content: Sequence[tuple[bytes, wire.Block | wire.Unknown]], out: list[n.Normalized]
     ) -> None:
         """Close a block that is open when the whole message arrives. A call takes its input from the message, matched
         by id and by what was streamed of it; vendors send several calls without an id.
@@ -169,11 +160,11 @@ class AnthropicDecoder(BlockDecoder, kw_only=True):
             if not calls:
                 return
             if block.streamed and (rest := block.emitted.rest(text_of(calls[0].input))):
-                out.append(ToolCallDelta(block.ordinal, rest))
+                out.append(n.ToolCallDelta(block.ordinal, rest))
             block.prefilled = block.prefilled if is_null(calls[0].input) else text_of(calls[0].input)
         self._close_block(index, out)
 
-    def _message_delta(self, parsed: wire.MessageDelta, out: list[Normalized]) -> None:
+    def _message_delta(self, parsed: wire.MessageDelta, out: list[n.Normalized]) -> None:
         self._stopped(parsed.delta)
         if not is_null(parsed.context_management):
             self._note({"anthropic.context_management": text_of(parsed.context_management)})
@@ -188,19 +179,19 @@ class AnthropicDecoder(BlockDecoder, kw_only=True):
         if isinstance(parsed, wire.Message) and not is_null(parsed.context_management):
             self._note({"anthropic.context_management": text_of(parsed.context_management)})
 
-    def _count(self, usage: dict[str, object] | None, out: list[Normalized]) -> None:
+    def _count(self, usage: dict[str, object] | None, out: list[n.Normalized]) -> None:
         if usage and (raw := latest(self.usage, usage)) != self.usage:
             self.usage = raw
-            out.append(UsageSeen(usage_of(raw)))
+            out.append(n.UsageSeen(usage_of(raw)))
 
-    def _finish(self, out: list[Normalized]) -> Done:
+    def _finish(self, out: list[n.Normalized]) -> n.Done:
         for index, block in list(self.blocks.items()):
             # A call or item without a stop event is incomplete; text and thinking are kept as they are.
             if block.whole or block.kind in ("text", "thinking"):
                 self._close_block(index, out)
         finish = finish_of(FINISH.get(self.stop_reason, "unknown"), self.calls)
         usage = usage_of(self.usage) if self.usage else None
-        return Done(finish, self.stop_reason, usage, self.stop_sequence)
+        return n.Done(finish, self.stop_reason, usage, self.stop_sequence)
 
 
 def usage_of(raw: dict[str, object]) -> Usage:

@@ -24,28 +24,7 @@ from zlib import crc32
 import msgspec
 
 from tokenbus.errors import Malformed
-from tokenbus.events.normalized import (
-    Audio,
-    BlockStart,
-    BlockStop,
-    Done,
-    Extra,
-    Failed,
-    FinishReason,
-    Image,
-    ItemStart,
-    Normalized,
-    Opaque,
-    OpenKind,
-    Start,
-    Terminal,
-    TextDelta,
-    ThinkingDelta,
-    ToolCallDelta,
-    ToolCallDone,
-    ToolCallStart,
-    UsageSeen,
-)
+from tokenbus.events import normalized as n
 from tokenbus.events.usage import Usage
 from tokenbus.providers.gemini import wire
 from tokenbus.providers.gemini.partial_args import ArgsWriter
@@ -59,7 +38,7 @@ from tokenbus.providers.response.sse import SseEvent
 from tokenbus.providers.response.unknown_fields import UnknownField, has_value, named, read_known
 from tokenbus.providers.response.usage import count, latest
 
-FINISH: dict[str, FinishReason] = {
+FINISH: dict[str, n.FinishReason] = {
     "STOP": "stop",
     "MAX_TOKENS": "length",
     "SAFETY": "content_filter",
@@ -101,7 +80,7 @@ class GeminiDecoder(ResponseDecoder, kw_only=True):
     """Decodes one response of generateContent or streamGenerateContent; see `tokenbus.providers.api.Decoder`."""
 
     next_ordinal: int = 0
-    open_kind: OpenKind | None = None
+    open_kind: n.OpenKind | None = None
     open_ordinal: int = -1
     """Ordinal of the open text or thinking block."""
     open_signed: bool = False
@@ -122,18 +101,18 @@ class GeminiDecoder(ResponseDecoder, kw_only=True):
     usage_reported: bytes = b""
     """The latest raw usage: most chunks repeat it."""
 
-    def _read(self, event: SseEvent, out: list[Normalized]) -> Terminal | None:
+    def _read(self, event: SseEvent, out: list[n.Normalized]) -> n.Terminal | None:
         data = event.data
         if data.startswith(b"[DONE]"):
             return None
         chunk, unknown = read_known(wire.chunk, wire.Chunk, data, "chunk")
         if chunk.error:
-            return Failed(provider_failure(read(wire.anything, data, "chunk")))
+            return n.Failed(provider_failure(read(wire.anything, data, "chunk")))
         counted = bytes(chunk.usage_metadata) not in _NOTHING_COUNTED
         known = chunk.candidates is not msgspec.UNSET or counted or chunk.prompt_feedback
         if not self.started and (known or chunk.model_version):
             self.started = True
-            out.append(Start(chunk.model_version or "", chunk.response_id or ""))
+            out.append(n.Start(chunk.model_version or "", chunk.response_id or ""))
         for place, candidate in enumerate(chunk.candidates or ()):
             if candidate.index:
                 self._extra("candidate", text_of(wire.candidate_in(data, place)), out)
@@ -155,17 +134,17 @@ class GeminiDecoder(ResponseDecoder, kw_only=True):
             self._extra("chunk", data.decode(), out)
         return None
 
-    def _closed(self, out: list[Normalized]) -> Terminal:
+    def _closed(self, out: list[n.Normalized]) -> n.Terminal:
         if not (self.finish or self.block_reason):  # open blocks stay open: they are incomplete
             return cut_before("finishReason", began=self.started, content="answer")
         self._close_open_block(out)
         usage = usage_of(self.usage) if self.usage else None
         if self.finish:
-            return Done(finish_of(FINISH.get(self.finish, "unknown"), self.calls), self.finish, usage)
-        return Done("content_filter", self.block_reason, usage)
+            return n.Done(finish_of(FINISH.get(self.finish, "unknown"), self.calls), self.finish, usage)
+        return n.Done("content_filter", self.block_reason, usage)
 
     def _candidate(
-        self, candidate: wire.Candidate, data: bytes, place: int, unknown: list[UnknownField], out: list[Normalized]
+        self, candidate: wire.Candidate, data: bytes, place: int, unknown: list[UnknownField], out: list[n.Normalized]
     ) -> None:
         for i, part in enumerate((candidate.content and candidate.content.parts) or ()):
             if not self._part(part, out):
@@ -197,7 +176,7 @@ class GeminiDecoder(ResponseDecoder, kw_only=True):
             if value is not wire.NOTHING and has_value(value):
                 self._note({f"gemini.{name}": text_of(value)})
 
-    def _metadata(self, candidate: wire.Candidate, out: list[Normalized]) -> None:
+    def _metadata(self, candidate: wire.Candidate, out: list[n.Normalized]) -> None:
         block = self.open_ordinal if self.open_kind else None
         for name, value in (
             ("groundingMetadata", candidate.grounding_metadata),
@@ -207,15 +186,15 @@ class GeminiDecoder(ResponseDecoder, kw_only=True):
             if not is_null(value):
                 self._extra(name, text_of(value), out, block)
 
-    def _count(self, parsed: bytes, out: list[Normalized]) -> None:
+    def _count(self, parsed: bytes, out: list[n.Normalized]) -> None:
         if (raw := latest(self.usage, read(wire.usage, parsed, "usageMetadata"))) != self.usage:
             self.usage = raw
-            out.append(UsageSeen(usage_of(raw)))
+            out.append(n.UsageSeen(usage_of(raw)))
         self.usage_reported = parsed
 
     # --- parts ------------------------------------------------------------------------------------------------
 
-    def _part(self, part: wire.Part, out: list[Normalized]) -> bool:
+    def _part(self, part: wire.Part, out: list[n.Normalized]) -> bool:
         """Emit a part that is a block or a piece of one. Return False if it is neither."""
         signature = part.thought_signature
         if part.function_call is not None:
@@ -230,20 +209,20 @@ class GeminiDecoder(ResponseDecoder, kw_only=True):
             if self.open_kind != kind or (signature and self.open_signed):
                 self._close_open_block(out)
                 self.open_kind, self.open_ordinal = kind, self._take_ordinal()
-                out.append(BlockStart(self.open_ordinal, kind))
-            delta = TextDelta if kind == "text" else ThinkingDelta
+                out.append(n.BlockStart(self.open_ordinal, kind))
+            delta = n.TextDelta if kind == "text" else n.ThinkingDelta
             out.append(delta(self.open_ordinal, part.text))
         return not signature or self._sign(signature, kind, out)
 
-    def _sign(self, signature: str, kind: OpenKind | None, out: list[Normalized]) -> bool:
+    def _sign(self, signature: str, kind: n.OpenKind | None, out: list[n.Normalized]) -> bool:
         """Attach a signature to the open block. Return False if it does not belong there."""
         if not self.open_kind or self.open_kind != kind or self.open_signed:
             return False
         self.open_signed = True
-        out.append(Opaque(self.open_ordinal, "thought_signature", signature))
+        out.append(n.Opaque(self.open_ordinal, "thought_signature", signature))
         return True
 
-    def _image(self, blob: wire.Blob, part: wire.Part, out: list[Normalized]) -> bool:
+    def _image(self, blob: wire.Blob, part: wire.Part, out: list[n.Normalized]) -> bool:
         if blob.mime_type.startswith("audio/") and not part.thought_signature:
             return self._sound(blob, out)
         mark = crc32(f"{bool(part.thought)} {blob.mime_type} {blob.data}".encode())
@@ -255,24 +234,24 @@ class GeminiDecoder(ResponseDecoder, kw_only=True):
             return False
         self._close_open_block(out)
         ordinal = self._take_ordinal()
-        out.append(BlockStart(ordinal, "image"))
-        out.append(Image(ordinal, blob.mime_type, blob.data, final=True, draft=bool(part.thought)))
+        out.append(n.BlockStart(ordinal, "image"))
+        out.append(n.Image(ordinal, blob.mime_type, blob.data, final=True, draft=bool(part.thought)))
         if part.thought_signature:
-            out.append(Opaque(ordinal, "thought_signature", part.thought_signature))
-        out.append(BlockStop(ordinal))
+            out.append(n.Opaque(ordinal, "thought_signature", part.thought_signature))
+        out.append(n.BlockStop(ordinal))
         return True
 
-    def _sound(self, blob: wire.Blob, out: list[Normalized]) -> bool:
+    def _sound(self, blob: wire.Blob, out: list[n.Normalized]) -> bool:
         """Collect a piece of the spoken answer. Equal pieces are no repetition: silence has many."""
         if self.open_kind != "audio" or self.sound_type != blob.mime_type:
             self._close_open_block(out)
             self.open_kind, self.open_ordinal, self.sound_type = "audio", self._take_ordinal(), blob.mime_type
-            out.append(BlockStart(self.open_ordinal, "audio"))
+            out.append(n.BlockStart(self.open_ordinal, "audio"))
         self._hold(len(blob.data) + 64)
         self.sound.append(blob.data)
         return True
 
-    def _other_part(self, raw: msgspec.Raw, signature: str | None, out: list[Normalized]) -> None:
+    def _other_part(self, raw: msgspec.Raw, signature: str | None, out: list[n.Normalized]) -> None:
         """Keep a part verbatim to send back in place. A lone signature goes to the open block if that has none."""
         fields = read(wire.fields, bytes(raw), "part")
         names = [name for name in fields if name not in _OF_A_THOUGHT]
@@ -285,14 +264,14 @@ class GeminiDecoder(ResponseDecoder, kw_only=True):
         tool = read(wire.tool, bytes(fields[name]), name) if name in _TOOLS else None
         tool_name = (tool and tool.tool_type and tool.tool_type.lower()) or _TOOLS.get(name, "")
         out += [
-            ItemStart(ordinal, f"gemini.{name}", tool_name, (tool and tool.id) or ""),
-            ToolCallDelta(ordinal, text_of(raw)),
-            BlockStop(ordinal),
+            n.ItemStart(ordinal, f"gemini.{name}", tool_name, (tool and tool.id) or ""),
+            n.ToolCallDelta(ordinal, text_of(raw)),
+            n.BlockStop(ordinal),
         ]
 
     # --- tool calls -------------------------------------------------------------------------------------------
 
-    def _call(self, parsed: wire.FunctionCall, signature: str | None, out: list[Normalized]) -> None:
+    def _call(self, parsed: wire.FunctionCall, signature: str | None, out: list[n.Normalized]) -> None:
         streamed = parsed.will_continue or parsed.partial_args is not None
         call = self.call
         if parsed.name and not (call and streamed and parsed.name == call.name):
@@ -303,15 +282,15 @@ class GeminiDecoder(ResponseDecoder, kw_only=True):
             # If the previous call has not ended, it was never completed.
             call = StreamedCall(self._take_ordinal(), parsed.name, parsed.id or "")
             tool_id = parsed.id or f"call_{call.ordinal}"
-            out.append(ToolCallStart(call.ordinal, tool_id, parsed.name, derived=not parsed.id))
+            out.append(n.ToolCallStart(call.ordinal, tool_id, parsed.name, derived=not parsed.id))
             if parsed.id:
-                out.append(Opaque(call.ordinal, "item_id", parsed.id))
+                out.append(n.Opaque(call.ordinal, "item_id", parsed.id))
         if call is None:
             if streamed or signature or not is_null(parsed.args):
                 raise Malformed("functionCall", "the call has no name")
             return
         if signature:
-            out.append(Opaque(call.ordinal, "thought_signature", signature))
+            out.append(n.Opaque(call.ordinal, "thought_signature", signature))
         pieces = [self._piece(call.writer, piece) for piece in parsed.partial_args or ()]
         self.call = call if parsed.will_continue else None
         if self.call is None:
@@ -319,9 +298,9 @@ class GeminiDecoder(ResponseDecoder, kw_only=True):
             pieces.append(compact(parsed.args) if whole else call.writer.end())
         if text := "".join(pieces):
             call.emitted.add(text)
-            out.append(ToolCallDelta(call.ordinal, text))
+            out.append(n.ToolCallDelta(call.ordinal, text))
         if self.call is None:
-            out.append(ToolCallDone(call.ordinal))
+            out.append(n.ToolCallDone(call.ordinal))
             self.calls += 1
             if call.id:
                 self._hold(len(call.id) + 128)
@@ -333,17 +312,17 @@ class GeminiDecoder(ResponseDecoder, kw_only=True):
 
     # ----------------------------------------------------------------------------------------------------------
 
-    def _close_open_block(self, out: list[Normalized]) -> None:
+    def _close_open_block(self, out: list[n.Normalized]) -> None:
         if self.open_kind == "audio":
-            out.append(Audio(self.open_ordinal, self.sound_type, sound.joined(self.sound)))
+            out.append(n.Audio(self.open_ordinal, self.sound_type, sound.joined(self.sound)))
             self._hold(-sum(len(piece) + 64 for piece in self.sound))
             self.sound = []
         if self.open_kind is not None:
-            out.append(BlockStop(self.open_ordinal))
+            out.append(n.BlockStop(self.open_ordinal))
             self.open_kind, self.open_ordinal, self.open_signed = None, -1, False
 
-    def _extra(self, name: str, json: str, out: list[Normalized], block: int | None = None) -> None:
-        out.append(Extra(f"gemini.{name}", json, block))
+    def _extra(self, name: str, json: str, out: list[n.Normalized], block: int | None = None) -> None:
+        out.append(n.Extra(f"gemini.{name}", json, block))
 
     def _take_ordinal(self) -> int:
         self.next_ordinal += 1

@@ -24,29 +24,8 @@ import msgspec
 from msgspec import Raw
 
 from tokenbus.errors import Malformed, TooLarge
+from tokenbus.events import normalized as n
 from tokenbus.events.error_info import ErrorInfo
-from tokenbus.events.normalized import (
-    Audio,
-    BlockStart,
-    BlockStop,
-    Cut,
-    Done,
-    Extra,
-    Failed,
-    FinishReason,
-    Image,
-    ItemStart,
-    Normalized,
-    Opaque,
-    Start,
-    Terminal,
-    TextDelta,
-    ThinkingDelta,
-    ToolCallDelta,
-    ToolCallDone,
-    ToolCallStart,
-    UsageSeen,
-)
 from tokenbus.events.usage import Usage
 from tokenbus.providers.gemini_interactions import wire
 from tokenbus.providers.response import sound
@@ -62,7 +41,7 @@ from tokenbus.providers.response.usage import count, latest
 API = "gemini-interactions"
 CONTINUATION = f"{API}.continuation_token"
 """Name of the item with the token of an interaction that has to be continued."""
-FINISH: dict[str, FinishReason] = {
+FINISH: dict[str, n.FinishReason] = {
     "completed": "stop",
     "requires_action": "tool_use",
     "incomplete": "length",
@@ -118,7 +97,7 @@ class InteractionsDecoder(ResponseDecoder, kw_only=True):
     """JSON of the error of a step."""
     usage: dict[str, object] | None = None
 
-    def _read(self, event: SseEvent, out: list[Normalized]) -> Terminal | None:
+    def _read(self, event: SseEvent, out: list[n.Normalized]) -> n.Terminal | None:
         data = event.data
         if data.startswith(b"[DONE]"):
             return None
@@ -157,31 +136,31 @@ class InteractionsDecoder(ResponseDecoder, kw_only=True):
                 return self._end_as(parsed.interaction, out)
         return None
 
-    def _closed(self, out: list[Normalized]) -> Terminal:
+    def _closed(self, out: list[n.Normalized]) -> n.Terminal:
         if self.state in _ENDED:
             return self._end_as(wire.Interaction(status=self.state), out)
         return cut_before("interaction.completed", began=self.started, content="interaction")
 
     # --- the interaction --------------------------------------------------------------------------------------
 
-    def _begin(self, interaction: wire.Interaction | None, out: list[Normalized]) -> None:
+    def _begin(self, interaction: wire.Interaction | None, out: list[n.Normalized]) -> None:
         if not self.started:
             self.started = True
             about = interaction or wire.Interaction()
-            out.append(Start(about.model or about.agent or "", about.id or ""))
+            out.append(n.Start(about.model or about.agent or "", about.id or ""))
 
-    def _whole(self, interaction: wire.Interaction, data: bytes, out: list[Normalized]) -> Terminal:
+    def _whole(self, interaction: wire.Interaction, data: bytes, out: list[n.Normalized]) -> n.Terminal:
         """Handle an answer that was not streamed, or an error as gateways in front of the API send it."""
         if interaction.status is None:
             if has_value(interaction.error):
-                return Failed(provider_failure(read(wire.anything, data, "event")))
+                return n.Failed(provider_failure(read(wire.anything, data, "event")))
             raise Malformed("event", "neither an event nor an interaction")
         self._begin(interaction, out)
         self._about(interaction, out)
         self._emit_missing(interaction.steps or [], out)
         return self._end_as(interaction, out)
 
-    def _about(self, interaction: wire.Interaction, out: list[Normalized]) -> None:
+    def _about(self, interaction: wire.Interaction, out: list[n.Normalized]) -> None:
         if has_value(interaction.service_tier):
             self._note({f"{API}.service_tier": text_of(interaction.service_tier)})
         self._token(interaction.continuation_token)
@@ -191,18 +170,18 @@ class InteractionsDecoder(ResponseDecoder, kw_only=True):
         if has_value(token):
             self._note({CONTINUATION: text_of(token)})
 
-    def _count(self, usage: wire.Usage, out: list[Normalized]) -> None:
+    def _count(self, usage: wire.Usage, out: list[n.Normalized]) -> None:
         if usage and (raw := latest(self.usage, usage)) != self.usage:
             self.usage = raw
-            out.append(UsageSeen(usage_of(raw)))
+            out.append(n.UsageSeen(usage_of(raw)))
 
-    def _failed(self, error: ErrorInfo) -> Terminal:
+    def _failed(self, error: ErrorInfo) -> n.Terminal:
         """A filter that stops the model is an error of this API, and an end like any other in all APIs."""
         if self.started and error.kind == "content_filter":
-            return Done("content_filter", error.code, usage_of(self.usage) if self.usage else None)
-        return Failed(error)
+            return n.Done("content_filter", error.code, usage_of(self.usage) if self.usage else None)
+        return n.Failed(error)
 
-    def _end_as(self, interaction: wire.Interaction, out: list[Normalized]) -> Terminal:
+    def _end_as(self, interaction: wire.Interaction, out: list[n.Normalized]) -> n.Terminal:
         """End with the interaction's status. A call or item without a stop stays open: it is incomplete."""
         status = interaction.status or self.state
         failed = next((e for e in (interaction.errors, interaction.error) if has_value(e)), None)
@@ -211,9 +190,9 @@ class InteractionsDecoder(ResponseDecoder, kw_only=True):
             known = read(wire.anything, error.encode(), "errors") if error else {"code": "interaction_failed"}
             return self._failed(provider_failure(known))
         if status == "cancelled":
-            return Failed(ErrorInfo(code="cancelled", kind="unknown", message="the interaction was cancelled"))
+            return n.Failed(ErrorInfo(code="cancelled", kind="unknown", message="the interaction was cancelled"))
         if status in ("queued", "in_progress", ""):
-            return Cut(f"the interaction is not complete (status: {status or 'missing'})")
+            return n.Cut(f"the interaction is not complete (status: {status or 'missing'})")
         if failed:
             self._note({f"{API}.errors": text_of(failed)})
         for index in [at for at, step in self.open.items() if step.kind in ("output", "thought")]:
@@ -222,11 +201,11 @@ class InteractionsDecoder(ResponseDecoder, kw_only=True):
         finish = finish_of(FINISH.get(status, "unknown"), self.calls)
         if status == "requires_action" and not self.calls:
             finish = "requires_action"
-        return Done(finish, status, usage)
+        return n.Done(finish, status, usage)
 
     # --- its steps --------------------------------------------------------------------------------------------
 
-    def _step_event(self, event: wire.StepStart | wire.StepDelta | wire.StepStop, out: list[Normalized]) -> None:
+    def _step_event(self, event: wire.StepStart | wire.StepDelta | wire.StepStop, out: list[n.Normalized]) -> None:
         match event:
             case wire.StepStart():
                 if event.index in self.open:
@@ -244,7 +223,7 @@ class InteractionsDecoder(ResponseDecoder, kw_only=True):
                     self._extra("step_usage", text_of(event.step_usage), out, self._block_of(event.index))
                 self._stop(event.index, out)
 
-    def _start(self, index: int, data: bytes, out: list[Normalized]) -> None:
+    def _start(self, index: int, data: bytes, out: list[n.Normalized]) -> None:
         if len(self.open) >= MAX_OPEN_BLOCKS:
             raise TooLarge("open steps", len(self.open) + 1, MAX_OPEN_BLOCKS, unit="steps")
         parsed, unknown = wire.read_step(data)
@@ -258,7 +237,7 @@ class InteractionsDecoder(ResponseDecoder, kw_only=True):
                     self._extra("error", self.failure, out)
             case wire.Thought():
                 step = self.open[index] = StreamedStep("thought", "thought", self._take_ordinal())
-                out.append(BlockStart(step.ordinal, "thinking"))
+                out.append(n.BlockStart(step.ordinal, "thinking"))
                 for entry in parsed.summary or ():
                     self._content(step, bytes(entry), out)
                 self._sign(step, parsed.signature, out)
@@ -267,7 +246,7 @@ class InteractionsDecoder(ResponseDecoder, kw_only=True):
                     raise Malformed("step.start", "function_call has no name")
                 step = self.open[index] = StreamedStep("call", "function_call", self._take_ordinal())
                 tool_id = parsed.id or f"call_{step.ordinal}"
-                out.append(ToolCallStart(step.ordinal, tool_id, parsed.name, derived=not parsed.id))
+                out.append(n.ToolCallStart(step.ordinal, tool_id, parsed.name, derived=not parsed.id))
                 self._sign(step, parsed.signature, out)
                 step.prefilled = compact(parsed.arguments)
                 self._hold_for(step, len(step.prefilled))
@@ -276,24 +255,24 @@ class InteractionsDecoder(ResponseDecoder, kw_only=True):
                 if parsed.type == "user_input":
                     return
                 step.ordinal = self._take_ordinal()
-                out.append(ItemStart(step.ordinal, f"{API}.{parsed.type}", *self._tool_of(parsed)))
+                out.append(n.ItemStart(step.ordinal, f"{API}.{parsed.type}", *self._tool_of(parsed)))
                 self._merge(step, data)
         self._beside(named(API, unknown, "step"), step.ordinal if step.ordinal >= 0 else None, out)
 
-    def _delta(self, step: StreamedStep, data: bytes, out: list[Normalized]) -> None:
+    def _delta(self, step: StreamedStep, data: bytes, out: list[n.Normalized]) -> None:
         if step.kind == "item":
             self._merge(step, data)
             return
         self._content(step, data, out)
 
-    def _content(self, step: StreamedStep, data: bytes, out: list[Normalized]) -> None:
+    def _content(self, step: StreamedStep, data: bytes, out: list[n.Normalized]) -> None:
         """Handle a delta, or an entry of a step's content or summary."""
         parsed, unknown = wire.read_piece(data)
         match parsed:
             case wire.Arguments() if step.kind == "call":
                 if parsed.arguments:
                     step.emitted.add(parsed.arguments)
-                    out.append(ToolCallDelta(step.ordinal, parsed.arguments))
+                    out.append(n.ToolCallDelta(step.ordinal, parsed.arguments))
             case wire.ThoughtSignature():
                 self._sign(step, parsed.signature, out)
             case wire.ThoughtSummary() if step.kind == "thought":
@@ -302,7 +281,7 @@ class InteractionsDecoder(ResponseDecoder, kw_only=True):
             case wire.Text() if step.kind == "thought":
                 if parsed.text:
                     step.emitted.add(parsed.text)
-                    out.append(ThinkingDelta(step.ordinal, parsed.text))
+                    out.append(n.ThinkingDelta(step.ordinal, parsed.text))
             case wire.Text() if step.kind == "output":
                 if parsed.text:
                     self._text(step, parsed.text, out)
@@ -323,7 +302,7 @@ class InteractionsDecoder(ResponseDecoder, kw_only=True):
                 return
         self._beside(named(API, unknown, "delta"), step.ordinal if step.ordinal >= 0 else None, out)
 
-    def _stop(self, index: int, out: list[Normalized]) -> None:
+    def _stop(self, index: int, out: list[n.Normalized]) -> None:
         step = self.open.pop(index, None)
         if step is None:
             return
@@ -331,12 +310,12 @@ class InteractionsDecoder(ResponseDecoder, kw_only=True):
             case "output":
                 self._close_block(step, out)
             case "thought":
-                out.append(BlockStop(step.ordinal))
+                out.append(n.BlockStop(step.ordinal))
             case "call":
                 if not step.emitted and step.prefilled:
-                    out.append(ToolCallDelta(step.ordinal, step.prefilled))
+                    out.append(n.ToolCallDelta(step.ordinal, step.prefilled))
                     step.emitted.add(step.prefilled)
-                out.append(ToolCallDone(step.ordinal))
+                out.append(n.ToolCallDone(step.ordinal))
                 self.calls += 1
             case "item":
                 if step.ordinal >= 0:
@@ -344,7 +323,7 @@ class InteractionsDecoder(ResponseDecoder, kw_only=True):
         self._hold(96 - step.held)
         self.steps.append(StreamedStep(step.kind, step.type, step.ordinal, emitted=step.emitted, media=step.media))
 
-    def _emit_missing(self, whole: Sequence[Raw], out: list[Normalized]) -> None:
+    def _emit_missing(self, whole: Sequence[Raw], out: list[n.Normalized]) -> None:
         """Emit the steps of a whole interaction that the stream lacked, and the rest of those that it had in part."""
         known: dict[str, list[tuple[int | None, StreamedStep]]] = {}
         for at, step in [*((None, ended) for ended in self.steps), *self.open.items()] if whole else ():
@@ -362,13 +341,13 @@ class InteractionsDecoder(ResponseDecoder, kw_only=True):
                 field = "content" if step.kind == "output" else "summary"
                 self._emit_step(msgspec.json.encode({"type": kind, field: left}), out)
 
-    def _emit_step(self, data: bytes, out: list[Normalized]) -> None:
+    def _emit_step(self, data: bytes, out: list[n.Normalized]) -> None:
         index = max(self.open, default=-1) + 1  # a step that was cut off may be open
         self._start(index, data, out)
         self._stop(index, out)
 
     def _complete(
-        self, at: int, step: StreamedStep, whole: wire.Step | wire.Other, data: bytes, out: list[Normalized]
+        self, at: int, step: StreamedStep, whole: wire.Step | wire.Other, data: bytes, out: list[n.Normalized]
     ) -> None:
         """Complete an open step by its whole form. One that this contradicts stays open: it is incomplete."""
         match whole:
@@ -378,7 +357,7 @@ class InteractionsDecoder(ResponseDecoder, kw_only=True):
                     return
                 if rest:
                     step.emitted.add(rest)
-                    out.append(ToolCallDelta(step.ordinal, rest))
+                    out.append(n.ToolCallDelta(step.ordinal, rest))
             case wire.Other():
                 step.fields = {}
                 self._merge(step, data)
@@ -417,19 +396,19 @@ class InteractionsDecoder(ResponseDecoder, kw_only=True):
 
     # --- what steps hold --------------------------------------------------------------------------------------
 
-    def _text(self, step: StreamedStep, text: str, out: list[Normalized]) -> None:
+    def _text(self, step: StreamedStep, text: str, out: list[n.Normalized]) -> None:
         self._open_text(step, out)
         step.emitted.add(text)
-        out.append(TextDelta(step.ordinal, text))
+        out.append(n.TextDelta(step.ordinal, text))
 
-    def _open_text(self, step: StreamedStep, out: list[Normalized]) -> None:
+    def _open_text(self, step: StreamedStep, out: list[n.Normalized]) -> None:
         if step.audio:
             self._close_block(step, out)
         if step.ordinal < 0:
             step.ordinal = self._take_ordinal()
-            out.append(BlockStart(step.ordinal, "text"))
+            out.append(n.BlockStart(step.ordinal, "text"))
 
-    def _cite(self, step: StreamedStep, annotations: list[Raw] | None, out: list[Normalized]) -> None:
+    def _cite(self, step: StreamedStep, annotations: list[Raw] | None, out: list[n.Normalized]) -> None:
         """Emit citations at once, and keep them to send back with their text."""
         for annotation in annotations or ():
             self._open_text(step, out)
@@ -437,19 +416,19 @@ class InteractionsDecoder(ResponseDecoder, kw_only=True):
             step.pieces.append(text_of(annotation))
             self._extra("annotation", step.pieces[-1], out, step.ordinal)
 
-    def _image(self, step: StreamedStep, image: wire.Image, out: list[Normalized]) -> None:
+    def _image(self, step: StreamedStep, image: wire.Image, out: list[n.Normalized]) -> None:
         """Emit an image; one in a thought is a draft."""
         step.media += 1
         if step.kind == "output":
             self._close_block(step, out)
         ordinal = self._take_ordinal()
         out += [
-            BlockStart(ordinal, "image"),
-            Image(ordinal, image.mime_type, image.data or "", final=True, draft=step.kind == "thought"),
-            BlockStop(ordinal),
+            n.BlockStart(ordinal, "image"),
+            n.Image(ordinal, image.mime_type, image.data or "", final=True, draft=step.kind == "thought"),
+            n.BlockStop(ordinal),
         ]
 
-    def _sound(self, step: StreamedStep, audio: wire.Audio, out: list[Normalized]) -> None:
+    def _sound(self, step: StreamedStep, audio: wire.Audio, out: list[n.Normalized]) -> None:
         """Collect a piece of sound; neighbouring pieces of one type are one block."""
         step.media += 1
         media_type = audio.mime_type
@@ -459,42 +438,42 @@ class InteractionsDecoder(ResponseDecoder, kw_only=True):
         if not step.audio or (media_type and media_type != step.media_type):
             self._close_block(step, out)
             step.ordinal, step.audio, step.media_type = self._take_ordinal(), True, media_type
-            out.append(BlockStart(step.ordinal, "audio"))
+            out.append(n.BlockStart(step.ordinal, "audio"))
         self._hold_for(step, len(audio.data or "") + 64)
         step.pieces.append(audio.data or "")
 
-    def _by_address(self, step: StreamedStep, data: bytes, out: list[Normalized]) -> None:
+    def _by_address(self, step: StreamedStep, data: bytes, out: list[n.Normalized]) -> None:
         """Emit other content as an item: a step of its own when it goes back."""
         step.media += 1
         self._close_block(step, out)
         content = read(wire.fields, data, "content")
         kind = text_of(content["type"]).strip('"')
         ordinal = self._take_ordinal()
-        out.append(ItemStart(ordinal, f"{API}.{kind}"))
+        out.append(n.ItemStart(ordinal, f"{API}.{kind}"))
         self._end_item(ordinal, {"type": ['"model_output"'], "content": [f"[{data.decode()}]"]}, out)
 
-    def _end_item(self, ordinal: int, fields: dict[str, list[str]], out: list[Normalized]) -> None:
+    def _end_item(self, ordinal: int, fields: dict[str, list[str]], out: list[n.Normalized]) -> None:
         whole = {name: Raw(_joined(values)) for name, values in fields.items()}
-        out += [ToolCallDelta(ordinal, msgspec.json.encode(whole).decode()), BlockStop(ordinal)]
+        out += [n.ToolCallDelta(ordinal, msgspec.json.encode(whole).decode()), n.BlockStop(ordinal)]
 
-    def _close_block(self, step: StreamedStep, out: list[Normalized]) -> None:
+    def _close_block(self, step: StreamedStep, out: list[n.Normalized]) -> None:
         """End the open block of an output."""
         if step.ordinal < 0:
             return
         if step.audio:
-            out.append(Audio(step.ordinal, step.media_type, sound.joined(step.pieces)))
+            out.append(n.Audio(step.ordinal, step.media_type, sound.joined(step.pieces)))
         elif step.pieces:
-            out.append(Opaque(step.ordinal, "citations", f"[{','.join(step.pieces)}]"))
-        out.append(BlockStop(step.ordinal))
+            out.append(n.Opaque(step.ordinal, "citations", f"[{','.join(step.pieces)}]"))
+        out.append(n.BlockStop(step.ordinal))
         self._hold(-step.held)
         step.ordinal, step.audio, step.media_type, step.pieces, step.held = -1, False, "", [], 0
 
-    def _sign(self, step: StreamedStep, signature: str | None, out: list[Normalized]) -> None:
+    def _sign(self, step: StreamedStep, signature: str | None, out: list[n.Normalized]) -> None:
         if signature and step.ordinal >= 0:
-            out.append(Opaque(step.ordinal, "thought_signature", signature))
+            out.append(n.Opaque(step.ordinal, "thought_signature", signature))
 
-    def _extra(self, name: str, json: str, out: list[Normalized], block: int | None = None) -> None:
-        out.append(Extra(f"{API}.{name}", json, block))
+    def _extra(self, name: str, json: str, out: list[n.Normalized], block: int | None = None) -> None:
+        out.append(n.Extra(f"{API}.{name}", json, block))
 
     def _hold_for(self, step: StreamedStep, size: int) -> None:
         self._hold(size)

@@ -9,23 +9,7 @@ from zlib import crc32
 import msgspec
 
 from tokenbus.errors import Malformed, TooLarge
-from tokenbus.events.normalized import (
-    Audio,
-    BlockStart,
-    BlockStop,
-    Extra,
-    Image,
-    ItemStart,
-    Normalized,
-    Opaque,
-    OpenKind,
-    TextDelta,
-    ThinkingDelta,
-    ToolCallDelta,
-    ToolCallDone,
-    ToolCallStart,
-    TranscriptDelta,
-)
+from tokenbus.events import normalized as n
 from tokenbus.events.quirks import Quirks
 from tokenbus.providers.openai_chat import wire
 from tokenbus.providers.openai_chat.reasoning import EmittedThinking
@@ -248,7 +232,7 @@ class AnswerDecoder(ResponseDecoder, kw_only=True):
     """Emits the pieces of an answer, each once. The subclass finds the pieces in the API's events."""
 
     next_ordinal: int = 0
-    open_kind: OpenKind | None = None
+    open_kind: n.OpenKind | None = None
     open_ordinal: int = -1
     """Ordinal of the open text or thinking block."""
     last_thinking: int = -1
@@ -274,36 +258,36 @@ class AnswerDecoder(ResponseDecoder, kw_only=True):
 
     # --- text and thinking -----------------------------------------------------------------------------------
 
-    def _emit_text(self, text: str, out: list[Normalized]) -> None:
+    def _emit_text(self, text: str, out: list[n.Normalized]) -> None:
         if text and (text := self.echo.take(text, self.thought.emitted)):
             self._emit_late_thinking(out)
             self.text.add(text)
-            out.append(TextDelta(self._block("text", out), text))
+            out.append(n.TextDelta(self._block("text", out), text))
 
-    def _release(self, out: list[Normalized]) -> None:
+    def _release(self, out: list[n.Normalized]) -> None:
         """Emit everything held back, because other content or the end follows."""
         self._emit_late_thinking(out)
         if text := self.echo.release():
             self.text.add(text)
-            out.append(TextDelta(self._block("text", out), text))
+            out.append(n.TextDelta(self._block("text", out), text))
 
-    def _emit_late_thinking(self, out: list[Normalized]) -> None:
+    def _emit_late_thinking(self, out: list[n.Normalized]) -> None:
         """Emit held-back reasoning unless the text already had it."""
         late, self.thought_late = "".join(self.thought_late), []
         if late and not self.echo.says(late):
-            out.append(ThinkingDelta(self._block("thinking", out), late))
+            out.append(n.ThinkingDelta(self._block("thinking", out), late))
 
-    def _think(self, text: str, out: list[Normalized]) -> None:
+    def _think(self, text: str, out: list[n.Normalized]) -> None:
         """Emit reasoning that came outside of the text, and that no other place brought."""
         if text and (self.thought_late or (self.echo.inner and self.last_thinking < 0)):
             self._hold(len(text))
             self.thought_late.append(text)
         elif text:
-            out.append(ThinkingDelta(self._block("thinking", out), text))
+            out.append(n.ThinkingDelta(self._block("thinking", out), text))
 
     # --- tool calls ------------------------------------------------------------------------------------------
 
-    def _call(self, delta: wire.CallDelta, out: list[Normalized], *, place: int | None = None) -> None:
+    def _call(self, delta: wire.CallDelta, out: list[n.Normalized], *, place: int | None = None) -> None:
         """Process a piece of a call. With ``place``, it is the complete call at that position of the whole message."""
         function, custom = delta.function or wire.Function(), delta.custom
         if custom:
@@ -329,48 +313,48 @@ class AnswerDecoder(ResponseDecoder, kw_only=True):
             call.ordinal = self._take_ordinal()
             tool_id = call.tool_id or f"call_{call.ordinal}"
             free = call.free_text
-            out.append(ToolCallStart(call.ordinal, tool_id, call.name, derived=not call.tool_id, free_text=free))
+            out.append(n.ToolCallStart(call.ordinal, tool_id, call.name, derived=not call.tool_id, free_text=free))
             if held := "".join(call.pieces):
-                out.append(ToolCallDelta(call.ordinal, held))
+                out.append(n.ToolCallDelta(call.ordinal, held))
                 call.pieces = []
         arguments = call.new_part(arguments)
         if call.ordinal < 0:
             self._hold(len(arguments) + 64)
             call.pieces.append(arguments)
         elif arguments and not call.done:
-            out.append(ToolCallDelta(call.ordinal, arguments))
+            out.append(n.ToolCallDelta(call.ordinal, arguments))
         elif arguments.strip():
             raise Malformed("tool_calls", f"arguments of {call.tool_id or call.name} continue after their end")
 
-    def _complete(self, out: list[Normalized]) -> None:
+    def _complete(self, out: list[n.Normalized]) -> None:
         """Complete calls whose arguments are closed, in order, because other content begins."""
         while self.completed < len(self.table.calls) and (call := self.table.calls[self.completed]).end.closed:
             if call.ordinal < 0:
                 break
             self._end_call(call, out)
 
-    def _end_call(self, call: ReceivedCall, out: list[Normalized]) -> None:
+    def _end_call(self, call: ReceivedCall, out: list[n.Normalized]) -> None:
         if call.extra_content:
-            out.append(Opaque(call.ordinal, "extra_content", call.extra_content))
-        out.append(ToolCallDone(call.ordinal))
+            out.append(n.Opaque(call.ordinal, "extra_content", call.extra_content))
+        out.append(n.ToolCallDone(call.ordinal))
         call.done = True
         self.completed += 1
 
     # --- what else an answer holds ---------------------------------------------------------------------------
 
-    def _further(self, delta: wire.Delta, out: list[Normalized], *, whole: bool = False) -> None:
+    def _further(self, delta: wire.Delta, out: list[n.Normalized], *, whole: bool = False) -> None:
         """Emit content other than text and calls. For a ``whole`` message, only what was not emitted before."""
         if not is_null(delta.executed_tools):
             for raw in read(wire.raw_items, bytes(delta.executed_tools), "executed_tools"):
                 self._executed(raw, out)
         value = delta.annotations
         if has_value(value) and (self._is_new(bytes(value)) or not whole):
-            out.append(Extra("openai-chat.annotations", text_of(value), self._open_or_none()))
+            out.append(n.Extra("openai-chat.annotations", text_of(value), self._open_or_none()))
         if not is_null(delta.images):
             for raw in read(wire.raw_items, bytes(delta.images), "images"):
                 self._image(raw, out)
 
-    def _speak(self, raw: msgspec.Raw, out: list[Normalized]) -> None:
+    def _speak(self, raw: msgspec.Raw, out: list[n.Normalized]) -> None:
         """Emit what a piece of the spoken answer says; its sound follows as a whole, when the block ends."""
         audio, unknown = read_known(wire.audio, wire.Audio, bytes(raw), "audio")
         if self.spoken and self.open_kind != "audio" and not (audio.data or audio.transcript):
@@ -380,12 +364,12 @@ class AnswerDecoder(ResponseDecoder, kw_only=True):
         self._beside(named("openai-chat", unknown, "audio"), ordinal, out)
         self.audio_id, self.audio_expires_at = audio.id or self.audio_id, audio.expires_at or self.audio_expires_at
         if audio.transcript:
-            out.append(TranscriptDelta(ordinal, audio.transcript))
+            out.append(n.TranscriptDelta(ordinal, audio.transcript))
         if audio.data:
             self._hold(len(audio.data) + 64)
             self.sound.append(audio.data)
 
-    def _executed(self, raw: msgspec.Raw, out: list[Normalized]) -> None:
+    def _executed(self, raw: msgspec.Raw, out: list[n.Normalized]) -> None:
         """Emit a tool that the provider ran; it sends one again with its output."""
         if self._is_new(bytes(raw)):
             self._release(out)
@@ -394,26 +378,26 @@ class AnswerDecoder(ResponseDecoder, kw_only=True):
             ordinal = self._take_ordinal()
             tool = read(wire.executed_tool, bytes(raw), "executed tool")
             out += [
-                ItemStart(ordinal, "openai-chat.executed_tools", tool.name or tool.type or ""),
-                ToolCallDelta(ordinal, text_of(raw)),
-                BlockStop(ordinal),
+                n.ItemStart(ordinal, "openai-chat.executed_tools", tool.name or tool.type or ""),
+                n.ToolCallDelta(ordinal, text_of(raw)),
+                n.BlockStop(ordinal),
             ]
 
-    def _image(self, raw: msgspec.Raw, out: list[Normalized]) -> None:
+    def _image(self, raw: msgspec.Raw, out: list[n.Normalized]) -> None:
         """Emit a complete image, given as a data URL. Repeated bytes are the same image."""
         if not self._is_new(bytes(raw)):
             return
         item = read(wire.image_item, bytes(raw), "image")
         head, inline, data = (item.image_url.url if item.image_url else "").partition(";base64,")
         if not (inline and head.startswith("data:")):
-            out.append(Extra("openai-chat.image", text_of(raw)))
+            out.append(n.Extra("openai-chat.image", text_of(raw)))
             return
         self._release(out)
         self._close_open_block(out)
         self._complete(out)
         ordinal = self._take_ordinal()
-        image = Image(ordinal, head.removeprefix("data:"), data, final=True)
-        out += [BlockStart(ordinal, "image"), image, BlockStop(ordinal)]
+        image = n.Image(ordinal, head.removeprefix("data:"), data, final=True)
+        out += [n.BlockStart(ordinal, "image"), image, n.BlockStop(ordinal)]
 
     def _is_new(self, data: bytes) -> bool:
         mark = crc32(data)
@@ -425,7 +409,7 @@ class AnswerDecoder(ResponseDecoder, kw_only=True):
 
     # --- blocks ----------------------------------------------------------------------------------------------
 
-    def _block(self, kind: OpenKind, out: list[Normalized]) -> int:
+    def _block(self, kind: n.OpenKind, out: list[n.Normalized]) -> int:
         """Return the open block of this kind. Closes a block of another kind."""
         if self.open_kind != kind:
             self._close_open_block(out)
@@ -433,18 +417,18 @@ class AnswerDecoder(ResponseDecoder, kw_only=True):
             self.open_kind, self.open_ordinal = kind, self._take_ordinal()
             if kind == "thinking":
                 self.last_thinking = self.open_ordinal
-            out.append(BlockStart(self.open_ordinal, kind))
+            out.append(n.BlockStart(self.open_ordinal, kind))
         return self.open_ordinal
 
-    def _close_open_block(self, out: list[Normalized]) -> None:
+    def _close_open_block(self, out: list[n.Normalized]) -> None:
         if self.open_kind == "audio" and self.sound:
             base64 = sound.joined(self.sound)
             about = (self.audio_id, self.audio_expires_at)
-            out.append(Audio(self.open_ordinal, sound.media_type_of(base64), base64, *about))
+            out.append(n.Audio(self.open_ordinal, sound.media_type_of(base64), base64, *about))
             self._hold(-sum(len(piece) + 64 for piece in self.sound))
             self.sound, self.audio_id, self.audio_expires_at = [], "", 0
         if self.open_kind is not None:
-            out.append(BlockStop(self.open_ordinal))
+            out.append(n.BlockStop(self.open_ordinal))
             self.open_kind, self.open_ordinal = None, -1
 
     def _present_block(self) -> int | None:

@@ -12,20 +12,8 @@ from msgspec import Raw
 
 from tokenbus.blobs import parse_media_type
 from tokenbus.errors import BlobRefused, Malformed, RequestInvalid
+from tokenbus.events import normalized as n
 from tokenbus.events.frames import ImagesRequested
-from tokenbus.events.normalized import (
-    BlockStart,
-    BlockStop,
-    Cut,
-    Done,
-    Extra,
-    Failed,
-    Image,
-    Normalized,
-    Start,
-    Terminal,
-    UsageSeen,
-)
 from tokenbus.events.requests import Base64Source, Generate, ImageOptions, ImagePart, Message, Mode, TextPart
 from tokenbus.providers.api import ApiName, Built, Format, HttpCall, Provider, Quirks
 from tokenbus.providers.base import ProviderBase
@@ -96,15 +84,15 @@ class ImagesDecoder(ResponseDecoder, kw_only=True):
     open: bool = False
     usage: dict[str, object] | None = None
 
-    def _read(self, event: SseEvent, out: list[Normalized]) -> Terminal | None:
+    def _read(self, event: SseEvent, out: list[n.Normalized]) -> n.Terminal | None:
         if event.data.startswith(b"[DONE]"):
             return None
         parsed, unknown = read_known(_decoder, _Event, event.data, "event")
         if parsed.error is not None or parsed.type == "error":
-            return Failed(provider_failure(read(_anything, event.data, "event")))
+            return n.Failed(provider_failure(read(_anything, event.data, "event")))
         if not self.started:
             self.started = True
-            out.append(Start(""))
+            out.append(n.Start(""))
         match parsed.type.rpartition(".")[2]:
             case "partial_image":
                 self._image(parsed, _ImageData(parsed.b64_json), out, final=False)
@@ -118,26 +106,26 @@ class ImagesDecoder(ResponseDecoder, kw_only=True):
             case "":
                 raise Malformed("event", "neither a type nor images")
             case _:
-                out.append(Extra(f"openai-images.{parsed.type}", event.data.decode()))
+                out.append(n.Extra(f"openai-images.{parsed.type}", event.data.decode()))
                 return None
         if has_value(parsed.background):
             self._note({"openai-images.background": text_of(parsed.background)})
         self._note(named("openai-images", unknown))
         return None
 
-    def _closed(self, out: list[Normalized]) -> Terminal:
+    def _closed(self, out: list[n.Normalized]) -> n.Terminal:
         if self.open:
-            return Cut("the stream ended before the image was complete")
+            return n.Cut("the stream ended before the image was complete")
         if not self.ordinal:
-            return Cut("the body held no image")
-        return Done("stop", usage=usage_of(self.usage) if self.usage else None)
+            return n.Cut("the body held no image")
+        return n.Done("stop", usage=usage_of(self.usage) if self.usage else None)
 
-    def _image(self, parsed: _Event, made: _ImageData, out: list[Normalized], *, final: bool) -> None:
+    def _image(self, parsed: _Event, made: _ImageData, out: list[n.Normalized], *, final: bool) -> None:
         if not self.open:
             self.open = True
-            out.append(BlockStart(self.ordinal, "image"))
+            out.append(n.BlockStart(self.ordinal, "image"))
         if made.b64_json:
-            image = Image(
+            image = n.Image(
                 self.ordinal,
                 media_type(parsed.output_format),
                 made.b64_json,
@@ -148,16 +136,16 @@ class ImagesDecoder(ResponseDecoder, kw_only=True):
             )
             out.append(image)
         elif made.url:
-            out.append(Extra("openai-images.url", msgspec.json.encode(made.url).decode(), self.ordinal))
+            out.append(n.Extra("openai-images.url", msgspec.json.encode(made.url).decode(), self.ordinal))
         if final:
-            out.append(BlockStop(self.ordinal))
+            out.append(n.BlockStop(self.ordinal))
             self.open = False
             self.ordinal += 1
 
-    def _count(self, parsed: _Event, out: list[Normalized]) -> None:
+    def _count(self, parsed: _Event, out: list[n.Normalized]) -> None:
         if parsed.usage:
             self.usage = latest(self.usage, parsed.usage)
-            out.append(UsageSeen(usage_of(self.usage)))
+            out.append(n.UsageSeen(usage_of(self.usage)))
 
 
 _UNKNOWN = ("system", "tools", "tool_choice", "max_tokens", "temperature", "top_p", "stop", "thinking", "output_schema")

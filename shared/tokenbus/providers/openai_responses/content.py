@@ -6,17 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from tokenbus.events.normalized import (
-    BlockStart,
-    BlockStop,
-    Extra,
-    Normalized,
-    Opaque,
-    OpenKind,
-    RefusalDelta,
-    TextDelta,
-    ThinkingDelta,
-)
+from tokenbus.events import normalized as n
 from tokenbus.providers.openai_responses import wire
 from tokenbus.providers.openai_responses.items import StreamedItem, StreamedPart, further_fields, is_raw, texts_of
 from tokenbus.providers.response.decoder import ResponseDecoder
@@ -33,7 +23,7 @@ class ContentDecoder(ResponseDecoder, kw_only=True):
     next_ordinal: int = 0
     refused: bool = False
 
-    def _emit_text(self, item: StreamedItem, key: str, kind: OpenKind, text: str, out: list[Normalized]) -> None:
+    def _emit_text(self, item: StreamedItem, key: str, kind: n.OpenKind, text: str, out: list[n.Normalized]) -> None:
         """Emit a piece of a part. If both summary and raw reasoning exist, the second is held back: often the texts are
         equal.
         """
@@ -43,22 +33,22 @@ class ContentDecoder(ResponseDecoder, kw_only=True):
         elif text:
             part = self._part(item, key, kind, out)
             part.emitted.add(text)
-            out.append(TextDelta(part.ordinal, text) if kind == "text" else ThinkingDelta(part.ordinal, text))
+            out.append(n.TextDelta(part.ordinal, text) if kind == "text" else n.ThinkingDelta(part.ordinal, text))
 
-    def _refuse(self, item: StreamedItem, key: str, text: str, out: list[Normalized]) -> None:
+    def _refuse(self, item: StreamedItem, key: str, text: str, out: list[n.Normalized]) -> None:
         if text:
             self.refused = True
             part = self._part(item, key, "text", out)
             part.emitted.add(text)
-            out.append(RefusalDelta(part.ordinal, text))
+            out.append(n.RefusalDelta(part.ordinal, text))
 
     def _end_part(
         self,
         item: StreamedItem,
         key: str,
-        kind: OpenKind,
+        kind: n.OpenKind,
         whole: str,
-        out: list[Normalized],
+        out: list[n.Normalized],
         *,
         event: str,
         refusal: bool = False,
@@ -82,7 +72,7 @@ class ContentDecoder(ResponseDecoder, kw_only=True):
     def _is_beside(self, item: StreamedItem, key: str) -> bool:
         return item.kind == "reasoning" and bool(item.parts) and is_raw(item.parts[0].key) != is_raw(key)
 
-    def _cite(self, item: StreamedItem, key: str, citation: msgspec.Raw, out: list[Normalized]) -> None:
+    def _cite(self, item: StreamedItem, key: str, citation: msgspec.Raw, out: list[n.Normalized]) -> None:
         """Emit a citation at once, and keep it to send back with its block."""
         json = text_of(citation)
         self._hold_for(item, len(json) + 64)
@@ -91,12 +81,12 @@ class ContentDecoder(ResponseDecoder, kw_only=True):
         self._extra("annotation", json, out, part.ordinal)
 
     def _end_content(
-        self, item: StreamedItem, parsed: wire.Item, data: bytes, further: Mapping[str, str], out: list[Normalized]
+        self, item: StreamedItem, parsed: wire.Item, data: bytes, further: Mapping[str, str], out: list[n.Normalized]
     ) -> None:
         self._emit_remaining(item, parsed, out)
         self._emit_alternate(item, out)
         if item.kind == "reasoning" and parsed.encrypted_content:
-            out.append(Opaque(item.ordinal, "encrypted", parsed.encrypted_content))
+            out.append(n.Opaque(item.ordinal, "encrypted", parsed.encrypted_content))
         self._send_back(item, parsed, further_fields(parsed.type, data), out)
         self._beside(further, self._present_block(item), out)
         self._close_parts(item, out)
@@ -106,11 +96,11 @@ class ContentDecoder(ResponseDecoder, kw_only=True):
             return item.parts[next(reversed(item.open.values()))].ordinal
         return item.ordinal if item.ordinal >= 0 else None
 
-    def _logprobs(self, item: StreamedItem, logprobs: msgspec.Raw, out: list[Normalized]) -> None:
+    def _logprobs(self, item: StreamedItem, logprobs: msgspec.Raw, out: list[n.Normalized]) -> None:
         item.has_logprobs = True
         self._extra("logprobs", text_of(logprobs), out, self._present_block(item))
 
-    def _emit_remaining(self, item: StreamedItem, parsed: wire.Item, out: list[Normalized]) -> None:
+    def _emit_remaining(self, item: StreamedItem, parsed: wire.Item, out: list[n.Normalized]) -> None:
         """Emit the parts of an item's final form that are still missing."""
         texts = texts_of(parsed)
         self.refused = self.refused or any(part.refusal for *_, part in texts)
@@ -130,7 +120,7 @@ class ContentDecoder(ResponseDecoder, kw_only=True):
             for citation in part.annotations or () if known and not (known.citations or item.ended) else ():
                 self._cite(item, at, citation, out)
 
-    def _emit_alternate(self, item: StreamedItem, out: list[Normalized]) -> None:
+    def _emit_alternate(self, item: StreamedItem, out: list[n.Normalized]) -> None:
         """Emit the reasoning that was held back (summary or raw), unless it repeats what was emitted."""
         whole = [(key, "".join(pieces)) for key, pieces in item.beside.items()]
         emitted = [part.emitted for part in item.parts]
@@ -141,18 +131,18 @@ class ContentDecoder(ResponseDecoder, kw_only=True):
             if not any(one.rest(text) == "" for one in emitted):
                 part = self._part(item, key, "thinking", out)
                 part.emitted.add(text)
-                out.append(ThinkingDelta(part.ordinal, text))
+                out.append(n.ThinkingDelta(part.ordinal, text))
 
-    def _send_back(self, item: StreamedItem, parsed: wire.Item, more: str, out: list[Normalized]) -> None:
+    def _send_back(self, item: StreamedItem, parsed: wire.Item, more: str, out: list[n.Normalized]) -> None:
         """Emit the data to send back with an item's open blocks, before they end."""
         empty = item.kind == "reasoning" and not item.parts
         for block in [item.ordinal] if empty else [item.parts[at].ordinal for at in item.open.values()]:
             if parsed.id:
-                out.append(Opaque(block, "item_id", parsed.id))
+                out.append(n.Opaque(block, "item_id", parsed.id))
             if more:
-                out.append(Opaque(block, "fields", more))
+                out.append(n.Opaque(block, "fields", more))
 
-    def _emit_late(self, item: StreamedItem, parsed: wire.Item, data: bytes, out: list[Normalized]) -> None:
+    def _emit_late(self, item: StreamedItem, parsed: wire.Item, data: bytes, out: list[n.Normalized]) -> None:
         """Process a repetition of an ended item. Missing content becomes a new block."""
         if item.kind in ("message", "reasoning"):
             self._emit_remaining(item, parsed, out)
@@ -162,7 +152,7 @@ class ContentDecoder(ResponseDecoder, kw_only=True):
             self._hold(-item.held)
             item.held = 0
 
-    def _part(self, item: StreamedItem, key: str, kind: OpenKind, out: list[Normalized]) -> StreamedPart:
+    def _part(self, item: StreamedItem, key: str, kind: n.OpenKind, out: list[n.Normalized]) -> StreamedPart:
         """Return the block of a part, opening it if needed. The first part of a reasoning item uses the item's own
         block.
         """
@@ -173,28 +163,28 @@ class ContentDecoder(ResponseDecoder, kw_only=True):
             part = StreamedPart(item.ordinal, key)
         else:
             part = StreamedPart(self._take_ordinal(), key)
-            out.append(BlockStart(part.ordinal, kind, phase=item.phase))
+            out.append(n.BlockStart(part.ordinal, kind, phase=item.phase))
         if is_raw(key):
-            out.append(Opaque(part.ordinal, "fields", _RAW_REASONING))
+            out.append(n.Opaque(part.ordinal, "fields", _RAW_REASONING))
         self._hold_for(item, 64)
         item.open[key] = len(item.parts)
         item.parts.append(part)
         return part
 
-    def _close_parts(self, item: StreamedItem, out: list[Normalized]) -> None:
+    def _close_parts(self, item: StreamedItem, out: list[n.Normalized]) -> None:
         """End the blocks of a message or reasoning item, including an empty reasoning block."""
         if item.kind == "reasoning" and not item.parts:
-            out.append(BlockStop(item.ordinal))
+            out.append(n.BlockStop(item.ordinal))
         for at in item.open.values():
             part = item.parts[at]
             if part.citations:
-                out.append(Opaque(part.ordinal, "citations", f"[{','.join(part.citations)}]"))
+                out.append(n.Opaque(part.ordinal, "citations", f"[{','.join(part.citations)}]"))
                 part.citations = []
-            out.append(BlockStop(part.ordinal))
+            out.append(n.BlockStop(part.ordinal))
         item.open = {}
 
-    def _extra(self, name: str, json: str, out: list[Normalized], block: int | None = None) -> None:
-        out.append(Extra(f"openai-responses.{name}", json, block))
+    def _extra(self, name: str, json: str, out: list[n.Normalized], block: int | None = None) -> None:
+        out.append(n.Extra(f"openai-responses.{name}", json, block))
 
     def _hold_for(self, item: StreamedItem, size: int) -> None:
         self._hold(size)

@@ -7,18 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from tokenbus.errors import Malformed
-from tokenbus.events.normalized import (
-    BlockStart,
-    BlockStop,
-    Image,
-    ItemStart,
-    Normalized,
-    Opaque,
-    OpenKind,
-    ToolCallDelta,
-    ToolCallDone,
-    ToolCallStart,
-)
+from tokenbus.events import normalized as n
 from tokenbus.providers.openai_responses import wire
 from tokenbus.providers.openai_responses.content import ContentDecoder
 from tokenbus.providers.openai_responses.items import (
@@ -54,7 +43,7 @@ class OutputDecoder(ContentDecoder, kw_only=True):
     image_model: str = ""
     """The model behind the image tool, if the response repeats it."""
 
-    def _announce(self, index: int | None, data: bytes, out: list[Normalized]) -> None:
+    def _announce(self, index: int | None, data: bytes, out: list[n.Normalized]) -> None:
         """Start an item. Ignore repetitions; after the item's end, later events decide whether it is a new one."""
         parsed, _ = wire.read_item(data)
         kind, ids = kind_of(parsed, self.custom_tools), ids_of(parsed)
@@ -75,7 +64,7 @@ class OutputDecoder(ContentDecoder, kw_only=True):
             raise Malformed("response.output_item.added", f"output_index {index} is already open")
         self._begin_item(index, parsed, kind, out)
 
-    def _begin_item(self, index: int | None, parsed: wire.Item, kind: ItemKind, out: list[Normalized]) -> int:
+    def _begin_item(self, index: int | None, parsed: wire.Item, kind: ItemKind, out: list[n.Normalized]) -> int:
         at = self._open(index, StreamedItem(parsed.type, kind, call_id=parsed.call_id or ""), ids_of(parsed), out)
         item = self.table.items[at]
         item.phase = phase_of(parsed)
@@ -83,18 +72,18 @@ class OutputDecoder(ContentDecoder, kw_only=True):
             self._begin_call(item, parsed, out)
         elif kind == "other":
             own = parsed.call_id or parsed.id or ""
-            out.append(ItemStart(item.ordinal, f"openai-responses.{parsed.type}", tool_of(parsed), own))
+            out.append(n.ItemStart(item.ordinal, f"openai-responses.{parsed.type}", tool_of(parsed), own))
         return at
 
-    def _open(self, index: int | None, item: StreamedItem, ids: list[str], out: list[Normalized]) -> int:
+    def _open(self, index: int | None, item: StreamedItem, ids: list[str], out: list[n.Normalized]) -> int:
         at = self.table.add(item, index, ids)
         if item.kind in ("reasoning", "image", "other"):
             item.ordinal = self._take_ordinal()
         if item.kind in ("reasoning", "image"):
-            out.append(BlockStart(item.ordinal, "image" if item.kind == "image" else "thinking"))
+            out.append(n.BlockStart(item.ordinal, "image" if item.kind == "image" else "thinking"))
         return at
 
-    def _begin_repeated(self, at: int, index: int | None, out: list[Normalized]) -> int:
+    def _begin_repeated(self, at: int, index: int | None, out: list[n.Normalized]) -> int:
         """Start the new item that was announced after the end of another with the same id."""
         data, self.table.items[at].again = self.table.items[at].again, None
         assert data is not None
@@ -102,7 +91,7 @@ class OutputDecoder(ContentDecoder, kw_only=True):
         parsed, _ = wire.read_item(data)
         return self._begin_item(index, parsed, self.table.items[at].kind, out)
 
-    def _end_item(self, index: int | None, data: bytes, out: list[Normalized]) -> None:
+    def _end_item(self, index: int | None, data: bytes, out: list[n.Normalized]) -> None:
         """End an item, given in its final form. One that was never announced is emitted whole."""
         parsed, unknown = wire.read_item(data)
         kind = kind_of(parsed, self.custom_tools)
@@ -121,7 +110,7 @@ class OutputDecoder(ContentDecoder, kw_only=True):
         index: int | None,
         parsed: wire.Item,
         data: bytes,
-        out: list[Normalized],
+        out: list[n.Normalized],
         *,
         further: Mapping[str, str],
     ) -> None:
@@ -145,7 +134,7 @@ class OutputDecoder(ContentDecoder, kw_only=True):
             case "image":
                 self._end_image(item, parsed, data, further, out)
             case "other":
-                out += [ToolCallDelta(item.ordinal, item.rest_of(data)), BlockStop(item.ordinal)]
+                out += [n.ToolCallDelta(item.ordinal, item.rest_of(data)), n.BlockStop(item.ordinal)]
                 if parsed.type in ACTIONS:
                     self.waiting.append(parsed.type)
                 elif parsed.type == "shell_call_output" and "shell_call" in self.waiting:
@@ -153,7 +142,7 @@ class OutputDecoder(ContentDecoder, kw_only=True):
         self.table.end(at)
         self._hold(256 + 64 * len(item.parts) - item.held)
 
-    def _complete(self, output: list[msgspec.Raw], out: list[Normalized]) -> None:
+    def _complete(self, output: list[msgspec.Raw], out: list[n.Normalized]) -> None:
         """Process the final response, which repeats all items. Emit what is still missing."""
         items = [(bytes(data), *wire.read_item(bytes(data))) for data in output]
         kinds: list[ItemKind] = [kind_of(parsed, self.custom_tools) for _, parsed, _ in items]
@@ -163,18 +152,18 @@ class OutputDecoder(ContentDecoder, kw_only=True):
             self._conclude(at, None, parsed, data, out, further=further)
         self._close_open_items(out)
 
-    def _close_open_items(self, out: list[Normalized]) -> None:
+    def _close_open_items(self, out: list[n.Normalized]) -> None:
         """Handle items without an end: keep text and thinking as they are; calls stay incomplete."""
         for at in self.table.open:
             item = self.table.items[at]
             self._emit_alternate(item, out)
             self._close_parts(item, out)
             if item.kind == "image":
-                out.append(BlockStop(item.ordinal))
+                out.append(n.BlockStop(item.ordinal))
 
     # --- messages and reasoning -------------------------------------------------------------------------------
 
-    def _content_item(self, parsed: wire.ItemEvent, kind: OpenKind, out: list[Normalized]) -> StreamedItem:
+    def _content_item(self, parsed: wire.ItemEvent, kind: n.OpenKind, out: list[n.Normalized]) -> StreamedItem:
         """Return the open item of a delta. If it was never announced, create it with the kind the delta implies."""
         wanted: ItemKind = "message" if kind == "text" else "reasoning"
         index = parsed.output_index
@@ -192,18 +181,18 @@ class OutputDecoder(ContentDecoder, kw_only=True):
 
     # --- tool calls and images --------------------------------------------------------------------------------
 
-    def _begin_call(self, item: StreamedItem, parsed: wire.Item, out: list[Normalized]) -> None:
+    def _begin_call(self, item: StreamedItem, parsed: wire.Item, out: list[n.Normalized]) -> None:
         """Start the call, if its name is known."""
         if parsed.name:
             item.ordinal, item.name = self._take_ordinal(), parsed.name
             own = parsed.call_id or parsed.id
             free = item.type == "custom_tool_call"
             tool_id = own or f"call_{item.ordinal}"
-            out.append(ToolCallStart(item.ordinal, tool_id, parsed.name, derived=not own, free_text=free))
-            out += [ToolCallDelta(item.ordinal, piece) for piece in item.pieces]
+            out.append(n.ToolCallStart(item.ordinal, tool_id, parsed.name, derived=not own, free_text=free))
+            out += [n.ToolCallDelta(item.ordinal, piece) for piece in item.pieces]
             item.pieces = []
 
-    def _call_of(self, parsed: wire.ItemEvent, out: list[Normalized]) -> StreamedItem | None:
+    def _call_of(self, parsed: wire.ItemEvent, out: list[n.Normalized]) -> StreamedItem | None:
         """Return the call of an arguments event; it may have ended. None: they belong to an item emitted when
         complete.
         """
@@ -221,7 +210,7 @@ class OutputDecoder(ContentDecoder, kw_only=True):
             at = self._begin_repeated(at, index, out)
         return self.table.items[at]
 
-    def _emit_input(self, item: StreamedItem, field: str, piece: str, out: list[Normalized]) -> None:
+    def _emit_input(self, item: StreamedItem, field: str, piece: str, out: list[n.Normalized]) -> None:
         """Emit a piece of a text field of an item that the provider runs. Its JSON begins with the first such field. In
         a list of texts, the next one may follow.
         """
@@ -235,19 +224,19 @@ class OutputDecoder(ContentDecoder, kw_only=True):
         if piece and opening is not None:
             item.field = field
             item.emitted.add(piece)
-            out.append(ToolCallDelta(item.ordinal, opening + msgspec.json.encode(piece).decode()[1:-1]))
+            out.append(n.ToolCallDelta(item.ordinal, opening + msgspec.json.encode(piece).decode()[1:-1]))
 
-    def _emit_arguments(self, item: StreamedItem, fragment: str, out: list[Normalized]) -> None:
+    def _emit_arguments(self, item: StreamedItem, fragment: str, out: list[n.Normalized]) -> None:
         if fragment:
             item.emitted.add(fragment)
             if item.ordinal >= 0:
-                out.append(ToolCallDelta(item.ordinal, fragment))
+                out.append(n.ToolCallDelta(item.ordinal, fragment))
             else:
                 self._hold_for(item, len(fragment) + 64)
                 item.pieces.append(fragment)
 
     def _end_call(
-        self, item: StreamedItem, parsed: wire.Item, data: bytes, further: Mapping[str, str], out: list[Normalized]
+        self, item: StreamedItem, parsed: wire.Item, data: bytes, further: Mapping[str, str], out: list[n.Normalized]
     ) -> None:
         if item.ordinal < 0:
             self._begin_call(item, parsed, out)
@@ -255,16 +244,16 @@ class OutputDecoder(ContentDecoder, kw_only=True):
             raise Malformed("response.output_item.done", "a call has no name")
         self._emit_arguments(item, item.emitted.rest(arguments_of(parsed)) or "", out)
         if parsed.id:
-            out.append(Opaque(item.ordinal, "item_id", parsed.id))
+            out.append(n.Opaque(item.ordinal, "item_id", parsed.id))
         if more := further_fields(parsed.type, data):
-            out.append(Opaque(item.ordinal, "fields", more))
+            out.append(n.Opaque(item.ordinal, "fields", more))
         self._beside(further, item.ordinal, out)
         if parsed.status != "incomplete":
-            out.append(ToolCallDone(item.ordinal))
+            out.append(n.ToolCallDone(item.ordinal))
             self.calls += 1
 
     def _end_image(
-        self, item: StreamedItem, parsed: wire.Item, data: bytes, further: Mapping[str, str], out: list[Normalized]
+        self, item: StreamedItem, parsed: wire.Item, data: bytes, further: Mapping[str, str], out: list[n.Normalized]
     ) -> None:
         """Emit the image, or everything known about it if it is missing."""
         if parsed.result:
@@ -273,14 +262,14 @@ class OutputDecoder(ContentDecoder, kw_only=True):
         else:
             self._extra(parsed.type, data.decode(), out, item.ordinal)
         if parsed.id:
-            out.append(Opaque(item.ordinal, "item_id", parsed.id))
-        out.append(BlockStop(item.ordinal))
+            out.append(n.Opaque(item.ordinal, "item_id", parsed.id))
+        out.append(n.BlockStop(item.ordinal))
 
-    def _preview(self, item: StreamedItem, parsed: wire.PartialImage, out: list[Normalized]) -> None:
+    def _preview(self, item: StreamedItem, parsed: wire.PartialImage, out: list[n.Normalized]) -> None:
         out.append(self._image(item, parsed, parsed.partial_image_b64, final=False))
 
-    def _image(self, item: StreamedItem, parsed: wire.Item | wire.PartialImage, base64: str, *, final: bool) -> Image:
-        return Image(
+    def _image(self, item: StreamedItem, parsed: wire.Item | wire.PartialImage, base64: str, *, final: bool) -> n.Image:
+        return n.Image(
             item.ordinal,
             media_type(parsed.output_format),
             base64,

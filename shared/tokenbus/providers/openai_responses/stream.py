@@ -22,19 +22,8 @@ from typing import Any, cast
 import msgspec
 
 from tokenbus.errors import Malformed
+from tokenbus.events import normalized as n
 from tokenbus.events.error_info import ErrorInfo
-from tokenbus.events.normalized import (
-    Cut,
-    Done,
-    Failed,
-    FinishReason,
-    ItemProgress,
-    Normalized,
-    OpenKind,
-    Start,
-    Terminal,
-    UsageSeen,
-)
 from tokenbus.events.usage import Usage
 from tokenbus.providers.openai_responses import wire
 from tokenbus.providers.openai_responses.items import ItemKind, arguments_of, raw_key, summary_key, text_key, tools_of
@@ -48,7 +37,7 @@ from tokenbus.providers.response.sse import SseEvent
 from tokenbus.providers.response.unknown_fields import UnknownField, has_value, named, read_known
 from tokenbus.providers.response.usage import count, latest
 
-FINISH: dict[str, FinishReason] = {
+FINISH: dict[str, n.FinishReason] = {
     "completed": "stop",
     "incomplete:max_output_tokens": "length",
     "incomplete:content_filter": "content_filter",
@@ -66,7 +55,7 @@ _OF_PROGRESS = {"type", "item_id", "output_index", "sequence_number"}
 class ResponsesDecoder(OutputDecoder, kw_only=True):
     """One response of the Responses API; see `tokenbus.providers.api.Decoder`."""
 
-    def _read(self, event: SseEvent, out: list[Normalized]) -> Terminal | None:
+    def _read(self, event: SseEvent, out: list[n.Normalized]) -> n.Terminal | None:
         data = event.data
         if data.startswith(b"[DONE]"):
             return None
@@ -85,7 +74,7 @@ class ResponsesDecoder(OutputDecoder, kw_only=True):
             case wire.Completed() | wire.Incomplete() | wire.ResponseFailed() | wire.Cancelled():
                 return self._end_of(parsed.response, str(parsed.__struct_config__.tag).removeprefix("response."), out)
             case wire.ErrorEvent():
-                return Failed(provider_failure(read(wire.anything, data, "event")))
+                return n.Failed(provider_failure(read(wire.anything, data, "event")))
             case wire.Response():
                 return self._whole(parsed, data, out)
             case wire.Unknown():
@@ -94,30 +83,30 @@ class ResponsesDecoder(OutputDecoder, kw_only=True):
                 pass
         return None
 
-    def _closed(self, out: list[Normalized]) -> Terminal:
+    def _closed(self, out: list[n.Normalized]) -> n.Terminal:
         return cut_before("response.completed", began=self.started, content="response")
 
     # --- the response -----------------------------------------------------------------------------------------
 
-    def _begin(self, response: wire.Response | None, out: list[Normalized]) -> None:
+    def _begin(self, response: wire.Response | None, out: list[n.Normalized]) -> None:
         if self.started:
             return
         self.started = True
         response = response or wire.Response()
-        out.append(Start(response.model or "", response.id or ""))
+        out.append(n.Start(response.model or "", response.id or ""))
         if not is_null(response.tools) and (tools := tools_of(response.tools)) is not None:
             self.custom_tools = [tool.name for tool in tools if tool.type == "custom"]
             self.image_model = next((tool.model or "" for tool in tools if tool.type == "image_generation"), "")
 
-    def _whole(self, response: wire.Response, data: bytes, out: list[Normalized]) -> Terminal:
+    def _whole(self, response: wire.Response, data: bytes, out: list[n.Normalized]) -> n.Terminal:
         """Handle a non-streamed response, or an error without a type, as gateways in front of the API send it."""
         if response.object == "response":
             return self._end_of(response, "", out)
         if response.error:
-            return Failed(provider_failure(read(wire.anything, data, "event")))
+            return n.Failed(provider_failure(read(wire.anything, data, "event")))
         raise Malformed("event", "neither a type nor a response")
 
-    def _end_of(self, response: wire.Response, event_status: str, out: list[Normalized]) -> Terminal:
+    def _end_of(self, response: wire.Response, event_status: str, out: list[n.Normalized]) -> n.Terminal:
         """Handle the final response. ``event_status``: the status in the event's name."""
         check_pieces(len(response.output or ()))  # before each is read
         self._begin(response, out)
@@ -128,26 +117,26 @@ class ResponsesDecoder(OutputDecoder, kw_only=True):
             self._complete(response.output or [], out)
         usage = usage_of(latest(None, response.usage)) if response.usage else None
         if usage:
-            out.append(UsageSeen(usage))
+            out.append(n.UsageSeen(usage))
         if status == "failed":
-            return Failed(provider_failure(response.error or {"code": "response_failed"}))
+            return n.Failed(provider_failure(response.error or {"code": "response_failed"}))
         if status == "cancelled":
-            return Failed(ErrorInfo(code="cancelled", kind="unknown", message="the response was cancelled"))
+            return n.Failed(ErrorInfo(code="cancelled", kind="unknown", message="the response was cancelled"))
         if status == "expired":
             # A new job would wait as long.
-            return Failed(ErrorInfo(code="job_expired", kind="timeout", message="the job did not run in its time"))
+            return n.Failed(ErrorInfo(code="job_expired", kind="timeout", message="the job did not run in its time"))
         if status not in ENDED:
-            return Cut(f"the response is not complete (status: {status or 'missing'})")
+            return n.Cut(f"the response is not complete (status: {status or 'missing'})")
         reason = response.incomplete_details and response.incomplete_details.reason
         raw_finish = f"{status}:{reason}" if reason else status or ""
         finish = "content_filter" if self.refused else FINISH.get(raw_finish, "unknown")
         if finish == "stop" and self.waiting:
-            return Done("requires_action", raw_finish, usage)
-        return Done(finish_of(finish, self.calls), raw_finish, usage)
+            return n.Done("requires_action", raw_finish, usage)
+        return n.Done(finish_of(finish, self.calls), raw_finish, usage)
 
     # --- its items --------------------------------------------------------------------------------------------
 
-    def _item_event(self, parsed: wire.ItemEvent, out: list[Normalized]) -> None:
+    def _item_event(self, parsed: wire.ItemEvent, out: list[n.Normalized]) -> None:
         """Handle an event about an item."""
         index = parsed.output_index
         match parsed:
@@ -181,13 +170,13 @@ class ResponsesDecoder(OutputDecoder, kw_only=True):
             case _:
                 self._part_event(parsed, out)
 
-    def _of_event(self, parsed: wire.ItemEvent, unknown: list[UnknownField], out: list[Normalized]) -> None:
+    def _of_event(self, parsed: wire.ItemEvent, unknown: list[UnknownField], out: list[n.Normalized]) -> None:
         """Emit an event's fields without a meaning here: with its item's block, if that is open."""
         known = self.table.by_id.get(parsed.item_id or "", self.table.by_index.get(parsed.output_index or 0))
         block = self._present_block(self.table.items[known]) if known in self.table.open else None
         self._beside(named("openai-responses", unknown, parsed), block, out)
 
-    def _part_event(self, parsed: wire.ItemEvent, out: list[Normalized]) -> None:
+    def _part_event(self, parsed: wire.ItemEvent, out: list[n.Normalized]) -> None:
         """Handle the end of a part, which repeats it. Citations may follow a text before its part ends."""
         match parsed:
             case wire.TextDone():
@@ -222,9 +211,9 @@ class ResponsesDecoder(OutputDecoder, kw_only=True):
         self,
         parsed: wire.ItemEvent,
         key: str,
-        kind: OpenKind,
+        kind: n.OpenKind,
         whole: str,
-        out: list[Normalized],
+        out: list[n.Normalized],
         *,
         refusal: bool = False,
     ) -> None:
@@ -233,7 +222,9 @@ class ResponsesDecoder(OutputDecoder, kw_only=True):
         if at is None or at in self.table.open or self.table.items[at].again is not None:
             self._end_part(self._content_item(parsed, kind, out), key, kind, whole, out, event="text", refusal=refusal)
 
-    def _part_done(self, at: int | None, key: str, kind: OpenKind, data: msgspec.Raw, out: list[Normalized]) -> None:
+    def _part_done(
+        self, at: int | None, key: str, kind: n.OpenKind, data: msgspec.Raw, out: list[n.Normalized]
+    ) -> None:
         """Process the final form of a part. Its block ends with its item, because data to send back comes only then."""
         if at is not None and not is_null(data):
             part, unknown = read_known(wire.content_part, wire.ContentPart, bytes(data), "part")
@@ -241,17 +232,17 @@ class ResponsesDecoder(OutputDecoder, kw_only=True):
             if whole := part.refusal or part.text:
                 self._end_part(self.table.items[at], key, kind, whole, out, event="part", refusal=bool(part.refusal))
 
-    def _text(self, parsed: wire.ItemEvent, key: str, kind: OpenKind, text: str, out: list[Normalized]) -> None:
+    def _text(self, parsed: wire.ItemEvent, key: str, kind: n.OpenKind, text: str, out: list[n.Normalized]) -> None:
         self._emit_text(self._content_item(parsed, kind, out), key, kind, text, out)
 
-    def _annotation(self, parsed: wire.AnnotationAdded, out: list[Normalized]) -> None:
+    def _annotation(self, parsed: wire.AnnotationAdded, out: list[n.Normalized]) -> None:
         at = self.table.of_delta("message", parsed.output_index, parsed.item_id)
         if at is not None and at not in self.table.open:
             self._extra("annotation", text_of(parsed.annotation), out)
         else:
             self._cite(self._content_item(parsed, "text", out), text_key(parsed.content_index), parsed.annotation, out)
 
-    def _unknown(self, parsed: wire.Unknown, data: bytes, out: list[Normalized]) -> None:
+    def _unknown(self, parsed: wire.Unknown, data: bytes, out: list[n.Normalized]) -> None:
         """Handle an event of unknown type. Drop it if it concerns an item, whose final form has all data."""
         index = parsed.output_index
         of_item = isinstance(parsed.item_id, str) or (isinstance(index, int) and index in self.table.by_index)
@@ -263,7 +254,7 @@ class ResponsesDecoder(OutputDecoder, kw_only=True):
         elif self.started:
             self._extra(parsed.type.removeprefix("response."), data.decode(), out)
 
-    def _progress(self, parsed: wire.Unknown, data: bytes, out: list[Normalized]) -> None:
+    def _progress(self, parsed: wire.Unknown, data: bytes, out: list[n.Normalized]) -> None:
         """Emit what an event says of an item that the provider runs: its state, or data that come before its end. The
         complete item repeats what an event ``.added`` or ``.done`` has.
         """
@@ -274,11 +265,11 @@ class ResponsesDecoder(OutputDecoder, kw_only=True):
         if at not in self.table.open or (item := self.table.items[at]).ordinal < 0 or step in ("added", "done"):
             return
         if item.kind in ("image", "other"):
-            out.append(ItemProgress(item.ordinal, name if step == "delta" else step))
+            out.append(n.ItemProgress(item.ordinal, name if step == "delta" else step))
         if read(wire.fields, data, "event").keys() - _OF_PROGRESS:
             self._extra(name, data.decode(), out, item.ordinal)
 
-    def _item_input(self, index: object, item_id: object, field: str, piece: str, out: list[Normalized]) -> None:
+    def _item_input(self, index: object, item_id: object, field: str, piece: str, out: list[n.Normalized]) -> None:
         """Handle a piece of a text that an item of the provider's streams."""
         known = self.table.by_id.get(item_id) if isinstance(item_id, str) else None
         at = self.table.by_index.get(index) if known is None and isinstance(index, int) else known

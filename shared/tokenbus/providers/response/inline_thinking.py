@@ -24,23 +24,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from tokenbus.events.normalized import (
-    BlockStart,
-    BlockStop,
-    Cut,
-    Done,
-    Extra,
-    Failed,
-    ItemStart,
-    Normalized,
-    Opaque,
-    RefusalDelta,
-    Start,
-    TextDelta,
-    ThinkingDelta,
-    ToolCallStart,
-    UsageSeen,
-)
+from tokenbus.events import normalized as n
 from tokenbus.events.quirks import Quirks
 
 MAX_HELD_CHARS = 256
@@ -91,7 +75,7 @@ class _Text(msgspec.Struct):
     """Thinking that waits for its closing tag."""
     waits: int = 0
     """Number of characters in `waiting`."""
-    beside: list[Opaque | Extra] = []
+    beside: list[n.Opaque | n.Extra] = []
     """Events that belong to this block and wait with it."""
     phase: str = ""
 
@@ -132,53 +116,53 @@ class InlineThinking(msgspec.Struct):
         first = quirks.inline_thinking[0] if quirks.inline_thinking_opened else ""
         return cls(quirks.inline_thinking, first, first, releases=quirks.unclosed_thinking == "release")
 
-    def split(self, events: list[Normalized]) -> list[Normalized]:
+    def split(self, events: list[n.Normalized]) -> list[n.Normalized]:
         """Process events and return the result."""
-        out: list[Normalized] = []
+        out: list[n.Normalized] = []
         for event in events:
             self._process(event, out)
         return out
 
-    def _process(self, event: Normalized, out: list[Normalized]) -> None:
+    def _process(self, event: n.Normalized, out: list[n.Normalized]) -> None:
         match event:
-            case TextDelta():
+            case n.TextDelta():
                 self._read(self.open[event.block], event.text, out)
-            case RefusalDelta():
+            case n.RefusalDelta():
                 self._refuse(self.open[event.block], event.text, out)
-            case BlockStart() if event.kind == "text":
+            case n.BlockStart() if event.kind == "text":
                 text = _Text(event.block * _ORDINAL_STRIDE, self.inside, tagged=bool(self.inside), phase=event.phase)
                 if self.undecided:
                     text.waiting, text.waits = self.undecided.waiting, self.undecided.waits
                     text.beside = self.undecided.beside
                 self.open[event.block], self.inside, self.undecided = text, "", None
-            case BlockStop() if event.block in self.open:
+            case n.BlockStop() if event.block in self.open:
                 self._end(event.block, out)
-            case Opaque() | Extra() if waiting := self._waiting(event.block):
+            case n.Opaque() | n.Extra() if waiting := self._waiting(event.block):
                 self._attach(waiting, event, out)
-            case Opaque():
+            case n.Opaque():
                 if (ordinal := self._emitted_ordinal(event.block, out)) >= 0:
                     out.append(msgspec.structs.replace(event, block=ordinal))
-            case Extra():
+            case n.Extra():
                 ordinal = -1 if event.block is None else self._emitted_ordinal(event.block, out)
                 out.append(msgspec.structs.replace(event, block=ordinal if ordinal >= 0 else None))
-            case Start():
+            case n.Start():
                 self.open.clear()
                 self.inside, self.ended, self.undecided = self.begins_inside, -1, None
                 out.append(msgspec.structs.replace(event, void_before=event.void_before * _ORDINAL_STRIDE))
-            case Done() | Failed() | Cut():
+            case n.Done() | n.Failed() | n.Cut():
                 for text in self.open.values():
                     self._release(text, out)
                     self._think(text, out)
-                self._decide(out, as_text=isinstance(event, Done) and event.finish in ("stop", "tool_use"))
+                self._decide(out, as_text=isinstance(event, n.Done) and event.finish in ("stop", "tool_use"))
                 out.append(event)
-            case UsageSeen():
+            case n.UsageSeen():
                 out.append(event)
             case _:
-                if isinstance(event, ToolCallStart | ItemStart | BlockStart):
-                    self._decide(out, as_text=not (isinstance(event, BlockStart) and event.kind == "thinking"))
+                if isinstance(event, n.ToolCallStart | n.ItemStart | n.BlockStart):
+                    self._decide(out, as_text=not (isinstance(event, n.BlockStart) and event.kind == "thinking"))
                 out.append(msgspec.structs.replace(event, block=event.block * _ORDINAL_STRIDE))
 
-    def _end(self, number: int, out: list[Normalized]) -> None:
+    def _end(self, number: int, out: list[n.Normalized]) -> None:
         text = self.open.pop(number)
         self._release(text, out)
         if text.blank and not text.tagged:
@@ -191,7 +175,7 @@ class InlineThinking(msgspec.Struct):
         self.inside = text.inside or self.inside
         self.ended, self.ended_at = number, text.last
 
-    def _decide(self, out: list[Normalized], *, as_text: bool) -> None:
+    def _decide(self, out: list[n.Normalized], *, as_text: bool) -> None:
         """Resolve buffered thinking that will not be closed: as text if ``as_text``, otherwise as thinking."""
         text, self.undecided = self.undecided, None
         if text is None:
@@ -202,13 +186,13 @@ class InlineThinking(msgspec.Struct):
         self._close_piece(text, out)
         self.ended_at = text.last
 
-    def _think(self, text: _Text, out: list[Normalized]) -> None:
+    def _think(self, text: _Text, out: list[n.Normalized]) -> None:
         """Emit buffered content as thinking."""
         if text.waiting:
             waiting, text.waiting = "".join(text.waiting), []
             self._write(text, waiting, out)
 
-    def _attach(self, text: _Text, event: Opaque | Extra, out: list[Normalized]) -> None:
+    def _attach(self, text: _Text, event: n.Opaque | n.Extra, out: list[n.Normalized]) -> None:
         text.beside.append(event)
         if len(text.beside) > MAX_BESIDE:
             self._think(text, out)
@@ -218,7 +202,7 @@ class InlineThinking(msgspec.Struct):
         text = self.undecided if number == self.ended else self.open.get(-1 if number is None else number)
         return text if text and text.waiting else None
 
-    def _emitted_ordinal(self, number: int, out: list[Normalized]) -> int:
+    def _emitted_ordinal(self, number: int, out: list[n.Normalized]) -> int:
         """Map a decoder ordinal to an emitted one, -1 if it has none. A text maps to its last piece; an open, empty one
         gets a piece.
         """
@@ -228,7 +212,7 @@ class InlineThinking(msgspec.Struct):
             return text.last
         return self.ended_at if number == self.ended else number * _ORDINAL_STRIDE
 
-    def _read(self, text: _Text, new: str, out: list[Normalized]) -> None:
+    def _read(self, text: _Text, new: str, out: list[n.Normalized]) -> None:
         whole = text.held + new
         tags = _tags_of(self.names, text.inside)
         emitted = at = 0
@@ -249,7 +233,7 @@ class InlineThinking(msgspec.Struct):
         self._emit_text(text, whole[emitted:hold], out)
         text.held = whole[hold:]
 
-    def _refuse(self, text: _Text, refusal: str, out: list[Normalized]) -> None:
+    def _refuse(self, text: _Text, refusal: str, out: list[n.Normalized]) -> None:
         """Emit a refusal. Refusals contain no tags and end any thinking."""
         self._release(text, out)
         if text.inside:
@@ -257,14 +241,14 @@ class InlineThinking(msgspec.Struct):
             text.inside = ""
         if not text.is_open:
             self._open_piece(text, out)
-        out.append(RefusalDelta(text.last, refusal))
+        out.append(n.RefusalDelta(text.last, refusal))
 
-    def _release(self, text: _Text, out: list[Normalized]) -> None:
+    def _release(self, text: _Text, out: list[n.Normalized]) -> None:
         """Emit held-back characters: no more text comes, so they are not a tag."""
         held, text.held = text.held, ""
         self._emit_text(text, held, out)
 
-    def _emit_text(self, text: _Text, part: str, out: list[Normalized]) -> None:
+    def _emit_text(self, text: _Text, part: str, out: list[n.Normalized]) -> None:
         """Emit the text between two tags, or a part of it."""
         if not (self.releases and text.inside) or text.is_open:
             self._write(text, part, out)
@@ -274,32 +258,32 @@ class InlineThinking(msgspec.Struct):
             if text.waits > MAX_UNCLOSED_CHARS:
                 self._think(text, out)
 
-    def _write(self, text: _Text, part: str, out: list[Normalized]) -> None:
+    def _write(self, text: _Text, part: str, out: list[n.Normalized]) -> None:
         if not text.is_open:
             text.blank += part
             if len(text.blank) > MAX_HELD_CHARS or text.blank.strip(_BLANK):
                 self._open_piece(text, out)
         elif part:
-            out.append(ThinkingDelta(text.last, part) if text.inside else TextDelta(text.last, part))
+            out.append(n.ThinkingDelta(text.last, part) if text.inside else n.TextDelta(text.last, part))
 
-    def _open_piece(self, text: _Text, out: list[Normalized]) -> None:
+    def _open_piece(self, text: _Text, out: list[n.Normalized]) -> None:
         """Start a piece, including the whitespace before it."""
         text.pieces += 1
         text.is_open = True
         out.append(
-            BlockStart(text.last, "thinking") if text.inside else BlockStart(text.last, "text", phase=text.phase)
+            n.BlockStart(text.last, "thinking") if text.inside else n.BlockStart(text.last, "text", phase=text.phase)
         )
         kept, text.blank = text.blank, ""
         self._write(text, kept, out)
         out += [msgspec.structs.replace(event, block=text.last) for event in text.beside]
         text.beside = []
 
-    def _close_piece(self, text: _Text, out: list[Normalized]) -> None:
+    def _close_piece(self, text: _Text, out: list[n.Normalized]) -> None:
         """End the open piece. Whitespace on its own is dropped."""
         self._think(text, out)
         text.waits = 0
         if text.is_open:
-            out.append(BlockStop(text.last))
+            out.append(n.BlockStop(text.last))
         text.is_open, text.blank = False, ""
 
 

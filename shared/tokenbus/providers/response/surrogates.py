@@ -12,18 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
-from tokenbus.events.normalized import (
-    BlockStop,
-    Normalized,
-    RefusalDelta,
-    Start,
-    Terminal,
-    TextDelta,
-    ThinkingDelta,
-    ToolCallDelta,
-    ToolCallDone,
-    TranscriptDelta,
-)
+from tokenbus.events import normalized as n
 
 _FIRST = 0x10F800
 """The placeholder for U+D800; the 2048 halves fill the plane to its end."""
@@ -39,7 +28,7 @@ _ESCAPE = re.compile(
     rb"|\\."
 )
 
-_Delta = TextDelta | TranscriptDelta | ThinkingDelta | RefusalDelta | ToolCallDelta
+_Delta = n.TextDelta | n.TranscriptDelta | n.ThinkingDelta | n.RefusalDelta | n.ToolCallDelta
 E = TypeVar("E", bound=msgspec.Struct)
 
 
@@ -83,19 +72,19 @@ class SurrogateJoiner(msgspec.Struct):
     waiting: dict[int, tuple[str, str]] = {}
     """By block: the kind of the delta that ended in a first half, and that half's placeholder."""
 
-    def join(self, events: list[Normalized]) -> list[Normalized]:
+    def join(self, events: list[n.Normalized]) -> list[n.Normalized]:
         """Process events and return the result."""
-        out: list[Normalized] = []
+        out: list[n.Normalized] = []
         for event in events:
             match event:
-                case TextDelta() | TranscriptDelta() | ThinkingDelta() | RefusalDelta() | ToolCallDelta():
+                case n.TextDelta() | n.TranscriptDelta() | n.ThinkingDelta() | n.RefusalDelta() | n.ToolCallDelta():
                     self._delta(event, out)
                     continue
-                case BlockStop() | ToolCallDone():
+                case n.BlockStop() | n.ToolCallDone():
                     self._flush(event.block, out)
-                case Start():
+                case n.Start():
                     self.waiting.clear()
-                case _ if isinstance(event, Terminal):
+                case _ if isinstance(event, n.Terminal):
                     for block in list(self.waiting):
                         self._flush(block, out)
                 case _:
@@ -103,13 +92,13 @@ class SurrogateJoiner(msgspec.Struct):
             out.append(_cleaned(event))
         return out
 
-    def _delta(self, event: _Delta, out: list[Normalized]) -> None:
+    def _delta(self, event: _Delta, out: list[n.Normalized]) -> None:
         kind = type(event).__name__
         before = self.waiting.pop(event.block, None)
         if before and before[0] != kind:
             out.append(_DELTAS[before[0]](event.block, _LOST))
             before = None
-        fragment = event.fragment if isinstance(event, ToolCallDelta) else event.text
+        fragment = event.fragment if isinstance(event, n.ToolCallDelta) else event.text
         text = _PAIR.sub(_joined, (before[1] if before else "") + fragment)
         if "\U0010f800" <= text[-1] <= "\U0010fbff":
             self.waiting[event.block] = (kind, text[-1])
@@ -117,13 +106,14 @@ class SurrogateJoiner(msgspec.Struct):
         if text:
             out.append(_DELTAS[kind](event.block, _PLACEHOLDER.sub(_LOST, text)))
 
-    def _flush(self, block: int, out: list[Normalized]) -> None:
+    def _flush(self, block: int, out: list[n.Normalized]) -> None:
         if before := self.waiting.pop(block, None):
             out.append(_DELTAS[before[0]](block, _LOST))
 
 
 _DELTAS: dict[str, type[_Delta]] = {
-    delta.__name__: delta for delta in (TextDelta, TranscriptDelta, ThinkingDelta, RefusalDelta, ToolCallDelta)
+    delta.__name__: delta
+    for delta in (n.TextDelta, n.TranscriptDelta, n.ThinkingDelta, n.RefusalDelta, n.ToolCallDelta)
 }
 
 

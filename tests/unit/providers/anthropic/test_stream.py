@@ -8,23 +8,7 @@ import msgspec
 import pytest
 
 from tests.unit.providers.reading import answer, decoder, item, items, joined, read, sse
-from tokenbus.events.normalized import (
-    BlockStart,
-    BlockStop,
-    Cut,
-    Done,
-    Extra,
-    Failed,
-    Normalized,
-    Opaque,
-    Start,
-    TextDelta,
-    ThinkingDelta,
-    ToolCallDelta,
-    ToolCallDone,
-    ToolCallStart,
-    UsageSeen,
-)
+from tokenbus.events import normalized as n
 from tokenbus.events.usage import Usage
 
 START = {"type": "message_start", "message": {"id": "msg_1", "model": "claude", "content": []}}
@@ -51,20 +35,20 @@ def text(index: int, *pieces: str) -> list[dict[str, Any]]:
     return [block(index, type="text", text=""), *(delta(index, "text_delta", text=p) for p in pieces), end(index)]
 
 
-def events_of(*events: Any) -> list[Normalized]:
+def events_of(*events: Any) -> list[n.Normalized]:
     """The normalised events, without the Start."""
     start, *rest = read("anthropic", sse(START, *events))
-    assert start == Start("claude", "msg_1")
+    assert start == n.Start("claude", "msg_1")
     return rest
 
 
 def test_text_comes_in_its_pieces_and_an_empty_text_block_is_none() -> None:
     assert events_of(*text(0), *text(1, "", "Hel", "lo"), *stop("end_turn")) == [
-        BlockStart(0, "text"),
-        TextDelta(0, "Hel"),
-        TextDelta(0, "lo"),
-        BlockStop(0),
-        Done("stop", "end_turn"),
+        n.BlockStart(0, "text"),
+        n.TextDelta(0, "Hel"),
+        n.TextDelta(0, "lo"),
+        n.BlockStop(0),
+        n.Done("stop", "end_turn"),
     ]
 
 
@@ -76,7 +60,7 @@ def test_pings_and_done_markers_are_ignored_anywhere() -> None:
 
 def test_the_json_type_decides_not_the_event_name() -> None:
     named = b"event: ping\ndata: " + msgspec.json.encode(START) + b"\n\n"
-    assert read("anthropic", named)[0] == Start("claude", "msg_1")
+    assert read("anthropic", named)[0] == n.Start("claude", "msg_1")
 
 
 def test_a_signature_belongs_to_its_thinking_which_may_be_empty() -> None:
@@ -94,16 +78,16 @@ def test_a_signature_belongs_to_its_thinking_which_may_be_empty() -> None:
         *stop("end_turn"),
     )
     assert events[:-1] == [
-        BlockStart(0, "thinking"),
-        ThinkingDelta(0, "Hm"),
-        Opaque(0, "signature", "s0"),
-        BlockStop(0),
-        BlockStart(1, "thinking"),
-        Opaque(1, "signature", "s1"),
-        BlockStop(1),
-        BlockStart(2, "thinking"),
-        Opaque(2, "redacted", "xyz"),
-        BlockStop(2),
+        n.BlockStart(0, "thinking"),
+        n.ThinkingDelta(0, "Hm"),
+        n.Opaque(0, "signature", "s0"),
+        n.BlockStop(0),
+        n.BlockStart(1, "thinking"),
+        n.Opaque(1, "signature", "s1"),
+        n.BlockStop(1),
+        n.BlockStart(2, "thinking"),
+        n.Opaque(2, "redacted", "xyz"),
+        n.BlockStop(2),
     ]
 
 
@@ -128,17 +112,17 @@ def test_a_tool_calls_arguments_are_the_raw_text_of_its_deltas_or_else_of_its_st
         *stop("tool_use"),
     )
     assert events == [
-        ToolCallStart(0, "t", "f"),
-        *(ToolCallDelta(0, fragment) for fragment in fragments),
-        ToolCallDone(0),
-        Done("tool_use", "tool_use"),
+        n.ToolCallStart(0, "t", "f"),
+        *(n.ToolCallDelta(0, fragment) for fragment in fragments),
+        n.ToolCallDone(0),
+        n.Done("tool_use", "tool_use"),
     ]
 
 
 def test_further_fields_of_a_call_are_kept_to_be_sent_back() -> None:
     caller = msgspec.Raw(b'{"type":"code_execution_20250825","tool_id":"s"}')
     events = events_of(block(0, type="tool_use", id="t", name="f", input={}, caller=caller, other=None), end(0))
-    assert Opaque(0, "fields", '{"caller":{"type":"code_execution_20250825","tool_id":"s"}}') in events
+    assert n.Opaque(0, "fields", '{"caller":{"type":"code_execution_20250825","tool_id":"s"}}') in events
 
 
 def test_a_server_tool_is_never_a_call_but_an_item_at_its_place() -> None:
@@ -159,15 +143,15 @@ def test_a_server_tool_is_never_a_call_but_an_item_at_its_place() -> None:
         ("anthropic.server_tool_use", "web_search", "s", call),
         ("anthropic.web_search_tool_result", "web_search", "s", result),
     ]
-    streamed = [event.fragment for event in events if isinstance(event, ToolCallDelta) and event.block == 1]
+    streamed = [event.fragment for event in events if isinstance(event, n.ToolCallDelta) and event.block == 1]
     assert streamed[1:] == ['{"q":', ' "x"}', "}"], "the input is emitted as it comes"
-    assert answer([Start("m"), *events]).kinds == [
+    assert answer([n.Start("m"), *events]).kinds == [
         "text",
         "anthropic.server_tool_use",
         "anthropic.web_search_tool_result",
         "text",
     ]
-    assert events[-1] == Done("stop", "end_turn")
+    assert events[-1] == n.Done("stop", "end_turn")
 
 
 def test_a_server_tool_whose_input_was_cut_never_ends() -> None:
@@ -177,7 +161,7 @@ def test_a_server_tool_whose_input_was_cut_never_ends() -> None:
         end(0),
         *stop("max_tokens"),
     )
-    assert answer([Start("m"), *events]).open == {0}
+    assert answer([n.Start("m"), *events]).open == {0}
 
 
 def test_server_tools_may_give_more_in_all_than_one_may_give() -> None:
@@ -186,7 +170,7 @@ def test_server_tools_may_give_more_in_all_than_one_may_give() -> None:
 
     events = events_of(*(event for index in range(12) for event in page(index)), *stop("end_turn"))
     assert len(items(events)) == 12
-    assert events[-1] == Done("stop", "end_turn")
+    assert events[-1] == n.Done("stop", "end_turn")
 
 
 def test_a_compaction_is_an_item_with_what_its_deltas_brought() -> None:
@@ -212,13 +196,13 @@ def test_citations_are_shown_at_once_and_go_back_with_their_block() -> None:
         *stop("end_turn"),
     )
     assert events[:-1] == [
-        BlockStart(0, "text"),
-        Extra("anthropic.citation", '{"url":"u"}', 0),
-        TextDelta(0, "a"),
-        Extra("anthropic.citation", '{"url":"v"}', 0),
-        Opaque(0, "citations", '[{"url":"u"},{"url":"v"}]'),
-        BlockStop(0),
-        Extra("anthropic.citation", '{"url":"late"}', 0),
+        n.BlockStart(0, "text"),
+        n.Extra("anthropic.citation", '{"url":"u"}', 0),
+        n.TextDelta(0, "a"),
+        n.Extra("anthropic.citation", '{"url":"v"}', 0),
+        n.Opaque(0, "citations", '[{"url":"u"},{"url":"v"}]'),
+        n.BlockStop(0),
+        n.Extra("anthropic.citation", '{"url":"late"}', 0),
     ]
 
 
@@ -255,14 +239,14 @@ def test_what_has_no_name_stays_visible() -> None:
         STOP,
     )
     assert events == [
-        Extra("anthropic.weather", '{"type":"weather","sun":true}'),
-        Extra("anthropic.signature_delta", '{"type":"signature_delta","signature":"x"}'),
-        Extra("anthropic.mood_delta", '{"type":"mood_delta","mood":"good"}'),
-        BlockStart(0, "text"),
-        TextDelta(0, "a"),
-        BlockStop(0),
-        Extra("anthropic.stop_details", '{"a":1}'),
-        Done("unknown", "tired"),
+        n.Extra("anthropic.weather", '{"type":"weather","sun":true}'),
+        n.Extra("anthropic.signature_delta", '{"type":"signature_delta","signature":"x"}'),
+        n.Extra("anthropic.mood_delta", '{"type":"mood_delta","mood":"good"}'),
+        n.BlockStart(0, "text"),
+        n.TextDelta(0, "a"),
+        n.BlockStop(0),
+        n.Extra("anthropic.stop_details", '{"a":1}'),
+        n.Done("unknown", "tired"),
     ]
 
 
@@ -281,17 +265,19 @@ def test_what_has_no_name_stays_visible() -> None:
     ],
 )
 def test_stop_reasons_map_to_one_set_and_keep_their_raw_value(reason: str | None, finish: str) -> None:
-    assert events_of(*stop(reason)) == [Done(finish, reason or "")]  # pyright: ignore[reportArgumentType]
+    assert events_of(*stop(reason)) == [n.Done(finish, reason or "")]  # pyright: ignore[reportArgumentType]
 
 
 def test_the_stop_string_is_reported() -> None:
-    assert events_of(*stop("stop_sequence", stop_sequence="END")) == [Done("stop", "stop_sequence", stop_string="END")]
+    assert events_of(*stop("stop_sequence", stop_sequence="END")) == [
+        n.Done("stop", "stop_sequence", stop_string="END")
+    ]
 
 
 def test_complete_calls_make_a_stop_a_tool_use_but_never_a_length() -> None:
     call = [block(0, type="tool_use", id="t", name="f", input={}), end(0)]
-    assert events_of(*call, *stop("end_turn"))[-1] == Done("tool_use", "end_turn")
-    assert events_of(*call, *stop("max_tokens"))[-1] == Done("length", "max_tokens")
+    assert events_of(*call, *stop("end_turn"))[-1] == n.Done("tool_use", "end_turn")
+    assert events_of(*call, *stop("max_tokens"))[-1] == n.Done("length", "max_tokens")
 
 
 def test_counts_are_the_last_that_are_not_null_and_never_a_sum() -> None:
@@ -302,8 +288,8 @@ def test_counts_are_the_last_that_are_not_null_and_never_a_sum() -> None:
     events = read("anthropic", sse(start, {"type": "message_delta", "delta": {}, "usage": last}, STOP))
     raw = {**first, **last, "cache_read_input_tokens": 2}
     usage = Usage(input=7, output=9, reasoning=4, cache_read=2, cache_write=3, raw=raw)
-    assert events[1] == UsageSeen(Usage(input=5, output=1, cache_read=2, raw=first))
-    assert events[2:] == [UsageSeen(usage), Done("unknown", "", usage)]
+    assert events[1] == n.UsageSeen(Usage(input=5, output=1, cache_read=2, raw=first))
+    assert events[2:] == [n.UsageSeen(usage), n.Done("unknown", "", usage)]
 
 
 def test_a_message_that_begins_again_voids_earlier_content() -> None:
@@ -316,12 +302,12 @@ def test_a_message_that_begins_again_voids_earlier_content() -> None:
         *text(0, "new"),
         *stop("end_turn"),
     )
-    again = events.index(Start("claude", "msg_2", 2))
+    again = events.index(n.Start("claude", "msg_2", 2))
     assert events[again + 1 :] == [
-        BlockStart(2, "text"),
-        TextDelta(2, "new"),
-        BlockStop(2),
-        Done("stop", "end_turn"),
+        n.BlockStart(2, "text"),
+        n.TextDelta(2, "new"),
+        n.BlockStop(2),
+        n.Done("stop", "end_turn"),
     ]
 
 
@@ -339,10 +325,10 @@ def test_a_block_after_content_of_message_start_continues_it_or_is_the_next() ->
         events = read("anthropic", sse(begin, *later, STOP))
         texts = dict.fromkeys(expected, "")
         for event in events:
-            if isinstance(event, TextDelta):
+            if isinstance(event, n.TextDelta):
                 texts[event.block] += event.text
         assert texts == expected
-        assert isinstance(events[-1], Done)
+        assert isinstance(events[-1], n.Done)
 
 
 def test_content_inside_of_message_start_counts() -> None:
@@ -353,11 +339,11 @@ def test_content_inside_of_message_start_counts() -> None:
         "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {"a": 1}}],
     }
     assert read("anthropic", sse({"type": "message_start", "message": message}, STOP)) == [
-        Start("c", "m"),
-        ToolCallStart(0, "t", "f"),
-        ToolCallDelta(0, '{"a":1}'),
-        ToolCallDone(0),
-        Done("tool_use", "tool_use"),
+        n.Start("c", "m"),
+        n.ToolCallStart(0, "t", "f"),
+        n.ToolCallDelta(0, '{"a":1}'),
+        n.ToolCallDone(0),
+        n.Done("tool_use", "tool_use"),
     ]
 
 
@@ -376,7 +362,7 @@ def test_a_call_without_its_stop_event_is_not_complete() -> None:
     )
     assert result.done_calls == 0
     assert result.open == {0}
-    assert result.terminal == Done("unknown", "tool_use")
+    assert result.terminal == n.Done("unknown", "tool_use")
 
 
 @pytest.mark.parametrize(
@@ -401,7 +387,7 @@ def test_a_call_without_its_stop_event_is_not_complete() -> None:
 )
 def test_a_broken_event_ends_the_attempt_and_names_its_place(stream: bytes, where: str) -> None:
     terminal = read("anthropic", stream + sse(STOP))[-1]
-    assert isinstance(terminal, Failed)
+    assert isinstance(terminal, n.Failed)
     assert (terminal.error.code, terminal.error.kind, terminal.error.where) == ("malformed", "protocol", where)
     assert terminal.error.raw
     assert not terminal.error.retryable
@@ -409,7 +395,7 @@ def test_a_broken_event_ends_the_attempt_and_names_its_place(stream: bytes, wher
 
 def test_an_event_without_a_type_is_an_error_that_says_so() -> None:
     terminal = read("anthropic", sse(START, {"no": "type"}))[-1]
-    assert isinstance(terminal, Failed)
+    assert isinstance(terminal, n.Failed)
     assert "`type`" in terminal.error.message
 
 
@@ -431,7 +417,7 @@ def test_an_event_without_a_type_is_an_error_that_says_so() -> None:
 def test_an_error_in_a_sound_answer_ends_the_attempt_first_or_later(stream: bytes, kind: str, code: str | None) -> None:
     for before in (b"", sse(START, *text(0, "partial"))):
         terminal = read("anthropic", before + stream + sse(*stop("end_turn")))[-1]
-        assert isinstance(terminal, Failed)
+        assert isinstance(terminal, n.Failed)
         assert terminal.error.kind == kind
         assert code in (None, terminal.error.code)
 
@@ -456,12 +442,12 @@ def test_an_error_leaves_open_blocks_open() -> None:
     ],
 )
 def test_a_body_without_its_end_is_cut(stream: bytes, reason: str) -> None:
-    assert read("anthropic", stream)[-1] == Cut(reason)
+    assert read("anthropic", stream)[-1] == n.Cut(reason)
 
 
 def test_nothing_comes_after_the_terminal_event_but_is_counted() -> None:
     reader = decoder("anthropic")
-    assert isinstance(reader.feed(sse(START, STOP, START, *text(0, "late")))[-1], Done)
+    assert isinstance(reader.feed(sse(START, STOP, START, *text(0, "late")))[-1], n.Done)
     assert reader.feed(sse(STOP)) + reader.end() + reader.end() == []
 
 

@@ -9,30 +9,12 @@ import msgspec
 import pytest
 
 from tests.unit.providers.reading import answer, item, items, joined, read, sse
-from tokenbus.events.normalized import (
-    Audio,
-    BlockStart,
-    BlockStop,
-    Cut,
-    Done,
-    Extra,
-    Failed,
-    Image,
-    Normalized,
-    Opaque,
-    Start,
-    TextDelta,
-    ThinkingDelta,
-    ToolCallDelta,
-    ToolCallDone,
-    ToolCallStart,
-    UsageSeen,
-)
+from tokenbus.events import normalized as n
 from tokenbus.events.usage import Usage
 
 HEAD = {"modelVersion": "gemini", "responseId": "r1"}
-STOPPED = Done("stop", "STOP")
-CALLED = Done("tool_use", "STOP")
+STOPPED = n.Done("stop", "STOP")
+CALLED = n.Done("tool_use", "STOP")
 
 
 def chunk(*parts: dict[str, Any], finish: str | None = None, **candidate: Any) -> dict[str, Any]:
@@ -48,10 +30,10 @@ def function(signature: str | None = None, **call: Any) -> dict[str, Any]:
     return {"functionCall": call} | ({"thoughtSignature": signature} if signature else {})
 
 
-def events_of(*chunks: Any) -> list[Normalized]:
+def events_of(*chunks: Any) -> list[n.Normalized]:
     """The normalised events, without the Start."""
     start, *rest = read("gemini", sse(*chunks))
-    assert start == Start("gemini", "r1")
+    assert start == n.Start("gemini", "r1")
     return rest
 
 
@@ -63,14 +45,14 @@ def test_text_and_thinking_follow_each_other() -> None:
     assert events_of(
         chunk(text("H", **thought)), chunk(text("m", **thought), text("Hel")), chunk(text("lo")), STOP
     ) == [
-        BlockStart(0, "thinking"),
-        ThinkingDelta(0, "H"),
-        ThinkingDelta(0, "m"),
-        BlockStop(0),
-        BlockStart(1, "text"),
-        TextDelta(1, "Hel"),
-        TextDelta(1, "lo"),
-        BlockStop(1),
+        n.BlockStart(0, "thinking"),
+        n.ThinkingDelta(0, "H"),
+        n.ThinkingDelta(0, "m"),
+        n.BlockStop(0),
+        n.BlockStart(1, "text"),
+        n.TextDelta(1, "Hel"),
+        n.TextDelta(1, "lo"),
+        n.BlockStop(1),
         STOPPED,
     ]
 
@@ -79,11 +61,11 @@ def test_a_finish_reason_is_not_the_end_and_the_last_one_counts() -> None:
     last = {**HEAD, "candidates": [{"finishReason": "SAFETY"}]}
     events = events_of(chunk(text("a"), finish="STOP"), chunk(text("b"), finish="STOP"), last)
     assert events == [
-        BlockStart(0, "text"),
-        TextDelta(0, "a"),
-        TextDelta(0, "b"),
-        BlockStop(0),
-        Done("content_filter", "SAFETY"),
+        n.BlockStart(0, "text"),
+        n.TextDelta(0, "a"),
+        n.TextDelta(0, "b"),
+        n.BlockStop(0),
+        n.Done("content_filter", "SAFETY"),
     ]
 
 
@@ -101,29 +83,29 @@ def test_a_finish_reason_is_not_the_end_and_the_last_one_counts() -> None:
     ],
 )
 def test_why_it_ended(raw: str, finish: Any) -> None:
-    assert events_of(chunk(finish=raw)) == [Done(finish, raw)]
+    assert events_of(chunk(finish=raw)) == [n.Done(finish, raw)]
 
 
 def test_what_a_filter_says_of_its_reasons_is_shown() -> None:
     ratings = [{"category": "X", "probability": "HIGH"}]
     events = events_of(chunk(finish="SAFETY", safetyRatings=ratings, finishMessage="No."))
     assert events == [
-        Extra("gemini.finishMessage", '"No."'),
-        Extra("gemini.safetyRatings", '[{"category":"X","probability":"HIGH"}]'),
-        Done("content_filter", "SAFETY"),
+        n.Extra("gemini.finishMessage", '"No."'),
+        n.Extra("gemini.safetyRatings", '[{"category":"X","probability":"HIGH"}]'),
+        n.Done("content_filter", "SAFETY"),
     ]
     calm = [{"category": "X", "probability": "NEGLIGIBLE"}]
     said = events_of(chunk(finish="STOP", safetyRatings=ratings), chunk(safetyRatings=calm))
-    assert said == [Extra("gemini.safetyRatings", '[{"category":"X","probability":"NEGLIGIBLE"}]'), STOPPED]
+    assert said == [n.Extra("gemini.safetyRatings", '[{"category":"X","probability":"NEGLIGIBLE"}]'), STOPPED]
 
 
 def test_a_blocked_prompt_ends_in_content_filter() -> None:
     feedback = {**HEAD, "promptFeedback": {"blockReason": "SAFETY"}}
     assert events_of(feedback) == [
-        Extra("gemini.promptFeedback", '{"blockReason":"SAFETY"}'),
-        Done("content_filter", "SAFETY"),
+        n.Extra("gemini.promptFeedback", '{"blockReason":"SAFETY"}'),
+        n.Done("content_filter", "SAFETY"),
     ]
-    assert events_of({**feedback, **chunk(finish="PROHIBITED_CONTENT")})[-1] == Done(
+    assert events_of({**feedback, **chunk(finish="PROHIBITED_CONTENT")})[-1] == n.Done(
         "content_filter", "PROHIBITED_CONTENT"
     )
 
@@ -131,13 +113,13 @@ def test_a_blocked_prompt_ends_in_content_filter() -> None:
 def test_a_call_is_complete_and_its_arguments_are_compact_for_every_layout() -> None:
     laid_out = msgspec.Raw(b'{ "city" : "Bonn",  "n": 1.0, "u": "\\u00fc"}')
     assert events_of(chunk(text("Wait"), function(id="x", name="f", args=laid_out)), STOP) == [
-        BlockStart(0, "text"),
-        TextDelta(0, "Wait"),
-        BlockStop(0),
-        ToolCallStart(1, "x", "f"),
-        Opaque(1, "item_id", "x"),
-        ToolCallDelta(1, '{"city":"Bonn","n":1.0,"u":"\\u00fc"}'),
-        ToolCallDone(1),
+        n.BlockStart(0, "text"),
+        n.TextDelta(0, "Wait"),
+        n.BlockStop(0),
+        n.ToolCallStart(1, "x", "f"),
+        n.Opaque(1, "item_id", "x"),
+        n.ToolCallDelta(1, '{"city":"Bonn","n":1.0,"u":"\\u00fc"}'),
+        n.ToolCallDone(1),
         CALLED,
     ]
 
@@ -151,11 +133,11 @@ def test_a_call_without_id_or_arguments_gets_both() -> None:
 @pytest.mark.parametrize("finish", ["MAX_TOKENS", "SAFETY", "MALFORMED_FUNCTION_CALL", "OTHER"])
 def test_calls_are_no_tool_use_if_the_finish_reason_is_a_failure(finish: str) -> None:
     terminal = events_of(chunk(function(name="f"), finish=finish))[-1]
-    assert isinstance(terminal, Done)
+    assert isinstance(terminal, n.Done)
     assert terminal.finish != "tool_use"
 
 
-def streamed(*pieces: dict[str, Any]) -> list[Normalized]:
+def streamed(*pieces: dict[str, Any]) -> list[n.Normalized]:
     return events_of(*(chunk(piece) for piece in pieces), STOP)
 
 
@@ -171,16 +153,16 @@ def test_arguments_in_pieces_are_one_call() -> None:
         function(),
         function(name="g"),
     ) == [
-        ToolCallStart(0, "x", "f"),
-        Opaque(0, "item_id", "x"),
-        Opaque(0, "thought_signature", "sig"),
-        ToolCallDelta(0, '{"city":"New '),
-        ToolCallDelta(0, 'Delhi","unit":"c'),
-        ToolCallDelta(0, '"}'),
-        ToolCallDone(0),
-        ToolCallStart(1, "call_1", "g", derived=True),
-        ToolCallDelta(1, "{}"),
-        ToolCallDone(1),
+        n.ToolCallStart(0, "x", "f"),
+        n.Opaque(0, "item_id", "x"),
+        n.Opaque(0, "thought_signature", "sig"),
+        n.ToolCallDelta(0, '{"city":"New '),
+        n.ToolCallDelta(0, 'Delhi","unit":"c'),
+        n.ToolCallDelta(0, '"}'),
+        n.ToolCallDone(0),
+        n.ToolCallStart(1, "call_1", "g", derived=True),
+        n.ToolCallDelta(1, "{}"),
+        n.ToolCallDone(1),
         CALLED,
     ]
 
@@ -207,22 +189,22 @@ def test_a_signature_belongs_to_its_part() -> None:
         chunk(function("s2", name="f", args={})),
         chunk(function(name="g", args={}), finish="STOP"),
     ) == [
-        BlockStart(0, "thinking"),
-        ThinkingDelta(0, "Hm"),
-        Opaque(0, "thought_signature", "s0"),
-        BlockStop(0),
-        BlockStart(1, "text"),
-        TextDelta(1, "a"),
-        TextDelta(1, "b"),
-        Opaque(1, "thought_signature", "s1"),
-        BlockStop(1),
-        ToolCallStart(2, "call_2", "f", derived=True),
-        Opaque(2, "thought_signature", "s2"),
-        ToolCallDelta(2, "{}"),
-        ToolCallDone(2),
-        ToolCallStart(3, "call_3", "g", derived=True),
-        ToolCallDelta(3, "{}"),
-        ToolCallDone(3),
+        n.BlockStart(0, "thinking"),
+        n.ThinkingDelta(0, "Hm"),
+        n.Opaque(0, "thought_signature", "s0"),
+        n.BlockStop(0),
+        n.BlockStart(1, "text"),
+        n.TextDelta(1, "a"),
+        n.TextDelta(1, "b"),
+        n.Opaque(1, "thought_signature", "s1"),
+        n.BlockStop(1),
+        n.ToolCallStart(2, "call_2", "f", derived=True),
+        n.Opaque(2, "thought_signature", "s2"),
+        n.ToolCallDelta(2, "{}"),
+        n.ToolCallDone(2),
+        n.ToolCallStart(3, "call_3", "g", derived=True),
+        n.ToolCallDelta(3, "{}"),
+        n.ToolCallDone(3),
         CALLED,
     ]
 
@@ -230,10 +212,10 @@ def test_a_signature_belongs_to_its_part() -> None:
 @pytest.mark.parametrize("alone", [{"text": "", "thoughtSignature": "s"}, {"thoughtSignature": "s"}])
 def test_a_signature_on_no_text_is_that_of_the_open_text(alone: dict[str, Any]) -> None:
     assert events_of(chunk(text("a")), chunk(alone, finish="STOP")) == [
-        BlockStart(0, "text"),
-        TextDelta(0, "a"),
-        Opaque(0, "thought_signature", "s"),
-        BlockStop(0),
+        n.BlockStart(0, "text"),
+        n.TextDelta(0, "a"),
+        n.Opaque(0, "thought_signature", "s"),
+        n.BlockStop(0),
         STOPPED,
     ]
 
@@ -242,7 +224,7 @@ def test_a_signature_on_no_text_is_that_of_the_open_text(alone: dict[str, Any]) 
 def test_a_signature_without_an_open_text_is_sent_back_at_its_place(alone: dict[str, Any]) -> None:
     json = msgspec.json.encode(alone).decode()
     events = events_of(chunk(alone), chunk(text("a"), finish="STOP"))
-    assert events[:4] == [*item(0, "gemini.thoughtSignature", json), BlockStart(1, "text")]
+    assert events[:4] == [*item(0, "gemini.thoughtSignature", json), n.BlockStart(1, "text")]
     after_a_call = events_of(chunk(function("s0", name="f"), alone), STOP)
     assert items(after_a_call) == [("gemini.thoughtSignature", "", "", json)]
 
@@ -252,14 +234,14 @@ def test_two_signatures_of_one_text_are_two_parts() -> None:
         chunk(text("a", thoughtSignature="s0"), text("b", thoughtSignature="s1"), {"thoughtSignature": "s2"}), STOP
     )
     assert events == [
-        BlockStart(0, "text"),
-        TextDelta(0, "a"),
-        Opaque(0, "thought_signature", "s0"),
-        BlockStop(0),
-        BlockStart(1, "text"),
-        TextDelta(1, "b"),
-        Opaque(1, "thought_signature", "s1"),
-        BlockStop(1),
+        n.BlockStart(0, "text"),
+        n.TextDelta(0, "a"),
+        n.Opaque(0, "thought_signature", "s0"),
+        n.BlockStop(0),
+        n.BlockStart(1, "text"),
+        n.TextDelta(1, "b"),
+        n.Opaque(1, "thought_signature", "s1"),
+        n.BlockStop(1),
         *item(2, "gemini.thoughtSignature", '{"thoughtSignature":"s2"}'),
         STOPPED,
     ]
@@ -269,14 +251,14 @@ def test_what_the_provider_runs_itself_is_an_item_at_its_place() -> None:
     code = {"executableCode": {"language": "PYTHON", "code": "1"}, "thoughtSignature": "s"}
     result = {"codeExecutionResult": {"outcome": "OUTCOME_OK", "output": "1"}}
     assert events_of(chunk(text("a"), code), chunk(result), chunk(text("b")), STOP) == [
-        BlockStart(0, "text"),
-        TextDelta(0, "a"),
-        BlockStop(0),
+        n.BlockStart(0, "text"),
+        n.TextDelta(0, "a"),
+        n.BlockStop(0),
         *item(1, "gemini.executableCode", msgspec.json.encode(code).decode(), "code_execution"),
         *item(2, "gemini.codeExecutionResult", msgspec.json.encode(result).decode(), "code_execution"),
-        BlockStart(3, "text"),
-        TextDelta(3, "b"),
-        BlockStop(3),
+        n.BlockStart(3, "text"),
+        n.TextDelta(3, "b"),
+        n.BlockStop(3),
         STOPPED,
     ]
 
@@ -286,8 +268,8 @@ def test_half_a_surrogate_pair_becomes_a_replacement_character_in_any_field() ->
     unnamed = b'{"x":"%s","%s":1}' % (half, half)
     body = b'{"candidates":[{"content":{"parts":[{"text":"%s"},%s]},"finishReason":"STOP"}]}' % (half, unnamed)
     assert read("gemini", body)[2:] == [
-        TextDelta(0, "\ufffd"),
-        BlockStop(0),
+        n.TextDelta(0, "\ufffd"),
+        n.BlockStop(0),
         *item(1, "gemini.x", '{"x":"\ufffd","\ufffd":1}'),
         STOPPED,
     ]
@@ -300,13 +282,13 @@ def test_images_are_blocks_those_of_thoughts_drafts_and_other_media_items() -> N
     assert events_of(
         chunk(blob("image/png", thought=True)), chunk(blob("image/png", thoughtSignature="s"), blob("video/mp4")), STOP
     ) == [
-        BlockStart(0, "image"),
-        Image(0, "image/png", "AAAA", final=True, draft=True),
-        BlockStop(0),
-        BlockStart(1, "image"),
-        Image(1, "image/png", "AAAA", final=True),
-        Opaque(1, "thought_signature", "s"),
-        BlockStop(1),
+        n.BlockStart(0, "image"),
+        n.Image(0, "image/png", "AAAA", final=True, draft=True),
+        n.BlockStop(0),
+        n.BlockStart(1, "image"),
+        n.Image(1, "image/png", "AAAA", final=True),
+        n.Opaque(1, "thought_signature", "s"),
+        n.BlockStop(1),
         *item(2, "gemini.inlineData", '{"inlineData":{"mimeType":"video/mp4","data":"AAAA"}}'),
         STOPPED,
     ]
@@ -318,10 +300,10 @@ def test_sources_are_shown_with_the_text_that_is_open() -> None:
         chunk(groundingMetadata={"g": 1}, urlContextMetadata={"u": 1}),
         STOP,
     )
-    assert [e for e in events if isinstance(e, Extra)] == [
-        Extra("gemini.citationMetadata", '{"citations":[1]}', 0),
-        Extra("gemini.groundingMetadata", '{"g":1}', 0),
-        Extra("gemini.urlContextMetadata", '{"u":1}', 0),
+    assert [e for e in events if isinstance(e, n.Extra)] == [
+        n.Extra("gemini.citationMetadata", '{"citations":[1]}', 0),
+        n.Extra("gemini.groundingMetadata", '{"g":1}', 0),
+        n.Extra("gemini.urlContextMetadata", '{"u":1}', 0),
     ]
 
 
@@ -329,8 +311,8 @@ def test_only_the_first_candidate_is_the_answer() -> None:
     other = {"index": 1, "content": {"parts": [{"text": "b"}]}, "finishReason": "SAFETY"}
     both = {**HEAD, "candidates": [*chunk(text("a"), finish="STOP")["candidates"], other]}
     events = events_of(both)
-    assert Extra("gemini.candidate", msgspec.json.encode(other).decode()) in events
-    assert (events[1], events[-1]) == (TextDelta(0, "a"), STOPPED)
+    assert n.Extra("gemini.candidate", msgspec.json.encode(other).decode()) in events
+    assert (events[1], events[-1]) == (n.TextDelta(0, "a"), STOPPED)
 
 
 def test_counts_are_the_last_of_each_and_thoughts_are_never_subtracted() -> None:
@@ -346,7 +328,7 @@ def test_counts_are_the_last_of_each_and_thoughts_are_never_subtracted() -> None
     events = events_of(
         {**chunk(), "usageMetadata": first}, {**chunk(), "usageMetadata": first}, {**STOP, "usageMetadata": second}
     )
-    assert events == [UsageSeen(usage), UsageSeen(last), Done("stop", "STOP", last)]
+    assert events == [n.UsageSeen(usage), n.UsageSeen(last), n.Done("stop", "STOP", last)]
 
 
 @pytest.mark.parametrize(
@@ -373,7 +355,7 @@ def test_an_error_in_a_sound_answer_ends_the_attempt_by_its_status(
     )
     for before in (b"", sse(chunk(text("partial"), finish="STOP"))):
         terminal = read("gemini", before + framing % error)[-1]
-        assert isinstance(terminal, Failed)
+        assert isinstance(terminal, n.Failed)
         assert (terminal.error.code, terminal.error.kind, terminal.error.retryable) == (status.lower(), kind, retryable)
 
 
@@ -388,14 +370,14 @@ def test_line_ends_and_an_array_in_place_of_a_stream_are_no_matter() -> None:
 
 def test_a_body_without_a_finish_reason_is_cut() -> None:
     result = answer(read("gemini", sse(chunk(text("a")))))
-    assert (result.text, result.open, result.terminal) == ("a", {0}, Cut("the stream ended before finishReason"))
-    assert read("gemini", b"") == [Cut("the body held no answer")]
+    assert (result.text, result.open, result.terminal) == ("a", {0}, n.Cut("the stream ended before finishReason"))
+    assert read("gemini", b"") == [n.Cut("the body held no answer")]
     assert read("gemini", sse({**HEAD, "candidates": [{"content": {"missing-parts": True}}]}))[-1] == result.terminal
 
 
 def test_an_unknown_chunk_is_shown() -> None:
-    assert events_of(chunk(), {"odd": 1}, STOP) == [Extra("gemini.chunk", '{"odd":1}'), STOPPED]
-    assert read("gemini", sse({"odd": 1}, STOP)) == [Start("gemini", "r1"), STOPPED]
+    assert events_of(chunk(), {"odd": 1}, STOP) == [n.Extra("gemini.chunk", '{"odd":1}'), STOPPED]
+    assert read("gemini", sse({"odd": 1}, STOP)) == [n.Start("gemini", "r1"), STOPPED]
 
 
 @pytest.mark.parametrize(
@@ -413,7 +395,7 @@ def test_an_unknown_chunk_is_shown() -> None:
 )
 def test_a_broken_chunk_ends_the_attempt_and_names_its_place(broken: Any, where: str) -> None:
     terminal = read("gemini", sse(chunk(text("a")), broken, STOP))[-1]
-    assert isinstance(terminal, Failed)
+    assert isinstance(terminal, n.Failed)
     assert (terminal.error.code, terminal.error.kind, terminal.error.where) == ("malformed", "protocol", where)
 
 
@@ -441,14 +423,14 @@ def test_pieces_of_audio_are_one_block_for_each_type() -> None:
     silence = piece(bytes(2))
     pieces = [chunk(silence), chunk(silence, silence), chunk(text("So.")), chunk(piece(b"x", "audio/wav"))]
     assert events_of(*pieces, STOP) == [
-        BlockStart(0, "audio"),
-        Audio(0, "audio/L16;rate=24000", b64encode(bytes(6)).decode()),
-        BlockStop(0),
-        BlockStart(1, "text"),
-        TextDelta(1, "So."),
-        BlockStop(1),
-        BlockStart(2, "audio"),
-        Audio(2, "audio/wav", b64encode(b"x").decode()),
-        BlockStop(2),
+        n.BlockStart(0, "audio"),
+        n.Audio(0, "audio/L16;rate=24000", b64encode(bytes(6)).decode()),
+        n.BlockStop(0),
+        n.BlockStart(1, "text"),
+        n.TextDelta(1, "So."),
+        n.BlockStop(1),
+        n.BlockStart(2, "audio"),
+        n.Audio(2, "audio/wav", b64encode(b"x").decode()),
+        n.BlockStop(2),
         STOPPED,
     ]

@@ -16,22 +16,7 @@ from tests.unit.providers.reading import Answer, answer, items, read, read_piece
 from tests.unit.providers.test_each_character_once import said_in as voices_in
 from tests.unit.providers.test_each_character_once import solid
 from tests.unit.providers.test_unknown_fields import said_in, with_unknown_fields
-from tokenbus.events.normalized import (
-    Audio,
-    BlockStart,
-    Cut,
-    Done,
-    Extra,
-    Failed,
-    Image,
-    ItemStart,
-    Normalized,
-    Opaque,
-    Start,
-    TextDelta,
-    ToolCallStart,
-    UsageSeen,
-)
+from tokenbus.events import normalized as n
 from tokenbus.events.usage import Usage
 from tokenbus.providers.api import JobSeen
 from tokenbus.providers.gemini_interactions.request import jobs
@@ -39,7 +24,7 @@ from tokenbus.providers.gemini_interactions.request import jobs
 API = "gemini-interactions"
 Json = dict[str, Any]
 USAGE: Json = {"total_tokens": 299, "total_input_tokens": 138, "total_output_tokens": 20, "total_thought_tokens": 141}
-PIXELS = [b64encode(b"\x89PNG%d" % n).decode() for n in range(3)]
+PIXELS = [b64encode(b"\x89PNG%d" % i).decode() for i in range(3)]
 
 
 def started() -> list[Json]:
@@ -132,30 +117,30 @@ def whole(*steps: Json, status: str = "completed", **more: Any) -> bytes:
     return msgspec.json.encode(completed(status, steps=list(steps), **more)["interaction"])
 
 
-def of_kind(events: list[Normalized], kind: type[Any]) -> list[Any]:
+def of_kind(events: list[n.Normalized], kind: type[Any]) -> list[Any]:
     return [event for event in events if isinstance(event, kind)]
 
 
 def test_a_thought_and_a_text_are_blocks_with_what_goes_back() -> None:
     events = read(API, STREAMS["text"])
     found = answer(events)
-    assert events[0] == Start("gemini-3.7-flash", "v1_a")
+    assert events[0] == n.Start("gemini-3.7-flash", "v1_a")
     assert (found.kinds, found.open) == (["thinking", "text"], set())
     assert (found.thinking, found.text) == ("**A plan**\n\nI look it up.", "It is Mount Elbrus.")
-    assert of_kind(events, Opaque) == [
-        Opaque(0, "thought_signature", "c2ln"),
-        Opaque(1, "citations", f"[{msgspec.json.encode(CITATION).decode()}]"),
+    assert of_kind(events, n.Opaque) == [
+        n.Opaque(0, "thought_signature", "c2ln"),
+        n.Opaque(1, "citations", f"[{msgspec.json.encode(CITATION).decode()}]"),
     ]
     usage = Usage(input=138, output=20, reasoning=141, total=299, raw=USAGE)
-    assert of_kind(events, UsageSeen) == [UsageSeen(usage)]
-    assert events[-2:] == [Extra(f"{API}.service_tier", '"standard"'), Done("stop", "completed", usage)]
+    assert of_kind(events, n.UsageSeen) == [n.UsageSeen(usage)]
+    assert events[-2:] == [n.Extra(f"{API}.service_tier", '"standard"'), n.Done("stop", "completed", usage)]
 
 
 def test_tools_of_the_provider_are_items_that_start_at_once_and_go_back_as_whole_steps() -> None:
     events = read(API, STREAMS["a search and a call"])
-    assert of_kind(events, ItemStart) == [
-        ItemStart(0, f"{API}.google_search_call", "google_search", "mkutnkgn"),
-        ItemStart(1, f"{API}.google_search_result", "google_search", "mkutnkgn"),
+    assert of_kind(events, n.ItemStart) == [
+        n.ItemStart(0, f"{API}.google_search_call", "google_search", "mkutnkgn"),
+        n.ItemStart(1, f"{API}.google_search_result", "google_search", "mkutnkgn"),
     ]
     (*_, call), (*_, result) = items(events)
     assert msgspec.json.decode(call) == {"id": "mkutnkgn", **SEARCH[1]}
@@ -168,22 +153,22 @@ def test_tools_of_the_provider_are_items_that_start_at_once_and_go_back_as_whole
     }
     found = answer(events)
     assert found.calls == [("ktr5aysg", "get_weather", '{"location":"Mount Elbrus"}')]
-    assert isinstance(found.terminal, Done)
+    assert isinstance(found.terminal, n.Done)
     assert (found.terminal.finish, found.terminal.finish_raw, found.done_calls) == ("tool_use", "requires_action", 1)
 
 
 def test_the_tool_of_an_mcp_server_has_its_name_also_in_its_result() -> None:
     called = {"type": "mcp_server_tool_call", "id": "m1", "name": "roll", "server_name": "dice", "arguments": {}}
     events = read(API, stream((called,), ({"type": "mcp_server_tool_result", "call_id": "m1", "result": "6"},)))
-    assert [(event.tool_name, event.tool_id) for event in of_kind(events, ItemStart)] == [("roll", "m1")] * 2
+    assert [(event.tool_name, event.tool_id) for event in of_kind(events, n.ItemStart)] == [("roll", "m1")] * 2
 
 
 def test_images_divide_the_text_and_those_of_a_thought_are_drafts() -> None:
     events = read(API, STREAMS["images between texts"])
     assert answer(events).kinds == ["text", "image", "text", "image"]
-    assert [image.base64 for image in of_kind(events, Image)] == PIXELS[:2]
+    assert [image.base64 for image in of_kind(events, n.Image)] == PIXELS[:2]
     drawn = {"type": "thought_summary", "content": {"type": "image", "mime_type": "image/png", "data": PIXELS[0]}}
-    [draft] = of_kind(read(API, stream(({"type": "thought"}, drawn))), Image)
+    [draft] = of_kind(read(API, stream(({"type": "thought"}, drawn))), n.Image)
     assert draft.draft
 
 
@@ -191,7 +176,7 @@ def test_pieces_of_sound_are_one_block_that_says_how_it_is_coded() -> None:
     pieces = [b64encode(piece).decode() for piece in (b"abc", b"d")]
     coded = {"type": "audio", "mime_type": "audio/l16", "sample_rate": 24000, "channels": 1}
     events = read(API, stream(({"type": "model_output"}, *({**coded, "data": piece} for piece in pieces))))
-    [heard] = of_kind(events, Audio)
+    [heard] = of_kind(events, n.Audio)
     assert (heard.media_type, heard.base64) == ("audio/l16;rate=24000;channels=1", b64encode(b"abcd").decode())
 
 
@@ -260,7 +245,7 @@ def test_a_stream_that_is_cut_anywhere_is_completed_by_the_whole_interaction(nam
     """As `jobs` does with one in the background."""
     data = STREAMS[name]
     complete = said(data)
-    assert isinstance(complete.terminal, Done)
+    assert isinstance(complete.terminal, n.Done)
     steps: list[Json] = [msgspec.json.decode(line[6:]) for line in data.splitlines() if line.startswith(b"data: {")]
     response = whole(*_assembled(steps), status=complete.terminal.finish_raw)
     ends = [at + 2 for at in range(len(data)) if data[at : at + 2] == b"\n\n"]
@@ -347,30 +332,30 @@ def test_what_was_sent_is_not_part_of_the_answer() -> None:
 def test_a_status_is_a_finish_reason_streamed_and_whole(status: str, finish: str) -> None:
     for data in (stream(SAID, end=completed(status)), whole(WHOLE[2], status=status)):
         terminal = said(data).terminal
-        assert isinstance(terminal, Done)
+        assert isinstance(terminal, n.Done)
         assert (terminal.finish, terminal.finish_raw) == (finish, status)
 
 
 def test_calls_make_a_completed_interaction_a_tool_use_and_without_a_stop_they_do_not_run() -> None:
     found = said(stream(CALL))
-    assert isinstance(found.terminal, Done)
+    assert isinstance(found.terminal, n.Done)
     assert (found.terminal.finish, found.done_calls) == ("tool_use", 1)
     cut = said(sse(*started(), *step(0, *CALL)[:-1], completed("incomplete")))
     assert (cut.done_calls, cut.open) == (0, {0})
-    assert isinstance(cut.terminal, Done)
+    assert isinstance(cut.terminal, n.Done)
     assert cut.terminal.finish == "length"
 
 
 def test_a_call_without_deltas_has_the_arguments_of_its_start_and_one_without_an_id_gets_one() -> None:
     found = said(stream(({"type": "function_call", "name": "f", "arguments": {"a": [1, 2]}},)))
     assert found.calls == [("call_0", "f", '{"a":[1,2]}')]
-    [start] = of_kind(read(API, stream(({"type": "function_call", "name": "f"},))), ToolCallStart)
+    [start] = of_kind(read(API, stream(({"type": "function_call", "name": "f"},))), n.ToolCallStart)
     assert start.derived
 
 
 def test_the_token_of_an_interaction_that_pauses_is_kept_for_its_continuation() -> None:
     events = read(API, stream(SAID, end=completed("requires_continuation", continuation_token="tok")))
-    assert Extra(f"{API}.continuation_token", '"tok"') in events
+    assert n.Extra(f"{API}.continuation_token", '"tok"') in events
 
 
 @pytest.mark.parametrize(
@@ -397,7 +382,7 @@ def test_an_error_is_the_same_in_an_event_with_and_without_its_name_and_in_a_fai
         whole(status="failed", errors=[error]),
     ):
         terminal = said(data).terminal
-        assert isinstance(terminal, Failed)
+        assert isinstance(terminal, n.Failed)
         assert (terminal.error.code, terminal.error.kind, terminal.error.retryable) == (error["code"], kind, retryable)
 
 
@@ -407,19 +392,19 @@ def test_a_filter_that_stops_the_answer_ends_it_as_in_other_apis(code: str) -> N
     named = b"event: error\ndata: " + msgspec.json.encode({"error": error, "event_type": "error"}) + b"\n\n"
     for data in (sse(*started(), *step(0, *SAID)[:3], named), whole(WHOLE[2], status="failed", errors=[error])):
         terminal = said(data).terminal
-        assert isinstance(terminal, Done)
+        assert isinstance(terminal, n.Done)
         assert (terminal.finish, terminal.finish_raw) == ("content_filter", code)
 
 
 def test_a_stream_that_ends_early_is_cut_and_a_last_status_ends_it_too() -> None:
     begun = [*started(), *step(0, *SAID)[:3]]
-    assert said(sse(*begun)).terminal == Cut("the stream ended before interaction.completed")
+    assert said(sse(*begun)).terminal == n.Cut("the stream ended before interaction.completed")
     assert said(sse(*begun, DONE)).text == "It is Mount Elbrus."
     update = {"interaction_id": "v1_a", "status": "cancelled", "event_type": "interaction.status_update"}
     terminal = said(sse(*begun, update, DONE)).terminal
-    assert isinstance(terminal, Failed)
+    assert isinstance(terminal, n.Failed)
     assert terminal.error.code == "cancelled"
-    assert isinstance(said(whole(status="in_progress")).terminal, Cut)
+    assert isinstance(said(whole(status="in_progress")).terminal, n.Cut)
 
 
 @pytest.mark.parametrize(
@@ -434,7 +419,7 @@ def test_a_stream_that_ends_early_is_cut_and_a_last_status_ends_it_too() -> None
 )
 def test_an_event_that_violates_the_api_ends_the_answer_and_says_where(event: Json, problem: str) -> None:
     terminal = said(sse(*started(), event)).terminal
-    assert isinstance(terminal, Failed)
+    assert isinstance(terminal, n.Failed)
     assert terminal.error.kind == "protocol"
     assert problem in terminal.error.message
 
@@ -443,19 +428,19 @@ def test_what_this_version_does_not_know_is_kept_and_ends_nothing() -> None:
     odd = {"event_type": "interaction.odd", "x": 1}
     delta = {"type": "odd", "x": 1}
     events = read(API, sse(*started(), odd, *step(0, {"type": "odd_step", "x": 1}, {"type": "odd_step", "y": 2})))
-    assert Extra(f"{API}.interaction.odd", msgspec.json.encode(odd).decode()) in events
+    assert n.Extra(f"{API}.interaction.odd", msgspec.json.encode(odd).decode()) in events
     assert [msgspec.json.decode(json) for *_, json in items(events)] == [{"type": "odd_step", "x": 1, "y": 2}]
     events = read(API, stream(({"type": "thought"}, delta)))
-    assert Extra(f"{API}.delta", msgspec.json.encode(delta).decode(), 0) in events
+    assert n.Extra(f"{API}.delta", msgspec.json.encode(delta).decode(), 0) in events
 
 
 def test_many_lists_of_one_item_take_linear_time_and_are_one_list() -> None:
-    pieces = [{"type": "google_search_result", "result": [{"n": n}]} for n in range(3000)]
+    pieces = [{"type": "google_search_result", "result": [{"n": i}]} for i in range(3000)]
     [(*_, json)] = items(read(API, stream(({"type": "google_search_result", "call_id": "g"}, *pieces))))
-    assert msgspec.json.decode(json)["result"] == [{"n": n} for n in range(3000)]
+    assert msgspec.json.decode(json)["result"] == [{"n": i} for i in range(3000)]
 
 
 def test_a_text_begins_only_with_its_first_piece() -> None:
     events = read(API, stream(({"type": "model_output"}, {"type": "text", "text": ""})))
-    assert not of_kind(events, BlockStart)
-    assert not of_kind(events, TextDelta)
+    assert not of_kind(events, n.BlockStart)
+    assert not of_kind(events, n.TextDelta)

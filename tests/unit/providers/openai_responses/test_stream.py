@@ -8,27 +8,7 @@ import msgspec
 import pytest
 
 from tests.unit.providers.reading import answer, items, joined, read, sse
-from tokenbus.events.normalized import (
-    BlockStart,
-    BlockStop,
-    Cut,
-    Done,
-    Extra,
-    Failed,
-    Image,
-    ItemProgress,
-    ItemStart,
-    Normalized,
-    Opaque,
-    RefusalDelta,
-    Start,
-    TextDelta,
-    ThinkingDelta,
-    ToolCallDelta,
-    ToolCallDone,
-    ToolCallStart,
-    UsageSeen,
-)
+from tokenbus.events import normalized as n
 from tokenbus.events.usage import Usage
 
 CREATED = {"type": "response.created", "response": {"id": "r1", "model": "gpt", "tools": []}}
@@ -59,14 +39,14 @@ def broken_off(reason: str) -> dict[str, Any]:
     return ended("incomplete", incomplete_details={"reason": reason})
 
 
-def events_of(*events: Any) -> list[Normalized]:
+def events_of(*events: Any) -> list[n.Normalized]:
     """The normalised events, without the Start."""
     start, *rest = read("openai-responses", sse(CREATED, *events))
-    assert start == Start("gpt", "r1")
+    assert start == n.Start("gpt", "r1")
     return rest
 
 
-STOPPED = Done("stop", "completed")
+STOPPED = n.Done("stop", "completed")
 
 
 def test_text_is_distinguished_by_item_and_part() -> None:
@@ -85,20 +65,20 @@ def test_text_is_distinguished_by_item_and_part() -> None:
         COMPLETED,
     )
     assert events == [
-        BlockStart(0, "text"),
-        TextDelta(0, "Hel"),
-        TextDelta(0, "lo"),
-        BlockStart(1, "text"),
-        TextDelta(1, "again"),
-        Opaque(0, "item_id", "m0"),
-        Opaque(1, "item_id", "m0"),
-        BlockStop(0),
-        BlockStop(1),
-        BlockStart(2, "text", phase="final_answer"),
-        TextDelta(2, "more"),
-        Opaque(2, "item_id", "m1"),
-        Opaque(2, "fields", '{"phase":"final_answer"}'),
-        BlockStop(2),
+        n.BlockStart(0, "text"),
+        n.TextDelta(0, "Hel"),
+        n.TextDelta(0, "lo"),
+        n.BlockStart(1, "text"),
+        n.TextDelta(1, "again"),
+        n.Opaque(0, "item_id", "m0"),
+        n.Opaque(1, "item_id", "m0"),
+        n.BlockStop(0),
+        n.BlockStop(1),
+        n.BlockStart(2, "text", phase="final_answer"),
+        n.TextDelta(2, "more"),
+        n.Opaque(2, "item_id", "m1"),
+        n.Opaque(2, "fields", '{"phase":"final_answer"}'),
+        n.BlockStop(2),
         STOPPED,
     ]
 
@@ -126,7 +106,12 @@ def test_what_comes_only_at_the_end_of_a_part_or_item_is_one_delta() -> None:
         [added(0, "message"), done(0, "message", content=[{"text": "whole"}])],
         [done(0, "message", content=[{"text": "whole"}])],
     ):
-        assert events_of(*events, COMPLETED) == [BlockStart(0, "text"), TextDelta(0, "whole"), BlockStop(0), STOPPED]
+        assert events_of(*events, COMPLETED) == [
+            n.BlockStart(0, "text"),
+            n.TextDelta(0, "whole"),
+            n.BlockStop(0),
+            STOPPED,
+        ]
 
 
 def test_text_of_deltas_is_kept_if_the_end_differs() -> None:
@@ -159,15 +144,15 @@ def test_a_reasonings_parts_are_blocks_that_end_with_what_must_go_back_with_them
         COMPLETED,
     )
     assert events == [
-        BlockStart(0, "thinking"),
-        ThinkingDelta(0, "One"),
-        BlockStart(1, "thinking"),
-        ThinkingDelta(1, "Two"),
-        Opaque(0, "encrypted", "enc"),
-        Opaque(0, "item_id", "rs"),
-        Opaque(1, "item_id", "rs"),
-        BlockStop(0),
-        BlockStop(1),
+        n.BlockStart(0, "thinking"),
+        n.ThinkingDelta(0, "One"),
+        n.BlockStart(1, "thinking"),
+        n.ThinkingDelta(1, "Two"),
+        n.Opaque(0, "encrypted", "enc"),
+        n.Opaque(0, "item_id", "rs"),
+        n.Opaque(1, "item_id", "rs"),
+        n.BlockStop(0),
+        n.BlockStop(1),
         STOPPED,
     ]
 
@@ -179,10 +164,10 @@ def test_a_reasoning_may_hold_encrypted_content_alone() -> None:
         COMPLETED,
     )
     assert events == [
-        BlockStart(0, "thinking"),
-        Opaque(0, "encrypted", "enc"),
-        Opaque(0, "item_id", "rs"),
-        BlockStop(0),
+        n.BlockStart(0, "thinking"),
+        n.Opaque(0, "encrypted", "enc"),
+        n.Opaque(0, "item_id", "rs"),
+        n.BlockStop(0),
         STOPPED,
     ]
 
@@ -198,13 +183,13 @@ def test_raw_reasoning_is_marked_and_emitted_once() -> None:
         done(0, "reasoning", summary=summary),
         COMPLETED,
     )
-    mark = Opaque(0, "fields", '{"type":"reasoning_text"}')
+    mark = n.Opaque(0, "fields", '{"type":"reasoning_text"}')
     assert streamed == [
-        BlockStart(0, "thinking"),
+        n.BlockStart(0, "thinking"),
         mark,
-        ThinkingDelta(0, "H"),
-        ThinkingDelta(0, "m"),
-        BlockStop(0),
+        n.ThinkingDelta(0, "H"),
+        n.ThinkingDelta(0, "m"),
+        n.BlockStop(0),
         STOPPED,
     ]
     whole = answer(
@@ -223,13 +208,13 @@ def test_a_call_has_its_name_from_its_announcement_and_its_arguments_from_deltas
         COMPLETED,
     )
     assert events == [
-        ToolCallStart(0, "c", "f"),
-        ToolCallDelta(0, '{"a"'),
-        ToolCallDelta(0, ": 1}"),
-        Opaque(0, "item_id", "fc"),
-        Opaque(0, "fields", '{"caller":{"type":"program"}}'),
-        ToolCallDone(0),
-        Done("tool_use", "completed"),
+        n.ToolCallStart(0, "c", "f"),
+        n.ToolCallDelta(0, '{"a"'),
+        n.ToolCallDelta(0, ": 1}"),
+        n.Opaque(0, "item_id", "fc"),
+        n.Opaque(0, "fields", '{"caller":{"type":"program"}}'),
+        n.ToolCallDone(0),
+        n.Done("tool_use", "completed"),
     ]
 
 
@@ -259,7 +244,7 @@ def test_a_call_is_sent_whole_for_any_order_of_its_parts(events: list[Any]) -> N
     result = answer(read("openai-responses", sse(CREATED, *events, COMPLETED)))
     assert result.calls == [("c", "f", '{"a":1}')]
     assert result.done_calls == 1
-    assert result.terminal == Done("tool_use", "completed")
+    assert result.terminal == n.Done("tool_use", "completed")
 
 
 def test_calls_that_interleave_and_end_out_of_order_keep_their_arguments() -> None:
@@ -281,7 +266,7 @@ def test_calls_that_interleave_and_end_out_of_order_keep_their_arguments() -> No
     assert result.calls == [("a", "f", "1"), ("b", "g", "2")]
 
 
-def custom(*tools: dict[str, Any]) -> list[Normalized]:
+def custom(*tools: dict[str, Any]) -> list[n.Normalized]:
     created = {"type": "response.created", "response": {"tools": list(tools)}}
     item = {"id": "ctc", "call_id": "c", "name": "sql", "input": ""}
     return read(
@@ -300,12 +285,12 @@ def custom(*tools: dict[str, Any]) -> list[Normalized]:
 
 def test_a_custom_tools_input_is_its_raw_argument_string() -> None:
     assert custom({"type": "custom", "name": "sql"})[1:] == [
-        ToolCallStart(0, "c", "sql", free_text=True),
-        ToolCallDelta(0, "SELECT "),
-        ToolCallDelta(0, "1"),
-        Opaque(0, "item_id", "ctc"),
-        ToolCallDone(0),
-        Done("tool_use", "completed"),
+        n.ToolCallStart(0, "c", "sql", free_text=True),
+        n.ToolCallDelta(0, "SELECT "),
+        n.ToolCallDelta(0, "1"),
+        n.Opaque(0, "item_id", "ctc"),
+        n.ToolCallDone(0),
+        n.Done("tool_use", "completed"),
     ]
 
 
@@ -331,14 +316,14 @@ def test_a_server_tool_is_an_item_at_its_place_emitted_when_it_is_complete() -> 
         {"type": "response.odd", "output_index": [0]},
         COMPLETED,
     )
-    assert events[0] == ItemStart(0, "openai-responses.web_search_call", "web_search", "ws")
+    assert events[0] == n.ItemStart(0, "openai-responses.web_search_call", "web_search", "ws")
     [(*_, json)] = items(events)
     assert msgspec.json.decode(json) == {"type": "web_search_call", **found}
-    assert [e for e in events if isinstance(e, Extra)] == [
-        Extra("openai-responses.odd", '{"type":"response.odd","x":1}'),
-        Extra("openai-responses.odd", '{"type":"response.odd","output_index":[0]}'),
+    assert [e for e in events if isinstance(e, n.Extra)] == [
+        n.Extra("openai-responses.odd", '{"type":"response.odd","x":1}'),
+        n.Extra("openai-responses.odd", '{"type":"response.odd","output_index":[0]}'),
     ]
-    assert BlockStart(1, "text") in events
+    assert n.BlockStart(1, "text") in events
 
 
 @pytest.mark.parametrize(
@@ -368,7 +353,7 @@ def test_what_an_item_of_the_provider_streams_is_emitted_as_it_comes(
     [(_, tool, tool_id, json)] = items(found)
     assert (tool, tool_id) == ("run", "i")
     assert msgspec.json.decode(json) == {"type": kind, **whole}
-    assert len([e for e in found if isinstance(e, ToolCallDelta)]) == len(pieces) + 1
+    assert len([e for e in found if isinstance(e, n.ToolCallDelta)]) == len(pieces) + 1
     assert json.startswith(f'{{"{field}":"print')
 
 
@@ -392,18 +377,18 @@ def test_a_refusal_is_shown_text_and_ends_in_content_filter() -> None:
         done(0, "message", content=[{"type": "refusal", "refusal": "I won't"}]),
         COMPLETED,
     ) == [
-        BlockStart(0, "text"),
-        RefusalDelta(0, "I "),
-        RefusalDelta(0, "won't"),
-        BlockStop(0),
-        Done("content_filter", "completed"),
+        n.BlockStart(0, "text"),
+        n.RefusalDelta(0, "I "),
+        n.RefusalDelta(0, "won't"),
+        n.BlockStop(0),
+        n.Done("content_filter", "completed"),
     ]
     for events in (
         [added(0, "message"), event("refusal.done", 0, refusal="No")],
         [done(0, "message", content=[{"type": "refusal", "refusal": "No"}])],
     ):
         result = answer(read("openai-responses", sse(CREATED, *events, COMPLETED)))
-        assert (result.refusal, result.terminal) == ("No", Done("content_filter", "completed"))
+        assert (result.refusal, result.terminal) == ("No", n.Done("content_filter", "completed"))
 
 
 def test_citations_are_shown_at_once_and_go_back_with_their_block() -> None:
@@ -424,13 +409,13 @@ def test_citations_are_shown_at_once_and_go_back_with_their_block() -> None:
         COMPLETED,
     )
     assert events == [
-        BlockStart(0, "text"),
-        Extra("openai-responses.annotation", '{"n":0}', 0),
-        TextDelta(0, "a"),
-        Extra("openai-responses.annotation", '{"n":1}', 0),
-        Opaque(0, "citations", '[{"n":0},{"n":1}]'),
-        BlockStop(0),
-        Extra("openai-responses.annotation", '{"n":2}'),
+        n.BlockStart(0, "text"),
+        n.Extra("openai-responses.annotation", '{"n":0}', 0),
+        n.TextDelta(0, "a"),
+        n.Extra("openai-responses.annotation", '{"n":1}', 0),
+        n.Opaque(0, "citations", '[{"n":0},{"n":1}]'),
+        n.BlockStop(0),
+        n.Extra("openai-responses.annotation", '{"n":2}'),
         STOPPED,
     ]
 
@@ -446,13 +431,13 @@ def test_an_image_has_previews_and_the_final_one_in_its_item() -> None:
         COMPLETED,
     )
     assert events == [
-        BlockStart(0, "image"),
-        Image(0, "image/webp", "AAAA", final=False),
-        Image(0, "image/webp", "BBBB", final=True, revised_prompt="a cat"),
-        BlockStop(0),
-        BlockStart(1, "image"),
-        Extra("openai-responses.image_generation_call", '{"type":"image_generation_call","status":"failed"}', 1),
-        BlockStop(1),
+        n.BlockStart(0, "image"),
+        n.Image(0, "image/webp", "AAAA", final=False),
+        n.Image(0, "image/webp", "BBBB", final=True, revised_prompt="a cat"),
+        n.BlockStop(0),
+        n.BlockStart(1, "image"),
+        n.Extra("openai-responses.image_generation_call", '{"type":"image_generation_call","status":"failed"}', 1),
+        n.BlockStop(1),
         STOPPED,
     ]
 
@@ -461,16 +446,16 @@ def test_an_image_has_previews_and_the_final_one_in_its_item() -> None:
     ("terminal", "done"),
     [
         (ended(), STOPPED),
-        (broken_off("max_output_tokens"), Done("length", "incomplete:max_output_tokens")),
-        (broken_off("content_filter"), Done("content_filter", "incomplete:content_filter")),
-        (broken_off("odd"), Done("unknown", "incomplete:odd")),
-        (ended("incomplete"), Done("unknown", "incomplete")),
+        (broken_off("max_output_tokens"), n.Done("length", "incomplete:max_output_tokens")),
+        (broken_off("content_filter"), n.Done("content_filter", "incomplete:content_filter")),
+        (broken_off("odd"), n.Done("unknown", "incomplete:odd")),
+        (ended("incomplete"), n.Done("unknown", "incomplete")),
         ({"type": "response.completed", "response": {"status": "in_progress"}}, STOPPED),
         ({"type": "response.completed", "response": {}}, STOPPED),
-        ({"type": "response.completed", "response": {"status": "incomplete"}}, Done("unknown", "incomplete")),
+        ({"type": "response.completed", "response": {"status": "incomplete"}}, n.Done("unknown", "incomplete")),
     ],
 )
-def test_how_a_response_ends(terminal: Any, done: Done) -> None:
+def test_how_a_response_ends(terminal: Any, done: n.Done) -> None:
     [last] = events_of(terminal)
     assert last == done
 
@@ -492,7 +477,7 @@ def test_a_call_in_an_incomplete_response_is_complete_only_if_its_item_is() -> N
     )
     assert result.done_calls == 1
     assert result.open == {1}
-    assert result.terminal == Done("length", "incomplete:max_output_tokens")
+    assert result.terminal == n.Done("length", "incomplete:max_output_tokens")
 
 
 def test_items_without_their_end_are_as_the_response_at_its_end_has_them() -> None:
@@ -509,8 +494,8 @@ def test_items_without_their_end_are_as_the_response_at_its_end_has_them() -> No
         ended("completed", output=output),
     )
     assert items(events) == [("openai-responses.mcp_list_tools", "", "", '{"type":"mcp_list_tools","tools":[1]}')]
-    assert [e for e in events if isinstance(e, TextDelta)] == [TextDelta(2, "open")]
-    assert events[-1] == Done("tool_use", "completed")
+    assert [e for e in events if isinstance(e, n.TextDelta)] == [n.TextDelta(2, "open")]
+    assert events[-1] == n.Done("tool_use", "completed")
     unannounced = answer(read("openai-responses", sse(CREATED, ended("completed", output=output))))
     assert (unannounced.calls, unannounced.text) == ([("c", "f", "{}")], "other")
 
@@ -545,10 +530,10 @@ def test_counts_come_with_the_end_of_the_response() -> None:
         "total_tokens": 11,
     }
     usage = Usage(input=5, output=6, total=11, cache_read=2, cache_write=1, reasoning=3, raw=raw)
-    assert events_of(ended(usage=raw)) == [UsageSeen(usage), Done("stop", "completed", usage)]
+    assert events_of(ended(usage=raw)) == [n.UsageSeen(usage), n.Done("stop", "completed", usage)]
     [seen, failed] = events_of(ended("failed", usage=raw, error={"code": "server_error", "message": "m"}))
-    assert seen == UsageSeen(usage)
-    assert isinstance(failed, Failed)
+    assert seen == n.UsageSeen(usage)
+    assert isinstance(failed, n.Failed)
 
 
 @pytest.mark.parametrize(
@@ -568,15 +553,15 @@ def test_an_error_ends_the_attempt_once(error: Any, kind: str, code: str) -> Non
     failed_too = ended("failed", error={"code": "server_error", "message": "m"})
     for before in (b"", sse(CREATED, added(0, "message"), text(0, "partial"))):
         terminal = answer(read("openai-responses", before + sse(error, failed_too, COMPLETED))).terminal
-        assert isinstance(terminal, Failed)
+        assert isinstance(terminal, n.Failed)
         assert (terminal.error.kind, terminal.error.code) == (kind, code)
 
 
 def test_a_stream_without_its_terminal_event_is_cut() -> None:
     cut = answer(read("openai-responses", sse(CREATED, added(0, "message"), text(0, "a"), b"data: [DONE]\n\n")))
-    assert cut.terminal == Cut("the stream ended before response.completed")
+    assert cut.terminal == n.Cut("the stream ended before response.completed")
     assert cut.text == "a"
-    assert read("openai-responses", b"") == [Cut("the body held no response")]
+    assert read("openai-responses", b"") == [n.Cut("the body held no response")]
 
 
 def test_events_without_content_are_ignored() -> None:
@@ -588,7 +573,10 @@ def test_events_without_content_are_ignored() -> None:
     ]
     after = [b"data: [DONE]\n\n", text(0, "late")]
     assert events_of(*quiet, COMPLETED, *after) == [STOPPED]
-    assert read("openai-responses", sse({"type": "response.odd"}, CREATED, COMPLETED)) == [Start("gpt", "r1"), STOPPED]
+    assert read("openai-responses", sse({"type": "response.odd"}, CREATED, COMPLETED)) == [
+        n.Start("gpt", "r1"),
+        STOPPED,
+    ]
 
 
 def test_an_item_announced_twice_is_one() -> None:
@@ -597,10 +585,10 @@ def test_an_item_announced_twice_is_one() -> None:
         item, item, done(0, "function_call", arguments="{}", name="f"), done(0, "function_call"), COMPLETED
     )
     assert events == [
-        ToolCallStart(0, "c", "f"),
-        ToolCallDelta(0, "{}"),
-        ToolCallDone(0),
-        Done("tool_use", "completed"),
+        n.ToolCallStart(0, "c", "f"),
+        n.ToolCallDelta(0, "{}"),
+        n.ToolCallDone(0),
+        n.Done("tool_use", "completed"),
     ]
 
 
@@ -646,7 +634,7 @@ def test_an_output_index_may_be_taken_again_once_its_item_has_ended() -> None:
 def test_a_broken_event_ends_the_attempt_and_names_its_place(broken: Any, where: str) -> None:
     before = [added(0, "message"), text(0, "a"), added(1, "function_call", name="f"), done(3, "message")]
     terminal = answer(read("openai-responses", sse(CREATED, *before, broken, COMPLETED))).terminal
-    assert isinstance(terminal, Failed)
+    assert isinstance(terminal, n.Failed)
     assert (terminal.error.code, terminal.error.kind, terminal.error.where) == ("malformed", "protocol", where)
 
 
@@ -692,7 +680,7 @@ def test_a_whole_response_gives_the_events_of_the_stream_with_one_delta_a_block(
 
 def test_a_whole_response_that_is_not_complete_says_so() -> None:
     body = msgspec.json.encode({"object": "response", "model": "gpt", "status": "queued", "output": []})
-    assert read("openai-responses", body, stream=False)[-1] == Cut("the response is not complete (status: queued)")
+    assert read("openai-responses", body, stream=False)[-1] == n.Cut("the response is not complete (status: queued)")
 
 
 SHELL = {"id": "sh_1", "call_id": "c1", "action": {"commands": ["ls"]}}
@@ -713,10 +701,10 @@ SHELL = {"id": "sh_1", "call_id": "c1", "action": {"commands": ["ls"]}}
 def test_a_hosted_call_that_waits_for_the_client_ends_the_turn_with_a_finish_that_says_so(
     items: list[Any], finish: str, streamed: bool
 ) -> None:
-    events = [e for n, (kind, fields) in enumerate(items) for e in (added(n, kind, **fields), done(n, kind, **fields))]
+    events = [e for i, (kind, fields) in enumerate(items) for e in (added(i, kind, **fields), done(i, kind, **fields))]
     output = [{"type": kind, **fields} for kind, fields in items]
     end = events_of(*(events if streamed else ()), ended(output=output))[-1]
-    assert isinstance(end, Done)
+    assert isinstance(end, n.Done)
     assert (end.finish, end.finish_raw) == (finish, "completed")
 
 
@@ -737,16 +725,16 @@ def test_what_a_hosted_tool_does_is_its_progress_in_order() -> None:
     )
     found = '{"type":"response.code_interpreter_call.finding","output_index":0,"item_id":"ci_1","found":[1]}'
     assert events[:8] == [
-        ItemStart(0, "openai-responses.code_interpreter_call", "code_interpreter", "ci_1"),
-        ItemProgress(0, "in_progress"),
-        ToolCallDelta(0, '{"code":"1+1'),
-        ItemProgress(0, "interpreting"),
-        ItemProgress(0, "finding"),
-        Extra("openai-responses.code_interpreter_call.finding", found, 0),
-        ToolCallDelta(0, '","type":"code_interpreter_call","id":"ci_1","status":"completed"}'),
-        BlockStop(0),
+        n.ItemStart(0, "openai-responses.code_interpreter_call", "code_interpreter", "ci_1"),
+        n.ItemProgress(0, "in_progress"),
+        n.ToolCallDelta(0, '{"code":"1+1'),
+        n.ItemProgress(0, "interpreting"),
+        n.ItemProgress(0, "finding"),
+        n.Extra("openai-responses.code_interpreter_call.finding", found, 0),
+        n.ToolCallDelta(0, '","type":"code_interpreter_call","id":"ci_1","status":"completed"}'),
+        n.BlockStop(0),
     ]
-    assert events[8:10] == [BlockStart(1, "image"), ItemProgress(1, "generating")]
+    assert events[8:10] == [n.BlockStart(1, "image"), n.ItemProgress(1, "generating")]
 
 
 def test_a_patch_streams_inside_its_operation() -> None:
@@ -759,14 +747,14 @@ def test_a_patch_streams_inside_its_operation() -> None:
         done(0, "apply_patch_call", call_id="c1", operation=operation),
         COMPLETED,
     )
-    fragments = [e.fragment for e in events if isinstance(e, ToolCallDelta)]
+    fragments = [e.fragment for e in events if isinstance(e, n.ToolCallDelta)]
     assert len(fragments) == 3
     assert msgspec.json.decode("".join(fragments)) == {
         "type": "apply_patch_call",
         "call_id": "c1",
         "operation": operation,
     }
-    assert events[-2:] == [BlockStop(0), Done("requires_action", "completed")]
+    assert events[-2:] == [n.BlockStop(0), n.Done("requires_action", "completed")]
 
 
 def test_a_shells_commands_and_what_it_prints_come_as_they_stream() -> None:
@@ -783,12 +771,12 @@ def test_a_shells_commands_and_what_it_prints_come_as_they_stream() -> None:
         done(1, "shell_call_output", call_id="c1", output=printed),
         COMPLETED,
     )
-    fragments = [[e.fragment for e in events if isinstance(e, ToolCallDelta) and e.block == n] for n in (0, 1)]
+    fragments = [[e.fragment for e in events if isinstance(e, n.ToolCallDelta) and e.block == i] for i in (0, 1)]
     assert [len(each) for each in fragments] == [5, 3]
     call, output = (msgspec.json.decode("".join(each)) for each in fragments)
     assert call["action"] == {"commands": [*commands, "pwd"], "timeout_ms": None}
     assert output["output"] == printed
-    assert not [e for e in events if isinstance(e, Extra | ItemProgress)]
+    assert not [e for e in events if isinstance(e, n.Extra | n.ItemProgress)]
 
 
 def test_log_probabilities_are_with_their_text_streamed_or_whole() -> None:
@@ -799,13 +787,13 @@ def test_log_probabilities_are_with_their_text_streamed_or_whole() -> None:
         event("output_text.delta", 0, delta="a", logprobs=probable),
         event("output_text.done", 0, text="a", logprobs=probable),
     ]
-    extra = Extra("openai-responses.logprobs", '[{"token":"a","logprob":-0.5}]', 0)
+    extra = n.Extra("openai-responses.logprobs", '[{"token":"a","logprob":-0.5}]', 0)
     for before in (with_deltas, []):
         events = events_of(*before, done(0, "message", content=[part]), ended(service_tier="flex"))
-        assert [e for e in events if not isinstance(e, Done)] == [
-            BlockStart(0, "text"),
-            TextDelta(0, "a"),
+        assert [e for e in events if not isinstance(e, n.Done)] == [
+            n.BlockStart(0, "text"),
+            n.TextDelta(0, "a"),
             extra,
-            BlockStop(0),
-            Extra("openai-responses.service_tier", '"flex"'),
+            n.BlockStop(0),
+            n.Extra("openai-responses.service_tier", '"flex"'),
         ]

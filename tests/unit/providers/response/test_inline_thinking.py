@@ -13,23 +13,7 @@ from hypothesis import strategies as st
 from tests.rows import over_rows
 from tests.unit.providers.corpus import APIS, CORPUS, Recording, needs_corpus, recordings
 from tests.unit.providers.reading import answer, cut, decoder, item, joined, read, sse
-from tokenbus.events.normalized import (
-    BlockStart,
-    BlockStop,
-    Cut,
-    Done,
-    Extra,
-    Image,
-    Normalized,
-    Opaque,
-    RefusalDelta,
-    Start,
-    TextDelta,
-    ThinkingDelta,
-    ToolCallDelta,
-    ToolCallDone,
-    ToolCallStart,
-)
+from tokenbus.events import normalized as n
 from tokenbus.events.quirks import BUILT_IN, ApiName, Quirks
 from tokenbus.providers import registry
 from tokenbus.providers.response.inline_thinking import MAX_HELD_CHARS, InlineThinking
@@ -45,27 +29,27 @@ def made(quirks: Quirks) -> InlineThinking:
     return splitter
 
 
-def of_text(*pieces: str, quirks: Quirks = THINK) -> list[Normalized]:
+def of_text(*pieces: str, quirks: Quirks = THINK) -> list[n.Normalized]:
     """What becomes of one text block that comes in these pieces; between any two the state is saved and loaded."""
     splitter = made(quirks)
-    out = splitter.split([Start("m"), BlockStart(0, "text")])
+    out = splitter.split([n.Start("m"), n.BlockStart(0, "text")])
     for piece in pieces:
-        out += splitter.split([TextDelta(0, piece)])
+        out += splitter.split([n.TextDelta(0, piece)])
         splitter = msgspec.msgpack.decode(msgspec.msgpack.encode(splitter), type=InlineThinking)
-    return out + splitter.split([BlockStop(0), Done("stop")])
+    return out + splitter.split([n.BlockStop(0), n.Done("stop")])
 
 
-def blocks(events: list[Normalized]) -> Blocks:
+def blocks(events: list[n.Normalized]) -> Blocks:
     """The blocks with their content, each whole: begun, written, ended."""
     answer(events)
-    kinds = {event.block: event.kind for event in events if isinstance(event, BlockStart)}
+    kinds = {event.block: event.kind for event in events if isinstance(event, n.BlockStart)}
     texts = dict.fromkeys(kinds, "")
     for event in events:
-        if isinstance(event, TextDelta | ThinkingDelta):
-            assert isinstance(event, ThinkingDelta) == (kinds[event.block] == "thinking")
+        if isinstance(event, n.TextDelta | n.ThinkingDelta):
+            assert isinstance(event, n.ThinkingDelta) == (kinds[event.block] == "thinking")
             texts[event.block] += event.text
     assert list(kinds) == sorted(kinds)
-    assert sum(isinstance(event, BlockStop) for event in events) == len(kinds)
+    assert sum(isinstance(event, n.BlockStop) for event in events) == len(kinds)
     return [(kinds[block], texts[block]) for block in kinds]
 
 
@@ -173,12 +157,12 @@ def test_any_cutting_of_any_text_gives_what_the_whole_text_holds(text: str, plac
 )
 def test_hostile_text_costs_time_in_proportion_and_a_bounded_hold(unit: str) -> None:
     splitter = made(THINK)
-    splitter.split([Start("m"), BlockStart(0, "text")])
+    splitter.split([n.Start("m"), n.BlockStart(0, "text")])
     before = time.process_time()
-    splitter.split([TextDelta(0, unit * (1_000_000 // len(unit)))])
+    splitter.split([n.TextDelta(0, unit * (1_000_000 // len(unit)))])
     assert time.process_time() - before < 20  # of the processor; in proportion it takes some tenths, else minutes
     for character in unit * 300:
-        splitter.split([TextDelta(0, character)])
+        splitter.split([n.TextDelta(0, character)])
         held = splitter.open[0]
         assert len(held.held) < MAX_HELD_CHARS
         assert len(held.blank) <= MAX_HELD_CHARS
@@ -187,8 +171,8 @@ def test_hostile_text_costs_time_in_proportion_and_a_bounded_hold(unit: str) -> 
 # --- beside other events ----------------------------------------------------------------------------------------
 
 
-def split(*events: Normalized) -> list[Normalized]:
-    return made(THINK).split([Start("m"), *events])[1:]
+def split(*events: n.Normalized) -> list[n.Normalized]:
+    return made(THINK).split([n.Start("m"), *events])[1:]
 
 
 def at(number: int, piece: int = 0) -> int:
@@ -198,117 +182,119 @@ def at(number: int, piece: int = 0) -> int:
 
 def test_other_blocks_keep_their_order_and_what_belongs_to_them() -> None:
     events = split(
-        BlockStart(0, "text"),
-        TextDelta(0, "<think>a</think>b"),
-        BlockStop(0),
-        ToolCallStart(1, "t1", "weather"),
-        ToolCallDelta(1, "{}"),
-        BlockStart(3, "image"),
-        Image(3, "image/png", "AA", final=True),
-        BlockStop(3),
+        n.BlockStart(0, "text"),
+        n.TextDelta(0, "<think>a</think>b"),
+        n.BlockStop(0),
+        n.ToolCallStart(1, "t1", "weather"),
+        n.ToolCallDelta(1, "{}"),
+        n.BlockStart(3, "image"),
+        n.Image(3, "image/png", "AA", final=True),
+        n.BlockStop(3),
         *item(2, "anthropic.item", "{}"),
-        ToolCallDone(1),
-        Opaque(1, "extra_content", "{}"),
-        Extra("anthropic.citation", "{}", block=0),
-        Extra("anthropic.event", "{}"),
+        n.ToolCallDone(1),
+        n.Opaque(1, "extra_content", "{}"),
+        n.Extra("anthropic.citation", "{}", block=0),
+        n.Extra("anthropic.event", "{}"),
     )
     assert events == [
-        BlockStart(at(0), "thinking"),
-        ThinkingDelta(at(0), "a"),
-        BlockStop(at(0)),
-        BlockStart(at(0, 1), "text"),
-        TextDelta(at(0, 1), "b"),
-        BlockStop(at(0, 1)),
-        ToolCallStart(at(1), "t1", "weather"),
-        ToolCallDelta(at(1), "{}"),
-        BlockStart(at(3), "image"),
-        Image(at(3), "image/png", "AA", final=True),
-        BlockStop(at(3)),
+        n.BlockStart(at(0), "thinking"),
+        n.ThinkingDelta(at(0), "a"),
+        n.BlockStop(at(0)),
+        n.BlockStart(at(0, 1), "text"),
+        n.TextDelta(at(0, 1), "b"),
+        n.BlockStop(at(0, 1)),
+        n.ToolCallStart(at(1), "t1", "weather"),
+        n.ToolCallDelta(at(1), "{}"),
+        n.BlockStart(at(3), "image"),
+        n.Image(at(3), "image/png", "AA", final=True),
+        n.BlockStop(at(3)),
         *item(at(2), "anthropic.item", "{}"),
-        ToolCallDone(at(1)),
-        Opaque(at(1), "extra_content", "{}"),
-        Extra("anthropic.citation", "{}", block=at(0, 1)),
-        Extra("anthropic.event", "{}"),
+        n.ToolCallDone(at(1)),
+        n.Opaque(at(1), "extra_content", "{}"),
+        n.Extra("anthropic.citation", "{}", block=at(0, 1)),
+        n.Extra("anthropic.event", "{}"),
     ]
 
 
 def test_thinking_continues_after_a_call_in_between() -> None:
     events = split(
-        BlockStart(0, "text"),
-        TextDelta(0, "<think>first"),
-        BlockStop(0),
-        ToolCallStart(1, "t1", "weather"),
-        ToolCallDone(1),
-        BlockStart(2, "text"),
-        TextDelta(2, "then</think>said"),
-        BlockStop(2),
-        Done("tool_use"),
+        n.BlockStart(0, "text"),
+        n.TextDelta(0, "<think>first"),
+        n.BlockStop(0),
+        n.ToolCallStart(1, "t1", "weather"),
+        n.ToolCallDone(1),
+        n.BlockStart(2, "text"),
+        n.TextDelta(2, "then</think>said"),
+        n.BlockStop(2),
+        n.Done("tool_use"),
     )
-    deltas = [event for event in events if isinstance(event, TextDelta | ThinkingDelta)]
-    assert deltas == [ThinkingDelta(at(0), "first"), ThinkingDelta(at(2), "then"), TextDelta(at(2, 1), "said")]
+    deltas = [event for event in events if isinstance(event, n.TextDelta | n.ThinkingDelta)]
+    assert deltas == [n.ThinkingDelta(at(0), "first"), n.ThinkingDelta(at(2), "then"), n.TextDelta(at(2, 1), "said")]
 
 
 def test_texts_that_are_open_together_are_read_apart() -> None:
     events = split(
-        BlockStart(0, "text"),
-        BlockStart(1, "text"),
-        TextDelta(0, "<think>a<"),
-        TextDelta(1, "/think>b<think"),
-        TextDelta(0, "/think>c"),
-        BlockStop(0),
-        BlockStop(1),
+        n.BlockStart(0, "text"),
+        n.BlockStart(1, "text"),
+        n.TextDelta(0, "<think>a<"),
+        n.TextDelta(1, "/think>b<think"),
+        n.TextDelta(0, "/think>c"),
+        n.BlockStop(0),
+        n.BlockStop(1),
     )
-    assert [event for event in events if isinstance(event, TextDelta | ThinkingDelta)] == [
-        ThinkingDelta(at(0), "a"),
-        TextDelta(at(1), "/think>b"),
-        TextDelta(at(0, 1), "c"),
-        TextDelta(at(1), "<think"),
+    assert [event for event in events if isinstance(event, n.TextDelta | n.ThinkingDelta)] == [
+        n.ThinkingDelta(at(0), "a"),
+        n.TextDelta(at(1), "/think>b"),
+        n.TextDelta(at(0, 1), "c"),
+        n.TextDelta(at(1), "<think"),
     ]
 
 
-@pytest.mark.parametrize("terminal", [Cut("gone"), Done("length")])
-def test_what_was_held_back_is_text_when_the_answer_ends_in_the_middle(terminal: Normalized) -> None:
-    events = split(BlockStart(0, "text"), TextDelta(0, "a <thi"), terminal)
-    assert joined(events) == [BlockStart(0, "text"), TextDelta(0, "a <thi"), terminal]
+@pytest.mark.parametrize("terminal", [n.Cut("gone"), n.Done("length")])
+def test_what_was_held_back_is_text_when_the_answer_ends_in_the_middle(terminal: n.Normalized) -> None:
+    events = split(n.BlockStart(0, "text"), n.TextDelta(0, "a <thi"), terminal)
+    assert joined(events) == [n.BlockStart(0, "text"), n.TextDelta(0, "a <thi"), terminal]
 
 
 def test_opaque_data_of_a_text_without_a_word_is_kept_with_it() -> None:
-    events = [BlockStart(0, "text"), Opaque(0, "thought_signature", "s"), BlockStop(0)]
+    events = [n.BlockStart(0, "text"), n.Opaque(0, "thought_signature", "s"), n.BlockStop(0)]
     assert split(*events) == events
 
 
 def test_opaque_data_of_an_empty_text_is_dropped() -> None:
-    late = Opaque(0, "thought_signature", "s")
-    nothing = [BlockStart(0, "text"), TextDelta(0, "<think> "), BlockStop(0)]
-    assert split(*nothing, late, Extra("x.y", "{}", block=0)) == [Extra("x.y", "{}")]
+    late = n.Opaque(0, "thought_signature", "s")
+    nothing = [n.BlockStart(0, "text"), n.TextDelta(0, "<think> "), n.BlockStop(0)]
+    assert split(*nothing, late, n.Extra("x.y", "{}", block=0)) == [n.Extra("x.y", "{}")]
 
 
 def test_a_refusal_is_text_even_inside_of_thinking() -> None:
-    events = split(BlockStart(0, "text"), TextDelta(0, "<think>a<"), RefusalDelta(0, "<think>No."), BlockStop(0))
+    events = split(
+        n.BlockStart(0, "text"), n.TextDelta(0, "<think>a<"), n.RefusalDelta(0, "<think>No."), n.BlockStop(0)
+    )
     assert joined(events) == [
-        BlockStart(0, "thinking"),
-        ThinkingDelta(0, "a<"),
-        BlockStop(0),
-        BlockStart(1, "text"),
-        RefusalDelta(1, "<think>No."),
-        BlockStop(1),
+        n.BlockStart(0, "thinking"),
+        n.ThinkingDelta(0, "a<"),
+        n.BlockStop(0),
+        n.BlockStart(1, "text"),
+        n.RefusalDelta(1, "<think>No."),
+        n.BlockStop(1),
     ]
 
 
 def test_a_message_begun_again_voids_all_before_it() -> None:
     events = split(
-        BlockStart(0, "text"),
-        TextDelta(0, "<think>a</think>b<think>"),
-        Start("m", "2", void_before=1),
-        BlockStart(1, "text"),
-        TextDelta(1, "c"),
-        BlockStop(1),
+        n.BlockStart(0, "text"),
+        n.TextDelta(0, "<think>a</think>b<think>"),
+        n.Start("m", "2", void_before=1),
+        n.BlockStart(1, "text"),
+        n.TextDelta(1, "c"),
+        n.BlockStop(1),
     )
     assert events[-4:] == [
-        Start("m", "2", void_before=at(1)),
-        BlockStart(at(1), "text"),
-        TextDelta(at(1), "c"),
-        BlockStop(at(1)),
+        n.Start("m", "2", void_before=at(1)),
+        n.BlockStart(at(1), "text"),
+        n.TextDelta(at(1), "c"),
+        n.BlockStop(at(1)),
     ]
 
 
@@ -316,17 +302,17 @@ def test_a_message_begun_again_voids_all_before_it() -> None:
 def test_a_message_begun_again_begins_where_the_first_began(opened: bool) -> None:
     splitter = made(Quirks(inline_thinking=("think",), inline_thinking_opened=opened))
     for before in ("<think>a", "</think>b"):
-        splitter.split([Start("m"), BlockStart(0, "text"), TextDelta(0, before), BlockStop(0)])
-        events = splitter.split([Start("m", void_before=1), BlockStart(1, "text"), TextDelta(1, "c")])
-        assert events[1:2] == [BlockStart(at(1), "thinking" if opened else "text")]
+        splitter.split([n.Start("m"), n.BlockStart(0, "text"), n.TextDelta(0, before), n.BlockStop(0)])
+        events = splitter.split([n.Start("m", void_before=1), n.BlockStart(1, "text"), n.TextDelta(1, "c")])
+        assert events[1:2] == [n.BlockStart(at(1), "thinking" if opened else "text")]
 
 
 def test_many_blocks_keep_no_more_state_than_one() -> None:
     splitter = made(THINK)
-    splitter.split([Start("m")])
+    splitter.split([n.Start("m")])
     size = len(msgspec.msgpack.encode(splitter))
     for number in range(2000):
-        splitter.split([BlockStart(number, "text"), TextDelta(number, "<think>a</think>b"), BlockStop(number)])
+        splitter.split([n.BlockStart(number, "text"), n.TextDelta(number, "<think>a</think>b"), n.BlockStop(number)])
     assert len(msgspec.msgpack.encode(splitter)) < size + 32
 
 
@@ -378,7 +364,7 @@ def test_every_api_reads_it_however_its_bytes_are_cut(api: ApiName) -> None:
     assert blocks(whole) == WANTED
     for size in (1, 7, 100):
         reader = decoder(api, quirks=THINK)
-        events: list[Normalized] = []
+        events: list[n.Normalized] = []
         for piece in cut(data, range(size, len(data), size)):
             events += reader.feed(piece)
             reader = registry.get(api).restore(msgspec.msgpack.encode(reader))
