@@ -18,9 +18,12 @@ from tests.chaos.deployment.proxy import Proxy, Way
 from tests.chaos.deployment.servers import Deployed, Single
 from tests.chaos.deployment.workers import Worker, Workers
 from tests.e2e.fleet import Kind
+from tests.waiting import eventually
 
 AT_LEAST, AT_MOST = 2, 4
 """Number of workers of each kind."""
+START_S = 30.0
+"""How long the workers that were started last may take until they are ready."""
 
 
 Fault = Literal[
@@ -176,10 +179,12 @@ class Chaos:
         await self.heal()
 
     async def heal(self) -> None:
-        """Repair everything, and restore the number of workers."""
+        """Repair everything, and restore the number of workers, which takes long on a machine with other work."""
         self._over.set()
         await asyncio.gather(*self._healing)
         await self._replace()
+        with suppress(AssertionError):  # then the judge reports the runs that wait for it
+            await eventually(lambda: all(worker.ready for worker in self._workers.well()), timeout=START_S)
 
     def _later(self, healing: Coroutine[Any, Any, None]) -> None:
         self._healing.append(asyncio.create_task(healing))

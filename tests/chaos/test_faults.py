@@ -19,7 +19,7 @@ from tests.chaos.faults import ALL, THEMES, Chaos, Rates
 from tests.chaos.judging import pressure
 from tests.waiting import eventually
 
-NOTHING: Any = SimpleNamespace(kinds=())
+NOTHING: Any = SimpleNamespace(kinds=(), well=list)
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ async def test_all_workers_of_each_kind_stop_in_turn() -> None:
     def worker(kind: str) -> Any:
         return SimpleNamespace(freeze=lambda: stopped.append(kind), thaw=lambda: stopped.append(f"not {kind}"))
 
-    workers: Any = SimpleNamespace(kinds=kinds, well=lambda kind: [worker(kind), worker(kind)])
+    workers: Any = SimpleNamespace(kinds=kinds, well=lambda *of: [worker(kind) for kind in of * 2])
     rates = Rates(pause_s=0.001, freeze_kind_s=(60.0, 60.0), weights={"stop a kind": 1})
     chaos = Chaos(random.Random(1), rates, workers, *[NOTHING] * 4)
     workers.start = lambda kind: None
