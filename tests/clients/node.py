@@ -26,15 +26,19 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Run Node on a script; its output is text. ``env``: more variables."""
     path = f"{NODE.parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    return subprocess.run(
-        [NODE, *args],
-        cwd=cwd,
-        env={**os.environ, "PATH": path, **(env or {})},
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
+    try:
+        return subprocess.run(
+            [NODE, *args],
+            cwd=cwd,
+            env={**os.environ, "PATH": path, **(env or {})},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as e:
+        said = "".join(one.decode() if isinstance(one, bytes) else one or "" for one in (e.stdout, e.stderr))
+        raise AssertionError(f"not done after {timeout:g} s; it said:\n{said}") from None
 
 
 def packages(package: Path = PACKAGE) -> Path:

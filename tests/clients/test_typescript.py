@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import json
+import random
 import re
 import shutil
 import subprocess
@@ -17,12 +20,137 @@ import redis
 from tests.clients import node
 from tests.security.tls import Certificates
 from tests.servers import sentinel_group
+from tokenbus.bus.dead_letters import newest_dead_letters
 from tokenbus.bus.keys import Keys
-from tokenbus.testing import Delivery, LocalBus, Reply, Stall, Status, ToolCall, Turn
+from tokenbus.client.rerun import request_again
+from tokenbus.errors import TokenbusError
+from tokenbus.events.requests import Generate
+from tokenbus.shaping.json_elements import JsonElements
+from tokenbus.shaping.sentences import SentenceRules, Sentences
+from tokenbus.testing import CutOff, Delivery, LocalBus, ModelRequest, Reply, Stall, Status, ToolCall, Turn
 
 USERS = Path(__file__).parents[2] / "deploy" / "acl" / "users.conf"
 TEXT = "Yes, take it along. It should be dry from six in the evening on. 🌤️ Then you may go without."
+SETTINGS = """
+[tools.weather]
+kind = "python"
+call = "tests.clients.test_typescript:weather"
+[providers.anthropic]
+quirks = { models_continuing = ["stalled", "cut-later", "broken"] }
+"""
 RUNS = [f"run-{n}" for n in range(12)] + ["Zürich".encode().hex(), "a:b@c~d+e=f"]
+
+
+def weather(city: str) -> str:
+    return f"rain in {city}"
+
+
+WORDS = [
+    *("Hello", "the", "e.g.", "Dr.", "bzw.", "no.", "3", "5.", "I.", "Z.", "so", "Étienne", "„Wirklich?“", '"Really?"'),
+    *(
+        "she",
+        "and",
+        "ok!",
+        "what?!",
+        "…",
+        "🌤️",
+        "end.",
+        "end.)",
+        "a,",
+        "b;",
+        "—",
+        "今日は晴れ。",
+        "「はい。」と",
+        "\n",
+        "\n\n",
+    ),
+    *(
+        "1.",
+        "a.",
+        "- x.",
+        "München.",
+        "12.",
+        "Mai",
+        "www.x.org",
+        "3.14",
+        "   ",
+        "supercalifragilistic" * 2,
+        "г.",  # noqa: RUF001
+        "Мир.",
+    ),
+]
+PARTS = [
+    "{",
+    "}",
+    "[",
+    "]",
+    ",",
+    ":",
+    '"a"',
+    '"b"',
+    '"\\u00e9\\n"',
+    "1",
+    "-2.5e3",
+    "true",
+    "null",
+    " ",
+    "0",
+    '"',
+    "\\",
+    "01",
+    "tru",
+]
+PATHS = ["*", "", "a", "a.*", "*.0", "a.b", "*.*"]
+
+
+def pieces_of(text: str, chance: random.Random) -> list[str]:
+    """The text in pieces."""
+    cuts = sorted({0, len(text), *(chance.randint(0, len(text)) for _ in range(len(text) // 5))})
+    return [text[first:last] for first, last in itertools.pairwise(cuts)]
+
+
+def some_texts() -> list[tuple[list[str], dict[str, Any]]]:
+    """Texts in pieces, and the rules by which each is cut."""
+    chance = random.Random(35)
+    made: list[tuple[list[str], dict[str, Any]]] = []
+    for _ in range(600):
+        text = " ".join(chance.choice(WORDS) for _ in range(chance.randint(1, 40)))
+        rules = {"least": chance.choice([0, 4, 8]), "most": chance.choice([8, 20, 300])}
+        language = chance.choice([None, "de", "en-GB", "xx"])
+        made.append((pieces_of(text, chance), {**rules, **({"language": language} if language else {})}))
+    return made
+
+
+def some_jsons() -> list[tuple[list[str], str]]:
+    """JSON texts in pieces, of which some are not valid, and a path in each."""
+    chance = random.Random(35)
+
+    def value(depth: int) -> Any:
+        kind = chance.choice(["list", "object", "text", "number", "word"] if depth else ["text", "number"])
+        if kind == "list":
+            return [value(depth - 1) for _ in range(chance.randint(0, 3))]
+        if kind == "object":
+            return {name: value(depth - 1) for name in chance.sample(["a", "b", "ü"], chance.randint(0, 3))}
+        return {"text": chance.choice(["", "x]", 'q"', "é\n", "y" * 30]), "number": chance.choice([0, -1.5, 2e9])}.get(
+            kind
+        )
+
+    texts = [json.dumps(value(6), ensure_ascii=chance.random() < 0.5) for _ in range(300)]
+    texts += ["".join(chance.choice(PARTS) for _ in range(chance.randint(0, 9))) for _ in range(300)]
+    texts += [text[: chance.randint(0, len(text))] for text in texts[:100]]
+    return [(pieces_of(text, chance), chance.choice(PATHS)) for text in texts]
+
+
+def python_elements(pieces: list[str], path: str) -> list[object]:
+    """What Python's reader gives: paths and values, and the code of an error."""
+    reader, given = JsonElements(path, most_characters=40, most_depth=5), list[object]()
+    try:
+        for piece in pieces:
+            given += [[list(one.path), one.value] for one in reader.feed(piece)]
+        given += [[list(one.path), one.value] for one in reader.end()]
+    except TokenbusError as e:
+        given.append(e.code)
+    return given
 
 
 def as_user(url: str, name: str) -> str:
@@ -66,15 +194,29 @@ def test_the_client_and_its_readme_compile_and_it_works_on_the_running_bus(tmp_p
     (project / "test" / "readme.ts").write_text(readme.replace("@tokenbus/client", "../src/index.js"))
     compiled = node.run("node_modules/typescript/bin/tsc", cwd=project)
     assert compiled.returncode == 0, compiled.stdout
+    texts, jsons = some_texts(), some_jsons()
+    corpus = tmp_path / "corpus.json"
+    corpus.write_text(json.dumps({"texts": texts, "jsons": jsons}))
     answer = Reply(thinking="Hm.", text=TEXT, chunk_size=7)
     certificates, found = Certificates(tmp_path), tmp_path / "found.json"
     with (
-        LocalBus() as local,
+        LocalBus(SETTINGS) as local,
         sentinel_group(tmp_path) as sentinel,
     ):
         call = ToolCall(name="weather", arguments={"city": "Oslo"})
         local.model_says("calls", Reply(thinking="Let me see.", text="I'll ask.", tool_calls=(call,)))
         local.model_says("greeter", answer)
+        cut = Turn(says=Reply(text="It is dry  \n", chunk_size=3), fault=CutOff(after_text="dry"))
+        items = Reply(text='{"n": [0], "items": [{"a": 1}, "b]", 2.5]}', chunk_size=5)
+        local.model_says("lists", items)
+        local.model_says("stalled-list", Turn(says=items, fault=Stall(after_text=": 1},")))
+
+        def cut_later(request: ModelRequest) -> Reply | Turn:
+            if not request.tool_results:
+                return Reply(text="I'll ask.", tool_calls=(call,))
+            return Reply(text="Bye.") if "dry" in str(request.body) else cut
+
+        local.model_says("cut-later", cut_later)
         local.model_says("paced", Turn(says=answer, delivery=Delivery(delay_s=0.02)))
         local.model_says("busy", Turn(says=answer, first=(Status(status=529),)))
         local.model_says("stalled", Turn(says=answer, fault=Stall(after_events=12)))
@@ -88,6 +230,8 @@ def test_the_client_and_its_readme_compile_and_it_works_on_the_running_bus(tmp_p
         }
         others = {
             "TOKENBUS_TEST_FOUND": str(found),
+            "TOKENBUS_TEST_CORPUS": str(corpus),
+            "TOKENBUS_TEST_BLOBS": local.blobs,
             "TOKENBUS_TEST_SERVER_TLS": json.dumps(
                 [certificates.server_cert, certificates.server_key, certificates.ca]
             ),
@@ -95,10 +239,18 @@ def test_the_client_and_its_readme_compile_and_it_works_on_the_running_bus(tmp_p
             "TOKENBUS_TEST_STRANGE_TLS": certificates.query(ssl_ca_certs=certificates.other_ca),
             "TOKENBUS_TEST_SENTINEL": sentinel.url,
         }
-        done = node.run("--test", "dist/test/features.test.js", cwd=project, env=local.environment | others)
+        features = ("--test", "dist/test/features.test.js")
+        done = node.run(*features, cwd=project, env=local.environment | others, timeout=300)
         assert done.returncode == 0, done.stdout + done.stderr
         assert requested(redis.Redis(port=sentinel.replica.port)) >= {"before", "after"}
         compare(local, json.loads(found.read_text()))
+        gave = json.loads(found.read_text())
+        asyncio.run(compare_more(local, gave))
+        for (pieces, rules), cut in zip(texts, gave["cut"], strict=True):
+            cutter = Sentences(SentenceRules(**rules))
+            assert cut == [sentence for piece in pieces for sentence in cutter.feed(piece)] + cutter.end(), rules
+        for (pieces, path), elements in zip(jsons, gave["elements"], strict=True):
+            assert elements == python_elements(pieces, path), (pieces, path)
         done = node.run("--test", "dist/test/client.test.js", cwd=project, env=local.environment | documented)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -129,3 +281,33 @@ def compare(local: LocalBus, found: dict[str, Any]) -> None:
                 assert not chunk.run.startswith("group-")
                 if chunk.run == "by-python":
                     break
+
+
+async def compare_more(local: LocalBus, found: dict[str, Any]) -> None:
+    """The same for what Python's asynchronous client alone gives, and for what it keeps to itself."""
+    async with local.client() as bus:
+        keys = Keys()
+        for run, resumed in found["resumed"].items():
+            deployment = bus._deployment  # pyright: ignore[reportPrivateUsage]
+            mine = await request_again(deployment, run, "resume", again=1, events=bus.follow(run))
+            stored = await deployment.server.client.hget(keys.run(resumed), "request")
+            theirs = msgspec.json.decode(stored, type=Generate)
+            assert (theirs.id, theirs.messages, theirs.metadata) == (mine.id, mine.messages, mine.metadata)
+            assert (theirs.provider, theirs.model, theirs.tools) == (mine.provider, mine.model, mine.tools)
+        server = bus._deployment.server  # pyright: ignore[reportPrivateUsage]
+        dead = [letter.entry async for letter in newest_dead_letters(server, keys, most=9)]
+        assert [(letter.run, letter.seq) for letter in dead if letter.group == "runs:poison"] == [("poisoned", 0)]
+        session, told = bus.session("talk", tenant="ada"), found["session"]
+        steps = [step async for step in session.follow(live=False)]
+        tags = [str(step.event.__struct_config__.tag) for step in steps]
+        assert told["steps"] == [[tag, str(step.cursor)] for tag, step in zip(tags, steps, strict=True)]
+        assert told["messages"] == msgspec.to_builtins(await session.messages())
+        assert any(message["content"] == "Faster." for message in told["messages"])
+        assert told["fork"] == msgspec.to_builtins(await bus.session("branch", tenant="ada").messages())
+        listed = [info async for info in bus.sessions(tenant="ada")]
+        names = {info.session: [info.begun_ms, info.model, info.runs, info.begins, info.metadata] for info in listed}
+        assert [one["session"] for one in told["sessions"]] == [info.session for info in listed]
+        assert names == {
+            one["session"]: [one["begunMs"], one["model"], one["runs"], one["begins"], one["metadata"]]
+            for one in told["sessions"]
+        }

@@ -1,5 +1,6 @@
 """Writes what is generated: the JSON Schemas of requests and events (shared/tokenbus/schemas), src/types.ts from them,
-src/generated.ts (the scripts that this client runs, the kinds of events of each topic), and the README's table.
+src/generated.ts (the scripts that this client runs, the kinds of events of each topic, the words
+of sentences), and the README's table.
 
 `make schemas`; with ``--check`` nothing is written, and the exit code says whether all files are current.
 """
@@ -18,6 +19,7 @@ import tokenbus.sync
 from tokenbus.bus.scripts.script import all_scripts
 from tokenbus.client.subscriptions.topic_reader import kinds_of_topics
 from tokenbus.events import schemas
+from tokenbus.shaping.sentences import BEFORE_NUMBER, GOES_ON
 
 ROOT = Path(__file__).parents[3]
 SCHEMAS = ROOT / "shared" / "tokenbus" / "schemas"
@@ -28,12 +30,6 @@ RUN = ("commit", "leases.acquire", "leases.present", "leases.release", "leases.r
 README = TYPES.parents[1] / "README.md"
 TABLE = re.compile(r"(?<=<!-- written by scripts/generate_types.py -->\n).*?(?=<!-- end -->)", re.DOTALL)
 LEFT_OUT = {
-    "elements": "any streaming JSON parser reads `chunk` events",
-    "sentences": "the cutter's rules by language are Python; a Node speaker cuts for its own voice",
-    "session": "not yet: sessions are newer than this client",
-    "resume": "what provider and model can continue is known to their Python code",
-    "blobs": "the blob service is plain HTTP",
-    "describe": "`runs` lists them",
     "open": "it connects when it is first used",
 }
 """Why the client for Node does without."""
@@ -64,11 +60,14 @@ def generated() -> str:
     texts = {one.name: one.text for one in all_scripts() if one.name in RUN}
     events, blocks = kinds_of_topics()
     names = {topic: sorted(kinds) for topic, kinds in events.items()}
+    words = {language: sorted(abbreviations) for language, abbreviations in GOES_ON.items()}
     return "\n".join(
         (
             "// Written by scripts/generate_types.py from shared/tokenbus. Do not edit.",
             f"export const SCRIPTS = {json.dumps(texts, indent=2)} as const;",
             f"export const EVENT_KINDS = {json.dumps(names, indent=2)} as const;",
+            f"export const GOES_ON = {json.dumps(words, ensure_ascii=False)} as const;",
+            f"export const BEFORE_NUMBER = {json.dumps(sorted(BEFORE_NUMBER), ensure_ascii=False)} as const;",
             f"export const BLOCK_KINDS = {json.dumps(sorted(blocks))} as const;",
             "",
         )
@@ -80,7 +79,7 @@ def abilities() -> str:
     python = _public(tokenbus.Client) | _public(tokenbus.Run) - {"events"} | {"group"}
     sync = _public(tokenbus.sync.Client) | _public(tokenbus.sync.Run) - {"events"} | {"group"}
     source = (TYPES.parent / "client.ts").read_text(encoding="utf-8")
-    node = set(re.findall(r"^  (?:async )?\*?(\w+)(?:<[^(]*>)?\(", source, re.MULTILINE)) - {"constructor"}
+    node = set(re.findall(r"^  (?:async |get )?\*?(\w+)(?:<[^(]*>)?\(", source, re.MULTILINE)) - {"constructor"}
     lines = ["| | Node | Python | `tokenbus.sync` |", "|---|---|---|---|"]
     for name in sorted((python | sync | node) - {"aclose"}):
         asynchronous = "yes" if name in python or (name == "close" and "aclose" in python) else "no"

@@ -1,19 +1,24 @@
 /** The client: publish requests, follow runs, subscribe to topics, cancel, take results. */
 
 import { randomUUID } from "node:crypto";
+import { Blobs } from "./blobs.js";
 import type { CallOptions } from "./connection.js";
 import { Deployment } from "./deployment.js";
 import { InvalidArgument, ServerFull, ServerUnavailable, TimedOut } from "./errors.js";
 import { follow, isEnd, type FollowOptions } from "./follow.js";
 import { GroupSubscription, type GroupOptions } from "./group.js";
 import { DATA_FIELD, type Topic } from "./keys.js";
-import { localUrl } from "./local_up.js";
+import { RunElements, type ElementBounds, type RunElement } from "./elements.js";
+import { localUp } from "./local_up.js";
 import { MessageBuilder, type Heard } from "./messages.js";
 import { orThrow, responseOf, type Response } from "./response.js";
-import { listRuns, requestAgain, type RunInfo, type RunsOptions } from "./runs.js";
+import { describeRuns, listRuns, requestAgain, requestToResume, type RunInfo, type RunsOptions } from "./runs.js";
+import { SentenceSubscription, type SentencesOptions } from "./sentences.js";
 import { Server, type Status } from "./server.js";
 import { Subscription, type SubscribeOptions } from "./subscribe.js";
-import type { Cancel, Generate, Message, PublicEvent } from "./types.js";
+import { Session } from "./session.js";
+import { listSessions, type SessionInfo, type SessionsOptions } from "./sessions.js";
+import type { Append, Cancel, Generate, Message, PublicEvent } from "./types.js";
 
 const MAX_WAITING = 100_000;
 /** A full inbound stream still takes so many cancels. */
@@ -24,6 +29,10 @@ export interface ClientOptions {
   prefix?: string;
   /** How long readers put up with a server that is away, in ms. Default 30,000. */
   reconnectMs?: number;
+  /** The address of the blob service. Left out: `TOKENBUS_BLOBS_URL`, the `tokenbus up` of this directory, or the usual port. */
+  blobs?: string;
+  /** Left out: `TOKENBUS_BLOB_TOKEN`, or the content of the file that `TOKENBUS_BLOB_TOKEN_FILE` names. */
+  blobToken?: string;
   /** Called when a connection to the server is made or lost. */
   onStatus?: (status: Status) => void;
 }
@@ -38,12 +47,15 @@ export type GenerateRequest = Omit<Generate, "type">;
 /** A connection to a tokenbus deployment. Connects when it is first used. */
 export class Client {
   readonly #deployment: Deployment;
+  #blobs: Blobs | undefined;
+  readonly #blobService: [url: string | undefined, token: string | undefined];
 
   /**
-   * `url` as `redis://…`, `rediss://…` or `redis+sentinel://…`; left out: `TOKENBUS_REDIS_URL`, or else the server of the `tokenbus up` that
+   * `url` as `redis://…`, `redis+sentinel://…` or `redis+cluster://…`, or `rediss…` with TLS; left out: `TOKENBUS_REDIS_URL`, or else the server of the `tokenbus up` that
    * runs in this directory. Does not connect yet. Throws InvalidArgument.
    */
-  constructor(url: string | undefined = process.env["TOKENBUS_REDIS_URL"] || localUrl(), options: ClientOptions = {}) {
+  constructor(url: string | undefined = process.env["TOKENBUS_REDIS_URL"] || localUp()?.redis_url, options: ClientOptions = {}) {
+    this.#blobService = [options.blobs, options.blobToken];
     if (!url) throw new InvalidArgument("no url was given, TOKENBUS_REDIS_URL is not set, and no `tokenbus up` runs in this directory");
     const server = new Server(url, options.onStatus ?? (() => {}));
     this.#deployment = new Deployment(server, options.prefix ?? "tokenbus", options.reconnectMs ?? 30_000);
@@ -134,6 +146,14 @@ export class Client {
   }
 
   /**
+   * The topic `visible` as sentences, for speech: iterate what this resolves to. In order within a block, each once, or
+   * with a group at least once. Throws as `subscribe`, and InvalidArgument for impossible lengths.
+   */
+  sentences(options: SentencesOptions = {}): Promise<SentenceSubscription> {
+    return SentenceSubscription.open(this.#deployment, options);
+  }
+
+  /**
    * Wait for the run's end, however it ends, and give its output as messages for the next request. `heardThrough`: how
    * far a listener heard a run that was not cancelled. Throws as `follow`.
    */
@@ -155,9 +175,57 @@ export class Client {
     return this.publish(request, options);
   }
 
+  /**
+   * Continue from the visible text of the last turn of a run that is incomplete, failed or cancelled, as a new run: the
+   * text goes to the model as the beginning of its answer. Id and errors as of `retry`; RunNotRepeatable also if there
+   * is no text to continue, or the provider that was called last cannot continue one.
+   */
+  async resume(run: string, options: CallOptions & { again?: number } = {}): Promise<string> {
+    const until = this.#deployment.until(options.signal);
+    return this.publish(await requestToResume(this.#deployment, run, options.again ?? 1, until), options);
+  }
+
+  /** The session of this name, a name within the tenant, whether or not it exists yet. Throws InvalidArgument. */
+  session(name: string, options: { tenant?: string } = {}): Session {
+    return new Session(this.#deployment, name, options.tenant ?? "", (append, call) => this.#put(append, MAX_WAITING, call));
+  }
+
+  /** The sessions with the newest events first. Throws InvalidArgument, ServerUnavailable. */
+  sessions(options: SessionsOptions = {}): Promise<SessionInfo[]> {
+    return listSessions(this.#deployment, options);
+  }
+
+  /**
+   * The values of the answer's JSON at `path`, each once and in order, as soon as it is complete. `path`: names, places
+   * in arrays or `*` for each, with dots between; left out: each element or field of the whole. `after`: the number of
+   * the last element that was handled. Throws Malformed, TooLarge; as `result` if the run does not complete.
+   */
+  async *elements(
+    run: string,
+    path: string | readonly string[] = "*",
+    options: FollowOptions & ElementBounds = {},
+  ): AsyncGenerator<RunElement, void, undefined> {
+    const { after = -1, mostCharacters: _, mostDepth: __, ...following } = options;
+    const reader = new RunElements(path, options);
+    for await (const event of this.follow(run, following)) {
+      for (const element of reader.add(event)) if (element.number > after) yield element;
+      if (isEnd(event) && event.type !== "completed") await this.result(run, following);
+    }
+  }
+
+  /** The deployment's blob store. Throws InvalidArgument for an address that is none. */
+  get blobs(): Blobs {
+    return (this.#blobs ??= new Blobs(...this.#blobService, (signal) => this.#deployment.until(signal)));
+  }
+
   /** The newest runs, open and ended ones, for as long as they are kept. Throws InvalidArgument, ServerUnavailable. */
   runs(options: RunsOptions = {}): Promise<RunInfo[]> {
     return listRuns(this.#deployment, options);
+  }
+
+  /** What is known of each of these runs, by its id; unknown ones are left out. Throws ServerUnavailable. */
+  describe(runs: readonly string[], options: CallOptions = {}): Promise<Map<string, RunInfo>> {
+    return describeRuns(this.#deployment, runs, this.#deployment.until(options.signal));
   }
 
   /**
@@ -173,14 +241,14 @@ export class Client {
     this.#deployment.close();
   }
 
-  async #put(request: Generate | Cancel, most: number, options: CallOptions): Promise<void> {
+  async #put(request: Generate | Cancel | Append, most: number, options: CallOptions): Promise<void> {
     let sending: Promise<void> | undefined;
     const leave = this.#deployment.drains(async () => sending);
     sending = this.#send(request, most, options);
     await sending.finally(leave);
   }
 
-  async #send(request: Generate | Cancel, most: number, { signal, ...options }: CallOptions): Promise<void> {
+  async #send(request: Generate | Cancel | Append, most: number, { signal, ...options }: CallOptions): Promise<void> {
     const stream = this.#deployment.requests;
     const call = { ...options, signal: this.#deployment.until(signal) };
     const waiting = await this.#deployment.commands.use((redis) => redis.xLen(stream), call);

@@ -9,9 +9,12 @@ import { ANSWER_MS, type Server } from "./server.js";
 export const BLOCK_MS = 2_000;
 /** A connection that reads is silent while it waits for entries. */
 const SILENT_MS = 10_000;
-const NOT_READY = /^(BUSY|LOADING|MASTERDOWN|MISCONF|NOREPLICAS|READONLY|TRYAGAIN|CLUSTERDOWN|UNBLOCKED)/;
+const NOT_READY = /^(MOVED|ASK|BUSY|LOADING|MASTERDOWN|MISCONF|NOREPLICAS|READONLY|TRYAGAIN|CLUSTERDOWN|UNBLOCKED)/;
 /** As in Python: the operator may set the user's password or rights while the client waits. */
 const REFUSED = /^(NOAUTH|NOPERM|WRONGPASS)/;
+
+/** It is elsewhere by now: at another master, or another node of a Cluster. */
+const ELSEWHERE = /^(READONLY|MOVED|ASK)/;
 
 export type Redis = Awaited<ReturnType<Server["client"]>>;
 export interface Entry {
@@ -33,8 +36,8 @@ export class Connection {
   /** The server's id of a connection that reads; undefined while there is none, or this user may not ask. */
   id: number | undefined;
 
-  /** `reading`: commands wait on the server for entries. */
-  constructor(readonly server: Server, readonly reading: boolean) {}
+  /** `reading`: commands wait on the server for entries. `near`: in a Cluster all are for the node of this key. */
+  constructor(readonly server: Server, readonly reading: boolean, readonly near?: string) {}
 
   /**
    * Run commands. Throws the signal's reason; ServerUnavailable, also for a server that does not answer in time;
@@ -57,7 +60,7 @@ export class Connection {
       return await Promise.race([this.#run(commands), ended]);
     } catch (error) {
       signal?.throwIfAborted();
-      if (error instanceof ErrorReply && error.message.startsWith("READONLY")) this.drop(); // the master is elsewhere now
+      if (error instanceof ErrorReply && ELSEWHERE.test(error.message)) this.drop();
       throw translated(error);
     } finally {
       clearTimeout(timer);
@@ -82,18 +85,22 @@ export class Connection {
   }
 
   async #connect(): Promise<Redis> {
-    const client = await this.server.client();
+    const client = await this.server.client(this.near);
     const connection = this.reading ? "reader" : "commands";
     const lost = (error?: unknown): void => {
       if (this.#client !== client) return;
-      this.#client = this.#connecting = undefined;
+      this.drop(); // a Cluster's other nodes too
       this.server.onStatus({ state: "lost", connection, error });
     };
     client.on("error", lost);
     client.on("end", lost);
     this.id = undefined;
+    const connecting = this.#connecting;
     await client.connect();
-    if (this.#closed) client.destroy();
+    if (this.#closed || !connecting || this.#connecting !== connecting) {
+      discard(client);
+      throw this.#closed ? closed() : new ServerUnavailable("the connection was given up while it was made");
+    }
     this.#client = client;
     if (this.reading) this.id = await client.clientId().catch(() => undefined);
     this.server.onStatus({ state: "connected", connection });
@@ -104,7 +111,15 @@ export class Connection {
   drop(): void {
     const client = this.#client;
     this.#client = this.#connecting = undefined;
-    if (client?.isOpen) client.destroy();
+    if (client) discard(client);
+  }
+}
+
+function discard(client: Redis): void {
+  try {
+    client.destroy();
+  } catch {
+    // it is closed
   }
 }
 

@@ -14,7 +14,8 @@ export class Deployment {
   /** For commands that do not wait. */
   readonly commands: Connection;
   readonly #closing = new AbortController();
-  readonly #tails: Tail[] = [];
+  /** Each with the partition of the Cluster that it reads; elsewhere one reads all. */
+  readonly #tails: { of: number; tail: Tail }[] = [];
   /** What `drain` waits for: calls that are under way, and the ends of groups. */
   readonly #busy = new Set<() => Promise<unknown>>();
   #draining = false;
@@ -22,11 +23,7 @@ export class Deployment {
   #askedAt = 0;
 
   constructor(readonly server: Server, readonly prefix: string, readonly reconnectMs: number) {
-    this.commands = this.connection(false);
-  }
-
-  connection(reading: boolean): Connection {
-    return new Connection(this.server, reading);
+    this.commands = new Connection(server, false);
   }
 
   /** Let `drain` wait for what this gives, until the function that is returned is called. */
@@ -54,15 +51,35 @@ export class Deployment {
   /** End all that reads, and close what it shares. */
   close(): void {
     this.#closing.abort(closed());
-    for (const one of [this.commands, ...this.#tails]) one.close();
+    for (const one of [this.commands, ...this.#tails.map(({ tail }) => tail)]) one.close();
   }
 
-  /** What a reader of a log waits on, with others. Lower its `readers` in the end. */
-  tail(): Tail {
-    let tail = this.#tails.find(({ readers }) => readers < READERS);
-    if (!tail) this.#tails.push((tail = new Tail(this.server, this.commands)));
+  /** What a reader of a log of the partition waits on, with others. Lower its `readers` in the end. */
+  tail(partition: number): Tail {
+    const of = this.server.cluster ? partition : 0;
+    let tail = this.#tails.find((one) => one.of === of && one.tail.readers < READERS)?.tail;
+    if (!tail) {
+      const near = this.server.cluster ? `{${partition}}` : undefined;
+      const commands = near ? new Connection(this.server, false, near) : this.commands;
+      this.#tails.push({ of, tail: (tail = new Tail(new Connection(this.server, true, near), commands)) });
+    }
     tail.readers++;
     return tail;
+  }
+
+  /** Where the run or session is; of one that is nowhere yet, where a new one would be. Throws as `keys`. */
+  async partitionOf(name: string, signal: AbortSignal): Promise<number> {
+    const keys = await this.keys(signal);
+    const places = keys.places(name);
+    if (places.length > 1) {
+      // A log may outlive its run's hash, so the hash counts first.
+      for (const key of [keys.run, keys.log]) {
+        const there = await this.commands.use((redis) => Promise.all(places.map((partition) => redis.exists(key.call(keys, name, partition)))), { signal });
+        const found = places.find((_, n) => there[n]);
+        if (found !== undefined) return found;
+      }
+    }
+    return keys.partitionOf(name);
   }
 
   /**
@@ -70,10 +87,10 @@ export class Deployment {
    *
    * Throws DeploymentMismatch; ServerUnavailable, also while no deployment is there.
    */
-  async keys(connection: Connection, signal: AbortSignal): Promise<Keys> {
+  async keys(signal: AbortSignal): Promise<Keys> {
     if (this.#keys && Date.now() - this.#askedAt < REFRESH_MS) return this.#keys;
     const meta = `${this.prefix}:meta`;
-    const [partitions, version, numbers, ever, spread] = await connection.use((redis) => redis.hmGet(meta, FIELDS), { signal });
+    const [partitions, version, numbers, ever, spread] = await this.commands.use((redis) => redis.hmGet(meta, FIELDS), { signal });
     this.#askedAt = Date.now();
     if (!partitions || !version) {
       if (this.#keys) return this.#keys; // the server lost it, and a worker is about to write it again
@@ -93,6 +110,9 @@ function numbersIn(text: string | null | undefined): number[] {
   return text ? text.split(",").map(Number) : [];
 }
 
+/** What numbers an event: of a run, of the topic `decisions`, of a session, of which an event may be of no run. */
+type Count = "seq" | "n" | "session_seq";
+
 /** What every event has, whatever its type. */
 export interface Envelope {
   type: string;
@@ -100,7 +120,7 @@ export interface Envelope {
 }
 
 /** The event in an entry's `__data__`, of whatever type: a newer server may write some that `types.ts` does not have. */
-export function eventIn(stream: string, id: string, message: Record<string, string>, count: "seq" | "n"): Envelope {
+export function eventIn(stream: string, id: string, message: Record<string, string>, count: Count): Envelope {
   const data = message[DATA_FIELD];
   let value: unknown;
   try {
@@ -112,8 +132,8 @@ export function eventIn(stream: string, id: string, message: Record<string, stri
   return value;
 }
 
-function isEnvelope(value: unknown, count: "seq" | "n"): value is Envelope {
+function isEnvelope(value: unknown, count: Count): value is Envelope {
   if (typeof value !== "object" || value === null) return false;
   const found = value as Record<string, unknown>;
-  return typeof found["type"] === "string" && typeof found["run"] === "string" && Number.isSafeInteger(found[count]);
+  return typeof found["type"] === "string" && (typeof found["run"] === "string" || count === "session_seq") && Number.isSafeInteger(found[count]);
 }

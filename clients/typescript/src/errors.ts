@@ -80,6 +80,51 @@ export class RunOpen extends TokenbusError {
   }
 }
 
+/** A value exceeds its limit. */
+export class TooLarge extends TokenbusError {
+  constructor(readonly where: string, readonly size: number, readonly limit: number, readonly unit: string) {
+    super("too_large", `${where}: ${size} ${unit}, the limit is ${limit}`);
+  }
+}
+
+/** An error of the blob store; its code says which: `blob_not_found`, `blob_too_large`, `blob_unavailable`, … */
+export class BlobError extends TokenbusError {
+  override readonly retryable: boolean;
+  constructor(code: string, message: string, options?: ErrorOptions) {
+    super(code, message, options);
+    this.retryable = ["blob_unavailable", "blob_store_full", "blob_quota_exceeded"].includes(code);
+  }
+}
+
+/** A request is refused, with what is wrong with it. */
+export class RequestInvalid extends TokenbusError {
+  constructor(problem: string) {
+    super("request_invalid", `invalid request: ${problem}`);
+  }
+}
+
+/** The session is unknown: nobody configured it, or it was deleted or has expired. */
+export class SessionNotFound extends TokenbusError {
+  constructor(readonly session: string) {
+    super("session_not_found", `unknown session ${session}: never configured, deleted or expired`);
+  }
+}
+
+/** The cursor is of a session that was deleted; there is a new one of this name. */
+export class SessionReplaced extends TokenbusError {
+  constructor(readonly session: string) {
+    super("session_replaced", `session ${session} was deleted, and a new one has its name`);
+  }
+}
+
+/** The append was sent, and nothing has accepted it yet. Repeat it with the same id, or ask for its fate. */
+export class AppendPending extends TokenbusError {
+  override readonly retryable = true;
+  constructor(readonly session: string, readonly append: string, readonly waitedMs: number) {
+    super("append_pending", `session ${session}: the append ${append} was not accepted within ${waitedMs} ms`);
+  }
+}
+
 /** The run cannot be asked again. */
 export class RunNotRepeatable extends TokenbusError {
   constructor(readonly run: string, why: string) {
@@ -109,13 +154,13 @@ export class Malformed extends TokenbusError {
 }
 
 /** A run that did not complete; `response` is what there is of it. */
-export class RunEnded extends TokenbusError {
+export class RunError extends TokenbusError {
   constructor(code: string, readonly response: Response, message: string) {
     super(code, `run ${response.run} ${message}`);
   }
 }
 
-export class RunFailed extends RunEnded {
+export class RunFailed extends RunError {
   override readonly retryable: boolean;
   constructor(response: Response, readonly error: ErrorInfo) {
     super("run_failed", response, `failed: ${error.code}: ${error.message}`);
@@ -123,13 +168,13 @@ export class RunFailed extends RunEnded {
   }
 }
 
-export class RunIncomplete extends RunEnded {
+export class RunIncomplete extends RunError {
   constructor(response: Response, readonly reason: string) {
     super("run_incomplete", response, `is incomplete: ${reason}`);
   }
 }
 
-export class RunCancelled extends RunEnded {
+export class RunCancelled extends RunError {
   constructor(response: Response, readonly reason: string | undefined) {
     super("run_cancelled", response, `was cancelled${reason ? `: ${reason}` : ""}`);
   }

@@ -8,7 +8,7 @@
 import { BLOCK_MS, newest, oldest, Outage, type Entry, type Redis } from "./connection.js";
 import { eventIn, type Deployment } from "./deployment.js";
 import { CursorAhead, CursorTrimmed, InvalidArgument, RunLost, RunNotFound } from "./errors.js";
-import { idParts, type Keys } from "./keys.js";
+import { idParts } from "./keys.js";
 import type { Tail } from "./tail.js";
 import type { PublicEvent, TerminalEvent } from "./types.js";
 
@@ -43,7 +43,7 @@ export async function* follow(deployment: Deployment, run: string, options: Foll
 
 class LogReader {
   ended = false;
-  readonly #tail: Tail;
+  #tail: Tail | undefined;
   readonly #outage: Outage;
   #position: string | undefined;
   #gap: CursorTrimmed | undefined;
@@ -59,12 +59,12 @@ class LogReader {
     readonly waitMs: number,
     readonly signal: AbortSignal,
   ) {
-    this.#tail = deployment.tail();
     this.#outage = new Outage(deployment.reconnectMs);
   }
 
   close(): void {
-    this.#tail.readers--;
+    if (this.#tail) this.#tail.readers--;
+    this.#tail = undefined;
   }
 
   #use<T>(commands: (redis: Redis) => Promise<T>): Promise<T> {
@@ -85,13 +85,14 @@ class LogReader {
   }
 
   async #read(): Promise<PublicEvent[]> {
-    const keys = await this.deployment.keys(this.deployment.commands, this.signal);
-    const partition = await this.#partitionIn(keys);
+    const keys = await this.deployment.keys(this.signal);
+    const partition = this.#partition ?? (await this.deployment.partitionOf(this.run, this.signal));
     const [log, run] = [keys.log(this.run, partition), keys.run(this.run, partition)];
     this.#position ??= await this.#locate(run, log);
     if (this.ended) return [];
     const asked = Date.now();
     const patience = this.#known ? BLOCK_MS : Math.min(BLOCK_MS, Math.max(1, this.waitMs - this.#waitedMs));
+    this.#tail ??= this.deployment.tail(partition);
     const entries = await this.#tail.wait(log, this.#position, patience, this.signal);
     if (entries.length > 0) {
       this.#known = true;
@@ -99,25 +100,9 @@ class LogReader {
       return this.#inOrder(log, entries);
     }
     this.#waitedMs += Date.now() - asked;
+    if (!this.#known) this.close(); // it may come in another partition
     await this.#lookForRun(run, log);
     return [];
-  }
-
-  /** Where the run is; of one that is nowhere yet, where a new one would be. */
-  async #partitionIn(keys: Keys): Promise<number> {
-    if (this.#partition !== undefined) return this.#partition;
-    const places = keys.places(this.run);
-    if (places.length > 1) {
-      // A log may outlive its run's hash, so the hash counts first.
-      for (const name of [keys.run, keys.log]) {
-        const there = await this.#use((redis) =>
-          Promise.all(places.map((partition) => redis.exists(name.call(keys, this.run, partition)))),
-        );
-        this.#partition = places.find((_, n) => there[n]);
-        if (this.#partition !== undefined) return this.#partition;
-      }
-    }
-    return keys.partitionOf(this.run);
   }
 
   #inOrder(log: string, entries: Entry[]): PublicEvent[] {

@@ -33,19 +33,37 @@ export class MessageBuilder {
     }
   }
 
-  /** The messages of the run that ended so. */
-  messages(end: TerminalEvent, heard: Heard): Message[] {
-    const told = end.type === "cancelled" ? { heardThrough: end.heard_through, heardCharacters: end.heard_characters } : {};
+  /**
+   * The messages of the run that ended so. `steers`: messages that came into it, each with the turn that it went into.
+   * `before`: of the earlier turns alone.
+   */
+  messages(end: TerminalEvent | undefined, heard: Heard, steers: readonly (readonly [number, Message])[] = [], before = Infinity): Message[] {
+    const told = end?.type === "cancelled" ? { heardThrough: end.heard_through, heardCharacters: end.heard_characters } : {};
     const { heardThrough: through, heardCharacters: characters } = heard.heardThrough === undefined ? told : heard;
-    const all = [...this.#blocks.values()].sort((a, b) => a.block - b.block);
+    const all = [...this.#blocks.values()].filter(({ turn }) => turn < before).sort((a, b) => a.block - b.block);
     const kept = through === undefined ? all : all.flatMap((block) => this.#heard(block, through, characters));
-    const extras = end.provider_extra ?? [];
+    const extras = end?.provider_extra ?? [];
     const late = new Map<number, Extra>();
     for (const extra of extras) {
       const n = extra["block"];
       if (typeof n === "number" && (through === undefined || kept.some((block) => block === this.#blocks.get(n)))) late.set(n, extra);
     }
-    return withCarried(messagesOf(kept, late, this.#participant), extras);
+    if (steers.length === 0) return withCarried(messagesOf(kept, late, this.#participant), extras);
+    const last = Math.max(0, ...all.map(({ turn }) => turn));
+    const turns = new Set([...all.map(({ turn }) => turn), ...steers.map(([turn]) => turn)]);
+    return [...turns].sort((a, b) => a - b).flatMap((turn) => [
+      ...steers.filter(([at]) => at === turn).map(([, message]) => message),
+      ...withCarried(messagesOf(kept.filter((block) => block.turn === turn), late, this.#participant), turn === last ? extras : []),
+    ]);
+  }
+
+  /** The text blocks of a turn, as far as they were heard, and whether the turn has whole calls or results of tools. */
+  turn(number: number, end: TerminalEvent | undefined): { texts: string[]; calls: boolean } {
+    const told = end?.type === "cancelled" ? { heardThrough: end.heard_through, heardCharacters: end.heard_characters } : {};
+    const own = [...this.#blocks.values()].filter(({ turn }) => turn === number).sort((a, b) => a.block - b.block);
+    const texts = own.filter(({ kind }) => kind === "text");
+    const heard = told.heardThrough === undefined ? texts : texts.flatMap((block) => this.#heard(block, told.heardThrough ?? -1, told.heardCharacters));
+    return { texts: heard.map(({ content }) => content ?? ""), calls: own.some(({ kind, cut }) => (kind === "tool_call" || kind === "tool_result") && !cut) };
   }
 
   #heard(block: BlockComplete, through: number, characters: number | undefined): BlockComplete[] {

@@ -4,6 +4,7 @@ import { newest, Outage } from "./connection.js";
 import { eventIn, type Deployment } from "./deployment.js";
 import { CursorAhead, CursorTrimmed, InvalidArgument, Malformed } from "./errors.js";
 import { wants, type Filter } from "./filter.js";
+import { Offsets, type Delivered } from "./offsets.js";
 import { isAfter, TOPICS, type Keys, type Topic } from "./keys.js";
 import { EMPTY, OLDEST, TopicReader } from "./topic_reader.js";
 import type { BlockTopicEvent, ChunkTopicEvent, DecisionTopicEvent, RunTopicEvent } from "./types.js";
@@ -58,6 +59,7 @@ export class Subscription<T extends Topic> implements AsyncIterable<TopicEvents[
   readonly #reader: TopicReader;
   readonly #outage: Outage;
   readonly #decode: ReturnType<typeof decoder<T>>;
+  readonly #offsets = new Map<number, Offsets>();
 
   private constructor(readonly deployment: Deployment, readonly topic: T, readonly options: SubscribeOptions) {
     this.#decode = decoder(topic, options);
@@ -79,21 +81,33 @@ export class Subscription<T extends Topic> implements AsyncIterable<TopicEvents[
 
   /** Where this subscription stands, after the event that it gave last: a `from` of the next one, also of Python's. */
   get cursor(): string {
-    return `${this.topic}:${[...this.#reader.positions.values()].join(",")}`;
+    return `${this.topic}:${[...this.#offsets.values()].map(({ position }) => position).join(",")}`;
   }
 
   close(): void {
-    this.#reader.connection.close();
+    this.#reader.close();
   }
 
   async *[Symbol.asyncIterator](): AsyncGenerator<TopicEvents[T], void, undefined> {
+    for await (const { event, done } of this.entries()) {
+      done();
+      yield event;
+    }
+  }
+
+  /** @internal */
+  async *entries(): AsyncGenerator<Delivered<TopicEvents[T]>, void, undefined> {
     try {
       for (;;) {
         for (const { partition, messages } of await this.#next()) {
+          const offsets = this.#offsets.get(partition) ?? this.#take(partition, EMPTY);
+          this.#reader.positions.set(partition, messages.at(-1)?.id ?? EMPTY);
           for (const { id, message } of messages) {
             const event = this.#decode(this.#reader.stream(partition), id, message);
-            this.#reader.positions.set(partition, id);
-            if (event) yield event;
+            offsets.give(id);
+            const done = (): void => offsets.done(id);
+            if (event) yield { event, done };
+            else done();
           }
         }
       }
@@ -102,21 +116,28 @@ export class Subscription<T extends Topic> implements AsyncIterable<TopicEvents[
     }
   }
 
+  #take(partition: number, position: string): Offsets {
+    const offsets = new Offsets(position);
+    this.#offsets.set(partition, offsets);
+    this.#reader.take(partition, position);
+    return offsets;
+  }
+
   #keys(): Promise<Keys> {
-    return this.deployment.keys(this.#reader.connection, this.#reader.signal);
+    return this.deployment.keys(this.#reader.signal);
   }
 
   async #begin(from: string): Promise<void> {
     const keys = await this.#keys();
     const partitions = [...Array(keys.partitions).keys()];
-    if (from === "start") return partitions.forEach((n) => this.#reader.take(n, OLDEST));
+    if (from === "start") return partitions.forEach((n) => this.#take(n, OLDEST));
     const last = await this.#reader.use((redis) => Promise.all(partitions.map((n) => newest(redis, this.#reader.stream(n)))));
     const ends = last.map((entry) => entry?.id ?? EMPTY);
     const positions = from === "now" ? ends : positionsIn(from, this.topic, keys);
     for (const n of partitions) {
       const [position, end] = [positions[n] ?? OLDEST, ends[n] ?? EMPTY];
       if (position !== OLDEST && isAfter(position, end)) throw new CursorAhead(this.#reader.stream(n), position, end);
-      this.#reader.take(n, position);
+      this.#take(n, position);
     }
   }
 
@@ -135,9 +156,10 @@ export class Subscription<T extends Topic> implements AsyncIterable<TopicEvents[
   async read() {
     const { partitions } = await this.#keys();
     const { positions } = this.#reader;
-    while (positions.size < partitions) this.#reader.take(positions.size, EMPTY); // one that was added had no entries before
+    while (positions.size < partitions) this.#take(positions.size, EMPTY); // one that was added had no entries before
     const { found, gaps } = await this.#reader.read();
-    tell(gaps, this.options);
+    for (const { partition } of gaps) this.#offsets.get(partition)?.pass(OLDEST);
+    tell(gaps.map(({ gap }) => gap), this.options);
     return found;
   }
 }

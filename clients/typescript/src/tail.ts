@@ -6,9 +6,8 @@
  * slow one holds no memory here and delays no other.
  */
 
-import { BLOCK_MS, Connection, type Entry } from "./connection.js";
+import { BLOCK_MS, type Connection, type Entry } from "./connection.js";
 import { isAfter } from "./keys.js";
-import type { Server } from "./server.js";
 
 const COUNT = 256;
 /** Readers that arrive within this time end the waiting read once. */
@@ -29,7 +28,6 @@ interface Waiter {
 export class Tail {
   /** Readers that use this, waiting or not. */
   readers = 0;
-  readonly #connection: Connection;
   readonly #waiters = new Set<Waiter>();
   #reading: ReadonlySet<Waiter> | undefined;
   #runs = false;
@@ -37,14 +35,13 @@ export class Tail {
   #broken = false;
   #idle: NodeJS.Timeout | undefined;
 
-  /** `commands`: a connection that never waits, to end a read. */
-  constructor(server: Server, readonly commands: Connection) {
-    this.#connection = new Connection(server, true);
-  }
+  /** `connection` waits; `commands`, to the same node, never does, and ends a read. */
+  constructor(readonly connection: Connection, readonly commands: Connection) {}
 
   close(): void {
     clearTimeout(this.#idle);
-    this.#connection.close();
+    this.connection.close();
+    this.commands.close();
   }
 
   /**
@@ -87,7 +84,7 @@ export class Tail {
       const streams = [...from].map(([key, id]) => ({ key, id }));
       try {
         this.#reading = reading;
-        const found = (await this.#connection.use((redis) => redis.xRead(streams, { COUNT, BLOCK: BLOCK_MS }))) ?? [];
+        const found = (await this.connection.use((redis) => redis.xRead(streams, { COUNT, BLOCK: BLOCK_MS }))) ?? [];
         const entries = new Map<string, Entry[]>(found.map(({ name, messages }) => [name, messages]));
         for (const waiter of reading) {
           const later = entries.get(waiter.log)?.filter(({ id }) => isAfter(id, waiter.id)) ?? [];
@@ -102,7 +99,7 @@ export class Tail {
       await new Promise(setImmediate); // readers that go on at once are in the next read
     }
     this.#runs = false;
-    this.#idle = setTimeout(() => this.#connection.drop(), IDLE_MS);
+    this.#idle = setTimeout(() => this.connection.drop(), IDLE_MS);
     this.#idle.unref();
   }
 
@@ -113,13 +110,13 @@ export class Tail {
     try {
       for (let n = 0; n < TRIES; n++) {
         await new Promise((resolve) => setTimeout(resolve, GATHER_MS)); // the read may not have reached the server yet
-        const id = this.#connection.id;
+        const id = this.connection.id;
         if (this.#reading !== reading) return;
         if (id !== undefined && (await this.commands.use((redis) => redis.clientUnblock(id)).catch(() => 0))) return;
       }
       if (this.#reading !== reading) return;
       this.#broken = true;
-      this.#connection.drop();
+      this.connection.drop();
     } finally {
       this.#interrupting = false;
       // One that came while the read ended is in no read, if a next one has begun without it.

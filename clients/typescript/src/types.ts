@@ -26,6 +26,19 @@ export interface Append {
 }
 
 /**
+ * The append was accepted. Its fate follows as `Delivered` or `Returned`.
+ */
+export interface Appended {
+  type: "appended";
+  session_seq: number;
+  at_ms: number;
+  run?: string;
+  run_seq?: number;
+  append: string;
+  item: SessionMessage | Interrupt | Withdraw | Configure | Delete;
+}
+
+/**
  * A sound by blob id, or inline if it is not in a blob.
  */
 export interface AudioRef {
@@ -214,6 +227,19 @@ export interface Configure {
 }
 
 /**
+ * The configuration changed, for messages that are appended from now on. The first event of a session.
+ */
+export interface Configured {
+  type: "configured";
+  session_seq: number;
+  at_ms: number;
+  run?: string;
+  run_seq?: number;
+  append: string;
+  item: SessionMessage | Interrupt | Withdraw | Configure | Delete;
+}
+
+/**
  * One decision of one policy. ``n`` counts a run's decisions from 0 without gaps.
  */
 export interface Decided {
@@ -240,6 +266,19 @@ export type DecisionTopicEvent = Decided;
  */
 export interface Delete {
   type: "delete";
+}
+
+/**
+ * The append took effect: in the run ``run``, if it concerns one.
+ */
+export interface Delivered {
+  type: "delivered";
+  session_seq: number;
+  at_ms: number;
+  run?: string;
+  run_seq?: number;
+  append: string;
+  turn?: number;
 }
 
 /**
@@ -534,6 +573,32 @@ export interface Retrying {
 }
 
 /**
+ * The append had no effect and never will have one.
+ */
+export interface Returned {
+  type: "returned";
+  session_seq: number;
+  at_ms: number;
+  run?: string;
+  run_seq?: number;
+  append: string;
+  reason: "busy" | "exists" | "heard_too_far" | "not_waiting" | "nothing_open" | "queue_full" | "refused" | "withdrawn";
+  problem?: string;
+}
+
+/**
+ * The run ended; its terminal event is the one before. ``status`` `lost`: nothing of the run is left.
+ */
+export interface RunEnded {
+  type: "run_ended";
+  session_seq: number;
+  at_ms: number;
+  run?: string;
+  run_seq?: number;
+  status: "cancelled" | "completed" | "failed" | "incomplete" | "lost";
+}
+
+/**
  * The run ended in an error.
  */
 export interface RunFailedEvent {
@@ -554,6 +619,8 @@ export interface RunFailedEvent {
 }
 
 export type RunTopicEvent = Started | Answering | Retrying | Restarted | UsageReported | Completed | Incomplete | RunFailedEvent | Cancelled;
+
+export type SessionEvent = Configured | Appended | Delivered | Returned | RunEnded;
 
 /**
  * A message to the model. It starts a run, or waits for the end of the open one.

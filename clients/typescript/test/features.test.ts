@@ -9,12 +9,17 @@ import { after, before, test } from "node:test";
 import { setTimeout as sleep } from "node:timers/promises";
 import { createServer } from "node:tls";
 import { createClient } from "@redis/client";
-import { Client, RunFailed, RunNotRepeatable, RunOpen, ServerUnavailable, type GenerateRequest, type Message, type Status } from "../src/index.js";
+import { Client, RunFailed, RunNotRepeatable, RunOpen, ServerUnavailable, type GenerateRequest, JsonElements, type Message, type Sentence, type Status } from "../src/index.js";
+import { SentenceCutter, type SentenceRules } from "../src/sentence_cutter.js";
 
 const url = process.env["TOKENBUS_REDIS_URL"] ?? "";
 const bus = new Client(url);
 const redis = createClient({ url });
 const found: Record<string, unknown> = {};
+interface Corpus {
+  texts: [string[], SentenceRules][];
+  jsons: [string[], string][];
+}
 
 before(() => redis.connect());
 after(async () => {
@@ -94,6 +99,47 @@ test("the workers of a group share the runs, and one that leaves hands on what i
   clients[0]?.close();
 });
 
+test("an event that a group cannot handle is tried again, then is a dead letter, and comes back", async () => {
+  await bus.result(await bus.publish(ask("greeter", { id: "poisoned" })));
+  const options = { from: "start" as const, runs: "poisoned", kinds: ["started", "completed"] };
+  const seen: string[] = [];
+  let fails = true;
+  const handler = ({ type }: { type: string }): void => {
+    seen.push(type);
+    if (type === "started" && fails) throw new Error("poison");
+  };
+  const group = bus.group("runs", { ...options, group: "poison" });
+  const working = group.each(handler, { tries: 2 });
+  await until(() => seen.includes("completed"));
+  assert.deepEqual(seen, ["started", "started", "completed"]);
+  const [entry] = (await redis.xRevRange("tokenbus:dead", "+", "-", { COUNT: 1 })) ?? [];
+  const letter = JSON.parse(entry?.message["__data__"] ?? "") as Record<"run" | "seq" | "group" | "reason" | "stream" | "bytes", string>;
+  assert.deepEqual([letter.run, letter.seq, letter.group, letter.reason], ["poisoned", 0, "runs:poison", "failed 2 times: Error: poison"]);
+  fails = false;
+  const lease = letter.stream.replace(/runs$/, "lease:runs:");
+  const returned = `${lease}poison:returned`; // as `tokenbus dead retry` gives it back
+  await redis.xAdd(returned, "*", { __data__: Buffer.from(letter.bytes, "base64").toString() });
+  await until(async () => seen.length === 4 && (await redis.xLen(returned)) === 0);
+  assert.equal(seen[3], "started");
+  await group.close();
+  await working;
+  assert.deepEqual(await redis.hGetAll(`${lease}poison:failed`), {});
+
+  fails = true;
+  const alone = bus.group("runs", { ...options, group: "fails" });
+  await assert.rejects(alone.each(handler), /poison/);
+  // A process that died in this event's handler has left its mark: that was a try.
+  await redis.hSet(`${lease}dies:failed`, "open:1", "1");
+  seen.length = 0;
+  const heir = bus.group("runs", { ...options, group: "dies" });
+  const inheriting = heir.each(handler, { tries: 2, concurrency: 4 });
+  await until(() => seen.includes("completed"));
+  await heir.close();
+  await inheriting;
+  assert.deepEqual(seen, ["started", "completed"]);
+  await assert.rejects(heir.each(handler, { tries: 0 }), { code: "invalid_argument" });
+});
+
 test("a run that failed is asked again, and what cannot be is refused", async () => {
   const run = await bus.publish(ask("broken", { metadata: { kept: 1 } }));
   await assert.rejects(bus.result(run), RunFailed);
@@ -110,6 +156,172 @@ test("a run that failed is asked again, and what cannot be is refused", async ()
   await bus.cancel(open);
   await assert.rejects(bus.retry("nobody"), { code: "run_not_found" });
   found["retried"] = [run, again];
+});
+
+test("a run that was cut off goes on from its text, as Python has it", async () => {
+  const run = await bus.publish(ask("stalled"));
+  let left = false;
+  for await (const event of bus.follow(run)) {
+    if (event.type !== "chunk" || !event.visible || left) continue;
+    left = true;
+    await bus.cancel(run, "left", { heardThrough: event.seq, heardCharacters: 3 });
+  }
+  const resumed = await bus.resume(run);
+  assert.equal(await bus.resume(run), resumed);
+  for await (const event of bus.follow(resumed)) {
+    if (event.type === "started") assert.equal(event.metadata?.["resume_of"], run);
+    break; // it stalls too
+  }
+  await bus.cancel(resumed);
+  const tools = [{ name: "weather", description: "", parameters: { type: "object" } }];
+  const turns = await bus.publish(ask("cut-later", { tools }));
+  await assert.rejects(bus.result(turns), { code: "run_incomplete" });
+  found["resumed"] = { [run]: resumed, [turns]: await bus.resume(turns) };
+  const silent = await bus.publish(ask("broken"));
+  await assert.rejects(bus.result(silent), RunFailed);
+  await assert.rejects(bus.resume(silent), RunNotRepeatable);
+});
+
+test("a session is written to, steered, interrupted, followed from everywhere, forked and deleted", async () => {
+  const session = bus.session("talk", { tenant: "ada" });
+  await assert.rejects(bus.session("nobody").send("Hi."), { code: "request_invalid" });
+  await assert.rejects(bus.session("nobody").messages(), { code: "session_not_found" });
+  assert.throws(() => bus.session("a b"), { code: "invalid_argument" });
+  const before = [{ role: "user" as const, content: "Before." }];
+  const made = await session.configure({ provider: "anthropic", model: "greeter", metadata: { kept: 1 } }, { messages: before });
+  assert.equal(made.fate.state, "delivered");
+  const first = await session.send("Hi.", { append: "first", metadata: { said: "first" } });
+  assert.deepEqual(await session.send("Hi.", { append: "first" }), first);
+  const run = first.fate.run ?? "";
+  let cursor = "";
+  for await (const step of session.follow()) {
+    cursor = step.cursor;
+    if (step.event.type === "run_ended") break;
+  }
+  await session.configure({ provider: "anthropic", model: "stalled" });
+  await session.send("And now?");
+  let waiting = false;
+  for await (const { event } of session.follow({ after: cursor })) {
+    if (event.type === "chunk" && event.visible && !waiting) {
+      waiting = true;
+      await session.send("Wait.", { append: "waits" });
+      assert.equal((await session.withdraw("waits")).fate.state, "delivered");
+      await session.configure({ provider: "anthropic", model: "greeter" });
+      await session.steer("Faster.", { append: "steers" });
+      assert.equal((await session.send("No.", { whenBusy: "reject" })).fate.reason, "busy");
+      await session.interrupt({ heardThrough: event.seq, heardCharacters: 3 });
+    }
+    if (event.type === "run_ended" && event.run !== run && event.status === "completed") break;
+  }
+  assert.deepEqual([(await session.fate("waits"))?.reason, (await session.fate("steers"))?.state], ["withdrawn", "delivered"]);
+  const steps = [];
+  for await (const step of session.follow({ live: false })) steps.push(step);
+  for (const n of [0, 1, Math.floor(steps.length / 2), steps.length - 2]) {
+    const rest = [];
+    for await (const step of session.follow({ after: steps[n]?.cursor ?? "", live: false })) rest.push(step);
+    assert.deepEqual(rest, steps.slice(n + 1));
+  }
+  await assert.rejects(session.follow({ after: cursor.replace(/^\d+/, "9999") }).next(), { code: "cursor_ahead" });
+  await assert.rejects(session.follow({ after: "here" }).next(), { code: "invalid_argument" });
+  const fork = await session.fork("branch", { through: run });
+  found["session"] = {
+    steps: steps.map(({ event, cursor }) => [event.type, cursor]),
+    messages: await session.messages(),
+    fork: await fork.messages(),
+    sessions: await bus.sessions({ tenant: "ada" }),
+  };
+  assert.deepEqual((await bus.sessions({ metadata: { kept: 1 }, words: "BRANCH" })).map(({ session }) => session), []);
+  const gone = await session.fork("gone");
+  assert.equal((await gone.configuration()).request["model"], "greeter");
+  const old = (await gone.follow({ live: false }).next()).value?.cursor ?? "";
+  await gone.delete();
+  await assert.rejects(gone.follow().next(), { code: "session_not_found" });
+  await assert.rejects(gone.fork("other"), { code: "session_not_found" });
+  await gone.configure({ provider: "anthropic", model: "greeter" });
+  await assert.rejects(gone.follow({ after: old }).next(), { code: "session_replaced" });
+  await gone.delete();
+});
+
+test("visible text comes as sentences, alone and to a group, and is cut as in Python", async () => {
+  const wanted = new Set<string>();
+  const said = (id: string, sentences: Sentence[]): string => sentences.filter(({ run }) => run === id).map(({ text }) => text).join("");
+  const heard: Sentence[] = [];
+  let whole = "";
+  let speech = await bus.sentences({ language: "en", least: 4, runs: wanted });
+  for (const id of ["spoken-first", "spoken-then"]) {
+    wanted.add(id);
+    whole = (await bus.result(await bus.publish(ask("greeter", { id })))).text;
+    for await (const sentence of speech) {
+      heard.push(sentence);
+      if (said(id, heard) === whole) break;
+    }
+    speech = await bus.sentences({ language: "en", least: 4, runs: wanted, from: speech.cursor ?? "" });
+  }
+  await speech.close();
+  assert.equal(heard.length, 6, "each once, over two subscriptions");
+  const spoken: Sentence[] = [];
+  for await (const sentence of await bus.sentences({ group: "speakers", from: "start", runs: wanted })) {
+    spoken.push(sentence);
+    if ([...wanted].every((id) => said(id, spoken) === whole)) break;
+  }
+  await assert.rejects(bus.sentences({ least: 9, most: 8 }), { code: "invalid_argument" });
+  const corpus = JSON.parse(readFileSync(process.env["TOKENBUS_TEST_CORPUS"] ?? "", "utf8")) as Corpus;
+  found["cut"] = corpus.texts.map(([pieces, rules]) => {
+    const cutter = new SentenceCutter(rules);
+    return [...pieces.flatMap((piece) => cutter.feed(piece)), ...cutter.end()];
+  });
+});
+
+test("elements of a JSON answer come as soon as they are complete, and are those of Python", async () => {
+  const run = await bus.publish(ask("lists"));
+  const elements = [];
+  for await (const element of bus.elements(run, "items.*")) elements.push(element);
+  assert.deepEqual(elements.map(({ path, value, number }) => [path, value, number]), [[["items", 0], { a: 1 }, 0], [["items", 1], "b]", 1], [["items", 2], 2.5, 2]]);
+  const last = [];
+  for await (const { number } of bus.elements(run, "items.*", { after: 1 })) last.push(number);
+  assert.deepEqual(last, [2]);
+  const open = await bus.publish(ask("stalled-list"));
+  const early = bus.elements(open, "items.*");
+  assert.deepEqual((await early.next()).value?.value, { a: 1 }, "while the run is open");
+  await bus.cancel(open);
+  await assert.rejects(early.next(), { code: "run_cancelled" });
+  await assert.rejects(bus.elements(await bus.publish(ask("greeter")), "*").next(), { code: "malformed" });
+  await assert.rejects(bus.elements(await bus.publish(ask("broken")), "*").next(), RunFailed);
+  const corpus = JSON.parse(readFileSync(process.env["TOKENBUS_TEST_CORPUS"] ?? "", "utf8")) as Corpus;
+  found["elements"] = corpus.jsons.map(([pieces, path]) => {
+    const reader = new JsonElements(path, { mostCharacters: 40, mostDepth: 5 });
+    const given: unknown[] = [];
+    try {
+      for (const piece of pieces) given.push(...reader.feed(piece).map((one) => [one.path, one.value]));
+      given.push(...reader.end().map((one) => [one.path, one.value]));
+    } catch (error) {
+      given.push((error as { code: string }).code);
+    }
+    return given;
+  });
+});
+
+test("blobs are stored, streamed, leased and checked", async () => {
+  const client = new Client(url, { blobs: process.env["TOKENBUS_TEST_BLOBS"] ?? "" });
+  const bytes = Buffer.from("x".repeat(300_000));
+  async function* pieces(): AsyncGenerator<Uint8Array> {
+    yield bytes.subarray(0, 1_000);
+    yield bytes.subarray(1_000);
+  }
+  const ref = await client.blobs.put(pieces(), "text/plain");
+  assert.deepEqual(await client.blobs.put(bytes, "text/plain"), ref);
+  assert.deepEqual([ref.size, ref.media_type], [bytes.length, "text/plain"]);
+  assert.deepEqual(await client.blobs.head(ref.blob_id), ref);
+  assert.ok(bytes.equals(await client.blobs.get(ref.blob_id)));
+  await client.blobs.lease(ref.blob_id);
+  await client.blobs.check(ref.blob_id);
+  const none = `sha256:${"0".repeat(64)}`;
+  for (const call of [client.blobs.get(none), client.blobs.head(none), client.blobs.lease(none)]) await assert.rejects(call, { code: "blob_not_found" });
+  await assert.rejects(client.blobs.get("../x"), { code: "blob_refused" });
+  const nowhere = new Client(url, { blobs: "http://127.0.0.1:1" });
+  await assert.rejects(nowhere.blobs.put("x"), { code: "blob_unavailable", retryable: true });
+  assert.throws(() => new Client(url, { blobs: "ftp://x" }).blobs, { code: "invalid_argument" });
+  found["blob"] = ref;
 });
 
 test("messages and the list of runs are those of Python's client", async () => {
@@ -132,6 +344,7 @@ test("messages and the list of runs are those of Python's client", async () => {
   found["heard"] = [text, await bus.messages(text, { heardThrough: 5, heardCharacters: 2 })];
   const runs = await bus.runs({ limit: 1000 });
   found["runs"] = runs.map(({ run, state, acceptedMs }) => [run, state, acceptedMs]);
+  assert.deepEqual(await bus.describe([...runs.map(({ run }) => run), "nobody"]), new Map(runs.map((info) => [info.run, info])));
   assert.ok((await bus.runs({ state: "failed" })).every(({ state }) => state === "failed"));
   assert.equal((await bus.runs({ limit: 2 })).length, 2);
   await assert.rejects(bus.runs({ limit: 0 }), { code: "invalid_argument" });

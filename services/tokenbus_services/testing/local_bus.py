@@ -91,6 +91,7 @@ class LocalBus:
         self._error: BaseException | None = None
         self._gateway = ""
         self._gateway_port = 0
+        self._blobs = ""
         self._prefix = DEFAULT_PREFIX
         self._resetting: tuple[Any, SyncClient] | None = None
         """What `reset` works with: opening it anew would take longer than a reset."""
@@ -107,6 +108,11 @@ class LocalBus:
         port is any free one, unless `[http] gateway` sets it.
         """
         return self._gateway
+
+    @property
+    def blobs(self) -> str:
+        """The blob service's URL for `Client`'s ``blobs``. Known while the bus is running."""
+        return self._blobs
 
     @property
     def environment(self) -> dict[str, str]:
@@ -148,12 +154,12 @@ class LocalBus:
 
     def client(self, **options: Any) -> Client:
         """Create a client of this bus; open it with ``async with``."""
-        options.setdefault("prefix", self._prefix)
+        options = {"prefix": self._prefix, "blobs": self._blobs, **options}
         return Client(self.url, **options)
 
     def sync_client(self, **options: Any) -> SyncClient:
         """Create a synchronous client of this bus; open it with ``with``."""
-        options.setdefault("prefix", self._prefix)
+        options = {"prefix": self._prefix, "blobs": self._blobs, **options}
         return SyncClient(self.url, **options)
 
     def resume(self, exchange: Exchange) -> None:
@@ -248,7 +254,8 @@ class LocalBus:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._provider)
             listener = stack.enter_context(listening("blobs", "127.0.0.1", 0))
-            settings = self._settings(url_of(listener))
+            self._blobs = url_of(listener)
+            settings = self._settings(self._blobs)
             # Settings of its own for each: their `keys` belong to one deployment of one worker.
             apps: dict[ServiceName, AsgiApp] = {
                 name: services.create(name, msgspec.structs.replace(settings)) for name in services_of(settings)

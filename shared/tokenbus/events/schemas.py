@@ -10,7 +10,7 @@ from typing import Any, Literal, Union, cast, get_args
 
 import msgspec
 
-from tokenbus.events import decisions, public, requests
+from tokenbus.events import decisions, public, requests, sessions
 
 SchemaName = Literal["requests", "events"]
 REF = "#/$defs/"
@@ -24,6 +24,7 @@ UNIONS: dict[SchemaName, dict[str, Any]] = {
         "BlockTopicEvent": public.BlockTopicEvent,
         "RunTopicEvent": public.RunTopicEvent,
         "DecisionTopicEvent": decisions.Decided,
+        "SessionEvent": sessions.AnySessionEvent,
     },
 }
 """What each schema defines in addition to the single objects. The first is what a value must be to be valid."""
