@@ -8,15 +8,13 @@ import os
 import pty
 import struct
 import termios
+from asyncio.subprocess import Process
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 
 import pyte
 
-from tests import fork_server
-from tests.fork_server import Forked
-from tests.services.cli.process import ENDED_S, environment
+from tests.services.cli.process import ENDED_S, TOKENBUS, environment
 from tests.waiting import eventually
 
 COLUMNS, ROWS = 80, 24
@@ -26,7 +24,7 @@ CTRL_C, CTRL_D, UP, TAB = "\x03", "\x04", "\x1b[A", "\t"
 class Terminal:
     """A terminal and the command that runs on it."""
 
-    def __init__(self, process: Forked, end: int) -> None:
+    def __init__(self, process: Process, end: int) -> None:
         self.process = process
         self._end = end
         self._screen = pyte.HistoryScreen(COLUMNS, ROWS, history=10_000)
@@ -74,16 +72,18 @@ async def terminal(*arguments: str, **env: str) -> AsyncGenerator[Terminal]:
     os.set_blocking(ours, False)
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
     env = {"TERM": "xterm-256color", "LC_ALL": "C.UTF-8", **env}
-    line = Path(os.ttyname(its))
-    process = fork_server.shared().start(*arguments, stdin=line, stdout=line, stderr=line, env=environment(**env))
+    process = await asyncio.create_subprocess_exec(
+        *TOKENBUS, *arguments, stdin=its, stdout=its, stderr=its, env=environment(**env)
+    )
+    os.close(its)
     opened = Terminal(process, ours)
     loop = asyncio.get_running_loop()
     loop.add_reader(ours, opened.read)
     try:
         yield opened
     finally:
-        process.kill()
+        if process.returncode is None:
+            process.kill()
         await process.wait()
         loop.remove_reader(ours)
         os.close(ours)
-        os.close(its)
