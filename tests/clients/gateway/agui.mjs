@@ -15,11 +15,11 @@ const until = async (condition) => {
 };
 const agent = (Agent = HttpAgent) =>
   new Agent({ url, initialMessages: [{ id: "u1", role: "user", content: "Hello" }], threadId: crypto.randomUUID() });
-let lastRun;
+const runs = {}; // of each thread, the bus's id of its newest run
 const plainFetch = globalThis.fetch;
-globalThis.fetch = async (...request) => {
-  const response = await plainFetch(...request);
-  lastRun = response.headers.get("x-tokenbus-run") ?? lastRun;
+globalThis.fetch = async (address, options) => {
+  const response = await plainFetch(address, options);
+  if (options?.body) runs[JSON.parse(options.body).threadId] = response.headers.get("x-tokenbus-run");
   return response;
 };
 const answer = (messages) =>
@@ -37,7 +37,7 @@ const run = async (one, model, more = {}) => {
   await lastValueFrom(from(events).pipe(verifyEvents(false), toArray()));
   for (const event of events) EventSchemas.parse(event);
   return {
-    run: lastRun,
+    run: runs[one.threadId],
     types: events.map((event) => event.type),
     args: events.filter((event) => event.type === "TOOL_CALL_ARGS").map((event) => event.delta),
     outcome: events.at(-1)?.outcome,
