@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +15,7 @@ import trustme
 
 from tests.services.tools.conftest import MakeExecutor, call
 from tokenbus.errors import SettingsError
+from tokenbus_services.net import connection
 from tokenbus_services.net.egress import AddressRefused, Egress, GuardedTransport
 from tokenbus_services.settings import HttpTool, McpHttp
 from tokenbus_services.tools.mcp.registry import McpServers
@@ -134,21 +136,22 @@ def names(monkeypatch: pytest.MonkeyPatch, answers: Iterator[list[str]]) -> Iter
 
 async def test_a_name_that_changes_after_the_check_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """DNS rebinding: the second answer would be the loopback address."""
-    seen: list[str] = []
+    seen: list[tuple[Sequence[str], int]] = []
 
-    async def send(self: httpx.AsyncHTTPTransport, request: httpx.Request) -> httpx.Response:
-        seen.append(f"{request.url.host} {request.headers['host']} {request.extensions['sni_hostname']}")
-        return httpx.Response(204)
+    async def open_socket(hosts: Sequence[str], port: int) -> socket.socket:
+        seen.append((hosts, port))
+        raise ConnectionRefusedError
 
-    monkeypatch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", send)
+    monkeypatch.setattr(connection, "open_socket", open_socket)
     answers = iter([["93.184.215.14"], ["127.0.0.1"]])
-    with names(monkeypatch, answers) as generate:
+    with names(monkeypatch, answers) as asked:
         async with httpx.AsyncClient(transport=GuardedTransport(Egress())) as client:
-            await client.get("https://rebinding.example/")
-            assert generate == ["rebinding.example"]
+            with pytest.raises(httpx.ConnectError):
+                await client.get("https://rebinding.example/")
+            assert asked == ["rebinding.example"]
             with pytest.raises(AddressRefused) as refused:
                 await client.get("https://rebinding.example/")
-    assert seen == ["93.184.215.14 rebinding.example rebinding.example"]
+    assert seen == [(["93.184.215.14"], 443)]
     assert refused.value.kind == "loopback"
     assert "127" not in str(refused.value), "the address behind the name is not shown to the caller who chose the name"
 

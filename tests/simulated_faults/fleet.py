@@ -6,16 +6,14 @@ import asyncio
 import contextvars
 import os
 import socket
-import ssl
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import httpx
 import msgspec
 
 from tests.simulated_faults.virtual import BASE_S, PROCESS, VirtualLoop
@@ -43,7 +41,6 @@ api = "openai-responses"
 base_url = "http://127.0.0.1:2/v1"
 api_key_env = ""
 """
-_TLS = ssl.create_default_context()
 for _service in ("pipeline", "fetcher", "normalizer", "parser"):
     import_module(service_registry.app_module(_service))
 Texts = dict[str, str]
@@ -76,7 +73,7 @@ def simulated(loop: VirtualLoop) -> Generator[None]:
         def __getattr__(self, name: str) -> Any:
             return Timer if name == "Timer" else getattr(threading, name)
 
-    async def open_socket(host: str, port: int, local_address: str | None = None) -> socket.socket:
+    async def open_socket(hosts: Sequence[str], port: int) -> socket.socket:
         await asyncio.sleep(loop.latency())
         return socket.socket(socket.AF_UNIX)
 
@@ -90,9 +87,6 @@ def simulated(loop: VirtualLoop) -> Generator[None]:
         (os, "getpid", lambda: 1),
         (raw_writer, "_SCHEDULED", Path("/nonexistent")),
         (connection, "open_socket", open_socket),
-        (httpx._config, "create_ssl_context", lambda *args, **options: _TLS),
-        (httpx._transports.default, "create_ssl_context", lambda *args, **options: _TLS),
-        (httpx, "create_ssl_context", lambda *args, **options: _TLS),
         (supervision, "threading", Threading()),
     ]
     before = [(where, name, getattr(where, name)) for where, name, _ in instead]

@@ -27,7 +27,7 @@ from tokenbus.errors import (
 )
 from tokenbus.secret_env import Secret
 from tokenbus_services.blobs.auth import secret_of
-from tokenbus_services.net.http_client import BoundedClient
+from tokenbus_services.net.http_client import Client
 from tokenbus_services.redaction.redactor import LEARNED
 from tokenbus_services.settings import BlobSettings
 from tokenbus_services.settings.file import add_settings_directory_to_path
@@ -62,11 +62,7 @@ class HttpBlobs:
         self._max_bytes = max_bytes
         self._deployment = deployment
         self._token = token
-        # Unlimited: a blob read at the pace of a slow provider must not block others from the store.
-        limits = httpx.Limits(max_connections=None)
-        self._http = BoundedClient(
-            base_url=base_url, timeout=_TIMEOUT, limits=limits, event_hooks={"request": [self._authorize]}
-        )
+        self._http = Client(base_url=base_url, timeout=_TIMEOUT, event_hooks={"request": [self._authorize]})
 
     @classmethod
     def from_settings(cls, settings: BlobSettings, env: Mapping[str, str] = os.environ) -> HttpBlobs:

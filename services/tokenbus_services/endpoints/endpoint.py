@@ -21,7 +21,7 @@ from tokenbus.providers.api import Built, HttpCall, Provider, Quirks
 from tokenbus.providers.auth import Auth, CallToSign
 from tokenbus.providers.file_api import FileCall
 from tokenbus_services.media.locate import MediaBody
-from tokenbus_services.net.http_client import BoundedClient, reset_as_made
+from tokenbus_services.net.http_client import Client
 from tokenbus_services.redaction.redactor import LEARNED, Redaction, named_secret
 from tokenbus_services.settings import ProviderSettings, Settings
 from tokenbus_services.settings.file import add_settings_directory_to_path
@@ -53,16 +53,11 @@ class Endpoint:
             base_url = httpx.URL(settings.base_url or self.api.default_base_url)
         except httpx.InvalidURL as e:
             raise SettingsError("providers", f"{name}.base_url", str(e)) from None
-        self._client = BoundedClient(
+        self._client = Client(
             base_url=base_url,
             headers=settings.headers,
             # The call itself enforces the read timeout, because it knows how far the answer is.
             timeout=httpx.Timeout(None, connect=settings.connect_timeout_s, write=MAX_REQUEST_S),
-            # Unbounded: a call that waited for a pool connection would look like a silent provider.
-            # `limits.runs_per_fetcher` and `limits.providers` bound the number of calls.
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
-            follow_redirects=False,
-            trust_env=True,
         )
 
     @property
@@ -237,8 +232,7 @@ class Endpoint:
                 problem = Redaction(named_secret(self._env))(f"provider {self.name}: {type(e).__name__}: {e}")
                 raise AuthUnavailable(self.redact(problem)) from e
             self._learn(self._auth.secrets)
-        with reset_as_made(request):
-            return await self._client.send(request, stream=True)
+        return await self._client.send(request, stream=True)
 
     async def close(self) -> None:
         """Close the connection pool."""

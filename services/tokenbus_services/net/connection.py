@@ -1,73 +1,49 @@
-"""One connection of the HTTP library over asyncio's own transports.
+"""One connection over asyncio's own transports: bytes in, bytes out, bounded in memory, for one user at a time.
 
-httpcore's connections go through anyio, which pauses and resumes the transport around every read and enters three
-contexts for it: 60 µs of CPU for a wake-up that reads one event. This one waits for one future. What a peer can do
-raises the same errors as there: tests/services/net/test_connection.py compares both.
+Nothing else stands between a socket and an HTTP answer (http_client.py), because reading one event is most of what an
+open stream costs: one future and one call, instead of the contexts that anyio and httpcore enter for it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import re
 import socket
 import ssl
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import chain, zip_longest
 from typing import Any, cast
 
-import httpcore
+import httpx
 
 from tokenbus.bus import process_clock
 
 READ_AHEAD_BYTES = 64 * 1024
 """Bytes that may wait for a read; beyond that the socket is not read."""
-_EXTRAS = {"ssl_object": "ssl_object", "socket": "socket", "client_addr": "sockname", "server_addr": "peername"}
-
-SocketOptions = Iterable[tuple[int, int, int] | tuple[int, int, bytes | bytearray] | tuple[int, int, None, int]]
-
-
-class Backend(httpcore.AsyncNetworkBackend):
-    """Opens connections with limited response heads, over TCP alone."""
-
-    async def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,
-        local_address: str | None = None,
-        socket_options: SocketOptions | None = None,
-    ) -> Connection:
-        connection = Connection()
-        try:
-            async with process_clock.timeout(timeout):
-                sock = await open_socket(host, port, local_address)
-                try:
-                    for option in socket_options or ():
-                        sock.setsockopt(*cast(Any, option))
-                    await asyncio.get_running_loop().create_connection(lambda: connection, sock=sock)
-                except BaseException:
-                    sock.close()
-                    raise
-        except TimeoutError as e:
-            raise httpcore.ConnectTimeout(str(e)) from e
-        except OSError as e:
-            raise httpcore.ConnectError(str(e)) from e
-        if connection.is_closed:
-            raise httpcore.ConnectError("the connection was reset while connecting")
-        return connection
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
+READ_BYTES = 64 * 1024
+"""Maximum size of one read: thousands of chunks of one byte each must not hold up the others."""
 
 
-class Connection(httpcore.AsyncNetworkStream, asyncio.Protocol):
-    """A connection; response heads that exceed a limit raise HeadRefused. For one reader and one writer at a time."""
+class Connection(asyncio.Protocol):
+    """A connection that is read or written, never both at once."""
+
+    __slots__ = (
+        "__weakref__",
+        "_ended",
+        "_error",
+        "_full",
+        "_lost",
+        "_paused",
+        "_received",
+        "_size",
+        "_transport",
+        "_waiter",
+        "expiry",
+    )
 
     def __init__(self) -> None:
-        self.at_body = False
-        """Whether the last read ended with a response's head, so that the next one begins with its body."""
-        self._bound = HeadBound()
+        self.expiry: asyncio.TimerHandle | None = None
+        """Closes it, while it is idle."""
         self._transport: asyncio.Transport | None = None
         self._received: list[bytes] = []
         self._size = 0
@@ -76,10 +52,9 @@ class Connection(httpcore.AsyncNetworkStream, asyncio.Protocol):
         self._lost = False
         self._error: Exception | None = None
         self._paused = False
-        self._reader: asyncio.Future[None] | None = None
         self._full = False
         """Whether the transport still holds what was written."""
-        self._writer: asyncio.Future[None] | None = None
+        self._waiter: asyncio.Future[None] | None = None
 
     @property
     def is_closed(self) -> bool:
@@ -87,25 +62,44 @@ class Connection(httpcore.AsyncNetworkStream, asyncio.Protocol):
         return self._lost or self._transport is None or self._transport.is_closing()
 
     @property
+    def is_silent(self) -> bool:
+        """Whether it is open, and nothing was received that was not read: a request may be sent."""
+        return not (self._size or self._ended or self.is_closed)
+
+    @property
     def waiting_bytes(self) -> int:
         """How much waits for a read."""
         return self._size
 
-    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        """Return what has arrived, at most ``max_bytes``, up to the end of a head; empty at the end.
+    async def read(self, timeout: float | None = None) -> bytes:
+        """Return what has arrived, at most `READ_BYTES`; empty at the end.
 
-        Raises httpcore's ReadTimeout, ReadError, HeadRefused.
+        Raises httpx.ReadTimeout, httpx.ReadError.
         """
-        self.at_body = False
-        if not self._size:
-            await self._wait(timeout)
-        data = self._take(max_bytes)
-        if data and self._bound.is_open:
-            head = self._bound.feed(data)
-            if head < len(data):
-                self.unread(data[head:])
-                data = data[:head]
-            self.at_body = not self._bound.is_open
+        if not self._size and not self._ended:
+            if self._paused and self._transport:
+                self._paused = False
+                self._transport.resume_reading()
+            try:
+                if timeout is None:
+                    while not self._size and not self._ended:
+                        await self._change()
+                else:
+                    async with process_clock.timeout(timeout):
+                        while not self._size and not self._ended:
+                            await self._change()
+            except TimeoutError as e:
+                raise httpx.ReadTimeout(f"nothing was received in {timeout:g} s") from e
+        if not self._received:
+            if self._error:
+                raise httpx.ReadError(str(self._error)) from self._error
+            return b""
+        data = self._received[0] if len(self._received) == 1 else b"".join(self._received)
+        self._received.clear()
+        self._size = 0
+        if len(data) > READ_BYTES:
+            self.unread(data[READ_BYTES:])
+            data = data[:READ_BYTES]
         return data
 
     def unread(self, data: bytes) -> None:
@@ -114,120 +108,62 @@ class Connection(httpcore.AsyncNetworkStream, asyncio.Protocol):
             self._received.insert(0, data)
             self._size += len(data)
 
-    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        """Raises httpcore's WriteTimeout, WriteError."""
-        if not buffer:
-            return
-        self._bound.begin()
-        self.at_body = False
-        transport = self._transport
-        if transport is None or self.is_closed:
-            raise httpcore.WriteError(str(self._error or "the connection is closed")) from self._error
+    async def write(self, data: bytes, timeout: float | None = None) -> None:
+        """Send it, no faster than the peer takes it. Raises httpx.WriteTimeout, httpx.WriteError."""
         try:
-            transport.write(buffer)
+            if self._transport and not self.is_closed:
+                self._transport.write(data)
+                if self._full:
+                    async with process_clock.timeout(timeout):
+                        while self._full and not self._lost:
+                            await self._change()
+                if not self._lost:
+                    return
+        except TimeoutError as e:
+            raise httpx.WriteTimeout(f"nothing was taken in {timeout:g} s") from e
         except RuntimeError as e:  # uvloop, if the peer has reset the connection
-            raise httpcore.WriteError(str(e)) from e
-        if not self._full:
-            return
-        self._writer = asyncio.get_running_loop().create_future()
-        try:
-            async with process_clock.timeout(timeout):
-                await self._writer
-        except TimeoutError as e:
-            raise httpcore.WriteTimeout(str(e)) from e
-        finally:
-            self._writer = None
-        if self._lost:
-            raise httpcore.WriteError(str(self._error or "the connection is closed")) from self._error
+            raise httpx.WriteError(str(e)) from e
+        raise httpx.WriteError(str(self._error or "the connection is closed")) from self._error
 
-    async def aclose(self) -> None:
-        if self._transport and not self._lost:
-            self._ended = True
-            self._transport.abort()  # a TLS connection would wait for its peer
-            await asyncio.sleep(0)
-
-    async def start_tls(
-        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
-    ) -> Connection:
-        inner = Connection()
+    async def start_tls(self, context: ssl.SSLContext, host: str) -> None:
+        """Go on over TLS with this host. Raises OSError, of which ssl.SSLError is one."""
         assert self._transport
-        try:
-            async with process_clock.timeout(timeout):
-                transport = await asyncio.get_running_loop().start_tls(
-                    self._transport, inner, ssl_context, server_hostname=server_hostname
-                )
-        except TimeoutError as e:
-            await self.aclose()
-            raise httpcore.ConnectTimeout(str(e)) from e
-        except OSError as e:  # ssl.SSLError is one
-            await self.aclose()
-            raise httpcore.ConnectError(str(e)) from e
-        except BaseException:
-            await self.aclose()
-            raise
+        transport = await asyncio.get_running_loop().start_tls(self._transport, self, context, server_hostname=host)
         if transport is None:
-            raise httpcore.ConnectError("the connection was closed in the TLS handshake")
-        inner.connection_made(transport)
-        return inner
+            raise ConnectionResetError("the connection was closed in the TLS handshake")
+        self.connection_made(transport)
 
-    def get_extra_info(self, info: str) -> Any:
-        if info == "is_readable":  # called for an idle connection that is no longer usable
-            return bool(self._size or self._ended or self._lost)
-        name = _EXTRAS.get(info)
-        return self._transport.get_extra_info(name) if self._transport and name else None
+    def close(self) -> None:
+        """Close it at once, whatever is still to be sent or received."""
+        self._ended = True
+        if self._transport and not self._lost:
+            self._transport.abort()  # a TLS connection would wait for its peer
 
-    async def _wait(self, timeout: float | None) -> None:
-        if self._paused and self._transport and not self._lost:
-            self._paused = False
-            self._transport.resume_reading()
-        if self._ended:
-            if self._error:
-                raise httpcore.ReadError(str(self._error)) from self._error
-            return
-        self._reader = asyncio.get_running_loop().create_future()
-        try:
-            if timeout is None:
-                await self._reader
-            else:
-                async with process_clock.timeout(timeout):
-                    await self._reader
-        except TimeoutError as e:
-            raise httpcore.ReadTimeout(str(e)) from e
-        finally:
-            self._reader = None
-        if not self._size and self._error:
-            raise httpcore.ReadError(str(self._error)) from self._error
+    def _change(self) -> asyncio.Future[None]:
+        self._waiter = asyncio.get_running_loop().create_future()
+        return self._waiter
 
-    def _take(self, most: int) -> bytes:
-        received = self._received
-        if not received:
-            return b""
-        data = received[0] if len(received) == 1 else b"".join(received)
-        received.clear()
-        self._size = 0
-        if len(data) > most:
-            self.unread(data[most:])
-            data = data[:most]
-        return data
+    def _changed(self) -> None:
+        if self._waiter and not self._waiter.done():
+            self._waiter.set_result(None)
 
     # What follows is called by asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(0)  # a large body is read only as fast as the peer takes it
-        if self._size > READ_AHEAD_BYTES:
-            self._pause()
 
     def data_received(self, data: bytes) -> None:
         self._received.append(data)
         self._size += len(data)
         if self._size > READ_AHEAD_BYTES and not self._paused and self._transport:
-            self._pause()
-        self._wake_reader()
+            self._paused = True
+            self._transport.pause_reading()
+        self._changed()
 
     def eof_received(self) -> bool:
         self._ended = True
-        self._wake_reader()
+        self._changed()
         # A peer may close its side early and still read the request. TLS knows no such thing.
         return self._transport is not None and self._transport.get_extra_info("ssl_object") is None
 
@@ -235,88 +171,28 @@ class Connection(httpcore.AsyncNetworkStream, asyncio.Protocol):
         self._ended = self._lost = True
         self._error = exc
         self._full = False
-        self._wake_reader()
-        self._wake_writer()
+        self._changed()
 
     def pause_writing(self) -> None:
         self._full = True
 
     def resume_writing(self) -> None:
         self._full = False
-        self._wake_writer()
-
-    def _pause(self) -> None:
-        assert self._transport
-        self._paused = True
-        self._transport.pause_reading()
-
-    def _wake_reader(self) -> None:
-        if self._reader and not self._reader.done():
-            self._reader.set_result(None)
-
-    def _wake_writer(self) -> None:
-        if self._writer and not self._writer.done():
-            self._writer.set_result(None)
+        self._changed()
 
 
-# Limits response heads before the HTTP library parses them: number of headers and of interim responses.
-#
-# The library limits only a head's bytes. 100 KB hold 25,000 headers, and interim responses (1xx) may repeat without
-# end. Parsing either blocks all other calls of the process.
-
-MAX_HEADERS = 256
-"""Maximum headers of one response. Providers send 20 to 60."""
-MAX_INTERIM = 16
-"""Maximum interim responses before the final one."""
-
-_END = re.compile(rb"\n\r?\n")
-_STATUS = len(b"HTTP/1.1 ")
-
-
-class HeadRefused(httpcore.RemoteProtocolError):
-    """A response head exceeds a limit."""
-
-
-class HeadBound:
-    """Checks the response heads of one connection. Call `begin` with each request and `feed` with all data read."""
-
-    def __init__(self) -> None:
-        self._head: bytearray | None = None
-        self._interim = 0
-
-    def begin(self) -> None:
-        """Expect a response."""
-        self._head = bytearray()
-        self._interim = 0
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the response's head has not ended."""
-        return self._head is not None
-
-    def feed(self, data: bytes) -> int:
-        """Check data that was read; return how much of it belongs to heads. Raises HeadRefused."""
-        if self._head is None:
-            return 0
-        before = len(self._head)
-        self._head += data
-        while len(self._head) > _STATUS:
-            end = _END.search(self._head)
-            if self._head.count(b"\n", 0, end.end() if end else len(self._head)) > MAX_HEADERS + 2:
-                raise HeadRefused(f"over {MAX_HEADERS} headers")
-            if not self._head.startswith(b"1", _STATUS):
-                if end:
-                    self._head = None
-                    return max(0, end.end() - before)
-                break
-            if end is None:
-                break
-            self._interim += 1
-            if self._interim > MAX_INTERIM:
-                raise HeadRefused(f"over {MAX_INTERIM} interim responses")
-            del self._head[: end.end()]
-            before -= end.end()
-        return len(data)
+async def connect(hosts: Sequence[str], port: int) -> Connection:
+    """A connection to the first of these names or addresses that answers. Raises OSError."""
+    connection = Connection()
+    sock = await open_socket(hosts, port)
+    try:
+        await asyncio.get_running_loop().create_connection(lambda: connection, sock=sock)
+    except BaseException:
+        sock.close()
+        raise
+    if connection.is_closed:
+        raise ConnectionResetError("the connection was reset while connecting")
+    return connection
 
 
 # Connects to the first address of a host that answers (RFC 8305, "Happy Eyeballs").
@@ -328,16 +204,18 @@ DELAY_S = 0.25
 _Address = tuple[socket.AddressFamily, Any]
 
 
-async def open_socket(host: str, port: int, local_address: str | None = None) -> socket.socket:
+async def open_socket(hosts: Sequence[str], port: int) -> socket.socket:
     """Return a connected, non-blocking TCP socket. Raises OSError, without any address in its text."""
+    addresses = by_turns([address for host in hosts for address in await _addresses(host, port)])
+    return await (_open(addresses[0]) if len(addresses) == 1 else _first(addresses))
+
+
+async def _addresses(host: str, port: int) -> list[_Address]:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     except socket.gaierror:  # not an address, so a name
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    addresses = by_turns([(family, address) for family, _, _, _, address in found])
-    if len(addresses) == 1:
-        return await _open(addresses[0], local_address)
-    return await _first(addresses, local_address)
+    return [(family, address) for family, _, _, _, address in found]
 
 
 def by_turns(addresses: Sequence[_Address]) -> list[_Address]:
@@ -347,7 +225,7 @@ def by_turns(addresses: Sequence[_Address]) -> list[_Address]:
     return [each for each in chain.from_iterable(zip_longest(first, others)) if each]
 
 
-async def _first(addresses: Sequence[_Address], local_address: str | None) -> socket.socket:
+async def _first(addresses: Sequence[_Address]) -> socket.socket:
     to_try = iter(addresses)
     trying: set[asyncio.Task[socket.socket]] = set()
     opened: list[socket.socket] = []
@@ -355,7 +233,7 @@ async def _first(addresses: Sequence[_Address], local_address: str | None) -> so
     try:
         while not opened:
             if address := next(to_try, None):
-                trying.add(asyncio.create_task(_open(address, local_address)))
+                trying.add(asyncio.create_task(_open(address)))
             elif not trying:
                 raise error or OSError("the host has no address")
             timeout_s = DELAY_S if address else None
@@ -374,14 +252,12 @@ async def _first(addresses: Sequence[_Address], local_address: str | None) -> so
             sock.close()
 
 
-async def _open(address: _Address, local_address: str | None) -> socket.socket:
+async def _open(address: _Address) -> socket.socket:
     family, target = address
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if local_address is not None:
-            sock.bind((local_address, 0))
         await asyncio.get_running_loop().sock_connect(sock, target)
     except OSError as e:
         sock.close()

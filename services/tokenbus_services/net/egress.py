@@ -14,11 +14,10 @@ from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Literal
 
-import httpx
 import structlog
 
 from tokenbus.bus import process_clock
-from tokenbus_services.net.http_client import BoundedTransport
+from tokenbus_services.net.http_client import Transport
 
 Kind = Literal["loopback", "private", "link-local", "metadata", "reserved"]
 
@@ -31,7 +30,6 @@ _PRIVATE = [
     # RFC 1918; carrier-grade NAT, also used inside clusters (RFC 6598); IPv6 unique local and site-local.
     for text in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7", "fec0::/10")
 ]
-PORTS = {"http": 80, "https": 443}
 _NAT64 = ip_network("64:ff9b::/96")
 _UNICAST = ip_network("2000::/3")
 """All public unicast space of IPv6. Outside it are translated IPv4 addresses (::ffff:0:0:0/96, 64:ff9b:1::/48, ::/96),
@@ -107,54 +105,18 @@ class Egress:
         return good
 
 
-class GuardedTransport(httpx.AsyncBaseTransport):
-    """httpx's transport, restricted by an `Egress`. Keeps one pool per host for its lifetime, and ignores proxies of
-    the environment, which would resolve names themselves.
+class GuardedTransport(Transport):
+    """`Transport`, restricted by an `Egress`. It uses no proxy: that would resolve names itself.
 
     Raises AddressRefused in addition to httpx's exceptions.
     """
 
-    def __init__(self, egress: Egress, *, limits: httpx.Limits | None = None) -> None:
+    def __init__(self, egress: Egress) -> None:
+        super().__init__()
         self._egress = egress
-        self._limits = limits or httpx.Limits()
-        self._by_host: dict[str, BoundedTransport] = {}
-        """With one shared pool, a request could reuse a connection to the same address whose certificate was verified
-        for another name.
-        """
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        host = request.url.host
-        timeout = request.extensions.get("timeout", {}).get("connect")
-        try:
-            addresses = await self._egress.addresses(
-                host, request.url.port or PORTS[request.url.scheme], timeout=timeout
-            )
-        except TimeoutError as e:
-            raise httpx.ConnectTimeout(f"no address of {host} in time", request=request) from e
-        except OSError as e:
-            raise httpx.ConnectError(str(e), request=request) from e
-        transport = self._by_host.setdefault(host, BoundedTransport(limits=self._limits))
-        for address in addresses[:-1]:
-            try:
-                return await transport.handle_async_request(_to(address, request))
-            except (httpx.ConnectError, httpx.ConnectTimeout):
-                continue  # nothing was sent yet
-        return await transport.handle_async_request(_to(addresses[-1], request))
-
-    async def aclose(self) -> None:
-        for transport in self._by_host.values():
-            await transport.aclose()
-
-
-def _to(address: str, request: httpx.Request) -> httpx.Request:
-    """The same request, sent to this address under its original host name."""
-    return httpx.Request(
-        request.method,
-        request.url.copy_with(host=address),
-        headers=request.headers,
-        stream=request.stream,
-        extensions={**request.extensions, "sni_hostname": request.url.host},
-    )
+    async def hosts(self, host: str, port: int) -> list[str]:
+        return await self._egress.addresses(host, port)
 
 
 def _inner(ip: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:

@@ -1,106 +1,425 @@
-"""httpx's client and transport as the services use them: response heads are limited, and bodies cost few wake-ups."""
+"""httpx's client for provider calls, blobs and tools, over a transport of its own.
+
+httpx's transport goes through httpcore, anyio and h11: seven layers for each read, a lock and several contexts for each
+call, and a scan of all connections whenever a call begins or ends. Here an answer is parsed by llhttp (`httptools`), as
+it is read. What a peer can do raises the same errors as there, but bounded: tests/services/net compares both.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import ssl
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Generator
-from contextlib import contextmanager
-from typing import Any
+from base64 import b64encode
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Sequence
+from functools import lru_cache, partial
+from typing import Any, cast
+from urllib.request import getproxies, proxy_bypass
+from weakref import WeakSet
 
-import httpcore
 import httpx
+from httptools import HttpParserError, HttpResponseParser
 from httpx import USE_CLIENT_DEFAULT
 
-from tokenbus_services.net.connection import Backend, Connection
+from tokenbus.bus import process_clock
+from tokenbus_services.net.connection import READ_BYTES, Connection, connect
 
-# At the start and end of every request, httpcore scans all connections of a pool and makes a system call for each idle
-# one (httpcore/_async/connection_pool.py, `_assign_requests_to_connections`). With a thousand concurrent calls this
-# dominates the cost of a call.
-
-
-AT_ONCE = 4
-"""Maximum concurrent calls per pool."""
 KEPT_S = 5.0
-"""A pool without calls for this long is closed; httpcore keeps a single idle connection as long."""
+"""How long an idle connection is kept."""
+MAX_HEADERS = 256
+"""Maximum headers of one answer. Providers send 20 to 60."""
+MAX_INTERIM = 16
+"""Maximum interim answers (1xx) before the final one."""
+MAX_FRAMING_BYTES = 100 * 1024
+"""Maximum bytes without content: of a head, an extension of a chunk, or the trailers."""
+PORTS = {"http": 80, "https": 443, "socks5": 1080, "socks5h": 1080}
+_BODY = "tokenbus.body"
+"""The extension of a response that holds its body, without httpx's layers."""
+_TOKEN = re.compile(rb"[-!#$%&'*+.^_`|~0-9a-zA-Z]+")
+_VALUE = re.compile(rb"[^\x00\r\n]*")
+_TARGET = re.compile(rb"[\x21-\x7e]+")
 
 
-class _Pool:
-    def __init__(self, transport: httpx.AsyncBaseTransport) -> None:
-        self.transport = transport
-        self.calls = 0
-        self.left_at = 0.0
+class HeadRefused(httpx.RemoteProtocolError):
+    """An answer's head exceeds a limit."""
+
+
+class Answer(httpx.AsyncByteStream):
+    """One answer on a connection: its head, then its body. Parsed as it is read, so that errors keep their place."""
+
+    def __init__(
+        self, connection: Connection, *, bodiless: bool, timeout_s: float | None, keep: Callable[[Connection], None]
+    ) -> None:
+        """``bodiless``: it has no body, whatever its head says. ``timeout_s``: longest wait for one read. ``keep`` gets
+        the connection after the end, if it can be used again.
+        """
+        self.status = 0
+        """Set once the head is complete."""
+        self.reason = b""
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.reusable = False
+        self.sent_whole = True
+        """Whether the peer took all of the request."""
+        self._connection: Connection | None = connection
+        self._bodiless = bodiless
+        self._timeout_s = timeout_s
+        self._keep = keep
+        self._complete = self._until_close = False
+        self._error: httpx.TransportError | None = None
+        self._framing = self._interim = 0
+        self._pieces: list[bytes] = []
+        self.on_body = self._pieces.append
+        self._parser = HttpResponseParser(self)
+        # As httpx, which some servers need.
+        self._parser.set_dangerous_leniencies(lenient_chunked_length=True, lenient_spaces_after_chunk_size=True)
+
+    async def head(self) -> None:
+        """Read the head. Raises httpx.TransportError, HeadRefused."""
+        while not self.status:
+            await self._read()
+
+    def __aiter__(self) -> Answer:
+        return self
+
+    async def __anext__(self) -> bytes:
+        """The content of one read. Raises httpx.TransportError."""
+        pieces = self._pieces
+        while not pieces:
+            if self._complete:
+                raise StopAsyncIteration
+            await self._read()
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
+        return data
+
+    async def aclose(self) -> None:
+        """Give the connection back if the whole answer was read. Close it at once otherwise."""
+        self.leave()
 
     def leave(self) -> None:
-        self.calls -= 1
-        self.left_at = time.monotonic()
+        """As `aclose`."""
+        if connection := self._connection:
+            self._connection = None
+            del self._parser  # refers to this
+            if self._complete and self.reusable and self.sent_whole:
+                self._keep(connection)
+            else:
+                connection.close()
 
+    async def _read(self) -> None:
+        if self._error or self._connection is None:
+            raise self._error or httpx.ReadError("the answer is closed")
+        data = await self._connection.read(self._timeout_s)
+        if data:
+            self._feed(data)
+        elif self._until_close:
+            self._complete = True
+        elif self.status:
+            raise httpx.RemoteProtocolError("peer closed connection without sending complete message body")
+        else:
+            raise httpx.RemoteProtocolError("Server disconnected without sending a response.")
 
-class _Answer(httpx.AsyncByteStream):
-    """A response body that notifies its pool when it is closed."""
-
-    def __init__(self, stream: httpx.AsyncByteStream, pool: _Pool) -> None:
-        self._stream = stream
-        self._pool: _Pool | None = pool
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return aiter(self._stream)
-
-    async def aclose(self) -> None:
+    def _feed(self, data: bytes) -> None:
+        error: httpx.TransportError | None = None
         try:
-            await self._stream.aclose()
-        finally:
-            if self._pool:
-                self._pool.leave()
-                self._pool = None
+            self._parser.feed_data(data)
+        except HttpParserError as e:
+            refused = isinstance(e.__context__, httpx.TransportError)
+            error = cast(httpx.TransportError, e.__context__) if refused else httpx.RemoteProtocolError(str(e))
+        self._framing = 0 if self._pieces else self._framing + len(data)
+        if self._framing > MAX_FRAMING_BYTES:
+            kind = httpx.RemoteProtocolError if self.status else HeadRefused
+            error = error or kind(f"over {MAX_FRAMING_BYTES} bytes")
+        if self._bodiless and self._pieces:
+            self._pieces.clear()
+            self.reusable = False
+        if not self._complete:
+            self._error = error  # after the content before it
+        elif error:
+            self.reusable = False
+
+    # What follows is called by the parser.
+
+    def on_message_begin(self) -> None:
+        if self._complete:
+            raise httpx.RemoteProtocolError("a second answer")
+
+    def on_status(self, reason: bytes) -> None:
+        self.reason += reason
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self.status:
+            return  # a trailer
+        if len(self.headers) == MAX_HEADERS:
+            raise HeadRefused(f"over {MAX_HEADERS} headers")
+        self.headers.append((name, value.rstrip(b" \t")))
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if not _VALUE.fullmatch(self.reason):
+            raise httpx.RemoteProtocolError("malformed reason phrase")
+        if status < 200:
+            self._interim += 1
+            if self._interim > MAX_INTERIM:
+                raise HeadRefused(f"over {MAX_INTERIM} interim responses")
+            if status < 100 or status == 101:
+                raise httpx.RemoteProtocolError(f"status {status}")
+            self.headers.clear()
+            self.reason = b""
+            return
+        codings = [value.lower() for name, value in self.headers if name.lower() == b"transfer-encoding"]
+        if codings not in ([], [b"chunked"]):
+            raise httpx.RemoteProtocolError("Only Transfer-Encoding: chunked is supported")
+        self.status = status
+        self._until_close = not codings and all(name.lower() != b"content-length" for name, _ in self.headers)
+        if self._bodiless:
+            self.on_message_complete()
+
+    def on_message_complete(self) -> None:
+        if self.status and not self._complete:
+            self._complete = True
+            self.reusable = self._parser.should_keep_alive()
 
 
-class Pools(httpx.AsyncBaseTransport):
-    """As many transports as the current calls need, `AT_ONCE` calls each; the first with room gets the next call."""
+def head_of(method: bytes, target: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """The head of a request. Raises httpx.LocalProtocolError, which repeats no value, for what would end it early."""
+    if not (_TOKEN.fullmatch(method) and _TARGET.fullmatch(target)):
+        raise httpx.LocalProtocolError("Illegal method or target")
+    lines = [b"%b %b HTTP/1.1\r\n" % (method, target)]
+    for name, value in headers:
+        if not (_TOKEN.fullmatch(name) and _VALUE.fullmatch(value)):
+            raise httpx.LocalProtocolError("Illegal header value")
+        lines.append(b"%b: %b\r\n" % (name, value))
+    return b"".join((*lines, b"\r\n"))
 
-    def __init__(self, make: Callable[[], httpx.AsyncBaseTransport]) -> None:
-        """``make`` creates a transport with its own pool. Its exceptions propagate."""
-        self._make = make
-        self._pools = [_Pool(make())]
 
-    def __len__(self) -> int:
-        return len(self._pools)
+async def _send(connection: Connection, head: bytes, request: httpx.Request, timeout_s: float | None) -> bool:
+    """Write the request. Returns whether the peer took all of it: it may refuse a body early, and close its side.
+
+    Raises httpx.WriteTimeout; httpx.LocalProtocolError if the body is not as long as its header says.
+    """
+    chunked = "transfer-encoding" in request.headers
+    left = int(request.headers.get("content-length", 0))
+    try:
+        async for piece in cast(httpx.AsyncByteStream, request.stream):
+            if chunked and piece:
+                data = b"%x\r\n%b\r\n" % (len(piece), piece)
+            else:
+                data, left = piece, left - len(piece)
+            if left < 0:
+                raise httpx.LocalProtocolError("Too much data for declared Content-Length")
+            if head and len(data) > READ_BYTES:
+                await connection.write(head, timeout_s)
+                head = b""
+            if head or data:
+                await connection.write(head + data, timeout_s)
+                head = b""
+        if left:
+            raise httpx.LocalProtocolError("Too little data for declared Content-Length")
+        if rest := head + (b"0\r\n\r\n" if chunked else b""):
+            await connection.write(rest, timeout_s)
+    except httpx.WriteError:
+        return False
+    return True
+
+
+@lru_cache(1)
+def _trust(file: str | None, directory: str | None) -> ssl.SSLContext:
+    context = httpx.create_ssl_context()
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+def trust() -> ssl.SSLContext:
+    """The machine's certificate authorities, or those of SSL_CERT_FILE and SSL_CERT_DIR. They are loaded once, when the
+    first connection needs them: that costs 30 ms and 1 MB.
+    """
+    return _trust(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
+
+
+_Place = tuple[str, str, int]
+
+
+class Transport(httpx.AsyncBaseTransport):
+    """httpx's transport over HTTP/1.1, with limited heads. Its calls share idle connections, of which it keeps each for
+    `KEPT_S`; their number has no limit.
+    """
+
+    def __init__(self, ssl_context: ssl.SSLContext | None = None, *, environment: bool = False) -> None:
+        """``environment``: whether its proxies are used, HTTP or SOCKS 5."""
+        self._ssl_context = ssl_context
+        proxies = getproxies() if environment else {}
+        self._proxies = {
+            scheme: httpx.Proxy(url if "://" in url else f"http://{url}")
+            for scheme, url in proxies.items()
+            if url and scheme in ("http", "https", "all")
+        }
+        self._idle: dict[_Place, list[Connection]] = {}
+        self.connections: WeakSet[Connection] = WeakSet()
+        """All that are open, and those that are not freed yet."""
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        pool = next((pool for pool in self._pools if pool.calls < AT_ONCE), None)
-        if pool is None:
-            pool = _Pool(self._make())
-            self._pools.append(pool)
-        pool.calls += 1
+        """Raises httpx.TransportError, HeadRefused, and any exception of the request's body."""
+        url = request.url
+        if url.scheme not in ("http", "https"):
+            raise httpx.UnsupportedProtocol("the URL must start with http:// or https://")
+        host = url.raw_host.decode("ascii")
+        timeouts = cast("dict[str, float | None]", request.extensions.get("timeout", {}))
+        place = (url.scheme, host, url.port or PORTS[url.scheme])
+        proxy = self._proxy(url.scheme, host)
+        target, headers = url.raw_path, request.headers.raw
+        if proxy and url.scheme == "http" and proxy.url.scheme in ("http", "https"):
+            target = b"http://" + url.netloc + target
+            headers = [*_proxy_headers(proxy), *headers]
+        method = request.method.encode("ascii")
+        head = head_of(method, target, headers)
+        connection = await self._kept(place) or await self._connected(place, proxy, timeouts.get("connect"))
+        answer = Answer(
+            connection,
+            bodiless=method == b"HEAD",
+            timeout_s=timeouts.get("read"),
+            keep=partial(self._keep, place),
+        )
         try:
-            await self._close_idle()
-            response = await pool.transport.handle_async_request(request)
+            answer.sent_whole = await _send(connection, head, request, timeouts.get("write"))
+            await answer.head()
         except BaseException:
-            pool.leave()
+            answer.leave()
             raise
-        assert isinstance(response.stream, httpx.AsyncByteStream)
-        response.stream = _Answer(response.stream, pool)
-        return response
-
-    async def _close_idle(self) -> None:
-        before = time.monotonic() - KEPT_S
-        while not self._pools[-1].calls and self._pools[-1].left_at < before and len(self._pools) > 1:
-            await self._pools.pop().transport.aclose()
+        extensions = {"http_version": b"HTTP/1.1", "reason_phrase": answer.reason, _BODY: answer}
+        return httpx.Response(answer.status, headers=answer.headers, stream=answer, extensions=extensions)
 
     async def aclose(self) -> None:
-        for pool in self._pools:
-            await pool.transport.aclose()
+        """Close all connections."""
+        for connection in [*self.connections]:
+            connection.close()
+        await asyncio.sleep(0)
+
+    async def hosts(self, host: str, port: int) -> Sequence[str]:
+        """Where to connect to: names, or addresses."""
+        return (host,)
+
+    def _proxy(self, scheme: str, host: str) -> httpx.Proxy | None:
+        proxy = self._proxies.get(scheme) or self._proxies.get("all")
+        return None if proxy is None or proxy_bypass(host) else proxy
+
+    async def _connected(self, place: _Place, proxy: httpx.Proxy | None, timeout_s: float | None) -> Connection:
+        scheme, host, port = place
+        connection = None
+        try:
+            async with process_clock.timeout(timeout_s):
+                if proxy is None:
+                    connection = await connect(await self.hosts(host, port), port)
+                else:
+                    at, secure = proxy.url, proxy.url.scheme == "https"
+                    connection = await connect((at.host,), at.port or PORTS[at.scheme])
+                    if secure:
+                        await connection.start_tls(proxy.ssl_context or self._ssl_context or trust(), at.host)
+                    if at.scheme not in ("http", "https"):
+                        await _through_socks(connection, host, port, proxy.raw_auth)
+                    elif scheme == "https":
+                        await _through_http(connection, host, port, proxy)
+                if scheme == "https":
+                    await connection.start_tls(self._ssl_context or trust(), host)
+        except BaseException as e:
+            if connection:
+                connection.close()
+            if isinstance(e, TimeoutError):
+                raise httpx.ConnectTimeout(str(e)) from e
+            if isinstance(e, OSError):  # ssl.SSLError is one
+                raise httpx.ConnectError(str(e)) from e
+            raise
+        self.connections.add(connection)
+        return connection
+
+    async def _kept(self, place: _Place) -> Connection | None:
+        idle = self._idle.get(place, [])
+        if idle:
+            await asyncio.sleep(0)  # a peer may have closed its side already
+        while idle:
+            connection = idle.pop()
+            assert connection.expiry
+            connection.expiry.cancel()
+            if connection.is_silent:
+                return connection
+            connection.close()
+        return None
+
+    def _keep(self, place: _Place, connection: Connection) -> None:
+        if connection.is_silent:
+            self._idle.setdefault(place, []).append(connection)
+            loop = asyncio.get_running_loop()
+            connection.expiry = loop.call_later(KEPT_S, self._expire, place, connection)
+        else:
+            connection.close()
+
+    def _expire(self, place: _Place, connection: Connection) -> None:
+        connection.close()
+        idle = self._idle[place]
+        idle.remove(connection)
+        if not idle:
+            del self._idle[place]
 
 
-class FreeingClient(httpx.AsyncClient):
-    """httpx's client, whose responses are freed once they are closed and no longer used.
+def _proxy_headers(proxy: httpx.Proxy) -> list[tuple[bytes, bytes]]:
+    if proxy.raw_auth is None:
+        return proxy.headers.raw
+    return [(b"Proxy-Authorization", b"Basic " + b64encode(b":".join(proxy.raw_auth))), *proxy.headers.raw]
 
-    httpx's response and its stream refer to each other (httpx/_client.py, `BoundAsyncStream`). So a closed response
-    would stay until the collector finds it, with its request, its connection and the buffers of both; and the collector
-    looks at old objects seldom.
+
+async def _through_http(connection: Connection, host: str, port: int, proxy: httpx.Proxy) -> None:
+    """Have the proxy connect to this host. Raises httpx.TransportError."""
+    target = (f"[{host}]:{port}" if ":" in host else f"{host}:{port}").encode("ascii")
+    headers = [(b"Host", target), (b"Accept", b"*/*"), *_proxy_headers(proxy)]
+    await connection.write(head_of(b"CONNECT", target, headers))
+    answer = Answer(connection, bodiless=True, timeout_s=None, keep=lambda connection: None)
+    await answer.head()
+    if not 200 <= answer.status < 300:
+        raise httpx.ProxyError(f"{answer.status} {answer.reason.decode('ascii', errors='ignore')}")
+
+
+async def _through_socks(connection: Connection, host: str, port: int, auth: tuple[bytes, bytes] | None) -> None:
+    """Have the proxy resolve this host and connect to it (RFC 1928, RFC 1929). Raises httpx.TransportError."""
+
+    async def received(count: int) -> bytes:
+        data = b""
+        while len(data) < count:
+            if not (read := await connection.read()):
+                raise httpx.ProxyError("the proxy closed the connection")
+            data += read
+        connection.unread(data[count:])
+        return data[:count]
+
+    way = 2 if auth else 0
+    await connection.write(bytes((5, 1, way)))
+    if await received(2) != bytes((5, way)):
+        raise httpx.ProxyError("the proxy wants another authentication")
+    if auth:
+        name, password = auth
+        await connection.write(b"\x01%c%b%c%b" % (len(name), name, len(password), password))
+        if (await received(2))[1]:
+            raise httpx.ProxyError("the proxy refuses the user name or the password")
+    await connection.write(b"\x05\x01\x00\x03%c%b%b" % (len(host), host.encode("ascii"), port.to_bytes(2)))
+    _, failure, _, kind = await received(4)
+    if failure:
+        raise httpx.ProxyError(f"the proxy cannot connect: SOCKS error {failure}")
+    await received({1: 4, 4: 16}.get(kind) or (await received(1))[0])
+    await received(2)
+
+
+class Client(httpx.AsyncClient):
+    """httpx's client over `Transport`; without another one, through the proxies of the environment.
+
+    Its responses are freed once they are closed and no longer used. httpx's response and its stream refer to each other
+    (httpx/_client.py, `BoundAsyncStream`), so a closed response would stay until the collector finds it, with its
+    request; and the collector looks at old objects seldom. Here the stream is the transport's own.
     """
+
+    def __init__(self, transport: httpx.AsyncBaseTransport | None = None, **options: Any) -> None:
+        """``options``: as httpx's; those about connections have no effect."""
+        super().__init__(transport=transport or Transport(environment=True), **options)
 
     async def send(
         self,
@@ -111,224 +430,9 @@ class FreeingClient(httpx.AsyncClient):
         follow_redirects: Any = USE_CLIENT_DEFAULT,
     ) -> httpx.Response:
         response = await super().send(request, stream=stream, auth=auth, follow_redirects=follow_redirects)
-        if response.is_closed:
-            response.stream = httpx.ByteStream(b"")
-        else:
-            assert isinstance(response.stream, httpx.AsyncByteStream)
-            response.stream = _DroppedWhenClosed(response.stream)
+        body = response.extensions.pop(_BODY, response.stream)
+        response.stream = httpx.ByteStream(b"") if response.is_closed else body
         return response
-
-
-class _DroppedWhenClosed(httpx.AsyncByteStream):
-    def __init__(self, stream: httpx.AsyncByteStream) -> None:
-        self._stream = stream
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return aiter(self._stream)
-
-    async def aclose(self) -> None:
-        stream, self._stream = self._stream, httpx.ByteStream(b"")
-        await stream.aclose()
-
-
-class BoundedClient(FreeingClient):
-    """httpx's client with limited response heads, except through a SOCKS proxy. Designed for many concurrent calls
-    (`Pools`).
-    """
-
-    def _init_transport(  # noqa: PLR0917 (the parameters are httpx's)
-        self,
-        verify: ssl.SSLContext | str | bool = True,
-        cert: Any = None,
-        trust_env: bool = True,
-        http1: bool = True,
-        http2: bool = False,
-        limits: httpx.Limits = httpx.Limits(),  # noqa: B008
-        transport: httpx.AsyncBaseTransport | None = None,
-    ) -> httpx.AsyncBaseTransport:
-        if transport:
-            return transport
-        context = httpx.create_ssl_context(verify, cert, trust_env)
-        return Pools(lambda: BoundedTransport(context, limits=limits))
-
-    def _init_proxy_transport(  # noqa: PLR0917 (the parameters are httpx's)
-        self,
-        proxy: httpx.Proxy,
-        verify: ssl.SSLContext | str | bool = True,
-        cert: Any = None,
-        trust_env: bool = True,
-        http1: bool = True,
-        http2: bool = False,
-        limits: httpx.Limits = httpx.Limits(),  # noqa: B008
-    ) -> httpx.AsyncBaseTransport:
-        context = httpx.create_ssl_context(verify, cert, trust_env)
-        if proxy.url.scheme in ("http", "https"):
-            return Pools(lambda: BoundedTransport(context, limits=limits, proxy=proxy))
-        return Pools(lambda: httpx.AsyncHTTPTransport(verify=context, limits=limits, proxy=proxy))
-
-
-class BoundedTransport(httpx.AsyncHTTPTransport):
-    """httpx's transport with limited response heads. Violations raise httpx.RemoteProtocolError, caused by
-    HeadRefused.
-    """
-
-    def __init__(
-        self, ssl_context: ssl.SSLContext | None = None, *, limits: httpx.Limits, proxy: httpx.Proxy | None = None
-    ) -> None:
-        # httpx itself has no parameter for the network backend.
-        bounded: dict[str, Any] = {
-            "ssl_context": ssl_context or httpx.create_ssl_context(),
-            "max_connections": limits.max_connections,
-            "max_keepalive_connections": limits.max_keepalive_connections,
-            "keepalive_expiry": limits.keepalive_expiry,
-            "network_backend": Backend(),
-        }
-        if proxy is None:
-            self._pool = httpcore.AsyncConnectionPool(**bounded)
-        else:
-            self._pool = httpcore.AsyncHTTPProxy(
-                proxy_url=str(proxy.url),
-                proxy_auth=proxy.raw_auth,
-                proxy_headers=proxy.headers.raw,
-                proxy_ssl_context=proxy.ssl_context,
-                **bounded,
-            )
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        response = await super().handle_async_request(request)
-        connection = response.extensions.get("network_stream")
-        if isinstance(connection, Connection) and connection.at_body and _is_chunked(request, response):
-            assert isinstance(response.stream, httpx.AsyncByteStream)
-            timeout_s = request.extensions.get("timeout", {}).get("read")
-            response.stream = ChunkedBody(response.stream, connection, timeout_s=timeout_s)
-        return response
-
-
-def _is_chunked(request: httpx.Request, response: httpx.Response) -> bool:
-    """Whether the answer has a body in plain chunks (RFC 9112, section 6.3)."""
-    if request.method in ("HEAD", "CONNECT") or response.status_code < 200 or response.status_code in (204, 304):
-        return False
-    return [coding.lower() for coding in response.headers.get_list("transfer-encoding")] == ["chunked"]
-
-
-@contextmanager
-def reset_as_made(request: httpx.Request) -> Generator[None]:
-    """Wrap the sending of a request over httpx. Raises httpx.ConnectError if the connection was reset while connecting.
-
-    uvloop has already dropped the socket when anyio asks for its peer name, which raises an AttributeError instead of a
-    network error (similar: MagicStack/uvloop#560).
-    """
-    try:
-        yield
-    except AttributeError as e:
-        if e.name != "getpeername":
-            raise
-        raise httpx.ConnectError("the connection was reset while connecting", request=request) from e
-
-
-# A provider sends each event as an HTTP chunk of its own, and one packet holds many. The HTTP library returns them one
-# by one through seven layers, which costs a fetcher more than everything else that it does with an event. Here one read
-# is one piece. The library handles the end of the body and all that is not plain chunks, with its own errors.
-
-
-READ_BYTES = 64 * 1024
-"""Maximum bytes decoded at once: thousands of chunks of one byte each must not hold up the others."""
-_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})\r\n")
-_SIZE_BYTES = 17
-"""A longer line is not a plain chunk size."""
-
-
-class ChunkDecoder:
-    """Decodes plain chunks (RFC 9112, section 7.1). No IO."""
-
-    def __init__(self) -> None:
-        self._left = 0
-        """Bytes of the current chunk's data that are still to come."""
-        self._in_chunk = False
-        self._held = b""
-        """The beginning of a line."""
-        self.rest: bytes | None = None
-        """Set when the decoder is done: bytes that begin at a chunk's size and are not decoded, because the body ends
-        there or is not made of plain chunks.
-        """
-        self.malformed: bytes | None = None
-        """Set, besides `rest`, if a chunk is not followed by the end of a line: what follows it."""
-
-    def feed(self, data: bytes) -> bytes:
-        """Return the content of these bytes. Not to be called once `rest` is set."""
-        data, self._held = self._held + data, b""
-        pieces: list[bytes] = []
-        at, size = 0, len(data)
-        while True:
-            if self._in_chunk:
-                end = at + self._left
-                if end > at:
-                    pieces.append(data[at:end])
-                self._left = max(0, end - size)
-                if end >= size:
-                    break
-                if data[end : end + 2] != b"\r\n":
-                    if data[end:] == b"\r":
-                        self._held = b"\r"
-                    else:
-                        self.malformed, self.rest = data[end : end + 2], b""
-                    break
-                self._in_chunk = False
-                at = end + 2
-            line = _SIZE.match(data, at)
-            if line is None:
-                if b"\n" in data[at : at + _SIZE_BYTES] or size - at >= _SIZE_BYTES:
-                    self.rest = data[at:]
-                else:
-                    self._held = data[at:]
-                break
-            self._left = int(line[1], 16)
-            if not self._left:
-                self.rest = data[at:]
-                break
-            self._in_chunk = True
-            at = line.end()
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-    def stop(self) -> None:
-        """Decode nothing more: sets `rest`. In the middle of a chunk it begins with the size of what is missing."""
-        if self.rest is None:
-            self.rest = b"%x\r\n" % self._left if self._in_chunk and self._left else self._held
-
-
-class ChunkedBody(httpx.AsyncByteStream):
-    """The body of a chunked answer whose connection stands right behind the head."""
-
-    def __init__(self, body: httpx.AsyncByteStream, connection: Connection, *, timeout_s: float | None) -> None:
-        """``body``: as the HTTP library reads it. ``timeout_s``: longest wait for one read."""
-        self._body = body
-        self._connection = connection
-        self._timeout_s = timeout_s
-
-    async def __aiter__(self) -> AsyncGenerator[bytes]:
-        """Raises httpx.TransportError."""
-        decoder = ChunkDecoder()
-        while decoder.rest is None:
-            try:
-                data = await self._connection.read(READ_BYTES, self._timeout_s)
-                if data:
-                    data = decoder.feed(data)
-                else:
-                    decoder.stop()
-            except httpcore.ReadTimeout as e:
-                raise httpx.ReadTimeout(str(e)) from e
-            except httpcore.ReadError as e:
-                raise httpx.ReadError(str(e)) from e
-            if data:
-                yield data
-        if decoder.malformed is not None:
-            raise httpx.RemoteProtocolError(f"malformed chunk footer: {decoder.malformed!r}")
-        self._connection.unread(decoder.rest)
-        async for data in self._body:
-            yield data
-
-    async def aclose(self) -> None:
-        await self._body.aclose()
 
 
 # Reads untrusted bodies in pieces of any size without starving the rest of the process.

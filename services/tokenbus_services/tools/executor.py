@@ -84,7 +84,6 @@ class ToolExecutor:
             settings.tools,
             settings.mcp,
             env=env,
-            calls_at_once=limits.tool_calls_per_worker,
             message_bytes=limits.mcp_message_bytes,
             executors=PythonExecutors(settings, env, on_end=on_end) if in_executors else None,
         )
@@ -224,7 +223,6 @@ class ToolRegistry:
         mcp: Mapping[str, McpSettings] | None = None,
         *,
         env: Mapping[str, str],
-        calls_at_once: int,
         message_bytes: int = LimitSettings().mcp_message_bytes,
         source: str = "settings",
         executors: PythonExecutors | None = None,
@@ -234,7 +232,6 @@ class ToolRegistry:
         """
         servers = mcp or {}
         self._executors = executors
-        self._calls_at_once = calls_at_once
         self._endpoints: list[EndpointTool] = []
         secret = named_secret(env)
         passed = {
@@ -309,7 +306,7 @@ class ToolRegistry:
             case PythonTool():
                 return PythonFunctionTool(name, settings, self._executors)
             case HttpTool():
-                endpoint = EndpointTool(name, settings, env, connections=self._calls_at_once, learn=self._learn)
+                endpoint = EndpointTool(name, settings, env, learn=self._learn)
                 self._endpoints.append(endpoint)
                 return endpoint
 

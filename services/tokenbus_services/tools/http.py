@@ -17,7 +17,7 @@ from tokenbus.errors import BlobRefused, SettingsError, ToolFailure
 from tokenbus.secret_env import Secret, header_problem
 from tokenbus.tools import ToolContext
 from tokenbus_services.net.egress import AddressRefused, Egress, GuardedTransport
-from tokenbus_services.net.http_client import FreeingClient, TooManyCrumbs, fair_reads
+from tokenbus_services.net.http_client import Client, TooManyCrumbs, fair_reads
 from tokenbus_services.settings import HttpTool, McpHttp
 from tokenbus_services.tools.results import Results
 from tokenbus_services.tools.tool_call import ToolCall, ToolOutcome
@@ -33,9 +33,7 @@ class EndpointTool:
     that their size is bounded.
     """
 
-    def __init__(
-        self, name: str, settings: HttpTool, env: Mapping[str, str], *, connections: int, learn: Learn | None = None
-    ) -> None:
+    def __init__(self, name: str, settings: HttpTool, env: Mapping[str, str], *, learn: Learn | None = None) -> None:
         """``learn`` gets the secrets, also those that replace others later. Raises ValueError if the settings are
         invalid.
         """
@@ -45,11 +43,8 @@ class EndpointTool:
         self._headers = Headers(settings, env, learn)
         self._signing = signing_secret(settings, env)
         self._learn = learn
-        self._client = FreeingClient(
-            transport=GuardedTransport(
-                egress_of(settings),
-                limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
-            ),
+        self._client = Client(
+            GuardedTransport(egress_of(settings)),
             # The whole call has its own timeout; this only keeps connecting from using it up.
             timeout=httpx.Timeout(None, connect=10.0),
         )

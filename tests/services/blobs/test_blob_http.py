@@ -6,8 +6,6 @@ import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, aclosing
-from typing import Any
 
 import httpx
 import msgspec
@@ -25,7 +23,6 @@ from tokenbus.errors import (
 )
 from tokenbus_services.blobs.client import HttpBlobs
 from tokenbus_services.blobs.http import BlobRoutes, Receive, Scope, Send, WithBlobs
-from tokenbus_services.net.http_client import AT_ONCE, Pools
 
 from .conftest import MAX_BYTES, MemoryBlobs, Serve, Served
 
@@ -401,17 +398,3 @@ async def test_a_failing_store_is_answered_with_its_code(
     monkeypatch.setattr(blob_store.store, "put", failing)
     answer = await http.put("/blobs", content=b"x")
     assert (answer.status_code, answer.json()["code"]) == (status, error.code)
-
-
-async def test_many_reads_at_once_share_pools_of_few_connections(http: httpx.AsyncClient, service: Served) -> None:
-    """A pool of httpcore's looks at each of its connections whenever a request begins or ends."""
-    content = b"x" * 2**20
-    async with HttpBlobs(service.url, max_bytes=MAX_BYTES) as blobs, AsyncExitStack() as reads:
-        blob = await blobs.store(content, "text/plain")
-        for _ in range(2 * AT_ONCE + 1):
-            pieces: Any = blobs.chunks(blob.blob_id)
-            await reads.enter_async_context(aclosing(pieces))
-            await anext(pieces)
-        transport: Any = blobs._http._transport  # pyright: ignore[reportPrivateUsage]
-        assert isinstance(transport, Pools)
-        assert len(transport) == 3

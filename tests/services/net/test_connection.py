@@ -16,7 +16,7 @@ import uvloop
 
 from tests.waiting import eventually
 from tokenbus_services.net.connection import READ_AHEAD_BYTES
-from tokenbus_services.net.http_client import BoundedTransport
+from tokenbus_services.net.http_client import Transport
 
 Peer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -31,7 +31,7 @@ def _trusting() -> ssl.SSLContext:
 
 
 def _ours(context: ssl.SSLContext) -> httpx.AsyncBaseTransport:
-    return BoundedTransport(context, limits=httpx.Limits())
+    return Transport(context)
 
 
 def _httpx(context: ssl.SSLContext) -> httpx.AsyncBaseTransport:
@@ -193,14 +193,13 @@ async def test_a_connection_is_used_again_unless_its_peer_closed_it() -> None:
 
     async with (
         _listening(peer) as port,
-        httpx.AsyncClient(transport=_ours(_trusting()), trust_env=False) as client,
+        httpx.AsyncClient(transport=(transport := Transport(_trusting())), trust_env=False) as client,
     ):
         for n in range(4):
             response = await client.get(f"http://127.0.0.1:{port}/")
             assert response.text == "a"
             if n % 2:  # the connection ends some time after the answer
-                connection = response.extensions["network_stream"]
-                await eventually(lambda connection=connection: connection.get_extra_info("is_readable"))
+                await eventually(lambda: not any(connection.is_silent for connection in transport.connections))
     assert connections == 2
 
 
@@ -262,11 +261,11 @@ async def test_an_unread_body_waits_in_the_socket_buffers() -> None:
 
     async with (
         _listening(peer) as port,
-        httpx.AsyncClient(transport=_ours(_trusting()), trust_env=False) as client,
+        httpx.AsyncClient(transport=(transport := Transport(_trusting())), trust_env=False) as client,
         client.stream("GET", f"http://127.0.0.1:{port}/") as response,
     ):
-        connection = response.extensions["network_stream"]
-        await eventually(lambda: connection.waiting_bytes > READ_AHEAD_BYTES)
+        (connection,) = transport.connections
+        await eventually(lambda: connection.waiting_bytes > 0)
         for _ in range(100):
             await asyncio.sleep(0)  # let the loop read everything that it would still read
         assert connection.waiting_bytes <= READ_AHEAD_BYTES + 2**18

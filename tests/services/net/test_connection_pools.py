@@ -1,79 +1,173 @@
-"""Many calls to one place at once: none of them is looked at by all the others' pool, and no place leaks."""
+"""Calls share idle connections; a request is whole, or its connection ends."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator
 
 import httpx
 import pytest
 
-from tokenbus_services.net import http_client as pools
-from tokenbus_services.net.http_client import AT_ONCE, Pools
+from tests.waiting import eventually
+from tokenbus_services.net import http_client
+from tokenbus_services.net.http_client import Client, Transport
 
 
-class Body(httpx.AsyncByteStream):
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        yield b"answer"
+class Server:
+    """Says `respond` to each request, or echoes its path."""
 
-
-class Transport(httpx.AsyncBaseTransport):
     def __init__(self) -> None:
-        self.asked = 0
-        self.closed = False
+        self.connections = self.lost = 0
+        self.respond = b""
+        self.received = b""
+        self.url = ""
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        self.asked += 1
-        if request.url.path == "/broken":
-            raise httpx.ConnectError("refused", request=request)
-        return httpx.Response(200, stream=Body())
-
-    async def aclose(self) -> None:
-        self.closed = True
-
-
-class Made(list[Transport]):
-    def make(self) -> Transport:
-        self.append(Transport())
-        return self[-1]
-
-
-async def opened(client: httpx.AsyncClient, path: str = "/") -> httpx.Response:
-    return await client.send(client.build_request("GET", f"http://provider{path}"), stream=True)
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                self.received += head
+                path = head.split()[1]
+                writer.write(self.respond or b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(path), path))
+        except (asyncio.IncompleteReadError, OSError):
+            self.lost += 1
+            writer.close()
 
 
-async def test_parallel_calls_share_small_pools_and_the_next_calls_use_a_pool_with_room() -> None:
-    made = Made()
-    async with httpx.AsyncClient(transport=Pools(made.make)) as client:
-        given_up, *answers = [await opened(client) for _ in range(2 * AT_ONCE + 1)]
-        assert [transport.asked for transport in made] == [AT_ONCE, AT_ONCE, 1]
-        await given_up.aclose()
-        await given_up.aclose()  # a second time frees nothing more
-        more = [await opened(client), await opened(client)]
-        assert [transport.asked for transport in made] == [AT_ONCE + 1, AT_ONCE, 2]
-        for answer in [*answers, *more]:
-            assert await answer.aread() == b"answer"
-    assert all(transport.closed for transport in made)
+@pytest.fixture
+async def server() -> AsyncGenerator[Server]:
+    made = Server()
+    async with await asyncio.start_server(made.serve, "127.0.0.1", 0) as listening:
+        made.url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+        yield made
 
 
-async def test_a_call_that_fails_leaves_its_place_to_another() -> None:
-    made = Made()
-    async with httpx.AsyncClient(transport=Pools(made.make)) as client:
-        for _ in range(3 * AT_ONCE):
-            with pytest.raises(httpx.ConnectError):
-                await opened(client, "/broken")
-    assert len(made) == 1
+@pytest.fixture
+async def client() -> AsyncGenerator[Client]:
+    async with Client(Transport()) as made:
+        yield made
 
 
-async def test_unused_pools_are_closed_with_their_connections(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_calls_at_once_have_connections_of_their_own_and_later_calls_share_them(
+    server: Server, client: Client
 ) -> None:
-    monkeypatch.setattr(pools, "KEPT_S", -1.0)
-    made = Made()
-    transport = Pools(made.make)
-    async with httpx.AsyncClient(transport=transport) as client:
-        for answer in [await opened(client) for _ in range(3 * AT_ONCE)]:
-            await answer.aread()
-        assert len(transport) == 3
-        await (await opened(client)).aread()
-        assert len(transport) == 1
-        assert [t.closed for t in made] == [False, True, True]
+    for _ in range(2):
+        answers = [await client.send(client.build_request("GET", f"{server.url}/{n}"), stream=True) for n in range(3)]
+        assert [await answer.aread() for answer in answers] == [b"/0", b"/1", b"/2"]
+    assert server.connections == 3
+    assert server.lost == 0
+
+
+async def test_a_call_that_is_left_in_the_middle_closes_its_connection(server: Server, client: Client) -> None:
+    server.respond = b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhalf"
+    async with client.stream("GET", server.url) as answer:
+        assert await anext(answer.aiter_raw()) == b"half"
+    await eventually(lambda: server.lost == 1)
+
+
+async def test_an_idle_connection_is_closed_after_a_while(
+    server: Server, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_client, "KEPT_S", 0.01)
+    await client.get(server.url)
+    await eventually(lambda: server.lost == 1)
+    await client.get(server.url)
+    assert server.connections == 2
+
+
+@pytest.mark.parametrize("how", ["a second answer", "connection: close", "until its end", "nonsense"])
+async def test_a_connection_whose_answer_does_not_end_alone_is_not_used_again(
+    server: Server, client: Client, how: str
+) -> None:
+    answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+    server.respond = {
+        "a second answer": answer * 2,
+        "connection: close": answer.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"),
+        "until its end": answer.replace(b"HTTP/1.1", b"HTTP/1.0"),
+        "nonsense": answer + b"nonsense",
+    }[how]
+    for _ in range(2):
+        assert (await client.get(server.url)).content == b"ok"
+    assert server.connections == 2
+
+
+@pytest.mark.parametrize("status", ["204 No", "304 Not"])
+async def test_an_answer_without_a_body_leaves_its_connection(server: Server, client: Client, status: str) -> None:
+    server.respond = b"HTTP/1.1 %b\r\netag: x\r\n\r\n" % status.encode()
+    for _ in range(2):
+        assert (await client.get(server.url)).content == b""
+    server.respond = b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n"
+    for _ in range(2):
+        assert (await client.head(server.url)).headers["content-length"] == "1000"
+    assert server.connections == 1
+
+
+async def test_a_header_cannot_end_a_head(server: Server, client: Client) -> None:
+    for headers in ({"x": "a\r\nb: c"}, {"x\r\nb": "c"}, {"x": "a\0"}):
+        with pytest.raises(httpx.LocalProtocolError) as caught:
+            await client.get(server.url, headers=headers)
+        assert "b" not in str(caught.value).removeprefix("Illegal header value")
+    with pytest.raises(httpx.LocalProtocolError):
+        await client.request("GET / HTTP/1.1\r\nx:", server.url)
+    assert server.connections == 0
+
+
+@pytest.mark.parametrize("size", [3, 5])
+async def test_a_body_of_another_size_than_its_header_says_is_an_error(
+    server: Server, client: Client, size: int
+) -> None:
+    async def body() -> AsyncIterator[bytes]:
+        yield b"abcd"
+
+    with pytest.raises(httpx.LocalProtocolError, match="data for declared Content-Length"):
+        await client.post(server.url, content=body(), headers={"content-length": str(size)})
+    await eventually(lambda: server.connections == server.lost)
+
+
+async def test_a_body_without_a_size_is_sent_in_chunks(client: Client) -> None:
+    async def body() -> AsyncIterator[bytes]:
+        yield b"ab"
+        yield b""
+        yield b"cde"
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        sent = await reader.readuntil(b"0\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(sent), sent))
+        writer.close()
+
+    async with await asyncio.start_server(echo, "127.0.0.1", 0) as listening:
+        url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+        answer = await client.post(url, content=body())
+    assert answer.content == b"2\r\nab\r\n3\r\ncde\r\n0\r\n\r\n"
+
+
+async def test_a_transport_that_is_closed_closes_its_connections(server: Server) -> None:
+    transport = Transport()
+    async with Client(transport) as client:
+        await client.get(server.url)
+        server.respond = b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n"
+        await client.send(client.build_request("GET", server.url), stream=True)
+    await eventually(lambda: server.lost == server.connections)
+
+
+async def test_other_schemes_are_not_supported(client: Client) -> None:
+    with pytest.raises(httpx.UnsupportedProtocol):
+        await client.get("ftp://127.0.0.1/")
+
+
+def test_the_authorities_are_loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[ssl.SSLContext] = []
+
+    def load() -> ssl.SSLContext:
+        loaded.append(ssl.create_default_context())
+        return loaded[-1]
+
+    monkeypatch.setattr(httpx, "create_ssl_context", load)
+    monkeypatch.setenv("SSL_CERT_FILE", "/elsewhere")
+    assert http_client.trust() is http_client.trust()
+    monkeypatch.setenv("SSL_CERT_FILE", "/another")
+    assert http_client.trust() is loaded[-1]
+    assert len(loaded) == 2

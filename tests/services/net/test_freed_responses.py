@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tokenbus_services.mock_provider import MockProvider, Reply, Script, Turn
-from tokenbus_services.net.http_client import BoundedClient
+from tokenbus_services.net.http_client import Client
 
 Use = Literal["read to its end", "closed after its head", "closed in its body", "read by the client"]
 ANSWER = Script(name="answer", turns=(Turn(says=Reply(text="some words")),))
@@ -34,7 +34,7 @@ async def provider() -> AsyncGenerator[MockProvider]:
 @pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("use", get_args(Use))
 async def test_a_closed_response_is_freed_without_the_collector(use: Use, provider: MockProvider) -> None:
-    async with BoundedClient(base_url=provider.url) as client:
+    async with Client(base_url=provider.url) as client:
         body = {"model": "answer", "messages": [{"role": "user", "content": "hello"}], "stream": True}
         request = client.build_request("POST", "/v1/chat/completions", json=body)
         response = await client.send(request, stream=use != "read by the client")

@@ -60,10 +60,9 @@ async def make_executor(blobs: MemoryBlobs) -> AsyncIterator[MakeExecutor]:
         tools: Mapping[str, ToolSettings],
         *,
         limit: int = 1000,
-        calls_at_once: int = 8,
         env: Mapping[str, str] | None = None,
     ) -> ToolExecutor:
-        registry = ToolRegistry(tools, env=env or {}, calls_at_once=calls_at_once)
+        registry = ToolRegistry(tools, env=env or {})
         executor = ToolExecutor(registry, LimitSettings(tool_result_bytes=limit), blobs)
         made.append(executor)
         return executor
@@ -78,7 +77,7 @@ def run(make_executor: MakeExecutor) -> MakeExecutor:
     """An executor with one Python tool, of this name in the samples."""
 
     def make(name: str, **settings: object) -> ToolExecutor:
-        options = {key: settings.pop(key) for key in ("limit", "calls_at_once", "env") if key in settings}
+        options = {key: settings.pop(key) for key in ("limit", "env") if key in settings}
         return make_executor({name: PythonTool(call=f"{SAMPLES}:{name}", **settings)}, **options)  # type: ignore[arg-type]
 
     return make

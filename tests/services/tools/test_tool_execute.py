@@ -239,7 +239,7 @@ argument_texts = st.one_of(
 def test_no_arguments_whatsoever_make_a_call_raise(name: str, arguments: str) -> None:
     async def execute() -> ToolOutcome:
         tools = {known: PythonTool(call=f"{SAMPLES}:{known}") for known in NAMES if known != "nobody"}
-        registry = ToolRegistry(tools, env={}, calls_at_once=2)
+        registry = ToolRegistry(tools, env={})
         executor = ToolExecutor(registry, LimitSettings(tool_result_bytes=100), MemoryBlobs())
         try:
             return await executor.execute(call(name, arguments))

@@ -15,7 +15,7 @@ from .conftest import SAMPLES, MakeExecutor, call
 
 
 def declare(name: str, tool: ToolSettings, env: dict[str, str] | None = None) -> ToolRegistry:
-    return ToolRegistry({name: tool}, env=env or {}, calls_at_once=1, source="tokenbus.toml")
+    return ToolRegistry({name: tool}, env=env or {}, source="tokenbus.toml")
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def _tools(settings: Settings, env: Env) -> Iterator[Finding]:
         one: dict[str, ToolSettings] = {name: tool}
 
         def declare(one: dict[str, ToolSettings] = one, given: Env = given) -> object:
-            return ToolRegistry(one, env=given, calls_at_once=1)
+            return ToolRegistry(one, env=given)
 
         says = f"calls {tool.url}" if isinstance(tool, HttpTool) else f"{tool.call} can be called"
         yield from _tried(about, declare, ok=says, todo="fix the table, or what it names")
@@ -93,7 +93,7 @@ def _tools(settings: Settings, env: Env) -> Iterator[Finding]:
         one_server: dict[str, McpSettings] = {name: server}
 
         def connect(one: dict[str, McpSettings] = one_server, given: Env = given) -> object:
-            return ToolRegistry({}, one, env=given, calls_at_once=1)
+            return ToolRegistry({}, one, env=given)
 
         if isinstance(server, McpStdio) and shutil.which(server.command, path=env.get("PATH")) is None:
             says = f"no program {server.command!r} is found here"

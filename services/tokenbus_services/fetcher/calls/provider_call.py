@@ -27,7 +27,7 @@ from tokenbus_services.fetcher.calls.response_relay import PLAIN, CallOptions, r
 from tokenbus_services.fetcher.uploads.upload import AUTH_UNAVAILABLE
 from tokenbus_services.fetcher.writing.attempt_writer import AttemptWriter
 from tokenbus_services.media.locate import MediaBody, MediaFailed
-from tokenbus_services.net.connection import HeadRefused
+from tokenbus_services.net.http_client import HeadRefused
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -244,8 +244,8 @@ async def _once(data: bytes) -> AsyncGenerator[bytes]:
 
 def _network(endpoint: Endpoint, error: httpx.TransportError, *, in_answer: bool = False) -> ErrorInfo:
     """Why no answer came, or why it ended. ``in_answer``: its head had come, so the provider can be reached."""
-    if isinstance(error.__cause__, HeadRefused):
-        return ErrorInfo(code="answer_head", kind="protocol", message=f"the head of the answer has {error.__cause__}")
+    if isinstance(error, HeadRefused):
+        return ErrorInfo(code="answer_head", kind="protocol", message=f"the head of the answer has {error}")
     failed = "broke in the middle of the answer" if in_answer else "failed"
     return ErrorInfo(
         code="network",

@@ -26,7 +26,7 @@ from tokenbus_services.gateway.answers.asgi import Send, disconnected, head
 from tokenbus_services.gateway.audit import AuditedRun
 from tokenbus_services.gateway.http_request import Scope
 from tokenbus_services.gateway.problem import Refusal, invalid, of_run
-from tokenbus_services.net.connection import HeadRefused
+from tokenbus_services.net.http_client import HeadRefused
 from tokenbus_services.redaction.events import RedactedEvents
 
 HELD_BYTES = 16 * 2**10
@@ -199,8 +199,8 @@ def _transport_error(endpoint: Endpoint, error: httpx.TransportError) -> ErrorIn
         code = "connect_timeout" if isinstance(error, httpx.ConnectTimeout) else "first_event_timeout"
         message = f"{endpoint.name} did not answer in time"
         return ErrorInfo(code=code, kind="timeout", message=message, retryable=True)
-    if isinstance(error.__cause__, HeadRefused):
-        message = f"the head of the answer of {endpoint.name} has {error.__cause__}"
+    if isinstance(error, HeadRefused):
+        message = f"the head of the answer of {endpoint.name} has {error}"
         return ErrorInfo(code="answer_head", kind="protocol", message=message)
     message = endpoint.redact(f"the connection to {endpoint.name} failed: {described(error)}")
     return ErrorInfo(code="network", kind="network", message=message, retryable=True)

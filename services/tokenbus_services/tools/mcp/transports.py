@@ -22,7 +22,8 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
 
-from tokenbus_services.net.egress import PORTS, Egress
+from tokenbus_services.net.egress import Egress
+from tokenbus_services.net.http_client import PORTS
 
 if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams

@@ -65,7 +65,7 @@ async def start(blobs: MemoryBlobs, notes: Notes) -> AsyncIterator[Start]:
             name: replace(server, env_pass=(*server.env_pass, "NOTES")) if isinstance(server, McpStdio) else server
             for name, server in servers.items()
         }
-        registry = ToolRegistry({}, passed, env=env, calls_at_once=8, message_bytes=message_bytes)
+        registry = ToolRegistry({}, passed, env=env, message_bytes=message_bytes)
         executor = ToolExecutor(registry, LimitSettings(tool_result_bytes=limit), blobs)
         opened.append(executor)
         await executor.open()

@@ -78,7 +78,7 @@ async def test_a_server_that_hangs_in_initialize_does_not_delay_the_first_call_o
     env = {**os.environ, "NOTES": str(notes.path)}
     silent = stdio(script="import sys; sys.stdin.read()", connect_timeout_s=300)
     servers = {"hangs": silent, "here": stdio(env_pass=("NOTES",))}
-    registry = ToolRegistry({}, servers, env=env, calls_at_once=8, message_bytes=2**20)
+    registry = ToolRegistry({}, servers, env=env, message_bytes=2**20)
     executor = ToolExecutor(registry, LimitSettings(), blobs)
     await executor.open()
     try:

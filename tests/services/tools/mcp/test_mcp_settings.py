@@ -27,7 +27,7 @@ async def test_an_invalid_server_is_reported_with_its_defect(
     servers: Mapping[str, McpSettings], where: str, problem: str
 ) -> None:
     with pytest.raises(SettingsError, match=problem) as raised:
-        ToolRegistry({}, servers, env={}, calls_at_once=1)
+        ToolRegistry({}, servers, env={})
     assert raised.value.where == where
 
 
@@ -37,4 +37,4 @@ async def test_without_the_package_the_settings_name_the_extra(monkeypatch: pyte
     monkeypatch.setitem(sys.modules, "mcp", None)
     monkeypatch.setitem(sys.modules, "mcp_types", None)
     with pytest.raises(SettingsError, match="extra `mcp`"):
-        ToolRegistry({}, {"a": McpStdio(command="x")}, env={}, calls_at_once=1)
+        ToolRegistry({}, {"a": McpStdio(command="x")}, env={})
