@@ -56,11 +56,13 @@ def logic_of(stage: str) -> StageLogic:
 
 
 class Protocol(RuleBasedStateMachine):
-    """A few runs and a session in one partition, two workers of each stage, and as many attempts and calls as come."""
+    """A few runs in one partition, two workers of each stage, and as many attempts and calls as come."""
 
     wire: Wire
     writer: Writer
     """Set by the test."""
+    session: Conversation | None = None
+    """See `Conversing`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,12 +91,16 @@ class Protocol(RuleBasedStateMachine):
         groups: dict[InternalTopic, str] = {"turns": "fetcher", "tools": "tools"}
         for topic, group in groups.items():
             self.wire.redis.xgroup_create(KEYS.topic(0, topic), group, id="0", mkstream=True)
-        self.session = Conversation(self.wire, KEYS, self.writer)
+
+    @property
+    def begun(self) -> set[str]:
+        """Runs that there are: those that were accepted, and those that the session began."""
+        return self.accepted.union(self.session.runs if self.session else ())
 
     @property
     def all_runs(self) -> list[str]:
-        """Those that clients may begin, and those that the session began."""
-        return [*RUNS, *self.session.runs]
+        """Runs that there may be."""
+        return [*RUNS, *(self.session.runs if self.session else ())]
 
     # --- requests -------------------------------------------------------------------------------------------------
 
@@ -137,36 +143,6 @@ class Protocol(RuleBasedStateMachine):
                 control_frame=encode(Control(run)),
             )
         )
-
-    # --- the session ----------------------------------------------------------------------------------------------
-
-    @rule(when_busy=st.sampled_from(["enqueue", "steer", "interrupt", "reject"]), held=st.booleans())
-    def say(self, when_busy: Any, held: bool) -> None:
-        """A message; its call may be sent later."""
-        self.session.say(when_busy)
-        if not held:
-            self.session.send(-1, reply_lost=False)
-
-    @rule(what=st.sampled_from(["interrupt", "withdraw", "configure"]), which=any_of)
-    def append(self, what: str, which: int) -> None:
-        """Any other append."""
-        if what == "interrupt":
-            self.session.interrupt(which if which % 2 else None)
-        elif what == "withdraw":
-            self.session.withdraw(which)
-        else:
-            self.session.change(together=bool(which % 2))
-
-    @precondition(lambda self: self.session.held)
-    @rule(which=any_of, reply_lost=st.booleans())
-    def send_append(self, which: int, reply_lost: bool) -> None:
-        """Send a call that waits, however old it is; without a reply it is sent again."""
-        self.session.send(which, reply_lost=reply_lost)
-
-    @precondition(lambda self: self.session.open_run)
-    @rule()
-    def cancel_in_session(self) -> None:
-        self.cancel(self.session.open_run)
 
     # --- fetchers -------------------------------------------------------------------------------------------------
 
@@ -396,7 +372,7 @@ class Protocol(RuleBasedStateMachine):
     def each_run_is_listed_once_as_open_or_as_ended(self) -> None:
         redis = self.wire.redis
         listed = [set(redis.zrange(key, 0, -1)) for key in (KEYS.open_runs(0), KEYS.ended_runs(0))]
-        begun = self.accepted.union(self.session.runs)
+        begun = self.begun
         over = {run for run in begun if redis.hget(KEYS.run(run), "status").decode() in TERMINAL}
         assert listed == [{run.encode() for run in those} for those in (begun - over, over)]
 
@@ -433,20 +409,12 @@ class Protocol(RuleBasedStateMachine):
                         entered[run.decode(), event.block] += 1
         assert max(entered.values(), default=1) == 1
 
-    @invariant()
-    def the_session_has_one_order(self) -> None:
-        self.session.check()
-
     def teardown(self) -> None:
-        """Without further faults, every run reaches its only end, and every append its only fate."""
-        while self.session.held:
-            self.session.send(0, reply_lost=False)
-        if begun := self.accepted.union(self.session.runs):
+        """Without further faults, every run reaches its only end."""
+        if self.begun:
             self._calm_down()
             self.the_stages_wrote_what_an_undisturbed_one_writes()
-            self.session.check()
-            self.session.check_history()
-            for run in begun.union(self.session.runs):
+            for run in self.begun:
                 log = log_of(self.wire.redis, KEYS, run)
                 judge.check(log)
                 if log[-1]["type"] == "completed":
@@ -470,7 +438,7 @@ class Protocol(RuleBasedStateMachine):
         for stage in STAGES:
             self.lease_runs_out(stage)
             self.take(stage, "last")
-        for _ in range(60 * (1 + self.session.waiting)):
+        for _ in range(60 * (1 + (self.session.waiting if self.session else 0))):
             self._look()
             for stage in STAGES:
                 worker = self.workers[stage, "last"]
@@ -517,6 +485,56 @@ class Protocol(RuleBasedStateMachine):
     @staticmethod
     def _one(things: list[Any], which: int) -> Any:
         return things[which % len(things)]
+
+
+class Conversing(Protocol):
+    """The same, and a session."""
+
+    session: Conversation
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.session = Conversation(self.wire, KEYS, self.writer)
+
+    @rule(when_busy=st.sampled_from(["enqueue", "steer", "interrupt", "reject"]), held=st.booleans())
+    def say(self, when_busy: Any, held: bool) -> None:
+        """A message; its call may be sent later."""
+        self.session.say(when_busy)
+        if not held:
+            self.session.send(-1, reply_lost=False)
+
+    @rule(what=st.sampled_from(["interrupt", "withdraw", "configure"]), which=any_of)
+    def append(self, what: str, which: int) -> None:
+        """Any other append."""
+        if what == "interrupt":
+            self.session.interrupt(which if which % 2 else None)
+        elif what == "withdraw":
+            self.session.withdraw(which)
+        else:
+            self.session.change(together=bool(which % 2))
+
+    @precondition(lambda self: self.session.held)
+    @rule(which=any_of, reply_lost=st.booleans())
+    def send_append(self, which: int, reply_lost: bool) -> None:
+        """Send a call that waits, however old it is; without a reply it is sent again."""
+        self.session.send(which, reply_lost=reply_lost)
+
+    @precondition(lambda self: self.session.open_run)
+    @rule()
+    def cancel_in_session(self) -> None:
+        self.cancel(self.session.open_run)
+
+    @invariant()
+    def the_session_has_one_order(self) -> None:
+        self.session.check()
+
+    def teardown(self) -> None:
+        """Every append reaches its only fate, too."""
+        while self.session.held:
+            self.session.send(0, reply_lost=False)
+        super().teardown()
+        self.session.check()
+        self.session.check_history()
 
 
 def _by_run(items: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:

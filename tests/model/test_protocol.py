@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator
+from typing import cast
 
 import pytest
 from hypothesis import HealthCheck, Phase, seed, settings
@@ -11,7 +12,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from tests.model.actors import Wire
 from tests.model.conversation import Writer
-from tests.model.machine import KEYS, Protocol
+from tests.model.machine import KEYS, Conversing, Protocol
 from tests.servers import binary
 from tokenbus.bus.scripts.script import LuaScript, declared
 from tokenbus.bus.stage import checkpoints
@@ -28,12 +29,17 @@ FIRST_SEED = {"two writers share an attempt": 3}
 
 
 @pytest.fixture(scope="module")
-def model() -> Generator[type[Protocol]]:
-    """The model with a server of its own, that trims exactly: what is needed and trimmed is then missed."""
+def told() -> Generator[dict[str, object]]:
+    """A server of the model's own, that trims exactly: what is needed and trimmed is then missed."""
     with EmbeddedServer(binary=binary(), options={"stream-node-max-entries": "1"}) as server:
         writer = Writer(server.url, KEYS)
-        yield type("Model", (Protocol,), {"wire": Wire(server.url), "writer": writer})
+        yield {"wire": Wire(server.url), "writer": writer}
         writer.close()
+
+
+def knowing(model: type[Protocol], told: dict[str, object]) -> type[Protocol]:
+    """The model with its server."""
+    return cast("type[Protocol]", type("Model", (model,), told))
 
 
 def explore(
@@ -68,8 +74,9 @@ def short_spans(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.timeout(0)
-def test_random_histories_keep_the_guarantees(model: type[Protocol]):
-    explore(model, EXAMPLES)
+@pytest.mark.parametrize("model", [Protocol, Conversing])
+def test_random_histories_keep_the_guarantees(told: dict[str, object], model: type[Protocol]):
+    explore(knowing(model, told), EXAMPLES)
 
 
 APPEND = "attempt_fence.append_raw"
@@ -99,6 +106,8 @@ BROKEN = {
         "if status ~= 'open' then",
         "if status ~= 'open' and status ~= 'cancelling' then",
     ),
+}
+BROKEN_IN_SESSIONS = {
     "an append is accepted twice": (
         "sessions.append",
         "if redis.call('HEXISTS', appends, append) == 1 then",
@@ -111,9 +120,10 @@ BROKEN = {
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("what", BROKEN)
-def test_a_broken_script_is_found(model: type[Protocol], monkeypatch: pytest.MonkeyPatch, what: str):
-    name, text, instead = BROKEN[what]
+@pytest.mark.parametrize("what", [*BROKEN, *BROKEN_IN_SESSIONS])
+def test_a_broken_script_is_found(told: dict[str, object], monkeypatch: pytest.MonkeyPatch, what: str):
+    name, text, instead = (BROKEN | BROKEN_IN_SESSIONS)[what]
+    model = knowing(Conversing if what in BROKEN_IN_SESSIONS else Protocol, told)
     whole = declared[name].script.text
     assert text in whole, "the script is another by now"
     monkeypatch.setattr(declared[name], "script", LuaScript(name, lambda: whole.replace(text, instead)))
