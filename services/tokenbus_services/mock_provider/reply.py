@@ -82,6 +82,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
 
     @property
     def reported_usage(self) -> Usage:
+        """The usage to report."""
         if self.usage is not None:
             return self.usage
         thinking = len(self.text_deltas(self.thinking))

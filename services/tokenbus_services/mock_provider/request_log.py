@@ -20,6 +20,8 @@ _FINAL = frozenset[State]({"sent", "cut", "disconnected"})
 
 
 class HttpRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One request as received."""
+
     method: str
     path: str
     query: dict[str, str]
@@ -47,6 +49,7 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
 
     @property
     def ended(self) -> bool:
+        """Whether the exchange is finished."""
         return self.state in _FINAL
 
 
