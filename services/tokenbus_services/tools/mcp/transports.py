@@ -12,7 +12,8 @@ import signal
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, TypeAlias
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import anyio
 import httpx2
@@ -33,10 +34,10 @@ END_S = 2.0
 MOST_BAD_LINES = 1000
 """Maximum lines per connection that are not messages (a stray print, say); these are skipped."""
 _STDERR_CHARS = 2000
+MAX_PARTS = 4096
+"""Maximum members of a list in a result: of its content, or of a page of tools. The package makes objects of each."""
 
-Streams: TypeAlias = (
-    "tuple[MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObjectSendStream[SessionMessage]]"
-)
+Streams: TypeAlias = "tuple[_FewParts, MemoryObjectSendStream[SessionMessage]]"
 
 _log = structlog.stdlib.get_logger()
 
@@ -66,7 +67,7 @@ async def child(
             tasks.start_soon(_write, process, from_session, lost)
             tasks.start_soon(_log_stderr, server, process)
             try:
-                yield incoming, outgoing
+                yield _FewParts(incoming), outgoing
             finally:
                 incoming.close()
                 outgoing.close()
@@ -81,6 +82,47 @@ async def child(
         # No public API closes the pipes while another process may hold their other ends.
         if transport := getattr(process, "_transport", None):
             transport.close()
+
+
+class _FewParts:
+    """What a server sends, where a result of too many parts is an error of its call: nothing is made of the parts."""
+
+    def __init__(self, received: Any) -> None:
+        """``received``: the stream that it replaces."""
+        self._received = received
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._received, name)
+
+    async def __aenter__(self) -> Self:
+        await self._received.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc_val: BaseException | None, exc_tb: TracebackType | None
+    ) -> bool | None:
+        return await self._received.__aexit__(exc_type, exc_val, exc_tb)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> SessionMessage | Exception:
+        return _bounded(await self._received.__anext__())
+
+    async def receive(self) -> SessionMessage | Exception:
+        return _bounded(await self._received.receive())
+
+    async def aclose(self) -> None:
+        await self._received.aclose()
+
+
+def _bounded(item: SessionMessage | Exception) -> SessionMessage | Exception:
+    if isinstance(item, SessionMessage) and isinstance(item.message, types.JSONRPCResponse):
+        for name, value in item.message.result.items():
+            if isinstance(value, list) and len(value) > MAX_PARTS:  # pyright: ignore[reportUnknownArgumentType]
+                error = types.ErrorData(code=types.INTERNAL_ERROR, message=f"over {MAX_PARTS} parts in `{name[:40]}`")
+                return SessionMessage(types.JSONRPCError(jsonrpc="2.0", id=item.message.id, error=error))
+    return item
 
 
 async def _read(
@@ -194,7 +236,7 @@ async def endpoint(
         ) as client,
         streamable_http_client(url, http_client=client, max_sse_event_size=message_bytes) as streams,
     ):
-        yield streams
+        yield _FewParts(streams[0]), streams[1]
 
 
 class _Guarded(httpx2.AsyncHTTPTransport):

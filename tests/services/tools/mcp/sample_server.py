@@ -47,6 +47,11 @@ def picture() -> list[str | Image]:
     return ["Look:", Image(data=b"\x89PNG none", format="png")]
 
 
+@server.tool(structured_output=False)
+def parts(count: int) -> list[str]:
+    return ["x"] * count
+
+
 @server.tool(name="dotted.name")
 def dotted() -> str:
     return "dotted"

@@ -46,6 +46,14 @@ async def test_arguments_are_checked_against_the_listed_schema(start: Start) -> 
     assert "arguments.text" in outcome.content
 
 
+async def test_a_result_of_too_many_parts_is_an_error_before_anything_is_made_of_them(start: Start) -> None:
+    executor = await start(here=stdio())
+    assert (await answer(executor, "here__parts", '{"count": 100}')).content == "\n".join(["x"] * 100)
+    outcome = await answer(executor, "here__parts", '{"count": 5000}')
+    assert (outcome.is_error, outcome.content) == (True, "MCP error -32603: over 4096 parts in `content`")
+    assert (await answer(executor, "here__echo", '{"text": "again"}')).content == "again"
+
+
 async def test_a_tool_that_no_server_lists_is_an_error(start: Start) -> None:
     executor = await start(here=stdio())
     outcome = await answer(executor, "here__nothing")
