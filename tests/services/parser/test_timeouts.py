@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -54,6 +55,22 @@ async def open_run(server: Server, keys: Keys, partition: int, *, deadline_ms: i
     return run, logic
 
 
+def clock_of(
+    server: Server,
+    keys: Keys,
+    logics: dict[int, ParserLogic],
+    *,
+    owned: Sequence[int] | None = None,
+    silent_run_s: float = LimitSettings().silent_run_s,
+) -> TimeoutClock:
+    stage = cast("Stage", SimpleNamespace(owned=list(logics if owned is None else owned)))
+    limits = LimitSettings(silent_run_s=silent_run_s)
+    stages = StageSettings(tick_s=0.02)
+    return TimeoutClock(
+        server, stage, Settings(prefix=keys.prefix, partitions=keys.partitions, stages=stages, limits=limits), logics
+    )
+
+
 async def found(server: Server, keys: Keys, partition: int) -> list[str]:
     entries = await server.client.xrange(keys.topic(partition, "events"))
     frames = [event_decoder.decode(data) for _, fields in entries for data in fields.values()]
@@ -63,9 +80,7 @@ async def found(server: Server, keys: Keys, partition: int) -> list[str]:
 async def test_a_run_past_its_deadline_expires_where_the_partition_is_owned(server: Server, keys: Keys) -> None:
     mine, logic = await open_run(server, keys, 0, deadline_ms=1)
     other, others_logic = await open_run(server, keys, 1, deadline_ms=1)
-    stage = cast("Stage", SimpleNamespace(owned=[0]))
-    settings = Settings(prefix=keys.prefix, partitions=keys.partitions, stages=StageSettings(tick_s=0.02))
-    clock = TimeoutClock(server, stage, settings, {0: logic, 1: others_logic})
+    clock = clock_of(server, keys, {0: logic, 1: others_logic}, owned=[0])
     await clock.open()
 
     async def expired() -> bool:
@@ -98,14 +113,7 @@ async def test_a_run_that_its_hash_says_has_ended_is_forgotten_and_nothing_more_
     ended = {"status": "completed", "result": "its end", "seq": "7"}
     await server.client.hset(keys.run(run), mapping=ended)
     await server.client.xadd(keys.log(run), {"__data__": "its end"}, id="1-6")
-    stage = cast("Stage", SimpleNamespace(owned=[3]))
-    settings = Settings(
-        prefix=keys.prefix,
-        partitions=keys.partitions,
-        stages=StageSettings(tick_s=0.02),
-        limits=LimitSettings(silent_run_s=0.5),
-    )
-    clock = TimeoutClock(server, stage, settings, {3: logic})
+    clock = clock_of(server, keys, {3: logic}, silent_run_s=0.5)
     await clock.open()
     await eventually(lambda: server.client.xlen(keys.topic(3, "events")))
     await clock.close()
@@ -125,14 +133,7 @@ async def test_a_run_whose_keys_are_gone_or_refuse_all_writes_ends_and_leaves_no
     await server.client.delete(keys.run(run))
     if status:
         await server.client.hset(keys.run(run), "status", status)
-    stage = cast("Stage", SimpleNamespace(owned=[3]))
-    settings = Settings(
-        prefix=keys.prefix,
-        partitions=keys.partitions,
-        stages=StageSettings(tick_s=0.02),
-        limits=LimitSettings(silent_run_s=0.5),
-    )
-    clock = TimeoutClock(server, stage, settings, {3: logic})
+    clock = clock_of(server, keys, {3: logic}, silent_run_s=0.5)
     await clock.open()
 
     async def entries() -> list[Any]:
@@ -157,14 +158,7 @@ async def is_lost(server: Server, keys: Keys, run: str) -> bool:
 async def test_an_attempt_that_is_in_no_queue_is_lost(server: Server, keys: Keys) -> None:
     run, logic = await open_run(server, keys, 2, deadline_ms=0)
     logic.states()[0].accepted_ms -= 3_600_000
-    stage = cast("Stage", SimpleNamespace(owned=[2]))
-    settings = Settings(
-        prefix=keys.prefix,
-        partitions=keys.partitions,
-        stages=StageSettings(tick_s=0.02),
-        limits=LimitSettings(silent_run_s=1),
-    )
-    clock = TimeoutClock(server, stage, settings, {2: logic})
+    clock = clock_of(server, keys, {2: logic}, silent_run_s=1)
     await clock.open()
     await eventually(lambda: is_lost(server, keys, run))
     await clock.close()
@@ -176,14 +170,7 @@ async def test_an_attempt_whose_last_frame_was_written_and_is_gone_ends_its_run(
     run, logic = await open_run(server, keys, 2, deadline_ms=0)
     logic.states()[0].accepted_ms -= 3_600_000
     await server.client.hset(keys.run(run), "closed", 1)
-    stage = cast("Stage", SimpleNamespace(owned=[2]))
-    settings = Settings(
-        prefix=keys.prefix,
-        partitions=keys.partitions,
-        stages=StageSettings(tick_s=0.02),
-        limits=LimitSettings(silent_run_s=0.2),
-    )
-    clock = TimeoutClock(server, stage, settings, {2: logic})
+    clock = clock_of(server, keys, {2: logic}, silent_run_s=0.2)
     await clock.open()
 
     async def reported() -> bool:
@@ -212,17 +199,10 @@ async def test_a_process_that_stood_reports_no_run_as_silent_for_that(
     silent.states()[0].accepted_ms -= 3_600_000
     silent.states()[0].seen_ms -= 3_600_000
     _, expired = await open_run(server, keys, 3, deadline_ms=1)  # is found at the same look, in the next partition
-    stage = cast("Stage", SimpleNamespace(owned=[2, 3]))
-    settings = Settings(
-        prefix=keys.prefix,
-        partitions=keys.partitions,
-        stages=StageSettings(tick_s=0.02),
-        limits=LimitSettings(silent_run_s=1800),
-    )
     stood = Stood()
     before = process_clock.install(stood)
     try:
-        clock = TimeoutClock(server, stage, settings, {2: silent, 3: expired})
+        clock = clock_of(server, keys, {2: silent, 3: expired}, silent_run_s=1800)
         stood.hours = hours
         await clock.open()
 
