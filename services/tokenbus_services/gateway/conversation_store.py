@@ -240,4 +240,6 @@ def _freed(conversation: Conversation) -> Conversation:
 def not_found(name: str) -> Refusal:
     """No such conversation, or not one of this caller."""
     why = f"conversation {name[:200]!r} was not found"
-    return Refusal(Problem(status=404, code="conversation_not_found", message=why, kind="not_found"))
+    return Refusal(
+        Problem(status=404, code="conversation_not_found", message=why, kind="not_found", param="conversation")
+    )
