@@ -40,7 +40,7 @@ def test_a_client_of_responses_reads_searches_and_code_of_anthropic_and_gives_th
         events: list[Any] = list(client.responses.create(model="anthropic/of-anthropic", input=[user], stream=True))
         output = events[-1].response.output
         kinds = [item.type for item in output]
-        assert kinds == ["reasoning", *["web_search_call"] * 2, "code_interpreter_call", "message", "message"]
+        assert kinds == ["reasoning", *["web_search_call"] * 2, "code_interpreter_call", *["message"] * 4]
         assert output[2].action.query == "weather"
         assert [source.url for source in output[2].action.sources] == ["https://a.test"]
         assert [log.logs for log in output[3].outputs] == ["2\n"]

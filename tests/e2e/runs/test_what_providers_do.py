@@ -55,30 +55,34 @@ def of_anthropic() -> bytes:
     printed = {"type": "code_execution_result", "stdout": "2\n", "stderr": "", "return_code": 0, "content": []}
     found = {"type": "web_search_result", "url": "https://a.test", "title": f"A {SECRET}", "page_age": None}
     plain = {**found, "title": "A", "encrypted_content": "kept-by-a"}
-    starts: list[tuple[Json, Json | None]] = [
-        ({"type": "thinking", "thinking": "Hm", "signature": "signed-by-a"}, None),
+    page = {"type": "page_location", "document_index": 0, "start_page_number": 1, "end_page_number": 2}
+    starts: list[tuple[Json, Sequence[Json]]] = [
+        ({"type": "thinking", "thinking": "Hm", "signature": "signed-by-a"}, ()),
         *_searched("srvtoolu_1", f"A {SECRET}", [{**found, "encrypted_content": "spoilt"}]),
         *_searched("srvtoolu_2", "weather", [plain]),
-        ({"type": "server_tool_use", "id": "srvtoolu_3", "name": "code_execution", "input": {"code": "1+1"}}, None),
-        ({"type": "code_execution_tool_result", "tool_use_id": "srvtoolu_3", "content": printed}, None),
-        ({"type": "text", "text": "Cited."}, {"type": "citations_delta", "citation": {**source, "cited_text": "A"}}),
-        ({"type": "text", "text": "So."}, {"type": "citations_delta", "citation": {**source, "cited_text": SECRET}}),
+        ({"type": "server_tool_use", "id": "srvtoolu_3", "name": "code_execution", "input": {"code": "1+1"}}, ()),
+        ({"type": "code_execution_tool_result", "tool_use_id": "srvtoolu_3", "content": printed}, ()),
+        ({"type": "text", "text": "Cited."}, [{**source, "cited_text": "A"}]),
+        ({"type": "text", "text": "As written."}, [{**page, "cited_text": "Fact", "document_title": "Key facts"}]),
+        ({"type": "text", "text": "So."}, [{**source, "cited_text": SECRET}]),
+        ({"type": "text", "text": "Or so."}, [{**page, "cited_text": f"Key {SECRET}", "document_title": "Key facts"}]),
     ]
     head = {"id": "msg_1", "type": "message", "role": "assistant", "model": "claude-real", "content": []}
     events: list[Json] = [{"type": "message_start", "message": {**head, "usage": {"input_tokens": 1}}}]
-    for index, (block, delta) in enumerate(starts):
+    for index, (block, cited) in enumerate(starts):
         events.append({"type": "content_block_start", "index": index, "content_block": block})
-        if delta:
+        for citation in cited:
+            delta = {"type": "citations_delta", "citation": citation}
             events.append({"type": "content_block_delta", "index": index, "delta": delta})
         events.append({"type": "content_block_stop", "index": index})
     events.append({"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 9}})
     return sse([*events, {"type": "message_stop"}], named=True)
 
 
-def _searched(call: str, query: str, results: list[Json]) -> list[tuple[Json, Json | None]]:
+def _searched(call: str, query: str, results: list[Json]) -> list[tuple[Json, Sequence[Json]]]:
     return [
-        ({"type": "server_tool_use", "id": call, "name": "web_search", "input": {"query": query}}, None),
-        ({"type": "web_search_tool_result", "tool_use_id": call, "content": results}, None),
+        ({"type": "server_tool_use", "id": call, "name": "web_search", "input": {"query": query}}, ()),
+        ({"type": "web_search_tool_result", "tool_use_id": call, "content": results}, ()),
     ]
 
 
@@ -162,12 +166,12 @@ def of_interactions() -> bytes:
     return sse(events, done=True)
 
 
-def of_chat() -> bytes:
+def of_chat(said: str) -> bytes:
     cited = {"type": "url_citation", "url_citation": {"url": "https://e.test", "title": SECRET, "start_index": 0}}
     deltas: list[Json] = [
         {"role": "assistant", "content": "Cited."},
         {"annotations": [cited]},
-        {"audio": {"id": "audio_1", "transcript": f"The key is {SECRET}."}},
+        {"audio": {"id": "audio_1", "transcript": said}},
         {"audio": {"data": SOUND_DATA, "expires_at": 1_900_000_000}},
     ]
     head = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "model": "gpt-real"}
@@ -180,11 +184,22 @@ ANSWERS = {
     "openai-responses": of_responses(),
     "gemini": of_gemini(),
     "gemini-interactions": of_interactions(),
-    "openai-chat": of_chat(),
+    "openai-chat": of_chat(f"The key is {SECRET}."),
 }
+SPOKEN = "Nothing of that is a secret."
+"""What the first sound says: every later request has it as a text."""
 PUBLIC: tuple[PublicTopic, ...] = ("visible", "chunks", "blocks", "runs")
 OWN: dict[str, Sequence[str]] = {
-    "anthropic": ("signed-by-a", "srvtoolu_1", "srvtoolu_2", "kept-by-a", "srvtoolu_3", '"stdout":"2\\n"', "index-a"),
+    "anthropic": (
+        "signed-by-a",
+        "srvtoolu_1",
+        "srvtoolu_2",
+        "kept-by-a",
+        "srvtoolu_3",
+        '"stdout":"2\\n"',
+        "index-a",
+        "page_location",
+    ),
     "openai-responses": ("kept-by-b", "ws_1", "ws_2", "weather in b", "cntr_b", "https://b.test"),
     "gemini": ("c2lnbmVkLWJ5LWM=", '"code":"1+1"', "codeExecutionResult"),
     "gemini-interactions": ('"id":"d0"', '"id":"d1"', "weather in d", "https://d.test"),
@@ -203,6 +218,8 @@ MODELS = dict(zip(ANSWERS, ("claude-sonnet-4-5", "gpt-5", "gemini-3-pro", "gemin
 def answer(request: ModelRequest) -> Turn:
     if request.prefill:
         return Turn(says=Reply(text="and so on."))
+    if request.api == "openai-chat" and SPOKEN not in str(request.body):
+        return Turn(says=Wire(stream=of_chat(SPOKEN)))
     return Turn(says=Wire(stream=ANSWERS[request.api]))
 
 
@@ -268,9 +285,12 @@ async def test_a_conversation_of_all_providers_loses_nothing_and_tells_no_secret
             sdk_accepts(request.api, msgspec.json.decode(text))
         others = [mark for other in SEALED if other != api for mark in SEALED[other]]
         assert not [mark for mark in others if mark in text], "what another provider signed"
-    for api, request in zip(there_and_back[6:], bodies[6:], strict=True):
+    for api, request in zip(there_and_back[5:], bodies[5:], strict=True):
         assert request
         text = msgspec.json.encode(request.body).decode()
+        assert SPOKEN in text
+        if api == "prefill":
+            continue
         assert [mark for mark in OWN[api] if mark not in text] == [], f"{api} gets back what is its own"
 
 
