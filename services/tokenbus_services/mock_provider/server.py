@@ -209,6 +209,10 @@ class MockProvider:
         self._error: Exception | None = None
         self._listener: asyncio.Server | None = None
 
+    def forget_tries(self) -> None:
+        """Count the tries of each turn from the first again (`Turn.first`)."""
+        self._attempts = AttemptCounter(_KEPT_ATTEMPTS)
+
     @property
     def url(self) -> str:
         """Base URL, without a path. Only while the server runs."""

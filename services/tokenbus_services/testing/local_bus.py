@@ -218,6 +218,7 @@ class LocalBus:
         if keys := [key for key in server.scan_iter(count=1000) if _FORGOTTEN.search(key.decode())]:
             server.unlink(*keys)
         self._scripts.clear()
+        self._provider.forget_tries()
         self._first_exchange = len(self._provider.requests)
         self._raise_for_unknown()
 

@@ -1,5 +1,6 @@
 """Hosted tools of a recorded answer, for a subscriber of `blocks`, when the answer is cancelled, cut or taken over in
-the middle of one: heard while it runs, ended as cut, and part of no message."""
+the middle of one: heard while it runs, ended as cut, and part of no message.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +28,15 @@ JUDGED = pytest.mark.parametrize("policies", [[], ["hide"]], ids=["", "judged"])
 
 
 @pytest.fixture(scope="module")
-def bus() -> Generator[LocalBus]:
-    with LocalBus('[policies.hide]\nuse = "tokenbus.policy:RedactSecrets"\n') as running:
-        yield running
+def running() -> Generator[LocalBus]:
+    with LocalBus('[policies.hide]\nuse = "tokenbus.policy:RedactSecrets"\n') as bus:
+        yield bus
+
+
+@pytest.fixture
+def bus(running: LocalBus) -> LocalBus:
+    running.reset()  # tries are counted from the first again
+    return running
 
 
 def answer(fault: Fault, *, always: bool = False) -> Turn:
