@@ -168,7 +168,7 @@ test("a cursor or a run that cannot be is an error at once", async () => {
   await assert.rejects(bus.subscribe("visable" as "visible"), RangeError);
   await assert.rejects(bus.subscribe("visible", { from: "runs:0-1" }), RangeError);
   await assert.rejects(bus.subscribe("runs", { from: `runs:${Array(8).fill("9999999999999-0").join(",")}` }), CursorAhead);
-  assert.throws(() => new Client("redis+cluster://a,b"), RangeError);
+  assert.throws(() => new Client("redis://a,b"), RangeError);
 });
 
 test("the users of deploy/acl may do all that this client does for them", async () => {
