@@ -92,7 +92,7 @@ class _SessionRoutes:
         await self._door.info(caller, name, tenant=tenant)  # a refusal is better than a stream that breaks
         if content and after is None:
             self._desk.audit("read", viewer, session=name)
-        steps = self._door.follow(caller, name, after=after, live=True, tenant=tenant)
+        steps = await self._door.follow(caller, name, after=after, live=True, tenant=tenant)
         times = self._desk.gateway.times
 
         async def check() -> None:
