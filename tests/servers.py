@@ -151,7 +151,8 @@ def _node(home: Path | None, options: dict[str, str]) -> tuple[EmbeddedServer, i
 
 def _sees(node: redis.Redis, nodes: int) -> bool:
     info: Any = node.execute_command("CLUSTER INFO")
-    return info["cluster_state"] == "ok" and info["cluster_known_nodes"] == str(nodes)
+    whole = info["cluster_slots_ok"] == "16384"  # without full coverage, the state is ok before that
+    return whole and info["cluster_state"] == "ok" and info["cluster_known_nodes"] == str(nodes)
 
 
 def part_from_replicas(port: int) -> None:

@@ -28,7 +28,7 @@ SHOWN: dict[str, tuple[str, ...]] = {
     "intake": ("cancel to the provider's socket p99, *", "first call of a tenant, *"),
     "policy": ("added latency of an idle policy stage, p50 *",),
     "gateway": (
-        "gateway: request to first chunk p50, *",
+        "*: request to first chunk p50, *",
         "gateway: added latency p50, *",
         "gateway: CPU a chunk, *",
         "gateway: memory of an idle stream, *",

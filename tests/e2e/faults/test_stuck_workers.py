@@ -194,7 +194,7 @@ async def test_another_worker_ends_a_workers_runs_if_any_of_its_tasks_ends_or_st
 
 GATEWAY_TASKS = {
     *("heartbeat", "deployment", "count of spend", "leases runs:gateway-spend", "places of open answers"),
-    *("admin API", "tail of logs"),
+    *("admin API", "tail of logs", "conversations whose run has ended"),
 }
 """Everything that a gateway with keys and an open answer lives by."""
 GATEWAY_FAULTS = (

@@ -222,7 +222,7 @@ BEGINS_NOTHING = {
         ("POST", ""), ("POST", "/{id}"), ("DELETE", "/{id}"), ("POST", "/{id}/items"), ("DELETE", "/{id}/items/{item}")
     )),
     *((method, f"{prefix}/{{rest:path}}") for prefixes in REST.values() for prefix in prefixes
-      for method in ("POST", "DELETE")),
+      for method in ("POST", "PATCH", "DELETE")),
     *forwarded_routes(),  # these begin no run; test_forward.py shows that each passes the checks of its key
     ("POST", "/api/chat/{chat:path}/stop"),
     ("DELETE", "/agui/runs/{run:path}"),
