@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import getpass
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -58,8 +59,8 @@ async def chat(
             if not conversation.transcript.said and connect.has_mock_provider():
                 terminal.show(Piece("note", MOCK_HINT))
             await terminal.run(conversation, sorted(providers))
-    again = [conversation.session.name, *(("--tenant", tenant) if tenant else ())]
-    print(f"the session stays: tokenbus chat {' '.join(again)}", file=sys.stderr)
+    again = ["tokenbus", "chat", conversation.session.name, *(("--tenant", tenant) if tenant else ())]
+    print("the session stays:", shlex.join(again), file=sys.stderr)
     return 0
 
 

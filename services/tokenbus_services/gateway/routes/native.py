@@ -22,7 +22,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 from starlette.responses import StreamingResponse
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute
 
 from tokenbus import Response
 from tokenbus.bus.keys import PublicTopic
@@ -37,7 +37,7 @@ from tokenbus_services.gateway.gateway import Gateway, Handler
 from tokenbus_services.gateway.http_request import headers_in
 from tokenbus_services.gateway.problem import Problem, Refusal, invalid
 from tokenbus_services.gateway.routes.run_list import RunQuery, page_of
-from tokenbus_services.gateway.routes.session_routes import awaited, rejoined
+from tokenbus_services.gateway.routes.session_routes import awaited, rejoined, surface_routes
 from tokenbus_services.gateway.runs import not_found
 from tokenbus_services.gateway.surfaces.contract import Answer, WholeAnswer
 from tokenbus_services.gateway.surfaces.fields import Fields, is_whole, json_body
@@ -50,22 +50,17 @@ CHECK_S = 5.0
 
 def routes(gateway: Gateway) -> list[BaseRoute]:
     native = _NativeRoutes(gateway)
-    surface = native.surface
-
-    def route(path: str, method: str, handle: Handler) -> Route:
-        return Route(path, gateway.guarded(surface.name, surface.refusal, handle), methods=[method])
-
-    return [
-        *gateway.posted(surface),
-        route("/runs", "GET", native.runs),
-        route("/runs/{run}", "GET", native.whole),
-        route("/runs/{run}/events", "GET", native.events),
-        route("/runs/{run}/cancel", "POST", native.cancel),
-        route("/runs/{run}/retry", "POST", native.retry),
-        route("/runs/{run}/resume", "POST", native.resume),
-        route("/runs/{run}/blobs/{blob_id}", "GET", native.blob),
-        route("/topics/{topic}", "GET", native.topic),
+    served: list[tuple[str, Handler, str]] = [
+        ("/runs", native.runs, "GET"),
+        ("/runs/{run}", native.whole, "GET"),
+        ("/runs/{run}/events", native.events, "GET"),
+        ("/runs/{run}/cancel", native.cancel, "POST"),
+        ("/runs/{run}/retry", native.retry, "POST"),
+        ("/runs/{run}/resume", native.resume, "POST"),
+        ("/runs/{run}/blobs/{blob_id}", native.blob, "GET"),
+        ("/topics/{topic}", native.topic, "GET"),
     ]
+    return [*gateway.posted(native.surface), *surface_routes(gateway, native.surface, served)]
 
 
 class _NativeRoutes:

@@ -10,12 +10,13 @@ from typing import Any, cast
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute
 
 from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.conversation_store import Conversation, ConversationStore, Json
 from tokenbus_services.gateway.gateway import Gateway
 from tokenbus_services.gateway.problem import Problem, Refusal, invalid
+from tokenbus_services.gateway.routes.session_routes import surface_routes
 from tokenbus_services.gateway.surfaces.fields import Fields, json_body
 from tokenbus_services.gateway.surfaces.openai_responses import OpenAIResponsesSurface
 from tokenbus_services.gateway.surfaces.openai_responses.input_items import messages_of
@@ -32,21 +33,17 @@ def routes(gateway: Gateway) -> list[BaseRoute]:
     """The routes of conversations."""
     api = _Conversations(gateway)
     served = (
-        ("", "POST", api.create),
-        ("/{id}", "GET", api.retrieve),
-        ("/{id}", "POST", api.update),
-        ("/{id}", "DELETE", api.delete),
-        ("/{id}/items", "GET", api.items),
-        ("/{id}/items", "POST", api.add),
-        ("/{id}/items/{item}", "GET", api.item),
-        ("/{id}/items/{item}", "DELETE", api.remove),
+        ("", api.create, "POST"),
+        ("/{id}", api.retrieve, "GET"),
+        ("/{id}", api.update, "POST"),
+        ("/{id}", api.delete, "DELETE"),
+        ("/{id}/items", api.items, "GET"),
+        ("/{id}/items", api.add, "POST"),
+        ("/{id}/items/{item}", api.item, "GET"),
+        ("/{id}/items/{item}", api.remove, "DELETE"),
     )
-    surface = api.surface
-    return [
-        Route(path + end, gateway.guarded(surface.name, surface.refusal, handle), methods=[method])
-        for path in PATHS
-        for end, method, handle in served
-    ]
+    at_paths = [(path + end, handle, method) for path in PATHS for end, handle, method in served]
+    return surface_routes(gateway, api.surface, at_paths)
 
 
 async def continued(store: ConversationStore, caller: Caller, body: Json) -> tuple[str, list[Json], list[Json]] | None:

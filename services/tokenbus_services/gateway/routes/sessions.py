@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute
 
 from tokenbus import SessionCursor, SessionInfo
 from tokenbus.client.sessions.listing import SessionFilter, list_sessions, session_filter
@@ -37,6 +37,7 @@ from tokenbus_services.gateway.http_request import headers_in
 from tokenbus_services.gateway.problem import Problem, Refusal, invalid
 from tokenbus_services.gateway.routes.native import live_lines
 from tokenbus_services.gateway.routes.run_list import MOST_READS, age_in, flag_in, limit_in, position_in, position_text
+from tokenbus_services.gateway.routes.session_routes import surface_routes
 from tokenbus_services.gateway.surfaces.fields import Fields, json_body
 from tokenbus_services.gateway.surfaces.native import NativeSurface, broken, lines_of
 
@@ -55,21 +56,17 @@ class SessionPage(msgspec.Struct, frozen=True, kw_only=True):
 def routes(gateway: Gateway) -> list[BaseRoute]:
     """The routes of sessions."""
     sessions = _SessionRoutes(gateway)
-    surface = sessions.surface
-
-    def route(path: str, method: str, handle: Handler) -> Route:
-        return Route(path, gateway.guarded(surface.name, surface.refusal, handle), methods=[method])
-
-    return [
-        route("/sessions", "GET", sessions.all),
-        route("/sessions/{session}", "GET", sessions.one),
-        route("/sessions/{session}", "DELETE", sessions.delete),
-        route("/sessions/{session}/messages", "GET", sessions.messages),
-        route("/sessions/{session}/events", "GET", sessions.events),
-        route("/sessions/{session}/events", "POST", sessions.append),
-        route("/sessions/{session}/events/{append}", "GET", sessions.fate),
-        route("/sessions/{session}/fork", "POST", sessions.fork),
+    served: list[tuple[str, Handler, str]] = [
+        ("/sessions", sessions.all, "GET"),
+        ("/sessions/{session}", sessions.one, "GET"),
+        ("/sessions/{session}", sessions.delete, "DELETE"),
+        ("/sessions/{session}/messages", sessions.messages, "GET"),
+        ("/sessions/{session}/events", sessions.events, "GET"),
+        ("/sessions/{session}/events", sessions.append, "POST"),
+        ("/sessions/{session}/events/{append}", sessions.fate, "GET"),
+        ("/sessions/{session}/fork", sessions.fork, "POST"),
     ]
+    return surface_routes(gateway, sessions.surface, served)
 
 
 class _SessionRoutes:
