@@ -33,6 +33,10 @@ def test_a_chat_through_pipes_loads_no_terminal():
     assert "prompt_toolkit" not in _loaded("tokenbus_services.cli.main", "tokenbus_services.cli.chat.command")
 
 
+def test_a_process_of_tools_calls_loads_no_client_of_the_server():
+    assert not {"redis", "httpx", "faststream"} & _loaded("tokenbus_services.tools.python.calls")
+
+
 def test_services_load_nothing_of_mcp_which_the_demo_has_not():
     apps = sorted(file.parent.name for file in Path(tokenbus_services.__file__).parent.glob("*/app.py"))
     loaded = {name.partition(".")[0] for name in _loaded(*(f"tokenbus_services.{app}.app" for app in apps))}

@@ -10,7 +10,8 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from tokenbus.blob_wire import DEPLOYMENT_ENV
-from tokenbus.bus.liveness import STUCK_S, Defects, Liveness, rest, slack, stop_task
+from tokenbus.bus.liveness import STUCK_S, Liveness, rest, slack, stop_task
+from tokenbus.bus.server.retry import Defects
 from tokenbus.errors import BlobError
 from tokenbus_services.blobs.auth import secret_of
 from tokenbus_services.blobs.http import AsgiApp, BlobMetrics, BlobRoutes, WithBlobs

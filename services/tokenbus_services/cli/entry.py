@@ -8,7 +8,8 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Sequence
-from typing import Any
+
+from tokenbus_services import import_structlog_alone
 
 _INTERRUPTED = 130
 _USAGE = 2
@@ -21,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     gc.disable()
     try:
         if (sys.argv[1:] if arguments is None else arguments)[:1] in (["up"], ["worker"]):
-            _import_structlog_alone()
+            import_structlog_alone()
         from tokenbus_services.cli.main import main as run
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)
@@ -31,22 +32,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stderr.write(f"error: {_missing(e.name)}\n")
         sys.exit(_USAGE)
     run(arguments)
-
-
-def _import_structlog_alone() -> None:
-    """Import structlog without rich, which it uses for tracebacks that `runtime.logs` writes as text.
-
-    With pygments, rich is a seventh of the CPU of a worker's imports. Commands that show tables import it themselves.
-    Raises ModuleNotFoundError.
-    """
-    modules: dict[str, Any] = sys.modules
-    if "rich" in modules:
-        return
-    modules["rich"] = None  # an import of it fails (the language's reference, 5.3.1), and structlog does without
-    try:
-        import structlog  # noqa: F401  # pyright: ignore[reportUnusedImport]
-    finally:
-        del modules["rich"]
 
 
 def _missing(module: str | None) -> str:

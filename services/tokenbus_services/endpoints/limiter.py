@@ -14,11 +14,11 @@ import structlog
 from redis.exceptions import RedisError
 
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.liveness import Defects, Liveness, rest, stop_task
+from tokenbus.bus.liveness import Liveness, rest, stop_task
 from tokenbus.bus.scripts import ScriptCall
 from tokenbus.bus.scripts import limits as scripts
 from tokenbus.bus.scripts.limits import Kind, Scope
-from tokenbus.bus.server.retry import retry_until_available
+from tokenbus.bus.server.retry import Defects, retry_until_available
 from tokenbus.bus.server.run_scripts import run_script, run_scripts
 from tokenbus.bus.server.server import Server
 from tokenbus.events.quirks import model_key, names_model

@@ -1,6 +1,6 @@
 """The fork server, and an executor from its fork to its end.
 
-A worker starts the fork server from a clean interpreter (`python -m MODULE FD`). It imports the deployment's code once,
+A worker starts the fork server from a clean interpreter (`executor.__main__`). It imports the deployment's code once,
 then only forks executors, kills them and reaps them. It lives as long as the worker's end of its socket, and its
 executors no longer than it does.
 """
@@ -67,15 +67,15 @@ Serve = Callable[[Link], Coroutine[Any, Any, None]]
 """Runs in each executor, and returns when the link has ended."""
 
 
-def main(prepare: Callable[[bytes], Serve]) -> None:
-    """Serve the worker whose socket is the first argument. ``prepare`` gets `Setup.work`, and imports the deployment's
-    code; its SettingsError is the worker's.
+def main(prepare: Callable[[bytes], Serve], fd: int) -> None:
+    """Serve the worker whose socket is ``fd``. ``prepare`` gets `Setup.work`, and imports the deployment's code; its
+    SettingsError is the worker's.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for stream in (sys.stdout, sys.stderr):  # lines appear as they are written, also if the executor is killed
         cast("io.TextIOWrapper", stream).reconfigure(line_buffering=True)
     with suppress(ConnectionError):  # the worker was killed
-        worker = socket.socket(fileno=int(sys.argv[1]))
+        worker = socket.socket(fileno=fd)
         setup = msgspec.msgpack.decode(_first_message(worker), type=Setup)
         sys.path[:] = setup.path
         logs.configure(setup.log_level, service=setup.service, secrets=setup.secrets)

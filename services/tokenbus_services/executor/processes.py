@@ -304,7 +304,7 @@ class _ForkServer:
         self._sock = ours
         with its:
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", module, str(its.fileno())),
+                *(sys.executable, "-m", "tokenbus_services.executor", module, str(its.fileno())),
                 pass_fds=[its.fileno()],
                 stdin=DEVNULL,
                 stdout=sys.stderr,  # output printed at import must not mix with the worker's stdout

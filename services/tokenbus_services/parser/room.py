@@ -21,8 +21,9 @@ from prometheus_client import CollectorRegistry, Counter
 from redis.exceptions import RedisError
 
 from tokenbus.bus.keys import TOPICS, Keys
-from tokenbus.bus.liveness import Defects, Liveness, rest, stop_task
+from tokenbus.bus.liveness import Liveness, rest, stop_task
 from tokenbus.bus.scripts.retention import forget, memory
+from tokenbus.bus.server.retry import Defects
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.server.stream_reader import id_key

@@ -17,10 +17,11 @@ from redis.exceptions import RedisError, ResponseError
 from tokenbus.bus import process_clock, scripts
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.leases import read_lag
-from tokenbus.bus.liveness import Defects, Liveness, rest, stop_task
+from tokenbus.bus.liveness import Liveness, rest, stop_task
 from tokenbus.bus.run_record import ENDED, STATUS, status_of
 from tokenbus.bus.scripts.runs.timeouts import RunIs, append_timeout, expire, read_policy_stage
 from tokenbus.bus.server.error_replies import is_final
+from tokenbus.bus.server.retry import Defects
 from tokenbus.bus.server.run_scripts import run_script, run_scripts
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.server.stream_reader import id_key

@@ -403,7 +403,3 @@ class PolicyClient(Client):
             await super().aclose()
         finally:
             await self._server.aclose()
-
-
-if __name__ == "__main__":
-    fork_server.main(prepare)

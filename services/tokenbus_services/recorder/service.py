@@ -18,10 +18,10 @@ from prometheus_client import CollectorRegistry, Counter
 from tokenbus.blobs import BlobStreams
 from tokenbus.bus.dead_letters import DeadLetter, dead_letter
 from tokenbus.bus.keys import DATA_FIELD, Keys
-from tokenbus.bus.liveness import Defects, Liveness, beating, rest, stop_task
+from tokenbus.bus.liveness import Liveness, beating, rest, stop_task
 from tokenbus.bus.records import RecordEntry, drop_old_records, forget_recorded, newest_records, put_record
 from tokenbus.bus.run_record import ACCEPTED, FRAME, HISTORY, RECORD, REQUEST
-from tokenbus.bus.server.retry import retry_until_available
+from tokenbus.bus.server.retry import Defects, retry_until_available
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.work_queue import QueueItem
 from tokenbus.errors import BlobError, BlobNotFound

@@ -13,7 +13,8 @@ from redis.exceptions import RedisError
 from tokenbus.bus.activity import OTHER
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.leases import LAG_FIELDS, lag_of
-from tokenbus.bus.liveness import Defects, rest
+from tokenbus.bus.liveness import rest
+from tokenbus.bus.server.retry import Defects
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.topology import INTAKE, QUEUES, RECORDER
 from tokenbus_services.runtime.deployment_snapshot import DeploymentReader, read_disk_states

@@ -7,8 +7,8 @@ import logging
 from collections.abc import Callable
 
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.liveness import Defects, Liveness, beat, stop_task
-from tokenbus.bus.server.retry import FIRST_PAUSE_S, LONGEST_PAUSE_S
+from tokenbus.bus.liveness import Liveness, beat, stop_task
+from tokenbus.bus.server.retry import FIRST_PAUSE_S, LONGEST_PAUSE_S, Defects
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.server.stream_reader import StreamReader
 from tokenbus.events.frames import Control, control_decoder

@@ -22,8 +22,8 @@ from redis.exceptions import RedisError
 
 from tokenbus.bus import scripts
 from tokenbus.bus.keys import InternalTopic, Keys, SubscribedTopic
-from tokenbus.bus.liveness import Defects, Liveness, beat
-from tokenbus.bus.server.retry import retry_until_available
+from tokenbus.bus.liveness import Liveness, beat
+from tokenbus.bus.server.retry import Defects, retry_until_available
 from tokenbus.bus.server.run_scripts import run_each, run_script, run_scripts
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.server.stream_reader import id_key

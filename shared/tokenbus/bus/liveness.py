@@ -14,8 +14,6 @@ from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
-from redis.exceptions import RedisError
-
 T = TypeVar("T")
 
 IDLE_S = 1.0
@@ -83,28 +81,6 @@ class SideWork(ItemWork):
     def is_stuck(self) -> bool:
         """Whether it made no progress for longer than a command and its slack may take."""
         return self.still_s > STUCK_OF_MANY_NODES_S + self.slack_s
-
-
-class Defects:
-    """Counts consecutive failed iterations of a loop that were not caused by the server.
-
-    A loop that only fails does no work, although it keeps running.
-    """
-
-    def __init__(self) -> None:
-        self._in_a_row = 0
-
-    def none(self) -> None:
-        """Record a successful iteration."""
-        self._in_a_row = 0
-
-    def count(self, error: Exception) -> None:
-        """Record a failed iteration. Raises the error after `MAX_DEFECTS` in a row, which ends the loop's task."""
-        if isinstance(error, RedisError | OSError):
-            return
-        self._in_a_row += 1
-        if self._in_a_row >= MAX_DEFECTS:
-            raise error
 
 
 _of_task: dict[asyncio.Task[Any], LongTask] = {}

@@ -21,9 +21,10 @@ import structlog
 
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.layout import locate
-from tokenbus.bus.liveness import Defects, Liveness, rest, stop_task
+from tokenbus.bus.liveness import Liveness, rest, stop_task
 from tokenbus.bus.run_record import REQUEST
 from tokenbus.bus.scripts.gateway import HoldKeys, RunUse, count_use, hold_longer, release
+from tokenbus.bus.server.retry import Defects
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server, translated
 from tokenbus.client.client import Client

@@ -10,7 +10,7 @@ from contextlib import suppress
 import structlog
 
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.liveness import Defects, Liveness, rest, stop_task
+from tokenbus.bus.liveness import Liveness, rest, stop_task
 from tokenbus.bus.scripts.gateway import (
     MOST_RENEWED,
     NANO,
@@ -25,6 +25,7 @@ from tokenbus.bus.scripts.gateway import (
     release,
     renew_open,
 )
+from tokenbus.bus.server.retry import Defects
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server, translated
 from tokenbus.errors import ServerError

@@ -26,7 +26,8 @@ from faststream.redis.subscriber.usecases import StreamBatchSubscriber
 from faststream.redis.subscriber.usecases.basic import LogicSubscriber
 from redis.exceptions import RedisError
 
-from tokenbus.bus.liveness import Defects, Liveness, beat
+from tokenbus.bus.liveness import Liveness, beat
+from tokenbus.bus.server.retry import Defects
 from tokenbus.faststream_internals import CallsCollection, Registrator
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ import structlog
 from mcp.client import Transport
 
 from tokenbus.bus import process_clock
-from tokenbus.bus.liveness import Defects, Liveness, wait_briefly
+from tokenbus.bus.liveness import Liveness, wait_briefly
+from tokenbus.bus.server.retry import Defects
 from tokenbus.errors import SettingsError
 from tokenbus.events.requests import Tool
 from tokenbus.tools import ToolContext

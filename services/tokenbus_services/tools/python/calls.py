@@ -137,7 +137,3 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
 
 to_executor = msgspec.msgpack.Decoder(Call | Cancel)
 from_executor = msgspec.msgpack.Decoder(Reported | Returned | Failed)
-
-
-if __name__ == "__main__":
-    fork_server.main(prepare)

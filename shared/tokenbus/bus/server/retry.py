@@ -16,7 +16,7 @@ from typing import TypeVar
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as NoReply
 
-from tokenbus.bus.liveness import beat
+from tokenbus.bus.liveness import MAX_DEFECTS, beat
 from tokenbus.bus.server.error_replies import is_final, may_pass
 from tokenbus.bus.server.server import Server
 
@@ -36,6 +36,28 @@ ISOLATED_TRIES = 6
 TRIES_WITHOUT_REPLY = 3
 """A try without a reply takes seconds and counts as this many tries."""
 LOG_EVERY_S = 30.0
+
+
+class Defects:
+    """Counts consecutive failed iterations of a loop that were not caused by the server.
+
+    A loop that only fails does no work, although it keeps running.
+    """
+
+    def __init__(self) -> None:
+        self._in_a_row = 0
+
+    def none(self) -> None:
+        """Record a successful iteration."""
+        self._in_a_row = 0
+
+    def count(self, error: Exception) -> None:
+        """Record a failed iteration. Raises the error after `MAX_DEFECTS` in a row, which ends the loop's task."""
+        if isinstance(error, RedisError | OSError):
+            return
+        self._in_a_row += 1
+        if self._in_a_row >= MAX_DEFECTS:
+            raise error
 
 
 async def retry_until_available(

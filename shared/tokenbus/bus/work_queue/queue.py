@@ -16,8 +16,8 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from tokenbus.bus import scripts
-from tokenbus.bus.liveness import Defects, rest
-from tokenbus.bus.server.retry import FIRST_PAUSE_S
+from tokenbus.bus.liveness import rest
+from tokenbus.bus.server.retry import FIRST_PAUSE_S, Defects
 from tokenbus.bus.server.run_scripts import run_script, run_scripts
 from tokenbus.bus.work_queue.consumer import Consumer, QueueItem
 from tokenbus.bus.work_queue.reader import QueueReader

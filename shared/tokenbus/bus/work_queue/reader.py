@@ -11,11 +11,10 @@ import msgspec
 from redis.exceptions import RedisError
 
 from tokenbus.bus import scripts
-from tokenbus.bus.liveness import Defects
 from tokenbus.bus.scripts.fair_order import reclaim, take
 from tokenbus.bus.scripts.work_queue import HANDED_BACK_MS
 from tokenbus.bus.server.error_replies import ValueTooLarge
-from tokenbus.bus.server.retry import FIRST_PAUSE_S, LONGEST_PAUSE_S
+from tokenbus.bus.server.retry import FIRST_PAUSE_S, LONGEST_PAUSE_S, Defects
 from tokenbus.bus.server.run_scripts import run_scripts
 from tokenbus.bus.unreadable import BROKEN_DELIVERIES, may_be_an_entry, names_in, never_arrived, why_unreadable
 from tokenbus.bus.work_queue.consumer import Consumer, QueueItem, queue_item
