@@ -26,8 +26,6 @@ REPORT = signal.SIGUSR1
 """On this signal a worker logs where each of its tasks waits."""
 END, FREEZE = signal.SIGUSR2, signal.SIGWINCH
 """On these signals one of its long-lived tasks ends, or stalls forever."""
-_LESS_PRIORITY = 10
-"""Than the harness has: where tools keep all processors busy, the provider still answers at its pace."""
 _CLOSING_STEPS = 100
 """Of 10 ms, that a connect which was given up in the last step may take to close its socket."""
 _OLD_S = 1.0
@@ -46,7 +44,6 @@ def prepare(build: str, clock: str) -> None:
     """Apply this broken build of `tests.chaos.broken`, if one is named; make the wall clock jump by this seed, if there
     is one; handle the signals above; and report leftovers at the end.
     """
-    os.nice(_LESS_PRIORITY)
     if build:
         BUILDS[build]()
     if clock:

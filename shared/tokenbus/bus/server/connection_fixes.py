@@ -10,7 +10,8 @@ call of redis-py may need several answers.
 
 A server sends a value of any size that somebody wrote, and redis-py keeps it in memory before it looks at it. Here a
 value that is announced as larger than `MAX_VALUE_BYTES` closes the connection at its first bytes (`ValueTooLarge`).
-Only with hiredis, which all services have.
+A larger reply than `_LOOKED_AT_BYTES` has the time of a command for each such part: how long the whole takes says
+nothing of the server, but much of the network and of a busy machine. Both only with hiredis, which all services have.
 
 uvloop raises a plain RuntimeError for a write to a transport that the peer has reset, while asyncio silently drops the
 bytes. Here it becomes a ConnectionError.
@@ -82,6 +83,15 @@ def _bounded_parser() -> type[Any] | None:
         _reader: Any
         _stream: Any
         _read_size: int
+        _connection: Any
+
+        def on_connect(self, connection: Any) -> None:
+            self._connection = connection
+            parent.on_connect(self, connection)
+
+        def on_disconnect(self) -> None:
+            self._connection = None
+            parent.on_disconnect(self)
 
         async def read_response(self, disable_decoding: bool = False, push_request: bool = False) -> Any:
             self._unread, self._bytes, self._sizes = [], 0, None
@@ -93,7 +103,11 @@ def _bounded_parser() -> type[Any] | None:
             piece = await self._stream.read(self._read_size)
             if not piece:
                 raise ConnectionLost("Connection closed by server.")
+            parts = self._bytes // _LOOKED_AT_BYTES
             self._bytes += len(piece)
+            if self._bytes // _LOOKED_AT_BYTES > parts and self._connection:
+                beat()
+                self._connection.update_current_socket_timeout(-1)  # begins anew
             if self._follows:
                 self._unread.append(piece)
                 if self._bytes > _LOOKED_AT_BYTES:

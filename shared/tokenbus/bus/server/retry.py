@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as NoReply
 
-from tokenbus.bus.liveness import MAX_DEFECTS, beat
+from tokenbus.bus.liveness import MAX_DEFECTS, beat, stop_task, wait_briefly
 from tokenbus.bus.server.error_replies import is_final, may_pass
 from tokenbus.bus.server.server import Server
 
@@ -35,6 +36,11 @@ ISOLATED_TRIES = 6
 """The same for a part of a command that has been tried that often already."""
 TRIES_WITHOUT_REPLY = 3
 """A try without a reply takes seconds and counts as this many tries."""
+LOOK_S = 0.5
+PROMPT_S = 1.0
+"""A command is at fault for having no reply only if the server answered others within this time meanwhile: else the
+server is slow, or this process has no processor.
+"""
 LOG_EVERY_S = 30.0
 
 
@@ -71,21 +77,24 @@ async def retry_until_available(
     """Retry ``attempt`` until the server accepts it. Use only for idempotent calls.
 
     Raises redis-py's errors: at once if a retry cannot help; after ``tries`` failures while the server answered other
-    commands, because the call itself is at fault then; and once ``stop_if`` returns True. Logs the first error of each
-    outage with ``what``, then one every `LOG_EVERY_S`.
+    commands, because the call itself is at fault then; and once ``stop_if`` returns True. Each try after the first such
+    failure is watched: it counts only if the server answered all the time. Logs the first error of each outage with
+    ``what``, then one every `LOG_EVERY_S`.
     """
     loop = asyncio.get_running_loop()
     pause, at_fault, say_at = FIRST_PAUSE_S, 0, 0.0
     while True:
         beat()
+        watch = _Watch(server) if at_fault else None
         try:
             return await attempt()
         except (RedisError, OSError) as e:
             if is_final(e) or (stop_if and stop_if()):
                 raise
             if not may_pass(e):
-                if await server.answers():
-                    at_fault += TRIES_WITHOUT_REPLY if isinstance(e, NoReply) else 1
+                without_reply = isinstance(e, NoReply)
+                if await (watch.saw_answers(prompt=without_reply) if watch else server.answers()):
+                    at_fault += TRIES_WITHOUT_REPLY if without_reply else 1
                 else:
                     at_fault = 0
             if at_fault >= tries:
@@ -94,5 +103,38 @@ async def retry_until_available(
             if loop.time() >= say_at:
                 say_at = loop.time() + LOG_EVERY_S
                 log.warning("%s: trying again until the server takes it: %s", what, str(e) or type(e).__name__)
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, LONGEST_PAUSE_S)
+        finally:
+            if watch:
+                await watch.end()
+        await asyncio.sleep(pause)
+        pause = min(pause * 2, LONGEST_PAUSE_S)
+
+
+class _Watch:
+    """Small commands beside a try: whether the server answered them, and how fast this process saw it."""
+
+    def __init__(self, server: Server) -> None:
+        self._over = asyncio.Event()
+        self._task = asyncio.create_task(self._look(server), name="watch of a command")
+
+    async def saw_answers(self, *, prompt: bool) -> bool:
+        """Whether all were answered, until now and once more; ``prompt``: within `PROMPT_S` each."""
+        self._over.set()
+        return await self._task <= (PROMPT_S if prompt else math.inf)
+
+    async def end(self) -> None:
+        await stop_task(self._task)
+
+    async def _look(self, server: Server) -> float:
+        """The longest wait for an answer; NaN if one failed."""
+        clock = asyncio.get_running_loop().time
+        longest, last = 0.0, False
+        while not last:
+            last = self._over.is_set()
+            due = clock() + LOOK_S
+            await wait_briefly(self._over, timeout_s=LOOK_S)
+            began = min(clock(), due)  # a timer that is late is a wait, too
+            if not await server.answers():
+                return math.nan
+            longest = max(longest, clock() - began)
+        return longest

@@ -15,7 +15,7 @@ from tokenbus.bus.scripts.fair_order import reclaim, take
 from tokenbus.bus.scripts.work_queue import HANDED_BACK_MS
 from tokenbus.bus.server.error_replies import ValueTooLarge
 from tokenbus.bus.server.retry import FIRST_PAUSE_S, LONGEST_PAUSE_S, Defects
-from tokenbus.bus.server.run_scripts import run_scripts
+from tokenbus.bus.server.run_scripts import run_script, run_scripts
 from tokenbus.bus.unreadable import BROKEN_DELIVERIES, may_be_an_entry, names_in, never_arrived, why_unreadable
 from tokenbus.bus.work_queue.consumer import Consumer, QueueItem, queue_item
 
@@ -103,16 +103,27 @@ class QueueReader:
                     self._server, stream, **self._names, held=self._consumer.places, least=least
                 ):
                     item = queue_item(stream, entry_id.encode(), deliveries, [])
-                    if not (why := await why_unreadable(self._server, stream, entry_id)):
-                        if not item.begun:  # else the next claim must find that it was begun
-                            await self._consumer.hand_back([item])
-                        continue
-                    names = await names_in(self._server, stream, entry_id)
-                    log.error("queue %s: entry %s of %s cannot be read: %s", group, entry_id, stream, why)
-                    await self._give_up(msgspec.structs.replace(item, fields=dict.fromkeys(names, b"")), why)
-                    await self._consumer.finish([item])
+                    self._consumer.hold(item)  # else others would look at it at the same time
+                    try:
+                        await self._look_at(item)
+                    finally:
+                        self._consumer.drop(stream, entry_id)
         except (RedisError, OSError) as e:
             log.warning("queue %s: %s", group, e)
+
+    async def _look_at(self, item: QueueItem) -> None:
+        """Finish an item that cannot be read; hand back one that can be."""
+        stream, entry_id = item.key
+        if not (why := await why_unreadable(self._server, stream, entry_id)):
+            if not item.begun:  # else the next claim must find that it was begun
+                await self._consumer.hand_back([item])
+            return
+        if await run_script(self._server, scripts.heartbeat(stream, **self._names, ids=[entry_id])):
+            return  # this worker was so slow that another one claimed it
+        names = await names_in(self._server, stream, entry_id)
+        log.error("queue %s: entry %s of %s cannot be read: %s", self._options.group, entry_id, stream, why)
+        await self._give_up(msgspec.structs.replace(item, fields=dict.fromkeys(names, b"")), why)
+        await self._consumer.finish([item])
 
     async def _give_up(self, item: QueueItem, why: Exception) -> None:
         """Pass on an item that cannot be read. A defect there must not end one worker after the other at this item."""

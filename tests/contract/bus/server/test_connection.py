@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import uvloop
 from redis.exceptions import ConnectionError as ConnectionLost
 
 from tests.servers import cluster, sentinel_group
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.server import server as servers
 from tokenbus.bus.server.connection_fixes import prompt
 from tokenbus.bus.server.server import Server
+
+MIB = 2**20
 
 
 async def ends(server: Server, steps: int) -> bool:
@@ -57,3 +64,35 @@ def test_a_write_after_the_other_side_has_reset_is_a_lost_connection_under_uvloo
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(write())
+
+
+async def test_a_large_reply_on_a_slow_network_takes_longer_than_a_command_may(
+    server: Server, keys: Keys, server_url: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(servers, "REPLY_TIMEOUT_S", 1.5)
+    await server.client.set(keys.dead, bytes(6 * MIB))
+    async with slow_network(server_url) as url, Server(url) as slow:
+        assert len(await slow.client.get(keys.dead)) == 6 * MIB
+    await server.client.delete(keys.dead)
+
+
+@asynccontextmanager
+async def slow_network(server_url: str) -> AsyncGenerator[str]:
+    """A proxy before the server that lets a MiB of replies through in 0.4 s."""
+    url = urlsplit(server_url)
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pause_s: float) -> None:
+        with suppress(OSError, asyncio.CancelledError):
+            while data := await reader.read(MIB // 16):
+                await asyncio.sleep(pause_s * len(data) / MIB)
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def link(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, to_server = await asyncio.open_connection(url.hostname, url.port)
+        await asyncio.gather(pump(reader, to_server, 0.0), pump(there, writer, 0.4))
+
+    proxy = await asyncio.start_server(link, "127.0.0.1", 0)
+    async with proxy:
+        yield f"redis://127.0.0.1:{proxy.sockets[0].getsockname()[1]}{url.path}"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 import pytest
 from redis.exceptions import ConnectionError as ConnectionLost
 from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import TimeoutError as NoReply
 
 from tests.contract.bus.toys import Bench, Outputs, working
 from tests.waiting import eventually
@@ -49,6 +51,54 @@ async def test_an_unknown_error_that_passes_is_no_failure(server: Server):
             raise answer
         return answer
 
+    assert await retry_until_available(server, attempt, what="the test") == "done"
+
+
+async def test_a_command_without_a_reply_is_at_fault_only_if_the_server_answered_others_promptly_meanwhile(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+):
+    """A slow server, or a process without a processor, answers after each try, too."""
+    monkeypatch.setattr(outage, "PROMPT_S", 0.02)
+    answers, tried, slow = server.answers, 0, True
+
+    async def answers_late() -> bool:
+        if slow:
+            await asyncio.sleep(0.03)
+        return await answers()
+
+    async def attempt() -> None:
+        nonlocal tried, slow
+        tried += 1
+        if tried == 3 * MAX_TRIES:
+            monkeypatch.setattr(outage, "PROMPT_S", 60.0)
+            slow = False
+        raise NoReply("Timeout reading")
+
+    monkeypatch.setattr(server, "answers", answers_late)
+    with pytest.raises(NoReply):
+        await retry_until_available(server, attempt, what="the test")
+    assert 3 * MAX_TRIES <= tried <= 4 * MAX_TRIES
+
+
+async def test_what_breaks_together_with_all_others_is_not_at_fault(server: Server, monkeypatch: pytest.MonkeyPatch):
+    """The server is back after each try, but while it went on no command came through."""
+    monkeypatch.setattr(outage, "LOOK_S", 0.001)
+    answers, tried, away = server.answers, 0, False
+
+    async def answers_unless_away() -> bool:
+        return not away and await answers()
+
+    async def attempt() -> str:
+        nonlocal tried, away
+        tried += 1
+        if tried == 3 * MAX_TRIES:
+            return "done"
+        away = True
+        await asyncio.sleep(0.02)
+        away = False
+        raise ConnectionLost("Connection reset by peer")
+
+    monkeypatch.setattr(server, "answers", answers_unless_away)
     assert await retry_until_available(server, attempt, what="the test") == "done"
 
 

@@ -581,6 +581,27 @@ async def test_an_item_that_breaks_each_connection_is_isolated_and_others_are_pr
     assert [(item.stream, item.fields) for item in apart] == [(scene.streams[0], {b"n": b""})]
 
 
+async def test_an_item_that_breaks_each_connection_is_given_up_by_one_worker_however_long_that_takes(
+    scene: Scene, server_url: str
+):
+    apart, done = list[str](), list[QueueItem]()
+
+    async def unreadable(item: QueueItem, error: Exception) -> None:
+        apart.append(item.entry_id)
+        await asyncio.sleep(4 * IDLE_S)
+
+    async with censoring(server_url) as url, Server(url) as one, Server(url) as two:
+        queues = [scene.queue(w, proxied, unreadable=unreadable) for w, proxied in (("a", one), ("b", two))]
+        async with worked(queues[0], done.append), worked(queues[1], done.append):
+            await scene.client.xadd(scene.streams[0], {"n": FORBIDDEN})
+
+            async def none_left() -> bool:
+                return await scene.left() == 0
+
+            await eventually(none_left)
+    assert (len(apart), done) == (1, [])
+
+
 async def test_a_worker_reads_streams_that_it_does_not_prefer_only_if_no_other_worker_reads_them(scene: Scene):
     first: list[str] = []
     second: list[str] = []
