@@ -54,6 +54,7 @@ api_key_env = ""
 '''
 
 
+DRAIN = "drain_s = 6\n"
 READY_S = 120.0
 STOPPED_S = 60.0
 
@@ -122,6 +123,10 @@ class Fleet:
     def __init__(self, directory: Path, redis_url: str, keys: Keys, provider_url: str, toml: str = "") -> None:
         self._directory = directory
         self._config = directory / "tokenbus.toml"
+        if "drain_s" not in toml:  # a test's stalled calls are not waited for
+            toml = (
+                toml.replace("[stages]\n", f"[stages]\n{DRAIN}") if "[stages]" in toml else f"{toml}[stages]\n{DRAIN}"
+            )
         self._config.write_text(
             f"""
 redis_url = "{redis_url}"

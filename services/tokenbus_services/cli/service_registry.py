@@ -15,18 +15,21 @@ CHAINED: frozenset[ServiceName] = frozenset(("fetcher", "normalizer", "parser"))
 CALLS_PROVIDERS: frozenset[ServiceName] = frozenset(("fetcher", "pipeline"))
 """The services that need provider keys."""
 
-STOP_ORDER: tuple[ServiceName, ...] = (
-    "gateway",
-    "fetcher",
-    "tools",
-    "pipeline",
-    "normalizer",
-    "policy",
-    "parser",
-    "recorder",
-    "blobs",
+SERVES_HTTP: frozenset[ServiceName] = frozenset(("gateway", "blobs"))
+"""The services whose work comes by HTTP."""
+
+STOP_ORDER: tuple[tuple[ServiceName, ...], ...] = (
+    ("gateway", *sorted(CALLS_PROVIDERS)),
+    ("tools",),
+    ("normalizer",),
+    ("policy",),
+    ("parser",),
+    ("recorder",),
+    ("blobs",),
 )
-"""Services that bring in work stop first, so that their work still reaches the logs."""
+"""What stops together, and in which order: doors and fetchers take nothing new and finish what streams, while the
+services behind them carry it on to the logs.
+"""
 
 
 def services_of(settings: Settings, *, mock: bool = False) -> list[ServiceName]:

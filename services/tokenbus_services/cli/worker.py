@@ -28,7 +28,7 @@ from tokenbus_services.cli.http_probe import probe
 from tokenbus_services.cli.mock import with_mock
 from tokenbus_services.cli.service_registry import ServiceName
 from tokenbus_services.cli.signals import stop_on_signal
-from tokenbus_services.net.http_server import HttpBounds, server_config
+from tokenbus_services.net.http_server import ENDLESS, HttpBounds, server_config
 from tokenbus_services.redaction.redactor import secrets_of
 from tokenbus_services.runtime import logs
 from tokenbus_services.runtime.supervision import LoopWatch
@@ -81,9 +81,9 @@ def run(
         try:
             with asyncio.Runner(loop_factory=_loop_factory()) as runner:
                 watch.follow(runner.get_loop())
-                runner.run(
-                    serve(service, app, listener, http_bounds(service, settings), grace_s=_grace_s(service, settings))
-                )
+                grace_s, leave_s = times_to_stop(service, settings)
+                bounds = http_bounds(service, settings)
+                runner.run(serve(service, app, listener, bounds, grace_s=grace_s, leave_s=leave_s))
         except (RedisError, ConnectionError, TimeoutError) as e:
             raise ServerUnavailable(parse_url(settings.redis_url).safe, str(e) or type(e).__name__) from e
 
@@ -116,24 +116,43 @@ def url_of(listener: socket.socket) -> str:
 
 
 async def serve(
-    service: ServiceName, app: AsgiApp, listener: socket.socket, bounds: HttpBounds, *, grace_s: int = _HTTP_GRACE_S
+    service: ServiceName,
+    app: AsgiApp,
+    listener: socket.socket,
+    bounds: HttpBounds,
+    *,
+    grace_s: int = _HTTP_GRACE_S,
+    leave_s: float = 0.0,
 ) -> None:
     """Start the app, announce when it is ready, and stop it after a signal. Raises any other error that stopped it.
 
-    ``grace_s``: how long requests in progress may take once it stops; then they are cancelled.
+    From the signal on `/ready` says no. A service whose work comes by HTTP accepts connections for ``leave_s`` more and
+    lets requests in progress finish for ``grace_s``, or until a second signal; then they are cancelled, and the app
+    stops. Of the others the app stops first, so that their pages show how they drain.
     """
-    stop = stop_on_signal()
+    by_http, hurry = service in services.SERVES_HTTP, asyncio.Event()
+    stop = stop_on_signal(hurry) if by_http else stop_on_signal()
     lifespan = Lifespan(app)
     await lifespan.start()
-    server = _Server(config_of(service, app, bounds, grace_s=grace_s))
+    front = _Front(app)
+    server = _Server(config_of(service, front, bounds, grace_s=grace_s), hurry)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    ends = asyncio.create_task(stop.wait()), asyncio.create_task(lifespan.ended()), serving
+    over = asyncio.create_task(lifespan.ended())
     announcing = asyncio.create_task(_announce(service, url_of(listener)))
-    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-    server.should_exit = True
+    await asyncio.wait({asyncio.create_task(stop.wait()), over, serving}, return_when=asyncio.FIRST_COMPLETED)
     announcing.cancel()
-    await asyncio.wait({serving, announcing})
-    await lifespan.stop()
+    await asyncio.wait({announcing})
+    front.leaving = True
+    try:
+        if by_http:
+            await server.leave(leave_s, over)
+        else:
+            await lifespan.stop()
+    finally:
+        server.should_exit = True
+        await asyncio.wait({serving})
+    if by_http:
+        await lifespan.stop()
     serving.result()
 
 
@@ -157,8 +176,11 @@ def config_of(service: ServiceName, app: AsgiApp, bounds: HttpBounds, *, grace_s
     return server_config(app, bounds, web_sockets=is_gateway, grace_s=grace_s, kept_s=kept_s)
 
 
-def _grace_s(service: ServiceName, settings: Settings) -> int:
-    return max(_HTTP_GRACE_S, round(settings.stages.drain_s)) if service == "gateway" else _HTTP_GRACE_S
+def times_to_stop(service: ServiceName, settings: Settings) -> tuple[int, float]:
+    """How long HTTP requests in progress may take once the service stops, and how long it accepts more before."""
+    if service == "gateway" and settings.gateway:
+        return max(_HTTP_GRACE_S, round(settings.stages.drain_s)), settings.gateway.leave_s
+    return _HTTP_GRACE_S, 0.0
 
 
 def _files_needed(service: ServiceName, settings: Settings) -> int:
@@ -170,21 +192,60 @@ def _files_needed(service: ServiceName, settings: Settings) -> int:
     return connections + calls + _FILES_BESIDE
 
 
+class _Front:
+    """The app, whose `/ready` says no once its server leaves: load balancers then look elsewhere."""
+
+    def __init__(self, app: AsgiApp) -> None:
+        self._app = app
+        self.leaving = False
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        if not (self.leaving and scope.get("path") == "/ready"):
+            await self._app(scope, receive, send)
+            return
+        await send({"type": "http.response.start", "status": 503, "headers": [(b"content-type", b"application/json")]})
+        await send({"type": "http.response.body", "body": b'{"status":"stopping"}'})
+
+
 class _Server(uvicorn.Server):
     """uvicorn without its signal handlers, which would end the process by the signal that asked for an orderly stop."""
+
+    def __init__(self, config: uvicorn.Config, hurry: asyncio.Event) -> None:
+        """``hurry``: ends every answer at once when it is set."""
+        super().__init__(config)
+        self._hurry = hurry
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
         yield
 
+    async def leave(self, seconds: float, over: asyncio.Task[None]) -> None:
+        """Go on accepting, each connection for one answer, until ``over``, a second signal, or the time has passed."""
+        if seconds:
+            self.config.encoded_headers.append((b"connection", b"close"))
+            hurry = asyncio.create_task(self._hurry.wait())
+            await asyncio.wait({over, hurry}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            hurry.cancel()
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Cancel what is left after the grace. That is no error, as uvicorn says: such an answer ends in words."""
+        """Cancel what has no end of its own, and after the grace what is left. That is no error, as uvicorn says: such
+        an answer ends in words.
+        """
+        for task in [task for task in self.server_state.tasks if task.get_name() == ENDLESS]:
+            task.cancel()
+        hurrying = asyncio.create_task(self._cancel_all())
         said = logging.getLogger("uvicorn.error")
         said.addFilter(_is_no_grace)
         try:
             await super().shutdown(sockets)
         finally:
             said.removeFilter(_is_no_grace)
+            hurrying.cancel()
+
+    async def _cancel_all(self) -> None:
+        await self._hurry.wait()
+        for task in list(self.server_state.tasks):
+            task.cancel()
 
 
 def _is_no_grace(record: logging.LogRecord) -> bool:

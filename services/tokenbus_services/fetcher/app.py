@@ -52,4 +52,7 @@ def fetcher(core: WorkerCore, *, prefers: Callable[[int], bool] | None = None) -
 
 def create(settings: Settings) -> AsgiFastStream:
     core = WorkerCore(settings, "fetcher")
-    return make_app(fetcher(core), core.broker, core.registry, stuck_s=core.stuck_s, measure=core.measure)
+    service = fetcher(core)
+    return make_app(
+        service, core.broker, core.registry, stuck_s=core.stuck_s, measure=core.measure, drain=service.drain
+    )

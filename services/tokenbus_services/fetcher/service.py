@@ -186,15 +186,21 @@ class FetcherService:
         await self._requests.open()
         await self._queue.open()
 
-    async def close(self) -> None:
-        """Stop taking work, let runs finish for a while, then hand the rest over."""
-        failed = self.liveness.failed
+    async def drain(self) -> None:
+        """Take nothing new, and let calls finish for `stages.drain_s`; once."""
+        if self._queue.closing:
+            return
         await asyncio.gather(self._requests.stop_reading(), self._queue.stop_reading())
         await self._cancels.close()
         await self._intake.close()
         await self._turned_away.close()
         await self.admission.close()
-        await self._attempts.drain(0 if failed else self._settings.stages.drain_s)
+        await self._attempts.drain(self._settings.stages.drain_s)
+
+    async def close(self) -> None:
+        """Hand over what has not finished."""
+        await self.drain()
+        failed = self.liveness.failed
         await self._attempts.stop()
         await self._left.close()
         await self._limiter.close()

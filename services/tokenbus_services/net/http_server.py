@@ -33,6 +33,10 @@ _LINGER_S = 2.0
 """How long the rest of a body may take whose request is answered already. The connection is kept if it ends in time."""
 
 
+ENDLESS = "endless answer"
+"""Name of the task of an answer that has no end of its own, such as a subscription: it ends when its server stops."""
+
+
 class HttpBounds(msgspec.Struct, frozen=True, kw_only=True):
     """Limits per connection, and the number of connections."""
 

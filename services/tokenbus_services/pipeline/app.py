@@ -21,7 +21,7 @@ def create(settings: Settings) -> AsgiFastStream:
     first, second = normalizer(core), parser(core)
     intake = fetcher(core, prefers=lambda partition: partition in first.owned and partition in second.owned)
     service = PipelineService(core, intake, first, second)
-    return make_app(service, core.broker, core.registry, stuck_s=core.stuck_s, measure=core.measure)
+    return make_app(service, core.broker, core.registry, stuck_s=core.stuck_s, measure=core.measure, drain=intake.drain)
 
 
 class PipelineService:

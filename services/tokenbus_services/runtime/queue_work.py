@@ -10,7 +10,7 @@ import structlog
 
 from tokenbus.bus.dead_letters import DeadLetter, dead_letter
 from tokenbus.bus.keys import InternalTopic, Keys
-from tokenbus.bus.liveness import ItemWork, Liveness, acquire
+from tokenbus.bus.liveness import IDLE_S, ItemWork, Liveness, acquire
 from tokenbus.bus.scripts.fair_order import Entries
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.server import Server
@@ -49,7 +49,6 @@ class QueueWork:
         keys = settings.keys
         self._topic: InternalTopic = topic
         self._drain_s = settings.stages.drain_s
-        self._liveness = liveness
         self._queue = WorkQueue(
             server,
             QueueOptions(
@@ -86,10 +85,15 @@ class QueueWork:
         """Start reading. Raises redis-py's errors."""
         await self._queue.open()
 
+    async def drain(self) -> None:
+        """Take nothing new, and let items finish for `stages.drain_s`; once."""
+        if not self._queue.closing:
+            await self._queue.stop_reading()
+            await self._items.drain(self._drain_s)
+
     async def close(self) -> None:
-        """Stop reading, let items finish for a while, then hand the rest back."""
-        await self._queue.stop_reading()
-        await self._items.drain(0 if self._liveness.failed else self._drain_s)
+        """Hand back what has not finished."""
+        await self.drain()
         await self._items.stop()
         await self._queue.close()
 
@@ -291,9 +295,11 @@ class InFlight:
                 work.stop()
 
     async def drain(self, seconds: float) -> None:
-        """Let work in progress finish, for at most ``seconds``."""
-        if over := [work.over for work in self._items.values()]:
-            await asyncio.wait(over, timeout=seconds)
+        """Let work in progress finish, for at most ``seconds``; not at all if this worker cannot continue."""
+        clock = asyncio.get_running_loop().time
+        until = clock() + seconds
+        while (works := self._items.values()) and not self._liveness.failed and (left_s := until - clock()) > 0:
+            await asyncio.wait([work.over for work in works], timeout=min(left_s, IDLE_S))
 
     async def stop(self) -> None:
         """Stop what is still in progress: abandon what has begun, hand back the rest.

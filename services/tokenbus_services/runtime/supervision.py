@@ -92,9 +92,13 @@ class WorkerSupervisor:
         self._task = asyncio.create_task(self._watch(), name="supervisor")
         self._task.add_done_callback(self._unwatched)
 
-    async def close(self) -> None:
-        """Stop watching: from here on tasks end normally."""
+    def stopping(self) -> None:
+        """The worker takes nothing new: from here on tasks end normally, but none may stand still."""
         self._liveness.close()
+
+    async def close(self) -> None:
+        """Stop watching."""
+        self.stopping()
         await stop_task(self._task)
 
     def closed(self) -> None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.services.cli.process import running
+from tests.services.cli.process import Command, running
 from tests.waiting import eventually
 from tokenbus.testing import LocalBus
-from tokenbus_services.mock_provider import Reply, Stall, Turn
+from tokenbus_services.mock_provider import Delivery, Reply, Stall, Turn
 
 SLOW: Any = {"model": "anthropic/slow", "messages": [{"role": "user", "content": "hello"}]}
 
@@ -22,51 +23,85 @@ SLOW: Any = {"model": "anthropic/slow", "messages": [{"role": "user", "content":
 def bus() -> Generator[LocalBus]:
     with LocalBus("[gateway]\nkeep_alive_s = 0.1\n") as running:
         running.model_says("slow", Turn(says=Reply(text="one two three"), fault=Stall(after_text="two")))
+        words = " ".join(f"word{n}" for n in range(60))
+        running.model_says("long", Turn(says=Reply(text=words), delivery=Delivery(pace=20)))
         yield running
 
 
-async def test_every_answer_of_a_gateway_that_stops_has_an_end_with_a_name(bus: LocalBus, tmp_path: Path) -> None:
+@asynccontextmanager
+async def gateway(bus: LocalBus, directory: Path, leave_s: float) -> AsyncGenerator[tuple[Command, httpx.AsyncClient]]:
     provider = '[providers.anthropic]\napi = "anthropic"\nbase_url = "http://127.0.0.1:1"\napi_key_env = ""\n'
-    config = tmp_path / "tokenbus.toml"
-    tables = f"{provider}[stages]\ndrain_s = 1\n[gateway]\n[console]\n"
-    config.write_text(f'redis_url = "{bus.url}"\ndata_dir = "{tmp_path}"\n{tables}')
-    async with running(tmp_path / "log", "worker", "gateway", "--port", "0", TOKENBUS_CONFIG=str(config)) as worker:
+    config = directory / "tokenbus.toml"
+    tables = f"{provider}[gateway]\nleave_s = {leave_s}\n[console]\n"
+    config.write_text(f'redis_url = "{bus.url}"\ndata_dir = "{directory}"\n{tables}')
+    async with running(directory / "log", "worker", "gateway", "--port", "0", TOKENBUS_CONFIG=str(config)) as worker:
         url = (await worker.says("ready gateway")).split()[2]
         async with httpx.AsyncClient(base_url=url, timeout=60) as http:
-            run = (await http.post("/runs", json=SLOW)).json()["run"]
-            begun: asyncio.Queue[str] = asyncio.Queue()
-
-            async def read(path: str) -> tuple[int, str]:
-                async with http.stream("GET", path) as answer:
-                    text = ""
-                    async for part in answer.aiter_text():
-                        if not text:
-                            begun.put_nowait(path)
-                        text += part
-                    return answer.status_code, text
-
-            streams = (
-                "/topics/chunks?from=start",
-                f"/v1/stream/{run}?offset=-1&live=sse",
-                "/console/api/stream",
-                f"/runs/{run}/events",
-            )
-            readers = {path: asyncio.create_task(read(path)) for path in streams}
-            waiting = asyncio.create_task(http.get(f"/runs/{run}", params={"wait": "true"}))
-            for _ in streams:
-                await asyncio.wait_for(begun.get(), 60)
-            await eventually(lambda: _open(url, "native", 3))
-            worker.process.terminate()
-            ends = {path: await reader for path, reader in readers.items()}
-            whole = await waiting
+            yield worker, http
         assert await worker.process.wait() == 0
         log = worker.log.read_text()
         assert "Traceback" not in log
         assert '"error"' not in log
+
+
+async def test_every_answer_of_a_gateway_that_stops_has_an_end_with_a_name(bus: LocalBus, tmp_path: Path) -> None:
+    """What has no end of its own ends at the first signal, the rest at the second or after `stages.drain_s`."""
+    async with gateway(bus, tmp_path, leave_s=0) as (worker, http):
+        run = (await http.post("/runs", json=SLOW)).json()["run"]
+        begun: asyncio.Queue[str] = asyncio.Queue()
+
+        async def read(path: str) -> tuple[int, str]:
+            async with http.stream("GET", path) as answer:
+                text = ""
+                async for part in answer.aiter_text():
+                    if not text:
+                        begun.put_nowait(path)
+                    text += part
+                return answer.status_code, text
+
+        endless = ("/topics/chunks?from=start", f"/v1/stream/{run}?offset=-1&live=sse", "/console/api/stream")
+        readers = {path: asyncio.create_task(read(path)) for path in (*endless, f"/runs/{run}/events")}
+        waiting = asyncio.create_task(http.get(f"/runs/{run}", params={"wait": "true"}))
+        for _ in readers:
+            await asyncio.wait_for(begun.get(), 60)
+        await eventually(lambda: _open(str(http.base_url), "native", 3))
+        worker.process.terminate()
+        ends = {path: await readers[path] for path in endless}
+        assert not waiting.done()
+        worker.process.terminate()
+        ends = {path: await reader for path, reader in readers.items()}
+        whole = await waiting
     assert (whole.status_code, whole.json()["error"]["code"]) == (503, "gateway_restarting")
     for path, (status, text) in ends.items():
         assert status == 200
         assert "gateway_restarting" in text.rstrip().rpartition("\n\n")[2], (path, text[-300:])
+
+
+async def test_a_gateway_that_stops_finishes_what_it_streams_and_refuses_nobody_who_asks_whether_it_is_ready(
+    bus: LocalBus, tmp_path: Path
+) -> None:
+    async with gateway(bus, tmp_path, leave_s=3) as (worker, http):
+        said = ""
+        request = {**SLOW, "model": "anthropic/long", "stream": True}
+        async with http.stream("POST", "/v1/chat/completions", json=request) as answer:
+            lines = answer.aiter_lines()
+            while "word1" not in said:
+                said += await anext(lines)
+            worker.process.terminate()
+
+            async def left() -> bool:
+                """As a balancer: a connection for each question and each request, none of which may fail."""
+                async with httpx.AsyncClient(base_url=http.base_url, timeout=60) as other:
+                    ready = await other.get("/ready")
+                    one = await other.get("/v1/models")
+                assert one.status_code == 200
+                return ready.status_code == 503 and one.headers["connection"] == "close"
+
+            await eventually(left)
+            async for line in lines:
+                said += line
+    assert said.endswith("data: [DONE]")
+    assert "word59" in said
 
 
 async def test_a_reader_that_left_before_the_runs_end_is_served_no_more(bus: LocalBus) -> None:

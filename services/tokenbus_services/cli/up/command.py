@@ -43,6 +43,9 @@ STOP_GRACE_S = 10.0
 """How long a worker may take to stop, in addition to its drain time."""
 
 
+STOPPING = "stopping when what streams has ended; Ctrl-C again: at once"
+
+
 def run(
     *,
     scales: Sequence[str] = (),
@@ -300,7 +303,7 @@ class PlainWatcher:
         print(f"died {name} {how}; starting again in {pause_s:g} s", flush=True)
 
     def stopping(self) -> None:
-        print("stopping", flush=True)
+        print(STOPPING, flush=True)
 
     def on_line(self, name: str, line: str) -> None:
         print(f"{name} | {line}", file=sys.stderr, flush=True)
@@ -358,7 +361,7 @@ class StartTable:
 
     def stopping(self) -> None:
         self.stop()
-        self.console.print("stopping", style="dim")
+        self.console.print(STOPPING, style="dim")
 
     def on_line(self, name: str, line: str) -> None:
         self.console.print(log_line(name, line))

@@ -18,7 +18,7 @@ import msgspec
 
 from tokenbus.errors import ServerUnavailable, TokenbusError
 from tokenbus_services.cli import exit_codes as ending
-from tokenbus_services.cli.service_registry import STOP_ORDER, ServiceName
+from tokenbus_services.cli.service_registry import CALLS_PROVIDERS, STOP_ORDER, ServiceName
 from tokenbus_services.process import parent_guard as guard
 from tokenbus_services.process.embedded_server import EmbeddedServer
 
@@ -87,6 +87,8 @@ class Supervisor:
         self._restart = restart
         self._waiting_for = {slot.name for slot in slots}
         self._all_ready = asyncio.Event()
+        self._sources_gone = asyncio.Event()
+        """No fetcher is left: what a gateway still answers gets no more events."""
 
     async def run(self, stop: asyncio.Event) -> None:
         """Keep all running until ``stop`` is set, then stop all. Raises ChildGone after it has stopped the others."""
@@ -100,10 +102,14 @@ class Supervisor:
             try:
                 self._watcher.stopping()
             finally:
-                for service in (*STOP_ORDER, None):
-                    names = [slot.name for slot in self._slots if slot.service == service]
+                for together in (*STOP_ORDER, (None,)):
+                    names = [slot.name for slot in self._slots if slot.service in together]
                     for name in names:
                         stops[name].set()
+                    sources = [keeping[slot.name] for slot in self._slots if slot.service in CALLS_PROVIDERS]
+                    if sources and "gateway" in together:
+                        await asyncio.gather(*sources, return_exceptions=True)
+                        self._sources_gone.set()
                     await asyncio.gather(*(keeping[name] for name in names), return_exceptions=True)
         for task in keeping.values():
             task.result()
@@ -126,7 +132,8 @@ class Supervisor:
             ended = asyncio.create_task(child.ended())
             await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
             if stop.is_set():
-                await child.stop(self._grace_s)
+                hurry = self._sources_gone if slot.service == "gateway" else asyncio.Event()
+                await child.stop(self._grace_s, hurry)
                 return
             code = ended.result()
             if not self._restart or will_not_recover(code, was_ready=slot.name not in self._waiting_for):
@@ -260,6 +267,8 @@ class UpServer:
 
 _LONGEST_LINE = 2**20
 _LAST_WORDS_S = 1.0
+_LAST_EVENTS_S = 1.0
+"""What the last fetcher wrote is with the clients of a gateway by then."""
 
 
 class ChildGone(TokenbusError):
@@ -313,15 +322,27 @@ class Child:
         """Wait for the program to end; return its exit code as a shell reports it. Raises what ``on_line`` raised."""
         return await asyncio.shield(self._life)
 
-    async def stop(self, grace_s: float) -> int:
-        """Send SIGTERM, then SIGKILL after ``grace_s``, and wait. Returns the exit code."""
+    async def stop(self, grace_s: float, hurry: asyncio.Event | None = None) -> int:
+        """Send SIGTERM, then SIGKILL after ``grace_s``, and wait. Returns the exit code.
+
+        ``hurry``: SIGTERM is sent again soon after it is set.
+        """
         self._send(signal.SIGTERM)
+        hurrying = asyncio.create_task(self._hurry(hurry)) if hurry else None
         try:
             async with asyncio.timeout(grace_s):
                 return await self.ended()
         except TimeoutError:
             self._send(signal.SIGKILL)
             return await self.ended()
+        finally:
+            if hurrying:
+                hurrying.cancel()
+
+    async def _hurry(self, when: asyncio.Event) -> None:
+        await when.wait()
+        await asyncio.sleep(_LAST_EVENTS_S)
+        self._send(signal.SIGTERM)
 
     def _send(self, number: signal.Signals) -> None:
         if self.pid and self._guarding.returncode is None:

@@ -14,6 +14,7 @@ from tokenbus.bus.liveness import stop_task
 from tokenbus.errors import TokenbusError
 from tokenbus_services.gateway.problem import Problem, Refusal, defect, of_exception, restarting
 from tokenbus_services.gateway.surfaces.contract import Answer
+from tokenbus_services.net.http_server import ENDLESS
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -78,6 +79,8 @@ class EventStream:
         self._headers = {**headers, "content-type": media_type}
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Send) -> None:
+        if task := asyncio.current_task():
+            task.set_name(ENDLESS)
         await send(head(200, self._headers))
         if scope["method"] == "HEAD":
             await self._lines.aclose()

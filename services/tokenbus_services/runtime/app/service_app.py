@@ -123,13 +123,15 @@ def make_app(
     *,
     stuck_s: float,
     measure: Callable[[], Awaitable[None]] | None = None,
+    drain: Callable[[], Awaitable[None]] | None = None,
     says: Callable[[], dict[str, Any]] = dict,
 ) -> AsgiFastStream:
     """Create the app of one service. `/health`: the process is alive; `/ready`: it reaches its server and all its tasks
     run.
 
     ``stuck_s``: a task without progress for this long ends the worker. ``measure``: awaited whenever `/metrics` is
-    read. If the server is away, the page is still served. ``says``: what else is on `/health`.
+    read. If the server is away, the page is still served. ``drain``: awaited when the worker stops, before the service
+    closes: it takes nothing new and finishes what it has, watched as before. ``says``: what else is on `/health`.
     """
     ProcessCollector(registry=registry)
     passed_over = PassedOver(registry)
@@ -159,6 +161,10 @@ def make_app(
         log.info("started", service=service.name)
 
     async def stop() -> None:
+        supervisor.stopping()
+        if drain:
+            log.info("draining", service=service.name)
+            await drain()
         await supervisor.close()
         await service.close()
         supervisor.closed()

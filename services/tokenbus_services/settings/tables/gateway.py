@@ -182,6 +182,10 @@ class GatewaySettings(Table, frozen=True, kw_only=True):
     """Fields of the provider's request body that clients may set."""
     tools: tuple[str, ...] = ()
     """Tools of this deployment that clients may name in `tokenbus.tools`; `*`: all."""
+    leave_s: Annotated[float, Meta(ge=0, le=60)] = 0.0
+    """How long a stopping gateway still accepts connections while `/ready` already says no: as long as a load balancer
+    that asks it takes to look elsewhere. Then it lets answers finish for `stages.drain_s`.
+    """
     origins: tuple[Origin, ...] = ()
     """Web pages of these origins may call the gateway (CORS)."""
     deadline_s: Seconds = 600.0

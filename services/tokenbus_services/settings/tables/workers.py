@@ -34,8 +34,11 @@ class StageSettings(Table, frozen=True, kw_only=True):
     """Maximum time the source batches, when its process is saturated; no delay while it is less than half busy."""
     chained: bool = False
     """Whether `tokenbus up` runs fetcher, normalizer and parser as one process, the pipeline."""
-    drain_s: Annotated[float, Meta(ge=0)] = 6.0
-    """At shutdown, how long a fetcher lets its runs finish before handing them over."""
+    drain_s: Annotated[float, Meta(ge=0)] = 300.0
+    """How long a stopping worker, which takes nothing new, lets provider calls, tool calls and the gateway's answers
+    finish. Of what is left then, a run whose request says `on_failure = "continue"` goes on in another fetcher from its
+    text, any other as after a lost worker, and an answer of the gateway ends with `gateway_restarting`.
+    """
 
 
 class HttpSettings(Table, frozen=True, kw_only=True):

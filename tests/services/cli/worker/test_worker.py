@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests import fork_server
@@ -128,16 +129,12 @@ async def test_the_first_signal_lets_a_run_finish_and_the_second_does_not(server
             await server.client.xadd(keys.requests, {"__data__": request})
             await provider.requested()
             fetcher.process.terminate()
-            await eventually(lambda: _closed(page))
+            await eventually(lambda: _leaves(page))
             assert fetcher.process.returncode is None, "it lets its run finish"
             fetcher.process.terminate()
             assert await fetcher.process.wait() == -15
 
 
-def _closed(page: str) -> bool:
-    host, port = page.removeprefix("http://").split(":")
-    try:
-        socket.create_connection((host, int(port)), timeout=1).close()
-    except OSError:
-        return True
-    return False
+async def _leaves(page: str) -> bool:
+    async with httpx.AsyncClient(base_url=page) as http:
+        return (await http.get("/ready")).status_code == 503
