@@ -12,7 +12,11 @@ from typing import Any, cast
 import pytest
 import yaml
 
-from tokenbus_services.cli.service_registry import SERVICES
+from tokenbus_services.cli import demo
+from tokenbus_services.cli.service_registry import SERVICES, STOP_ORDER
+from tokenbus_services.cli.up.command import STOP_GRACE_S
+from tokenbus_services.cli.worker import times_to_stop
+from tokenbus_services.settings import GatewaySettings, Settings, StageSettings
 
 COMPOSE: dict[str, Any] = yaml.safe_load(Path("compose.yaml").read_text())
 CONTAINERS: dict[str, dict[str, Any]] = COMPOSE["services"]
@@ -110,3 +114,29 @@ def test_every_pipeline_of_the_collector_names_parts_that_it_has() -> None:
     for pipeline in config["service"]["pipelines"].values():
         for kind, names in pipeline.items():
             assert set(names) <= set(config[kind])
+
+
+def test_whatever_stops_a_worker_waits_longer_than_the_worker_takes() -> None:
+    """Of one deployment: `stages.drain_s`, Compose, Kubernetes, `tokenbus up` and the demo."""
+    drain_s = StageSettings().drain_s
+    patch = yaml.safe_load(Path("deploy/kubernetes/components/every-service/patch.yaml").read_text())
+    kubernetes_s = patch["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+    [gateway, *_] = yaml.safe_load_all(Path("deploy/kubernetes/components/gateway/gateway.yaml").read_text())
+    [container] = gateway["spec"]["template"]["spec"]["containers"]
+    before_s = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+    waits = {CONTAINERS[name]["stop_grace_period"] for name in SERVICES}
+    assert waits == {f"{kubernetes_s}s"}
+    assert kubernetes_s - before_s >= drain_s + STOP_GRACE_S
+    assert drain_s + STOP_GRACE_S <= demo.STOP_GRACE_S
+    assert times_to_stop("gateway", Settings(gateway=GatewaySettings()))[0] == drain_s
+
+
+def test_doors_and_fetchers_stop_before_the_services_behind_them() -> None:
+    """Compose stops a container before those that it depends on; `tokenbus up` by its order."""
+    order = {service: place for place, together in enumerate(STOP_ORDER) for service in together}
+    assert set(order) == set(SERVICES)
+    for name in ("gateway", "fetcher", "pipeline"):
+        behind = set(CONTAINERS[name]["depends_on"]) & set(SERVICES)
+        assert "blobs" in behind
+        assert ("parser" in behind) is (name != "pipeline")
+        assert all(order[name] < order[each] for each in behind)

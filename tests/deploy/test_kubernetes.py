@@ -94,7 +94,6 @@ def test_every_pod_is_probed_bounded_and_without_rights(everything: list[dict[st
         assert only["securityContext"]["capabilities"] == {"drop": ["ALL"]}
         assert pod["securityContext"]["runAsNonRoot"]
         assert not pod["automountServiceAccountToken"]
-        assert pod["terminationGracePeriodSeconds"] >= 15
 
 
 def test_what_a_pod_mounts_and_reads_is_there(everything: list[dict[str, Any]]) -> None:
