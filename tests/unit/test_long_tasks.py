@@ -53,6 +53,8 @@ UNWATCHED = {
     "tokenbus/policy/apply.py:_under": READER,
     "tokenbus/policy/policy_runner.py:_Work.__init__": "of one call of a policy, which has a timeout",
     "tokenbus_services/cli/worker.py:serve": "the worker ends with the first of them",
+    "tokenbus_services/cli/worker.py:_Server.leave": "the worker stops, and waits for nothing else",
+    "tokenbus_services/cli/worker.py:_Server.shutdown": "waits for a second signal while the worker stops",
     "tokenbus_services/cli/worker.py:Lifespan.start": "the worker ends with it",
     "tokenbus_services/fetcher/calls/background_job.py:LeftJobs._start": "a few looks and calls, each with a bound",
     "tokenbus_services/endpoints/limiter.py:Limiter._later": STEP,
