@@ -28,6 +28,10 @@ from tokenbus.events.public import Cancelled, Incomplete, RunFailedEvent
 
 RESTARTING = "gateway_restarting"
 UNSUPPORTED = "unsupported_parameter"
+NO_THREAD = "thread_unsupported_request"
+"""The code at which Anthropic's SDK continues without a thread by itself."""
+DROPPABLE = (UNSUPPORTED, NO_THREAD)
+"""Codes of refusals whose parameter `drop_unsupported` can leave out."""
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):

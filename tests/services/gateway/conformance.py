@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -135,8 +135,12 @@ FIELDS: dict[str, dict[str, Json]] = {
 ORDER = ("honoured", "passed", "in words", "left out", "refused")
 
 
-def ask(name: str, api: str, changes: Json) -> Translated:
-    """Translate a request with these changes for a provider of this API. Raises Refusal."""
+def ask(
+    name: str, api: str, changes: Json, *, drop: Collection[str] = (), headers: Mapping[str, str] | None = None
+) -> Translated:
+    """Translate a request with these changes for a provider of this API, with ``drop`` as `drop_unsupported`. Raises
+    Refusal.
+    """
     surface, body = SURFACES[name]
     body = {**copy.deepcopy(body), **changes}
     model = f"{api}/m"
@@ -145,8 +149,9 @@ def ask(name: str, api: str, changes: Json) -> Translated:
     elif name != "Gemini":
         body["model"] = model
     path = {"model": model, "method": "generateContent"} if name == "Gemini" else {}
-    allowed = rules(tools=None, allow_extra=frozenset({"a"}))
-    return surface.translate(GatewayRequest(body=msgspec.json.encode(body), headers={}, path=path), allowed)
+    allowed = rules(tools=None, allow_extra=frozenset({"a"}), drop_unsupported=frozenset(drop))
+    asked = GatewayRequest(body=msgspec.json.encode(body), headers=headers or {}, path=path)
+    return surface.translate(asked, allowed)
 
 
 def outcome(name: str, api: str, changes: Json) -> str:

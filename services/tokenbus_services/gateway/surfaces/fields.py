@@ -5,7 +5,7 @@ from __future__ import annotations
 import binascii
 import re
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from math import isfinite
 from typing import Any, TypeVar, cast
 
@@ -20,7 +20,13 @@ MAX_DIGITS = 18
 """Digits of a whole number in a text. Python refuses to convert thousands of them."""
 MAX_VALUES = 100_000
 """Objects, arrays, and values in them, of one body."""
+MAX_REFUSED = 16
+"""Different values of one field, whose objects are left out. The body is read once for each."""
 _INDEX = re.compile(r"\[\d+\]")
+_STEP = re.compile(r"([^.\[\]]+)|\[(\d{1,6})\]")
+_SELECTORS = ("type", "role")
+"""Fields that say what their object is."""
+_GONE = object()
 _decode = msgspec.json.Decoder().decode
 
 
@@ -64,22 +70,97 @@ def is_whole(text: str) -> bool:
     return len(text) <= MAX_DIGITS and text.isascii() and text.isdigit()
 
 
-def without(value: Json, path: str, spelling: Callable[[str], str] | None = None) -> Json:
-    """A copy of the body without the field at a path without indices, in every object of the lists on its way."""
-    first, _, inner = path.partition(".")
-    kept: Json = {}
-    for name, each in value.items():
-        if (spelling(name) if spelling else name) != first:
-            kept[name] = each
-        elif inner:
-            kept[name] = _without(each, inner, spelling)
-    return kept
+class Removals:
+    """What of a body is left out, since its reader refuses it and the deployment drops it.
 
+    A refused field is left out of every object that has it at this path. If an object cannot be without it, the objects
+    with a refused value go instead, and the others keep theirs: those with a `type` or `role` that is refused, and
+    those that are refused again without the field.
+    """
 
-def _without(value: Any, path: str, spelling: Callable[[str], str] | None) -> Any:
-    if isinstance(value, list):
-        return [_without(each, path, spelling) for each in cast("list[Any]", value)]
-    return without(cast("Json", value), path, spelling) if isinstance(value, dict) else value
+    def __init__(self, body: Json, spelling: Callable[[str], str] | None = None) -> None:
+        self._whole = body
+        self._spelling = spelling
+        self._refused: dict[str, list[object]] = {}
+        self._needed: set[str] = set()
+        self.body = body
+        """What is left."""
+
+    @property
+    def paths(self) -> list[str]:
+        """Those that were refused, without indices."""
+        return [*self._refused]
+
+    def add(self, param: str) -> bool:
+        """Leave out what was refused, by its path. False if that cannot help."""
+        path, value = Reading.plain(param), self._at(param)
+        if path not in self._refused:
+            self._refused[path] = [value]
+            if path.rpartition(".")[2] in _SELECTORS:
+                return self._hold(path)
+        elif path not in self._needed or value in self._refused[path] or len(self._refused[path]) == MAX_REFUSED:
+            return False
+        else:
+            self._refused[path].append(value)
+        self._leave_out()
+        return True
+
+    def missed(self, param: str) -> bool:
+        """Leave out what cannot be without a field that was left out, by the field's path. False if it was not."""
+        path = Reading.plain(param)
+        if self._at(param) is not None or path in self._needed:
+            return False
+        if path not in self._refused:
+            if not any(each.startswith(path + ".") for each in self._refused):
+                return False
+            self._refused[path] = [None]
+        return self._hold(path)
+
+    def _hold(self, path: str) -> bool:
+        self._needed.add(path)
+        self._leave_out()
+        return "." in path
+
+    def _leave_out(self) -> None:
+        left: object = self._whole
+        for path, values in self._refused.items():
+            left = self._left(left, path.split("."), values if path in self._needed else None)
+        self.body = cast("Json", left)
+
+    def _at(self, param: str) -> object:
+        """The value at a path; None if there is none."""
+        value: Any = self.body
+        for name, index in _STEP.findall(param):
+            if index and isinstance(value, list):
+                items = cast("list[object]", value)
+                value = items[int(index)] if int(index) < len(items) else None
+            elif name and isinstance(value, dict):
+                fields = cast("Json", value)
+                value = next((each for key, each in fields.items() if self._is(key, name)), None)
+            else:
+                return None
+        return value
+
+    def _is(self, key: str, name: str) -> bool:
+        return name in (key, self._spelling(key) if self._spelling else key)
+
+    def _left(self, value: object, names: Sequence[str], refused: Sequence[object] | None) -> object:
+        """The value without the field; `_GONE` for an object that has a refused value there."""
+        if isinstance(value, list):
+            left = [self._left(each, names, refused) for each in cast("list[object]", value)]
+            return [each for each in left if each is not _GONE]
+        if not isinstance(value, dict):
+            return value
+        kept: Json = {}
+        found: object = None
+        for key, each in cast("Json", value).items():
+            left = each
+            if self._is(key, names[0]):
+                found = each
+                left = self._left(each, names[1:], refused) if names[1:] else _GONE if refused is None else each
+            if left is not _GONE:
+                kept[key] = left
+        return _GONE if refused and not names[1:] and found in refused else kept
 
 
 class Reading:
@@ -228,7 +309,7 @@ class Fields:
 
     def each_read(self, name: str, read: Callable[[Fields], T], raw: Callable[[Json], T | None] | None) -> list[T]:
         """Read the objects of a list. If the request passes, ``raw`` makes what stands for an object that ``read`` does
-        not support, or not all of; None: nothing can. One whose refusal names a dropped path is left out.
+        not support, or not all of; None: nothing can.
         """
         found: list[T] = []
         for fields in self.each(name):
@@ -237,13 +318,9 @@ class Fields:
                 fields.end()
             except Refusal as e:
                 passed = raw(fields.value) if raw and self.reading.passes and e.problem.code == UNSUPPORTED else None
-                path = self.reading.plain(e.problem.param or "")
-                if passed is None and not (e.problem.code == UNSUPPORTED and path in self.reading.drop):
+                if passed is None:
                     raise
                 fields.clear()
-                if passed is None:
-                    self.reading.leave_out(path)
-                    continue
                 value = passed
             found.append(value)
         return found

@@ -30,7 +30,7 @@ from tokenbus.providers.base import ProviderBase
 from tokenbus.providers.request.build import deep_merged
 from tokenbus.providers.request.options import RequestOption
 from tokenbus_services.gateway.problem import (
-    UNSUPPORTED,
+    DROPPABLE,
     Problem,
     Refusal,
     extra_not_open,
@@ -49,7 +49,7 @@ from tokenbus_services.gateway.surfaces.contract import (
     WholeAnswer,
     WholeStream,
 )
-from tokenbus_services.gateway.surfaces.fields import Fields, Json, Reading, json_body, without
+from tokenbus_services.gateway.surfaces.fields import Fields, Json, Reading, Removals, json_body
 
 T = TypeVar("T")
 HEADER = "x-tokenbus-"
@@ -267,7 +267,7 @@ class SurfaceRequest:
             model=self.model.name,
             run=self.run,
             echo=msgspec.to_builtins(noted),
-            left_out=list(self.body.reading.left_out),
+            left_out=[*self.bus.reading.left_out, *self.body.reading.left_out],
             on_disconnect=on_disconnect,
             background=background,
         )
@@ -313,23 +313,26 @@ class Surface(ABC):
     def translate(self, asked: GatewayRequest, rules: TranslationRules) -> Translated:
         """Translate a request. Raises Refusal, with the parameter's name, for anything that cannot be honoured.
 
-        A refused parameter that `drop_unsupported` names is removed, wherever it is, and the rest is read again.
+        What is refused although `drop_unsupported` names it is left out, and the rest is read again: see `Removals`.
         """
-        body, dropped = json_body(asked.body), dict[str, None]()
+        spelling = type(self).spelling
+        removals = Removals(json_body(asked.body), spelling)
         while True:
-            fields = Fields(body, reading=Reading(rules.drop_unsupported, type(self).spelling))
             try:
-                found = self.read(asked, rules, fields)
+                found = self.read(
+                    asked, rules, Fields(removals.body, reading=Reading(rules.drop_unsupported, spelling))
+                )
             except RecursionError:
                 raise invalid(None, "the body's JSON is nested too deeply") from None
             except Refusal as e:
-                path = fields.reading.plain(e.problem.param or "")
-                if e.problem.code != UNSUPPORTED or path in dropped or path not in rules.drop_unsupported:
+                param, path = e.problem.param or "", Reading.plain(e.problem.param or "")
+                is_dropped = e.problem.code in DROPPABLE and path in rules.drop_unsupported
+                if not (removals.add(param) if is_dropped else removals.missed(param)):
                     raise
-                dropped[path] = None
-                body = without(body, path, fields.reading.spelling)
+                asked = msgspec.structs.replace(asked, headers=_without_option(asked.headers, path))
             else:
-                return msgspec.structs.replace(found, left_out=[*dropped, *found.left_out]) if dropped else found
+                left_out = dict.fromkeys([*removals.paths, *found.left_out])
+                return msgspec.structs.replace(found, left_out=[*left_out])
 
     @staticmethod
     @abstractmethod
@@ -455,6 +458,13 @@ def _of_headers(headers: Mapping[str, str]) -> Json:
         else:
             read[name] = value
     return read
+
+
+def _without_option(headers: Mapping[str, str], path: str) -> Mapping[str, str]:
+    """The headers without that of an option of the bus, by the option's path."""
+    _, is_option, option = path.rpartition("tokenbus.")
+    gone = HEADER + option.replace("_", "-")
+    return {name: value for name, value in headers.items() if name != gone} if is_option else headers
 
 
 def seconds(value: str, header: str, what: str) -> float:

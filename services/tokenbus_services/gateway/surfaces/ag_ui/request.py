@@ -5,6 +5,7 @@ Model and options of the bus are in `forwardedProps`. `state` belongs to the cli
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -30,6 +31,10 @@ from tokenbus_services.gateway.surfaces.contract import GatewayRequest, Translat
 from tokenbus_services.gateway.surfaces.fields import Fields, Json
 from tokenbus_services.gateway.surfaces.hosted import originals
 from tokenbus_services.gateway.surfaces.surface import DEFAULT_MODEL, Echo, SurfaceRequest
+
+_ROLES = ("developer", "system", "user", "assistant", "tool", "reasoning", "activity")
+_KINDS = ("text", "image", "document")
+"""Of content parts."""
 
 
 class AgUiEcho(Echo, frozen=True, kw_only=True, omit_defaults=True):
@@ -108,8 +113,7 @@ def _messages(body: Fields) -> list[Message]:
     for message in body.each("messages"):
         for name in ("id", "metadata", "subagentRunId"):
             message.take(name)
-        role = message.one_of("role", ("developer", "system", "user", "assistant", "tool", "reasoning", "activity"))
-        match role:
+        match message.needed("role", message.one_of("role", _ROLES)):
             case "developer" | "system":
                 messages.append(Message(role="system", content=message.text("content") or ""))
                 message.text("name")
@@ -166,9 +170,7 @@ def _add_result(messages: list[Message], message: Fields) -> None:
     """Add a tool's result to those of the same turn."""
     error = message.text("error")
     message.text("encryptedValue")
-    parts = _content(message)
-    if any(isinstance(part, DocumentPart) for part in parts):
-        raise unsupported(message.path("content"), "a document in a tool's result is not supported")
+    parts = _content(message, ("text", "image"))
     content: Any = "".join(part.text for part in parts if isinstance(part, TextPart))
     if any(isinstance(part, ImagePart) for part in parts):
         content = parts
@@ -183,24 +185,24 @@ def _add_result(messages: list[Message], message: Fields) -> None:
         messages.append(Message(role="tool", content=[result]))
 
 
-def _content(message: Fields) -> list[ContentPart]:
+def _content(message: Fields, kinds: Sequence[str] = _KINDS) -> list[ContentPart]:
     value = message.take("content")
     if isinstance(value, str):
         return [TextPart(text=value)] if value else []
     if value is None:
         return []
     return [
-        _part(part)
+        _part(part, kinds)
         for part in Fields({"content": value}, message.path("content")[: -len(".content")], message.reading).each(
             "content"
         )
     ]
 
 
-def _part(part: Fields) -> ContentPart:
+def _part(part: Fields, kinds: Sequence[str]) -> ContentPart:
     for name in ("id", "metadata"):
         part.take(name)
-    match part.one_of("type", ("text", "image", "document")):
+    match part.needed("type", part.one_of("type", kinds)):
         case "text":
             return TextPart(text=part.needed("text", part.text("text")))
         case "image":

@@ -29,7 +29,7 @@ from tokenbus.events.requests import (
     ToolResultPart,
     UrlSource,
 )
-from tokenbus_services.gateway.problem import UNSUPPORTED, Problem, Refusal, invalid, unsupported
+from tokenbus_services.gateway.problem import NO_THREAD, UNSUPPORTED, Problem, Refusal, invalid, unsupported
 from tokenbus_services.gateway.surfaces.contract import GatewayRequest, Translated, TranslationRules
 from tokenbus_services.gateway.surfaces.fields import Fields, Json, unpack_opaque
 from tokenbus_services.gateway.surfaces.hosted import originals
@@ -190,8 +190,6 @@ _READERS: Mapping[str, _Readers] = {
 
 
 BETA = "anthropic-beta"
-NO_THREAD = "thread_unsupported_request"
-"""The code at which the SDK continues without a thread by itself."""
 
 
 def read(asked: GatewayRequest, rules: TranslationRules, body: Fields) -> Translated:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, Literal, cast, get_args
 
 import msgspec
@@ -26,13 +27,16 @@ from tokenbus.events.requests import (
     ToolResultPart,
     UrlSource,
 )
-from tokenbus_services.gateway.problem import invalid, unsupported
+from tokenbus_services.gateway.problem import invalid
 from tokenbus_services.gateway.surfaces.contract import GatewayRequest, Translated, TranslationRules
 from tokenbus_services.gateway.surfaces.fields import Fields, Json
 from tokenbus_services.gateway.surfaces.openai_chat.answer import ChatEcho
 from tokenbus_services.gateway.surfaces.surface import SurfaceRequest, client_metadata, effort_thinking, format_of
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
+_OF_RESULTS = ("text", "image_url")
+_KINDS = (*_OF_RESULTS, "file", "refusal")
+"""Of content parts."""
 _DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+)(?:;[\w=.+-]+)*;base64,(.*)", re.DOTALL)
 _CACHE_MARKS = ("prompt_cache_breakpoint", "cache_control")
 """OpenAI's, and what clients of routers send: of a part, or of a message."""
@@ -73,7 +77,7 @@ def _read(fields: Fields, role: str) -> Message:
         case "tool":
             tool_id = fields.needed("tool_call_id", fields.text("tool_call_id"))
             content = _content(fields)
-            parts = content if isinstance(content, str) else _texts_only(content, fields)
+            parts = content if isinstance(content, str) else cast("list[TextPart | ImagePart]", content)
             return Message(role="tool", content=[ToolResultPart(tool_id=tool_id, tool_name=name, content=parts)])
         case "assistant":
             return Message(role="assistant", content=_assistant(fields), participant=name)
@@ -127,7 +131,8 @@ def _content(fields: Fields) -> str | list[ContentPart]:
         raise invalid(fields.path("content"), "must be a string or a list of parts")
     if fields.value.get("role") == "user":
         return fields.each_read("content", lambda part: _part(part, whole=True), _raw)
-    return fields.each_read("content", lambda part: _part(part, whole=False), None)
+    kinds = _OF_RESULTS if fields.value.get("role") == "tool" else _KINDS
+    return fields.each_read("content", lambda part: _part(part, kinds, whole=False), None)
 
 
 def _raw(part: Json) -> ContentPart:
@@ -149,9 +154,9 @@ def _cache_mark(fields: Fields, *, whole: bool) -> Cache:
     return found
 
 
-def _part(part: Fields, *, whole: bool) -> ContentPart:
+def _part(part: Fields, kinds: Sequence[str] = _KINDS, *, whole: bool) -> ContentPart:
     cache = _cache_mark(part, whole=whole)
-    match part.needed("type", part.one_of("type", ("text", "image_url", "file", "refusal"))):
+    match part.needed("type", part.one_of("type", kinds)):
         case "text":
             return TextPart(text=part.needed("text", part.text("text")), cache=cache)
         case "refusal":
@@ -175,13 +180,6 @@ def _source(url: str, where: str) -> Source:
     if url.startswith(("http://", "https://")):
         return UrlSource(url=url)
     raise invalid(where, "must be an http(s) URL, or a data: URL in base64")
-
-
-def _texts_only(content: list[ContentPart], fields: Fields) -> list[TextPart | ImagePart]:
-    parts = [part for part in content if isinstance(part, TextPart | ImagePart)]
-    if len(parts) != len(content):
-        raise unsupported(fields.path("content"), "a tool's result holds text and images only")
-    return parts
 
 
 _HINTS: dict[str, tuple[object, ...]] = {
