@@ -170,14 +170,11 @@ class Gateway:
         """The answer to a published request. Without ``translated``: to a run that continues without its client."""
         cancels = translated is not None and translated.on_disconnect == "cancel" and not translated.background
         use = AuditedRun(run=opened.id, model=opened.note.model, span=opened.span)
-        headers = dict(opened.admission.headers)
-        if opened.note.left_out:
-            headers["x-tokenbus-left-out"] = ", ".join(opened.note.left_out)
         how = RunOfAnswer(
             run=opened.id,
             events=use.watched(self.follow(surface, opened.id, opened.caller.key, new=not opened.joined)),
             refusal=surface.refusal,
-            headers=headers,
+            headers=opened.headers,
             on_client_gone=(lambda: self.runs.client_gone(opened)) if cancels else None,
             on_end=lambda: self.runs.leave(opened),
             times=self.times,
@@ -186,7 +183,7 @@ class Gateway:
         if translated is None or not translated.stream:
             return WholeRunAnswer(how, whole=lambda first: surface.whole(opened.note_for(first), opened.id))
         return StreamedAnswer(
-            msgspec.structs.replace(how, headers={**headers, **surface.stream_headers}),
+            msgspec.structs.replace(how, headers={**opened.headers, **surface.stream_headers}),
             encoder=lambda first: surface.encoder(asked, opened.note_for(first), opened.id),
             media_type=surface.media_type,
             keep_alive=surface.keep_alive,

@@ -80,6 +80,12 @@ class GatewayRun(msgspec.Struct, frozen=True, kw_only=True):
     rejoins: bool = False
     """Its client may come back, under an Idempotency-Key."""
 
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers of its answer: what the limits of the key leave, and what was left out of the request."""
+        left_out = ", ".join(self.note.left_out)
+        return {**self.admission.headers, **({"x-tokenbus-left-out": left_out} if left_out else {})}
+
     def note_for(self, first: PublicEvent) -> GatewayNote:
         """The note of the run, given its first event. Raises Refusal if the run is not one of this request."""
         if not isinstance(first, Started):

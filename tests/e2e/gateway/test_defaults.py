@@ -6,6 +6,7 @@ from collections.abc import Generator
 from typing import Any
 
 import anthropic
+import httpx
 import msgspec
 import openai
 import pytest
@@ -25,7 +26,7 @@ STATUSES = (400, 413, 422, 429)
 
 @pytest.fixture(scope="module")
 def bus() -> Generator[LocalBus]:
-    with LocalBus("[gateway]\n[retry]\nmax_attempts = 1\n") as running:
+    with LocalBus('[gateway]\ndrop_unsupported = ["odd", "extra.odd"]\n[retry]\nmax_attempts = 1\n') as running:
         running.model_says("calls", LOOK, "So: {tool_result}")
         found = Reply(tool_calls=(ToolCall(name="crm__find", arguments={"city": "Rome"}),))
         running.model_says("finds", found, "So: {tool_result}")
@@ -140,6 +141,38 @@ def test_an_empty_web_search_is_a_demand_and_never_dropped_in_silence(client: op
     with pytest.raises(openai.BadRequestError) as caught:
         create(model="anthropic/text", messages=USER, web_search_options={})
     assert caught.value.param == "web_search_options"
+
+
+SAYS: Json = {"id": "m", "role": "user", "content": "x", "parts": [{"type": "text", "text": "x"}]}
+CHAT: Json = {"model": "gemini/text", "messages": USER}
+RESPONSE: Json = {"model": "gemini/text", "input": "x"}
+LEFT_OUT: dict[str, tuple[str, Json]] = {
+    "Chat": ("/v1/chat/completions", CHAT),
+    "Chat, streamed": ("/v1/chat/completions", {**CHAT, "stream": True}),
+    "Responses": ("/v1/responses", RESPONSE),
+    "Responses, streamed": ("/v1/responses", {**RESPONSE, "stream": True}),
+    "Responses, in the background": ("/v1/responses", {**RESPONSE, "background": True}),
+    "Messages": ("/anthropic/v1/messages", {**CHAT, "max_tokens": 9}),
+    "Gemini": ("/gemini/v1beta/models/anthropic/text:generateContent", {"contents": [{"parts": [{"text": "x"}]}]}),
+    "Images": ("/v1/images/generations", {"model": "gemini/text", "prompt": "x"}),
+    "useChat": ("/api/chat", {"id": "c", "model": "gemini/text", "messages": [SAYS]}),
+    "AG-UI": (
+        "/agui?model=gemini/text",
+        {"threadId": "t", "runId": "r", "tools": [], "forwardedProps": {}, "messages": [SAYS | {"parts": None}]},
+    ),
+    "native": ("/runs", {**CHAT, "extra": {"odd": 1}}),
+}
+
+
+def test_what_is_left_out_is_named_in_the_header_of_each_surface_and_in_started(bus: LocalBus) -> None:
+    with httpx.Client(base_url=bus.gateway) as http:
+        for surface, (path, body) in LEFT_OUT.items():
+            field = "extra.odd" if surface == "native" else "odd"
+            answer = http.post(path, json=body if surface == "native" else {**body, "odd": 1})
+            assert answer.headers.get("x-tokenbus-left-out") == field, (surface, answer.text)
+            events = http.get(f"/runs/{answer.headers['x-tokenbus-run']}/events?names=false").text
+            started = msgspec.json.decode(events.partition("data: ")[2].partition("\n")[0])
+            assert started["metadata"]["gateway"]["left_out"] == [field], surface
 
 
 @pytest.mark.parametrize("stream", [False, True])

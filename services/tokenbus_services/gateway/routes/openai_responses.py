@@ -81,7 +81,7 @@ class ResponsesApi:
         if not translated.background or translated.stream:
             return self._gateway.answer(opened, self._surface, asked, translated)
         try:
-            return _answer(await self._begun(opened), opened.id, opened.admission.headers)
+            return _answer(await self._begun(opened), opened.id, opened.headers)
         finally:
             runs.leave(opened)
 

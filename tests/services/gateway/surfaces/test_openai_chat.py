@@ -213,12 +213,16 @@ def test_clients_of_routers_mark_what_is_cached(model: str) -> None:
     conversation: list[Any] = [
         {"role": "system", "content": "Be kind.", **CONTROL},
         {"role": "user", "content": [{"type": "text", "text": "Hi"}, {"type": "text", "text": "there", **CONTROL}]},
-        {"role": "assistant", "content": None, "tool_calls": [call], **CONTROL},
+        {"role": "assistant", "content": None, "tool_calls": [{**call, **CONTROL}]},
         {"role": "tool", "tool_call_id": "c1", "content": "done", **hour},
+        {"role": "assistant", "content": None, "tool_calls": [{**call, "id": "c2"}], **hour},
+        {"role": "tool", "tool_call_id": "c2", "content": "done"},
     ]
-    system, user, assistant, tool = generated(model, messages=conversation).messages
+    system, user, assistant, tool, again, _ = generated(model, messages=conversation).messages
     assert system.content == [TextPart(text="Be kind.", cache=True)]
     marked = TextPart(text="there", cache=True)
     assert isinstance(user.content[-1], ExtraPart) if model == "openai/gpt" else user.content[-1] == marked
-    assert assistant.content == [ToolCallPart(tool_id="c1", tool_name="f", arguments="{}")]
+    called = ToolCallPart(tool_id="c1", tool_name="f", arguments="{}", extra={"anthropic": CONTROL})
+    assert assistant.content == [called]
+    assert again.content == [msgspec.structs.replace(called, tool_id="c2", extra={"anthropic": hour})]
     assert tool.content == [ToolResultPart(tool_id="c1", content="done", cache="1h")]

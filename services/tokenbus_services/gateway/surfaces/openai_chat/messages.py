@@ -39,7 +39,7 @@ _KINDS = (*_OF_RESULTS, "file", "refusal")
 """Of content parts."""
 _DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+)(?:;[\w=.+-]+)*;base64,(.*)", re.DOTALL)
 _CACHE_MARKS = ("prompt_cache_breakpoint", "cache_control")
-"""OpenAI's, and what clients of routers send: of a part, or of a message."""
+"""OpenAI's, and what clients of routers send: of a part, of a call, or of a message."""
 _IGNORED = ("reasoning_content", "reasoning", "reasoning_details", "annotations", "refusal", "parsed")
 """Fields of an assistant message that clients send back. Thinking is unsigned here, so no provider would take it."""
 
@@ -65,10 +65,20 @@ def _marked(content: str | list[ContentPart], mark: Cache) -> str | list[Content
     """The content of a message that has a cache mark, on the last part that can have one."""
     parts: list[ContentPart] = [TextPart(text=content)] if isinstance(content, str) else [*content]
     for i in reversed(range(len(parts))):
-        if isinstance(part := parts[i], TextPart | ImagePart | DocumentPart | ToolResultPart):
+        part = parts[i]
+        if isinstance(part, ToolCallPart):
+            parts[i] = _marked_call(part, mark)
+        elif isinstance(part, TextPart | ImagePart | DocumentPart | ToolResultPart):
             parts[i] = msgspec.structs.replace(part, cache=mark)
-            break
+        else:
+            continue
+        break
     return parts if content else content
+
+
+def _marked_call(call: ToolCallPart, mark: Cache) -> ToolCallPart:
+    lifetime = {"ttl": mark} if isinstance(mark, str) else {}
+    return msgspec.structs.replace(call, extra={"anthropic": {"cache_control": {"type": "ephemeral", **lifetime}}})
 
 
 def _read(fields: Fields, role: str) -> Message:
@@ -97,17 +107,17 @@ def _assistant(fields: Fields) -> str | list[ContentPart]:
     calls: list[ContentPart] = []
     for call in fields.each("tool_calls"):
         call.take("index")  # of a stream's delta, sent back by some clients
+        mark = _cache_mark(call, whole=False)
         kind = call.needed("type", call.one_of("type", ("function", "custom")))
         field = "input" if kind == "custom" else "arguments"
         function = call.needed(kind, call.fields(kind))
-        calls.append(
-            ToolCallPart(
-                tool_id=call.needed("id", call.text("id")),
-                tool_name=function.needed("name", function.text("name")),
-                arguments=function.needed(field, function.text(field)),
-                free_text=kind == "custom",
-            )
+        part = ToolCallPart(
+            tool_id=call.needed("id", call.text("id")),
+            tool_name=function.needed("name", function.text("name")),
+            arguments=function.needed(field, function.text(field)),
+            free_text=kind == "custom",
         )
+        calls.append(_marked_call(part, mark) if mark else part)
     if not calls:
         return content
     parts: list[ContentPart] = [TextPart(text=content)] if isinstance(content, str) and content else []
