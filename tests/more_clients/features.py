@@ -27,11 +27,15 @@ HELLO, AND_NOW, LOOK, READ = "Hello.", "And tomorrow?", "What is in it?", "What 
 WHY = "the model broke its leg"
 RAIN = "rain in Bonn"
 CALL = ToolCall(name="get_weather", arguments={"city": "Bonn"})
-SHELLS = {"Bash": "command", "run_shell_command": "command", "exec_command": "cmd", "shell_command": "command"}
+SHELLS = {
+    **dict.fromkeys(("Bash", "bash", "run_shell_command", "shell_command"), "command"),
+    "exec_command": "cmd",
+}
 """Of agents for the command line: the argument with the command."""
 RECORD = {"city": "Bonn", "rain": True}
 SETTINGS = """
 [gateway]
+drop_unsupported = ["tools.type"]
 [gateway.aliases]
 default = ["anthropic/text"]
 [retry]

@@ -92,4 +92,27 @@ class Codex(Agent):
         return {"BUS_KEY": "any"}
 
 
-CLIENTS = (ClaudeCode, GeminiCLI, Codex)
+class QwenCode(Agent):
+    name = "Qwen Code"
+    command = "@qwen-code/qwen-code/cli-entry.js"
+    arguments = ("--auth-type", "openai", "--yolo", "-m", "MODEL", "-p", HELLO)
+
+    def environment(self, model: str, home: Path) -> dict[str, str]:
+        return {"OPENAI_API_KEY": "any", "OPENAI_BASE_URL": f"{self.gateway}/v1"}
+
+
+class OpenCode(Agent):
+    name = "opencode"
+    command = "opencode-linux-x64/bin/opencode"
+    arguments = ("run", "-m", "bus/MODEL", HELLO)
+
+    def environment(self, model: str, home: Path) -> dict[str, str]:
+        options = {"baseURL": f"{self.gateway}/v1", "apiKey": "any"}
+        bus = {"npm": "@ai-sdk/openai-compatible", "name": "bus", "options": options, "models": {model: {}}}
+        settings = {"provider": {"bus": bus}, "autoupdate": False, "share": "disabled"}
+        (home / ".config" / "opencode").mkdir(parents=True)
+        (home / ".config" / "opencode" / "opencode.json").write_text(json.dumps(settings))
+        return {f"OPENCODE_DISABLE_{name}": "1" for name in ("MODELS_FETCH", "LSP_DOWNLOAD", "DEFAULT_PLUGINS")}
+
+
+CLIENTS = (ClaudeCode, GeminiCLI, Codex, QwenCode, OpenCode)
