@@ -203,13 +203,13 @@ def test_a_stream_cannot_take_text_back() -> None:
     assert generated(**restart).on_failure == "restart"
 
 
-CONTROL = {"cache_control": {"type": "ephemeral"}}
+CONTROL: dict[str, object] = {"cache_control": {"type": "ephemeral"}}
 
 
 @pytest.mark.parametrize("model", ["anthropic/x", "gemini/x", "openai/gpt"])
 def test_clients_of_routers_mark_what_is_cached(model: str) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    hour = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    hour: dict[str, object] = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
     conversation: list[Any] = [
         {"role": "system", "content": "Be kind.", **CONTROL},
         {"role": "user", "content": [{"type": "text", "text": "Hi"}, {"type": "text", "text": "there", **CONTROL}]},
