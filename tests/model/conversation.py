@@ -54,7 +54,8 @@ class Writer:
             providers={"p": ProviderSettings(api="openai-chat", base_url="http://provider.test")},
             retry=RetrySettings(max_attempts=1000, max_losses=1000),
         )
-        self._appends = SessionAppends(self._server, settings, RunCreation(settings, self._server), _as_it_is)
+        creation = RunCreation(settings, self._server)
+        self._appends = SessionAppends(self._server, settings, creation, _as_it_is, _unchanged)
         self._runner.run(self._server.clock.measure())
 
     def call(self, append: Append) -> ScriptCall:
@@ -69,6 +70,10 @@ class Writer:
 
 async def _as_it_is(request: Generate) -> tuple[Generate, PolicyPlan | None, list[str]]:
     return request, None, []
+
+
+async def _unchanged(request: Generate) -> Generate:
+    return request
 
 
 class Conversation:
@@ -194,5 +199,6 @@ class Conversation:
         for name, piece in self._wire.redis.hgetall(self._keys.of_session(REF)[3]).items():
             if name.startswith((b"in:", b"steer:")):
                 messages = msgspec.json.decode(piece)
-                found[name.decode()] = [(m if isinstance(m, dict) else m[1])["content"] for m in messages]
+                parts = [[m] if isinstance(m, dict) else m[1] for m in messages]
+                found[name.decode()] = [message["content"] for part in parts for message in part]
         assert found == expected

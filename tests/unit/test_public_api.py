@@ -26,7 +26,7 @@ FACADE = {
         Started TerminalEvent TextFormat TextPart Thinking ThinkingPart Timing TokenbusError Tool ToolCallPart
         ToolChoice ToolProgress ToolResultPart UnknownEvent UrlSource Usage UsageReported __version__ blob_id_of
         coalesced restore_from_storage sanitize_for_storage unnamed_where
-        Append Configure Delete HistoryBound Interrupt SessionMessage Withdraw
+        Append Configure Delete HistoryBound Interrupt Rewrite SessionMessage Withdraw
         Appended Configured Delivered Fate Returned RunEnded Receipt Session SessionCursor SessionInfo SessionStep
     """,
     "tokenbus.policy": """

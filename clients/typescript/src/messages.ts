@@ -34,10 +34,10 @@ export class MessageBuilder {
   }
 
   /**
-   * The messages of the run that ended so. `steers`: messages that came into it, each with the turn that it went into.
+   * The messages of the run that ended so. `steers`: messages that came into it, with the turn that they went into.
    * `before`: of the earlier turns alone.
    */
-  messages(end: TerminalEvent | undefined, heard: Heard, steers: readonly (readonly [number, Message])[] = [], before = Infinity): Message[] {
+  messages(end: TerminalEvent | undefined, heard: Heard, steers: readonly (readonly [number, readonly Message[]])[] = [], before = Infinity): Message[] {
     const told = end?.type === "cancelled" ? { heardThrough: end.heard_through, heardCharacters: end.heard_characters } : {};
     const { heardThrough: through, heardCharacters: characters } = heard.heardThrough === undefined ? told : heard;
     const all = [...this.#blocks.values()].filter(({ turn }) => turn < before).sort((a, b) => a.block - b.block);
@@ -52,7 +52,7 @@ export class MessageBuilder {
     const last = Math.max(0, ...all.map(({ turn }) => turn));
     const turns = new Set([...all.map(({ turn }) => turn), ...steers.map(([turn]) => turn)]);
     return [...turns].sort((a, b) => a - b).flatMap((turn) => [
-      ...steers.filter(([at]) => at === turn).map(([, message]) => message),
+      ...steers.filter(([at]) => at === turn).flatMap(([, messages]) => messages),
       ...withCarried(messagesOf(kept.filter((block) => block.turn === turn), late, this.#participant), turn === last ? extras : []),
     ]);
   }

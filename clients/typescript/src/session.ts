@@ -44,6 +44,10 @@ export interface SendOptions extends AppendOptions, Heard {
   participant?: string;
   /** What becomes of it while a run is open. Left out: as the session's configuration says. */
   whenBusy?: NonNullable<SessionMessage["when_busy"]>;
+  /** Fields that the run of this message has in place of the configured ones. */
+  request?: Partial<SessionRequest>;
+  /** False: it starts no run, and is history at once, behind the open run if there is one. */
+  run?: boolean;
   /** Added to the metadata of the run that it starts. */
   metadata?: Record<string, unknown>;
 }
@@ -65,6 +69,9 @@ export interface FollowSessionOptions {
   live?: boolean;
   signal?: AbortSignal;
 }
+
+/** What a message says. */
+export type Said = NonNullable<SessionMessage["content"]>;
 
 /** What a session's runs are: a request without an id and messages of its own. */
 export type SessionRequest = Omit<Generate, "type" | "id" | "messages">;
@@ -100,17 +107,23 @@ export class Session {
     return this.append(item, options);
   }
 
-  /** Append a message to the model. It starts a run, at once if none is open. `heardThrough`: of one that interrupts. */
-  send(content: SessionMessage["content"], options: SendOptions = {}): Promise<Receipt> {
-    const { participant, whenBusy } = options;
-    const item: SessionMessage = { type: "message", content, ...heardIn(options) };
+  /**
+   * Append a message to the model. It starts a run, at once if none is open. `content` may be several messages.
+   * `heardThrough`: of one that interrupts.
+   */
+  send(content: Said | Message[], options: SendOptions = {}): Promise<Receipt> {
+    const { participant, whenBusy, request, run } = options;
+    const said = isMessages(content) ? { messages: content } : { content };
+    const item: SessionMessage = { type: "message", ...said, ...heardIn(options) };
+    if (request !== undefined) item.request = request;
+    if (run !== undefined) item.run = run;
     if (participant !== undefined) item.participant = participant;
     if (whenBusy !== undefined) item.when_busy = whenBusy;
     return this.append(item, options);
   }
 
   /** `send` a message that goes into the open run's next call; if there is none, it starts the next run. */
-  steer(content: SessionMessage["content"], options: Omit<SendOptions, "whenBusy"> = {}): Promise<Receipt> {
+  steer(content: Said, options: Omit<SendOptions, "whenBusy"> = {}): Promise<Receipt> {
     return this.send(content, { ...options, whenBusy: "steer" });
   }
 
@@ -133,6 +146,17 @@ export class Session {
   /** Take back the append `waiting`, if it still waits: it is then returned as `withdrawn`. */
   withdraw(waiting: string, options: AppendOptions = {}): Promise<Receipt> {
     return this.append({ type: "withdraw", append: waiting }, options);
+  }
+
+  /**
+   * Replace the history by other messages: that through a run, or all of it. It is returned as `busy` if the session has
+   * events newer than `asOf`, or while a run is open that it would replace.
+   */
+  rewrite(messages: Message[], options: AppendOptions & { through?: string; asOf?: number } = {}): Promise<Receipt> {
+    const item: Append["item"] = { type: "rewrite", messages };
+    if (options.through !== undefined) item.through = options.through;
+    if (options.asOf !== undefined) item.as_of = options.asOf;
+    return this.append(item, options);
   }
 
   /** Delete the session with its events, runs and history; resolves once all is gone. An open run is cancelled first. */
@@ -192,7 +216,8 @@ export class Session {
     const before = await this.#history(made, number, options.signal);
     if (!run) return before;
     const key = `${await this.#key(options.signal)}:history`;
-    return [...before, ...messagesIn(await this.#use((redis) => redis.hGet(key, `in:${number}`), options.signal))];
+    const own = await this.#use((redis) => redis.hmGet(key, [`in:${number}`, `add:${number + 1}`]), options.signal);
+    return [...before, ...own.flatMap(messagesIn)];
   }
 
   /** What the session is configured as, without the history that it began with. Throws SessionNotFound. */
@@ -232,20 +257,21 @@ export class Session {
     return { made, runs: Number(runs ?? 0), run, config };
   }
 
-  /** The messages of the runs before this one, and those that the session began with. */
+  /** The messages before this run: those of the runs before it, and those that the history begins with. */
   async #history(made: string, number: number, signal: AbortSignal | undefined): Promise<Message[]> {
     const key = `${await this.#key(signal)}:history`;
-    const messages = messagesIn(await this.#use((redis) => redis.hGet(key, "before"), signal));
-    for (let first = 0; first < number; first += AT_ONCE) {
+    const [before, beginsAt, added] = await this.#use((redis) => redis.hmGet(key, ["before", "begins_at", `add:${number}`]), signal);
+    const messages = Number(beginsAt ?? 0) <= number ? messagesIn(before) : [];
+    for (let first = Number(beginsAt ?? 0); first < number; first += AT_ONCE) {
       const runs = [...Array(Math.min(AT_ONCE, number - first)).keys()].map((n) => first + n);
-      const names = runs.flatMap((n) => ["in", "out", "heard", "steer"].map((what) => `${what}:${n}`));
+      const names = runs.flatMap((n) => ["add", "in", "out", "heard", "steer"].map((what) => `${what}:${n}`));
       const found = await this.#use((redis) => redis.hmGet(key, names), signal);
       for (const [i, n] of runs.entries()) {
-        const [sent, out, heard, steers] = found.slice(4 * i, 4 * i + 4);
-        messages.push(...messagesIn(sent), ...(out ? messagesIn(out) : await this.#fromLog(`${this.#ref}.${made}.${n}`, heard, steers, signal)));
+        const [put, sent, out, heard, steers] = found.slice(5 * i, 5 * i + 5);
+        messages.push(...messagesIn(put), ...messagesIn(sent), ...(out ? messagesIn(out) : await this.#fromLog(`${this.#ref}.${made}.${n}`, heard, steers, signal)));
       }
     }
-    return messages;
+    return [...messages, ...messagesIn(added)];
   }
 
   /** What an ended run added, with the messages that steered it; those alone if its log is gone. */
@@ -265,8 +291,12 @@ export class Session {
     }
     const [through, characters] = heard ? heard.split(" ") : [];
     const told: Heard = through ? { heardThrough: Number(through), ...(characters ? { heardCharacters: Number(characters) } : {}) } : {};
-    return builder.messages(end, told, steers ? (JSON.parse(steers) as [number, Message][]) : []);
+    return builder.messages(end, told, steers ? (JSON.parse(steers) as [number, Message[]][]) : []);
   }
+}
+
+function isMessages(content: Said | Message[]): content is Message[] {
+  return Array.isArray(content) && content.some((one) => "role" in one);
 }
 
 function heardIn({ heardThrough, heardCharacters }: Heard): { heard_through?: number; heard_characters?: number } {

@@ -20,7 +20,7 @@ export interface Answering {
 export interface Append {
   type: "append";
   session: string;
-  item: SessionMessage | Interrupt | Withdraw | Configure | Delete;
+  item: SessionMessage | Interrupt | Withdraw | Configure | Rewrite | Delete;
   id?: string;
   metadata?: Record<string, unknown>;
 }
@@ -35,7 +35,7 @@ export interface Appended {
   run?: string;
   run_seq?: number;
   append: string;
-  item: SessionMessage | Interrupt | Withdraw | Configure | Delete;
+  item: SessionMessage | Interrupt | Withdraw | Configure | Rewrite | Delete;
 }
 
 /**
@@ -236,7 +236,7 @@ export interface Configured {
   run?: string;
   run_seq?: number;
   append: string;
-  item: SessionMessage | Interrupt | Withdraw | Configure | Delete;
+  item: SessionMessage | Interrupt | Withdraw | Configure | Rewrite | Delete;
 }
 
 /**
@@ -503,6 +503,7 @@ export interface Message {
   role: "assistant" | "system" | "tool" | "user";
   content: string | (TextPart | ThinkingPart | ImagePart | DocumentPart | ToolCallPart | ToolResultPart | ExtraPart)[];
   participant?: string;
+  id?: string;
   extra?: Record<string, Record<string, unknown>>;
 }
 
@@ -587,6 +588,17 @@ export interface Returned {
 }
 
 /**
+ * Replace the history by other messages. Runs and events stay as they are. Returned as `busy` while a run is open,
+ * unless ``through`` is an earlier one.
+ */
+export interface Rewrite {
+  type: "rewrite";
+  messages: Message[];
+  through?: string;
+  as_of?: number;
+}
+
+/**
  * The run ended; its terminal event is the one before. ``status`` `lost`: nothing of the run is left.
  */
 export interface RunEnded {
@@ -623,16 +635,19 @@ export type RunTopicEvent = Started | Answering | Retrying | Restarted | UsageRe
 export type SessionEvent = Configured | Appended | Delivered | Returned | RunEnded;
 
 /**
- * A message to the model. It starts a run, or waits for the end of the open one.
+ * A message to the model, or several. It starts a run, or waits for the end of the open one.
  */
 export interface SessionMessage {
   type: "message";
-  content: string | (TextPart | ThinkingPart | ImagePart | DocumentPart | ToolCallPart | ToolResultPart | ExtraPart)[];
+  content?: string | (TextPart | ThinkingPart | ImagePart | DocumentPart | ToolCallPart | ToolResultPart | ExtraPart)[];
   role?: "system" | "user";
   participant?: string;
   when_busy?: "enqueue" | "interrupt" | "reject" | "steer";
   heard_through?: number;
   heard_characters?: number;
+  messages?: Message[];
+  request?: Record<string, unknown>;
+  run?: boolean;
 }
 
 /**

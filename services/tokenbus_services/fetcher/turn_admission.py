@@ -27,7 +27,7 @@ from tokenbus.bus.run_record import (
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.work_queue import QueueItem, WorkQueue
-from tokenbus.client.sessions.history import history_before
+from tokenbus.client.sessions.history import Steers, history_before
 from tokenbus.core.request.bounds import tenant_of
 from tokenbus.core.request.validate import request_for
 from tokenbus.events.error_info import ErrorInfo
@@ -190,13 +190,13 @@ class TurnAdmission:
             return None
         request = request_for(_request_decoder.decode(stored), work.choice)
         notes: tuple[str, ...] = ()
-        steers: list[tuple[int, Message]] = []
+        steers: Steers = []
         if of := session_run(run):
             request, steers, notes = await self._in_session(request, of, int(tokens) if tokens else None)
         history: list[Message] = []
         for n, messages in enumerate(turns, 1):
             history += history_decoder.decode(messages) if messages else []
-            history += [message for turn, message in steers if turn == n]
+            history += [message for turn, steering in steers for message in steering if turn == n]
         if so_far is not None:
             history += history_decoder.decode(so_far)
         deadline = None
@@ -206,7 +206,7 @@ class TurnAdmission:
 
     async def _in_session(
         self, request: Generate, of: SessionRun, tokens: int | None
-    ) -> tuple[Generate, list[tuple[int, Message]], tuple[str, ...]]:
+    ) -> tuple[Generate, Steers, tuple[str, ...]]:
         """The request with the history of its session, the messages that steer the run, and a note on what was left out
         of the history.
         """

@@ -117,13 +117,14 @@ class SessionDoor:
         metadata: Mapping[str, object] | None,
     ) -> tuple[Receipt, Mapping[str, str]]:
         config = await session.configuration()
-        said = Message(role=item.role, content=item.content, participant=item.participant)
+        said = item.messages or [Message(role=item.role, content=item.content, participant=item.participant)]
         # What the budget holds must be enough for the history too, which the request of the run does not have.
         history = await session.messages() if caller.has_budget else []
-        given = {**config.request, "type": "generate", "messages": msgspec.to_builtins([*history, said])}
+        fields = {**config.request, **item.request}
+        given = {**fields, "type": "generate", "messages": msgspec.to_builtins([*history, *said])}
         generate = request_from(given)
         assert isinstance(generate, Generate)
-        check_open(msgspec.structs.replace(generate, messages=[said]), caller.rules)
+        check_open(msgspec.structs.replace(generate, messages=said), caller.rules)
         admission = await self._admitted(caller, surface, session, append, generate)
         hold = _hold(session, append)
         asked = msgspec.structs.replace(generate, id=hold)

@@ -108,7 +108,7 @@ class RunCreation:
         version: int,
         history: HistoryBound | None,
     ) -> bytes:
-        """What a message of a session starts, now or later, as scripts/pieces/session_run.lua reads it: the message,
+        """What a message of a session starts, now or later, as scripts/pieces/session_run.lua reads it: its messages,
         the run's first event, its deadline in ms after that, whether policies judge it, its tenant, the number of the
         configuration, and fields of the run's hash.
         """
@@ -120,10 +120,10 @@ class RunCreation:
         numbers = [
             msgspec.msgpack.encode(n) for n in (accepted.deadline_after_ms, int(policy_plan is not None), version)
         ]
-        message, begun = msgspec.json.encode(request.messages[-1]), msgspec.msgpack.encode(accepted)
+        messages, begun = msgspec.json.encode(request.messages)[1:-1], msgspec.msgpack.encode(accepted)
         return _lua_array(
             [
-                *map(_lua_text, (message, begun)),
+                *map(_lua_text, (messages, begun)),
                 *numbers[:2],
                 _lua_text(tenant),
                 numbers[2],

@@ -7,7 +7,7 @@ before (scripts/pieces/session_run.lua).
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from itertools import islice
 from typing import cast
@@ -34,12 +34,13 @@ from tokenbus.events.requests import (
     Generate,
     Interrupt,
     Message,
+    Rewrite,
     SessionItem,
     SessionMessage,
     TextPart,
     Withdraw,
 )
-from tokenbus.events.sessions import SessionRun, session_ref
+from tokenbus.events.sessions import SessionRun, session_ref, session_run
 from tokenbus_services.intake.run_creation import RunCreation
 from tokenbus_services.settings import Settings
 
@@ -52,6 +53,8 @@ MOST_BEGINNING = 200
 """Characters of a session's first message that a list of sessions shows."""
 _SAMPLE = Message(role="user", content="…")
 """Stands for a message when a configuration is checked."""
+_ANY = "any"
+"""Stands for a provider or a model that nothing depends on."""
 
 Prepared = tuple[Generate, PolicyPlan | None, list[str]]
 Prepare = Callable[[Generate], Awaitable[Prepared]]
@@ -83,12 +86,20 @@ class _Session(msgspec.Struct, frozen=True):
 class SessionAppends:
     """Builds the calls; each puts one append into its session, however often it is sent."""
 
-    def __init__(self, server: Server, settings: Settings, creation: RunCreation, prepare: Prepare) -> None:
-        """``prepare`` checks a request and stores its media, as for any run."""
+    def __init__(
+        self,
+        server: Server,
+        settings: Settings,
+        creation: RunCreation,
+        prepare: Prepare,
+        offload: Callable[[Generate], Awaitable[Generate]],
+    ) -> None:
+        """``prepare`` checks a request and stores its media, as for any run; ``offload`` only does the second."""
         self._server = server
         self._keys: Keys = settings.keys
         self._creation = creation
         self._prepare = prepare
+        self._offload = offload
         self._open_ms = round(settings.retention.open_run_s * 1000)
         self._keep_ms = round(settings.retention.session_s * 1000)
 
@@ -105,19 +116,34 @@ class SessionAppends:
             raise RequestInvalid("session", problem)
         session = await self._renewed(session)
         match append.item:
+            case SessionMessage(run=False) as message:
+                messages = await self._stored(_said(message))
+                return self._append(
+                    *(session, name, tenant, "add", _as_stored(message, messages)),
+                    work=msgspec.json.encode(messages)[1:-1],
+                    when_busy=message.when_busy or "",
+                    fields=_begins(session, messages),
+                )
             case SessionMessage() as message:
                 when_busy = message.when_busy or config.when_busy
                 request, policy_plan, notes = await self._prepare_message(config, message, append)
                 work = self._creation.session_work(
                     request, name, policy_plan, notes, version=session.version, history=config.history
                 )
-                stored = request.messages[-1].content
                 return self._append(
-                    *(session, name, tenant, "message", msgspec.structs.replace(message, content=stored)),
+                    *(session, name, tenant, "message", _as_stored(message, request.messages)),
                     work=work,
                     when_busy=when_busy,
                     heard=message if when_busy == "interrupt" else None,
-                    fields=[] if session.begins else ["begins", _beginning(message.content)],
+                    fields=_begins(session, request.messages),
+                )
+            case Rewrite() as rewrite:
+                messages = await self._stored(rewrite.messages)
+                return self._append(
+                    *(session, name, tenant, "rewrite", msgspec.structs.replace(rewrite, messages=[])),
+                    work=msgspec.json.encode(messages),
+                    subject=str(_runs_through(rewrite, session)),
+                    as_of="" if rewrite.as_of is None else str(rewrite.as_of),
                 )
             case Interrupt() as interrupt:
                 return self._append(session, name, tenant, "interrupt", interrupt, heard=interrupt)
@@ -211,14 +237,17 @@ class SessionAppends:
     ) -> scripts.ScriptCall:
         if item.messages and session.config:
             raise RequestInvalid("item.messages", "the session is there already and has a history")
-        await self._prepare_message(item, SessionMessage(content=_SAMPLE.content), append)
+        if {"provider", "model"} <= item.request.keys():
+            await self._prepare_message(item, SessionMessage(content=_SAMPLE.content), append)
+        else:  # left to the messages
+            named = {"provider": _ANY, "model": _ANY, **item.request}
+            self._request(named, [_SAMPLE], append)
         now = self._server.clock.now_ms()
         # The time too: a session may be deleted and made again by an append of the same id.
         made = session.made or sha256(f"{name} {now}".encode()).hexdigest()[:8]
         before, begins = b"", ""
         if item.messages:
-            seeded, *_ = await self._prepare(self._request(item, [*item.messages, _SAMPLE], append)[0])
-            before = msgspec.json.encode(seeded.messages[:-1])
+            before = msgspec.json.encode(await self._stored(item.messages))
             begins = next((message.content for message in item.messages if message.role == "user"), "")
         config = msgspec.structs.replace(item, messages=[])
         fields: list[scripts.Arg] = ["version", session.version + 1, "config", msgspec.json.encode(config)]
@@ -231,19 +260,25 @@ class SessionAppends:
         return self._append(session, name, tenant, "configure", config, work=before, fields=fields)
 
     async def _prepare_message(self, config: Configure, message: SessionMessage, append: Append) -> Prepared:
-        said = Message(role=message.role, content=message.content, participant=message.participant)
-        request, unknown = self._request(config, [said], append)
+        request, unknown = self._request({**config.request, **message.request}, _said(message), append)
         request, policy_plan, notes = await self._prepare(request)
         return request, policy_plan, [*unknown, *notes]
 
-    def _request(self, config: Configure, messages: list[Message], append: Append) -> tuple[Generate, list[str]]:
-        """The configured request with these messages. Its tenant is that of the session."""
-        configured = config.request.get("metadata")
+    async def _stored(self, messages: list[Message]) -> list[Message]:
+        """The messages as they are kept: with their media in the store. Raises RequestInvalid."""
+        request = Generate(provider=_ANY, model=_ANY, messages=messages)
+        return (await self._offload(request)).messages if messages else []
+
+    def _request(
+        self, fields: Mapping[str, object], messages: list[Message], append: Append
+    ) -> tuple[Generate, list[str]]:
+        """The request of these fields with these messages. Its tenant is that of the session."""
+        configured = fields.get("metadata")
         metadata = cast("dict[str, object]", configured) if isinstance(configured, dict) else {}
         metadata = {**metadata, **(append.metadata or {})}
         if not tenant_of(append.metadata):
             metadata.pop("tenant", None)
-        value = {**config.request, "type": "generate", "messages": msgspec.to_builtins(messages)}
+        value = {**fields, "type": "generate", "messages": msgspec.to_builtins(messages)}
         if metadata:
             value["metadata"] = metadata
         else:
@@ -264,6 +299,7 @@ class SessionAppends:
         when_busy: str = "",
         heard: SessionMessage | Interrupt | None = None,
         subject: str = "",
+        as_of: str = "",
         fields: list[scripts.Arg] | None = None,
     ) -> scripts.ScriptCall:
         keys, partition = self._keys, self._keys.partition_of(session.ref)
@@ -313,6 +349,7 @@ class SessionAppends:
             frame=encode(EventFrame(0, CONTROL_ATTEMPT, now, [cancel])),
             control_frame=encode(Control(last)),
             subject=subject,
+            as_of=as_of,
             open_ms=self._open_ms,
             keep_ms=self._keep_ms,
             renewed=str(session.renewed_ms or ""),
@@ -336,7 +373,34 @@ def _listed(config: Configure) -> list[scripts.Arg]:
     """What a list of sessions shows of the configuration, as fields of the hash."""
     request = config.request
     metadata = msgspec.json.encode(request.get("metadata") or {})
-    return ["provider", str(request.get("provider")), "model", str(request.get("model")), "metadata", metadata]
+    return ["provider", str(request.get("provider", "")), "model", str(request.get("model", "")), "metadata", metadata]
+
+
+def _said(message: SessionMessage) -> list[Message]:
+    return message.messages or [Message(role=message.role, content=message.content, participant=message.participant)]
+
+
+def _as_stored(message: SessionMessage, stored: list[Message]) -> SessionMessage:
+    """The message as the session's log has it."""
+    if message.messages:
+        return msgspec.structs.replace(message, messages=stored)
+    return msgspec.structs.replace(message, content=stored[0].content)
+
+
+def _begins(session: _Session, messages: Sequence[Message]) -> list[scripts.Arg]:
+    """What a list of sessions shows of the first message of a user, as a field of the hash."""
+    first = None if session.begins else next((m.content for m in messages if m.role == "user"), None)
+    return ["begins", _beginning(first)] if first is not None else []
+
+
+def _runs_through(rewrite: Rewrite, session: _Session) -> int:
+    """How many runs the messages replace. Raises RequestInvalid."""
+    if rewrite.through is None:
+        return session.runs
+    last = session_run(rewrite.through)
+    if last is None or (last.ref, last.made) != (session.ref, session.made) or last.number >= session.runs:
+        raise RequestInvalid("item.through", f"{rewrite.through!r} is no run of this session")
+    return last.number + 1
 
 
 def _beginning(content: str | Sequence[ContentPart]) -> str:

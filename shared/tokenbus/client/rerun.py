@@ -34,8 +34,10 @@ class EndedRun(msgspec.Struct, frozen=True):
     run: str
     request: Generate
     history: list[Message]
-    """Messages that its earlier turns added to the conversation."""
+    """Messages that its earlier turns added to the conversation, and those that steered it."""
     turn: int
+    steers: list[Message] = []
+    """The messages that steered it."""
     continues: bool = True
     """Whether the provider that was called last can continue a partial answer; True also if that is not known."""
     choice: int = 0
@@ -90,18 +92,21 @@ async def ended_run(deployment: Deployment, run: str) -> EndedRun:
     if request is None:
         raise RunNotRepeatable(run, "its request was refused, so it is not kept")
     turn = int(last_turn or 0)
+    asked, steers = _request.decode(request), dict[int, list[Message]]()
+    if of_session := session_run(run):  # its request has the new messages alone
+        with translated(deployment.server):
+            before = await history_before(deployment.server, keys, of_session)
+        asked = msgspec.structs.replace(asked, messages=[*before.messages, *(before.own or asked.messages)])
+        for at, steering in before.steers:
+            steers[at] = [*steers.get(at, []), *steering]
     history: list[Message] = []
     if turn:
         with translated(deployment.server):
             turns = await client.hmget(keys.run(run), history_fields(turn))
         if None in turns:  # expired between the two reads
             raise RunNotFound(run)
-        history = [message for encoded in turns for message in history_decoder.decode(encoded)]
-    asked = _request.decode(request)
-    if of_session := session_run(run):  # its request has the new messages alone
-        with translated(deployment.server):
-            before = await history_before(deployment.server, keys, of_session)
-        asked = msgspec.structs.replace(asked, messages=[*before.messages, *asked.messages])
+        for n, encoded in enumerate(turns, 1):
+            history += [*history_decoder.decode(encoded), *steers.get(n, [])]
     choice = int(stored_choice or 0)
     goes_on = (continues or b"")[choice : choice + 1] != b"0"
     return EndedRun(
@@ -109,14 +114,15 @@ async def ended_run(deployment: Deployment, run: str) -> EndedRun:
         request=asked,
         history=history,
         turn=turn,
+        steers=[message for _, steering in sorted(steers.items()) for message in steering],
         continues=goes_on,
         choice=choice,
     )
 
 
 def retried_request(ended: EndedRun, *, again: int) -> Generate:
-    """Return the same request as a new run."""
-    return _linked(ended.request, ended.run, "retry", again, ended.request.messages)
+    """Return the same request as a new run, with what steered it from the start."""
+    return _linked(ended.request, ended.run, "retry", again, [*ended.request.messages, *ended.steers])
 
 
 def check_resumable(ended: EndedRun) -> None:

@@ -159,6 +159,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     role: Literal["system", "user", "assistant", "tool"]
     content: str | list[ContentPart]
     participant: str | None = None
+    id: Name | None = None
+    """The caller's own name of the message. Kept in a session's history, and never sent to a provider."""
     extra: Extra | None = None
     """Further fields of the message, by API. Messages that the API gets as one have the fields of all."""
 
@@ -383,7 +385,9 @@ class Configure(_Part, frozen=True, kw_only=True, tag="configure"):
     """The session's configuration from now on, in place of the one before. Creates the session if there is none."""
 
     request: dict[str, object]
-    """Fields of a `Generate` that each run of the session has. Without ``id`` and ``messages``."""
+    """Fields of a `Generate` that each run of the session has. Without ``id`` and ``messages``. ``provider`` and
+    ``model`` may be left to the messages.
+    """
     messages: list[Message] = []
     """The history that a new session begins with. Only in the append that creates it."""
     when_busy: WhenBusy = "enqueue"
@@ -395,9 +399,9 @@ class Configure(_Part, frozen=True, kw_only=True, tag="configure"):
 
 
 class SessionMessage(_Part, frozen=True, kw_only=True, tag="message"):
-    """A message to the model. It starts a run, or waits for the end of the open one."""
+    """A message to the model, or several. It starts a run, or waits for the end of the open one."""
 
-    content: str | list[ContentPart]
+    content: str | list[ContentPart] = ""
     role: Literal["user", "system"] = "user"
     participant: str | None = None
     when_busy: WhenBusy | None = None
@@ -405,6 +409,14 @@ class SessionMessage(_Part, frozen=True, kw_only=True, tag="message"):
     heard_through: Annotated[int, Meta(ge=-1)] | None = None
     """With ``when_busy`` `interrupt`: as in `Interrupt`."""
     heard_characters: Annotated[int, Meta(ge=0)] | None = None
+    messages: list[Message] = []
+    """In place of ``content``: several messages, results of tools for example."""
+    request: dict[str, object] = {}
+    """Fields of a `Generate` that the run of this message has in place of the configured ones. Without effect if the
+    message steers.
+    """
+    run: bool = True
+    """False: it starts no run. It is history at once, behind the open run if there is one."""
 
 
 class Interrupt(_Part, frozen=True, kw_only=True, tag="interrupt"):
@@ -424,13 +436,25 @@ class Withdraw(_Part, frozen=True, kw_only=True, tag="withdraw"):
     append: RunId
 
 
+class Rewrite(_Part, frozen=True, kw_only=True, tag="rewrite"):
+    """Replace the history by other messages. Runs and events stay as they are. Returned as `busy` while a run is open,
+    unless ``through`` is an earlier one.
+    """
+
+    messages: list[Message]
+    through: RunId | None = None
+    """The last run whose messages these replace; None: the session's last one, and what was added since."""
+    as_of: Annotated[int, Meta(ge=0)] | None = None
+    """The newest ``session_seq`` that the caller saw. If there are newer ones, it is returned as `busy`."""
+
+
 class Delete(_Part, frozen=True, kw_only=True, tag="delete"):
     """Delete the session: its events, its runs and its history. An open run is cancelled first. Afterwards the name is
     free again.
     """
 
 
-SessionItem = SessionMessage | Interrupt | Withdraw | Configure | Delete
+SessionItem = SessionMessage | Interrupt | Withdraw | Configure | Rewrite | Delete
 
 
 class Append(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="append", tag_field="type"):

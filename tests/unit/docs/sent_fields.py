@@ -54,7 +54,7 @@ def _document_of(source: Object) -> Object:
 SENT = {
     "a message": Sent(
         _HI,
-        {"role": "assistant", "content": "Hello", "participant": "Ann"},
+        {"role": "assistant", "content": "Hello", "participant": "Ann", "id": "m1"},
         (
             lambda message: {"messages": [message]},
             lambda message: {"messages": [_HI, message, _HI], "names_in_text": True},

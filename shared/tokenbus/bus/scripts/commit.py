@@ -27,6 +27,8 @@ DELETED_MS = 600_000
 """How long the fate of the append that deleted a session can be asked."""
 MOST_EVENTS = 10_000
 """About so many of its newest events a session keeps, with the fates that they tell."""
+MOST_REWRITTEN = 1000
+"""Of so many runs a rewritten history gives its memory back at once; of older ones when the session ends."""
 TRIMMED_AT_ONCE = 16
 """Maximum older events that one script removes."""
 HELD_PER_ARG = 24
@@ -88,6 +90,7 @@ LUA: Mapping[str, Any] = {
     "MOST_FORGOTTEN": MOST_FORGOTTEN,
     "LIFETIMES": LIFETIMES,
     "DELETED_MS": DELETED_MS,
+    "MOST_REWRITTEN": MOST_REWRITTEN,
     "MOST_EVENTS": MOST_EVENTS,
     "TRIMMED_AT_ONCE": TRIMMED_AT_ONCE,
 }

@@ -4,7 +4,7 @@
 --   log  stream w  of the session
 --   appends  hash rw
 --   queue  sorted set rw
---   history  hash w
+--   history  hash rw
 --   run_key  hash rw  of the open run, or else of the last one
 --   run_log  stream r
 --   next_key  hash rw  of the run that would start
@@ -28,15 +28,16 @@
 --   lost  1 if nothing of that run is left
 --   next_run
 --   append
---   kind  message, configure, interrupt, withdraw or delete
+--   kind  message, add, configure, interrupt, withdraw, rewrite or delete
 --   item  as JSON
---   work  of a message, packed
+--   work  of a message, packed; of others, messages as JSON
 --   when_busy  of a message
 --   heard  last event that was heard, or ''
 --   heard_characters  of it, or ''
 --   frame  event that cancels the open run
 --   control_frame
---   subject  what to withdraw
+--   subject  what to withdraw, or how many runs to rewrite
+--   as_of  newest event that the caller of a rewrite saw, or ''
 --   open_ms  lifetime of an open run
 --   keep_ms  lifetime of a session
 --   renewed  when the lifetimes of the session's ended runs began, or '' for no change
@@ -58,7 +59,7 @@ local indexes = {sessions, KEYS[of_tenant_at + 2]}
 local keys = {run_key = next_key, events = events, turns = turns, parser_lease = parser_lease, log = next_log,
               open_runs = open_runs, ended_runs = ended_runs,
               tenants_open = KEYS[of_tenant_at], tenants_ended = KEYS[of_tenant_at + 1]}
-local full = (kind == 'message' or version == '') and no_room()
+local full = (kind == 'message' or kind == 'add' or kind == 'rewrite' or version == '') and no_room()
 if full then return full end
 local r = redis.call('HMGET', run_key, 'status', 'attempt', 'closed', 'turn')
 local newest = newest_of(run_log)
@@ -85,7 +86,7 @@ if kind == 'configure' then
   end
   told('configured')
   redis.call('HSET', appends, append, '{"state":"delivered"}')
-  if work ~= '' then redis.call('HSET', history, 'before', work) end
+  if work ~= '' then rewrite_history(s, 0, work) end
 elseif kind == 'message' then
   told('appended')
   if s.run == '' then
@@ -102,6 +103,28 @@ elseif kind == 'message' then
     if when_busy == 'steer' then redis.call('HSET', appends, '^' .. append, 1) end
     s.waiting = s.waiting + #work
     if when_busy == 'interrupt' then stop_open_run() end
+  end
+elseif kind == 'add' then
+  told('appended')
+  local field = 'add:' .. whole(s.runs)
+  local there = redis.call('HGET', history, field)
+  if s.run ~= '' and when_busy == 'reject' then
+    returned(s, append, 'busy', '')
+  elseif #(there or '') + #work > MOST_WAITING_BYTES then
+    returned(s, append, 'queue_full', '')
+  else
+    redis.call('HSET', history, field, (there and string.sub(there, 1, -2) .. ',' or '[') .. work .. ']')
+    delivered(s, append, 0)
+  end
+elseif kind == 'rewrite' then
+  told('appended')
+  if (s.run ~= '' and tonumber(subject) >= s.runs) or (as_of ~= '' and tonumber(as_of) < s.seq - 2) then
+    returned(s, append, 'busy', '')
+  elseif rewrite_history(s, tonumber(subject), work) then
+    if tonumber(subject) == s.runs then redis.call('HDEL', history, 'add:' .. whole(s.runs)) end
+    delivered(s, append, 0)
+  else
+    returned(s, append, 'refused', '"the history was rewritten behind that run"')
   end
 elseif kind == 'interrupt' then
   told('appended')

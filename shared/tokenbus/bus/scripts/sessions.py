@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from tokenbus.bus.scripts.commit import DELETED_MS, MOST_EVENTS, TRIMMED_AT_ONCE
+from tokenbus.bus.scripts.commit import DELETED_MS, MOST_EVENTS, MOST_REWRITTEN, TRIMMED_AT_ONCE
 from tokenbus.bus.scripts.runs.accept import RUNS_SHARE
 from tokenbus.bus.scripts.runs.index import LIFETIMES, MOST_FORGOTTEN
 from tokenbus.bus.scripts.script import Arg, ScriptCall, script
 
-Kind = Literal["message", "configure", "interrupt", "withdraw", "delete"]
+Kind = Literal["message", "add", "configure", "interrupt", "withdraw", "rewrite", "delete"]
 MOVED = b"moved"
 """Reply: the session is another than the caller saw. Nothing was written."""
 LATER = 10**12
@@ -27,6 +27,7 @@ MOST_WAITING_BYTES = 16 * 2**20
     LIFETIMES=LIFETIMES,
     LATER=LATER,
     DELETED_MS=DELETED_MS,
+    MOST_REWRITTEN=MOST_REWRITTEN,
     MOST_EVENTS=MOST_EVENTS,
     TRIMMED_AT_ONCE=TRIMMED_AT_ONCE,
     MOST_WAITING=MOST_WAITING,
@@ -69,13 +70,15 @@ def append(
     frame: bytes,
     control_frame: bytes,
     subject: str,
+    as_of: str,
     open_ms: int,
     keep_ms: int,
     renewed: str,
     fields: Sequence[Arg],
 ) -> ScriptCall:
-    """Put something into a session. ``work``: what the message starts, packed; of a `configure`, the messages before
-    the session as JSON.
+    """Put something into a session. ``work``: what the message starts, packed; of an `add`, its messages as JSON
+    without the brackets; of `configure` and `rewrite`, the messages that the history begins with. ``subject``: what to
+    withdraw; of a `rewrite`, how many runs it replaces.
 
     Reply: ``ok``; ``known`` if the append was accepted already; `MOVED` if the session's configuration, or which runs
     it has, is not as the caller saw; ``stale`` as for `accept`. The last three write nothing. Error beginning with

@@ -1,7 +1,8 @@
 """A session's history as messages, from the pieces that its hash has and, for a run without one, from the run's log.
 
-The hash has ``before``: the messages that the session began with; and for each run ``in:<n>``, the messages that
-started it; ``steer:<n>``, those that steered it, each with the turn that it went into; and ``out:<n>``, what the run
+The hash has ``before``: the messages before the run ``begins_at``, of a session that began with some, or whose history
+was rewritten; and for each run from there on ``add:<n>``, messages that were put before it; ``in:<n>``, those that
+started it; ``steer:<n>``, those that steered it, with the turn that they went into; and ``out:<n>``, what the run
 added, as `Client.messages` gives it, with those that steered it. The last is kept by the fetcher that needs it first.
 ``heard:<n>``: how far the run was heard, if its listener said so after the run's end.
 """
@@ -27,7 +28,10 @@ AT_ONCE = 32
 """Runs whose pieces are read with one command."""
 _COUNT = 256
 _messages = msgspec.json.Decoder(list[Message])
-_steers = msgspec.json.Decoder(list[tuple[int, Message]])
+_steers = msgspec.json.Decoder(list[tuple[int, list[Message]]])
+
+
+Steers = list[tuple[int, list[Message]]]
 
 
 class History(msgspec.Struct, frozen=True):
@@ -36,8 +40,10 @@ class History(msgspec.Struct, frozen=True):
     messages: list[Message]
     own: list[Message]
     """The messages that started the run."""
-    steers: list[tuple[int, Message]]
-    """The messages that steered it so far, each with the turn that it went into."""
+    steers: Steers
+    """The messages that steered it so far, with the turn that they went into."""
+    following: list[Message]
+    """Messages that were put behind it, for the runs after it."""
     left_out: int = 0
     """Of how many runs the messages were left out: the oldest ones."""
 
@@ -58,16 +64,21 @@ async def history_before(
     """
     at = keys.within(keys.partition_of(of.id))  # where a fetcher knows the run to be
     key = at.of_session(of.ref)[3]
-    first: list[bytes | None] = await server.client.hmget(key, [f"in:{of.number}", "before", f"steer:{of.number}"])
-    own, before, steers = _decoded(first[0]), _decoded(first[1]), _steers.decode(first[2] or b"[]")
-    newest_first: list[list[Message]] = []
-    size, number = 0, of.number
-    while number > 0:
-        runs = range(number - 1, max(0, number - AT_ONCE) - 1, -1)
-        names = [f"{what}:{n}" for n in runs for what in ("in", "out", "heard", "steer")]
+    n = of.number
+    names = ["before", "begins_at", f"add:{n}", f"in:{n}", f"steer:{n}", f"add:{n + 1}"]
+    first: list[bytes | None] = await server.client.hmget(key, names)
+    before, added, own, following = (_decoded(piece) for piece in (first[0], first[2], first[3], first[5]))
+    begins_at, steers = int(first[1] or 0), _steers.decode(first[4] or b"[]")
+    if begins_at > n:
+        before = []  # of later runs: what was before this one is gone
+    newest_first = [added]
+    size, number = count(added), n
+    while number > begins_at:
+        runs = range(number - 1, max(begins_at, number - AT_ONCE) - 1, -1)
+        names = [f"{what}:{n}" for n in runs for what in ("add", "in", "out", "heard", "steer")]
         found: list[bytes | None] = await server.client.hmget(key, names)
         for i, n in enumerate(runs):
-            sent, answered, heard, steered = found[4 * i : 4 * i + 4]
+            put, sent, answered, heard, steered = found[5 * i : 5 * i + 5]
             run = SessionRun(of.ref, of.made, n)
             if answered:
                 out = _decoded(answered)
@@ -78,14 +89,14 @@ async def history_before(
                     at.session(of.ref), key, made=of.made, name=f"out:{n}", messages=msgspec.json.encode(out)
                 )
                 await run_script(server, call)
-            piece = [*_decoded(sent), *out]
+            piece = [*_decoded(put), *_decoded(sent), *out]
             if tokens is not None and (size := size + count(piece)) > tokens:
-                return History(_joined(newest_first), own, steers, left_out=n + 1)
+                return History(_joined(newest_first), own, steers, following, left_out=n + 1)
             newest_first.append(piece)
         number = runs[-1]
-    if tokens is not None and before and size + count(before) > tokens:
-        return History(_joined(newest_first), own, steers)
-    return History([*before, *_joined(newest_first)], own, steers)
+    if tokens is None or not before or size + count(before) <= tokens:
+        newest_first.append(before)
+    return History(_joined(newest_first), own, steers, following)
 
 
 def _decoded(piece: bytes | None) -> list[Message]:
@@ -96,9 +107,7 @@ def _joined(newest_first: list[list[Message]]) -> list[Message]:
     return [message for piece in reversed(newest_first) for message in piece]
 
 
-async def _from_log(
-    server: Server, log: str, heard: bytes | None, steers: Sequence[tuple[int, Message]]
-) -> list[Message]:
+async def _from_log(server: Server, log: str, heard: bytes | None, steers: Steers) -> list[Message]:
     """What an ended run added, with the messages that steered it; nothing else if its log is gone."""
     through, _, characters = (heard or b"").decode().partition(" ")
     builder = ResponseBuilder(
@@ -115,16 +124,16 @@ async def _from_log(
             ended = is_end(event)
         known, after = True, entries[-1][0].decode()
     if not known:
-        return [message for _, message in steers]
+        return [message for _, messages in steers for message in messages]
     return _with_steers(builder.response, steers) if steers else builder.response.messages
 
 
-def _with_steers(response: Response, steers: Sequence[tuple[int, Message]]) -> list[Message]:
+def _with_steers(response: Response, steers: Steers) -> list[Message]:
     """The run's messages turn by turn, each after the messages that steered it."""
     messages: list[Message] = []
     last = max((block.turn for block in response.blocks), default=0)
     for turn in sorted({block.turn for block in response.blocks} | {turn for turn, _ in steers}):
-        messages += [message for at, message in steers if at == turn]
+        messages += [message for at, steering in steers for message in steering if at == turn]
         blocks = [block for block in response.blocks if block.turn == turn]
         extras = [extra for extra in response.provider_extra if turn == last or extra.get("name") not in CARRIED]
         messages += messages_of(blocks, extras, response.participant, response.heard)

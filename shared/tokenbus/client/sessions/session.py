@@ -23,6 +23,7 @@ from tokenbus.events.requests import (
     HistoryBound,
     Interrupt,
     Message,
+    Rewrite,
     RunId,
     SessionItem,
     SessionMessage,
@@ -110,14 +111,17 @@ class Session:
             when_busy=when_busy,
             together=together,
             history=HistoryBound(tokens=history_tokens) if history_tokens is not None else None,
-            messages=[m if isinstance(m, Message) else _message(m) for m in messages],
+            messages=_messages(messages),
         )
         return await self.append(item, append=append, wait_s=wait_s)
 
     async def send(
         self,
-        content: str | list[ContentPart],
+        content: str | list[ContentPart] = "",
         *,
+        messages: Sequence[Message | Mapping[str, object]] = (),
+        request: Mapping[str, object] | None = None,
+        run: bool = True,
         participant: str | None = None,
         when_busy: WhenBusy | None = None,
         heard_through: int | None = None,
@@ -128,6 +132,10 @@ class Session:
     ) -> Receipt:
         """Append a message to the model. It starts a run, at once if none is open: see `configure` for ``when_busy``.
 
+        - ``messages``: several, in place of ``content``.
+        - ``request``: fields of a `Generate` that this run has in place of the configured ones.
+        - ``run`` False: it starts no run, and is history at once, behind the open run if there is one.
+
         ``heard_through``, ``heard_characters``: for a message that interrupts, how far the open run was heard, as in
         `Client.cancel`. ``metadata`` is added to that of the run.
         """
@@ -137,6 +145,9 @@ class Session:
             when_busy=when_busy,
             heard_through=heard_through,
             heard_characters=heard_characters,
+            messages=_messages(messages),
+            request=dict(request or {}),
+            run=run,
         )
         return await self.append(item, append=append, metadata=metadata, wait_s=wait_s)
 
@@ -174,6 +185,23 @@ class Session:
     async def withdraw(self, waiting: str, *, append: str | None = None, wait_s: float = ACCEPTED_WAIT_S) -> Receipt:
         """Take back the append ``waiting``, if it still waits: it is then returned as `withdrawn`."""
         return await self.append(Withdraw(append=waiting), append=append, wait_s=wait_s)
+
+    async def rewrite(
+        self,
+        messages: Sequence[Message | Mapping[str, object]],
+        *,
+        through: str | None = None,
+        as_of: int | None = None,
+        append: str | None = None,
+        wait_s: float = ACCEPTED_WAIT_S,
+    ) -> Receipt:
+        """Replace the history by ``messages``. Runs and events stay as they are.
+
+        ``through``: the last run whose messages they replace; None: all. ``as_of``: the newest ``session_seq`` that you
+        saw. Returned as `busy` if there are newer ones, or while a run is open that it would replace.
+        """
+        item = Rewrite(messages=_messages(messages), through=through, as_of=as_of)
+        return await self.append(item, append=append, wait_s=wait_s)
 
     async def delete(self, *, append: str | None = None, wait_s: float = ACCEPTED_WAIT_S) -> None:
         """Delete the session: its events, its runs and its history. Returns once all is gone; an open run is cancelled
@@ -297,11 +325,11 @@ class Session:
                 raise SessionNotFound(self.name)
             number = int(count or 0) - (1 if run else 0) if runs else 0
             before = await history_before(server, keys, SessionRun(self._ref, made.decode(), number))
-        return [*before.messages, *(before.own if run and runs else [])]
+        return [*before.messages, *([*before.own, *before.following] if run and runs else [])]
 
 
-def _message(value: Mapping[str, object]) -> Message:
+def _messages(values: Sequence[Message | Mapping[str, object]]) -> list[Message]:
     try:
-        return msgspec.convert(value, Message)
+        return [value if isinstance(value, Message) else msgspec.convert(value, Message) for value in values]
     except msgspec.ValidationError as e:
         raise RequestInvalid("messages", str(e)) from None

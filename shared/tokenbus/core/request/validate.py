@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import binascii
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -26,6 +26,7 @@ from tokenbus.events.requests import (
     Message,
     PrefillOptions,
     Request,
+    Rewrite,
     SessionMessage,
     TextPart,
     ThinkingPart,
@@ -74,24 +75,40 @@ def _append_problems(append: Append) -> Iterator[tuple[str, str]]:
     yield from _tenant(append.metadata)
     match append.item:
         case SessionMessage() as item:
+            if bool(item.content) == bool(item.messages):
+                yield "item.content", "a message has content or messages, and not both"
             message = Message(role=item.role, content=item.content, participant=item.participant)
             yield from _whole_message("item", message)
+            yield from _messages_of("item.messages", item.messages)
+            yield from _fields_of("item.request", item.request)
             if item.heard_through is not None and item.when_busy not in (None, "interrupt"):
                 yield "item.heard_through", "only a message that interrupts cuts what was said"
+            if not item.run and (item.when_busy in ("steer", "interrupt") or item.heard_through is not None):
+                yield "item.when_busy", "a message that starts no run neither steers nor interrupts one"
         case Configure() as item:
-            for name in ("id", "messages", "type", "traceparent"):
-                if name in item.request:
-                    yield f"item.request.{name}", "it is no part of a configuration, for each run has its own"
-            if len(item.messages) > MAX_MESSAGES:
-                yield "item.messages", f"{len(item.messages)} messages, at most {MAX_MESSAGES}"
-            for i, message in enumerate(item.messages):
-                yield from _whole_message(f"item.messages[{i}]", message)
+            yield from _fields_of("item.request", item.request)
+            yield from _messages_of("item.messages", item.messages)
+        case Rewrite() as item:
+            yield from _messages_of("item.messages", item.messages)
         case _:
             pass
     if isinstance(append.item, SessionMessage | Interrupt):
         heard = append.item
         if heard.heard_characters is not None and (heard.heard_through or -1) < 0:
             yield "item.heard_characters", "needs heard_through, the event in whose text they are"
+
+
+def _fields_of(where: str, request: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    for name in ("id", "messages", "type", "traceparent"):
+        if name in request:
+            yield f"{where}.{name}", "it is no part of a configuration, for each run has its own"
+
+
+def _messages_of(where: str, messages: Sequence[Message]) -> Iterator[tuple[str, str]]:
+    if len(messages) > MAX_MESSAGES:
+        yield where, f"{len(messages)} messages, at most {MAX_MESSAGES}"
+    for i, message in enumerate(messages):
+        yield from _whole_message(f"{where}[{i}]", message)
 
 
 def _whole_message(where: str, message: Message) -> Iterator[tuple[str, str]]:

@@ -325,6 +325,7 @@ def _append(w: World, kind: Any, **more: Any) -> ScriptCall:
         "frame": b"cancel",
         "control_frame": b"stop",
         "subject": "",
+        "as_of": "",
         "open_ms": HOUR_MS,
         "keep_ms": HOUR_MS,
         "renewed": "",
@@ -695,6 +696,8 @@ SCENES: dict[str, list[Scene]] = {
         Scene(lambda w: _append(w, "message", work=w.work, append="now", when_busy="interrupt"), second=_is(b"known")),
         Scene(lambda w: _append(w, "interrupt"), second=_is(b"known")),
         Scene(lambda w: _append(w, "withdraw", subject="waiting"), second=_is(b"known")),
+        Scene(lambda w: _append(w, "add", work=b"{}"), second=_is(b"known"), lasting=_fate_of("add")),
+        Scene(lambda w: _append(w, "rewrite", work=b"[]", subject="0"), second=_is(b"known")),
         Scene(lambda w: _append(w, "delete"), second=_is(b"known")),
         Scene(lambda w: _append(w, "configure", fields=["version", 2]), second=_is(b"known")),
         Scene(

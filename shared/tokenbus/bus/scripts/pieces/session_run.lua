@@ -1,7 +1,7 @@
 -- The runs of a session: how they begin and end. `s`: as in `session`, with `runs` (how many there were) and `waiting`
 -- (the bytes that wait) too.
 -- Uses: session, whole, begin_run, list_session
--- Constants: DELETED_MS
+-- Constants: DELETED_MS, MOST_REWRITTEN
 local function start_session_run(s, keys, run, taken, ttl_ms)
   -- `taken`: appends and their work; `keys`: as of `begin_run`.
   local last = taken[#taken].work
@@ -38,6 +38,17 @@ local function take_waiting(s, together)
   end
   return taken
 end
+local function rewrite_history(s, runs, messages)
+  -- What comes before run number `runs` is these messages; false if the history was rewritten behind that.
+  local began = tonumber(redis.call('HGET', s.history, 'begins_at') or '0')
+  if runs < began then return false end
+  for n = math.max(began, runs - MOST_REWRITTEN), runs - 1 do
+    local at = whole(n)
+    redis.call('HDEL', s.history, 'add:' .. at, 'in:' .. at, 'steer:' .. at, 'out:' .. at, 'heard:' .. at)
+  end
+  redis.call('HSET', s.history, 'before', messages, 'begins_at', whole(runs))
+  return true
+end
 local function keep_session(s, ttl_ms)
   trim_session(s)
   redis.call('HSET', s.session, 'seq', whole(s.seq), 'run', s.run, 'runs', whole(s.runs), 'waiting', whole(s.waiting))
@@ -68,7 +79,7 @@ local function steer_session_run(s, run, turn, ttl_ms)
       redis.call('ZREM', s.queue, append)
       redis.call('HDEL', s.appends, '!' .. append, '^' .. append)
       s.waiting = s.waiting - #packed[1]
-      added = added .. ',[' .. turn .. ',' .. cmsgpack.unpack(packed[1])[1] .. ']'
+      added = added .. ',[' .. turn .. ',[' .. cmsgpack.unpack(packed[1])[1] .. ']]'
       delivered(s, append, turn)
     end
   end

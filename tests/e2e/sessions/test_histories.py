@@ -1,0 +1,72 @@
+"""What a session's history is made of: messages of any kind, those that are added without a run, and rewritten ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.e2e.sessions.test_sessions import run_over, said, texts, told
+from tokenbus.errors import RequestInvalid
+from tokenbus.events.sessions import Fate
+from tokenbus.testing import LocalBus
+from tokenbus_services.mock_provider import Reply, Stall, Turn
+
+MODEL = {"provider": "anthropic", "model": "two"}
+TOOL = {"name": "clock", "parameters": {"type": "object"}, "description": "d"}
+CALL = {"type": "tool_call", "tool_id": "c1", "tool_name": "clock", "arguments": "{}"}
+RESULT = {"type": "tool_result", "tool_id": "c1", "content": "noon"}
+STALLS = Turn(says=Reply(text="two three"), fault=Stall(after_text="three"))
+
+
+async def test_a_message_brings_messages_and_fields_of_its_own() -> None:
+    with LocalBus() as local:
+        local.model_says("two", "one")
+        async with local.client() as bus:
+            session = bus.session("items")
+            await session.configure({"system": "s"})  # each message names its model
+            with pytest.raises(RequestInvalid, match="provider"):
+                await session.send("hello")
+            with pytest.raises(RequestInvalid, match="not both"):
+                await session.send("hello", messages=[{"role": "user", "content": "hello"}])
+            with pytest.raises(RequestInvalid, match="neither steers nor"):
+                await session.send("hello", run=False, when_busy="steer")
+            before = [{"role": "user", "content": "time?", "id": "m1"}, {"role": "assistant", "content": [CALL]}]
+            assert (await session.send(messages=before, run=False)).fate == Fate(state="delivered")
+            sent = [{"role": "tool", "content": [RESULT], "id": "m2"}, {"role": "user", "content": "and?"}]
+            await session.send(messages=sent, request={**MODEL, "tools": [TOOL], "system": "t"})
+            await told(session, run_over)
+            (asked,) = local.requests
+            assert (asked["system"][0]["text"], asked["tools"][0]["name"]) == ("t", "clock")
+            assert [message["role"] for message in asked["messages"]] == ["user", "assistant", "user"]
+            assert [message.id for message in await session.messages()] == ["m1", None, "m2", None, None]
+
+
+async def test_a_history_is_added_to_and_rewritten() -> None:
+    with LocalBus() as local:
+        local.model_says("two", "one", STALLS, "four")
+        async with local.client() as bus:
+            session = bus.session("edited")
+            await session.configure(MODEL)
+            first = (await session.send("hello")).fate.run
+            await told(session, run_over)
+            await session.send("more")
+            await told(session, said)
+            await session.send("noted", run=False)
+            assert (await session.send("noted", run=False, when_busy="reject")).fate.reason == "busy"
+            assert (await session.rewrite([])).fate.reason == "busy"
+            assert [m.content for m in await session.messages()][-2:] == ["more", "noted"]
+            shorter = [{"role": "user", "content": "It is noon."}, {"role": "assistant", "content": "Good."}]
+            assert (await session.rewrite(shorter, through=first)).fate.state == "delivered"
+            await session.interrupt()
+            newest = (await told(session, run_over, 2))[-1].cursor.session_seq
+            history = texts(await session.messages())
+            assert history[:3] == [("user", "It is noon."), ("assistant", "Good."), ("user", "more")]
+            assert history[4:] == [("user", "noted")]
+            assert (await session.rewrite(shorter, as_of=newest - 1)).fate.reason == "busy"
+            assert (await session.rewrite(shorter, as_of=newest + 2)).fate.state == "delivered"
+            with pytest.raises(RequestInvalid, match="rewritten behind"):
+                await session.rewrite([], through=first)
+            assert texts(await session.messages()) == history[:2]
+            assert texts(await (await session.fork("fork")).messages()) == history[:2]
+            await session.send("so?")
+            await told(session, run_over, 3)
+            assert [message["role"] for message in local.requests[-1]["messages"]] == ["user", "assistant", "user"]
