@@ -166,6 +166,10 @@ class SessionDoor:
         await session.check(after)
         return session.follow(after=after, live=live)
 
+    async def now(self, caller: Caller, name: str) -> SessionCursor:
+        """See `Session.now`."""
+        return await self._session(caller, name, None).now()
+
     async def info(self, caller: Caller, name: str, *, tenant: str | None = None) -> SessionInfo:
         """Raises SessionNotFound, RequestInvalid, ServerError."""
         session = self._session(caller, name, tenant)

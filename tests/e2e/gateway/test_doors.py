@@ -182,6 +182,22 @@ def to_session_at_the_console(bus: LocalBus, http: httpx.Client, path: str, key:
     return at_the_console(http, path.replace("{session}", session_of(http)) + "?tenant=crew", key, item=MESSAGE)
 
 
+ANTHROPIC = {"anthropic-version": "2026-10-21"}
+SAID = {"type": "user.message", "content": [{"type": "text", "text": "hello"}]}
+
+
+def to_new_session(bus: LocalBus, http: httpx.Client, path: str, key: NewKey) -> Answer:
+    body = {"agent": "anthropic/text", "environment_id": "env_x", "initial_events": [SAID]}
+    answer = http.post(path, json=body, headers={**ANTHROPIC, **auth(key)})
+    return Answer(answer.status_code, answer.text)
+
+
+def events_to_session(bus: LocalBus, http: httpx.Client, path: str, key: NewKey) -> Answer:
+    path = path.replace("{id}", session_of(http))
+    answer = http.post(path, json={"events": [SAID]}, headers={**ANTHROPIC, **auth(key)})
+    return Answer(answer.status_code, answer.text)
+
+
 BEGINS: dict[tuple[str, str], Ask] = {
     ("POST", "/runs"): posting({"model": "anthropic/text", "messages": SAYS}),
     ("POST", "/runs/{run}/retry"): again,
@@ -202,6 +218,8 @@ BEGINS: dict[tuple[str, str], Ask] = {
         for base in ("/gemini/v1beta", "/gemini/v1", "/v1beta", "/v1/models")
         for method in ("generateContent", "streamGenerateContent")
     },
+    **{("POST", f"{base}/sessions"): to_new_session for base in ("/anthropic/v1", "/v1")},
+    **{("POST", f"{base}/sessions/{{id}}/events"): events_to_session for base in ("/anthropic/v1", "/v1")},
     ("POST", "/v1/images/generations"): posting({"model": "gemini/image", "prompt": "a hat"}),
     ("POST", "/api/chat"): posting(CHAT),
     ("WEBSOCKET", "/api/chat"): chat_socket,
@@ -220,6 +238,9 @@ BEGINS_NOTHING = {
     )),
     *((method, f"{base}{end}") for base in ("/v1/conversations", "/conversations") for method, end in (
         ("POST", ""), ("POST", "/{id}"), ("DELETE", "/{id}"), ("POST", "/{id}/items"), ("DELETE", "/{id}/items/{item}")
+    )),
+    *((method, f"{base}{end}") for base in ("/anthropic/v1", "/v1") for method, end in (
+        ("POST", "/agents"), ("POST", "/environments"), ("POST", "/sessions/{id}"), ("DELETE", "/sessions/{id}")
     )),
     *((method, f"{prefix}/{{rest:path}}") for prefixes in REST.values() for prefix in prefixes
       for method in ("POST", "PATCH", "DELETE")),

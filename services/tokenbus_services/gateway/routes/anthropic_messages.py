@@ -7,12 +7,12 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from tokenbus_services.gateway.gateway import Gateway
+from tokenbus_services.gateway.routes import anthropic_sessions
+from tokenbus_services.gateway.routes.anthropic_sessions import HEADER
 from tokenbus_services.gateway.routes.routing import HeaderRoute, answered
 from tokenbus_services.gateway.surfaces.anthropic_messages import AnthropicMessagesSurface, model_answer, models_answer
 
 PREFIX = "/anthropic"
-HEADER = "anthropic-version"
-"""Sent by every client of this API, and by no other."""
 
 
 def routes(gateway: Gateway) -> list[BaseRoute]:
@@ -34,4 +34,5 @@ def routes(gateway: Gateway) -> list[BaseRoute]:
         Route(f"{PREFIX}/v1/models/{{name:path}}", show_model, methods=["GET"]),
         HeaderRoute("/v1/models", list_models, header=HEADER),
         HeaderRoute("/v1/models/{name:path}", show_model, header=HEADER),
+        *anthropic_sessions.routes(gateway),
     ]

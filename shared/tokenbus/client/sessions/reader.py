@@ -19,7 +19,7 @@ import msgspec
 
 from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.server import translated
-from tokenbus.bus.server.stream_reader import Entry
+from tokenbus.bus.server.stream_reader import Entry, id_key
 from tokenbus.client.decode import public_event
 from tokenbus.client.deployment import Deployment, Outage
 from tokenbus.client.log_reader import LONGEST_LOOK_S
@@ -89,6 +89,22 @@ async def follow_session(
                 yield step
             if not steps and not live:
                 return
+
+
+async def newest_cursor(deployment: Deployment, ref: str, name: str) -> SessionCursor:
+    """The cursor behind all that is stored of a session. Raises SessionNotFound, ServerUnavailable, Malformed."""
+    keys = await deployment.keys_of(ref)
+    client, log = deployment.server.client, keys.log(ref)
+    with translated(deployment.server):
+        newest: list[Entry] = await client.xrevrange(log, count=1)
+        made: bytes | None = await client.hget(keys.session(ref), "made")
+        if not newest or made is None:
+            raise SessionNotFound(name)
+        event, run_seq = session_event(log, newest[0]), -1
+        if event.run is not None and not isinstance(event, RunEnded):
+            last: list[Entry] = await client.xrevrange(keys.log(event.run), count=1)
+            run_seq = id_key(last[0][0].decode())[1] if last else -1
+    return SessionCursor(event.session_seq, run_seq, made.decode())
 
 
 class SessionReader:

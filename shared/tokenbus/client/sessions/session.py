@@ -12,7 +12,7 @@ from tokenbus.client import publishing
 from tokenbus.client.deployment import Deployment
 from tokenbus.client.publishing import new_run_id
 from tokenbus.client.sessions.history import history_before
-from tokenbus.client.sessions.reader import SessionCursor, SessionReader, SessionStep, follow_session
+from tokenbus.client.sessions.reader import SessionCursor, SessionReader, SessionStep, follow_session, newest_cursor
 from tokenbus.core.request.bounds import tenant_of
 from tokenbus.errors import AppendPending, RequestInvalid, SessionNotFound
 from tokenbus.events.requests import (
@@ -290,6 +290,13 @@ class Session:
             live=live,
             reconnect_s=self._reconnect_s,
         )
+
+    async def now(self) -> SessionCursor:
+        """The cursor behind all that is stored; `follow` after it yields what comes from now on.
+
+        Raises SessionNotFound, ServerUnavailable.
+        """
+        return await newest_cursor(self._deployment, self._ref, self.name)
 
     async def check(self, after: SessionCursor | None = None) -> None:
         """Raise at once what `follow` would raise for this cursor."""

@@ -54,6 +54,12 @@ def messages_of(body: Fields) -> list[Message]:
     return messages
 
 
+def user_content(fields: Fields) -> str | list[ContentPart]:
+    """Read the `content` of what a user says. Raises Refusal."""
+    said = {kind: reader for kind, reader in _READERS["user"].items() if kind != "tool_result"}
+    return _content(fields, said)
+
+
 def system_of(body: Fields) -> list[TextPart]:
     """Read the system prompt: a string or text blocks. Raises Refusal."""
     if body.is_text("system"):

@@ -1,0 +1,339 @@
+"""Routes of Anthropic's managed agents: agents, environments, sessions, and the events of a session, as its SDK asks.
+
+Sessions are those of the bus, by the same names, so a session that another client made is one here, too. The stream
+begins now, as at Anthropic: a client opens it first, then lists what was before.
+"""
+
+from __future__ import annotations
+
+import binascii
+import secrets
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any, cast
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from tokenbus import SessionStep
+from tokenbus.client.sessions.listing import list_sessions, session_filter
+from tokenbus.errors import SessionNotFound
+from tokenbus.events.requests import Configure, Delete
+from tokenbus_services.gateway import idempotency
+from tokenbus_services.gateway.answers import asgi
+from tokenbus_services.gateway.callers import Caller
+from tokenbus_services.gateway.gateway import Gateway, Handler
+from tokenbus_services.gateway.problem import Problem, Refusal, invalid
+from tokenbus_services.gateway.routes.native import live_lines
+from tokenbus_services.gateway.routes.routing import HeaderRoute
+from tokenbus_services.gateway.routes.run_list import MOST_READS, limit_in, position_in, position_text
+from tokenbus_services.gateway.surfaces.anthropic_messages import AnthropicMessagesSurface, sessions
+from tokenbus_services.gateway.surfaces.contract import GatewayRequest, encode_line
+from tokenbus_services.gateway.surfaces.errors import anthropic_error
+from tokenbus_services.gateway.surfaces.fields import Fields, Json, is_whole, json_body
+
+HEADER = "anthropic-version"
+"""Sent by every client of this API, and by no other."""
+MOST_EVENTS = 1000
+"""Events in one page of a list."""
+MOST_SENT = 64
+"""Events in one request."""
+
+
+def routes(gateway: Gateway) -> list[BaseRoute]:
+    """The routes, below `/anthropic/v1`, and below `/v1` for requests with the API's own header."""
+    api = _Sessions(gateway)
+    served: list[tuple[str, Handler, str]] = [
+        ("/agents", api.make_agent, "POST"),
+        ("/agents", api.agents, "GET"),
+        ("/agents/{id}", api.agent, "GET"),
+        ("/environments", api.make_environment, "POST"),
+        ("/environments/{id}", api.environment, "GET"),
+        ("/sessions", api.make, "POST"),
+        ("/sessions", api.all, "GET"),
+        ("/sessions/{id}", api.one, "GET"),
+        ("/sessions/{id}", api.change, "POST"),
+        ("/sessions/{id}", api.delete, "DELETE"),
+        ("/sessions/{id}/events", api.send, "POST"),
+        ("/sessions/{id}/events", api.events, "GET"),
+        ("/sessions/{id}/events/stream", api.stream, "GET"),
+    ]
+    found: list[BaseRoute] = []
+    for path, handle, method in served:
+        endpoint = gateway.guarded(api.surface.name, api.surface.refusal, handle)
+        found.append(Route(f"/anthropic/v1{path}", endpoint, methods=[method]))
+        found.append(HeaderRoute(f"/v1{path}", endpoint, header=HEADER, method=method))
+    return found
+
+
+class _Sessions:
+    def __init__(self, gateway: Gateway) -> None:
+        self.surface = AnthropicMessagesSurface()
+        self._gateway = gateway
+        self._door = gateway.runs.sessions
+
+    # --- agents and environments ----------------------------------------------------------------------------------
+
+    async def make_agent(self, request: Request) -> Response:
+        """Store a configuration."""
+        caller, asked, body = await self._posted(request)
+        agent = sessions.AGENT + secrets.token_hex(12)
+        config = sessions.read_agent(asked, caller.rules, body, agent)
+        await self._door.append(caller, self.surface.name, agent, config)
+        return _json(await self._agent(caller, agent))
+
+    async def agent(self, request: Request) -> Response:
+        """One of them."""
+        caller = await self._gateway.caller(request, self.surface)
+        return _json(await self._agent(caller, request.path_params["id"]))
+
+    async def agents(self, request: Request) -> Response:
+        """Those of the tenant."""
+        return await self._listed(request, "agent")
+
+    async def make_environment(self, request: Request) -> Response:
+        """A name, which the id holds: nothing is stored."""
+        _, _, body = await self._posted(request)
+        name = body.needed("name", body.text("name"))
+        if not 0 < len(name) <= 200:
+            raise invalid("name", "must have 1 to 200 characters")
+        body.only("config", *_NO_CONTAINER, why="asks for a container, and this gateway runs none")
+        for field in ("description", "metadata", "scope"):
+            body.hint(field, {}, "organization")
+        body.end()
+        encoded = urlsafe_b64encode(name.encode()).decode().rstrip("=")
+        return _json(sessions.environment_shown(name, sessions.ENVIRONMENT + encoded))
+
+    async def environment(self, request: Request) -> Response:
+        """What its id says."""
+        await self._gateway.caller(request, self.surface)
+        environment: str = request.path_params["id"]
+        encoded = environment.removeprefix(sessions.ENVIRONMENT)
+        try:
+            name = urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)).decode()
+        except (binascii.Error, ValueError):
+            raise _not_found("environment", environment) from None
+        return _json(sessions.environment_shown(name, environment))
+
+    async def _agent(self, caller: Caller, agent: str) -> Json:
+        config = await self._config_of_agent(caller, agent)
+        return sessions.agent_shown(await self._door.info(caller, agent), config)
+
+    async def _config_of_agent(self, caller: Caller, agent: str) -> Configure:
+        try:
+            config = await self._door.configuration(caller, agent)
+        except SessionNotFound:
+            raise _not_found("agent", agent) from None
+        if sessions.note_of(config).anthropic != "agent":
+            raise _not_found("agent", agent)
+        return config
+
+    # --- sessions -------------------------------------------------------------------------------------------------
+
+    async def make(self, request: Request) -> Response:
+        """Begin a session of an agent; a model's name is one, too."""
+        caller, asked, body = await self._posted(request)
+        config = sessions.begun(await self._asked_agent(caller, asked, body), body)
+        first = [sessions.read_event(fields) for fields in body.each("initial_events")]
+        body.end()
+        name = sessions.SESSION + secrets.token_hex(12)
+        await self._door.append(caller, self.surface.name, name, config)
+        for item in first:
+            await self._door.append(caller, self.surface.name, name, item, append=_new_event())
+        return _json(await self._session(caller, name))
+
+    async def _asked_agent(self, caller: Caller, asked: GatewayRequest, body: Fields) -> Configure:
+        given = body.take("agent")
+        if given is None:
+            raise invalid("agent", "this field is required")
+        fields = Fields(cast("Json", given) if isinstance(given, dict) else {"type": "agent", "id": given}, "agent")
+        fields.needed("type", fields.one_of("type", ("agent",)))
+        agent, version = fields.needed("id", fields.text("id")), fields.whole("version", least=1)
+        fields.end()
+        if not agent.startswith(sessions.AGENT):
+            return sessions.model_agent(asked, caller.rules, agent)
+        config = await self._config_of_agent(caller, agent)
+        if version not in (None, sessions.note_of(config).agent.version):
+            raise invalid("agent.version", "there is no such version of this agent")
+        return config
+
+    async def one(self, request: Request) -> Response:
+        """One of them."""
+        caller = await self._gateway.caller(request, self.surface)
+        return _json(await self._session(caller, request.path_params["id"]))
+
+    async def all(self, request: Request) -> Response:
+        """Those of the tenant that clients of this API made."""
+        return await self._listed(request, "session")
+
+    async def change(self, request: Request) -> Response:
+        """Another title, or other metadata."""
+        caller, _, body = await self._posted(request)
+        name = request.path_params["id"]
+        config = sessions.changed(await self._door.configuration(caller, name), body)
+        await self._door.append(caller, self.surface.name, name, config)
+        return _json(await self._session(caller, name))
+
+    async def delete(self, request: Request) -> Response:
+        """Remove it with its runs."""
+        caller = await self._gateway.caller(request, self.surface)
+        name = request.path_params["id"]
+        await self._door.info(caller, name)
+        await self._door.append(caller, self.surface.name, name, Delete())
+        return _json({"id": name, "type": "session_deleted"})
+
+    async def _session(self, caller: Caller, name: str) -> Json:
+        config = await self._door.configuration(caller, name)
+        return sessions.session_shown(await self._door.info(caller, name), config)
+
+    async def _listed(self, request: Request, kind: str) -> Response:
+        caller = await self._gateway.caller(request, self.surface)
+        for name in request.query_params:
+            if name not in ("limit", "page"):
+                raise invalid(name, "is not supported here; supported: limit, page")
+        limit = limit_in(request.query_params.get("limit"))
+        wanted = session_filter(tenant=caller.tenant or None, metadata={sessions.KIND: kind})
+        after = position_in(request.query_params.get("page"))
+        found: list[Json] = []
+        pages, more = 0, None
+        listed = list_sessions(self._gateway.runs.deployment, wanted, after=after, limit=limit)
+        async with aclosing(listed):
+            async for place, info in listed:
+                if info is None:
+                    pages += 1
+                else:
+                    config = await self._door.configuration(caller, info.session)
+                    show = sessions.agent_shown if kind == "agent" else sessions.session_shown
+                    found.append(show(info, config))
+                if len(found) == limit or pages == MOST_READS:
+                    more = position_text(place)
+                    break
+        return _json({"data": found, "next_page": more})
+
+    # --- events ---------------------------------------------------------------------------------------------------
+
+    async def send(self, request: Request) -> Response:
+        """Append events, in order; all are read before the first is appended."""
+        caller, asked, body = await self._posted(request)
+        items = [sessions.read_event(fields) for fields in body.each("events")]
+        body.end()
+        if not 0 < len(items) <= MOST_SENT:
+            raise invalid("events", f"must be a list of 1 to {MOST_SENT} events")
+        key, name = asked.headers.get(idempotency.HEADER), request.path_params["id"]
+        of_key = idempotency.run_of(caller.tenant, key, f"events of {name}") if key else None
+        headers: dict[str, str] = {}
+        sent: list[Json] = []
+        for n, item in enumerate(items):
+            event = f"{sessions.EVENT}{of_key}.{n}" if of_key else _new_event()
+            receipt, headers_of_it = await self._door.append(caller, self.surface.name, name, item, append=event)
+            headers |= headers_of_it
+            if receipt.fate.state == "returned" and receipt.fate.reason != "nothing_open":
+                raise _returned(f"events[{n}]", str(receipt.fate.reason))
+            sent.append(sessions.sent_shown(item, event))
+        return _json({"data": sent}, headers)
+
+    async def events(self, request: Request) -> Response:
+        """A page of the events that are stored."""
+        caller = await self._gateway.caller(request, self.surface)
+        ask, kinds = request.query_params, request.query_params.getlist("types[]")
+        for name in ask:
+            if name not in ("order", "limit", "page", "types[]"):
+                raise invalid(name, "is not supported here; supported: limit, order, page, types")
+        order, page, limit = ask.get("order", "asc"), ask.get("page", "0"), ask.get("limit", str(MOST_EVENTS))
+        if order not in ("asc", "desc"):
+            raise invalid("order", "must be asc or desc")
+        if not is_whole(page) or not is_whole(limit) or not 0 < int(limit) <= MOST_EVENTS:
+            raise invalid("limit" if is_whole(page) else "page", "is no page of events")
+        name, first, count = request.path_params["id"], int(page), int(limit)
+        fold = sessions.SessionEvents((await self._door.info(caller, name)).begun_ms)
+        found: list[Json] = []
+        steps = await self._door.follow(caller, name, after=None, live=False)
+        async with aclosing(steps):
+            async for step in steps:
+                found += [each for each in fold.feed(step) if not kinds or each["type"] in kinds]
+                if order == "asc" and len(found) > first + count:
+                    break
+        if order == "desc":
+            found.reverse()
+        more = str(first + count) if len(found) > first + count else None
+        return _json({"data": found[first : first + count], "next_page": more})
+
+    async def stream(self, request: Request) -> Any:
+        """The events from now on."""
+        caller = await self._gateway.caller(request, self.surface)
+        name, previews = request.path_params["id"], request.query_params.getlist("event_deltas[]")
+        for kind in previews:
+            if kind not in sessions.PREVIEWS:
+                raise invalid(
+                    "event_deltas", f"{kind[:100]!r} has no previews; supported: {', '.join(sessions.PREVIEWS)}"
+                )
+        info = await self._door.info(caller, name)
+        steps = await self._door.follow(caller, name, after=await self._door.now(caller, name), live=True)
+        fold = sessions.SessionEvents(info.last_ms, previews=frozenset(previews))
+        times = self._gateway.times
+
+        async def check() -> None:
+            await self._gateway.caller(request, self.surface)
+
+        lines = live_lines(
+            _until_deleted(steps),
+            lambda step: b"".join(map(_frame, [_DELETED] if step is None else fold.feed(step))),
+            keep_alive_s=times.keep_alive_s,
+            check=check,
+        )
+        return asgi.EventStream(lines, broken=_broken, send_timeout_s=times.send_timeout_s)
+
+    async def _posted(self, request: Request) -> tuple[Caller, GatewayRequest, Fields]:
+        caller = await self._gateway.caller(request, self.surface)
+        asked = await self._gateway.read(request)
+        return caller, asked, Fields(json_body(asked.body) if asked.body else {})
+
+
+_NO_CONTAINER: tuple[Json, ...] = (
+    {"type": "self_hosted"},
+    {"type": "cloud"},
+    {"type": "cloud", "networking": {"type": "unrestricted"}},
+)
+_DELETED: Json = {"type": "session.deleted", "id": "sevt_deleted", "processed_at": sessions.time_text(0)}
+
+
+async def _until_deleted(steps: AsyncGenerator[SessionStep]) -> AsyncGenerator[SessionStep | None]:
+    """The steps; None at last if the session was deleted."""
+    try:
+        async with aclosing(steps):
+            async for step in steps:
+                yield step
+    except SessionNotFound:
+        yield None
+
+
+def _frame(event: Json) -> bytes:
+    return b"event: " + str(event["type"]).encode() + b"\ndata: " + encode_line(event) + b"\n\n"
+
+
+def _broken(problem: Problem) -> bytes:
+    return b"event: error\ndata: " + anthropic_error(problem) + b"\n\n"
+
+
+def _new_event() -> str:
+    return sessions.EVENT + secrets.token_hex(12)
+
+
+def _not_found(what: str, name: str) -> Refusal:
+    why = f"{what} {name[:200]!r} was not found"
+    return Refusal(Problem(status=404, code=f"{what}_not_found", message=why, kind="not_found"))
+
+
+def _returned(param: str, reason: str) -> Refusal:
+    full = reason == "queue_full"
+    why = "too many messages of this session wait" if full else f"it was returned: {reason}"
+    kind = "rate_limit" if full else "invalid_request"
+    return Refusal(Problem(status=429 if full else 409, code=reason, message=why, kind=kind, param=param))
+
+
+def _json(value: object, headers: dict[str, str] | None = None) -> Response:
+    sent = {"x-content-type-options": "nosniff", **(headers or {})}
+    return Response(msgspec.json.encode(value), 200, sent, media_type="application/json")

@@ -1,0 +1,529 @@
+"""Sessions in the words of Anthropic's managed agents: agents, sessions, and the events of one session. Pure.
+
+https://platform.claude.com/docs/en/managed-agents/events-and-streaming
+
+An agent is a configuration, and is stored as a session that is never written to. What an agent's object says is in the
+configured request; its name and the like are in the request's metadata.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import cast, get_args
+
+import msgspec
+
+from tokenbus.client.sessions.reader import SessionStep
+from tokenbus.events.normalized import FinishReason
+from tokenbus.events.public import (
+    TERMINAL,
+    BlockComplete,
+    BlockStarted,
+    Cancelled,
+    Chunk,
+    Completed,
+    Incomplete,
+    PublicEvent,
+    Restarted,
+    Retrying,
+    RunFailedEvent,
+    ToolProgress,
+    UsageReported,
+)
+from tokenbus.events.requests import (
+    Base64Source,
+    Configure,
+    ContentPart,
+    DocumentPart,
+    Effort,
+    Generate,
+    ImagePart,
+    Interrupt,
+    Message,
+    SessionMessage,
+    TextPart,
+    Tool,
+    UrlSource,
+)
+from tokenbus.events.sessions import Appended, Configured, Delivered, Returned, RunEnded, SessionInfo
+from tokenbus.events.usage import Usage
+from tokenbus_services.gateway.problem import invalid, of_end, unsupported
+from tokenbus_services.gateway.surfaces.anthropic_messages.content import user_content
+from tokenbus_services.gateway.surfaces.contract import GatewayRequest, TranslationRules
+from tokenbus_services.gateway.surfaces.fields import Fields, Json
+from tokenbus_services.gateway.surfaces.hosted import Steps, output_value
+from tokenbus_services.gateway.surfaces.settling import Settling
+from tokenbus_services.gateway.surfaces.surface import SurfaceRequest, effort_thinking
+
+AGENT, SESSION, EVENT, ENVIRONMENT = "agent_", "sesn_", "sevt_", "env_"
+"""Beginnings of ids."""
+KIND = "anthropic"
+"""Key of the configured metadata that says what a session stands for; the others have the rest."""
+_SAMPLE = Message(role="user", content="…")
+_NOT_SENT = ("type", "id", "messages")
+_NEVER = "1970-01-01T00:00:00Z"
+_UNTOLD = ("mcp_servers", "skills", "vault_ids", "resources")
+PREVIEWS = ("agent.message", "agent.thinking")
+_ERRORS = {"overloaded": "model_overloaded_error", "rate_limit": "model_rate_limited_error"}
+_REFUSED: frozenset[FinishReason] = frozenset({"content_filter"})
+
+
+class Agent(msgspec.Struct, frozen=True, kw_only=True):
+    """What a session does, as it is configured."""
+
+    id: str
+    name: str
+    version: int = 1
+    model: str
+    """As the client named it."""
+    effort: str | None = None
+    description: str | None = None
+    metadata: dict[str, str] = {}
+
+
+class Note(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """In the metadata of the configured request."""
+
+    anthropic: str
+    """`agent` or `session`."""
+    agent: Agent
+    environment: str = ""
+    title: str | None = None
+    client: dict[str, str] = {}
+    """The session's metadata."""
+
+
+# --- what clients ask for ---------------------------------------------------------------------------------------------
+
+
+def read_agent(asked: GatewayRequest, rules: TranslationRules, body: Fields, agent: str) -> Configure:
+    """The configuration of a new agent. Raises Refusal."""
+    name = body.needed("name", body.text("name"))
+    model, effort = _model(body)
+    about = Agent(
+        id=agent,
+        name=name,
+        model=model,
+        effort=effort,
+        description=body.text("description"),
+        metadata=_texts(body, "metadata"),
+    )
+    _only_none(body)
+    body.only("multiagent")
+    body.only("execution_identity", {"type": "service_account"})
+    return _configured(asked, rules, body, about)
+
+
+def model_agent(asked: GatewayRequest, rules: TranslationRules, name: str) -> Configure:
+    """An agent that is a model and nothing else, for a session whose agent is the model's name. Raises Refusal."""
+    return _configured(asked, rules, Fields({}), Agent(id=name, name=name, model=name))
+
+
+def _configured(asked: GatewayRequest, rules: TranslationRules, body: Fields, about: Agent) -> Configure:
+    ask = SurfaceRequest(asked, rules, body, model=about.model, stream=False)
+    ask.refuse_hidden()
+    tools = [_tool(fields) for fields in body.each("tools")]
+    thinking = effort_thinking(about.effort)
+    read = ask.translated({"messages": [_SAMPLE], "system": body.text("system"), "thinking": thinking}, tools=tools)
+    return Configure(request=_request(read.generate, Note(anthropic="agent", agent=about)), when_busy="steer")
+
+
+def _request(generate: Generate, note: Note) -> Json:
+    request = cast("Json", msgspec.to_builtins(generate))
+    for name in _NOT_SENT:
+        request.pop(name, None)
+    return {**request, "metadata": msgspec.to_builtins(note)}
+
+
+def begun(config: Configure, body: Fields) -> Configure:
+    """The configuration of a session of this agent. Raises Refusal."""
+    note = msgspec.structs.replace(
+        note_of(config),
+        anthropic="session",
+        environment=body.needed("environment_id", body.text("environment_id")),
+        title=body.text("title"),
+        client=_texts(body, "metadata"),
+    )
+    body.only("budget", why="is a setting of the client's key: gateway.keys.NAME.max_budget")
+    _only_none(body)
+    return noted(config, note)
+
+
+def changed(config: Configure, body: Fields) -> Configure:
+    """A session with another title or other metadata. Raises Refusal."""
+    note = note_of(config)
+    if body.has("title"):
+        note = msgspec.structs.replace(note, title=body.text("title"))
+    given = body.json("metadata") or {}
+    kept = {**note.client, **given}
+    body.put("metadata", {name: value for name, value in kept.items() if value is not None})
+    note = msgspec.structs.replace(note, client=_texts(body, "metadata"))
+    for name in ("agent", "budget"):
+        body.only(name, why="of a session cannot be changed here")
+    _only_none(body)
+    body.end()
+    return noted(config, note)
+
+
+def noted(config: Configure, note: Note) -> Configure:
+    """The configuration with another note."""
+    return msgspec.structs.replace(config, request={**config.request, "metadata": msgspec.to_builtins(note)})
+
+
+def note_of(config: Configure) -> Note:
+    """What a session stands for. One that another client made is a session of its model."""
+    request = config.request
+    try:
+        return msgspec.convert(request.get("metadata"), Note)
+    except msgspec.ValidationError:
+        model = f"{request.get('provider')}/{request.get('model')}"
+        return Note(anthropic="session", agent=Agent(id=model, name=model, model=model))
+
+
+def read_event(fields: Fields) -> SessionMessage | Interrupt:
+    """What a client sends to a session. Raises Refusal."""
+    match fields.needed("type", fields.text("type")):
+        case "user.message":
+            return SessionMessage(content=user_content(fields))
+        case "user.interrupt":
+            fields.only("session_thread_id", why="names a thread; a session has one")
+            return Interrupt()
+        case "user.tool_confirmation" | "user.tool_result" | "user.custom_tool_result" as kind:
+            # Waiting for a person or a client is a state of runs of its own (issue 33): its answers go here.
+            raise invalid(fields.path("type"), f"nothing in this session waits for a {kind!r}")
+        case other:
+            raise unsupported(fields.path("type"), f"events of type {other[:100]!r} are not supported")
+
+
+def _model(body: Fields) -> tuple[str, str | None]:
+    if body.is_text("model") or not body.has("model"):
+        return body.needed("model", body.text("model")), None
+    fields = body.needed("model", body.fields("model"))
+    fields.only("speed", "standard")
+    fields.only("inference_geo")
+    effort = fields.peek("effort")
+    if isinstance(effort, dict):
+        fields.put("effort", cast("Json", effort).get("type"))
+    return fields.needed("id", fields.text("id")), fields.one_of("effort", get_args(Effort))
+
+
+def _tool(fields: Fields) -> Tool:
+    kind = fields.needed("type", fields.text("type"))
+    why = "the deployment's tools are named in `tokenbus.tools`, or by the header x-tokenbus-tools"
+    raise unsupported(fields.path("type"), f"tools of type {kind[:100]!r} are not supported here; {why}")
+
+
+def _only_none(body: Fields) -> None:
+    for name in _UNTOLD:
+        body.only(name, [], why="is not supported by this gateway")
+
+
+def _texts(body: Fields, name: str) -> dict[str, str]:
+    found = body.json(name) or {}
+    for key, value in found.items():
+        if not isinstance(value, str):
+            raise invalid(body.path(f"{name}.{key[:100]}"), "must be a string")
+    return found
+
+
+# --- what clients see -------------------------------------------------------------------------------------------------
+
+
+def time_text(at_ms: int) -> str:
+    """A time as the API writes it."""
+    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def agent_shown(info: SessionInfo, config: Configure) -> Json:
+    """The object of an agent."""
+    note = note_of(config)
+    return {
+        **_session_agent(note.agent, config),
+        "metadata": note.agent.metadata,
+        "created_at": time_text(info.begun_ms),
+        "updated_at": time_text(info.last_ms),
+        "archived_at": None,
+    }
+
+
+def session_shown(info: SessionInfo, config: Configure) -> Json:
+    """The object of a session."""
+    note = note_of(config)
+    return {
+        "id": info.session,
+        "type": "session",
+        "agent": _session_agent(note.agent, config),
+        "environment_id": note.environment,
+        "title": note.title,
+        "metadata": note.client,
+        "status": "running" if info.run else "idle",
+        "created_at": time_text(info.begun_ms),
+        "updated_at": time_text(info.last_ms),
+        "archived_at": None,
+        "budget": None,
+        "deployment_id": None,
+        "outcome_evaluations": [],
+        "resources": [],
+        "stats": {},
+        "usage": {},
+        "vault_ids": [],
+    }
+
+
+def environment_shown(name: str, environment: str) -> Json:
+    """The object of an environment, which is a name: a session's tools run where the deployment has them."""
+    return {
+        "id": environment,
+        "type": "environment",
+        "name": name,
+        "description": None,
+        "config": {"type": "self_hosted"},
+        "metadata": {},
+        "created_at": _NEVER,
+        "updated_at": _NEVER,
+        "archived_at": None,
+    }
+
+
+def sent_shown(item: SessionMessage | Interrupt, event: str, at_ms: int | None = None) -> Json:
+    """An event that a client sent; without ``at_ms`` it has not taken effect yet."""
+    processed = None if at_ms is None else time_text(at_ms)
+    if isinstance(item, Interrupt):
+        return {"id": event, "type": "user.interrupt", "processed_at": processed}
+    kind = "system.message" if item.role == "system" else "user.message"
+    return {"id": event, "type": kind, "content": _blocks(item.content), "processed_at": processed}
+
+
+def _session_agent(agent: Agent, config: Configure) -> Json:
+    effort = {"effort": {"type": agent.effort}} if agent.effort else {}
+    return {
+        "id": agent.id,
+        "type": "agent",
+        "name": agent.name,
+        "version": agent.version,
+        "description": agent.description,
+        "model": {"id": agent.model, **effort},
+        "system": config.request.get("system"),
+        "tools": [],
+        "mcp_servers": [],
+        "skills": [],
+        "multiagent": None,
+        "execution_identity": {"type": "service_account"},
+    }
+
+
+def _blocks(content: str | list[ContentPart]) -> list[Json]:
+    if isinstance(content, str):
+        return [_text(content)]
+    return [_block(part) for part in content]
+
+
+def _block(part: ContentPart) -> Json:
+    match part:
+        case TextPart(text=text):
+            return _text(text)
+        case ImagePart(source=source) | DocumentPart(source=source):
+            kind = "image" if isinstance(part, ImagePart) else "document"
+            match source:
+                case Base64Source(media_type=media_type, data=data):
+                    return {"type": kind, "source": {"type": "base64", "media_type": media_type, "data": data}}
+                case UrlSource(url=url):
+                    return {"type": kind, "source": {"type": "url", "url": url}}
+                case _:
+                    return {"type": "redacted"}  # in the blob store
+        case _:
+            return {"type": "redacted"}
+
+
+def _text(text: str) -> Json:
+    return {"type": "text", "text": text}
+
+
+class SessionEvents:
+    """The events of a session, fed with its steps in order. An event of a run has the time of the session's event
+    before it: a run's own events have none.
+    """
+
+    def __init__(self, at_ms: int, *, previews: frozenset[str] = frozenset()) -> None:
+        """``at_ms``: until the first event of the session. ``previews``: which events are shown while they are made."""
+        self._at_ms = at_ms
+        self._previews = previews
+        self._waiting: dict[str, SessionMessage | Interrupt] = {}
+        self._run: _RunEvents | None = None
+        self._stop: Json = {"type": "end_turn"}
+
+    def feed(self, step: SessionStep) -> list[Json]:
+        """The events of this step; those of previews are `event_start` and `event_delta`."""
+        event = step.event
+        match event:
+            case Configured():
+                self._at_ms = event.at_ms
+                return []
+            case Appended(append=append, item=SessionMessage() | Interrupt() as item):
+                self._at_ms, self._waiting[append] = event.at_ms, item
+                return [sent_shown(item, append)]
+            case Delivered(append=append):
+                self._at_ms = event.at_ms
+                item = self._waiting.pop(append, None)
+                shown = [sent_shown(item, append, event.at_ms)] if item else []
+                return shown if isinstance(item, Interrupt) else [*self._began(event), *shown]
+            case RunEnded():
+                self._at_ms = event.at_ms
+                return self._ended(event)
+            case Returned(append=append):
+                self._at_ms = event.at_ms
+                self._waiting.pop(append, None)
+                return []
+            case Appended():
+                self._at_ms = event.at_ms
+                return []
+            case _:
+                return self._of_run(event)
+
+    def _began(self, event: Delivered) -> list[Json]:
+        if event.run is None or event.turn or (self._run and self._run.id == event.run):
+            return []
+        self._run = _RunEvents(event.run, self._previews)
+        return [self._status("running", f"{event.run}.running")]
+
+    def _of_run(self, event: PublicEvent) -> list[Json]:
+        if self._run is None or self._run.id != event.run:
+            self._run = _RunEvents(event.run, self._previews)
+        found = self._run.feed(event)
+        if isinstance(event, TERMINAL):
+            self._stop = self._run.stop
+        return [self._timed(each) for each in found]
+
+    def _ended(self, event: RunEnded) -> list[Json]:
+        self._run = None
+        stop, self._stop = self._stop, {"type": "end_turn"}
+        if event.status == "lost":
+            stop = {"type": "retries_exhausted"}
+        if self._waiting:  # the next run begins
+            return []
+        return [{**self._status("idle", f"{event.run}.idle"), "stop_reason": stop}]
+
+    def _status(self, status: str, name: str) -> Json:
+        return self._timed({"type": f"session.status_{status}", "id": EVENT + name})
+
+    def _timed(self, event: Json) -> Json:
+        return event if event["type"].startswith("event_") else {**event, "processed_at": time_text(self._at_ms)}
+
+
+class _RunEvents:
+    """The events of one run. Calls are told once their turn is over: a retry may void them."""
+
+    def __init__(self, run: str, previews: frozenset[str]) -> None:
+        self.id = run
+        self.stop: Json = {"type": "end_turn"}
+        self._previews = previews
+        self._settling = Settling(hold_thinking=True, hold_calls=True)
+        self._steps = Steps()
+        self._request: str | None = None
+        """The id of the model's request that is under way."""
+        self._uses: dict[str, str] = {}
+        """The event of each call, by the call's id."""
+
+    def feed(self, event: PublicEvent) -> list[Json]:
+        """The events of this one, without their times."""
+        out: list[Json] = []
+        if isinstance(event, Retrying | Restarted):
+            out += self._close(None, failed=True)
+        elif _is_of_model(event) and self._request is None:
+            self._request = self._name(f"{event.turn}.{event.attempt}.request")
+            out.append({"type": "span.model_request_start", "id": self._request})
+        for each in self._settling.feed(event):
+            out += self._settled(each)
+        return out
+
+    def _settled(self, event: PublicEvent) -> list[Json]:
+        match event:
+            case BlockStarted(kind="text" | "thinking" as kind, block=block):
+                return self._preview("agent.message" if kind == "text" else "agent.thinking", block)
+            case Chunk(kind="text", visible=True) if "agent.message" in self._previews:
+                delta = {"type": "content_delta", "index": 0, "content": _text(event.text)}
+                return [{"type": "event_delta", "event_id": self._name(event.block), "delta": delta}]
+            case BlockComplete():
+                return self._block(event)
+            case UsageReported(usage=usage):
+                return self._close(usage)
+            case Completed() | Incomplete() | RunFailedEvent() | Cancelled():
+                return self._end(event)
+            case _:
+                return []
+
+    def _preview(self, kind: str, block: int) -> list[Json]:
+        if kind not in self._previews:
+            return []
+        return [{"type": "event_start", "event": {"type": kind, "id": self._name(block)}}]
+
+    def _block(self, event: BlockComplete) -> list[Json]:
+        name = self._name(event.block)
+        match event.kind:
+            case "text" | "audio" if event.content:
+                return [{"type": "agent.message", "id": name, "content": [_text(event.content)]}]
+            case "thinking" if not event.cut:
+                return [{"type": "agent.thinking", "id": name}]
+            case "tool_call" if not event.cut:
+                return [self._use(event.tool_id or name, event.tool_name or "", event.input or {}, name)]
+            case "tool_result":
+                return [self._result(event.tool_id or "", event.content or "", name, failed=bool(event.is_error))]
+            case "server_tool" if step := self._steps.read(event):
+                said = [] if step.called is None else [self._use(step.id, step.name, step.called, name)]
+                if step.output:
+                    text = msgspec.json.encode(output_value(step.output)).decode()
+                    said.append(self._result(step.id, text, f"{name}.result", failed=step.output.failed))
+                return said
+            case _:
+                return []
+
+    def _use(self, call: str, tool: str, given: Mapping[str, object], name: str) -> Json:
+        self._uses[call] = name
+        return {"type": "agent.tool_use", "id": name, "name": tool, "input": given, "evaluated_permission": "allow"}
+
+    def _result(self, call: str, text: str, name: str, *, failed: bool) -> Json:
+        use = self._uses.get(call, "")
+        return {
+            "type": "agent.tool_result",
+            "id": name,
+            "tool_use_id": use,
+            "content": [_text(text)],
+            "is_error": failed,
+        }
+
+    def _end(self, event: Completed | Incomplete | RunFailedEvent | Cancelled) -> list[Json]:
+        failed = isinstance(event, Incomplete | RunFailedEvent)
+        out = self._close(None, failed=failed)
+        if failed:
+            problem = of_end(event)
+            error = {"type": _ERRORS.get(problem.kind, "model_request_failed_error"), "message": problem.message}
+            self.stop = {"type": "retries_exhausted"}
+            retry = {"retry_status": {"type": "exhausted"}}
+            out.append({"type": "session.error", "id": self._name("error"), "error": {**error, **retry}})
+        elif event.finish in _REFUSED:
+            self.stop = {"type": "refusal"}
+        return out
+
+    def _close(self, usage: Usage | None, *, failed: bool = False) -> list[Json]:
+        request, self._request = self._request, None
+        if request is None:
+            return []
+        used = usage or Usage()
+        counts = {
+            "input_tokens": used.input or 0,
+            "output_tokens": used.output or 0,
+            "cache_read_input_tokens": used.cache_read or 0,
+            "cache_creation_input_tokens": used.cache_write or 0,
+        }
+        about: Json = {"model_request_start_id": request, "model_usage": counts, "is_error": failed}
+        return [{"type": "span.model_request_end", "id": f"{request}.end", **about}]
+
+    def _name(self, place: object) -> str:
+        return f"{EVENT}{self.id}.{place}"
+
+
+def _is_of_model(event: PublicEvent) -> bool:
+    if isinstance(event, BlockStarted | BlockComplete | Chunk):
+        return event.kind != "tool_result"
+    return not isinstance(event, (UsageReported, ToolProgress, *TERMINAL))

@@ -1,0 +1,205 @@
+"""Sessions with Anthropic's own Python client, its answers strictly validated: only the base URL is another one."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator
+from typing import Any
+
+import anthropic
+import httpx
+import pytest
+
+from tests.e2e.gateway.served import auth
+from tests.waiting import eventually_sync
+from tokenbus.testing import LocalBus
+from tokenbus_services.gateway.keys.key import new_key
+from tokenbus_services.mock_provider import Reply, Stall, Status, ToolCall, Turn
+
+ADA, EVE = new_key(), new_key()
+KEYS = {"ada": ADA, "eve": EVE}
+SETTINGS = (
+    "[gateway]\n"
+    'tools = ["weather"]\n'
+    + "".join(f'[gateway.keys.{name}]\nsha256 = "{key.sha256}"\ntenant = "{name}"\n' for name, key in KEYS.items())
+    + """
+[tools.weather]
+kind = "python"
+call = "tokenbus_services.mock_provider.demo:weather"
+"""
+)
+SAID: Any = {"type": "user.message", "content": [{"type": "text", "text": "hello"}]}
+
+
+@pytest.fixture(scope="module")
+def bus() -> Generator[LocalBus]:
+    with LocalBus(SETTINGS) as running:
+        yield running
+
+
+def client_of(bus: LocalBus, key: Any, base: str = "/anthropic") -> anthropic.Anthropic:
+    return anthropic.Anthropic(
+        auth_token=key.text,
+        api_key=None,
+        base_url=f"{bus.gateway}{base}",
+        max_retries=0,
+        _strict_response_validation=True,
+    )
+
+
+@pytest.fixture
+def client(bus: LocalBus) -> Generator[anthropic.Anthropic]:
+    call = ToolCall(name="weather", arguments={"city": "Rome"})
+    bus.model_says("talk", Reply(thinking="hm", text="one two three"), *["four"] * 9)
+    bus.model_says("calls", Reply(text="I look.", tool_calls=(call,)), "Sunny.")
+    bus.model_says("slow", Turn(says=Reply(text="one two three"), fault=Stall(after_text="two")), *["four"] * 9)
+    bus.model_says("fails", Turn(says=Reply(), fault=Status(status=400)))
+    with client_of(bus, ADA) as made:
+        yield made
+
+
+def session_of(client: anthropic.Anthropic, model: str, **more: Any) -> Any:
+    beta = client.beta
+    agent = beta.agents.create(name="helper", model=model, system="Be brief.", **more)
+    environment = beta.environments.create(name="here")
+    assert beta.environments.retrieve(environment.id).name == "here"
+    return beta.sessions.create(agent=agent.id, environment_id=environment.id, title="A talk", metadata={"room": "7"})
+
+
+def until_idle(stream: Iterator[Any]) -> list[Any]:
+    seen: list[Any] = []
+    for event in stream:
+        seen.append(event)
+        if event.type in ("session.status_idle", "session.deleted"):
+            break
+    return seen
+
+
+def said(events: Iterable[Any]) -> list[str]:
+    """The texts of the agent's messages."""
+    return [event.content[0].text for event in events if event.type == "agent.message"]
+
+
+def test_a_conversation_is_streamed_with_previews_and_listed_again(bus: LocalBus, client: anthropic.Anthropic) -> None:
+    session = session_of(client, "anthropic/talk")
+    assert (session.status, session.agent.name, session.agent.system) == ("idle", "helper", "Be brief.")
+    events = client.beta.sessions.events
+    with events.stream(session.id, event_deltas=["agent.message", "agent.thinking"]) as stream:
+        sent = events.send(session.id, events=[SAID])
+        seen = until_idle(stream)
+    types = [event.type for event in seen]
+    assert [each for each in types if each != "event_delta"] == [
+        *("user.message", "session.status_running", "user.message"),
+        *("span.model_request_start", "event_start", "agent.thinking", "event_start", "agent.message"),
+        *("span.model_request_end", "session.status_idle"),
+    ]
+    (stored,) = sent.data or []
+    first, again = (event for event in seen if event.type == "user.message")
+    assert stored.id == first.id == again.id
+    assert (stored.processed_at, first.processed_at, again.processed_at is None) == (None, None, False)
+    message = next(event for event in seen if event.type == "agent.message")
+    deltas = [event for event in seen if event.type == "event_delta"]
+    assert {event.event_id for event in deltas} == {message.id}
+    assert "".join(event.delta.content.text for event in deltas) == message.content[0].text == "one two three"
+    assert seen[-1].stop_reason.type == "end_turn"
+    assert next(event for event in seen if event.type == "span.model_request_end").model_usage.input_tokens > 0
+    assert bus.requests[-1]["system"][0]["text"] == "Be brief."
+    events.send(session.id, events=[SAID])
+    eventually_sync(lambda: list(events.list(session.id))[-1].type == "session.status_idle")
+    listed: list[Any] = list(events.list(session.id, limit=3))  # in pages
+    buffered = [event.model_dump() for event in seen if not event.type.startswith("event_")]
+    assert [event.model_dump() for event in listed][: len(buffered)] == buffered
+    assert [event.id for event in events.list(session.id, order="desc")] == [event.id for event in reversed(listed)]
+    assert said(events.list(session.id, types=["agent.message"])) == ["one two three", "four"]
+    (room,) = (found for found in client.beta.sessions.list() if found.id == session.id)
+    assert (room.title, room.metadata) == ("A talk", {"room": "7"})
+    changed = client.beta.sessions.update(session.id, title="Another", metadata={"room": None, "floor": "1"})
+    assert (changed.title, changed.metadata, changed.agent.name) == ("Another", {"floor": "1"}, "helper")
+    assert client.beta.sessions.delete(session.id).type == "session_deleted"
+    with pytest.raises(anthropic.NotFoundError):
+        client.beta.sessions.retrieve(session.id)
+
+
+def test_a_tool_of_the_deployment_runs_between_two_requests_of_the_model(client: anthropic.Anthropic) -> None:
+    tools = {"tokenbus": {"tools": ["weather"]}}
+    session = session_of(client, "anthropic/calls", extra_body=tools)
+    with client.beta.sessions.events.stream(session.id) as stream:
+        client.beta.sessions.events.send(session.id, events=[SAID])
+        seen = until_idle(stream)
+    use = next(event for event in seen if event.type == "agent.tool_use")
+    result = next(event for event in seen if event.type == "agent.tool_result")
+    assert (use.name, use.input, result.tool_use_id, result.is_error) == ("weather", {"city": "Rome"}, use.id, False)
+    assert said(seen) == ["I look.", "Sunny."]
+    assert [event.type for event in seen].count("span.model_request_end") == 2
+
+
+def test_an_interrupt_ends_the_run_and_what_was_said_meanwhile_is_answered(client: anthropic.Anthropic) -> None:
+    session = client.beta.sessions.create(agent="anthropic/slow", environment_id="env_x", initial_events=[SAID])
+    events = client.beta.sessions.events
+    with events.stream(session.id, event_deltas=["agent.message"]) as stream:
+        eventually_sync(lambda: client.beta.sessions.retrieve(session.id).status == "running")
+        events.send(session.id, events=[{"type": "user.interrupt"}, SAID])
+        seen: list[Any] = []
+        while not said(seen) or said(seen)[-1] != "four":  # it may be idle in between
+            seen += until_idle(stream)
+    assert "user.interrupt" in [event.type for event in seen]
+    assert seen[-1].stop_reason.type == "end_turn"
+    with events.stream(session.id) as stream:
+        client.beta.sessions.delete(session.id)
+        assert until_idle(stream)[-1].type == "session.deleted"
+
+
+def test_a_failure_is_an_error_of_the_session(client: anthropic.Anthropic) -> None:
+    session = client.beta.sessions.create(agent="anthropic/fails", environment_id="env_x")
+    with client.beta.sessions.events.stream(session.id) as stream:
+        client.beta.sessions.events.send(session.id, events=[SAID])
+        seen = until_idle(stream)
+    error = next(event for event in seen if event.type == "session.error")
+    assert (error.error.type, error.error.retry_status.type) == ("model_request_failed_error", "exhausted")
+    assert seen[-1].stop_reason.type == "retries_exhausted"
+
+
+def test_what_cannot_be_is_refused_in_the_apis_words(bus: LocalBus, client: anthropic.Anthropic) -> None:
+    session = client.beta.sessions.create(agent="anthropic/talk", environment_id="env_x")
+    headers = {**auth(ADA), "anthropic-version": "2026-10-21"}
+
+    def refused(path: str, body: Any) -> tuple[int, str]:
+        answer = httpx.post(f"{bus.gateway}/v1{path}", json=body, headers=headers)
+        error = answer.json()["error"]
+        return answer.status_code, f"{error['type']} {error['message']}"
+
+    for path, body, status, what in (
+        (
+            "/agents",
+            {"name": "x", "model": "anthropic/talk", "tools": [{"type": "agent_toolset_20260401"}]},
+            400,
+            "tools[0].type",
+        ),
+        ("/agents", {"name": "x", "model": "nobody/x"}, 404, "model"),
+        ("/agents", {"name": "x", "model": "anthropic/talk", "skills": [{"type": "custom"}]}, 400, "skills"),
+        ("/environments", {"name": "x", "config": {"type": "cloud", "packages": {"pip": ["x"]}}}, 400, "config"),
+        ("/sessions", {"agent": "agent_none", "environment_id": "env_x"}, 404, "agent_none"),
+        ("/sessions", {"agent": "anthropic/talk"}, 400, "environment_id"),
+        (f"/sessions/{session.id}/events", {"events": []}, 400, "events"),
+        (f"/sessions/{session.id}/events", {"events": [{"type": "user.define_outcome"}]}, 400, "events[0].type"),
+        (
+            f"/sessions/{session.id}/events",
+            {"events": [{"type": "user.tool_confirmation", "tool_use_id": "sevt_1", "result": "allow"}]},
+            400,
+            "waits",
+        ),
+        (f"/sessions/{session.id}/events", {"events": [SAID, {"type": "user.message", "content": 7}]}, 400, "content"),
+        ("/sessions/nobody/events", {"events": [SAID]}, 404, "nobody"),
+    ):
+        found, text = refused(path, body)
+        assert found == status, text
+        assert what in text
+    assert list(client.beta.sessions.events.list(session.id)) == []
+    with client_of(bus, EVE, base="") as eve:
+        for call in (
+            eve.beta.sessions.retrieve,
+            eve.beta.sessions.delete,
+            lambda name: list(eve.beta.sessions.events.list(name)),
+        ):
+            with pytest.raises(anthropic.NotFoundError):
+                call(session.id)
+        assert list(eve.beta.sessions.list()) == []
