@@ -253,7 +253,7 @@ class _Sessions:
         steps = await self._door.follow(caller, name, after=None, live=False)
         async with aclosing(steps):
             async for step in steps:
-                found += [each for each in fold.feed(step) if not kinds or each["type"] in kinds]
+                found += [each for each in fold.feed(step.event) if not kinds or each["type"] in kinds]
                 if order == "asc" and len(found) > first + count:
                     break
         if order == "desc":
@@ -280,7 +280,7 @@ class _Sessions:
 
         lines = live_lines(
             _until_deleted(steps),
-            lambda step: b"".join(map(_frame, [_DELETED] if step is None else fold.feed(step))),
+            lambda step: b"".join(map(_frame, [_DELETED] if step is None else fold.feed(step.event))),
             keep_alive_s=times.keep_alive_s,
             check=check,
         )

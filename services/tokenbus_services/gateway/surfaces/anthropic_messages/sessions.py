@@ -14,7 +14,6 @@ from typing import cast, get_args
 
 import msgspec
 
-from tokenbus.client.sessions.reader import SessionStep
 from tokenbus.events.normalized import FinishReason
 from tokenbus.events.public import (
     TERMINAL,
@@ -46,7 +45,7 @@ from tokenbus.events.requests import (
     Tool,
     UrlSource,
 )
-from tokenbus.events.sessions import Appended, Configured, Delivered, Returned, RunEnded, SessionInfo
+from tokenbus.events.sessions import AnySessionEvent, Appended, Configured, Delivered, Returned, RunEnded, SessionInfo
 from tokenbus.events.usage import Usage
 from tokenbus_services.gateway.problem import invalid, of_end, unsupported
 from tokenbus_services.gateway.surfaces.anthropic_messages.content import user_content
@@ -341,7 +340,7 @@ def _text(text: str) -> Json:
 
 
 class SessionEvents:
-    """The events of a session, fed with its steps in order. An event of a run has the time of the session's event
+    """The events of a session, fed with those of its one order. An event of a run has the time of the session's event
     before it: a run's own events have none.
     """
 
@@ -353,9 +352,8 @@ class SessionEvents:
         self._run: _RunEvents | None = None
         self._stop: Json = {"type": "end_turn"}
 
-    def feed(self, step: SessionStep) -> list[Json]:
-        """The events of this step; those of previews are `event_start` and `event_delta`."""
-        event = step.event
+    def feed(self, event: AnySessionEvent | PublicEvent) -> list[Json]:
+        """The events for this one; those of previews are `event_start` and `event_delta`."""
         match event:
             case Configured():
                 self._at_ms = event.at_ms
