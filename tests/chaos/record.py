@@ -172,7 +172,9 @@ class Record(msgspec.Struct, kw_only=True):
     late: dict[str, float] = {}
     """Runs still open this many seconds after the last fault, beyond their undisturbed duration."""
     delays: dict[str, float] = {}
-    """By run that ended before the last fault did: seconds from request to end, beyond its undisturbed duration."""
+    """By run that ended before the last fault did: seconds from request to end, beyond its undisturbed duration and
+    without those in which the harness waited for a processor.
+    """
     without_room: list[str] = []
     """Each time that the server stayed full although something could be forgotten."""
     provider_stood_s: float = 0.0

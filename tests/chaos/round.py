@@ -193,6 +193,9 @@ class Audience:
         self._lossy = lossy
         self._open: set[str] = set()
         self._asked_at: dict[str, float] = {}
+        self._asked_ran_s: dict[str, float] = {}
+        """The same by `_ran_s`."""
+        self._waited_s = 0.0
         self._numbers = [PARTITIONS]
         self._cancelling: list[asyncio.Task[None]] = []
         self._chance = random.Random(stage.seed)
@@ -242,6 +245,7 @@ class Audience:
         self._stage.add(scene)
         self._open.add(scene.story.run)
         self._asked_at[scene.story.run] = asyncio.get_running_loop().time()
+        self._asked_ran_s[scene.story.run] = self._ran_s()
         return True
 
     async def keep_asking(self) -> None:
@@ -260,7 +264,12 @@ class Audience:
         while True:
             due = clock() + 0.05
             await asyncio.sleep(0.05)
+            self._waited_s += clock() - due
             self.provider_stood_s = max(self.provider_stood_s, clock() - due)
+
+    def _ran_s(self) -> float:
+        """A clock without the time in which this process waited for a processor, as its workers did."""
+        return asyncio.get_running_loop().time() - self._waited_s
 
     async def keep_looking(self, *, until: asyncio.Task[None]) -> None:
         """Note late runs while another condition is awaited."""
@@ -299,6 +308,7 @@ class Audience:
             await self._send(scene.request)
         self._open.add(scene.story.run)
         self._asked_at[scene.story.run] = asyncio.get_running_loop().time()
+        self._asked_ran_s[scene.story.run] = self._ran_s()
         if scene.cancel_after_s is not None:
             self._cancelling.append(asyncio.create_task(self._cancel(scene.story.run, scene.cancel_after_s)))
 
@@ -328,7 +338,7 @@ class Audience:
             if status in _ENDED:
                 self._open.discard(run)
                 if self.last_fault is None:
-                    took_s = asyncio.get_running_loop().time() - self._asked_at[run]
+                    took_s = self._ran_s() - self._asked_ran_s[run]
                     self.delays[run] = round(took_s - self._stage.scenes[run].longest_s, 1)
                 continue
             self._note_late(run)

@@ -42,6 +42,7 @@ from tokenbus.events.requests import (
 )
 from tokenbus.events.sessions import SessionRun, session_ref, session_run
 from tokenbus_services.intake.run_creation import RunCreation
+from tokenbus_services.intake.session_share import SessionShare
 from tokenbus_services.settings import Settings
 
 INTERRUPTED = "interrupted"
@@ -102,6 +103,7 @@ class SessionAppends:
         self._offload = offload
         self._open_ms = round(settings.retention.open_run_s * 1000)
         self._keep_ms = round(settings.retention.session_s * 1000)
+        self._share = SessionShare(server, settings)
 
     async def call(self, append: Append, item: QueueItem) -> scripts.ScriptCall:
         """The call that accepts the append. Raises RequestInvalid."""
@@ -109,6 +111,8 @@ class SessionAppends:
         session = await self._read(session_ref(tenant, append.session))
         if session.deleting:
             raise RequestInvalid("session", "it is being deleted")
+        if not isinstance(append.item, Interrupt | Withdraw | Delete):
+            await self._share.spend(tenant, sum(map(len, item.fields.values())))
         if isinstance(append.item, Configure):
             return await self._configure(session, append, append.item, name, tenant)
         if (config := session.config) is None:

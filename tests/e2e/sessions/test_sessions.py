@@ -19,7 +19,7 @@ from tests.services.cli.process import run as command
 from tests.waiting import eventually
 from tokenbus import Chunk, Client, Message
 from tokenbus.bus.keys import Keys
-from tokenbus.bus.scripts.commit import MOST_EVENTS
+from tokenbus.bus.scripts.commit import MOST_EVENT_BYTES, MOST_EVENTS
 from tokenbus.bus.server.server import Server
 from tokenbus.client.sessions.listing import PAGE
 from tokenbus.client.sessions.reader import SessionCursor, SessionStep
@@ -535,6 +535,32 @@ async def test_a_session_keeps_its_newest_events_and_their_fates() -> None:
             assert own == list(range(6, MOST_EVENTS + 6))
             with pytest.raises(CursorTrimmed):
                 await anext(session.follow(after=first.cursor))
+
+
+async def test_one_tenant_does_not_fill_the_server_with_sessions() -> None:
+    with LocalBus("[limits]\nsession_share = 0.01") as local:
+        local.model_says("two", "one two")
+        async with local.client() as bus:
+            server = bus._deployment.server.client  # pyright: ignore[reportPrivateUsage]
+            await server.config_set("maxmemory", 1600 * 2**20)
+            large = {"provider": "anthropic", "model": "two", "system": "x" * 3_900_000}
+            for n in range(4):
+                await bus.session(f"s{n}", tenant="greedy").configure(large)
+            with pytest.raises(RequestInvalid, match=r"session_share.*there is room again in \d+ s"):
+                await bus.session("s4", tenant="greedy").configure(large)
+            session = bus.session("s4", tenant="other")
+            for _ in range(3):
+                await session.configure(large)
+            await bus.session("s0", tenant="greedy").delete()  # what takes no room is accepted
+            small = bus.session("many")
+            for _ in range(8):
+                await small.configure(large)
+            keys = await bus._deployment.keys_of(ref := session_ref("", "many"))  # pyright: ignore[reportPrivateUsage]
+            log, *_ = keys.of_session(ref)
+            events = await server.xrange(log)
+            kept = sum(len(fields[b"__data__"]) for _, fields in events)
+            assert 3_900_000 < kept <= MOST_EVENT_BYTES
+            assert events[-1][0] == b"1-7"
 
 
 async def test_a_reader_loses_nothing_at_whatever_read_its_connection_is_lost() -> None:

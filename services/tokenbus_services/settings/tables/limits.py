@@ -103,6 +103,10 @@ class LimitSettings(Table, frozen=True, kw_only=True):
     """
     policy_waiting_events: Count = 50_000
     """Maximum events waiting in one policy worker; beyond it, reading pauses."""
+    session_share: Annotated[float, Meta(gt=0, le=1)] = 0.1
+    """What one tenant appends to its sessions within `retention.session_s`, as a share of the server's `maxmemory`. The
+    server keeps each append several times. Runs without a tenant are not limited.
+    """
     lag_bytes: Bytes = 8 * 2**20
     """Backpressure threshold per partition and hop: a fetcher pauses reading sockets while a later stage lags this far
     behind; for runs with policies, also while the policy stage does.

@@ -27,10 +27,14 @@ DELETED_MS = 600_000
 """How long the fate of the append that deleted a session can be asked."""
 MOST_EVENTS = 10_000
 """About so many of its newest events a session keeps, with the fates that they tell."""
+MOST_EVENT_BYTES = 16 * 2**20
+"""And so many bytes of them, but for the newest."""
 MOST_REWRITTEN = 1000
 """Of so many runs a rewritten history gives its memory back at once; of older ones when the session ends."""
 TRIMMED_AT_ONCE = 16
 """Maximum older events that one script removes."""
+TRIMMED_BYTES = 2**20
+"""It removes no further one after so many bytes."""
 HELD_PER_ARG = 24
 """Approximate memory per argument in addition to its payload: a list slot, and sometimes a short string."""
 
@@ -92,7 +96,9 @@ LUA: Mapping[str, Any] = {
     "DELETED_MS": DELETED_MS,
     "MOST_REWRITTEN": MOST_REWRITTEN,
     "MOST_EVENTS": MOST_EVENTS,
+    "MOST_EVENT_BYTES": MOST_EVENT_BYTES,
     "TRIMMED_AT_ONCE": TRIMMED_AT_ONCE,
+    "TRIMMED_BYTES": TRIMMED_BYTES,
 }
 """Constants of pieces/operate.lua, which takes every other letter for ARRIVED."""
 

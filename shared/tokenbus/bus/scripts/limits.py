@@ -100,3 +100,11 @@ def _refund(scopes: Sequence[str], *, member: str, left: int, taken: Sequence[in
 def pause(scope: str, *, ms: int) -> ScriptCall:
     """Block calls in the scope with this key for ``ms``. A longer pause that is already set stays."""
     ...
+
+
+@script()
+def spend(spent: str, *, size: int, most: int, period_ms: int) -> ScriptCall:
+    """Count ``size`` bytes that stay for ``period_ms`` in a bucket of ``most`` bytes that refills within that time, so
+    that at most twice as many stay at any time. Reply: 0, or after how many ms there is room.
+    """
+    ...

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from tokenbus.bus.scripts.commit import DELETED_MS, MOST_EVENTS, MOST_REWRITTEN, TRIMMED_AT_ONCE
+from tokenbus.bus.scripts.commit import (
+    DELETED_MS,
+    MOST_EVENT_BYTES,
+    MOST_EVENTS,
+    MOST_REWRITTEN,
+    TRIMMED_AT_ONCE,
+    TRIMMED_BYTES,
+)
 from tokenbus.bus.scripts.runs.accept import RUNS_SHARE
 from tokenbus.bus.scripts.runs.index import LIFETIMES, MOST_FORGOTTEN
 from tokenbus.bus.scripts.script import Arg, ScriptCall, script
@@ -29,7 +36,9 @@ MOST_WAITING_BYTES = 16 * 2**20
     DELETED_MS=DELETED_MS,
     MOST_REWRITTEN=MOST_REWRITTEN,
     MOST_EVENTS=MOST_EVENTS,
+    MOST_EVENT_BYTES=MOST_EVENT_BYTES,
     TRIMMED_AT_ONCE=TRIMMED_AT_ONCE,
+    TRIMMED_BYTES=TRIMMED_BYTES,
     MOST_WAITING=MOST_WAITING,
     MOST_WAITING_BYTES=MOST_WAITING_BYTES,
 )
@@ -87,7 +96,12 @@ def append(
     ...
 
 
-@script(MOST_EVENTS=MOST_EVENTS, TRIMMED_AT_ONCE=TRIMMED_AT_ONCE)
+@script(
+    MOST_EVENTS=MOST_EVENTS,
+    MOST_EVENT_BYTES=MOST_EVENT_BYTES,
+    TRIMMED_AT_ONCE=TRIMMED_AT_ONCE,
+    TRIMMED_BYTES=TRIMMED_BYTES,
+)
 def refuse(
     session: str, log: str, appends: str, run_log: str, *, open_run: str, append: str, problem: bytes, ttl_ms: int
 ) -> ScriptCall:

@@ -522,6 +522,12 @@ def _paid_twice(t: Twice) -> None:
     assert int(t.two[key][b"tokens"]) - int(t.one[key][b"tokens"]) == 600_000
 
 
+def _spent_twice(t: Twice) -> None:
+    key = t.world.unbounded.key
+    assert t.replies == (0, 0)
+    assert int(t.two[key][b"till"]) - int(t.one[key][b"till"]) == HOUR_MS // 100
+
+
 def _returned_twice(t: Twice) -> None:
     key = t.world.limited.key
     none, one, two = (int(state[key][b"tokens"]) for state in (t.none, t.one, t.two))
@@ -669,6 +675,9 @@ SCENES: dict[str, list[Scene]] = {
     "limits.reserve": [
         Scene(lambda w: _reserve(w.limited), again=_already),
         Scene(lambda w: _reserve(w.unbounded), again=_paid_twice),
+    ],
+    "limits.spend": [
+        Scene(lambda w: limits.spend(w.unbounded.key, size=10, most=1000, period_ms=HOUR_MS), again=_spent_twice)
     ],
     "policies.count_start": [
         Scene(

@@ -1,14 +1,14 @@
 -- A session: its hash, its log, the fates of its appends, and the messages that wait. `s` has the names of its keys and
 -- what of its hash is known: `seq`, `run` (the open one or ''), `newest` (the newest event of that run).
 -- Uses: whole
--- Constants: MOST_EVENTS, TRIMMED_AT_ONCE
+-- Constants: MOST_EVENTS, MOST_EVENT_BYTES, TRIMMED_AT_ONCE, TRIMMED_BYTES
 local function session_event(s, kind, rest)
   -- `rest`: further members, as JSON that begins with a comma. Ids have no character that JSON would escape.
   local place = ''
   if s.run ~= '' then place = ',"run":"' .. s.run .. '","run_seq":' .. whole(s.newest) end
-  redis.call('XADD', s.log, '1-' .. whole(s.seq), '__data__', '{"type":"' .. kind .. '","session_seq":' .. whole(s.seq)
-             .. ',"at_ms":' .. whole(s.now) .. place .. rest .. '}')
-  s.seq = s.seq + 1
+  local event = '{"type":"' .. kind .. '","session_seq":' .. whole(s.seq) .. ',"at_ms":' .. whole(s.now) .. place .. rest .. '}'
+  redis.call('XADD', s.log, '1-' .. whole(s.seq), '__data__', event)
+  s.seq, s.told = s.seq + 1, (s.told or 0) + #event
 end
 local function newest_of(log)
   local last = redis.call('XREVRANGE', log, '+', '-', 'COUNT', 1)[1]
@@ -29,12 +29,15 @@ local function delivered(s, append, turn)
 end
 local function trim_session(s)
   -- An old event goes with the fate that it tells; the fate of an append which waits goes with the event of its end.
-  local more = redis.call('XLEN', s.log) - MOST_EVENTS
-  if more <= 0 then return end
-  if more > TRIMMED_AT_ONCE then more = TRIMMED_AT_ONCE end
-  for _, entry in ipairs(redis.call('XRANGE', s.log, '-', '+', 'COUNT', more)) do
+  local events = redis.call('XLEN', s.log)
+  local bytes = tonumber(redis.call('HGET', s.session, 'told') or '0') + (s.told or 0)
+  local stay, least = math.max(1, events - TRIMMED_AT_ONCE), bytes - TRIMMED_BYTES
+  while events > stay and bytes > least and (events > MOST_EVENTS or bytes > MOST_EVENT_BYTES) do
+    local entry = redis.call('XRANGE', s.log, '-', '+', 'COUNT', 1)[1]
     local kind, append = string.match(entry[2][2], '^{"type":"([a-z_]+)".-"append":"([^"]+)"')
     if append and kind ~= 'appended' then redis.call('HDEL', s.appends, append) end
     redis.call('XDEL', s.log, entry[1])
+    events, bytes = events - 1, bytes - #entry[2][2]
   end
+  redis.call('HSET', s.session, 'told', whole(bytes))
 end
