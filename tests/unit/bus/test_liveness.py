@@ -9,7 +9,8 @@ import pytest
 from redis.exceptions import ConnectionError as ConnectionLost
 
 from tests.waiting import eventually
-from tokenbus.bus.liveness import MAX_DEFECTS, Defects, Liveness, acquire, beat, rest, slack, wait_briefly
+from tokenbus.bus.liveness import MAX_DEFECTS, Liveness, acquire, beat, rest, slack, wait_briefly
+from tokenbus.bus.server.retry import Defects
 
 
 async def test_a_task_that_ends_is_reported_unless_it_may_end():

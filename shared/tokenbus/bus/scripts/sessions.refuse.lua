@@ -18,8 +18,8 @@ local h = redis.call('HMGET', session, 'run', 'seq')
 if (h[1] or '') ~= open_run then return 'moved' end
 make_room(session)
 if h[2] then
-  local s = {session = session, log = log, appends = appends, run = open_run, newest = newest_of(run_log), seq = tonumber(h[2]),
-             now = now_ms()}
+  local s = {session = session, log = log, appends = appends, run = open_run, newest = newest_of(run_log),
+             seq = tonumber(h[2]), now = now_ms()}
   returned(s, append, 'refused', problem)
   redis.call('HSET', session, 'seq', whole(s.seq))
   trim_session(s)

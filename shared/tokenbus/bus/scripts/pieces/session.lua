@@ -6,7 +6,8 @@ local function session_event(s, kind, rest)
   -- `rest`: further members, as JSON that begins with a comma. Ids have no character that JSON would escape.
   local place = ''
   if s.run ~= '' then place = ',"run":"' .. s.run .. '","run_seq":' .. whole(s.newest) end
-  local event = '{"type":"' .. kind .. '","session_seq":' .. whole(s.seq) .. ',"at_ms":' .. whole(s.now) .. place .. rest .. '}'
+  local event = '{"type":"' .. kind .. '","session_seq":' .. whole(s.seq) .. ',"at_ms":' .. whole(s.now)
+                .. place .. rest .. '}'
   redis.call('XADD', s.log, '1-' .. whole(s.seq), '__data__', event)
   s.seq, s.told = s.seq + 1, (s.told or 0) + #event
 end
