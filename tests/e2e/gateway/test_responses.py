@@ -377,6 +377,43 @@ def test_a_refusal_over_a_socket_is_an_error_frame_and_the_socket_stays(client: 
 
 
 @by_openai
+def test_a_steer_ends_the_open_response_and_the_next_one_continues_it(client: openai.OpenAI, bus: LocalBus) -> None:
+    bus.model_says("steered", Turn(says=Reply(text="one two three"), fault=Stall(after_text="two")), "left")
+    seen: list[Any] = []
+
+    def until(connection: Any, kind: str) -> Any:
+        while True:
+            seen.append(event := connection.recv())
+            if event.type == kind:
+                return event
+
+    with client.responses.connect() as connection:
+        connection.response.create(model="anthropic/steered", input="hello", instructions="Be brief.")
+        first = until(connection, "response.created").response.id
+        while "two" not in "".join(event.delta for event in seen if event.type == "response.output_text.delta"):
+            until(connection, "response.output_text.delta")
+        connection.response.steer(input="only the last year", previous_response_id=first)
+        accepted = until(connection, "response.steer.accepted")
+        ended = until(connection, "response.incomplete").response
+        assert (accepted.steer.previous_response_id, ended.incomplete_details.reason) == (first, "steered")
+        connection.response.steer(input="too late", previous_response_id=first)
+        done = until(connection, "response.completed").response
+        assert (done.output_text, done.previous_response_id, done.instructions) == ("left", first, "Be brief.")
+        texts = [(each["role"], each["content"][0]["text"]) for each in bus.requests[-1]["messages"]]
+        assert texts == [("user", "hello"), ("assistant", "one two"), ("user", "only the last year")]
+        seen += [] if "response.steer.failed" in [event.type for event in seen] else [connection.recv()]
+        (failed,) = (event for event in seen if event.type == "response.steer.failed")
+        assert (failed.error.code, failed.steer.input) == ("response_already_completed", "too late")
+        for parent, given, code in (
+            ("resp_nobody", "x", "response_not_found"),
+            (first, [{"type": "x"}], "invalid_input"),
+        ):
+            connection.send({"type": "response.steer", "previous_response_id": parent, "input": given})  # type: ignore[arg-type]
+            assert until(connection, "response.steer.failed").error.code == code
+    assert client.responses.retrieve(first).status == "incomplete"
+
+
+@by_openai
 def test_closing_the_socket_cancels(client: openai.OpenAI, bus: LocalBus) -> None:
     with client.responses.connect() as connection:
         connection.response.create(model="anthropic/slow", input="x")

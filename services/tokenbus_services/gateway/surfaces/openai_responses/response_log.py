@@ -66,7 +66,8 @@ class ResponseLog:
         self._steps = Steps()
         self._hosted: dict[str, HostedItem] = {}
         """Items of another API's provider that wait for their output, by the call's id."""
-        self._numbered = 0
+        self.numbered = 0
+        """How many events it has given."""
         self._begun = self.ended = False
 
     @property
@@ -222,7 +223,7 @@ class ResponseLog:
         for index, item in list(self._items.items()):
             if not item.open:
                 continue
-            if isinstance(item, FunctionCall) and self._object.status in ("failed", "cancelled"):
+            if isinstance(item, FunctionCall) and self._object.is_broken_off:
                 del self._items[index]  # withdrawn: clients run a call once its item is done
             else:
                 events += self._done(item, self._cut(item))
@@ -238,9 +239,9 @@ class ResponseLog:
 
     def _number(self, events: list[Json]) -> list[Json]:
         numbered = [
-            {"type": event["type"], "sequence_number": n, **event} for n, event in enumerate(events, self._numbered)
+            {"type": event["type"], "sequence_number": n, **event} for n, event in enumerate(events, self.numbered)
         ]
-        self._numbered += len(events)
+        self.numbered += len(events)
         return numbered
 
 
@@ -277,6 +278,16 @@ class ResponseFrames(Encoder):
 
     def __init__(self, note: GatewayNote, run: str) -> None:
         self._log = ResponseLog(note, run, streamed=True)
+
+    @property
+    def response(self) -> Json:
+        """The response object as it is now."""
+        return self._log.response
+
+    @property
+    def next_number(self) -> int:
+        """The number of the next event."""
+        return self._log.numbered
 
     def feed(self, event: PublicEvent) -> list[bytes]:
         return [encode_line(each) for each in self._log.feed(event)]

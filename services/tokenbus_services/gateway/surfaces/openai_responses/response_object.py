@@ -16,6 +16,8 @@ from tokenbus_services.gateway.surfaces.hosted import late_citations
 from tokenbus_services.gateway.surfaces.surface import Echo
 
 PREFIX = "resp_"
+STEERED = "steered"
+"""Reason of a cancel whose response another one continues."""
 MAX_ECHO_BYTES = 16 * 1024
 """Bound of the settings that are kept with a run to be repeated: every subscriber of the bus gets them."""
 SHED = ("instructions", "tools", "text")
@@ -113,6 +115,8 @@ class ResponseObject:
             case Completed():
                 self.status = "completed"
                 return "response.completed"
+            case Cancelled(reason="steered"):
+                return self._incompleted("incomplete", STEERED)
             case Cancelled():
                 return self._incompleted("cancelled", "cancelled")
             case Incomplete(error=error, reason=reason):
@@ -130,6 +134,11 @@ class ResponseObject:
         self.status = "failed"
         self._error = {"code": error_code(kind), "message": message}
         return "response.failed"
+
+    @property
+    def is_broken_off(self) -> bool:
+        """Whether a call that is not done must not be run."""
+        return self.status in ("failed", "cancelled") or self._incomplete == {"reason": STEERED}
 
     def build(self, output: Sequence[Json]) -> Json:
         """The object as it is now, with these items."""
