@@ -39,6 +39,11 @@ def test_every_alert_has_a_state_that_raises_it() -> None:
     assert alerts == raised
 
 
+def test_every_alert_has_its_place_on_the_page_of_faults_and_no_other_is_there() -> None:
+    alerts = set(re.findall(r"- alert: (\w+)", (OBSERVABILITY / "alerts.yml").read_text()))
+    assert set(re.findall(r"`(Tokenbus\w+)`", Path("docs/operate/faults.md").read_text())) == alerts
+
+
 @needs_prometheus
 async def test_a_scaled_fleet_raises_nothing_and_a_stage_that_dies_raises_its_alert_until_it_is_back(
     server_url: str, keys: Keys, tmp_path: Path

@@ -2,7 +2,8 @@
 
 Intake accepts no run while the server is full, and nothing else would free memory before `retention` does. Each parser
 makes room in the partitions that it owns, so in a Cluster on each node, and no two parsers do it in one partition; dead
-letters go too. It begins above a share of ``maxmemory`` and continues until a tenth less is in use. Open runs, their
+letters go too. It begins above a share of ``maxmemory``, or a number of bytes, and continues until a tenth
+less is in use. Open runs, their
 input, runs that wait for a recorder, what ended in the last seconds, and each stream's newest entry stay.
 """
 
@@ -34,8 +35,8 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 LOOK_S = 0.25
 """A server that refuses writes for want of memory is full at the next look, whoever got the error."""
-LESS = 0.1
-"""Room is made until this share of ``maxmemory`` less is in use than at the beginning."""
+LESS = 0.125
+"""Room is made until this share of what may be in use is free: with the default share, a tenth of ``maxmemory``."""
 SPARED_MS = 3_000
 """What is younger stays: its readers are reading it. An attempt waits longer for room before it ends `server_full`."""
 PARTS = 8
@@ -74,6 +75,7 @@ class RoomKeeper:
         self._server = server
         self._keys: Keys = settings.keys
         self._begin = settings.retention.full_share
+        self._bytes = settings.retention.memory_bytes
         self._owned = owned
         self._forgotten = Counter(
             "tokenbus_forgotten_for_room",
@@ -92,7 +94,7 @@ class RoomKeeper:
 
     async def open(self, liveness: Liveness) -> None:
         """Begin to watch, unless the settings say never."""
-        if self._begin < 1:
+        if self._begin < 1 or self._bytes:
             self._task = liveness.start(self._run(), name="room")
 
     async def close(self) -> None:
@@ -121,7 +123,7 @@ class RoomKeeper:
             nodes[self._node_of(place)].append(place)
         for node, of_node in nodes.items():
             share = await self._share(of_node)
-            if share <= self._begin:
+            if share <= 1:
                 self._full_since.pop(node, None)
                 continue
             since = self._full_since.setdefault(node, time.monotonic())
@@ -146,7 +148,7 @@ class RoomKeeper:
             found = [await self._step(place) for place in places]
             entries, runs = entries + sum(e for e, _ in found), runs + sum(r for _, r in found)
             share = await self._share(places)
-            if share <= self._begin - LESS or not (any(map(any, found)) or stay < sum(place.stay for place in places)):
+            if share <= 1 - LESS or not (any(map(any, found)) or stay < sum(place.stay for place in places)):
                 break
         self._forgotten.labels("entries").inc(entries)
         self._forgotten.labels("runs").inc(runs)
@@ -164,7 +166,9 @@ class RoomKeeper:
             log.error("room_not_found", hint=hint, **shares)
 
     async def _share(self, places: Sequence[_Place]) -> float:
-        return await run_script(self._server, memory(places[0].memory_key)) / 1000
+        """What is in use, as a share of what may be before room is made; 0 without a bound."""
+        share = self._begin if self._begin < 1 else 0
+        return await run_script(self._server, memory(places[0].memory_key, share=share, most=self._bytes)) / 1000
 
     async def _step(self, place: _Place) -> tuple[int, int]:
         """Forget the oldest part of what a place keeps; how many entries and runs that were."""

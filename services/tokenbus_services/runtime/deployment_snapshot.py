@@ -6,8 +6,9 @@ whose length depends on the partitions and never on the runs.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import msgspec
 from redis.exceptions import ResponseError
@@ -20,6 +21,18 @@ from tokenbus.bus.topology import ALIVE_MS, CHAINED, INTAKE, POLICY, QUEUES, REC
 Replies: TypeAlias = Iterator[Any]
 _Queue: TypeAlias = tuple[str, list[tuple[int | None, str]]]
 """A group of work queues, and its streams by partition."""
+_GAUGES = {
+    "used_memory": "tokenbus_server_memory_bytes",
+    "maxmemory": "tokenbus_server_memory_limit_bytes",
+    "used_memory_rss": "tokenbus_server_memory_resident_bytes",
+    "mem_fragmentation_ratio": "tokenbus_server_memory_fragmentation",
+    "evicted_keys": "tokenbus_server_evicted_keys",
+    "aof_current_size": "tokenbus_server_aof_bytes",
+    "aof_rewrite_in_progress": "tokenbus_server_aof_rewriting",
+    "aof_delayed_fsync": "tokenbus_server_aof_delayed_fsyncs",
+    "connected_slaves": "tokenbus_server_replicas",
+}
+"""By field of INFO: the metric."""
 _DISK_STATES = ("aof_last_write_status", "aof_last_bgrewrite_status", "rdb_last_bgsave_status")
 _LEASE_FIELDS = ("owner", "until", *LAG_FIELDS, "entries", "open")
 
@@ -123,8 +136,15 @@ class NodeFacts(_Facts, frozen=True, kw_only=True):
     clients: int
     now_ms: int
     """Unix time by its clock."""
-    disk_fault: str | None = None
-    """The server's report on its last write to disk, if that failed."""
+    disk: Mapping[str, str] = {}
+    """By field of INFO: how the last write of that kind ended, ``ok`` if well. A hosted server may not say."""
+    gauges: Mapping[str, float] = {}
+    """By name of a metric: what INFO says about memory, the append-only file and replicas, as far as it does."""
+
+    @property
+    def disk_fault(self) -> str | None:
+        """The server's report on its last write to disk, if that failed."""
+        return next((f"{state} {word}" for state, word in self.disk.items() if word != "ok"), None)
 
 
 class DeploymentSnapshot(_Facts, frozen=True, kw_only=True):
@@ -279,7 +299,6 @@ async def read_nodes(server: Server) -> list[NodeFacts]:
 
 
 def _node(name: str, info: dict[str, Any], time: tuple[int, int]) -> NodeFacts:
-    faults = (f"{state} {word}" for state, word in disk_states(info).items() if word != "ok")
     return NodeFacts(
         name=name,
         memory_bytes=info.get("used_memory", 0),
@@ -287,8 +306,17 @@ def _node(name: str, info: dict[str, Any], time: tuple[int, int]) -> NodeFacts:
         commands_per_s=info.get("instantaneous_ops_per_sec", 0),
         clients=info.get("connected_clients", 0),
         now_ms=time[0] * 1000 + time[1] // 1000,
-        disk_fault=next(faults, None),
+        disk={field: str(info[field]) for field in _DISK_STATES if field in info},
+        gauges={metric: float(info[field]) for field, metric in _GAUGES.items() if field in info} | _replication(info),
     )
+
+
+def _replication(info: dict[str, Any]) -> dict[str, float]:
+    """How far the replica that is furthest behind is behind; empty without replicas."""
+    written = info.get("master_repl_offset", 0)
+    replicas = [cast("dict[str, Any]", info[field]) for field in info if re.fullmatch(r"slave\d+", field)]
+    behind = [written - int(replica.get("offset", 0)) for replica in replicas]
+    return {"tokenbus_server_replication_lag_bytes": float(max(0, *behind))} if behind else {}
 
 
 def _added(reply: Any) -> int | None:
@@ -324,17 +352,3 @@ def group_in(reply: Any, name: str) -> dict[str, Any]:
     groups: list[dict[str, Any]] = checked(reply) or []
     nothing: dict[str, Any] = {}
     return next((group for group in groups if group["name"] == name.encode()), nothing)
-
-
-def disk_states(info: Mapping[str, Any]) -> dict[str, str]:
-    """By field of INFO: how the last write of that kind ended, ``ok`` if well. A hosted server may not say."""
-    return {field: str(info[field]) for field in _DISK_STATES if field in info}
-
-
-async def read_disk_states(server: Server) -> dict[str, dict[str, str]]:
-    """`disk_states` of each primary, by its name. Raises redis-py's errors."""
-    client = server.client
-    if server.topology == "cluster":
-        infos: dict[str, dict[str, Any]] = await client.info("persistence", target_nodes=client.PRIMARIES)
-        return {name: disk_states(info) for name, info in infos.items()}
-    return {server.url.safe: disk_states(await client.info("persistence"))}

@@ -17,7 +17,7 @@ from tokenbus.bus.liveness import rest
 from tokenbus.bus.server.retry import Defects
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.topology import INTAKE, QUEUES, RECORDER
-from tokenbus_services.runtime.deployment_snapshot import DeploymentReader, read_disk_states
+from tokenbus_services.runtime.deployment_snapshot import DeploymentReader, read_nodes
 from tokenbus_services.settings import Settings
 
 
@@ -183,6 +183,34 @@ _QUEUE_LABELS = {INTAKE: "requests", **dict((*QUEUES, RECORDER))}
 """By group: what its queue is called."""
 
 
+def server_gauges(registry: CollectorRegistry) -> dict[str, Gauge]:
+    """By name: what `NodeFacts.gauges` has."""
+    made: dict[str, Gauge] = {}
+
+    def gauge(name: str, what: str, label: str) -> None:
+        made[name] = Gauge(name, what, [label], registry=registry)
+
+    gauge("tokenbus_server_memory_bytes", "Memory in use by the server's data.", "server")
+    gauge("tokenbus_server_memory_limit_bytes", "`maxmemory` of the server; 0: none.", "server")
+    gauge("tokenbus_server_memory_resident_bytes", "Memory that the server's process takes.", "server")
+    gauge("tokenbus_server_memory_fragmentation", "Resident memory as a multiple of the memory in use.", "server")
+    gauge(
+        "tokenbus_server_evicted_keys",
+        "Keys that the server deleted for want of memory.",
+        "server",
+    )
+    gauge("tokenbus_server_aof_bytes", "Size of the append-only file.", "server")
+    gauge(
+        "tokenbus_server_aof_rewriting",
+        "1 while the server rewrites its append-only file.",
+        "server",
+    )
+    gauge("tokenbus_server_aof_delayed_fsyncs", "Writes that waited for the disk.", "server")
+    gauge("tokenbus_server_replicas", "Replicas that are connected.", "server")
+    gauge("tokenbus_server_replication_lag_bytes", "What the last of the replicas has not read yet.", "server")
+    return made
+
+
 class DeploymentGauges:
     """Owned partitions, open runs, lag, queues and dead letters of the whole deployment."""
 
@@ -222,7 +250,7 @@ class DeploymentGauges:
             ["kind"],
             registry=registry,
         )
-
+        self._server_gauges = server_gauges(registry)
         self._disk_fault = Gauge(
             "tokenbus_server_disk_fault",
             "1 if this state of the server's persistence is not `ok`: it cannot write to its disk.",
@@ -232,11 +260,14 @@ class DeploymentGauges:
 
     async def measure(self) -> None:
         """Set all gauges. Raises redis-py's errors; those with labels are then absent rather than stale."""
-        for gauge in (self._owned, self._lag, self._queues, self._dead, self._disk_fault):
+        of_server = (self._disk_fault, *self._server_gauges.values())
+        for gauge in (self._owned, self._lag, self._queues, self._dead, *of_server):
             gauge.clear()
-        for name, states in (await read_disk_states(self._server)).items():
-            for state, word in states.items():
-                self._disk_fault.labels(name, state).set(word != "ok")
+        for node in await read_nodes(self._server):
+            for state, word in node.disk.items():
+                self._disk_fault.labels(node.name, state).set(word != "ok")
+            for name, value in node.gauges.items():
+                self._server_gauges[name].labels(node.name).set(value)
         now = await self._reader.read()
         for stage in now.stages:
             self._owned.labels(stage.name).set(stage.owned)

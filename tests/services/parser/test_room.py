@@ -34,8 +34,9 @@ async def server() -> AsyncGenerator[Server]:
             yield server
 
 
-def keeper(server: Server, owned: Sequence[int]) -> RoomKeeper:
-    settings = Settings(prefix=KEYS.prefix, partitions=KEYS.partitions, retention=RetentionSettings(full_share=BEGIN))
+def keeper(server: Server, owned: Sequence[int], *, share: float = BEGIN, memory_bytes: int = 0) -> RoomKeeper:
+    retention = RetentionSettings(full_share=share, memory_bytes=memory_bytes)
+    settings = Settings(prefix=KEYS.prefix, partitions=KEYS.partitions, retention=retention)
     return RoomKeeper(server, settings, CollectorRegistry(), owned=lambda: owned)
 
 
@@ -97,10 +98,22 @@ async def test_dead_letters_make_room_like_topics_oldest_first(server: Server) -
         await put(server, stream)
     await fill(server.client)
     await keeper(server, [0, 1]).look()
-    assert await share_of(server.client) <= BEGIN - LESS + 0.01
+    assert await share_of(server.client) <= BEGIN * (1 - LESS) + 0.01
     firsts = [await server.client.xrange(stream, count=1) for stream in (KEYS.dead, KEYS.topic(0, TOPICS[0]))]
     ages = [int(first[0][0].split(b"-")[0]) for first in firsts]
     assert abs(ages[0] - ages[1]) < HOUR_MS // 4, "none of them is kept for the other"
+
+
+@pytest.mark.parametrize("share", [BEGIN, 1.0])
+async def test_a_bound_in_bytes_holds_without_maxmemory_and_below_it(server: Server, share: float) -> None:
+    for topic in TOPICS:
+        await put(server, KEYS.topic(0, topic))
+    used = (await server.client.info("memory"))["used_memory"]
+    await server.client.config_set("maxmemory", 0 if share == 1 else 10 * used)
+    await keeper(server, [0], share=share, memory_bytes=2 * used).look()
+    assert await server.client.xlen(KEYS.topic(0, TOPICS[0])) == ENTRIES
+    await keeper(server, [0], share=share, memory_bytes=used - 1).look()
+    assert (await server.client.info("memory"))["used_memory"] <= used * (1 - LESS + 0.01)
 
 
 async def test_a_stream_keeps_its_newest_entry_so_that_a_reader_who_begins_there_misses_nothing(server: Server) -> None:

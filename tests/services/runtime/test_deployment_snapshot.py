@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from tests.servers import cluster, sentinel_group
 from tokenbus.bus import scripts
@@ -14,6 +15,7 @@ from tokenbus.bus.keys import Keys
 from tokenbus.bus.server.run_scripts import run_script
 from tokenbus.bus.server.server import Server
 from tokenbus_services.runtime.deployment_snapshot import DeploymentReader, DeploymentSnapshot, read_nodes
+from tokenbus_services.runtime.metrics import server_gauges
 
 KEYS = Keys(prefix="seen", partitions=4)
 
@@ -58,7 +60,12 @@ async def test_an_empty_deployment_has_an_empty_snapshot(any_server: Server):
         ("recorder", [], 0, 0, 0),
     ]
     assert (found.open_runs, found.chunks, found.dead) == (0, 0, 0)
-    assert all(node.memory_bytes and node.now_ms for node in await read_nodes(any_server))
+    for node in await read_nodes(any_server):
+        assert node.memory_bytes
+        assert node.now_ms
+        assert node.gauges["tokenbus_server_memory_bytes"] == node.memory_bytes
+        assert node.gauges["tokenbus_server_memory_resident_bytes"] > 0
+        assert set(node.gauges) <= set(server_gauges(CollectorRegistry()))
 
 
 async def test_owners_workers_lag_and_work_are_seen(any_server: Server):

@@ -126,9 +126,13 @@ class RetentionSettings(Table, frozen=True, kw_only=True):
     so that it can detect when unread entries were trimmed.
     """
     dead_entries: Count = 10_000
+    memory_bytes: Annotated[int, Meta(ge=0)] = 0
+    """The same as `full_share`, in bytes of a node's memory: also for a server without `maxmemory`, or one that others
+    use. Whichever is less counts. 0: no such bound.
+    """
     full_share: Annotated[float, Meta(gt=0, le=1)] = 0.8
     """Above this share of the server's `maxmemory`, public events, dead letters and ended runs are deleted before their
-    time, oldest first, until a tenth of `maxmemory` less is in use. 1: never.
+    time, oldest first, until an eighth of that is free. 1: never.
     """
 
 

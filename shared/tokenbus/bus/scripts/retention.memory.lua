@@ -2,10 +2,15 @@
 -- KEYS
 --   key  any r  any key of the node
 -- ARGV
--- Reply: memory in use, in thousandths of what the node may use; 0 if it has no limit.
+--   share
+--   most
+-- Reply: memory in use, in thousandths of the least of this share of what the node may use and these bytes; 0 if neither
+--   is a bound.
 -- Atomic: both numbers are of one moment.
 -- Twice: reads
 local found = redis.call('INFO', 'memory')
 local used = tonumber(string.match(found, 'used_memory:(%d+)'))
-local most = tonumber(string.match(found, 'maxmemory:(%d+)') or '0')
-return most > 0 and math.floor(used * 1000 / most) or 0
+local limit = tonumber(string.match(found, 'maxmemory:(%d+)') or '0') * tonumber(share)
+local bound = tonumber(most)
+if bound == 0 or (limit > 0 and limit < bound) then bound = limit end
+return bound > 0 and math.floor(used * 1000 / bound) or 0

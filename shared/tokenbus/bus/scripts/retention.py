@@ -9,8 +9,10 @@ from tokenbus.bus.scripts.script import ScriptCall, script
 
 
 @script()
-def memory(key: str) -> ScriptCall:
-    """Memory in use on the node that has the key, in thousandths of ``maxmemory``; 0 without a limit."""
+def memory(key: str, *, share: float, most: int) -> ScriptCall:
+    """Memory in use on the node that has the key, in thousandths of the least of ``share`` of its ``maxmemory`` and
+    ``most`` bytes; 0 is no bound.
+    """
     ...
 
 

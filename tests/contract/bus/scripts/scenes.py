@@ -699,7 +699,7 @@ SCENES: dict[str, list[Scene]] = {
         Scene(lambda w: requests.publish(w.queue, requests=[100, b"{}", "ada"]), again=lambda t: t.grows(t.world.queue))
     ],
     "retention.forget": [Scene(_forget)],
-    "retention.memory": [Scene(lambda w: retention.memory(w.parser))],
+    "retention.memory": [Scene(lambda w: retention.memory(w.parser, share=0.8, most=0))],
     "sessions.append": [
         Scene(lambda w: _append(w, "message", work=w.work), second=_is(b"known"), lasting=_fate_of("message")),
         Scene(lambda w: _append(w, "message", work=w.work, append="now", when_busy="interrupt"), second=_is(b"known")),

@@ -69,7 +69,7 @@ NODE = NodeFacts(name="h:1", memory_bytes=10, memory_limit=100, commands_per_s=1
         ({}, None),
         ({"memory_bytes": 80}, "memory"),
         ({"memory_bytes": 10**12, "memory_limit": 0}, None),
-        ({"disk_fault": "rdb_last_bgsave_status err"}, "disk"),
+        ({"disk": {"rdb_last_bgsave_status": "err"}}, "disk"),
         ({"now_ms": NODE.now_ms + 2_001}, "clock"),
         ({"now_ms": NODE.now_ms - 2_001}, "clock"),
     ],
