@@ -15,27 +15,39 @@ import openai
 import pytest
 
 from tests.e2e.gateway.served import auth, forwarded_routes
+from tests.waiting import eventually
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.server.server import Server
+from tokenbus.events.usage import Usage
 from tokenbus.testing import LocalBus
+from tokenbus_services.gateway.budgets.spend import ClientSpend, read_spend
+from tokenbus_services.gateway.forward.table import BASES, TABLE
 from tokenbus_services.gateway.keys.key import NewKey, new_key
 from tokenbus_services.mock_provider import Picture, Reply
 from tokenbus_services.settings.tables.gateway import ForwardKind
 
 Json = dict[str, Any]
-NAMES = ("ada", "bob", "boss", "narrow", "poor", "limited")
+NAMES = ("ada", "bob", "boss", "narrow", "poor", "limited", "metered")
 KEYS: dict[str, NewKey] = {name: new_key() for name in NAMES}
 RULES = {
     "boss": "operator = true",
     "narrow": 'models = ["openai-chat/ears"]',
     "poor": "max_budget = 1",
     "limited": "rpm_limit = 1",
+    "metered": "max_budget = 1",
 }
 KINDS: tuple[ForwardKind, ...] = ForwardKind.__args__  # type: ignore[attr-defined]
 SETTINGS = (
     f"[gateway]\nforward = {msgspec.json.encode(KINDS).decode()}\nbody_bytes = 3000000\nforward_bytes = 30000000\n"
-    '[gateway.aliases]\ndefault = ["openai-chat/ears"]\n[gateway.prices."openai-chat/"]\ninput = 1\noutput = 1\n'
+    '[gateway.aliases]\ndefault = ["openai-chat/ears"]\n'
+    + "".join(
+        f'[gateway.prices."{name}/"]\ninput = 1\noutput = 1\nmax_output = 10\n'
+        for name in ("openai-chat", "openai-responses", "gemini")
+    )
     + "".join(f'[gateway.keys.{name}]\nsha256 = "{key.sha256}"\n{RULES.get(name, "")}\n' for name, key in KEYS.items())
 )
 SOUND = bytes(range(256)) * 40
+PICTURE = Picture(data=b"\x89PNG not really")
 BOUND = "XyZ"
 BETAS: Any = ["files-api-2025-04-14"]
 
@@ -45,7 +57,7 @@ def bus() -> Generator[LocalBus]:
     with LocalBus(SETTINGS) as running:
         for name in ("ears", "voice", "other", "text"):
             running.model_says(name, Reply(text="one two three"))
-        running.model_says("brush", Reply(pictures=(Picture(data=b"\x89PNG not really"),)))
+        running.model_says("brush", Reply(pictures=(PICTURE,), usage=Usage(input=5, output=9)))
         yield running
 
 
@@ -433,4 +445,71 @@ def test_each_forwarded_path_passes_the_limits_of_its_key(bus: LocalBus, http: h
             answer = http.request(method, path, json=body, headers={**limited, **family})
         named = "{id}" in route
         assert answer.status_code == (404 if named else 429), (method, route, answer.text)
+    assert len(bus.exchanges) == before
+
+
+WORDS: Json = {"model": "openai-chat/text", "input": "one two three"}
+CONTENT: Json = {"parts": [{"text": "one two three"}]}
+EDITED = part("image", SOUND, '; filename="a.png"') + END
+OF_MODEL = "/gemini/v1beta/models/gemini/text"
+METERED: dict[str, tuple[Json | bytes, tuple[int, int] | None]] = {
+    "/v1/embeddings": (WORDS, (3, 0)),
+    f"{OF_MODEL}:embedContent": ({"content": CONTENT}, None),
+    f"{OF_MODEL}:batchEmbedContents": ({"requests": [{"model": "models/text", "content": CONTENT}]}, None),
+    "/v1/responses/compact": ({**WORDS, "model": "openai-responses/text"}, (3, 2)),
+    "/v1/audio/speech": ({**WORDS, "voice": "alloy"}, None),
+    "/v1/audio/transcriptions": (part("model", b"openai-chat/ears") + FILE + END, (7, 2)),
+    "/v1/audio/translations": (part("model", b"openai-chat/ears") + FILE + END, (7, 2)),
+    "/v1/images/edits": (part("model", b"openai-chat/brush") + part("prompt", b"a hat") + EDITED, (5, 9)),
+    "/v1/images/variations": (part("model", b"openai-chat/brush") + EDITED, (5, 9)),
+}
+"""A request for each path that costs tokens, with the counts of its answer; None: it has none."""
+
+
+async def test_each_metered_call_counts_the_tokens_of_its_answer_or_what_was_estimated(bus: LocalBus) -> None:
+    metered = [path for path in TABLE if path.is_metered]
+    assert len(metered) == len(METERED)
+    done, before = 0, (0, 0)
+    async with Server(bus.url) as server, httpx.AsyncClient(base_url=bus.gateway, timeout=60) as http:
+
+        async def counted() -> ClientSpend | None:
+            [spend] = await read_spend(server, Keys(), ["metered"])
+            return spend if spend.total.runs == done and spend.reserved == 0 else None
+
+        for path, (body, counts) in METERED.items():
+            done += 1
+            [row] = (one for one in metered if path.endswith(one.path.replace("/models/{model}", "")))
+            content = body if isinstance(body, bytes) else msgspec.json.encode(body)
+            kind = f"multipart/form-data; boundary={BOUND}" if isinstance(body, bytes) else "application/json"
+            answer = await http.post(path, content=content, headers={**auth(KEYS["metered"]), "content-type": kind})
+            assert answer.status_code == 200, (path, answer.text)
+            spend = await eventually(counted)
+            assert spend
+            used = (spend.total.input - before[0], spend.total.output - before[1])
+            before = (spend.total.input, spend.total.output)
+            estimated = used[0] > 0 and used[1] == (10 if row.has_output else 0)
+            assert used == counts if counts else estimated, (path, used, answer.text[-300:])
+            assert spend.total.cost == pytest.approx(sum(before) / 1e6), path
+
+
+NO_OBJECT = (b"", b"no json", b"[]", b"5", b'{"model": ', b"\xff\xfe", b"[" * 50_000, b'{"model": "\xff"}')
+
+
+def test_each_forwarded_path_refuses_a_body_that_is_none_of_its_form_in_the_words_of_its_api(
+    bus: LocalBus, http: httpx.Client
+) -> None:
+    before = len(bus.exchanges)
+    http.headers.update(auth(KEYS["boss"]))
+    for row in TABLE:
+        provider = {"openai": "openai-chat", "anthropic": "anthropic", "gemini": "gemini"}[row.family]
+        headers = {"x-tokenbus-provider": provider, **({row.header: "0"} if row.header else {})}
+        path = row.below(BASES[row.family][0]).replace("{model}", "gemini/text")
+        path = path.format(id="none", file="none", batch="none")
+        headers["content-type"] = "application/json"
+        for body in NO_OBJECT if row.body != "none" else ():
+            answer = http.request(row.method, path, content=body, headers=headers)
+            assert answer.status_code in (400, 404), (row, body[:20], answer.text)
+            error = answer.json()["error"]
+            assert error["message"], (row, body[:20])
+            assert {"openai": "param", "anthropic": "details", "gemini": "status"}[row.family] in error, (row, error)
     assert len(bus.exchanges) == before

@@ -26,7 +26,7 @@ Json = dict[str, object]
 
 class _Request(msgspec.Struct):
     model: str
-    prompt: str
+    prompt: str = ""
     stream: bool | None = False
     partial_images: int | None = 0
     size: str = "1024x1024"
@@ -35,10 +35,10 @@ class _Request(msgspec.Struct):
 
 
 class MockOpenAIImages:
-    """The endpoints for generations and edits."""
+    """The endpoints for generations, edits and variations."""
 
     name: ApiName = "openai-images"
-    route = re.compile(r"/v1/images/(generations|edits)")
+    route = re.compile(r"/v1/images/(generations|edits|variations)")
 
     def parse(
         self, route: re.Match[str], query: Mapping[str, str], headers: Mapping[str, str], body: Mapping[str, Any]
@@ -46,8 +46,10 @@ class MockOpenAIImages:
         request = _read(body)
         if route[1] == "generations" and _edits(body):
             raise HttpError(400, f"Unknown parameter: {_edits(body)!r}.")
-        if route[1] == "edits" and not _edits(body):
+        if route[1] != "generations" and not _edits(body):
             raise HttpError(400, "Missing required parameter: 'image'.")
+        if route[1] != "variations" and not request.prompt:
+            raise HttpError(400, "Missing required parameter: 'prompt'.")
         history = [(HistoryItem(role="user", text=request.prompt),)]
         return ParsedBody(model=request.model, stream=bool(request.stream), history_field="prompt", messages=history)
 
