@@ -44,6 +44,8 @@ export interface SendOptions extends AppendOptions, Heard {
   participant?: string;
   /** What becomes of it while a run is open. Left out: as the session's configuration says. */
   whenBusy?: NonNullable<SessionMessage["when_busy"]>;
+  /** Of a message that steers: end the present call for it. */
+  now?: boolean;
   /** Fields that the run of this message has in place of the configured ones. */
   request?: Partial<SessionRequest>;
   /** False: it starts no run, and is history at once, behind the open run if there is one. */
@@ -112,9 +114,10 @@ export class Session {
    * `heardThrough`: of one that interrupts.
    */
   send(content: Said | Message[], options: SendOptions = {}): Promise<Receipt> {
-    const { participant, whenBusy, request, run } = options;
+    const { participant, whenBusy, now, request, run } = options;
     const said = isMessages(content) ? { messages: content } : { content };
     const item: SessionMessage = { type: "message", ...said, ...heardIn(options) };
+    if (now !== undefined) item.now = now;
     if (request !== undefined) item.request = request;
     if (run !== undefined) item.run = run;
     if (participant !== undefined) item.participant = participant;

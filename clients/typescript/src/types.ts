@@ -645,6 +645,7 @@ export interface SessionMessage {
   when_busy?: "enqueue" | "interrupt" | "reject" | "steer";
   heard_through?: number;
   heard_characters?: number;
+  now?: boolean;
   messages?: Message[];
   request?: Record<string, unknown>;
   run?: boolean;

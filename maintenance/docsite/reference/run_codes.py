@@ -66,6 +66,7 @@ CODES: dict[str, Told] = {
     "server_full": Told("overloaded", True, "The server has no room for what the run says."),
     "server_lost_writes": Told("internal", False, "The server failed over and forgot events that were out already."),
     "state_unreadable": Told("internal", False, "The run's checkpoint cannot be read."),
+    "steered": Told("internal", False, "Not an error: a message of the session ended the call, and another follows."),
     "stream_cut": Told("network", True, "The provider's stream broke off."),
     "too_many_events": Told("limit", False, "The run has more input events than `limits.run_events`."),
     "turn_too_large": Told("limit", False, "A turn says more than `limits.turn_bytes`."),

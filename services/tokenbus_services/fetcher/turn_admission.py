@@ -194,7 +194,7 @@ class TurnAdmission:
         if of := session_run(run):
             request, steers, notes = await self._in_session(request, of, int(tokens) if tokens else None)
         history: list[Message] = []
-        for n, messages in enumerate(turns, 1):
+        for n, messages in enumerate([None, *turns]):
             history += history_decoder.decode(messages) if messages else []
             history += [message for turn, steering in steers for message in steering if turn == n]
         if so_far is not None:

@@ -163,19 +163,16 @@ class RunCreation:
         if tenant := tenant_of(request.metadata):
             fields += [TENANT, tenant]
         # For `Client.resume`, which only knows the provider's name: one digit per provider that the run may call.
-        fields += [CONTINUES, "".join(str(int(self._continues(choice))) for choice in all_choices(request))]
+        fields += [CONTINUES, "".join(str(int(plan.continues)) for plan in plans)]
         if accepted.record and self._settings.records:
             fields += [RECORD, self._settings.records.raw_bytes]
         return accepted, fields
 
     def _plan(self, request: Generate) -> FallbackPlan:
         """What depends on the provider and model, for one choice of the request."""
-        goes_on = request.on_failure == "continue" and self._continues(request)
-        return FallbackPlan(request.provider, request.model, self._reading(request), goes_on)
-
-    def _continues(self, request: Generate) -> bool:
         vendor = self._settings.providers[request.provider]
-        return registry.continues(request, vendor.api, vendor.quirks.of(request.model))
+        continues = registry.continues(request, vendor.api, vendor.quirks.of(request.model))
+        return FallbackPlan(request.provider, request.model, self._reading(request), continues)
 
     def _reading(self, request: Generate) -> TextReading | None:
         """How to read the model's text; None in chat mode, where the provider's own structure gives the blocks."""

@@ -25,7 +25,15 @@ from tokenbus.bus.work_queue import QueueItem
 from tokenbus.core.request.bounds import id_of_entry, tenant_of
 from tokenbus.core.request.parse import request_with_notes
 from tokenbus.errors import RequestInvalid
-from tokenbus.events.frames import CONTROL_ATTEMPT, CancelRequested, Control, EventFrame, PolicyPlan, encode
+from tokenbus.events.frames import (
+    CONTROL_ATTEMPT,
+    CancelRequested,
+    Control,
+    EventFrame,
+    PolicyPlan,
+    SteerRequested,
+    encode,
+)
 from tokenbus.events.requests import (
     Append,
     Configure,
@@ -130,6 +138,7 @@ class SessionAppends:
                 )
             case SessionMessage() as message:
                 when_busy = message.when_busy or config.when_busy
+                how = "steer_now" if when_busy == "steer" and message.now else when_busy
                 request, policy_plan, notes = await self._prepare_message(config, message, append)
                 work = self._creation.session_work(
                     request, name, policy_plan, notes, version=session.version, history=config.history
@@ -137,7 +146,7 @@ class SessionAppends:
                 return self._append(
                     *(session, name, tenant, "message", _as_stored(message, request.messages)),
                     work=work,
-                    when_busy=when_busy,
+                    when_busy=how,
                     heard=message if when_busy == "interrupt" else None,
                     fields=_begins(session, request.messages),
                 )
@@ -312,7 +321,7 @@ class SessionAppends:
         last = (session.open_run or session.run(session.runs - 1)) if session.runs else next_run
         keys.note(last, partition)
         through, characters = (heard.heard_through, heard.heard_characters) if heard else (None, None)
-        cancel = CancelRequested(INTERRUPTED, through, characters)
+        event = SteerRequested() if when_busy == "steer_now" else CancelRequested(INTERRUPTED, through, characters)
         now = self._server.clock.now_ms()
         log, appends, queue, history = keys.of_session(session.ref)
         return session_scripts.append(
@@ -350,7 +359,7 @@ class SessionAppends:
             when_busy=when_busy,
             heard="" if through is None else str(through),
             heard_characters="" if characters is None else str(characters),
-            frame=encode(EventFrame(0, CONTROL_ATTEMPT, now, [cancel])),
+            frame=encode(EventFrame(0, CONTROL_ATTEMPT, now, [event])),
             control_frame=encode(Control(last)),
             subject=subject,
             as_of=as_of,

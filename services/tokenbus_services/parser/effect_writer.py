@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 import msgspec
 
@@ -47,7 +47,6 @@ from tokenbus.events.decisions import decoder as decided_decoder
 from tokenbus.events.decisions import encode as encode_decided
 from tokenbus.events.frames import ANY_FRAME, Control, Drafts, Lost, RawFrame, encode
 from tokenbus.events.public import Incomplete, RunFailedEvent, TerminalEvent
-from tokenbus.events.requests import Message
 from tokenbus.events.sessions import SessionRun, session_run
 
 
@@ -77,7 +76,7 @@ class EffectWriter:
         match effect:
             case CloseAttempt(turn, attempt):
                 self._close_attempt(s.run, turn, attempt, "the turn ended in the text", commit)
-            case NextTurn(work, history, so_far):
+            case NextTurn(work, history, so_far, steered):
                 self._close_attempt(s.run, work.turn, work.attempt - 1, "a newer attempt began", commit)
                 if history is not None:
                     commit.put(run_key, history_field(work.turn), encode(history))
@@ -92,7 +91,7 @@ class EffectWriter:
                 commit.append(self._turns, [s.run, encode(work)])
                 self._lifetimes.renew(commit, run_key, log)
                 if of_session := session_run(s.run):
-                    self._next_turn_in_session(s, of_session, work.turn, history, commit)
+                    self._next_turn_in_session(s, of_session, work.turn, commit, steered=steered)
             case RunTools(work):
                 metadata = s.accepted.metadata
                 whose = {
@@ -159,16 +158,13 @@ class EffectWriter:
             keep_ms=self._lifetimes.session_ms,
         )
 
-    def _next_turn_in_session(
-        self, s: RunState, of: SessionRun, turn: int, history: Sequence[Message] | None, commit: Commit
-    ) -> None:
-        """Keep the session as long as its run, and let messages steer a turn that follows results."""
+    def _next_turn_in_session(self, s: RunState, of: SessionRun, turn: int, commit: Commit, *, steered: bool) -> None:
+        """Keep the session as long as its run, and let messages that wait steer the turn."""
         keys, keep_ms = self._keys, self._lifetimes.open_ms + self._lifetimes.session_ms
         session, of_session = keys.session(of.ref), keys.of_session(of.ref)
         for key in (session, *of_session):
             commit.expire(key, keep_ms)
-        # A provider that paused wants its own words back, and in prefill mode all is one text.
-        if history and history[-1].role == "tool" and s.text is None:
+        if steered:
             commit.steer_session_run(
                 session, of_session=of_session, log=keys.log(s.run), run=s.run, turn=turn, keep_ms=keep_ms
             )

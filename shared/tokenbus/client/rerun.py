@@ -99,14 +99,14 @@ async def ended_run(deployment: Deployment, run: str) -> EndedRun:
         asked = msgspec.structs.replace(asked, messages=[*before.messages, *(before.own or asked.messages)])
         for at, steering in before.steers:
             steers[at] = [*steers.get(at, []), *steering]
-    history: list[Message] = []
+    history = steers.get(0, [])
     if turn:
         with translated(deployment.server):
             turns = await client.hmget(keys.run(run), history_fields(turn))
         if None in turns:  # expired between the two reads
             raise RunNotFound(run)
         for n, encoded in enumerate(turns, 1):
-            history += [*history_decoder.decode(encoded), *steers.get(n, [])]
+            history = [*history, *history_decoder.decode(encoded), *steers.get(n, [])]
     choice = int(stored_choice or 0)
     goes_on = (continues or b"")[choice : choice + 1] != b"0"
     return EndedRun(

@@ -303,6 +303,10 @@ class CancelRequested(msgspec.Struct, frozen=True, array_like=True, tag="cancel"
     heard_characters: int | None = None
 
 
+class SteerRequested(msgspec.Struct, frozen=True, array_like=True, tag="steer"):
+    """A message of the run's session wants to go into it without waiting for the end of the turn."""
+
+
 class ResultImage(msgspec.Struct, frozen=True, array_like=True):
     """An image from a tool. The model sees it if its bytes or size are given; subscribers get it by bytes or blob."""
 
@@ -396,7 +400,15 @@ class PolicyVerdicts(msgspec.Struct, frozen=True, array_like=True, tag="ruled"):
 
 
 ControlEvent = (
-    Accepted | Rejected | CancelRequested | ToolReturned | Noted | DeadlinePassed | ToolReported | PolicyVerdicts
+    Accepted
+    | Rejected
+    | CancelRequested
+    | SteerRequested
+    | ToolReturned
+    | Noted
+    | DeadlinePassed
+    | ToolReported
+    | PolicyVerdicts
 )
 BusEvent = ControlEvent | Normalized
 

@@ -370,7 +370,8 @@ class Cancel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
 WhenBusy = Literal["enqueue", "steer", "interrupt", "reject"]
 """What becomes of a message while a run of its session is open. ``enqueue``: it starts the next run after this one.
 ``steer``: it goes into the run's next provider call, after the results of the present turn's tools; if there is no such
-call, it starts the next run.
+call, it starts the next run. With ``now`` the present call ends for it: the answer continues its text if provider and
+model can do that, else it gets another turn; if calls of tools have begun, it waits for their results.
 ``interrupt``: it ends this run and starts the next one, before all that waits. ``reject``: it is returned.
 """
 
@@ -409,6 +410,8 @@ class SessionMessage(_Part, frozen=True, kw_only=True, tag="message"):
     heard_through: Annotated[int, Meta(ge=-1)] | None = None
     """With ``when_busy`` `interrupt`: as in `Interrupt`."""
     heard_characters: Annotated[int, Meta(ge=0)] | None = None
+    now: bool = False
+    """With ``when_busy`` `steer`: do not wait for the end of the present turn."""
     messages: list[Message] = []
     """In place of ``content``: several messages, results of tools for example."""
     request: dict[str, object] = {}

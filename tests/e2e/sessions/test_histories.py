@@ -6,9 +6,10 @@ import pytest
 
 from tests.e2e.sessions.test_sessions import run_over, said, texts, told
 from tokenbus.errors import RequestInvalid
-from tokenbus.events.sessions import Fate
+from tokenbus.events.public import Chunk
+from tokenbus.events.sessions import Fate, RunEnded
 from tokenbus.testing import LocalBus
-from tokenbus_services.mock_provider import Reply, Stall, Turn
+from tokenbus_services.mock_provider import Delivery, Reply, Stall, Turn
 
 MODEL = {"provider": "anthropic", "model": "two"}
 TOOL = {"name": "clock", "parameters": {"type": "object"}, "description": "d"}
@@ -70,3 +71,32 @@ async def test_a_history_is_added_to_and_rewritten() -> None:
             await session.send("so?")
             await told(session, run_over, 3)
             assert [message["role"] for message in local.requests[-1]["messages"]] == ["user", "assistant", "user"]
+
+
+@pytest.mark.parametrize(("model", "goes_on"), [("claude-sonnet-4-5", True), ("two", False)])
+async def test_a_message_in_a_hurry_goes_into_the_text_that_is_being_written(model: str, goes_on: bool) -> None:
+    with LocalBus() as local:
+        whole = "two three " + " ".join(str(n) for n in range(60)) + "."
+        slow = Turn(says=Reply(text=whole), delivery=Delivery(pace=30))
+        local.model_says(model, slow, *([] if goes_on else [" and the rest."]), "done")
+        async with local.client() as bus:
+            session = bus.session("hurry")
+            await session.configure({"provider": "anthropic", "model": model})
+            await session.send("hello")
+            await told(session, said)
+            await session.send("waits")
+            steer = await session.steer("shorter", now=True)
+            steps = await told(session, run_over, 2)
+            first = next(step.event.run for step in steps if isinstance(step.event, RunEnded))
+            fate = Fate(state="delivered", run=first, turn=0 if goes_on else 1)
+            assert await session.fate(steer.append) == fate
+            words = "".join(s.event.text for s in steps if isinstance(s.event, Chunk) and s.event.run == first)
+            assert words == whole if goes_on else words.endswith(" and the rest.")
+            asked = local.requests[1]["messages"]
+            assert [message["role"] for message in asked] == ["user", "assistant", *([] if goes_on else ["user"])]
+            assert "shorter" in str(asked[0 if goes_on else 2])
+            history = texts(await session.messages())
+            answers = [words] if goes_on else [words.removesuffix(" and the rest."), " and the rest."]
+            assert [text for role, text in history if role == "assistant"] == [*answers, "done"]
+            assert [text for role, text in history if role == "user"] == ["hello", "shorter", "waits"]
+            assert local.requests[2]["messages"][: len(asked) - goes_on] == asked[: len(asked) - goes_on]

@@ -31,10 +31,10 @@
 --   kind  message, add, configure, interrupt, withdraw, rewrite or delete
 --   item  as JSON
 --   work  of a message, packed; of others, messages as JSON
---   when_busy  of a message
+--   when_busy  of a message, or 'steer_now'
 --   heard  last event that was heard, or ''
 --   heard_characters  of it, or ''
---   frame  event that cancels the open run
+--   frame  event that cancels or steers the open run
 --   control_frame
 --   subject  what to withdraw, or how many runs to rewrite
 --   as_of  newest event that the caller of a rewrite saw, or ''
@@ -100,7 +100,11 @@ elseif kind == 'message' then
   else
     redis.call('ZADD', queue, whole(s.seq + (when_busy == 'interrupt' and 0 or LATER)), append)
     redis.call('HSET', appends, append, '{"state":"appended"}', '!' .. append, work)
-    if when_busy == 'steer' then redis.call('HSET', appends, '^' .. append, 1) end
+    if string.sub(when_busy, 1, 5) == 'steer' then redis.call('HSET', appends, '^' .. append, 1) end
+    if when_busy == 'steer_now' and r[1] == 'open' and redis.call('HGET', session, 'hurry') ~= open_run then
+      redis.call('HSET', session, 'hurry', open_run)
+      append_frame(events, parser_lease, open_run, frame)
+    end
     s.waiting = s.waiting + #work
     if when_busy == 'interrupt' then stop_open_run() end
   end

@@ -124,6 +124,7 @@ class Session:
         run: bool = True,
         participant: str | None = None,
         when_busy: WhenBusy | None = None,
+        now: bool = False,
         heard_through: int | None = None,
         heard_characters: int | None = None,
         metadata: Mapping[str, object] | None = None,
@@ -132,6 +133,7 @@ class Session:
     ) -> Receipt:
         """Append a message to the model. It starts a run, at once if none is open: see `configure` for ``when_busy``.
 
+        - ``now``: of a message that steers: see `steer`.
         - ``messages``: several, in place of ``content``.
         - ``request``: fields of a `Generate` that this run has in place of the configured ones.
         - ``run`` False: it starts no run, and is history at once, behind the open run if there is one.
@@ -145,11 +147,30 @@ class Session:
             when_busy=when_busy,
             heard_through=heard_through,
             heard_characters=heard_characters,
+            now=now,
             messages=_messages(messages),
             request=dict(request or {}),
             run=run,
         )
         return await self.append(item, append=append, metadata=metadata, wait_s=wait_s)
+
+    async def steer(
+        self,
+        content: str | list[ContentPart],
+        *,
+        now: bool = False,
+        participant: str | None = None,
+        append: str | None = None,
+        wait_s: float = ACCEPTED_WAIT_S,
+    ) -> Receipt:
+        """`send` a message that goes into the open run's next call; if there is none, it starts the next run.
+
+        ``now``: end the present call for it. The answer continues its text if provider and model can do that, else it
+        gets another turn. If calls of tools have begun, the message waits for their results.
+        """
+        return await self.send(
+            content, when_busy="steer", now=now, participant=participant, append=append, wait_s=wait_s
+        )
 
     async def append(
         self,

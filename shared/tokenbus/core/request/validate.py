@@ -83,6 +83,8 @@ def _append_problems(append: Append) -> Iterator[tuple[str, str]]:
             yield from _fields_of("item.request", item.request)
             if item.heard_through is not None and item.when_busy not in (None, "interrupt"):
                 yield "item.heard_through", "only a message that interrupts cuts what was said"
+            if item.now and item.when_busy not in (None, "steer"):
+                yield "item.now", "only a message that steers can be in such a hurry"
             if not item.run and (item.when_busy in ("steer", "interrupt") or item.heard_through is not None):
                 yield "item.when_busy", "a message that starts no run neither steers nor interrupts one"
         case Configure() as item:

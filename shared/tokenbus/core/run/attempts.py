@@ -18,19 +18,50 @@ from tokenbus.core.run.termination import count, publish_usage
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import RunLimits, TurnWork
 from tokenbus.events.public import ProviderModel, Restarted, Retrying
-from tokenbus.events.requests import Message, OnFailure
+from tokenbus.events.requests import Message, OnFailure, TextPart
 from tokenbus.events.usage import Usage
 
+STEERED = ErrorInfo(code="steered", kind="internal", message="a message of the session steers the run")
+"""Not an error: why the turn's call ended and another one follows."""
+_STEERABLE = ("text", "thinking", "server_tool")
+"""Blocks that a turn may have which ends before its provider ended it."""
 
-def next_turn(s: RunState, history: list[Message], at_ms: int) -> NextTurn:
-    """Start the next turn. ``history``: messages that the last turn appends to the conversation."""
+
+def next_turn(s: RunState, history: list[Message], at_ms: int, *, steered: bool = False) -> NextTurn:
+    """Start the next turn. ``history``: messages that the last turn appends to the conversation. ``steered``: messages
+    of its session that wait go in.
+    """
     s.turn += 1
     s.visible_emitted = False
     s.failures = s.losses = s.turn_bytes = 0
     s.calls, s.history = [], []
     s.text = s.text and s.text.following()
     begin_attempt(s, at_ms)
-    return NextTurn(turn_work(s), history)
+    # In prefill mode all is one text.
+    return NextTurn(turn_work(s), history, steered=steered and s.text is None)
+
+
+def may_steer(s: RunState) -> bool:
+    """Whether the turn can be steered before its end. Calls of tools that have begun get their results first."""
+    return s.text is None and not any(kind not in _STEERABLE for _, kind in s.blocks.begun.values())
+
+
+def steer_turn(s: RunState, out: Outbox, at_ms: int) -> NextTurn:
+    """End the turn's present call, and ask again with the messages that steer: the answer continues its text if
+    provider and model can do that, else another turn follows it.
+    """
+    if not s.visible_emitted:
+        work = restart_turn(s, out, STEERED, 0, 0, at_ms=at_ms)
+    elif can_continue(s):
+        work = continue_turn(s, out, STEERED, 0, 0, at_ms=at_ms)
+    else:
+        parts = dict(s.blocks.parts)
+        parts |= {n: TextPart(text="".join(b.pieces)) for n, b in s.blocks.open.items() if b.kind == "text"}
+        said, _ = partial_message([parts[ordinal] for ordinal in sorted(parts)])
+        s.blocks.complete_all(out, cut=True)
+        publish_usage(s, out, s.usage)
+        work = next_turn(s, [said] if said else [], at_ms)
+    return msgspec.structs.replace(work, steered=True)
 
 
 def restart_turn(

@@ -20,6 +20,8 @@ class NextTurn(msgspec.Struct, frozen=True):
     history: list[Message] | None = None
     so_far: Message | None = None
     """The partial answer of an earlier attempt that this one continues."""
+    steered: bool = False
+    """Messages of its session that steer go into the turn."""
 
 
 class CloseAttempt(msgspec.Struct, frozen=True):

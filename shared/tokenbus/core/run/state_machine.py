@@ -46,11 +46,13 @@ from tokenbus.core.run.attempts import (
     fall_back,
     fresh_table,
     may_fall_back,
+    may_steer,
     next_speaker,
     next_turn,
     report_attempt,
     restart_turn,
     resume,
+    steer_turn,
 )
 from tokenbus.core.run.block_deltas import add
 from tokenbus.core.run.blocks.block_table import BlockTable
@@ -92,6 +94,7 @@ from tokenbus.events.frames import (
     Noted,
     PolicyVerdicts,
     Rejected,
+    SteerRequested,
     ToolReported,
     ToolReturned,
     is_known,
@@ -221,6 +224,8 @@ class RunMachine:
             case CancelRequested():
                 stop(self.state, self.out, "cancelled", self._now_ms)
                 self._end(Cancelled, **cancelled_by(event))
+            case SteerRequested():
+                self._steered()
             case DeadlinePassed():
                 self._overdue(event)
             case Rejected():
@@ -383,6 +388,17 @@ class RunMachine:
         else:
             self._end(Incomplete, finish="unknown", reason=cut, error=error)
 
+    def _steered(self) -> None:
+        """Let messages of the session into the turn that is streaming. In other phases they go into the next one."""
+        s = self.state
+        if s.phase != "streaming" or not may_steer(s):
+            return
+        if s.scan:
+            self._read(s.scan.release())
+        if report := report_attempt(s, self._now_ms, outcome="stopped"):
+            self.reports.append(report)
+        self.effects.append(steer_turn(s, self.out, self._now_ms))
+
     def _falls_back(self, error: ErrorInfo) -> bool:
         """Fall back to the next provider and model, if that may be done; whether it was."""
         s = self.state
@@ -481,4 +497,4 @@ class RunMachine:
         """Publish the results that are due; after the last one, start the next turn."""
         s = self.state
         if publish_results(s, self.out):
-            self.effects.append(next_turn(s, [*s.history, results_message(s)], self._now_ms))
+            self.effects.append(next_turn(s, [*s.history, results_message(s)], self._now_ms, steered=True))

@@ -703,6 +703,7 @@ SCENES: dict[str, list[Scene]] = {
     "sessions.append": [
         Scene(lambda w: _append(w, "message", work=w.work), second=_is(b"known"), lasting=_fate_of("message")),
         Scene(lambda w: _append(w, "message", work=w.work, append="now", when_busy="interrupt"), second=_is(b"known")),
+        Scene(lambda w: _append(w, "message", work=w.work, when_busy="steer_now"), second=_is(b"known")),
         Scene(lambda w: _append(w, "interrupt"), second=_is(b"known")),
         Scene(lambda w: _append(w, "withdraw", subject="waiting"), second=_is(b"known")),
         Scene(lambda w: _append(w, "add", work=b"{}"), second=_is(b"known"), lasting=_fate_of("add")),

@@ -72,6 +72,7 @@ end
 local function steer_session_run(s, run, turn, ttl_ms)
   -- Messages that steer go into the turn that begins: they are added to what the run has in the history.
   if not open_session_run(s, run) then return end
+  redis.call('HDEL', s.session, 'hurry')
   local field, added = 'steer:' .. whole(s.runs - 1), ''
   for _, append in ipairs(redis.call('ZRANGE', s.queue, 0, -1)) do
     local packed = redis.call('HMGET', s.appends, '!' .. append, '^' .. append)
