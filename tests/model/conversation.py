@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, defaultdict
 from itertools import count
-from typing import Any, cast
 
 import msgspec
 
@@ -20,6 +19,7 @@ from tokenbus.bus.keys import Keys
 from tokenbus.bus.scripts import ScriptCall
 from tokenbus.bus.scripts.sessions import MOVED
 from tokenbus.bus.server.server import Server
+from tokenbus.bus.work_queue import QueueItem
 from tokenbus.events.frames import PolicyPlan
 from tokenbus.events.requests import (
     Append,
@@ -60,7 +60,7 @@ class Writer:
 
     def call(self, append: Append) -> ScriptCall:
         """The call of this append to the session as it is now."""
-        return self._runner.run(self._appends.call(append, cast("Any", None)))
+        return self._runner.run(self._appends.call(append, QueueItem("", "", {}, 1)))
 
     def close(self) -> None:
         """Disconnect."""

@@ -8,7 +8,7 @@ import { AppendPending, InvalidArgument, RequestInvalid, SessionNotFound } from 
 import { isEnd } from "./follow.js";
 import { MessageBuilder, type Heard } from "./messages.js";
 import { SessionReader, type SessionStep } from "./session_reader.js";
-import type { Append, Configure, Generate, Message, PublicEvent, SessionMessage, TerminalEvent } from "./types.js";
+import type { Append, Configure, Generate, HistoryBound, Message, PublicEvent, SessionMessage, TerminalEvent } from "./types.js";
 
 const FIRST_LOOK_MS = 2;
 const LONGEST_LOOK_MS = 100;
@@ -60,6 +60,8 @@ export interface ConfigureOptions extends AppendOptions {
   together?: boolean;
   /** Send at most about so many tokens of the history, the newest. Left out: all of it. */
   historyTokens?: number;
+  /** The same with what happens to the rest. */
+  history?: HistoryBound;
   /** The history that a new session begins with. */
   messages?: Message[];
 }
@@ -100,11 +102,12 @@ export class Session {
 
   /** Set what each run is from the next append on; makes the session if there is none. */
   configure(request: SessionRequest, options: ConfigureOptions = {}): Promise<Receipt> {
-    const { whenBusy, together, historyTokens, messages } = options;
+    const { whenBusy, together, historyTokens, history, messages } = options;
     const item: Configure = { type: "configure", request: { ...request } };
     if (whenBusy !== undefined) item.when_busy = whenBusy;
     if (together !== undefined) item.together = together;
     if (historyTokens !== undefined) item.history = { tokens: historyTokens };
+    if (history !== undefined) item.history = history;
     if (messages !== undefined) item.messages = messages;
     return this.append(item, options);
   }

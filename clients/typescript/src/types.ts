@@ -392,10 +392,18 @@ export interface GrammarFormat {
 }
 
 /**
- * How much of a session's history a request gets: the newest runs whose messages have about ``tokens`` tokens.
+ * How much of a session's history a request gets: about so many ``tokens``, and what happens to the rest.
+ *
+ * - ``oldest``: the messages of the oldest runs are left out, with a note.
+ * - ``summary``: a model summarises them in a run of its own, which this run waits for.
+ * - ``provider``: all is sent, and the provider is told to compact it when it has so many tokens. With an API that
+ *   cannot do that, as ``oldest``.
  */
 export interface HistoryBound {
   tokens: number;
+  how?: "oldest" | "provider" | "summary";
+  provider?: string;
+  model?: string;
 }
 
 /**

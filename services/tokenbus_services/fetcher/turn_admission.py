@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from asyncio import Semaphore
-from collections.abc import Sequence
 from functools import partial
 
 import msgspec
@@ -17,7 +16,7 @@ from tokenbus.bus.keys import Keys
 from tokenbus.bus.liveness import holding
 from tokenbus.bus.run_record import (
     DEADLINE,
-    HISTORY_TOKENS,
+    HISTORY_BOUND,
     JOB,
     REQUEST,
     history_fields,
@@ -27,19 +26,18 @@ from tokenbus.bus.run_record import (
 from tokenbus.bus.server.retry import retry_until_available
 from tokenbus.bus.server.server import Server
 from tokenbus.bus.work_queue import QueueItem, WorkQueue
-from tokenbus.client.sessions.history import Steers, history_before
 from tokenbus.core.request.bounds import tenant_of
 from tokenbus.core.request.validate import request_for
 from tokenbus.events.error_info import ErrorInfo
 from tokenbus.events.frames import ProviderJob, TurnWork, history_decoder, job_decoder
-from tokenbus.events.requests import Generate, Message
-from tokenbus.events.sessions import SessionRun, session_run
+from tokenbus.events.requests import Generate, HistoryBound, Message
+from tokenbus.events.sessions import session_run
 from tokenbus_services.endpoints.limiter import Reservation, ReservationRequest, Scopes
 from tokenbus_services.fetcher.backpressure import Backpressure
 from tokenbus_services.fetcher.calls.call_timeouts import DEADLINE_PASSED
 from tokenbus_services.fetcher.limits.token_estimate import estimate
 from tokenbus_services.fetcher.limits.wait_queue import FairQueue, WaitedTooLong
-from tokenbus_services.pricing import estimated_input
+from tokenbus_services.fetcher.session_history import InSession, SessionHistory, Summarised
 
 LOOK_S = 1.0
 """How often a run that waits for the policy stage checks whether it still has to wait; it may have ended."""
@@ -47,6 +45,7 @@ LOOK_UPS = 32
 """Maximum concurrent request look-ups: each request may be large."""
 LONGEST_WAIT = ErrorInfo(code="limit_wait", kind="rate_limit", message="the run's turn did not come in time")
 
+_bound = msgspec.json.Decoder(HistoryBound)
 _request_decoder = msgspec.json.Decoder(Generate)
 
 
@@ -71,6 +70,8 @@ class Turn(msgspec.Struct, frozen=True):
     """The run's newest job in the background, of whichever turn."""
     notes: tuple[str, ...] = ()
     """On what was left out of the request."""
+    summary: Summarised | None = None
+    """What of its session's history should be summarised before it is sent."""
 
 
 class NotCalled(Exception):
@@ -94,6 +95,7 @@ class TurnAdmission:
         self._admission = admission
         self._scopes = scopes
         self._lags = lags
+        self._history = SessionHistory(server, keys, admission.sleep)
         self._looking_up = LookUps(keys, most=LOOK_UPS, apart=server.topology == "cluster")
 
     async def admit(self, item: QueueItem, run: str, work: TurnWork) -> tuple[Turn, Reservation] | None:
@@ -110,6 +112,13 @@ class TurnAdmission:
         turn = await self._look_up(run, work)
         if turn is None:
             return None
+        if turn.summary and not turn.history:  # in the first turn alone: a later one would ask what the first did not
+            if not waits:
+                waits = True
+                await self._queue.mark(item, begun=False)
+            await self._history.summarise(turn.summary)
+            if (turn := await self._look_up(run, work)) is None:
+                return None
         request = self._reservation_request(run, work, turn)
         grant = self._admission.enter_at_once(request)
         if grant is None:
@@ -178,54 +187,32 @@ class TurnAdmission:
     async def _look_up(self, run: str, work: TurnWork) -> Turn | None:
         """Read the turn from the run's hash; None if the attempt is over."""
         key = self._keys.run(run)
-        more = [REQUEST, DEADLINE, JOB, HISTORY_TOKENS, so_far_field(work.attempt), *history_fields(work.turn)]
+        more = [REQUEST, DEADLINE, JOB, HISTORY_BOUND, so_far_field(work.attempt), *history_fields(work.turn)]
         async with holding(self._looking_up.of(run)):
             record = await retry_until_available(
                 self._server,
                 lambda: read_attempt(self._server.client, key, work.attempt, more),
                 what="look-up of a run",
             )
-        stored, deadline_ms, job, tokens, so_far, *turns = record.more
+        stored, deadline_ms, job, bound, so_far, *turns = record.more
         if not record.is_open or stored is None:
             return None
         request = request_for(_request_decoder.decode(stored), work.choice)
-        notes: tuple[str, ...] = ()
-        steers: Steers = []
+        in_session = InSession(request, [])
         if of := session_run(run):
-            request, steers, notes = await self._in_session(request, of, int(tokens) if tokens else None)
+            async with holding(self._looking_up.of(run)):
+                in_session = await self._history.before(request, of, _bound.decode(bound) if bound else None)
         history: list[Message] = []
         for n, messages in enumerate([None, *turns]):
             history += history_decoder.decode(messages) if messages else []
-            history += [message for turn, steering in steers for message in steering if turn == n]
+            history += [message for turn, steering in in_session.steers for message in steering if turn == n]
         if so_far is not None:
             history += history_decoder.decode(so_far)
         deadline = None
         if deadline_ms:
             deadline = asyncio.get_running_loop().time() + (int(deadline_ms) - self._server.clock.now_ms()) / 1000
-        return Turn(request, history, deadline, job_decoder.decode(job) if job else None, notes)
-
-    async def _in_session(
-        self, request: Generate, of: SessionRun, tokens: int | None
-    ) -> tuple[Generate, Steers, tuple[str, ...]]:
-        """The request with the history of its session, the messages that steer the run, and a note on what was left out
-        of the history.
-        """
-
-        def count(messages: Sequence[Message]) -> int:
-            return estimated_input(msgspec.structs.replace(request, system=None, tools=[], messages=list(messages)))
-
-        async with holding(self._looking_up.of(of.id)):
-            before = await retry_until_available(
-                self._server,
-                lambda: history_before(self._server, self._keys, of, tokens=tokens, count=count, keep=True),
-                what="history of a session",
-            )
-        notes = ()
-        if before.left_out:
-            why = f"at most {tokens} tokens are sent, as the session's configuration says"
-            notes = (f"messages of the session's oldest runs were left out (runs: {before.left_out}): {why}",)
-        messages = [*before.messages, *(before.own or request.messages)]
-        return msgspec.structs.replace(request, messages=messages), before.steers, notes
+        job_of_run = job_decoder.decode(job) if job else None
+        return Turn(in_session.request, history, deadline, job_of_run, in_session.notes, in_session.summary)
 
 
 class LookUps:

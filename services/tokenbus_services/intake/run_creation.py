@@ -19,7 +19,7 @@ from tokenbus.bus.liveness import Liveness
 from tokenbus.bus.run_record import (
     CONTINUES,
     DEADLINE,
-    HISTORY_TOKENS,
+    HISTORY_BOUND,
     MODEL,
     PROVIDER,
     RECORD,
@@ -114,7 +114,7 @@ class RunCreation:
         """
         accepted, fields = self._decided(request, append, policy_plan, notes)
         if history:
-            fields += [HISTORY_TOKENS, history.tokens]
+            fields += [HISTORY_BOUND, msgspec.json.encode(history)]
         texts = [field if isinstance(field, bytes) else str(field).encode() for field in fields]
         tenant = tenant_of(request.metadata).encode()
         numbers = [

@@ -40,6 +40,7 @@ from tokenbus.events.requests import (
     ContentPart,
     Delete,
     Generate,
+    HistoryBound,
     Interrupt,
     Message,
     Rewrite,
@@ -64,6 +65,17 @@ _SAMPLE = Message(role="user", content="…")
 """Stands for a message when a configuration is checked."""
 _ANY = "any"
 """Stands for a provider or a model that nothing depends on."""
+
+_COMPACTION: dict[str, Callable[[int], dict[str, object]]] = {
+    "anthropic": lambda tokens: {
+        "anthropic_beta": ["compact-2026-01-12"],
+        "context_management": {
+            "edits": [{"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": tokens}}]
+        },
+    },
+    "openai-responses": lambda tokens: {"context_management": [{"type": "compaction", "compact_threshold": tokens}]},
+}
+"""By API: fields that tell the provider to compact the conversation when it has so many tokens."""
 
 Prepared = tuple[Generate, PolicyPlan | None, list[str]]
 Prepare = Callable[[Generate], Awaitable[Prepared]]
@@ -107,6 +119,7 @@ class SessionAppends:
         self._server = server
         self._keys: Keys = settings.keys
         self._creation = creation
+        self._settings = settings
         self._prepare = prepare
         self._offload = offload
         self._open_ms = round(settings.retention.open_run_s * 1000)
@@ -140,8 +153,9 @@ class SessionAppends:
                 when_busy = message.when_busy or config.when_busy
                 how = "steer_now" if when_busy == "steer" and message.now else when_busy
                 request, policy_plan, notes = await self._prepare_message(config, message, append)
+                request, bound = self._bounded(request, config.history)
                 work = self._creation.session_work(
-                    request, name, policy_plan, notes, version=session.version, history=config.history
+                    request, name, policy_plan, notes, version=session.version, history=bound
                 )
                 return self._append(
                     *(session, name, tenant, "message", _as_stored(message, request.messages)),
@@ -276,6 +290,13 @@ class SessionAppends:
         request, unknown = self._request({**config.request, **message.request}, _said(message), append)
         request, policy_plan, notes = await self._prepare(request)
         return request, policy_plan, [*unknown, *notes]
+
+    def _bounded(self, request: Generate, bound: HistoryBound | None) -> tuple[Generate, HistoryBound | None]:
+        """The request and what still bounds its history: nothing, if its provider compacts it."""
+        compaction = _COMPACTION.get(self._settings.providers[request.provider].api)
+        if bound is None or bound.how != "provider" or compaction is None:
+            return request, bound
+        return msgspec.structs.replace(request, extra={**compaction(bound.tokens), **(request.extra or {})}), None
 
     async def _stored(self, messages: list[Message]) -> list[Message]:
         """The messages as they are kept: with their media in the store. Raises RequestInvalid."""

@@ -377,9 +377,19 @@ model can do that, else it gets another turn; if calls of tools have begun, it w
 
 
 class HistoryBound(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How much of a session's history a request gets: the newest runs whose messages have about ``tokens`` tokens."""
+    """How much of a session's history a request gets: about so many ``tokens``, and what happens to the rest.
+
+    - ``oldest``: the messages of the oldest runs are left out, with a note.
+    - ``summary``: a model summarises them in a run of its own, which this run waits for.
+    - ``provider``: all is sent, and the provider is told to compact it when it has so many tokens. With an API that
+      cannot do that, as ``oldest``.
+    """
 
     tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+    how: Literal["oldest", "summary", "provider"] = "oldest"
+    provider: Name | None = None
+    """Who summarises. None: the run's own provider, as with ``model``."""
+    model: Name | None = None
 
 
 class Configure(_Part, frozen=True, kw_only=True, tag="configure"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.e2e.sessions.test_sessions import run_over, said, texts, told
+from tokenbus import HistoryBound
 from tokenbus.errors import RequestInvalid
 from tokenbus.events.public import Chunk
 from tokenbus.events.sessions import Fate, RunEnded
@@ -100,3 +101,49 @@ async def test_a_message_in_a_hurry_goes_into_the_text_that_is_being_written(mod
             assert [text for role, text in history if role == "assistant"] == [*answers, "done"]
             assert [text for role, text in history if role == "user"] == ["hello", "shorter", "waits"]
             assert local.requests[2]["messages"][: len(asked) - goes_on] == asked[: len(asked) - goes_on]
+
+
+async def test_the_oldest_messages_are_summarised_in_a_run_of_its_own() -> None:
+    with LocalBus() as local:
+        local.model_says("two", "one", "three", "four", "five")
+        local.model_says("short", "They counted.")
+        async with local.client() as bus:
+            session = bus.session("long", tenant="ada")
+            bound = HistoryBound(tokens=300, how="summary", provider="openai-chat", model="short")
+            await session.configure(MODEL, history=bound)
+            for n, text in enumerate(("count " * 400, "on", "and on", "and on")):
+                await session.send(text)
+                steps = await told(session, run_over, n + 1)
+            asked = [request for request in local.requests if request["model"] == "short"]
+            assert len(asked) == 1, "one summary serves all later runs"
+            assert f"user: {'count ' * 400}\nassistant: one" in asked[0]["messages"][0]["content"]
+            requests = [request["messages"] for request in local.requests if request["model"] == "two"]
+            assert "They counted." in str(requests[1][0])
+            assert "count count" not in str(requests[1:])
+            assert [message["role"] for message in requests[3]] == ["user", "assistant"] * 2 + ["user"]
+            notes = [str(getattr(step.event, "provider_extra", None)) for step in steps]
+            assert sum("are in a summary" in note for note in notes) == 3
+            assert len(await session.messages()) == 8, "the history itself is whole"
+            runs = [info async for info in bus.runs()]
+            assert len([info for info in runs if info.model == "short"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("provider", "field"),
+    [("anthropic", "compact_20260112"), ("openai-responses", "compact_threshold"), ("gemini", "")],
+)
+async def test_a_provider_that_can_do_it_compacts_the_history_itself(provider: str, field: str) -> None:
+    with LocalBus() as local:
+        local.model_says("two", "one " * 100, "three")
+        async with local.client() as bus:
+            session = bus.session("long")
+            await session.configure(
+                {"provider": provider, "model": "two"}, history=HistoryBound(tokens=50, how="provider")
+            )
+            for n, text in enumerate(("count", "on")):
+                await session.send(text)
+                steps = await told(session, run_over, n + 1)
+            sent = str(local.requests[1])
+            assert ("one one" in sent) == bool(field)
+            assert field in sent
+            assert ("were left out" in str(steps)) == (not field)

@@ -31,6 +31,15 @@ _messages = msgspec.json.Decoder(list[Message])
 _steers = msgspec.json.Decoder(list[tuple[int, list[Message]]])
 
 
+class Summary(msgspec.Struct, frozen=True, array_like=True):
+    """The piece ``summary``: what stands for the messages before the run ``runs`` in a request with a bound."""
+
+    runs: int
+    begins_at: int
+    """Where the history began then; if it was rewritten since, the summary is void."""
+    messages: list[Message]
+
+
 Steers = list[tuple[int, list[Message]]]
 
 
@@ -44,8 +53,18 @@ class History(msgspec.Struct, frozen=True):
     """The messages that steered it so far, with the turn that they went into."""
     following: list[Message]
     """Messages that were put behind it, for the runs after it."""
+    added: int = 0
+    """How many of the last ``messages`` belong to no run."""
     left_out: int = 0
     """Of how many runs the messages were left out: the oldest ones."""
+    whole: bool = True
+    """Nothing was left out."""
+    begins_at: int = 0
+    """The first run whose messages they have; those before it are ``before`` or a summary."""
+    summary: bool = False
+    """They begin with a summary."""
+    history_begins_at: int = 0
+    """The run behind the last rewriting."""
 
 
 async def history_before(
@@ -59,18 +78,39 @@ async def history_before(
 ) -> History:
     """Read the history before a run, which may be the next one.
 
-    ``tokens``: leave the oldest runs out until the rest has at most so many, as ``count`` counts. ``keep``: keep pieces
-    that were read from logs. Raises redis-py's errors, and Malformed for a log that is not one.
+    ``tokens``: leave the oldest runs out until the rest has at most so many, as ``count`` counts. ``keep``: for a
+    request: keep pieces that were read from logs, and begin with the summary if there is one. Raises redis-py's
+    errors, and Malformed for a log that is not one.
     """
     at = keys.within(keys.partition_of(of.id))  # where a fetcher knows the run to be
     key = at.of_session(of.ref)[3]
     n = of.number
-    names = ["before", "begins_at", f"add:{n}", f"in:{n}", f"steer:{n}", f"add:{n + 1}"]
+    names = ["before", "begins_at", f"add:{n}", f"in:{n}", f"steer:{n}", f"add:{n + 1}", "summary"]
     first: list[bytes | None] = await server.client.hmget(key, names)
     before, added, own, following = (_decoded(piece) for piece in (first[0], first[2], first[3], first[5]))
     begins_at, steers = int(first[1] or 0), _steers.decode(first[4] or b"[]")
     if begins_at > n:
         before = []  # of later runs: what was before this one is gone
+    rewritten_at, summarised = begins_at, False
+    if keep and first[6]:
+        summary = msgspec.json.decode(first[6], type=Summary)
+        if summarised := summary.begins_at == begins_at and summary.runs <= n:
+            begins_at, before = summary.runs, summary.messages
+
+    def history(left_out: int = 0, *, whole: bool = True) -> History:
+        return History(
+            _joined(newest_first),
+            own,
+            steers,
+            following,
+            added=len(added),
+            left_out=left_out,
+            whole=whole,
+            begins_at=begins_at,
+            summary=summarised,
+            history_begins_at=rewritten_at,
+        )
+
     newest_first = [added]
     size, number = count(added), n
     while number > begins_at:
@@ -83,7 +123,7 @@ async def history_before(
             if answered:
                 out = _decoded(answered)
             else:
-                out = await _from_log(server, at.log(run.id), heard, _steers.decode(steered or b"[]"))
+                out = await messages_in_log(server, at.log(run.id), heard, _steers.decode(steered or b"[]"))
             if keep and answered is None:
                 call = scripts.remember(
                     at.session(of.ref), key, made=of.made, name=f"out:{n}", messages=msgspec.json.encode(out)
@@ -91,12 +131,13 @@ async def history_before(
                 await run_script(server, call)
             piece = [*_decoded(put), *_decoded(sent), *out]
             if tokens is not None and (size := size + count(piece)) > tokens:
-                return History(_joined(newest_first), own, steers, following, left_out=n + 1)
+                return history(n + 1, whole=False)
             newest_first.append(piece)
         number = runs[-1]
-    if tokens is None or not before or size + count(before) <= tokens:
-        newest_first.append(before)
-    return History(_joined(newest_first), own, steers, following)
+    if tokens is not None and before and size + count(before) > tokens:
+        return history(begins_at, whole=False)
+    newest_first.append(before)
+    return history()
 
 
 def _decoded(piece: bytes | None) -> list[Message]:
@@ -107,7 +148,9 @@ def _joined(newest_first: list[list[Message]]) -> list[Message]:
     return [message for piece in reversed(newest_first) for message in piece]
 
 
-async def _from_log(server: Server, log: str, heard: bytes | None, steers: Steers) -> list[Message]:
+async def messages_in_log(
+    server: Server, log: str, heard: bytes | None = None, steers: Steers | None = None
+) -> list[Message]:
     """What an ended run added, with the messages that steered it; nothing else if its log is gone."""
     through, _, characters = (heard or b"").decode().partition(" ")
     builder = ResponseBuilder(
@@ -124,7 +167,7 @@ async def _from_log(server: Server, log: str, heard: bytes | None, steers: Steer
             ended = is_end(event)
         known, after = True, entries[-1][0].decode()
     if not known:
-        return [message for _, messages in steers for message in messages]
+        return [message for _, messages in steers or () for message in messages]
     return _with_steers(builder.response, steers) if steers else builder.response.messages
 
 

@@ -91,6 +91,7 @@ class Session:
         when_busy: WhenBusy = "enqueue",
         together: bool = False,
         history_tokens: int | None = None,
+        history: HistoryBound | None = None,
         messages: Sequence[Message | Mapping[str, object]] = (),
         append: str | None = None,
         wait_s: float = ACCEPTED_WAIT_S,
@@ -101,6 +102,7 @@ class Session:
         - ``when_busy``: what becomes of a message while a run is open: `enqueue`, `steer`, `interrupt` or `reject`.
         - ``together``: messages that wait start one run together.
         - ``history_tokens``: send at most about so many tokens of the history, the newest; None: all of it.
+        - ``history``: the same with what happens to the rest: see `HistoryBound`.
         - ``messages``: the history that a new session begins with.
         """
         for name in _FOR_CONFIGURATION:
@@ -110,7 +112,7 @@ class Session:
             request=dict(request),
             when_busy=when_busy,
             together=together,
-            history=HistoryBound(tokens=history_tokens) if history_tokens is not None else None,
+            history=history or (HistoryBound(tokens=history_tokens) if history_tokens is not None else None),
             messages=_messages(messages),
         )
         return await self.append(item, append=append, wait_s=wait_s)

@@ -88,6 +88,8 @@ def _append_problems(append: Append) -> Iterator[tuple[str, str]]:
             if not item.run and (item.when_busy in ("steer", "interrupt") or item.heard_through is not None):
                 yield "item.when_busy", "a message that starts no run neither steers nor interrupts one"
         case Configure() as item:
+            if item.history and (item.history.provider is None) != (item.history.model is None):
+                yield "item.history.model", "who summarises is named by provider and model"
             yield from _fields_of("item.request", item.request)
             yield from _messages_of("item.messages", item.messages)
         case Rewrite() as item:

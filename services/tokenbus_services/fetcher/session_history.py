@@ -1,0 +1,181 @@
+"""The request of a session's run: the history before its own messages, bounded as the configuration says.
+
+A bound by summary: the oldest runs that do not fit are written as text into a request of its own, whose id follows from
+what it summarises. So it is one run, however many fetchers ask for it. Its answer is kept as a piece of the history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from hashlib import sha256
+
+import msgspec
+
+from tokenbus.bus.keys import Keys
+from tokenbus.bus.run_record import STATUS, UNENDED, status_of
+from tokenbus.bus.scripts.requests import publish
+from tokenbus.bus.scripts.sessions import remember
+from tokenbus.bus.server.retry import retry_until_available
+from tokenbus.bus.server.run_scripts import run_script
+from tokenbus.bus.server.server import Server
+from tokenbus.client.sessions.history import History, Steers, Summary, history_before, messages_in_log
+from tokenbus.core.request.bounds import tenant_of
+from tokenbus.events.requests import (
+    ContentPart,
+    DocumentPart,
+    Generate,
+    HistoryBound,
+    ImagePart,
+    Message,
+    TextPart,
+    ToolCallPart,
+    ToolResultPart,
+)
+from tokenbus.events.sessions import SessionRun
+from tokenbus_services.pricing import estimated_input
+
+SUMMARY_S = 60.0
+"""How long a run waits for the summary of its history; without one the oldest messages are left out."""
+LOOK_S = 0.1
+ROOM = 0.5
+"""The part of the bound that is left to the newest runs when the others are summarised."""
+MOST_REQUESTS = 100_000
+"""No summary is asked for while more requests wait."""
+PROMPT = """Below is the beginning of a conversation. It will be replaced by your summary, and the conversation goes on.
+Write down what is needed for that: facts, names, numbers, decisions, what was promised, what is open. Write only the
+summary, in the language of the conversation.
+
+"""
+SUMMARISED = "What was said before, in summary:\n\n"
+
+
+class InSession(msgspec.Struct, frozen=True):
+    """A run's request in its session."""
+
+    request: Generate
+    steers: Steers
+    notes: tuple[str, ...] = ()
+    summary: Summarised | None = None
+    """What should be summarised first."""
+
+
+class Summarised(msgspec.Struct, frozen=True):
+    """A beginning of the history, and the request that summarises it."""
+
+    of: SessionRun
+    runs: int
+    begins_at: int
+    request: Generate
+
+
+class SessionHistory:
+    """Reads histories for one fetcher."""
+
+    def __init__(self, server: Server, keys: Keys, sleep: Callable[[float], Awaitable[None]]) -> None:
+        self._server = server
+        self._keys = keys
+        self._sleep = sleep
+
+    async def before(self, request: Generate, of: SessionRun, bound: HistoryBound | None) -> InSession:
+        """The request with the history of its session, what steers the run, and notes on what was left out."""
+        tokens = bound.tokens if bound else None
+        found = await self._read(request, of, tokens)
+        own = found.own or request.messages
+        whole = msgspec.structs.replace(request, messages=[*found.messages, *own])
+        if found.whole:
+            notes = (f"the session's messages before run {found.begins_at} are in a summary",) if found.summary else ()
+            return InSession(whole, found.steers, notes)
+        why = f"at most {tokens} tokens are sent, as the session's configuration says"
+        notes = (f"messages of the session's oldest runs were left out (runs: {found.left_out}): {why}",)
+        summary = await self._summary(request, of, bound) if bound and bound.how == "summary" else None
+        return InSession(whole, found.steers, notes, summary)
+
+    async def summarise(self, wanted: Summarised) -> None:
+        """Wait until the summary is a piece of the history, if it comes in time."""
+        server, run = self._server, wanted.request.id or ""
+        clock, since_ms = server.clock, server.clock.now_ms()
+        key = self._keys.run(run)
+        data = msgspec.json.encode(wanted.request)
+        call = publish(self._keys.requests, requests=[MOST_REQUESTS, data, tenant_of(wanted.request.metadata)])
+        await retry_until_available(server, lambda: run_script(server, call), what="request for a summary")
+        while clock.now_ms() - since_ms < SUMMARY_S * 1000:
+            found = await retry_until_available(
+                server, lambda: server.client.hget(key, STATUS), what="state of a summary"
+            )
+            status = status_of(found)
+            if status == "completed":
+                await self._keep(wanted, run)
+                return
+            if status not in (None, "awaited", *UNENDED):
+                return
+            await self._sleep(LOOK_S)
+
+    async def _keep(self, wanted: Summarised, run: str) -> None:
+        messages = await retry_until_available(
+            self._server, lambda: messages_in_log(self._server, self._keys.log(run)), what="text of a summary"
+        )
+        text = "".join(_words(messages)).strip()
+        if not text:
+            return
+        piece = Summary(wanted.runs, wanted.begins_at, [Message(role="user", content=SUMMARISED + text)])
+        of, at = wanted.of, self._keys.within(self._keys.partition_of(wanted.of.id))
+        call = remember(
+            at.session(of.ref),
+            at.of_session(of.ref)[3],
+            made=of.made,
+            name="summary",
+            messages=msgspec.json.encode(piece),
+        )
+        await retry_until_available(self._server, lambda: run_script(self._server, call), what="summary of a session")
+
+    async def _read(self, request: Generate, of: SessionRun, tokens: int | None) -> History:
+        def count(messages: Sequence[Message]) -> int:
+            return estimated_input(msgspec.structs.replace(request, system=None, tools=[], messages=list(messages)))
+
+        return await retry_until_available(
+            self._server,
+            lambda: history_before(self._server, self._keys, of, tokens=tokens, count=count, keep=True),
+            what="history of a session",
+        )
+
+    async def _summary(self, request: Generate, of: SessionRun, bound: HistoryBound) -> Summarised:
+        runs = (await self._read(request, of, round(bound.tokens * ROOM))).left_out
+        old = await self._read(request, msgspec.structs.replace(of, number=runs), None)
+        messages = old.messages[: len(old.messages) - old.added]
+        what = f"{of.ref} {of.made} {runs} {old.begins_at} {bound}"
+        metadata: dict[str, object] = {"summary_of": of.id}
+        if tenant := tenant_of(request.metadata):
+            metadata["tenant"] = tenant
+        summarises = Generate(
+            id=f"summary-{sha256(what.encode()).hexdigest()[:32]}",
+            provider=bound.provider or request.provider,
+            model=bound.model or request.model,
+            messages=[Message(role="user", content=PROMPT + "\n".join(_lines(messages)))],
+            metadata=metadata,
+            visible=False,
+        )
+        return Summarised(of, runs, old.history_begins_at, summarises)
+
+
+def _lines(messages: Sequence[Message]) -> Iterator[str]:
+    """The conversation as text."""
+    for message in messages:
+        who = message.participant or message.role
+        yield f"{who}: {' '.join(_words([message]))}"
+
+
+def _words(messages: Sequence[Message]) -> Iterator[str]:
+    for message in messages:
+        for part in [TextPart(text=message.content)] if isinstance(message.content, str) else message.content:
+            match part:
+                case TextPart():
+                    yield part.text
+                case ToolCallPart():
+                    yield f"[calls {part.tool_name}: {part.arguments}]"
+                case ToolResultPart():
+                    content = part.content if isinstance(part.content, str) else list[ContentPart](part.content)
+                    yield f"[result: {' '.join(_words([Message(role='user', content=content)]))}]"
+                case ImagePart() | DocumentPart():
+                    yield "[a picture or document]"
+                case _:
+                    pass
